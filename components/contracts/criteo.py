@@ -1,0 +1,64 @@
+"""The Criteo click log: columns, types and the convention for missing values.
+
+Joins everything that writes raw rows (users' files, the simulated world, the monitor's archive) to everything
+that reads them (extraction, validation, preprocessing, serving). Reading files is left to extraction.
+
+Raw rows are Parquet: `label` int32, `I1..I13` float32 with null for missing, `C1..C26` int64 with null for
+missing (the value of the 8 hex digits), then the log columns. In tensors and log records, which have no null, a
+missing integer is NaN and a missing category is `MISSING_CATEGORY`.
+"""
+
+from __future__ import annotations
+
+from components.contracts.errors import ContractError
+
+LABEL = "label"
+DENSE = tuple(f"I{i}" for i in range(1, 14))
+CATEGORICAL = tuple(f"C{i}" for i in range(1, 27))
+FEATURES = DENSE + CATEGORICAL
+NUM_DENSE = len(DENSE)
+NUM_CATEGORICAL = len(CATEGORICAL)
+NUM_TSV_FIELDS = 1 + NUM_DENSE + NUM_CATEGORICAL
+
+MISSING_CATEGORY = -1
+"""A missing category in an int64 tensor; no hash of 32 bits has this value."""
+MAX_CATEGORY = 2**32 - 1
+
+REQUEST_ID = "request_id"
+ROW = "row"
+EVENT_TIME = "event_time"
+MODEL_VERSION = "model_version"
+SCORE = "score"
+
+RAW_TYPES: dict[str, str] = {
+    LABEL: "int32",
+    **dict.fromkeys(DENSE, "float32"),
+    **dict.fromkeys(CATEGORICAL, "int64"),
+    REQUEST_ID: "string",
+    ROW: "int32",
+    EVENT_TIME: "timestamp[us, tz=UTC]",
+    MODEL_VERSION: "int32",
+    SCORE: "float32",
+}
+"""Arrow type of each raw column, in file order. Only the features may be null, and `model_version` and `score`
+in rows that no model of ours served. `request_id` and `row` together identify a row."""
+
+DAY_PARTITION = "day={day}"
+"""Lake folder of one UTC day; `day` is YYYY-MM-DD of `event_time`."""
+
+
+def parse_category(text: str) -> int:
+    """The int64 value of a category written as hex digits; an empty field is `MISSING_CATEGORY`.
+
+    Raises:
+        ContractError: `text` is neither empty nor 1 to 8 hex digits.
+
+    >>> parse_category("68fd1e64"), parse_category("")
+    (1761418852, -1)
+    """
+    if not text:
+        return MISSING_CATEGORY
+    # int(x, 16) alone would also take "0x1f", "1_0", "+1" and spaces.
+    if len(text) > 8 or not all(c in "0123456789abcdefABCDEF" for c in text):
+        raise ContractError(f"category {text!r} is not 1 to 8 hex digits")
+    return int(text, 16)

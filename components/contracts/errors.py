@@ -1,0 +1,18 @@
+"""Failures, sorted by what the caller must do next: correct the input, retry later, or stop.
+
+Joins every room: whoever touches a library or the network translates its exceptions into one of these, once.
+"""
+
+from __future__ import annotations
+
+
+class ContractError(ValueError):
+    """The input breaks an agreement; the message names the thing, its value and what was expected."""
+
+
+class TemporaryError(Exception):
+    """The same call may succeed later; retry it after a delay."""
+
+
+class PermanentError(Exception):
+    """Retrying is useless; stop, or set the offending message aside."""

@@ -1,0 +1,231 @@
+"""The small JSON documents that steps hand to each other; big data is named by URI inside them.
+
+Joins each step to the next (see each class). A manifest carries its kind and `format_version`; a reader refuses
+what it does not know instead of guessing. Numbers that do not exist are `None`.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, ClassVar, TypeVar
+
+from components.contracts.durable import write_whole
+from components.contracts.errors import ContractError
+
+M = TypeVar("M", bound="Manifest")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Manifest:
+    """What all manifests share: writing, and reading that refuses."""
+
+    FORMAT_VERSION: ClassVar[int] = 1
+
+    def write(self, path: str | Path) -> None:
+        """Writes the manifest as JSON to `path`, whole or not at all."""
+        document = {
+            "kind": type(self).__name__,
+            "format_version": self.FORMAT_VERSION,
+            **dataclasses.asdict(self),
+        }
+        write_whole(Path(path), json.dumps(document, indent=2, allow_nan=False) + "\n")
+
+    @classmethod
+    def read(cls: type[M], path: str | Path) -> M:
+        """The manifest at `path`.
+
+        Raises:
+            ContractError: absent, not JSON, another kind, another format version, or missing or unknown fields.
+        """
+        try:
+            document = json.loads(Path(path).read_text())
+        except OSError as error:
+            raise ContractError(f"{path} cannot be read: {error.strerror}") from error
+        except ValueError as error:
+            raise ContractError(f"{path} is not JSON: {error}") from error
+        return cls.from_document(document, source=str(path))
+
+    @classmethod
+    def from_document(cls: type[M], document: Any, *, source: str) -> M:
+        """The manifest that the parsed JSON `document` holds; `source` is named in errors."""
+        if not isinstance(document, dict):
+            raise ContractError(f"{source} holds a {type(document).__name__}, expected a JSON object")
+        fields = dict(document)
+        kind, version = fields.pop("kind", None), fields.pop("format_version", None)
+        if kind != cls.__name__:
+            raise ContractError(f"{source} is a {kind} manifest, expected {cls.__name__}")
+        if version != cls.FORMAT_VERSION:
+            raise ContractError(f"{source} has format_version {version}, expected {cls.FORMAT_VERSION}")
+        known = {f.name for f in dataclasses.fields(cls)}
+        required = {
+            f.name
+            for f in dataclasses.fields(cls)
+            if f.default is dataclasses.MISSING and f.default_factory is dataclasses.MISSING
+        }
+        if wrong := (fields.keys() - known) | (required - fields.keys()):
+            raise ContractError(f"{source} has unknown or missing fields {sorted(wrong)}")
+        return cls(**fields)
+
+
+@dataclass(frozen=True, kw_only=True)
+class RawDataset(Manifest):
+    """Rows of one window, split by time. Extraction -> validation, preprocessing, evaluation, deployment."""
+
+    source_uri: str
+    window_start: str | None
+    """Asked-for start, ISO 8601 UTC, inclusive; None = from the first row."""
+    window_end: str | None
+    """Asked-for end, exclusive; None = to the last row."""
+    first_event_time: str
+    last_event_time: str
+    train_uri: str
+    """Folder of Parquet files in the raw schema (`contracts.criteo.RAW_TYPES`), in time order of file names."""
+    holdout_uri: str
+    """Folder of the newest rows, kept from training; same schema."""
+    num_train_rows: int
+    num_holdout_rows: int
+    num_set_aside: int
+    """Malformed rows, kept beside their reason in `set_aside_uri`."""
+    set_aside_uri: str | None
+    num_duplicates: int
+    """Rows dropped because their (request_id, row) had been read already."""
+    digest: str
+    """SHA-256 over the Parquet files: the version of the data."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class ValidationReport(Manifest):
+    """What TFDV found, and what the rules made of it. Validation -> training (keeps it), people."""
+
+    decision: str
+    """`pass`, `warn` or `block`."""
+    reasons: list[str]
+    """One sentence per finding that led to `warn` or `block`."""
+    findings: list[dict[str, Any]]
+    """Each: feature, kind (`anomaly` | `drift` | `rule`), severity (`block` | `warn` | `info`), description."""
+    drift: list[dict[str, Any]]
+    """Per feature: feature, measure, distance, threshold, severity, num_rows_now, num_rows_before; empty without
+    a parent. `distance` is None where it is undefined."""
+    num_rows: int
+    statistics_uri: str
+    """DatasetFeatureStatisticsList of the training rows, binary protobuf."""
+    schema_uri: str
+    """TensorFlow Metadata schema, text protobuf."""
+    report_uri: str
+    """Self-contained HTML."""
+    parent_statistics_uri: str | None
+    raw_digest: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrainingSet(Manifest):
+    """Encoded rows in HugeCTR's Parquet form. Preprocessing -> training, evaluation."""
+
+    train_uri: str
+    """Folder with Parquet files, `_metadata.json` and `_file_list.txt`: label and I1..I13 float32, C1..C26 int64."""
+    holdout_uri: str
+    """The same for the held-out rows, in the row order of `RawDataset.holdout_uri`."""
+    num_train_rows: int
+    num_holdout_rows: int
+    slot_sizes: list[int]
+    """Number of ids per categorical column, in column order; ids lie in [0, size)."""
+    new_categories: list[int]
+    """Ids appended to each column's vocabulary in this round."""
+    workflow_uri: str
+    """Folder of the fitted feature workflow (`contracts.workflow`)."""
+    raw_digest: str
+    last_event_time: str
+    """Newest row of the raw window, training and held-out rows alike; the model keeps it as its watermark."""
+    parent_model_uri: str | None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Model(Manifest):
+    """One trained model: a self-contained folder of the model store. Training -> evaluation, deployment, next round.
+
+    The folder holds `model.json` (this manifest) and the parts named by the constants below.
+    """
+
+    MANIFEST: ClassVar[str] = "model.json"
+    WEIGHTS: ClassVar[str] = "weights"
+    """HugeCTR's files (`contracts.model_files`)."""
+    WORKFLOW: ClassVar[str] = "workflow"
+    """The feature workflow (`contracts.workflow`)."""
+    STATISTICS: ClassVar[str] = "statistics/statistics.pb"
+    """TFDV statistics of the training rows."""
+    SCHEMA: ClassVar[str] = "statistics/schema.pbtxt"
+
+    model_id: str
+    uri: str
+    """This folder."""
+    backend: str
+    """`pytorch` or `hugectr`."""
+    config: dict[str, Any]
+    """`contracts.dcn.DcnConfig`, as a dict."""
+    slot_sizes: list[int]
+    parent_model_id: str | None
+    seed: int
+    num_train_rows: int
+    optimizer_step: int
+    """Optimizer steps taken so far, over all incremental rounds; HugeCTR's files do not keep it."""
+    early_stopping: dict[str, float | None]
+    """AUC and log loss on the slice of the training rows that stopped training."""
+    last_event_time: str
+    """Newest row in the window that trained this model: the next round's watermark."""
+    raw_digest: str
+    sha256: dict[str, str]
+    """Hash of each part's tree: `weights`, `workflow`, `statistics`."""
+    created_at: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class Verdict(Manifest):
+    """The gate's answer. Evaluation -> deployment, the pipeline's condition, people."""
+
+    candidate_model_id: str
+    champion_model_id: str | None
+    decision: str
+    """`pass`, `fail` or `inconclusive`."""
+    accepted: bool
+    """Whether the candidate may be released: `pass`, or `inconclusive` where the settings accept that."""
+    reason: str
+    num_rows: int
+    num_clicks: int
+    candidate: dict[str, float | None]
+    """auc, auc_low, auc_high (95 %), log_loss, normalized_entropy, calibration."""
+    champion: dict[str, float | None] | None
+    difference: dict[str, float | None] | None
+    """Candidate minus champion AUC: auc, low, high (95 %, paired DeLong), p_value."""
+    rows_needed: int | None
+    """Held-out rows that an inconclusive comparison would need for its observed difference; None otherwise."""
+    scores_uri: str
+    """NumPy .npz with float32 `candidate` (and `champion`) scores of the held-out rows, in their order."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Release(Manifest):
+    """One version that Triton serves. Deployment -> the promotion journal, the next run's champion, people."""
+
+    model_name: str
+    version: int
+    previous_version: int | None
+    model_id: str
+    model_uri: str
+    graph_uri: str
+    """The ONNX graph in the model repository."""
+    sha256: dict[str, str]
+    """`graph`, `weights`, `workflow`."""
+    raw_digest: str
+    parity_max_abs_diff: float
+    """Largest difference between the graph on raw rows and the training-side scores of the same rows."""
+    parity_rows: int
+    repository_uri: str
+    trigger_id: str | None
+    reason: str
+    """Why it was accepted: the verdict's reason."""
+    published_at: str
+    extra: dict[str, Any] = field(default_factory=dict)
+    """Free notes for people; no program reads them."""

@@ -1,0 +1,100 @@
+"""Notes that each step leaves about itself in the model store, so that a run's end can be explained.
+
+Joins every step to the exit handler, which is told of a failure but not, by every KFP backend, of which step and why
+(the hosted backend passes an empty message; the local one names the exit handler itself).
+
+Layout: `<store>/runs/<run>/<step>.json`, and `outcome.json` from the exit handler.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, field
+from datetime import datetime, timezone
+from pathlib import Path
+from typing import Any
+
+from components.contracts.durable import write_whole
+
+OUTCOME_FILE = "outcome.json"
+STEPS = ("extraction", "validation", "preprocessing", "training", "evaluation", "deployment")
+
+
+@dataclass(kw_only=True)
+class StepNote:
+    """What one step says of its own run."""
+
+    step: str
+    state: str = "running"
+    """`running`, `done`, `refused` (it worked and said no) or `failed`."""
+    reason: str = ""
+    started_at: str = ""
+    seconds: float | None = None
+    facts: dict[str, Any] = field(default_factory=dict)
+    """Few numbers for people: rows, auc, version."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunOutcome:
+    """How a run ended."""
+
+    run: str
+    trigger_id: str
+    state: str
+    """`released`, `refused` (by validation or the gate) or `failed`."""
+    step: str
+    """The step that decided it."""
+    reason: str
+    version: int | None
+    """The version released; None otherwise."""
+    ended_at: str
+
+
+def run_folder(store: Path, run: str) -> Path:
+    """Where the notes of `run` lie."""
+    return store / "runs" / run
+
+
+@contextmanager
+def noted(store: Path, run: str, step: str) -> Iterator[StepNote]:
+    """Keeps the note of `step` current: running, then done (or what the body set), or failed with the error."""
+    started = time.monotonic()
+    note = StepNote(step=step, started_at=datetime.now(timezone.utc).isoformat())
+    path = run_folder(store, run) / f"{step}.json"
+    _write(path, note)
+    try:
+        yield note
+    except BaseException as error:
+        note.state, note.reason = "failed", f"{type(error).__name__}: {error}"
+        raise
+    else:
+        if note.state == "running":
+            note.state = "done"
+    finally:
+        note.seconds = round(time.monotonic() - started, 3)
+        _write(path, note)
+
+
+def read_notes(store: Path, run: str) -> list[StepNote]:
+    """The notes of a run in step order; a step that never started has none."""
+    paths = [run_folder(store, run) / f"{step}.json" for step in STEPS]
+    return [StepNote(**json.loads(path.read_text())) for path in paths if path.exists()]
+
+
+def write_outcome(store: Path, outcome: RunOutcome) -> None:
+    """Records how a run ended."""
+    write_whole(run_folder(store, outcome.run) / OUTCOME_FILE, json.dumps(asdict(outcome), indent=2) + "\n")
+
+
+def find_outcome(store: Path, trigger_id: str) -> RunOutcome | None:
+    """The newest outcome of a run that `trigger_id` asked for; None while there is none."""
+    outcomes = [RunOutcome(**json.loads(p.read_text())) for p in (store / "runs").glob(f"*/{OUTCOME_FILE}")]
+    asked = [outcome for outcome in outcomes if outcome.trigger_id == trigger_id]
+    return max(asked, key=lambda outcome: outcome.ended_at, default=None)
+
+
+def _write(path: Path, note: StepNote) -> None:
+    write_whole(path, json.dumps(asdict(note), indent=2, default=str) + "\n")

@@ -1,0 +1,30 @@
+"""The served model's name and tensors.
+
+Joins deployment, which writes the graph and its configuration, to the inference client, which calls it.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from components.contracts.criteo import NUM_CATEGORICAL, NUM_DENSE
+
+MODEL_NAME = "click_model"
+MAX_BATCH_ROWS = 4096
+"""Most rows in one request; the client splits what is larger."""
+
+
+class Tensor(NamedTuple):
+    """One served tensor: its name, Triton's data type and the width of a row."""
+
+    name: str
+    datatype: str
+    width: int
+
+
+DENSE_INPUT = Tensor("dense", "FP32", NUM_DENSE)
+"""Raw I1..I13, NaN = missing."""
+CATEGORICAL_INPUT = Tensor("categorical", "INT64", NUM_CATEGORICAL)
+"""Raw C1..C26, `criteo.MISSING_CATEGORY` = missing."""
+PROBABILITY_OUTPUT = Tensor("probability", "FP32", 1)
+"""Probability of a click."""

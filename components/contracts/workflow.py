@@ -1,0 +1,130 @@
+"""The fitted feature workflow: vocabularies and the arithmetic on the dense columns, independent of any library.
+
+Joins preprocessing, which fits it with NVTabular, to deployment, which writes it into the served graph, and to the
+next round's preprocessing, which extends it. Ids never move: a round only appends categories.
+
+Ids: 0 padding (never produced), 1 missing, 2 out of vocabulary, 3 + position in the vocabulary.
+Dense: x -> FillMissing(fill) -> Clip(min) -> log(1 + x) -> (x - mean) / std, NVTabular's operators of these names.
+"""
+
+from __future__ import annotations
+
+import io
+import json
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+from zipfile import BadZipFile
+
+import numpy as np
+from numpy.typing import NDArray
+
+from components.contracts.criteo import CATEGORICAL, DENSE, MISSING_CATEGORY, NUM_CATEGORICAL, NUM_DENSE
+from components.contracts.durable import write_whole
+from components.contracts.errors import ContractError
+
+FORMAT_VERSION = 1
+MISSING_ID = 1
+OOV_ID = 2
+FIRST_ID = 3
+
+SETTINGS_FILE = "workflow.json"
+VOCABULARIES_FILE = "vocabularies.npz"
+
+
+@dataclass(frozen=True, kw_only=True)
+class FeatureWorkflow:
+    """A fitted workflow.
+
+    Raises:
+        ContractError: wrong numbers of columns, a category twice, or a std that is not positive.
+    """
+
+    vocabularies: tuple[NDArray[np.int64], ...]
+    """Per categorical column, the categories in the order of their ids."""
+    fill: float
+    clip_min: float
+    means: NDArray[np.float32]
+    """Of the logged values, [13]."""
+    stds: NDArray[np.float32]
+    frequency_threshold: int
+    """Sightings that a category needs in a round's window to enter a vocabulary."""
+
+    def __post_init__(self) -> None:
+        """Refuses what could not have been fitted."""
+        if len(self.vocabularies) != NUM_CATEGORICAL:
+            raise ContractError(f"workflow has {len(self.vocabularies)} vocabularies, expected {NUM_CATEGORICAL}")
+        for name, vocabulary in zip(CATEGORICAL, self.vocabularies):
+            if len(np.unique(vocabulary)) != len(vocabulary):
+                raise ContractError(f"vocabulary of {name} holds a category twice")
+        for name, values in (("means", self.means), ("stds", self.stds)):
+            if values.shape != (NUM_DENSE,) or not np.isfinite(values).all():
+                raise ContractError(f"workflow {name} are {values!r}, expected {NUM_DENSE} finite values")
+        if (self.stds <= 0).any():
+            raise ContractError(f"std of {DENSE[int(np.argmin(self.stds))]} is {self.stds.min()}, expected > 0")
+
+    @property
+    def slot_sizes(self) -> list[int]:
+        """Number of ids per categorical column."""
+        return [FIRST_ID + len(v) for v in self.vocabularies]
+
+    @cached_property
+    def _sorted(self) -> list[tuple[NDArray[np.int64], NDArray[np.int64]]]:
+        orders = [np.argsort(v, kind="stable") for v in self.vocabularies]
+        return [(v[o], o.astype(np.int64)) for v, o in zip(self.vocabularies, orders)]
+
+    def encode_categorical(self, categorical: NDArray[np.int64]) -> NDArray[np.int64]:
+        """Ids [n, 26] of raw categories [n, 26] (`MISSING_CATEGORY` = missing)."""
+        ids = np.full(categorical.shape, OOV_ID, dtype=np.int64)
+        for column, (keys, positions) in enumerate(self._sorted):
+            raw = categorical[:, column]
+            if len(keys):
+                found = np.minimum(np.searchsorted(keys, raw), len(keys) - 1)
+                known = keys[found] == raw
+                ids[known, column] = FIRST_ID + positions[found[known]]
+            ids[raw == MISSING_CATEGORY, column] = MISSING_ID
+        return ids
+
+    def encode_dense(self, dense: NDArray[np.float32]) -> NDArray[np.float32]:
+        """Normalised values [n, 13] of raw integers [n, 13] (NaN = missing), in float32 arithmetic throughout."""
+        filled = np.where(np.isnan(dense), np.float32(self.fill), dense).astype(np.float32)
+        logged = np.log(np.maximum(filled, np.float32(self.clip_min)) + np.float32(1))
+        return ((logged - self.means) / self.stds).astype(np.float32)
+
+    def save(self, folder: Path) -> None:
+        """Writes the workflow into `folder`, whose other files stay."""
+        arrays = io.BytesIO()
+        columns: dict[str, Any] = {name: v.astype("<i8") for name, v in zip(CATEGORICAL, self.vocabularies)}
+        np.savez(arrays, **columns)
+        write_whole(folder / VOCABULARIES_FILE, arrays.getvalue())
+        settings = {
+            "format_version": FORMAT_VERSION,
+            "fill": self.fill,
+            "clip_min": self.clip_min,
+            # A float32 survives the way through a decimal float64 unchanged.
+            "means": [float(x) for x in self.means],
+            "stds": [float(x) for x in self.stds],
+            "frequency_threshold": self.frequency_threshold,
+        }
+        write_whole(folder / SETTINGS_FILE, json.dumps(settings, indent=2) + "\n")
+
+    @classmethod
+    def load(cls, folder: Path) -> FeatureWorkflow:
+        """The workflow in `folder`.
+
+        Raises:
+            ContractError: a file is absent, damaged or of another format version.
+        """
+        try:
+            settings = dict(json.loads((folder / SETTINGS_FILE).read_text()))
+            version = settings.pop("format_version", None)
+            if version == FORMAT_VERSION:
+                with np.load(folder / VOCABULARIES_FILE, allow_pickle=False) as arrays:
+                    settings["vocabularies"] = tuple(arrays[name] for name in CATEGORICAL)
+                for name in ("means", "stds"):
+                    settings[name] = np.array(settings[name], dtype=np.float32)
+                return cls(**settings)
+        except (OSError, ValueError, TypeError, KeyError, EOFError, BadZipFile) as error:
+            raise ContractError(f"feature workflow in {folder} cannot be read: {error}") from error
+        raise ContractError(f"feature workflow in {folder} has format_version {version}, expected {FORMAT_VERSION}")

@@ -1,0 +1,175 @@
+"""The proof that the graph says on raw rows what training said on encoded ones.
+
+Takes the raw held-out rows and the scores that evaluation kept of them (made by NVTabular's encoding and the
+training side's network), runs the graph in this process on one thread, and refuses above `TOLERANCE`. A sample of
+the rows goes with the version as its golden rows, so that a served model can be asked the same questions later.
+"""
+
+from __future__ import annotations
+
+import io
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from components.contracts.criteo import CATEGORICAL, DENSE, MISSING_CATEGORY
+from components.contracts.durable import write_whole
+from components.contracts.errors import ContractError
+from components.contracts.manifests import RawDataset, Verdict
+from components.contracts.serving import CATEGORICAL_INPUT, DENSE_INPUT, MAX_BATCH_ROWS, PROBABILITY_OUTPUT
+from components.contracts.uris import local_path
+
+TOLERANCE = 1e-5
+"""Largest accepted difference of one probability."""
+MAX_ROWS = 20_000
+"""Held-out rows compared, from the oldest."""
+NUM_GOLDEN_ROWS = 64
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class GoldenRows:
+    """Raw rows with the probabilities that the training side gave them."""
+
+    dense: NDArray[np.float32]
+    """[n, 13], NaN = missing."""
+    categorical: NDArray[np.int64]
+    """[n, 26], `MISSING_CATEGORY` = missing."""
+    expected: NDArray[np.float32]
+    """[n]."""
+
+    def __len__(self) -> int:
+        """Number of rows."""
+        return len(self.expected)
+
+    def sample(self, num_rows: int = NUM_GOLDEN_ROWS) -> GoldenRows:
+        """At most `num_rows` of the rows, spread evenly."""
+        at = np.unique(np.linspace(0, len(self) - 1, min(num_rows, len(self))).astype(np.int64))
+        return GoldenRows(dense=self.dense[at], categorical=self.categorical[at], expected=self.expected[at])
+
+    def save(self, path: Path) -> None:
+        """Writes the rows to `path`."""
+        arrays = io.BytesIO()
+        np.savez(arrays, dense=self.dense, categorical=self.categorical, expected=self.expected)
+        write_whole(path, arrays.getvalue())
+
+    @classmethod
+    def load(cls, path: Path) -> GoldenRows:
+        """The rows in `path`.
+
+        Raises:
+            ContractError: the file is absent or damaged.
+        """
+        try:
+            with np.load(path, allow_pickle=False) as arrays:
+                return cls(**{name: arrays[name] for name in ("dense", "categorical", "expected")})
+        except (OSError, ValueError, KeyError) as error:
+            raise ContractError(f"golden rows {path} cannot be read: {error}") from error
+
+
+def read_held_out(raw: RawDataset, verdict: Verdict, *, max_rows: int = MAX_ROWS) -> GoldenRows:
+    """The first `max_rows` held-out rows beside their training-side scores.
+
+    Raises:
+        ContractError: there are no rows, or rows and scores do not belong together.
+    """
+    import pyarrow.parquet as pq
+
+    path = local_path(verdict.scores_uri)
+    try:
+        with np.load(path, allow_pickle=False) as arrays:
+            scores = arrays["candidate"].astype(np.float32).ravel()
+    except (OSError, ValueError, KeyError) as error:
+        raise ContractError(f"scores {path} cannot be read: {error}") from error
+    if len(scores) != raw.num_holdout_rows or len(scores) == 0:
+        raise ContractError(
+            f"scores {path} hold {len(scores)} rows, expected the {raw.num_holdout_rows} held-out rows, at least 1"
+        )
+    dense, categorical, count = [], [], 0
+    for file in sorted(local_path(raw.holdout_uri).glob("*.parquet")):
+        for batch in pq.ParquetFile(file).iter_batches(columns=[*DENSE, *CATEGORICAL]):
+            dense.append(_columns(batch, DENSE, np.nan, np.float32))
+            categorical.append(_columns(batch, CATEGORICAL, MISSING_CATEGORY, np.int64))
+            count += batch.num_rows
+        if count >= max_rows:
+            break
+    if count < min(len(scores), max_rows):
+        raise ContractError(f"held-out rows in {raw.holdout_uri} are {count}, expected {len(scores)} as scored")
+    taken = min(len(scores), max_rows)
+    return GoldenRows(
+        dense=np.concatenate(dense)[:taken],
+        categorical=np.concatenate(categorical)[:taken],
+        expected=scores[:taken],
+    )
+
+
+def open_graph(graph: bytes | Path) -> Any:
+    """An ONNX Runtime session on one thread, as the served model opens it.
+
+    Raises:
+        ContractError: ONNX Runtime refuses the graph.
+    """
+    import onnxruntime
+
+    options = onnxruntime.SessionOptions()
+    options.intra_op_num_threads = options.inter_op_num_threads = 1
+    try:
+        source = graph if isinstance(graph, bytes) else str(graph)
+        return onnxruntime.InferenceSession(source, options, providers=["CPUExecutionProvider"])
+    except Exception as error:  # ONNX Runtime's exceptions share no base class but this one.
+        raise ContractError(f"graph cannot be opened: {error}") from error
+
+
+def score(session: Any, rows: GoldenRows, *, batch_rows: int = MAX_BATCH_ROWS) -> NDArray[np.float32]:
+    """The graph's probabilities [n] of `rows`, `batch_rows` at a time."""
+    parts = [np.zeros(0, np.float32)]
+    for start in range(0, len(rows), batch_rows):
+        part = slice(start, start + batch_rows)
+        inputs = {DENSE_INPUT.name: rows.dense[part], CATEGORICAL_INPUT.name: rows.categorical[part]}
+        parts.append(session.run([PROBABILITY_OUTPUT.name], inputs)[0].ravel())
+    return np.concatenate(parts)
+
+
+def prove_parity(session: Any, rows: GoldenRows, *, tolerance: float = TOLERANCE) -> float:
+    """The largest difference between the graph and the expected scores of `rows`.
+
+    Also scores a sample row by row: how a batch is cut must not change an answer.
+
+    Raises:
+        ContractError: a difference is above `tolerance`, or not a number; names the row and its values.
+    """
+    largest = check_scores(score(session, rows), rows, tolerance=tolerance, source="graph")
+    sample = rows.sample()
+    for batch_rows in (1, 7):
+        check_scores(
+            score(session, sample, batch_rows=batch_rows), sample, tolerance=tolerance, source="graph in parts"
+        )
+    return largest
+
+
+def check_scores(scores: NDArray[np.float32], rows: GoldenRows, *, tolerance: float, source: str) -> float:
+    """The largest difference between `scores` and what `rows` expect.
+
+    Raises:
+        ContractError: as `prove_parity`; `source` is named.
+    """
+    if scores.shape != rows.expected.shape:
+        raise ContractError(f"{source} gave scores of shape {scores.shape}, expected {rows.expected.shape}")
+    differences = np.abs(scores.astype(np.float64) - rows.expected.astype(np.float64))
+    # NaN must lose: it compares false with every tolerance.
+    worst = int(np.argmax(np.where(np.isnan(differences), np.inf, differences)))
+    if not differences[worst] <= tolerance:
+        got, expected = scores[worst], rows.expected[worst]
+        values = dict(zip(DENSE, rows.dense[worst].tolist())) | dict(zip(CATEGORICAL, rows.categorical[worst].tolist()))
+        raise ContractError(
+            f"{source} differs from the training-side score by {differences[worst]:.3g} at row {worst} "
+            f"({got:.7f} instead of {expected:.7f}), expected at most {tolerance:g}; the row is {values}"
+        )
+    return float(differences[worst])
+
+
+def _columns(batch: Any, names: tuple[str, ...], missing: float, dtype: type) -> NDArray[Any]:
+    columns = [batch.column(name).fill_null(missing).to_numpy(zero_copy_only=False) for name in names]
+    return np.stack(columns, axis=1).astype(dtype)

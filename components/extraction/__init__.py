@@ -1,0 +1,5 @@
+"""Extraction: the rows of one time window, out of the lake or a user's Criteo files, as a `RawDataset`.
+
+`python -m components.extraction` is the pipeline's step, `python -m components.extraction.ingest` brings a user's
+Criteo files into the lake. Judging the rows is left to validation, encoding them to preprocessing.
+"""

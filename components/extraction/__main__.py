@@ -1,0 +1,87 @@
+"""The extraction step as a command line: settings are read here, once, and passed down."""
+
+from __future__ import annotations
+
+import argparse
+import logging
+import sys
+from collections.abc import Sequence
+
+STEP = "extraction"
+
+
+def build_parser() -> argparse.ArgumentParser:
+    """The step's flags; `--help` is the step's documentation."""
+    parser = argparse.ArgumentParser(
+        prog="python -m components.extraction",
+        description="Copies one time window of click logs, sorted and without duplicates, into training and held-out rows.",
+    )
+    parser.add_argument("--run", required=True, help="name of the run")
+    parser.add_argument("--store", required=True, help="model store: file:// URI or absolute path")
+    parser.add_argument("--work", required=True, help="folder for big data: file:// URI or absolute path")
+    parser.add_argument("--lake", required=True, help="lake with day=YYYY-MM-DD folders, or a Criteo file or folder")
+    parser.add_argument(
+        "--window-start",
+        default="",
+        help="ISO 8601 UTC, inclusive; empty: after the champion's last trained row, without a champion the first row",
+    )
+    parser.add_argument("--window-end", default="", help="ISO 8601 UTC, exclusive; empty: to the last row")
+    parser.add_argument("--champion", default="current", help="current, none, or a released model's id")
+    parser.add_argument(
+        "--holdout-fraction", type=float, default=0.1, help="share of the newest rows kept from training"
+    )
+    parser.add_argument(
+        "--max-malformed-fraction",
+        type=float,
+        default=0.01,
+        help="share of a file's rows that may be malformed and set aside before the step stops",
+    )
+    parser.add_argument("--output", required=True, help="where the RawDataset manifest is written")
+    return parser
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Runs the step; 0 done, 2 misuse or unusable input, told on stderr."""
+    arguments = build_parser().parse_args(argv)
+    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
+    from components.contracts.errors import ContractError
+
+    try:
+        _run(arguments)
+    except (ContractError, OSError) as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 2
+    return 0
+
+
+def _run(arguments: argparse.Namespace) -> None:
+    from components.contracts.run_notes import noted
+    from components.contracts.uris import local_path
+    from components.extraction.extract import ExtractionSettings, extract
+    from components.extraction.source import find_source
+    from components.extraction.window import resolve_window
+
+    store = local_path(arguments.store)
+    with noted(store, arguments.run, STEP) as note:
+        settings = ExtractionSettings(
+            holdout_fraction=arguments.holdout_fraction, max_malformed_fraction=arguments.max_malformed_fraction
+        )
+        window = resolve_window(
+            start=arguments.window_start, end=arguments.window_end, store=store, champion=arguments.champion
+        )
+        lake = local_path(arguments.lake)
+        folder = local_path(arguments.work) / arguments.run / STEP
+        dataset = extract(find_source(lake), window, folder, settings, source_uri=lake.as_uri())
+        dataset.write(arguments.output)
+        note.facts = {
+            "train_rows": dataset.num_train_rows,
+            "holdout_rows": dataset.num_holdout_rows,
+            "set_aside": dataset.num_set_aside,
+            "duplicates": dataset.num_duplicates,
+            "first_event_time": dataset.first_event_time,
+            "last_event_time": dataset.last_event_time,
+        }
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,48 @@
+"""The extraction step's KFP signature."""
+
+from kfp import dsl
+from kfp.dsl import Dataset, Metrics, Output
+
+
+@dsl.component(base_image="evergreen-driver", install_kfp_package=False)
+def extraction(
+    run: str,
+    store: str,
+    work: str,
+    lake: str,
+    window_start: str,
+    window_end: str,
+    champion: str,
+    holdout_fraction: float,
+    max_malformed_fraction: float,
+    raw_dataset: Output[Dataset],
+    metrics: Output[Metrics],
+):
+    """Copies one time window of click logs, sorted and without duplicates, into training and held-out rows.
+
+    Args:
+        run: Name of the run.
+        store: Model store; file:// URI or absolute path.
+        work: Folder for big data; file:// URI or absolute path.
+        lake: Lake with day=YYYY-MM-DD folders of Parquet, or a Criteo file or folder.
+        window_start: ISO 8601 UTC, inclusive; empty = after the champion's last trained row, or the first row.
+        window_end: ISO 8601 UTC, exclusive; empty = to the last row.
+        champion: `current`, `none`, or a released model's id.
+        holdout_fraction: Share of the rows, the newest ones, that are kept from training.
+        max_malformed_fraction: Share of a file's rows that may be malformed before the step stops.
+        raw_dataset: RawDataset manifest of the rows.
+        metrics: Counts of rows.
+    """
+    from components.contracts.manifests import RawDataset
+    from components.extraction.__main__ import main
+
+    flags = {
+        "--run": run, "--store": store, "--work": work, "--lake": lake, "--window-start": window_start,
+        "--window-end": window_end, "--champion": champion, "--holdout-fraction": holdout_fraction,
+        "--max-malformed-fraction": max_malformed_fraction, "--output": raw_dataset.path,
+    }  # fmt: skip
+    if code := main([f"{flag}={value}" for flag, value in flags.items()]):
+        raise SystemExit(code)
+    dataset = RawDataset.read(raw_dataset.path)
+    for name in ("num_train_rows", "num_holdout_rows", "num_set_aside", "num_duplicates"):
+        metrics.log_metric(name, getattr(dataset, name))

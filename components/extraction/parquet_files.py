@@ -1,0 +1,117 @@
+"""Row streams to Parquet files of bounded size, and the cut of such files into older and newest rows.
+
+File order is row order. Files are written into folders that are published as a whole by the caller.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from types import TracebackType
+from typing import Any, NamedTuple
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from components.extraction.raw_schema import BATCH_ROWS, RAW_SCHEMA
+
+FILE_ROWS = 4 * BATCH_ROWS
+"""262,144 rows: about 40 MB, so that later steps can stream and share files out."""
+
+
+class Part(NamedTuple):
+    """One file written."""
+
+    path: Path
+    num_rows: int
+
+
+class PartWriter:
+    """Writes raw rows as `<prefix>-00000.parquet` ... into `folder`, in full row groups but for the last.
+
+    Args:
+        folder: Created where it is absent.
+        prefix: Start of the files' names.
+        first_number: Number of the first file.
+        file_rows: Rows of a file; a multiple of `BATCH_ROWS` keeps row groups full.
+    """
+
+    def __init__(
+        self, folder: Path, *, prefix: str = "part", first_number: int = 0, file_rows: int = FILE_ROWS
+    ) -> None:
+        self.parts: list[Part] = []
+        self._folder, self._prefix, self._number, self._file_rows = folder, prefix, first_number, file_rows
+        self._pending: list[Any] = []
+        self._num_pending = 0
+        self._writer: Any = None
+        self._num_written = 0
+
+    def __enter__(self) -> PartWriter:
+        """Itself; the last file is finished on the way out."""
+        self._folder.mkdir(parents=True, exist_ok=True)
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        """Finishes the last file."""
+        if error is None and self._num_pending:
+            self._write_group(self._num_pending)
+        self._finish_file()
+
+    def write(self, table: Any) -> None:
+        """Adds the rows of a table or record batch in the raw schema."""
+        self._pending.extend(table.to_batches() if isinstance(table, pa.Table) else [table])
+        self._num_pending += table.num_rows
+        while self._num_pending >= (size := min(BATCH_ROWS, self._file_rows - self._num_written)):
+            self._write_group(size)
+
+    def _write_group(self, num_rows: int) -> None:
+        pending = pa.Table.from_batches(self._pending, RAW_SCHEMA)
+        if self._writer is None:
+            path = self._folder / f"{self._prefix}-{self._number:05d}.parquet"
+            self._writer = pq.ParquetWriter(path, RAW_SCHEMA)
+            self.parts.append(Part(path, 0))
+            self._number += 1
+        self._writer.write_table(pending.slice(0, num_rows).combine_chunks(), row_group_size=num_rows)
+        self._pending = pending.slice(num_rows).to_batches()
+        self._num_pending -= num_rows
+        self._num_written += num_rows
+        self.parts[-1] = Part(self.parts[-1].path, self._num_written)
+        if self._num_written == self._file_rows:
+            self._finish_file()
+
+    def _finish_file(self) -> None:
+        if self._writer is not None:
+            self._writer.close()
+        self._writer, self._num_written = None, 0
+
+
+def cut_newest(parts: list[Part], num_newest: int, *, older: Path, newest: Path) -> None:
+    """Moves the rows of `parts` into the folders `older` and `newest`; the last `num_newest` rows are the newest.
+
+    Files that lie on one side are renamed; the one that the cut goes through is rewritten as two.
+    """
+    num_older = sum(part.num_rows for part in parts) - num_newest
+    assert num_older >= 0
+    older.mkdir()
+    newest.mkdir()
+    number, begin = {older: 0, newest: 0}, 0
+    for part in parts:
+        here = min(max(num_older - begin, 0), part.num_rows)
+        begin += part.num_rows
+        if 0 < here < part.num_rows:
+            _rewrite(part, here, older=older, newest=newest, number=number[older])
+            number[newest] = 1
+            continue
+        folder = older if here else newest
+        part.path.rename(folder / f"part-{number[folder]:05d}.parquet")
+        number[folder] += 1
+
+
+def _rewrite(part: Part, num_older: int, *, older: Path, newest: Path, number: int) -> None:
+    with PartWriter(older, first_number=number) as first, PartWriter(newest) as second:
+        row = 0
+        for batch in pq.ParquetFile(part.path).iter_batches(batch_size=BATCH_ROWS):
+            here = min(max(num_older - row, 0), batch.num_rows)
+            first.write(batch.slice(0, here))
+            second.write(batch.slice(here))
+            row += batch.num_rows
+    part.path.unlink()

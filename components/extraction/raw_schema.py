@@ -1,0 +1,106 @@
+"""The raw schema as Arrow types, and the row checks that every Parquet form shares.
+
+Takes its facts from `contracts.criteo`. Opening Parquet lives here too, so that pyarrow's exceptions are translated
+once.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+
+from components.contracts import criteo
+from components.contracts.errors import ContractError
+from components.extraction.set_aside import SetAside
+
+BATCH_ROWS = 65_536
+"""Rows of a batch in memory and of a row group on disk."""
+
+
+def _arrow_type(text: str) -> Any:
+    return pa.timestamp("us", tz="UTC") if text.startswith("timestamp") else getattr(pa, text)()
+
+
+RAW_SCHEMA = pa.schema([(name, _arrow_type(text)) for name, text in criteo.RAW_TYPES.items()])
+CLICK_COLUMNS = (criteo.LABEL, *criteo.FEATURES)
+"""What Criteo publishes; the other columns of the raw schema say where a row came from."""
+KEY_COLUMNS = (criteo.REQUEST_ID, criteo.ROW, criteo.EVENT_TIME)
+
+
+def open_parquet(path: Path) -> Any:
+    """The Parquet file at `path`, footer read.
+
+    Raises:
+        ContractError: not a whole Parquet file.
+    """
+    try:
+        return pq.ParquetFile(path)
+    except (pa.ArrowException, OSError) as error:
+        raise unreadable(path, error) from error
+
+
+def unreadable(path: Path, error: Exception) -> ContractError:
+    """The refusal of a file that pyarrow could not read."""
+    return ContractError(f"{path} is not a readable Parquet file: {str(error).splitlines()[0]}")
+
+
+def raw_batch(columns: dict[str, Any]) -> Any:
+    """A record batch in the raw schema from some of its columns; the others are null."""
+    num_rows = len(next(iter(columns.values())))
+    arrays = [columns.get(f.name, None) for f in RAW_SCHEMA]
+    return pa.record_batch(
+        [a if a is not None else pa.nulls(num_rows, f.type) for a, f in zip(arrays, RAW_SCHEMA)], schema=RAW_SCHEMA
+    )
+
+
+def nan_to_null(values: Any) -> Any:
+    """`values` (floating) with NaN, the tensors' missing value, as null."""
+    return pc.if_else(pc.is_nan(values), pa.scalar(None, values.type), values)
+
+
+def find_malformed(batch: Any, *, keys: bool) -> dict[int, str]:
+    """Why rows of a raw batch break the contract, by row position; the first reason of each.
+
+    Args:
+        batch: In the raw schema.
+        keys: Whether request id, row and event time must be there as well.
+    """
+    reasons: dict[int, str] = {}
+
+    def note(wrong: Any, name: str, expected: str) -> None:
+        # Null means missing, which only the required columns forbid; their `wrong` is never null.
+        if pc.any(wrong).as_py():
+            for at in np.flatnonzero(wrong.fill_null(False).to_numpy(zero_copy_only=False)):
+                reasons.setdefault(int(at), f"{name} is {batch.column(name)[int(at)].as_py()!r}, expected {expected}")
+
+    label = batch.column(criteo.LABEL)
+    note(pc.invert(pc.is_in(label, value_set=pa.array([0, 1], label.type))), criteo.LABEL, "0 or 1")
+    for name in criteo.DENSE:
+        note(pc.invert(pc.is_finite(batch.column(name))), name, "a finite number")
+    for name in criteo.CATEGORICAL:
+        values = batch.column(name)
+        note(pc.or_(pc.less(values, 0), pc.greater(values, criteo.MAX_CATEGORY)), name, "a hash of 32 bits")
+    for name in KEY_COLUMNS if keys else ():
+        note(pc.is_null(batch.column(name)), name, "a value")
+    return reasons
+
+
+def set_rows_aside(batch: Any, reasons: dict[int, str], *, path: Path, first_row: int, set_aside: SetAside) -> None:
+    """Sets the rows of `batch` that `reasons` names aside, under their row number in `path`."""
+    for at, reason in sorted(reasons.items()):
+        text = json.dumps(batch.slice(at, 1).to_pylist()[0], default=str)
+        set_aside.add(path, first_row + at, reason, text)
+
+
+def without_rows(batch: Any, positions: Iterable[int]) -> Any:
+    """`batch` without the rows at `positions`."""
+    sound = np.ones(batch.num_rows, dtype=bool)
+    sound[list(positions)] = False
+    return batch if sound.all() else batch.filter(pa.array(sound))

@@ -1,0 +1,118 @@
+"""Our own raw schema as Parquet: a lake file, wholly or the part that lies in a span of time.
+
+Row groups whose statistics lie outside the span are not read. Sorting and duplicates are left to `lake`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from components.contracts.criteo import EVENT_TIME
+from components.contracts.errors import ContractError
+from components.extraction.raw_schema import (
+    BATCH_ROWS,
+    RAW_SCHEMA,
+    find_malformed,
+    nan_to_null,
+    open_parquet,
+    raw_batch,
+    set_rows_aside,
+    unreadable,
+    without_rows,
+)
+from components.extraction.set_aside import SetAside
+from components.extraction.times import Span, to_micros
+
+
+@dataclass(frozen=True, kw_only=True)
+class RawParquet:
+    """One file in the raw schema."""
+
+    path: Path
+    span: Span = Span()
+    """Rows of this span are read."""
+    day: Span = Span()
+    """Rows outside their file's day are malformed: the order of days would not be the order of rows."""
+    with_strays: bool = True
+    """Whether rows of no time or of another day are set aside by this reader; one of a day's readers does it."""
+
+    def batches(self, set_aside: SetAside) -> Iterator[Any]:
+        """See `Reader.batches`."""
+        file = open_parquet(self.path)
+        if missing := [name for name in RAW_SCHEMA.names if name not in file.schema_arrow.names]:
+            raise ContractError(f"{self.path} lacks the columns {missing}, expected the raw schema")
+        first_row = 1
+        for group in range(file.num_row_groups):
+            if self._may_hold(file.metadata.row_group(group)):
+                yield from self._group(file, group, first_row, set_aside)
+            first_row += file.metadata.row_group(group).num_rows
+
+    def _group(self, file: Any, group: int, first_row: int, set_aside: SetAside) -> Iterator[Any]:
+        try:
+            for found in file.iter_batches(batch_size=BATCH_ROWS, row_groups=[group], columns=RAW_SCHEMA.names):
+                batch = self._conform(found)
+                times = batch.column(EVENT_TIME)
+                strays = pc.invert(_within(times, self.day))
+                ours = pc.and_not(_within(times, self.span), strays)
+                reasons = find_malformed(batch, keys=True)
+                for at in pc.indices_nonzero(strays).to_pylist():
+                    time = times[at].as_py()
+                    reasons.setdefault(at, f"event_time {time} is outside the file's day, expected {self.day}")
+                if self.with_strays:
+                    ours = pc.or_(ours, strays)
+                others = set(pc.indices_nonzero(pc.invert(ours)).to_pylist())
+                reasons = {at: reason for at, reason in reasons.items() if at not in others}
+                set_rows_aside(batch, reasons, path=self.path, first_row=first_row, set_aside=set_aside)
+                set_aside.saw(self.path, found.num_rows - len(others))
+                kept = without_rows(batch, others | reasons.keys())
+                first_row += found.num_rows
+                if kept.num_rows:
+                    yield kept
+        except (pa.ArrowException, OSError) as error:
+            raise unreadable(self.path, error) from error
+
+    def _conform(self, found: Any) -> Any:
+        """The batch in the exact types of the raw schema."""
+        columns = {}
+        for field in RAW_SCHEMA:
+            values = found.column(field.name)
+            if values.type != field.type:
+                same_kind = pa.types.is_timestamp(values.type) == pa.types.is_timestamp(field.type)
+                if not same_kind and not pa.types.is_null(values.type):
+                    raise ContractError(f"{self.path} has {field.name} of type {values.type}, expected {field.type}")
+                try:
+                    values = values.cast(field.type)
+                except pa.ArrowException as error:
+                    raise ContractError(
+                        f"{self.path} has {field.name} of type {values.type}, expected {field.type}: {error}"
+                    ) from error
+            columns[field.name] = nan_to_null(values) if field.type == pa.float32() else values
+        return raw_batch(columns)
+
+    def _may_hold(self, group: Any) -> bool:
+        """Whether a row group can hold a row of ours, by its statistics; True where there are none."""
+        names = [group.column(i).path_in_schema for i in range(group.num_columns)]
+        statistics = group.column(names.index(EVENT_TIME)).statistics
+        if statistics is None or not statistics.has_min_max or not statistics.has_null_count:
+            return True
+        first, last = to_micros(statistics.min), to_micros(statistics.max)
+        if self.with_strays and (statistics.null_count or not self.day.holds(first) or not self.day.holds(last)):
+            return True
+        return self.span.overlaps(first, last)
+
+
+def _within(times: Any, span: Span) -> Any:
+    """Whether each time lies in the span; False for null."""
+    micros = times.cast(pa.int64())
+    inside = pc.is_valid(times)
+    if span.start is not None:
+        inside = pc.and_(inside, pc.fill_null(pc.greater_equal(micros, span.start), False))
+    if span.end is not None:
+        inside = pc.and_(inside, pc.fill_null(pc.less(micros, span.end), False))
+    return inside

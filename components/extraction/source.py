@@ -1,0 +1,42 @@
+"""What the step reads from: rows in time order, each once. The lake is one source, Criteo's own files are another."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, Protocol
+
+from components.contracts.errors import ContractError
+from components.extraction.criteo_files import CriteoFiles
+from components.extraction.lake import PARTITION, Lake
+from components.extraction.set_aside import SetAside
+from components.extraction.times import Span
+
+
+class Source(Protocol):
+    """Rows on a time axis."""
+
+    def describe(self) -> str:
+        """What it holds, first and last day included; for messages."""
+
+    def tables(self, window: Span, set_aside: SetAside) -> Iterator[tuple[Any, int]]:
+        """The window's rows as tables in the raw schema, each with how many duplicates were left out of it.
+
+        Rows are sorted by event time, within a table and from one to the next.
+
+        Raises:
+            ContractError: a file is damaged or too malformed.
+        """
+
+
+def find_source(path: Path) -> Source:
+    """The source that lies at `path`: a lake if it has day partitions, else Criteo's files.
+
+    Raises:
+        ContractError: nothing is there.
+    """
+    if path.is_dir() and (any(path.glob(f"{PARTITION}*")) or not any(path.iterdir())):
+        return Lake(folder=path)
+    if not path.exists():
+        raise ContractError(f"lake {path} does not exist, expected day partitions or Criteo files")
+    return CriteoFiles(path=path)

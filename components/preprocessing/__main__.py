@@ -1,0 +1,94 @@
+"""Preprocessing as a plain command."""
+
+from __future__ import annotations
+
+import argparse
+import logging
+import sys
+import warnings
+from collections.abc import Sequence
+from pathlib import Path
+
+from components.contracts.errors import ContractError, PermanentError
+from components.contracts.manifests import RawDataset
+from components.contracts.run_notes import noted
+from components.contracts.uris import local_path
+from components.preprocessing.settings import PreprocessingSettings
+
+
+def build_parser() -> argparse.ArgumentParser:
+    """The step's flags."""
+    defaults = PreprocessingSettings()
+    parser = argparse.ArgumentParser(prog="python -m components.preprocessing", description=__doc__)
+    parser.add_argument("--run", required=True, help="name of the run")
+    parser.add_argument("--store", required=True, help="folder URI of the model store")
+    parser.add_argument("--work", required=True, help="folder URI for big data; <work>/<run>/preprocessing is written")
+    parser.add_argument("--parent", default="current", help="model to continue: current, none or a model's id")
+    parser.add_argument(
+        "--frequency-threshold",
+        type=int,
+        default=defaults.frequency_threshold,
+        help="sightings that a category needs in the training rows to get an id (default %(default)s)",
+    )
+    parser.add_argument("--raw-dataset", required=True, help="path of the RawDataset manifest")
+    parser.add_argument("--output", required=True, help="path of the TrainingSet manifest to write")
+    parser.add_argument(
+        "--partition-rows",
+        type=int,
+        default=defaults.partition_rows,
+        help="rows in memory at a time (default %(default)s)",
+    )
+    parser.add_argument(
+        "--dask-scheduler",
+        default=defaults.dask_scheduler,
+        help="address of a running Dask scheduler; without it the work is done in this process",
+    )
+    return parser
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Runs the step; 0 = done, 2 = the input is not what was agreed."""
+    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(name)s %(message)s")
+    arguments = build_parser().parse_args(argv)
+    try:
+        return _run(arguments)
+    except (ContractError, PermanentError) as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 2
+
+
+def _run(arguments: argparse.Namespace) -> int:
+    settings = PreprocessingSettings(
+        frequency_threshold=arguments.frequency_threshold,
+        partition_rows=arguments.partition_rows,
+        dask_scheduler=arguments.dask_scheduler,
+    )
+    store = local_path(arguments.store)
+    final = local_path(arguments.work) / arguments.run / "preprocessing"
+    with noted(store, arguments.run, "preprocessing") as note, warnings.catch_warnings():
+        # NVTabular warns of every library that it could have used (TensorFlow, a GPU); none of it can be acted upon.
+        warnings.simplefilter("ignore")
+        from components.preprocessing.parent import find_parent
+        from components.preprocessing.preprocess import preprocess
+
+        raw = _read_raw(Path(arguments.raw_dataset))
+        training_set = preprocess(raw, parent=find_parent(store, arguments.parent), final=final, settings=settings)
+        training_set.write(arguments.output)
+        note.facts = {
+            "train_rows": training_set.num_train_rows,
+            "holdout_rows": training_set.num_holdout_rows,
+            "ids": sum(training_set.slot_sizes),
+            "new_categories": sum(training_set.new_categories),
+        }
+    return 0
+
+
+def _read_raw(path: Path) -> RawDataset:
+    try:
+        return RawDataset.read(path)
+    except OSError as error:
+        raise ContractError(f"raw dataset manifest {path} cannot be read: {error.strerror}") from error
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

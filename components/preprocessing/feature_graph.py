@@ -1,0 +1,148 @@
+"""The NVTabular workflow: fitted on the training rows, then stated explicitly, then applied.
+
+Two graphs of the same operators. The first is fitted (category counts, moments). The second is built from a
+`FeatureWorkflow`: `Categorify(vocabs=)` with ids in our order and `Normalize` with given moments, so what NVTabular
+writes is, number for number, what the served graph computes from the same description. Reading rows is left to
+`raw_partitions`, the order of new ids to `vocabularies`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import nvtabular as nvt
+import pandas as pd
+from merlin.schema import Schema
+from numpy.typing import NDArray
+from nvtabular import ops
+
+from components.contracts.criteo import CATEGORICAL, DENSE, LABEL, MISSING_CATEGORY
+from components.contracts.workflow import MISSING_ID, FeatureWorkflow
+from components.preprocessing.vocabularies import extend_vocabulary
+
+FILL = 0.0
+CLIP_MIN = 0.0
+CONSTANT_STD = 1e-6
+"""A standard deviation below this share of the values' size is the rounding error of a constant column."""
+
+OUTPUT_TYPES = {
+    LABEL: np.dtype("float32"),
+    **dict.fromkeys(DENSE, np.dtype("float32")),
+    **dict.fromkeys(CATEGORICAL, np.dtype("int64")),
+}
+"""Columns of the training set in file order, which is HugeCTR's slot order."""
+
+
+class NullSafeCategorify(ops.Categorify):  # type: ignore[misc]
+    """Categorify that also takes partitions in which a column has no value at all (NVTabular 23.8 raises there)."""
+
+    def transform(self, col_selector: Any, df: Any) -> Any:
+        """The ids of `df`; a column without any value is all `MISSING_ID`."""
+        empty = [name for name in col_selector.names if not df[name].notna().any()]
+        if not empty:
+            return super().transform(col_selector, df)
+        # One value for the first row satisfies NVTabular; the row's id is then put right.
+        filled = df.assign(**{name: df[name].where(np.arange(len(df)) > 0, 0.0) for name in empty})
+        encoded = super().transform(col_selector, filled)
+        return encoded.assign(**{name: np.int64(MISSING_ID) for name in empty})
+
+
+def fit(dataset: Any, *, parent: FeatureWorkflow | None, frequency_threshold: int, scratch: Path) -> FeatureWorkflow:
+    """The workflow of this round: fitted on `dataset`, or the parent's with its vocabularies extended.
+
+    With a parent, the arithmetic on dense columns stays the parent's, because its weights were trained on it.
+    """
+    categorify = NullSafeCategorify(freq_threshold=frequency_threshold, out_path=str(scratch))
+    graph = list(CATEGORICAL) >> categorify
+    normalize = ops.Normalize()
+    if parent is None:
+        graph = graph + (_logged() >> ops.LambdaOp(_to_float64, dtype="float64") >> normalize)
+    nvt.Workflow(graph).fit(dataset)
+    known = parent.vocabularies if parent else tuple(np.array([], dtype=np.int64) for _ in CATEGORICAL)
+    vocabularies = tuple(
+        extend_vocabulary(before, *_counted(categorify.categories, name), frequency_threshold=frequency_threshold)
+        for name, before in zip(CATEGORICAL, known)
+    )
+    means, stds = (parent.means, parent.stds) if parent else _moments(normalize)
+    return FeatureWorkflow(
+        vocabularies=vocabularies,
+        fill=parent.fill if parent else FILL,
+        clip_min=parent.clip_min if parent else CLIP_MIN,
+        means=means,
+        stds=stds,
+        frequency_threshold=frequency_threshold,
+    )
+
+
+def explicit_workflow(features: FeatureWorkflow, schema: Any, storage: Path) -> Any:
+    """The NVTabular workflow that computes what `features` says; its category files lie below `storage`."""
+    vocabularies = {
+        # NVTabular cannot encode with an empty vocabulary; this value, which no raw row holds, stands in for it.
+        name: pd.Series(values if len(values) else [MISSING_CATEGORY], dtype="float64")
+        for name, values in zip(CATEGORICAL, features.vocabularies)
+    }
+    categorify = NullSafeCategorify(vocabs=vocabularies, out_path=str(storage))
+    normalize = ops.Normalize(out_dtype=np.float32)
+    # A float32 scalar written as a Python float keeps the arithmetic in float32.
+    normalize.means = dict(zip(DENSE, map(float, features.means)))
+    normalize.stds = dict(zip(DENSE, map(float, features.stds)))
+    categorify.fitted = normalize.fitted = True
+    dense = _logged(features.fill, features.clip_min) >> normalize
+    label = [LABEL] >> ops.AddMetadata(tags=["target"])
+    workflow = nvt.Workflow(label + dense + (list(CATEGORICAL) >> categorify))
+    return workflow.fit_schema(schema)
+
+
+def write_encoded(workflow: Any, dataset: Any, folder: Path) -> None:
+    """Writes the encoded rows of `dataset` to `folder` in HugeCTR's Parquet form, one file per partition, in order."""
+    encoded = workflow.transform(dataset)
+    encoded.schema = _movable(encoded.schema)
+    names = [f"part-{i:05d}.parquet" for i in range(encoded.npartitions)]
+    encoded.to_parquet(
+        str(folder),
+        output_files=names,
+        cats=list(CATEGORICAL),
+        conts=list(DENSE),
+        labels=[LABEL],
+        dtypes=OUTPUT_TYPES,
+    )
+
+
+def _movable(schema: Any) -> Any:
+    """`schema` without the paths of the category files, which would be wrong once the folder is published."""
+    return Schema(
+        [
+            replace(column, properties={k: v for k, v in column.properties.items() if k != "cat_path"})
+            for column in schema
+        ]
+    )
+
+
+def _logged(fill: float = FILL, clip_min: float = CLIP_MIN) -> Any:
+    return list(DENSE) >> ops.FillMissing(fill_val=fill) >> ops.Clip(min_value=clip_min) >> ops.LogOp()
+
+
+def _to_float64(column: Any) -> Any:
+    """Makes Normalize sum in float64: in float32 a constant column shows a spread that it does not have."""
+    return column.astype("float64")
+
+
+def _counted(categories: dict[str, str], name: str) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """Categories of a column and their counts, as Categorify left them; none where it wrote no file."""
+    path = Path(categories.get(name, ""))
+    if not path.is_file():
+        nothing = np.array([], dtype=np.int64)
+        return nothing, nothing
+    frame = pd.read_parquet(path).dropna()
+    return frame[name].to_numpy().astype(np.int64), frame[f"{name}_size"].to_numpy().astype(np.int64)
+
+
+def _moments(normalize: Any) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
+    """Means and standard deviations; 1 in place of the standard deviation of a constant or one-row column."""
+    means = np.array([normalize.means[name] for name in DENSE])
+    stds = np.nan_to_num([normalize.stds[name] for name in DENSE])
+    constant = stds <= CONSTANT_STD * np.maximum(np.abs(means), 1.0)
+    return means.astype(np.float32), np.where(constant, 1.0, stds).astype(np.float32)

@@ -1,0 +1,49 @@
+"""The workflow that this round extends: that of the model which training will continue.
+
+Refuses a stored workflow that is not the one the model was trained with: ids that moved would silently give every
+embedding another meaning.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from components.contracts import model_store
+from components.contracts.durable import sha256_tree
+from components.contracts.errors import ContractError
+from components.contracts.manifests import Model
+from components.contracts.uris import local_path
+from components.contracts.workflow import FeatureWorkflow
+
+
+@dataclass(frozen=True, kw_only=True)
+class Parent:
+    """A stored model and its feature workflow."""
+
+    model: Model
+    features: FeatureWorkflow
+
+
+def find_parent(store: Path, reference: str) -> Parent | None:
+    """The parent that `reference` names (`current`, `none` or a model's id); None where there is none.
+
+    Raises:
+        ContractError: the model or its workflow is missing, or the workflow is not the one it was trained with.
+    """
+    try:
+        model = model_store.parent(store, reference)
+    except OSError as error:
+        raise ContractError(f"parent {reference!r} cannot be read: {error}") from error
+    if model is None:
+        return None
+    folder = local_path(model.uri) / Model.WORKFLOW
+    features = FeatureWorkflow.load(folder)
+    found, expected = sha256_tree(folder), model.sha256.get("workflow")
+    if expected is not None and found != expected:
+        raise ContractError(
+            f"workflow in {folder} has sha256 {found}, expected {expected} as the model was trained with"
+        )
+    if features.slot_sizes != model.slot_sizes:
+        raise ContractError(f"workflow in {folder} has slot sizes {features.slot_sizes}, expected {model.slot_sizes}")
+    return Parent(model=model, features=features)

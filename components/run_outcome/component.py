@@ -1,0 +1,28 @@
+"""The exit handler's KFP signature."""
+
+from kfp import dsl
+
+
+@dsl.component(base_image="evergreen-run-outcome", install_kfp_package=False)
+def run_outcome(
+    run: str,
+    store: str,
+    trigger_id: str,
+    trigger_reason: str,
+    status: dsl.PipelineTaskFinalStatus,
+) -> str:
+    """Records how the run ended, which step decided it and why.
+
+    Args:
+        run: Name of the run.
+        store: Folder of the model store.
+        trigger_id: Who asked for the run; empty for a run started by hand.
+        trigger_reason: Why it was asked for.
+        status: How KFP says the run ended.
+
+    Returns:
+        One sentence: released, refused or failed, by which step, and why.
+    """
+    from components.run_outcome.outcome import record
+
+    return record(run=run, store=store, trigger_id=trigger_id, trigger_reason=trigger_reason, kfp_state=status.state)

@@ -1,0 +1,63 @@
+"""How a run ended, read off its steps' notes and KFP's word, and written beside them.
+
+KFP alone cannot tell: the hosted backend passes COMPLETE or FAILED without a message, the local one SUCCEEDED or FAILED
+and names the exit handler itself. What each step notes is `contracts.run_notes`'; telling people is the monitor's.
+"""
+
+from __future__ import annotations
+
+import logging
+from datetime import datetime, timezone
+
+from components.contracts.run_notes import RunOutcome, StepNote, read_notes, write_outcome
+from components.contracts.uris import local_path
+
+logger = logging.getLogger(__name__)
+
+FAILED_STATES = frozenset({"FAILED", "CANCELED", "CANCELLED", "ERROR"})
+LAST_STEP = "deployment"
+
+
+def record(*, run: str, store: str, trigger_id: str, trigger_reason: str, kfp_state: str) -> str:
+    """Writes the run's outcome to the store and returns it as one sentence."""
+    folder = local_path(store)
+    outcome = decide(
+        read_notes(folder, run),
+        run=run,
+        trigger_id=trigger_id,
+        kfp_state=kfp_state,
+        ended_at=datetime.now(timezone.utc).isoformat(),
+    )
+    write_outcome(folder, outcome)
+    sentence = f"{outcome.state} at {outcome.step}: {outcome.reason}"
+    logger.info("run %s (%s) %s", run, trigger_reason or "started by hand", sentence)
+    return sentence
+
+
+def decide(notes: list[StepNote], *, run: str, trigger_id: str, kfp_state: str, ended_at: str) -> RunOutcome:
+    """The outcome that the notes (in step order) and KFP's state together tell.
+
+    A step that still says `running` was killed before it could say more.
+    """
+    last = notes[-1] if notes else StepNote(step="none", state="failed", reason="no step started")
+    version = None
+    if last.state == "refused":
+        state, reason = "refused", last.reason
+    elif last.state == "done" and last.step == LAST_STEP and kfp_state not in FAILED_STATES:
+        state, reason = "released", last.reason
+        version = int(last.facts["version"])
+    elif last.state == "failed":
+        state, reason = "failed", last.reason
+    elif last.state == "running":
+        state, reason = "failed", f"{last.step} ended without a word (killed, out of memory or out of time)"
+    else:
+        state, reason = "failed", f"nothing followed {last.step}, KFP says {kfp_state}"
+    return RunOutcome(
+        run=run,
+        trigger_id=trigger_id,
+        state=state,
+        step=last.step,
+        reason=reason,
+        version=version,
+        ended_at=ended_at,
+    )

@@ -1,0 +1,1 @@
+"""The training step: TrainingSet (+ parent Model) -> Model in the store."""

@@ -1,0 +1,71 @@
+"""How a model is fitted: optimizer, batches, early stopping.
+
+The network's shape is `contracts.dcn.DcnConfig`; which rows and which parent is the step's business. Defaults suit both
+a first model and an incremental round on some ten thousand rows.
+"""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from components.contracts.errors import ContractError
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrainingSettings:
+    """Settings of one fit."""
+
+    learning_rate: float = 0.001
+    """Adam's, for dense parameters and embeddings."""
+    beta1: float = 0.9
+    """Decay of Adam's mean of gradients, per step."""
+    beta2: float = 0.999
+    """Decay of Adam's mean of squared gradients, per step."""
+    epsilon: float = 1e-7
+    """Added to the root of Adam's second moment, uncorrected (HugeCTR's placement and default)."""
+    batch_size: int = 2048
+    """Rows per optimizer step."""
+    max_epochs: int = 6
+    """Most passes over the fitted rows; a resumed run counts the passes it had made."""
+    patience: int = 1
+    """Epochs without a better log loss on the stopping slice that are forgiven before training ends."""
+    stopping_fraction: float = 0.1
+    """Share of the training rows, the newest, that judges each epoch and is not fitted until training has ended."""
+    finish_epochs: int = 1
+    """Passes over the stopping slice, from the best weights, after training has ended; 0 leaves them unlearnt."""
+    seed: int = 42
+    """Decides initial weights, the order of rows and dropout."""
+
+    def __post_init__(self) -> None:
+        """Refuses settings that cannot train."""
+        for name in ("learning_rate", "epsilon"):
+            if not 0.0 < getattr(self, name) < float("inf"):
+                raise ContractError(f"{name} is {getattr(self, name)}, expected a positive number")
+        for name in ("beta1", "beta2"):
+            if not 0.0 <= getattr(self, name) < 1.0:
+                raise ContractError(f"{name} is {getattr(self, name)}, expected a number in [0, 1)")
+        for name, least in (("batch_size", 1), ("max_epochs", 1), ("patience", 0), ("finish_epochs", 0), ("seed", 0)):
+            if getattr(self, name) < least:
+                raise ContractError(f"{name} is {getattr(self, name)}, expected at least {least}")
+        if not 0.0 < self.stopping_fraction < 1.0:
+            raise ContractError(f"stopping_fraction is {self.stopping_fraction}, expected a share in (0, 1)")
+
+    def as_document(self) -> dict[str, Any]:
+        """The settings as JSON-ready values."""
+        return asdict(self)
+
+
+def parse_tower(text: str) -> tuple[int, ...]:
+    """Widths written as `128,64`.
+
+    Raises:
+        ContractError: `text` is not whole numbers joined by commas.
+
+    >>> parse_tower("128, 64")
+    (128, 64)
+    """
+    try:
+        return tuple(int(width) for width in text.split(","))
+    except ValueError:
+        raise ContractError(f"tower is {text!r}, expected widths joined by commas such as 128,64") from None

@@ -1,0 +1,64 @@
+"""Where a fit's numbers go: three methods, JSON lines by default, a list in tests.
+
+A crash loses no line that was logged; a resumed fit appends to the same file.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Protocol
+
+
+class MetricsSink(Protocol):
+    """Takes numbers by name and step; None is a number that does not exist."""
+
+    def log(self, name: str, value: float | None, step: int) -> None:
+        """Takes one number."""
+
+    def log_dict(self, values: Mapping[str, float | None], step: int) -> None:
+        """Takes several numbers of one step."""
+
+    def close(self) -> None:
+        """Releases what the sink holds."""
+
+
+class JsonLinesSink:
+    """Appends one JSON object per call to a file."""
+
+    def __init__(self, path: Path) -> None:
+        """Opens `path` for appending; its folder is created."""
+        path.parent.mkdir(parents=True, exist_ok=True)
+        self._file = open(path, "a", buffering=1)  # noqa: SIM115 (closed by close)
+
+    def log(self, name: str, value: float | None, step: int) -> None:
+        """See `MetricsSink`."""
+        self.log_dict({name: value}, step)
+
+    def log_dict(self, values: Mapping[str, float | None], step: int) -> None:
+        """See `MetricsSink`."""
+        self._file.write(json.dumps({"step": step, **values}) + "\n")
+
+    def close(self) -> None:
+        """See `MetricsSink`."""
+        self._file.close()
+
+
+class MemorySink:
+    """Keeps what it was given, in `lines`."""
+
+    def __init__(self) -> None:
+        """Starts empty."""
+        self.lines: list[dict[str, float | None]] = []
+
+    def log(self, name: str, value: float | None, step: int) -> None:
+        """See `MetricsSink`."""
+        self.log_dict({name: value}, step)
+
+    def log_dict(self, values: Mapping[str, float | None], step: int) -> None:
+        """See `MetricsSink`."""
+        self.lines.append({"step": step, **values})
+
+    def close(self) -> None:
+        """See `MetricsSink`."""

@@ -1,0 +1,42 @@
+"""The validation step as a KFP component; the work is `python -m components.validation`."""
+
+from kfp import dsl
+from kfp.dsl import HTML, Artifact, Dataset, Input, Metrics, Output
+
+
+@dsl.component(base_image="evergreen-validation", install_kfp_package=False)
+def validation(
+    run: str,
+    store: str,
+    work: str,
+    champion: str,
+    raw_dataset: Input[Dataset],
+    report: Output[Artifact],
+    html: Output[HTML],
+    metrics: Output[Metrics],
+) -> bool:
+    """Judges the training rows with TFDV: anomalies, and drift against the champion's training rows.
+
+    Args:
+        run: Name of the run.
+        store: URI of the model store.
+        work: URI of the folder for big files.
+        champion: `current`, `none` or the id of a released model; rows are judged by its statistics and schema.
+        raw_dataset: RawDataset manifest.
+        report: ValidationReport manifest.
+        html: Findings, drift and distributions for people.
+        metrics: Rows, findings and the largest drift.
+
+    Returns:
+        Output: True unless the rows must not be trained on.
+    """
+    from components.contracts.manifests import ValidationReport
+    from components.validation.__main__ import main, metric_values
+
+    flags = {"run": run, "store": store, "work": work, "champion": champion, "raw-dataset": raw_dataset.path}
+    code = main([f"--{k}={v}" for k, v in flags.items()] + [f"--output={report.path}", f"--html={html.path}"])
+    if code > 1:
+        raise SystemExit(code)
+    for name, value in metric_values(ValidationReport.read(report.path)).items():
+        metrics.log_metric(name, value)
+    return code == 0

@@ -1,0 +1,42 @@
+"""The thresholds by which validation judges; flags of the step, in the same names.
+
+What each threshold is compared with is described where it is used: `components.validation.rules` and `.drift`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, fields
+
+from components.contracts.errors import ContractError
+
+
+@dataclass(frozen=True, kw_only=True)
+class ValidationSettings:
+    """Thresholds of judgement; all of them lead to a warning, never to a block.
+
+    Raises:
+        ContractError: a threshold lies outside its range.
+    """
+
+    categorical_drift: float = 0.1
+    """Largest change of one value's share (L-infinity, 0..1) that passes."""
+    categorical_drift_relative: float = 0.5
+    """The same as a part of the share of the column's most frequent value; the smaller of the two thresholds holds."""
+    numeric_drift: float = 0.02
+    """Largest Jensen-Shannon divergence (bits, 0..1) that passes; a shift by a third of a standard deviation."""
+    new_value_share: float = 0.05
+    """Largest share of rows whose category the champion's rows certainly did not hold."""
+    missing_share_jump: float = 0.5
+    """Largest change of a column's share of missing values."""
+    range_margin: float = 2.0
+    """How far a value may lie outside the first run's range before it is named, in widths of that range."""
+
+    def __post_init__(self) -> None:
+        """Refuses thresholds that no distance can meet."""
+        for field in fields(self):
+            value = getattr(self, field.name)
+            if field.name == "range_margin":
+                if not 0 <= value < float("inf"):
+                    raise ContractError(f"range_margin is {value}, expected a finite number of at least 0")
+            elif not 0 < value <= 1:
+                raise ContractError(f"{field.name} is {value}, expected a number in (0, 1]")

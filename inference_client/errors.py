@@ -1,0 +1,60 @@
+"""What can go wrong between the client and the server, sorted by what the caller must do next.
+
+`translated` is the one place that knows Triton's status codes and texts.
+"""
+
+from __future__ import annotations
+
+from tritonclient.utils import InferenceServerException
+
+from components.contracts.errors import ContractError, PermanentError, TemporaryError
+
+
+class ServerUnavailable(TemporaryError):
+    """No server answers there, it refuses work (queue full), or it is switching versions."""
+
+
+class DeadlineExpired(TemporaryError):
+    """No answer within the deadline; the server may still be working on it."""
+
+
+class ServerFault(TemporaryError):
+    """The server failed inside; the message is its own."""
+
+
+class VersionsMixed(TemporaryError):
+    """The parts of one large request were answered by different versions again and again."""
+
+
+class ModelAbsent(PermanentError):
+    """The server does not serve this model."""
+
+
+class BadReply(PermanentError):
+    """The server's answer is no list of probabilities, one per row."""
+
+
+class BadRequest(ContractError):
+    """The server, or this client before it, refused the request's tensors."""
+
+
+_SWITCHING = ("not at ready state", "no available versions")
+"""Triton's NOT_FOUND texts while a model is being loaded, or while the server stops; both end soon."""
+
+
+def translated(error: InferenceServerException, server: str, model: str, deadline_seconds: float) -> Exception:
+    """The error of ours that says what `error` means; the message names the server."""
+    status = str(error.status() or "").rpartition(".")[2]
+    # A server-side traceback names its paths: keep the first line.
+    text = (error.message() or "").strip().partition("\n")[0] or status
+    if status == "DEADLINE_EXCEEDED":
+        return DeadlineExpired(f"server {server} did not answer within {deadline_seconds:g} s")
+    if status in ("UNAVAILABLE", "CANCELLED", "RESOURCE_EXHAUSTED"):
+        return ServerUnavailable(f"server {server} is unavailable: {text}")
+    if status == "NOT_FOUND":
+        if any(sign in text for sign in _SWITCHING):
+            return ServerUnavailable(f"server {server} is switching versions: {text}")
+        return ModelAbsent(f"server {server} does not serve model {model}: {text}")
+    if status == "INVALID_ARGUMENT":
+        return BadRequest(f"server {server} refused the request: {text}")
+    return ServerFault(f"server {server} failed with {status or 'no status'}: {text}")

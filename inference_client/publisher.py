@@ -1,0 +1,188 @@
+"""Publishes what was scored, and later what came of it, to the log: at least once, in few commits.
+
+Prediction records wait for the next flush; clicks wait for their delay too, so an outcome never precedes its
+prediction. A flush that fails for now is repeated with the same ids, so the log stores each message once. How
+messages are stored is the log's; what they mean together is the monitor's.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import heapq
+import logging
+import time
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import NamedTuple
+from urllib.parse import unquote
+
+import numpy as np
+
+from components.contracts.errors import ContractError, TemporaryError
+from components.contracts.event_log import Publisher
+from components.contracts.records import CLICK, OutcomeBatch, PredictionBatch, encode
+from components.contracts.sqlite_log import SqliteLog
+
+logger = logging.getLogger(__name__)
+
+_SQLITE = "sqlite://"
+
+
+def open_log(url: str) -> Publisher:
+    """The writing end of the log that `url` names: `sqlite:///absolute/path`.
+
+    Raises:
+        ContractError: another scheme, a relative path, or a folder that does not exist.
+        TemporaryError: the log cannot be opened now.
+    """
+    path = Path(unquote(url[len(_SQLITE) :]))
+    if not url.startswith(_SQLITE) or not path.is_absolute():
+        raise ContractError(f"log is {url!r}, expected sqlite:///absolute/path")
+    if not path.parent.is_dir():
+        raise ContractError(f"log {url}: folder {path.parent} does not exist")
+    return SqliteLog(path)
+
+
+class _Flush(NamedTuple):
+    messages: list[tuple[str, bytes]]
+    rows: int
+    outcomes: int
+
+
+class _Click(NamedTuple):
+    due: float
+    request_id: str
+    row: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class PublisherSettings:
+    """How often to publish, and how long to try."""
+
+    interval_seconds: float = 0.15
+    """Time between flushes: one commit each. Shorter is fresher, longer is cheaper."""
+    first_backoff_seconds: float = 0.1
+    max_backoff_seconds: float = 2.0
+    give_up_seconds: float = 60.0
+    """How long one flush is repeated while the log is unavailable."""
+
+    def __post_init__(self) -> None:
+        """Refuses settings that cannot work."""
+        if self.interval_seconds <= 0:
+            raise ContractError(f"interval_seconds is {self.interval_seconds}, expected more than 0")
+
+
+class RecordPublisher:
+    """Queues predictions and clicks, and publishes what is due; use in one event loop."""
+
+    def __init__(
+        self,
+        log: Publisher,
+        *,
+        source: str,
+        settings: PublisherSettings | None = None,
+        clock: Callable[[], float] = time.time,
+        sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
+    ) -> None:
+        """Starts with nothing queued.
+
+        Args:
+            log: Where to publish.
+            source: Names this publisher in outcome ids; unique per log.
+            settings: See `PublisherSettings`.
+            clock: Seconds since the epoch.
+            sleep: Waits between flushes and retries.
+        """
+        self._log, self._source, self._settings = log, source, settings or PublisherSettings()
+        self._clock, self._sleep = clock, sleep
+        self._predictions: list[PredictionBatch] = []
+        self._clicks: list[_Click] = []
+        self._pending: _Flush | None = None
+        """The flush under way: kept as it is until the log has it, so that its ids never name other content."""
+        self._flushing = asyncio.Lock()
+        self._outcome_batches = 0
+        self._stopping = False
+        self.published_rows = 0
+        """Rows in prediction records that the log has."""
+        self.published_outcomes = 0
+        """Clicks that the log has."""
+
+    @property
+    def queued_predictions(self) -> int:
+        """Prediction records not yet in the log: grows while the log is unavailable."""
+        return len(self._predictions)
+
+    def add(self, prediction: PredictionBatch, clicks: Sequence[tuple[int, float]] = ()) -> None:
+        """Queues a prediction and its clicks, each a row and the seconds after the prediction's time."""
+        self._predictions.append(prediction)
+        for row, delay in clicks:
+            heapq.heappush(self._clicks, _Click(prediction.time + delay, prediction.request_id, row))
+
+    async def flush(self) -> None:
+        """Publishes all queued predictions and the clicks that are due, in this order, in one commit.
+
+        What an earlier flush could not publish goes first.
+
+        Raises:
+            TemporaryError: the log stayed unavailable for `give_up_seconds`; the next flush tries again.
+        """
+        async with self._flushing:
+            self._pending = self._pending or self._next_flush()
+            if self._pending is None:
+                return
+            await self._publish(self._pending.messages)
+            self.published_rows += self._pending.rows
+            self.published_outcomes += self._pending.outcomes
+            self._pending = None
+
+    async def run(self) -> None:
+        """Flushes every interval until `drain` ends it."""
+        while not self._stopping:
+            await self.flush()
+            await self._sleep(self._settings.interval_seconds)
+
+    async def drain(self) -> None:
+        """Publishes everything still queued, waiting for each click's time; `run` ends too."""
+        self._stopping = True
+        await self.flush()
+        while self._clicks or self._predictions or self._pending:
+            wait = self._clicks[0].due - self._clock() if self._clicks else 0.0
+            await self._sleep(max(wait, self._settings.interval_seconds))
+            await self.flush()
+
+    def _next_flush(self) -> _Flush | None:
+        """What is due now; None when nothing is."""
+        now = self._clock()
+        predictions, self._predictions = self._predictions, []
+        due = []
+        while self._clicks and self._clicks[0].due <= now:
+            due.append(heapq.heappop(self._clicks))
+        messages = [(p.request_id, encode(p)) for p in predictions]
+        if due:
+            self._outcome_batches += 1
+            outcomes = OutcomeBatch(
+                batch_id=f"{self._source}-outcomes-{self._outcome_batches}",
+                time=due[-1].due,
+                event=CLICK,
+                request_ids=tuple(click.request_id for click in due),
+                rows=np.array([click.row for click in due], dtype=np.int32),
+                times=np.array([click.due for click in due], dtype=np.float64),
+            )
+            messages.append((outcomes.batch_id, encode(outcomes)))
+        return _Flush(messages, sum(len(p) for p in predictions), len(due)) if messages else None
+
+    async def _publish(self, messages: list[tuple[str, bytes]]) -> None:
+        give_up_at = self._clock() + self._settings.give_up_seconds
+        backoff = self._settings.first_backoff_seconds
+        while True:
+            try:
+                # In a thread: a commit waits for the disk, and a busy log for its other writer.
+                await asyncio.to_thread(self._log.publish, messages)
+                return
+            except TemporaryError as error:
+                if self._clock() >= give_up_at:
+                    raise
+                logger.warning("log unavailable, publishing %d messages again: %s", len(messages), error)
+            await self._sleep(backoff)
+            backoff = min(2 * backoff, self._settings.max_backoff_seconds)

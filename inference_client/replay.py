@@ -1,0 +1,261 @@
+"""Replays traffic against a server at a stated rate: scores, publishes predictions, and later their clicks.
+
+Open loop: requests start when their time comes, not when the last answer came, up to a bound in flight; beyond it
+the replay falls behind, says by how much, and after a second forgives what it owes instead of bursting. Rows come
+from `traffic`, counts go to `statistics`; whether scores were good is the monitor's to say.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+from typing import Any, NamedTuple, Protocol
+from uuid import uuid4
+
+import numpy as np
+from numpy.random import Generator
+from numpy.typing import NDArray
+
+from components.contracts.errors import ContractError, PermanentError, TemporaryError
+from components.contracts.records import PredictionBatch
+from inference_client.client import Scored
+from inference_client.publisher import RecordPublisher
+from inference_client.statistics import AFTER, ReplayStatistics
+from inference_client.traffic import Request, Traffic
+
+logger = logging.getLogger(__name__)
+
+MAX_ROWS_PER_REQUEST = 2048
+"""A prediction record of this many rows takes 0.55 MB; the log takes 1 MB."""
+MAX_DELAY_FACTOR = 4.0
+"""No click comes later than this many mean delays."""
+_FORGIVEN_SECONDS = 1.0
+_MAX_QUEUED_PREDICTIONS = 2000
+
+
+class Scorer(Protocol):
+    """What the replay needs of `client.ScoringClient`."""
+
+    async def score(self, dense: NDArray[np.float32], categorical: NDArray[np.int64]) -> Scored:
+        """Scores rows; raises TemporaryError, PermanentError or ContractError."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class ReplaySettings:
+    """How to replay."""
+
+    rate: float
+    """Rows per second."""
+    rows_per_request: int = 64
+    label_delay_seconds: float = 1.5
+    """Mean delay of a click after its prediction: exponential, cut at `MAX_DELAY_FACTOR` times this."""
+    max_rows: int | None = None
+    """Stop after this many rows sent; None = when told to."""
+    max_in_flight: int = 16
+    """Requests at once; beyond it the replay falls behind."""
+    max_consecutive_failures: int = 20
+
+    def __post_init__(self) -> None:
+        """Refuses settings that cannot work."""
+        if not 0 < self.rate < float("inf"):
+            raise ContractError(f"rate is {self.rate}, expected rows per second above 0")
+        if not 1 <= self.rows_per_request <= MAX_ROWS_PER_REQUEST:
+            raise ContractError(f"rows_per_request is {self.rows_per_request}, expected 1..{MAX_ROWS_PER_REQUEST}")
+        if not 0 <= self.label_delay_seconds < float("inf"):
+            raise ContractError(f"label_delay_seconds is {self.label_delay_seconds}, expected 0 or more")
+        if self.max_rows is not None and self.max_rows < 1:
+            raise ContractError(f"max_rows is {self.max_rows}, expected at least 1")
+        for name, value in (
+            ("max_in_flight", self.max_in_flight),
+            ("max_consecutive_failures", self.max_consecutive_failures),
+        ):
+            if value < 1:
+                raise ContractError(f"{name} is {value}, expected at least 1")
+
+
+class Seams(NamedTuple):
+    """Time, as the replay sees it."""
+
+    clock: Callable[[], float] = time.time
+    """Seconds since the epoch, for records."""
+    timer: Callable[[], float] = time.monotonic
+    """Seconds, for the schedule and latencies."""
+    sleep: Callable[[float], Awaitable[Any]] = asyncio.sleep
+
+
+class Replay:
+    """One replay; commands may come at any time while it runs, from its own event loop."""
+
+    def __init__(
+        self,
+        scorer: Scorer,
+        traffic: Traffic,
+        publisher: RecordPublisher,
+        settings: ReplaySettings,
+        random: Generator,
+        *,
+        run: str | None = None,
+        seams: Seams | None = None,
+    ) -> None:
+        """Sends nothing yet.
+
+        Args:
+            scorer: Where to score.
+            traffic: Where rows come from.
+            publisher: Where records go; the caller runs and drains it.
+            settings: See `ReplaySettings`.
+            random: For the delays of clicks.
+            run: Names this replay in request ids; must be new to the log. Random without one.
+            seams: Clock, timer, sleep.
+        """
+        self._scorer, self._traffic, self._publisher = scorer, traffic, publisher
+        self._settings, self._random = settings, random
+        self._run = run or f"replay-{uuid4().hex[:12]}"
+        self._seams = seams or Seams()
+        self._rate = settings.rate
+        self._stopping = False
+        self._woken = asyncio.Event()
+        self._in_flight: set[asyncio.Task[None]] = set()
+        self._consecutive_failures = 0
+        self.statistics = ReplayStatistics()
+        self.behind_seconds = 0.0
+        """How late the newest request was sent."""
+        self.forgiven_seconds = 0.0
+        """Schedule time given up because the server or the log could not keep up."""
+        self.exhausted = False
+        """Whether the traffic ran out of rows."""
+        self.last_error: Exception | None = None
+        self.gave_up = False
+        """Whether too many requests in a row failed."""
+
+    def command(self, line: str) -> None:
+        """Obeys one line: `drift`, `rate N` or `stop`; what is none of these is logged and ignored."""
+        words = line.split()
+        try:
+            if words == ["drift"]:
+                self._drift()
+            elif words == ["stop"]:
+                self.stop()
+            elif len(words) == 2 and words[0] == "rate" and 0 < float(words[1]) < float("inf"):
+                self._rate = float(words[1])
+                logger.info("rate is now %g rows per second", self._rate)
+            elif words:
+                raise ContractError(f"command is {line.strip()!r}, expected drift, rate N (above 0) or stop")
+        except ValueError as error:
+            logger.error("command ignored: %s", error)
+
+    def stop(self) -> None:
+        """Ends `send` after the requests in flight."""
+        self._stopping = True
+        self._woken.set()
+
+    async def send(self) -> None:
+        """Sends requests until stopped, exhausted, at `max_rows`, or after too many failures in a row.
+
+        Requests in flight are waited for, never cancelled (see `ClientSettings.deadline_seconds`).
+        """
+        due = self._seams.timer()
+        rows_sent = 0
+        while not self._stopping:
+            wanted = self._settings.rows_per_request
+            if self._settings.max_rows is not None:
+                wanted = min(wanted, self._settings.max_rows - rows_sent)
+            request = self._traffic.take(wanted) if wanted else None
+            if request is None:
+                self.exhausted = wanted > 0
+                break
+            # The phase is that of the draw: a drift that comes while waiting takes effect at the next request.
+            phase = self.statistics.phase
+            await self._wait_for_turn(due)
+            if self._stopping:
+                break
+            self._start(request, phase)
+            rows_sent += len(request.label)
+            due = self._next_due(due, len(request.label))
+        while self._in_flight:
+            await asyncio.wait(self._in_flight)
+
+    async def _wait_for_turn(self, due: float) -> None:
+        wait = due - self._seams.timer()
+        if wait > 0:
+            await self._pause(wait)
+        while len(self._in_flight) >= self._settings.max_in_flight and not self._stopping:
+            await asyncio.wait(self._in_flight, return_when=asyncio.FIRST_COMPLETED)
+        while self._publisher.queued_predictions >= _MAX_QUEUED_PREDICTIONS and not self._stopping:
+            await self._pause(0.1)
+
+    async def _pause(self, seconds: float) -> None:
+        """Waits, but not past a stop."""
+        if seconds < 0.1:
+            await self._seams.sleep(seconds)
+            return
+        sleeping = asyncio.ensure_future(self._seams.sleep(seconds))
+        woken = asyncio.ensure_future(self._woken.wait())
+        _, pending = await asyncio.wait({sleeping, woken}, return_when=asyncio.FIRST_COMPLETED)
+        for task in pending:
+            task.cancel()
+
+    def _next_due(self, due: float, rows: int) -> float:
+        now = self._seams.timer()
+        self.behind_seconds = max(0.0, now - due)
+        if self.behind_seconds > _FORGIVEN_SECONDS:
+            self.forgiven_seconds += self.behind_seconds
+            due = now
+        return due + rows / self._rate
+
+    def _start(self, request: Request, phase: str) -> None:
+        self.statistics.count_sent()
+        request_id = f"{self._run}-{self.statistics.sent}"
+        task = asyncio.get_running_loop().create_task(self._serve(request_id, request, phase))
+        self._in_flight.add(task)
+        task.add_done_callback(self._in_flight.discard)
+
+    async def _serve(self, request_id: str, request: Request, phase: str) -> None:
+        started = self._seams.timer()
+        try:
+            scored = await self._scorer.score(request.dense, request.categorical)
+        except (TemporaryError, PermanentError, ContractError) as error:
+            self._count_failure(error)
+            return
+        self._consecutive_failures = 0
+        self.statistics.count_answer(
+            phase=phase,
+            version=scored.model_version,
+            latency_seconds=self._seams.timer() - started,
+            label=request.label,
+            probability=request.probability,
+        )
+        prediction = PredictionBatch(
+            request_id=request_id,
+            time=self._seams.clock(),
+            model_version=scored.model_version,
+            dense=request.dense,
+            categorical=request.categorical,
+            scores=scored.scores,
+        )
+        clicked = np.flatnonzero(request.label)
+        self._publisher.add(prediction, list(zip(clicked.tolist(), self._delays(len(clicked)))))
+
+    def _count_failure(self, error: Exception) -> None:
+        self.statistics.count_failure(error)
+        self.last_error = error
+        self._consecutive_failures += 1
+        if self._consecutive_failures >= self._settings.max_consecutive_failures and not self.gave_up:
+            self.gave_up = True
+            logger.error("giving up after %d failed requests in a row: %s", self._consecutive_failures, error)
+            self.stop()
+
+    def _delays(self, count: int) -> list[float]:
+        mean = self._settings.label_delay_seconds
+        delays: list[float] = np.minimum(self._random.exponential(mean, count), MAX_DELAY_FACTOR * mean).tolist()
+        return delays
+
+    def _drift(self) -> None:
+        if self.statistics.phase == AFTER:
+            raise ContractError("the world has drifted already")
+        self._traffic.drift()
+        self.statistics.drift_time = self._seams.clock()
+        logger.info("drift begins after %d rows", self.statistics.rows)

@@ -1,0 +1,111 @@
+"""Writes a world's rows as a lake: day partitions in the raw schema, each whole or absent.
+
+Drawing is `world`'s; what reads the lake is extraction.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from datetime import date, datetime, time, timedelta, timezone
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+from numpy.random import Generator
+from numpy.typing import NDArray
+
+from components.contracts import criteo
+from components.contracts.durable import whole_directory
+from components.contracts.errors import ContractError
+from components.contracts.metrics import roc_auc
+from inference_client.simulation.world import Rows, World
+
+ROWS_PER_FILE = 100_000
+ROWS_PER_REQUEST = 64
+
+
+@dataclass(frozen=True, kw_only=True)
+class LakeReport:
+    """What was written."""
+
+    rows: int
+    clicks: int
+    days: list[str]
+    bayes_auc: float | None
+    """Best AUC that any model could reach on these rows; None unless both classes are present."""
+
+
+def write_lake(world: World, lake: Path, *, rows: int, days: int, last_day: date, seed: int) -> LakeReport:
+    """Writes `rows` rows of `world`, spread evenly over `days` days that end with `last_day`.
+
+    Raises:
+        ContractError: fewer rows than days, no days, or a partition exists already.
+    """
+    if days < 1 or rows < days:
+        raise ContractError(f"asked for {rows} rows over {days} days, expected at least one row a day")
+    random = np.random.default_rng([seed, 6])
+    names = [str(last_day - timedelta(days=back)) for back in reversed(range(days))]
+    if existing := [name for name in names if _partition(lake, name).exists()]:
+        raise ContractError(f"lake {lake} holds day {existing[0]} already, expected none of {names}")
+    labels, probabilities = [], []
+    for number, name in enumerate(names):
+        count = rows * (number + 1) // days - rows * number // days
+        with whole_directory(_partition(lake, name)) as folder:
+            for drawn in _write_day(world, folder, name, count, random):
+                labels.append(drawn.label)
+                probabilities.append(drawn.probability)
+    label = np.concatenate(labels)
+    bayes_auc = roc_auc(label, np.concatenate(probabilities))
+    return LakeReport(rows=rows, clicks=int(label.sum()), days=names, bayes_auc=bayes_auc)
+
+
+def raw_table(rows: Rows, *, request_ids: list[str], row: NDArray[np.int32], times: NDArray[np.float64]) -> Any:
+    """The rows as an Arrow table in the raw schema; `times` are seconds since the epoch. No model scored them."""
+    columns: dict[str, Any] = {criteo.LABEL: pa.array(rows.label)}
+    for i, name in enumerate(criteo.DENSE):
+        values = rows.dense[:, i]
+        columns[name] = pa.array(values, mask=np.isnan(values))
+    for i, name in enumerate(criteo.CATEGORICAL):
+        keys = rows.categorical[:, i]
+        columns[name] = pa.array(keys, mask=keys == criteo.MISSING_CATEGORY)
+    columns[criteo.REQUEST_ID] = pa.array(request_ids)
+    columns[criteo.ROW] = pa.array(row)
+    columns[criteo.EVENT_TIME] = pa.array((times * 1e6).astype(np.int64))
+    columns[criteo.MODEL_VERSION] = pa.nulls(len(row))
+    columns[criteo.SCORE] = pa.nulls(len(row))
+    schema = raw_schema()
+    return pa.table([columns[field.name].cast(field.type) for field in schema], schema=schema)
+
+
+def raw_schema() -> Any:
+    """`criteo.RAW_TYPES` as an Arrow schema."""
+    stamp = pa.timestamp("us", tz="UTC")
+    return pa.schema(
+        [
+            pa.field(name, stamp if text.startswith("timestamp") else getattr(pa, text)())
+            for name, text in criteo.RAW_TYPES.items()
+        ]
+    )
+
+
+def _partition(lake: Path, day: str) -> Path:
+    return lake / criteo.DAY_PARTITION.format(day=day)
+
+
+def _write_day(world: World, folder: Path, day: str, count: int, random: Generator) -> list[Rows]:
+    midnight = datetime.combine(date.fromisoformat(day), time(tzinfo=timezone.utc)).timestamp()
+    written = []
+    for part, start in enumerate(range(0, count, ROWS_PER_FILE)):
+        number = np.arange(start, min(start + ROWS_PER_FILE, count))
+        drawn = world.draw(len(number), random)
+        table = raw_table(
+            drawn,
+            request_ids=[f"simulated-{world.seed}-{day}-{i // ROWS_PER_REQUEST}" for i in number.tolist()],
+            row=(number % ROWS_PER_REQUEST).astype(np.int32),
+            times=midnight + (number + 0.5) * (86_400.0 / count),
+        )
+        pq.write_table(table, folder / f"part-{part:05d}.parquet")
+        written.append(drawn)
+    return written

@@ -1,0 +1,182 @@
+"""Precomputed tables that make drawing a row cheap: one per column, built from a world's parameters.
+
+A table knows the distribution of its column and the planted effect of every value. Which tables a world has, and
+what drift does to them, is `world`'s.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import NamedTuple
+
+import numpy as np
+from numpy.random import Generator
+from numpy.typing import NDArray
+
+from components.contracts.criteo import MISSING_CATEGORY
+from inference_client.simulation.columns import CategoryColumn, DenseColumn
+
+_QUANTILES = 1 << 16
+_Z_99 = 2.3263478740408408
+_CANDIDATE_ORDERS = 32
+
+
+@dataclass(frozen=True)
+class DenseTable:
+    """One integer column as its quantiles; a value and its effect are found at one random 16-bit position."""
+
+    missing: float
+    values: NDArray[np.float32]
+    effects: NDArray[np.float32]
+    missing_effect: np.float32
+
+    @classmethod
+    def build(cls, column: DenseColumn, slope: float, missing_effect: float, shift: float) -> DenseTable:
+        """The table of `column`; its effect is linear in log(1 + value - minimum), with variance about `slope`^2.
+
+        Args:
+            column: The facts.
+            slope: Planted standard deviation, signed.
+            missing_effect: Planted effect of a missing value.
+            shift: Standard deviations by which the values (not their effects) have moved: covariate shift.
+        """
+        mu = np.log(column.median - column.minimum + 0.5)
+        sigma = (np.log(column.p99 - column.minimum + 0.5) - mu) / _Z_99
+        positions = (np.arange(_QUANTILES) + 0.5) / _QUANTILES
+        z = _normal_quantiles(positions)
+
+        def integers(offset: float) -> NDArray[np.float64]:
+            drawn = np.floor(np.exp(mu + sigma * (z + offset))) + column.minimum
+            clipped: NDArray[np.float64] = np.minimum(drawn, column.maximum)
+            return clipped
+
+        logged = np.log1p(integers(0.0) - column.minimum)
+        now = integers(shift)
+        effects = slope * (np.log1p(now - column.minimum) - logged.mean()) / logged.std()
+        return cls(column.missing, now.astype(np.float32), effects.astype(np.float32), np.float32(missing_effect))
+
+
+class Alias(NamedTuple):
+    """Walker's alias table: draws from any discrete distribution with one index and one uniform number."""
+
+    keep: NDArray[np.float32]
+    other: NDArray[np.int32]
+
+    @classmethod
+    def build(cls, probabilities: NDArray[np.float64]) -> Alias:
+        """The table of `probabilities`, which sum to 1 (Vose 1991)."""
+        n = len(probabilities)
+        scaled = (probabilities * n).tolist()
+        keep, other = [1.0] * n, list(range(n))
+        small = [i for i, p in enumerate(scaled) if p < 1.0]
+        large = [i for i, p in enumerate(scaled) if p >= 1.0]
+        while small and large:
+            low, high = small.pop(), large[-1]
+            keep[low], other[low] = scaled[low], high
+            scaled[high] -= 1.0 - scaled[low]
+            if scaled[high] < 1.0:
+                small.append(large.pop())
+        return cls(np.array(keep, dtype=np.float32), np.array(other, dtype=np.int32))
+
+    def draw(self, n: int, random: Generator) -> NDArray[np.int32]:
+        """Indices [n]."""
+        index = random.integers(0, len(self.keep), n, dtype=np.int32)
+        moved = random.random(n, dtype=np.float32) >= self.keep[index]
+        return np.where(moved, self.other[index], index)
+
+
+@dataclass(frozen=True)
+class CategoryTable:
+    """One categorical column: how often each category comes, its 32-bit hash and its planted weight.
+
+    The last entry of `keys` and `weights` stands for the missing value.
+    """
+
+    missing: float
+    frequencies: NDArray[np.float64]
+    """Share of each category among the rows that have one."""
+    keys: NDArray[np.int64]
+    weights: NDArray[np.float32]
+    spread: float
+    """Standard deviation of the weight over rows."""
+    salt: int
+    alias: Alias
+
+    @classmethod
+    def build(cls, column: CategoryColumn, spread: float, random: Generator) -> CategoryTable:
+        """The table of `column` with weights drawn from `random`."""
+        rest = np.arange(1, column.cardinality, dtype=np.float64) ** -column.exponent
+        frequencies = np.concatenate([[column.head], (1.0 - column.head) * rest / rest.sum()])
+        salt = int(random.integers(0, 1 << 32))
+        weights = random.normal(size=column.cardinality + 1)
+        return _assembled(column.missing, frequencies, weights, spread, salt)
+
+    @property
+    def row_shares(self) -> NDArray[np.float64]:
+        """Share of all rows per entry, the missing value last."""
+        return np.append(self.frequencies * (1.0 - self.missing), self.missing)
+
+    def rotated(self, random: Generator) -> CategoryTable:
+        """The same categories, as frequent as before, with their weights dealt out anew.
+
+        Of some random orders the one is taken whose weights say least about the old ones: with few categories a
+        single order may leave half of the relation standing, or reverse it.
+        """
+        shares, old = self.row_shares, self.weights.astype(np.float64)
+        best, best_relation = old, np.inf
+        for _ in range(_CANDIDATE_ORDERS):
+            dealt = _standardised(random.permutation(old), shares) * self.spread
+            relation = abs(float((shares * old * dealt).sum()))
+            if relation < best_relation:
+                best, best_relation = dealt, relation
+        return replace(self, weights=best.astype(np.float32))
+
+    def with_new_categories(self, count: int, share: float, random: Generator) -> CategoryTable:
+        """The column after `count` categories never seen before took `share` of the rows that have a category."""
+        rest = np.arange(1, count + 1, dtype=np.float64) ** -1.0
+        frequencies = np.concatenate([self.frequencies * (1.0 - share), share * rest / rest.sum()])
+        fresh = random.normal(size=count) * max(self.spread, 1e-9)
+        weights = np.concatenate([self.weights[:-1], fresh, self.weights[-1:]])
+        alias = Alias.build(frequencies / frequencies.sum())
+        keys = np.append(_hashes(len(frequencies), self.salt), MISSING_CATEGORY)
+        return replace(self, frequencies=frequencies, weights=weights.astype(np.float32), keys=keys, alias=alias)
+
+
+def _assembled(
+    missing: float, frequencies: NDArray[np.float64], weights: NDArray[np.float64], spread: float, salt: int
+) -> CategoryTable:
+    shares = np.append(frequencies * (1.0 - missing), missing)
+    return CategoryTable(
+        missing=missing,
+        frequencies=frequencies,
+        keys=np.append(_hashes(len(frequencies), salt), MISSING_CATEGORY),
+        weights=(_standardised(weights, shares) * spread).astype(np.float32),
+        spread=spread,
+        salt=salt,
+        alias=Alias.build(frequencies / frequencies.sum()),
+    )
+
+
+def _standardised(weights: NDArray[np.float64], shares: NDArray[np.float64]) -> NDArray[np.float64]:
+    """The weights with mean 0 and variance 1 over rows, so that no seed makes a column louder than planned."""
+    centred = weights - (weights * shares).sum()
+    standard: NDArray[np.float64] = centred / np.sqrt((shares * centred**2).sum())
+    return standard
+
+
+def _hashes(count: int, salt: int) -> NDArray[np.int64]:
+    """Distinct 32-bit values: murmur3's finaliser, which is a bijection."""
+    x = np.arange(count, dtype=np.uint32) ^ np.uint32(salt)
+    x ^= x >> np.uint32(16)
+    x *= np.uint32(0x85EBCA6B)
+    x ^= x >> np.uint32(13)
+    x *= np.uint32(0xC2B2AE35)
+    x ^= x >> np.uint32(16)
+    return x.astype(np.int64)
+
+
+def _normal_quantiles(p: NDArray[np.float64]) -> NDArray[np.float64]:
+    from statistics import NormalDist
+
+    inverse = NormalDist().inv_cdf
+    return np.array([inverse(float(x)) for x in p])

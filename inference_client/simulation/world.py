@@ -1,0 +1,264 @@
+"""The synthetic click world: a value that draws rows with their true click probability, and drifts on request.
+
+A world is its parameters; the same parameters give the same world in every process, so a world travels as a small
+JSON file. Truth: logit = bias + strength * (dense effects + a weight per category + a few pair interactions), each
+column's effect having the share of variance that `columns` states. Writing rows to a lake is `lake`'s.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from dataclasses import asdict, dataclass, field, fields, replace
+from functools import cached_property
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.random import Generator
+from numpy.typing import NDArray
+
+from components.contracts.criteo import CATEGORICAL, DENSE, NUM_CATEGORICAL, NUM_DENSE
+from components.contracts.durable import write_whole
+from components.contracts.errors import ContractError
+from components.contracts.metrics import roc_auc
+from inference_client.simulation.columns import (
+    CATEGORY_COLUMNS,
+    DENSE_COLUMNS,
+    DRIFT_COLUMNS,
+    INTERACTION_BUCKETS,
+    INTERACTIONS,
+)
+from inference_client.simulation.tables import CategoryTable, DenseTable
+
+FORMAT_VERSION = 1
+_CALIBRATION_ROWS = 40_000
+
+
+class Rows(NamedTuple):
+    """Drawn rows."""
+
+    dense: NDArray[np.float32]
+    """[n, 13], NaN = missing."""
+    categorical: NDArray[np.int64]
+    """[n, 26], -1 = missing."""
+    probability: NDArray[np.float64]
+    """[n] true probability of a click."""
+    label: NDArray[np.int32]
+    """[n] 1 = click."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Drift:
+    """One change of the world."""
+
+    seed: int
+    columns: tuple[str, ...] = DRIFT_COLUMNS
+    """Categorical columns whose planted weights rotate."""
+    new_category_columns: tuple[str, ...] = DRIFT_COLUMNS[:2]
+    new_category_share: float = 0.1
+    """Share of the rows of those columns that get categories never seen before."""
+    new_categories: int = 8
+    """How many per column."""
+    dense_shift: dict[str, float] = field(default_factory=dict)
+    """Covariate shift: standard deviations (of the logarithm) by which integer columns move."""
+
+    def __post_init__(self) -> None:
+        """Refuses changes that no world can make."""
+        if wrong := (set(self.columns) | set(self.new_category_columns)) - set(CATEGORICAL):
+            raise ContractError(f"drift names columns {sorted(wrong)}, expected some of C1..C26")
+        if wrong := set(self.dense_shift) - set(DENSE):
+            raise ContractError(f"drift shifts columns {sorted(wrong)}, expected some of I1..I13")
+        if not 0.0 <= self.new_category_share < 1.0:
+            raise ContractError(f"new_category_share is {self.new_category_share}, expected a share in [0, 1)")
+        if self.new_categories < 1:
+            raise ContractError(f"new_categories is {self.new_categories}, expected at least 1")
+
+
+@dataclass(frozen=True, kw_only=True)
+class World:
+    """The parameters of a world; see `World.create`."""
+
+    seed: int
+    click_rate: float
+    strength: float
+    """Standard deviation of the logit, about."""
+    bias: float
+    drifts: tuple[Drift, ...] = ()
+
+    @classmethod
+    def create(cls, seed: int, *, click_rate: float = 0.25, bayes_auc: float = 0.80) -> World:
+        """A world whose best possible AUC is about `bayes_auc` at `click_rate` (0.25 is Kaggle's).
+
+        Raises:
+            ContractError: a share outside (0, 1), or an AUC outside (0.5, 0.95].
+        """
+        if not 0.0 < click_rate < 1.0:
+            raise ContractError(f"click_rate is {click_rate}, expected a share in (0, 1)")
+        if not 0.5 < bayes_auc <= 0.95:
+            raise ContractError(f"bayes_auc is {bayes_auc}, expected a value in (0.5, 0.95]")
+        effects = cls(seed=seed, click_rate=click_rate, strength=1.0, bias=0.0)._sample_effects()
+
+        def expected_auc(strength: float) -> float:
+            bias = _bias_for(strength * effects, click_rate)
+            return _expected_auc(_sigmoid(strength * effects + bias))
+
+        strength = _bisected(expected_auc, bayes_auc, 0.01, 10.0)
+        bias = _bias_for(strength * effects, click_rate)
+        return cls(seed=seed, click_rate=click_rate, strength=strength, bias=bias)
+
+    def drifted(self, drift: Drift) -> World:
+        """The world after one more change.
+
+        The bias follows, so the click rate stays; a covariate shift alone leaves the bias, and so the truth, alone.
+        """
+        changed = replace(self, drifts=(*self.drifts, drift))
+        still = replace(changed, drifts=tuple(replace(d, dense_shift={}) for d in changed.drifts))
+        bias = _bias_for(still.strength * still._sample_effects(), self.click_rate)
+        return replace(changed, bias=bias)
+
+    def draw(self, n: int, random: Generator) -> Rows:
+        """`n` independent rows."""
+        dense, categorical, effects = self._draw_features(n, random)
+        probability = _sigmoid(self.strength * effects + self.bias)
+        label = (random.random(n) < probability).astype(np.int32)
+        return Rows(dense, categorical, probability, label)
+
+    def save(self, path: Path) -> None:
+        """Writes the parameters as JSON, whole or not at all."""
+        write_whole(path, json.dumps({"format_version": FORMAT_VERSION, **asdict(self)}, indent=2) + "\n")
+
+    @classmethod
+    def load(cls, path: Path) -> World:
+        """The world in `path`.
+
+        Raises:
+            ContractError: the file is absent, no JSON, of another version, or has unknown or missing names.
+        """
+        try:
+            document = json.loads(path.read_text())
+        except (OSError, ValueError) as error:
+            raise ContractError(f"world {path} cannot be read: {error}") from error
+        if not isinstance(document, dict) or document.pop("format_version", None) != FORMAT_VERSION:
+            raise ContractError(f"world {path} has no format_version {FORMAT_VERSION}")
+        _expect_names(document, cls, path)
+        drifts = []
+        for changes in document.pop("drifts"):
+            _expect_names(changes, Drift, path)
+            for name in ("columns", "new_category_columns"):
+                changes[name] = tuple(changes[name])
+            drifts.append(Drift(**changes))
+        return cls(**document, drifts=tuple(drifts))
+
+    @cached_property
+    def dense_tables(self) -> list[DenseTable]:
+        """One table per integer column."""
+        random = np.random.default_rng([self.seed, 1])
+        tables = []
+        for name, column in DENSE_COLUMNS.items():
+            slope = np.sqrt(column.variance) * random.choice([-1.0, 1.0])
+            missing_effect = np.sqrt(column.variance) * random.normal(0.0, 0.5)
+            shift = sum(drift.dense_shift.get(name, 0.0) for drift in self.drifts)
+            tables.append(DenseTable.build(column, slope, missing_effect, shift))
+        return tables
+
+    @cached_property
+    def category_tables(self) -> list[CategoryTable]:
+        """One table per categorical column, with every drift applied in turn."""
+        tables = []
+        for number, (name, column) in enumerate(CATEGORY_COLUMNS.items()):
+            spread = float(np.sqrt(column.variance))
+            table = CategoryTable.build(column, spread, np.random.default_rng([self.seed, 2, number]))
+            for drift in self.drifts:
+                # A stream per column: naming one more column changes no other.
+                random = np.random.default_rng([drift.seed, 3, number])
+                if name in drift.columns:
+                    table = table.rotated(random)
+                if name in drift.new_category_columns and drift.new_category_share > 0:
+                    table = table.with_new_categories(drift.new_categories, drift.new_category_share, random)
+            tables.append(table)
+        return tables
+
+    @cached_property
+    def interaction_tables(self) -> list[tuple[int, int, NDArray[np.float32]]]:
+        """(column, column, weights [buckets * buckets]) per interaction."""
+        random = np.random.default_rng([self.seed, 4])
+        size = INTERACTION_BUCKETS**2
+        return [
+            (CATEGORICAL.index(a), CATEGORICAL.index(b), (np.sqrt(v) * random.normal(size=size)).astype(np.float32))
+            for a, b, v in INTERACTIONS
+        ]
+
+    def _draw_features(
+        self, n: int, random: Generator
+    ) -> tuple[NDArray[np.float32], NDArray[np.int64], NDArray[np.float32]]:
+        """Dense [n, 13], categorical [n, 26] and the effects' sum [n]."""
+        effects = np.zeros(n, dtype=np.float32)
+        present_of: dict[float, NDArray[np.bool_]] = {}
+
+        def present(missing: float) -> NDArray[np.bool_]:
+            if missing not in present_of:
+                present_of[missing] = random.random(n, dtype=np.float32) >= missing
+            return present_of[missing]
+
+        dense = np.empty((n, NUM_DENSE), dtype=np.float32)
+        for i, dense_table in enumerate(self.dense_tables):
+            at = random.integers(0, 1 << 16, n, dtype=np.uint16)
+            values, value_effects = dense_table.values[at], dense_table.effects[at]
+            if dense_table.missing:
+                has = present(dense_table.missing)
+                values = np.where(has, values, np.float32(np.nan))
+                value_effects = np.where(has, value_effects, dense_table.missing_effect)
+            dense[:, i] = values
+            effects += value_effects
+        categorical = np.empty((n, NUM_CATEGORICAL), dtype=np.int64)
+        buckets: dict[int, NDArray[np.int32]] = {}
+        folded = {c for a, b, _ in self.interaction_tables for c in (a, b)}
+        for i, table in enumerate(self.category_tables):
+            index = table.alias.draw(n, random)
+            if table.missing:
+                index = np.where(present(table.missing), index, np.int32(len(table.frequencies)))
+            categorical[:, i] = table.keys[index]
+            effects += table.weights[index]
+            if i in folded:
+                buckets[i] = index % INTERACTION_BUCKETS
+        for a, b, weights in self.interaction_tables:
+            effects += weights[buckets[a] * INTERACTION_BUCKETS + buckets[b]]
+        return dense, categorical, effects
+
+    def _sample_effects(self) -> NDArray[np.float64]:
+        random = np.random.default_rng([self.seed, 5])
+        return self._draw_features(_CALIBRATION_ROWS, random)[2].astype(np.float64)
+
+
+def measured_bayes_auc(rows: Rows) -> float | None:
+    """Best AUC that any model could reach on exactly these rows; `None` unless both classes are present."""
+    return roc_auc(rows.label, rows.probability)
+
+
+def _sigmoid(logit: NDArray[Any]) -> NDArray[np.float64]:
+    return 1.0 / (1.0 + np.exp(-logit.astype(np.float64)))
+
+
+def _bias_for(effects: NDArray[np.float64], click_rate: float) -> float:
+    return _bisected(lambda bias: float(_sigmoid(effects + bias).mean()), click_rate, -40.0, 40.0)
+
+
+def _expected_auc(probability: NDArray[np.float64]) -> float:
+    """AUC of the true probability over rows that click with it: each row counts as a click by its probability."""
+    ordered = np.sort(probability)
+    others = 1.0 - ordered
+    below = np.cumsum(others) - others / 2.0
+    return float((ordered * below).sum() / (ordered.sum() * others.sum()))
+
+
+def _bisected(rising: Callable[[float], float], goal: float, low: float, high: float) -> float:
+    for _ in range(40):
+        middle = (low + high) / 2.0
+        low, high = (middle, high) if rising(middle) < goal else (low, middle)
+    return (low + high) / 2.0
+
+
+def _expect_names(document: dict[str, Any], kind: type[Any], path: Path) -> None:
+    if wrong := document.keys() ^ {f.name for f in fields(kind)}:
+        raise ContractError(f"world {path} has unknown or missing names {sorted(wrong)} in {kind.__name__}")

@@ -1,0 +1,56 @@
+"""Who runs the pipeline: what every trigger promises, and which one the settings name.
+
+In: a `RetrainRequest`. Out: whether a run started, and later how it ended. When to ask is decided elsewhere
+(`monitoring.policy`, `monitoring.retraining`).
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple, Protocol
+
+from components.contracts.retrain_request import RetrainRequest
+from monitoring.settings import MonitorSettings
+
+STARTED, BUSY, ALREADY = "started", "busy", "already"
+RUNNING, RELEASED, REFUSED, FAILED, UNKNOWN = "running", "released", "refused", "failed", "unknown"
+
+
+class RunState(NamedTuple):
+    """Where a run stands: `running`, `released`, `refused`, `failed`, or `unknown` where nothing is known of it."""
+
+    state: str
+    reason: str = ""
+    version: int | None = None
+    """The released version, where known."""
+
+
+class Trigger(Protocol):
+    """Starts runs, at most one at a time."""
+
+    def submit(self, request: RetrainRequest) -> str:
+        """`started`; `busy` while another run is active; `already` if this request was submitted before.
+
+        Raises:
+            TemporaryError: not reachable now; submit the same request again.
+            PermanentError: no run can be started this way.
+        """
+
+    def state(self, request_id: str) -> RunState:
+        """Where the run of a submitted request stands.
+
+        Raises:
+            TemporaryError: not reachable now.
+        """
+
+
+def make_trigger(settings: MonitorSettings) -> Trigger | None:
+    """The trigger that the settings name; None where the monitor only notifies."""
+    if settings.trigger == "local":
+        from monitoring.local_trigger import LocalTrigger
+
+        return LocalTrigger(settings.state, settings.store, settings.run_command)
+    if settings.trigger == "kubeflow":
+        from monitoring.kubeflow_trigger import KubeflowTrigger
+
+        return KubeflowTrigger.connect(settings)
+    return None

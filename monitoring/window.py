@@ -1,0 +1,99 @@
+"""The last matured rows of each model version, in arrays.
+
+In: labels and scores as requests mature. Out: the newest `capacity` of them. What they say is left to
+`monitoring.kpis`; keeping them over a restart to `monitoring.store`.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import NDArray
+
+MAX_VERSIONS = 8
+"""Versions whose rows are kept; the one unseen for longest is forgotten first."""
+
+
+class RowWindow:
+    """The newest `capacity` rows, oldest first.
+
+    >>> window = RowWindow(3)
+    >>> window.update(np.array([0, 1], np.uint8), np.array([0.1, 0.2], np.float32))
+    >>> window.update(np.array([1, 0], np.uint8), np.array([0.5, 0.25], np.float32))
+    >>> window.labels.tolist(), window.scores.tolist()[1:]
+    ([1, 1, 0], [0.5, 0.25])
+    """
+
+    def __init__(self, capacity: int) -> None:
+        self._capacity = capacity
+        # Twice the capacity: the live rows are one slice, moved to the front once per `capacity` rows.
+        self._labels = np.zeros(2 * capacity, np.uint8)
+        self._scores = np.zeros(2 * capacity, np.float32)
+        self._end = 0
+
+    def __len__(self) -> int:
+        """Rows held."""
+        return min(self._end, self._capacity)
+
+    @property
+    def labels(self) -> NDArray[np.uint8]:
+        """0 or 1, shape [n]; a view, valid until the next update."""
+        return self._labels[self._end - len(self) : self._end]
+
+    @property
+    def scores(self) -> NDArray[np.float32]:
+        """Probabilities, shape [n]; a view, valid until the next update."""
+        return self._scores[self._end - len(self) : self._end]
+
+    def update(self, labels: NDArray[np.uint8], scores: NDArray[np.float32]) -> None:
+        """Takes in rows, oldest first, and lets as many of the oldest go."""
+        labels, scores = labels[-self._capacity :], scores[-self._capacity :]
+        if self._end + len(labels) > len(self._labels):
+            kept = len(self)
+            self._labels[:kept], self._scores[:kept] = self.labels.copy(), self.scores.copy()
+            self._end = kept
+        new_end = self._end + len(labels)
+        self._labels[self._end : new_end], self._scores[self._end : new_end] = labels, scores
+        self._end = new_end
+
+
+class VersionWindows:
+    """One `RowWindow` per model version, and which version serves now.
+
+    The serving version is that of the newest prediction among the matured rows (not the highest number: a rollback
+    serves an older one).
+    """
+
+    def __init__(self, capacity: int) -> None:
+        self._capacity = capacity
+        self._windows: dict[int, RowWindow] = {}
+        self._newest: tuple[float, int] | None = None
+
+    @property
+    def serving_version(self) -> int | None:
+        """The version that serves now; None before the first row."""
+        return self._newest[1] if self._newest else None
+
+    @property
+    def versions(self) -> tuple[int, ...]:
+        """Versions with rows, the one seen last at the end."""
+        return tuple(self._windows)
+
+    def __getitem__(self, version: int) -> RowWindow:
+        """The rows of `version`.
+
+        Raises:
+            KeyError: no row of it is held.
+        """
+        return self._windows[version]
+
+    def update(
+        self, version: int, predicted_at: float, labels: NDArray[np.uint8], scores: NDArray[np.float32]
+    ) -> None:
+        """Takes in the rows of one request."""
+        window = self._windows.pop(version, None) or RowWindow(self._capacity)
+        self._windows[version] = window
+        window.update(labels, scores)
+        if self._newest is None or (predicted_at, version) >= self._newest:
+            self._newest = (predicted_at, version)
+        if len(self._windows) > MAX_VERSIONS:
+            del self._windows[next(iter(self._windows))]

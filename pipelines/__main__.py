@@ -1,0 +1,176 @@
+"""The `evergreen` command line: parses, and calls the room that does the work.
+
+Commands of other rooms (monitor, replay, ...) replace this process by `python -m <room>` with the rest of the line, so
+each room's flags are said once, there.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import logging
+import os
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from components.contracts.errors import ContractError, PermanentError
+
+ROOMS = {
+    "monitor": ("monitoring", (), "watch the click log, decide when to retrain"),
+    "uploader": ("monitoring.uploader", (), "move archived records into the lake"),
+    "simulate": ("inference_client", ("simulate",), "write a lake of simulated clicks"),
+    "replay": ("inference_client", ("replay",), "send traffic to Triton and log predictions and clicks"),
+    "score": ("inference_client", ("score",), "score rows of a file"),
+    "ingest": ("components.extraction.ingest", (), "turn Criteo files into a lake"),
+    "rollback": ("components.deployment.rollback", (), "make an earlier version live again"),
+}
+
+
+def build_parser() -> argparse.ArgumentParser:
+    """All commands and their flags."""
+    parser = argparse.ArgumentParser(prog="evergreen", description="Keeps a recommender's click model fresh.")
+    commands = parser.add_subparsers(dest="command", required=True)
+
+    demo = commands.add_parser("demo", help="turn the whole loop once on this machine")
+    demo.add_argument("--data", type=Path, help="Criteo file or folder to use instead of simulated clicks")
+    demo.add_argument("--folder", type=Path, default=Path("build/demo"), help="where everything is written")
+    demo.add_argument("--rows", type=int, default=400_000, help="rows of the first lake, or most rows read of --data")
+    demo.add_argument("--seed", type=int, default=7, help="seed of the simulated world")
+    demo.add_argument(
+        "--drift-columns",
+        default="",
+        help="with --data: category columns whose values are permuted, comma-separated (default: the short ones)",
+    )
+
+    compile_ = commands.add_parser("compile", help="compile the retraining pipeline to KFP IR YAML")
+    compile_.add_argument("--output", type=Path, default=Path("build/retraining.yaml"))
+    compile_.add_argument("--registry", default="", help="prefix of the images")
+    compile_.add_argument("--tag", default="dev", help="tag of the images; on a cluster the git revision")
+    compile_.add_argument("--volume", default="evergreen", help="name of the shared volume claim")
+    compile_.add_argument("--accelerator", default="nvidia.com/gpu", help="GPU resource of GPU steps; empty = none")
+    compile_.add_argument("--num-retries", type=int, default=2, help="tries of a failed step after the first")
+
+    run = commands.add_parser("run", help="run the compiled pipeline on this machine")
+    run.add_argument("--package", type=Path, required=True, help="compiled pipeline")
+    run.add_argument("--folder", type=Path, required=True, help="holds lake, store, work, repository, logs")
+    run.add_argument("--request", type=Path, help="retrain request (JSON) to run for")
+    _add_parameters(run)
+
+    submit = commands.add_parser("submit", help="start a run on a Kubeflow Pipelines server")
+    submit.add_argument("--package", type=Path, required=True, help="compiled pipeline")
+    submit.add_argument("--host", required=True, help="address of the KFP API")
+    submit.add_argument("--namespace", default="kubeflow")
+    submit.add_argument("--experiment", default="evergreen")
+    submit.add_argument("--upload-version", help="also upload the file as this pipeline version")
+    _add_parameters(submit)
+
+    models = commands.add_parser("models", help="list what was live when, and why")
+    models.add_argument("--store", type=Path, required=True, help="folder of the model store")
+
+    for name, (_, _, summary) in ROOMS.items():
+        commands.add_parser(name, help=summary, add_help=False)
+    return parser
+
+
+def _add_parameters(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "-p",
+        "--parameter",
+        action="append",
+        default=[],
+        metavar="NAME=VALUE",
+        help="pipeline parameter; VALUE is JSON, or else text (repeatable)",
+    )
+
+
+def parse_parameters(pairs: Sequence[str]) -> dict[str, Any]:
+    """Pipeline parameters of NAME=VALUE pairs.
+
+    Raises:
+        ContractError: a pair has no `=`.
+
+    >>> parse_parameters(["min_auc=0.7", "tower=128,64", "accept_inconclusive=true"])
+    {'min_auc': 0.7, 'tower': '128,64', 'accept_inconclusive': True}
+    """
+    parameters: dict[str, Any] = {}
+    for pair in pairs:
+        name, separator, value = pair.partition("=")
+        if not separator:
+            raise ContractError(f"parameter {pair!r} has no '=', expected NAME=VALUE")
+        try:
+            parameters[name] = json.loads(value)
+        except ValueError:
+            parameters[name] = value
+    return parameters
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Runs one command; 0 done, 1 refused, 2 misuse, 3 failed."""
+    line = list(sys.argv[1:] if argv is None else argv)
+    if line and line[0] in ROOMS:
+        module, words, _ = ROOMS[line[0]]
+        os.execv(sys.executable, [sys.executable, "-m", module, *words, *line[1:]])
+    arguments = build_parser().parse_args(line)
+    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(name)s %(message)s")
+    try:
+        return _call(arguments)
+    except ContractError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 2
+    except PermanentError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 3
+
+
+def _call(arguments: argparse.Namespace) -> int:
+    if arguments.command == "demo":
+        from pipelines.local.demo import DemoSettings, run_demo
+
+        settings = DemoSettings(
+            folder=arguments.folder.resolve(),
+            data=arguments.data.resolve() if arguments.data else None,
+            rows=arguments.rows,
+            seed=arguments.seed,
+            drift_columns=tuple(filter(None, arguments.drift_columns.split(","))),
+        )
+        return run_demo(settings)
+    if arguments.command == "compile":
+        from pipelines.compile import compile_pipeline
+        from pipelines.placement import Placement
+
+        names = ("registry", "tag", "volume", "accelerator", "num_retries")
+        compile_pipeline(arguments.output, Placement(**{name: getattr(arguments, name) for name in names}))
+        return 0
+    if arguments.command == "run":
+        from components.contracts.retrain_request import RetrainRequest
+        from pipelines.local.run import EXIT_CODES, LocalFolders, run_once
+
+        request = RetrainRequest.read(arguments.request) if arguments.request else None
+        folders = LocalFolders(root=arguments.folder.resolve())
+        outcome = run_once(arguments.package, folders, parse_parameters(arguments.parameter), request)
+        print(f"{outcome.state} at {outcome.step}: {outcome.reason}")
+        return EXIT_CODES[outcome.state]
+    if arguments.command == "submit":
+        from pipelines.submit import submit
+
+        print(
+            submit(
+                arguments.package,
+                host=arguments.host,
+                namespace=arguments.namespace,
+                experiment=arguments.experiment,
+                parameters=parse_parameters(arguments.parameter),
+                upload_version=arguments.upload_version,
+            )
+        )
+        return 0
+    from pipelines.models import print_models
+
+    print_models(arguments.store)
+    return 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

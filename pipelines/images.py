@@ -1,0 +1,57 @@
+"""Which image runs which step, and which local environment stands in for each image.
+
+One image per step (its Dockerfile lies beside it), one pinned lock per environment; steps with the same needs share a
+lock. Where a step runs and with what resources is `pipelines.placement`'s.
+"""
+
+from __future__ import annotations
+
+ENVIRONMENT_OF_STEP = {
+    "extraction": "driver",
+    "validation": "validation",
+    "preprocessing": "preprocessing",
+    "training": "training",
+    "evaluation": "training",
+    "deployment": "driver",
+    "run_outcome": "driver",
+}
+"""Step -> the environment whose lock its image installs; on a laptop the step runs in `.venvs/<environment>`."""
+
+_PREFIX = "evergreen-"
+
+
+def image_name(step: str) -> str:
+    """The image of `step`, without registry and tag, as it stands in the component until the pipeline is compiled.
+
+    >>> image_name("run_outcome")
+    'evergreen-run-outcome'
+    """
+    return _PREFIX + step.replace("_", "-")
+
+
+def image_reference(step: str, *, registry: str, tag: str) -> str:
+    """The image of `step` as a cluster pulls it.
+
+    The tag should be immutable (a git revision): KFP's cache key holds the image string, not the code inside.
+
+    >>> image_reference("training", registry="europe-docker.pkg.dev/p/r", tag="3f2a9c1")
+    'europe-docker.pkg.dev/p/r/evergreen-training:3f2a9c1'
+    """
+    name = image_name(step)
+    return f"{registry.rstrip('/')}/{name}:{tag}" if registry else f"{name}:{tag}"
+
+
+def step_of_image(reference: str) -> str:
+    """The step whose image `reference` is, whatever its registry and tag.
+
+    Raises:
+        ValueError: no step of ours has such an image.
+
+    >>> step_of_image("europe-docker.pkg.dev/p/r/evergreen-run-outcome:3f2a9c1")
+    'run_outcome'
+    """
+    name = reference.rsplit("/", 1)[-1].split(":", 1)[0].split("@", 1)[0]
+    step = name.removeprefix(_PREFIX).replace("-", "_")
+    if not name.startswith(_PREFIX) or step not in ENVIRONMENT_OF_STEP:
+        raise ValueError(f"image {reference!r} belongs to no step, expected one of {sorted(ENVIRONMENT_OF_STEP)}")
+    return step

@@ -1,0 +1,1 @@
+"""The laptop: the pipeline, Triton and the whole loop as local processes."""

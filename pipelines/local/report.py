@@ -1,0 +1,169 @@
+"""The demo's one-page report: AUC over time with every event on it, versions, gate, findings, latency.
+
+Self-contained HTML. The numbers are `pipelines.local.summary`'s; the lines are drawn by `pipelines.local.charts`.
+"""
+
+from __future__ import annotations
+
+import html
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from components.contracts.durable import write_whole
+from components.contracts.manifests import ValidationReport
+from pipelines.local.charts import Line, Mark, line_chart
+from pipelines.local.run import LocalFolders
+
+Lines = Sequence[Mapping[str, Any]]
+COLORS = {1: "#2563eb", 2: "#059669", 3: "#9333ea"}
+
+STYLE = """
+:root{color-scheme:light}
+body{font:15px/1.5 system-ui,sans-serif;margin:0 auto;max-width:980px;padding:16px;color:#111}
+h1{font-size:1.5em;margin:.3em 0}h2{font-size:1.1em;margin:1.6em 0 .4em;border-bottom:1px solid #ddd}
+svg{width:100%;height:auto}svg text{font:11px system-ui,sans-serif;fill:#555}svg .mark{font-weight:600}
+.grid{stroke:#eee}.level{stroke:#dc2626;stroke-dasharray:6 4}table{border-collapse:collapse;width:100%;font-size:.92em}
+td,th{text-align:left;padding:4px 8px;border-bottom:1px solid #eee;vertical-align:top}
+.legend span{margin-right:1.2em}.legend i{display:inline-block;width:1em;height:.35em;margin-right:.4em;
+vertical-align:middle}.numbers{display:flex;flex-wrap:wrap;gap:10px}.numbers div{border:1px solid #ddd;border-radius:6px;
+padding:8px 12px}.numbers b{display:block;font-size:1.25em}.scroll{overflow-x:auto}
+"""
+
+
+def write_report(
+    folders: LocalFolders, summary: Mapping[str, Any], *, timeline: Lines, events: Lines, traffic: Lines
+) -> Path:
+    """Writes `report.html` into the demo's folder and returns its path."""
+    start = timeline[0]["time"] if timeline else 0.0
+    body = [
+        "<h1>Evergreen: one turn of the loop</h1>",
+        f"<p>{_text(_headline(summary))}</p>",
+        _numbers(summary),
+        "<h2>AUC over time, as the monitor saw it</h2>",
+        _auc_chart(timeline, events, traffic, summary, start),
+        "<h2>Events</h2>",
+        _table(
+            ["time", "what", "details"],
+            [[f"{e['time'] - start:.1f} s", e["kind"].replace("_", " "), e["text"]] for e in events],
+        ),
+        "<h2>Versions and the gate</h2>",
+        _versions(summary),
+        "<h2>What validation found</h2>",
+        _findings(folders),
+        "<h2>Latency of scoring requests</h2>",
+        _latency_chart(traffic, start),
+        "<h2>Where the time went</h2>",
+        _table(["stage", "seconds"], [[name.replace("_", " "), _number(s)] for name, s in summary["seconds"].items()]),
+    ]
+    page = (
+        '<!doctype html><html lang="en"><meta charset="utf-8"><meta name="viewport" content="width=device-width">'
+        f"<title>Evergreen demo</title><style>{STYLE}</style><body>{''.join(body)}</body></html>\n"
+    )
+    path = folders.root / "report.html"
+    write_whole(path, page)
+    return path
+
+
+def _headline(summary: Mapping[str, Any]) -> str:
+    auc, trigger = summary["auc"], summary["trigger"]
+    if trigger["reason"] is None:
+        return "The monitor saw nothing that it could be sure of, and asked for no run."
+    if auc["recovered"] is None:
+        return f"The monitor asked for a run ({trigger['reason']}), which released no new version before the end."
+    share = auc["regained_share"]
+    regained = f"; {share:.0%} of what drift cost is regained" if share is not None else ""
+    return (
+        f"Drift took the live AUC from {_number(auc['baseline'])} to {_number(auc['trough'])}. The monitor asked for a "
+        f"run, the new version serves with an AUC of {_number(auc['recovered'])}{regained}."
+    )
+
+
+def _numbers(summary: Mapping[str, Any]) -> str:
+    bayes, records, requests = summary["bayes_auc"] or {}, summary["records"], summary["requests"]
+    shown = [
+        ("best possible AUC before / after drift", f"{_number(bayes.get('before'))} / {_number(bayes.get('after'))}"),
+        ("requests sent / failed", f"{requests['sent']:,} / {requests['failed']}"),
+        ("records published / archived", f"{records['published']:,} / {records['archived']:,}"),
+        ("drift to detection", f"{_number(summary['seconds']['drift_to_detection'])} s"),
+        ("decision to serving", f"{_number(summary['seconds']['trigger_to_serving'])} s"),
+        ("serving parity, largest difference", _number(summary["serving_parity_max_abs_diff"])),
+    ]
+    return '<div class="numbers">' + "".join(f"<div>{_text(k)}<b>{_text(v)}</b></div>" for k, v in shown) + "</div>"
+
+
+def _auc_chart(timeline: Lines, events: Lines, traffic: Lines, summary: Mapping[str, Any], start: float) -> str:
+    lines = []
+    for version in sorted({t["version"] for t in timeline if t["version"] is not None}):
+        own = [t for t in timeline if t["version"] == version]
+        lines.append(
+            Line(
+                label=f"version {version}, with 95 % interval",
+                color=COLORS.get(version, "#666"),
+                x=[t["time"] - start for t in own],
+                y=[t["auc"] for t in own],
+                low=[t["auc_low"] for t in own],
+                high=[t["auc_high"] for t in own],
+            )
+        )
+    marks = [
+        Mark(x=e["time"] - start, text=e["kind"].replace("_", " "), color="#b45309")
+        for e in events
+        if e["kind"] in ("decision", "run_started", "run_ended")
+    ]
+    drifted = next((t["time"] for t in traffic if t["phase"] == "drift"), None)
+    if drifted is not None:
+        marks.append(Mark(x=drifted - start, text="drift", color="#dc2626"))
+    level = summary["auc"]["threshold"]
+    return line_chart(lines, y_label="AUC", marks=marks, levels=[(level, "threshold")]) or "<p>No window was full.</p>"
+
+
+def _latency_chart(traffic: Lines, start: float) -> str:
+    x = [t["time"] - start for t in traffic]
+    lines = [
+        Line(label="p50", color="#2563eb", x=x, y=[t["p50_ms"] for t in traffic]),
+        Line(label="p99", color="#dc2626", x=x, y=[t["p99_ms"] for t in traffic]),
+    ]
+    return line_chart(lines, y_label="milliseconds per request") or "<p>No request was sent.</p>"
+
+
+def _versions(summary: Mapping[str, Any]) -> str:
+    rows = [
+        [
+            str(v["version"]),
+            f"{v['trained_rows']:,}",
+            v["parent"] or "from scratch",
+            v["gate"]["decision"] if v["gate"] else "",
+            v["gate"]["reason"] if v["gate"] else "",
+            _number(v["parity_max_abs_diff"]),
+        ]
+        for v in summary["versions"]
+    ]
+    return _table(["version", "rows learned from", "parent", "gate", "because", "parity"], rows)
+
+
+def _findings(folders: LocalFolders) -> str:
+    parts = []
+    for path in sorted(folders.artifacts.glob("*/validation/report")):
+        report = ValidationReport.read(path)
+        parts.append(f"<p>{report.num_rows:,} rows: <b>{_text(report.decision)}</b></p>")
+        shown = [f for f in report.findings if f["severity"] != "info"][:15]
+        rows = [[f["severity"], f["feature"], f["kind"], f["description"]] for f in shown]
+        parts.append(_table(["severity", "feature", "kind", "finding"], rows) if rows else "")
+        if len(report.findings) > len(shown):
+            parts.append(f"<p>{len(report.findings) - len(shown)} more in the step's own report.</p>")
+    return "".join(parts)
+
+
+def _table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    head = "".join(f"<th>{_text(cell)}</th>" for cell in header)
+    body = "".join("<tr>" + "".join(f"<td>{_text(str(cell))}</td>" for cell in row) + "</tr>" for row in rows)
+    return f'<div class="scroll"><table><tr>{head}</tr>{body}</table></div>'
+
+
+def _number(value: float | None) -> str:
+    return "none" if value is None else f"{value:.4g}"
+
+
+def _text(value: str) -> str:
+    return html.escape(value)

@@ -1,0 +1,150 @@
+"""Runs a compiled pipeline on this machine: KFP's local runner, each image stood in for by a virtual environment.
+
+KFP 2.17's SubprocessRunner runs every task in the driver's own interpreter. Its dispatcher looks the task handler up
+by attribute at each task, so one attribute, swapped for the length of a run, sends each task's unchanged command line
+to the environment of its image instead. There is no official extension point (a runner of our own is refused by
+`local.init`); a test fails if KFP stops calling the handler.
+
+What a task prints goes to one log file per task; which step failed and why is in the run's notes.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import subprocess
+import tempfile
+import threading
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+from unittest import mock
+
+from components.contracts.errors import PermanentError
+from pipelines.images import ENVIRONMENT_OF_STEP, step_of_image
+
+logger = logging.getLogger(__name__)
+
+
+class PipelineFailed(PermanentError):
+    """A task of the pipeline failed; the run's notes and the task's log say why."""
+
+
+def run_pipeline(
+    package: Path,
+    arguments: Mapping[str, Any],
+    *,
+    root: Path,
+    logs: Path,
+    pythons: Mapping[str, Path],
+    source: Path,
+) -> None:
+    """Runs the compiled pipeline to its end, tasks one after another.
+
+    Args:
+        package: Compiled pipeline (YAML).
+        arguments: Pipeline parameters that differ from their defaults.
+        root: Folder for KFP's artifacts (small manifests and reports).
+        logs: Folder for one log file per task.
+        pythons: Interpreter of each environment in `images.ENVIRONMENT_OF_STEP`.
+        source: Folder that holds our packages, for PYTHONPATH.
+
+    Raises:
+        PipelineFailed: a task failed after its retries.
+    """
+    from kfp import components as kfp_components
+    from kfp import local
+    from kfp.local import subprocess_task_handler
+
+    root.mkdir(parents=True, exist_ok=True)
+    logs.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(prefix="evergreen-") as temporary, _quiet(logs / "kfp.log"):
+        handler = _task_handler(pythons=pythons, source=source, logs=logs, temporary=Path(temporary))
+        local.init(local.SubprocessRunner(use_venv=False), pipeline_root=str(root))
+        pipeline = kfp_components.load_component_from_file(str(package))
+        with mock.patch.object(subprocess_task_handler, "SubprocessTaskHandler", handler):
+            try:
+                pipeline(**arguments)
+            except RuntimeError as error:  # what KFP raises when a task fails
+                raise PipelineFailed(str(error)) from error
+
+
+def _task_handler(*, pythons: Mapping[str, Path], source: Path, logs: Path, temporary: Path) -> type:
+    """A KFP task handler class that runs a task in the environment of its image."""
+    from kfp.local import status
+    from kfp.local.task_handler_interface import ITaskHandler
+
+    class EnvironmentTaskHandler(ITaskHandler):  # type: ignore[misc]
+        """Runs one task's command as a process of its own group."""
+
+        def __init__(
+            self,
+            image: str,
+            full_command: list[str],
+            pipeline_root: str,
+            runner: Any,
+            env_vars: dict[str, str] | None = None,
+        ) -> None:
+            self._step = step_of_image(image)
+            self._command = full_command
+            self._variables = env_vars or {}
+
+        def run(self) -> Any:
+            """The task's status; output is appended to the step's log."""
+            interpreter = pythons[ENVIRONMENT_OF_STEP[self._step]]
+            environment = {
+                **os.environ,
+                "PATH": f"{interpreter.parent}{os.pathsep}{os.environ.get('PATH', '')}",
+                "VIRTUAL_ENV": str(interpreter.parent.parent),
+                "PYTHONPATH": str(source),
+                "TMPDIR": str(temporary),  # the command's `mktemp -d` folders go with the run
+                **self._variables,
+            }
+            environment.pop("PYTHONHOME", None)
+            with open(logs / f"{self._step}.log", "ab") as log:
+                code = _run_to_end(self._command, environment, log)
+            logger.info("step %s exited with code %d", self._step, code)
+            return status.Status.SUCCESS if code == 0 else status.Status.FAILURE
+
+    return EnvironmentTaskHandler
+
+
+_running: set[subprocess.Popen[bytes]] = set()
+_running_lock = threading.Lock()
+
+
+def _run_to_end(command: list[str], environment: Mapping[str, str], log: Any) -> int:
+    process = subprocess.Popen(
+        command, env=dict(environment), stdin=subprocess.DEVNULL, stdout=log, stderr=subprocess.STDOUT
+    )
+    with _running_lock:
+        _running.add(process)
+    try:
+        return process.wait()
+    finally:
+        with _running_lock:
+            _running.discard(process)
+        if process.poll() is None:
+            process.kill()
+            process.wait()
+
+
+def stop_running_tasks() -> None:
+    """Ends the tasks that run now; for a signal handler of the process that runs the pipeline."""
+    with _running_lock:
+        for process in _running:
+            process.terminate()
+
+
+@contextlib.contextmanager
+def _quiet(log_path: Path) -> Iterator[None]:
+    """Sends what KFP prints and logs to a file: its handlers replace the root logger's and print whole task inputs."""
+    root_logger = logging.getLogger()
+    handlers, level = root_logger.handlers[:], root_logger.level
+    with open(log_path, "a") as log, contextlib.redirect_stdout(log), contextlib.redirect_stderr(log):
+        try:
+            yield
+        finally:
+            root_logger.handlers[:] = handlers
+            root_logger.setLevel(level)

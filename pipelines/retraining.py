@@ -1,0 +1,172 @@
+"""The retraining pipeline: which step follows which, and nothing else.
+
+Extraction -> validation -> (unless blocked) preprocessing -> training -> evaluation -> (if accepted) deployment, all
+inside an exit handler that records how the run ended. Images, resources and retries are `pipelines.placement`'s; what
+a step does is its component's.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from kfp import dsl
+
+from components.deployment.component import deployment
+from components.evaluation.component import evaluation
+from components.extraction.component import extraction
+from components.preprocessing.component import preprocessing
+from components.run_outcome.component import run_outcome
+from components.training.component import training
+from components.validation.component import validation
+from pipelines.placement import Placement, place
+
+PIPELINE_NAME = "evergreen-retraining"
+
+
+def retraining_pipeline(placement: Placement) -> Callable[..., Any]:
+    """The pipeline, placed for one cluster; gates are plain bools because only those are evaluated everywhere.
+
+    (kfp 2.17 skips an If on a NamedTuple field without an Else silently: kubeflow/pipelines pull request 13313.)
+    """
+    root = placement.mount_path
+
+    @dsl.pipeline(name=PIPELINE_NAME, display_name="Evergreen retraining")
+    def retraining(
+        lake: str = f"{root}/lake",
+        store: str = f"{root}/store",
+        work: str = f"{root}/work",
+        repository: str = f"{root}/repository",
+        triton_urls: str = "",
+        server: str = "onnxruntime",
+        trigger_id: str = "",
+        trigger_reason: str = "",
+        window_start: str = "",
+        window_end: str = "",
+        parent: str = "current",
+        champion: str = "current",
+        holdout_fraction: float = 0.1,
+        max_malformed_fraction: float = 0.01,
+        frequency_threshold: int = 5,
+        backend: str = "pytorch",
+        learning_rate: float = 0.001,
+        batch_size: int = 2048,
+        max_epochs: int = 6,
+        embedding_dim: int = 16,
+        num_cross_layers: int = 3,
+        tower: str = "128,64",
+        dropout: float = 0.0,
+        seed: int = 42,
+        min_auc: float = 0.6,
+        max_auc_loss: float = 0.002,
+        accept_inconclusive: bool = False,
+    ) -> None:
+        """Retrains the click model on the newest logs and releases it if it is no worse than the live one.
+
+        Args:
+            lake: Folder of the click logs: day=YYYY-MM-DD partitions of Parquet, or Criteo files.
+            store: Folder of the model store: models, releases, promotion journal, notes of runs.
+            work: Folder for the runs' intermediate files.
+            repository: Triton's model repository.
+            triton_urls: gRPC addresses of the Triton servers to load the new version, comma-separated; empty = only
+                publish it.
+            server: Which Triton serves it, onnxruntime (NGC images) or python (the server bundled for laptops).
+            trigger_id: Who asked for the run; the monitor's request id. Empty for a run started by hand.
+            trigger_reason: Why the run was asked for.
+            window_start: First event time to learn from, ISO 8601 UTC; empty = the row after the live model's last.
+            window_end: End of the window, exclusive; empty = the newest row.
+            parent: Model to continue: current (the live one, if any), none (from scratch), or a model id.
+            champion: Model to beat: current, none, or a released model's id.
+            holdout_fraction: Share of the newest rows kept for the gate.
+            max_malformed_fraction: Share of malformed rows that stops the run.
+            frequency_threshold: Sightings in the window that a category needs to get an id of its own.
+            backend: Trainer, pytorch (the hugectr trainer is not in this version).
+            learning_rate: Adam's learning rate, for dense parameters and embeddings.
+            batch_size: Rows per optimizer step.
+            max_epochs: Most passes over the window; early stopping ends training sooner.
+            embedding_dim: Width of a category's vector; must equal the parent's.
+            num_cross_layers: Cross layers; must equal the parent's.
+            tower: Widths of the deep tower's layers, comma-separated; must equal the parent's.
+            dropout: Share of tower activations dropped in training.
+            seed: Seed of initial weights and of the order of rows.
+            min_auc: AUC that a model needs to be released at all.
+            max_auc_loss: AUC by which the candidate may trail the champion (non-inferiority margin).
+            accept_inconclusive: Whether too small a held-out window may release a model nevertheless.
+        """
+        run = dsl.PIPELINE_JOB_NAME_PLACEHOLDER
+        record = run_outcome(run=run, store=store, trigger_id=trigger_id, trigger_reason=trigger_reason)
+        with dsl.ExitHandler(place(record, "run_outcome", placement), name="record the outcome"):
+            extracted = extraction(
+                run=run,
+                store=store,
+                work=work,
+                lake=lake,
+                window_start=window_start,
+                window_end=window_end,
+                champion=champion,
+                holdout_fraction=holdout_fraction,
+                max_malformed_fraction=max_malformed_fraction,
+            )
+            place(extracted, "extraction", placement)
+            raw_dataset = extracted.outputs["raw_dataset"]
+            validated = validation(run=run, store=store, work=work, champion=champion, raw_dataset=raw_dataset)
+            place(validated, "validation", placement)
+            with dsl.If(validated.outputs["Output"] == True, name="data is fit to learn from"):  # noqa: E712
+                preprocessed = preprocessing(
+                    run=run,
+                    store=store,
+                    work=work,
+                    parent=parent,
+                    frequency_threshold=frequency_threshold,
+                    raw_dataset=raw_dataset,
+                )
+                place(preprocessed, "preprocessing", placement)
+                training_set = preprocessed.outputs["training_set"]
+                trained = training(
+                    run=run,
+                    store=store,
+                    work=work,
+                    parent=parent,
+                    backend=backend,
+                    learning_rate=learning_rate,
+                    batch_size=batch_size,
+                    max_epochs=max_epochs,
+                    embedding_dim=embedding_dim,
+                    num_cross_layers=num_cross_layers,
+                    tower=tower,
+                    dropout=dropout,
+                    seed=seed,
+                    training_set=training_set,
+                    validation_report=validated.outputs["report"],
+                )
+                place(trained, "training", placement)
+                model = trained.outputs["model"]
+                judged = evaluation(
+                    run=run,
+                    store=store,
+                    work=work,
+                    champion=champion,
+                    min_auc=min_auc,
+                    max_auc_loss=max_auc_loss,
+                    accept_inconclusive=accept_inconclusive,
+                    raw_dataset=raw_dataset,
+                    training_set=training_set,
+                    model=model,
+                )
+                place(judged, "evaluation", placement)
+                with dsl.If(judged.outputs["Output"] == True, name="candidate is accepted"):  # noqa: E712
+                    released = deployment(
+                        run=run,
+                        store=store,
+                        work=work,
+                        repository=repository,
+                        triton_urls=triton_urls,
+                        server=server,
+                        trigger_id=trigger_id,
+                        raw_dataset=raw_dataset,
+                        model=model,
+                        verdict=judged.outputs["verdict"],
+                    )
+                    place(released, "deployment", placement)
+
+    return retraining

@@ -1,0 +1,138 @@
+"""The house rules that a machine can check: who may import whom, what stays light, and how large a file may grow."""
+
+from __future__ import annotations
+
+import ast
+import importlib.metadata
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+REPOSITORY = Path(__file__).resolve().parents[2]
+PACKAGES = ("components", "pipelines", "monitoring", "inference_client")
+STEPS = ("extraction", "validation", "preprocessing", "training", "evaluation", "deployment")
+HEAVY = (
+    "kfp", "pyarrow", "torch", "hugectr", "nvtabular", "merlin", "cudf", "pandas", "dask", "tensorflow",
+    "tensorflow_data_validation", "tritonclient", "onnx", "onnxruntime", "sklearn", "google",
+)  # fmt: skip
+MAX_FILE_LINES = 400
+MAX_FUNCTION_LINES = 60
+OLDEST_PYTHON = (3, 10)
+
+SOURCES = sorted(p for package in PACKAGES for p in (REPOSITORY / package).rglob("*.py"))
+TESTS = sorted((REPOSITORY / "tests").rglob("*.py"))
+
+
+def source_id(path: Path) -> str:
+    return path.relative_to(REPOSITORY).as_posix()
+
+
+def modules_after(code: str) -> set[str]:
+    """Top-level modules loaded in a fresh interpreter once `code` has run."""
+    # -S -E would hide installed packages; the question is what the code loads although they are installed.
+    done = subprocess.run(
+        [sys.executable, "-c", f"{code}\nimport json, sys; print(json.dumps(sorted(sys.modules)))"],
+        cwd=REPOSITORY,
+        env={"PYTHONPATH": str(REPOSITORY), "PATH": ""},
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    assert done.returncode == 0, done.stderr
+    return {name.partition(".")[0] for name in json.loads(done.stdout.splitlines()[-1])}
+
+
+def test_import_contracts_hold():
+    done = subprocess.run(
+        [Path(sys.executable).with_name("lint-imports"), "--no-cache"],
+        cwd=REPOSITORY,
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+    assert done.returncode == 0, f"\n{done.stdout}{done.stderr}"
+
+
+def test_contracts_load_the_standard_library_and_numpy_only():
+    before = modules_after("")
+    names = [f"components.contracts.{p.stem}" for p in (REPOSITORY / "components/contracts").glob("*.py")]
+    loaded = modules_after("import numpy, " + ", ".join(names)) - before
+    assert loaded - set(sys.stdlib_module_names) == {"numpy", "components"}
+
+
+@pytest.mark.parametrize("step", STEPS)
+def test_parser_of_a_step_loads_nothing_heavy(step):
+    code = f"from components.{step}.__main__ import build_parser; build_parser().format_help()"
+    before = modules_after("")
+    assert (modules_after(code) - before).isdisjoint(HEAVY)
+
+
+@pytest.mark.parametrize("step", STEPS)
+def test_step_has_the_rooms_of_every_step(step):
+    folder = REPOSITORY / "components" / step
+    assert {"__init__.py", "__main__.py", "component.py", "Dockerfile"} <= {p.name for p in folder.iterdir()}
+
+
+@pytest.mark.parametrize("path", SOURCES, ids=source_id)
+def test_source_file_opens_with_its_job_and_keeps_its_size(path):
+    text = path.read_text()
+    tree = ast.parse(text)
+    assert ast.get_docstring(tree), f"{source_id(path)} opens without a docstring"
+    assert len(text.splitlines()) <= MAX_FILE_LINES
+    long = {
+        f"{node.name} (line {node.lineno})": lines
+        for node in ast.walk(tree)
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)
+        and (lines := node.end_lineno - node.lineno + 1) > MAX_FUNCTION_LINES
+    }
+    assert not long, f"functions longer than {MAX_FUNCTION_LINES} lines: {long}"
+
+
+@pytest.mark.parametrize("path", SOURCES + TESTS, ids=source_id)
+def test_file_is_written_in_the_grammar_of_the_oldest_python(path):
+    ast.parse(path.read_text(), feature_version=OLDEST_PYTHON)
+
+
+NEWER_THAN_3_10 = {
+    "typing": {"Self", "assert_never", "Never", "LiteralString", "Required", "NotRequired", "override", "Unpack"},
+    "datetime": {"UTC"},
+    "enum": {"StrEnum"},
+    "itertools": {"batched"},
+    "asyncio": {"TaskGroup", "timeout", "Runner"},
+}
+
+
+@pytest.mark.parametrize("path", SOURCES, ids=source_id)
+def test_file_uses_no_library_newer_than_the_oldest_python(path):
+    found = set()
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Import):
+            found |= {a.name for a in node.names if a.name == "tomllib"}
+        elif isinstance(node, ast.ImportFrom):
+            found |= {f"{node.module}.{a.name}" for a in node.names if a.name in NEWER_THAN_3_10.get(node.module, ())}
+        elif isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name):
+            found |= {f"{node.value.id}.{node.attr}"} if node.attr in NEWER_THAN_3_10.get(node.value.id, ()) else set()
+        elif isinstance(node, ast.TryStar):
+            found.add("except*")
+    assert not found
+
+
+def test_package_names_belong_to_nobody_else():
+    # The names are generic, see CONTRIBUTING.md: another distribution of this environment must not shadow them.
+    owners = importlib.metadata.packages_distributions()
+    assert {owner for package in PACKAGES for owner in owners.get(package, ())} <= {"evergreen"}
+
+
+@pytest.mark.parametrize("package", PACKAGES)
+def test_every_package_folder_says_its_job(package):
+    folders = {p.parent for p in SOURCES if p.is_relative_to(REPOSITORY / package)}
+    assert folders
+    for folder in folders:
+        assert (folder / "__init__.py").exists(), f"{source_id(folder)} has no __init__.py"
+
+
+def test_test_folders_are_no_packages():
+    assert [source_id(p) for p in TESTS if p.name == "__init__.py"] == []

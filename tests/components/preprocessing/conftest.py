@@ -1,0 +1,139 @@
+"""Raw folders, runs of the step in this process, and a model store with a parent."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+from types import SimpleNamespace
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from components.contracts import criteo
+from components.contracts.durable import sha256_tree
+from components.contracts.manifests import Model, RawDataset, TrainingSet
+from components.contracts.model_store import model_folder
+from components.contracts.uris import local_path
+from components.contracts.workflow import FeatureWorkflow
+from components.preprocessing.__main__ import main
+
+
+@pytest.fixture
+def write_raw(tmp_path):
+    """Writes tables as a raw dataset; each part's tables become files in the given order of names."""
+
+    def write(train, holdout=None, *, name="raw", row_group_size=300):
+        parts = {"train": train, "holdout": holdout if holdout is not None else train}
+        counts = {}
+        for part, tables in parts.items():
+            tables = tables if isinstance(tables, dict) else {"part-00000.parquet": tables}
+            folder = tmp_path / name / part
+            folder.mkdir(parents=True)
+            for file, table in tables.items():
+                pq.write_table(table, folder / file, row_group_size=row_group_size)
+            counts[part] = sum(table.num_rows for table in tables.values())
+        manifest = RawDataset(
+            source_uri="/lake",
+            window_start=None,
+            window_end=None,
+            first_event_time="2025-10-09T00:00:00+00:00",
+            last_event_time="2025-10-10T00:00:00+00:00",
+            train_uri=(tmp_path / name / "train").as_uri(),
+            holdout_uri=(tmp_path / name / "holdout").as_uri(),
+            num_train_rows=counts["train"],
+            num_holdout_rows=counts["holdout"],
+            num_set_aside=0,
+            set_aside_uri=None,
+            num_duplicates=0,
+            digest="0" * 64,
+        )
+        path = tmp_path / name / "raw dataset.json"
+        manifest.write(path)
+        return path
+
+    return write
+
+
+@pytest.fixture
+def run_step(tmp_path):
+    """Runs the step as its command line does; the store and the work folder have a space in their names."""
+
+    def run(raw_path, *, run="run-1", parent="none", frequency_threshold=2, extra=(), expect=0):
+        output = tmp_path / f"{run}.json"
+        code = main(
+            [
+                *("--run", run, "--store", str(tmp_path / "the store"), "--work", (tmp_path / "big data").as_uri()),
+                *("--parent", parent, "--frequency-threshold", str(frequency_threshold)),
+                *("--raw-dataset", str(raw_path), "--output", str(output), *extra),
+            ]
+        )
+        assert code == expect
+        return TrainingSet.read(output) if code == 0 else None
+
+    run.store = tmp_path / "the store"
+    return run
+
+
+@pytest.fixture
+def keep_as_model(run_step):
+    """Stores a training set's workflow as that of a trained model, as training does."""
+
+    def keep(training_set, model_id):
+        folder = model_folder(run_step.store, model_id)
+        shutil.copytree(local_path(training_set.workflow_uri), folder / Model.WORKFLOW)
+        Model(
+            model_id=model_id,
+            uri=folder.as_uri(),
+            backend="pytorch",
+            config={},
+            slot_sizes=training_set.slot_sizes,
+            parent_model_id=None,
+            seed=0,
+            num_train_rows=training_set.num_train_rows,
+            optimizer_step=1,
+            early_stopping={},
+            last_event_time=training_set.last_event_time,
+            raw_digest=training_set.raw_digest,
+            sha256={"workflow": sha256_tree(folder / Model.WORKFLOW)},
+            created_at="2025-10-10T00:00:00+00:00",
+        ).write(folder / Model.MANIFEST)
+        return folder
+
+    return keep
+
+
+def load_workflow(training_set) -> FeatureWorkflow:
+    return FeatureWorkflow.load(local_path(training_set.workflow_uri))
+
+
+def read_raw_arrays(tables) -> SimpleNamespace:
+    """Label, dense (NaN = missing) and categories (-1 = missing) of raw tables, read without pandas."""
+    table = pa.concat_tables(tables)
+    dense = [table[name].combine_chunks().fill_null(np.nan).to_numpy(zero_copy_only=False) for name in criteo.DENSE]
+    categorical = [table[name].combine_chunks().fill_null(-1).to_numpy() for name in criteo.CATEGORICAL]
+    return SimpleNamespace(
+        label=table[criteo.LABEL].to_numpy(), dense=np.stack(dense, 1), categorical=np.stack(categorical, 1)
+    )
+
+
+def read_encoded(uri) -> SimpleNamespace:
+    """The encoded rows in the order of the file list."""
+    folder = local_path(uri)
+    lines = (folder / "_file_list.txt").read_text().splitlines()
+    assert int(lines[0]) == len(lines) - 1
+    table = pa.concat_tables([pq.read_table(Path(line)) for line in lines[1:]])
+    columns = {name: table[name].to_numpy() for name in table.column_names}
+    return SimpleNamespace(
+        table=table,
+        label=columns[criteo.LABEL],
+        dense=np.stack([columns[name] for name in criteo.DENSE], 1),
+        ids=np.stack([columns[name] for name in criteo.CATEGORICAL], 1),
+    )
+
+
+def replace_column(table, name, values, **options):
+    position = table.column_names.index(name)
+    array = pa.array(values, **options).cast(table.schema.field(name).type)
+    return table.set_column(position, name, array)

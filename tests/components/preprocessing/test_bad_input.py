@@ -1,0 +1,111 @@
+"""What the step refuses, and that it says which thing, which value and what it expected."""
+
+from __future__ import annotations
+
+import json
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from conftest import replace_column
+
+from components.contracts.errors import ContractError
+from components.preprocessing.settings import PreprocessingSettings
+
+
+@pytest.fixture
+def refuses(run_step, capsys):
+    """Runs the step, which must refuse with `message` and publish nothing."""
+
+    def check(raw, message, **options):
+        run_step(raw, expect=2, **options)
+        error = capsys.readouterr().err.strip().splitlines()[-1]
+        assert error.startswith("error: ")
+        assert message in error
+        assert not (run_step.store.parent / "big data" / "run-1" / "preprocessing").exists()
+        note = json.loads((run_step.store / "runs" / "run-1" / "preprocessing.json").read_text())
+        assert note["state"] == "failed"
+
+    return check
+
+
+def test_a_parent_that_is_not_in_the_store(write_raw, refuses, raw_table):
+    refuses(write_raw(raw_table(50)), "parent 'm7' is not in the model store", parent="m7")
+
+
+@pytest.mark.parametrize("damage", ["missing", "truncated", "swapped", "other slots"])
+def test_a_damaged_parent_workflow(write_raw, run_step, keep_as_model, refuses, raw_table, damage):
+    raw = write_raw(raw_table(200))
+    folder = keep_as_model(run_step(raw, run="before"), "m1")
+    vocabularies = folder / "workflow" / "vocabularies.npz"
+    if damage == "missing":
+        vocabularies.unlink()
+    elif damage == "truncated":
+        vocabularies.write_bytes(vocabularies.read_bytes()[:-100])
+    elif damage == "swapped":
+        settings = folder / "workflow" / "workflow.json"
+        settings.write_text(settings.read_text().replace('"fill": 0.0', '"fill": 1.0'))
+    else:
+        manifest = json.loads((folder / "model.json").read_text())
+        manifest["slot_sizes"][4] += 1
+        (folder / "model.json").write_text(json.dumps(manifest))
+    messages = {"swapped": "expected", "other slots": "slot sizes"}
+    refuses(raw, messages.get(damage, "cannot be read"), parent="m1")
+
+
+def test_fewer_rows_than_the_manifest_says(write_raw, refuses, raw_table, tmp_path):
+    raw = write_raw(raw_table(100))
+    pq.write_table(raw_table(90), tmp_path / "raw" / "train" / "part-00000.parquet")
+    refuses(raw, "has 90 rows, expected the manifest's 100")
+
+
+def test_no_rows_at_all(write_raw, refuses, raw_table):
+    refuses(write_raw(raw_table(100), raw_table(0)), "has 0 rows")
+
+
+def test_an_empty_folder(write_raw, refuses, raw_table, tmp_path):
+    raw = write_raw(raw_table(100))
+    (tmp_path / "raw" / "holdout" / "part-00000.parquet").unlink()
+    refuses(raw, "has no .parquet file")
+
+
+def test_a_truncated_file(write_raw, refuses, raw_table, tmp_path):
+    raw = write_raw(raw_table(100))
+    path = tmp_path / "raw" / "train" / "part-00000.parquet"
+    path.write_bytes(path.read_bytes()[:-50])
+    refuses(raw, "cannot be read as Parquet")
+
+
+def test_an_absent_column(write_raw, refuses, raw_table):
+    refuses(write_raw(raw_table(100).drop(["C26"])), "column C26")
+
+
+def test_a_column_of_another_type(write_raw, refuses, raw_table):
+    table = raw_table(100)
+    strings = table.set_column(table.column_names.index("C8"), "C8", pa.array(["68fd1e64"] * 100))
+    refuses(write_raw(strings), "is string, expected int64")
+
+
+@pytest.mark.parametrize("value", [-1, 2**32])
+def test_a_category_that_no_hash_has(write_raw, refuses, raw_table, value):
+    refuses(write_raw(replace_column(raw_table(100), "C2", np.full(100, value))), f"from {value} to {value}")
+
+
+def test_an_infinite_integer(write_raw, refuses, raw_table):
+    refuses(write_raw(replace_column(raw_table(100), "I3", np.full(100, np.inf))), "I3")
+
+
+def test_a_missing_label(write_raw, refuses, raw_table):
+    table = replace_column(raw_table(100), "label", np.zeros(100), mask=np.arange(100) == 5)
+    refuses(write_raw(table), "1 nulls")
+
+
+def test_a_raw_manifest_that_is_not_there(refuses, tmp_path):
+    refuses(tmp_path / "nothing.json", "cannot be read")
+
+
+@pytest.mark.parametrize("setting", ["frequency_threshold", "partition_rows"])
+def test_settings_out_of_range(setting):
+    with pytest.raises(ContractError, match=f"{setting} is 0, expected at least 1"):
+        PreprocessingSettings(**{setting: 0})

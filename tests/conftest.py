@@ -1,0 +1,77 @@
+"""Fixtures every folder shares, and which environment runs which folder.
+
+Each step is tested in the environment that is its image; pytest started in another one passes over its folder.
+"""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+REPOSITORY = Path(__file__).resolve().parents[1]
+
+ENVIRONMENT_OF_FOLDER = {
+    "components/validation": "validation",
+    "components/preprocessing": "preprocessing",
+    "components/training": "training",
+    "components/dcn": "training",
+    "components/evaluation": "training",
+}
+"""Every other folder runs in `driver`."""
+
+
+def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
+    """Passes over folders of other environments, whose libraries are not here."""
+    try:
+        relative = collection_path.relative_to(REPOSITORY / "tests").as_posix()
+    except ValueError:
+        return None
+    here = Path(sys.prefix).name
+    if collection_path.is_file():
+        relative = str(Path(relative).parent)
+    home = ENVIRONMENT_OF_FOLDER.get(relative, "driver")
+    is_parent = any(f.startswith(f"{relative}/") for f in ENVIRONMENT_OF_FOLDER) or relative == "."
+    return None if is_parent or home == here else True
+
+
+@pytest.fixture
+def raw_table():
+    """Makes a table of `n` raw rows as `contracts.criteo` describes them, with a planted signal; seeded."""
+    pyarrow = pytest.importorskip("pyarrow")
+    from components.contracts import criteo
+
+    def make(n: int = 1000, *, seed: int = 0, start: float = 1_760_000_000.0, seconds: float = 86_400.0):
+        random = np.random.default_rng(seed)
+        types = {name: _arrow_type(pyarrow, text) for name, text in criteo.RAW_TYPES.items()}
+        columns = {}
+        logit = np.full(n, -1.2)
+        for i, name in enumerate(criteo.DENSE):
+            values = np.floor(random.lognormal(1.0 + 0.2 * i, 1.2, n)).astype(np.float32)
+            logit += 0.15 * (np.log1p(values) - np.log1p(values).mean())
+            columns[name] = pyarrow.array(values, mask=random.random(n) < 0.03 * i)
+        for i, name in enumerate(criteo.CATEGORICAL):
+            cardinality = 3 + 7 * i
+            ranks = np.minimum(random.zipf(1.5, n) - 1, cardinality - 1)
+            keys = np.random.default_rng(1000 + i).integers(0, criteo.MAX_CATEGORY, cardinality)
+            weights = np.random.default_rng(2000 + i).normal(0, 0.5, cardinality)
+            logit += weights[ranks]
+            columns[name] = pyarrow.array(keys[ranks], mask=random.random(n) < 0.02 * (i % 4))
+        columns[criteo.LABEL] = (random.random(n) < 1 / (1 + np.exp(-logit))).astype(np.int32)
+        columns[criteo.REQUEST_ID] = [f"request-{seed}-{i // 10}" for i in range(n)]
+        columns[criteo.ROW] = (np.arange(n) % 10).astype(np.int32)
+        times = (start + np.arange(n) * (seconds / max(n, 1))) * 1e6
+        columns[criteo.EVENT_TIME] = times.astype(np.int64)
+        columns[criteo.MODEL_VERSION] = pyarrow.nulls(n)
+        columns[criteo.SCORE] = pyarrow.nulls(n)
+        return pyarrow.table({name: pyarrow.array(columns[name]).cast(types[name]) for name in criteo.RAW_TYPES})
+
+    return make
+
+
+def _arrow_type(pyarrow, text: str):
+    if text.startswith("timestamp"):
+        return pyarrow.timestamp("us", tz="UTC")
+    return getattr(pyarrow, text)()

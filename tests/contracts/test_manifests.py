@@ -1,0 +1,138 @@
+"""Manifests survive the disk, and a reader refuses what it does not know."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import typing
+
+import pytest
+
+from components.contracts import manifests
+from components.contracts.errors import ContractError
+from components.contracts.retrain_request import RetrainRequest
+
+KINDS = [
+    manifests.RawDataset,
+    manifests.ValidationReport,
+    manifests.TrainingSet,
+    manifests.Model,
+    manifests.Verdict,
+    manifests.Release,
+    RetrainRequest,
+]
+
+
+def example(kind):
+    """A manifest of `kind` with a value that fits each field's type."""
+    samples = {str: "text with ü and space", int: 3, float: 0.25, bool: True, list: ["a"], dict: {"a": None}}
+
+    def fitting(annotation):
+        options = [a for a in typing.get_args(annotation) if a is not type(None)]
+        origin = typing.get_origin(annotation)
+        if origin in samples:
+            return samples[origin]
+        return samples[annotation] if annotation in samples else fitting(options[0])
+
+    hints = typing.get_type_hints(kind)
+    return kind(**{f.name: fitting(hints[f.name]) for f in dataclasses.fields(kind)})
+
+
+@pytest.fixture(params=KINDS, ids=lambda kind: kind.__name__)
+def manifest(request):
+    return example(request.param)
+
+
+@pytest.fixture
+def path(tmp_path):
+    return tmp_path / "a folder" / "manifest.json"
+
+
+def changed(manifest, path, **changes):
+    manifest.write(path)
+    document = {**json.loads(path.read_text()), **changes}
+    path.write_text(json.dumps({k: v for k, v in document.items() if v != "absent"}))
+    return path
+
+
+def test_manifest_survives_the_disk(manifest, path):
+    manifest.write(path)
+    assert type(manifest).read(path) == manifest
+
+
+def test_absent_number_stays_none(path):
+    verdict = dataclasses.replace(
+        example(manifests.Verdict), champion=None, difference=None, rows_needed=None, candidate={"auc": None}
+    )
+    verdict.write(path)
+    assert manifests.Verdict.read(path) == verdict
+
+
+@pytest.mark.parametrize("version", [0, 2, "1", None])
+def test_unknown_format_version_is_refused(manifest, path, version):
+    with pytest.raises(ContractError, match=f"format_version {version}, expected 1"):
+        type(manifest).read(changed(manifest, path, format_version=version))
+
+
+def test_another_kind_is_refused(manifest, path):
+    manifest.write(path)
+    other = KINDS[(KINDS.index(type(manifest)) + 1) % len(KINDS)]
+    with pytest.raises(ContractError, match=f"is a {type(manifest).__name__} manifest, expected {other.__name__}"):
+        other.read(path)
+
+
+def test_unknown_field_is_refused_by_name(manifest, path):
+    with pytest.raises(ContractError, match="surprise"):
+        type(manifest).read(changed(manifest, path, surprise=1))
+
+
+def test_missing_field_is_refused_by_name(manifest, path):
+    name = dataclasses.fields(manifest)[0].name
+    with pytest.raises(ContractError, match=name):
+        type(manifest).read(changed(manifest, path, **{name: "absent"}))
+
+
+@pytest.mark.parametrize(
+    "content", [b"", b"{", b"\xff\xfe", b"null", b"[]", b"3"], ids=["empty", "torn", "not text", "null", "list", "number"]
+)
+def test_what_is_no_json_object_is_refused_by_name(path, content):
+    path.parent.mkdir()
+    path.write_bytes(content)
+    with pytest.raises(ContractError, match=r"manifest\.json"):
+        manifests.Verdict.read(path)
+
+
+def test_absent_file_is_refused_by_name(path):
+    with pytest.raises(ContractError, match=r"manifest\.json cannot be read: No such file"):
+        manifests.Verdict.read(path)
+
+
+def test_nan_is_never_written(path):
+    with pytest.raises(ValueError, match="JSON"):
+        dataclasses.replace(example(manifests.Verdict), candidate={"auc": float("nan")}).write(path)
+    assert not path.exists()
+
+
+def test_defaults_may_be_absent(path):
+    assert manifests.Release.read(changed(example(manifests.Release), path, extra="absent")).extra == {}
+
+
+def test_retrain_request_without_reason_is_refused():
+    with pytest.raises(ContractError, match="'r' has reason ''"):
+        RetrainRequest(
+            request_id="r", reason="", requested_at="", window_start="", window_end="", observed={}
+        )
+
+
+def test_retrain_request_decides_these_pipeline_parameters():
+    request = RetrainRequest(
+        request_id="r", reason="drift", requested_at="t", window_start="a", window_end="", observed={"auc": None}
+    )
+    assert request.pipeline_arguments() == {
+        "trigger_id": "r",
+        "trigger_reason": "drift",
+        "window_start": "a",
+        "window_end": "",
+        "parent": "current",
+        "champion": "current",
+    }

@@ -1,0 +1,167 @@
+"""The feature workflow survives the disk, refuses what nobody fitted, and encodes as a loop over a dict would."""
+
+from __future__ import annotations
+
+import json
+import math
+import shutil
+
+import numpy as np
+import pytest
+
+from components.contracts import criteo, workflow
+from components.contracts.errors import ContractError
+from components.contracts.workflow import FeatureWorkflow
+
+
+def fitted(*, seed=0, **changes):
+    random = np.random.default_rng(seed)
+    vocabularies = tuple(
+        random.permutation(random.choice(2**32, size=size, replace=False)).astype(np.int64) for size in range(26)
+    )
+    values = {
+        "vocabularies": vocabularies,
+        "fill": 0.0,
+        "clip_min": 0.0,
+        "means": random.normal(2, 1, 13).astype(np.float32),
+        "stds": random.uniform(0.1, 2, 13).astype(np.float32),
+        "frequency_threshold": 6,
+    }
+    return FeatureWorkflow(**{**values, **changes})
+
+
+def raw_rows(encoder, n=300, seed=1):
+    random = np.random.default_rng(seed)
+    categorical = random.integers(0, 2**32, (n, 26))
+    for column, vocabulary in enumerate(encoder.vocabularies):
+        if len(vocabulary):
+            known = random.random(n) < 0.6
+            categorical[known, column] = random.choice(vocabulary, known.sum())
+    categorical[random.random((n, 26)) < 0.1] = criteo.MISSING_CATEGORY
+    dense = random.integers(-3, 10_000, (n, 13)).astype(np.float32)
+    dense[random.random((n, 13)) < 0.2] = np.nan
+    return dense, categorical
+
+
+def test_categories_encode_as_a_dict_would():
+    encoder = fitted()
+    _, categorical = raw_rows(encoder)
+    tables = [{int(key): 3 + place for place, key in enumerate(v)} for v in encoder.vocabularies]
+    expected = [
+        [1 if key == -1 else table.get(int(key), 2) for key, table in zip(row, tables)] for row in categorical
+    ]
+    ids = encoder.encode_categorical(categorical)
+    assert ids.dtype == np.int64
+    np.testing.assert_array_equal(ids, expected)
+    assert (ids < encoder.slot_sizes).all()
+    assert {1, 2} < set(ids[:, 25])
+
+
+def test_dense_values_encode_by_the_stated_arithmetic():
+    encoder = fitted(fill=1.0, clip_min=0.0)
+    dense, _ = raw_rows(encoder)
+    expected = [
+        [
+            (math.log1p(max(1.0 if math.isnan(x) else float(x), 0.0)) - float(mean)) / float(std)
+            for x, mean, std in zip(row, encoder.means, encoder.stds)
+        ]
+        for row in dense
+    ]
+    encoded = encoder.encode_dense(dense)
+    assert encoded.dtype == np.float32
+    np.testing.assert_allclose(encoded, expected, rtol=2e-5, atol=2e-5)
+
+
+def test_no_rows_encode_to_no_rows():
+    encoder = fitted()
+    assert encoder.encode_categorical(np.zeros((0, 26), np.int64)).shape == (0, 26)
+    assert encoder.encode_dense(np.zeros((0, 13), np.float32)).shape == (0, 13)
+
+
+def test_appended_categories_move_no_id():
+    encoder = fitted()
+    _, categorical = raw_rows(encoder)
+    grown = fitted(vocabularies=tuple(np.r_[v, [2**32 + 1, 2**32 + 2]] for v in encoder.vocabularies))
+    ids, later = encoder.encode_categorical(categorical), grown.encode_categorical(categorical)
+    np.testing.assert_array_equal(ids, later)
+    assert grown.slot_sizes == [size + 2 for size in encoder.slot_sizes]
+
+
+def test_workflow_survives_the_disk_to_the_last_bit(tmp_path):
+    encoder = fitted()
+    (tmp_path / "other").write_text("stays")
+    encoder.save(tmp_path)
+    loaded = FeatureWorkflow.load(tmp_path)
+    for left, right in zip(encoder.vocabularies, loaded.vocabularies):
+        assert right.dtype == np.int64
+        np.testing.assert_array_equal(left, right)
+    for name in ("means", "stds"):
+        assert getattr(encoder, name).tobytes() == getattr(loaded, name).tobytes()
+    for name in ("fill", "clip_min", "frequency_threshold"):
+        assert getattr(encoder, name) == getattr(loaded, name)
+    assert (tmp_path / "other").read_text() == "stays"
+
+
+def rewrite(folder, **changes):
+    path = folder / workflow.SETTINGS_FILE
+    document = {**json.loads(path.read_text()), **changes}
+    path.write_text(json.dumps({k: v for k, v in document.items() if v != "absent"}))
+
+
+def keep_25_columns(folder):
+    with np.load(folder / workflow.VOCABULARIES_FILE) as arrays:
+        kept = {name: arrays[name] for name in criteo.CATEGORICAL[:-1]}
+    np.savez(folder / workflow.VOCABULARIES_FILE, **kept)
+
+
+def damage(folder):
+    path = folder / workflow.VOCABULARIES_FILE
+    content = bytearray(path.read_bytes())
+    content[len(content) // 2] ^= 0xFF
+    path.write_bytes(content)
+
+
+@pytest.mark.parametrize(
+    ("spoil", "said"),
+    [
+        (lambda f: shutil.rmtree(f), "No such file"),
+        (lambda f: (f / workflow.VOCABULARIES_FILE).unlink(), "No such file"),
+        (lambda f: (f / workflow.VOCABULARIES_FILE).write_bytes(b""), "cannot be read"),
+        (lambda f: (f / workflow.VOCABULARIES_FILE).write_bytes(b"PK\x03\x04 torn"), "cannot be read"),
+        (damage, "cannot be read"),
+        (keep_25_columns, "C26"),
+        (lambda f: (f / workflow.SETTINGS_FILE).write_text("{"), "cannot be read"),
+        (lambda f: (f / workflow.SETTINGS_FILE).write_text("[]"), "format_version None"),
+        (lambda f: (f / workflow.SETTINGS_FILE).write_text("3"), "cannot be read"),
+        (lambda f: rewrite(f, format_version=2), "format_version 2, expected 1"),
+        (lambda f: rewrite(f, fill="absent"), "fill"),
+        (lambda f: rewrite(f, surprise=1), "surprise"),
+        (lambda f: rewrite(f, means=[1.0]), "expected 13 finite"),
+        (lambda f: rewrite(f, stds=[0.0] * 13), "std of I1 is 0"),
+    ],
+    ids=[
+        "no folder", "no vocabularies", "empty vocabularies", "torn vocabularies", "damaged vocabularies", "25 columns",
+        "torn settings", "list", "number", "version 2", "no fill", "unknown field", "one mean", "std 0",
+    ],
+)  # fmt: skip
+def test_damaged_workflow_is_refused(tmp_path, spoil, said):
+    folder = tmp_path / "workflow"
+    fitted().save(folder)
+    spoil(folder)
+    with pytest.raises(ContractError, match=said):
+        FeatureWorkflow.load(folder)
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"vocabularies": (np.arange(3),) * 25}, "25 vocabularies, expected 26"),
+        ({"vocabularies": (np.arange(3),) * 25 + (np.array([4, 5, 4]),)}, "C26 holds a category twice"),
+        ({"means": np.full(13, np.nan, np.float32)}, "expected 13 finite"),
+        ({"stds": np.r_[np.ones(12), -1].astype(np.float32)}, "std of I13 is -1.0, expected > 0"),
+    ],
+    ids=["25 columns", "twice", "mean NaN", "std below 0"],
+)
+def test_what_nobody_fitted_is_refused(changes, said):
+    with pytest.raises(ContractError, match=said):
+        fitted(**changes)

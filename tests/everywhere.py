@@ -1,0 +1,62 @@
+"""Runs every test, each folder in the environment of its image, and closes with one line over all of them.
+
+Two environments at a time: most tests use one core. Arguments go to every pytest.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import xml.etree.ElementTree as ElementTree
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+REPOSITORY = Path(__file__).resolve().parents[1]
+ENVIRONMENTS = ("driver", "validation", "preprocessing", "training")
+"""The longest first. The serving environment holds a server, which the driver's tests start."""
+NO_TESTS_COLLECTED = 5
+
+
+def run(environment: str, arguments: list[str]) -> tuple[str, int, dict[str, int]]:
+    """Runs one environment's tests and returns its name, pytest's exit code and the counts."""
+    results = REPOSITORY / "build" / "tests"
+    results.mkdir(parents=True, exist_ok=True)
+    junit, log = results / f"{environment}.xml", results / f"{environment}.log"
+    junit.unlink(missing_ok=True)
+    python = REPOSITORY / ".venvs" / environment / "bin" / "python"
+    chosen = arguments if "-m" in arguments else ["-m", "not slow and not gpu", *arguments]
+    command = [str(python), "-m", "pytest", "-q", "--color=no", f"--junitxml={junit}", *chosen]
+    # One thread per library: two environments share two cores.
+    variables = {**os.environ, "OMP_NUM_THREADS": "1", "TF_CPP_MIN_LOG_LEVEL": "3"}
+    with open(log, "wb") as output:
+        code = subprocess.run(
+            command, cwd=REPOSITORY, stdout=output, stderr=subprocess.STDOUT, env=variables
+        ).returncode
+    print(f"== {environment}\n{log.read_text(errors='replace')}", flush=True)
+    return environment, code, _counts(junit)
+
+
+def _counts(junit: Path) -> dict[str, int]:
+    if not junit.exists():
+        return {"tests": 0, "failed": 1, "skipped": 0}
+    suite = ElementTree.parse(junit).getroot()[0].attrib
+    failed = int(suite["failures"]) + int(suite["errors"])
+    return {"tests": int(suite["tests"]), "failed": failed, "skipped": int(suite["skipped"])}
+
+
+def main(arguments: list[str]) -> int:
+    """Runs all environments; 0 when every test passed."""
+    with ThreadPoolExecutor(2) as runners:
+        results = list(runners.map(lambda environment: run(environment, arguments), ENVIRONMENTS))
+    total = {key: sum(counts[key] for _, _, counts in results) for key in ("tests", "failed", "skipped")}
+    broken = [name for name, code, _ in results if code not in (0, NO_TESTS_COLLECTED)]
+    if broken:
+        print(f"failed in: {', '.join(broken)}")
+    passed = total["tests"] - total["failed"] - total["skipped"]
+    print(f"{passed} passed, {total['failed']} failed, {total['skipped']} skipped")
+    return 1 if broken else 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main(sys.argv[1:]))

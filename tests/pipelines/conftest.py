@@ -1,0 +1,72 @@
+"""A tiny pipeline of real KFP components under our images' names, and a runner for it."""
+
+import os
+import sys
+from pathlib import Path
+
+import pytest
+from kfp import compiler, dsl
+
+from pipelines.images import ENVIRONMENT_OF_STEP
+from pipelines.local.runner import run_pipeline
+
+REPOSITORY = Path(__file__).resolve().parents[2]
+
+
+@dsl.component(base_image="evergreen-extraction", install_kfp_package=False)
+def first(folder: str, passes: bool) -> bool:
+    import os
+    import sys
+    from pathlib import Path
+
+    Path(folder, "first").write_text(f"{sys.prefix}\n{os.environ['TMPDIR']}\n{os.environ['VIRTUAL_ENV']}")
+    print("word from first")
+    return passes
+
+
+@dsl.component(base_image="evergreen-training", install_kfp_package=False)
+def second(folder: str, fails: bool):
+    from pathlib import Path
+
+    Path(folder, "second").write_text("ran")
+    if fails:
+        raise ValueError("planted failure")
+
+
+@dsl.component(base_image="evergreen-run-outcome", install_kfp_package=False)
+def last(folder: str, status: dsl.PipelineTaskFinalStatus):
+    from pathlib import Path
+
+    Path(folder, "last").write_text(status.state)
+
+
+@dsl.pipeline(name="tiny")
+def tiny(folder: str, passes: bool, fails: bool):
+    with dsl.ExitHandler(last(folder=folder)):
+        gate = first(folder=folder, passes=passes)
+        with dsl.If(gate.output == True):  # noqa: E712
+            second(folder=folder, fails=fails)
+
+
+@pytest.fixture
+def run_tiny(tmp_path):
+    """Runs the tiny pipeline through the local runner in a folder with a space; returns the folder it wrote to."""
+    folder = tmp_path / "with space"
+    folder.mkdir()
+    package = tmp_path / "tiny.yaml"
+    compiler.Compiler().compile(tiny, str(package))
+
+    def run(*, passes: bool, fails: bool = False) -> Path:
+        run_pipeline(
+            package,
+            {"folder": str(folder), "passes": passes, "fails": fails},
+            root=folder / "artifacts",
+            logs=folder / "logs",
+            pythons=dict.fromkeys(ENVIRONMENT_OF_STEP.values(), Path(sys.prefix) / "bin" / "python"),
+            source=REPOSITORY,
+        )
+        return folder
+
+    run.folder = folder
+    assert "_KFP_RUNTIME" not in os.environ
+    return run

@@ -1,0 +1,66 @@
+"""How a run ended is told by its notes, for every way that a run can end."""
+
+import pytest
+
+from components.contracts.run_notes import find_outcome, noted
+from components.run_outcome.outcome import record
+
+
+def _end(store, run="run", kfp_state="SUCCEEDED"):
+    record(run=run, store=store.as_uri(), trigger_id=f"asked-{run}", trigger_reason="", kfp_state=kfp_state)
+    return find_outcome(store, f"asked-{run}")
+
+
+@pytest.mark.parametrize("kfp_state", ["SUCCEEDED", "COMPLETE", "CACHED"])
+def test_release_names_the_version_whatever_a_backend_calls_success(tmp_path, kfp_state):
+    with noted(tmp_path, "run", "extraction"):
+        pass
+    with noted(tmp_path, "run", "deployment") as note:
+        note.facts["version"] = 3
+    outcome = _end(tmp_path, kfp_state=kfp_state)
+    assert (outcome.state, outcome.step, outcome.version) == ("released", "deployment", 3)
+
+
+def test_refusal_names_the_gate_and_its_reason(tmp_path):
+    with noted(tmp_path, "run", "evaluation") as note:
+        note.state, note.reason = "refused", "auc 0.70 trails 0.75"
+    outcome = _end(tmp_path)
+    assert (outcome.state, outcome.step, outcome.reason, outcome.version) == (
+        "refused",
+        "evaluation",
+        "auc 0.70 trails 0.75",
+        None,
+    )
+
+
+def test_failure_names_the_step_and_the_error(tmp_path):
+    with pytest.raises(ValueError, match="no rows"), noted(tmp_path, "run", "extraction"):
+        raise ValueError("no rows in 2026-01-01..2026-01-02")
+    outcome = _end(tmp_path, kfp_state="FAILED")
+    assert (outcome.state, outcome.step) == ("failed", "extraction")
+    assert outcome.reason == "ValueError: no rows in 2026-01-01..2026-01-02"
+
+
+def test_step_that_was_killed_is_a_failure_of_that_step(tmp_path):
+    context = noted(tmp_path, "run", "training")
+    context.__enter__()  # never left: the process was killed
+    outcome = _end(tmp_path, kfp_state="FAILED")
+    assert (outcome.state, outcome.step) == ("failed", "training")
+    assert "without a word" in outcome.reason
+
+
+def test_run_without_any_step_failed(tmp_path):
+    assert _end(tmp_path, kfp_state="FAILED").state == "failed"
+
+
+def test_run_that_stopped_between_steps_failed(tmp_path):
+    with noted(tmp_path, "run", "training"):
+        pass
+    outcome = _end(tmp_path, kfp_state="CANCELED")
+    assert outcome.state == "failed"
+    assert "CANCELED" in outcome.reason
+
+
+def test_outcome_of_another_request_is_not_mistaken(tmp_path):
+    _end(tmp_path, run="one", kfp_state="FAILED")
+    assert find_outcome(tmp_path, "asked-two") is None

@@ -1,0 +1,40 @@
+"""The local runner: KFP still calls our handler, gates decide, failures reach the exit handler and the caller."""
+
+import sys
+from pathlib import Path
+
+import pytest
+
+from pipelines.local.runner import PipelineFailed
+
+
+def test_tasks_run_in_the_environment_of_their_image_and_leave_no_temporary_files(run_tiny):
+    folder = run_tiny(passes=True)
+    prefix, temporary, virtual_env = (folder / "first").read_text().splitlines()
+    assert prefix == virtual_env == sys.prefix
+    assert not Path(temporary).exists()
+
+
+def test_gate_that_passes_lets_the_next_step_run(run_tiny):
+    folder = run_tiny(passes=True)
+    assert (folder / "second").exists()
+    assert (folder / "last").read_text() == "SUCCEEDED"
+
+
+def test_gate_that_refuses_skips_the_next_step_and_still_succeeds(run_tiny):
+    folder = run_tiny(passes=False)
+    assert not (folder / "second").exists()
+    assert (folder / "last").read_text() == "SUCCEEDED"
+
+
+def test_failing_step_raises_after_the_exit_handler_ran(run_tiny):
+    with pytest.raises(PipelineFailed, match="tiny"):
+        run_tiny(passes=True, fails=True)
+    assert (run_tiny.folder / "last").read_text() == "FAILED"
+    assert "planted failure" in (run_tiny.folder / "logs" / "training.log").read_text()
+
+
+def test_output_goes_to_the_step_log_and_not_to_the_terminal(run_tiny, capfd):
+    folder = run_tiny(passes=False)
+    assert "word from first" in (folder / "logs" / "extraction.log").read_text()
+    assert capfd.readouterr().out == ""

@@ -1,0 +1,88 @@
+"""The demo's processes: none is left behind, and a death is told with its last word."""
+
+import subprocess
+import sys
+
+import pytest
+
+from components.contracts.errors import PermanentError
+from pipelines.local.stack import ProcessDied, Stack, tagged_processes
+
+SLEEP = [sys.executable, "-c", "import time; print('up', flush=True); time.sleep(600)"]
+STUBBORN = [
+    sys.executable,
+    "-c",
+    "import signal, subprocess, sys, time; signal.signal(signal.SIGTERM, signal.SIG_IGN);"
+    "subprocess.Popen([sys.executable, '-c', 'import time; time.sleep(600)'], start_new_session=True);"
+    "print('up', flush=True); time.sleep(600)",
+]
+
+
+@pytest.fixture
+def stack(tmp_path):
+    with Stack(logs=tmp_path / "logs", variables={}) as stack:
+        yield stack
+
+
+def _is_up(tmp_path, name):
+    return lambda: "up" in (tmp_path / "logs" / f"{name}.log").read_text()
+
+
+def test_leaving_the_stack_ends_children_and_grandchildren(tmp_path):
+    with Stack(logs=tmp_path / "logs", variables={}) as stack:
+        child = stack.start("child", SLEEP)
+        parent = stack.start("parent", [*STUBBORN[:2], STUBBORN[2].replace("signal.SIG_IGN", "signal.SIG_DFL")])
+        stack.wait_until(_is_up(tmp_path, "parent"), what="start", seconds=30)
+        tag = next(iter(stack.tag_variables.values()))
+        assert len(tagged_processes(tag)) == 3
+    assert child.poll() is not None
+    assert parent.poll() is not None
+    assert tagged_processes(tag) == []
+
+
+def test_error_in_the_body_leaves_nothing_either(tmp_path):
+    started = []
+
+    def body():
+        with Stack(logs=tmp_path / "logs", variables={}) as stack:
+            started.append(stack.start("child", SLEEP))
+            raise RuntimeError
+
+    with pytest.raises(RuntimeError):
+        body()
+    assert started[0].poll() is not None
+
+
+def test_process_that_ignores_sigterm_is_killed(stack, tmp_path):
+    child = stack.start("child", STUBBORN)
+    stack.wait_until(_is_up(tmp_path, "child"), what="start", seconds=30)
+    stack.stop("child", seconds=0.2)
+    assert child.returncode == -9
+
+
+def test_death_is_told_with_the_last_line_of_the_log(stack):
+    stack.start("server", [sys.executable, "-c", "raise SystemExit('port 80 is taken')"])
+    with pytest.raises(ProcessDied, match="server ended with code 1: port 80 is taken"):
+        stack.wait_until(lambda: False, what="nothing", seconds=30)
+
+
+def test_waiting_too_long_names_what_was_awaited(stack):
+    with pytest.raises(PermanentError, match="the moon did not happen within 0 s"):
+        stack.wait_until(lambda: False, what="the moon", seconds=0.0)
+
+
+def test_lines_reach_the_process_and_its_exit_code_comes_back(stack):
+    stack.start("echo", [sys.executable, "-c", "print(input()); raise SystemExit(4)"], stdin=True)
+    stack.tell("echo", "hello")
+    assert stack.wait_for_exit("echo", seconds=30) == 4
+
+
+def test_process_of_another_stack_is_not_ours(tmp_path):
+    other = subprocess.Popen(SLEEP, stdout=subprocess.DEVNULL)
+    try:
+        with Stack(logs=tmp_path / "logs", variables={}):
+            pass
+        assert other.poll() is None
+    finally:
+        other.kill()
+        other.wait()
