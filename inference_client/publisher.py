@@ -15,7 +15,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
-from urllib.parse import unquote
+from urllib.parse import unquote, urlsplit
 
 import numpy as np
 
@@ -26,21 +26,23 @@ from components.contracts.sqlite_log import SqliteLog
 
 logger = logging.getLogger(__name__)
 
-_SQLITE = "sqlite://"
-
 
 def open_log(url: str) -> Publisher:
-    """The writing end of the log that `url` names: `sqlite:///absolute/path`.
+    """The writing end of the log that `url` names; the SQLite file is created where there is none.
+
+    `sqlite:///relative.db` and `sqlite:////absolute.db`, percent-encoded where needed, as the monitor reads it; its
+    option `lease_seconds` is a reader's and means nothing here.
 
     Raises:
-        ContractError: another scheme, a relative path, or a folder that does not exist.
+        ContractError: another scheme, no path, or a folder that does not exist.
         TemporaryError: the log cannot be opened now.
     """
-    path = Path(unquote(url[len(_SQLITE) :]))
-    if not url.startswith(_SQLITE) or not path.is_absolute():
-        raise ContractError(f"log is {url!r}, expected sqlite:///absolute/path")
+    parts = urlsplit(url)
+    path = Path(unquote(parts.path[1:]))
+    if parts.scheme != "sqlite" or parts.netloc or not path.name:
+        raise ContractError(f"log is {url!r}, expected sqlite:///<path> with three slashes")
     if not path.parent.is_dir():
-        raise ContractError(f"log {url}: folder {path.parent} does not exist")
+        raise ContractError(f"log is {url!r}, but {path.parent} is no folder")
     return SqliteLog(path)
 
 

@@ -120,6 +120,8 @@ class Replay:
         self._woken = asyncio.Event()
         self._in_flight: set[asyncio.Task[None]] = set()
         self._consecutive_failures = 0
+        self._defect: BaseException | None = None
+        """An error that no request may end with: raised where `send` is awaited instead of lost in its task."""
         self.statistics = ReplayStatistics()
         self.behind_seconds = 0.0
         """How late the newest request was sent."""
@@ -160,23 +162,24 @@ class Replay:
         due = self._seams.timer()
         rows_sent = 0
         while not self._stopping:
+            await self._wait_for_turn(due)
             wanted = self._settings.rows_per_request
             if self._settings.max_rows is not None:
                 wanted = min(wanted, self._settings.max_rows - rows_sent)
-            request = self._traffic.take(wanted) if wanted else None
+            if self._stopping or not wanted:
+                break
+            # Rows are drawn when they are sent, so a drift takes effect at the very next request.
+            request = self._traffic.take(wanted)
             if request is None:
-                self.exhausted = wanted > 0
+                self.exhausted = True
                 break
-            # The phase is that of the draw: a drift that comes while waiting takes effect at the next request.
-            phase = self.statistics.phase
-            await self._wait_for_turn(due)
-            if self._stopping:
-                break
-            self._start(request, phase)
+            self._start(request, self.statistics.phase)
             rows_sent += len(request.label)
             due = self._next_due(due, len(request.label))
         while self._in_flight:
             await asyncio.wait(self._in_flight)
+        if self._defect is not None:
+            raise self._defect
 
     async def _wait_for_turn(self, due: float) -> None:
         wait = due - self._seams.timer()
@@ -211,7 +214,13 @@ class Replay:
         request_id = f"{self._run}-{self.statistics.sent}"
         task = asyncio.get_running_loop().create_task(self._serve(request_id, request, phase))
         self._in_flight.add(task)
-        task.add_done_callback(self._in_flight.discard)
+        task.add_done_callback(self._ended)
+
+    def _ended(self, task: asyncio.Task[None]) -> None:
+        self._in_flight.discard(task)
+        if not task.cancelled() and (error := task.exception()) is not None:
+            self._defect = error
+            self.stop()
 
     async def _serve(self, request_id: str, request: Request, phase: str) -> None:
         started = self._seams.timer()

@@ -160,7 +160,9 @@ class FileTraffic:
         return {"kind": "permutation", "columns": list(self._columns), "seed": self._seed, "distinct_values": values}
 
     def _prepare_permutations(self) -> dict[int, _Permutation]:
-        table = pa.concat_tables([pq.read_table(path, columns=list(self._columns), partitioning=None) for path in self._paths])
+        table = pa.concat_tables(
+            [pq.read_table(path, columns=list(self._columns), partitioning=None) for path in self._paths]
+        )
         prepared = {}
         for name in self._columns:
             column = CATEGORICAL.index(name)

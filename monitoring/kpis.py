@@ -1,4 +1,4 @@
-"""The numbers of one window of matured rows. Definitions are `contracts.metrics`'; which rows, `monitoring.window`'s."""
+"""The numbers of one window of matured rows. Definitions are `contracts.metrics`'; which rows, `window`'s."""
 
 from __future__ import annotations
 

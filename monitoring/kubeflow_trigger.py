@@ -10,13 +10,16 @@ from __future__ import annotations
 import json
 import logging
 import os
+import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 from components.contracts.errors import ContractError, PermanentError, TemporaryError
 from components.contracts.retrain_request import RetrainRequest
+from components.contracts.run_notes import find_outcome
 from monitoring.settings import MonitorSettings
 from monitoring.trigger import ALREADY, BUSY, FAILED, RELEASED, RUNNING, STARTED, UNKNOWN, RunState
 
@@ -43,6 +46,7 @@ class KubeflowTrigger:
         pipeline_id: str = "",
         version_id: str = "",
         arguments: dict[str, Any] | None = None,
+        store: Path | None = None,
     ) -> None:
         """Binds a `kfp.Client`; see `connect`.
 
@@ -54,10 +58,11 @@ class KubeflowTrigger:
             pipeline_id: an uploaded pipeline, and
             version_id: its version.
             arguments: Pipeline parameters beside those that the request decides.
+            store: The model store, where the run leaves its outcome; None or not mounted = only KFP's word is known.
         """
         self._client, self._experiment, self._namespace = client, experiment, namespace
         self._package, self._pipeline_id, self._version_id = package, pipeline_id, version_id
-        self._arguments = arguments or {}
+        self._arguments, self._store = arguments or {}, store
 
     @classmethod
     def connect(
@@ -82,6 +87,7 @@ class KubeflowTrigger:
             pipeline_id=settings.pipeline_id,
             version_id=settings.pipeline_version_id,
             arguments=arguments,
+            store=settings.store,
         )
 
     def submit(self, request: RetrainRequest) -> str:
@@ -105,7 +111,11 @@ class KubeflowTrigger:
         return STARTED
 
     def state(self, request_id: str) -> RunState:
-        """See `trigger.Trigger`. A run that succeeded counts as released: KFP does not tell a refusal apart."""
+        """See `trigger.Trigger`.
+
+        KFP calls a refused run successful; its outcome in the model store tells them apart. Where there is none, a
+        successful run counts as released.
+        """
         with _translated(f"looking for {request_id}"):
             runs = self._named(self._experiment_id(), request_id)
         if not runs:
@@ -113,6 +123,8 @@ class KubeflowTrigger:
         newest = max(runs, key=lambda run: str(run.created_at))
         if newest.state in ACTIVE_STATES or newest.state is None:
             return RunState(RUNNING)
+        if newest.state == "SUCCEEDED" and self._store and (outcome := find_outcome(self._store, request_id)):
+            return RunState(outcome.state, f"{outcome.step}: {outcome.reason}", outcome.version)
         reason = f"run {newest.run_id} is {newest.state}"
         return RunState(RELEASED if newest.state == "SUCCEEDED" else FAILED, reason)
 
@@ -159,7 +171,10 @@ def _connect(host: str, namespace: str, timeout_seconds: tuple[float, float]) ->
     if os.path.exists(path):
         credentials = kfp.client.ServiceAccountTokenVolumeCredentials(path)
     # Without a namespace the constructor itself calls the server, before a timeout can be set.
-    client = kfp.client.Client(host=host, namespace=namespace or "unset", credentials=credentials)
+    with warnings.catch_warnings():
+        # "only works with v2.0.0-beta.2 and later", at every start.
+        warnings.simplefilter("ignore", FutureWarning)
+        client = kfp.client.Client(host=host, namespace=namespace or "unset", credentials=credentials)
     client._context_setting["namespace"] = namespace
     rest = client._run_api.api_client.rest_client
     rest.request = partial(_with_timeout, rest.request, timeout_seconds)

@@ -13,8 +13,8 @@ import logging
 import os
 import shlex
 import subprocess
-from contextlib import contextmanager
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 from components.contracts import run_notes

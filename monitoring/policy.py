@@ -168,9 +168,7 @@ def _judge(kpis: Kpis, settings: PolicySettings) -> tuple[Action, str]:
     return Action.BREACH, f"{measured} < {threshold} {over}"
 
 
-def _confirm(
-    memory: PolicyMemory, settings: PolicySettings, rows_since_breach: int, now: float
-) -> tuple[Action, str]:
+def _confirm(memory: PolicyMemory, settings: PolicySettings, rows_since_breach: int, now: float) -> tuple[Action, str]:
     """Whether the breaches so far allow a run, and what is missing otherwise."""
     if memory.breaches < settings.consecutive_breaches:
         return Action.BREACH, f"; breach {memory.breaches} of {settings.consecutive_breaches}"

@@ -40,7 +40,10 @@ class Progress:
     decided_at: float = 0.0
     upload_deadline: float = 0.0
     next_try_at: float = 0.0
-    told_busy: bool = False
+    awaited: tuple[str, ...] = ()
+    """Files sealed when the archive was flushed; those that follow belong to the next run."""
+    told: str = ""
+    """The obstacle told of last: `busy` or `unreachable`; each is told once."""
     started_at: float = 0.0
 
 
@@ -71,7 +74,8 @@ class Retraining:
         """
         self._store, self._archive, self._trigger, self._journal = store, archive, trigger, journal
         self._settings, self._upload_wait_seconds, self._checkpoint = settings, upload_wait_seconds, checkpoint
-        self.progress = Progress(**(store.read_document("retraining") or {}))
+        progress = store.read_document("retraining") or {}
+        self.progress = Progress(**{**progress, "awaited": tuple(progress.get("awaited", ()))})
         memory = store.read_document("policy") or {}
         self.memory = PolicyMemory(**{**memory, "requested_at": tuple(memory.get("requested_at", ()))})
         """The policy's memory; `judge` updates it."""
@@ -121,17 +125,19 @@ class Retraining:
         files = self._archive.flush()
         rows = sum(num_rows for _, num_rows in files)
         self._journal.tell("archived", f"flushed {rows} rows for the run", rows=rows, files=[name for name, _ in files])
-        self._move(UPLOADING, upload_deadline=now + self._upload_wait_seconds)
+        awaited = tuple(self._archive.waiting_for_upload()) if self._upload_wait_seconds > 0 else ()
+        self._move(UPLOADING, upload_deadline=now + self._upload_wait_seconds, awaited=awaited)
 
     def _await_uploads(self, now: float) -> None:
-        waiting = self._archive.waiting_for_upload() if self._upload_wait_seconds > 0 else []
+        still = set(self._archive.waiting_for_upload()) if self.progress.awaited else set()
+        waiting = [name for name in self.progress.awaited if name in still]
         if not waiting:
             if self._upload_wait_seconds > 0:
                 seconds = round(now - self.progress.decided_at, 3)
                 self._journal.tell("uploaded", "every sealed file is in the lake", seconds=seconds)
             self._move(SUBMITTING)
         elif now >= self.progress.upload_deadline:
-            reason = f"{len(waiting)} files were not uploaded within {self._upload_wait_seconds:g} s, first {waiting[0]}"
+            reason = f"{len(waiting)} files not uploaded within {self._upload_wait_seconds:g} s, first {waiting[0]}"
             self._end(trigger.RunState(trigger.FAILED, reason), self._request().request_id, now)
 
     def _submit(self, now: float) -> None:
@@ -140,21 +146,18 @@ class Retraining:
         try:
             answer = self._trigger.submit(request)
         except TemporaryError as error:
-            self._journal.tell("unreachable", str(error), request_id=request.request_id)
-            self._move(SUBMITTING, next_try_at=now + RETRY_SECONDS)
+            self._wait_for("unreachable", str(error), now)
             return
         except (PermanentError, ContractError, OSError) as error:
             self._end(trigger.RunState(trigger.FAILED, str(error)), request.request_id, now)
             return
         self._checkpoint("retraining.submitted")
         if answer == trigger.BUSY:
-            if not self.progress.told_busy:
-                self._journal.tell("busy", "another run is active", request_id=request.request_id)
-            self._move(SUBMITTING, next_try_at=now + RETRY_SECONDS, told_busy=True)
+            self._wait_for("busy", "another run is active", now)
             return
         self._journal.tell("requested", request.reason, request_id=request.request_id, answer=answer)
         self._journal.tell("run_started", f"run {request.request_id} {answer}", request_id=request.request_id)
-        self._move(RUNNING, {"request_started": 1}, started_at=now, next_try_at=0.0)
+        self._move(RUNNING, {"request_started": 1}, started_at=now, next_try_at=0.0, told="")
         self._checkpoint("retraining.running")
 
     def _watch(self, now: float) -> None:
@@ -163,8 +166,7 @@ class Retraining:
         try:
             run = self._trigger.state(name)
         except TemporaryError as error:
-            self._journal.tell("unreachable", str(error), request_id=name)
-            self._move(RUNNING, next_try_at=now + RETRY_SECONDS)
+            self._wait_for("unreachable", str(error), now)
             return
         if run.state == trigger.UNKNOWN and now < self.progress.started_at + UNKNOWN_SECONDS:
             return
@@ -172,6 +174,12 @@ class Retraining:
             run = trigger.RunState(trigger.FAILED, run.reason)
         if run.state != trigger.RUNNING:
             self._end(run, name, now)
+
+    def _wait_for(self, obstacle: str, text: str, now: float) -> None:
+        """Stays in this phase for a while; tells of an obstacle when it is new."""
+        if obstacle != self.progress.told:
+            self._journal.tell(obstacle, text, request_id=self._request().request_id)
+        self._move(self.progress.phase, next_try_at=now + RETRY_SECONDS, told=obstacle)
 
     def _end(self, run: trigger.RunState, name: str, now: float) -> None:
         self.memory = policy.ended(self.memory, run.state, self._settings, now=now)

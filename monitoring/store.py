@@ -30,6 +30,7 @@ CREATE TABLE IF NOT EXISTS predictions (
     stored_at REAL NOT NULL, matured INTEGER NOT NULL DEFAULT 0, payload BLOB);
 CREATE INDEX IF NOT EXISTS waiting ON predictions (time) WHERE matured = 0;
 CREATE TABLE IF NOT EXISTS outcome_batches (batch_id TEXT PRIMARY KEY, stored_at REAL NOT NULL);
+CREATE TABLE IF NOT EXISTS set_aside (message_id TEXT PRIMARY KEY, reason TEXT NOT NULL);
 CREATE TABLE IF NOT EXISTS clicks (
     request_id TEXT NOT NULL, row INTEGER NOT NULL, time REAL NOT NULL, stored_at REAL NOT NULL,
     PRIMARY KEY (request_id, row));
@@ -111,7 +112,7 @@ class Store:
         self,
         predictions: Sequence[tuple[PredictionBatch, bytes]],
         outcomes: Sequence[OutcomeBatch],
-        counts: dict[str, float],
+        unusable: Sequence[tuple[str, str]],
         *,
         now: float,
     ) -> None:
@@ -120,10 +121,14 @@ class Store:
         Args:
             predictions: Batches with their messages.
             outcomes: Outcome batches.
-            counts: Counters to add in the same transaction; completed by what was stored.
+            unusable: (message id, reason) of messages to be set aside; counted here, kept by the log.
             now: Seconds since the epoch.
         """
+        counts: dict[str, float] = {}
         with self._transaction(counts) as connection:
+            for bad in unusable:
+                new = connection.execute("INSERT OR IGNORE INTO set_aside VALUES (?, ?)", bad).rowcount
+                _count(counts, "set_aside", new)
             for batch, payload in predictions:
                 row = (batch.request_id, batch.time, batch.model_version, len(batch), now, payload)
                 new = connection.execute(
@@ -162,11 +167,6 @@ class Store:
             "INSERT INTO clicks VALUES (?, ?, ?, ?) ON CONFLICT DO UPDATE SET time = min(time, excluded.time)", clicks
         )
 
-    def add_to_counters(self, counts: dict[str, float]) -> None:
-        """Adds to counters."""
-        with self._transaction(counts):
-            pass
-
     # -- join
 
     def waiting(self, predicted_before: float, limit: int) -> list[Waiting]:
@@ -184,6 +184,12 @@ class Store:
             for request_id, row, time in found:
                 clicks[request_id].append((row, time))
         return [Waiting(request_id, payload, clicks[request_id]) for request_id, payload in rows]
+
+    def newest_waiting(self) -> tuple[float, int] | None:
+        """Time and model version of the newest prediction that has not matured; None where all have."""
+        query = "SELECT time, model_version FROM predictions WHERE matured = 0 ORDER BY time DESC LIMIT 1"
+        row = self._connection.execute(query).fetchone()
+        return None if row is None else (float(row[0]), int(row[1]))
 
     def mature(self, requests: Sequence[MaturedRequest], counts: dict[str, float], *, now: float) -> None:
         """Makes these labels final."""

@@ -59,8 +59,9 @@ class RowWindow:
 class VersionWindows:
     """One `RowWindow` per model version, and which version serves now.
 
-    The serving version is that of the newest prediction among the matured rows (not the highest number: a rollback
-    serves an older one).
+    The serving version is that of the newest prediction, matured or not: rows of an old version go on maturing for a
+    whole attribution window after a release, and must not be judged any more. It is not the highest number: a
+    rollback serves an older one.
     """
 
     def __init__(self, capacity: int) -> None:
@@ -70,8 +71,13 @@ class VersionWindows:
 
     @property
     def serving_version(self) -> int | None:
-        """The version that serves now; None before the first row."""
+        """The version that serves now; None before the first prediction."""
         return self._newest[1] if self._newest else None
+
+    def note_prediction(self, version: int, predicted_at: float) -> None:
+        """Takes in that `version` made a prediction."""
+        if self._newest is None or (predicted_at, version) >= self._newest:
+            self._newest = (predicted_at, version)
 
     @property
     def versions(self) -> tuple[int, ...]:
@@ -86,14 +92,11 @@ class VersionWindows:
         """
         return self._windows[version]
 
-    def update(
-        self, version: int, predicted_at: float, labels: NDArray[np.uint8], scores: NDArray[np.float32]
-    ) -> None:
+    def update(self, version: int, predicted_at: float, labels: NDArray[np.uint8], scores: NDArray[np.float32]) -> None:
         """Takes in the rows of one request."""
         window = self._windows.pop(version, None) or RowWindow(self._capacity)
         self._windows[version] = window
         window.update(labels, scores)
-        if self._newest is None or (predicted_at, version) >= self._newest:
-            self._newest = (predicted_at, version)
+        self.note_prediction(version, predicted_at)
         if len(self._windows) > MAX_VERSIONS:
             del self._windows[next(iter(self._windows))]

@@ -21,6 +21,7 @@ ROOMS = {
     "monitor": ("monitoring", (), "watch the click log, decide when to retrain"),
     "uploader": ("monitoring.uploader", (), "move archived records into the lake"),
     "simulate": ("inference_client", ("simulate",), "write a lake of simulated clicks"),
+    "drift": ("inference_client", ("drift",), "write a drifted copy of a simulated world"),
     "replay": ("inference_client", ("replay",), "send traffic to Triton and log predictions and clicks"),
     "score": ("inference_client", ("score",), "score rows of a file"),
     "ingest": ("components.extraction.ingest", (), "turn Criteo files into a lake"),

@@ -5,8 +5,6 @@ inside an exit handler that records how the run ended. Images, resources and ret
 a step does is its component's.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 
@@ -169,4 +167,5 @@ def retraining_pipeline(placement: Placement) -> Callable[..., Any]:
                     )
                     place(released, "deployment", placement)
 
-    return retraining
+    pipeline: Callable[..., Any] = retraining
+    return pipeline

@@ -66,7 +66,9 @@ def raw_table():
         columns[criteo.EVENT_TIME] = times.astype(np.int64)
         columns[criteo.MODEL_VERSION] = pyarrow.nulls(n)
         columns[criteo.SCORE] = pyarrow.nulls(n)
-        return pyarrow.table({name: pyarrow.array(columns[name]).cast(types[name]) for name in criteo.RAW_TYPES})
+        # pyarrow 10 does not take an Array for an array's values.
+        arrays = {n: c if isinstance(c, pyarrow.Array) else pyarrow.array(c) for n, c in columns.items()}
+        return pyarrow.table({name: arrays[name].cast(types[name]) for name in criteo.RAW_TYPES})
 
     return make
 

@@ -64,10 +64,25 @@ class SqliteLog:
             self._connection = sqlite3.connect(
                 str(path), timeout=busy_timeout_seconds, isolation_level=None, check_same_thread=False
             )
-            self._connection.execute("PRAGMA journal_mode=WAL")
-            self._connection.execute("PRAGMA synchronous=FULL")
-            self._connection.executescript(_SCHEMA)
+            try:
+                self._prepare(time.monotonic() + busy_timeout_seconds)
+            except BaseException:
+                self._connection.close()
+                raise
         self._path = path
+
+    def _prepare(self, deadline: float) -> None:
+        while True:
+            try:
+                self._connection.execute("PRAGMA journal_mode=WAL")
+                self._connection.execute("PRAGMA synchronous=FULL")
+                self._connection.executescript(_SCHEMA)
+                return
+            except sqlite3.OperationalError as error:
+                # Where two openers switch a new file to WAL at once, SQLite fails one without its busy timeout.
+                if "locked" not in str(error) or time.monotonic() >= deadline:
+                    raise
+                time.sleep(0.01)
 
     def publish(self, messages: Sequence[tuple[str, bytes]]) -> None:
         """See `event_log.Publisher`."""

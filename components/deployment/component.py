@@ -4,7 +4,7 @@ from kfp import dsl
 from kfp.dsl import Artifact, Dataset, Input, Metrics, Model, Output
 
 
-@dsl.component(base_image="evergreen-driver", install_kfp_package=False)
+@dsl.component(base_image="evergreen-deployment", install_kfp_package=False)
 def deployment(
     run: str,
     store: str,

@@ -2,7 +2,7 @@
 
 Shared by `release` (previous and new version) and `rollback` (the old one alone): write the configuration whole, load
 on every server, wait for readiness, ask golden rows. A server's word that it is ready is not trusted: with a dead
-Python stub it still says so. Any failure, the caller's record included, restores the configuration, reloads, and raises.
+Python stub it still says so. A failure, of the record too, restores the configuration, reloads, and raises.
 """
 
 from __future__ import annotations

@@ -112,7 +112,7 @@ def judge(
 
 
 def rows_to_decide(num_rows: int, standard_error: float, distance: float) -> int:
-    """Rows at which an observed `distance` from a threshold is decided with 80 % probability; at least `num_rows`.
+    """Rows at which an observed `distance` (> 0) from a threshold is decided with 80 % probability.
 
     The standard error falls with the root of the rows, and the interval clears the threshold with probability 0.8
     once the distance is (z_0.975 + z_0.8) standard errors: rows = n * ((1.96 + 0.84) * error / distance)^2, the sample
@@ -121,7 +121,7 @@ def rows_to_decide(num_rows: int, standard_error: float, distance: float) -> int
     >>> rows_to_decide(1000, 0.01, 0.01)
     7849
     """
-    return max(num_rows, math.ceil(num_rows * ((Z_95 + Z_POWER) * standard_error / distance) ** 2))
+    return math.ceil(num_rows * ((Z_95 + Z_POWER) * standard_error / distance) ** 2)
 
 
 def _too_few(labels: np.ndarray, min_class_rows: int) -> _Check | None:  # type: ignore[type-arg]

@@ -6,10 +6,10 @@ gate compares with is what would be replaced. Judging the scores is left to `gat
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from itertools import zip_longest
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -112,27 +112,33 @@ def score_holdout(
     Raises:
         ContractError: the rows of the two folders are not the same.
     """
+    labels, event_seconds, champion, categories = _columns(
+        (
+            (
+                batch.labels,
+                batch.event_seconds,
+                score_champion(batch) if score_champion else np.zeros(0, np.float32),
+                batch.categorical[:, slice_column],
+            )
+            for batch in raw_batches(raw)
+        ),
+        (np.int8, np.float64, np.float32, np.int64),
+    )
     # A column's first ids (missing, out of vocabulary) are never news.
     first_new = np.maximum(np.array(slot_sizes) - np.array(new_categories), FIRST_ID)
-    parts: list[tuple[NDArray[np.generic], ...]] = []
-    rows = 0
-    for raw_batch, encoded_batch in zip_longest(*_aligned(raw, encoded)):
-        if raw_batch is None or encoded_batch is None or not np.array_equal(raw_batch.labels, encoded_batch.labels):
-            raise ContractError(f"labels of raw and encoded holdout differ after row {rows}, expected the same rows")
-        rows += len(raw_batch.labels)
-        parts.append(
+    encoded_labels, candidate, new, unknown = _columns(
+        (
             (
-                raw_batch.labels,
-                raw_batch.event_seconds,
-                score_candidate(encoded_batch),
-                score_champion(raw_batch) if score_champion else np.zeros(0, np.float32),
-                (encoded_batch.ids >= first_new).any(axis=1),
-                (encoded_batch.ids == OOV_ID).any(axis=1),
-                raw_batch.categorical[:, slice_column],
+                batch.labels,
+                score_candidate(batch),
+                (batch.ids >= first_new).any(axis=1),
+                (batch.ids == OOV_ID).any(axis=1),
             )
-        )
-    columns = [np.concatenate(column) for column in zip(*parts)]
-    labels, event_seconds, candidate, champion, new, unknown, categories = columns
+            for batch in encoded_batches(encoded)
+        ),
+        (np.int8, np.float32, np.bool_, np.bool_),
+    )
+    _expect_same_labels(labels, encoded_labels)
     return ScoredHoldout(
         labels=labels,
         event_seconds=event_seconds,
@@ -142,3 +148,26 @@ def score_holdout(
         has_unknown_category=unknown,
         categories=categories,
     )
+
+
+def _columns(batches: Iterable[tuple[NDArray[Any], ...]], dtypes: tuple[type[Any], ...]) -> list[NDArray[Any]]:
+    """Each column of the batches as one array; the files of two folders may be cut at different rows."""
+    parts = [tuple(np.zeros(0, dtype) for dtype in dtypes), *batches]
+    return [np.concatenate(column) for column in zip(*parts)]
+
+
+def _expect_same_labels(raw: NDArray[np.int8], encoded: NDArray[np.int8]) -> None:
+    if len(raw) != len(encoded):
+        raise ContractError(
+            f"raw holdout has {len(raw)} rows and encoded holdout {len(encoded)}, expected the same rows"
+        )
+    if len(differing := np.flatnonzero(raw != encoded)):
+        raise ContractError(
+            f"labels of raw and encoded holdout differ in {len(differing)} rows, first in row {differing[0]}; "
+            "expected the same rows in the same order"
+        )
+
+
+def _expect_hash(name: str, stated: str | None, found: str) -> None:
+    if stated is not None and stated != found:
+        raise ContractError(f"{name} has SHA-256 {found}, expected {stated} as stored with it")

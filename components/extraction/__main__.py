@@ -14,7 +14,7 @@ def build_parser() -> argparse.ArgumentParser:
     """The step's flags; `--help` is the step's documentation."""
     parser = argparse.ArgumentParser(
         prog="python -m components.extraction",
-        description="Copies one time window of click logs, sorted and without duplicates, into training and held-out rows.",
+        description="Copies one time window of click logs, sorted, each row once, into training and held-out rows.",
     )
     parser.add_argument("--run", required=True, help="name of the run")
     parser.add_argument("--store", required=True, help="model store: file:// URI or absolute path")

@@ -17,7 +17,7 @@ def extraction(
     max_malformed_fraction: float,
     raw_dataset: Output[Dataset],
     metrics: Output[Metrics],
-):
+) -> None:
     """Copies one time window of click logs, sorted and without duplicates, into training and held-out rows.
 
     Args:

@@ -19,6 +19,7 @@ import pyarrow as pa
 from components.contracts.errors import ContractError
 from components.extraction.origin import with_origin
 from components.extraction.readers.forms import click_log_files, find_reader
+from components.extraction.readers.raw_parquet import RawParquet
 from components.extraction.set_aside import SetAside
 from components.extraction.times import DAY_MICROS, Span, to_iso
 
@@ -44,8 +45,11 @@ class CriteoFiles:
             start = day * DAY_MICROS
             if not window.overlaps(start, start + DAY_MICROS - 1):
                 continue
+            reader = find_reader(path)
+            if isinstance(reader, RawParquet):
+                raise ContractError(f"{path} has event times of its own, expected it in a lake's day=YYYY-MM-DD folder")
             row = 0
-            for batch in find_reader(path).batches(set_aside):
+            for batch in reader.batches(set_aside):
                 if start + row * ROW_MICROS >= (window.end or start + DAY_MICROS):
                     break
                 if (row + batch.num_rows) * ROW_MICROS > DAY_MICROS:

@@ -1,88 +1,68 @@
-"""Brings a user's Criteo files into the lake: `python -m components.extraction.ingest`.
+"""Brings a user's Criteo files into the lake: `python -m components.extraction.ingest`, the command line.
 
-Criteo's rows have no times, so they get some: spread evenly, in file order, over whole days. The earlier share becomes
-the lake, the later one a Parquet file to replay as traffic. Rows are spooled to disk first, because their spacing
-needs their number, which malformed rows make known only at the end. Everything appears at the end or not at all;
-ingesting the same files again replaces what they left.
+The work is `ingestion`'s.
 """
 
 from __future__ import annotations
 
 import argparse
-import hashlib
 import json
 import logging
-import os
-import shutil
 import sys
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass
-from datetime import date, datetime, timedelta, timezone
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
-from uuid import uuid4
-
-logger = logging.getLogger(__name__)
 
 
-@dataclass(frozen=True, kw_only=True)
-class IngestSettings:
-    """What becomes of the rows.
-
-    Raises:
-        ContractError: a value is out of its range.
-    """
-
-    last_day: date
-    """UTC day of the last row, replayed rows included."""
-    days: int
-    """Whole days, ending with `last_day`, over which the rows spread."""
-    max_rows: int | None
-    """Rows taken from the beginning; None = all."""
-    lake_fraction: float
-    """Share of the rows, the earlier ones, that go to the lake; in (0, 1]."""
-    max_malformed_fraction: float
-    """Share of a file's rows that may be malformed and set aside."""
-
-    def __post_init__(self) -> None:
-        """Refuses values out of range."""
-        from components.contracts.errors import ContractError
-
-        if self.days < 1:
-            raise ContractError(f"days is {self.days}, expected at least 1")
-        if self.max_rows is not None and self.max_rows < 1:
-            raise ContractError(f"max_rows is {self.max_rows}, expected at least 1")
-        if not 0 < self.lake_fraction <= 1:
-            raise ContractError(f"lake_fraction is {self.lake_fraction}, expected more than 0 and at most 1")
+def build_parser() -> argparse.ArgumentParser:
+    """The tool's flags; `--help` is its documentation."""
+    parser = argparse.ArgumentParser(
+        prog="python -m components.extraction.ingest",
+        description="Reads Criteo files (1TB TSV, Kaggle CSV, Parquet) in order, gives rows times spread over whole "
+        "days, and writes the earlier ones to the lake, the later ones to a file to replay. Prints its counts as JSON.",
+    )
+    parser.add_argument("--data", required=True, type=Path, help="a Criteo file, or a folder of them")
+    parser.add_argument("--lake", required=True, type=Path, help="lake folder; made where it is absent")
+    parser.add_argument("--last-day", required=True, help="UTC day of the last row, YYYY-MM-DD")
+    parser.add_argument("--days", required=True, type=int, help="whole days over which the rows spread")
+    parser.add_argument("--max-rows", type=int, default=None, help="rows taken from the beginning; all without it")
+    parser.add_argument(
+        "--lake-fraction", required=True, type=float, help="share of the rows, the earlier ones, to lake"
+    )
+    parser.add_argument("--replay", required=True, type=Path, help="Parquet file for the other rows")
+    parser.add_argument(
+        "--max-malformed-fraction",
+        type=float,
+        default=0.01,
+        help="share of a file's rows that may be malformed and set aside (into <replay>.set_aside.jsonl)",
+    )
+    return parser
 
 
-def ingest(files: list[Path], lake: Path, replay: Path, settings: IngestSettings) -> dict[str, int]:
-    """Ingests the files in order; returns counts: rows, lake_rows, replay_rows, set_aside, clicks.
-
-    Rows set aside are kept in `<replay>.set_aside.jsonl`, which exists only if there are any.
-
-    Raises:
-        ContractError: a file is of no known form, damaged or too malformed, or there is no row at all.
-    """
+def main(argv: Sequence[str] | None = None) -> int:
+    """Runs the tool; 0 done, 2 misuse or unusable input, told on stderr."""
+    arguments = build_parser().parse_args(argv)
+    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
     from components.contracts.errors import ContractError
-    from components.extraction.set_aside import SetAside
+    from components.extraction.ingestion import IngestSettings, ingest
+    from components.extraction.readers.forms import click_log_files
+    from components.extraction.times import parse_day
 
-    tag = _tag(files)
-    with _workshop(lake) as aside, _workshop(replay.parent) as replay_aside:
-        with SetAside(aside / "set_aside.jsonl", max_fraction=settings.max_malformed_fraction) as set_aside:
-            total, clicks = _spool(files, aside / "spool.arrow", set_aside, settings.max_rows)
-            set_aside.judge()
-        if total == 0:
-            raise ContractError(f"{files[0].parent} holds no row, expected Criteo rows")
-        lake_rows = max(1, int(total * settings.lake_fraction))
-        _lay_out(aside / "spool.arrow", total, lake_rows, aside / "lake", replay_aside, tag=tag, settings=settings)
-        _publish_replay(replay_aside, replay, aside / "set_aside.jsonl")
-        _publish_lake(aside / "lake", lake, tag=tag)
-    return {
-        "rows": total,
-        "lake_rows": lake_rows,
-        "replay_rows": total - lake_rows,
-        "set_aside": set_aside.num_rows,
-        "clicks": clicks,
-    }
+    try:
+        settings = IngestSettings(
+            last_day=parse_day("last_day", arguments.last_day),
+            days=arguments.days,
+            max_rows=arguments.max_rows,
+            lake_fraction=arguments.lake_fraction,
+            max_malformed_fraction=arguments.max_malformed_fraction,
+        )
+        files = click_log_files(arguments.data)
+        summary = ingest(files, lake=arguments.lake, replay=arguments.replay, settings=settings)
+    except (ContractError, OSError) as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 2
+    print(json.dumps(summary))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,8 +1,8 @@
 """The lake: `day=YYYY-MM-DD/*.parquet` in the raw schema, read a bounded piece at a time.
 
 Days are disjoint in time, so days in order are rows in order; a day with more rows than fit is cut into spans of time,
-each sorted by itself. Memory is bounded by `PIECE_ROWS` (about 400 bytes a row, twice while sorting) for rows spread
-over the day; many rows at one instant cannot be cut.
+each sorted by itself. Memory is bounded by `PIECE_ROWS` as far as the row groups' statistics tell where a day's rows
+lie; many rows at one instant cannot be cut.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ import numpy as np
 import pyarrow as pa
 
 from components.contracts.criteo import DAY_PARTITION, EVENT_TIME, REQUEST_ID, ROW
-from components.contracts.errors import ContractError
-from components.extraction.raw_schema import RAW_SCHEMA, open_parquet
+from components.extraction.pieces import cut_evenly
+from components.extraction.raw_schema import RAW_SCHEMA
 from components.extraction.readers.raw_parquet import RawParquet
 from components.extraction.set_aside import SetAside
 from components.extraction.times import Span, day_span, parse_day
@@ -27,7 +27,7 @@ from components.extraction.times import Span, day_span, parse_day
 logger = logging.getLogger(__name__)
 
 PARTITION = DAY_PARTITION.format(day="")
-PIECE_ROWS = 500_000
+PIECE_ROWS = 250_000
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -62,14 +62,12 @@ class Lake:
         """See `Source.tables`."""
         for day, files in self.days().items():
             span = day_span(day)
-            assert span.start is not None and span.end is not None
-            if window.overlaps(span.start, span.end - 1):
+            if not window.clipped(span).is_empty:
                 logger.info("reading day %s: %d files", day, len(files))
                 yield from self._day(files, span, window, set_aside)
 
     def _day(self, files: list[Path], day: Span, window: Span, set_aside: SetAside) -> Iterator[tuple[Any, int]]:
-        num_rows = sum(open_parquet(path).metadata.num_rows for path in files)
-        for i, piece in enumerate(_cut(day.clipped(window), -(-num_rows // self.piece_rows))):
+        for i, piece in enumerate(cut_evenly(files, day.clipped(window), self.piece_rows)):
             batches = [
                 batch
                 for path in files
@@ -89,11 +87,3 @@ def sorted_once(table: Any) -> tuple[Any, int]:
     first = keyed.group_by([REQUEST_ID, ROW]).aggregate([("position", "min")]).column("position_min")
     num_duplicates = table.num_rows - len(first)
     return (table.take(np.sort(first.to_numpy())) if num_duplicates else table), num_duplicates
-
-
-def _cut(span: Span, num_pieces: int) -> list[Span]:
-    """The span in that many pieces of about equal length, at least one."""
-    assert span.start is not None and span.end is not None
-    length, n = span.end - span.start, max(1, num_pieces)
-    edges = [span.start + length * i // n for i in range(n + 1)]
-    return [Span(a, b) for a, b in zip(edges, edges[1:])]

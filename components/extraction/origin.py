@@ -1,4 +1,4 @@
-"""Request ids, rows and times for rows that come without: derived from their place in the source, so always the same."""
+"""Request ids, rows and times for rows that come without, by their place in the source: the same every time."""
 
 from __future__ import annotations
 

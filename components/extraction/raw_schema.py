@@ -54,7 +54,7 @@ def unreadable(path: Path, error: Exception) -> ContractError:
 def raw_batch(columns: dict[str, Any]) -> Any:
     """A record batch in the raw schema from some of its columns; the others are null."""
     num_rows = len(next(iter(columns.values())))
-    arrays = [columns.get(f.name, None) for f in RAW_SCHEMA]
+    arrays = [columns.get(f.name) for f in RAW_SCHEMA]
     return pa.record_batch(
         [a if a is not None else pa.nulls(num_rows, f.type) for a, f in zip(arrays, RAW_SCHEMA)], schema=RAW_SCHEMA
     )

@@ -62,7 +62,7 @@ class SetAside:
     def add(self, path: Path, line: int, reason: str, text: str) -> None:
         """Sets one row aside; it still has to be counted by `saw`."""
         if self._file is None:
-            self._file = open(self.path, "w", encoding="utf-8")
+            self._file = self.path.open("w", encoding="utf-8")
         self._file.write(json.dumps({"file": str(path), "line": line, "reason": reason, "text": text}) + "\n")
         self.num_rows += 1
         tally = self._tallies.setdefault(path, _Tally())

@@ -55,6 +55,11 @@ class Span:
         last = to_iso(self.end) if self.end is not None else "last row"
         return f"[{first}, {last})"
 
+    @property
+    def is_empty(self) -> bool:
+        """Whether no time lies in it."""
+        return self.start is not None and self.end is not None and self.start >= self.end
+
     def holds(self, micros: int) -> bool:
         """Whether the time lies in the span."""
         return (self.start is None or self.start <= micros) and (self.end is None or micros < self.end)

@@ -27,7 +27,7 @@ def resolve_window(*, start: str, end: str, store: Path, champion: str) -> Span:
     first = parse_time("window_start", start) if start else _after_champion(store, champion)
     last = parse_time("window_end", end) if end else None
     window = Span(first, last)
-    if first is not None and last is not None and first >= last:
+    if window.is_empty:
         raise ContractError(f"window {window} is empty, expected its start before its end")
     return window
 

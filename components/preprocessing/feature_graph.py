@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 from nvtabular import ops
 
 from components.contracts.criteo import CATEGORICAL, DENSE, LABEL, MISSING_CATEGORY
-from components.contracts.workflow import MISSING_ID, FeatureWorkflow
+from components.contracts.workflow import FIRST_ID, MISSING_ID, FeatureWorkflow
 from components.preprocessing.vocabularies import extend_vocabulary
 
 FILL = 0.0
@@ -36,6 +36,22 @@ OUTPUT_TYPES = {
 """Columns of the training set in file order, which is HugeCTR's slot order."""
 
 
+class CategoryCounter(ops.Categorify):  # type: ignore[misc]
+    """Categorify of the fitted graph: its counts are all that is wanted of it."""
+
+    def fit_finalize(self, categories: Any) -> None:
+        """Keeps the counts; a column without any value, for which NVTabular 23.8 writes no file, gets a stand-in."""
+        super().fit_finalize(categories)
+        for name, path in categories.items():
+            if name in CATEGORICAL and not Path(path).exists():
+                frame = pd.DataFrame({name: [float(MISSING_CATEGORY)], f"{name}_size": [0]}, index=[FIRST_ID])
+                frame.to_parquet(path)
+
+    def transform(self, col_selector: Any, df: Any) -> Any:
+        """The columns as they are: Workflow.fit encodes a partition to learn types that nobody asks for."""
+        return df[col_selector.names]
+
+
 class NullSafeCategorify(ops.Categorify):  # type: ignore[misc]
     """Categorify that also takes partitions in which a column has no value at all (NVTabular 23.8 raises there)."""
 
@@ -44,7 +60,7 @@ class NullSafeCategorify(ops.Categorify):  # type: ignore[misc]
         empty = [name for name in col_selector.names if not df[name].notna().any()]
         if not empty:
             return super().transform(col_selector, df)
-        # One value for the first row satisfies NVTabular; the row's id is then put right.
+        # One value for the first row satisfies NVTabular; the whole column is then put right.
         filled = df.assign(**{name: df[name].where(np.arange(len(df)) > 0, 0.0) for name in empty})
         encoded = super().transform(col_selector, filled)
         return encoded.assign(**{name: np.int64(MISSING_ID) for name in empty})
@@ -55,15 +71,15 @@ def fit(dataset: Any, *, parent: FeatureWorkflow | None, frequency_threshold: in
 
     With a parent, the arithmetic on dense columns stays the parent's, because its weights were trained on it.
     """
-    categorify = NullSafeCategorify(freq_threshold=frequency_threshold, out_path=str(scratch))
-    graph = list(CATEGORICAL) >> categorify
+    counter = CategoryCounter(freq_threshold=frequency_threshold, out_path=str(scratch))
+    graph = list(CATEGORICAL) >> counter
     normalize = ops.Normalize()
     if parent is None:
         graph = graph + (_logged() >> ops.LambdaOp(_to_float64, dtype="float64") >> normalize)
     nvt.Workflow(graph).fit(dataset)
     known = parent.vocabularies if parent else tuple(np.array([], dtype=np.int64) for _ in CATEGORICAL)
     vocabularies = tuple(
-        extend_vocabulary(before, *_counted(categorify.categories, name), frequency_threshold=frequency_threshold)
+        extend_vocabulary(before, *_counted(counter.categories, name), frequency_threshold=frequency_threshold)
         for name, before in zip(CATEGORICAL, known)
     )
     means, stds = (parent.means, parent.stds) if parent else _moments(normalize)
@@ -131,12 +147,8 @@ def _to_float64(column: Any) -> Any:
 
 
 def _counted(categories: dict[str, str], name: str) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """Categories of a column and their counts, as Categorify left them; none where it wrote no file."""
-    path = Path(categories.get(name, ""))
-    if not path.is_file():
-        nothing = np.array([], dtype=np.int64)
-        return nothing, nothing
-    frame = pd.read_parquet(path).dropna()
+    """Categories of a column and their counts, as Categorify left them."""
+    frame = pd.read_parquet(categories[name]).dropna()
     return frame[name].to_numpy().astype(np.int64), frame[f"{name}_size"].to_numpy().astype(np.int64)
 
 

@@ -62,7 +62,8 @@ def preprocess(raw: RawDataset, *, parent: Parent | None, final: Path, settings:
             hugectr_parquet.verify(aside / part, expected_rows=rows[part], slot_sizes=features.slot_sizes)
             _compare(features, plans[part][0], aside / part)
             logger.info("%s encoded: %d rows in %d files", part, rows[part], len(plans[part]))
-        workflow.save(aside / WORKFLOW / NVTABULAR)
+        # By value, so that whoever loads it needs NVTabular only.
+        workflow.save(aside / WORKFLOW / NVTABULAR, modules_byvalue=[feature_graph])
     return TrainingSet(
         train_uri=(final / TRAIN).as_uri(),
         holdout_uri=(final / HOLDOUT).as_uri(),

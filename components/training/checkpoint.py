@@ -12,6 +12,7 @@ import shutil
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from components.contracts.dcn import DcnConfig
 from components.contracts.durable import whole_directory, write_whole
@@ -20,14 +21,17 @@ from components.contracts.model_files import ModelWeights, read_model, write_mod
 logger = logging.getLogger(__name__)
 
 _PROGRESS = "progress.json"
+_NUMBERS = ("start_loss", "branch_loss", "stale")
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Moment:
     """A network at the end of an epoch, and how it did on the stopping slice."""
 
+    branch: int
+    """Which part of the rows it was fitted to: the newest 1 / 2^branch."""
     epoch: int
-    """Epochs completed; 0 = as the fit began."""
+    """Passes over that part; 0 = as the fit began."""
     step: int
     weights: ModelWeights
     """With moments."""
@@ -41,21 +45,28 @@ class Checkpoint:
 
     now: Moment
     best: Moment
+    """Of all branches."""
+    start_loss: float
+    """Log loss on the stopping slice before the first epoch."""
+    branch_loss: float
+    """Best log loss of the branch of `now`."""
+    stale: int
+    """Epochs of that branch since then."""
 
 
 def save(folder: Path, config: DcnConfig, checkpoint: Checkpoint) -> None:
     """Writes the checkpoint below `folder`, then removes the older ones."""
-    final = folder / f"{checkpoint.now.epoch:04d}"
-    shutil.rmtree(final, ignore_errors=True)
-    with whole_directory(final) as aside:
-        moments = {"now": checkpoint.now, "best": checkpoint.best}
-        for name, moment in moments.items():
-            if name == "now" or moment.epoch != checkpoint.now.epoch:
-                write_model(aside / name, config, moment.weights)
-        described = {name: {"epoch": m.epoch, "step": m.step, "scores": dict(m.scores)} for name, m in moments.items()}
+    name = f"{checkpoint.now.branch:02d}-{checkpoint.now.epoch:06d}"
+    shutil.rmtree(folder / name, ignore_errors=True)
+    with whole_directory(folder / name) as aside:
+        for moment_name, moment in _moments(checkpoint).items():
+            write_model(aside / moment_name, config, moment.weights)
+        described: dict[str, Any] = {key: getattr(checkpoint, key) for key in _NUMBERS}
+        for moment_name, moment in (("now", checkpoint.now), ("best", checkpoint.best)):
+            described[moment_name] = {key: getattr(moment, key) for key in ("branch", "epoch", "step", "scores")}
         write_whole(aside / _PROGRESS, json.dumps(described, indent=2) + "\n")
     for older in folder.iterdir():
-        if older != final:
+        if older.name != name:
             shutil.rmtree(older)
 
 
@@ -66,10 +77,19 @@ def load(folder: Path, config: DcnConfig, slot_sizes: list[int]) -> Checkpoint |
     if not whole:
         return None
     described = json.loads((whole[-1] / _PROGRESS).read_text())
-    moments = {}
-    for name in ("now", "best"):
-        own = described["best"]["epoch"] != described["now"]["epoch"]
-        weights = read_model(whole[-1] / (name if own else "now"), config, slot_sizes, optimizer=True)
-        moments[name] = Moment(weights=weights, **described[name])
-    logger.info("checkpoint found: epoch %d, step %d", moments["now"].epoch, moments["now"].step)
-    return Checkpoint(**moments)
+
+    def moment(name: str) -> Moment:
+        weights = read_model(whole[-1] / name, config, slot_sizes, optimizer=True)
+        return Moment(weights=weights, **described[name])
+
+    now = moment("now")
+    best = moment("best") if (whole[-1] / "best").exists() else now
+    logger.info("checkpoint found: branch %d, epoch %d, step %d", now.branch, now.epoch, now.step)
+    return Checkpoint(now=now, best=best, **{key: described[key] for key in _NUMBERS})
+
+
+def _moments(checkpoint: Checkpoint) -> dict[str, Moment]:
+    """Those to write: weights that are the best ones now are written once."""
+    if checkpoint.best is checkpoint.now:
+        return {"now": checkpoint.now}
+    return {"now": checkpoint.now, "best": checkpoint.best}

@@ -25,15 +25,20 @@ class TrainingSettings:
     epsilon: float = 1e-7
     """Added to the root of Adam's second moment, uncorrected (HugeCTR's placement and default)."""
     batch_size: int = 2048
-    """Rows per optimizer step."""
+    """Rows per optimizer step; fewer where a pass would have less than `min_steps` of them."""
+    min_steps: int = 20
+    """Optimizer steps in a pass, at least: some thousand rows in batches of thousands would hardly move a weight."""
     max_epochs: int = 6
-    """Most passes over the fitted rows; a resumed run counts the passes it had made."""
+    """Most passes over the fitted rows, or steps of as many on a part of them; a resumed run counts those it made."""
     patience: int = 1
     """Epochs without a better log loss on the stopping slice that are forgiven before training ends."""
     stopping_fraction: float = 0.1
     """Share of the training rows, the newest, that judges each epoch and is not fitted until training has ended."""
-    finish_epochs: int = 1
-    """Passes over the stopping slice, from the best weights, after training has ended; 0 leaves them unlearnt."""
+    finish: bool = True
+    """Whether the stopping slice is learnt in the end, from the best weights, in as many passes as they had made."""
+    num_halvings: int = 3
+    """In an incremental round, besides all fitted rows: how many newer parts (the newest half, quarter, ...) are
+    fitted as well, each on its own from the parent. The log loss on the stopping slice chooses one."""
     seed: int = 42
     """Decides initial weights, the order of rows and dropout."""
 
@@ -45,7 +50,9 @@ class TrainingSettings:
         for name in ("beta1", "beta2"):
             if not 0.0 <= getattr(self, name) < 1.0:
                 raise ContractError(f"{name} is {getattr(self, name)}, expected a number in [0, 1)")
-        for name, least in (("batch_size", 1), ("max_epochs", 1), ("patience", 0), ("finish_epochs", 0), ("seed", 0)):
+        at_least_one, at_least_zero = ("batch_size", "min_steps", "max_epochs"), ("patience", "num_halvings", "seed")
+        for name in at_least_one + at_least_zero:
+            least = 1 if name in at_least_one else 0
             if getattr(self, name) < least:
                 raise ContractError(f"{name} is {getattr(self, name)}, expected at least {least}")
         if not 0.0 < self.stopping_fraction < 1.0:

@@ -106,7 +106,7 @@ def _decode(table: Any, into: Rows, slot_sizes: list[int], *, source: str) -> No
         values = table.column(name)
         if values.type != expected or values.null_count:
             raise ContractError(
-                f"column {name} of {source} is {values.type} with {values.null_count} nulls, expected {expected}, no nulls"
+                f"column {name} of {source} is {values.type} with {values.null_count} nulls, not {expected}"
             )
         decoded: NDArray[Any] = values.to_numpy()
         return decoded

@@ -31,7 +31,8 @@ _THRESHOLDS = {
     "numeric_drift": "largest Jensen-Shannon divergence of an integer column, in bits, that passes without a warning",
     "new_value_share": "largest share of rows with a category unknown to the champion that passes without a warning",
     "missing_share_jump": "largest change of a column's share of missing values that passes without a warning",
-    "range_margin": "how far outside the first run's range a value may lie, in widths of that range (first run only)",
+    "click_rate_factor": "how many times larger or smaller the share of clicks may be without a warning",
+    "range_factor": "how many times the extremes of this run a later value may be (used when the schema is inferred)",
 }
 
 

@@ -18,13 +18,14 @@ from typing import Any
 
 from components.contracts import criteo
 from components.validation.settings import ValidationSettings
-from components.validation.summarize import by_feature, log_histogram, num_values, value_counts
+from components.validation.summarize import NUM_RANKED_VALUES, by_feature, log_histogram, num_values, value_counts
 from components.validation.tfdv import schema_pb2, statistics_pb2, tfdv
 
 L_INFINITY = "L_INFTY"
 JENSEN_SHANNON = "JENSEN_SHANNON_DIVERGENCE"
 
 _CERTAIN_ROWS = 10
+"""Expected rows from which on absence is no accident (e^-10)."""
 
 
 def measure_drift(now: Any, before: Any, settings: ValidationSettings) -> list[dict[str, Any]]:
@@ -63,17 +64,17 @@ def _entry(name: str, now: Any, before: Any, distance: float | None, threshold: 
 def new_value_share(now: Any, before: Any) -> float | None:
     """Share of the rows with a value whose category is new with certainty: a lower bound; None where undefined.
 
-    A category is new if the rows before should have held it at least 10 times at its present share, and do not; where
-    the list of values before is full, twice the count of its rarest value is asked for too.
+    A category is new if it is absent from the values listed before though its share now, less 4 standard errors,
+    promised 10 rows there; where that list is full, twice the count of its rarest value more.
     """
     rows_now, rows_before = num_values(now), num_values(before)
     known = value_counts(before)
     if not rows_now or not rows_before or not known:
         return None
-    floor = 2 * min(known.values()) if len(known) >= 1000 else 0
-    needed = max(_CERTAIN_ROWS, floor) * rows_now / rows_before
-    new = sum(count for value, count in value_counts(now).items() if value not in known and count >= needed)
-    return float(new / rows_now)
+    floor = 2 * min(known.values()) if len(known) >= NUM_RANKED_VALUES else 0
+    needed = (_CERTAIN_ROWS + floor) * rows_now / rows_before
+    counts = [count for value, count in value_counts(now).items() if value not in known]
+    return float(sum(count for count in counts if count - 4 * math.sqrt(count) >= needed) / rows_now)
 
 
 def _most_moved(now: Any, before: Any) -> dict[str, Any] | None:
@@ -98,8 +99,8 @@ def _threshold(name: str, now: Any, before: Any, settings: ValidationSettings) -
         top = max(value_counts(before).values(), default=0.0) / rows_before
         wanted = min(settings.categorical_drift, settings.categorical_drift_relative * top)
         return max(wanted, 4 * math.sqrt(max(top * (1 - top), 1 / rows_before) * per_row))
-    histograms = [log_histogram(now), log_histogram(before)]
-    if None in histograms:
+    histograms = [h for h in (log_histogram(now), log_histogram(before)) if h is not None]
+    if len(histograms) < 2:
         return None
     occupied = {b.low_value for h in histograms for b in h.buckets if b.sample_count}
     return max(settings.numeric_drift, 3 * (len(occupied) - 1) * per_row / (8 * math.log(2)))
@@ -112,8 +113,7 @@ def _compare(now: Any, before: Any, thresholds: dict[str, float | None]) -> dict
         if threshold is None:
             continue
         if name in criteo.CATEGORICAL:
-            feature = schema.feature.add(name=name, type=schema_pb2.INT)
-            feature.int_domain.is_categorical = True
+            feature = schema.feature.add(name=name, type=schema_pb2.BYTES)
             feature.drift_comparator.infinity_norm.threshold = threshold
         else:
             comparator = schema.feature.add(name=name, type=schema_pb2.FLOAT).drift_comparator.jensen_shannon_divergence

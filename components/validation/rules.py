@@ -13,6 +13,8 @@ Warns (retraining is the answer to it, or people should know):
 - drift above the feature's threshold (`drift`); drift never blocks, or no retraining would mend it;
 - certainly new categories in more than `new_value_share` of the rows;
 - the share of missing values changed by more than `missing_share_jump`, up or down;
+- the share of clicks is more than `click_rate_factor` times larger or smaller, and by more than chance (4 standard
+  errors): often labels that have not all arrived;
 - any other TFDV anomaly: values far out of the first run's range, NaN, infinity.
 
 The decision is the worst severity; findings of severity `info` leave it at `pass`.
@@ -20,6 +22,7 @@ The decision is the worst severity; findings of severity `info` leave it at `pas
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -73,6 +76,8 @@ def judge_values(now: Any, before: Any | None, settings: ValidationSettings) -> 
         return []
     features, features_before = by_feature(now), by_feature(before) if before is not None else {}
     found = _judge_label(features.get(criteo.LABEL), rows)
+    if not found and before is not None:
+        found += _judge_click_rate(features.get(criteo.LABEL), features_before.get(criteo.LABEL), settings)
     for name in criteo.FEATURES:
         if name in features:
             found += _judge_missing(name, features[name], features_before.get(name), before is None, rows, settings)
@@ -89,6 +94,19 @@ def _judge_label(label: Any, rows: int) -> list[Finding]:
         text = f"label is {numbers.min:g} in all {rows} rows, expected both classes: nothing can be learned from them"
         return [make_finding(criteo.LABEL, "rule", BLOCK, text)]
     return []
+
+
+def _judge_click_rate(now: Any, before: Any, settings: ValidationSettings) -> list[Finding]:
+    rows_now, rows_before = num_values(now), num_values(before)
+    if not rows_now or not rows_before:
+        return []
+    rate, rate_before = now.num_stats.mean, before.num_stats.mean
+    noise = 4 * math.sqrt(max(rate_before * (1 - rate_before), 0.0) * (1 / rows_now + 1 / rows_before))
+    factor = settings.click_rate_factor
+    if rate_before / factor <= rate <= rate_before * factor or abs(rate - rate_before) <= noise:
+        return []
+    text = f"the share of clicks is {rate:.2%}, was {rate_before:.2%}: look for labels that have not arrived"
+    return [make_finding(criteo.LABEL, "rule", WARN, text)]
 
 
 def _judge_missing(

@@ -2,14 +2,15 @@
 
 The first run infers it; it is kept beside the model, and every later run is judged by its champion's file unchanged.
 
-Curated: types are the contract's; categories are categorical integers without a list of allowed values (new ones come
-daily); a feature may be missing in any row, but not in all where the first run had it; the label is in every row and is
-0 or 1; dense columns lie in the first run's range, widened by `range_margin`, and hold neither NaN nor infinity. No
-drift thresholds: those are settings of the step, not facts about the data.
+Curated: categories are strings (see `summarize`) without a list of allowed values, for new ones come daily; a feature
+may be missing in any row, but not in all where the first run had it; the label is in every row and is 0 or 1; dense
+columns stay below `range_factor` times the first run's extremes, and hold neither NaN nor infinity. No drift
+thresholds: those are settings of the step, not facts about the data.
 """
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 from typing import Any
 
@@ -27,11 +28,11 @@ def make_type_schema() -> Any:
     for name in criteo.DENSE:
         schema.feature.add(name=name, type=schema_pb2.FLOAT)
     for name in criteo.CATEGORICAL:
-        schema.feature.add(name=name, type=schema_pb2.INT).int_domain.is_categorical = True
+        schema.feature.add(name=name, type=schema_pb2.BYTES)
     return schema
 
 
-def infer_schema(statistics: Any, *, range_margin: float) -> Any:
+def infer_schema(statistics: Any, *, range_factor: float) -> Any:
     """The curated schema of the rows that `statistics` describe."""
     schema = tfdv.infer_schema(statistics, infer_feature_shape=False)
     del schema.string_domain[:]
@@ -43,19 +44,20 @@ def infer_schema(statistics: Any, *, range_margin: float) -> Any:
             continue
         feature.presence.ClearField("min_fraction")
         if feature.name in criteo.CATEGORICAL:
-            feature.int_domain.is_categorical = True
+            # Inferred from what the strings look like: a list of values, or integers.
+            if inferred := feature.WhichOneof("domain_info"):
+                feature.ClearField(inferred)
         else:
             feature.float_domain.disallow_nan = feature.float_domain.disallow_inf = True
-            _bound(feature.float_domain, observed[feature.name].num_stats, range_margin)
+            _bound(feature.float_domain, observed[feature.name].num_stats, range_factor)
     return schema
 
 
-def _bound(domain: Any, numbers: Any, margin: float) -> None:
-    width = numbers.max - numbers.min
-    if numbers.common_stats.num_non_missing and 0 <= width < float("inf"):
-        # A column of one value has no width; one unit lets its neighbours pass.
-        reach = margin * max(width, 1.0)
-        domain.min, domain.max = numbers.min - reach, numbers.max + reach
+def _bound(domain: Any, numbers: Any, factor: float) -> None:
+    if numbers.common_stats.num_non_missing and math.isfinite(numbers.min) and math.isfinite(numbers.max):
+        # An extreme of zero has no multiple; it is taken for one.
+        domain.min = numbers.min - (factor - 1) * max(abs(numbers.min), 1.0)
+        domain.max = numbers.max + (factor - 1) * max(abs(numbers.max), 1.0)
 
 
 def read_schema(path: Path) -> Any:

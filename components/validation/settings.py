@@ -28,15 +28,17 @@ class ValidationSettings:
     """Largest share of rows whose category the champion's rows certainly did not hold."""
     missing_share_jump: float = 0.5
     """Largest change of a column's share of missing values."""
-    range_margin: float = 2.0
-    """How far a value may lie outside the first run's range before it is named, in widths of that range."""
+    click_rate_factor: float = 2.0
+    """How many times larger or smaller the share of clicks may be than in the champion's rows."""
+    range_factor: float = 10.0
+    """How many times the first run's extremes a value may be before it is named; the tails of counts are heavy."""
 
     def __post_init__(self) -> None:
         """Refuses thresholds that no distance can meet."""
         for field in fields(self):
             value = getattr(self, field.name)
-            if field.name == "range_margin":
-                if not 0 <= value < float("inf"):
-                    raise ContractError(f"range_margin is {value}, expected a finite number of at least 0")
+            if field.name in ("click_rate_factor", "range_factor"):
+                if not 1 <= value < float("inf"):
+                    raise ContractError(f"{field.name} is {value}, expected a finite number of at least 1")
             elif not 0 < value <= 1:
                 raise ContractError(f"{field.name} is {value}, expected a number in (0, 1]")

@@ -3,6 +3,9 @@
 Feeds TFDV's own in-memory generators batch by batch, as its Beam pipeline does; `generate_statistics_from_dataframe`
 on the same rows and options gives the same numbers but needs all rows at once. Counts and moments do not depend on the
 batches; quantiles, and top values of columns with more than 1024 distinct values, come from mergeable sketches.
+
+Categories go in as decimal strings: TFDV takes strings as categories without being told, and counts the bytes of an
+integer category in Python, value by value (measured: 123k rows/s instead of 192k).
 """
 
 from __future__ import annotations
@@ -13,10 +16,14 @@ from typing import Any
 
 import pyarrow as pa
 
+from components.contracts import criteo
 from components.contracts.errors import ContractError
 from components.validation.log_histogram import NAME, LogHistogramGenerator
 from components.validation.schema import make_type_schema
 from components.validation.tfdv import statistics_pb2, stats_impl, table_util, tfdv
+
+NUM_RANKED_VALUES = 1000
+"""Categories per column whose counts are kept."""
 
 
 def make_options() -> Any:
@@ -25,7 +32,7 @@ def make_options() -> Any:
         schema=make_type_schema(),
         generators=[LogHistogramGenerator()],
         num_top_values=20,
-        num_rank_histogram_buckets=1000,
+        num_rank_histogram_buckets=NUM_RANKED_VALUES,
     )
 
 
@@ -34,9 +41,15 @@ def summarize(batches: Iterable[pa.RecordBatch]) -> Any:
     generators = stats_impl.get_generators(make_options(), in_memory=True)
     partials = [generator.create_accumulator() for generator in generators]
     for batch in batches:
-        lists = table_util.CanonicalizeRecordBatch(batch)
+        lists = table_util.CanonicalizeRecordBatch(_with_strings(batch))
         partials = [g.add_input(partial, lists) for g, partial in zip(generators, partials)]
     return stats_impl.extract_statistics_output(partials, generators)
+
+
+def _with_strings(batch: pa.RecordBatch) -> pa.RecordBatch:
+    names = batch.schema.names
+    columns = [c.cast(pa.string()) if n in criteo.CATEGORICAL else c for n, c in zip(names, batch.columns)]
+    return pa.RecordBatch.from_arrays(columns, names)
 
 
 def read_statistics(path: Path) -> Any:

@@ -10,22 +10,37 @@ import io
 import logging
 import os
 import warnings
+from collections.abc import Iterator
 
 # Read once, when TensorFlow's C++ library is loaded; 3 keeps errors only.
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
 
-_disabled = logging.root.manager.disable
-# Beam warns through the root logger (crcmod), Google's packages by FutureWarning (Python's age), TFDV by print
-# (IPython); none of it concerns this step. An error at import still propagates.
-logging.disable(logging.WARNING)
-with warnings.catch_warnings(), contextlib.redirect_stderr(io.StringIO()):
-    warnings.simplefilter("ignore")
+
+@contextlib.contextmanager
+def _quiet() -> Iterator[None]:
+    """Drops what is said at import and concerns nobody here; an import that fails still says why.
+
+    Beam warns through the root logger (crcmod), Google's packages by FutureWarning (Python's age), TFDV by print
+    (IPython).
+    """
+    disabled, handlers = logging.root.manager.disable, list(logging.root.handlers)
+    logging.disable(logging.WARNING)
+    try:
+        with warnings.catch_warnings(), contextlib.redirect_stderr(io.StringIO()):
+            warnings.simplefilter("ignore")
+            yield
+    finally:
+        logging.disable(disabled)
+        # A root logger without handlers gave itself one at its first warning, on the stream that is gone now.
+        logging.root.handlers[:] = handlers
+
+
+with _quiet():
     import tensorflow_data_validation as tfdv
     from tensorflow_data_validation.statistics import stats_impl
     from tensorflow_data_validation.statistics.generators.stats_generator import CombinerStatsGenerator
     from tensorflow_metadata.proto.v0 import anomalies_pb2, schema_pb2, statistics_pb2
     from tfx_bsl.arrow import table_util
-logging.disable(_disabled)
 
 __all__ = [
     "CombinerStatsGenerator",

@@ -60,7 +60,7 @@ def validate(
     now = summarize(read_batches(files, [column for column in COLUMNS if column not in faulty]))
     logger.info("statistics of %d rows in %d files", num_rows(now), len(files))
 
-    schema = read_schema(parent.schema_path) if parent else infer_schema(now, range_margin=settings.range_margin)
+    schema = read_schema(parent.schema_path) if parent else infer_schema(now, range_factor=settings.range_factor)
     drift = measure_drift(now, before, settings) if before is not None and num_rows(now) else []
     findings = [
         *rules.judge_structure(faults, now),

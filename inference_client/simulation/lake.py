@@ -104,7 +104,7 @@ def _write_day(world: World, folder: Path, day: str, count: int, random: Generat
             drawn,
             request_ids=[f"simulated-{world.seed}-{day}-{i // ROWS_PER_REQUEST}" for i in number.tolist()],
             row=(number % ROWS_PER_REQUEST).astype(np.int32),
-            times=midnight + (number + 0.5) * (86_400.0 / count),
+            times=midnight + (number.astype(np.float64) + 0.5) * (86_400.0 / count),
         )
         pq.write_table(table, folder / f"part-{part:05d}.parquet")
         written.append(drawn)

@@ -7,6 +7,8 @@ what drift does to them, is `world`'s.
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from functools import cache
+from statistics import NormalDist
 from typing import NamedTuple
 
 import numpy as np
@@ -42,8 +44,7 @@ class DenseTable:
         """
         mu = np.log(column.median - column.minimum + 0.5)
         sigma = (np.log(column.p99 - column.minimum + 0.5) - mu) / _Z_99
-        positions = (np.arange(_QUANTILES) + 0.5) / _QUANTILES
-        z = _normal_quantiles(positions)
+        z = _normal_quantiles()
 
         def integers(offset: float) -> NDArray[np.float64]:
             drawn = np.floor(np.exp(mu + sigma * (z + offset))) + column.minimum
@@ -105,7 +106,12 @@ class CategoryTable:
     @classmethod
     def build(cls, column: CategoryColumn, spread: float, random: Generator) -> CategoryTable:
         """The table of `column` with weights drawn from `random`."""
-        rest = np.arange(1, column.cardinality, dtype=np.float64) ** -column.exponent
+        ranks = np.arange(1, column.cardinality, dtype=np.float64)
+        rest = ranks**-column.exponent
+        # Zipf-Mandelbrot: flattens the top until the head value is the most frequent one, as stated.
+        while (1.0 - column.head) * rest[0] / rest.sum() > column.head:
+            ranks += 1.0
+            rest = ranks**-column.exponent
         frequencies = np.concatenate([[column.head], (1.0 - column.head) * rest / rest.sum()])
         salt = int(random.integers(0, 1 << 32))
         weights = random.normal(size=column.cardinality + 1)
@@ -175,8 +181,7 @@ def _hashes(count: int, salt: int) -> NDArray[np.int64]:
     return x.astype(np.int64)
 
 
-def _normal_quantiles(p: NDArray[np.float64]) -> NDArray[np.float64]:
-    from statistics import NormalDist
-
+@cache
+def _normal_quantiles() -> NDArray[np.float64]:
     inverse = NormalDist().inv_cdf
-    return np.array([inverse(float(x)) for x in p])
+    return np.array([inverse((i + 0.5) / _QUANTILES) for i in range(_QUANTILES)])

@@ -214,7 +214,12 @@ def _prepare_lake(demo: Demo) -> None:
         made = demo.run_to_end(
             "inference_client",
             *("simulate", *common, "--rows", str(settings.rows), "--seed", str(settings.seed)),
-            *("--world", str(root / "world.json"), "--drifted-world", str(root / "drifted_world.json")),
+            *("--world", str(root / "world.json")),
+        )
+        demo.run_to_end(
+            "inference_client",
+            *("drift", "--world", str(root / "world.json"), "--output", str(root / "drifted_world.json")),
+            *("--seed", str(settings.seed)),
         )
         demo.plan = plan_for_world(settings)
         demo.screen.say(f"  {made['rows']:,} simulated rows, {made['clicks'] / made['rows']:.1%} clicks")
@@ -346,7 +351,7 @@ def _wait_for_window(demo: Demo, *, version: int) -> None:
 
 def _settled(demo: Demo) -> bool:
     status = demo.monitor_status()
-    return bool(status["pending"] == 0 and status["backlog"] == 0)
+    return bool(status["pending_rows"] == 0 and status["log_backlog"] == 0)
 
 
 def _wait_for_decision(demo: Demo) -> bool:

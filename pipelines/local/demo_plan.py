@@ -50,8 +50,9 @@ class DemoPlan:
     archive_roll_rows: int
     auc_drop: float
     """How far below the gate's AUC the threshold lies."""
-    label_delay_seconds: float = 0.8
-    attribution_window_seconds: float = 2.5
+    label_delay_seconds: float = 0.6
+    """Mean; no label takes longer than four times this."""
+    attribution_window_seconds: float = 3.0
     drift_columns: tuple[str, ...] = ()
     parameters: dict[str, Any] = field(default_factory=dict)
     """Pipeline parameters that differ from their defaults."""

@@ -25,9 +25,12 @@ h1{font-size:1.5em;margin:.3em 0}h2{font-size:1.1em;margin:1.6em 0 .4em;border-b
 svg{width:100%;height:auto}svg text{font:11px system-ui,sans-serif;fill:#555}svg .mark{font-weight:600}
 .grid{stroke:#eee}.level{stroke:#dc2626;stroke-dasharray:6 4}table{border-collapse:collapse;width:100%;font-size:.92em}
 td,th{text-align:left;padding:4px 8px;border-bottom:1px solid #eee;vertical-align:top}
-.legend span{margin-right:1.2em}.legend i{display:inline-block;width:1em;height:.35em;margin-right:.4em;
-vertical-align:middle}.numbers{display:flex;flex-wrap:wrap;gap:10px}.numbers div{border:1px solid #ddd;border-radius:6px;
-padding:8px 12px}.numbers b{display:block;font-size:1.25em}.scroll{overflow-x:auto}
+.legend span{margin-right:1.2em}
+.legend i{display:inline-block;width:1em;height:.35em;margin-right:.4em;
+vertical-align:middle}
+.numbers{display:flex;flex-wrap:wrap;gap:10px}.numbers div{border:1px solid #ddd;border-radius:6px;
+padding:8px 12px}
+.numbers b{display:block;font-size:1.25em}.scroll{overflow-x:auto}
 """
 
 
@@ -111,7 +114,7 @@ def _auc_chart(timeline: Lines, events: Lines, traffic: Lines, summary: Mapping[
         for e in events
         if e["kind"] in ("decision", "run_started", "run_ended")
     ]
-    drifted = next((t["time"] for t in traffic if t["phase"] == "drift"), None)
+    drifted = next((t["time"] for t in traffic if t["phase"] != "before"), None)
     if drifted is not None:
         marks.append(Mark(x=drifted - start, text="drift", color="#dc2626"))
     level = summary["auc"]["threshold"]

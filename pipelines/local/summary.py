@@ -47,7 +47,8 @@ def summarize(
     releases = [Release.read(p) for p in sorted((folders.store / "releases").glob("*.json"), key=lambda p: int(p.stem))]
     drift_time = traffic["drift_time"]
     decision = next((e for e in events if e["kind"] == "decision"), None)
-    served = _first_seen(timeline, version=2)
+    decided_at = decision["time"] if decision else None
+    served_at = next((e["time"] for e in events if e["kind"] == "version_seen" and e["version"] == 2), None)
     return {
         "created_at": datetime.now(timezone.utc).isoformat(timespec="seconds"),
         "machine": {"cores": os.cpu_count(), "load_average": [round(x, 2) for x in os.getloadavg()]},
@@ -60,12 +61,12 @@ def summarize(
         "trigger": _trigger(events, decision, traffic, drift_time, timeline),
         "seconds": {
             **seconds,
-            "drift_to_detection": _between(drift_time, decision and decision["time"]),
-            "trigger_to_serving": _between(decision and decision["time"], served),
+            "drift_to_detection": _between(drift_time, decided_at),
+            "trigger_to_serving": _between(decided_at, served_at),
         },
         "serving_parity_max_abs_diff": max((r.parity_max_abs_diff for r in releases), default=None),
         "window_rows": plan.window_rows,
-        "drift_columns": traffic.get("drift_columns"),
+        "drift": traffic["drift"],
     }
 
 
@@ -90,11 +91,6 @@ def _aucs(
         "recovered": recovered,
         "regained_share": regained,
     }
-
-
-def _first_seen(timeline: Lines, *, version: int) -> float | None:
-    """When the monitor's oldest row of a version was served."""
-    return next((t["first_row_time"] for t in timeline if t["version"] == version), None)
 
 
 def _version(release: Release, verdicts: Sequence[Verdict]) -> dict[str, Any]:
@@ -126,7 +122,8 @@ def _records(lake: Path, traffic: Mapping[str, Any], timeline: Lines) -> dict[st
 
 def count_served_rows(lake: Path) -> tuple[int, int]:
     """Rows in the lake that a model of ours served, and how many of them are distinct by (request_id, row)."""
-    total, keys = 0, set()
+    keys: set[tuple[str, int]] = set()
+    total = 0
     for path in sorted(lake.glob("day=*/*.parquet")):
         table = pq.ParquetFile(path).read([criteo.REQUEST_ID, criteo.ROW, criteo.MODEL_VERSION])
         served = np.asarray(table[criteo.MODEL_VERSION].is_valid())

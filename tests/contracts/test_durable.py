@@ -51,6 +51,14 @@ def test_file_is_written_whole_with_its_folders(tmp_path):
     assert [p.name for p in path.parent.iterdir()] == ["file"]
 
 
+def test_reader_of_the_old_file_is_not_disturbed_by_its_replacement(tmp_path):
+    path = tmp_path / "file"
+    durable.write_whole(path, b"old")
+    with open(path, "rb") as reader:
+        durable.write_whole(path, b"new and longer")
+        assert reader.read() == b"old"
+
+
 def test_failed_write_leaves_the_old_file_and_nothing_else(tmp_path, monkeypatch):
     path = tmp_path / "file"
     durable.write_whole(path, b"old")

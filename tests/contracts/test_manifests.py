@@ -93,7 +93,9 @@ def test_missing_field_is_refused_by_name(manifest, path):
 
 
 @pytest.mark.parametrize(
-    "content", [b"", b"{", b"\xff\xfe", b"null", b"[]", b"3"], ids=["empty", "torn", "not text", "null", "list", "number"]
+    "content",
+    [b"", b"{", b"\xff\xfe", b"null", b"[]", b"3"],
+    ids=["empty", "torn", "not text", "null", "list", "number"],
 )
 def test_what_is_no_json_object_is_refused_by_name(path, content):
     path.parent.mkdir()
@@ -119,9 +121,7 @@ def test_defaults_may_be_absent(path):
 
 def test_retrain_request_without_reason_is_refused():
     with pytest.raises(ContractError, match="'r' has reason ''"):
-        RetrainRequest(
-            request_id="r", reason="", requested_at="", window_start="", window_end="", observed={}
-        )
+        RetrainRequest(request_id="r", reason="", requested_at="", window_start="", window_end="", observed={})
 
 
 def test_retrain_request_decides_these_pipeline_parameters():

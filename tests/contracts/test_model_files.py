@@ -122,8 +122,10 @@ def test_file_of_another_size_is_refused_by_name_size_and_expectation(folder, na
     with pytest.raises(ContractError) as refused:
         read_model(folder, CONFIG, SLOT_SIZES, optimizer=True)
     # One key more or less is a fitting key file, and makes the vectors beside it the wrong number.
-    named, size = ("emb_vector", len((folder / FILES[2]).read_bytes())) if change % 8 == 0 and "key" in name else (
-        name.rsplit("/")[-1], len(content) + change
+    named, size = (
+        ("emb_vector", len((folder / FILES[2]).read_bytes()))
+        if change % 8 == 0 and "key" in name
+        else (name.rsplit("/")[-1], len(content) + change)
     )
     assert named in str(refused.value)
     assert f"has {size} bytes, expected" in str(refused.value)

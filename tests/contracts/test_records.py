@@ -184,7 +184,13 @@ def test_batch_that_cannot_be_read_back_is_refused_at_once(changes):
 
 @pytest.mark.parametrize(
     "changes",
-    [{"event": "view"}, {"batch_id": ""}, {"request_ids": ()}, {"rows": np.zeros(3, np.int32)}, {"times": np.zeros(2, np.int64)}],
+    [
+        {"event": "view"},
+        {"batch_id": ""},
+        {"request_ids": ()},
+        {"rows": np.zeros(3, np.int32)},
+        {"times": np.zeros(2, np.int64)},
+    ],
     ids=["event", "no id", "no outcomes", "rows", "times"],
 )
 def test_outcomes_that_cannot_be_read_back_are_refused_at_once(changes):

@@ -47,9 +47,7 @@ def test_categories_encode_as_a_dict_would():
     encoder = fitted()
     _, categorical = raw_rows(encoder)
     tables = [{int(key): 3 + place for place, key in enumerate(v)} for v in encoder.vocabularies]
-    expected = [
-        [1 if key == -1 else table.get(int(key), 2) for key, table in zip(row, tables)] for row in categorical
-    ]
+    expected = [[1 if key == -1 else table.get(int(key), 2) for key, table in zip(row, tables)] for row in categorical]
     ids = encoder.encode_categorical(categorical)
     assert ids.dtype == np.int64
     np.testing.assert_array_equal(ids, expected)

@@ -42,8 +42,8 @@ def blocks(path: Path, *, block_bytes: int = BLOCK_BYTES) -> Iterator[Block]:
         ContractError: the gzip stream is truncated or damaged, or a line is longer than `MAX_LINE_BYTES`.
     """
     first_line, pending = 1, bytearray()
-    opened = gzip.open(path) if is_gzip(path) else open(path, "rb")
-    with opened as file:
+    open_file = gzip.open if is_gzip(path) else open
+    with open_file(path, "rb") as file:
         for chunk in _chunks(cast(BinaryIO, file), path):
             pending += chunk
             if len(pending) < block_bytes:

@@ -1,4 +1,4 @@
-"""Criteo as Parquet: NVIDIA's form (int32 `label, I1..I13, C1..C26`, hashes as signed 32-bit), or hex strings in C1..C26.
+"""Criteo as Parquet: NVIDIA's form (int32 `label, I1..I13, C1..C26`, hashes signed), or hex strings in C1..C26.
 
 A negative int32 hash is the unsigned one of the same bits, so both forms and the TSV name a category alike.
 """

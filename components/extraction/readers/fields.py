@@ -56,7 +56,7 @@ def read_rows(path: Path, layout: Layout, set_aside: SetAside) -> Iterator[Any]:
     for block in blocks(path):
         if layout.has_header and block.first_line == 1:
             block = Block(2, block.content.partition(b"\n")[2])
-        if not block.content.strip():
+        if not block.content.strip(b"\r\n"):
             continue
         table, num_ragged = _split(block.content, layout)
         columns, reasons = _parse(table)

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -47,6 +47,9 @@ class RawParquet:
         file = open_parquet(self.path)
         if missing := [name for name in RAW_SCHEMA.names if name not in file.schema_arrow.names]:
             raise ContractError(f"{self.path} lacks the columns {missing}, expected the raw schema")
+        # Arrow would cast any integer to a time.
+        if not pa.types.is_timestamp(found := file.schema_arrow.field(EVENT_TIME).type):
+            raise ContractError(f"{self.path} has {EVENT_TIME} of type {found}, expected a timestamp")
         first_row = 1
         for group in range(file.num_row_groups):
             if self._may_hold(file.metadata.row_group(group)):
@@ -83,9 +86,6 @@ class RawParquet:
         for field in RAW_SCHEMA:
             values = found.column(field.name)
             if values.type != field.type:
-                same_kind = pa.types.is_timestamp(values.type) == pa.types.is_timestamp(field.type)
-                if not same_kind and not pa.types.is_null(values.type):
-                    raise ContractError(f"{self.path} has {field.name} of type {values.type}, expected {field.type}")
                 try:
                     values = values.cast(field.type)
                 except pa.ArrowException as error:
@@ -97,14 +97,29 @@ class RawParquet:
 
     def _may_hold(self, group: Any) -> bool:
         """Whether a row group can hold a row of ours, by its statistics; True where there are none."""
-        names = [group.column(i).path_in_schema for i in range(group.num_columns)]
-        statistics = group.column(names.index(EVENT_TIME)).statistics
-        if statistics is None or not statistics.has_min_max or not statistics.has_null_count:
+        times = group_times(group)
+        if times is None:
             return True
-        first, last = to_micros(statistics.min), to_micros(statistics.max)
-        if self.with_strays and (statistics.null_count or not self.day.holds(first) or not self.day.holds(last)):
+        if self.with_strays and (times.num_nulls or not self.day.holds(times.first) or not self.day.holds(times.last)):
             return True
-        return self.span.overlaps(first, last)
+        return self.span.overlaps(times.first, times.last)
+
+
+class GroupTimes(NamedTuple):
+    """The event times of a row group, by its statistics."""
+
+    first: int
+    last: int
+    num_nulls: int
+
+
+def group_times(group: Any) -> GroupTimes | None:
+    """The event times of a row group of a raw file; None where its writer left no statistics."""
+    names = [group.column(i).path_in_schema for i in range(group.num_columns)]
+    statistics = group.column(names.index(EVENT_TIME)).statistics if EVENT_TIME in names else None
+    if statistics is None or not statistics.has_min_max or not statistics.has_null_count:
+        return None
+    return GroupTimes(to_micros(statistics.min), to_micros(statistics.max), statistics.null_count)
 
 
 def _within(times: Any, span: Span) -> Any:

@@ -78,24 +78,24 @@ def run_step(tmp_path):
 
 @pytest.fixture
 def keep_as_model(run_step):
-    """Stores a training set's workflow as that of a trained model, as training does."""
+    """Stores a workflow as that of a trained model, as training does."""
 
-    def keep(training_set, model_id):
+    def keep(workflow_folder, slot_sizes, model_id):
         folder = model_folder(run_step.store, model_id)
-        shutil.copytree(local_path(training_set.workflow_uri), folder / Model.WORKFLOW)
+        shutil.copytree(workflow_folder, folder / Model.WORKFLOW)
         Model(
             model_id=model_id,
             uri=folder.as_uri(),
             backend="pytorch",
             config={},
-            slot_sizes=training_set.slot_sizes,
+            slot_sizes=slot_sizes,
             parent_model_id=None,
             seed=0,
-            num_train_rows=training_set.num_train_rows,
+            num_train_rows=1,
             optimizer_step=1,
             early_stopping={},
-            last_event_time=training_set.last_event_time,
-            raw_digest=training_set.raw_digest,
+            last_event_time="2025-10-10T00:00:00+00:00",
+            raw_digest="0" * 64,
             sha256={"workflow": sha256_tree(folder / Model.WORKFLOW)},
             created_at="2025-10-10T00:00:00+00:00",
         ).write(folder / Model.MANIFEST)
@@ -137,3 +137,9 @@ def replace_column(table, name, values, **options):
     position = table.column_names.index(name)
     array = pa.array(values, **options).cast(table.schema.field(name).type)
     return table.set_column(position, name, array)
+
+
+@pytest.fixture
+def reading():
+    """How tests read and change rows; an import would need packages below tests/."""
+    return SimpleNamespace(workflow=load_workflow, encoded=read_encoded, raw=read_raw_arrays, replace=replace_column)

@@ -6,6 +6,7 @@ import json
 from pathlib import Path
 
 import numpy as np
+import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
@@ -45,7 +46,7 @@ def encoded_set(write_raw, run_step, raw_table):
     return run_step(write_raw(raw_table(1000, seed=1), raw_table(350, seed=2)), extra=("--partition-rows", "300"))
 
 
-def test_hugectr_reads_every_row(encoded_set):
+def test_hugectr_reads_every_row_where_the_folder_was_published(encoded_set):
     train = read_as_hugectr(local_path(encoded_set.train_uri))
     holdout = read_as_hugectr(local_path(encoded_set.holdout_uri))
     assert (len(train["labels"]), len(holdout["labels"])) == (1000, 350)
@@ -53,38 +54,51 @@ def test_hugectr_reads_every_row(encoded_set):
     for part in (train, holdout):
         assert (part["cats"].min(0) >= 1).all()
         assert (part["cats"].max(0) < encoded_set.slot_sizes).all()
-
-
-def test_no_path_of_the_unpublished_folder_is_left(encoded_set):
     for uri in (encoded_set.train_uri, encoded_set.holdout_uri):
-        for path in local_path(uri).rglob("*"):
-            if path.is_file():
-                assert b"/.preprocessing." not in path.read_bytes(), path
+        files = [path for path in local_path(uri).rglob("*") if path.is_file()]
+        assert not [path for path in files if b"/.preprocessing." in path.read_bytes()]
 
 
-@pytest.mark.parametrize("damage", ["rows", "type", "null", "infinite", "range"])
-def test_verification_refuses(encoded_set, damage):
-    folder = local_path(encoded_set.holdout_uri)
-    path = min(folder.glob("*.parquet"))
-    table = pq.read_table(path)
-    sizes, rows = list(encoded_set.slot_sizes), 350
-    hugectr_parquet.verify(folder, expected_rows=rows, slot_sizes=sizes)
-    if damage == "rows":
-        rows = 351
-    elif damage == "type":
-        table = table.set_column(0, LABEL, table[LABEL].cast("int32"))
-    elif damage == "null":
-        table = table.set_column(1, "I1", table["I2"].fill_null(0).to_pandas().mask(lambda v: v == v.max()).pipe(_array))
-    elif damage == "infinite":
-        table = table.set_column(1, "I1", _array(np.full(table.num_rows, np.inf, dtype=np.float32)))
-    else:
-        sizes[0] = int(table["C1"].to_numpy().max())
-    pq.write_table(table, path)
-    with pytest.raises(PermanentError, match={"rows": "350 rows, expected 351", "range": "C1"}.get(damage, "expected")):
-        hugectr_parquet.verify(folder, expected_rows=rows, slot_sizes=sizes)
+@pytest.fixture
+def encoded_folder(tmp_path):
+    """Two files in HugeCTR's form, 5 rows each, all ids 4."""
+    columns = {name: np.ones(5, np.float32) for name in (LABEL, *DENSE)}
+    columns |= {name: np.full(5, 4) for name in CATEGORICAL}
+    for name in ("part-00000.parquet", "part-00001.parquet"):
+        pq.write_table(pa.table(columns), tmp_path / name)
+    return tmp_path
 
 
-def _array(values):
-    import pyarrow as pa
+def verify(folder, **changes):
+    hugectr_parquet.verify(folder, **{"expected_rows": 10, "slot_sizes": [5] * len(CATEGORICAL)} | changes)
 
-    return pa.array(values, from_pandas=True)
+
+def test_verification_accepts_what_is_right(encoded_folder):
+    verify(encoded_folder)
+
+
+def test_verification_counts_rows(encoded_folder):
+    with pytest.raises(PermanentError, match="has 10 rows, expected 11"):
+        verify(encoded_folder, expected_rows=11)
+
+
+def test_verification_refuses_an_id_of_the_next_slot(encoded_folder):
+    with pytest.raises(PermanentError, match="column C7 of .* has ids from 4 to 4, expected 1 to 3"):
+        verify(encoded_folder, slot_sizes=[5] * 6 + [4] + [5] * 19)
+
+
+@pytest.mark.parametrize(
+    ("position", "name", "values", "message"),
+    [
+        pytest.param(0, LABEL, pa.array([1] * 5, pa.int32()), "int32", id="integer label"),
+        pytest.param(0, "target", pa.array([1] * 5, pa.float32()), "target", id="another name"),
+        pytest.param(3, "I3", pa.array([1] * 4 + [None], pa.float32()), "column I3 .* 1 nulls", id="null"),
+        pytest.param(4, "I4", pa.array([np.nan] * 5, pa.float32()), "column I4 .* 5 values", id="nan"),
+        pytest.param(14, "C1", pa.array([0] * 5), "column C1 .* ids from 0", id="padding"),
+    ],
+)
+def test_verification_refuses_what_hugectr_would_misread(encoded_folder, position, name, values, message):
+    path = encoded_folder / "part-00001.parquet"
+    pq.write_table(pq.read_table(path).set_column(position, name, values), path)
+    with pytest.raises(PermanentError, match=message):
+        verify(encoded_folder)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import numpy as np
@@ -12,6 +13,9 @@ import pytest
 from components.contracts.criteo import CATEGORICAL, DENSE, LABEL
 from components.contracts.manifests import TrainingSet, ValidationReport
 from components.contracts.workflow import FIRST_ID, FeatureWorkflow
+
+# As the step does: tests share their cores with other work.
+os.environ.setdefault("OMP_WAIT_POLICY", "passive")
 
 SLOT_SIZES = [6 + 3 * i for i in range(26)]
 

@@ -1,0 +1,112 @@
+"""Evaluation as a plain command: exit code 0 = accepted, 1 = refused, 2 = the input is not what was agreed."""
+
+from __future__ import annotations
+
+import argparse
+import logging
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from components.contracts.durable import write_whole
+from components.contracts.errors import ContractError
+from components.contracts.manifests import Model, RawDataset, TrainingSet, Verdict
+from components.contracts.model_store import champion
+from components.contracts.run_notes import noted
+from components.contracts.uris import local_path
+
+STEP = "evaluation"
+
+
+def build_parser() -> argparse.ArgumentParser:
+    """The step's flags."""
+    parser = argparse.ArgumentParser(prog="python -m components.evaluation", description=__doc__)
+    parser.add_argument("--run", required=True, help="name of the run")
+    parser.add_argument("--store", required=True, help="folder URI of the model store")
+    parser.add_argument("--work", required=True, help="folder URI for big data; <work>/<run>/evaluation is written")
+    parser.add_argument("--champion", default="current", help="model to beat: current, none or a released model's id")
+    parser.add_argument("--min-auc", type=float, default=0.6, help="AUC needed at all (default %(default)s)")
+    parser.add_argument(
+        "--max-auc-loss",
+        type=float,
+        default=0.002,
+        help="AUC by which the candidate may trail the champion (default %(default)s)",
+    )
+    parser.add_argument(
+        "--accept-inconclusive",
+        type=_bool,
+        default=False,
+        metavar="BOOL",
+        help="true: too small a held-out window may release a model nevertheless (default false)",
+    )
+    parser.add_argument("--raw-dataset", required=True, help="path of the RawDataset manifest")
+    parser.add_argument("--training-set", required=True, help="path of the TrainingSet manifest")
+    parser.add_argument("--model", required=True, help="path of the candidate's Model manifest")
+    parser.add_argument("--output", required=True, help="path of the Verdict manifest to write")
+    parser.add_argument("--metrics", help="path for the metrics, as one flat JSON object")
+    parser.add_argument("--roc", help="path for ROC curve and confusion matrix, as JSON")
+    parser.add_argument("--html", help="path for the report")
+    return parser
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Runs the step; see the module for what it returns."""
+    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(name)s %(message)s")
+    arguments = build_parser().parse_args(argv)
+    try:
+        with noted(local_path(arguments.store), arguments.run, STEP) as note:
+            verdict = _run(arguments)
+            note.facts = {
+                "decision": verdict.decision,
+                "rows": verdict.num_rows,
+                "auc": verdict.candidate["auc"],
+                "champion_auc": verdict.champion["auc"] if verdict.champion else None,
+                "rows_needed": verdict.rows_needed,
+            }
+            note.reason = verdict.reason
+            if not verdict.accepted:
+                note.state = "refused"
+    except ContractError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 2
+    return 0 if verdict.accepted else 1
+
+
+def _run(arguments: argparse.Namespace) -> Verdict:
+    from components.evaluation.evaluate import evaluate
+    from components.evaluation.gate import GateSettings
+    from components.evaluation.outputs import metrics_document, roc_document, write_json
+    from components.evaluation.report import render_report
+
+    evaluation = evaluate(
+        raw=RawDataset.read(arguments.raw_dataset),
+        training_set=TrainingSet.read(arguments.training_set),
+        model=Model.read(arguments.model),
+        champion=champion(local_path(arguments.store), arguments.champion),
+        settings=GateSettings(
+            min_auc=arguments.min_auc,
+            max_auc_loss=arguments.max_auc_loss,
+            accept_inconclusive=arguments.accept_inconclusive,
+        ),
+        final=local_path(arguments.work) / arguments.run / STEP,
+    )
+    if arguments.metrics:
+        write_json(arguments.metrics, metrics_document(evaluation))
+    if arguments.roc:
+        write_json(arguments.roc, roc_document(evaluation))
+    if arguments.html:
+        write_whole(Path(arguments.html), render_report(evaluation))
+    # Last: where the verdict is, everything is.
+    evaluation.verdict.write(arguments.output)
+    return evaluation.verdict
+
+
+def _bool(text: str) -> bool:
+    answers = {"true": True, "false": False}
+    if text.lower() not in answers:
+        raise argparse.ArgumentTypeError(f"{text!r} is neither true nor false")
+    return answers[text.lower()]
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

@@ -1,0 +1,62 @@
+"""The evaluation step as a KFP component; the work is `python -m components.evaluation`."""
+
+from kfp import dsl
+from kfp.dsl import HTML, Artifact, ClassificationMetrics, Dataset, Input, Metrics, Model, Output
+
+
+@dsl.component(base_image="evergreen-training", install_kfp_package=False)
+def evaluation(
+    run: str,
+    store: str,
+    work: str,
+    champion: str,
+    min_auc: float,
+    max_auc_loss: float,
+    accept_inconclusive: bool,
+    raw_dataset: Input[Dataset],
+    training_set: Input[Dataset],
+    model: Input[Model],
+    verdict: Output[Artifact],
+    metrics: Output[Metrics],
+    roc: Output[ClassificationMetrics],
+    report: Output[HTML],
+) -> bool:
+    """Judges the candidate on the held-out rows: an absolute floor, and not worse than what is served (paired DeLong).
+
+    Args:
+        run: Name of the run.
+        store: Folder URI of the model store.
+        work: Folder URI for big data; the step writes below <work>/<run>/evaluation.
+        champion: Model to beat: current, none, or a released model's id.
+        min_auc: AUC that a model needs to be released at all.
+        max_auc_loss: AUC by which the candidate may trail the champion (non-inferiority margin).
+        accept_inconclusive: Whether too small a held-out window may release a model nevertheless.
+        raw_dataset: RawDataset manifest; its held-out rows are judged by.
+        training_set: TrainingSet manifest of the same rows.
+        model: Model manifest of the candidate.
+        verdict: Verdict manifest.
+        metrics: AUC with its interval, log loss, normalized entropy and calibration; the champion's and the difference.
+        roc: ROC curve and confusion matrix of the candidate.
+        report: The comparison with slices, for people.
+
+    Returns:
+        Output: True if the candidate may be released.
+    """
+    import json
+    from pathlib import Path
+
+    from components.evaluation.__main__ import main
+
+    flags = {"run": run, "store": store, "work": work, "champion": champion, "min-auc": min_auc}
+    flags |= {"max-auc-loss": max_auc_loss, "accept-inconclusive": accept_inconclusive}
+    flags |= {"raw-dataset": raw_dataset.path, "training-set": training_set.path, "model": model.path}
+    flags |= {"output": verdict.path, "metrics": metrics.path, "roc": roc.path, "html": report.path}
+    if (code := main([f"--{name}={value}" for name, value in flags.items()])) > 1:
+        raise SystemExit(code)
+    for name, value in json.loads(Path(metrics.path).read_text()).items():
+        metrics.log_metric(name, value)
+    curves = json.loads(Path(roc.path).read_text())
+    if curves["roc"]["fpr"]:
+        roc.log_roc_curve(**curves["roc"])
+    roc.log_confusion_matrix(**curves["confusion"])
+    return code == 0

@@ -1,0 +1,45 @@
+"""A day cut into spans of about equal numbers of rows, judged by the row groups' statistics alone."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+
+from components.contracts.criteo import EVENT_TIME
+from components.extraction.raw_schema import open_parquet
+from components.extraction.readers.raw_parquet import group_times
+from components.extraction.times import Span
+
+
+def cut_evenly(files: list[Path], span: Span, piece_rows: int) -> list[Span]:
+    """Spans that together are `span`, in order, each with about `piece_rows` rows of the files; at least one.
+
+    Rows are taken to lie evenly within their row group, and within `span` where a group has no statistics. Traffic
+    that comes in bursts is thus cut where it is, not by the clock.
+
+    Raises:
+        ContractError: a file is not whole Parquet.
+    """
+    assert span.start is not None
+    assert span.end is not None
+    firsts, lasts, counts = [], [], []
+    for path in files:
+        file = open_parquet(path)
+        is_time = EVENT_TIME in file.schema_arrow.names and str(file.schema_arrow.field(EVENT_TIME).type)[:4] == "time"
+        for i in range(file.num_row_groups):
+            group = file.metadata.row_group(i)
+            times = group_times(group) if is_time else None
+            firsts.append(times.first if times else span.start)
+            lasts.append(times.last + 1 if times else span.end)
+            counts.append(group.num_rows)
+    edges = np.unique(np.clip([span.start, span.end, *firsts, *lasts], span.start, span.end))
+    # How many rows lie before each edge; microseconds of this epoch are exact in float64.
+    before = np.zeros(len(edges))
+    for first, last, count in zip(firsts, lasts, counts):
+        before += count * np.clip((edges - first) / max(last - first, 1), 0, 1)
+    num_pieces = max(1, int(-(-(before[-1] - before[0]) // piece_rows)))
+    wanted = before[0] + (before[-1] - before[0]) * np.arange(1, num_pieces) / num_pieces
+    inner = np.interp(wanted, before, edges).astype(np.int64).tolist()
+    bounds = sorted({span.start, *inner, span.end})
+    return [Span(a, b) for a, b in zip(bounds, bounds[1:])]

@@ -1,0 +1,57 @@
+"""The training step's KFP signature."""
+
+from kfp import dsl
+from kfp.dsl import Artifact, Dataset, Input, Metrics, Model, Output
+
+
+@dsl.component(base_image="evergreen-training", install_kfp_package=False)
+def training(
+    run: str,
+    store: str,
+    work: str,
+    parent: str,
+    backend: str,
+    learning_rate: float,
+    batch_size: int,
+    max_epochs: int,
+    embedding_dim: int,
+    num_cross_layers: int,
+    tower: str,
+    dropout: float,
+    seed: int,
+    training_set: Input[Dataset],
+    validation_report: Input[Artifact],
+    model: Output[Model],
+    metrics: Output[Metrics],
+) -> None:
+    """Fits the Deep & Cross Network, from scratch or on from a parent, and puts the model into the store.
+
+    Args:
+        run: Name of the run; a retried task of the same run continues from its last epoch.
+        store: Folder of the model store.
+        work: Folder for intermediate files.
+        parent: Model to continue: current (the live one, if any), none (from scratch), or a model id.
+        backend: Trainer: pytorch (hugectr is not in this version).
+        learning_rate: Adam's, for dense parameters and embeddings.
+        batch_size: Rows per optimizer step.
+        max_epochs: Most passes over the fitted rows.
+        embedding_dim: Width of a category's vector.
+        num_cross_layers: Number of cross layers.
+        tower: Widths of the tower's hidden layers, joined by commas.
+        dropout: Share of tower activations zeroed in training.
+        seed: Decides initial weights, the order of rows and dropout.
+        training_set: Encoded rows (manifest).
+        validation_report: Statistics and schema to keep beside the model (manifest).
+        model: The trained model (manifest).
+        metrics: AUC and log loss on the slice that stopped training; rows, steps, rows per second.
+    """
+    from components.training.__main__ import main, run_flags
+
+    flags = run_flags(
+        run=run, store=store, work=work, parent=parent, backend=backend, learning_rate=learning_rate,
+        batch_size=batch_size, max_epochs=max_epochs, embedding_dim=embedding_dim, num_cross_layers=num_cross_layers,
+        tower=tower, dropout=dropout, seed=seed, training_set=training_set.path,
+        validation_report=validation_report.path, output=model.path,
+    )  # fmt: skip
+    if code := main(flags, log_metric=metrics.log_metric):
+        raise SystemExit(code)

@@ -1,0 +1,97 @@
+"""A trained model enters the model store: one folder with all that the next steps and rounds need, whole or absent.
+
+The folder's layout is `manifests.Model`'s. Fitting happened before; judging comes after.
+"""
+
+from __future__ import annotations
+
+import logging
+import shutil
+import tempfile
+from collections.abc import Callable
+from datetime import datetime, timezone
+from pathlib import Path
+
+from components.contracts.dcn import DcnConfig
+from components.contracts.durable import sha256_tree, whole_directory
+from components.contracts.errors import ContractError
+from components.contracts.manifests import Model, ValidationReport
+from components.contracts.model_files import write_model
+from components.contracts.model_store import model_folder
+from components.contracts.uris import local_path
+from components.training.trainer import FitResult
+
+logger = logging.getLogger(__name__)
+
+_PARTS = (Model.WEIGHTS, Model.WORKFLOW, "statistics")
+
+
+def publish(
+    store: Path,
+    described: Callable[[str, Path, dict[str, str]], Model],
+    *,
+    config: DcnConfig,
+    result: FitResult,
+    workflow_path: Path,
+    report: ValidationReport,
+    created_at: datetime,
+) -> Model:
+    """Writes the model's folder into the store and gives its manifest.
+
+    The id is the time of creation and the first 8 hex digits of the weights' hash, so a retried task that fits the same
+    weights publishes the same model; a folder of that id whose parts differ is replaced.
+
+    Args:
+        store: The model store.
+        described: Makes the manifest from model id, final folder and the hash of each part.
+        config: Shape of the network.
+        result: The fit.
+        workflow_path: Folder of the feature workflow.
+        report: Names TFDV's statistics and schema.
+        created_at: Time of the run's first try, in UTC.
+
+    Raises:
+        ContractError: the workflow, the statistics or the schema is absent.
+    """
+    models = store / "models"
+    models.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(prefix=".incoming-", dir=models) as incoming:
+        parts = Path(incoming)
+        write_model(parts / Model.WEIGHTS, config, result.weights)
+        _copy_parts(parts, workflow_path, report)
+        sha256 = {name: sha256_tree(parts / name) for name in _PARTS}
+        model_id = f"{created_at.astimezone(timezone.utc):%Y%m%dT%H%M%SZ}-{sha256[Model.WEIGHTS][:8]}"
+        final = model_folder(store, model_id)
+        manifest = described(model_id, final, sha256)
+        if final.exists():
+            if _is_whole(final, manifest):
+                logger.info("model %s is in the store already", model_id)
+                return manifest
+            logger.warning("model %s in the store is damaged and gets replaced", model_id)
+            shutil.rmtree(final)
+        with whole_directory(final) as aside:
+            for name in _PARTS:
+                (parts / name).rename(aside / name)
+            manifest.write(aside / Model.MANIFEST)
+    logger.info("model %s is in the store", model_id)
+    return manifest
+
+
+def _copy_parts(parts: Path, workflow_path: Path, report: ValidationReport) -> None:
+    if not workflow_path.is_dir():
+        raise ContractError(f"feature workflow {workflow_path} is absent, expected a folder")
+    shutil.copytree(workflow_path, parts / Model.WORKFLOW)
+    (parts / Model.STATISTICS).parent.mkdir()
+    for uri, name in ((report.statistics_uri, Model.STATISTICS), (report.schema_uri, Model.SCHEMA)):
+        source = local_path(uri)
+        if not source.is_file():
+            raise ContractError(f"{source} is absent, expected the validation report's file")
+        shutil.copyfile(source, parts / name)
+
+
+def _is_whole(folder: Path, manifest: Model) -> bool:
+    try:
+        stored = Model.read(folder / Model.MANIFEST)
+    except (OSError, ContractError):
+        return False
+    return stored == manifest and all(sha256_tree(folder / name) == manifest.sha256[name] for name in _PARTS)

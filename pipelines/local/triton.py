@@ -1,0 +1,371 @@
+"""A real tritonserver on this machine, from the serving environment's wheel: for the demo, development and tests.
+
+Picks free ports, waits for readiness against a deadline, and is gone when its owner is: stopped by pid, at exit, and
+by the kernel if the owner is killed. Making the wheel's server runnable is `triton_wheel`'s; what it serves is
+deployment's to say. Bound to loopback: this Triton (2.51) lacks later security fixes.
+"""
+
+from __future__ import annotations
+
+import atexit
+import json
+import logging
+import os
+import shlex
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+import urllib.request
+from collections.abc import Callable, Mapping
+from contextlib import ExitStack, suppress
+from dataclasses import dataclass
+from http.client import HTTPException
+from pathlib import Path
+from types import TracebackType
+from typing import NamedTuple
+
+from components.contracts.errors import ContractError, PermanentError, TemporaryError
+from components.contracts.serving import MODEL_NAME
+from pipelines.local.triton_wheel import PreparedWheel, prepare
+
+logger = logging.getLogger(__name__)
+
+DEFAULT_VENV = Path(__file__).resolve().parents[2] / ".venvs" / "serving"
+_LOOPBACK = "127.0.0.1"
+_DIRECT = urllib.request.build_opener(urllib.request.ProxyHandler({}))
+"""Asks without a proxy, whatever the environment names: the server is on this machine."""
+_SHM = Path("/dev/shm")
+_SHM_BYTES = 4 * 2**20
+"""Shared memory of one model instance at first; Triton's own default is larger than small machines like."""
+_ATTEMPTS = 3
+"""Starts with fresh free ports, since another process may take one between the choice and the start."""
+_TAKEN = "already in use"
+_NOISE = ("CudaDriverHelper", "CUDA driver version", "pinned system memory")
+"""What every start without a GPU complains of, to no harm."""
+
+# Ends Triton with its parent, whatever ends that: set in the child, which then becomes the server. The second check
+# is for a parent that was gone before.
+_LAUNCHER = """
+import ctypes, os, sys
+ctypes.CDLL(None).prctl(1, 9)
+if os.getppid() != int(sys.argv[1]):
+    sys.exit(1)
+os.execv(sys.argv[2], sys.argv[2:])
+"""
+
+
+class Ports(NamedTuple):
+    """Where one Triton listens."""
+
+    http: int
+    grpc: int
+    metrics: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class TritonSettings:
+    """How the server is started and stopped."""
+
+    venv: Path = DEFAULT_VENV
+    """Environment that holds the server's wheel and what `model.py` imports."""
+    ports: Ports | None = None
+    """Ports to use; None = free ones."""
+    ready_seconds: float = 60.0
+    """From start to ready; a model whose code cannot run would hang Triton's start for ever."""
+    stop_seconds: float = 10.0
+    """From SIGTERM to SIGKILL; an idle server takes 1.5 to 3.5 s."""
+    poll_seconds: float = 0.02
+    """Between two questions for readiness."""
+
+    def __post_init__(self) -> None:
+        """Refuses waits and ports that cannot be."""
+        for name in ("ready_seconds", "stop_seconds", "poll_seconds"):
+            if getattr(self, name) <= 0:
+                raise ContractError(f"{name} is {getattr(self, name)}, expected more than 0")
+        if self.ports is not None and (len(set(self.ports)) != 3 or not all(0 < p < 65536 for p in self.ports)):
+            raise ContractError(f"ports are {tuple(self.ports)}, expected three different ones in 1..65535")
+
+
+class TritonServer:
+    """One tritonserver over `repository`, running between `start` and `stop` (or inside a `with`).
+
+    It starts with `click_model` if the repository holds it, and empty otherwise; loading is explicit from then on.
+    Start it from a thread that outlives it: the kernel takes the end of that thread for the end of the owner.
+
+    Args:
+        repository: Model repository; created if absent. Spaces in paths are fine.
+        log: File for the server's output; appended to.
+        runtime: Writable folder for the prepared backend; default: `triton-runtime` beside the log.
+        variables: Environment variables for the server, beside this process's own.
+        settings: How to start and stop.
+        clock: Seconds, monotonic.
+        sleep: Waits seconds.
+    """
+
+    def __init__(
+        self,
+        repository: Path,
+        *,
+        log: Path,
+        runtime: Path | None = None,
+        variables: Mapping[str, str] | None = None,
+        settings: TritonSettings | None = None,
+        clock: Callable[[], float] = time.monotonic,
+        sleep: Callable[[float], None] = time.sleep,
+    ) -> None:
+        self.repository = repository
+        self.log_path = log
+        self.settings = settings or TritonSettings()
+        self.start_seconds: float | None = None
+        """Seconds from start to ready; None before."""
+        self._runtime = runtime or log.parent / "triton-runtime"
+        self._variables = dict(variables or {})
+        self._clock = clock
+        self._sleep = sleep
+        self._process: subprocess.Popen[bytes] | None = None
+        self._ports: Ports | None = None
+        self._aliases: list[Path] = []
+        self._is_swept = True
+
+    def __enter__(self) -> TritonServer:
+        """Starts the server."""
+        return self.start()
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        """Stops it, whatever happened."""
+        self.stop()
+
+    @property
+    def grpc_url(self) -> str:
+        """host:port for gRPC clients."""
+        return f"{_LOOPBACK}:{self._listening.grpc}"
+
+    @property
+    def http_url(self) -> str:
+        """http://host:port of the KServe v2 protocol."""
+        return f"http://{_LOOPBACK}:{self._listening.http}"
+
+    @property
+    def metrics_url(self) -> str:
+        """URL of the Prometheus text."""
+        return f"http://{_LOOPBACK}:{self._listening.metrics}/metrics"
+
+    @property
+    def pid(self) -> int | None:
+        """The server's process id; None before the first start."""
+        return self._process.pid if self._process else None
+
+    @property
+    def returncode(self) -> int | None:
+        """The exit status of a server that ended; negative = the signal that killed it; None while it runs."""
+        return self._process.poll() if self._process else None
+
+    def alive(self) -> bool:
+        """Whether the process runs. It may still answer wrongly: only an inference proves a model."""
+        return self._process is not None and self._process.poll() is None
+
+    def start(self) -> TritonServer:
+        """Returns once the server is ready.
+
+        Raises:
+            ContractError: the repository or the serving environment lacks something; names it.
+            PermanentError: an asked-for port is taken, or the server ended at once; quotes its log.
+            TemporaryError: it was not ready in time; it has been stopped.
+        """
+        assert not self.alive(), "the server runs already"
+        self.repository.mkdir(parents=True, exist_ok=True)
+        check_repository(self.repository)
+        wheel = prepare(self.settings.venv, self._runtime)
+        if self.settings.ports is not None:
+            _check_free(self.settings.ports)
+        for attempt in range(1, _ATTEMPTS + 1):
+            self._ports = self.settings.ports or _free_ports()
+            log_start = self.log_path.stat().st_size if self.log_path.exists() else 0
+            started = self._clock()
+            self._launch(wheel)
+            try:
+                self._wait_until_ready(log_start)
+            except PermanentError as error:
+                if self.settings.ports or attempt == _ATTEMPTS or _TAKEN not in str(error):
+                    raise
+                logger.info("a port was taken between choice and start, choosing again")
+                continue
+            self.start_seconds = self._clock() - started
+            logger.info("triton %d ready after %.2f s, gRPC %s", self.pid, self.start_seconds, self.grpc_url)
+            break
+        return self
+
+    def stop(self) -> int | None:
+        """Ends the server and sweeps what it left; answers its exit status, None if it never ran."""
+        process = self._process
+        if process is None or self._is_swept:
+            return self.returncode
+        atexit.unregister(self.stop)
+        if process.poll() is None:
+            process.terminate()
+            try:
+                process.wait(self.settings.stop_seconds)
+            except subprocess.TimeoutExpired:
+                logger.warning(
+                    "triton %d ignored SIGTERM for %s s, killing it", process.pid, self.settings.stop_seconds
+                )
+                process.kill()
+                process.wait()
+        # A stub whose server crashed can outlive it and ignore SIGTERM; all are in the group that we started.
+        with suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
+        self._is_swept = True
+        while self._aliases:
+            shutil.rmtree(self._aliases.pop(), ignore_errors=True)
+        for leftover in _SHM.glob(f"{self._shm_prefix}*"):
+            leftover.unlink(missing_ok=True)
+        return process.returncode
+
+    def kill(self) -> None:
+        """Kills the server at once, as a crash would; `stop` still sweeps."""
+        if self._process is not None and self._process.poll() is None:
+            self._process.kill()
+            self._process.wait()
+
+    @property
+    def _listening(self) -> Ports:
+        assert self._ports is not None, "the server has not been started"
+        return self._ports
+
+    @property
+    def _shm_prefix(self) -> str:
+        return f"{self._name}_"
+
+    @property
+    def _name(self) -> str:
+        """This server's own name, for its answers and its shared memory."""
+        return f"evergreen_{os.getpid()}_{self._listening.grpc}"
+
+    def _flags(self, repository: Path, backends: Path) -> list[str]:
+        ports = self._listening
+        flags = [
+            f"--id={self._name}",
+            f"--model-repository={repository}",
+            f"--backend-directory={backends}",
+            f"--backend-config=python,shm-default-byte-size={_SHM_BYTES}",
+            f"--backend-config=python,shm-growth-byte-size={_SHM_BYTES}",
+            f"--backend-config=python,shm-region-prefix-name={self._shm_prefix}",
+            *(f"--{service}-address={_LOOPBACK}" for service in Ports._fields),
+            *(f"--{service}-port={port}" for service, port in zip(Ports._fields, ports)),
+            "--allow-gpu-metrics=false",
+            "--pinned-memory-pool-byte-size=0",
+            "--model-control-mode=explicit",
+            # config.pbtxt is complete; completing it would start every stub twice (1.5 s instead of 0.3 s).
+            "--disable-auto-complete-config",
+            f"--exit-timeout-secs={max(1, int(self.settings.stop_seconds) - 2)}",
+        ]
+        if (self.repository / MODEL_NAME / "config.pbtxt").exists():
+            flags.append(f"--load-model={MODEL_NAME}")
+        return flags
+
+    def _launch(self, wheel: PreparedWheel) -> None:
+        command = [str(wheel.binary), *self._flags(self._plain(self.repository), self._plain(wheel.backends))]
+        self._is_swept = False
+        self.log_path.parent.mkdir(parents=True, exist_ok=True)
+        with open(self.log_path, "ab") as log:
+            self._process = subprocess.Popen(
+                [sys.executable, "-I", "-S", "-c", _LAUNCHER, str(os.getpid()), *command],
+                env={**os.environ, **self._variables, **wheel.variables},
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=subprocess.STDOUT,
+                # Its own group: Ctrl-C in the terminal is for the owner, who stops it in order.
+                start_new_session=True,
+            )
+        atexit.register(self.stop)
+
+    def _plain(self, path: Path) -> Path:
+        """A name of `path` that a shell reads as one word: Triton starts its stub through one, without quoting."""
+        path = path.absolute()
+        if shlex.quote(str(path)) == str(path):
+            return path
+        folders = [f for f in (tempfile.gettempdir(), "/tmp") if shlex.quote(f) == f]
+        self._aliases.append(Path(tempfile.mkdtemp(prefix="evergreen-triton-", dir=folders[0])))
+        alias = self._aliases[-1] / "path"
+        alias.symlink_to(path)
+        return alias
+
+    def _wait_until_ready(self, log_start: int) -> None:
+        deadline = self._clock() + self.settings.ready_seconds
+        try:
+            while not self._is_ready():
+                if not self.alive():
+                    raise PermanentError(f"triton ended with {self.returncode} at start: {self._complaint(log_start)}")
+                if self._clock() >= deadline:
+                    raise TemporaryError(
+                        f"triton is not ready after {self.settings.ready_seconds} s: {self._complaint(log_start)}"
+                    )
+                self._sleep(self.settings.poll_seconds)
+        except BaseException:
+            self.stop()
+            raise
+
+    def _is_ready(self) -> bool:
+        try:
+            # Who took our port between choice and start may be a Triton too: only its name tells.
+            with _DIRECT.open(f"{self.http_url}/v2", timeout=1) as answer:
+                named = json.load(answer)["name"] == self._name
+            with _DIRECT.open(f"{self.http_url}/v2/health/ready", timeout=1) as answer:
+                ready = answer.status == 200
+            # Metrics is the last port to open; a server that cannot have it ends.
+            with _DIRECT.open(self.metrics_url, timeout=1):
+                return bool(named and ready and self.alive())
+        except (OSError, HTTPException, ValueError, KeyError, TypeError):
+            return False
+
+    def _complaint(self, log_start: int) -> str:
+        """The log's last words since `log_start`, errors first."""
+        with open(self.log_path, "rb") as log:
+            log.seek(log_start)
+            lines = log.read().decode(errors="replace").splitlines()
+        lines = [line for line in lines if not any(noise in line for noise in _NOISE)]
+        errors = [line for line in lines if line.startswith("E") or "error" in line.lower()]
+        return " | ".join((errors or lines)[-3:]) + f" (log: {self.log_path})"
+
+
+def check_repository(repository: Path) -> None:
+    """Returns if Triton can start with what `repository` holds of `click_model`, which may be nothing.
+
+    Raises:
+        ContractError: a version lacks its code, which would hang the start; names the file.
+    """
+    config = repository / MODEL_NAME / "config.pbtxt"
+    if not config.exists():
+        return
+    versions = [p for p in (repository / MODEL_NAME).iterdir() if p.name.isdigit()]
+    if not versions:
+        raise ContractError(f"{config.parent} has a configuration and no version, expected at least one")
+    needed = ("model.onnx", "model.py") if 'backend: "python"' in config.read_text() else ("model.onnx",)
+    for file in (version / name for version in versions for name in needed):
+        if not file.exists():
+            raise ContractError(f"{file} is absent, expected in every version")
+
+
+def _free_ports() -> Ports:
+    """Three ports that are free now."""
+    with ExitStack() as stack:
+        sockets = [stack.enter_context(socket.socket()) for _ in Ports._fields]
+        for each in sockets:
+            each.bind((_LOOPBACK, 0))
+        return Ports(*(each.getsockname()[1] for each in sockets))
+
+
+def _check_free(ports: Ports) -> None:
+    for service, port in zip(Ports._fields, ports):
+        with socket.socket() as probe:
+            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            try:
+                probe.bind((_LOOPBACK, port))
+            except OSError as error:
+                raise PermanentError(f"{service} port {port} is taken: {error.strerror}") from error

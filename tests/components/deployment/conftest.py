@@ -1,0 +1,163 @@
+"""A small model store with real files, and a second opinion on what its models say: float64 NumPy, row by row."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+
+import numpy as np
+import pytest
+
+from components.contracts.criteo import CATEGORICAL, DENSE, MISSING_CATEGORY
+from components.contracts.dcn import DcnConfig, dense_layout
+from components.contracts.durable import sha256_tree
+from components.contracts.manifests import Model, RawDataset, Verdict
+from components.contracts.model_files import ModelWeights, write_model
+from components.contracts.model_store import model_folder
+from components.contracts.workflow import FeatureWorkflow
+
+CONFIG = DcnConfig(embedding_dim=4, num_cross_layers=2, tower=(16, 8))
+
+
+def _encode(workflow, dense_row, categorical_row):
+    values = []
+    for value, mean, std in zip(dense_row, workflow.means, workflow.stds):
+        value = workflow.fill if math.isnan(value) else float(value)
+        values.append((math.log(1.0 + max(value, workflow.clip_min)) - float(mean)) / float(std))
+    rows, offset = [], 0
+    for key, vocabulary in zip(categorical_row, workflow.vocabularies):
+        known = {int(k): 3 + i for i, k in enumerate(vocabulary)}
+        rows.append(offset + (1 if key == MISSING_CATEGORY else known.get(int(key), 2)))
+        offset += 3 + len(vocabulary)
+    return values, rows
+
+
+@pytest.fixture(scope="session")
+def reference_scores():
+    """Probabilities [n] as the papers and the contracts' docstrings define them, without the code under test."""
+
+    def forward(workflow, weights, config, dense, categorical):
+        p = {name: value.astype(np.float64) for name, value in weights.dense.items()}
+        answers = []
+        for dense_row, categorical_row in zip(dense, categorical):
+            values, rows = _encode(workflow, dense_row, categorical_row)
+            x0 = np.concatenate([weights.embeddings[rows].astype(np.float64).ravel(), values])
+            cross = x0
+            for i in range(config.num_cross_layers):
+                cross = x0 * (cross @ p[f"cross.{i}.weight"]) + cross + p[f"cross.{i}.bias"]
+            deep = x0
+            for i in range(len(config.tower)):
+                deep = np.maximum(deep @ p[f"tower.{i}.weight"] + p[f"tower.{i}.bias"], 0)
+            logit = np.concatenate([deep, cross]) @ p["final.weight"] + p["final.bias"]
+            answers.append(1 / (1 + np.exp(np.minimum(-logit[0], 700.0))))
+        return np.array(answers)
+
+    return forward
+
+
+@pytest.fixture(scope="session")
+def make_parts():
+    """A workflow and weights that fit it; seeded; some vocabularies empty."""
+
+    def make(seed=0, config=CONFIG, vocabularies=None):
+        random = np.random.default_rng(seed)
+        if vocabularies is None:
+            # The cardinalities and keys of the shared `raw_table`; every fifth column never saw a frequent category.
+            vocabularies = []
+            for i in range(26):
+                keys = np.unique(np.random.default_rng(1000 + i).integers(0, 2**32 - 1, 3 + 7 * i))
+                keep = random.permutation(keys)[: 0 if i % 5 == 4 else max(1, len(keys) - 2)]
+                vocabularies.append(keep.astype(np.int64))
+        workflow = FeatureWorkflow(
+            vocabularies=tuple(vocabularies),
+            fill=0.0,
+            clip_min=0.0,
+            means=random.normal(1.5, 0.5, 13).astype(np.float32),
+            stds=random.uniform(0.5, 2.0, 13).astype(np.float32),
+            frequency_threshold=2,
+        )
+        weights = ModelWeights(
+            dense={n: random.normal(0, 0.15, shape).astype(np.float32) for n, shape in dense_layout(config)},
+            embeddings=random.normal(0, 0.3, (sum(workflow.slot_sizes), config.embedding_dim)).astype(np.float32),
+        )
+        return workflow, weights
+
+    return make
+
+
+@pytest.fixture
+def raw_rows(raw_table):
+    """`n` raw rows as served tensors: dense [n, 13] and categorical [n, 26]."""
+
+    def make(n=64, seed=0):
+        table = raw_table(n, seed=seed)
+        dense = np.stack([table[c].to_numpy().astype(np.float32) for c in DENSE], axis=1)
+        keys = np.stack([table[c].fill_null(MISSING_CATEGORY).to_numpy() for c in CATEGORICAL], axis=1)
+        return dense, keys.astype(np.int64)
+
+    return make
+
+
+@pytest.fixture
+def make_candidate(tmp_path, make_parts, raw_table, raw_rows, reference_scores):
+    """A stored model with its RawDataset and Verdict; the scores are the second opinion's, not the graph's."""
+
+    def make(store, seed, *, n=60, accepted=True):
+        import pyarrow.parquet as pq
+
+        model_id = f"model-{seed}"
+        workflow, weights = make_parts(seed)
+        folder = model_folder(store, model_id)
+        write_model(folder / Model.WEIGHTS, CONFIG, weights)
+        workflow.save(folder / Model.WORKFLOW)
+        model = Model(
+            model_id=model_id,
+            uri=folder.as_uri(),
+            backend="pytorch",
+            config=CONFIG.as_document(),
+            slot_sizes=workflow.slot_sizes,
+            parent_model_id=None,
+            seed=seed,
+            num_train_rows=n,
+            optimizer_step=1,
+            early_stopping={"auc": None, "log_loss": None},
+            last_event_time="2026-01-01T00:00:00+00:00",
+            raw_digest="digest",
+            sha256={part: sha256_tree(folder / part) for part in (Model.WEIGHTS, Model.WORKFLOW)},
+            created_at="2026-01-01T00:00:00+00:00",
+        )
+        model.write(folder / Model.MANIFEST)
+        holdout = tmp_path / f"hold out {seed}"
+        holdout.mkdir()
+        table = raw_table(n, seed=seed)
+        pq.write_table(table.slice(0, n // 2), holdout / "part-0.parquet", row_group_size=40)
+        pq.write_table(table.slice(n // 2), holdout / "part-1.parquet")
+        raw = RawDataset(
+            source_uri="file:///lake", window_start=None, window_end=None, first_event_time="", last_event_time="",
+            train_uri=holdout.as_uri(), holdout_uri=holdout.as_uri(), num_train_rows=n, num_holdout_rows=n,
+            num_set_aside=0, set_aside_uri=None, num_duplicates=0, digest="digest",
+        )  # fmt: skip
+        scores = tmp_path / f"scores-{seed}.npz"
+        np.savez(scores, candidate=reference_scores(workflow, weights, CONFIG, *raw_rows(n, seed)).astype(np.float32))
+        verdict = Verdict(
+            candidate_model_id=model_id, champion_model_id=None, decision="pass" if accepted else "fail",
+            accepted=accepted, reason="auc is high enough", num_rows=n, num_clicks=1, candidate={}, champion=None,
+            difference=None, rows_needed=None, scores_uri=scores.as_uri(),
+        )  # fmt: skip
+        return model, verdict, raw
+
+    return make
+
+
+@pytest.fixture
+def with_scores():
+    """The verdict with its scores changed by `change(array) -> array`."""
+
+    def make(verdict, change, tmp_path):
+        from components.contracts.uris import local_path
+
+        path = tmp_path / "other-scores.npz"
+        np.savez(path, candidate=change(np.load(local_path(verdict.scores_uri))["candidate"].copy()))
+        return dataclasses.replace(verdict, scores_uri=path.as_uri())
+
+    return make

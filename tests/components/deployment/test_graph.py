@@ -1,0 +1,169 @@
+"""The graph against the contracts' own encoding and a float64 network written for the test."""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import onnx
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from components.contracts.criteo import MAX_CATEGORY, MISSING_CATEGORY
+from components.contracts.dcn import DcnConfig
+from components.contracts.errors import ContractError
+from components.contracts.serving import CATEGORICAL_INPUT, DENSE_INPUT, PROBABILITY_OUTPUT
+from components.deployment import graph as graph_module
+from components.deployment.graph import build_graph, export
+from components.deployment.parity import open_graph
+
+CONFIG = DcnConfig(embedding_dim=4, num_cross_layers=2, tower=(16, 8))
+
+
+@pytest.fixture(scope="module")
+def parts(make_parts):
+    workflow, weights = make_parts(3)
+    return workflow, weights, open_graph(build_graph(workflow, weights, CONFIG))
+
+
+def run(session, dense, categorical):
+    return session.run(None, {DENSE_INPUT.name: dense, CATEGORICAL_INPUT.name: categorical})[0]
+
+
+dense_values = st.one_of(
+    st.just(np.nan), st.integers(-3, 10).map(float), st.floats(0, 1e9, width=32), st.just(3.0e38), st.just(-3.0e38)
+)
+
+
+@st.composite
+def batches(draw):
+    n = draw(st.integers(1, 9))
+    dense = draw(st.lists(st.lists(dense_values, min_size=13, max_size=13), min_size=n, max_size=n))
+    kind = draw(st.lists(st.lists(st.integers(0, 5), min_size=26, max_size=26), min_size=n, max_size=n))
+    pick = draw(st.integers(0, 10**6))
+    return np.array(dense, np.float32), np.array(kind), pick
+
+
+def keys_of(workflow, kind, pick):
+    """Raw categories by kind: missing, extreme ids, unseen, known (three shares of the draws)."""
+    keys = np.empty(kind.shape, np.int64)
+    for (row, column), k in np.ndenumerate(kind):
+        vocabulary = workflow.vocabularies[column]
+        special = [MISSING_CATEGORY, MAX_CATEGORY, np.iinfo(np.int64).min, np.iinfo(np.int64).max]
+        if k >= 3 and len(vocabulary):
+            keys[row, column] = vocabulary[(pick + row * 7 + column) % len(vocabulary)]
+        else:
+            keys[row, column] = special[(pick + row + column) % 4] if k else (pick * 31 + row * 26 + column) % 2**32
+    return keys
+
+
+@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(batch=batches(), split=st.integers(1, 8))
+def test_graph_scores_any_rows_as_the_float64_network_does_and_however_they_are_split(
+    parts, reference_scores, batch, split
+):
+    workflow, weights, session = parts
+    dense, kind, pick = batch
+    categorical = keys_of(workflow, kind, pick)
+    scores = run(session, dense, categorical)
+    assert scores.shape == (len(dense), 1)
+    assert scores.dtype == np.float32
+    expected = reference_scores(workflow, weights, CONFIG, dense, categorical)
+    # Values near float32's limit make logits of hundreds: float32's own rounding shows there, and saturation.
+    np.testing.assert_allclose(
+        scores.ravel(), expected, atol=2e-5 if np.abs(np.nan_to_num(dense)).max() > 1e6 else 2e-6
+    )
+    apart = [run(session, dense[i : i + split], categorical[i : i + split]) for i in range(0, len(dense), split)]
+    np.testing.assert_allclose(np.concatenate(apart), scores, atol=1e-6)
+
+
+def test_graph_encodes_as_the_workflow_does(make_parts, raw_rows):
+    workflow, weights = make_parts(4)
+    model = onnx.load_from_string(build_graph(workflow, weights, CONFIG))
+    for name, kind, width in (
+        ("dense_encoded", onnx.TensorProto.FLOAT, 13),
+        ("table_rows", onnx.TensorProto.INT64, 26),
+    ):
+        model.graph.output.append(onnx.helper.make_tensor_value_info(name, kind, ["rows", width]))
+    dense, categorical = raw_rows(500, 4)
+    categorical[::7] = np.random.default_rng(0).integers(-1, 2**32, categorical[::7].shape)
+    inputs = {DENSE_INPUT.name: dense, CATEGORICAL_INPUT.name: categorical}
+    _, encoded, rows = open_graph(model.SerializeToString()).run(None, inputs)
+    offsets = np.cumsum([0, *workflow.slot_sizes[:-1]])
+    np.testing.assert_array_equal(rows, workflow.encode_categorical(categorical) + offsets)
+    np.testing.assert_allclose(encoded, workflow.encode_dense(dense), atol=1e-6)
+
+
+def test_empty_vocabularies_everywhere_still_tell_missing_from_unknown(make_parts, reference_scores, raw_rows):
+    workflow, weights = make_parts(5, vocabularies=[np.zeros(0, np.int64)] * 26)
+    dense, categorical = raw_rows(20, 5)
+    categorical[0] = MISSING_CATEGORY
+    categorical[1:] = 7
+    dense[:] = dense[0]
+    scores = run(open_graph(build_graph(workflow, weights, CONFIG)), dense, categorical).ravel()
+    np.testing.assert_allclose(scores, reference_scores(workflow, weights, CONFIG, dense, categorical), atol=2e-6)
+    assert scores[0] != scores[1]
+
+
+def test_a_vocabulary_that_holds_the_mark_of_missing_still_encodes_it_as_missing(make_parts):
+    vocabularies = [np.array([5, MISSING_CATEGORY, 9], np.int64)] * 26
+    workflow, weights = make_parts(6, vocabularies=vocabularies)
+    session = open_graph(build_graph(workflow, weights, CONFIG))
+    other, _ = make_parts(6, vocabularies=[np.array([5, 8, 9], np.int64)] * 26)
+    same = open_graph(build_graph(other, weights, CONFIG))
+    dense, categorical = np.ones((3, 13), np.float32), np.repeat([[MISSING_CATEGORY], [9], [5]], 26, axis=1)
+    np.testing.assert_array_equal(run(session, dense, categorical), run(same, dense, categorical))
+
+
+def test_same_model_gives_the_same_bytes_and_another_does_not(make_parts):
+    first, again, other = (build_graph(*make_parts(seed), CONFIG) for seed in (1, 1, 2))
+    assert first == again
+    assert first != other
+
+
+def test_graph_is_valid_onnx_of_the_promised_versions_and_tensors(make_parts):
+    model = onnx.load_from_string(build_graph(*make_parts(1), CONFIG))
+    onnx.checker.check_model(model, full_check=True)
+    assert model.ir_version == 8
+    assert {o.domain: o.version for o in model.opset_import} == {"": 17, "ai.onnx.ml": 4}
+    assert [i.name for i in model.graph.input] == [DENSE_INPUT.name, CATEGORICAL_INPUT.name]
+    assert [o.name for o in model.graph.output] == [PROBABILITY_OUTPUT.name]
+
+
+def test_weights_of_another_vocabulary_are_refused(make_parts):
+    workflow, weights = make_parts(1)
+    with pytest.raises(ContractError, match=r"embeddings have shape .* expected"):
+        build_graph(workflow, dataclasses.replace(weights, embeddings=weights.embeddings[:-1]), CONFIG)
+
+
+def test_a_graph_beyond_protobufs_limit_is_refused_before_it_is_built(make_parts, monkeypatch):
+    monkeypatch.setattr(graph_module, "MAX_GRAPH_BYTES", 1000)
+    with pytest.raises(ContractError, match="expected at most 1000"):
+        build_graph(*make_parts(1), CONFIG)
+
+
+def test_a_damaged_weight_file_is_refused(make_candidate, tmp_path):
+    model, _, _ = make_candidate(tmp_path / "store", 1)
+    file = tmp_path / "store" / "models" / "model-1" / "weights" / "dcn_dense_0.model"
+    content = bytearray(file.read_bytes())
+    content[100] ^= 1
+    file.write_bytes(bytes(content))
+    with pytest.raises(ContractError, match=r"weights has sha256 .* as in its manifest"):
+        export(model)
+
+
+def test_graph_bytes_do_not_depend_on_the_process(make_candidate, tmp_path):
+    model, _, _ = make_candidate(tmp_path / "store", 1)
+    code = (
+        "import sys, hashlib; from components.contracts.manifests import Model; "
+        "from components.deployment.graph import export; "
+        "print(hashlib.sha256(export(Model.read(sys.argv[1]))).hexdigest())"
+    )
+    manifest = tmp_path / "store" / "models" / "model-1" / "model.json"
+    answer = subprocess.check_output([sys.executable, "-c", code, manifest], cwd=Path(__file__).parents[3], text=True)
+    assert answer.strip() == hashlib.sha256(export(model)).hexdigest()

@@ -1,0 +1,94 @@
+"""Parity: what is compared, and what is refused."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import numpy as np
+import pytest
+
+from components.contracts.errors import ContractError
+from components.deployment.graph import export
+from components.deployment.parity import GoldenRows, check_scores, open_graph, prove_parity, read_held_out
+
+
+@pytest.fixture
+def candidate(make_candidate, tmp_path):
+    return make_candidate(tmp_path / "store", 1)
+
+
+def test_parity_holds_against_the_independent_scores(candidate):
+    model, verdict, raw = candidate
+    rows = read_held_out(raw, verdict)
+    assert len(rows) == raw.num_holdout_rows
+    assert np.isnan(rows.dense).any()
+    assert (rows.categorical == -1).any()
+    assert 0 <= prove_parity(open_graph(export(model)), rows) <= 1e-6
+
+
+def test_held_out_rows_keep_their_order_across_files_and_stop_at_the_limit(candidate, raw_rows):
+    _, verdict, raw = candidate
+    dense, categorical = raw_rows(60, 1)
+    rows = read_held_out(raw, verdict, max_rows=40)
+    np.testing.assert_array_equal(rows.dense, dense[:40])
+    np.testing.assert_array_equal(rows.categorical, categorical[:40])
+
+
+@pytest.mark.parametrize("off", [2e-5, -0.3, np.nan], ids=["just too much", "wrong", "not a number"])
+def test_a_score_that_differs_is_refused_with_its_row_and_values(candidate, with_scores, tmp_path, off):
+    model, verdict, raw = candidate
+
+    def change(scores):
+        scores[37] += np.float32(off)
+        return scores
+
+    rows = read_held_out(raw, with_scores(verdict, change, tmp_path))
+    with pytest.raises(
+        ContractError, match=r"graph differs .* at row 37 .* expected at most 1e-05; the row is .*'C26'"
+    ):
+        prove_parity(open_graph(export(model)), rows)
+
+
+@pytest.mark.parametrize("length", [0, 59, 61])
+def test_scores_of_other_rows_are_refused(candidate, with_scores, tmp_path, length):
+    _, verdict, raw = candidate
+    other = with_scores(verdict, lambda s: np.resize(s, length), tmp_path)
+    with pytest.raises(ContractError, match=f"hold {length} rows, expected the 60"):
+        read_held_out(raw, other)
+
+
+def test_an_empty_holdout_proves_nothing(candidate, with_scores, tmp_path):
+    _, verdict, raw = candidate
+    other = with_scores(verdict, lambda s: s[:0], tmp_path)
+    with pytest.raises(ContractError, match="at least 1"):
+        read_held_out(dataclasses.replace(raw, num_holdout_rows=0), other)
+
+
+def test_a_lost_holdout_file_is_noticed(candidate, tmp_path):
+    _, verdict, raw = candidate
+    (tmp_path / "hold out 1" / "part-1.parquet").unlink()
+    with pytest.raises(ContractError, match="are 30, expected 60 as scored"):
+        read_held_out(raw, verdict)
+
+
+def test_absent_scores_and_golden_rows_are_named(candidate, tmp_path):
+    _, verdict, raw = candidate
+    with pytest.raises(ContractError, match="scores .*absent.npz cannot be read"):
+        read_held_out(raw, dataclasses.replace(verdict, scores_uri="/nowhere/absent.npz"))
+    with pytest.raises(ContractError, match="golden rows .* cannot be read"):
+        GoldenRows.load(tmp_path / "golden.npz")
+
+
+def test_golden_rows_survive_the_disk_and_are_spread_over_the_holdout(candidate, tmp_path):
+    _, verdict, raw = candidate
+    golden = read_held_out(raw, verdict).sample(10)
+    assert len(golden) == 10
+    golden.save(tmp_path / "golden.npz")
+    again = GoldenRows.load(tmp_path / "golden.npz")
+    np.testing.assert_array_equal(again.dense, golden.dense)
+    assert check_scores(again.expected, golden, tolerance=0, source="copy") == 0
+
+
+def test_a_graph_that_is_no_graph_is_refused():
+    with pytest.raises(ContractError, match="graph cannot be opened"):
+        open_graph(b"not an onnx file")

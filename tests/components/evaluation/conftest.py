@@ -1,0 +1,336 @@
+"""One finished training round on disk, with candidate and champion of known quality.
+
+Labels are drawn from a planted linear logit over the raw features. A model is that logit plus noise on its weights:
+the candidate as HugeCTR files (a DCN whose cross layers and tower are silent is a linear model), the champion as the
+ONNX graph of the same arithmetic on raw rows.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from components.contracts import criteo, model_store, serving
+from components.contracts.dcn import DcnConfig, dense_layout
+from components.contracts.durable import sha256_file, sha256_tree
+from components.contracts.manifests import Model, RawDataset, Release, TrainingSet
+from components.contracts.model_files import ModelWeights, write_model
+from components.contracts.promotion_journal import Promotion, append_promotion
+from components.contracts.workflow import FIRST_ID, FeatureWorkflow
+
+CONFIG = DcnConfig(embedding_dim=1, num_cross_layers=1, tower=(2,))
+BIAS = -1.0
+
+
+@dataclass(frozen=True)
+class Linear:
+    """Weights of the normalised dense values and of every category of the vocabularies."""
+
+    dense: np.ndarray
+    categories: tuple[np.ndarray, ...]
+
+    def noisy(self, scale: float, seed: int) -> Linear:
+        random = np.random.default_rng(seed)
+        return Linear(
+            (self.dense + scale * random.normal(size=13)).astype(np.float32),
+            tuple((w + scale * random.normal(size=len(w))).astype(np.float32) for w in self.categories),
+        )
+
+
+def plant(workflow: FeatureWorkflow) -> Linear:
+    random = np.random.default_rng(99)
+    return Linear(
+        random.normal(0, 0.15, 13).astype(np.float32),
+        tuple(random.normal(0, 0.3, len(v)).astype(np.float32) for v in workflow.vocabularies),
+    )
+
+
+def raw_arrays(table) -> tuple[np.ndarray, np.ndarray]:
+    """Dense [n, 13] with NaN and categories [n, 26] with -1, as rows are served."""
+    dense = np.stack([table[name].to_numpy() for name in criteo.DENSE], axis=1).astype(np.float32)
+    columns = [table[name].to_pylist() for name in criteo.CATEGORICAL]
+    filled = [[-1 if value is None else value for value in column] for column in columns]
+    return dense, np.array(filled, dtype=np.int64).T
+
+
+def fit(dense, categorical) -> FeatureWorkflow:
+    logged = np.log1p(np.nan_to_num(dense, nan=0.0))
+    return FeatureWorkflow(
+        vocabularies=tuple(np.unique(column[column >= 0]) for column in categorical.T),
+        fill=0.0,
+        clip_min=0.0,
+        means=logged.mean(0).astype(np.float32),
+        stds=logged.std(0).astype(np.float32),
+        frequency_threshold=1,
+    )
+
+
+def logits(linear: Linear, workflow: FeatureWorkflow, dense, categorical) -> np.ndarray:
+    ids = workflow.encode_categorical(categorical)
+    total = workflow.encode_dense(dense) @ linear.dense + BIAS
+    for column, weights in enumerate(linear.categories):
+        table = np.r_[np.zeros(FIRST_ID), weights]
+        total = total + table[ids[:, column]]
+    return total
+
+
+def write_candidate(folder: Path, linear: Linear, slot_sizes: list[int]) -> None:
+    dense = {name: np.zeros(shape, np.float32) for name, shape in dense_layout(CONFIG)}
+    dense["final.weight"] = np.r_[np.zeros(2), np.ones(26), linear.dense].astype(np.float32)[:, None]
+    dense["final.bias"] = np.array([BIAS], np.float32)
+    rows = np.concatenate([np.r_[np.zeros(FIRST_ID), weights] for weights in linear.categories])
+    assert len(rows) == sum(slot_sizes)
+    write_model(folder, CONFIG, ModelWeights(dense=dense, embeddings=rows.astype(np.float32)[:, None]))
+
+
+def write_graph(path: Path, linear: Linear, workflow: FeatureWorkflow) -> None:
+    """ONNX: raw rows -> probability, the categories looked up by comparison with every known one."""
+    from onnx import TensorProto, checker, helper, numpy_helper, save
+
+    widest = max(len(v) for v in workflow.vocabularies)
+    keys = np.full((1, 26, widest), -2, np.int64)
+    weights = np.zeros((26, widest), np.float32)
+    for column, (vocabulary, known) in enumerate(zip(workflow.vocabularies, linear.categories)):
+        keys[0, column, : len(vocabulary)], weights[column, : len(vocabulary)] = vocabulary, known
+    constants = {
+        "zero": np.zeros(1, np.float32),
+        "one": np.ones(1, np.float32),
+        "mean": workflow.means,
+        "std": workflow.stds,
+        "dense_weights": linear.dense[:, None],
+        "keys": keys,
+        "category_weights": weights.reshape(-1, 1),
+        "flat": np.array([-1, 26 * widest]),
+        "last": np.array([2]),
+        "bias": np.array([BIAS], np.float32),
+    }
+    steps = [
+        ("IsNaN", ["dense"], "is_missing"),
+        ("Where", ["is_missing", "zero", "dense"], "filled"),
+        ("Max", ["filled", "zero"], "clipped"),
+        ("Add", ["clipped", "one"], "plus_one"),
+        ("Log", ["plus_one"], "logged"),
+        ("Sub", ["logged", "mean"], "centred"),
+        ("Div", ["centred", "std"], "normalised"),
+        ("MatMul", ["normalised", "dense_weights"], "dense_logit"),
+        ("Unsqueeze", ["categorical", "last"], "columns"),
+        ("Equal", ["columns", "keys"], "matches"),
+        ("Cast", ["matches"], "ones"),
+        ("Reshape", ["ones", "flat"], "one_hot"),
+        ("MatMul", ["one_hot", "category_weights"], "category_logit"),
+        ("Add", ["dense_logit", "category_logit"], "both"),
+        ("Add", ["both", "bias"], "logit"),
+        ("Sigmoid", ["logit"], "probability"),
+    ]
+    types = {"FP32": TensorProto.FLOAT, "INT64": TensorProto.INT64}
+
+    def described(tensor):
+        return helper.make_tensor_value_info(tensor.name, types[tensor.datatype], [None, tensor.width])
+
+    graph = helper.make_graph(
+        [
+            helper.make_node(kind, inputs, [output], **({"to": TensorProto.FLOAT} if kind == "Cast" else {}))
+            for kind, inputs, output in steps
+        ],
+        "linear",
+        [described(serving.DENSE_INPUT), described(serving.CATEGORICAL_INPUT)],
+        [described(serving.PROBABILITY_OUTPUT)],
+        [numpy_helper.from_array(array, name) for name, array in constants.items()],
+    )
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
+    checker.check_model(model)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    save(model, path)
+
+
+@dataclass
+class Round:
+    """The round's folders, manifests and truths; `flags()` is the step's command line."""
+
+    root: Path
+    workflow: FeatureWorkflow
+    planted: Linear
+    dense: np.ndarray
+    categorical: np.ndarray
+    labels: np.ndarray
+    raw: RawDataset
+    training_set: TrainingSet
+    model: Model
+    run: str = "run 1"
+
+    @property
+    def store(self) -> Path:
+        return self.root / "store"
+
+    def path(self, name: str) -> Path:
+        return self.root / "artifacts" / name
+
+    def write(self) -> None:
+        for name in ("raw", "training_set", "model"):
+            getattr(self, name).write(self.path(name))
+
+    def change(self, name: str, **changes) -> None:
+        setattr(self, name, replace(getattr(self, name), **changes))
+        self.write()
+
+    def flags(self, **more) -> list[str]:
+        flags = {
+            "run": self.run,
+            "store": self.store.as_uri(),
+            "work": (self.root / "work").as_uri(),
+            "champion": "current",
+            "raw-dataset": self.path("raw"),
+            "training-set": self.path("training_set"),
+            "model": self.path("model"),
+            "output": self.path("verdict"),
+            "metrics": self.path("metrics"),
+            "roc": self.path("roc"),
+            "html": self.path("report.html"),
+            **{name.replace("_", "-"): value for name, value in more.items()},
+        }
+        return [f"--{name}={value}" for name, value in flags.items()]
+
+    def scores(self, linear: Linear) -> np.ndarray:
+        """The model's probabilities of the held-out rows in float64, from the formula."""
+        return 1 / (1 + np.exp(-logits(linear, self.workflow, self.dense, self.categorical)))
+
+    def release_champion(self, linear: Linear, model_id: str = "champion-model", version: int = 1) -> Release:
+        graph = self.root / "repository" / "click_model" / str(version) / "model.onnx"
+        write_graph(graph, linear, self.workflow)
+        release = Release(
+            model_name=serving.MODEL_NAME,
+            version=version,
+            previous_version=None,
+            model_id=model_id,
+            model_uri=model_store.model_folder(self.store, model_id).as_uri(),
+            graph_uri=graph.as_uri(),
+            sha256={"graph": sha256_file(graph)},
+            raw_digest="earlier",
+            parity_max_abs_diff=0.0,
+            parity_rows=1,
+            repository_uri=(self.root / "repository").as_uri(),
+            trigger_id=None,
+            reason="test",
+            published_at="2026-01-01T00:00:00+00:00",
+        )
+        path = model_store.release_path(self.store, version)
+        release.write(path)
+        append_promotion(
+            self.store,
+            Promotion(
+                time=release.published_at,
+                action="release",
+                version=version,
+                previous_version=None,
+                model_id=model_id,
+                model_uri=release.model_uri,
+                release_uri=path.as_uri(),
+                trigger_id=None,
+                reason="test",
+            ),
+        )
+        return release
+
+
+def write_encoded(folder: Path, labels, dense, ids) -> None:
+    """HugeCTR's Parquet form in parts whose names do not sort in row order; `_file_list.txt` has the order."""
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    folder.mkdir(parents=True)
+    bounds = np.linspace(0, len(labels), 12).astype(int)
+    names = [f"part_{i}.parquet" for i in range(len(bounds) - 1)]
+    for name, start, end in zip(names, bounds, bounds[1:]):
+        columns = {criteo.LABEL: labels[start:end].astype(np.float32)}
+        columns |= {c: dense[start:end, i].astype(np.float32) for i, c in enumerate(criteo.DENSE)}
+        columns |= {c: ids[start:end, i] for i, c in enumerate(criteo.CATEGORICAL)}
+        pq.write_table(pa.table(columns), folder / name)
+    (folder / "_file_list.txt").write_text("\n".join([str(len(names)), *(f"/elsewhere/{name}" for name in names)]))
+
+
+@pytest.fixture
+def make_round(raw_table, tmp_path):
+    """Makes a round of `n` held-out rows whose candidate is the planted logit with `noise` on its weights."""
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    def make(n: int = 3000, *, noise: float = 0.0, seed: int = 0, labels=None, new_categories=None) -> Round:
+        root = tmp_path / "a round"
+        table = raw_table(n, seed=seed)
+        dense, categorical = raw_arrays(table)
+        workflow = fit(dense, categorical)
+        planted = plant(workflow)
+        if labels is None:
+            random = np.random.default_rng(seed + 1)
+            truth = 1 / (1 + np.exp(-logits(planted, workflow, dense, categorical)))
+            labels = (random.random(n) < truth).astype(np.int32)
+        at = table.column_names.index(criteo.LABEL)
+        table = table.set_column(at, criteo.LABEL, pa.array(labels.astype(np.int32)))
+        holdout = root / "raw holdout"
+        holdout.mkdir(parents=True)
+        pq.write_table(table.slice(0, n // 3), holdout / "0.parquet", row_group_size=700)
+        pq.write_table(table.slice(n // 3), holdout / "1.parquet")
+        encoded = root / "encoded"
+        ids = workflow.encode_categorical(categorical)
+        write_encoded(encoded, labels, workflow.encode_dense(dense), ids)
+
+        model_folder = root / "store" / "models" / "candidate"
+        write_candidate(model_folder / Model.WEIGHTS, planted.noisy(noise, 5), workflow.slot_sizes)
+        made = Round(
+            root=root,
+            workflow=workflow,
+            planted=planted,
+            dense=dense,
+            categorical=categorical,
+            labels=labels,
+            raw=RawDataset(
+                source_uri="file:///lake",
+                window_start=None,
+                window_end=None,
+                first_event_time="",
+                last_event_time="",
+                train_uri=root.as_uri(),
+                holdout_uri=holdout.as_uri(),
+                num_train_rows=1,
+                num_holdout_rows=n,
+                num_set_aside=0,
+                set_aside_uri=None,
+                num_duplicates=0,
+                digest="digest",
+            ),
+            training_set=TrainingSet(
+                train_uri=root.as_uri(),
+                holdout_uri=encoded.as_uri(),
+                num_train_rows=1,
+                num_holdout_rows=n,
+                slot_sizes=workflow.slot_sizes,
+                new_categories=new_categories or [0] * 26,
+                workflow_uri=root.as_uri(),
+                raw_digest="digest",
+                last_event_time="",
+                parent_model_uri=root.as_uri(),
+            ),
+            model=Model(
+                model_id="candidate",
+                uri=model_folder.as_uri(),
+                backend="pytorch",
+                config=CONFIG.as_document(),
+                slot_sizes=workflow.slot_sizes,
+                parent_model_id=None,
+                seed=0,
+                num_train_rows=1,
+                optimizer_step=1,
+                early_stopping={},
+                last_event_time="",
+                raw_digest="digest",
+                sha256={"weights": sha256_tree(model_folder / Model.WEIGHTS)},
+                created_at="",
+            ),
+        )
+        made.write()
+        return made
+
+    return make

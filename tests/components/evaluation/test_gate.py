@@ -1,0 +1,194 @@
+"""The gate's decision, its sentence, and how many rows it asks for."""
+
+from __future__ import annotations
+
+import doctest
+import math
+from statistics import NormalDist
+
+import numpy as np
+import pytest
+
+from components.contracts.errors import ContractError
+from components.evaluation import gate
+from components.evaluation.gate import GateSettings, judge, rows_to_decide
+
+SETTINGS = GateSettings(min_auc=0.6, max_auc_loss=0.01)
+
+
+def rows(n, *, candidate=1.0, champion=1.0, seed=0, click_rate=0.3):
+    """Labels and two scores that see the clicks `candidate` and `champion` standard deviations apart."""
+    random = np.random.default_rng(seed)
+    labels = (random.random(n) < click_rate).astype(np.int8)
+    shared = random.normal(size=n)
+
+    def score(separation):
+        return shared + 0.5 * random.normal(size=n) + separation * labels
+
+    return labels, score(candidate), score(champion)
+
+
+def test_better_candidate_passes():
+    answer = judge(*rows(20_000, candidate=1.2), settings=SETTINGS)
+    assert (answer.decision, answer.accepted, answer.rows_needed) == ("pass", True, None)
+    assert answer.difference.low > 0
+
+
+def test_equal_candidate_passes_with_enough_rows():
+    answer = judge(*rows(20_000), settings=SETTINGS)
+    assert (answer.decision, answer.accepted) == ("pass", True)
+    assert answer.difference.low < 0 < answer.difference.high
+
+
+def test_worse_candidate_fails_although_it_is_above_the_floor():
+    answer = judge(*rows(20_000, candidate=0.9), settings=SETTINGS)
+    assert (answer.decision, answer.accepted, answer.rows_needed) == ("fail", False, None)
+    assert answer.candidate.low > SETTINGS.min_auc
+
+
+def test_failing_candidate_is_not_accepted_by_accept_inconclusive():
+    settings = GateSettings(min_auc=0.6, max_auc_loss=0.01, accept_inconclusive=True)
+    assert not judge(*rows(20_000, candidate=0.9), settings=settings).accepted
+
+
+@pytest.mark.parametrize(
+    ("min_auc", "decision"), [(0.7, "pass"), (0.72, "inconclusive"), (0.75, "inconclusive"), (0.76, "fail")]
+)
+def test_floor_is_judged_by_the_interval(min_auc, decision):
+    labels, scores, _ = rows(2000, candidate=1.0, seed=3)
+    answer = judge(labels, scores, settings=GateSettings(min_auc=min_auc))
+    assert answer.decision == decision
+    assert answer.champion is None
+    assert answer.difference is None
+    assert "no champion" in answer.reason
+
+
+def test_failed_floor_outweighs_a_passed_comparison():
+    labels, candidate, champion = rows(20_000, candidate=0.1, champion=0.0)
+    answer = judge(labels, candidate, champion, settings=SETTINGS)
+    assert answer.decision == "fail"
+    assert "below the floor 0.6" in answer.reason
+    assert "a loss of at most 0.01" in answer.reason
+
+
+def test_failed_comparison_outweighs_an_inconclusive_floor():
+    labels, candidate, champion = rows(5000, candidate=0.8)
+    auc = judge(labels, candidate, settings=SETTINGS).candidate.auc
+    answer = judge(labels, candidate, champion, settings=GateSettings(min_auc=auc, max_auc_loss=0.01))
+    assert (answer.decision, answer.rows_needed) == ("fail", None)
+    assert "either side of the floor" in answer.reason
+
+
+def test_tiny_holdout_is_inconclusive_and_says_how_many_rows_would_decide():
+    labels, candidate, champion = rows(400, seed=2)
+    answer = judge(labels, candidate, champion, settings=SETTINGS)
+    assert (answer.decision, answer.accepted) == ("inconclusive", False)
+    d = answer.difference
+    distance = d.auc + SETTINGS.max_auc_loss
+    quantiles = NormalDist().inv_cdf(0.975) + NormalDist().inv_cdf(0.8)
+    assert answer.rows_needed == math.ceil(400 * (quantiles * d.standard_error / distance) ** 2)
+    assert answer.rows_needed > 400
+    assert f"about {answer.rows_needed} rows would decide" in answer.reason
+
+
+def resample(sample, n, seed):
+    drawn = np.random.default_rng(seed).integers(0, len(sample[0]), n)
+    return [column[drawn] for column in sample]
+
+
+def test_gate_decides_in_four_of_five_tries_at_the_rows_it_asks_for():
+    # Rows drawn from the observed ones make the observed difference the true one.
+    sample = rows(500, seed=1, candidate=1.1)
+    settings = GateSettings(min_auc=0.5, max_auc_loss=0.01)
+    observed = judge(*sample, settings=settings)
+    assert observed.decision == "inconclusive"
+    answers = [judge(*resample(sample, observed.rows_needed, seed), settings=settings).decision for seed in range(100)]
+    assert answers.count("fail") == 0
+    assert 0.68 <= answers.count("pass") / len(answers) <= 0.92
+
+
+def test_no_number_of_rows_is_promised_where_the_observed_loss_exceeds_the_margin():
+    labels, candidate, champion = rows(400, candidate=0.95, champion=1.05, seed=3)
+    answer = judge(labels, candidate, champion, settings=SETTINGS)
+    assert answer.decision == "inconclusive"
+    assert answer.difference.auc < -SETTINGS.max_auc_loss
+    assert answer.rows_needed is None
+
+
+def test_inconclusive_candidate_is_accepted_on_request_and_the_reason_says_so():
+    settings = GateSettings(min_auc=0.6, max_auc_loss=0.01, accept_inconclusive=True)
+    answer = judge(*rows(400, seed=2), settings=settings)
+    assert (answer.decision, answer.accepted) == ("inconclusive", True)
+    assert "accept_inconclusive is set" in answer.reason
+
+
+@pytest.mark.parametrize(
+    ("clicks", "others", "said", "rows_needed"),
+    [
+        (0, 0, "0 clicks, expected at least 10, so auc", None),
+        (0, 50, "0 clicks", None),
+        (50, 0, "0 rows without a click", None),
+        (1, 50, "1 clicks, expected at least 10, so auc or its interval is undefined", 510),
+        (5, 45, "5 clicks, expected at least 10", 100),
+    ],
+)
+def test_too_few_of_a_class_is_inconclusive(clicks, others, said, rows_needed):
+    labels = np.repeat([1, 0], [clicks, others])
+    # A perfect model: with few rows its interval has no width, and must not be believed.
+    scores = labels + np.linspace(0, 0.1, clicks + others)
+    answer = judge(labels, scores, -scores, settings=SETTINGS)
+    assert (answer.decision, answer.accepted, answer.rows_needed) == ("inconclusive", False, rows_needed)
+    assert said in answer.reason
+    if min(clicks, others) < 2:
+        assert (answer.candidate, answer.champion, answer.difference) == (None, None, None)
+
+
+def test_reason_is_one_sentence_with_the_numbers():
+    sample = rows(20_000)
+    answer = judge(*sample, settings=SETTINGS)
+    a, d = answer.candidate, answer.difference
+    assert answer.reason == (
+        f"pass over 20000 held-out rows with {sample[0].sum()} clicks: auc {a.auc:.4f} [{a.low:.4f}, {a.high:.4f}] "
+        f"is at least the floor 0.6; auc differs from the champion's by {d.auc:+.4f} [{d.low:+.4f}, {d.high:+.4f}], "
+        "a loss of at most 0.01"
+    )
+
+
+def test_gate_lets_a_candidate_worse_by_the_margin_pass_in_one_of_forty_tries():
+    # The level that a 95 % interval promises at the margin itself: 2.5 %.
+    sample = rows(3000, candidate=0.95, seed=6)
+    loss = -judge(*sample, settings=SETTINGS).difference.auc
+    assert loss > 0
+    settings = GateSettings(min_auc=0.0, max_auc_loss=loss)
+    passed = sum(judge(*resample(sample, 3000, seed), settings=settings).decision == "pass" for seed in range(300))
+    assert passed <= 17  # 99.9 % quantile of Binomial(300, 0.025)
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"min_auc": -0.1}, "min_auc is -0.1"),
+        ({"min_auc": float("nan")}, "min_auc is nan"),
+        ({"max_auc_loss": 1.5}, "max_auc_loss is 1.5"),
+        ({"min_class_rows": 1}, "min_class_rows is 1, expected at least 2"),
+    ],
+)
+def test_threshold_that_makes_no_sense_is_refused(changes, said):
+    with pytest.raises(ContractError, match=said):
+        GateSettings(**changes)
+
+
+def test_settings_keep_their_promised_defaults():
+    defaults = GateSettings()
+    assert (defaults.min_auc, defaults.max_auc_loss, defaults.accept_inconclusive) == (0.6, 0.002, False)
+
+
+def test_scores_that_are_not_numbers_are_refused():
+    labels, scores, _ = rows(50)
+    with pytest.raises(ContractError, match="1 scores are NaN"):
+        judge(labels, np.r_[np.nan, scores[1:]], settings=SETTINGS)
+
+
+def test_example_in_the_docstring_runs():
+    assert doctest.testmod(gate).failed == 0
+    assert rows_to_decide(1000, 0.01, 0.02) == pytest.approx(7849 / 4, abs=1)

@@ -1,0 +1,93 @@
+"""The scored rows: aligned with the raw ones, and marked by what is new in them."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from components.contracts.criteo import EVENT_TIME
+from components.contracts.uris import local_path
+from components.evaluation.holdout import encoded_batches, parquet_files, raw_batches
+from components.evaluation.scoring import candidate_scorer, champion_scorer, score_holdout
+
+
+@pytest.fixture
+def made(make_round):
+    return make_round(900)
+
+
+def score(made, **changes):
+    arguments = {
+        "score_candidate": candidate_scorer(made.model),
+        "score_champion": None,
+        "slot_sizes": made.training_set.slot_sizes,
+        "new_categories": [0] * 26,
+        "slice_column": 4,
+        **changes,
+    }
+    return score_holdout(local_path(made.raw.holdout_uri), local_path(made.training_set.holdout_uri), **arguments)
+
+
+def test_rows_keep_their_order_labels_times_and_categories(made):
+    import pyarrow.parquet as pq
+
+    rows = score(made)
+    tables = [pq.read_table(file) for file in parquet_files(local_path(made.raw.holdout_uri))]
+    times = np.concatenate([[t.timestamp() for t in table[EVENT_TIME].to_pylist()] for table in tables])
+    np.testing.assert_allclose(rows.event_seconds, times, atol=1e-6)
+    np.testing.assert_array_equal(rows.labels, made.labels)
+    np.testing.assert_array_equal(rows.categories, made.categorical[:, 4])
+    assert rows.champion is None
+    assert set(np.unique(rows.categories)) >= {-1} or (made.categorical[:, 4] >= 0).all()
+
+
+def test_row_is_new_if_it_holds_an_id_of_this_round(made):
+    new = [i % 3 for i in range(26)]
+    rows = score(made, new_categories=new)
+    expected = np.zeros(900, dtype=bool)
+    for column, count in enumerate(new):
+        appended = made.workflow.vocabularies[column][len(made.workflow.vocabularies[column]) - count :]
+        expected |= np.isin(made.categorical[:, column], appended)
+    np.testing.assert_array_equal(rows.has_new_category, expected)
+    assert 0 < expected.sum() < 900
+
+
+def test_row_whose_columns_got_no_id_is_not_new_even_where_a_column_is_empty(made):
+    # A column without categories has the two reserved ids only; missing and unknown are no news.
+    assert not score(made).has_new_category.any()
+
+
+def test_row_is_unknown_if_a_category_has_no_id(make_round):
+    made = make_round(900)
+    assert not score(made).has_unknown_category.any()
+    import pyarrow.parquet as pq
+
+    file = local_path(made.training_set.holdout_uri) / "part_0.parquet"
+    table = pq.read_table(file)
+    ids = table["C3"].to_numpy().copy()
+    ids[7] = 2
+    import pyarrow as pa
+
+    pq.write_table(table.set_column(table.column_names.index("C3"), "C3", pa.array(ids)), file)
+    assert np.flatnonzero(score(made).has_unknown_category).tolist() == [7]
+
+
+@pytest.mark.parametrize("batch_rows", [1, 64, 10_000])
+def test_scores_do_not_depend_on_the_batches(made, batch_rows):
+    champion = champion_scorer(made.release_champion(made.planted))
+    candidate = candidate_scorer(made.model)
+    raw, encoded = local_path(made.raw.holdout_uri), local_path(made.training_set.holdout_uri)
+    expected = made.scores(made.planted)
+    by_graph = np.concatenate([champion(batch) for batch in raw_batches(raw, batch_rows)])
+    by_weights = np.concatenate([candidate(batch) for batch in encoded_batches(encoded, batch_rows)])
+    np.testing.assert_allclose(by_graph, expected, atol=1e-5)
+    np.testing.assert_allclose(by_weights, expected, atol=1e-5)
+
+
+def test_missing_values_reach_the_graph_as_the_contract_says(made):
+    (batch, *_) = raw_batches(local_path(made.raw.holdout_uri))
+    n = len(batch.labels)
+    np.testing.assert_array_equal(batch.dense, made.dense[:n])  # NaN where the log has null
+    np.testing.assert_array_equal(batch.categorical, made.categorical[:n])  # -1 where the log has null
+    assert np.isnan(batch.dense).any()
+    assert (batch.categorical == -1).any()

@@ -1,0 +1,349 @@
+"""The step as it is run: manifests in, verdict out, on a candidate and a champion of known quality."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+from sklearn.metrics import log_loss as sklearn_log_loss
+from sklearn.metrics import roc_auc_score
+
+from components.contracts import run_notes
+from components.contracts.manifests import Verdict
+from components.contracts.uris import local_path
+from components.evaluation.__main__ import main
+
+REPOSITORY = Path(__file__).resolve().parents[3]
+
+
+def verdict_of(made) -> Verdict:
+    return Verdict.read(made.path("verdict"))
+
+
+def note_of(made):
+    (note,) = run_notes.read_notes(made.store, made.run)
+    return note
+
+
+def scores_of(verdict):
+    with np.load(local_path(verdict.scores_uri), allow_pickle=False) as arrays:
+        return {name: arrays[name] for name in arrays.files}
+
+
+def test_better_candidate_is_accepted_with_true_numbers(make_round):
+    made = make_round()
+    worse = made.planted.noisy(0.25, 1)
+    made.release_champion(worse)
+    assert main(made.flags()) == 0
+    verdict = verdict_of(made)
+    candidate, champion = made.scores(made.planted), made.scores(worse)
+    assert (verdict.decision, verdict.accepted) == ("pass", True)
+    assert (verdict.candidate_model_id, verdict.champion_model_id) == ("candidate", "champion-model")
+    assert (verdict.num_rows, verdict.num_clicks) == (3000, made.labels.sum())
+    assert verdict.candidate["auc"] == pytest.approx(roc_auc_score(made.labels, candidate), abs=1e-5)
+    assert verdict.champion["auc"] == pytest.approx(roc_auc_score(made.labels, champion), abs=1e-5)
+    assert verdict.candidate["log_loss"] == pytest.approx(sklearn_log_loss(made.labels, candidate), abs=1e-5)
+    assert verdict.candidate["calibration"] == pytest.approx(candidate.sum() / made.labels.sum(), abs=1e-4)
+    assert verdict.difference["auc"] == pytest.approx(verdict.candidate["auc"] - verdict.champion["auc"], abs=1e-9)
+    assert verdict.difference["low"] > 0
+    note = note_of(made)
+    assert (note.state, note.reason) == ("done", verdict.reason)
+
+
+def test_scores_are_kept_in_the_order_of_the_raw_rows(make_round):
+    made = make_round(noise=0.1)
+    champion = made.planted.noisy(0.2, 1)
+    made.release_champion(champion)
+    main(made.flags())
+    verdict = verdict_of(made)
+    scores = scores_of(verdict)
+    assert local_path(verdict.scores_uri) == made.root / "work" / made.run / "evaluation" / "scores.npz"
+    assert {name: array.dtype for name, array in scores.items()} == {
+        "candidate": np.float32,
+        "champion": np.float32,
+    }
+    np.testing.assert_allclose(scores["candidate"], made.scores(made.planted.noisy(0.1, 5)), atol=1e-5)
+    np.testing.assert_allclose(scores["champion"], made.scores(champion), atol=1e-5)
+
+
+def test_equal_candidate_is_not_worse(make_round):
+    made = make_round()
+    made.release_champion(made.planted)
+    assert main(made.flags()) == 0
+    assert verdict_of(made).difference["auc"] == pytest.approx(0.0, abs=1e-4)
+
+
+def test_worse_candidate_is_refused(make_round):
+    made = make_round(noise=0.25)
+    made.release_champion(made.planted)
+    assert main(made.flags()) == 1
+    verdict = verdict_of(made)
+    assert (verdict.decision, verdict.accepted, verdict.rows_needed) == ("fail", False, None)
+    assert verdict.candidate["auc_low"] > 0.6
+    note = note_of(made)
+    assert (note.state, note.reason) == ("refused", verdict.reason)
+
+
+def test_tiny_holdout_is_inconclusive_and_refused_unless_that_is_accepted(make_round):
+    made = make_round(300, noise=0.05)
+    made.release_champion(made.planted.noisy(0.05, 1))
+    assert main(made.flags()) == 1
+    refused = verdict_of(made)
+    assert (refused.decision, refused.accepted) == ("inconclusive", False)
+    assert main(made.flags(accept_inconclusive="True")) == 0
+    accepted = verdict_of(made)
+    assert (accepted.decision, accepted.accepted) == ("inconclusive", True)
+    assert accepted.rows_needed == refused.rows_needed
+    assert "accept_inconclusive is set" in accepted.reason
+
+
+@pytest.mark.parametrize(
+    ("min_auc", "code", "decision"), [(0.6, 0, "pass"), (0.75, 1, "inconclusive"), (0.9, 1, "fail")]
+)
+def test_without_a_champion_the_floor_decides(make_round, min_auc, code, decision):
+    made = make_round(1000)
+    assert main(made.flags(min_auc=min_auc)) == code
+    verdict = verdict_of(made)
+    assert verdict.decision == decision
+    assert (verdict.champion_model_id, verdict.champion, verdict.difference) == (None, None, None)
+    assert set(scores_of(verdict)) == {"candidate"}
+
+
+def test_champion_may_be_named_or_left_out(make_round):
+    made = make_round(1000)
+    made.release_champion(made.planted.noisy(0.3, 1), "first", 1)
+    made.release_champion(made.planted, "second", 2)
+    for reference, expected in (("first", "first"), ("current", "second"), ("none", None)):
+        main(made.flags(champion=reference))
+        assert verdict_of(made).champion_model_id == expected
+
+
+@pytest.mark.parametrize("label", [0, 1])
+def test_holdout_of_one_class_is_inconclusive_without_numbers(make_round, label):
+    made = make_round(200, labels=np.full(200, label))
+    made.release_champion(made.planted)
+    assert main(made.flags()) == 1
+    verdict = verdict_of(made)
+    assert verdict.decision == "inconclusive"
+    assert verdict.candidate["auc"] is None
+    assert verdict.candidate["normalized_entropy"] is None
+    assert set(verdict.difference.values()) == {None}
+    assert verdict.rows_needed is None
+    metrics = json.loads(made.path("metrics").read_text())
+    assert "auc" not in metrics
+    assert json.loads(made.path("roc").read_text())["roc"]["fpr"] == []
+    assert "of one class" in made.path("report.html").read_text()
+
+
+def test_empty_holdout_is_inconclusive(make_round):
+    made = make_round(200)
+    for folder in (made.raw.holdout_uri, made.training_set.holdout_uri):
+        import pyarrow.parquet as pq
+
+        for file in local_path(folder).glob("*.parquet"):
+            pq.write_table(pq.read_table(file).slice(0, 0), file)
+    made.change("raw", num_holdout_rows=0)
+    made.change("training_set", num_holdout_rows=0)
+    assert main(made.flags()) == 1
+    assert "0 clicks, expected at least 10" in verdict_of(made).reason
+
+
+def test_retried_task_replaces_what_the_first_try_left(make_round):
+    made = make_round(500)
+    left = made.root / "work" / made.run / "evaluation" / "left.bin"
+    left.parent.mkdir(parents=True)
+    left.write_text("of the first try")
+    assert main(made.flags()) == 0
+    assert [p.name for p in left.parent.iterdir()] == ["scores.npz"]
+
+
+def drop_last_encoded_rows(made):
+    import pyarrow.parquet as pq
+
+    file = local_path(made.training_set.holdout_uri) / "part_10.parquet"
+    pq.write_table(pq.read_table(file).slice(0, 3), file)
+
+
+def swap_two_encoded_files(made):
+    listing = local_path(made.training_set.holdout_uri) / "_file_list.txt"
+    count, first, second, *rest = listing.read_text().splitlines()
+    listing.write_text("\n".join([count, second, first, *rest]))
+
+
+def damage_graph(made):
+    graph = local_path(made.release_champion(made.planted).graph_uri)
+    graph.write_bytes(graph.read_bytes()[:-10])
+
+
+def release_what_is_no_graph(made):
+    from components.contracts import model_store
+
+    release = made.release_champion(made.planted)
+    local_path(release.graph_uri).write_bytes(b"no graph")
+    replace(release, sha256={}).write(model_store.release_path(made.store, 1))
+
+
+def truncate_weights(made):
+    weights = local_path(made.model.uri) / "weights" / "dcn_dense_0.model"
+    weights.write_bytes(weights.read_bytes()[:-4])
+
+
+def change_label(made):
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    file = local_path(made.raw.holdout_uri) / "0.parquet"
+    table = pq.read_table(file)
+    labels = table["label"].to_numpy().copy()
+    labels[5] = 7
+    pq.write_table(table.set_column(0, "label", pa.array(labels)), file)
+
+
+def drop_column(made):
+    import pyarrow.parquet as pq
+
+    file = local_path(made.raw.holdout_uri) / "1.parquet"
+    pq.write_table(pq.read_table(file).drop_columns(["C7"]), file)
+
+
+@pytest.mark.parametrize(
+    ("spoil", "said"),
+    [
+        (drop_last_encoded_rows, r"raw holdout has 500 rows and encoded holdout 4\d\d, expected the same rows"),
+        (lambda m: m.change("raw", num_holdout_rows=499), "raw holdout has 500 rows, expected the 499 of its manifest"),
+        (swap_two_encoded_files, "labels of raw and encoded holdout differ in"),
+        (lambda m: m.change("training_set", raw_digest="other"), "training set is of raw data other, expected digest"),
+        (lambda m: m.change("model", raw_digest="other"), "model candidate is of raw data other, expected digest"),
+        (lambda m: m.change("model", slot_sizes=[9] * 26), "has 234 ids"),
+        (truncate_weights, "weights of candidate has SHA-256"),
+        (damage_graph, r"champion graph .*model\.onnx has SHA-256"),
+        (release_what_is_no_graph, r"champion graph .*model\.onnx cannot be loaded"),
+        (lambda m: local_path(m.release_champion(m.planted).graph_uri).unlink(), "of version 1 is absent"),
+        (change_label, r"labels hold \[7\], expected 0 and 1"),
+        (drop_column, r"lacks the columns \['C7'\]"),
+        (lambda m: m.path("model").unlink(), "cannot be read: No such file"),
+        (lambda m: m.path("raw").write_text("{"), "is not JSON"),
+    ],
+    ids=[
+        "fewer encoded rows", "fewer rows stated", "other order", "training set of other rows", "model of other rows",
+        "other slots", "truncated weights", "damaged graph", "no graph", "absent graph", "label 7", "absent column",
+        "absent manifest", "torn manifest",
+    ],
+)  # fmt: skip
+def test_inputs_that_do_not_belong_together_are_refused_in_one_line(make_round, capsys, spoil, said):
+    made = make_round(500)
+    spoil(made)
+    assert main(made.flags()) == 2
+    error = capsys.readouterr().err
+    assert re.fullmatch(rf"error: .*{said}.*\n", error), error
+    assert not made.path("verdict").exists()
+    assert note_of(made).state == "failed"
+
+
+def test_truncated_weights_without_a_hash_are_refused_by_size(make_round, capsys):
+    made = make_round(500)
+    truncate_weights(made)
+    made.change("model", sha256={})
+    assert main(made.flags()) == 2
+    assert re.search(r"dcn_dense_0\.model has \d+ bytes, expected \d+", capsys.readouterr().err)
+
+
+def test_impossible_threshold_is_misuse(make_round, capsys):
+    assert main(make_round(100).flags(min_auc=1.5)) == 2
+    assert "min_auc is 1.5" in capsys.readouterr().err
+
+
+def test_metrics_are_finite_and_named(make_round):
+    made = make_round(1000)
+    made.release_champion(made.planted)
+    main(made.flags())
+    metrics = json.loads(made.path("metrics").read_text(), parse_constant=pytest.fail)
+    own = {"auc", "auc_low", "auc_high", "log_loss", "normalized_entropy", "calibration"}
+    champion = {f"champion_{name}" for name in own}
+    difference = {"difference_auc", "difference_low", "difference_high", "difference_p_value"}
+    assert own | champion | difference | {"num_rows", "num_clicks", "accepted"} >= set(metrics) - {"rows_needed"}
+    assert own | champion | difference <= set(metrics)
+
+
+def test_step_runs_as_a_command_whose_exit_code_is_the_answer(make_round):
+    made = make_round(300)
+    command = [sys.executable, "-m", "components.evaluation", *made.flags(min_auc=0.99)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120)
+    assert done.returncode == 1, done.stderr
+    assert verdict_of(made).decision == "fail"
+
+
+def run_component(made, **parameters):
+    """Runs the component as its container does: kfp's executor on the function's source. Returns what it recorded."""
+    source = (REPOSITORY / "components/evaluation/component.py").read_text()
+    function = source[source.index("def evaluation(") :]
+    program = made.root / "ephemeral_component.py"
+    program.write_text(f"import kfp\nfrom kfp import dsl\nfrom kfp.dsl import *\nfrom typing import *\n\n{function}")
+
+    def artifacts(kinds):
+        return {
+            name: {"artifacts": [{"name": name, "type": {"schemaTitle": kind}, "uri": str(made.path(name))}]}
+            for name, kind in kinds.items()
+        }
+
+    recorded = made.root / "executor_output.json"
+    inputs = {"raw_dataset": "system.Dataset", "training_set": "system.Dataset", "model": "system.Model"}
+    outputs = {
+        "verdict": "system.Artifact",
+        "metrics": "system.Metrics",
+        "roc": "system.ClassificationMetrics",
+        "report": "system.HTML",
+    }
+    executor_input = {
+        "inputs": {"parameterValues": parameters, "artifacts": artifacts(inputs)},
+        "outputs": {
+            "parameters": {"Output": {"outputFile": str(made.root / "Output")}},
+            "artifacts": artifacts(outputs),
+            "outputFile": str(recorded),
+        },
+    }
+    command = [sys.executable, "-m", "kfp.dsl.executor_main", "--component_module_path", str(program)]
+    command += ["--executor_input", json.dumps(executor_input), "--function_to_execute", "evaluation"]
+    done = subprocess.run(
+        command,
+        env={**os.environ, "_KFP_RUNTIME": "true", "PYTHONPATH": str(REPOSITORY)},
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+    assert done.returncode == 0, done.stderr
+    return json.loads(recorded.read_text())
+
+
+def test_component_logs_metrics_curve_and_matrix_and_returns_the_answer(make_round):
+    made = make_round(1000)
+    made.release_champion(made.planted)
+    made.raw.write(made.path("raw_dataset"))
+    recorded = run_component(
+        made,
+        run=made.run,
+        store=str(made.store),
+        work=str(made.root / "work"),
+        champion="current",
+        min_auc=0.6,
+        max_auc_loss=0.01,
+        accept_inconclusive=False,
+    )
+    assert recorded["parameterValues"] == {"Output": True}
+    assert verdict_of(made).accepted
+
+    def metadata(name):
+        return recorded["artifacts"][name]["artifacts"][0]["metadata"]
+
+    assert metadata("metrics")["auc"] == verdict_of(made).candidate["auc"]
+    assert 2 < len(metadata("roc")["confidenceMetrics"]) <= 201
+    rows = metadata("roc")["confusionMatrix"]["rows"]
+    assert sum(sum(row["row"]) for row in rows) == 1000
+    assert "<h1>Model gate" in made.path("report").read_text()

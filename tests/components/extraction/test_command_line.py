@@ -1,0 +1,181 @@
+"""The step as a command line and as a KFP component; the window that it resolves."""
+
+from __future__ import annotations
+
+import doctest
+import importlib
+import json
+from datetime import datetime, timezone
+
+import pytest
+from kfp import dsl
+
+from components.contracts import promotion_journal
+from components.contracts.manifests import Model, RawDataset, Release
+from components.contracts.model_store import model_folder, release_path
+from components.contracts.run_notes import read_notes
+from components.extraction.__main__ import build_parser, main
+from components.extraction.component import extraction
+from components.extraction.window import resolve_window
+
+START = datetime(2026, 3, 1, tzinfo=timezone.utc)
+
+
+@pytest.fixture
+def flags(tmp_path, raw_table, write_lake):
+    lake = write_lake(tmp_path / "my lake", raw_table(1000, start=START.timestamp(), seconds=2 * 86_400))
+    return {
+        "--run": "run 1",
+        "--store": (tmp_path / "my store").as_uri(),
+        "--work": str(tmp_path / "my work"),
+        "--lake": lake.as_uri(),
+        "--output": str(tmp_path / "out" / "raw.json"),
+    }
+
+
+def run_main(flags: dict[str, str], **more: str) -> int:
+    return main([f"{k}={v}" for k, v in {**flags, **{f"--{k.replace('_', '-')}": v for k, v in more.items()}}.items()])
+
+
+@pytest.fixture
+def released(tmp_path):
+    """Releases a model whose newest row is of `last_event_time`."""
+
+    def release(last_event_time: str, *, model_id: str = "m1", version: int = 1) -> None:
+        store = tmp_path / "my store"
+        folder = model_folder(store, model_id)
+        model = Model(
+            model_id=model_id, uri=folder.as_uri(), backend="pytorch", config={}, slot_sizes=[4] * 26,
+            parent_model_id=None, seed=0, num_train_rows=1, optimizer_step=1, early_stopping={},
+            last_event_time=last_event_time, raw_digest="", sha256={}, created_at="",
+        )  # fmt: skip
+        model.write(folder / Model.MANIFEST)
+        Release(
+            model_name="dcn", version=version, previous_version=None, model_id=model_id, model_uri=folder.as_uri(),
+            graph_uri="", sha256={}, raw_digest="", parity_max_abs_diff=0.0, parity_rows=1, trigger_id=None,
+            repository_uri="", reason="", published_at="",
+        ).write(release_path(store, version))  # fmt: skip
+        promotion = promotion_journal.Promotion(
+            time="", action="release", version=version, previous_version=None, model_id=model_id,
+            model_uri=folder.as_uri(), release_uri=release_path(store, version).as_uri(), trigger_id=None, reason="",
+        )  # fmt: skip
+        promotion_journal.append_promotion(store, promotion)
+
+    return release
+
+
+def test_paths_with_spaces_and_uris_are_served(flags, tmp_path):
+    assert run_main(flags) == 0
+    dataset = RawDataset.read(flags["--output"])
+    assert dataset.num_train_rows == 900
+    assert dataset.train_uri == (tmp_path / "my work" / "run 1" / "extraction" / "train").as_uri()
+    (note,) = read_notes(tmp_path / "my store", "run 1")
+    assert (note.step, note.state, note.facts["train_rows"]) == ("extraction", "done", 900)
+
+
+def test_without_a_champion_the_window_starts_at_the_first_row(flags):
+    assert run_main(flags, champion="current") == 0
+    dataset = RawDataset.read(flags["--output"])
+    assert (dataset.window_start, dataset.first_event_time) == (None, "2026-03-01T00:00:00+00:00")
+
+
+def test_the_window_starts_after_the_champions_last_trained_row(flags, released):
+    first_half = RawDataset
+    assert run_main(flags, window_end="2026-03-02T00:00:00Z") == 0
+    trained = first_half.read(flags["--output"])
+    released(trained.last_event_time)
+    assert run_main(flags) == 0
+    dataset = RawDataset.read(flags["--output"])
+    assert dataset.num_train_rows + dataset.num_holdout_rows == 500
+    assert dataset.window_start is not None
+    assert trained.last_event_time < dataset.window_start <= dataset.first_event_time
+
+
+def test_champion_none_and_a_stated_start_ignore_the_watermark(flags, released):
+    released("2026-03-02T00:00:00+00:00")
+    assert run_main(flags, champion="none") == 0
+    assert RawDataset.read(flags["--output"]).num_train_rows == 900
+    assert run_main(flags, window_start="2026-03-01T12:00:00Z") == 0
+    assert RawDataset.read(flags["--output"]).first_event_time == "2026-03-01T12:00:00+00:00"
+
+
+def test_a_named_champion_gives_its_own_watermark(tmp_path, released):
+    released("2026-03-01T00:00:00+00:00", model_id="old", version=1)
+    released("2026-03-02T00:00:00+00:00", model_id="new", version=2)
+    window = resolve_window(start="", end="", store=tmp_path / "my store", champion="old")
+    assert str(window) == "[2026-03-01T00:00:00.000001+00:00, last row)"
+
+
+REFUSED = {
+    "nothing new": ({"window_start": "2026-05-01"}, "holds no rows, expected at least 10"),
+    "start after end": ({"window_start": "2026-03-02", "window_end": "2026-03-01"}, "is empty, expected its start"),
+    "not a time": ({"window_start": "yesterday"}, "window_start is 'yesterday', expected an ISO 8601 time"),
+    "unknown champion": ({"champion": "m9"}, "champion 'm9' was never released"),
+    "holdout of all": ({"holdout_fraction": "1"}, "holdout_fraction is 1.0, expected"),
+    "relative lake": ({"lake": "lake"}, "uri is 'lake', expected file:///... or an absolute path"),
+    "no lake": ({"lake": "/no/such/lake"}, "lake /no/such/lake does not exist"),
+}
+
+
+@pytest.mark.parametrize(("changed", "message"), REFUSED.values(), ids=REFUSED.keys())
+def test_unusable_input_is_one_line_on_stderr_and_code_2(flags, tmp_path, capsys, changed, message):
+    assert run_main(flags, **changed) == 2
+    (line,) = [text for text in capsys.readouterr().err.splitlines() if text.startswith("error: ")]
+    assert message in line
+    (note,) = read_notes(tmp_path / "my store", "run 1")
+    assert note.state == "failed"
+    assert message in note.reason
+    assert not (tmp_path / "out").exists()
+
+
+def test_the_flags_are_a_promise():
+    actions = {a.option_strings[0]: a.default for a in build_parser()._actions if a.dest != "help"}
+    assert actions == {
+        "--run": None,
+        "--store": None,
+        "--work": None,
+        "--lake": None,
+        "--window-start": "",
+        "--window-end": "",
+        "--champion": "current",
+        "--holdout-fraction": 0.1,
+        "--max-malformed-fraction": 0.01,
+        "--output": None,
+    }
+
+
+def test_the_component_writes_the_manifest_and_counts(flags, tmp_path):
+    raw_dataset = dsl.Dataset(name="raw_dataset", uri=str(tmp_path / "artifact"), metadata={})
+    metrics = dsl.Metrics(name="metrics", uri=str(tmp_path / "metrics"), metadata={})
+    arguments = {
+        "run": "r", "store": flags["--store"], "work": flags["--work"], "lake": flags["--lake"], "window_start": "",
+        "window_end": "", "champion": "current", "holdout_fraction": 0.2, "max_malformed_fraction": 0.0,
+    }  # fmt: skip
+    extraction.python_func(**arguments, raw_dataset=raw_dataset, metrics=metrics)
+    assert RawDataset.read(raw_dataset.path).num_holdout_rows == 200
+    assert metrics.metadata == {
+        "num_train_rows": 800,
+        "num_holdout_rows": 200,
+        "num_set_aside": 0,
+        "num_duplicates": 0,
+    }
+    with pytest.raises(SystemExit) as caught:
+        extraction.python_func(**{**arguments, "lake": "/no"}, raw_dataset=raw_dataset, metrics=metrics)
+    assert caught.value.code == 2
+
+
+def test_the_component_names_its_inputs_for_the_pipeline():
+    spec = extraction.component_spec
+    assert list(spec.inputs) == [
+        "run", "store", "work", "lake", "window_start", "window_end", "champion", "holdout_fraction",
+        "max_malformed_fraction",
+    ]  # fmt: skip
+    assert sorted(spec.outputs) == ["metrics", "raw_dataset"]
+    assert json.loads(json.dumps(spec.description)).startswith("Copies one time window")
+
+
+@pytest.mark.parametrize("module", ["times", "origin"])
+def test_the_examples_in_docstrings_hold(module):
+    results = doctest.testmod(importlib.import_module(f"components.extraction.{module}"))
+    assert results.attempted
+    assert not results.failed

@@ -1,0 +1,214 @@
+"""A user's files become a lake and a replay file."""
+
+from __future__ import annotations
+
+import json
+from datetime import date, timedelta
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from components.contracts import criteo
+from components.extraction.ingest import build_parser, main
+from components.extraction.origin import spread
+from components.extraction.raw_schema import RAW_SCHEMA
+
+
+@pytest.fixture
+def run_ingest(tmp_path, capsys):
+    """Runs the tool; its exit code, summary (or None) and stderr."""
+
+    def run(data: Path, **more: object) -> tuple[int, dict | None, str]:
+        flags = {
+            "data": data, "lake": tmp_path / "my lake", "last_day": "2026-03-10", "days": 4, "lake_fraction": 0.8,
+            "replay": tmp_path / "my replay" / "replay.parquet", **more,
+        }  # fmt: skip
+        code = main([f"--{k.replace('_', '-')}={v}" for k, v in flags.items()])
+        captured = capsys.readouterr()
+        return code, json.loads(captured.out) if captured.out else None, captured.err
+
+    return run
+
+
+def lake_rows(lake: Path) -> list[dict]:
+    """All visible rows, checking that each lies in its day's folder."""
+    rows = []
+    for partition in sorted(lake.glob("day=*")):
+        for path in sorted(partition.glob("*.parquet")):
+            table = pq.read_table(path, partitioning=None)
+            assert table.schema.equals(RAW_SCHEMA)
+            assert {f"day={t.date()}" for t in table.column(criteo.EVENT_TIME).to_pylist()} <= {partition.name}
+            rows += table.to_pylist()
+    return rows
+
+
+def replay_rows(tmp_path: Path) -> list[dict]:
+    table = pq.read_table(tmp_path / "my replay" / "replay.parquet", partitioning=None)
+    assert table.schema.equals(RAW_SCHEMA)
+    return table.to_pylist()
+
+
+def clicks_of(rows: list[dict]) -> list[tuple]:
+    return [tuple(r[name] for name in (criteo.LABEL, *criteo.FEATURES)) for r in rows]
+
+
+def test_rows_lie_in_file_order_evenly_over_whole_days(tmp_path, criteo_rows, write_text, truth, run_ingest):
+    for day in (9, 10):
+        write_text(tmp_path / "criteo data" / f"day_{day}.gz", criteo_rows(500, seed=day))
+    code, summary, _ = run_ingest(tmp_path / "criteo data")
+    expected = truth(criteo_rows(500, seed=9)) + truth(criteo_rows(500, seed=10))
+    assert code == 0
+    assert summary == {
+        "rows": 1000,
+        "lake_rows": 800,
+        "replay_rows": 200,
+        "set_aside": 0,
+        "clicks": sum(row[0] for row in expected),
+    }
+    rows = lake_rows(tmp_path / "my lake") + replay_rows(tmp_path)
+    assert clicks_of(rows) == expected
+    times = [r[criteo.EVENT_TIME] for r in rows]
+    assert times[0].isoformat() == "2026-03-07T00:00:00+00:00"
+    assert {b - a for a, b in zip(times, times[1:])} == {timedelta(days=4) / 1000}
+    assert times[-1].date() == date(2026, 3, 10)
+    assert [r[criteo.ROW] for r in rows] == [i % 100 for i in range(1000)]
+    assert len({r[criteo.REQUEST_ID] for r in rows}) == 10
+    assert {(r[criteo.MODEL_VERSION], r[criteo.SCORE]) for r in rows} == {(None, None)}
+
+
+@given(
+    total=st.integers(1, 5 * 10**9),
+    days=st.integers(1, 60),
+    at=st.floats(0, 1, exclude_max=True),
+    num_rows=st.integers(1, 50),
+)
+def test_times_are_exact_at_any_scale(total, days, at, num_rows):
+    first, length = int(total * at), days * 86_400_000_000
+    num_rows = min(num_rows, total - first)
+    times = spread(first, num_rows, start=7, length=length, total=total).tolist()
+    assert times == [7 + i * length // total for i in range(first, first + num_rows)]
+
+
+def test_max_rows_stops_reading(tmp_path, criteo_rows, write_text, truth, run_ingest):
+    path = write_text(tmp_path / "train.csv", criteo_rows(300), delimiter=",")
+    _, summary, _ = run_ingest(path, max_rows=120, days=1)
+    assert summary is not None
+    assert (summary["rows"], summary["lake_rows"], summary["replay_rows"]) == (120, 96, 24)
+    assert clicks_of(lake_rows(tmp_path / "my lake") + replay_rows(tmp_path)) == truth(criteo_rows(120))
+
+
+def test_ingesting_again_gives_the_same_files_and_replaces_the_old(tmp_path, criteo_rows, write_text, run_ingest):
+    path = write_text(tmp_path / "day_0.gz", criteo_rows(400))
+    other = tmp_path / "my lake" / "day=2026-03-07" / "part-other.parquet"
+    other.parent.mkdir(parents=True)
+    pq.write_table(RAW_SCHEMA.empty_table(), other)
+    run_ingest(path)
+    first = {p: p.read_bytes() for p in (tmp_path / "my lake").rglob("*.parquet")}
+    run_ingest(path)
+    assert {p: p.read_bytes() for p in (tmp_path / "my lake").rglob("*.parquet")} == first
+    run_ingest(path, lake_fraction=0.25)
+    assert len(lake_rows(tmp_path / "my lake")) == 100
+    assert other.exists()
+
+
+def test_nothing_hidden_is_left_behind(tmp_path, criteo_rows, write_text, run_ingest):
+    run_ingest(write_text(tmp_path / "day_0.gz", criteo_rows(100)))
+    assert not [p for p in tmp_path.rglob(".*")]
+
+
+def test_malformed_lines_are_kept_beside_the_replay(tmp_path, criteo_rows, write_text, run_ingest):
+    rows = criteo_rows(200)
+    rows[150] = rows[150][:38]
+    _, summary, _ = run_ingest(write_text(tmp_path / "day_0.gz", rows))
+    assert summary is not None
+    assert (summary["rows"], summary["set_aside"]) == (199, 1)
+    (line,) = (tmp_path / "my replay" / "replay.parquet.set_aside.jsonl").read_text().splitlines()
+    assert (json.loads(line)["line"], json.loads(line)["reason"]) == (151, "38 columns, expected 40")
+    run_ingest(write_text(tmp_path / "day_1.gz", criteo_rows(20)))
+    assert not (tmp_path / "my replay" / "replay.parquet.set_aside.jsonl").exists()
+
+
+def test_our_own_raw_schema_is_ingested_too(tmp_path, raw_table, clicks, run_ingest):
+    pq.write_table(raw_table(100), tmp_path / "raw.parquet")
+    run_ingest(tmp_path / "raw.parquet")
+    assert clicks_of(lake_rows(tmp_path / "my lake") + replay_rows(tmp_path)) == clicks(raw_table(100))
+
+
+def test_all_rows_may_go_to_the_lake(tmp_path, criteo_rows, write_text, run_ingest):
+    run_ingest(write_text(tmp_path / "day_0", criteo_rows(50)), lake_fraction=1)
+    assert len(lake_rows(tmp_path / "my lake")) == 50
+    assert replay_rows(tmp_path) == []
+
+
+def too_many_malformed(path: Path, rows: list[list[str]]) -> None:
+    path.write_text("\n".join("\t".join(row[:38] if i % 2 else row) for i, row in enumerate(rows)))
+
+
+def truncated(path: Path, rows: list[list[str]]) -> None:
+    import gzip
+
+    path.write_bytes(gzip.compress("\n".join("\t".join(row) for row in rows).encode())[:-500])
+
+
+def only_malformed(path: Path, rows: list[list[str]]) -> None:
+    path.write_text("\n".join("\t".join(["7", *row[1:]]) for row in rows))
+
+
+BROKEN = {
+    "too many malformed": (too_many_malformed, "day_0: 250 of 500 rows are malformed (50.00%), expected at most 1.00%"),
+    "truncated mid-gzip": (truncated, "day_0 is truncated: 49"),
+    "nothing sound": (only_malformed, "day_0: 500 of 500 rows are malformed (100.00%)"),
+}
+
+
+@pytest.mark.parametrize(("spoil", "message"), BROKEN.values(), ids=BROKEN.keys())
+def test_a_broken_file_leaves_nothing_visible(tmp_path, criteo_rows, run_ingest, spoil, message):
+    spoil(tmp_path / "day_0", criteo_rows(500))
+    code, summary, error = run_ingest(tmp_path / "day_0")
+    assert (code, summary) == (2, None)
+    assert message in error
+    assert [p.name for p in tmp_path.rglob("*") if p.is_file()] == ["day_0"]
+
+
+@pytest.mark.parametrize(
+    ("flag", "value", "message"),
+    [
+        ("days", 0, "days is 0, expected at least 1"),
+        ("max_rows", 0, "max_rows is 0, expected at least 1"),
+        ("lake_fraction", 0, "lake_fraction is 0.0, expected more than 0 and at most 1"),
+        ("lake_fraction", 1.2, "lake_fraction is 1.2, expected more than 0 and at most 1"),
+        ("last_day", "10.3.2026", "last_day is '10.3.2026', expected a date YYYY-MM-DD"),
+        ("data", "/no/such", "/no/such does not exist"),
+        ("max_malformed_fraction", 2, "max_malformed_fraction is 2.0, expected 0 to 1"),
+    ],
+)
+def test_a_bad_flag_is_told_in_one_line(tmp_path, criteo_rows, write_text, run_ingest, flag, value, message):
+    path = write_text(tmp_path / "day_0", criteo_rows(20))
+    code, _, error = run_ingest(**{"data": path, flag: value})
+    assert code == 2
+    assert f"error: {message}" in error
+
+
+def test_the_flags_are_a_promise():
+    flags = [a.option_strings[0] for a in build_parser()._actions if a.dest != "help"]
+    assert flags == [
+        "--data", "--lake", "--last-day", "--days", "--max-rows", "--lake-fraction", "--replay",
+        "--max-malformed-fraction",
+    ]  # fmt: skip
+
+
+def test_files_of_mixed_forms_are_read_in_order(tmp_path, criteo_rows, write_text, truth, run_ingest):
+    folder = tmp_path / "mixed"
+    write_text(folder / "a.csv", criteo_rows(30, seed=1), delimiter=",")
+    write_text(folder / "b.tsv.gz", criteo_rows(30, seed=2))
+    rows = truth(criteo_rows(30, seed=3))
+    columns = zip(*rows)
+    table = pa.table({n: pa.array(v) for n, v in zip((criteo.LABEL, *criteo.FEATURES), columns)})
+    pq.write_table(table, folder / "c.parquet")
+    run_ingest(folder)
+    expected = truth(criteo_rows(30, seed=1)) + truth(criteo_rows(30, seed=2)) + rows
+    assert clicks_of(lake_rows(tmp_path / "my lake") + replay_rows(tmp_path)) == expected

@@ -1,0 +1,187 @@
+"""The lake read by window: against a filter, sort and set over plain Python rows."""
+
+from __future__ import annotations
+
+import json
+from datetime import datetime, timezone
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from components.contracts import criteo
+from components.contracts.errors import ContractError
+from components.extraction.lake import Lake
+from components.extraction.raw_schema import RAW_SCHEMA
+from components.extraction.set_aside import SetAside
+from components.extraction.times import Span, to_iso, to_micros
+
+START = datetime(2026, 3, 1, tzinfo=timezone.utc)
+FIRST = to_micros(START)
+DAY = 86_400_000_000
+ALL = Span()
+
+
+@pytest.fixture
+def read_lake(tmp_path):
+    """The rows of a window as dicts, the duplicates, and the rows set aside."""
+
+    def run(lake: Lake, window: Span = ALL) -> tuple[list[dict], int, list[dict]]:
+        path = tmp_path / "lake.jsonl"
+        path.unlink(missing_ok=True)
+        with SetAside(path, max_fraction=1.0) as set_aside:
+            pieces = list(lake.tables(window, set_aside))
+        rows = [row for table, _ in pieces for row in table.to_pylist()]
+        malformed = [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
+        return rows, sum(n for _, n in pieces), malformed
+
+    return run
+
+
+def identities(rows: list[dict]) -> list[tuple]:
+    return [(r[criteo.EVENT_TIME], r[criteo.REQUEST_ID], r[criteo.ROW]) for r in rows]
+
+
+@pytest.fixture
+def four_days(raw_table):
+    return raw_table(2000, start=START.timestamp(), seconds=4 * 86_400)
+
+
+@given(
+    start=st.none() | st.integers(-DAY, 5 * DAY),
+    length=st.none() | st.integers(1, 3 * DAY),
+    piece_rows=st.sampled_from([50, 333, 10_000]),
+)
+@settings(max_examples=12, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+def test_a_window_holds_its_rows_in_time_order(tmp_path, four_days, write_lake, read_lake, start, length, piece_rows):
+    if not (tmp_path / "la ke").exists():
+        write_lake(tmp_path / "la ke", four_days, num_files=3)
+    window = Span(None if start is None else FIRST + start, None if length is None else FIRST + (start or 0) + length)
+    expected = [
+        r
+        for r in four_days.to_pylist()
+        if (window.start is None or to_micros(r[criteo.EVENT_TIME]) >= window.start)
+        and (window.end is None or to_micros(r[criteo.EVENT_TIME]) < window.end)
+    ]
+    rows, num_duplicates, malformed = read_lake(Lake(folder=tmp_path / "la ke", piece_rows=piece_rows), window)
+    assert rows == sorted(expected, key=lambda r: (r[criteo.EVENT_TIME], r[criteo.REQUEST_ID], r[criteo.ROW]))
+    assert (num_duplicates, malformed) == (0, [])
+
+
+def test_a_burst_of_traffic_is_cut_where_it_is(tmp_path, raw_table, write_lake):
+    quiet = raw_table(200, start=START.timestamp(), seconds=86_400)
+    burst = raw_table(2000, seed=1, start=START.timestamp() + 30_000, seconds=60)
+    lake = Lake(
+        folder=write_lake(tmp_path / "lake", pa.concat_tables([quiet, burst]).sort_by("event_time")), piece_rows=200
+    )
+    with SetAside(tmp_path / "s.jsonl") as set_aside:
+        sizes = [table.num_rows for table, _ in lake.tables(ALL, set_aside)]
+    assert sum(sizes) == 2200
+    assert max(sizes) <= 400
+
+
+@pytest.mark.parametrize("piece_rows", [100, 10_000])
+def test_a_row_delivered_twice_is_read_once_across_files(tmp_path, four_days, write_lake, read_lake, piece_rows):
+    lake = write_lake(tmp_path / "lake", four_days)
+    again = four_days.slice(300, 500)
+    path = lake / "day=2026-03-02" / "again.parquet"
+    day = [t.date().isoformat() == "2026-03-02" for t in again.column(criteo.EVENT_TIME).to_pylist()]
+    pq.write_table(again.filter(pa.array(day)), path)
+    rows, num_duplicates, _ = read_lake(Lake(folder=lake, piece_rows=piece_rows))
+    assert num_duplicates == sum(day) > 0
+    assert identities(rows) == identities(four_days.to_pylist())
+
+
+def test_the_earliest_of_rows_with_one_identity_stays(tmp_path, raw_table, write_lake, read_lake):
+    table = raw_table(20, start=START.timestamp(), seconds=20)
+    index = table.schema.get_field_index(criteo.EVENT_TIME)
+    later = pa.array([t + 1_000_000_000 for t in table.column(index).cast(pa.int64()).to_pylist()])
+    moved = table.set_column(index, RAW_SCHEMA.field(index), later.cast(RAW_SCHEMA.field(index).type))
+    lake = write_lake(tmp_path / "lake", pa.concat_tables([moved, table]))
+    rows, num_duplicates, _ = read_lake(Lake(folder=lake))
+    assert num_duplicates == 20
+    assert identities(rows) == identities(table.to_pylist())
+
+
+def test_unfinished_files_are_not_read(tmp_path, four_days, write_lake, read_lake):
+    lake = write_lake(tmp_path / "lake", four_days)
+    (lake / "day=2026-03-01" / ".part-9.parquet").write_bytes(b"half")
+    (lake / "day=2026-03-01" / "_part-9.parquet").write_bytes(b"half")
+    (lake / ".day=2026-03-09").mkdir()
+    assert len(read_lake(Lake(folder=lake))[0]) == 2000
+
+
+def test_days_outside_the_window_are_not_opened(tmp_path, four_days, write_lake, read_lake):
+    lake = write_lake(tmp_path / "lake", four_days)
+    (lake / "day=2026-03-01" / "part-0.parquet").write_bytes(b"damaged")
+    assert len(read_lake(Lake(folder=lake), Span(FIRST + DAY, None))[0]) == 1500
+
+
+def test_row_groups_outside_the_window_are_not_read(tmp_path, four_days, write_lake, read_lake):
+    lake = write_lake(tmp_path / "lake", four_days, row_group_size=50)
+    path = lake / "day=2026-03-01" / "part-0.parquet"
+    column = pq.ParquetFile(path).metadata.row_group(0).column(3)
+    damaged = bytearray(path.read_bytes())
+    begin = column.dictionary_page_offset or column.data_page_offset
+    damaged[begin : begin + column.total_compressed_size] = b"\xff" * column.total_compressed_size
+    path.write_bytes(bytes(damaged))
+    with pytest.raises(ContractError, match="day=2026-03-01/part-0.parquet is not a readable Parquet file"):
+        read_lake(Lake(folder=lake))
+    assert len(read_lake(Lake(folder=lake), Span(FIRST + DAY // 2, FIRST + DAY))[0]) == 250
+
+
+@pytest.mark.parametrize("content", [b"", b"PAR1", b"not parquet at all"])
+def test_a_corrupt_file_is_refused_by_name(tmp_path, four_days, write_lake, read_lake, content):
+    lake = write_lake(tmp_path / "lake", four_days)
+    (lake / "day=2026-03-03" / "part-0.parquet").write_bytes(content)
+    with pytest.raises(ContractError, match="day=2026-03-03/part-0.parquet is not a readable Parquet file"):
+        read_lake(Lake(folder=lake))
+
+
+def test_a_file_that_lacks_columns_is_refused_by_name(tmp_path, four_days, write_lake, read_lake):
+    lake = write_lake(tmp_path / "lake", four_days.drop_columns(["C7", "I2"]))
+    with pytest.raises(ContractError, match=r"part-0.parquet lacks the columns \['I2', 'C7'\]"):
+        read_lake(Lake(folder=lake))
+
+
+def test_a_partition_without_a_date_is_refused(tmp_path, four_days, write_lake):
+    lake = write_lake(tmp_path / "lake", four_days)
+    (lake / "day=yesterday").mkdir()
+    (lake / "day=yesterday" / "part.parquet").touch()
+    with pytest.raises(ContractError, match="is 'yesterday', expected a date"):
+        Lake(folder=lake).days()
+
+
+@pytest.mark.parametrize("piece_rows", [30, 10_000])
+def test_rows_of_another_day_or_of_none_are_set_aside_once(tmp_path, four_days, read_lake, piece_rows):
+    index = four_days.schema.get_field_index(criteo.EVENT_TIME)
+    times = four_days.column(index).to_pylist()[:500]
+    times[400], times[401] = None, times[401].replace(year=2031)
+    table = four_days.slice(0, 500).set_column(index, RAW_SCHEMA.field(index), pa.array(times, RAW_SCHEMA[index].type))
+    (tmp_path / "lake" / "day=2026-03-01").mkdir(parents=True)
+    pq.write_table(table, tmp_path / "lake" / "day=2026-03-01" / "a.parquet", row_group_size=50)
+    for window, num_rows in ((Span(), 498), (Span(FIRST, FIRST + DAY // 10), 50)):
+        rows, _, malformed = read_lake(Lake(folder=tmp_path / "lake", piece_rows=piece_rows), window)
+        assert len(rows) == num_rows
+        assert [m["line"] for m in malformed] == [401, 402]
+        assert malformed[0]["reason"].startswith("event_time is None")
+        assert "is outside the file's day, expected [2026-03-01T00:00:00+00:00" in malformed[1]["reason"]
+
+
+def test_the_monitors_archive_is_a_lake_file_like_any_other(tmp_path, raw_table, write_lake, read_lake):
+    table = raw_table(100, start=START.timestamp(), seconds=100)
+    for name, values in ((criteo.MODEL_VERSION, [3] * 100), (criteo.SCORE, [0.25] * 100)):
+        index = table.schema.get_field_index(name)
+        table = table.set_column(index, RAW_SCHEMA.field(index), pa.array(values, RAW_SCHEMA.field(index).type))
+    rows, _, malformed = read_lake(Lake(folder=write_lake(tmp_path / "lake", table)))
+    assert not malformed
+    assert {(r[criteo.MODEL_VERSION], r[criteo.SCORE]) for r in rows} == {(3, 0.25)}
+
+
+def test_description_names_first_and_last_day(tmp_path, four_days, write_lake):
+    (tmp_path / "empty").mkdir()
+    assert Lake(folder=tmp_path / "empty").describe().endswith("empty holds no rows")
+    lake = Lake(folder=write_lake(tmp_path / "lake", four_days))
+    assert lake.describe() == f"lake {tmp_path / 'lake'} holds days {to_iso(FIRST)[:10]} to 2026-03-04"

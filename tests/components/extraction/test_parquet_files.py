@@ -1,0 +1,53 @@
+"""Row streams to files, and the cut into older and newest."""
+
+from __future__ import annotations
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from components.extraction import parquet_files
+from components.extraction.parquet_files import PartWriter, cut_newest
+
+
+@pytest.fixture
+def small_groups(monkeypatch):
+    monkeypatch.setattr(parquet_files, "BATCH_ROWS", 16)
+
+
+@given(sizes=st.lists(st.integers(1, 90), min_size=1, max_size=6), share=st.floats(0, 1))
+@settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+def test_files_hold_the_stream_and_the_cut_keeps_order(tmp_path_factory, raw_table, small_groups, sizes, share):
+    folder, table = tmp_path_factory.mktemp("parts"), raw_table(sum(sizes))
+    with PartWriter(folder / "all", file_rows=64) as writer:
+        at = 0
+        for size in sizes:
+            writer.write(table.slice(at, size))
+            at += size
+    assert [part.num_rows for part in writer.parts[:-1]] == [64] * max(len(writer.parts) - 1, 0)
+    for part in writer.parts:
+        metadata = pq.ParquetFile(part.path).metadata
+        assert metadata.num_rows == part.num_rows
+        groups = [metadata.row_group(i).num_rows for i in range(metadata.num_row_groups)]
+        assert groups[:-1] == [16] * (len(groups) - 1)
+    newest = int(sum(sizes) * share)
+    cut_newest(writer.parts, newest, older=folder / "train", newest=folder / "holdout")
+    assert not list((folder / "all").iterdir())
+    parts = {name: sorted((folder / name).iterdir()) for name in ("train", "holdout")}
+    read = {
+        name: pa.concat_tables([table.slice(0, 0), *(pq.read_table(p, partitioning=None) for p in paths)])
+        for name, paths in parts.items()
+    }
+    assert read["train"].equals(table.slice(0, sum(sizes) - newest))
+    assert read["holdout"].equals(table.slice(sum(sizes) - newest))
+
+
+def test_the_same_rows_are_the_same_bytes(tmp_path, raw_table):
+    table = raw_table(1000)
+    for name, step in (("a", 1000), ("b", 77)):
+        with PartWriter(tmp_path / name) as writer:
+            for at in range(0, 1000, step):
+                writer.write(table.slice(at, step))
+    assert (tmp_path / "a" / "part-00000.parquet").read_bytes() == (tmp_path / "b" / "part-00000.parquet").read_bytes()

@@ -1,0 +1,60 @@
+"""Malformed rows: kept with their reason, and refused when they are too many."""
+
+from __future__ import annotations
+
+import pytest
+
+from components.contracts.errors import ContractError
+from components.extraction.readers.forms import find_reader
+from components.extraction.set_aside import DEFAULT_MAX_MALFORMED_FRACTION, JUDGED_FROM_ROWS, SetAside
+
+
+def test_default_share_is_one_percent():
+    assert DEFAULT_MAX_MALFORMED_FRACTION == 0.01
+
+
+@pytest.mark.parametrize(("num_bad", "refused"), [(1, False), (2, True)])
+def test_a_share_above_the_maximum_is_refused_with_counts_and_examples(
+    tmp_path, criteo_rows, write_text, read, num_bad, refused
+):
+    rows = criteo_rows(100)
+    for i in range(num_bad):
+        rows[10 + i][20] = "no hex"
+    path = write_text(tmp_path / "day_0", rows)
+    if not refused:
+        assert len(read(find_reader(path), max_fraction=0.01)[0]) == 99
+        return
+    with pytest.raises(ContractError) as caught:
+        read(find_reader(path), max_fraction=0.01)
+    assert str(caught.value) == (
+        f"{path}: 2 of 100 rows are malformed (2.00%), expected at most 1.00%; first: "
+        "line 11: C7 is 'no hex', expected 1 to 8 hex digits or nothing; "
+        "line 12: C7 is 'no hex', expected 1 to 8 hex digits or nothing"
+    )
+
+
+def test_each_file_is_judged_by_itself(tmp_path):
+    with SetAside(tmp_path / "s.jsonl", max_fraction=0.1) as set_aside:
+        set_aside.saw(tmp_path / "good", 1000)
+        set_aside.add(tmp_path / "bad", 1, "reason", "text")
+        set_aside.saw(tmp_path / "bad", 2)
+        with pytest.raises(ContractError, match="bad: 1 of 2 rows"):
+            set_aside.judge()
+
+
+def test_garbage_stops_before_the_end_of_a_large_file(tmp_path):
+    with SetAside(tmp_path / "s.jsonl", max_fraction=0.0) as set_aside:
+        set_aside.add(tmp_path / "bad", 1, "reason", "text")
+        set_aside.saw(tmp_path / "bad", JUDGED_FROM_ROWS - 1)
+        with pytest.raises(ContractError, match=r"bad: 1 of 10000 rows are malformed \(0.01%\)"):
+            set_aside.saw(tmp_path / "bad", 1)
+
+
+def test_no_file_is_written_for_sound_rows(tmp_path, criteo_rows, write_text, read):
+    read(find_reader(write_text(tmp_path / "day_0", criteo_rows(5))))
+    assert not (tmp_path / "read.jsonl").exists()
+
+
+def test_a_share_outside_0_to_1_is_refused(tmp_path):
+    with pytest.raises(ContractError, match="max_malformed_fraction is 1.5, expected 0 to 1"):
+        SetAside(tmp_path / "s.jsonl", max_fraction=1.5)

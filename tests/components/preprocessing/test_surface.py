@@ -1,0 +1,95 @@
+"""The step's outward surface: its flags, its KFP component as KFP runs it, and how light both are to import."""
+
+from __future__ import annotations
+
+import ast
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from components.contracts.manifests import TrainingSet
+from components.preprocessing.__main__ import build_parser
+
+REPOSITORY = Path(__file__).resolve().parents[3]
+COMPONENT = REPOSITORY / "components" / "preprocessing" / "component.py"
+
+
+def test_flags():
+    flags = {option for action in build_parser()._actions for option in action.option_strings}
+    assert flags == {
+        *("-h", "--help", "--run", "--store", "--work", "--parent", "--frequency-threshold"),
+        *("--raw-dataset", "--output", "--partition-rows", "--dask-scheduler"),
+    }
+
+
+def test_importing_the_command_imports_no_heavy_package():
+    code = (
+        "import sys, components.preprocessing.__main__; "
+        "heavy = {'nvtabular', 'merlin', 'pandas', 'dask', 'pyarrow'} & set(sys.modules); assert not heavy, heavy"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True, cwd=REPOSITORY)
+
+
+@pytest.fixture
+def run_component(tmp_path):
+    """Runs the component as its container does: KFP's executor on the function's source, inputs and outputs as JSON."""
+    source = COMPONENT.read_text()
+    function = next(node for node in ast.parse(source).body if isinstance(node, ast.FunctionDef))
+    lines = source.splitlines()[function.lineno - 1 : function.end_lineno]
+    module = tmp_path / "ephemeral_component.py"
+    module.write_text("\n".join(["from kfp import dsl", "from kfp.dsl import *", "", *lines, ""]))
+
+    def artifact(name, kind, path):
+        return {"artifacts": [{"name": name, "uri": str(path), "type": {"schemaTitle": f"system.{kind}"}}]}
+
+    def run(raw_path, **parameters):
+        outputs = {
+            "training_set": artifact("training_set", "Dataset", tmp_path / "out" / "training_set"),
+            "metrics": artifact("metrics", "Metrics", tmp_path / "out" / "metrics"),
+        }
+        executor_input = {
+            "inputs": {
+                "parameterValues": parameters,
+                "artifacts": {"raw_dataset": artifact("raw_dataset", "Dataset", raw_path)},
+            },
+            "outputs": {"artifacts": outputs, "outputFile": str(tmp_path / "executor_output.json")},
+        }
+        command = [sys.executable, "-m", "kfp.dsl.executor_main", "--function_to_execute", function.name]
+        command += ["--component_module_path", str(module), "--executor_input", json.dumps(executor_input)]
+        environment = os.environ | {"PYTHONPATH": str(REPOSITORY), "_KFP_RUNTIME": "true"}
+        return subprocess.run(command, env=environment, cwd=tmp_path, capture_output=True, text=True)
+
+    return run
+
+
+def test_component_writes_the_manifest_and_metrics(run_component, write_raw, raw_table, tmp_path):
+    ran = run_component(
+        write_raw(raw_table(200)),
+        run="run-1",
+        store=str(tmp_path / "store"),
+        work=str(tmp_path / "work"),
+        parent="current",
+        frequency_threshold=3,
+    )
+    assert ran.returncode == 0, ran.stderr
+    assert "Warning" not in ran.stderr
+    training_set = TrainingSet.read(tmp_path / "out" / "training_set")
+    output = json.loads((tmp_path / "executor_output.json").read_text())
+    assert output["artifacts"]["metrics"]["artifacts"][0]["metadata"] == {
+        "train_rows": 200,
+        "holdout_rows": 200,
+        "ids": sum(training_set.slot_sizes),
+        "new_categories": sum(training_set.new_categories),
+    }
+
+
+def test_component_fails_where_the_step_refuses(run_component, tmp_path):
+    ran = run_component(
+        tmp_path / "absent", run="run-1", store="relative", work="/w", parent="none", frequency_threshold=3
+    )
+    assert ran.returncode == 2
+    assert "error: uri is 'relative'" in ran.stderr

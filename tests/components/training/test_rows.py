@@ -1,0 +1,78 @@
+"""Reading HugeCTR's Parquet folders, and what is refused before a fit starts."""
+
+from __future__ import annotations
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from components.contracts.errors import ContractError
+from components.contracts.uris import local_path
+from components.training.rows import read_rows
+
+
+@pytest.fixture
+def written(world, make_training_set):
+    labels, dense, ids, _ = world.rows(1200)
+    manifest = make_training_set(labels, dense, ids, num_files=3)
+    return local_path(manifest.train_uri), labels, dense, ids
+
+
+def edited(path, name, values):
+    """Replaces a column of one file."""
+    table = pq.read_table(path)
+    pq.write_table(table.set_column(table.column_names.index(name), name, values), path)
+
+
+def test_rows_come_back_in_the_file_lists_order(written, world):
+    folder, labels, dense, ids = written
+    rows = read_rows(folder, 1200, world.slot_sizes)
+    np.testing.assert_array_equal(rows.labels, labels)
+    np.testing.assert_array_equal(rows.dense, dense)
+    np.testing.assert_array_equal(rows.ids, ids)
+
+
+@pytest.mark.parametrize("num_rows", [1199, 1201])
+def test_another_number_of_rows_than_the_manifest_is_refused(written, world, num_rows):
+    with pytest.raises(ContractError, match=str(num_rows)):
+        read_rows(written[0], num_rows, world.slot_sizes)
+
+
+@pytest.mark.parametrize(
+    ("column", "values", "message"),
+    [
+        ("C7", pa.array([10**6] * 400, pa.int64()), "ids of C7 .* are 1000000..1000000, expected 0..23"),
+        ("C7", pa.array([-1] * 400, pa.int64()), "ids of C7 .* are -1..-1"),
+        ("C7", pa.array([1] * 400, pa.int32()), "column C7 .* is int32"),
+        ("label", pa.array([1] * 400, pa.int32()), "column label .* is int32"),
+        ("label", pa.array([0.5] * 400, pa.float32()), "label in .* is 0.5, expected 0 or 1"),
+        ("I3", pa.array([float("nan")] * 400, pa.float32()), "column I3 .* holds NaN"),
+        ("I3", pa.nulls(400, pa.float32()), "column I3 .* with 400 nulls"),
+    ],
+    ids=["id too large", "negative id", "int32 ids", "int32 labels", "soft labels", "nan", "all null"],
+)
+def test_values_no_model_could_learn_from_are_refused(written, world, column, values, message):
+    edited(written[0] / "part_10.parquet", column, values)
+    with pytest.raises(ContractError, match=message):
+        read_rows(written[0], 1200, world.slot_sizes)
+
+
+def test_a_missing_column_a_truncated_and_an_absent_file_are_refused_by_name(written, world):
+    path = written[0] / "part_10.parquet"
+    content = path.read_bytes()
+    pq.write_table(pq.read_table(path).drop_columns(["C26"]), path)
+    with pytest.raises(ContractError, match=r"part_10\.parquet has no columns \['C26'\]"):
+        read_rows(written[0], 1200, world.slot_sizes)
+    path.write_bytes(content[: len(content) // 2])
+    with pytest.raises(ContractError, match=r"part_10\.parquet cannot be read"):
+        read_rows(written[0], 1200, world.slot_sizes)
+    path.unlink()
+    with pytest.raises(ContractError, match=r"part_10\.parquet cannot be read"):
+        read_rows(written[0], 1200, world.slot_sizes)
+
+
+def test_a_file_list_that_contradicts_itself_is_refused(written, world):
+    (written[0] / "_file_list.txt").write_text("7\n/a/part_9.parquet\n")
+    with pytest.raises(ContractError, match="announces '7' files and names 1"):
+        read_rows(written[0], 1200, world.slot_sizes)

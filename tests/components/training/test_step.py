@@ -1,0 +1,176 @@
+"""The step from flags to a model in the store."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from datetime import datetime, timezone
+
+import numpy as np
+import pytest
+
+from components.contracts.dcn import DcnConfig
+from components.contracts.durable import sha256_tree
+from components.contracts.errors import ContractError, PermanentError
+from components.contracts.manifests import Model
+from components.contracts.run_notes import read_notes
+from components.contracts.uris import local_path
+from components.contracts.workflow import FeatureWorkflow
+from components.dcn.network import load_network, predict
+from components.training.__main__ import build_parser, main, run_flags
+from components.training.config import TrainingSettings, parse_tower
+from components.training.metrics_sink import MemorySink
+from components.training.step import TrainingRun, train
+from components.training.trainer import make_trainer
+
+FLAGS = {"embedding_dim": 4, "num_cross_layers": 1, "tower": "8", "max_epochs": 2, "batch_size": 256}
+
+
+@pytest.fixture
+def step(tmp_path, validation_report):
+    """Runs the command; gives its exit code and the manifest it wrote, if any."""
+
+    def run(training_set, /, **changed):
+        training_set.write(tmp_path / "training_set.json")
+        validation_report.write(tmp_path / "report.json")
+        output = tmp_path / "out" / "model.json"
+        values = {
+            "run": "r1",
+            "store": (tmp_path / "a store").as_uri(),
+            "work": str(tmp_path / "a work"),
+            "parent": "none",
+            **FLAGS,
+            "training_set": tmp_path / "training_set.json",
+            "validation_report": tmp_path / "report.json",
+            "output": output,
+            **changed,
+        }
+        metrics = {}
+        code = main(run_flags(**values), log_metric=metrics.__setitem__)
+        return code, Model.read(output) if code == 0 else None, metrics
+
+    return run
+
+
+@pytest.fixture
+def training_set(world, make_training_set):
+    return make_training_set(*world.rows(2_000)[:3])
+
+
+def test_a_model_folder_holds_all_that_the_next_steps_need(step, training_set, tmp_path, world):
+    code, model, metrics = step(training_set)
+    assert code == 0
+    folder = local_path(model.uri)
+    assert folder.parent == tmp_path / "a store" / "models"
+    assert Model.read(folder / Model.MANIFEST) == model
+    assert model.model_id.endswith(model.sha256["weights"][:8])
+    for part in ("weights", "workflow", "statistics"):
+        assert model.sha256[part] == sha256_tree(folder / part)
+    assert (folder / Model.STATISTICS).read_bytes() == b"statistics"
+    assert (folder / Model.SCHEMA).read_text() == "schema"
+    assert FeatureWorkflow.load(folder / Model.WORKFLOW).slot_sizes == training_set.slot_sizes
+    assert model.last_event_time == training_set.last_event_time
+    network = load_network(folder / Model.WEIGHTS, DcnConfig.from_document(model.config), model.slot_sizes)
+    _, dense, ids, _ = world.rows(10)
+    assert np.isfinite(predict(network, dense, ids)).all()
+    assert metrics["stopping_log_loss"] == model.early_stopping["log_loss"]
+    assert all(np.isfinite(v) for v in metrics.values())
+    lines = (tmp_path / "a work" / "r1" / "training" / "metrics.jsonl").read_text().splitlines()
+    assert {"step", "epoch", "log_loss", "auc", "rows_per_second"} <= json.loads(lines[-1]).keys()
+    (note,) = read_notes(tmp_path / "a store", "r1")
+    assert (note.state, note.facts["model"]) == ("done", model.model_id)
+
+
+def test_a_retry_publishes_the_same_model_and_mends_a_damaged_one(step, training_set):
+    _, first, _ = step(training_set)
+    _, second, _ = step(training_set)
+    assert second == first
+    folder = local_path(first.uri)
+    (folder / "weights" / "dcn_dense_0.model").write_bytes(b"torn")
+    assert step(training_set)[1] == first
+    assert sha256_tree(folder / "weights") == first.sha256["weights"]
+    assert [p.name for p in folder.parent.iterdir()] == [first.model_id]
+
+
+def test_the_same_run_with_other_settings_starts_afresh(step, training_set):
+    _, first, _ = step(training_set)
+    _, second, _ = step(training_set, seed=5)
+    assert second.model_id != first.model_id
+    assert second.seed == 5
+
+
+def test_an_incremental_round_continues_its_parents_steps(step, training_set, world, make_training_set):
+    _, first, _ = step(training_set)
+    sizes = [s + 2 for s in training_set.slot_sizes]
+    grown = make_training_set(*world.rows(2_000, seed=8)[:3], name="grown", slot_sizes=sizes)
+    code, second, _ = step(grown, run="r2", parent=first.model_id)
+    assert code == 0
+    assert second.parent_model_id == first.model_id
+    assert second.slot_sizes == sizes
+    assert second.optimizer_step >= first.optimizer_step
+
+
+@pytest.mark.parametrize(
+    ("changed", "message"),
+    [
+        ({"parent": "nobody"}, "parent 'nobody' is not in the model store"),
+        ({"backend": "hugectr"}, "backend 'hugectr' is not in this version"),
+        ({"backend": "xgboost"}, "backend is 'xgboost', expected one of pytorch, hugectr"),
+        ({"tower": "12x8"}, "tower is '12x8'"),
+        ({"batch_size": 0}, "batch_size is 0, expected at least 1"),
+        ({"learning_rate": float("nan")}, "learning_rate is nan, expected a positive number"),
+        ({"dropout": 1.5}, "dropout is 1.5"),
+        ({"training_set": "/nowhere.json"}, "nowhere.json"),
+    ],
+    ids=lambda v: next(iter(v)) if isinstance(v, dict) else None,
+)
+def test_misuse_ends_with_2_and_one_line(step, training_set, capsys, tmp_path, changed, message):
+    assert step(training_set, **changed)[0] == 2
+    (line,) = [x for x in capsys.readouterr().err.splitlines() if x.startswith("error: ")]
+    assert message in line
+    assert read_notes(tmp_path / "a store", "r1")[0].state == "failed"
+    assert not list((tmp_path / "a store").glob("models/*"))
+
+
+def test_a_missing_validation_artefact_leaves_no_model(training_set, validation_report, tmp_path):
+    local_path(validation_report.schema_uri).unlink()
+    asked = TrainingRun(
+        run="r",
+        store=tmp_path / "store",
+        work=tmp_path / "work",
+        parent="none",
+        backend="pytorch",
+        config=DcnConfig(embedding_dim=4, num_cross_layers=1, tower=(8,)),
+        settings=TrainingSettings(max_epochs=1),
+    )
+    now = datetime(2026, 1, 2, 3, 4, 5, tzinfo=timezone.utc)
+    with pytest.raises(ContractError, match=r"schema\.pbtxt is absent"):
+        train(asked, training_set, validation_report, clock=lambda: now)
+    assert not list((tmp_path / "store" / "models").iterdir())
+    local_path(validation_report.schema_uri).write_text("schema")
+    model, result = train(asked, training_set, validation_report, clock=lambda: pytest.fail("a retry has no new time"))
+    assert model.model_id.startswith("20260102T030405Z-")
+    # The epochs come from the checkpoint; only the finish is fitted again.
+    assert result.optimizer_step == model.optimizer_step
+
+
+def test_the_flags_are_the_components_parameters():
+    flags = {a.dest for a in build_parser()._actions} - {"help"}
+    assert flags == {
+        *("run", "store", "work", "parent", "backend", "learning_rate", "batch_size", "max_epochs", "embedding_dim"),
+        *("num_cross_layers", "tower", "dropout", "seed", "training_set", "validation_report", "output"),
+    }
+
+
+def test_help_needs_no_heavy_package():
+    code = "import sys; from components.training.__main__ import build_parser; build_parser().format_help(); " + (
+        "sys.exit(any(m in sys.modules for m in ('torch', 'pyarrow')))"
+    )
+    assert subprocess.run([sys.executable, "-c", code]).returncode == 0
+
+
+def test_the_hugectr_seam_says_it_is_not_there():
+    with pytest.raises(PermanentError, match="expected pytorch"):
+        make_trainer("hugectr", MemorySink())
+    assert parse_tower(" 16,8") == (16, 8)

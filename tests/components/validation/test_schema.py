@@ -1,0 +1,72 @@
+from __future__ import annotations
+
+import pyarrow as pa
+import pytest
+
+from components.contracts import criteo
+from components.contracts.errors import ContractError
+from components.validation.schema import format_schema, infer_schema, read_schema
+from components.validation.settings import ValidationSettings
+from components.validation.summarize import summarize
+from components.validation.tfdv import schema_pb2
+
+
+@pytest.fixture
+def schema(judged):
+    rows = judged(400, I2=pa.array([-2.0, 0.0, 5.0, 30.0] * 100, pa.float32()), C5=pa.nulls(400, pa.int64()))
+    return infer_schema(summarize(rows.to_batches()), range_factor=10.0)
+
+
+@pytest.fixture
+def features(schema):
+    return {feature.name: feature for feature in schema.feature}
+
+
+def test_categories_are_strings_of_any_value(schema, features):
+    assert not schema.string_domain
+    for name in criteo.CATEGORICAL:
+        assert features[name].type == schema_pb2.BYTES
+        assert features[name].WhichOneof("domain_info") is None
+
+
+def test_the_label_must_be_present_everywhere_and_0_or_1(features):
+    label = features[criteo.LABEL]
+    assert (label.int_domain.min, label.int_domain.max, label.presence.min_fraction) == (0, 1, 1.0)
+
+
+def test_features_may_be_missing_in_rows_and_in_all_only_if_they_were(features):
+    assert all(features[name].presence.min_fraction == 0 for name in criteo.FEATURES)
+    assert [name for name in criteo.FEATURES if features[name].presence.min_count == 0] == ["C5"]
+
+
+def test_dense_columns_are_bounded_by_multiples_of_their_extremes(features):
+    domain = features["I2"].float_domain
+    assert (domain.min, domain.max) == (-2 - 9 * 2, 30 + 9 * 30)
+    assert all(features[name].float_domain.disallow_nan for name in criteo.DENSE)
+
+
+def test_a_schema_survives_its_file(schema, tmp_path):
+    path = tmp_path / "schema.pbtxt"
+    path.write_text(format_schema(schema))
+    assert read_schema(path) == schema
+
+
+def test_a_file_that_is_no_schema_is_refused_by_name(tmp_path):
+    (tmp_path / "schema.pbtxt").write_text("feature { nonsense: 1 }")
+    with pytest.raises(ContractError, match="schema.pbtxt cannot be read"):
+        read_schema(tmp_path / "schema.pbtxt")
+
+
+@pytest.mark.parametrize(
+    ("setting", "message"),
+    [
+        ({"categorical_drift": 0.0}, r"categorical_drift is 0.0, expected a number in \(0, 1\]"),
+        ({"missing_share_jump": float("nan")}, "missing_share_jump is nan"),
+        ({"range_factor": 0.5}, "range_factor is 0.5, expected a finite number of at least 1"),
+        ({"click_rate_factor": float("inf")}, "click_rate_factor is inf"),
+    ],
+    ids=str,
+)
+def test_a_threshold_that_no_distance_can_meet_is_refused(setting, message):
+    with pytest.raises(ContractError, match=message):
+        ValidationSettings(**setting)

@@ -1,0 +1,298 @@
+from __future__ import annotations
+
+import json
+import math
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pytest
+
+from components.contracts import criteo, run_notes
+from components.contracts.manifests import ValidationReport
+from components.contracts.uris import local_path
+from components.validation.__main__ import build_parser, main, metric_values
+
+REPOSITORY = Path(__file__).resolve().parents[3]
+
+
+@pytest.fixture
+def step(tmp_path, store):
+    """Runs the step on a manifest; gives its exit code and its report."""
+
+    def run(manifest, *flags, run="r1", champion="current"):
+        output = tmp_path / "out" / f"{run}.json"
+        arguments = {"run": run, "store": store.as_uri(), "work": str(tmp_path / "work place"), "champion": champion}
+        arguments |= {"raw-dataset": manifest, "output": output, "html": tmp_path / "out" / f"{run}.html"}
+        code = main([f"--{name}={value}" for name, value in arguments.items()] + list(flags))
+        return code, ValidationReport.read(output) if output.exists() else None
+
+    return run
+
+
+def blocking(report):
+    return [(f["feature"], f["description"]) for f in report.findings if f["severity"] == "block"]
+
+
+def test_the_first_run_infers_a_schema_and_passes(step, write_rows, raw_table, store):
+    code, report = step(write_rows(raw_table(1500), raw_table(1500, seed=1)))
+    assert (code, report.decision, report.findings, report.drift) == (0, "pass", [], [])
+    assert report.num_rows == 3000
+    assert report.parent_statistics_uri is None
+    schema = local_path(report.schema_uri).read_text()
+    assert re.findall(r'^  name: "(\w+)"', schema, re.M) == [criteo.LABEL, *criteo.FEATURES]
+    (note,) = run_notes.read_notes(store, "r1")
+    assert note.state == "done"
+    assert note.facts["num_rows"] == 3000
+
+
+def test_the_second_run_reuses_the_champions_schema_unchanged(step, write_rows, raw_table, release_model):
+    _, first = step(write_rows(raw_table(3000)))
+    model = release_model(first)
+    code, second = step(write_rows(raw_table(2000, seed=1), name="raw2"), run="r2")
+    assert (code, second.decision, second.findings) == (0, "pass", [])
+    assert [entry["feature"] for entry in second.drift] == list(criteo.FEATURES)
+    assert local_path(second.schema_uri).read_bytes() == (model / "statistics/schema.pbtxt").read_bytes()
+    assert local_path(second.schema_uri) != local_path(first.schema_uri)
+    assert local_path(second.parent_statistics_uri) == model / "statistics/statistics.pb"
+
+
+def test_drift_warns_and_lets_retraining_go_through(step, write_rows, judged, release_model):
+    release_model(step(write_rows(judged(3000)))[1])
+    rows = judged(3000, seed=1)
+    old = rows["C4"].fill_null(rows["C4"].drop_null()[0]).to_numpy()
+    swapped = pa.array(np.where(np.arange(3000) % 2, 999_999_937, old), pa.int64())
+    code, report = step(write_rows(judged(3000, seed=1, C4=swapped), name="raw2"), run="r2")
+    assert (code, report.decision) == (0, "warn")
+    assert {finding["feature"] for finding in report.findings} == {"C4"}
+    assert {finding["kind"] for finding in report.findings} == {"drift"}
+    assert any("value 999999937 went from 0.0% to 50.0%" in reason for reason in report.reasons)
+    assert any("never saw in at least 50.0% of the rows" in reason for reason in report.reasons)
+
+
+@pytest.mark.parametrize("value", [0, 1])
+def test_one_class_labels_block_with_the_class_named(step, write_rows, judged, store, value):
+    code, report = step(write_rows(judged(200, label=pa.array([value] * 200, pa.int32()))))
+    assert code == 1
+    assert [feature for feature, _ in blocking(report)] == ["label"]
+    assert f"label is {value} in all 200 rows" in report.reasons[0]
+    (note,) = run_notes.read_notes(store, "r1")
+    assert (note.state, note.reason) == ("refused", report.reasons[0])
+
+
+def test_a_label_other_than_0_and_1_blocks(step, write_rows, judged):
+    code, report = step(write_rows(judged(200, label=pa.array([0, 1, 2, -1] * 50, pa.int32()))))
+    assert code == 1
+    assert {feature for feature, _ in blocking(report)} == {"label"}
+    assert "2" in " ".join(report.reasons)
+
+
+def test_a_missing_label_blocks(step, write_rows, judged):
+    code, report = step(write_rows(judged(200, label=pa.array([0, 1, None, 1] * 50, pa.int32()))))
+    assert (code, {feature for feature, _ in blocking(report)}) == (1, {"label"})
+    code, report = step(write_rows(judged(200, label=pa.nulls(200, pa.int32())), name="raw2"), run="r2")
+    assert (code, blocking(report)) == (1, [("label", "label is missing in all 200 rows")])
+
+
+def test_a_column_entirely_null_warns_in_a_first_run(step, write_rows, judged):
+    rows = judged(200, I7=pa.nulls(200, pa.float32()), C7=pa.nulls(200, pa.int64()))
+    code, report = step(write_rows(rows))
+    assert (code, report.decision) == (0, "warn")
+    assert report.reasons == ["I7 has no value in any of 200 rows", "C7 has no value in any of 200 rows"]
+
+
+def test_a_column_entirely_null_blocks_if_it_had_values_and_not_if_it_had_none(step, write_rows, judged, release_model):
+    release_model(step(write_rows(judged(300, I7=pa.nulls(300, pa.float32()))))[1])
+    rows = judged(200, I7=pa.nulls(200, pa.float32()), C7=pa.nulls(200, pa.int64()))
+    code, report = step(write_rows(rows, name="raw2"), run="r2")
+    assert code == 1
+    assert [feature for feature, _ in blocking(report)] == ["C7"]
+    assert "had values in" in report.reasons[0]
+    assert [f["feature"] for f in report.findings if f["severity"] == "info"] == ["I7"]
+
+
+def test_missing_and_retyped_columns_block(step, write_rows, judged):
+    rows = judged(200)
+    retyped = rows.set_column(rows.schema.get_field_index("C2"), "C2", rows["C2"].cast(pa.string()))
+    code, report = step(write_rows(retyped.drop(["I3", "label"])))
+    assert code == 1
+    assert [feature for feature, _ in blocking(report)] == ["label", "I3", "C2"]
+    assert report.num_rows == 200
+
+
+@pytest.mark.parametrize("files", [0, 1])
+def test_no_rows_block(step, write_rows, raw_table, release_model, files):
+    tables = [raw_table(10).slice(0, 0)] * files
+    code, report = step(write_rows(*tables))
+    assert (code, report.num_rows) == (1, 0)
+    assert blocking(report) == [("dataset", "there are no training rows, expected at least 1")]
+    release_model(step(write_rows(raw_table(300), name="good"), run="r2")[1])
+    code, report = step(write_rows(*tables, name="raw3"), run="r3")
+    assert (code, len(blocking(report)), report.drift) == (1, 1, [])
+
+
+def test_a_fall_of_the_click_rate_warns_and_chance_does_not(step, write_rows, judged, release_model):
+    def clicks(share):
+        return pa.array((np.arange(1000) < share * 1000).astype(np.int32))
+
+    release_model(step(write_rows(judged(1000, label=clicks(0.3))))[1])
+    code, report = step(write_rows(judged(1000, seed=1, label=clicks(0.1)), name="raw2"), run="r2")
+    assert (code, report.decision) == (0, "warn")
+    assert report.reasons[0].startswith("the share of clicks is 10.00%, was 30.00%")
+    few = judged(1000, seed=1, label=clicks(0.3)).slice(294, 10)
+    assert step(write_rows(few, name="raw3"), run="r3")[1].reasons == []
+
+
+def test_files_without_any_known_column_block(step, write_rows):
+    code, report = step(write_rows(pa.table({"x": [1, 2, 3]})))
+    assert code == 1
+    assert {feature for feature, _ in blocking(report)} >= {"label", *criteo.FEATURES}
+
+
+def test_a_column_of_nan_only_warns_and_is_a_page_without_nan(step, write_rows, judged, release_model):
+    nothing = pa.array([float("nan")] * 300, pa.float32())
+    _, first = step(write_rows(judged(300, I3=nothing)))
+    assert (first.decision, [f["feature"] for f in first.findings]) == ("warn", ["I3"])
+    release_model(first)
+    code, second = step(write_rows(judged(300, seed=1), name="raw2"), run="r2")
+    assert code == 0
+    assert next(e for e in second.drift if e["feature"] == "I3")["distance"] is None
+    assert "nan" not in local_path(first.report_uri).read_text()
+
+
+def test_a_jump_of_the_missing_share_warns(step, write_rows, judged, release_model):
+    release_model(step(write_rows(judged(1000)))[1])
+    sparse = pa.array([1.0 if i % 5 == 0 else None for i in range(1000)], pa.float32())
+    code, report = step(write_rows(judged(1000, seed=1, I1=sparse), name="raw2"), run="r2")
+    assert (code, report.decision) == (0, "warn")
+    assert "I1 is missing in 80.0% of the rows, was in 0.0%" in report.reasons
+
+
+@pytest.mark.parametrize(
+    ("value", "words"), [(1e9, "Out-of-range"), (float("nan"), "NaN"), (float("inf"), "Inf")], ids=str
+)
+def test_values_that_no_count_can_have_warn(step, write_rows, judged, release_model, value, words):
+    release_model(step(write_rows(judged(500)))[1])
+    column = judged(500)["I2"].to_pandas().to_numpy(copy=True)
+    column[3] = value
+    rows = judged(500, I2=pa.array(column, pa.float32()))
+    code, report = step(write_rows(rows, name="raw2"), run="r2")
+    assert (code, report.decision) == (0, "warn")
+    assert any(words in reason and reason.startswith("I2") for reason in report.reasons)
+
+
+def test_a_second_attempt_replaces_the_first(step, write_rows, raw_table):
+    step(write_rows(raw_table(300)))
+    code, report = step(write_rows(raw_table(400), name="raw2"))
+    assert (code, report.num_rows) == (0, 400)
+    folder = local_path(report.statistics_uri).parent
+    assert sorted(p.name for p in folder.iterdir()) == ["report.html", "schema.pbtxt", "statistics.pb"]
+    assert [p.name for p in folder.parent.iterdir()] == ["validation"]
+
+
+def test_a_champion_without_statistics_is_an_error_of_one_line(step, write_rows, raw_table, release_model, capsys):
+    model = release_model(step(write_rows(raw_table(300)))[1])
+    (model / "statistics/statistics.pb").unlink()
+    code, _ = step(write_rows(raw_table(300), name="raw2"), run="r2")
+    message = capsys.readouterr().err.strip().splitlines()[-1]
+    assert code == 2
+    assert message.startswith("error: statistics ")
+    assert "statistics.pb cannot be read" in message
+
+
+def test_a_threshold_out_of_range_is_misuse(step, write_rows, raw_table, capsys):
+    code, report = step(write_rows(raw_table(10)), "--numeric-drift=2")
+    assert (code, report) == (2, None)
+    assert "numeric_drift is 2.0, expected a number in (0, 1]" in capsys.readouterr().err
+
+
+def test_metrics_are_finite_and_max_drift_absent_without_a_champion(step, write_rows, raw_table, release_model):
+    _, first = step(write_rows(raw_table(500)))
+    assert "max_drift" not in metric_values(first)
+    release_model(first)
+    _, second = step(write_rows(raw_table(500, seed=1), name="raw2"), run="r2")
+    values = metric_values(second)
+    assert values["max_drift"] == max(entry["distance"] for entry in second.drift)
+    assert all(math.isfinite(value) for value in values.values())
+
+
+def test_flags_are_these():
+    flags = {flag for action in build_parser()._actions for flag in action.option_strings}
+    assert flags == {
+        *("-h", "--help", "--run", "--store", "--work", "--champion", "--raw-dataset", "--output", "--html"),
+        *("--categorical-drift", "--categorical-drift-relative", "--numeric-drift", "--new-value-share"),
+        *("--missing-share-jump", "--click-rate-factor", "--range-factor"),
+    }
+
+
+def run_python(*arguments, **environment):
+    return subprocess.run(
+        [sys.executable, *arguments],
+        cwd=REPOSITORY,
+        env={"PYTHONPATH": str(REPOSITORY), **environment},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+
+
+def test_parsing_flags_imports_nothing_heavy():
+    heavy = "{'tensorflow', 'pyarrow', 'numpy', 'tensorflow_data_validation'} & set(sys.modules)"
+    done = run_python("-c", f"import sys; from components.validation.__main__ import build_parser; print({heavy})")
+    assert done.stdout.strip() == "set()", done.stderr
+
+
+def test_importing_tfdv_says_nothing_and_leaves_logging_as_it_was():
+    done = run_python(
+        "-c",
+        "import logging, components.validation.tfdv\n"
+        "assert not logging.root.handlers and not logging.root.manager.disable\n"
+        "logging.warning('still heard')",
+    )
+    assert (done.returncode, done.stdout, done.stderr) == (0, "", "WARNING:root:still heard\n")
+
+
+def test_the_component_logs_metrics_and_its_process_says_nothing_but_its_own_lines(
+    write_rows, raw_table, tmp_path, store
+):
+    manifest = write_rows(raw_table(300))
+    # As KFP does: the function's source without its decorator, run by KFP's executor.
+    source = (REPOSITORY / "components/validation/component.py").read_text()
+    (tmp_path / "ephemeral.py").write_text(re.sub(r"@dsl.component\(.*?\)\n", "", source))
+
+    def artifact(name, kind):
+        return {
+            "artifacts": [{"name": name, "type": {"schemaTitle": kind}, "uri": str(tmp_path / name), "metadata": {}}]
+        }
+
+    raw = artifact("raw_dataset", "system.Dataset")
+    raw["artifacts"][0]["uri"] = str(manifest)
+    parameters = {"run": "r1", "store": str(store), "work": str(tmp_path / "work"), "champion": "current"}
+    outputs = {"report": "system.Artifact", "html": "system.HTML", "metrics": "system.Metrics"}
+    executor_input = {
+        "inputs": {"parameterValues": parameters, "artifacts": {"raw_dataset": raw}},
+        "outputs": {
+            "parameters": {"Output": {"outputFile": str(tmp_path / "Output")}},
+            "artifacts": {name: artifact(name, kind) for name, kind in outputs.items()},
+            "outputFile": str(tmp_path / "executor_output.json"),
+        },
+    }
+    done = run_python(
+        "-m",
+        "kfp.dsl.executor_main",
+        f"--component_module_path={tmp_path / 'ephemeral.py'}",
+        f"--executor_input={json.dumps(executor_input)}",
+        "--function_to_execute=validation",
+        _KFP_RUNTIME="true",
+    )
+    assert done.returncode == 0, done.stderr
+    answer = json.loads((tmp_path / "executor_output.json").read_text())
+    assert answer["parameterValues"]["Output"] is True
+    assert answer["artifacts"]["metrics"]["artifacts"][0]["metadata"]["num_rows"] == 300
+    assert (tmp_path / "html").read_text().startswith("<!doctype html>")
+    lines = (done.stdout + done.stderr).splitlines()
+    assert [line for line in lines if "decision pass: 0 findings" in line]
+    assert [line for line in lines if re.search("(?i)tensorflow|beam|IPython|crcmod|warning", line)] == []

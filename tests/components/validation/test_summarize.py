@@ -1,0 +1,104 @@
+from __future__ import annotations
+
+import numpy as np
+import pyarrow as pa
+import pytest
+
+from components.contracts import criteo
+from components.contracts.errors import ContractError
+from components.validation import log_histogram, summarize
+from components.validation.rows import COLUMNS, find_column_faults, parquet_files, read_batches
+from components.validation.tfdv import tfdv
+
+
+@pytest.fixture
+def rows(judged):
+    return judged(5000)
+
+
+def test_statistics_equal_tfdv_on_the_same_dataframe(rows):
+    frame = rows.to_pandas()
+    for name in criteo.CATEGORICAL:
+        frame[name] = rows[name].cast(pa.string()).to_pandas()
+    expected = tfdv.generate_statistics_from_dataframe(frame, summarize.make_options())
+    assert summarize.summarize(rows.to_batches(max_chunksize=5000)) == expected
+
+
+@pytest.mark.parametrize("batch_rows", [5000, 1024, 77])
+def test_numbers_do_not_depend_on_the_batches(rows, batch_rows):
+    features = summarize.by_feature(summarize.summarize(rows.to_batches(max_chunksize=batch_rows)))
+    assert list(features) == list(COLUMNS)
+    for name in criteo.DENSE:
+        numbers = features[name].num_stats
+        values = rows[name].drop_null().to_numpy().astype(np.float64)
+        assert numbers.common_stats.num_missing == rows[name].null_count
+        assert numbers.common_stats.num_non_missing == len(values)
+        assert numbers.mean == pytest.approx(values.mean())
+        assert numbers.std_dev == pytest.approx(values.std())
+        assert (numbers.min, numbers.max) == (values.min(), values.max())
+        # TFDV's quantile sketch promises ranks within 1 %.
+        low, high = np.quantile(values, [0.48, 0.52])
+        assert low <= numbers.median <= high
+    for name in criteo.CATEGORICAL:
+        expected = {str(v["values"]): v["counts"] for v in rows[name].drop_null().value_counts().to_pylist()}
+        assert features[name].string_stats.common_stats.num_missing == rows[name].null_count
+        assert features[name].string_stats.unique == len(expected)
+        assert summarize.value_counts(features[name]) == expected
+
+
+def test_log_histogram_counts_every_value_once(rows):
+    features = summarize.by_feature(summarize.summarize(rows.to_batches(max_chunksize=999)))
+    for name in criteo.DENSE:
+        counts = [bucket.sample_count for bucket in summarize.log_histogram(features[name]).buckets]
+        values = rows[name].drop_null().to_numpy()
+        assert counts == np.histogram(values, log_histogram.EDGES)[0].tolist()
+
+
+def test_log_histogram_merges_and_leaves_nan_out():
+    generator = log_histogram.LogHistogramGenerator()
+
+    def count(values):
+        batch = pa.RecordBatch.from_arrays([pa.array(values, pa.list_(pa.float32()))], ["I1"])
+        return generator.add_input(generator.create_accumulator(), batch)
+
+    merged = generator.merge_accumulators(
+        [count([[1.0], None, [float("nan")]]), count([[1.0], [float("inf")], [-9.0]])]
+    )
+    assert merged["I1"].sum() == 4
+    assert merged["I1"][[0, -1]].tolist() == [1, 1]
+
+
+def test_rows_are_read_in_batches_of_bounded_size_and_without_log_columns(write_rows, raw_table):
+    manifest = write_rows(raw_table(700), raw_table(300, seed=1))
+    files = parquet_files(manifest.parent / "train")
+    batches = list(read_batches(files, COLUMNS, batch_rows=256))
+    assert [batch.num_rows for batch in batches] == [256, 256, 188, 256, 44]
+    assert all(batch.schema.names == list(COLUMNS) for batch in batches)
+
+
+def test_missing_and_retyped_columns_are_named_with_their_file(write_rows, raw_table):
+    table = raw_table(50)
+    retyped = table.set_column(table.schema.get_field_index("C2"), "C2", table["C2"].cast(pa.string()))
+    faults = find_column_faults(
+        parquet_files(write_rows(table, retyped.drop(["I3"])).parent / "train"),
+    )
+    assert [fault.description for fault in faults] == [
+        "column I3 is missing in part-1.parquet, expected float",
+        "column C2 is string in part-1.parquet, expected int64",
+    ]
+
+
+def test_a_damaged_file_is_refused_by_name(write_rows, raw_table):
+    folder = write_rows(raw_table(50)).parent / "train"
+    path = folder / "part-0.parquet"
+    path.write_bytes(path.read_bytes()[:-20])
+    with pytest.raises(ContractError, match="part-0.parquet cannot be read as Parquet"):
+        find_column_faults(parquet_files(folder))
+
+
+def test_statistics_that_cannot_be_read_are_refused(tmp_path):
+    with pytest.raises(ContractError, match="absent.pb cannot be read"):
+        summarize.read_statistics(tmp_path / "absent.pb")
+    (tmp_path / "wrong.pb").write_bytes(b"\xff\xff")
+    with pytest.raises(ContractError, match="wrong.pb cannot be read"):
+        summarize.read_statistics(tmp_path / "wrong.pb")

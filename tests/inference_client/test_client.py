@@ -1,0 +1,219 @@
+"""The client against a real gRPC server."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+
+import grpc
+import numpy as np
+import pytest
+
+from components.contracts.errors import ContractError, PermanentError, TemporaryError
+from components.contracts.serving import MAX_BATCH_ROWS
+from inference_client.client import ClientSettings, ScoringClient
+from inference_client.errors import (
+    BadReply,
+    BadRequest,
+    DeadlineExpired,
+    ModelAbsent,
+    ServerFault,
+    ServerUnavailable,
+    VersionsMixed,
+)
+from inference_client.ranking import FeatureRows, rank
+
+UNAVAILABLE, NOT_FOUND = grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.NOT_FOUND
+SWITCHING = (NOT_FOUND, "Request for model 'click_model' version 2 is not at ready state")
+
+
+def score(url, rows, sleep=asyncio.sleep, **settings):
+    async def ask():
+        async with ScoringClient(url, ClientSettings(**settings), sleep=sleep) as client:
+            return await client.score(*rows)
+
+    return asyncio.run(ask())
+
+
+@pytest.fixture
+def refusing_url():
+    """An address at which nothing listens, held so that nobody else takes it."""
+    with socket.socket() as held:
+        held.bind(("127.0.0.1", 0))
+        yield f"127.0.0.1:{held.getsockname()[1]}"
+
+
+def test_scores_are_the_servers_to_the_bit(server, make_rows, score_rows):
+    server.scoring.version = 7
+    rows = make_rows(64)
+    scored = score(server.url, rows)
+    np.testing.assert_array_equal(scored.scores, score_rows(*rows))
+    assert scored.model_version == 7
+    assert server.scoring.requests == [64]
+
+
+def test_more_rows_than_a_batch_are_split_and_put_together_in_order(server, make_rows, score_rows):
+    rows = make_rows(2 * MAX_BATCH_ROWS + 5)
+    scored = score(server.url, rows)
+    np.testing.assert_array_equal(scored.scores, score_rows(*rows))
+    assert sorted(server.scoring.requests) == [5, MAX_BATCH_ROWS, MAX_BATCH_ROWS]
+
+
+def test_one_connection_serves_many_requests_and_no_more_than_the_bound_are_in_flight(server, make_rows):
+    async def ask():
+        async with ScoringClient(server.url, ClientSettings(max_in_flight=3)) as client:
+            return await asyncio.gather(*(client.score(*make_rows(2, seed)) for seed in range(40)))
+
+    assert len(asyncio.run(ask())) == 40
+    assert 1 <= server.scoring.most_in_flight <= 3
+
+
+@pytest.mark.parametrize("failure", [(UNAVAILABLE, "Exceeds maximum queue size"), SWITCHING], ids=["busy", "switch"])
+def test_unavailable_server_is_asked_again_with_growing_waits(server, make_rows, score_rows, sleeps, failure):
+    server.scoring.failures = [failure] * 4
+    rows = make_rows(3)
+    scored = score(server.url, rows, sleeps, first_backoff_seconds=0.1, max_backoff_seconds=0.3)
+    np.testing.assert_array_equal(scored.scores, score_rows(*rows))
+    assert sleeps.asked == [0.1, 0.2, 0.3, 0.3]
+
+
+def test_retries_end_and_the_error_names_the_server(server, make_rows, sleeps):
+    server.scoring.always = (UNAVAILABLE, "Exceeds maximum queue size")
+    with pytest.raises(ServerUnavailable, match=rf"{server.url} is unavailable: Exceeds maximum queue size"):
+        score(server.url, make_rows(3), sleeps, max_attempts=4)
+    assert len(sleeps.asked) == 3
+
+
+@pytest.mark.parametrize(
+    ("failure", "kind", "family"),
+    [
+        ((NOT_FOUND, "Request for unknown model: 'click_model' is not found"), ModelAbsent, PermanentError),
+        ((grpc.StatusCode.INVALID_ARGUMENT, "unexpected shape"), BadRequest, ContractError),
+        ((grpc.StatusCode.INTERNAL, "Stub process 'x' is not healthy."), ServerFault, TemporaryError),
+    ],
+    ids=["absent", "refused", "fault"],
+)
+def test_other_failures_are_translated_and_not_retried(server, make_rows, sleeps, failure, kind, family):
+    server.scoring.always = failure
+    with pytest.raises(kind, match=failure[1].split(":")[0]) as caught:
+        score(server.url, make_rows(3), sleeps)
+    assert isinstance(caught.value, family)
+    assert sleeps.asked == []
+
+
+def test_a_servers_traceback_does_not_reach_the_message(server, make_rows):
+    server.scoring.always = (grpc.StatusCode.INTERNAL, "failed to run\n  File '/secret/model.py'")
+    with pytest.raises(ServerFault) as caught:
+        score(server.url, make_rows(1))
+    assert "secret" not in str(caught.value)
+
+
+def test_absent_model_is_named(server, make_rows):
+    with pytest.raises(ModelAbsent, match="does not serve model other"):
+        score(server.url, make_rows(1), model_name="other")
+
+
+def test_refused_connection_is_unavailable(refusing_url, make_rows, sleeps):
+    with pytest.raises(ServerUnavailable, match=refusing_url):
+        score(refusing_url, make_rows(1), sleeps, max_attempts=2)
+
+
+def test_a_restarted_server_is_found_again(server, make_rows, score_rows):
+    """The channel's own waits between connections must not outlast the client's retries."""
+    rows = make_rows(2)
+
+    async def ask():
+        async with ScoringClient(server.url) as client:
+            await client.score(*rows)
+            await asyncio.to_thread(server.kill)
+            with pytest.raises(ServerUnavailable):
+                await client.score(*rows)
+            await asyncio.to_thread(server.start_again)
+            return await client.score(*rows)
+
+    np.testing.assert_array_equal(asyncio.run(ask()).scores, score_rows(*rows))
+
+
+def test_expired_deadline_is_said_with_its_length(server, make_rows):
+    server.scoring.wait = server.make_event()
+    with pytest.raises(DeadlineExpired, match=r"within 0\.2 s"):
+        score(server.url, make_rows(1), deadline_seconds=0.2)
+    server.release(server.scoring.wait)
+
+
+@pytest.mark.parametrize(
+    ("change", "text"),
+    [
+        (lambda s: s * np.nan, "1 scores|3 scores outside"),
+        (lambda s: s + 1, "outside"),
+        (lambda s: -s, "outside"),
+        (lambda s: s[:-1], r"expected float32 \[3, 1\]"),
+        (lambda s: s.ravel(), r"sent float32 \[3\]"),
+    ],
+    ids=["nan", "above", "below", "short", "flat"],
+)
+def test_a_reply_that_is_no_probability_per_row_is_an_error(server, make_rows, change, text):
+    server.scoring.reply_scores = change
+    with pytest.raises(BadReply, match=text):
+        score(server.url, make_rows(3))
+
+
+@pytest.mark.parametrize(
+    ("change", "text"),
+    [
+        (lambda d, c: (d[:, :12], c), r"dense is float32 \[4, 12\]"),
+        (lambda d, c: (d.astype(np.float64), c), "dense is float64"),
+        (lambda d, c: (d, c.astype(np.int32)), "categorical is int32"),
+        (lambda d, c: (d, c[:3]), "dense has 4 rows and categorical 3"),
+        (lambda d, c: (d[:0], c[:0]), "n >= 1"),
+    ],
+    ids=["width", "dense-type", "category-type", "lengths", "no-rows"],
+)
+def test_wrong_rows_are_refused_before_they_travel(server, make_rows, change, text):
+    with pytest.raises(BadRequest, match=text):
+        score(server.url, change(*make_rows(4)))
+    assert server.scoring.requests == []
+
+
+def test_a_split_request_over_a_version_switch_ends_with_one_version(server, make_rows, score_rows):
+    server.scoring.versions, server.scoring.version = [1], 2
+    rows = make_rows(2 * MAX_BATCH_ROWS)
+    scored = score(server.url, rows, max_in_flight=1)
+    assert scored.model_version == 2
+    np.testing.assert_array_equal(scored.scores, score_rows(*rows))
+    assert len(server.scoring.requests) == 3
+
+
+def test_after_a_rollback_the_lower_version_wins(server, make_rows):
+    server.scoring.versions, server.scoring.version = [3], 2
+    assert score(server.url, make_rows(2 * MAX_BATCH_ROWS), max_in_flight=1).model_version == 2
+
+
+def test_versions_that_never_settle_are_an_error(server, make_rows):
+    server.scoring.versions = list(range(1, 100))
+    with pytest.raises(VersionsMixed, match=r"versions \["):
+        score(server.url, make_rows(2 * MAX_BATCH_ROWS), max_attempts=3)
+
+
+def test_rank_returns_the_best_with_places_and_the_record_of_what_was_shown(server, make_rows, score_rows):
+    dense, categorical = make_rows(30, seed=1)
+    context = FeatureRows(dense=np.ones((1, 13), np.float32), categorical=np.full((1, 26), 5))
+    filled = np.where(np.isnan(dense), 1, dense), np.where(categorical == -1, 5, categorical)
+    expected = score_rows(*filled)
+
+    async def ask():
+        async with ScoringClient(server.url) as client:
+            return await rank(client, context, FeatureRows(dense=dense, categorical=categorical), 4, session_id="s")
+
+    ranking = asyncio.run(ask())
+    np.testing.assert_array_equal(ranking.candidates, np.argsort(-expected)[:4])
+    record = ranking.record(time=12.5)
+    assert (record.session_id, record.positions.tolist()) == ("s", [1, 2, 3, 4])
+    np.testing.assert_array_equal(record.scores, expected[ranking.candidates])
+    np.testing.assert_array_equal(record.categorical, filled[1][ranking.candidates])
+
+
+def test_rank_refuses_an_empty_list(make_rows):
+    rows = FeatureRows(dense=make_rows(1)[0], categorical=make_rows(1)[1])
+    with pytest.raises(ContractError, match="k is 0"):
+        asyncio.run(rank(None, rows, rows, 0))

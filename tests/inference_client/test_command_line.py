@@ -1,0 +1,257 @@
+"""The commands as processes, against a real gRPC server and a real log."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+
+import grpc
+import numpy as np
+import pyarrow.parquet as pq
+import pytest
+
+from components.contracts.records import PredictionBatch
+from inference_client.__main__ import build_parser
+from inference_client.simulation.world import Drift, World
+
+
+def run(*arguments, **options):
+    command = [sys.executable, "-m", "inference_client", *map(str, arguments)]
+    return subprocess.run(command, capture_output=True, text=True, timeout=60, **options)
+
+
+@pytest.fixture(scope="module")
+def worlds():
+    """A world and a drifted one."""
+    world = World.create(7)
+    return {"world.json": world, "drifted.json": world.drifted(Drift(seed=8))}
+
+
+@pytest.fixture
+def folder(tmp_path, worlds):
+    """A folder whose name holds a space, with a world and a drifted one."""
+    folder = tmp_path / "some place"
+    folder.mkdir()
+    for name, world in worlds.items():
+        world.save(folder / name)
+    return folder
+
+
+@pytest.fixture
+def replay(server, folder):
+    """Starts a replay process; the test talks to its standard input."""
+    started = []
+
+    def start(*extra, source=("--world", "world.json", "--drifted-world", "drifted.json")):
+        arguments = ["--server", server.url, "--log", f"sqlite:///{folder}/log.db", "--rate", "3000", "--seed", "3"]
+        arguments += ["--stats", "out/stats.jsonl", "--summary", "out/summary.json", "--label-delay-seconds", "0.2"]
+        environment = {**os.environ, "PYTHONPATH": os.getcwd()}
+        command = [sys.executable, "-m", "inference_client", "replay", *arguments, *source, *extra]
+        process = subprocess.Popen(
+            command,
+            cwd=folder,
+            env=environment,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        started.append(process)
+        return process
+
+    yield start
+    for process in started:
+        if process.poll() is None:
+            process.kill()
+        process.communicate()
+
+
+def wait_for_rows(server, rows):
+    deadline = time.monotonic() + 20
+    while sum(server.scoring.requests) < rows:
+        assert time.monotonic() < deadline, "the replay sent nothing"
+        time.sleep(0.02)
+
+
+def summary_of(folder):
+    return json.loads((folder / "out" / "summary.json").read_text())
+
+
+def test_replay_drifts_on_command_and_stops_at_the_end_of_input(server, replay, folder, read_log, score_rows):
+    process = replay()
+    wait_for_rows(server, 2000)
+    process.stdin.write("drift\n")
+    process.stdin.flush()
+    wait_for_rows(server, sum(server.scoring.requests) + 2000)
+    output, errors = process.communicate(timeout=20)
+    assert process.returncode == 0, errors
+    summary = summary_of(folder)
+    assert summary["requests"]["failed"] == 0
+    assert summary["rows"] == sum(server.scoring.requests) == summary["published_rows"]
+    assert summary["rows_before_drift"] >= 1900
+    assert summary["rows_after_drift"] >= 1900
+    assert summary["outcomes"] == summary["clicks"] > 0
+    assert summary["drift"]["columns"] == ["C2", "C14", "C17", "C23"]
+    assert 0.7 < summary["bayes_auc"]["before"] < 0.9
+    assert 0.7 < summary["bayes_auc"]["after"] < 0.9
+    assert summary["versions_seen"] == {"1": summary["rows"]}
+    lines = [json.loads(line) for line in (folder / "out" / "stats.jsonl").read_text().splitlines()]
+    assert sum(line["rows"] for line in lines) == summary["rows"]
+    assert sum(line["requests_sent"] for line in lines) == summary["requests"]["sent"]
+    records = read_log(folder / "log.db")
+    predictions = [r for r in records if isinstance(r, PredictionBatch)]
+    assert sum(map(len, predictions)) == summary["rows"]
+    for prediction in predictions[:: len(predictions) // 5]:
+        np.testing.assert_array_equal(prediction.scores, score_rows(prediction.dense, prediction.categorical))
+    assert sum(len(r) for r in records if not isinstance(r, PredictionBatch)) == summary["clicks"]
+    assert json.loads(output)["rows"] == summary["rows"]
+
+
+def test_a_killed_server_ends_the_replay_with_one_clear_line(server, replay, folder):
+    process = replay("--max-consecutive-failures", "5")
+    wait_for_rows(server, 500)
+    server.kill()
+    # Standard input stays open: the replay must give up by itself.
+    assert process.wait(timeout=20) == 3
+    errors = [line for line in process.stderr.read().splitlines() if line.startswith("error: ")]
+    assert len(errors) == 1
+    assert server.url in errors[0]
+    assert "5 requests failed in a row" in errors[0]
+    summary = summary_of(folder)
+    assert summary["requests"]["failed"] >= 5
+    assert summary["published_rows"] == summary["rows"] > 0
+    assert summary["outcomes"] == summary["clicks"]
+    assert summary["error"] in errors[0]
+
+
+def test_a_version_switch_fails_no_request(server, replay, folder):
+    process = replay("--max-rows", "3000")
+    wait_for_rows(server, 500)
+    text = "Request for model 'click_model' is not at ready state"
+    server.scoring.failures = [(grpc.StatusCode.NOT_FOUND, text)] * 3
+    server.scoring.version = 2
+    assert process.wait(timeout=20) == 0
+    summary = summary_of(folder)
+    assert summary["requests"]["failed"] == 0
+    assert summary["versions_seen"].keys() == {"1", "2"}
+    assert summary["rows"] == 3000
+
+
+def test_sigterm_stops_like_stop(server, replay, folder):
+    process = replay()
+    wait_for_rows(server, 200)
+    process.send_signal(signal.SIGTERM)
+    assert process.wait(timeout=20) == 0
+    assert summary_of(folder)["published_rows"] == summary_of(folder)["rows"] > 0
+
+
+def test_a_file_is_replayed_to_its_end(server, replay, folder, raw_table):
+    pq.write_table(raw_table(500), folder / "data.parquet")
+    process = replay(source=("--data", "data.parquet", "--drift-columns", "C2,C9"))
+    assert process.wait(timeout=20) == 0
+    summary = summary_of(folder)
+    assert (summary["exhausted"], summary["rows"]) == (True, 500)
+    assert json.loads((folder / "out" / "stats.jsonl").read_text().splitlines()[-1])["exhausted"]
+    assert summary["bayes_auc"] == {"before": None, "after": None}
+    assert summary["drift"]["columns"] == ["C2", "C9"]
+
+
+@pytest.mark.parametrize(
+    ("source", "text"),
+    [
+        (("--world", "absent.json"), "world absent.json cannot be read"),
+        (("--data", "absent.parquet"), "data absent.parquet does not exist"),
+        (("--world", "world.json", "--drift-columns", "C1"), "--drift-columns goes with --data"),
+        (("--world", "world.json", "--rows-per-request", "4096"), "rows_per_request is 4096"),
+    ],
+    ids=["world", "data", "mixed", "range"],
+)
+def test_replay_misuse_is_one_line_and_exit_2(replay, source, text):
+    process = replay(source=source)
+    assert process.wait(timeout=20) == 2
+    errors = process.stderr.read()
+    assert errors.startswith("error: ")
+    assert text in errors
+    assert len(errors.splitlines()) == 1
+
+
+def test_score_prints_a_line_per_row(server, folder, raw_table, score_rows):
+    pq.write_table(raw_table(20), folder / "data.parquet")
+    done = run("score", "--server", server.url, "--data", folder / "data.parquet", "--limit", 7)
+    lines = [json.loads(line) for line in done.stdout.splitlines()]
+    assert done.returncode == 0
+    assert [line["row"] for line in lines] == list(range(7))
+    assert all(line["model_version"] == 1 and 0 <= line["score"] <= 1 for line in lines)
+
+
+@pytest.mark.parametrize(
+    ("failure", "code", "text"),
+    [
+        ((grpc.StatusCode.NOT_FOUND, "Request for unknown model: 'click_model' is not found"), 3, "does not serve"),
+        ((grpc.StatusCode.INVALID_ARGUMENT, "unexpected shape for input 'dense'"), 2, "unexpected shape"),
+    ],
+    ids=["absent", "refused"],
+)
+def test_score_says_what_the_server_said(server, folder, raw_table, failure, code, text):
+    server.scoring.always = failure
+    pq.write_table(raw_table(5), folder / "data.parquet")
+    done = run("score", "--server", server.url, "--data", folder / "data.parquet")
+    assert (done.returncode, done.stdout) == (code, "")
+    assert done.stderr.startswith("error: ")
+    assert text in done.stderr
+
+
+def test_score_of_a_refused_connection_or_a_late_answer_says_so(server, folder, raw_table):
+    pq.write_table(raw_table(5), folder / "data.parquet")
+    server.scoring.wait = server.make_event()
+    late = run("score", "--server", server.url, "--data", folder / "data.parquet", "--deadline-seconds", 0.2)
+    assert (late.returncode, late.stderr) == (3, f"error: server {server.url} did not answer within 0.2 s\n")
+    server.release(server.scoring.wait)
+    server.kill()
+    refused = run("score", "--server", server.url, "--data", folder / "data.parquet")
+    assert refused.returncode == 3
+    assert f"error: server {server.url} is unavailable" in refused.stderr
+
+
+def test_score_of_another_schema_names_the_columns(server, folder, raw_table):
+    pq.write_table(raw_table(5).drop_columns(["C26"]), folder / "data.parquet")
+    done = run("score", "--server", server.url, "--data", folder / "data.parquet")
+    assert done.returncode == 2
+    assert "['C26']" in done.stderr
+
+
+def test_simulate_and_drift_write_what_they_say(folder):
+    arguments = ["--rows", 2000, "--days", 2, "--last-day", "2026-03-02", "--seed", 7]
+    done = run("simulate", "--lake", folder / "lake", "--world", folder / "w.json", *arguments)
+    report = json.loads(done.stdout)
+    assert done.returncode == 0
+    assert (report["rows"], report["days"]) == (2000, ["2026-03-01", "2026-03-02"])
+    assert sorted(p.name for p in (folder / "lake").iterdir()) == ["day=2026-03-01", "day=2026-03-02"]
+    drifted = run("drift", "--world", folder / "w.json", "--output", folder / "d.json", "--seed", 8, "--columns", "C5")
+    assert json.loads(drifted.stdout)["columns"] == ["C5"]
+    assert World.load(folder / "d.json").drifts[0].columns == ("C5",)
+    again = run("simulate", "--lake", folder / "lake", "--world", folder / "w.json", *arguments)
+    assert again.returncode == 2
+    assert "already" in again.stderr
+
+
+def test_the_parser_needs_no_library():
+    code = (
+        "import sys, inference_client.__main__ as m; m.build_parser(); "
+        "print(sorted({'numpy', 'pyarrow', 'grpc', 'tritonclient'} & set(sys.modules)))"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "[]"
+
+
+def test_flags_are_frozen():
+    commands = build_parser()._subparsers._group_actions[0].choices
+    assert list(commands) == ["score", "replay", "simulate", "drift"]
+    flags = {flag for action in commands["replay"]._actions for flag in action.option_strings}
+    promised = "server log world data drifted-world drift-columns rate rows-per-request label-delay-seconds seed stats"
+    promised += " summary max-rows max-consecutive-failures"
+    assert {f"--{name}" for name in promised.split()} <= flags

@@ -1,0 +1,192 @@
+"""Publishing to a real SQLite log: order, delays, and a log that is locked for a while."""
+
+from __future__ import annotations
+
+import asyncio
+import sqlite3
+
+import numpy as np
+import pytest
+
+from components.contracts.errors import ContractError, TemporaryError
+from components.contracts.records import OutcomeBatch, PredictionBatch
+from components.contracts.sqlite_log import SqliteLog
+from inference_client.publisher import PublisherSettings, RecordPublisher, open_log
+
+
+class Time:
+    """A clock that only sleeping moves."""
+
+    def __init__(self) -> None:
+        self.now, self.at_wake = 1000.0, []
+
+    def clock(self) -> float:
+        return self.now
+
+    async def sleep(self, seconds: float) -> None:
+        self.now += seconds
+        for action in self.at_wake:
+            action()
+        await asyncio.sleep(0)
+
+
+@pytest.fixture
+def time():
+    return Time()
+
+
+@pytest.fixture
+def prediction(make_rows):
+    def make(request_id: str, time: float = 1000.0, n: int = 4) -> PredictionBatch:
+        dense, categorical = make_rows(n)
+        scores = np.linspace(0, 1, n, dtype=np.float32)
+        return PredictionBatch(
+            request_id=request_id, time=time, model_version=1, dense=dense, categorical=categorical, scores=scores
+        )
+
+    return make
+
+
+def publisher_of(path, time, **settings):
+    log = SqliteLog(path, busy_timeout_seconds=0.05)
+    return RecordPublisher(
+        log, source="test", settings=PublisherSettings(**settings), clock=time.clock, sleep=time.sleep
+    )
+
+
+def test_what_is_read_back_is_what_was_scored(tmp_path, time, prediction, read_log):
+    publisher, sent = publisher_of(tmp_path / "log.db", time), prediction("r1")
+    publisher.add(sent, [(0, 1.0), (3, 2.5)])
+    asyncio.run(publisher.drain())
+    read, *outcomes = read_log(tmp_path / "log.db")
+    for name in ("dense", "categorical", "scores"):
+        np.testing.assert_array_equal(getattr(read, name), getattr(sent, name))
+    clicks = [(r, int(row), t) for o in outcomes for r, row, t in zip(o.request_ids, o.rows, o.times)]
+    assert clicks == [("r1", 0, 1001.0), ("r1", 3, 1002.5)]
+    assert (publisher.published_rows, publisher.published_outcomes) == (4, 2)
+
+
+def test_an_outcome_is_published_after_its_prediction_and_not_before_its_time(tmp_path, time, prediction, read_log):
+    path = tmp_path / "log.db"
+    publisher = publisher_of(path, time)
+    publisher.add(prediction("r1"), [(1, 1.0)])
+    asyncio.run(publisher.flush())
+    assert [type(r) for r in read_log(path)] == [PredictionBatch]
+    time.now = 1000.99
+    asyncio.run(publisher.flush())
+    assert publisher.published_outcomes == 0
+    time.now = 1001.0
+    asyncio.run(publisher.flush())
+    assert publisher.published_outcomes == 1
+
+
+def test_without_delay_the_prediction_still_comes_first(tmp_path, time, prediction, read_log):
+    publisher = publisher_of(tmp_path / "log.db", time)
+    publisher.add(prediction("r1"), [(0, 0.0)])
+    asyncio.run(publisher.flush())
+    assert [type(r) for r in read_log(tmp_path / "log.db")] == [PredictionBatch, OutcomeBatch]
+
+
+def test_one_flush_is_one_commit_and_an_empty_one_none(time, prediction):
+    class Counting:
+        calls: list[int] = []
+
+        def publish(self, messages):
+            self.calls.append(len(messages))
+
+        def close(self):
+            pass
+
+    publisher = RecordPublisher(Counting(), source="s", clock=time.clock, sleep=time.sleep)
+    for i in range(30):
+        publisher.add(prediction(f"r{i}"), [(0, 0.0), (1, 0.0)])
+    asyncio.run(publisher.flush())
+    asyncio.run(publisher.flush())
+    assert Counting.calls == [31]
+
+
+def test_nothing_is_lost_or_doubled_while_the_log_is_locked(tmp_path, time, prediction, read_log):
+    path = tmp_path / "log.db"
+    publisher = publisher_of(path, time)
+    lock = sqlite3.connect(path, isolation_level=None)
+    lock.execute("BEGIN IMMEDIATE")
+    wakes = []
+
+    def unlock_at_third():
+        wakes.append(time.now)
+        if len(wakes) == 2:
+            publisher.add(prediction("later", time.now), [(0, 0.1)])
+        if len(wakes) == 3:
+            lock.execute("COMMIT")
+
+    time.at_wake.append(unlock_at_third)
+    publisher.add(prediction("first"), [(0, 0.0), (2, 0.0)])
+    asyncio.run(publisher.drain())
+    lock.close()
+    records = read_log(path)
+    assert [r.request_id for r in records if isinstance(r, PredictionBatch)] == ["first", "later"]
+    clicks = [(i, int(row)) for o in records if isinstance(o, OutcomeBatch) for i, row in zip(o.request_ids, o.rows)]
+    assert sorted(clicks) == [("first", 0), ("first", 2), ("later", 0)]
+    assert (publisher.published_rows, publisher.published_outcomes) == (8, 3)
+
+
+def test_a_log_that_stays_locked_is_an_error_and_the_records_stay_queued(tmp_path, time, prediction, read_log):
+    path = tmp_path / "log.db"
+    publisher = publisher_of(path, time, give_up_seconds=3.0)
+    lock = sqlite3.connect(path, isolation_level=None)
+    lock.execute("BEGIN IMMEDIATE")
+    publisher.add(prediction("r1"), [(0, 0.0)])
+    with pytest.raises(TemporaryError, match="locked"):
+        asyncio.run(publisher.flush())
+    assert publisher.published_rows == 0
+    lock.execute("COMMIT")
+    lock.close()
+    publisher.add(prediction("r2"))
+    asyncio.run(publisher.drain())
+    assert [r.request_id for r in read_log(path) if isinstance(r, PredictionBatch)] == ["r1", "r2"]
+    assert (publisher.published_rows, publisher.published_outcomes) == (8, 1)
+
+
+def test_a_commit_whose_answer_was_lost_is_stored_once(tmp_path, time, prediction, read_log):
+    path = tmp_path / "log.db"
+    log = SqliteLog(path)
+
+    class Forgetful:
+        failed = False
+
+        def publish(self, messages):
+            log.publish(messages)
+            if not self.failed:
+                self.failed = True
+                raise TemporaryError("connection lost after the commit")
+
+        def close(self):
+            log.close()
+
+    publisher = RecordPublisher(Forgetful(), source="s", clock=time.clock, sleep=time.sleep)
+    publisher.add(prediction("r1"), [(0, 0.0)])
+    asyncio.run(publisher.drain())
+    assert len(read_log(path)) == 2
+
+
+def test_log_url_may_hold_spaces_and_be_relative(tmp_path, monkeypatch):
+    (tmp_path / "a b").mkdir()
+    open_log(f"sqlite:///{tmp_path}/a b/plain.db").close()
+    open_log(f"sqlite:///{tmp_path}/a%20b/encoded.db?lease_seconds=5").close()
+    monkeypatch.chdir(tmp_path / "a b")
+    open_log("sqlite:///relative.db").close()
+    assert {p.name for p in (tmp_path / "a b").glob("*.db")} == {"plain.db", "encoded.db", "relative.db"}
+
+
+@pytest.mark.parametrize(
+    ("url", "text"),
+    [
+        ("kafka://x/y", "kafka://x/y"),
+        ("sqlite://log.db", "three slashes"),
+        ("sqlite:///", "expected sqlite:///<path>"),
+        ("sqlite:////nowhere/at/all/log.db", "is no folder"),
+    ],
+)
+def test_logs_that_cannot_be_opened_are_refused(url, text):
+    with pytest.raises(ContractError, match=text):
+        open_log(url)

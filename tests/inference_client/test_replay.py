@@ -1,0 +1,313 @@
+"""The replay's schedule, counts and commands, in time that only sleeping moves."""
+
+from __future__ import annotations
+
+import asyncio
+
+import numpy as np
+import pytest
+
+from components.contracts.errors import ContractError
+from components.contracts.metrics import roc_auc
+from components.contracts.records import OutcomeBatch, PredictionBatch
+from components.contracts.sqlite_log import SqliteLog
+from inference_client.client import Scored
+from inference_client.errors import ServerUnavailable
+from inference_client.publisher import RecordPublisher
+from inference_client.replay import MAX_DELAY_FACTOR, Replay, ReplaySettings, Seams
+from inference_client.traffic import Request
+
+
+class Time:
+    """A clock that moves to the earliest sleeper when everything else waits."""
+
+    def __init__(self) -> None:
+        self.now = 5000.0
+        self.sleepers: list[tuple[float, asyncio.Event]] = []
+
+    def clock(self) -> float:
+        return self.now
+
+    async def sleep(self, seconds: float) -> None:
+        woken = asyncio.Event()
+        self.sleepers.append((self.now + seconds, woken))
+        await woken.wait()
+
+    async def advance(self) -> None:
+        while True:
+            for _ in range(20):
+                await asyncio.sleep(0)
+            if self.sleepers:
+                first = min(self.sleepers, key=lambda s: s[0])
+                self.sleepers.remove(first)
+                self.now = max(self.now, first[0])
+                first[1].set()
+
+
+class Scorer:
+    """Scores by a known function, after `seconds`; fails where told to."""
+
+    def __init__(self, time: Time, score_rows) -> None:
+        self.time, self.score_rows, self.seconds = time, score_rows, 0.001
+        self.asked: list[tuple[float, int]] = []
+        self.fails = lambda number: False
+        self.version_of = lambda number: 1
+        self.after_request = lambda number: None
+
+    async def score(self, dense, categorical):
+        number = len(self.asked)
+        self.asked.append((self.time.now, len(dense)))
+        self.after_request(number)
+        await self.time.sleep(self.seconds)
+        if self.fails(number):
+            raise ServerUnavailable("server x is unavailable: gone")
+        return Scored(self.score_rows(dense, categorical), self.version_of(number))
+
+
+class Rows:
+    """Traffic from a fixed table; drift turns the labels over."""
+
+    def __init__(self, make_rows, limit=None) -> None:
+        self.make_rows, self.limit, self.taken, self.requests, self.drifted = make_rows, limit, 0, [], False
+
+    def take(self, rows):
+        if self.limit is not None:
+            rows = min(rows, self.limit - self.taken)
+        if not rows:
+            return None
+        dense, categorical = self.make_rows(rows, self.taken)
+        probability = np.random.default_rng(self.taken).random(rows)
+        label = (np.random.default_rng(self.taken + 1).random(rows) < probability).astype(np.int32)
+        self.taken += rows
+        self.requests.append(Request(dense, categorical, 1 - label if self.drifted else label, probability))
+        return self.requests[-1]
+
+    def drift(self):
+        self.drifted = True
+
+    drift_note = {}
+
+
+@pytest.fixture
+def time():
+    return Time()
+
+
+@pytest.fixture
+def scorer(time, score_rows):
+    return Scorer(time, score_rows)
+
+
+@pytest.fixture
+def play(time, scorer, make_rows, tmp_path):
+    """Runs a replay to its end; returns it, its traffic and its publisher."""
+
+    def run(traffic=None, prepare=lambda replay: None, **settings):
+        traffic = traffic or Rows(make_rows)
+        log = SqliteLog(tmp_path / "log.db")
+        publisher = RecordPublisher(log, source="t", clock=time.clock, sleep=time.sleep)
+        settings = ReplaySettings(**{"rate": 1000.0, "rows_per_request": 10, **settings})
+
+        async def all_of_it():
+            seams = Seams(clock=time.clock, timer=time.clock, sleep=time.sleep)
+            replay = Replay(scorer, traffic, publisher, settings, np.random.default_rng(1), run="t", seams=seams)
+            prepare(replay)
+            moving = asyncio.create_task(time.advance())
+            await replay.send()
+            await publisher.drain()
+            moving.cancel()
+            return replay
+
+        replay = asyncio.run(all_of_it())
+        log.close()
+        return replay, traffic, publisher
+
+    return run
+
+
+def test_requests_go_out_at_the_stated_rate(play, scorer):
+    replay, _, _ = play(max_rows=1000, rate=2000.0)
+    times = [t for t, _ in scorer.asked]
+    assert [n for _, n in scorer.asked] == [10] * 100
+    np.testing.assert_allclose(np.diff(times), 0.005, atol=1e-9)
+    assert (replay.statistics.rows, replay.statistics.sent, replay.exhausted) == (1000, 100, False)
+
+
+def test_a_slow_answer_does_not_hold_back_the_next_request(play, scorer):
+    scorer.seconds = 0.1
+    play(max_rows=100, max_in_flight=64)
+    np.testing.assert_allclose(np.diff([t for t, _ in scorer.asked]), 0.01, atol=1e-9)
+
+
+def test_beyond_the_bound_the_replay_falls_behind_and_says_so(play, scorer):
+    scorer.seconds = 1.0
+    replay, _, _ = play(max_rows=100, max_in_flight=2)
+    times = np.array([t for t, _ in scorer.asked])
+    assert max(((times <= t) & (times > t - 1.0)).sum() for t in times) <= 2
+    assert replay.forgiven_seconds > 1.0
+    assert replay.statistics.rows == 100
+
+
+def test_after_a_stall_the_replay_does_not_burst(play, scorer):
+    scorer.seconds = 5.0
+
+    def quick(number):
+        if number >= 1:
+            scorer.seconds = 0.001
+
+    scorer.after_request = quick
+    play(max_rows=500, max_in_flight=1)
+    gaps = np.diff([t for t, _ in scorer.asked])
+    assert (gaps[3:] > 0.009).all()
+
+
+def test_each_rows_record_and_each_clicks_outcome_reach_the_log(play, read_log, tmp_path, score_rows):
+    _, traffic, publisher = play(max_rows=195, label_delay_seconds=2.0)
+    records = read_log(tmp_path / "log.db")
+    predictions = {r.request_id: (at, r) for at, r in enumerate(records) if isinstance(r, PredictionBatch)}
+    assert sum(len(p) for _, p in predictions.values()) == 195 == publisher.published_rows
+    clicks = {}
+    for at, batch in enumerate(records):
+        if isinstance(batch, OutcomeBatch):
+            for request_id, row, time in zip(batch.request_ids, batch.rows.tolist(), batch.times.tolist()):
+                assert (request_id, row) not in clicks
+                published_at, prediction = predictions[request_id]
+                assert published_at < at
+                assert 0 <= time - prediction.time <= MAX_DELAY_FACTOR * 2.0
+                clicks[request_id, row] = time - prediction.time
+    expected = set()
+    for number, request in enumerate(traffic.requests, start=1):
+        prediction = predictions[f"t-{number}"][1]
+        np.testing.assert_array_equal(prediction.dense, request.dense)
+        np.testing.assert_array_equal(prediction.categorical, request.categorical)
+        np.testing.assert_array_equal(prediction.scores, score_rows(request.dense, request.categorical))
+        expected |= {(f"t-{number}", int(row)) for row in np.flatnonzero(request.label)}
+    assert clicks.keys() == expected
+    assert 1.2 < np.mean(list(clicks.values())) < 2.8
+
+
+def test_drift_changes_rows_counts_and_the_best_auc(play, scorer, make_rows):
+    traffic = Rows(make_rows)
+
+    def prepare(replay):
+        scorer.after_request = lambda number: replay.command("drift\n") if number == 49 else None
+
+    replay, _, _ = play(traffic, prepare, max_rows=2000)
+    summary = replay.statistics.summary()
+    before, after = traffic.requests[:50], traffic.requests[50:]
+    assert (summary["rows_before_drift"], summary["rows_after_drift"]) == (500, 1500)
+    assert 5000 < summary["drift_time"] < 5002
+
+    def auc(requests):
+        return roc_auc(np.concatenate([r.label for r in requests]), np.concatenate([r.probability for r in requests]))
+
+    assert summary["bayes_auc"]["before"] == pytest.approx(auc(before), abs=1e-4)
+    assert summary["bayes_auc"]["after"] == pytest.approx(auc(after), abs=1e-4)
+
+
+def test_rate_command_changes_the_rate(play, scorer):
+    def prepare(replay):
+        scorer.after_request = lambda number: replay.command("rate 100") if number == 9 else None
+
+    play(None, prepare, max_rows=200)
+    gaps = np.diff([t for t, _ in scorer.asked])
+    np.testing.assert_allclose(gaps[:9], 0.01, atol=1e-9)
+    np.testing.assert_allclose(gaps[11:], 0.1, atol=1e-9)
+
+
+def test_stop_command_ends_and_publishes_what_was_sent(play, scorer):
+    def prepare(replay):
+        scorer.after_request = lambda number: replay.command("stop") if number == 4 else None
+
+    replay, traffic, publisher = play(None, prepare)
+    assert replay.statistics.sent == 5
+    assert publisher.published_rows == 50
+    assert publisher.published_outcomes == replay.statistics.clicks == sum(r.label.sum() for r in traffic.requests[:5])
+
+
+@pytest.mark.parametrize("line", ["faster", "rate", "rate -1", "rate x", "rate nan", "drift now"])
+def test_unknown_commands_are_said_and_ignored(play, caplog, line):
+    replay, _, _ = play(None, lambda replay: replay.command(line), max_rows=20)
+    assert replay.statistics.rows == 20
+    assert "command ignored" in caplog.text
+
+
+def test_a_second_drift_is_ignored(play, caplog):
+    play(None, lambda replay: [replay.command("drift"), replay.command("drift")], max_rows=10)
+    assert "drifted already" in caplog.text
+
+
+def test_exhausted_traffic_ends_the_replay(play, make_rows):
+    replay, _, publisher = play(Rows(make_rows, limit=25))
+    assert (replay.exhausted, publisher.published_rows) == (True, 25)
+
+
+def test_a_failed_request_is_counted_reported_and_not_published(play, scorer):
+    scorer.fails = lambda number: number % 4 == 0
+    replay, _, publisher = play(max_rows=200)
+    summary = replay.statistics.summary()
+    assert summary["requests"] == {"sent": 20, "failed": 5}
+    assert summary["errors"] == {"ServerUnavailable: server x is unavailable: gone": 5}
+    assert summary["rows"] == publisher.published_rows == 150
+    assert not replay.gave_up
+
+
+def test_too_many_failures_in_a_row_end_the_replay(play, scorer):
+    scorer.fails = lambda number: number >= 3
+    replay, _, publisher = play(max_consecutive_failures=7, max_in_flight=1)
+    assert replay.gave_up
+    assert replay.statistics.failed == 7
+    assert publisher.published_rows == 30
+    assert "gone" in str(replay.last_error)
+
+
+def test_a_defect_in_serving_a_request_is_raised_and_not_lost(play, scorer):
+    scorer.version_of = lambda number: 1 / 0
+    with pytest.raises(ZeroDivisionError):
+        play()
+
+
+def test_lines_report_a_second_and_start_anew(play, scorer):
+    scorer.version_of = lambda number: 1 + number // 6
+    replay, _, _ = play(max_rows=100)
+    line = replay.statistics.take_second(time=1.0, behind_seconds=0.25)
+    assert line == {
+        "time": 1.0,
+        "phase": "before",
+        "requests_sent": 10,
+        "requests_failed": 0,
+        "rows": 100,
+        "p50_ms": pytest.approx(1.0),
+        "p99_ms": pytest.approx(1.0),
+        "versions": {"1": 60, "2": 40},
+        "behind": 0.25,
+    }
+    empty = replay.statistics.take_second(time=2.0, behind_seconds=0.0)
+    assert (empty["rows"], empty["p50_ms"], empty["versions"]) == (0, None, {})
+
+
+def test_a_replay_without_rows_has_no_numbers_it_cannot_have(play):
+    replay, _, _ = play(None, lambda replay: replay.stop())
+    summary = replay.statistics.summary()
+    assert summary["bayes_auc"] == {"before": None, "after": None}
+    assert summary["latency_ms"] == {"p50": None, "p99": None}
+    assert summary["drift_time"] is None
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"rate": 0.0},
+        {"rate": float("nan")},
+        {"rows_per_request": 0},
+        {"rows_per_request": 4096},
+        {"label_delay_seconds": -1.0},
+        {"max_rows": 0},
+        {"max_in_flight": 0},
+        {"max_consecutive_failures": 0},
+    ],
+    ids=str,
+)
+def test_settings_out_of_range_are_refused_by_name(wrong):
+    with pytest.raises(ContractError, match=next(iter(wrong))):
+        ReplaySettings(**{"rate": 1.0, **wrong})

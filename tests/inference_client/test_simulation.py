@@ -1,0 +1,285 @@
+"""The synthetic click world: its shape, its truth, its drift, its files."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from datetime import date
+
+import numpy as np
+import pyarrow.parquet as pq
+import pytest
+from sklearn.linear_model import LogisticRegression
+from sklearn.metrics import roc_auc_score
+from sklearn.preprocessing import OneHotEncoder
+
+from components.contracts import criteo
+from components.contracts.errors import ContractError
+from components.contracts.metrics import roc_auc
+from inference_client.simulation.columns import CATEGORY_COLUMNS, DENSE_COLUMNS, DRIFT_COLUMNS
+from inference_client.simulation.lake import raw_schema, write_lake
+from inference_client.simulation.tables import Alias
+from inference_client.simulation.world import Drift, World, measured_bayes_auc
+
+ROWS = 100_000
+
+
+@pytest.fixture(scope="module")
+def world():
+    return World.create(7)
+
+
+@pytest.fixture(scope="module")
+def drifted(world):
+    return world.drifted(Drift(seed=8))
+
+
+@pytest.fixture(scope="module")
+def rows(world):
+    return world.draw(ROWS, np.random.default_rng(1))
+
+
+@pytest.fixture(scope="module")
+def drifted_rows(drifted):
+    return drifted.draw(ROWS, np.random.default_rng(2))
+
+
+def within(observed: float, share: float, n: int, sigmas: float = 5.0) -> bool:
+    """Whether a share of n rows lies within the binomial error of what it should be."""
+    return abs(observed - share) <= sigmas * np.sqrt(share * (1 - share) / n) + 1e-12
+
+
+def test_rows_have_the_contracts_shapes(rows):
+    assert (rows.dense.dtype, rows.dense.shape) == (np.float32, (ROWS, 13))
+    assert (rows.categorical.dtype, rows.categorical.shape) == (np.int64, (ROWS, 26))
+    assert rows.categorical.min() == criteo.MISSING_CATEGORY
+    assert rows.categorical.max() <= criteo.MAX_CATEGORY
+    assert set(np.unique(rows.label)) == {0, 1}
+
+
+@pytest.mark.parametrize("name", criteo.DENSE)
+def test_integers_have_the_stated_missing_share_and_quantiles(rows, name):
+    column, values = DENSE_COLUMNS[name], rows.dense[:, criteo.DENSE.index(name)]
+    assert within(np.isnan(values).mean(), column.missing, ROWS)
+    present = values[~np.isnan(values)]
+    np.testing.assert_array_equal(present, np.floor(present))
+    assert present.min() == column.minimum
+    assert present.max() <= column.maximum
+    assert within((present > column.median).mean(), 0.5, len(present)) or abs(np.median(present) - column.median) <= 1
+    assert within((present > column.p99).mean(), 0.01, len(present), sigmas=8)
+
+
+def test_i2_may_be_negative(rows):
+    assert np.nanmin(rows.dense[:, 1]) == -2
+
+
+@pytest.mark.parametrize("name", criteo.CATEGORICAL)
+def test_categories_have_the_stated_missing_share_and_head(rows, name):
+    column, keys = CATEGORY_COLUMNS[name], rows.categorical[:, criteo.CATEGORICAL.index(name)]
+    assert within((keys == -1).mean(), column.missing, ROWS)
+    present = keys[keys != -1]
+    counts = np.unique(present, return_counts=True)[1]
+    assert within(counts.max() / len(present), column.head, len(present)), (
+        "the largest of several near heads may be luck"
+    )
+    assert len(counts) <= column.cardinality
+
+
+def test_long_tails_are_mostly_seen_once_and_small_columns_never(rows):
+    head = rows.categorical[:6400]
+    for name, distinct_low, once_low in (("C3", 3600, 0.7), ("C16", 3000, 0.7), ("C9", 2, 0.0)):
+        counts = np.unique(head[:, criteo.CATEGORICAL.index(name)], return_counts=True)[1]
+        assert len(counts) >= distinct_low
+        assert (counts == 1).mean() >= once_low
+
+
+def test_columns_of_the_same_missing_share_lack_values_in_the_same_rows(rows):
+    np.testing.assert_array_equal(np.isnan(rows.dense[:, 0]), np.isnan(rows.dense[:, 9]))
+
+
+@pytest.mark.parametrize("click_rate", [0.25, 0.032])
+def test_click_rate_and_best_auc_are_as_asked(click_rate):
+    rows = World.create(11, click_rate=click_rate, bayes_auc=0.8).draw(ROWS, np.random.default_rng(3))
+    assert within(rows.label.mean(), click_rate, ROWS, sigmas=6)
+    assert measured_bayes_auc(rows) == pytest.approx(0.80, abs=0.012)
+    assert measured_bayes_auc(rows) == pytest.approx(roc_auc_score(rows.label, rows.probability), abs=1e-12)
+
+
+def test_labels_follow_the_stated_probability(rows):
+    """In each tenth of the rows by probability, as many clicks as it says."""
+    for part in np.array_split(np.argsort(rows.probability), 10):
+        assert within(rows.label[part].mean(), rows.probability[part].mean(), len(part))
+
+
+def test_after_drift_the_best_auc_and_the_click_rate_stay(rows, drifted_rows):
+    assert measured_bayes_auc(drifted_rows) == pytest.approx(measured_bayes_auc(rows), abs=0.02)
+    assert drifted_rows.label.mean() == pytest.approx(rows.label.mean(), abs=0.01)
+
+
+def test_drift_changes_the_weights_of_the_stated_columns_only(world, drifted):
+    for name, before, after in zip(criteo.CATEGORICAL, world.category_tables, drifted.category_tables):
+        known = len(before.frequencies)
+        same = np.array_equal(before.weights[:known], after.weights[:known])
+        assert same == (name not in DRIFT_COLUMNS), name
+        np.testing.assert_array_equal(before.keys[:known], after.keys[:known])
+    for before, after in zip(world.dense_tables, drifted.dense_tables):
+        np.testing.assert_array_equal(before.effects, after.effects)
+    assert drifted.strength == world.strength
+
+
+def test_rotated_weights_say_little_about_the_old_ones(world, drifted):
+    for name in ("C14", "C17", "C23"):
+        i = criteo.CATEGORICAL.index(name)
+        before, known = world.category_tables[i], len(world.category_tables[i].frequencies)
+        shares, after = before.frequencies, drifted.category_tables[i].weights[:known].astype(float)
+        old = before.weights[:known].astype(float)
+        relation = (shares * (old - shares @ old) * (after - shares @ after)).sum()
+        size = np.sqrt((shares * (old - shares @ old) ** 2).sum() * (shares * (after - shares @ after) ** 2).sum())
+        assert abs(relation / size) < 0.35, name
+
+
+def test_new_categories_take_the_stated_share_of_the_stated_columns(world, rows, drifted_rows):
+    drift = Drift(seed=8)
+    for i, name in enumerate(criteo.CATEGORICAL):
+        known = world.category_tables[i].keys
+        new = ~np.isin(drifted_rows.categorical[:, i], known)
+        expected = drift.new_category_share if name in drift.new_category_columns else 0.0
+        assert within(new.mean(), expected, ROWS), name
+        if expected:
+            assert len(np.unique(drifted_rows.categorical[new, i])) == drift.new_categories
+
+
+def test_covariate_shift_moves_the_values_and_not_the_truth(world, rows):
+    shifted = world.drifted(Drift(seed=8, columns=(), new_category_columns=(), dense_shift={"I5": 0.5}))
+    moved = shifted.draw(ROWS, np.random.default_rng(5))
+    assert np.nanmedian(moved.dense[:, 4]) > 1.5 * np.nanmedian(rows.dense[:, 4])
+    assert np.nanmedian(moved.dense[:, 5]) == pytest.approx(np.nanmedian(rows.dense[:, 5]), rel=0.1)
+    assert shifted.bias == pytest.approx(world.bias, abs=1e-12)
+
+    def effect_of(table):
+        return dict(zip(table.values.tolist(), table.effects.tolist()))
+
+    before, after = effect_of(world.dense_tables[4]), effect_of(shifted.dense_tables[4])
+    both = before.keys() & after.keys()
+    assert len(both) > 100
+    assert all(before[v] == pytest.approx(after[v], abs=1e-6) for v in both)
+
+
+def test_drift_hurts_an_old_model_and_twenty_thousand_rows_repair_it(world, drifted, rows, drifted_rows):
+    """The demo's premise, on a logistic regression of the small columns."""
+    small = [i for i, c in enumerate(CATEGORY_COLUMNS.values()) if c.cardinality <= 1000]
+
+    def fit(train):
+        encoder = OneHotEncoder(min_frequency=10, handle_unknown="infrequent_if_exist")
+        model = LogisticRegression(C=0.1, max_iter=300).fit(
+            encoder.fit_transform(train.categorical[:, small]), train.label
+        )
+        return lambda test: roc_auc(
+            test.label, model.predict_proba(encoder.transform(test.categorical[:, small]))[:, 1]
+        )
+
+    old = fit(rows)
+    test = world.draw(30_000, np.random.default_rng(20))
+    drifted_test = drifted.draw(30_000, np.random.default_rng(21))
+    before, at_drift = old(test), old(drifted_test)
+    after = fit(drifted.draw(20_000, np.random.default_rng(22)))(drifted_test)
+    assert at_drift < 0.68 < 0.76 < before
+    assert (after - at_drift) / (before - at_drift) >= 0.7
+
+
+def test_a_world_travels_as_json(world, drifted, tmp_path):
+    path = tmp_path / "a folder" / "world.json"
+    twice = drifted.drifted(Drift(seed=9, columns=("C1",), dense_shift={"I1": 0.1}))
+    twice.save(path)
+    assert World.load(path) == twice
+    assert path.stat().st_size < 2_000
+
+
+def test_the_same_parameters_give_the_same_rows_in_another_process(drifted, tmp_path):
+    drifted.save(tmp_path / "world.json")
+    code = (
+        "import sys, numpy as np, hashlib; from pathlib import Path\n"
+        "from inference_client.simulation.world import World\n"
+        "rows = World.load(Path(sys.argv[1])).draw(500, np.random.default_rng(4))\n"
+        "print(hashlib.sha256(b''.join(a.tobytes() for a in rows)).hexdigest())"
+    )
+    outputs = {
+        subprocess.run(
+            [sys.executable, "-c", code, str(tmp_path / "world.json")],
+            capture_output=True,
+            text=True,
+            check=True,
+            env={"PYTHONPATH": ".", "PYTHONHASHSEED": seed},
+        ).stdout
+        for seed in ("1", "2")
+    }
+    assert len(outputs) == 1
+
+
+def test_another_seed_gives_other_categories():
+    a, b = World.create(1).category_tables[0], World.create(2).category_tables[0]
+    assert not np.isin(a.keys[:-1], b.keys[:-1]).any()
+
+
+@pytest.mark.parametrize(
+    ("change", "text"),
+    [
+        (lambda d: d.pop("bias"), "missing names.*bias"),
+        (lambda d: d.update(colour=1), "colour"),
+        (lambda d: d.update(format_version=2), "format_version 1"),
+        (lambda d: d["drifts"][0].update(columns=["C27"]), "C27"),
+    ],
+    ids=["missing", "unknown", "version", "column"],
+)
+def test_a_damaged_world_is_refused(drifted, tmp_path, change, text):
+    path = tmp_path / "world.json"
+    drifted.save(path)
+    document = json.loads(path.read_text())
+    change(document)
+    path.write_text(json.dumps(document))
+    with pytest.raises(ContractError, match=text):
+        World.load(path)
+
+
+@pytest.mark.parametrize("settings", [{"click_rate": 0.0}, {"click_rate": 1.0}, {"bayes_auc": 0.5}, {"bayes_auc": 1}])
+def test_worlds_that_cannot_be_are_refused(settings):
+    with pytest.raises(ContractError, match=str(next(iter(settings.values())))):
+        World.create(1, **settings)
+
+
+def test_alias_draws_the_stated_distribution():
+    shares = np.array([0.5, 0.25, 0.2, 0.05, 0.0])
+    drawn = Alias.build(shares).draw(200_000, np.random.default_rng(0))
+    observed = np.bincount(drawn, minlength=5) / 200_000
+    assert all(within(o, s, 200_000) for o, s in zip(observed, shares))
+
+
+def test_lake_holds_the_raw_schema_day_by_day(world, tmp_path):
+    report = write_lake(world, tmp_path / "lake", rows=3001, days=3, last_day=date(2026, 3, 1), seed=7)
+    assert report.days == ["2026-02-27", "2026-02-28", "2026-03-01"]
+    keys, clicks = set(), 0
+    for day in report.days:
+        (path,) = (tmp_path / "lake" / f"day={day}").iterdir()
+        table = pq.ParquetFile(path).read()
+        assert table.schema.equals(raw_schema())
+        assert {str(t.as_py().date()) for t in table[criteo.EVENT_TIME]} == {day}
+        assert table[criteo.EVENT_TIME].to_pylist() == sorted(table[criteo.EVENT_TIME].to_pylist())
+        assert table[criteo.MODEL_VERSION].null_count == len(table)
+        keys |= set(zip(table[criteo.REQUEST_ID].to_pylist(), table[criteo.ROW].to_pylist()))
+        clicks += sum(table[criteo.LABEL].to_pylist())
+        assert 0.4 < table["I1"].null_count / len(table) < 0.5
+    assert len(keys) == report.rows == 3001
+    assert clicks == report.clicks
+
+
+def test_lake_does_not_touch_a_day_that_exists(world, tmp_path):
+    (tmp_path / "day=2026-03-01").mkdir()
+    with pytest.raises(ContractError, match="2026-03-01 already"):
+        write_lake(world, tmp_path, rows=10, days=2, last_day=date(2026, 3, 1), seed=7)
+    assert [p.name for p in tmp_path.iterdir()] == ["day=2026-03-01"]
+
+
+def test_lake_needs_a_row_a_day(world, tmp_path):
+    with pytest.raises(ContractError, match="1 rows over 2 days"):
+        write_lake(world, tmp_path, rows=1, days=2, last_day=date(2026, 3, 1), seed=7)

@@ -1,0 +1,113 @@
+"""Sources of rows: a world, and a file whose columns are permuted on command."""
+
+from __future__ import annotations
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from components.contracts import criteo
+from components.contracts.errors import ContractError
+from inference_client.simulation.world import Drift, World
+from inference_client.traffic import FileTraffic, WorldTraffic, parquet_paths, read_rows
+
+
+@pytest.fixture
+def data(tmp_path, raw_table):
+    table = raw_table(300)
+    pq.write_table(table, tmp_path / "data.parquet")
+    return tmp_path / "data.parquet", table
+
+
+def take_all(traffic, rows):
+    requests = []
+    while (request := traffic.take(rows)) is not None:
+        requests.append(request)
+    return requests
+
+
+def test_world_traffic_is_the_worlds_and_switches_at_once():
+    world = World.create(3)
+    drifted = world.drifted(Drift(seed=4))
+    traffic = WorldTraffic(world, drifted, np.random.default_rng(0))
+    old = world.category_tables[1].keys
+    assert np.isin(traffic.take(64).categorical[:, 1], old).all()
+    traffic.drift()
+    after = np.concatenate([traffic.take(64).categorical[:, 1] for _ in range(20)])
+    assert not np.isin(after, old).all()
+    assert traffic.drift_note["columns"] == ["C2", "C14", "C17", "C23"]
+
+
+def test_world_traffic_without_a_drifted_world_refuses_to_drift():
+    traffic = WorldTraffic(World.create(3), None, np.random.default_rng(0))
+    with pytest.raises(ContractError, match="no drifted world"):
+        traffic.drift()
+
+
+def test_a_file_is_replayed_once_in_order(data):
+    path, table = data
+    requests = take_all(FileTraffic(path), 64)
+    assert [len(r.label) for r in requests] == [64, 64, 64, 64, 44]
+    np.testing.assert_array_equal(np.concatenate([r.label for r in requests]), table["label"].to_numpy())
+    i2 = table["I2"].to_numpy(zero_copy_only=False)
+    np.testing.assert_array_equal(np.concatenate([r.dense[:, 1] for r in requests]), i2)
+    c2 = table["C2"].fill_null(-1).to_numpy()
+    np.testing.assert_array_equal(np.concatenate([r.categorical[:, 1] for r in requests]), c2)
+    assert all(r.probability is None for r in requests)
+
+
+def test_drift_permutes_the_values_of_the_stated_columns_and_nothing_else(data):
+    path, _ = data
+    plain = take_all(FileTraffic(path), 300)[0]
+    traffic = FileTraffic(path, drift_columns=("C2", "C20"), seed=5)
+    traffic.drift()
+    drifted = take_all(traffic, 300)[0]
+    np.testing.assert_array_equal(plain.label, drifted.label)
+    for i, name in enumerate(criteo.CATEGORICAL):
+        before, after = plain.categorical[:, i], drifted.categorical[:, i]
+        assert np.array_equal(before, after) == (name not in ("C2", "C20")), name
+        np.testing.assert_array_equal(before == -1, after == -1)
+        assert len(set(zip(before.tolist(), after.tolist()))) == len(set(before.tolist())), "one image per value"
+        assert set(before.tolist()) == set(after.tolist())
+    assert traffic.drift_note["seed"] == 5
+    assert traffic.drift_note["columns"] == ["C2", "C20"]
+
+
+def test_a_folder_of_files_is_read_in_name_order(tmp_path, raw_table):
+    for day in ("day=2026-01-02", "day=2026-01-01"):
+        (tmp_path / day).mkdir()
+        pq.write_table(raw_table(10, seed=int(day[-1])), tmp_path / day / "part-0.parquet")
+    label = np.concatenate([b[2] for b in read_rows(parquet_paths(tmp_path))])
+    expected = np.concatenate([raw_table(10, seed=s)["label"].to_numpy() for s in (1, 2)])
+    np.testing.assert_array_equal(label, expected)
+
+
+@pytest.mark.parametrize(
+    ("change", "text"),
+    [
+        (lambda t: t.drop_columns(["C7", "I3"]), r"\['I3', 'C7'\]"),
+        (lambda t: t.drop_columns(["label"]), "lacks column label"),
+        (lambda t: t.set_column(0, "label", pa.array([2] * len(t))), "other than 0 and 1"),
+        (lambda t: t.set_column(14, "C1", pa.array(["68fd1e64"] * len(t))), "column C1"),
+    ],
+    ids=["columns", "label", "labels", "hex"],
+)
+def test_files_of_another_shape_are_refused(tmp_path, raw_table, change, text):
+    pq.write_table(change(raw_table(20)), tmp_path / "bad.parquet")
+    with pytest.raises(ContractError, match=text):
+        take_all(FileTraffic(tmp_path / "bad.parquet"), 8)
+
+
+def test_what_is_no_parquet_is_refused(tmp_path):
+    (tmp_path / "x.parquet").write_text("no")
+    for path, text in ((tmp_path / "absent.parquet", "does not exist"), (tmp_path / "x.parquet", "no readable")):
+        with pytest.raises(ContractError, match=text):
+            FileTraffic(path)
+
+
+def test_drift_of_no_columns_or_of_integers_is_refused(data):
+    with pytest.raises(ContractError, match="no drift columns"):
+        FileTraffic(data[0]).drift()
+    with pytest.raises(ContractError, match="I1"):
+        FileTraffic(data[0], drift_columns=("I1",))

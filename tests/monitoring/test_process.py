@@ -1,0 +1,220 @@
+"""The monitor and the uploader as real processes: SIGKILL in mid-stream, SIGTERM, a local run, bad settings."""
+
+from __future__ import annotations
+
+import json
+import os
+import shlex
+import signal
+import subprocess
+import sys
+import time
+import urllib.request
+
+import numpy as np
+import pytest
+
+from components.contracts.sqlite_log import SqliteLog
+from tests.conftest import REPOSITORY
+from tests.monitoring.conftest import clicks, prediction, publish, read_events, read_rows
+from tests.monitoring.test_archive import archived_rows, expected_rows
+
+
+def wait_until(condition, *, seconds: float = 30.0, what: str = "the condition"):
+    deadline = time.monotonic() + seconds
+    while time.monotonic() < deadline:
+        if found := condition():
+            return found
+        time.sleep(0.02)
+    raise AssertionError(f"{what} did not come within {seconds} s")
+
+
+class Processes:
+    """Monitors and uploaders of one folder; all ended with the test."""
+
+    def __init__(self, folder) -> None:
+        self.folder = folder / "with a space"
+        self.folder.mkdir()
+        self.state, self.archive, self.lake = (self.folder / n for n in ("state", "archive", "lake"))
+        self.log = SqliteLog(self.folder / "log.db")
+        self.started: list[subprocess.Popen] = []
+
+    def monitor(self, **flags) -> subprocess.Popen:
+        values = {
+            "log": f"sqlite:///{self.folder / 'log.db'}?lease_seconds=1".replace(" ", "%20"),
+            "state": self.state,
+            "archive": self.archive,
+            "store": self.folder / "store",
+            "http_port": 0,
+            "tick_seconds": 0.05,
+            "attribution_window_seconds": 1.0,
+            "archive_roll_rows": 200,
+            **flags,
+        }
+        return self.start("monitoring", values)
+
+    def start(self, module: str, values: dict) -> subprocess.Popen:
+        argv = [text for name, value in values.items() for text in ("--" + name.replace("_", "-"), str(value))]
+        self.started.append(
+            subprocess.Popen(
+                [sys.executable, "-m", module, *argv],
+                cwd=self.folder,
+                env={**os.environ, "PYTHONPATH": str(REPOSITORY)},
+                stderr=open(self.folder / f"{module}.{len(self.started)}.log", "wb"),  # noqa: SIM115
+            )
+        )
+        return self.started[-1]
+
+    def end(self, process: subprocess.Popen) -> int:
+        process.send_signal(signal.SIGTERM)
+        return process.wait(20)
+
+    def counter(self, name: str) -> float:
+        return json.loads(self.page("/status") or "{}").get("counters", {}).get(name, 0)
+
+    def page(self, path: str) -> str:
+        """A page; empty while a monitor starts (the address may still be its predecessor's)."""
+        try:
+            address = json.loads((self.state / "http.json").read_text())
+            with urllib.request.urlopen(f"http://{address['host']}:{address['port']}{path}", timeout=5) as answer:
+                return answer.read().decode()
+        except OSError:
+            return ""
+
+
+@pytest.fixture
+def processes(tmp_path):
+    made = Processes(tmp_path)
+    yield made
+    for process in made.started:
+        process.kill()
+        process.wait()
+    for note in made.state.glob("runs/*.json"):
+        with_group = json.loads(note.read_text())["process_group"]
+        try:
+            os.killpg(with_group, signal.SIGKILL)
+        except ProcessLookupError:
+            continue
+    made.log.close()
+
+
+def test_sigkill_in_mid_stream_loses_no_row_and_archives_none_twice(processes):
+    p = processes
+    uploader = p.start("monitoring.uploader", {"archive": p.archive, "lake": p.lake, "interval_seconds": 0.05})
+    monitor, batches, clicked = p.monitor(), [], set()
+    random = np.random.default_rng(0)
+    for kill in range(4):
+        for i in range(40):
+            batch = prediction(f"r{kill}-{i}", 8, time=time.time())
+            row = int(random.integers(8))
+            batches.append(batch)
+            clicked.add((batch.request_id, row))
+            publish(p.log, batch, clicks(f"o-{batch.request_id}", [(batch.request_id, row, batch.time + 0.1)]))
+        if kill < 3:
+            total = 100 * (kill + 1)
+            wait_until(lambda total=total: p.counter("archived") >= total, what="archived rows")
+            # Kill while the next batches come in: no rest between publishing and the signal.
+            publish(p.log, *[prediction(f"k{kill}-{i}", 8, time=time.time()) for i in range(20)])
+            monitor.kill()
+            monitor.wait()
+            monitor = p.monitor()
+    extra = {f"k{kill}-{i}" for kill in range(3) for i in range(20)}
+    published = 8 * (len(batches) + len(extra))
+    wait_until(lambda: p.counter("matured") == published, what="all labels")
+    assert p.end(monitor) == 0
+    assert p.end(uploader) == 0
+    rows = read_rows(p.lake)
+    assert read_rows(p.archive) == []
+    assert len(rows) == published
+    found = archived_rows(rows)
+    assert {key: value for key, value in found.items() if key[0] not in extra} == expected_rows(batches, clicked)
+    assert read_events(p.state)[-1]["kind"] == "stopped"
+
+
+RUN = """
+import json, os, sys, time
+from pathlib import Path
+request = json.loads(Path(sys.argv[-1]).read_text())
+folder = Path({folder!r})
+with open(folder / "runs.txt", "a") as file:
+    file.write(request["request_id"] + "\\n")
+while not (folder / "go").exists():
+    time.sleep(0.02)
+sys.exit({code})
+"""
+
+
+@pytest.mark.parametrize(("code", "outcome"), [(0, "released"), (1, "refused"), (7, "failed")])
+def test_drift_starts_one_local_run_that_survives_the_monitors_death(processes, code, outcome):
+    p = processes
+    command = shlex.join([sys.executable, "-c", RUN.format(folder=str(p.folder), code=code)])
+    flags = {"trigger": "local", "run_command": command, "min_clicks": 20, "consecutive_breaches": 1}
+    flags |= {"upload_wait_seconds": 30.0, "attribution_window_seconds": 0.2}
+    uploader = p.start("monitoring.uploader", {"archive": p.archive, "lake": p.lake, "interval_seconds": 0.05})
+    monitor = p.monitor(**flags)
+
+    def traffic(name: str) -> None:
+        """Clicks at random: an AUC of a half."""
+        batch = prediction(name, 400, time=time.time())
+        publish(p.log, batch, clicks(f"o-{name}", [(name, row, batch.time) for row in range(0, 400, 4)]))
+
+    traffic("first")
+    wait_until((p.folder / "runs.txt").exists, what="the run")
+    monitor.kill()
+    monitor.wait()
+    traffic("while down")
+    monitor = p.monitor(**flags)
+    traffic("after")
+    wait_until(lambda: p.counter("matured") == 1200, what="labels after the restart")
+    assert '"phase": "running"' in p.page("/status")
+    (p.folder / "go").touch()
+
+    def ended():
+        return [event for event in read_events(p.state) if event["kind"] == "run_ended"]
+
+    wait_until(ended, what="the run's end")
+    traffic("held")
+    wait_until(lambda: "held" in [event["kind"] for event in read_events(p.state)], what="the hold")
+    assert p.end(monitor) == 0
+    assert p.end(uploader) == 0
+    (request_id,) = (p.folder / "runs.txt").read_text().split()
+    assert [(event["request_id"], event["outcome"]) for event in ended()] == [(request_id, outcome)]
+    kinds = [event["kind"] for event in read_events(p.state)]
+    order = ["decision", "archived", "uploaded", "requested", "run_started", "run_ended"]
+    assert [kind for kind in kinds if kind in order and kind != "archived"] == [k for k in order if k != "archived"]
+    assert read_events(p.state)[kinds.index("decision")]["auc"] == pytest.approx(0.5, abs=0.1)
+
+
+def test_two_monitors_cannot_share_a_state_folder(processes):
+    first = processes.monitor()
+    wait_until((processes.state / "http.json").exists, what="the first monitor")
+    second = processes.monitor()
+    assert second.wait(20) == 1
+    assert "is held by another monitor" in (processes.folder / "monitoring.1.log").read_text()
+    assert first.poll() is None
+
+
+@pytest.mark.parametrize(
+    ("flags", "message"),
+    [
+        ({"log": "kafka://broker/topic"}, "log is 'kafka://broker/topic', expected sqlite:///<path>"),
+        ({"log": "sqlite:///no/such/folder/log.db"}, "no/such/folder is no folder"),
+        ({"trigger": "local"}, "run_command is empty"),
+        ({"window_rows": 0}, "window_rows is 0, expected at least 1"),
+    ],
+)
+def test_misuse_is_one_line_and_exit_code_2(processes, flags, message):
+    process = processes.monitor(**flags)
+    assert process.wait(20) == 2
+    lines = (processes.folder / "monitoring.0.log").read_text().splitlines()
+    assert lines[-1].startswith("error: ")
+    assert message in lines[-1]
+
+
+def test_a_taken_port_is_a_clear_error(processes):
+    import socket
+
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        process = processes.monitor(http_port=taken.getsockname()[1])
+        assert process.wait(20) == 1
+    assert "cannot be used" in (processes.folder / "monitoring.0.log").read_text()

@@ -1,0 +1,125 @@
+"""Settings: promised defaults, flags, environment variables, refusals."""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+
+import pytest
+
+from components.contracts.errors import ContractError
+from components.contracts.sqlite_log import SqliteLog
+from monitoring.logs import open_log
+from monitoring.settings import MonitorSettings, UploaderSettings, build_parser, read_settings
+
+REQUIRED = ["--log", "sqlite:///x.db", "--state", "s", "--archive", "a", "--store", "m"]
+
+
+def read(argv, environment=None, settings=MonitorSettings):
+    parser = build_parser(settings, prog="monitoring", description="")
+    return read_settings(settings, parser, argv, environment or {})
+
+
+def test_defaults_are_frozen():
+    defaults = {f.name: f.default for f in dataclasses.fields(MonitorSettings) if f.default is not dataclasses.MISSING}
+    assert defaults == {
+        "auc_threshold": 0.74,
+        "min_clicks": 200,
+        "require_confidence": True,
+        "consecutive_breaches": 3,
+        "min_rows_since_breach": 0,
+        "cooldown_seconds": 3600.0,
+        "failure_backoff_seconds": 900.0,
+        "daily_budget": 4,
+        "http_host": "127.0.0.1",
+        "http_port": 9464,
+        "window_rows": 20_000,
+        "attribution_window_seconds": 1800.0,
+        "archive_roll_rows": 50_000,
+        "archive_roll_seconds": 300.0,
+        "tick_seconds": 1.0,
+        "pull_messages": 500,
+        "keep_ids_seconds": 604_800.0,
+        "trigger": "none",
+        "run_command": "",
+        "upload_wait_seconds": 600.0,
+        "kubeflow_host": "",
+        "kubeflow_namespace": "",
+        "kubeflow_experiment": "evergreen-retraining",
+        "pipeline_package": "",
+        "pipeline_id": "",
+        "pipeline_version_id": "",
+        "pipeline_arguments": "{}",
+    }
+    assert [f.name for f in dataclasses.fields(UploaderSettings)] == ["archive", "lake", "interval_seconds"]
+
+
+def test_flags_come_before_variables_and_variables_before_defaults():
+    variables = {"EVERGREEN_MONITOR_WINDOW_ROWS": "50", "EVERGREEN_MONITOR_REQUIRE_CONFIDENCE": "false"}
+    settings = read([*REQUIRED, "--window-rows", "70"], {**variables, "EVERGREEN_MONITOR_AUC_THRESHOLD": "0.6"})
+    assert (settings.window_rows, settings.require_confidence, settings.auc_threshold) == (70, False, 0.6)
+    assert settings.state == Path("s")
+    assert settings.min_clicks == 200
+    assert read([*REQUIRED, "--no-require-confidence"]).require_confidence is False
+
+
+def test_required_settings_may_come_from_variables_alone():
+    pairs = zip(REQUIRED[::2], REQUIRED[1::2])
+    settings = read([], {f"EVERGREEN_MONITOR_{flag[2:].upper()}": value for flag, value in pairs})
+    assert settings.log == "sqlite:///x.db"
+
+
+@pytest.mark.parametrize(
+    ("argv", "environment", "message"),
+    [
+        ([], {}, "settings are missing: expected --log, --state, --archive, --store"),
+        (REQUIRED, {"EVERGREEN_MONITOR_WINDOWS_ROWS": "5"}, "EVERGREEN_MONITOR_WINDOWS_ROWS names no setting"),
+        (REQUIRED, {"EVERGREEN_MONITOR_WINDOW_ROWS": "many"}, "EVERGREEN_MONITOR_WINDOW_ROWS is 'many', expected int"),
+        (REQUIRED, {"EVERGREEN_MONITOR_REQUIRE_CONFIDENCE": "1"}, "expected true or false"),
+        ([*REQUIRED, "--trigger", "cron"], {}, "trigger is 'cron', expected one of none, local, kubeflow"),
+        ([*REQUIRED, "--trigger", "kubeflow"], {}, "kubeflow_host is empty"),
+        ([*REQUIRED, "--trigger", "kubeflow", "--kubeflow-host", "http://x"], {}, "exactly one"),
+        ([*REQUIRED, "--tick-seconds", "0"], {}, "tick_seconds is 0.0, expected above 0"),
+        ([*REQUIRED, "--http-port", "70000"], {}, "http_port is 70000"),
+        ([*REQUIRED, "--attribution-window-seconds", "nan"], {}, "attribution_window_seconds is nan"),
+    ],
+)
+def test_bad_settings_are_refused_with_their_name(argv, environment, message):
+    with pytest.raises(ContractError, match=message):
+        read(argv, environment)
+
+
+def test_every_flag_is_described(capsys):
+    with pytest.raises(SystemExit):
+        read(["--help"])
+    text = capsys.readouterr().out
+    assert "Newest matured rows of each model version" in text
+    assert "--no-require-confidence" in text
+    assert "95 % interval" in text
+
+
+def test_a_log_url_opens_the_file_it_names(tmp_path):
+    folder = tmp_path / "a log"
+    folder.mkdir()
+    SqliteLog(folder / "log.db").publish([("m", b"x")])
+    opened = open_log(f"sqlite:///{folder}/log.db?lease_seconds=7".replace(" ", "%20"))
+    assert opened.lease_seconds == 7.0
+    assert [delivery.message_id for delivery in opened.subscriber.pull(5)] == ["m"]
+
+
+@pytest.mark.parametrize(
+    "url",
+    [
+        "",
+        "log.db",
+        "pubsub://project/topic",
+        "sqlite://log.db",
+        "sqlite:///",
+        "sqlite:///x.db?leases=1",
+        "sqlite:///x.db?lease_seconds=soon",
+        "sqlite:///x.db?lease_seconds=0",
+    ],
+)
+def test_another_log_url_is_refused(url):
+    with pytest.raises(ContractError, match="log is "):
+        open_log(url)
