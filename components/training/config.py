@@ -26,8 +26,10 @@ class TrainingSettings:
     """Added to the root of Adam's second moment, uncorrected (HugeCTR's placement and default)."""
     batch_size: int = 2048
     """Rows per optimizer step; fewer where a pass would have less than `min_steps` of them."""
-    min_steps: int = 20
-    """Optimizer steps in a pass, at least: some thousand rows in batches of thousands would hardly move a weight."""
+    min_steps: int = 300
+    """Optimizer steps in a pass, at least. A second pass overfits the rare categories whatever the batch, so the first
+    has to move the weights far enough: on 20,000 rows of a changed world one pass in batches of 1024 regained 45 % of
+    the lost AUC and the best of five passes 69 %, one pass in batches of 64 regained 90 %."""
     max_epochs: int = 6
     """Most passes over the fitted rows, or steps of as many on a part of them; a resumed run counts those it made."""
     patience: int = 1

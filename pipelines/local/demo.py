@@ -2,20 +2,19 @@
 
 Lake -> pipeline (first model) -> Triton, monitor, uploader, traffic -> drift -> the monitor finds it and asks for a run
 -> incremental model, released under traffic -> AUC recovers -> everything stopped, summary and report written. This
-file only sequences; sizes are `demo_plan`'s, processes `stack`'s, numbers `summary`'s.
+file only sequences; sizes are `demo_plan`'s, command lines `services`', processes `stack`'s, numbers `summary`'s.
 """
 
 from __future__ import annotations
 
 import json
-import shlex
+import logging
 import shutil
 import signal
 import subprocess
 import sys
 import time
 import urllib.request
-from collections.abc import Sequence
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta, timezone
 from pathlib import Path
@@ -24,10 +23,11 @@ from typing import Any
 from components.contracts import promotion_journal
 from components.contracts.errors import ContractError, PermanentError, TemporaryError
 from pipelines.local.demo_plan import DemoPlan, DemoSettings, plan_for_data, plan_for_world
-from pipelines.local.observations import JsonLines, RunWatch
+from pipelines.local.observations import JsonLines, RunWatch, describe
 from pipelines.local.report import write_report
 from pipelines.local.run import LocalFolders
 from pipelines.local.screen import Screen
+from pipelines.local.services import Services
 from pipelines.local.stack import Stack
 from pipelines.local.summary import failed_promises, summarize
 from pipelines.local.triton import TritonServer
@@ -35,54 +35,42 @@ from pipelines.local.triton import TritonServer
 __all__ = ["DemoSettings", "run_demo"]
 
 PIPELINE_STEPS = 6
+SHOWN_EVENTS = ("breach", "recovered", "decision", "held", "busy", "unreachable", "run_started", "run_ended")
 
 
 @dataclass(kw_only=True)
 class Demo:
-    """One run of the demo: where things are, what runs, what was seen."""
+    """One run of the demo under way."""
 
-    settings: DemoSettings
-    folders: LocalFolders
+    services: Services
     screen: Screen
     stack: Stack
     triton: TritonServer
-    plan: DemoPlan = field(init=False)
     threshold: float = field(init=False)
-    timeline: JsonLines = field(init=False)
-    events: JsonLines = field(init=False)
-    traffic: JsonLines = field(init=False)
-    runs: RunWatch = field(init=False)
     steps_done: int = 0
 
     def __post_init__(self) -> None:
         """Prepares the readers of what the processes will write."""
-        root = self.folders.root
-        self.timeline = JsonLines(root / "monitor" / "timeline.jsonl")
-        self.events = JsonLines(root / "monitor" / "events.jsonl")
-        self.traffic = JsonLines(root / "traffic.jsonl")
+        self.timeline = JsonLines(self.services.monitor_state / "timeline.jsonl")
+        self.events = JsonLines(self.services.monitor_state / "events.jsonl")
+        self.traffic = JsonLines(self.folders.root / "traffic.jsonl")
         self.runs = RunWatch(self.folders.store)
 
     @property
-    def package(self) -> Path:
-        """The compiled pipeline."""
-        return self.folders.root / "retraining.yaml"
+    def folders(self) -> LocalFolders:
+        """Where everything lies."""
+        return self.services.folders
 
     @property
-    def archive(self) -> Path:
-        """Where the monitor archives and the uploader takes from."""
-        return self.folders.root / "archive"
-
-    @property
-    def log_url(self) -> str:
-        """The click log."""
-        return f"sqlite:///{self.folders.root / 'click_log.sqlite'}"
+    def plan(self) -> DemoPlan:
+        """The demo's sizes."""
+        return self.services.plan
 
     def watch(self) -> None:
         """Says what happened since the last call; raises if Triton is gone."""
         if not self.triton.alive():
-            raise PermanentError(
-                f"triton ended with code {self.triton.returncode}, see {self.folders.logs / 'triton.log'}"
-            )
+            log = self.folders.logs / "triton.log"
+            raise PermanentError(f"triton ended with code {self.triton.returncode}, see {log}")
         self.timeline.update()
         self.traffic.update()
         for event in self.events.update():
@@ -91,49 +79,41 @@ class Demo:
         for _, note in self.runs.update():
             if note.state != "running":
                 self.steps_done += 1
-                facts = ", ".join(f"{k} {_short(v)}" for k, v in note.facts.items())
-                tail = f": {note.reason}" if note.reason else (f" ({facts})" if facts else "")
-                self.screen.say(f"  {note.step} {note.state} in {note.seconds:.1f} s{tail}")
+                self.screen.say(f"  {describe(note)}")
 
-    def run_to_end(self, module: str, *words: str) -> dict[str, Any]:
-        """Runs one of our commands and returns the JSON of its last line.
+    def newest_window(self, version: int) -> dict[str, Any] | None:
+        """The monitor's newest account of a version's window."""
+        return next((line for line in reversed(self.timeline.lines) if line["version"] == version), None)
 
-        Raises:
-            PermanentError: it failed; carries its last line.
-        """
-        log = self.folders.logs / f"{module.rsplit('.', 1)[-1]}.log"
-        command = [sys.executable, "-m", module, *words]
-        with open(log, "ab") as output:
-            result = subprocess.run(command, stdout=subprocess.PIPE, stderr=output, stdin=subprocess.DEVNULL, text=True)
-        if result.returncode:
-            lines = log.read_text().strip().splitlines()
-            raise PermanentError(f"{module} failed: {lines[-1] if lines else 'no word'} (see {log})")
-        answer: dict[str, Any] = json.loads(result.stdout.strip().splitlines()[-1])
-        return answer
+    def has_event(self, kind: str) -> bool:
+        """Whether the monitor has told of such an event."""
+        return any(event["kind"] == kind for event in self.events.lines)
 
-    def monitor_status(self) -> dict[str, Any]:
-        """The monitor's own account of itself."""
-        port = json.loads((self.folders.root / "monitor" / "http.json").read_text())["port"]
-        with urllib.request.urlopen(f"http://127.0.0.1:{port}/status", timeout=5) as response:
-            status: dict[str, Any] = json.load(response)
-        return status
+    def traffic_has_ended(self) -> bool:
+        """Whether the replayed file came to its end and every label is known."""
+        exhausted = bool(self.traffic.lines) and bool(self.traffic.lines[-1]["exhausted"])
+        return exhausted and self.settled()
 
-
-SHOWN_EVENTS = ("decision", "requested", "run_started", "run_ended", "version_seen", "breach", "undecided")
-
-
-def _short(value: Any) -> str:
-    return f"{value:.4f}" if isinstance(value, float) else str(value)
+    def settled(self) -> bool:
+        """Whether the monitor has read all records and no label is open."""
+        port = json.loads((self.services.monitor_state / "http.json").read_text())["port"]
+        with urllib.request.urlopen(f"http://127.0.0.1:{port}/status", timeout=10) as response:
+            status = json.load(response)
+        return bool(status["pending_rows"] == 0 and status["log_backlog"] == 0)
 
 
 def run_demo(settings: DemoSettings) -> int:
     """Runs the demo; 0 when every promise held, 1 when one did not, 3 when it broke, 130 on Ctrl-C."""
+    _start_clean(settings.folder)
     folders = LocalFolders(root=settings.folder)
+    folders.pipeline_arguments()
+    folders.logs.mkdir()
+    logging.basicConfig(filename=folders.logs / "demo.log", format="%(asctime)s %(name)s %(message)s", force=True)
     screen = Screen()
     signal.signal(signal.SIGTERM, signal.default_int_handler)
-    _start_clean(settings.folder)
-    # One thread per library: Triton, traffic, monitor and a training run share the machine.
-    variables = {"OMP_NUM_THREADS": str(settings.training_threads)}
+    # Triton, traffic, monitor and a training run share the machine. Threads that spin while they wait take what the
+    # others need: training 13 times slower was seen.
+    variables = {"OMP_NUM_THREADS": str(settings.training_threads), "OMP_WAIT_POLICY": "PASSIVE"}
     try:
         with screen.running(), Stack(logs=folders.logs, variables=variables) as stack:
             return _turn(settings, folders, screen, stack)
@@ -160,198 +140,122 @@ def _start_clean(folder: Path) -> None:
 
 
 def _turn(settings: DemoSettings, folders: LocalFolders, screen: Screen, stack: Stack) -> int:
-    from pipelines.compile import compile_pipeline
-    from pipelines.placement import Placement
-
+    with screen.stage("lake", "click logs"):
+        plan = _prepare_lake(settings, folders, screen)
     triton = TritonServer(
         repository=folders.repository,
         runtime=folders.root / "triton",
         log=folders.logs / "triton.log",
         variables=stack.tag_variables,
     )
-    demo = Demo(settings=settings, folders=folders, screen=screen, stack=stack, triton=triton)
-    folders.pipeline_arguments()
-    with screen.stage("lake", "click logs"):
-        _prepare_lake(demo)
-    with screen.stage("compile", "compile the pipeline"):
-        compile_pipeline(demo.package, Placement())
     with triton:
+        services = Services(settings=settings, plan=plan, folders=folders, triton_url=triton.grpc_url)
+        demo = Demo(services=services, screen=screen, stack=stack, triton=triton)
+        with screen.stage("compile", "compile the pipeline"):
+            _compile(services.package)
         with screen.stage("first_run", "first model through the pipeline", PIPELINE_STEPS):
             _first_run(demo)
-        with screen.stage("baseline", "live traffic, labels arrive later", demo.plan.window_rows):
+        with screen.stage("baseline", "live traffic, labels arrive later", plan.window_rows):
             _start_services(demo)
             _wait_for_window(demo, version=1)
-        with screen.stage("drift", "the world changes", demo.plan.detection_rows):
+        with screen.stage("drift", "the world changes", plan.detection_rows):
             stack.tell("replay", "drift")
             fired = _wait_for_decision(demo)
         if fired:
             with screen.stage("retraining", "retrain on the new logs", PIPELINE_STEPS):
                 released = _wait_for_run(demo)
             if released:
-                with screen.stage("recovery", "the new version serves", demo.plan.window_rows):
+                with screen.stage("recovery", "the new version serves", plan.window_rows):
                     _wait_for_window(demo, version=2)
         with screen.stage("drain", "stop and account for every record"):
             traffic = _drain(demo)
-    summary = summarize(
-        folders=folders,
-        plan=demo.plan,
-        timeline=demo.timeline.lines,
-        events=demo.events.lines,
-        traffic=traffic,
-        seconds=screen.seconds,
-        threshold=demo.threshold,
-    )
-    (folders.root / "summary.json").write_text(json.dumps(summary, indent=2) + "\n")
-    write_report(folders, summary, timeline=demo.timeline.lines, events=demo.events.lines, traffic=demo.traffic.lines)
-    return _say_result(demo, summary)
+    return _conclude(demo, traffic)
 
 
-def _prepare_lake(demo: Demo) -> None:
-    settings, root = demo.settings, demo.folders.root
+def _prepare_lake(settings: DemoSettings, folders: LocalFolders, screen: Screen) -> DemoPlan:
+    root = folders.root
     last_day = (datetime.now(timezone.utc) - timedelta(days=1)).date().isoformat()
-    common = ["--lake", str(demo.folders.lake), "--last-day", last_day, "--days", "4"]
+    lake = ["--lake", str(folders.lake), "--last-day", last_day, "--days", "4"]
     if settings.data is None:
-        made = demo.run_to_end(
-            "inference_client",
-            *("simulate", *common, "--rows", str(settings.rows), "--seed", str(settings.seed)),
-            *("--world", str(root / "world.json")),
-        )
-        demo.run_to_end(
-            "inference_client",
-            *("drift", "--world", str(root / "world.json"), "--output", str(root / "drifted_world.json")),
-            *("--seed", str(settings.seed)),
-        )
-        demo.plan = plan_for_world(settings)
-        demo.screen.say(f"  {made['rows']:,} simulated rows, {made['clicks'] / made['rows']:.1%} clicks")
-    else:
-        made = demo.run_to_end(
-            "components.extraction.ingest",
-            *(*common, "--data", str(settings.data), "--max-rows", str(settings.rows)),
-            *("--lake-fraction", "0.6", "--replay", str(root / "replay.parquet")),
-        )
-        demo.plan = plan_for_data(settings, replay_rows=made["replay_rows"], lake_rows=made["lake_rows"])
-        demo.screen.say(
-            f"  {made['lake_rows']:,} rows to learn from, {made['replay_rows']:,} to replay, "
-            f"{made['set_aside']:,} malformed set aside"
-        )
+        seed, world = ["--seed", str(settings.seed)], ["--world", str(root / "world.json")]
+        simulate = ["simulate", *lake, *world, *seed, "--rows", str(settings.rows)]
+        made = _run_to_end(folders.logs, "inference_client", *simulate)
+        drift = ["drift", *world, *seed, "--output", str(root / "drifted_world.json")]
+        _run_to_end(folders.logs, "inference_client", *drift)
+        screen.say(f"  {made['rows']:,} simulated rows over 4 days, {made['clicks'] / made['rows']:.1%} clicks")
+        return plan_for_world(settings)
+    ingest = [*lake, "--data", str(settings.data), "--max-rows", str(settings.rows), "--lake-fraction", "0.6"]
+    made = _run_to_end(folders.logs, "components.extraction.ingest", *ingest, "--replay", str(root / "replay.parquet"))
+    screen.say(
+        f"  {made['lake_rows']:,} rows to learn from, the {made['replay_rows']:,} after them to replay, "
+        f"{made['set_aside']:,} malformed set aside"
+    )
+    plan = plan_for_data(settings, replay_rows=made["replay_rows"], lake_rows=made["lake_rows"])
+    screen.say(f"  drift will permute the values of {', '.join(plan.drift_columns)}")
+    return plan
 
 
-def _run_command(demo: Demo) -> list[str]:
-    """The command that runs the pipeline here; the monitor adds `--request`."""
-    command = [sys.executable, "-m", "pipelines", "run", "--package", str(demo.package)]
-    command += ["--folder", str(demo.folders.root)]
-    parameters = {"triton_urls": demo.triton.grpc_url, **demo.plan.parameters}
-    for name, value in parameters.items():
-        command += ["-p", f"{name}={json.dumps(value)}"]
-    return command
+def _run_to_end(logs: Path, module: str, *words: str) -> dict[str, Any]:
+    """Runs one of our commands and returns the JSON of its last line.
+
+    Raises:
+        PermanentError: it failed; carries its last word.
+    """
+    log = logs / f"{module.rsplit('.', 1)[-1]}.log"
+    with open(log, "ab") as output:
+        command = [sys.executable, "-m", module, *words]
+        result = subprocess.run(command, stdout=subprocess.PIPE, stderr=output, stdin=subprocess.DEVNULL, text=True)
+    if result.returncode:
+        lines = log.read_text(errors="replace").strip().splitlines()
+        raise PermanentError(f"{module}: {lines[-1] if lines else 'no word'} (see {log})")
+    answer: dict[str, Any] = json.loads(result.stdout.strip().splitlines()[-1])
+    return answer
+
+
+def _compile(package: Path) -> None:
+    from pipelines.compile import compile_pipeline
+    from pipelines.placement import Placement
+
+    compile_pipeline(package, Placement())
 
 
 def _first_run(demo: Demo) -> None:
-    first = [*_run_command(demo), "-p", "trigger_id=first", "-p", "trigger_reason=first model"]
-    # Nothing is live yet: a model whose gate is undecided for lack of rows still beats none, and the verdict says so.
-    first += ["-p", "accept_inconclusive=true"]
-    process = demo.stack.start("first_run", first)
-
-    def watch() -> None:
+    process = demo.stack.start("first_run", demo.services.first_run_command())
+    while process.poll() is None:
         demo.watch()
         demo.screen.advance(demo.steps_done)
-
-    while process.poll() is None:
-        watch()
         time.sleep(0.2)
-    watch()
+    demo.watch()
     code = demo.stack.wait_for_exit("first_run", seconds=5)
     live = promotion_journal.current(demo.folders.store)
     if code or live is None:
-        log = demo.folders.logs / "first_run.log"
-        raise PermanentError(f"the first run ended with code {code}: {log.read_text().strip().splitlines()[-1]}")
+        words = (demo.folders.logs / "first_run.log").read_text().strip().splitlines()
+        raise PermanentError(f"the first run ended with code {code}: {words[-1] if words else 'no word'}")
     demo.threshold = demo.plan.threshold(demo.folders)
-    demo.screen.say(f"  version {live.version} is live: {live.reason}")
+    demo.screen.say(f"  version {live.version} is live; a run is asked for below an auc of {demo.threshold:.4f}")
 
 
 def _start_services(demo: Demo) -> None:
-    plan, root = demo.plan, demo.folders.root
-    (root / "monitor").mkdir()
-    demo.archive.mkdir()
-    python = [sys.executable, "-m"]
-    demo.stack.start(
-        "uploader",
-        [
-            *(*python, "monitoring.uploader", "--archive", str(demo.archive), "--lake", str(demo.folders.lake)),
-            *("--interval-seconds", "0.5"),
-        ],
-    )
-    demo.stack.start("monitor", [*python, "monitoring", *_monitor_flags(demo)])
-    demo.stack.wait_until(
-        (root / "monitor" / "http.json").exists, what="the monitor's start", seconds=60, watch=demo.watch
-    )
-    source = (
-        ["--world", str(root / "world.json"), "--drifted-world", str(root / "drifted_world.json")]
-        if demo.settings.data is None
-        else ["--data", str(root / "replay.parquet"), "--drift-columns", ",".join(plan.drift_columns)]
-    )
-    demo.stack.start(
-        "replay",
-        [
-            *(*python, "inference_client", "replay", *source, "--server", demo.triton.grpc_url, "--log", demo.log_url),
-            *("--rate", str(plan.rate), "--rows-per-request", str(plan.rows_per_request)),
-            *("--label-delay-seconds", str(plan.label_delay_seconds), "--seed", str(demo.settings.seed + 1)),
-            *("--stats", str(root / "traffic.jsonl"), "--summary", str(root / "traffic_summary.json")),
-        ],
-        stdin=True,
-    )
-
-
-def _monitor_flags(demo: Demo) -> list[str]:
-    plan, root = demo.plan, demo.folders.root
-    flags = {
-        "log": demo.log_url,
-        "state": root / "monitor",
-        "archive": demo.archive,
-        "store": demo.folders.store,
-        "http-port": 0,
-        "window-rows": plan.window_rows,
-        "auc-threshold": round(demo.threshold, 4),
-        "min-clicks": plan.min_clicks,
-        "min-rows-since-breach": plan.min_rows_since_breach,
-        "cooldown-seconds": 3600,
-        "daily-budget": 2,
-        "attribution-window-seconds": plan.attribution_window_seconds,
-        "archive-roll-rows": plan.archive_roll_rows,
-        "archive-roll-seconds": 10,
-        "tick-seconds": 0.5,
-        "trigger": "local",
-        "run-command": shlex.join(_run_command(demo)),
-    }
-    return [word for name, value in flags.items() for word in (f"--{name}", str(value))]
-
-
-def _window(demo: Demo, version: int) -> dict[str, Any] | None:
-    """The monitor's newest account of a version's window."""
-    return next((line for line in reversed(demo.timeline.lines) if line["version"] == version), None)
-
-
-def _exhausted(demo: Demo) -> bool:
-    """Whether the replayed file has come to its end."""
-    return bool(demo.traffic.lines) and bool(demo.traffic.lines[-1].get("exhausted"))
+    services = demo.services
+    services.monitor_state.mkdir()
+    services.archive.mkdir()
+    demo.stack.start("uploader", services.uploader_command())
+    demo.stack.start("monitor", services.monitor_command(demo.threshold))
+    port = services.monitor_state / "http.json"
+    demo.stack.wait_until(port.exists, what="the monitor's start", seconds=60, watch=demo.watch)
+    demo.stack.start("replay", services.replay_command(), stdin=True)
 
 
 def _wait_for_window(demo: Demo, *, version: int) -> None:
-    """Waits until the window holds rows of `version` alone, or there are no more rows."""
+    """Waits until the window of `version` is full, or there are no more rows."""
 
     def full() -> bool:
-        window = _window(demo, version)
-        rows = window["rows"] if window else 0
-        auc = window["auc"] if window else None
-        demo.screen.advance(rows, f"{rows:,} rows" + (f", auc {auc:.4f}" if auc is not None else ""))
-        return rows >= demo.plan.window_rows or (_exhausted(demo) and _settled(demo))
+        window = demo.newest_window(version) or {"rows": 0, "auc": None}
+        auc = f", auc {window['auc']:.4f}" if window["auc"] is not None else ""
+        demo.screen.advance(window["rows"], f"{window['rows']:,} rows{auc}")
+        return window["rows"] >= demo.plan.window_rows or demo.traffic_has_ended()
 
-    demo.stack.wait_until(full, what=f"a full window of version {version}", seconds=300, watch=demo.watch)
-
-
-def _settled(demo: Demo) -> bool:
-    status = demo.monitor_status()
-    return bool(status["pending_rows"] == 0 and status["log_backlog"] == 0)
+    demo.stack.wait_until(full, what=f"a full window of version {version}", seconds=600, watch=demo.watch)
 
 
 def _wait_for_decision(demo: Demo) -> bool:
@@ -362,16 +266,12 @@ def _wait_for_decision(demo: Demo) -> bool:
         last = demo.timeline.lines[-1]
         auc = f", auc {last['auc']:.4f}" if last["auc"] is not None else ""
         demo.screen.advance(last["matured_total"] - start, f"threshold {demo.threshold:.4f}{auc}")
-        return _fired(demo) or (_exhausted(demo) and _settled(demo))
+        return demo.has_event("decision") or demo.traffic_has_ended()
 
-    demo.stack.wait_until(decided, what="the monitor's decision", seconds=300, watch=demo.watch)
-    if not _fired(demo):
+    demo.stack.wait_until(decided, what="the monitor's decision", seconds=600, watch=demo.watch)
+    if not demo.has_event("decision"):
         demo.screen.say("  the rows ran out before the monitor could be sure: it asks for no run", "yellow")
-    return _fired(demo)
-
-
-def _fired(demo: Demo) -> bool:
-    return any(event["kind"] == "decision" for event in demo.events.lines)
+    return demo.has_event("decision")
 
 
 def _wait_for_run(demo: Demo) -> bool:
@@ -380,9 +280,9 @@ def _wait_for_run(demo: Demo) -> bool:
 
     def ended() -> bool:
         demo.screen.advance(demo.steps_done - already)
-        return any(event["kind"] == "run_ended" for event in demo.events.lines)
+        return demo.has_event("run_ended")
 
-    demo.stack.wait_until(ended, what="the triggered run's end", seconds=900, watch=demo.watch)
+    demo.stack.wait_until(ended, what="the triggered run's end", seconds=1800, watch=demo.watch)
     live = promotion_journal.current(demo.folders.store)
     return live is not None and live.version > 1
 
@@ -393,7 +293,7 @@ def _drain(demo: Demo) -> dict[str, Any]:
     code = demo.stack.wait_for_exit("replay", seconds=60)
     if code:
         raise PermanentError(f"the replay ended with code {code}, see {demo.folders.logs / 'replay.log'}")
-    demo.stack.wait_until(lambda: _settled(demo), what="the last labels", seconds=120, watch=demo.watch)
+    demo.stack.wait_until(demo.settled, what="the last labels", seconds=120, watch=demo.watch)
     demo.stack.stop("monitor")
     demo.watch()
     demo.stack.stop("uploader", seconds=60)
@@ -401,14 +301,30 @@ def _drain(demo: Demo) -> dict[str, Any]:
     return summary
 
 
-def _say_result(demo: Demo, summary: dict[str, Any]) -> int:
-    root = demo.folders.root
-    auc = summary["auc"]
-    numbers = ", ".join(f"{name} {value:.4f}" for name, value in auc.items() if isinstance(value, float))
+def _conclude(demo: Demo, traffic: dict[str, Any]) -> int:
+    """Writes summary and report, says what held; the exit code."""
+    root, timeline, events = demo.folders.root, demo.timeline.lines, demo.events.lines
+    summary = summarize(
+        folders=demo.folders,
+        plan=demo.plan,
+        timeline=timeline,
+        events=events,
+        traffic=traffic,
+        seconds=demo.screen.seconds,
+        threshold=demo.threshold,
+    )
+    (root / "summary.json").write_text(json.dumps(summary, indent=2) + "\n")
+    write_report(demo.folders, summary, timeline=timeline, events=events, traffic=demo.traffic.lines)
+    numbers = ", ".join(f"{name} {value:.4f}" for name, value in summary["auc"].items() if value is not None)
     demo.screen.say(f"[bold]auc: {numbers}[/bold]")
+    records, requests = summary["records"], summary["requests"]
+    demo.screen.say(
+        f"{requests['sent']:,} requests, {requests['failed']} failed; "
+        f"{records['published']:,} records published, {records['archived']:,} archived"
+    )
     demo.screen.say(f"report:  {root / 'report.html'}")
     demo.screen.say(f"summary: {root / 'summary.json'}")
-    failures: Sequence[str] = failed_promises(summary, simulated=demo.settings.data is None)
+    failures = failed_promises(summary, simulated=demo.services.settings.data is None)
     for failure in failures:
         demo.screen.say(f"not held: {failure}", "red")
     return 1 if failures else 0

@@ -51,3 +51,20 @@ class RunWatch:
                     self._seen[run, note.step] = note.state
                     changed.append((run, note))
         return changed
+
+
+def describe(note: StepNote) -> str:
+    """One line about a step that ended: its time and what a person asks first."""
+    facts = note.facts
+    known = {
+        "extraction": "{train_rows:,} rows to learn from, {holdout_rows:,} held out, {set_aside:,} set aside",
+        "validation": "{decision}, {num_warnings} warnings over {num_rows:,} rows",
+        "preprocessing": "{ids:,} ids, {new_categories:,} of them new",
+        "training": "auc {stopping_auc:.4f} on its newest rows, {rows_per_second:,.0f} rows/s",
+        "deployment": "version {version} serves, parity {parity_max_abs_diff:.1e} over {parity_rows:,} rows",
+    }
+    try:
+        text = note.reason or known[note.step].format(**facts)
+    except (KeyError, ValueError, TypeError):  # a fact is absent or None: the step's own note says more
+        text = ""
+    return f"{note.step} {note.state} in {note.seconds or 0:.1f} s" + (f": {text}" if text else "")

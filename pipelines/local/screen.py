@@ -39,7 +39,8 @@ class Screen:
     def say(self, text: str, style: str = "") -> None:
         """One line, with the time since the start."""
         elapsed = time.monotonic() - self._started
-        self._progress.console.print(f"[dim]{elapsed:6.1f} s[/dim]  {text}", style=style or None)
+        # Lines are not wrapped: a log file has no width, and a terminal wraps by itself.
+        self._progress.console.print(f"[dim]{elapsed:6.1f} s[/dim]  {text}", style=style or None, soft_wrap=True)
 
     @contextmanager
     def stage(self, name: str, title: str, total: float = 1.0) -> Iterator[None]:
