@@ -118,6 +118,8 @@ def _score(options: argparse.Namespace) -> None:
     from inference_client.client import ClientSettings
     from inference_client.scoring import score_file
 
+    if options.limit is not None and options.limit < 1:
+        raise ContractError(f"limit is {options.limit}, expected at least 1")
     settings = ClientSettings(deadline_seconds=options.deadline_seconds)
     score_file(options.server, options.data, sys.stdout, settings=settings, limit=options.limit)
 

@@ -35,6 +35,8 @@ from inference_client.errors import BadReply, BadRequest, ServerUnavailable, Ver
 logger = logging.getLogger(__name__)
 
 _CHANNEL_ARGUMENTS = [
+    # Triton is on this machine or in this cluster, never beyond the proxy that the environment may name.
+    ("grpc.enable_http_proxy", 0),
     ("grpc.max_send_message_length", -1),
     ("grpc.max_receive_message_length", -1),
     # gRPC's default waits up to two minutes before it tries a restarted server again.

@@ -26,6 +26,9 @@ from components.contracts.sqlite_log import SqliteLog
 
 logger = logging.getLogger(__name__)
 
+MAX_OUTCOMES_PER_MESSAGE = 4096
+"""After an outage of the log all its clicks are due at once, and a message takes 1 MB: about 200 bytes a click."""
+
 
 def open_log(url: str) -> Publisher:
     """The writing end of the log that `url` names; the SQLite file is created where there is none.
@@ -161,18 +164,21 @@ class RecordPublisher:
         while self._clicks and self._clicks[0].due <= now:
             due.append(heapq.heappop(self._clicks))
         messages = [(p.request_id, encode(p)) for p in predictions]
-        if due:
-            self._outcome_batches += 1
-            outcomes = OutcomeBatch(
-                batch_id=f"{self._source}-outcomes-{self._outcome_batches}",
-                time=due[-1].due,
-                event=CLICK,
-                request_ids=tuple(click.request_id for click in due),
-                rows=np.array([click.row for click in due], dtype=np.int32),
-                times=np.array([click.due for click in due], dtype=np.float64),
-            )
+        for start in range(0, len(due), MAX_OUTCOMES_PER_MESSAGE):
+            outcomes = self._outcomes(due[start : start + MAX_OUTCOMES_PER_MESSAGE])
             messages.append((outcomes.batch_id, encode(outcomes)))
         return _Flush(messages, sum(len(p) for p in predictions), len(due)) if messages else None
+
+    def _outcomes(self, due: list[_Click]) -> OutcomeBatch:
+        self._outcome_batches += 1
+        return OutcomeBatch(
+            batch_id=f"{self._source}-outcomes-{self._outcome_batches}",
+            time=due[-1].due,
+            event=CLICK,
+            request_ids=tuple(click.request_id for click in due),
+            rows=np.array([click.row for click in due], dtype=np.int32),
+            times=np.array([click.due for click in due], dtype=np.float64),
+        )
 
     async def _publish(self, messages: list[tuple[str, bytes]]) -> None:
         give_up_at = self._clock() + self._settings.give_up_seconds

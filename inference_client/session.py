@@ -104,7 +104,7 @@ class _Session:
                     await publishing
                 await publisher.drain()
                 await publishing
-            except TemporaryError as log_error:
+            except (TemporaryError, PermanentError) as log_error:
                 error = f"records could not be published: {log_error}"
             lines.cancel()
             _write_line(replay, stats)

@@ -16,6 +16,8 @@ from components.contracts.metrics import roc_auc
 BEFORE, AFTER = "before", "after"
 _MAX_LATENCIES = 200_000
 _MAX_ERROR_TEXTS = 50
+_MAX_TRUTH_ROWS = 2_000_000
+"""Rows of each phase that the best AUC is computed over, 8 bytes each: a replay may run for weeks."""
 
 
 class ReplayStatistics:
@@ -69,7 +71,7 @@ class ReplayStatistics:
         self._second.latencies.append(latency_seconds)
         if len(self._latencies) < _MAX_LATENCIES:
             self._latencies.append(latency_seconds)
-        if probability is not None:
+        if probability is not None and self._rows_of[phase] <= _MAX_TRUTH_ROWS:
             self._truth[phase].append((label, probability.astype(np.float32)))
 
     def count_failure(self, error: Exception) -> None:
@@ -98,7 +100,10 @@ class ReplayStatistics:
         }
 
     def summary(self) -> dict[str, Any]:
-        """Everything counted; percentiles are of the first 200,000 answers, None without any."""
+        """Everything counted; None where there is nothing to count from.
+
+        Percentiles are of the first 200,000 answers, `bayes_auc` is of each phase's first 2,000,000 rows.
+        """
         return {
             "requests": {"sent": self.sent, "failed": self.failed},
             "rows": self.rows,

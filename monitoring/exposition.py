@@ -11,10 +11,12 @@ import logging
 import threading
 import time
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
 from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
@@ -109,7 +111,7 @@ class Exposition:
         yield _counters("retrain_requests", "Retraining runs", REQUEST_OUTCOMES, shown.counters, "request_")
         for name, text, value in (
             ("last_record_timestamp_seconds", "Time of the newest prediction", shown.last_record_time),
-            ("serving_version", "Model version of the newest matured row", shown.serving_version),
+            ("serving_version", "Model version of the newest prediction", shown.serving_version),
             ("log_backlog", "Messages published and not acknowledged", shown.log_backlog),
             ("pending_rows", "Rows whose attribution window is open", shown.pending_rows),
         ):
@@ -157,14 +159,17 @@ class Server:
 
 class _Handler(BaseHTTPRequestHandler):
     shown: Exposition
+    timeout = 10.0
+    """A client that connects and says nothing must not hold its thread for ever."""
 
     def do_GET(self) -> None:
         """Answers one page."""
-        if self.path == "/metrics":
+        path = urlsplit(self.path).path
+        if path == "/metrics":
             self._answer(200, "text/plain; version=0.0.4; charset=utf-8", self.shown.metrics_page())
-        elif self.path == "/status":
+        elif path == "/status":
             self._answer(200, "application/json", self.shown.status_page())
-        elif self.path == "/healthz":
+        elif path == "/healthz":
             reason = self.shown.unhealthy()
             self._answer(503 if reason else 200, "text/plain", (reason or "ok").encode() + b"\n")
         else:
@@ -175,11 +180,12 @@ class _Handler(BaseHTTPRequestHandler):
         logger.debug(format, *args)
 
     def _answer(self, status: int, content_type: str, body: bytes) -> None:
-        self.send_response(status)
-        self.send_header("Content-Type", content_type)
-        self.send_header("Content-Length", str(len(body)))
-        self.end_headers()
-        self.wfile.write(body)
+        with suppress(ConnectionError):  # the client has gone
+            self.send_response(status)
+            self.send_header("Content-Type", content_type)
+            self.send_header("Content-Length", str(len(body)))
+            self.end_headers()
+            self.wfile.write(body)
 
 
 def _counters(name: str, text: str, outcomes: Any, counters: dict[str, float], prefix: str) -> CounterMetricFamily:

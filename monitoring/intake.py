@@ -6,7 +6,6 @@ them is left to `monitoring.store`, the order of storing and acknowledging to `m
 
 from __future__ import annotations
 
-import math
 from typing import Any
 
 from components.contracts.errors import ContractError
@@ -39,22 +38,33 @@ def read_record(payload: bytes, *, now: float) -> Record:
 
 
 def _expect_text(name: str, value: Any) -> None:
-    if not isinstance(value, str) or not value:
+    if not isinstance(value, str) or not value or not _is_encodable(value):
         raise ContractError(f"{name} is {value!r}, expected a name")
 
 
+def _is_encodable(text: str) -> bool:
+    """Whether a database can hold it: JSON can spell half a surrogate pair, which is text in Python alone."""
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
+
+
 def _expect_time(time: Any, now: float) -> None:
-    if isinstance(time, bool) or not isinstance(time, int | float) or not math.isfinite(time):
+    if isinstance(time, bool) or not isinstance(time, int | float) or time != time:
         raise ContractError(f"time is {time!r}, expected seconds since the epoch")
+    # Compared and never converted: JSON's integers may be larger than any float.
     if not 0 <= time <= now + MAX_FUTURE_SECONDS:
-        raise ContractError(f"time is {time}, expected between 1970 and a day from now ({now:.0f})")
+        raise ContractError(f"time is {str(time)[:40]}, expected between 1970 and a day from now ({now:.0f})")
 
 
 class Watermark:
     """The time up to which every published record is in.
 
     The clock alone would close windows whose clicks still wait in the log, after a stop or under load. So the mark
-    moves to the clock only when a pull, begun at that time, came back short of what was asked for. Messages that a
+    moves to the clock only when a pull, begun at that time, came back short of what was asked for; also back, where
+    the clock was ahead and is set right, or every window opened from then on would close at once. Messages that a
     killed predecessor had leased are in no pull until their lease runs out; until then, or until the log was seen
     empty once, the mark rests.
     """
@@ -69,4 +79,4 @@ class Watermark:
         """Notes that a pull begun at `pulled_at` left nothing to pull; `backlog` counts leased messages too."""
         self._settled = self._settled or backlog == 0 or pulled_at >= self._settled_at
         if self._settled:
-            self.time = pulled_at if self.time is None else max(self.time, pulled_at)
+            self.time = pulled_at

@@ -36,6 +36,9 @@ _TOKEN_PATH = "/var/run/secrets/kubeflow/pipelines/token"  # noqa: S105
 class KubeflowTrigger:
     """Submits to one experiment."""
 
+    poll_seconds = 15.0
+    """Two calls each time, of a run that takes minutes."""
+
     def __init__(
         self,
         client: Any,
@@ -123,7 +126,9 @@ class KubeflowTrigger:
         newest = max(runs, key=lambda run: str(run.created_at))
         if newest.state in ACTIVE_STATES or newest.state is None:
             return RunState(RUNNING)
-        if newest.state == "SUCCEEDED" and self._store and (outcome := find_outcome(self._store, request_id)):
+        with _translated(f"reading the outcome of {request_id}"):
+            outcome = find_outcome(self._store, request_id) if self._store else None
+        if outcome is not None and (newest.state == "SUCCEEDED" or outcome.state == FAILED):
             return RunState(outcome.state, f"{outcome.step}: {outcome.reason}", outcome.version)
         reason = f"run {newest.run_id} is {newest.state}"
         return RunState(RELEASED if newest.state == "SUCCEEDED" else FAILED, reason)
@@ -170,11 +175,11 @@ def _connect(host: str, namespace: str, timeout_seconds: tuple[float, float]) ->
     path = os.environ.get("KF_PIPELINES_SA_TOKEN_PATH", _TOKEN_PATH)
     if os.path.exists(path):
         credentials = kfp.client.ServiceAccountTokenVolumeCredentials(path)
-    # Without a namespace the constructor itself calls the server, before a timeout can be set.
+    # Given none, or its own default ("kubeflow"), the constructor itself calls the server, before a timeout can be set.
     with warnings.catch_warnings():
         # "only works with v2.0.0-beta.2 and later", at every start.
         warnings.simplefilter("ignore", FutureWarning)
-        client = kfp.client.Client(host=host, namespace=namespace or "unset", credentials=credentials)
+        client = kfp.client.Client(host=host, namespace="unset", credentials=credentials)
     client._context_setting["namespace"] = namespace
     rest = client._run_api.api_client.rest_client
     rest.request = partial(_with_timeout, rest.request, timeout_seconds)

@@ -33,6 +33,8 @@ _STATE_OF_EXIT_CODE = {0: RELEASED, 1: REFUSED}
 class LocalTrigger:
     """Starts `run_command --request <file>` in a session of its own."""
 
+    poll_seconds = 0.0
+
     def __init__(self, state: Path, store: Path, run_command: str) -> None:
         """Prepares the folders; starts nothing.
 

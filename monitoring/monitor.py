@@ -118,7 +118,8 @@ class Monitor:
 
     def stop(self) -> None:
         """Takes in what is in the log now, archives every matured row; the others stay for the next start."""
-        self._drain(None)
+        # What comes in meanwhile is for the next start: under a flood the stop would never end.
+        self._drain(1 + self._subscriber.backlog() // self._settings.pull_messages)
         if touched := self._mature():
             self._measure(touched)
         self._tell_archived(self._archive.flush())
@@ -134,7 +135,7 @@ class Monitor:
         for request in self._store.newest_rows():
             self._watch(request)
         if newest := self._store.newest_waiting():
-            self.windows.note_prediction(newest[1], newest[0])
+            self.windows.note_prediction(newest[1], min(newest[0], self._clock()))
 
     def _tell_started(self) -> None:
         store = self._store
@@ -148,11 +149,9 @@ class Monitor:
 
     # -- intake
 
-    def _drain(self, max_pulls: int | None) -> None:
+    def _drain(self, max_pulls: int) -> None:
         """Stores and acknowledges what the log holds, in at most `max_pulls` pulls."""
-        pulls = 0
-        while max_pulls is None or pulls < max_pulls:
-            pulls += 1
+        for _ in range(max_pulls):
             pulled_at = self._clock()
             deliveries = self._subscriber.pull(self._settings.pull_messages)
             if deliveries:
@@ -184,13 +183,18 @@ class Monitor:
         self._checkpoint("intake.acknowledged")
         for delivery, reason in bad:
             self._subscriber.set_aside(delivery.token, reason)
-            self.journal.tell("set_aside", f"message {delivery.message_id}: {reason}", message_id=delivery.message_id)
-        self._note_predictions([batch for batch, _ in predictions])
+        if bad:
+            first, reason = bad[0]
+            text = f"{len(bad)} messages, the first {first.message_id}: {reason}"
+            self.journal.tell("set_aside", text, messages=len(bad), message_id=first.message_id)
+        self._note_predictions([batch for batch, _ in predictions], now)
 
-    def _note_predictions(self, batches: list[PredictionBatch]) -> None:
+    def _note_predictions(self, batches: list[PredictionBatch], now: float) -> None:
         for batch in batches:
-            self.windows.note_prediction(batch.model_version, batch.time)
-            self._last_record_time = max(batch.time, self._last_record_time or 0.0)
+            # A client whose clock is ahead must not name the serving version until we get there.
+            predicted_at = min(batch.time, now)
+            self.windows.note_prediction(batch.model_version, predicted_at)
+            self._last_record_time = max(predicted_at, self._last_record_time or 0.0)
             if batch.model_version not in self._versions_seen:
                 self._versions_seen.add(batch.model_version)
                 self.journal.tell(

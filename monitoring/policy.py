@@ -59,7 +59,7 @@ class PolicySettings:
             if getattr(self, name) < 1:
                 raise ContractError(f"{name} is {getattr(self, name)}, expected at least 1")
         for name in ("min_rows_since_breach", "cooldown_seconds"):
-            if getattr(self, name) < 0:
+            if not getattr(self, name) >= 0:
                 raise ContractError(f"{name} is {getattr(self, name)}, expected at least 0")
         if not self.failure_backoff_seconds > 0:
             raise ContractError(f"failure_backoff_seconds is {self.failure_backoff_seconds}, expected above 0")
@@ -131,7 +131,7 @@ def decide(
 
 def requested(memory: PolicyMemory, *, now: float) -> PolicyMemory:
     """The memory after a request was made."""
-    recent = tuple(t for t in memory.requested_at if t > now - DAY_SECONDS)
+    recent = tuple(t for t in memory.requested_at if abs(t - now) < DAY_SECONDS)
     return replace(memory, requested_at=(*recent, now), breaches=0, matured_at_breach=0)
 
 
@@ -174,9 +174,11 @@ def _confirm(memory: PolicyMemory, settings: PolicySettings, rows_since_breach: 
         return Action.BREACH, f"; breach {memory.breaches} of {settings.consecutive_breaches}"
     if rows_since_breach < settings.min_rows_since_breach:
         return Action.BREACH, f"; {rows_since_breach} of {settings.min_rows_since_breach} rows since the first breach"
-    if now < memory.blocked_until:
-        return Action.HELD, f"; held {memory.blocked_until - now:.0f} s more: {memory.blocked_by}"
-    spent = sum(t > now - DAY_SECONDS for t in memory.requested_at)
+    rest = memory.blocked_until - now
+    # No rest is longer: one that seems so was noted by a clock that has since been set back.
+    if 0 < rest <= max(DAY_SECONDS, settings.cooldown_seconds):
+        return Action.HELD, f"; held {rest:.0f} s more: {memory.blocked_by}"
+    spent = sum(abs(t - now) < DAY_SECONDS for t in memory.requested_at)
     if spent >= settings.daily_budget:
         return Action.HELD, f"; held: {spent} requests in 24 hours, the daily budget is {settings.daily_budget}"
     return Action.RETRAIN, ""

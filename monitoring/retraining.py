@@ -168,12 +168,17 @@ class Retraining:
         except TemporaryError as error:
             self._wait_for("unreachable", str(error), now)
             return
+        except (PermanentError, ContractError, OSError) as error:
+            # Asking again is useless, and to end the monitor over a lost run would stop the archive too.
+            run = trigger.RunState(trigger.FAILED, str(error))
         if run.state == trigger.UNKNOWN and now < self.progress.started_at + UNKNOWN_SECONDS:
             return
         if run.state == trigger.UNKNOWN:
             run = trigger.RunState(trigger.FAILED, run.reason)
         if run.state != trigger.RUNNING:
             self._end(run, name, now)
+        elif self._trigger.poll_seconds:
+            self._move(RUNNING, next_try_at=now + self._trigger.poll_seconds, told="")
 
     def _wait_for(self, obstacle: str, text: str, now: float) -> None:
         """Stays in this phase for a while; tells of an obstacle when it is new."""
@@ -185,7 +190,8 @@ class Retraining:
         self.memory = policy.ended(self.memory, run.state, self._settings, now=now)
         self._journal.tell(
             "run_ended",
-            f"run {name} {run.state}: {run.reason}; no request for {self.memory.blocked_until - now:.0f} s",
+            f"run {name} {run.state}{run.reason and f': {run.reason}'}; "
+            f"no request for {self.memory.blocked_until - now:.0f} s",
             request_id=name,
             outcome=run.state,
             version=run.version,

@@ -82,6 +82,9 @@ class MonitorSettings(PolicySettings):
         for name in at_least_one:
             if getattr(self, name) < 1:
                 raise ContractError(f"{name} is {getattr(self, name)}, expected at least 1")
+        if self.window_rows < 2 * self.min_clicks:
+            needed = f"{2 * self.min_clicks}: min_clicks clicks and as many rows without one, or no window is judged"
+            raise ContractError(f"window_rows is {self.window_rows}, expected at least {needed}")
         for name in ("attribution_window_seconds", "archive_roll_seconds", "upload_wait_seconds", "keep_ids_seconds"):
             if not getattr(self, name) >= 0:
                 raise ContractError(f"{name} is {getattr(self, name)}, expected at least 0")

@@ -215,7 +215,7 @@ class Store:
         return int(self.counters.get("predicted", 0) - self.counters.get("matured", 0))
 
     def newest_rows(self) -> Iterator[MaturedRequest]:
-        """The matured requests still held, oldest first: enough to fill every window again."""
+        """The matured requests still held, oldest first: enough to fill the window of the version that serves."""
         query = "SELECT request_id, time, model_version, labels, scores FROM matured ORDER BY number"
         for request_id, time, version, labels, scores in self._connection.execute(query):
             yield MaturedRequest(
@@ -330,7 +330,9 @@ class Store:
             self._connection.execute("COMMIT")
         except BaseException:
             self.counters = before
-            self._connection.execute("ROLLBACK")
+            # A full disk has ended the transaction already.
+            if self._connection.in_transaction:
+                self._connection.execute("ROLLBACK")
             raise
 
     def _add_counts(self, connection: sqlite3.Connection, counts: dict[str, float]) -> None:

@@ -27,6 +27,10 @@ class RunState(NamedTuple):
 class Trigger(Protocol):
     """Starts runs, at most one at a time."""
 
+    @property
+    def poll_seconds(self) -> float:
+        """Shortest time between two questions for a run's state; 0 = whenever the monitor likes."""
+
     def submit(self, request: RetrainRequest) -> str:
         """`started`; `busy` while another run is active; `already` if this request was submitted before.
 
@@ -40,6 +44,7 @@ class Trigger(Protocol):
 
         Raises:
             TemporaryError: not reachable now.
+            PermanentError: it cannot be learned this way.
         """
 
 

@@ -15,7 +15,9 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from components.contracts.errors import ContractError, PermanentError
+from components.contracts.errors import ContractError, PermanentError, TemporaryError
+
+logger = logging.getLogger(__name__)
 
 ROOMS = {
     "monitor": ("monitoring", (), "watch the click log, decide when to retrain"),
@@ -62,7 +64,7 @@ def build_parser() -> argparse.ArgumentParser:
     submit = commands.add_parser("submit", help="start a run on a Kubeflow Pipelines server")
     submit.add_argument("--package", type=Path, required=True, help="compiled pipeline")
     submit.add_argument("--host", required=True, help="address of the KFP API")
-    submit.add_argument("--namespace", default="kubeflow")
+    submit.add_argument("--namespace", default="", help="of a multi-user installation; none on a single-user one")
     submit.add_argument("--experiment", default="evergreen")
     submit.add_argument("--upload-version", help="also upload the file as this pipeline version")
     _add_parameters(submit)
@@ -108,7 +110,10 @@ def parse_parameters(pairs: Sequence[str]) -> dict[str, Any]:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Runs one command; 0 done, 1 refused, 2 misuse, 3 failed."""
+    """Runs one command; 0 done, 1 refused, 2 misuse, 3 failed, 130 stopped by Ctrl-C.
+
+    Python's own code for an unforeseen error is 1, which here means that a gate said no: so those are caught too.
+    """
     line = list(sys.argv[1:] if argv is None else argv)
     if line and line[0] in ROOMS:
         module, words, _ = ROOMS[line[0]]
@@ -120,8 +125,15 @@ def main(argv: Sequence[str] | None = None) -> int:
     except ContractError as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
-    except PermanentError as error:
+    except (PermanentError, TemporaryError) as error:
         print(f"error: {error}", file=sys.stderr)
+        return 3
+    except KeyboardInterrupt:
+        print("stopped", file=sys.stderr)
+        return 130
+    except Exception as error:
+        logger.exception("%s ended with an unforeseen error", arguments.command)
+        print(f"error: {type(error).__name__}: {error}", file=sys.stderr)
         return 3
 
 

@@ -5,11 +5,20 @@ Deciding that a run is due, and that only one runs at a time, is the monitor's; 
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import sys
+import warnings
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, redirect_stdout
+from functools import partial
 from pathlib import Path
 from typing import Any
 
+from components.contracts.errors import PermanentError, TemporaryError
+from pipelines.package import check_parameters
 from pipelines.retraining import PIPELINE_NAME
+
+REQUEST_TIMEOUT_SECONDS = (5.0, 30.0)
+"""To connect, to read; kfp's client sets none and waits forever on a server that accepts and never answers."""
 
 
 def submit(
@@ -20,25 +29,78 @@ def submit(
     experiment: str,
     parameters: Mapping[str, Any],
     upload_version: str | None,
+    timeout_seconds: tuple[float, float] = REQUEST_TIMEOUT_SECONDS,
 ) -> str:
     """Starts one run and returns its id.
 
     Args:
         package: Compiled pipeline.
         host: Address of the KFP API, such as `http://localhost:8888`.
-        namespace: Namespace of the experiment.
+        namespace: Namespace of a multi-user installation; empty on a single-user one, which refuses any.
         experiment: Name of the experiment that the run belongs to; created if absent.
         parameters: Pipeline parameters that differ from their defaults.
         upload_version: Also upload the file under this version name, so that the UI offers it.
-    """
-    from kfp import Client
+        timeout_seconds: To connect and to read, of each request.
 
-    client = Client(host=host, namespace=namespace)
-    if upload_version is not None:
-        if client.get_pipeline_id(PIPELINE_NAME) is None:
-            client.upload_pipeline(str(package), pipeline_name=PIPELINE_NAME)
-        client.upload_pipeline_version(str(package), pipeline_version_name=upload_version, pipeline_name=PIPELINE_NAME)
-    run = client.create_run_from_pipeline_package(
-        str(package), arguments=dict(parameters), experiment_name=experiment, namespace=namespace
-    )
+    Raises:
+        ContractError: the package is no compiled pipeline, or has no such parameter.
+        TemporaryError: the server does not answer, or is in trouble.
+        PermanentError: the server refused.
+    """
+    check_parameters(package, parameters)
+    # kfp prints links for people; standard output is the run's id alone.
+    with _translated(host), redirect_stdout(sys.stderr):
+        client = _connect(host, namespace, timeout_seconds)
+        if upload_version is not None:
+            _upload(client, package, upload_version, namespace)
+        run = client.create_run_from_pipeline_package(
+            str(package), arguments=dict(parameters), experiment_name=experiment, namespace=namespace or None
+        )
     return str(run.run_id)
+
+
+def _upload(client: Any, package: Path, version: str, namespace: str) -> None:
+    pipeline_id = client.get_pipeline_id(PIPELINE_NAME)
+    if pipeline_id is None:
+        uploaded = client.upload_pipeline(str(package), pipeline_name=PIPELINE_NAME, namespace=namespace or None)
+        pipeline_id = uploaded.pipeline_id
+    client.upload_pipeline_version(str(package), pipeline_version_name=version, pipeline_id=pipeline_id)
+
+
+def _connect(host: str, namespace: str, timeout_seconds: tuple[float, float]) -> Any:
+    """A client whose every request ends in time, and which calls nobody until it is asked to."""
+    import urllib3
+    from kfp.client import Client
+
+    with warnings.catch_warnings():
+        # "only works with v2.0.0-beta.2 and later", at every start.
+        warnings.simplefilter("ignore", FutureWarning)
+        # Given none, or its own default ("kubeflow"), the constructor itself asks the server, and without a timeout.
+        client = Client(host=host, namespace="unset")
+    client._context_setting["namespace"] = namespace
+    rest = client._run_api.api_client.rest_client
+    rest.request = partial(_with_timeout, rest.request, timeout_seconds)
+    # urllib3 would try three more times and so wait four times as long.
+    rest.pool_manager.connection_pool_kw["retries"] = urllib3.Retry(0)
+    return client
+
+
+def _with_timeout(request: Any, timeout_seconds: tuple[float, float], *args: Any, **kwargs: Any) -> Any:
+    return request(*args, **{**kwargs, "_request_timeout": kwargs.get("_request_timeout") or timeout_seconds})
+
+
+@contextmanager
+def _translated(host: str) -> Iterator[None]:
+    import urllib3.exceptions
+    from kfp_server_api.exceptions import ApiException
+
+    try:
+        yield
+    except ApiException as error:
+        temporary = not error.status or error.status >= 500 or error.status in (408, 429)
+        text = f"KFP at {host} answered {error.status} {error.reason}: {str(error.body or '')[:300]}"
+        raise (TemporaryError if temporary else PermanentError)(text) from error
+    except urllib3.exceptions.HTTPError as error:
+        raise TemporaryError(f"KFP at {host} does not answer: {error}") from error
+    except (OSError, ValueError) as error:
+        raise PermanentError(f"KFP at {host}: {error}") from error

@@ -12,6 +12,7 @@ import os
 import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
+from glob import escape
 from pathlib import Path
 from typing import BinaryIO
 from uuid import uuid4
@@ -73,12 +74,21 @@ def _end_of_last_line(file: BinaryIO) -> int:
 
 
 @contextmanager
-def whole_directory(final: Path) -> Iterator[Path]:
+def whole_directory(final: Path, *, replace: bool = False) -> Iterator[Path]:
     """Yields an empty folder beside `final`; on success it becomes `final` in one rename, on error it is removed.
 
+    Args:
+        final: The folder to make.
+        replace: Whether to remove first what an earlier try left, `final` itself and the folder beside it of a try
+            that was killed. Only for a folder that no other process writes or reads at the time.
+
     Raises:
-        FileExistsError: `final` exists already; a published folder is never changed.
+        FileExistsError: `final` exists already, and is not to be replaced: a published folder is never changed.
     """
+    if replace:
+        for left_over in [final, *final.parent.glob(f".{escape(final.name)}.{'[0-9a-f]' * 32}")]:
+            if left_over.exists():
+                shutil.rmtree(left_over)
     if final.exists():
         raise FileExistsError(f"{final} exists already, expected a new folder")
     final.parent.mkdir(parents=True, exist_ok=True)

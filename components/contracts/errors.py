@@ -16,3 +16,12 @@ class TemporaryError(Exception):
 
 class PermanentError(Exception):
     """Retrying is useless; stop, or set the offending message aside."""
+
+
+def first_line(error: BaseException) -> str:
+    r"""The first line of a foreign error's message, the name of its type where it has none: ours take one line.
+
+    >>> first_line(OSError("page header failed\n\n")), first_line(OSError())
+    ('page header failed', 'OSError')
+    """
+    return next(iter(str(error).splitlines()), type(error).__name__)

@@ -132,13 +132,18 @@ def two_sided_p_value(z: float) -> float:
     return erfc(abs(z) / sqrt(2.0))
 
 
-def log_loss(labels: ArrayLike, scores: ArrayLike) -> float | None:
-    """Mean negative log likelihood in nats, probabilities clipped to [1e-7, 1 - 1e-7]; `None` without rows."""
+def row_log_losses(labels: ArrayLike, scores: ArrayLike) -> NDArray[np.float64]:
+    """Negative log likelihood of each row [n] in nats, probabilities clipped to [1e-7, 1 - 1e-7]."""
     click, score = _checked(labels, scores)
-    if not len(click):
-        return None
     clipped = np.clip(score, 1e-7, 1 - 1e-7)
-    return float(-np.where(click, np.log(clipped), np.log1p(-clipped)).mean())
+    losses: NDArray[np.float64] = -np.where(click, np.log(clipped), np.log1p(-clipped))
+    return losses
+
+
+def log_loss(labels: ArrayLike, scores: ArrayLike) -> float | None:
+    """Mean of `row_log_losses`; `None` without rows."""
+    losses = row_log_losses(labels, scores)
+    return float(losses.mean()) if len(losses) else None
 
 
 def normalized_entropy(labels: ArrayLike, scores: ArrayLike) -> float | None:

@@ -163,7 +163,9 @@ def decode(message: bytes) -> Record:
         header = json.loads(body[_PREFIX.size : start])
         arrays = _Arrays(body, start)
         record = _decode_prediction(header, arrays) if kind == _PREDICTION else _decode_outcome(kind, header, arrays)
-    except (KeyError, TypeError, UnicodeDecodeError, json.JSONDecodeError) as error:
+    except ContractError:
+        raise
+    except (KeyError, TypeError, ValueError, OverflowError, RecursionError) as error:
         raise ContractError(f"log record has a malformed header: {error!r}") from error
     arrays.expect_end()
     return record

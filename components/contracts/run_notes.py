@@ -9,6 +9,8 @@ Layout: `<store>/runs/<run>/<step>.json`, and `outcome.json` from the exit handl
 from __future__ import annotations
 
 import json
+import signal
+import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -18,6 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from components.contracts.durable import write_whole
+from components.contracts.errors import ContractError
 
 OUTCOME_FILE = "outcome.json"
 STEPS = ("extraction", "validation", "preprocessing", "training", "evaluation", "deployment")
@@ -54,19 +57,54 @@ class RunOutcome:
 
 
 def run_folder(store: Path, run: str) -> Path:
-    """Where the notes of `run` lie."""
+    """Where the notes of `run` lie.
+
+    Raises:
+        ContractError: `run` is no name of a folder. Steps remove what an earlier try of a run left under its name, so
+            a name must not lead elsewhere; each of them comes by here first.
+    """
+    if run in ("", ".", "..") or "/" in run:
+        raise ContractError(f"run is named {run!r}, expected a name of one folder")
     return store / "runs" / run
+
+
+class Stopped(SystemExit):
+    """SIGTERM reached a step at work: whoever runs it wants it to end."""
+
+
+@contextmanager
+def _told_of_sigterm() -> Iterator[None]:
+    """Lets SIGTERM end the body as an error; without this it ends the process before a note can be written."""
+    if threading.current_thread() is not threading.main_thread() or signal.getsignal(signal.SIGTERM) != signal.SIG_DFL:
+        yield  # only the main thread gets signals, and whoever has a handler already knows what to do
+        return
+
+    def stop(signum: int, _frame: Any) -> None:
+        raise Stopped(128 + signum)
+
+    signal.signal(signal.SIGTERM, stop)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
 
 
 @contextmanager
 def noted(store: Path, run: str, step: str) -> Iterator[StepNote]:
-    """Keeps the note of `step` current: running, then done (or what the body set), or failed with the error."""
+    """Keeps the note of `step` current: running, then done (or what the body set), or failed with the error.
+
+    A retry of the step begins a new note; that of the try before is gone.
+    """
     started = time.monotonic()
     note = StepNote(step=step, started_at=datetime.now(timezone.utc).isoformat())
     path = run_folder(store, run) / f"{step}.json"
     _write(path, note)
     try:
-        yield note
+        with _told_of_sigterm():
+            yield note
+    except (Stopped, KeyboardInterrupt):
+        note.state, note.reason = "failed", "stopped from outside while it worked"
+        raise
     except BaseException as error:
         note.state, note.reason = "failed", f"{type(error).__name__}: {error}"
         raise

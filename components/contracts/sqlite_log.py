@@ -30,12 +30,14 @@ CREATE TABLE IF NOT EXISTS messages (
 CREATE INDEX IF NOT EXISTS waiting ON messages (number) WHERE state = 'waiting';
 """
 
+_FORGOTTEN_AT_ONCE = 2000
+
 
 class SqliteLog:
     """Publisher and subscriber of one log file.
 
-    An acknowledged message keeps its id, by which a publisher's repetition is recognised, and gives up its payload.
-    Threads may share one.
+    An acknowledged message gives up its payload and keeps its id for `keep_ids_seconds`, by which a publisher's
+    repetition is recognised. Threads may share one.
     """
 
     def __init__(
@@ -45,6 +47,7 @@ class SqliteLog:
         lease_seconds: float = 30.0,
         clock: Callable[[], float] = time.time,
         busy_timeout_seconds: float = 10.0,
+        keep_ids_seconds: float = 86_400.0,
     ) -> None:
         """Opens or creates the log.
 
@@ -53,12 +56,13 @@ class SqliteLog:
             lease_seconds: How long a pulled message is kept from other readers; then it is delivered again.
             clock: Seconds since the epoch, the same for all openers.
             busy_timeout_seconds: How long to wait for another writer.
+            keep_ids_seconds: How long ids of acknowledged messages are remembered; far longer than a publisher repeats.
 
         Raises:
             TemporaryError: the file cannot be opened.
             PermanentError: the file is no log.
         """
-        self._lease_seconds, self._clock = lease_seconds, clock
+        self._lease_seconds, self._clock, self._keep_ids_seconds = lease_seconds, clock, keep_ids_seconds
         self._lock = threading.Lock()
         with _translated(path):
             self._connection = sqlite3.connect(
@@ -116,6 +120,12 @@ class SqliteLog:
                 "UPDATE messages SET state = 'acknowledged', payload = NULL "
                 "WHERE number = ? AND attempts = ? AND state = 'waiting'",
                 [tuple(map(int, token.split("/"))) for token in tokens],
+            )
+            # A few of the oldest each time, more than came in: the file stops growing, and no call takes long.
+            connection.execute(
+                "DELETE FROM messages WHERE leased_until < ? AND number IN"
+                " (SELECT number FROM messages WHERE state = 'acknowledged' ORDER BY number LIMIT ?)",
+                (self._clock() - self._keep_ids_seconds, _FORGOTTEN_AT_ONCE),
             )
 
     def set_aside(self, token: str, reason: str) -> None:

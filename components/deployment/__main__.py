@@ -72,6 +72,7 @@ def _deploy(arguments: argparse.Namespace, note: run_notes.StepNote) -> int:
     )
     done = release(Model.read(arguments.model), verdict, RawDataset.read(arguments.raw_dataset), settings)
     done.write(arguments.output)
+    note.reason = f"version {done.version} {'serves' if settings.triton_urls else 'is published'}; {verdict.reason}"
     note.facts = {
         "version": done.version,
         "previous_version": done.previous_version,

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from components.contracts.criteo import CATEGORICAL, DENSE, MISSING_CATEGORY
 from components.contracts.durable import write_whole
-from components.contracts.errors import ContractError
+from components.contracts.errors import ContractError, first_line
 from components.contracts.manifests import RawDataset, Verdict
 from components.contracts.serving import CATEGORICAL_INPUT, DENSE_INPUT, MAX_BATCH_ROWS, PROBABILITY_OUTPUT
 from components.contracts.uris import local_path
@@ -75,6 +75,7 @@ def read_held_out(raw: RawDataset, verdict: Verdict, *, max_rows: int = MAX_ROWS
     Raises:
         ContractError: there are no rows, or rows and scores do not belong together.
     """
+    import pyarrow as pa
     import pyarrow.parquet as pq
 
     path = local_path(verdict.scores_uri)
@@ -89,10 +90,14 @@ def read_held_out(raw: RawDataset, verdict: Verdict, *, max_rows: int = MAX_ROWS
         )
     dense, categorical, count = [], [], 0
     for file in sorted(local_path(raw.holdout_uri).glob("*.parquet")):
-        for batch in pq.ParquetFile(file).iter_batches(columns=[*DENSE, *CATEGORICAL]):
-            dense.append(_columns(batch, DENSE, np.nan, np.float32))
-            categorical.append(_columns(batch, CATEGORICAL, MISSING_CATEGORY, np.int64))
-            count += batch.num_rows
+        try:
+            with pq.ParquetFile(file) as rows:
+                for batch in rows.iter_batches(columns=[*DENSE, *CATEGORICAL]):
+                    dense.append(_columns(batch, DENSE, np.nan, np.float32))
+                    categorical.append(_columns(batch, CATEGORICAL, MISSING_CATEGORY, np.int64))
+                    count += batch.num_rows
+        except (pa.ArrowException, OSError) as error:
+            raise ContractError(f"held-out rows {file} cannot be read: {first_line(error)}") from error
         if count >= max_rows:
             break
     if count < min(len(scores), max_rows):

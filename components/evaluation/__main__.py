@@ -14,6 +14,7 @@ from components.contracts.manifests import Model, RawDataset, TrainingSet, Verdi
 from components.contracts.model_store import champion
 from components.contracts.run_notes import noted
 from components.contracts.uris import local_path
+from components.dcn import share_cores
 
 STEP = "evaluation"
 
@@ -73,6 +74,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _run(arguments: argparse.Namespace) -> Verdict:
+    share_cores()
     from components.evaluation.evaluate import evaluate
     from components.evaluation.gate import GateSettings
     from components.evaluation.outputs import metrics_document, roc_document, write_json

@@ -4,7 +4,7 @@ from kfp import dsl
 from kfp.dsl import HTML, Artifact, ClassificationMetrics, Dataset, Input, Metrics, Model, Output
 
 
-@dsl.component(base_image="evergreen-training", install_kfp_package=False)
+@dsl.component(base_image="evergreen-evaluation", install_kfp_package=False)
 def evaluation(
     run: str,
     store: str,

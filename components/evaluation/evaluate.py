@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import io
 import logging
-import shutil
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -142,7 +141,6 @@ def _keep_scores(final: Path, scored: ScoredHoldout) -> Path:
         arrays["champion"] = scored.champion
     content = io.BytesIO()
     np.savez(content, **arrays)
-    shutil.rmtree(final, ignore_errors=True)
-    with whole_directory(final) as folder:
+    with whole_directory(final, replace=True) as folder:
         write_whole(folder / SCORES_FILE, content.getvalue())
     return final / SCORES_FILE

@@ -7,6 +7,7 @@ must never be compared. Scoring is left to `scoring`.
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -23,10 +24,10 @@ from components.contracts.criteo import (
     LABEL,
     MISSING_CATEGORY,
 )
-from components.contracts.errors import ContractError
+from components.contracts.errors import ContractError, first_line
+from components.contracts.hugectr_folder import FILE_LIST, listed_files
 
 BATCH_ROWS = 8192
-FILE_LIST = "_file_list.txt"
 
 
 class RawBatch(NamedTuple):
@@ -55,18 +56,11 @@ def parquet_files(folder: Path) -> list[Path]:
     """The Parquet files of `folder` in row order: that of HugeCTR's file list where there is one, else of the names.
 
     Raises:
-        ContractError: there is none, or a listed one is absent.
+        ContractError: there is none, or the list is wrong.
     """
-    listing = folder / FILE_LIST
-    if listing.exists():
-        # The listed paths are those of the machine that wrote them; part_10 must not come before part_2.
-        files = [folder / Path(line).name for line in listing.read_text().splitlines()[1:] if line.strip()]
-    else:
-        files = sorted(folder.glob("*.parquet"))
+    files = listed_files(folder) if (folder / FILE_LIST).exists() else sorted(folder.glob("*.parquet"))
     if not files:
         raise ContractError(f"{folder} holds no Parquet files")
-    if absent := [file.name for file in files if not file.exists()]:
-        raise ContractError(f"{folder} lacks the listed files {absent}")
     return files
 
 
@@ -108,15 +102,28 @@ def encoded_batches(folder: Path, batch_rows: int = BATCH_ROWS) -> Iterator[Enco
 
 
 def _num_rows(folder: Path) -> int:
-    return sum(pq.read_metadata(file).num_rows for file in parquet_files(folder))
+    num_rows = 0
+    for path in parquet_files(folder):
+        with _readable(path):
+            num_rows += pq.read_metadata(path).num_rows
+    return num_rows
 
 
 def _batches(folder: Path, columns: list[str], batch_rows: int) -> Iterator[Any]:
     for path in parquet_files(folder):
-        with pq.ParquetFile(path) as file:
+        with _readable(path), pq.ParquetFile(path) as file:
             if absent := set(columns) - set(file.schema_arrow.names):
                 raise ContractError(f"{path} lacks the columns {sorted(absent)}")
             yield from file.iter_batches(batch_rows, columns=columns)
+
+
+@contextmanager
+def _readable(path: Path) -> Iterator[None]:
+    """Turns pyarrow's failures over `path` into ContractError."""
+    try:
+        yield
+    except (pa.ArrowException, OSError) as error:
+        raise ContractError(f"held-out rows {path} cannot be read: {first_line(error)}") from error
 
 
 def _labels(batch: Any) -> NDArray[np.int8]:

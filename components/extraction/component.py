@@ -4,7 +4,7 @@ from kfp import dsl
 from kfp.dsl import Dataset, Metrics, Output
 
 
-@dsl.component(base_image="evergreen-driver", install_kfp_package=False)
+@dsl.component(base_image="evergreen-extraction", install_kfp_package=False)
 def extraction(
     run: str,
     store: str,

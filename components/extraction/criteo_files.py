@@ -10,6 +10,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass
+from datetime import date
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +26,8 @@ from components.extraction.times import DAY_MICROS, Span, to_iso
 
 ROW_MICROS = 400
 """A day has room for 216 million rows; Criteo 1TB's largest has 196 million."""
+MAX_DAYS = date.max.toordinal() - date(1970, 1, 1).toordinal()
+"""Days that the calendar has from 1970 on, but for its last: a date such as 20260101 is no number of a day."""
 _DAY = re.compile(r"day_(\d+)", re.IGNORECASE)
 
 
@@ -68,12 +71,14 @@ class CriteoFiles:
         """Day number and path, by day.
 
         Raises:
-            ContractError: two files claim one day.
+            ContractError: two files claim one day, or a day lies beyond the calendar.
         """
         numbered = []
         for place, path in enumerate(click_log_files(self.path)):
             match = _DAY.match(path.name)
             numbered.append((int(match[1]) if match else place, path))
+            if numbered[-1][0] >= MAX_DAYS:
+                raise ContractError(f"{path} is of day {numbered[-1][0]}, expected a number below {MAX_DAYS}")
         numbered.sort(key=lambda pair: pair[0])
         for (day, path), (next_day, next_path) in zip(numbered, numbered[1:]):
             if day == next_day:

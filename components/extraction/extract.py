@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import hashlib
 import logging
-import shutil
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -64,12 +63,7 @@ def extract(source: Source, window: Span, folder: Path, settings: ExtractionSett
     Raises:
         ContractError: the window holds too few rows, or a file of the source is damaged or too malformed.
     """
-    if folder.exists():
-        logger.info("replacing %s", folder)
-        shutil.rmtree(folder)
-    for left_over in folder.parent.glob(f".{folder.name}.*"):
-        shutil.rmtree(left_over)
-    with whole_directory(folder) as aside:
+    with whole_directory(folder, replace=True) as aside:
         with SetAside(aside / SET_ASIDE_FILE, max_fraction=settings.max_malformed_fraction) as set_aside:
             count, parts = _copy(source, window, aside / "all", set_aside)
             set_aside.judge()

@@ -17,7 +17,7 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from components.contracts import criteo
-from components.contracts.errors import ContractError
+from components.contracts.errors import ContractError, first_line
 from components.extraction.set_aside import SetAside
 
 BATCH_ROWS = 65_536
@@ -48,7 +48,7 @@ def open_parquet(path: Path) -> Any:
 
 def unreadable(path: Path, error: Exception) -> ContractError:
     """The refusal of a file that pyarrow could not read."""
-    return ContractError(f"{path} is not a readable Parquet file: {str(error).splitlines()[0]}")
+    return ContractError(f"{path} is not a readable Parquet file: {first_line(error)}")
 
 
 def raw_batch(columns: dict[str, Any]) -> Any:

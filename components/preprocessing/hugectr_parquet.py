@@ -1,4 +1,4 @@
-"""The written training set: its file list, and the proof that HugeCTR may read it without looking.
+"""The proof that HugeCTR may read the written training set without looking.
 
 HugeCTR checks neither types (the bits of an int32 label are read as a float) nor ranges (an id at or above its slot's
 size lands in the next slot), so every file is checked here before it is published. Writing is NVTabular's.
@@ -13,18 +13,9 @@ import numpy as np
 import pyarrow.parquet as pq
 
 from components.contracts.criteo import CATEGORICAL, DENSE, LABEL
-from components.contracts.durable import write_whole
 from components.contracts.errors import PermanentError
 
-FILE_LIST = "_file_list.txt"
 TYPES = {LABEL: "float", **dict.fromkeys(DENSE, "float"), **dict.fromkeys(CATEGORICAL, "int64")}
-
-
-def write_file_list(folder: Path, final: Path) -> None:
-    """Rewrites the file list in `folder`, which holds paths, so that it is right once the folder is at `final`."""
-    files = sorted(folder.glob("*.parquet"))
-    lines = [str(len(files)), *(str(final / file.name) for file in files)]
-    write_whole(folder / FILE_LIST, "\n".join(lines) + "\n")
 
 
 def verify(folder: Path, *, expected_rows: int, slot_sizes: list[int]) -> None:

@@ -7,7 +7,6 @@ served graph is built. How each is done is left to the modules named in the impo
 from __future__ import annotations
 
 import logging
-import shutil
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -21,6 +20,7 @@ import pyarrow.parquet as pq
 from components.contracts.criteo import CATEGORICAL, DENSE, MISSING_CATEGORY
 from components.contracts.durable import whole_directory
 from components.contracts.errors import PermanentError
+from components.contracts.hugectr_folder import write_file_list
 from components.contracts.manifests import RawDataset, TrainingSet
 from components.contracts.uris import local_path
 from components.contracts.workflow import FeatureWorkflow
@@ -50,15 +50,15 @@ def preprocess(raw: RawDataset, *, parent: Parent | None, final: Path, settings:
         HOLDOUT: _plan(raw.holdout_uri, raw.num_holdout_rows, settings),
     }
     rows = {TRAIN: raw.num_train_rows, HOLDOUT: raw.num_holdout_rows}
-    shutil.rmtree(final, ignore_errors=True)
-    with _dask(settings.dask_scheduler), whole_directory(final) as aside:
+    with _dask(settings.dask_scheduler), whole_directory(final, replace=True) as aside:
         features = _fit(plans[TRAIN], parent, settings)
         features.save(aside / WORKFLOW)
         datasets = {part: _dataset(plan) for part, plan in plans.items()}
         workflow = feature_graph.explicit_workflow(features, datasets[TRAIN].schema, aside / WORKFLOW / NVTABULAR)
         for part, dataset in datasets.items():
             feature_graph.write_encoded(workflow, dataset, aside / part)
-            hugectr_parquet.write_file_list(aside / part, final / part)
+            names = sorted(path.name for path in (aside / part).glob("*.parquet"))
+            write_file_list(aside / part, names, final=final / part)  # NVTabular's own names this folder aside
             hugectr_parquet.verify(aside / part, expected_rows=rows[part], slot_sizes=features.slot_sizes)
             _compare(features, plans[part][0], aside / part)
             logger.info("%s encoded: %d rows in %d files", part, rows[part], len(plans[part]))

@@ -16,7 +16,7 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from components.contracts.criteo import CATEGORICAL, DENSE, FEATURES, LABEL, MAX_CATEGORY, RAW_TYPES
-from components.contracts.errors import ContractError
+from components.contracts.errors import ContractError, first_line
 
 Partition = tuple[str, tuple[int, ...]]
 """A file and the row groups of it that one task reads."""
@@ -60,10 +60,13 @@ def read_partition(partition: Partition) -> Any:
     """The label and the features of a partition as a pandas frame of `READ_TYPES`.
 
     Raises:
-        ContractError: a label is null, a dense value infinite, or a category outside [0, 2^32).
+        ContractError: the file is damaged, a label is null, a dense value infinite, or a category outside [0, 2^32).
     """
     path, groups = partition
-    table = pq.ParquetFile(path).read_row_groups(list(groups), columns=list(READ_TYPES)).select(list(READ_TYPES))
+    try:
+        table = pq.ParquetFile(path).read_row_groups(list(groups), columns=list(READ_TYPES)).select(list(READ_TYPES))
+    except (pa.ArrowException, OSError) as error:
+        raise ContractError(f"raw file {path} cannot be read as Parquet: {first_line(error)}") from error
     if nulls := table[LABEL].null_count:
         raise ContractError(f"column {LABEL} of {path} has {nulls} nulls, expected none")
     for name in CATEGORICAL:
@@ -109,7 +112,7 @@ def _checked_footer(path: Path) -> Any:
     try:
         file = pq.ParquetFile(path)
     except (pa.ArrowInvalid, OSError) as error:
-        raise ContractError(f"raw file {path} cannot be read as Parquet: {error}") from error
+        raise ContractError(f"raw file {path} cannot be read as Parquet: {first_line(error)}") from error
     schema = file.schema_arrow
     for name in (LABEL, *FEATURES):
         found = str(schema.field(name).type) if name in schema.names else "absent"

@@ -5,7 +5,6 @@ from __future__ import annotations
 import argparse
 import logging
 import math
-import os
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -16,6 +15,7 @@ from components.contracts.errors import ContractError, PermanentError
 from components.contracts.manifests import TrainingSet, ValidationReport
 from components.contracts.run_notes import noted
 from components.contracts.uris import local_path
+from components.dcn import share_cores
 from components.training.config import TrainingSettings, parse_tower
 
 if TYPE_CHECKING:
@@ -77,9 +77,7 @@ def main(argv: Sequence[str] | None = None, *, log_metric: Callable[[str, float]
 
 
 def _run(flags: argparse.Namespace, log_metric: Callable[[str, float], None]) -> None:
-    # Before torch loads OpenMP: its threads otherwise spin at barriers, and on a laptop whose cores are shared with
-    # live traffic that made a fit 20 times slower (63 s against 3 to 5 s).
-    os.environ.setdefault("OMP_WAIT_POLICY", "passive")
+    share_cores()
     from components.training.step import TrainingRun, forget_checkpoint, train
 
     store, work = local_path(flags.store), local_path(flags.work)

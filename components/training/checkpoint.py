@@ -14,6 +14,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+from numpy.typing import NDArray
+
 from components.contracts.dcn import DcnConfig
 from components.contracts.durable import whole_directory, write_whole
 from components.contracts.model_files import ModelWeights, read_model, write_model
@@ -21,6 +24,7 @@ from components.contracts.model_files import ModelWeights, read_model, write_mod
 logger = logging.getLogger(__name__)
 
 _PROGRESS = "progress.json"
+_ROW_LOSSES = "row_losses.npy"
 _NUMBERS = ("start_loss", "branch_loss", "stale")
 
 
@@ -37,6 +41,20 @@ class Moment:
     """With moments."""
     scores: Mapping[str, float | None]
     """`auc` and `log_loss`."""
+    row_losses: NDArray[np.float64]
+    """Log loss of each row of the stopping slice."""
+
+    def is_better_than(self, best: Moment) -> bool:
+        """Whether the stopping slice prefers this network to `best`.
+
+        Between parts of the rows by more than one standard error of the paired difference: all rows are the better
+        choice where the slice cannot tell (measured: on 1,000 judging rows of an unchanged world a part won by 0.0002
+        and cost 0.011 AUC). Within a part, and against the start, any gain counts.
+        """
+        gains = best.row_losses - self.row_losses
+        is_other_part = self.branch != best.branch and best.epoch > 0
+        noise = float(gains.std() / len(gains) ** 0.5) if is_other_part else 0.0
+        return float(gains.mean()) > noise
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -61,6 +79,7 @@ def save(folder: Path, config: DcnConfig, checkpoint: Checkpoint) -> None:
     with whole_directory(folder / name) as aside:
         for moment_name, moment in _moments(checkpoint).items():
             write_model(aside / moment_name, config, moment.weights)
+            np.save(aside / moment_name / _ROW_LOSSES, moment.row_losses)
         described: dict[str, Any] = {key: getattr(checkpoint, key) for key in _NUMBERS}
         for moment_name, moment in (("now", checkpoint.now), ("best", checkpoint.best)):
             described[moment_name] = {key: getattr(moment, key) for key in ("branch", "epoch", "step", "scores")}
@@ -80,7 +99,8 @@ def load(folder: Path, config: DcnConfig, slot_sizes: list[int]) -> Checkpoint |
 
     def moment(name: str) -> Moment:
         weights = read_model(whole[-1] / name, config, slot_sizes, optimizer=True)
-        return Moment(weights=weights, **described[name])
+        row_losses = np.load(whole[-1] / name / _ROW_LOSSES)
+        return Moment(weights=weights, row_losses=row_losses, **described[name])
 
     now = moment("now")
     best = moment("best") if (whole[-1] / "best").exists() else now

@@ -25,11 +25,15 @@ class TrainingSettings:
     epsilon: float = 1e-7
     """Added to the root of Adam's second moment, uncorrected (HugeCTR's placement and default)."""
     batch_size: int = 2048
-    """Rows per optimizer step; fewer where a pass would have less than `min_steps` of them."""
+    """Rows per optimizer step, at most; fewer where a pass would have less than `min_steps` of them."""
     min_steps: int = 300
-    """Optimizer steps in a pass, at least. A second pass overfits the rare categories whatever the batch, so the first
-    has to move the weights far enough: on 20,000 rows of a changed world one pass in batches of 1024 regained 45 % of
-    the lost AUC and the best of five passes 69 %, one pass in batches of 64 regained 90 %."""
+    """Optimizer steps in a pass, at least, as far as `min_batch_size` allows. A second pass overfits the rare
+    categories whatever the batch, so the first has to move the weights far enough: on 20,000 rows of a changed world
+    one pass in batches of 1024 regained 45 % of the lost AUC and the best of five passes 69 %, one pass in batches of
+    64 regained 90 %."""
+    min_batch_size: int = 32
+    """Rows per optimizer step, at least, where `batch_size` is not less: a window of a few hundred rows makes fewer
+    steps than `min_steps` rather than steps that follow the noise of single rows."""
     max_epochs: int = 6
     """Most passes over the fitted rows, or steps of as many on a part of them; a resumed run counts those it made."""
     patience: int = 1
@@ -40,7 +44,8 @@ class TrainingSettings:
     """Whether the stopping slice is learnt in the end, from the best weights, in as many passes as they had made."""
     num_halvings: int = 3
     """In an incremental round, besides all fitted rows: how many newer parts (the newest half, quarter, ...) are
-    fitted as well, each on its own from the parent. The log loss on the stopping slice chooses one."""
+    fitted as well, each on its own from the parent. The log loss on the stopping slice chooses one, a newer part only
+    where it is better by more than chance."""
     seed: int = 42
     """Decides initial weights, the order of rows and dropout."""
 
@@ -52,7 +57,8 @@ class TrainingSettings:
         for name in ("beta1", "beta2"):
             if not 0.0 <= getattr(self, name) < 1.0:
                 raise ContractError(f"{name} is {getattr(self, name)}, expected a number in [0, 1)")
-        at_least_one, at_least_zero = ("batch_size", "min_steps", "max_epochs"), ("patience", "num_halvings", "seed")
+        at_least_one = ("batch_size", "min_batch_size", "min_steps", "max_epochs")
+        at_least_zero = ("patience", "num_halvings", "seed")
         for name in at_least_one + at_least_zero:
             least = 1 if name in at_least_one else 0
             if getattr(self, name) < least:

@@ -7,8 +7,8 @@ from __future__ import annotations
 
 import logging
 import shutil
-import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from datetime import datetime, timezone
 from pathlib import Path
 
@@ -55,8 +55,8 @@ def publish(
     """
     models = store / "models"
     models.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(prefix=".incoming-", dir=models) as incoming:
-        parts = Path(incoming)
+    # Named after the run's first try, so that a try that was killed leaves nothing that the next does not remove.
+    with _emptied(models / f".incoming-{created_at.astimezone(timezone.utc):%Y%m%dT%H%M%S.%f}") as parts:
         write_model(parts / Model.WEIGHTS, config, result.weights)
         _copy_parts(parts, workflow_path, report)
         sha256 = {name: sha256_tree(parts / name) for name in _PARTS}
@@ -68,13 +68,23 @@ def publish(
                 logger.info("model %s is in the store already", model_id)
                 return manifest
             logger.warning("model %s in the store is damaged and gets replaced", model_id)
-            shutil.rmtree(final)
-        with whole_directory(final) as aside:
+        with whole_directory(final, replace=True) as aside:
             for name in _PARTS:
                 (parts / name).rename(aside / name)
             manifest.write(aside / Model.MANIFEST)
     logger.info("model %s is in the store", model_id)
     return manifest
+
+
+@contextmanager
+def _emptied(folder: Path) -> Iterator[Path]:
+    """An empty folder of that name, gone afterwards."""
+    shutil.rmtree(folder, ignore_errors=True)
+    folder.mkdir()
+    try:
+        yield folder
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
 
 
 def _copy_parts(parts: Path, workflow_path: Path, report: ValidationReport) -> None:

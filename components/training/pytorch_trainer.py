@@ -21,7 +21,7 @@ import torch
 from torch import Tensor
 
 from components.contracts.errors import ContractError, PermanentError
-from components.contracts.metrics import log_loss, roc_auc
+from components.contracts.metrics import log_loss, roc_auc, row_log_losses
 from components.contracts.uris import local_path
 from components.dcn.network import predict
 from components.training import checkpoint as checkpoints
@@ -124,6 +124,7 @@ class _Fit:
             step=self._start.optimizer_step,
             weights=self._start.weights,
             scores=state.now.scores,
+            row_losses=state.now.row_losses,
         )
         return replace(state, now=now, branch_loss=state.start_loss, stale=0)
 
@@ -135,7 +136,7 @@ class _Fit:
         better = _loss(now) < state.branch_loss
         return Checkpoint(
             now=now,
-            best=now if _loss(now) < _loss(state.best) else state.best,
+            best=now if now.is_better_than(state.best) else state.best,
             start_loss=state.start_loss,
             branch_loss=_loss(now) if better else state.branch_loss,
             stale=0 if better else state.stale + 1,
@@ -170,7 +171,8 @@ class _Fit:
         return self._fitted[len(self._fitted) - max(1, len(self._fitted) >> branch) :]
 
     def _batch_size(self, rows: Rows) -> int:
-        return max(1, min(self._settings.batch_size, len(rows) // self._settings.min_steps))
+        wanted = max(self._settings.min_batch_size, len(rows) // self._settings.min_steps)
+        return min(self._settings.batch_size, wanted)
 
     def _rows_per_second(self) -> float | None:
         return self._rows_seen / self._seconds if self._seconds > 0 else None
@@ -190,7 +192,14 @@ class _Fit:
         said = [f"{name} {value:.5g}" for name, value in scores.items() if value is not None]
         said += [] if training_loss is None else [f"training loss {training_loss:.5f}", f"{speed or 0:,.0f} rows/s"]
         logger.info("newest %d rows, epoch %d: %s", len(self._part(branch)), epoch, ", ".join(said))
-        return Moment(branch=branch, epoch=epoch, step=step, weights=self._stepper.weights(), scores=scores)
+        return Moment(
+            branch=branch,
+            epoch=epoch,
+            step=step,
+            weights=self._stepper.weights(),
+            scores=scores,
+            row_losses=row_log_losses(self._stopping.labels, probabilities),
+        )
 
     def _pass(self, rows: Rows, batch_size: int, place: tuple[int, int]) -> float:
         """One pass over `rows` in the order that `place` (branch, epoch) seeds; the mean loss of its batches."""

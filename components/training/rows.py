@@ -17,9 +17,8 @@ import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
 from components.contracts.criteo import CATEGORICAL, DENSE, LABEL, NUM_CATEGORICAL, NUM_DENSE
-from components.contracts.errors import ContractError
-
-FILE_LIST = "_file_list.txt"
+from components.contracts.errors import ContractError, first_line
+from components.contracts.hugectr_folder import listed_files
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -71,22 +70,6 @@ def read_rows(folder: Path, num_rows: int, slot_sizes: list[int]) -> Rows:
     return rows
 
 
-def listed_files(folder: Path) -> list[Path]:
-    """The folder's Parquet files in the order of its `_file_list.txt`.
-
-    Raises:
-        ContractError: the list is absent or its count is wrong.
-    """
-    try:
-        count, *lines = (folder / FILE_LIST).read_text().splitlines()
-    except (OSError, ValueError) as error:
-        raise ContractError(f"file list {folder / FILE_LIST} cannot be read: {error}") from error
-    names = [Path(line).name for line in lines if line.strip()]
-    if not count.strip().isdigit() or int(count) != len(names):
-        raise ContractError(f"file list {folder / FILE_LIST} announces {count!r} files and names {len(names)}")
-    return [folder / name for name in names]
-
-
 def _row_groups(path: Path) -> Iterator[Any]:
     columns = [LABEL, *DENSE, *CATEGORICAL]
     try:
@@ -96,7 +79,7 @@ def _row_groups(path: Path) -> Iterator[Any]:
             for number in range(file.num_row_groups):
                 yield file.read_row_group(number, columns=columns)
     except (OSError, pa.ArrowException) as error:
-        raise ContractError(f"training rows {path} cannot be read: {error}") from error
+        raise ContractError(f"training rows {path} cannot be read: {first_line(error)}") from error
 
 
 def _decode(table: Any, into: Rows, slot_sizes: list[int], *, source: str) -> None:

@@ -18,14 +18,18 @@ from typing import Any
 
 from components.contracts import criteo
 from components.validation.settings import ValidationSettings
-from components.validation.summarize import NUM_RANKED_VALUES, by_feature, log_histogram, num_values, value_counts
+from components.validation.summarize import (
+    CERTAIN_ROWS,
+    NUM_RANKED_VALUES,
+    by_feature,
+    log_histogram,
+    num_values,
+    value_counts,
+)
 from components.validation.tfdv import schema_pb2, statistics_pb2, tfdv
 
 L_INFINITY = "L_INFTY"
 JENSEN_SHANNON = "JENSEN_SHANNON_DIVERGENCE"
-
-_CERTAIN_ROWS = 10
-"""Expected rows from which on absence is no accident (e^-10)."""
 
 
 def measure_drift(now: Any, before: Any, settings: ValidationSettings) -> list[dict[str, Any]]:
@@ -72,7 +76,7 @@ def new_value_share(now: Any, before: Any) -> float | None:
     if not rows_now or not rows_before or not known:
         return None
     floor = 2 * min(known.values()) if len(known) >= NUM_RANKED_VALUES else 0
-    needed = (_CERTAIN_ROWS + floor) * rows_now / rows_before
+    needed = (CERTAIN_ROWS + floor) * rows_now / rows_before
     counts = [count for value, count in value_counts(now).items() if value not in known]
     return float(sum(count for count in counts if count - 4 * math.sqrt(count) >= needed) / rows_now)
 

@@ -14,7 +14,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from components.contracts import criteo
-from components.contracts.errors import ContractError
+from components.contracts.errors import ContractError, first_line
 
 COLUMNS = (criteo.LABEL, *criteo.FEATURES)
 """The columns that validation judges."""
@@ -51,7 +51,7 @@ def find_column_faults(files: Sequence[Path]) -> list[ColumnFault]:
         try:
             schema = pq.read_schema(path)
         except (pa.ArrowException, OSError) as error:
-            raise ContractError(f"{path} cannot be read as Parquet: {error}") from error
+            raise ContractError(f"{path} cannot be read as Parquet: {first_line(error)}") from error
         for column in COLUMNS:
             expected = pa.type_for_alias(criteo.RAW_TYPES[column])
             if column not in schema.names:
@@ -76,4 +76,4 @@ def read_batches(
         try:
             yield from pq.ParquetFile(path).iter_batches(batch_size=batch_rows, columns=list(columns))
         except (pa.ArrowException, OSError) as error:
-            raise ContractError(f"{path} cannot be read as Parquet: {error}") from error
+            raise ContractError(f"{path} cannot be read as Parquet: {first_line(error)}") from error

@@ -6,10 +6,11 @@ Blocks (training on such rows would be wrong):
 - TFDV finds anything wrong with the label: a value other than 0 and 1, missing in some rows or in all;
 - the label has one class only;
 - TFDV finds values of another type than the schema's;
-- a feature has no value in any row, and had values in the champion's rows.
+- a feature has no value in any row, though by its share in the champion's rows 10 or more were expected.
 
 Warns (retraining is the answer to it, or people should know):
-- a feature has no value in any row of a first run (nothing says that it ever had);
+- a feature has no value in any row of a first run (nothing says that it ever had), or fewer than 10 were expected (few
+  rows of a rare feature: absence may be chance);
 - drift above the feature's threshold (`drift`); drift never blocks, or no retraining would mend it;
 - certainly new categories in more than `new_value_share` of the rows;
 - the share of missing values changed by more than `missing_share_jump`, up or down;
@@ -29,7 +30,7 @@ from typing import Any
 from components.contracts import criteo
 from components.validation.rows import ColumnFault
 from components.validation.settings import ValidationSettings
-from components.validation.summarize import by_feature, missing_share, num_rows, num_values
+from components.validation.summarize import CERTAIN_ROWS, by_feature, missing_share, num_missing, num_rows, num_values
 from components.validation.tfdv import anomalies_pb2
 
 BLOCK, WARN, INFO, PASS = "block", "warn", "info", "pass"
@@ -116,9 +117,12 @@ def _judge_missing(
         if first_run:
             text = f"{name} has no value in any of {rows} rows"
             return [make_finding(name, "rule", WARN, text)]
-        if num_values(before):
-            text = f"{name} has no value in any of {rows} rows, had values in {num_values(before)} rows before"
-            return [make_finding(name, "rule", BLOCK, text)]
+        if known := num_values(before):
+            rows_before = known + num_missing(before)
+            expected = known * rows / rows_before
+            text = f"{name} has no value in any of {rows} rows, had values in {known} of {rows_before} rows before"
+            severity = BLOCK if expected >= CERTAIN_ROWS else WARN
+            return [make_finding(name, "rule", severity, f"{text}: {expected:.0f} were expected")]
         return [make_finding(name, "rule", INFO, f"{name} has no value in any of {rows} rows, as before")]
     share_now, share_before = missing_share(now), missing_share(before)
     if share_now is None or share_before is None or abs(share_now - share_before) <= settings.missing_share_jump:

@@ -24,6 +24,8 @@ from components.validation.tfdv import statistics_pb2, stats_impl, table_util, t
 
 NUM_RANKED_VALUES = 1000
 """Categories per column whose counts are kept."""
+CERTAIN_ROWS = 10
+"""Expected rows from which on absence is no accident (e^-10)."""
 
 
 def make_options() -> Any:
@@ -83,12 +85,15 @@ def num_values(feature: Any) -> int:
     return int(_common(feature).num_non_missing) if feature is not None else 0
 
 
+def num_missing(feature: Any) -> int:
+    """Number of rows in which the column has no value; 0 for a column without statistics."""
+    return int(_common(feature).num_missing) if feature is not None else 0
+
+
 def missing_share(feature: Any) -> float | None:
     """Share of rows in which the column has no value; None without rows."""
-    if feature is None:
-        return None
-    present, missing = _common(feature).num_non_missing, _common(feature).num_missing
-    return float(missing / (present + missing)) if present + missing else None
+    present, missing = num_values(feature), num_missing(feature)
+    return missing / (present + missing) if present + missing else None
 
 
 def log_histogram(feature: Any) -> Any | None:

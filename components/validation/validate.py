@@ -6,7 +6,6 @@ Which model is the champion is found by the caller; flags and the run's note are
 from __future__ import annotations
 
 import logging
-import shutil
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -72,8 +71,7 @@ def validate(
     decision = rules.decide(findings)
     logger.info("decision %s: %d findings", decision, len(findings))
 
-    shutil.rmtree(folder, ignore_errors=True)
-    with whole_directory(folder) as aside:
+    with whole_directory(folder, replace=True) as aside:
         (aside / STATISTICS_FILE).write_bytes(now.SerializeToString(deterministic=True))
         schema_bytes = parent.schema_path.read_bytes() if parent else format_schema(schema).encode()
         (aside / SCHEMA_FILE).write_bytes(schema_bytes)

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import html
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 WIDTH, HEIGHT = 920, 300
-LEFT, RIGHT, TOP, BOTTOM = 56, 14, 34, 34
+LEFT, RIGHT, TOP, BOTTOM = 56, 14, 42, 34
+MARK_ROWS = 3
+"""Rows above the chart for the names of events, which may lie close together."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -32,7 +35,12 @@ class Mark:
 
 
 def line_chart(
-    lines: Sequence[Line], *, y_label: str, marks: Sequence[Mark] = (), levels: Sequence[tuple[float, str]] = ()
+    lines: Sequence[Line],
+    *,
+    y_label: str,
+    marks: Sequence[Mark] = (),
+    levels: Sequence[tuple[float, str]] = (),
+    from_zero: bool = False,
 ) -> str:
     """The chart as SVG text; an empty string where there is no point to draw.
 
@@ -41,6 +49,7 @@ def line_chart(
         y_label: What the vertical axis measures.
         marks: Events.
         levels: Horizontal lines, (value, label).
+        from_zero: Whether the vertical axis begins at 0.
     """
     xs = [x for line in lines for x in line.x]
     ys = [y for line in lines for values in (line.y, line.low, line.high) for y in values if y is not None]
@@ -48,8 +57,8 @@ def line_chart(
     if not xs or not ys:
         return ""
     x_low, x_high = min(xs), max([*xs, min(xs) + 1e-9])
-    pad = (max(ys) - min(ys) or 1.0) * 0.08
-    y_low, y_high = min(ys) - pad, max(ys) + pad
+    pad = (max(ys) - min(ys) or abs(max(ys)) or 1.0) * 0.08
+    y_low, y_high = (0.0 if from_zero else min(ys) - pad), max(ys) + pad
 
     def at_x(x: float) -> float:
         return LEFT + (x - x_low) / (x_high - x_low) * (WIDTH - LEFT - RIGHT)
@@ -57,36 +66,59 @@ def line_chart(
     def at_y(y: float) -> float:
         return HEIGHT - BOTTOM - (y - y_low) / (y_high - y_low) * (HEIGHT - TOP - BOTTOM)
 
-    parts = [f'<svg viewBox="0 0 {WIDTH} {HEIGHT}" role="img" aria-label="{html.escape(y_label)} over time">']
-    for i in range(5):
-        y = y_low + (y_high - y_low) * i / 4
+    label = html.escape(y_label)
+    parts = [
+        f'<div class="scroll"><svg viewBox="0 0 {WIDTH} {HEIGHT}" role="img" aria-label="{label} over time">',
+        f'<text x="4" y="{TOP - 12}">{label}</text>',
+    ]
+    for y in ticks(y_low, y_high, 5):
         parts.append(f'<line class="grid" x1="{LEFT}" x2="{WIDTH - RIGHT}" y1="{at_y(y):.1f}" y2="{at_y(y):.1f}"/>')
-        parts.append(f'<text x="{LEFT - 6}" y="{at_y(y) + 4:.1f}" text-anchor="end">{y:.3g}</text>')
-    for i in range(7):
-        x = x_low + (x_high - x_low) * i / 6
-        parts.append(f'<text x="{at_x(x):.1f}" y="{HEIGHT - 12}" text-anchor="middle">{x:.0f} s</text>')
+        parts.append(f'<text x="{LEFT - 6}" y="{at_y(y) + 4:.1f}" text-anchor="end">{y:.4g}</text>')
+    for x in ticks(x_low, x_high, 8):
+        parts.append(f'<text x="{at_x(x):.1f}" y="{HEIGHT - 12}" text-anchor="middle">{x:g} s</text>')
     for value, label in levels:
         parts.append(
             f'<line class="level" x1="{LEFT}" x2="{WIDTH - RIGHT}" y1="{at_y(value):.1f}" y2="{at_y(value):.1f}"/>'
         )
-        parts.append(
-            f'<text x="{WIDTH - RIGHT}" y="{at_y(value) - 4:.1f}" text-anchor="end">{html.escape(label)}</text>'
-        )
+        parts.append(f'<text class="halo" x="{LEFT + 4}" y="{at_y(value) - 4:.1f}">{html.escape(label)}</text>')
     for line in lines:
         parts += _band(line, at_x, at_y)
         parts += [
             f'<polyline fill="none" stroke="{line.color}" stroke-width="2" points="{points}"/>'
             for points in _polylines(line, at_x, at_y)
         ]
-    for number, mark in enumerate(marks):
-        x = at_x(min(max(mark.x, x_low), x_high))
-        parts.append(
-            f'<line x1="{x:.1f}" x2="{x:.1f}" y1="{TOP}" y2="{HEIGHT - BOTTOM}" stroke="{mark.color}" '
-            f'stroke-dasharray="3 3"/><text class="mark" x="{x + 3:.1f}" y="{TOP - 20 + 11 * (number % 3):.1f}" '
-            f'fill="{mark.color}">{html.escape(mark.text)}</text>'
-        )
+    parts += _marks(marks, lambda x: at_x(min(max(x, x_low), x_high)))
     legend = "".join(f'<span><i style="background:{line.color}"></i>{html.escape(line.label)}</span>' for line in lines)
-    return "".join([*parts, "</svg>", f'<p class="legend">{legend}</p>'])
+    return "".join([*parts, "</svg></div>", f'<p class="legend">{legend}</p>'])
+
+
+def _marks(marks: Sequence[Mark], at_x) -> list[str]:  # type: ignore[no-untyped-def]
+    """Vertical lines with names in turns at different heights."""
+    parts = []
+    for number, mark in enumerate(sorted(marks, key=lambda mark: mark.x)):
+        x = at_x(mark.x)
+        # Near the right edge a name goes to the left of its line.
+        at, anchor = (x - 3, "end") if x > WIDTH - 130 else (x + 3, "start")
+        height = TOP - 4 - 12 * (MARK_ROWS - 1 - number % MARK_ROWS)
+        parts.append(
+            f'<line x1="{x:.1f}" x2="{x:.1f}" y1="{height - 8}" y2="{HEIGHT - BOTTOM}" stroke="{mark.color}" '
+            f'stroke-dasharray="3 3"/><text class="mark halo" x="{at:.1f}" y="{height}" text-anchor="{anchor}" '
+            f'style="fill:{mark.color}">{html.escape(mark.text)}</text>'
+        )
+    return parts
+
+
+def ticks(low: float, high: float, about: int) -> list[float]:
+    """Round numbers in [low, high], about so many.
+
+    >>> ticks(0.583, 0.882, 5)
+    [0.6, 0.65, 0.7, 0.75, 0.8, 0.85]
+    """
+    rough = (high - low) / about
+    power = 10.0 ** math.floor(math.log10(rough))
+    step = next(f * power for f in (1, 2, 5, 10) if f * power >= rough * 0.8)
+    first, last = math.ceil(low / step - 1e-9), math.floor(high / step + 1e-9)
+    return [round(number * step, 12) for number in range(first, last + 1)]
 
 
 def _polylines(line: Line, at_x, at_y) -> list[str]:  # type: ignore[no-untyped-def]

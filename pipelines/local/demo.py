@@ -7,6 +7,7 @@ file only sequences; sizes are `demo_plan`'s, command lines `services`', process
 
 from __future__ import annotations
 
+import contextlib
 import json
 import logging
 import shutil
@@ -21,6 +22,7 @@ from pathlib import Path
 from typing import Any
 
 from components.contracts import promotion_journal
+from components.contracts.durable import write_whole
 from components.contracts.errors import ContractError, PermanentError, TemporaryError
 from pipelines.local.demo_plan import DemoPlan, DemoSettings, plan_for_data, plan_for_world
 from pipelines.local.observations import JsonLines, RunWatch, describe
@@ -28,13 +30,14 @@ from pipelines.local.report import write_report
 from pipelines.local.run import LocalFolders
 from pipelines.local.screen import Screen
 from pipelines.local.services import Services
-from pipelines.local.stack import Stack
+from pipelines.local.stack import ProcessDied, Stack
 from pipelines.local.summary import failed_promises, summarize
 from pipelines.local.triton import TritonServer
 
 __all__ = ["DemoSettings", "run_demo"]
 
 PIPELINE_STEPS = 6
+ENDING_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 SHOWN_EVENTS = ("breach", "recovered", "decision", "held", "busy", "unreachable", "run_started", "run_ended")
 
 
@@ -89,10 +92,13 @@ class Demo:
         """Whether the monitor has told of such an event."""
         return any(event["kind"] == kind for event in self.events.lines)
 
+    def rows_ran_out(self) -> bool:
+        """Whether the replayed file came to its end."""
+        return bool(self.traffic.lines) and bool(self.traffic.lines[-1]["exhausted"])
+
     def traffic_has_ended(self) -> bool:
         """Whether the replayed file came to its end and every label is known."""
-        exhausted = bool(self.traffic.lines) and bool(self.traffic.lines[-1]["exhausted"])
-        return exhausted and self.settled()
+        return self.rows_ran_out() and self.settled()
 
     def settled(self) -> bool:
         """Whether the monitor has read all records and no label is open."""
@@ -103,14 +109,20 @@ class Demo:
 
 
 def run_demo(settings: DemoSettings) -> int:
-    """Runs the demo; 0 when every promise held, 1 when one did not, 3 when it broke, 130 on Ctrl-C."""
+    """Runs the demo; 0 every promise held, 1 one did not, 2 the data is unusable, 3 it broke, 130 Ctrl-C.
+
+    Raises:
+        ContractError: the data is not there, or the folder is no demo's own.
+    """
+    _check_data(settings)
     _start_clean(settings.folder)
     folders = LocalFolders(root=settings.folder)
     folders.pipeline_arguments()
     folders.logs.mkdir()
     logging.basicConfig(filename=folders.logs / "demo.log", format="%(asctime)s %(name)s %(message)s", force=True)
     screen = Screen()
-    signal.signal(signal.SIGTERM, signal.default_int_handler)
+    for number in ENDING_SIGNALS:
+        signal.signal(number, _interrupt)
     # Triton, traffic, monitor and a training run share the machine. Threads that spin while they wait take what the
     # others need: training 13 times slower was seen.
     variables = {"OMP_NUM_THREADS": str(settings.training_threads), "OMP_WAIT_POLICY": "PASSIVE"}
@@ -120,9 +132,30 @@ def run_demo(settings: DemoSettings) -> int:
     except KeyboardInterrupt:
         screen.say("stopped; nothing is left running", "red")
         return 130
-    except (ContractError, PermanentError, TemporaryError) as error:
+    except ContractError as error:
+        screen.say(f"error: {error}", "red")
+        return 2
+    except (PermanentError, TemporaryError) as error:
         screen.say(f"the demo broke: {error}", "red")
         return 3
+
+
+def _interrupt(number: int, frame: object) -> None:
+    """Ends the demo once: a second Ctrl-C must not end the clean-up that the first began."""
+    for each in ENDING_SIGNALS:
+        signal.signal(each, signal.SIG_IGN)
+    raise KeyboardInterrupt
+
+
+def _check_data(settings: DemoSettings) -> None:
+    """Refuses data that is not there, or that cleaning the demo's folder would remove."""
+    data = settings.data
+    if data is None:
+        return
+    if not data.exists():
+        raise ContractError(f"{data} does not exist, expected a Criteo file or a folder of them")
+    if data == settings.folder or settings.folder in data.parents:
+        raise ContractError(f"{data} lies in {settings.folder}, which the demo empties, expected it elsewhere")
 
 
 def _start_clean(folder: Path) -> None:
@@ -159,8 +192,7 @@ def _turn(settings: DemoSettings, folders: LocalFolders, screen: Screen, stack: 
             _start_services(demo)
             _wait_for_window(demo, version=1)
         with screen.stage("drift", "the world changes", plan.detection_rows):
-            stack.tell("replay", "drift")
-            fired = _wait_for_decision(demo)
+            fired = _drift(demo)
         if fired:
             with screen.stage("retraining", "retrain on the new logs", PIPELINE_STEPS):
                 released = _wait_for_run(demo)
@@ -199,6 +231,7 @@ def _run_to_end(logs: Path, module: str, *words: str) -> dict[str, Any]:
     """Runs one of our commands and returns the JSON of its last line.
 
     Raises:
+        ContractError: it could not use what it was given.
         PermanentError: it failed; carries its last word.
     """
     log = logs / f"{module.rsplit('.', 1)[-1]}.log"
@@ -207,7 +240,10 @@ def _run_to_end(logs: Path, module: str, *words: str) -> dict[str, Any]:
         result = subprocess.run(command, stdout=subprocess.PIPE, stderr=output, stdin=subprocess.DEVNULL, text=True)
     if result.returncode:
         lines = log.read_text(errors="replace").strip().splitlines()
-        raise PermanentError(f"{module}: {lines[-1] if lines else 'no word'} (see {log})")
+        word = lines[-1] if lines else "no word"
+        if result.returncode == 2:
+            raise ContractError(word.removeprefix("error: "))
+        raise PermanentError(f"{module}: {word} (see {log})")
     answer: dict[str, Any] = json.loads(result.stdout.strip().splitlines()[-1])
     return answer
 
@@ -243,7 +279,7 @@ def _start_services(demo: Demo) -> None:
     demo.stack.start("monitor", services.monitor_command(demo.threshold))
     port = services.monitor_state / "http.json"
     demo.stack.wait_until(port.exists, what="the monitor's start", seconds=60, watch=demo.watch)
-    demo.stack.start("replay", services.replay_command(), stdin=True)
+    demo.stack.start("replay", services.replay_command(), stdin=True, may_end=True)
 
 
 def _wait_for_window(demo: Demo, *, version: int) -> None:
@@ -258,12 +294,15 @@ def _wait_for_window(demo: Demo, *, version: int) -> None:
     demo.stack.wait_until(full, what=f"a full window of version {version}", seconds=600, watch=demo.watch)
 
 
-def _wait_for_decision(demo: Demo) -> bool:
-    """Waits for the monitor's decision; False when the rows ran out before it could be sure."""
-    start = demo.timeline.lines[-1]["matured_total"]
+def _drift(demo: Demo) -> bool:
+    """Changes the world and waits for the monitor's decision; False when the rows ran out before it could be sure."""
+    if not demo.rows_ran_out():
+        demo.stack.tell("replay", "drift")
+    start = demo.timeline.lines[-1]["matured_total"] if demo.timeline.lines else 0
 
     def decided() -> bool:
-        last = demo.timeline.lines[-1]
+        nothing: dict[str, Any] = {"matured_total": 0, "auc": None}
+        last = demo.timeline.lines[-1] if demo.timeline.lines else nothing
         auc = f", auc {last['auc']:.4f}" if last["auc"] is not None else ""
         demo.screen.advance(last["matured_total"] - start, f"threshold {demo.threshold:.4f}{auc}")
         return demo.has_event("decision") or demo.traffic_has_ended()
@@ -289,7 +328,8 @@ def _wait_for_run(demo: Demo) -> bool:
 
 def _drain(demo: Demo) -> dict[str, Any]:
     """Stops traffic, waits until every record is accounted for, ends all; returns the traffic's summary."""
-    demo.stack.tell("replay", "stop")
+    with contextlib.suppress(ProcessDied):  # its rows ran out; its exit code tells
+        demo.stack.tell("replay", "stop")
     code = demo.stack.wait_for_exit("replay", seconds=60)
     if code:
         raise PermanentError(f"the replay ended with code {code}, see {demo.folders.logs / 'replay.log'}")
@@ -313,10 +353,12 @@ def _conclude(demo: Demo, traffic: dict[str, Any]) -> int:
         seconds=demo.screen.seconds,
         threshold=demo.threshold,
     )
-    (root / "summary.json").write_text(json.dumps(summary, indent=2) + "\n")
+    write_whole(root / "summary.json", json.dumps(summary, indent=2) + "\n")
     write_report(demo.folders, summary, timeline=timeline, events=events, traffic=demo.traffic.lines)
     numbers = ", ".join(f"{name} {value:.4f}" for name, value in summary["auc"].items() if value is not None)
-    demo.screen.say(f"[bold]auc: {numbers}[/bold]")
+    demo.screen.say(f"auc: {numbers}", "bold")
+    for sentence in summary["uncertain"]:
+        demo.screen.say(f"uncertain: {sentence}", "yellow")
     records, requests = summary["records"], summary["requests"]
     demo.screen.say(
         f"{requests['sent']:,} requests, {requests['failed']} failed; "

@@ -10,12 +10,15 @@ from pathlib import Path
 from typing import Any
 
 from components.contracts import promotion_journal
-from components.contracts.errors import PermanentError
+from components.contracts.errors import ContractError, PermanentError
 from components.contracts.manifests import Verdict
 from pipelines.local.run import LocalFolders
 
 LOW_CARDINALITY_COLUMNS = ("C2", "C5", "C6", "C8", "C9", "C14", "C17", "C20", "C22", "C23", "C25")
 """Criteo's columns with few values: what a permutation breaks, a short window can learn again."""
+
+MIN_DATA_ROWS = 1_000
+"""Fewest rows of a user's own; a held-out tenth of fewer has no AUC worth the name."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -88,25 +91,34 @@ def read_verdicts(folders: LocalFolders) -> list[Verdict]:
 
 def plan_for_world(settings: DemoSettings) -> DemoPlan:
     """Sizes for simulated traffic, which never runs out."""
+    # A model of fewer rows knows less, and a shorter window is enough to see it fail.
+    window = max(8_000, min(20_000, settings.rows // 20))
     return DemoPlan(
         rate=2000,
         rows_per_request=64,
-        window_rows=20_000,
+        window_rows=window,
         min_clicks=500,
-        min_rows_since_breach=16_000,
-        archive_roll_rows=20_000,
+        min_rows_since_breach=window * 4 // 5,
+        archive_roll_rows=window,
         auc_drop=0.03,
         parameters={"min_auc": 0.65, "seed": settings.seed},
     )
 
 
 def plan_for_data(settings: DemoSettings, *, replay_rows: int, lake_rows: int) -> DemoPlan:
-    """Sizes for a file's rows: the replay lasts about two minutes, whatever their number.
+    """Sizes for a file's rows: the replay lasts at most two minutes, whatever their number.
 
-    Few rows make small windows; gate and monitor then say how uncertain they are.
+    A sixth of the rows fills the baseline's window, a quarter passes until the decision, another sixth fills the new
+    version's window; what is left must pass while the run trains, which is 45 s at this rate. Few rows make small
+    windows; gate and monitor then say how uncertain they are.
+
+    Raises:
+        ContractError: the file holds too few rows to hold some out, learn from others and replay the rest.
     """
+    if lake_rows + replay_rows < MIN_DATA_ROWS:
+        raise ContractError(f"the data holds {lake_rows + replay_rows} rows, expected at least {MIN_DATA_ROWS:,}")
     window = max(200, min(20_000, replay_rows // 6))
-    rate = max(10.0, min(2000.0, replay_rows / 150))
+    rate = min(2000.0, replay_rows / min(110.0, 50 + replay_rows / 200))
     return DemoPlan(
         rate=rate,
         rows_per_request=int(max(1, min(64, rate // 8))),

@@ -49,16 +49,26 @@ def lock_hash(environment: str, repository: Path = REPOSITORY) -> str:
 def is_current(environment: str, repository: Path = REPOSITORY) -> bool:
     """Whether the environment was built, to its end, from today's locks."""
     stamp = repository / ".venvs" / environment / STAMP
-    return stamp.exists() and stamp.read_text() == lock_hash(environment, repository)
+    # The interpreter is a link to the machine's, which an upgrade of the system may have taken away.
+    working = stamp.exists() and python_of(environment, repository).exists()
+    return working and stamp.read_text() == lock_hash(environment, repository)
 
 
 def build(environment: str, repository: Path = REPOSITORY) -> float:
     """Builds one environment afresh and returns the seconds it took.
 
     Raises:
-        BuildFailed: pip or venv failed.
+        BuildFailed: pip or venv failed, or a file could not be written.
     """
     started = time.monotonic()
+    try:
+        _build(environment, repository)
+    except OSError as error:
+        raise BuildFailed(f"environment {environment} could not be built: {error}") from error
+    return time.monotonic() - started
+
+
+def _build(environment: str, repository: Path) -> None:
     folder = repository / ".venvs" / environment
     log = folder.with_name(f"{environment}.log")
     shutil.rmtree(folder, ignore_errors=True)
@@ -74,13 +84,13 @@ def build(environment: str, repository: Path = REPOSITORY) -> float:
     with open(log, "w") as output:
         for command in commands:
             if subprocess.run(command, stdout=output, stderr=subprocess.STDOUT, cwd=repository).returncode:
-                raise BuildFailed(f"environment {environment} could not be built, see {log}")
+                last = next((line for line in reversed(_lines(log)) if line.strip()), "no word")
+                raise BuildFailed(f"environment {environment} could not be built, see {log}: {last}")
     (folder / STAMP).write_text(lock_hash(environment, repository))
-    return time.monotonic() - started
 
 
 def _lines(path: Path) -> list[str]:
-    return path.read_text().splitlines()
+    return path.read_text(errors="replace").splitlines()
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -111,4 +121,8 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 if __name__ == "__main__":
     os.umask(0o022)
-    raise SystemExit(main())
+    try:
+        raise SystemExit(main())
+    except KeyboardInterrupt:
+        print("stopped; what is unfinished is built anew next time", file=sys.stderr)
+        raise SystemExit(130) from None

@@ -6,6 +6,7 @@ replay its statistics, each pipeline step its note.
 
 from __future__ import annotations
 
+import contextlib
 import json
 from pathlib import Path
 from typing import Any
@@ -63,8 +64,8 @@ def describe(note: StepNote) -> str:
         "training": "auc {stopping_auc:.4f} on its newest rows, {rows_per_second:,.0f} rows/s",
         "deployment": "version {version} serves, parity {parity_max_abs_diff:.1e} over {parity_rows:,} rows",
     }
-    try:
-        text = note.reason or known[note.step].format(**facts)
-    except (KeyError, ValueError, TypeError):  # a fact is absent or None: the step's own note says more
-        text = ""
+    text = note.reason
+    if note.state == "done":
+        with contextlib.suppress(KeyError, ValueError, TypeError):  # a fact is absent or None
+            text = known[note.step].format(**facts)
     return f"{note.step} {note.state} in {note.seconds or 0:.1f} s" + (f": {text}" if text else "")

@@ -16,21 +16,27 @@ from pipelines.local.charts import Line, Mark, line_chart
 from pipelines.local.run import LocalFolders
 
 Lines = Sequence[Mapping[str, Any]]
+MARKED_EVENTS = {"decision": "decision", "run_started": "run started", "run_ended": "run ended"}
+MIN_DRAWN_CLICKS = 10
 COLORS = {1: "#2563eb", 2: "#059669", 3: "#9333ea"}
 
 STYLE = """
 :root{color-scheme:light}
 body{font:15px/1.5 system-ui,sans-serif;margin:0 auto;max-width:980px;padding:16px;color:#111}
 h1{font-size:1.5em;margin:.3em 0}h2{font-size:1.1em;margin:1.6em 0 .4em;border-bottom:1px solid #ddd}
-svg{width:100%;height:auto}svg text{font:11px system-ui,sans-serif;fill:#555}svg .mark{font-weight:600}
-.grid{stroke:#eee}.level{stroke:#dc2626;stroke-dasharray:6 4}table{border-collapse:collapse;width:100%;font-size:.92em}
-td,th{text-align:left;padding:4px 8px;border-bottom:1px solid #eee;vertical-align:top}
+svg{width:100%;min-width:660px;height:auto}svg text{font:12px system-ui,sans-serif;fill:#444}svg .mark{font-weight:600}
+svg .halo{paint-order:stroke;stroke:#fff;stroke-width:3px}
+.note{background:#fffbeb;border:1px solid #fcd34d;border-radius:6px;padding:8px 12px;margin:0 0 12px}
+.note ul{margin:.3em 0;padding-left:1.2em}
+.grid{stroke:#eee}.level{stroke:#dc2626;stroke-dasharray:6 4}table{border-collapse:collapse;width:100%;
+font-size:.92em}
+td:first-child{white-space:nowrap}td,th{text-align:left;padding:4px 8px;border-bottom:1px solid #eee;vertical-align:top}
 .legend span{margin-right:1.2em}
 .legend i{display:inline-block;width:1em;height:.35em;margin-right:.4em;
 vertical-align:middle}
 .numbers{display:flex;flex-wrap:wrap;gap:10px}.numbers div{border:1px solid #ddd;border-radius:6px;
 padding:8px 12px}
-.numbers b{display:block;font-size:1.25em}.scroll{overflow-x:auto}
+.numbers b{display:block;font-size:1.25em}.scroll{overflow-x:auto}.wide table{min-width:660px}
 """
 
 
@@ -38,10 +44,12 @@ def write_report(
     folders: LocalFolders, summary: Mapping[str, Any], *, timeline: Lines, events: Lines, traffic: Lines
 ) -> Path:
     """Writes `report.html` into the demo's folder and returns its path."""
-    start = timeline[0]["time"] if timeline else 0.0
+    start = min((line["time"] for line in (*traffic[:1], *timeline[:1], *events[:1])), default=0.0)
     body = [
         "<h1>Evergreen: one turn of the loop</h1>",
         f"<p>{_text(_headline(summary))}</p>",
+        f"<p>{_text(_drift(summary['drift']))} {_text(summary['created_at'])}.</p>",
+        _list("What these rows are too few to tell", summary["uncertain"]),
         _numbers(summary),
         "<h2>AUC over time, as the monitor saw it</h2>",
         _auc_chart(timeline, events, traffic, summary, start),
@@ -73,7 +81,11 @@ def _headline(summary: Mapping[str, Any]) -> str:
     if trigger["reason"] is None:
         return "The monitor saw nothing that it could be sure of, and asked for no run."
     if auc["recovered"] is None:
-        return f"The monitor asked for a run ({trigger['reason']}), which released no new version before the end."
+        released = any(v["version"] > 1 for v in summary["versions"])
+        end = "whose new version came too late to be measured" if released else "which released no new version"
+        newest = summary["runs"][-1] if summary["runs"] else None
+        why = f": {newest['reason']}" if newest and newest["state"] != "released" else ""
+        return f"The monitor asked for a run ({trigger['reason']}), {end}{why}."
     share = auc["regained_share"]
     regained = f"; {share:.0%} of what drift cost is regained" if share is not None else ""
     return (
@@ -82,23 +94,36 @@ def _headline(summary: Mapping[str, Any]) -> str:
     )
 
 
+def _drift(drift: Mapping[str, Any]) -> str:
+    columns = ", ".join(drift.get("columns", ()))
+    if drift.get("kind") == "permutation":
+        return f"Drift: the values of {columns} change places, at random (seed {drift['seed']})."
+    new = ", ".join(drift.get("new_category_columns", ()))
+    return f"Drift: what the values of {columns} mean rotates; new values appear in {new}." if columns else ""
+
+
 def _numbers(summary: Mapping[str, Any]) -> str:
     bayes, records, requests = summary["bayes_auc"] or {}, summary["records"], summary["requests"]
+    seconds = summary["seconds"]
     shown = [
-        ("best possible AUC before / after drift", f"{_number(bayes.get('before'))} / {_number(bayes.get('after'))}"),
         ("requests sent / failed", f"{requests['sent']:,} / {requests['failed']}"),
         ("records published / archived", f"{records['published']:,} / {records['archived']:,}"),
-        ("drift to detection", f"{_number(summary['seconds']['drift_to_detection'])} s"),
-        ("decision to serving", f"{_number(summary['seconds']['trigger_to_serving'])} s"),
         ("serving parity, largest difference", _number(summary["serving_parity_max_abs_diff"])),
     ]
+    if bayes.get("before") is not None:
+        best = f"{_number(bayes['before'])} / {_number(bayes.get('after'))}"
+        shown.insert(0, ("best possible AUC before / after drift", best))
+    for name, words in (("drift_to_detection", "drift to detection"), ("trigger_to_serving", "decision to serving")):
+        if seconds[name] is not None:
+            shown.append((words, f"{_number(seconds[name])} s"))
     return '<div class="numbers">' + "".join(f"<div>{_text(k)}<b>{_text(v)}</b></div>" for k, v in shown) + "</div>"
 
 
 def _auc_chart(timeline: Lines, events: Lines, traffic: Lines, summary: Mapping[str, Any], start: float) -> str:
     lines = []
     for version in sorted({t["version"] for t in timeline if t["version"] is not None}):
-        own = [t for t in timeline if t["version"] == version]
+        # With a handful of clicks the AUC is anything, and its interval not to be believed.
+        own = [t for t in timeline if t["version"] == version and t["clicks"] >= MIN_DRAWN_CLICKS]
         lines.append(
             Line(
                 label=f"version {version}, with 95 % interval",
@@ -110,15 +135,18 @@ def _auc_chart(timeline: Lines, events: Lines, traffic: Lines, summary: Mapping[
             )
         )
     marks = [
-        Mark(x=e["time"] - start, text=e["kind"].replace("_", " "), color="#b45309")
+        Mark(x=e["time"] - start, text=MARKED_EVENTS[e["kind"]], color="#92400e")
         for e in events
-        if e["kind"] in ("decision", "run_started", "run_ended")
+        if e["kind"] in MARKED_EVENTS
     ]
     drifted = next((t["time"] for t in traffic if t["phase"] != "before"), None)
     if drifted is not None:
         marks.append(Mark(x=drifted - start, text="drift", color="#dc2626"))
     level = summary["auc"]["threshold"]
-    return line_chart(lines, y_label="AUC", marks=marks, levels=[(level, "threshold")]) or "<p>No window was full.</p>"
+    return (
+        line_chart(lines, y_label="AUC", marks=marks, levels=[(level, f"threshold {level:.3f}")])
+        or "<p>No window was full.</p>"
+    )
 
 
 def _latency_chart(traffic: Lines, start: float) -> str:
@@ -127,7 +155,7 @@ def _latency_chart(traffic: Lines, start: float) -> str:
         Line(label="p50", color="#2563eb", x=x, y=[t["p50_ms"] for t in traffic]),
         Line(label="p99", color="#dc2626", x=x, y=[t["p99_ms"] for t in traffic]),
     ]
-    return line_chart(lines, y_label="milliseconds per request") or "<p>No request was sent.</p>"
+    return line_chart(lines, y_label="milliseconds per request", from_zero=True) or "<p>No request was sent.</p>"
 
 
 def _versions(summary: Mapping[str, Any]) -> str:
@@ -158,10 +186,15 @@ def _findings(folders: LocalFolders) -> str:
     return "".join(parts)
 
 
+def _list(title: str, sentences: Sequence[str]) -> str:
+    items = "".join(f"<li>{_text(sentence)}</li>" for sentence in sentences)
+    return f'<div class="note"><b>{_text(title)}</b><ul>{items}</ul></div>' if items else ""
+
+
 def _table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
     head = "".join(f"<th>{_text(cell)}</th>" for cell in header)
     body = "".join("<tr>" + "".join(f"<td>{_text(str(cell))}</td>" for cell in row) + "</tr>" for row in rows)
-    return f'<div class="scroll"><table><tr>{head}</tr>{body}</table></div>'
+    return f'<div class="scroll{" wide" if len(header) > 2 else ""}"><table><tr>{head}</tr>{body}</table></div>'
 
 
 def _number(value: float | None) -> str:

@@ -14,11 +14,13 @@ from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
 
-from components.contracts.errors import PermanentError
+from components.contracts.errors import ContractError, PermanentError
 from components.contracts.retrain_request import RetrainRequest
 from components.contracts.run_notes import RunOutcome, find_outcome
+from pipelines.images import ENVIRONMENT_OF_STEP
 from pipelines.local import environments
-from pipelines.local.runner import PipelineFailed, run_pipeline, stop_running_tasks
+from pipelines.local.runner import PipelineFailed, run_pipeline
+from pipelines.package import check_parameters
 
 logger = logging.getLogger(__name__)
 
@@ -86,8 +88,11 @@ def run_once(
         request: Who asked and for which window; None for a run started by hand.
 
     Raises:
+        ContractError: the package or an environment is absent, or a parameter is not the pipeline's.
         PermanentError: the run ended without an outcome: KFP itself failed.
     """
+    pythons = {name: environments.python_of(name) for name in set(ENVIRONMENT_OF_STEP.values())}
+    _check(package, pythons, parameters)
     now = datetime.now(timezone.utc)
     arguments = {
         **folders.pipeline_arguments(),
@@ -106,7 +111,7 @@ def run_once(
             arguments,
             root=folders.artifacts,
             logs=logs,
-            pythons={name: environments.python_of(name) for name in environments.ENVIRONMENTS},
+            pythons=pythons,
             source=environments.REPOSITORY,
         )
     except PipelineFailed as error:
@@ -118,6 +123,15 @@ def run_once(
     return outcome
 
 
+def _check(package: Path, pythons: Mapping[str, Path], parameters: Mapping[str, Any]) -> None:
+    """Raises `ContractError` for what KFP would tell with a traceback, or would not tell at all."""
+    for name, python in sorted(pythons.items()):
+        if not python.exists():  # the task would run in whatever `python3` comes next on PATH
+            raise ContractError(f"environment {name} is absent, expected {python}; `make environments` builds it")
+    check_parameters(package, parameters)
+
+
 def _stop(signum: int, _frame: Any) -> None:
-    stop_running_tasks()
+    """Leaves the run, which ends its task on the way out; a second signal does not cut that short."""
+    signal.signal(signum, signal.SIG_IGN)
     raise SystemExit(128 + signum)

@@ -13,9 +13,10 @@ from __future__ import annotations
 import contextlib
 import logging
 import os
+import signal
 import subprocess
 import tempfile
-import threading
+import time
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -25,6 +26,9 @@ from components.contracts.errors import PermanentError
 from pipelines.images import ENVIRONMENT_OF_STEP, step_of_image
 
 logger = logging.getLogger(__name__)
+
+STOP_SECONDS = 5.0
+"""How long an interrupted step may take to end by itself."""
 
 
 class PipelineFailed(PermanentError):
@@ -63,6 +67,9 @@ def run_pipeline(
         handler = _task_handler(pythons=pythons, source=source, logs=logs, temporary=Path(temporary))
         local.init(local.SubprocessRunner(use_venv=False), pipeline_root=str(root))
         pipeline = kfp_components.load_component_from_file(str(package))
+        # JSON knows no float 2, and KFP takes no integer for a float.
+        floats = {name for name, spec in pipeline.component_spec.inputs.items() if spec.type == "Float"}
+        arguments = {n: float(v) if n in floats and type(v) is int else v for n, v in arguments.items()}
         with mock.patch.object(subprocess_task_handler, "SubprocessTaskHandler", handler):
             try:
                 pipeline(**arguments)
@@ -110,31 +117,38 @@ def _task_handler(*, pythons: Mapping[str, Path], source: Path, logs: Path, temp
     return EnvironmentTaskHandler
 
 
-_running: set[subprocess.Popen[bytes]] = set()
-_running_lock = threading.Lock()
-
-
 def _run_to_end(command: list[str], environment: Mapping[str, str], log: Any) -> int:
     process = subprocess.Popen(
-        command, env=dict(environment), stdin=subprocess.DEVNULL, stdout=log, stderr=subprocess.STDOUT
+        command,
+        env=dict(environment),
+        stdin=subprocess.DEVNULL,
+        stdout=log,
+        stderr=subprocess.STDOUT,
+        # KFP's command is a shell around the step: only a group of its own lets both be ended.
+        start_new_session=True,
     )
-    with _running_lock:
-        _running.add(process)
     try:
         return process.wait()
     finally:
-        with _running_lock:
-            _running.discard(process)
-        if process.poll() is None:
-            process.kill()
-            process.wait()
+        if process.returncode is None:  # an interruption of this process: Ctrl-C, SIGTERM
+            _end_group(process)
 
 
-def stop_running_tasks() -> None:
-    """Ends the tasks that run now; for a signal handler of the process that runs the pipeline."""
-    with _running_lock:
-        for process in _running:
-            process.terminate()
+def _end_group(process: subprocess.Popen[bytes]) -> None:
+    """SIGTERM, time for the step to write its note, then SIGKILL."""
+    try:
+        os.killpg(process.pid, signal.SIGTERM)
+        process.wait(STOP_SECONDS)
+        deadline = time.monotonic() + STOP_SECONDS
+        while time.monotonic() < deadline:  # the shell ends first
+            os.killpg(process.pid, 0)
+            time.sleep(0.02)
+    except (ProcessLookupError, subprocess.TimeoutExpired):
+        pass
+    finally:
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
+        process.wait()
 
 
 @contextlib.contextmanager

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 from rich.console import Console
+from rich.markup import escape
 from rich.progress import BarColumn, Progress, SpinnerColumn, TaskID, TextColumn, TimeElapsedColumn
 
 
@@ -37,15 +38,16 @@ class Screen:
             yield self
 
     def say(self, text: str, style: str = "") -> None:
-        """One line, with the time since the start."""
+        """One line, with the time since the start; brackets in `text` stay what they are."""
         elapsed = time.monotonic() - self._started
         # Lines are not wrapped: a log file has no width, and a terminal wraps by itself.
-        self._progress.console.print(f"[dim]{elapsed:6.1f} s[/dim]  {text}", style=style or None, soft_wrap=True)
+        line = f"[dim]{elapsed:6.1f} s[/dim]  {escape(text)}"
+        self._progress.console.print(line, style=style or None, soft_wrap=True)
 
     @contextmanager
     def stage(self, name: str, title: str, total: float = 1.0) -> Iterator[None]:
         """One stage: its bar, its title as a line, and its seconds."""
-        self.say(f"[bold]{title}[/bold]")
+        self.say(title, "bold")
         self._task = self._progress.add_task(title, total=total, note="")
         started = time.monotonic()
         try:

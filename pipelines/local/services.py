@@ -10,6 +10,7 @@ import shlex
 import sys
 from dataclasses import dataclass
 from pathlib import Path
+from urllib.parse import quote
 
 from pipelines.local.demo_plan import DemoPlan, DemoSettings
 from pipelines.local.run import LocalFolders
@@ -42,7 +43,7 @@ class Services:
     @property
     def log_url(self) -> str:
         """The click log."""
-        return f"sqlite:///{self.folders.root / 'click_log.sqlite'}"
+        return f"sqlite:///{quote(str(self.folders.root / 'click_log.sqlite'))}"
 
     def run_command(self) -> list[str]:
         """Runs the pipeline here; the monitor adds `--request`."""

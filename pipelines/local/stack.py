@@ -40,6 +40,7 @@ class Stack:
         self._tag = uuid4().hex
         self._variables = {**os.environ, **variables, TAG_VARIABLE: self._tag}
         self._processes: dict[str, subprocess.Popen[str]] = {}
+        self._may_end: set[str] = set()
         logs.mkdir(parents=True, exist_ok=True)
 
     @property
@@ -47,8 +48,17 @@ class Stack:
         """The variable that makes a process one of this stack's; for processes started by others."""
         return {TAG_VARIABLE: self._tag}
 
-    def start(self, name: str, command: Sequence[str], *, stdin: bool = False) -> subprocess.Popen[str]:
-        """Starts a process whose output goes to its log; with `stdin`, lines can be sent to it."""
+    def start(
+        self, name: str, command: Sequence[str], *, stdin: bool = False, may_end: bool = False
+    ) -> subprocess.Popen[str]:
+        """Starts a process whose output goes to its log.
+
+        Args:
+            name: Names the process and its log.
+            command: What to start.
+            stdin: Whether lines can be sent to it.
+            may_end: Whether it may end by itself with code 0 while others are waited for.
+        """
         with open(self._logs / f"{name}.log", "ab") as log:
             process = subprocess.Popen(
                 list(command),
@@ -60,6 +70,8 @@ class Stack:
                 text=True,
             )
         self._processes[name] = process
+        if may_end:
+            self._may_end.add(name)
         return process
 
     def tell(self, name: str, line: str) -> None:
@@ -79,7 +91,8 @@ class Stack:
     def check(self) -> None:
         """Raises `ProcessDied` if a process ended that was not asked to, with the last line that it wrote."""
         for name, process in self._processes.items():
-            if process.poll() is not None:
+            code = process.poll()
+            if code is not None and not (code == 0 and name in self._may_end):
                 raise ProcessDied(self._obituary(name))
 
     def wait_until(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 from collections.abc import Mapping, Sequence
 from datetime import datetime, timezone
@@ -13,12 +14,15 @@ import pyarrow.parquet as pq
 
 from components.contracts import criteo
 from components.contracts.manifests import Model, Release, Verdict
+from components.contracts.run_notes import OUTCOME_FILE
 from components.contracts.uris import local_path
 from pipelines.local.demo_plan import DemoPlan, read_verdicts
 from pipelines.local.run import LocalFolders
 
 MIN_REGAINED_SHARE = 0.7
 MAX_PARITY_DIFFERENCE = 1e-5
+WIDE_INTERVAL = 0.06
+"""Width of a 95 % interval of the AUC above which a measured AUC is called uncertain."""
 
 Lines = Sequence[Mapping[str, Any]]
 
@@ -49,7 +53,7 @@ def summarize(
     decision = next((e for e in events if e["kind"] == "decision"), None)
     decided_at = decision["time"] if decision else None
     served_at = next((e["time"] for e in events if e["kind"] == "version_seen" and e["version"] == 2), None)
-    return {
+    summary = {
         "created_at": datetime.now(timezone.utc).isoformat(timespec="seconds"),
         "machine": {"cores": os.cpu_count(), "load_average": [round(x, 2) for x in os.getloadavg()]},
         "bayes_auc": traffic["bayes_auc"],
@@ -67,7 +71,9 @@ def summarize(
         "serving_parity_max_abs_diff": max((r.parity_max_abs_diff for r in releases), default=None),
         "window_rows": plan.window_rows,
         "drift": traffic["drift"],
+        "runs": _runs(folders.store),
     }
+    return {**summary, "uncertain": uncertainties(summary, timeline, min_clicks=plan.min_clicks)}
 
 
 def _aucs(
@@ -153,6 +159,53 @@ def _trigger(
     }
 
 
+def _runs(store: Path) -> list[dict[str, Any]]:
+    """How each run ended, oldest first."""
+    outcomes = [json.loads(path.read_text()) for path in (store / "runs").glob(f"*/{OUTCOME_FILE}")]
+    names = ("trigger_id", "state", "step", "reason", "version")
+    return [{name: o[name] for name in names} for o in sorted(outcomes, key=lambda o: str(o["ended_at"]))]
+
+
+def uncertainties(summary: Mapping[str, Any], timeline: Lines, *, min_clicks: int) -> list[str]:
+    """What the demo's rows were too few to say, one sentence each; empty where all is clear."""
+    sentences = []
+    for version in summary["versions"]:
+        if version["gate"] and version["gate"]["decision"] == "inconclusive":
+            sentences.append(f"the gate of version {version['version']} is {version['gate']['reason']}")
+    for run in summary["runs"]:
+        if run["state"] == "refused" and "inconclusive" in run["reason"]:
+            sentences.append(f"the run {run['trigger_id']} released nothing: {run['reason']}")
+    if summary["auc"]["threshold"] < 0.5:
+        threshold = summary["auc"]["threshold"]
+        sentences.append(
+            f"the monitor's threshold is {threshold:.3f}, below what chance gives: the gate's interval is wide"
+        )
+    for number, what in ((1, "baseline"), (2, "recovered")):
+        if summary["auc"][what] is None:
+            continue
+        window = _window_of(timeline, number, summary["auc"][what])
+        few = window["rows"] < summary["window_rows"] or window["clicks"] < min_clicks
+        if few or window["auc_low"] is None or window["auc_high"] - window["auc_low"] > WIDE_INTERVAL:
+            sentences.append(f"the {what} auc {_interval(window)}")
+    if summary["trigger"]["reason"] is None:
+        last = timeline[-1] if timeline else None
+        word = f"; the last auc {_interval(last)}" if last and last["auc"] is not None else ""
+        sentences.append(f"the rows ran out before the monitor could be sure that the model is worse{word}")
+    elif summary["auc"]["recovered"] is None and any(v["version"] == 2 for v in summary["versions"]):
+        sentences.append("the rows ran out before version 2 could be measured")
+    return sentences
+
+
+def _window_of(timeline: Lines, version: int, auc: float) -> Mapping[str, Any]:
+    return next(line for line in reversed(timeline) if line["version"] == version and line["auc"] == auc)
+
+
+def _interval(window: Mapping[str, Any]) -> str:
+    low, high = window["auc_low"], window["auc_high"]
+    interval = f"95 % {low:.3f}..{high:.3f}" if low is not None and high is not None else "no interval"
+    return f"{window['auc']:.3f} ({interval}) rests on {window['rows']} rows with {window['clicks']} clicks"
+
+
 def _between(start: float | None, end: float | None) -> float | None:
     return round(end - start, 2) if start is not None and end is not None else None
 
@@ -165,7 +218,11 @@ def failed_promises(summary: Mapping[str, Any], *, simulated: bool) -> list[str]
     """
     records, requests, auc = summary["records"], summary["requests"], summary["auc"]
     parity, runs = summary["serving_parity_max_abs_diff"], summary["trigger"]["runs"]
+    known = {run["trigger_id"] for run in summary["runs"]}
     promises = [
+        *((run["state"] != "failed", f"run {run['trigger_id']} failed: {run['reason']}") for run in summary["runs"]),
+        # The first run has an outcome too.
+        (len(known) > runs, f"{runs} runs were triggered, but only {max(len(known) - 1, 0)} recorded how they ended"),
         (requests["failed"] == 0, f"{requests['failed']} of {requests['sent']} requests failed, expected 0"),
         (
             records["archived"] == records["published"],

@@ -106,6 +106,18 @@ def test_folder_is_absent_after_sigkill(tmp_path):
     assert visible(tmp_path) == ["final"]
 
 
+def test_retried_folder_replaces_what_earlier_tries_left_and_nothing_else(tmp_path):
+    for name in ("fi[n]al", "fi[n]al-2", ".fi[n]al.notes"):
+        (tmp_path / name).mkdir()
+    (tmp_path / "fi[n]al" / "old").write_text("x")
+    killed(tmp_path / "fi[n]al 3", "folder")
+    for name in ("fi[n]al", "fi[n]al 3"):
+        with durable.whole_directory(tmp_path / name, replace=True) as aside:
+            (aside / "part").write_text("retried")
+    assert [p.name for p in (tmp_path / "fi[n]al").iterdir()] == ["part"]
+    assert sorted(p.name for p in tmp_path.iterdir()) == [".fi[n]al.notes", "fi[n]al", "fi[n]al 3", "fi[n]al-2"]
+
+
 def test_published_folder_is_never_changed(tmp_path):
     (tmp_path / "final").mkdir()
     with pytest.raises(FileExistsError, match="expected a new folder"), durable.whole_directory(tmp_path / "final"):

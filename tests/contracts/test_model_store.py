@@ -148,6 +148,24 @@ def test_failed_step_keeps_its_error(tmp_path):
     assert (failed.state, failed.reason, failed.facts) == ("failed", "ValueError: bad rows", {"rows": 5})
 
 
+def test_a_retry_that_succeeds_makes_a_failed_step_a_done_one(tmp_path):
+    with pytest.raises(ValueError, match="bad"), run_notes.noted(tmp_path, "run-1", "training") as note:  # noqa: PT012
+        note.facts["rows"] = 5
+        raise ValueError("bad rows")
+    with run_notes.noted(tmp_path, "run-1", "training"):
+        (again,) = run_notes.read_notes(tmp_path, "run-1")
+        assert (again.state, again.reason, again.facts) == ("running", "", {})
+    (done,) = run_notes.read_notes(tmp_path, "run-1")
+    assert (done.state, done.reason) == ("done", "")
+
+
+@pytest.mark.parametrize("run", ["", ".", "..", "a/b", "../../elsewhere", "/etc"])
+def test_a_run_whose_name_would_lead_out_of_its_folder_is_refused(tmp_path, run):
+    with pytest.raises(ContractError, match="run is named"), run_notes.noted(tmp_path / "store", run, "training"):
+        pytest.fail("the step must not begin: it would remove the folder of that name")
+    assert list(tmp_path.iterdir()) == []
+
+
 def test_step_that_is_stopped_is_a_failed_step(tmp_path):
     with pytest.raises(KeyboardInterrupt), run_notes.noted(tmp_path, "run-1", "training"):
         raise KeyboardInterrupt

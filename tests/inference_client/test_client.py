@@ -118,6 +118,16 @@ def test_refused_connection_is_unavailable(refusing_url, make_rows, sleeps):
         score(refusing_url, make_rows(1), sleeps, max_attempts=2)
 
 
+def test_a_proxy_in_the_environment_is_not_asked(server, make_rows, score_rows, refusing_url, monkeypatch):
+    for name in ("http_proxy", "https_proxy", "grpc_proxy"):
+        monkeypatch.setenv(name, f"http://{refusing_url}")
+    for name in ("no_proxy", "NO_PROXY", "no_grpc_proxy"):
+        monkeypatch.delenv(name, raising=False)
+    rows = make_rows(3)
+    scored = score(server.url, rows, max_attempts=1)
+    np.testing.assert_array_equal(scored.scores, score_rows(*rows))
+
+
 def test_a_restarted_server_is_found_again(server, make_rows, score_rows):
     """The channel's own waits between connections must not outlast the client's retries."""
     rows = make_rows(2)

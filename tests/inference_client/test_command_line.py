@@ -14,6 +14,7 @@ import numpy as np
 import pyarrow.parquet as pq
 import pytest
 
+from components.contracts.errors import PermanentError
 from components.contracts.records import PredictionBatch
 from inference_client.__main__ import build_parser
 from inference_client.simulation.world import Drift, World
@@ -128,6 +129,38 @@ def test_a_killed_server_ends_the_replay_with_one_clear_line(server, replay, fol
     assert summary["error"] in errors[0]
 
 
+def test_a_log_that_is_lost_for_good_ends_the_replay_with_its_summary_written(server, folder, monkeypatch):
+    from inference_client import session
+    from inference_client.client import ClientSettings
+    from inference_client.replay import ReplaySettings
+    from inference_client.traffic import WorldTraffic
+
+    class LostLog:
+        def publish(self, messages):
+            raise PermanentError("log.db: database disk image is malformed")
+
+        def close(self):
+            pass
+
+    monkeypatch.setattr(session, "open_log", lambda url: LostLog())
+    stdin, held_open = os.pipe()
+    settings = session.SessionSettings(
+        server=server.url,
+        log_url="sqlite:///log.db",
+        seed=1,
+        stats_path=folder / "out" / "stats.jsonl",
+        summary_path=folder / "out" / "summary.json",
+        run="lost",
+        stdin=stdin,
+    )
+    traffic = WorldTraffic(World.load(folder / "world.json"), None, np.random.default_rng(1))
+    with pytest.raises(PermanentError, match="records could not be published: log.db: database disk image"):
+        session.run_session(settings, ReplaySettings(rate=3000), ClientSettings(), lambda: traffic)
+    os.close(held_open)
+    assert "malformed" in summary_of(folder)["error"]
+    assert summary_of(folder)["published_rows"] == 0
+
+
 def test_a_version_switch_fails_no_request(server, replay, folder):
     process = replay("--max-rows", "3000")
     wait_for_rows(server, 500)
@@ -215,6 +248,13 @@ def test_score_of_a_refused_connection_or_a_late_answer_says_so(server, folder, 
     refused = run("score", "--server", server.url, "--data", folder / "data.parquet")
     assert refused.returncode == 3
     assert f"error: server {server.url} is unavailable" in refused.stderr
+
+
+def test_score_of_less_than_a_row_is_misuse(server, folder, raw_table):
+    pq.write_table(raw_table(5), folder / "data.parquet")
+    done = run("score", "--server", server.url, "--data", folder / "data.parquet", "--limit", "-1")
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr == "error: limit is -1, expected at least 1\n"
 
 
 def test_score_of_another_schema_names_the_columns(server, folder, raw_table):

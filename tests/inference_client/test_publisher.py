@@ -130,6 +130,21 @@ def test_nothing_is_lost_or_doubled_while_the_log_is_locked(tmp_path, time, pred
     assert (publisher.published_rows, publisher.published_outcomes) == (8, 3)
 
 
+def test_clicks_of_a_long_outage_fit_the_logs_messages(tmp_path, time, prediction, read_log):
+    """All are due at once when the log is back: in one message they would be larger than the log takes, for ever."""
+    path = tmp_path / "log.db"
+    publisher = publisher_of(path, time)
+    names = [f"replay-0123456789ab-{i}" for i in range(9000)]
+    for name in names:
+        publisher.add(prediction(name, n=4), [(row, 0.0) for row in range(4)])
+    asyncio.run(publisher.flush())
+    outcomes = [record for record in read_log(path) if isinstance(record, OutcomeBatch)]
+    assert len({batch.batch_id for batch in outcomes}) == len(outcomes)
+    clicks = [(name, row) for o in outcomes for name, row in zip(o.request_ids, o.rows.tolist())]
+    assert sorted(clicks) == sorted((name, row) for name in names for row in range(4))
+    assert publisher.published_outcomes == 36_000
+
+
 def test_a_log_that_stays_locked_is_an_error_and_the_records_stay_queued(tmp_path, time, prediction, read_log):
     path = tmp_path / "log.db"
     publisher = publisher_of(path, time, give_up_seconds=3.0)

@@ -39,6 +39,7 @@ class FakeTrigger:
     answers: list[str] = field(default_factory=list)
     runs: dict[str, RunState] = field(default_factory=dict)
     requests: list = field(default_factory=list)
+    poll_seconds: float = 0.0
 
     def submit(self, request) -> str:
         if request.request_id in self.runs:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sqlite3
 import subprocess
 import sys
 
@@ -10,7 +11,9 @@ import pyarrow.parquet as pq
 import pytest
 
 from components.contracts import criteo
+from monitoring import archive
 from monitoring.archive import SCHEMA
+from monitoring.store import Store
 from tests.conftest import REPOSITORY
 from tests.monitoring.conftest import START, WINDOW, clicks, prediction, publish, read_rows
 
@@ -71,6 +74,40 @@ def test_rows_are_archived_in_the_raw_schema_with_their_values(bench):
             assert [-1 if row[name] is None else row[name] for name in criteo.CATEGORICAL] == batch.categorical[
                 i
             ].tolist()
+
+
+def test_a_file_is_on_the_disk_before_its_name_and_its_name_before_the_store_lets_the_rows_go(bench, monkeypatch):
+    """No crash of a process shows this, only one of the machine: so the order of the calls is held."""
+    calls = []
+
+    def told(module, name, describe):
+        real = getattr(module, name)
+        monkeypatch.setattr(module, name, lambda *args, **more: (calls.append(describe(*args)), real(*args, **more))[1])
+
+    told(archive, "fsync_path", lambda path: "fsync file" if path.suffix == ".aside" else f"fsync {path.name}")
+    told(archive.os, "rename", lambda *_: "rename")
+    told(Store, "seal_file", lambda *_: "seal")
+    b = bench()
+    monitor = b.start()
+    assert b.store._connection.execute("PRAGMA synchronous").fetchone() == (2,)  # FULL
+    publish(b.log, prediction("a", 3))
+    b.clock.time = START + WINDOW
+    monitor.stop()
+    assert calls == ["fsync archive", "fsync file", "rename", "fsync day=2025-11-13", "seal"]
+
+
+def test_a_full_disk_is_named_and_leaves_the_store_as_it_was(bench):
+    b = bench()
+    b.start()
+    pages = b.store._connection.execute("PRAGMA page_count").fetchone()[0]
+    b.store._connection.execute(f"PRAGMA max_page_count = {pages}")
+    batches = [(prediction(f"r{i}", 64), b"x" * 20_000) for i in range(20)]
+    with pytest.raises(sqlite3.OperationalError, match="database or disk is full"):
+        b.store.add(batches, [], [], now=START)
+    assert b.store.counters.get("predicted", 0) == 0
+    b.store._connection.execute("PRAGMA max_page_count = 100000")
+    b.store.add(batches, [], [], now=START)
+    assert b.store.counters["predicted"] == 20 * 64
 
 
 def test_a_file_holds_rows_of_one_utc_day(bench):
@@ -212,7 +249,7 @@ def test_redeliveries_are_counted_and_archived_once(bench):
 
 
 def test_windows_are_rebuilt_after_a_restart_from_archived_and_waiting_rows(bench):
-    b = bench(archive_roll_rows=8, window_rows=24)
+    b = bench(archive_roll_rows=8, window_rows=24, min_clicks=12)
     monitor = b.start()
     publish(b.log, *[prediction(f"r{i}", 4, time=START + i) for i in range(11)], clicks("o", [("r9", 2, START + 10)]))
     b.clock.time = START + 11 + WINDOW

@@ -106,10 +106,11 @@ def served(tmp_path):
     exposition = Exposition()
     server = Server(exposition, host="127.0.0.1", port=0, state=tmp_path)
     address = json.loads((tmp_path / "http.json").read_text())
+    direct = urllib.request.build_opener(urllib.request.ProxyHandler({}))
 
     def get(path: str) -> tuple[int, str]:
         try:
-            with urllib.request.urlopen(f"http://{address['host']}:{address['port']}{path}", timeout=5) as answer:
+            with direct.open(f"http://{address['host']}:{address['port']}{path}", timeout=5) as answer:
                 return answer.status, answer.read().decode()
         except urllib.error.HTTPError as error:
             return error.code, error.read().decode()
@@ -127,6 +128,7 @@ def test_pages_answer(served):
     assert status["windows"][0]["auc"] is None
     assert status["unhealthy"] is None
     assert served("/elsewhere")[0] == 404
+    assert served("/healthz?from=probe") == (200, "ok\n")
     served.exposition.end("killed by the test")
     assert served("/healthz") == (503, "the loop has ended: killed by the test\n")
 

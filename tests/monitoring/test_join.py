@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import struct
+import zlib
+
 import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings
@@ -110,6 +113,52 @@ def test_windows_stay_open_while_their_clicks_wait_in_the_log(bench):
     assert monitor.windows[1].labels.sum() == 1
 
 
+def test_a_clock_set_back_lets_windows_opened_after_it_stay_open(bench):
+    b = bench()
+    monitor = b.start()
+    b.clock.time = START + 86_400.0  # wrong by a day, for one turn
+    monitor.tick()
+    b.clock.time = START
+    publish(b.log, prediction("a", 2))
+    monitor.tick()
+    assert b.store.num_pending_rows == 2
+    publish(b.log, clicks("o", [("a", 1, START + 5)]))
+    b.clock.time = START + WINDOW
+    monitor.tick()
+    assert monitor.windows[1].labels.tolist() == [0, 1]
+
+
+@pytest.mark.parametrize("restart", [False, True], ids=["", "after a restart"])
+def test_a_client_whose_clock_is_ahead_does_not_name_the_serving_version_for_hours(bench, restart):
+    b = bench()
+    monitor = b.start()
+    publish(b.log, prediction("from tomorrow", 2, time=START + 80_000.0, version=1))
+    monitor.tick()
+    if restart:
+        monitor = b.start()
+    b.clock.time = START + 1
+    publish(b.log, prediction("now", 2, time=START + 1, version=2))
+    monitor.tick()
+    assert monitor.windows.serving_version == 2
+
+
+def test_a_stop_under_a_flood_ends_and_leaves_the_rest_to_the_next_start(bench):
+    b = bench(pull_messages=2)
+    monitor = b.start()
+    publish(b.log, *[prediction(f"r{i}", 1) for i in range(5)])
+    coming = iter(range(1000))
+
+    def flood(name: str) -> None:
+        if name == "intake.pulled":
+            publish(b.log, *[prediction(f"flood{next(coming)}", 1) for _ in range(2)])
+
+    b.checkpoint = flood
+    monitor.stop()
+    assert b.kinds()[-1] == "stopped"
+    assert b.store.counters["predicted"] == 6
+    assert b.log.backlog() > 0
+
+
 def test_windows_stay_open_while_a_killed_predecessor_holds_leases(bench):
     b = bench()
     publish(b.log, clicks("o", [("a", 0, START + 1)]))
@@ -151,6 +200,11 @@ def test_ids_and_orphans_are_forgotten_only_when_old_and_archived(tmp_path):
         ("far", "expected between 1970 and a day from now"),
         ("text", "expected seconds since the epoch"),
         ("version", "expected a 32-bit integer"),
+        ("surrogate", "request_id is 'x\\ud800', expected a name"),
+        ("surrogate in outcome", "request_id is 'a\\udfff', expected a name"),
+        ("integer beyond floats", "expected between 1970 and a day from now"),
+        ("integer beyond Python", "malformed header"),
+        ("deep", "malformed header"),
     ],
 )
 def test_a_message_that_no_row_can_carry_is_set_aside_with_its_reason(bench, payload, reason):
@@ -161,6 +215,11 @@ def test_a_message_that_no_row_can_carry_is_set_aside_with_its_reason(bench, pay
         "text": lambda: encode(prediction("x", time="noon")),
         "version": lambda: encode(prediction("x", version=2**40)),
         "nan": lambda: encode(clicks("x", [("a", 0, 1.0)]).__class__(**_nan_click())),
+        "surrogate": lambda: encode(prediction("x\ud800", seed=1)),
+        "surrogate in outcome": lambda: encode(clicks("x", [("a\udfff", 0, 1.0)])),
+        "integer beyond floats": lambda: encode(prediction("x", time=10**400)),
+        "integer beyond Python": lambda: _with_header(b'{"request_id":"x","time":' + b"9" * 5000 + b"}"),
+        "deep": lambda: _with_header(b"[" * 100_000),
     }
     message = payload if isinstance(payload, bytes) else bad[payload]()
     b = bench()
@@ -175,6 +234,11 @@ def test_a_message_that_no_row_can_carry_is_set_aside_with_its_reason(bench, pay
     assert b.store.counters["predicted"] == 2
     assert b.log.backlog() == 0
     assert "set_aside" in b.kinds()
+
+
+def _with_header(header: bytes) -> bytes:
+    body = struct.pack("<4sBBI", b"EVGR", 1, 1, len(header)) + header
+    return body + struct.pack("<I", zlib.crc32(body))
 
 
 def _nan_click() -> dict:

@@ -55,8 +55,9 @@ def connect(server, tmp_path, monkeypatch):
     return make
 
 
-def test_connecting_calls_nobody(server, connect):
-    connect()
+@pytest.mark.parametrize("namespace", ["", "kubeflow", "team-a"])
+def test_connecting_calls_nobody(server, connect, namespace):
+    connect(kubeflow_namespace=namespace)
     assert server.requests == []
 
 
@@ -143,6 +144,25 @@ def test_a_successful_run_whose_gate_refused_is_told_from_a_release(server, conn
     assert trigger.state("a").state == "running"
     server.runs[0]["state"] = "SUCCEEDED"
     assert trigger.state("a") == ("refused", "evaluation: auc fell", None)
+
+
+def test_a_failed_run_is_told_with_the_step_and_reason_that_it_left(server, connect, tmp_path):
+    trigger = connect()
+    trigger.submit(request("a"))
+    outcome = {"run": "r", "trigger_id": "a", "step": "training", "reason": "out of memory", "version": None}
+    write_outcome(tmp_path / "store", RunOutcome(**outcome, state="failed", ended_at="2026-01-01"))
+    server.runs[0]["state"] = "FAILED"
+    assert trigger.state("a") == ("failed", "training: out of memory", None)
+
+
+def test_an_outcome_that_cannot_be_read_is_an_error_of_ours(server, connect, tmp_path):
+    trigger = connect()
+    trigger.submit(request("a"))
+    server.runs[0]["state"] = "SUCCEEDED"
+    (tmp_path / "store" / "runs" / "r").mkdir(parents=True)
+    (tmp_path / "store" / "runs" / "r" / "outcome.json").write_text("{torn")
+    with pytest.raises(PermanentError, match="reading the outcome of a: "):
+        trigger.state("a")
 
 
 def test_a_run_that_is_not_there_is_unknown(connect):

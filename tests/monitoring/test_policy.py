@@ -136,6 +136,25 @@ def test_the_daily_budget_holds_over_any_24_hours():
     assert len(requested(memory, now=2 * DAY_SECONDS).requested_at) == 1
 
 
+def test_a_clock_set_back_does_not_hold_for_longer_than_the_longest_rest():
+    """The clock was a year ahead when a run was asked for and ended."""
+    year = 365 * DAY_SECONDS
+    memory = requested(PolicyMemory(version=1), now=year)
+    for _ in range(SETTINGS.daily_budget):
+        memory = requested(memory, now=year)
+    memory = ended(memory, "released", SETTINGS, now=year)
+    assert judge(LOW, memory, now=year)[0].action is Action.HELD
+    assert judge(LOW, memory, now=100.0)[0].action is Action.RETRAIN
+
+
+def test_a_clock_set_back_by_seconds_spends_the_budget_all_the_same():
+    memory = PolicyMemory()
+    for _ in range(4):
+        memory = requested(memory, now=1000.0)
+    assert judge(LOW, memory, now=995.0)[0].action is Action.HELD
+    assert len(requested(memory, now=995.0).requested_at) == 5
+
+
 @pytest.mark.parametrize(
     "changes",
     [
@@ -146,6 +165,7 @@ def test_the_daily_budget_holds_over_any_24_hours():
         {"daily_budget": 0},
         {"consecutive_breaches": 0},
         {"cooldown_seconds": -1.0},
+        {"cooldown_seconds": float("nan")},
         {"failure_backoff_seconds": 0.0},
         {"min_rows_since_breach": -1},
     ],

@@ -19,6 +19,9 @@ from tests.conftest import REPOSITORY
 from tests.monitoring.conftest import clicks, prediction, publish, read_events, read_rows
 from tests.monitoring.test_archive import archived_rows, expected_rows
 
+DIRECT = urllib.request.build_opener(urllib.request.ProxyHandler({}))
+"""Asks without the proxy that the environment may name."""
+
 
 def wait_until(condition, *, seconds: float = 30.0, what: str = "the condition"):
     deadline = time.monotonic() + seconds
@@ -76,7 +79,7 @@ class Processes:
         """A page; empty while a monitor starts (the address may still be its predecessor's)."""
         try:
             address = json.loads((self.state / "http.json").read_text())
-            with urllib.request.urlopen(f"http://{address['host']}:{address['port']}{path}", timeout=5) as answer:
+            with DIRECT.open(f"http://{address['host']}:{address['port']}{path}", timeout=5) as answer:
                 return answer.read().decode()
         except OSError:
             return ""
@@ -201,6 +204,7 @@ def test_two_monitors_cannot_share_a_state_folder(processes):
         ({"log": "sqlite:///no/such/folder/log.db"}, "no/such/folder is no folder"),
         ({"trigger": "local"}, "run_command is empty"),
         ({"window_rows": 0}, "window_rows is 0, expected at least 1"),
+        ({"window_rows": 399}, "window_rows is 399, expected at least 400: min_clicks clicks and as many rows without"),
     ],
 )
 def test_misuse_is_one_line_and_exit_code_2(processes, flags, message):

@@ -9,6 +9,8 @@ import pytest
 
 from components.contracts.errors import PermanentError, TemporaryError
 from components.contracts.retrain_request import RetrainRequest
+from monitoring.journal import Journal
+from monitoring.trigger import RunState
 from monitoring.uploader import Uploader
 from tests.monitoring.conftest import START, WINDOW, clicks, prediction, publish
 from tests.monitoring.test_archive import Crash, crash_at
@@ -251,6 +253,49 @@ def test_a_run_that_its_trigger_never_heard_of_counts_as_failed_after_a_while(be
     assert b.events[-1]["outcome"] == "failed"
 
 
+def test_a_trigger_that_cannot_tell_the_runs_state_ends_the_request_and_not_the_monitor(bench):
+    b = bench(**DRIFT)
+    monitor = b.start()
+    traffic(b, "bad", auc="bad")
+    monitor.tick()
+
+    def state(request_id):
+        raise PermanentError("looking for it: KFP answered 404 Not Found")
+
+    b.trigger.state = state
+    traffic(b, "next", auc="bad")
+    monitor.tick()
+    (ended,) = [event for event in b.events if event["kind"] == "run_ended"]
+    assert ended["outcome"] == "failed"
+    assert "KFP answered 404" in ended["text"]
+    assert b.store.counters["matured"] == 800
+    assert len(b.trigger.requests) == 1
+
+
+def test_a_remote_trigger_is_not_asked_at_every_turn(bench):
+    b = bench(**DRIFT)
+    b.trigger.poll_seconds = 15.0
+    state, asked = b.trigger.state, []
+    b.trigger.state = lambda request_id: asked.append(b.clock.time) or state(request_id)
+    monitor = b.start()
+    traffic(b, "bad", auc="bad")
+    for _ in range(31):
+        monitor.tick()
+        b.clock.time += 1.0
+    assert [time - asked[0] for time in asked] == [0.0, 15.0]
+
+
+def test_the_reason_of_the_end_is_told_and_none_is_no_empty_clause(bench):
+    b = bench(**DRIFT)
+    monitor = b.start()
+    traffic(b, "bad", auc="bad")
+    monitor.tick()
+    name = b.trigger.requests[0].request_id
+    b.trigger.runs[name] = RunState("released", "", 2)
+    monitor.tick()
+    assert b.events[-1]["text"] == f"run {name} released; no request for 1000 s"
+
+
 def test_without_a_trigger_drift_is_told_once_per_cool_down(bench):
     b = bench(**DRIFT)
     b.trigger = None
@@ -293,3 +338,15 @@ def test_a_request_survives_its_file(tmp_path, bench):
     (request,) = b.trigger.requests
     request.write(tmp_path / "request.json")
     assert RetrainRequest.read(tmp_path / "request.json") == request
+
+
+def test_a_full_timeline_makes_room_and_keeps_its_predecessor(tmp_path):
+    journal = Journal(tmp_path, clock=lambda: 1.0, max_file_bytes=1000)
+    for number in range(100):
+        journal.measure({"number": number})
+    kept = [(tmp_path / name).read_text().splitlines() for name in ("timeline.jsonl.1", "timeline.jsonl")]
+    numbers = [json.loads(line)["number"] for lines in kept for line in lines]
+    assert numbers == list(range(numbers[0], 100))
+    assert sum(path.stat().st_size for path in tmp_path.iterdir()) < 2100
+    journal.tell("stopped", "in time")
+    assert len((tmp_path / "events.jsonl").read_text().splitlines()) == 1

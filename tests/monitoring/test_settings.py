@@ -55,9 +55,9 @@ def test_defaults_are_frozen():
 
 
 def test_flags_come_before_variables_and_variables_before_defaults():
-    variables = {"EVERGREEN_MONITOR_WINDOW_ROWS": "50", "EVERGREEN_MONITOR_REQUIRE_CONFIDENCE": "false"}
-    settings = read([*REQUIRED, "--window-rows", "70"], {**variables, "EVERGREEN_MONITOR_AUC_THRESHOLD": "0.6"})
-    assert (settings.window_rows, settings.require_confidence, settings.auc_threshold) == (70, False, 0.6)
+    variables = {"EVERGREEN_MONITOR_WINDOW_ROWS": "500", "EVERGREEN_MONITOR_REQUIRE_CONFIDENCE": "false"}
+    settings = read([*REQUIRED, "--window-rows", "700"], {**variables, "EVERGREEN_MONITOR_AUC_THRESHOLD": "0.6"})
+    assert (settings.window_rows, settings.require_confidence, settings.auc_threshold) == (700, False, 0.6)
     assert settings.state == Path("s")
     assert settings.min_clicks == 200
     assert read([*REQUIRED, "--no-require-confidence"]).require_confidence is False

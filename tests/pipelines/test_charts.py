@@ -2,11 +2,13 @@
 
 import xml.etree.ElementTree as ElementTree
 
-from pipelines.local.charts import Line, Mark, line_chart
+import pytest
+
+from pipelines.local.charts import Line, Mark, line_chart, ticks
 
 
 def _svg(chart):
-    return ElementTree.fromstring(chart[: chart.index("</svg>") + len("</svg>")])
+    return ElementTree.fromstring(chart[chart.index("<svg") : chart.index("</svg>") + len("</svg>")])
 
 
 def test_missing_value_breaks_the_line():
@@ -24,3 +26,31 @@ def test_event_text_cannot_break_out_of_the_chart():
 def test_no_points_draw_nothing():
     assert line_chart([Line(label="a", color="#000", x=[], y=[])], y_label="x") == ""
     assert line_chart([Line(label="a", color="#000", x=[0.0], y=[None])], y_label="x") == ""
+
+
+def test_events_close_together_have_names_at_different_heights():
+    line = Line(label="a", color="#000", x=[0, 100], y=[0, 1])
+    marks = [Mark(x=50.0 + 0.1 * i, text=f"event {i}") for i in range(3)]
+    names = [
+        t for t in _svg(line_chart([line], y_label="x", marks=marks)).findall("text") if "mark" in t.get("class", "")
+    ]
+    assert len({name.get("y") for name in names}) == 3
+
+
+def test_name_of_an_event_at_the_right_edge_stays_inside():
+    line = Line(label="a", color="#000", x=[0, 100], y=[0, 1])
+    svg = _svg(line_chart([line], y_label="x", marks=[Mark(x=100, text="run ended")]))
+    assert next(t for t in svg.findall("text") if t.text == "run ended").get("text-anchor") == "end"
+
+
+@pytest.mark.parametrize(("low", "high"), [(0.0, 97.4), (0.583, 0.882), (0.7, 0.7001), (-3.5, 68.0), (0.0, 1e-9)])
+def test_axis_has_a_few_round_numbers_inside_its_range(low, high):
+    numbers = ticks(low, high, 5)
+    assert 2 <= len(numbers) <= 8
+    assert all(low - 1e-9 <= number <= high + 1e-9 for number in numbers)
+
+
+def test_axis_from_zero_shows_no_negative_number():
+    chart = line_chart([Line(label="p99", color="#000", x=[0, 1], y=[1, 90])], y_label="ms", from_zero=True)
+    assert ">0</text>" in chart
+    assert ">-" not in chart

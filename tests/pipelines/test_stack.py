@@ -86,3 +86,11 @@ def test_process_of_another_stack_is_not_ours(tmp_path):
     finally:
         other.kill()
         other.wait()
+
+
+def test_process_that_may_end_is_missed_only_when_it_failed(stack):
+    stack.start("rows", [sys.executable, "-c", ""], may_end=True)
+    ended = stack.start("broken", [sys.executable, "-c", "raise SystemExit(2)"], may_end=True)
+    with pytest.raises(ProcessDied, match="broken ended with code 2"):
+        stack.wait_until(lambda: False, what="nothing", seconds=30)
+    assert ended.returncode == 2

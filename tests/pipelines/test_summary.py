@@ -8,14 +8,20 @@ import pytest
 
 from components.contracts import criteo
 from pipelines.local.observations import JsonLines
-from pipelines.local.summary import count_served_rows, failed_promises
+from pipelines.local.summary import count_served_rows, failed_promises, uncertainties
 
 GOOD = {
     "requests": {"sent": 10, "failed": 0},
     "records": {"archived": 640, "published": 640},
     "serving_parity_max_abs_diff": 3e-7,
     "trigger": {"runs": 1},
-    "auc": {"regained_share": 0.9},
+    "auc": {"regained_share": 0.9, "threshold": 0.7, "baseline": 0.78, "recovered": 0.77},
+    "runs": [
+        {"trigger_id": "first", "state": "released", "step": "deployment", "reason": ""},
+        {"trigger_id": "drift-1", "state": "released", "step": "deployment", "reason": ""},
+    ],
+    "versions": [{"version": n, "gate": {"decision": "pass", "reason": "pass"}} for n in (1, 2)],
+    "window_rows": 1000,
 }
 
 
@@ -40,7 +46,6 @@ def test_good_run_fails_no_promise():
         ("records.archived", 639, "639 records archived, expected the 640 published"),
         ("serving_parity_max_abs_diff", 2e-5, "parity is 2e-05"),
         ("serving_parity_max_abs_diff", None, "parity is None"),
-        ("trigger.runs", 2, "2 runs were triggered"),
         ("trigger.runs", 0, "0 runs were triggered"),
         ("auc.regained_share", 0.69, "regained 0.69"),
         ("auc.regained_share", None, "regained None"),
@@ -53,8 +58,54 @@ def test_broken_promise_is_named_with_its_number(path, value, words):
 
 
 def test_own_data_may_end_without_a_run_but_not_with_two():
-    assert failed_promises(_with("trigger.runs", 0) | {"auc": {"regained_share": None}}, simulated=False) == []
-    assert len(failed_promises(_with("trigger.runs", 2), simulated=False)) == 1
+    assert failed_promises(_with("auc.regained_share", None) | {"trigger": {"runs": 0}}, simulated=False) == []
+    three = [*GOOD["runs"], {**GOOD["runs"][1], "trigger_id": "drift-2"}]
+    assert len(failed_promises(_with("trigger.runs", 2) | {"runs": three}, simulated=False)) == 1
+
+
+def test_run_that_failed_or_left_no_outcome_is_told_on_own_data_too():
+    failed = {"trigger_id": "drift-1", "state": "failed", "step": "training", "reason": "training: out of memory"}
+    assert failed_promises(GOOD | {"runs": [GOOD["runs"][0], failed]}, simulated=False) == [
+        "run drift-1 failed: training: out of memory"
+    ]
+    assert failed_promises(GOOD | {"runs": GOOD["runs"][:1]}, simulated=False) == [
+        "1 runs were triggered, but only 0 recorded how they ended"
+    ]
+
+
+def _window(version, auc, *, rows=1000, width=0.02):
+    return {
+        "version": version, "auc": auc, "auc_low": auc - width / 2, "auc_high": auc + width / 2,
+        "rows": rows, "clicks": rows // 4,
+    }  # fmt: skip
+
+
+CLEAR = [_window(1, 0.78), _window(2, 0.77)]
+
+
+def test_full_windows_and_clear_gates_leave_no_doubt():
+    assert uncertainties(GOOD | {"trigger": {"reason": "low"}}, CLEAR, min_clicks=50) == []
+
+
+@pytest.mark.parametrize(
+    ("change", "timeline", "words"),
+    [
+        ({}, [_window(1, 0.78, rows=999), CLEAR[1]], "the baseline auc 0.780 (95 % 0.770..0.790) rests on 999 rows"),
+        ({}, [CLEAR[0], _window(2, 0.77, width=0.1)], "the recovered auc 0.770 (95 % 0.720..0.820)"),
+        ({"trigger": {"reason": None}}, CLEAR, "the rows ran out before the monitor could be sure"),
+        ({"auc": GOOD["auc"] | {"recovered": None}}, CLEAR, "the rows ran out before version 2 could be measured"),
+        ({"auc": GOOD["auc"] | {"threshold": 0.41}}, CLEAR, "threshold is 0.410, below what chance gives"),
+        (
+            {"versions": [{"version": 1, "gate": {"decision": "inconclusive", "reason": "inconclusive: 3 clicks"}}]},
+            CLEAR,
+            "the gate of version 1 is inconclusive: 3 clicks",
+        ),
+    ],
+)
+def test_each_doubt_is_one_sentence_with_its_numbers(change, timeline, words):
+    sentences = uncertainties(GOOD | {"trigger": {"reason": "low"}} | change, timeline, min_clicks=50)
+    assert len(sentences) == 1
+    assert words in sentences[0]
 
 
 def test_served_rows_are_counted_by_identity(tmp_path, raw_table):

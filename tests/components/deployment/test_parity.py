@@ -71,6 +71,14 @@ def test_a_lost_holdout_file_is_noticed(candidate, tmp_path):
         read_held_out(raw, verdict)
 
 
+def test_a_truncated_holdout_file_is_refused_by_name(candidate, tmp_path):
+    _, verdict, raw = candidate
+    path = tmp_path / "hold out 1" / "part-1.parquet"
+    path.write_bytes(path.read_bytes()[:-50])
+    with pytest.raises(ContractError, match=r"held-out rows .*part-1\.parquet cannot be read"):
+        read_held_out(raw, verdict)
+
+
 def test_absent_scores_and_golden_rows_are_named(candidate, tmp_path):
     _, verdict, raw = candidate
     with pytest.raises(ContractError, match="scores .*absent.npz cannot be read"):

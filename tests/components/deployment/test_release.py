@@ -12,9 +12,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from components.contracts import run_notes
 from components.contracts.durable import sha256_file
 from components.contracts.errors import ContractError, PermanentError, TemporaryError
-from components.contracts.manifests import Release
+from components.contracts.manifests import Release, Verdict
 from components.contracts.model_store import champion, release_path
 from components.contracts.promotion_journal import current, read_journal
 from components.contracts.serving import MAX_BATCH_ROWS, MODEL_NAME
@@ -356,7 +357,9 @@ def test_the_step_as_a_command_writes_its_manifest_and_notes(make_candidate, tmp
 
     assert step(True, "run-1") == 0
     assert Release.read(tmp_path / "release.json").version == 1
-    assert '"version": 1' in (store / "runs" / "run-1" / "deployment.json").read_text()
+    (note,) = run_notes.read_notes(store, "run-1")
+    assert note.facts["version"] == 1
+    assert note.reason == f"version 1 is published; {Verdict.read(paths[True, 'verdict']).reason}"
     assert step(False, "run-2") == 1
     assert '"state": "refused"' in (store / "runs" / "run-2" / "deployment.json").read_text()
     assert step(True, "run-3", **{"triton-urls": "http://localhost:8001"}) == 2

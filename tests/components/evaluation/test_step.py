@@ -213,6 +213,17 @@ def drop_column(made):
     pq.write_table(pq.read_table(file).drop_columns(["C7"]), file)
 
 
+def truncate_raw_file(made):
+    file = local_path(made.raw.holdout_uri) / "1.parquet"
+    file.write_bytes(file.read_bytes()[:-100])
+
+
+def damage_pages_of_encoded_file(made):
+    file = local_path(made.training_set.holdout_uri) / "part_3.parquet"
+    content = file.read_bytes()
+    file.write_bytes(content[:4] + b"\xff" * 2000 + content[2004:])
+
+
 @pytest.mark.parametrize(
     ("spoil", "said"),
     [
@@ -228,13 +239,15 @@ def drop_column(made):
         (lambda m: local_path(m.release_champion(m.planted).graph_uri).unlink(), "of version 1 is absent"),
         (change_label, r"labels hold \[7\], expected 0 and 1"),
         (drop_column, r"lacks the columns \['C7'\]"),
+        (truncate_raw_file, r"held-out rows .*1\.parquet cannot be read"),
+        (damage_pages_of_encoded_file, r"held-out rows .*part_3\.parquet cannot be read"),
         (lambda m: m.path("model").unlink(), "cannot be read: No such file"),
         (lambda m: m.path("raw").write_text("{"), "is not JSON"),
     ],
     ids=[
         "fewer encoded rows", "fewer rows stated", "other order", "training set of other rows", "model of other rows",
         "other slots", "truncated weights", "damaged graph", "no graph", "absent graph", "label 7", "absent column",
-        "absent manifest", "torn manifest",
+        "truncated raw file", "damaged encoded file", "absent manifest", "torn manifest",
     ],
 )  # fmt: skip
 def test_inputs_that_do_not_belong_together_are_refused_in_one_line(make_round, capsys, spoil, said):
@@ -278,6 +291,25 @@ def test_step_runs_as_a_command_whose_exit_code_is_the_answer(make_round):
     done = subprocess.run(command, capture_output=True, text=True, timeout=120)
     assert done.returncode == 1, done.stderr
     assert verdict_of(made).decision == "fail"
+
+
+WATCH_TORCH = """
+import importlib.abc, os, sys
+class Watch(importlib.abc.MetaPathFinder):
+    def find_spec(self, name, path, target=None):
+        if name == "torch":
+            print("torch is loaded with", os.environ.get("OMP_WAIT_POLICY"))
+sys.meta_path.insert(0, Watch())
+from components.evaluation.__main__ import main
+main(sys.argv[1:])
+"""
+
+
+def test_waiting_threads_sleep_because_the_policy_is_set_before_torch_loads(make_round, monkeypatch):
+    monkeypatch.delenv("OMP_WAIT_POLICY", raising=False)
+    command = [sys.executable, "-c", WATCH_TORCH, *make_round(300).flags()]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120)
+    assert done.stdout.splitlines() == ["torch is loaded with passive"], done.stderr
 
 
 def run_component(made, **parameters):

@@ -58,6 +58,16 @@ def test_a_window_cuts_between_rows(two_days, read_files, start, end):
     assert rows == whole[start or 0 : end]
 
 
+@pytest.mark.parametrize(
+    ("first", "last", "rows"),
+    [(0, 5, 5), (0, 4, 4), (1, 5, 4), (4, 5, 1), (0, 1, 1), (None, 4, 4), (4, None, 1)],
+)
+def test_a_window_holds_its_start_and_not_its_end(tmp_path, criteo_rows, write_text, read_files, first, last, rows):
+    write_text(tmp_path / "day_3", criteo_rows(5))
+    start, end = (None if n is None else 3 * DAY_MICROS + n * ROW_MICROS for n in (first, last))
+    assert len(read_files(CriteoFiles(path=tmp_path), Span(start, end))) == rows
+
+
 def test_files_without_a_day_count_from_day_0(tmp_path, criteo_rows, write_text, read_files):
     for name in ("a.csv", "b.csv"):
         write_text(tmp_path / name, criteo_rows(5), delimiter=",")
@@ -70,6 +80,12 @@ def test_two_files_of_one_day_are_refused(tmp_path, criteo_rows, write_text, rea
     for name in ("day_1", "day_1.gz"):
         write_text(tmp_path / name, criteo_rows(5))
     with pytest.raises(ContractError, match=r"day_1 and day_1.gz in .* are both day 1"):
+        read_files(CriteoFiles(path=tmp_path))
+
+
+def test_a_date_in_place_of_a_days_number_is_refused(tmp_path, criteo_rows, write_text, read_files):
+    write_text(tmp_path / "day_20260101", criteo_rows(5))
+    with pytest.raises(ContractError, match=r"day_20260101 is of day 20260101, expected a number below 2932896"):
         read_files(CriteoFiles(path=tmp_path))
 
 

@@ -74,7 +74,7 @@ def test_a_retried_task_replaces_what_it_finds(lake, run_step, tmp_path):
     run = tmp_path / "wo rk" / "run"
     (run / "extraction" / "train").mkdir(parents=True)
     (run / "extraction" / "train" / "part-00009.parquet").write_bytes(b"half")
-    (run / ".extraction.0123" / "all").mkdir(parents=True)
+    (run / f".extraction.{'0123abcd' * 4}" / "all").mkdir(parents=True)
     assert len(read_uri(run_step(lake).train_uri)) == 900
     assert [path.name for path in run.iterdir()] == ["extraction"]
 

@@ -87,6 +87,14 @@ def test_a_truncated_file(write_raw, refuses, raw_table, tmp_path):
     refuses(raw, "cannot be read as Parquet")
 
 
+def test_a_file_whose_footer_is_whole_and_whose_pages_are_not(write_raw, refuses, raw_table, tmp_path):
+    raw = write_raw(raw_table(100))
+    path = tmp_path / "raw" / "train" / "part-00000.parquet"
+    content = path.read_bytes()
+    path.write_bytes(content[:4] + b"\xff" * 2000 + content[2004:])
+    refuses(raw, "part-00000.parquet cannot be read as Parquet")
+
+
 def test_an_absent_column(write_raw, refuses, raw_table):
     refuses(write_raw(raw_table(100).drop(["C26"])), "column C26")
 

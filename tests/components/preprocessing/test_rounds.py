@@ -70,6 +70,7 @@ def test_a_retry_replaces_what_the_first_try_left(write_raw, run_step, raw_table
     left = tmp_path / "big data" / "run-1" / "preprocessing" / "train" / "part-00007.parquet"
     left.parent.mkdir(parents=True)
     left.write_bytes(b"half a file")
+    left.parents[1].with_name(f".preprocessing.{'0123abcd' * 4}").mkdir()
     again = run_step(write_raw(raw_table(200, seed=2)))
     assert len(reading.encoded(again.train_uri).label) == 200
     assert not left.exists()

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
@@ -10,6 +12,7 @@ from components.contracts.errors import ContractError, PermanentError
 from components.contracts.metrics import log_loss, roc_auc
 from components.dcn.network import DcnNetwork, load_weights, predict
 from components.training import checkpoint as checkpoints
+from components.training.checkpoint import Moment
 from components.training.config import TrainingSettings
 from components.training.metrics_sink import MemorySink
 from components.training.pytorch_trainer import PytorchTrainer
@@ -80,6 +83,25 @@ def test_a_round_in_an_unchanged_world_is_no_worse_than_its_parent(world, make_t
     assert second.optimizer_step >= first.optimizer_step
 
 
+@pytest.mark.parametrize(
+    ("branch", "best_epoch", "gains", "is_better"),
+    [
+        (0, 1, [0.001, -0.0005], True),
+        (3, 1, [0.3, -0.28], False),
+        (3, 1, [0.3, 0.28], True),
+        (3, 0, [0.3, -0.28], True),
+        (0, 1, [-0.3, 0.28], False),
+    ],
+    ids=["any gain", "a part by chance", "a part for certain", "a part against the start", "a loss"],
+)
+def test_a_part_of_the_rows_is_chosen_only_if_it_is_better_by_more_than_chance(branch, best_epoch, gains, is_better):
+    def moment(branch, epoch, row_losses):
+        return Moment(branch=branch, epoch=epoch, step=0, weights=None, scores={}, row_losses=np.array(row_losses))
+
+    best = moment(0, best_epoch, [0.5, 0.5] * 10)
+    assert moment(branch, 1, [0.5 - gain for gain in gains] * 10).is_better_than(best) is is_better
+
+
 def test_the_best_weights_are_kept_and_their_scores_are_those_of_the_newest_rows(world, make_training_set, fit):
     labels, dense, ids, _ = world.rows(5_000)
     settings = TrainingSettings(learning_rate=0.02, batch_size=128, max_epochs=8, finish=False, patience=1)
@@ -91,6 +113,31 @@ def test_the_best_weights_are_kept_and_their_scores_are_those_of_the_newest_rows
     assert result.early_stopping["log_loss"] == min(losses)
     # It overfits by design: two epochs past the best one end it.
     assert len(losses) - 1 == losses.index(min(losses)) + 2 < 8
+
+
+def test_a_part_of_the_rows_may_be_passed_as_often_as_makes_the_steps_of_all_rows(world, make_training_set, fit):
+    training_set = make_training_set(*world.rows(2_000)[:3])
+    parent, _ = fit(training_set)
+    settings = TrainingSettings(max_epochs=1, patience=99, num_halvings=2, finish=False)
+    _, sink = fit(training_set, settings, start=Start(weights=parent.weights, optimizer_step=parent.optimizer_step))
+    branches = [line["branch"] for line in sink.lines if line["training_loss"] is not None]
+    assert branches == [0, 1, 1, 2, 2, 2, 2]
+
+
+def test_the_newest_rows_are_learnt_in_the_end_in_as_many_passes_as_the_best_weights_had_made(
+    world, make_training_set, fit
+):
+    labels, dense, ids, _ = world.rows(5_000)
+    training_set = make_training_set(labels, dense, ids)
+    settings = TrainingSettings(learning_rate=0.003, batch_size=128, min_batch_size=128, max_epochs=2, finish=False)
+    judged, sink = fit(training_set, settings)
+    finished, _ = fit(training_set, replace(settings, finish=True))
+    passes = min(sink.lines, key=lambda line: line["log_loss"])["epoch"]
+    assert passes > 0
+    assert finished.optimizer_step - judged.optimizer_step == passes * 4  # 500 rows in batches of 128
+    assert finished.early_stopping == judged.early_stopping
+    learnt = scores(finished.weights, world.slot_sizes, dense[4500:], ids[4500:])
+    assert log_loss(labels[4500:], learnt) < judged.early_stopping["log_loss"]
 
 
 @pytest.mark.parametrize("incremental", [False, True], ids=["scratch", "incremental"])
@@ -149,5 +196,16 @@ def test_auc_is_none_where_the_newest_rows_have_one_class(world, make_training_s
 def test_a_loss_that_is_no_number_stops_with_its_place(world, make_training_set, fit):
     labels, dense, ids, _ = world.rows(1_000)
     dense[123] = 3e38
-    with pytest.raises(PermanentError, match=r"loss is (nan|inf|-inf) at epoch 1, batch \d+ of \d+ \(45 rows.*rows \["):
+    with pytest.raises(PermanentError, match=r"loss is (nan|inf|-inf) at epoch 1, batch \d+ of 29 \(32 rows.*rows \["):
         fit(make_training_set(labels, dense, ids))
+
+
+@pytest.mark.parametrize(
+    ("num_rows", "asked", "num_steps"),
+    [(500, 512, 15), (500, 8, 57), (20_000, 512, 300)],
+    ids=["tiny window", "the asked-for size is the most", "enough rows"],
+)
+def test_few_rows_make_small_but_not_tiny_batches(world, make_training_set, fit, num_rows, asked, num_steps):
+    settings = TrainingSettings(batch_size=asked, max_epochs=1, finish=False)
+    _, sink = fit(make_training_set(*world.rows(num_rows)[:3]), settings)
+    assert sink.lines[-1]["step"] == num_steps

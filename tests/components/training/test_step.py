@@ -88,6 +88,9 @@ def test_a_retry_publishes_the_same_model_and_mends_a_damaged_one(step, training
     assert second == first
     folder = local_path(first.uri)
     (folder / "weights" / "dcn_dense_0.model").write_bytes(b"torn")
+    at = datetime.fromisoformat(first.created_at)
+    for name in (f".incoming-{at:%Y%m%dT%H%M%S.%f}", f".{first.model_id}.{'0123abcd' * 4}"):
+        (folder.with_name(name) / "weights").mkdir(parents=True)  # as tries leave them that were killed
     assert step(training_set)[1] == first
     assert sha256_tree(folder / "weights") == first.sha256["weights"]
     assert [p.name for p in folder.parent.iterdir()] == [first.model_id]
@@ -168,6 +171,31 @@ def test_help_needs_no_heavy_package():
         "sys.exit(any(m in sys.modules for m in ('torch', 'pyarrow')))"
     )
     assert subprocess.run([sys.executable, "-c", code]).returncode == 0
+
+
+WATCH_TORCH = """
+import importlib.abc, os, sys
+class Watch(importlib.abc.MetaPathFinder):
+    def find_spec(self, name, path, target=None):
+        if name == "torch":
+            print("torch is loaded with", os.environ.get("OMP_WAIT_POLICY"))
+sys.meta_path.insert(0, Watch())
+from components.training.__main__ import main
+main(sys.argv[1:])
+"""
+
+
+def test_waiting_threads_sleep_because_the_policy_is_set_before_torch_loads(
+    training_set, validation_report, tmp_path, monkeypatch
+):
+    monkeypatch.delenv("OMP_WAIT_POLICY", raising=False)
+    training_set.write(tmp_path / "set.json")
+    validation_report.write(tmp_path / "report.json")
+    files = {"training_set": tmp_path / "set.json", "validation_report": tmp_path / "report.json"}
+    folders = {"run": "r", "store": tmp_path / "store", "work": tmp_path / "work", "output": tmp_path / "model.json"}
+    command = [sys.executable, "-c", WATCH_TORCH, *run_flags(**files, **folders, **FLAGS)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120)
+    assert done.stdout.splitlines() == ["torch is loaded with passive"], done.stderr
 
 
 def test_the_hugectr_seam_says_it_is_not_there():

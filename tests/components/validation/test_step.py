@@ -111,7 +111,22 @@ def test_a_column_entirely_null_blocks_if_it_had_values_and_not_if_it_had_none(s
     assert code == 1
     assert [feature for feature, _ in blocking(report)] == ["C7"]
     assert "had values in" in report.reasons[0]
+    assert "before" in report.reasons[0]
     assert [f["feature"] for f in report.findings if f["severity"] == "info"] == ["I7"]
+
+
+def test_a_rare_column_without_values_in_a_small_window_warns_because_it_may_be_chance(
+    step, write_rows, judged, release_model
+):
+    rare = pa.array([7.0 if i % 100 == 0 else None for i in range(3000)], pa.float32())
+    release_model(step(write_rows(judged(3000, I7=rare)))[1])
+    rows = judged(200, I7=pa.nulls(200, pa.float32()))
+    code, report = step(write_rows(rows, name="small"), run="small")
+    assert (code, blocking(report)) == (0, [])
+    assert "I7 has no value in any of 200 rows, had values in 30 of 3000 rows before: 2 were expected" in report.reasons
+    rows = judged(1500, I7=pa.nulls(1500, pa.float32()))
+    code, report = step(write_rows(rows, name="large"), run="large")
+    assert (code, [feature for feature, _ in blocking(report)]) == (1, ["I7"])
 
 
 def test_missing_and_retyped_columns_block(step, write_rows, judged):
@@ -185,7 +200,8 @@ def test_values_that_no_count_can_have_warn(step, write_rows, judged, release_mo
 
 
 def test_a_second_attempt_replaces_the_first(step, write_rows, raw_table):
-    step(write_rows(raw_table(300)))
+    _, first = step(write_rows(raw_table(300)))
+    local_path(first.statistics_uri).parent.with_name(f".validation.{'0123abcd' * 4}").mkdir()
     code, report = step(write_rows(raw_table(400), name="raw2"))
     assert (code, report.num_rows) == (0, 400)
     folder = local_path(report.statistics_uri).parent

@@ -1,0 +1,115 @@
+"""The steps' images without Docker: what each Dockerfile copies is there, suffices and starts.
+
+The COPY lines are replayed into an empty folder, where the step's own code is then all there is.
+"""
+
+from __future__ import annotations
+
+import ast
+import importlib
+import json
+import os
+import shlex
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from pipelines.images import ENVIRONMENT_OF_STEP, image_name
+
+REPOSITORY = Path(__file__).resolve().parents[2]
+STEPS = sorted(ENVIRONMENT_OF_STEP)
+HEAVY = ("kfp", "pyarrow", "torch", "nvtabular", "pandas", "dask", "tensorflow", "tritonclient", "onnx", "onnxruntime")
+
+
+def instructions(step: str) -> list[tuple[str, str]]:
+    """Keyword and argument of each instruction of the step's Dockerfile."""
+    text = (REPOSITORY / "components" / step / "Dockerfile").read_text().replace("\\\n", " ")
+    lines = [line.strip() for line in text.splitlines() if line.strip() and not line.startswith("#")]
+    return [(keyword, rest) for keyword, _, rest in (line.partition(" ") for line in lines)]
+
+
+@pytest.fixture
+def image(tmp_path):
+    """Replays the COPY lines of a step's Dockerfile; gives the folder that is the image's root."""
+
+    def build(step: str) -> Path:
+        root, here = tmp_path / "image", "/"
+        for keyword, argument in instructions(step):
+            if keyword == "WORKDIR":
+                here = argument
+            if keyword == "COPY":
+                source, target = argument.split()
+                target += Path(source).name if target.endswith("/") else ""
+                final = root / os.path.join(here, target).lstrip("/")
+                final.parent.mkdir(parents=True, exist_ok=True)
+                if (REPOSITORY / source).is_dir():
+                    shutil.copytree(REPOSITORY / source, final, ignore=shutil.ignore_patterns("__pycache__"))
+                else:
+                    shutil.copyfile(REPOSITORY / source, final)
+        return root
+
+    return build
+
+
+def python_path(step: str) -> str:
+    variables = " ".join(argument for keyword, argument in instructions(step) if keyword == "ENV")
+    return dict(assignment.split("=", 1) for assignment in shlex.split(variables))["PYTHONPATH"]
+
+
+@pytest.mark.parametrize("step", STEPS)
+def test_image_holds_every_module_of_ours_that_its_step_may_import(step, image):
+    folder = image(step) / python_path(step).lstrip("/")
+    missing = set()
+    for path in folder.rglob("*.py"):
+        for node in ast.walk(ast.parse(path.read_text())):
+            names = [node.module] if isinstance(node, ast.ImportFrom) else []
+            names += [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
+            for name in names:
+                if name and name.split(".")[0] == "components":
+                    module = folder.joinpath(*name.split("."))
+                    if not module.is_dir() and not module.with_suffix(".py").exists():
+                        missing.add(name)
+    assert not missing
+
+
+@pytest.mark.parametrize("step", STEPS)
+def test_image_starts_its_step_and_helps_without_a_heavy_import(step, image):
+    root = image(step)
+    report = "import json, sys, runpy; sys.argv[1:] = ['--help']\n"
+    report += f"try: runpy.run_module('components.{step}', run_name='__main__', alter_sys=True)\n"
+    report += "finally: print(json.dumps([sorted(sys.modules), sys.modules['components'].__file__]))"
+    done = subprocess.run(
+        [sys.executable, "-c", report],
+        cwd=root,
+        env={"PYTHONPATH": str(root / python_path(step).lstrip("/")), "PATH": "", "PYTHONDONTWRITEBYTECODE": "1"},
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.startswith(f"usage: python -m components.{step} ")
+    loaded, package = json.loads(done.stdout.splitlines()[-1])
+    assert Path(package).is_relative_to(root), "the image's own code was not what ran"
+    assert {name.partition(".")[0] for name in loaded}.isdisjoint(HEAVY)
+
+
+@pytest.mark.parametrize("step", STEPS)
+def test_image_installs_its_environments_lock_and_its_command_is_its_step_as_nobody_special(step):
+    found = instructions(step)
+    lock = f"requirements/{ENVIRONMENT_OF_STEP[step]}.lock"
+    copied = [argument.split() for keyword, argument in found if keyword == "COPY"]
+    (target,) = [target for source, target in copied if source == lock]
+    (install,) = [argument for keyword, argument in found if keyword == "RUN"]
+    assert f"--no-deps -r {target}" in install
+    commands = [argument for keyword, argument in found if keyword == "ENTRYPOINT"]
+    assert [json.loads(command) for command in commands] == [["python", "-m", f"components.{step}"]]
+    assert ("USER", "10001") in found
+
+
+@pytest.mark.parametrize("step", STEPS)
+def test_component_names_the_image_of_its_step(step):
+    component = getattr(importlib.import_module(f"components.{step}.component"), step)
+    assert component.component_spec.implementation.container.image == image_name(step)

@@ -1,0 +1,151 @@
+"""The real chain on a tiny lake: each step by its own command line, in its own environment, two rounds.
+
+Made once for all crossings. Round 1 starts from nothing; round 2 sees later days of a drifted world and continues
+from round 1's released model.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+from dataclasses import dataclass, field
+from datetime import date
+from pathlib import Path
+
+import numpy as np
+import pyarrow.parquet as pq
+import pytest
+
+from components.contracts.criteo import CATEGORICAL, DENSE, LABEL, MISSING_CATEGORY
+from components.contracts.manifests import Model, RawDataset, Release, TrainingSet, ValidationReport, Verdict
+from components.contracts.uris import local_path
+from inference_client.simulation.lake import write_lake
+from inference_client.simulation.world import Drift, World
+from pipelines.images import ENVIRONMENT_OF_STEP
+from pipelines.local.environments import python_of
+
+REPOSITORY = Path(__file__).resolve().parents[2]
+ROWS, LATER_ROWS = 3000, 2000
+MANIFESTS = {
+    "extraction": RawDataset,
+    "validation": ValidationReport,
+    "preprocessing": TrainingSet,
+    "training": Model,
+    "evaluation": Verdict,
+    "deployment": Release,
+}
+FIT = {"learning-rate": 0.003, "batch-size": 256, "max-epochs": 3, "embedding-dim": 4, "num-cross-layers": 2}
+
+
+@dataclass
+class Round:
+    """The manifests of one run, by step, as their readers read them."""
+
+    run: str
+    manifests: dict = field(default_factory=dict)
+    paths: dict[str, Path] = field(default_factory=dict)
+
+    def __getattr__(self, step: str):
+        try:
+            return self.__dict__["manifests"][step]
+        except KeyError:
+            raise AttributeError(step) from None
+
+
+@dataclass
+class Chain:
+    """A folder with a lake, a store and a repository, and the rounds run over them."""
+
+    root: Path
+    rounds: list[Round] = field(default_factory=list)
+
+    def uri(self, name: str) -> str:
+        (self.root / name).mkdir(exist_ok=True)
+        return (self.root / name).as_uri()
+
+    def step(self, step: str, run: str, flags: dict[str, object], *, name: str | None = None):
+        """Runs one step and returns its manifest, read back, and the manifest's path."""
+        output = self.root / "manifests" / run / f"{name or step}.json"
+        common = {"run": run, "store": self.uri("store"), "work": self.uri("work")}
+        all_flags = {**common, **flags, "output": output}
+        done = subprocess.run(
+            [python_of(ENVIRONMENT_OF_STEP[step]), "-m", f"components.{step}"]
+            + [f"--{flag}={value}" for flag, value in all_flags.items()],
+            # The repository, and nothing of pytest's own environment, is what the step sees.
+            env={**os.environ, "PYTHONPATH": str(REPOSITORY), "OMP_NUM_THREADS": "1", "TF_CPP_MIN_LOG_LEVEL": "3"},
+            cwd=self.root,
+            capture_output=True,
+            text=True,
+            timeout=240,
+        )
+        assert done.returncode == 0, f"{step} of {run} ended with {done.returncode}:\n{done.stderr[-4000:]}"
+        return MANIFESTS[step].read(output), output
+
+    def turn(self, run: str, **extraction: object) -> Round:
+        """Runs all six steps and returns their manifests."""
+        this = Round(run)
+
+        def step(name: str, **flags: object) -> None:
+            dashed = {flag.replace("_", "-"): value for flag, value in flags.items()}
+            this.manifests[name], this.paths[name] = self.step(name, run, dashed)
+
+        step("extraction", lake=self.uri("lake"), champion="current", holdout_fraction=0.25, **extraction)
+        raw = this.paths["extraction"]
+        step("validation", champion="current", raw_dataset=raw)
+        step("preprocessing", parent="current", frequency_threshold=2, raw_dataset=raw)
+        encoded, report = this.paths["preprocessing"], this.paths["validation"]
+        fit = {"parent": "current", "backend": "pytorch", "tower": "16,8", "seed": 7, **FIT}
+        step("training", training_set=encoded, validation_report=report, **fit)
+        inputs = {"raw_dataset": raw, "model": this.paths["training"]}
+        # The gate's own judgement is not this test's subject: so few rows can decide nothing.
+        gate = {"champion": "current", "min_auc": 0.5, "max_auc_loss": 0.5, "accept_inconclusive": True}
+        step("evaluation", training_set=encoded, **gate, **inputs)
+        release = {"repository": self.uri("repository"), "triton_urls": "", "server": "python"}
+        step("deployment", verdict=this.paths["evaluation"], trigger_id=f"asked-{run}", **release, **inputs)
+        self.rounds.append(this)
+        return this
+
+
+@pytest.fixture(scope="session")
+def chain(tmp_path_factory):
+    """Both rounds, run once."""
+    chain = Chain(tmp_path_factory.mktemp("the chain"))
+    world = World.create(seed=3)
+    write_lake(world, chain.root / "lake", rows=ROWS, days=3, last_day=date(2026, 1, 3), seed=3)
+    chain.turn("round-1")
+    chain.same_rows, _ = chain.step(
+        "evaluation",
+        "round-1-again",
+        {
+            "champion": "current",
+            "min-auc": 0.5,
+            "accept-inconclusive": "true",
+            "max-auc-loss": 0.5,
+            "raw-dataset": chain.rounds[0].paths["extraction"],
+            "training-set": chain.rounds[0].paths["preprocessing"],
+            "model": chain.rounds[0].paths["training"],
+        },
+    )
+    later = world.drifted(Drift(seed=5))
+    write_lake(later, chain.root / "lake", rows=LATER_ROWS, days=2, last_day=date(2026, 1, 5), seed=4)
+    chain.turn("round-2")
+    return chain
+
+
+@pytest.fixture(scope="session")
+def held_out_rows():
+    """Reads the held-out raw rows as served tensors and labels, by pyarrow alone."""
+
+    def read(raw: RawDataset):
+        files = sorted(local_path(raw.holdout_uri).glob("*.parquet"))
+        tables = [pq.ParquetFile(path).read() for path in files]
+        dense = np.concatenate([_matrix(t, DENSE, np.nan, np.float32) for t in tables])
+        categorical = np.concatenate([_matrix(t, CATEGORICAL, MISSING_CATEGORY, np.int64) for t in tables])
+        return dense, categorical, np.concatenate([t[LABEL].to_numpy() for t in tables])
+
+    return read
+
+
+def _matrix(table, names, missing, dtype):
+    columns = [np.array([missing if v is None else v for v in table[name].to_pylist()], dtype) for name in names]
+    return np.stack(columns, axis=1)

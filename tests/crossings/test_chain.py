@@ -1,0 +1,206 @@
+"""Six steps, six processes, four environments: what one writes is what the next one means."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from components.contracts import criteo
+from components.contracts.manifests import Model
+from components.contracts.metrics import roc_auc
+from components.contracts.run_notes import find_outcome, read_notes
+from components.contracts.serving import CATEGORICAL_INPUT, DENSE_INPUT, PROBABILITY_OUTPUT
+from components.contracts.uris import local_path
+from components.contracts.workflow import FeatureWorkflow
+from components.run_outcome.outcome import record
+from pipelines.local.environments import python_of
+
+pytestmark = pytest.mark.timeout(300)
+
+READ = """
+import json, sys, pyarrow, pyarrow.parquet as pq
+from pathlib import Path
+table = pyarrow.concat_tables([pq.ParquetFile(path).read() for path in sorted(Path(sys.argv[1]).glob("*.parquet"))])
+print(json.dumps({
+    "types": {field.name: str(field.type) for field in table.schema},
+    "nulls": {name: table[name].null_count for name in table.column_names},
+    "sum": sum(value or 0 for name in sys.argv[2:] for value in table[name].to_pylist()),
+    "first": str(table["event_time"][0].as_py()),
+}))
+"""
+
+
+def _encoded(folder_uri):
+    files = sorted(local_path(folder_uri).glob("*.parquet"))
+    return pa.concat_tables([pq.ParquetFile(path).read() for path in files])
+
+
+def _stack(table, names):
+    return np.stack([table[name].to_numpy() for name in names], axis=1)
+
+
+def _graph(release, dense, categorical):
+    import onnxruntime
+
+    session = onnxruntime.InferenceSession(str(local_path(release.graph_uri)), providers=["CPUExecutionProvider"])
+    inputs = {DENSE_INPUT.name: dense, CATEGORICAL_INPUT.name: categorical}
+    return session.run([PROBABILITY_OUTPUT.name], inputs)[0].ravel()
+
+
+def _scores(verdict):
+    with np.load(local_path(verdict.scores_uri), allow_pickle=False) as arrays:
+        return {name: arrays[name] for name in arrays.files}
+
+
+@pytest.mark.parametrize("environment", ["validation", "preprocessing", "training"])
+def test_raw_rows_of_the_driver_are_the_same_rows_to_older_readers(chain, environment):
+    raw = chain.rounds[0].extraction
+    command = ["-c", READ, str(local_path(raw.train_uri)), *criteo.CATEGORICAL]
+    pythons = [python_of(name) for name in ("driver", environment)]
+    told = [subprocess.run([p, *command], capture_output=True, text=True, check=True).stdout for p in pythons]
+    assert json.loads(told[0]) == json.loads(told[1])
+    arrows_names = {name: kind.replace("float32", "float") for name, kind in criteo.RAW_TYPES.items()}
+    assert json.loads(told[0])["types"] == arrows_names
+    assert sum(json.loads(told[0])["nulls"].values()) > 0
+
+
+def test_rows_are_neither_lost_nor_made_on_the_way(chain):
+    for this, rows in zip(chain.rounds, (3000, 2000)):
+        raw, encoded = this.extraction, this.preprocessing
+        assert raw.num_train_rows + raw.num_holdout_rows == rows
+        assert (encoded.num_train_rows, encoded.num_holdout_rows) == (raw.num_train_rows, raw.num_holdout_rows)
+        assert this.validation.num_rows == raw.num_train_rows
+        assert this.evaluation.num_rows == this.deployment.parity_rows == raw.num_holdout_rows
+
+
+def test_every_manifest_names_the_same_data(chain):
+    for this in chain.rounds:
+        digests = {getattr(this, step).raw_digest for step in ("validation", "preprocessing", "training", "deployment")}
+        assert digests == {this.extraction.digest}
+        assert this.training.last_event_time == this.extraction.last_event_time
+    assert chain.rounds[0].extraction.digest != chain.rounds[1].extraction.digest
+
+
+def test_second_round_starts_where_the_first_one_ended(chain):
+    first, second = (this.extraction for this in chain.rounds)
+    assert first.last_event_time < second.first_event_time
+    assert second.window_start is not None
+
+
+@pytest.mark.parametrize("turn", [0, 1])
+def test_nvtabulars_ids_are_the_contracts_ids(chain, held_out_rows, turn):
+    this = chain.rounds[turn]
+    dense, categorical, labels = held_out_rows(this.extraction)
+    workflow = FeatureWorkflow.load(local_path(this.preprocessing.workflow_uri))
+    encoded = _encoded(this.preprocessing.holdout_uri)
+    np.testing.assert_array_equal(_stack(encoded, criteo.CATEGORICAL), workflow.encode_categorical(categorical))
+    np.testing.assert_allclose(_stack(encoded, criteo.DENSE), workflow.encode_dense(dense), atol=1e-5, rtol=1e-5)
+    np.testing.assert_array_equal(encoded[criteo.LABEL].to_numpy(), labels)
+
+
+@pytest.mark.parametrize("turn", [0, 1])
+def test_served_graph_says_on_raw_rows_what_training_said_on_encoded_ones(chain, held_out_rows, turn):
+    this = chain.rounds[turn]
+    dense, categorical, _ = held_out_rows(this.extraction)
+    expected = _scores(this.evaluation)["candidate"]
+    difference = np.abs(_graph(this.deployment, dense, categorical) - expected).max()
+    assert difference <= 1e-5
+    assert this.deployment.parity_max_abs_diff <= 1e-5
+    assert np.ptp(expected) > 0.05, "a constant would agree with anything"
+
+
+def test_champion_is_scored_as_it_was_when_it_was_the_candidate(chain):
+    first, again = chain.rounds[0], chain.same_rows
+    assert again.champion_model_id == first.training.model_id
+    as_champion, as_candidate = _scores(again)["champion"], _scores(first.evaluation)["candidate"]
+    np.testing.assert_allclose(as_champion, as_candidate, atol=1e-6, rtol=0)
+    assert again.difference["auc"] == pytest.approx(0.0, abs=1e-6)
+
+
+def test_champion_of_the_second_round_is_what_the_released_graph_says(chain, held_out_rows):
+    first, second = chain.rounds
+    assert second.evaluation.champion_model_id == first.training.model_id
+    dense, categorical, _ = held_out_rows(second.extraction)
+    released = _graph(first.deployment, dense, categorical)
+    np.testing.assert_allclose(_scores(second.evaluation)["champion"], released, atol=1e-5, rtol=0)
+
+
+def test_ids_never_move_and_new_categories_are_appended(chain):
+    first, second = (FeatureWorkflow.load(local_path(this.preprocessing.workflow_uri)) for this in chain.rounds)
+    grown = []
+    for before, after in zip(first.vocabularies, second.vocabularies):
+        np.testing.assert_array_equal(after[: len(before)], before)
+        grown.append(len(after) - len(before))
+    assert chain.rounds[1].preprocessing.new_categories == grown
+    assert sum(grown) > 0
+    for name in ("fill", "clip_min"):
+        assert getattr(first, name) == getattr(second, name)
+
+
+def test_second_model_continues_the_first(chain):
+    first, second = (this.training for this in chain.rounds)
+    assert (first.parent_model_id, second.parent_model_id) == (None, first.model_id)
+    assert second.optimizer_step > first.optimizer_step
+    assert local_path(chain.rounds[1].preprocessing.parent_model_uri) == local_path(first.uri)
+    assert second.config == first.config
+    for model in (first, second):
+        assert Model.read(local_path(model.uri) / Model.MANIFEST) == model
+
+
+def test_second_release_still_knows_the_old_rows(chain, held_out_rows):
+    first, second = (this.deployment for this in chain.rounds)
+    dense, categorical, labels = held_out_rows(chain.rounds[0].extraction)
+    before, after = _graph(first, dense, categorical), _graph(second, dense, categorical)
+    assert np.isfinite(after).all()
+    assert not np.array_equal(before, after)
+    assert np.corrcoef(before, after)[0, 1] > 0.5
+    assert roc_auc(labels, before) > 0.55
+    assert roc_auc(labels, after) > 0.55
+
+
+def test_schema_is_inferred_once_and_judges_every_later_round(chain):
+    first, second = chain.rounds
+    kept = (local_path(first.training.uri) / Model.SCHEMA).read_bytes()
+    assert local_path(first.validation.schema_uri).read_bytes() == kept
+    assert local_path(second.validation.schema_uri).read_bytes() == kept
+    assert (local_path(second.training.uri) / Model.SCHEMA).read_bytes() == kept
+
+
+def test_drift_is_measured_against_the_champions_own_statistics(chain):
+    first, second = chain.rounds
+    assert (first.validation.parent_statistics_uri, first.validation.drift) == (None, [])
+    parents = local_path(second.validation.parent_statistics_uri)
+    assert parents.read_bytes() == (local_path(first.training.uri) / Model.STATISTICS).read_bytes()
+    assert {entry["feature"] for entry in second.validation.drift} >= set(criteo.FEATURES)
+    planted = {e["feature"]: e["distance"] for e in second.validation.drift}
+    assert planted["C1"] is not None
+
+
+def test_second_version_follows_the_first_which_stays_to_go_back_to(chain):
+    first, second = (this.deployment for this in chain.rounds)
+    assert (first.version, first.previous_version) == (1, None)
+    assert (second.version, second.previous_version) == (2, 1)
+    assert local_path(first.graph_uri).exists()
+    assert local_path(second.graph_uri).exists()
+
+
+@pytest.mark.parametrize("turn", [0, 1])
+def test_exit_handler_reads_the_version_from_the_steps_notes(chain, turn):
+    this, store = chain.rounds[turn], chain.root / "store"
+    notes = {note.step: note for note in read_notes(store, this.run)}
+    assert {note.state for note in notes.values()} == {"done"}
+    assert notes["deployment"].facts["version"] == this.deployment.version
+    record(
+        run=this.run,
+        store=store.as_uri(),
+        trigger_id=f"asked-{this.run}",
+        trigger_reason="a test",
+        kfp_state="SUCCEEDED",
+    )
+    outcome = find_outcome(store, f"asked-{this.run}")
+    assert (outcome.state, outcome.step, outcome.version) == ("released", "deployment", turn + 1)

@@ -1,0 +1,120 @@
+"""Each component's body makes a command line that its own step's parser reads back to the same values."""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+from types import SimpleNamespace
+
+import pytest
+
+from components.contracts.run_notes import STEPS
+from components.run_outcome.component import run_outcome
+
+FLAG_OF_OUTPUT = {
+    "extraction": {"raw_dataset": "output"},
+    "validation": {"report": "output", "html": "html"},
+    "preprocessing": {"training_set": "output"},
+    "training": {"model": "output"},
+    "evaluation": {"verdict": "output", "metrics": "metrics", "roc": "roc", "report": "html"},
+    "deployment": {"release": "output"},
+}
+"""Output artifact -> the flag that is given its path. Other outputs are filled by the component itself."""
+
+SPECIAL = {"tower": "32,16,8", "server": "onnxruntime", "triton_urls": "a:8001,b:8001"}
+TEXTS = ["plain", "a folder with spaces/and = signs", "--looks-like-a-flag", "", "quoted \"'$HOME"]
+
+
+class Captured(Exception):
+    """The command line that the component made."""
+
+
+@pytest.fixture
+def command_line(monkeypatch):
+    """What `step`'s component passes to the step's `main`, and the parser that the step reads it with."""
+
+    def capture(step, **values):
+        module = importlib.import_module(f"components.{step}.__main__")
+        component = getattr(importlib.import_module(f"components.{step}.component"), step)
+
+        def main(argv, **_others):
+            raise Captured(argv)
+
+        monkeypatch.setattr(module, "main", main)
+        with pytest.raises(Captured) as captured:
+            component.python_func(**values)
+        return module.build_parser().parse_args(captured.value.args[0])
+
+    return capture
+
+
+def _arguments(step, text):
+    """A value for every parameter and artifact of the component, all different."""
+    component = getattr(importlib.import_module(f"components.{step}.component"), step)
+    values = {}
+    for number, parameter in enumerate(inspect.signature(component.python_func).parameters.values(), start=1):
+        name, kind = parameter.name, parameter.annotation
+        sample = {str: SPECIAL.get(name, f"{text}{number if text else ''}"), int: number, float: number / 7, bool: True}
+        path = f"/a folder/{text or 'x'}/{name} file"
+        values[name] = sample[kind] if kind in sample else SimpleNamespace(path=path, log_metric=None)
+    return values
+
+
+@pytest.mark.parametrize("text", TEXTS)
+@pytest.mark.parametrize("step", STEPS)
+def test_step_reads_what_the_component_was_given(command_line, step, text):
+    values = _arguments(step, text)
+    parsed = vars(command_line(step, **values))
+    outputs = FLAG_OF_OUTPUT[step]
+    for name, value in values.items():
+        if isinstance(value, SimpleNamespace):
+            if name in outputs or name in parsed:
+                assert str(parsed[outputs.get(name, name)]) == value.path
+            else:
+                assert name == "metrics", f"{step} is never told of {name}"
+            continue
+        assert parsed[name] == value, name
+        assert type(parsed[name]) is type(value), name
+
+
+@pytest.mark.parametrize("answer", [True, False])
+def test_gates_switch_arrives_as_it_was_set(command_line, answer):
+    values = {**_arguments("evaluation", "x"), "accept_inconclusive": answer}
+    assert command_line("evaluation", **values).accept_inconclusive is answer
+
+
+@pytest.mark.parametrize("step", STEPS)
+def test_every_pipeline_parameter_of_a_step_is_a_flag_of_its_own(step):
+    module = importlib.import_module(f"components.{step}.__main__")
+    component = getattr(importlib.import_module(f"components.{step}.component"), step)
+    flags = {action.dest for action in module.build_parser()._actions}
+    plain = {
+        p.name
+        for p in inspect.signature(component.python_func).parameters.values()
+        if p.annotation in (str, int, float, bool)
+    }
+    assert plain <= flags
+
+
+GATES = ("validation", "evaluation")
+ERROR_CODES = [(step, code) for step in STEPS for code in (1, 2, 3) if not (step in GATES and code == 1)]
+"""A gate's 1 is its answer, not an error."""
+
+
+@pytest.mark.parametrize(("step", "code"), ERROR_CODES)
+def test_exit_code_of_a_step_that_did_not_end_well_fails_the_task(monkeypatch, step, code):
+    module = importlib.import_module(f"components.{step}.__main__")
+    monkeypatch.setattr(module, "main", lambda argv, **others: code)
+    component = getattr(importlib.import_module(f"components.{step}.component"), step)
+    with pytest.raises(SystemExit) as ended:
+        component.python_func(**_arguments(step, "x"))
+    assert ended.value.code == code
+
+
+def test_exit_handler_is_given_the_final_state(monkeypatch, tmp_path):
+    status = SimpleNamespace(state="FAILED")
+    sentence = run_outcome.python_func(
+        run="a run", store=(tmp_path / "a store").as_uri(), trigger_id="t", trigger_reason="r", status=status
+    )
+    assert "failed" in sentence
+    assert (tmp_path / "a store" / "runs" / "a run" / "outcome.json").exists()

@@ -1,0 +1,197 @@
+"""From the client through the log and the monitor into the lake and out by extraction: nothing changes on the way."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import dataclass
+
+import numpy as np
+import pyarrow.parquet as pq
+import pytest
+
+from components.contracts import criteo
+from components.contracts.manifests import RawDataset
+from components.contracts.records import CONVERSION, OutcomeBatch, PredictionBatch, decode, encode, record_id
+from components.contracts.uris import local_path
+from components.extraction.__main__ import main as extraction
+from inference_client.publisher import RecordPublisher
+from inference_client.publisher import open_log as open_for_writing
+from monitoring.logs import open_log as open_for_reading
+from monitoring.monitor import Monitor
+from monitoring.settings import MonitorSettings
+from monitoring.store import Store
+from monitoring.uploader import Uploader
+from pipelines.local.demo_plan import DemoSettings, plan_for_world
+from pipelines.local.run import LocalFolders
+from pipelines.local.services import Services
+
+BEGIN = 1_767_225_590.123456  # ten seconds before a UTC midnight: the rows fall into two day partitions
+WINDOW = 30.0
+ROWS = 8
+ODD_VALUES = (0.1, 1e-45, 3.4e38, -0.0, 16_777_217.0, -3.0)
+
+
+@dataclass
+class Clock:
+    time: float
+
+    def __call__(self) -> float:
+        return self.time
+
+
+def _prediction(number: int) -> PredictionBatch:
+    random = np.random.default_rng(number)
+    dense = random.normal(0, 1e4, (ROWS, criteo.NUM_DENSE)).astype(np.float32)
+    dense[0, : len(ODD_VALUES)] = ODD_VALUES
+    dense[random.random(dense.shape) < 0.2] = np.nan
+    categorical = random.integers(0, 2**32, (ROWS, criteo.NUM_CATEGORICAL), dtype=np.int64)
+    categorical[1, :3] = (0, criteo.MAX_CATEGORY, criteo.MISSING_CATEGORY)
+    categorical[random.random(categorical.shape) < 0.2] = criteo.MISSING_CATEGORY
+    return PredictionBatch(
+        request_id=f"request {number}",
+        time=BEGIN + number,
+        model_version=1 + number % 2,
+        dense=dense,
+        categorical=categorical,
+        scores=random.random(ROWS).astype(np.float32),
+    )
+
+
+@pytest.fixture(scope="module")
+def predictions():
+    return [_prediction(number) for number in range(20)]
+
+
+@pytest.fixture(scope="module")
+def clicks():
+    """Of every request: row 2 in time, row 3 twice, row 4 too late, and one of a row that is not there."""
+    return [(2, 5.0), (3, 6.0), (3, 7.0), (4, WINDOW + 20.0), (ROWS, 8.0)]
+
+
+@pytest.fixture(scope="module")
+def extracted(tmp_path_factory, predictions, clicks):
+    """The RawDataset that extraction makes of what the monitor archived of what the client published."""
+    folder = tmp_path_factory.mktemp("log to lake")
+    clock = Clock(BEGIN)
+    url = f"sqlite:///{folder}/click%20log.db?lease_seconds=5"
+    writing = open_for_writing(url)
+    publisher = RecordPublisher(writing, source="test", clock=clock)
+    reading = open_for_reading(url)
+    settings = MonitorSettings(
+        log=url,
+        state=folder / "state",
+        archive=folder / "archive",
+        store=folder / "store",
+        attribution_window_seconds=WINDOW,
+        archive_roll_rows=50,
+    )
+    store = Store(settings.state / "monitor.db")
+    monitor = Monitor(
+        settings,
+        subscriber=reading.subscriber,
+        lease_seconds=reading.lease_seconds,
+        store=store,
+        trigger=None,
+        clock=clock,
+    )
+    for prediction in predictions:
+        publisher.add(prediction, clicks)
+    for _ in range(50):
+        asyncio.run(publisher.flush())
+        monitor.tick()
+        clock.time += 3.0
+    # What the log delivers again, and an event that labels nothing, change nothing.
+    again = predictions[3]
+    conversion = OutcomeBatch(
+        batch_id="conversions",
+        time=clock.time,
+        event=CONVERSION,
+        request_ids=("request 5",),
+        rows=np.array([6], np.int32),
+        times=np.array([clock.time]),
+    )
+    writing.publish([(record_id(r), encode(r)) for r in (again, conversion)])
+    monitor.tick()
+    monitor.stop()
+    Uploader(settings.archive, folder / "lake", clock=clock).run_once()
+    store.close()
+    output = folder / "raw dataset.json"
+    flags = {"run": "r", "store": folder / "store", "work": folder / "work", "lake": folder / "lake", "output": output}
+    assert extraction([f"--{name}={value}" for name, value in flags.items()] + ["--holdout-fraction=0.3"]) == 0
+    return RawDataset.read(output)
+
+
+@pytest.fixture(scope="module")
+def rows(extracted):
+    """The extracted rows by identity, read by pyarrow alone."""
+    uris = (extracted.train_uri, extracted.holdout_uri)
+    paths = [path for uri in uris for path in sorted(local_path(uri).glob("*.parquet"))]
+    read = [row for path in paths for row in pq.ParquetFile(path).read().to_pylist()]
+    found = {(row[criteo.REQUEST_ID], row[criteo.ROW]): row for row in read}
+    assert len(found) == len(read)
+    return found
+
+
+def test_every_row_arrives_once_in_its_day(extracted, rows, predictions):
+    assert set(rows) == {(p.request_id, row) for p in predictions for row in range(ROWS)}
+    assert (extracted.num_set_aside, extracted.num_duplicates) == (0, 0)
+    days = {path.name for path in (local_path(extracted.source_uri)).glob("day=*")}
+    assert days == {"day=2025-12-31", "day=2026-01-01"}
+
+
+def test_integers_keep_their_bits_and_missing_ones_are_null(rows, predictions):
+    for prediction in predictions:
+        for row in range(ROWS):
+            read = [rows[prediction.request_id, row][name] for name in criteo.DENSE]
+            sent = prediction.dense[row]
+            assert [value is None for value in read] == np.isnan(sent).tolist()
+            present = np.array([value for value in read if value is not None], np.float32)
+            assert present.tobytes() == sent[~np.isnan(sent)].tobytes()
+
+
+def test_categories_are_the_same_and_missing_ones_are_null(rows, predictions):
+    for prediction in predictions:
+        for row in range(ROWS):
+            read = [rows[prediction.request_id, row][name] for name in criteo.CATEGORICAL]
+            back = [criteo.MISSING_CATEGORY if value is None else value for value in read]
+            assert back == prediction.categorical[row].tolist()
+
+
+def test_scores_versions_and_times_are_the_predictions_own(rows, predictions):
+    for prediction in predictions:
+        for row in range(ROWS):
+            read = rows[prediction.request_id, row]
+            assert np.float32(read[criteo.SCORE]) == prediction.scores[row]
+            assert read[criteo.MODEL_VERSION] == prediction.model_version
+            assert round(read[criteo.EVENT_TIME].timestamp() * 1e6) == round(prediction.time * 1e6)
+
+
+def test_labels_are_the_clicks_in_time_each_counted_once(rows, predictions):
+    clicked = {(p.request_id, row) for p in predictions for row in (2, 3)}
+    assert {identity for identity, row in rows.items() if row[criteo.LABEL] == 1} == clicked
+    assert {row[criteo.LABEL] for row in rows.values()} == {0, 1}
+
+
+def test_message_of_the_client_is_the_monitors_record(tmp_path, predictions):
+    url = f"sqlite:///{tmp_path}/log.db"
+    publisher = RecordPublisher(open_for_writing(url), source="test", clock=lambda: BEGIN + 60)
+    publisher.add(predictions[0], [(1, 2.5)])
+    asyncio.run(publisher.flush())
+    deliveries = open_for_reading(url).subscriber.pull(10)
+    prediction, outcome = (decode(delivery.payload) for delivery in deliveries)
+    assert prediction.dense.tobytes() == predictions[0].dense.tobytes()
+    assert prediction.categorical.tobytes() == predictions[0].categorical.tobytes()
+    assert (outcome.request_ids, outcome.rows.tolist()) == (("request 0",), [1])
+    assert outcome.times.tolist() == [predictions[0].time + 2.5]
+
+
+@pytest.mark.parametrize("name", ["a demo", "100%25 true", "what? #1"])
+def test_demos_log_is_one_file_to_client_and_monitor_whatever_its_folder_is_called(tmp_path, name):
+    settings = DemoSettings(folder=tmp_path / name)
+    settings.folder.mkdir()
+    folders = LocalFolders(root=settings.folder)
+    url = Services(settings=settings, plan=plan_for_world(settings), folders=folders, triton_url="").log_url
+    for log in (open_for_writing(url), open_for_reading(url).subscriber):
+        log.close()
+    assert [path.name for path in tmp_path.iterdir()] == [name]
+    assert (settings.folder / "click_log.sqlite").exists()

@@ -1,0 +1,209 @@
+"""From the monitor's decision to the run: its request fills inputs that the compiled pipeline has, by both triggers."""
+
+from __future__ import annotations
+
+import json
+import shlex
+from pathlib import Path
+
+import pytest
+import yaml
+
+from components.contracts.errors import PermanentError
+from components.contracts.retrain_request import RetrainRequest
+from components.extraction.window import resolve_window
+from monitoring.kubeflow_trigger import KubeflowTrigger
+from monitoring.local_trigger import LocalTrigger
+from monitoring.policy import Action, Decision
+from monitoring.retraining import OBSERVED_NUMBERS, Retraining
+from monitoring.settings import MonitorSettings
+from monitoring.store import Store
+from pipelines.__main__ import build_parser, parse_parameters
+from pipelines.compile import compile_pipeline
+from pipelines.local import run as local_run
+from pipelines.local.demo_plan import DemoSettings, plan_for_world
+from pipelines.local.run import LocalFolders
+from pipelines.local.services import Services
+from pipelines.placement import Placement
+from tests.monitoring.kfp_double import KfpDouble
+
+NOW = 1_767_225_600.5
+TYPES = {"STRING": str, "NUMBER_INTEGER": int, "NUMBER_DOUBLE": float, "BOOLEAN": bool}
+
+
+class Archived:
+    """An archive with nothing to wait for."""
+
+    def flush(self):
+        return []
+
+    def waiting_for_upload(self):
+        return []
+
+
+class Told:
+    """A journal that only listens."""
+
+    def tell(self, kind, text, **details):
+        json.dumps(details, allow_nan=False)
+
+
+@pytest.fixture(scope="module")
+def package(tmp_path_factory) -> Path:
+    path = tmp_path_factory.mktemp("a package") / "retraining.yaml"
+    compile_pipeline(path, Placement())
+    return path
+
+
+@pytest.fixture(scope="module")
+def inputs(package):
+    spec = next(yaml.safe_load_all(package.read_text()))
+    found = spec["root"]["inputDefinitions"]["parameters"]
+    return {name: TYPES[parameter["parameterType"]] for name, parameter in found.items()}
+
+
+@pytest.fixture
+def monitor_asks(tmp_path):
+    """Lets the monitor's own code decide, write and submit a request through `trigger`; returns the request."""
+
+    def ask(trigger) -> RetrainRequest:
+        settings = MonitorSettings(
+            log="sqlite:///x", state=tmp_path / "state", archive=tmp_path / "archive", store=tmp_path / "store"
+        )
+        store = Store(tmp_path / "state" / "monitor.db")
+        retraining = Retraining(
+            store=store,
+            archive=Archived(),
+            trigger=trigger,
+            journal=Told(),
+            settings=settings,
+            upload_wait_seconds=0.0,
+        )
+        numbers = {**dict.fromkeys(OBSERVED_NUMBERS, 1.0), "auc": 0.61, "auc_low": None, "version": 3}
+        decision = Decision(action=Action.RETRAIN, reason='auc 0.610 < 0.700: "drift"', numbers=numbers)
+        retraining.begin(decision, now=NOW)
+        request = RetrainRequest(**retraining.progress.request)
+        retraining.step(NOW)
+        assert retraining.progress.phase == "running", retraining.progress
+        store.close()
+        return request
+
+    return ask
+
+
+@pytest.fixture
+def services(tmp_path):
+    settings = DemoSettings(folder=tmp_path / "a demo")
+    folders = LocalFolders(root=settings.folder)
+    return Services(settings=settings, plan=plan_for_world(settings), folders=folders, triton_url="127.0.0.1:8001")
+
+
+def _fits(arguments, inputs):
+    unknown = arguments.keys() - inputs.keys()
+    assert not unknown, f"the pipeline has no inputs {sorted(unknown)}"
+    for name, value in arguments.items():
+        # An integer is a number too.
+        assert isinstance(value, (int, float) if inputs[name] is float else inputs[name]), (name, value)
+
+
+def test_request_decides_only_what_the_pipeline_asks_for(monitor_asks, inputs, tmp_path):
+    trigger = LocalTrigger(tmp_path / "state", tmp_path / "store", "true")
+    request = monitor_asks(trigger)
+    _fits(request.pipeline_arguments(), inputs)
+    assert len(request.pipeline_arguments()) == 6
+
+
+def test_extraction_understands_the_requests_window(monitor_asks, tmp_path):
+    request = monitor_asks(LocalTrigger(tmp_path / "state", tmp_path / "store", "true"))
+    window = resolve_window(
+        start=request.window_start, end=request.window_end, store=tmp_path / "store", champion=request.champion
+    )
+    assert window.start is None
+    assert window.end == round(NOW * 1e6)
+
+
+def test_local_triggers_command_line_is_one_that_evergreen_takes(monitor_asks, services, inputs, tmp_path):
+    # What the demo gives its monitor, with a harmless program in the interpreter's place.
+    command = ["true", *services.run_command()[1:]]
+    trigger = LocalTrigger(tmp_path / "state", tmp_path / "store", shlex.join(command))
+    request = monitor_asks(trigger)
+    note = json.loads((tmp_path / "state" / "runs" / f"{request.request_id}.json").read_text())
+    program, switch, module, *line = note["command"]
+    assert (program, switch, module) == ("true", "-m", "pipelines")
+    parsed = build_parser().parse_args(line)
+    assert parsed.command == "run"
+    assert parsed.folder == services.folders.root
+    assert parsed.package == services.package
+    assert RetrainRequest.read(parsed.request) == request
+    _fits(parse_parameters(parsed.parameter), inputs)
+
+
+def test_local_run_gives_the_pipeline_only_inputs_that_it_has(
+    monitor_asks, services, package, inputs, monkeypatch, tmp_path
+):
+    request = monitor_asks(LocalTrigger(tmp_path / "state", tmp_path / "store", "true"))
+    given = {}
+
+    def run_pipeline(package, arguments, **_others):
+        given.update(arguments)
+
+    monkeypatch.setattr(local_run, "run_pipeline", run_pipeline)
+    monkeypatch.setattr(local_run.signal, "signal", lambda *_: None)
+    parameters = parse_parameters(_pairs(services))
+    with pytest.raises(PermanentError, match="ended without an outcome"):
+        local_run.run_once(package, services.folders, parameters, request)
+    _fits(given, inputs)
+    assert given["trigger_id"] == request.request_id
+    assert given["window_end"] == request.window_end
+    assert given["triton_urls"] == services.triton_url
+
+
+def _pairs(services):
+    line = services.run_command()
+    return [word for before, word in zip(line, line[1:]) if before == "-p"]
+
+
+@pytest.fixture
+def kfp_server():
+    double = KfpDouble()
+    yield double
+    double.close()
+
+
+def test_kubeflow_run_is_asked_for_with_inputs_that_the_pipeline_has(
+    monitor_asks, kfp_server, package, inputs, tmp_path, monkeypatch
+):
+    monkeypatch.setenv("HOME", str(tmp_path))
+    further = {"store": "/mnt/store", "triton_urls": "triton:8001", "min_auc": 0.7, "accept_inconclusive": False}
+    settings = MonitorSettings(
+        log="sqlite:///x",
+        state=tmp_path / "state",
+        archive=tmp_path / "archive",
+        store=tmp_path / "store",
+        trigger="kubeflow",
+        kubeflow_host=kfp_server.url,
+        pipeline_package=str(package),
+        pipeline_arguments=json.dumps(further),
+    )
+    request = monitor_asks(KubeflowTrigger.connect(settings, timeout_seconds=(5.0, 5.0)))
+    (run,) = kfp_server.runs
+    sent = run["body"]["runtime_config"]["parameters"]
+    _fits(sent, inputs)
+    assert sent == {**further, **request.pipeline_arguments()}
+    assert run["display_name"] == request.request_id
+    # The file that is sent is the file that was compiled, platform part and all.
+    spec, platform = yaml.safe_load_all(package.read_text())
+    assert run["body"]["pipeline_spec"] == {"pipeline_spec": spec, "platform_spec": platform}
+
+
+def test_request_survives_the_file_that_carries_it(tmp_path):
+    request = RetrainRequest(
+        request_id="a",
+        reason="ümlaut \"quoted\" 'words'",
+        requested_at="2026-01-01T00:00:00+00:00",
+        window_start="",
+        window_end="",
+        observed={"auc": None},
+    )
+    request.write(tmp_path / "a request.json")
+    assert RetrainRequest.read(tmp_path / "a request.json") == request

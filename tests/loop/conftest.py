@@ -1,0 +1,149 @@
+"""The real commands of the loop as processes of their own, and Criteo files of the simulated world for them."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from components.contracts import criteo
+from inference_client.simulation.world import Rows, World
+
+REPOSITORY = Path(__file__).resolve().parents[2]
+MARK = "EVERGREEN_TEST"
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Everything here starts real servers."""
+    for item in items:
+        if Path(__file__).parent in item.path.parents:
+            item.add_marker(pytest.mark.e2e)
+
+
+def draw(rows: int, *, seed: int = 11) -> Rows:
+    return World.create(seed).draw(rows, np.random.default_rng([seed, 1]))
+
+
+def fields(rows: Rows) -> Iterator[tuple[str, list[str], list[str]]]:
+    """(label, integers, categories) of each row as Criteo writes them: empty = missing, eight hex digits."""
+    for dense, categorical, label in zip(rows.dense.tolist(), rows.categorical.tolist(), rows.label.tolist()):
+        integers = ["" if value != value else str(int(value)) for value in dense]
+        yield str(int(label)), integers, ["" if value < 0 else f"{value:08x}" for value in categorical]
+
+
+def write_kaggle(path: Path, rows: Rows) -> Path:
+    """The CSV with header of Kaggle's re-issues: Id, Label, I1.., C1.."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with open(path, "w") as file:
+        file.write(",".join(["Id", "Label", *criteo.DENSE, *criteo.CATEGORICAL]) + "\n")
+        for number, (label, integers, categories) in enumerate(fields(rows)):
+            file.write(",".join([str(number), label, *integers, *categories]) + "\n")
+    return path
+
+
+def processes_mentioning(text: str) -> dict[int, str]:
+    """Processes whose command line or environment holds `text`, by id; not this one."""
+    found = {}
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdigit() and int(entry.name) != os.getpid():
+            with contextlib.suppress(OSError):
+                command = (entry / "cmdline").read_bytes()
+                if text.encode() in command + (entry / "environ").read_bytes():
+                    found[int(entry.name)] = command.replace(b"\0", b" ").decode(errors="replace")
+    return found
+
+
+@dataclass(kw_only=True)
+class Command:
+    """One `evergreen` command under way; its output goes to a file."""
+
+    process: subprocess.Popen[bytes]
+    output_path: Path
+    mark: str
+    """A word that all its descendants carry in their environment."""
+
+    @property
+    def output(self) -> str:
+        return self.output_path.read_text(errors="replace")
+
+    def wait_for(self, condition: Callable[[], bool], *, seconds: float = 120) -> None:
+        """Returns once `condition` holds, while the command lives."""
+        deadline = time.monotonic() + seconds
+        while not condition():
+            assert self.process.poll() is None, f"the command ended with {self.process.returncode}:\n{self.output}"
+            assert time.monotonic() < deadline, f"not within {seconds} s:\n{self.output}"
+            time.sleep(0.05)
+
+    def end(self, *, seconds: float = 300) -> int:
+        return self.process.wait(seconds)
+
+    def running(self) -> dict[int, str]:
+        """All processes that it started and that still run, itself included."""
+        return processes_mentioning(f"{MARK}={self.mark}")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Ended:
+    """What a command left."""
+
+    code: int
+    output: str
+    left: dict[int, str]
+    """Processes of it that still ran when it had ended."""
+
+
+@contextlib.contextmanager
+def _started(words: list[str], *, output: Path) -> Iterator[Command]:
+    output.parent.mkdir(parents=True, exist_ok=True)
+    mark = f"{os.getpid()}-{time.monotonic_ns()}"
+    with open(output, "wb") as log:
+        process = subprocess.Popen(
+            [sys.executable, "-m", "pipelines", *words],
+            stdin=subprocess.DEVNULL,
+            stdout=log,
+            stderr=subprocess.STDOUT,
+            cwd=REPOSITORY,
+            env={**os.environ, MARK: mark},
+            start_new_session=True,
+        )
+    command = Command(process=process, output_path=output, mark=mark)
+    try:
+        yield command
+    finally:
+        for pid in command.running():
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+        process.wait()
+
+
+def _run_to_end(words: list[str], *, output: Path, seconds: float = 280) -> Ended:
+    with _started(words, output=output) as command:
+        code = command.end(seconds=seconds)
+        return Ended(code=code, output=command.output, left=command.running())
+
+
+@pytest.fixture(scope="session")
+def started() -> Callable[..., contextlib.AbstractContextManager[Command]]:
+    """`evergreen <words>`, in a session of its own; killed with all it started when the body is left."""
+    return _started
+
+
+@pytest.fixture(scope="session")
+def run_to_end() -> Callable[..., Ended]:
+    """Runs `evergreen <words>` and returns what it left."""
+    return _run_to_end
+
+
+@pytest.fixture(scope="session", name="write_kaggle")
+def _write_kaggle() -> Callable[[Path, int], Path]:
+    """Writes so many rows of a simulated world as Kaggle's CSV."""
+    return lambda path, rows: write_kaggle(path, draw(rows))

@@ -1,0 +1,128 @@
+"""The demo as a user starts it: one turn of the loop on simulated clicks, all its promises, nothing left running."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+import signal
+import urllib.request
+
+import pytest
+
+from pipelines.local.demo_plan import DemoSettings, plan_for_world
+from pipelines.local.observations import JsonLines
+from pipelines.local.run import LocalFolders
+from pipelines.local.services import Services
+from pipelines.local.stack import Stack
+from pipelines.local.summary import count_served_rows
+from pipelines.local.triton import TritonServer
+
+
+@pytest.fixture(scope="module")
+def turned(tmp_path_factory, run_to_end):
+    """One small demo, run to its end; several tests look at what it left."""
+    folder = tmp_path_factory.mktemp("loop") / "a demo"
+    ended = run_to_end(["demo", "--rows", "60000", "--folder", str(folder)], output=folder.parent / "screen.log")
+    assert ended.code == 0, ended.output
+    return folder, ended, json.loads((folder / "summary.json").read_text())
+
+
+def test_loop_turns_and_holds_every_promise(turned):
+    _, _, summary = turned
+    assert summary["requests"]["failed"] == 0
+    assert summary["requests"]["sent"] > 0
+    assert summary["records"]["archived"] == summary["records"]["published"] > 0
+    assert summary["serving_parity_max_abs_diff"] <= 1e-5
+    assert summary["trigger"]["runs"] == 1
+    auc = summary["auc"]
+    regained = (auc["recovered"] - auc["trough"]) / (auc["baseline"] - auc["trough"])
+    assert regained >= 0.7
+    assert auc["at_detection"] < auc["threshold"] < auc["baseline"] < summary["bayes_auc"]["before"] + 0.02
+
+
+def test_summary_holds_what_it_promises_to_hold(turned):
+    _, _, summary = turned
+    assert set(summary["bayes_auc"]) >= {"before", "after"}
+    assert set(summary["auc"]) >= {"baseline", "at_detection", "recovered"}
+    assert [v["version"] for v in summary["versions"]] == [1, 2]
+    assert all(set(v) >= {"version", "trained_rows", "parent", "gate"} for v in summary["versions"])
+    assert summary["versions"][1]["parent"] == summary["versions"][0]["model_id"]
+    assert set(summary["requests"]) >= {"sent", "failed"}
+    assert set(summary["records"]) >= {"published", "archived", "duplicates", "set_aside"}
+    assert set(summary["trigger"]) >= {"reason", "records_since_drift"}
+    stages = {"lake", "compile", "first_run", "baseline", "drift", "retraining", "recovery", "drain"}
+    assert set(summary["seconds"]) >= stages | {"drift_to_detection", "trigger_to_serving"}
+    assert [run["state"] for run in summary["runs"]] == ["released", "released"]
+    assert summary["uncertain"] == []
+
+
+def test_report_needs_no_network(turned):
+    folder, _, _ = turned
+    page = (folder / "report.html").read_text()
+    assert "decision" in page
+    assert re.findall(r"https?://(?!www\.w3\.org/2000/svg)", page) == []
+    assert re.findall(r"<(?:script|link|img|iframe)\b", page) == []
+
+
+def test_nothing_is_left_running(turned):
+    _, ended, _ = turned
+    assert ended.left == {}
+
+
+def test_screen_shows_transitions_and_no_library_noise(turned):
+    _, ended, _ = turned
+    lines = ended.output.splitlines()
+    assert len(lines) < 60
+    assert all(re.match(r" *\d+\.\d s  ", line) for line in lines), ended.output
+
+
+def test_monitor_killed_under_traffic_and_started_again_archives_every_record_once(turned, tmp_path):
+    root = tmp_path / "a stack"
+    for name in ("repository", "store"):
+        shutil.copytree(turned[0] / name, root / name)
+    for name in ("world.json", "drifted_world.json"):
+        shutil.copy(turned[0] / name, root / name)
+    folders = LocalFolders(root=root)
+    logs = root / "logs"
+    with Stack(logs=logs, variables={}) as stack, TritonServer(folders.repository, log=logs / "triton.log") as triton:
+        settings = DemoSettings(folder=root)
+        plan = plan_for_world(settings)
+        services = Services(settings=settings, plan=plan, folders=folders, triton_url=triton.grpc_url)
+        for folder in (services.archive, services.monitor_state, folders.lake):
+            folder.mkdir(parents=True)
+        timeline = JsonLines(services.monitor_state / "timeline.jsonl")
+        # A roll of its own size, so that the kill finds rows archived, rows open in a file, and labels pending.
+        monitor = [*services.monitor_command(0.01), "--archive-roll-rows", "3000"]
+
+        def matured():
+            timeline.update()
+            return timeline.lines[-1]["matured_total"] if timeline.lines else 0
+
+        first = stack.start("monitor", monitor)
+        stack.start("uploader", services.uploader_command())
+        stack.start("replay", services.replay_command(), stdin=True)
+        stack.wait_until(lambda: matured() > 5000, what="rows before the kill", seconds=60)
+        first.send_signal(signal.SIGKILL)
+        assert stack.wait_for_exit("monitor", seconds=10) == -signal.SIGKILL
+        before, port = matured(), services.monitor_state / "http.json"
+        port.unlink()
+        stack.start("monitor", monitor)
+        stack.wait_until(lambda: port.exists() and matured() > before + 5000, what="rows after it", seconds=60)
+        stack.tell("replay", "stop")
+        assert stack.wait_for_exit("replay", seconds=60) == 0
+
+        def settled():
+            address = f"http://127.0.0.1:{json.loads(port.read_text())['port']}/status"
+            with urllib.request.urlopen(address, timeout=10) as answer:
+                status = json.load(answer)
+            return status["pending_rows"] == 0 and status["log_backlog"] == 0
+
+        stack.wait_until(settled, what="the last labels", seconds=60)
+        stack.stop("monitor")
+        stack.stop("uploader", seconds=60)
+    published = json.loads((root / "traffic_summary.json").read_text())["rows"]
+    _, distinct = count_served_rows(folders.lake)
+    assert distinct == published > 10_000
+    assert not [name for name in os.listdir("/dev/shm") if name.startswith(f"evergreen_{os.getpid()}_")]

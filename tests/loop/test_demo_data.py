@@ -1,0 +1,89 @@
+"""The demo on a user's own Criteo file: few rows run and say how uncertain they are; no data is one clear line."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+
+@pytest.fixture(scope="module")
+def few_rows(tmp_path_factory, run_to_end, write_kaggle):
+    folder = tmp_path_factory.mktemp("data") / "own rows"
+    data = write_kaggle(folder.parent / "in put" / "train.csv", 4000)
+    words = ["demo", "--data", str(data), "--folder", str(folder)]
+    ended = run_to_end(words, output=folder.parent / "screen.log")
+    assert ended.code == 0, ended.output
+    return folder, ended, json.loads((folder / "summary.json").read_text())
+
+
+def test_few_thousand_rows_run_and_every_record_is_accounted_for(few_rows):
+    _, ended, summary = few_rows
+    assert summary["requests"]["failed"] == 0
+    assert summary["records"]["archived"] == summary["records"]["published"] > 0
+    assert summary["serving_parity_max_abs_diff"] <= 1e-5
+    assert summary["bayes_auc"] == {"before": None, "after": None}
+    assert summary["drift"]["kind"] == "permutation"
+    assert ended.left == {}
+
+
+def test_few_thousand_rows_say_how_uncertain_they_are_everywhere(few_rows):
+    folder, ended, summary = few_rows
+    assert summary["uncertain"]
+    assert "uncertain: " in ended.output
+    assert "What these rows are too few to tell" in (folder / "report.html").read_text()
+
+
+def test_no_trigger_is_pretended(few_rows):
+    _, ended, summary = few_rows
+    assert summary["trigger"]["runs"] == ended.output.count(" started")
+    if summary["trigger"]["reason"] is None:
+        assert any("rows ran out" in sentence for sentence in summary["uncertain"])
+        assert summary["auc"]["recovered"] is None
+
+
+@pytest.mark.parametrize(
+    ("make", "words"),
+    [
+        (lambda folder, kaggle: folder / "absent.csv", "does not exist"),
+        (lambda folder, kaggle: folder, "holds no Criteo file"),
+        (lambda folder, kaggle: _written(folder / "letter.csv", "Dear all,\nno clicks today.\n"), "is no Criteo file"),
+        (lambda folder, kaggle: kaggle(folder / "train.csv", 200), "holds 200 rows, expected at least 1,000"),
+    ],
+    ids=["absent", "empty folder", "a letter", "200 rows"],
+)
+def test_unusable_data_is_one_clear_line(tmp_path, run_to_end, write_kaggle, make, words):
+    data = tmp_path / "in put"
+    data.mkdir()
+    path = make(data, write_kaggle)
+    ended = run_to_end(
+        ["demo", "--data", str(path), "--folder", str(tmp_path / "a demo")], output=tmp_path / "screen.log", seconds=60
+    )
+    assert ended.code == 2
+    assert words in ended.output.splitlines()[-1]
+    assert "Traceback" not in ended.output
+    assert ended.left == {}
+
+
+def test_data_inside_the_demos_own_folder_is_refused_and_kept(tmp_path, run_to_end, write_kaggle):
+    data = write_kaggle(tmp_path / "a demo" / "train.csv", 50)
+    (tmp_path / "a demo" / ".evergreen-demo").touch()
+    words = ["demo", "--data", str(data), "--folder", str(data.parent)]
+    ended = run_to_end(words, output=tmp_path / "screen.log", seconds=60)
+    assert ended.code == 2
+    assert "which the demo empties" in ended.output
+    assert data.exists()
+
+
+def test_folder_with_somebodys_files_is_refused_and_kept(tmp_path, run_to_end):
+    mine = _written(tmp_path / "thesis.txt", "chapter 1")
+    words = ["demo", "--folder", str(tmp_path)]
+    ended = run_to_end(words, output=tmp_path.parent / f"{tmp_path.name}.log", seconds=60)
+    assert ended.code == 2
+    assert "no demo wrote it" in ended.output
+    assert mine.read_text() == "chapter 1"
+
+
+def _written(path, text):
+    path.write_text(text)
+    return path

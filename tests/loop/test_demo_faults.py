@@ -1,0 +1,48 @@
+"""The demo when something breaks or the user has enough: a clear last line, its exit code, nothing left running."""
+
+from __future__ import annotations
+
+import os
+import signal
+
+ROWS = ["--rows", "8000"]
+
+
+def _pid_of(command, word):
+    return next((pid for pid, line in command.running().items() if word in line.split(" ")[0]), None)
+
+
+def test_triton_killed_under_traffic_ends_the_demo_with_a_clear_word(tmp_path, started):
+    folder = tmp_path / "a demo"
+    with started(["demo", *ROWS, "--folder", str(folder)], output=tmp_path / "screen.log") as command:
+        traffic = folder / "traffic.jsonl"
+        command.wait_for(lambda: traffic.exists() and traffic.stat().st_size > 0)
+        os.kill(_pid_of(command, "tritonserver"), signal.SIGKILL)
+        assert command.end(seconds=60) == 3
+        assert "triton ended with code -9" in command.output.splitlines()[-1]
+        assert "Traceback" not in command.output
+        assert command.running() == {}
+        assert not list(_shared_memory(command))
+
+
+def test_ctrl_c_in_the_middle_of_a_step_leaves_nothing(tmp_path, started):
+    folder = tmp_path / "a demo"
+    old = folder / "store" / "of an earlier demo"
+    old.mkdir(parents=True)
+    (folder / ".evergreen-demo").touch()
+    with started(["demo", *ROWS, "--folder", str(folder)], output=tmp_path / "screen.log") as command:
+        command.wait_for(lambda: "extraction done" in command.output)
+        assert not old.exists()
+        command.process.send_signal(signal.SIGINT)
+        command.process.send_signal(signal.SIGINT)  # an impatient user presses it twice
+        assert command.end(seconds=60) == 130
+        assert "nothing is left running" in command.output.splitlines()[-1]
+        assert "Traceback" not in command.output
+        assert command.running() == {}
+        assert not list(_shared_memory(command))
+
+
+def _shared_memory(command):
+    """What the demo's Triton left in shared memory: its names hold its owner's process id."""
+    shared = "/dev/shm"
+    return [name for name in os.listdir(shared) if name.startswith(f"evergreen_{command.process.pid}_")]

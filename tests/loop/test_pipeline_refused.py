@@ -1,0 +1,45 @@
+"""`evergreen run` when a step says no or breaks: the exit code tells which, and the outcome names step and reason."""
+
+from __future__ import annotations
+
+import pytest
+
+from components.contracts import promotion_journal
+from components.contracts.run_notes import find_outcome
+
+
+@pytest.fixture(scope="module")
+def small_lake(tmp_path_factory, run_to_end):
+    """A folder with a compiled pipeline and a lake of few rows."""
+    root = tmp_path_factory.mktemp("runs") / "a folder"
+    lake = ["--lake", str(root / "lake"), "--rows", "3000", "--days", "2", "--last-day", "2026-01-02", "--seed", "5"]
+    for words in (
+        ["simulate", *lake, "--world", str(root / "world.json")],
+        ["compile", "--output", str(root / "pipeline.yaml"), "--num-retries", "0"],
+    ):
+        ended = run_to_end(words, output=root / "command.log", seconds=60)
+        assert ended.code == 0, ended.output
+    return root
+
+
+@pytest.mark.parametrize(
+    ("parameter", "code", "state", "step", "reason"),
+    [
+        ("min_auc=0.99", 1, "refused", "evaluation", "below the floor 0.99"),
+        ("holdout_fraction=2", 3, "failed", "extraction", "holdout_fraction is 2"),
+    ],
+    ids=["the gate refuses", "a step raises"],
+)
+def test_run_without_a_release_records_step_and_reason(
+    small_lake, tmp_path, run_to_end, parameter, code, state, step, reason
+):
+    words = ["run", "--package", str(small_lake / "pipeline.yaml"), "--folder", str(small_lake)]
+    trigger = f"request-{state}"
+    ended = run_to_end([*words, "-p", f"trigger_id={trigger}", "-p", parameter], output=tmp_path / "run.log")
+    assert ended.code == code, ended.output
+    outcome = find_outcome(small_lake / "store", trigger)
+    assert (outcome.state, outcome.step) == (state, step)
+    assert reason in outcome.reason
+    assert f"{state} at {step}: " in ended.output.splitlines()[-1]
+    assert promotion_journal.current(small_lake / "store") is None
+    assert ended.left == {}

@@ -1,0 +1,262 @@
+"""The compiled pipeline is what a cluster is given: its surface and the placement of every task are promises."""
+
+import re
+from pathlib import Path
+
+import pytest
+import yaml
+from kfp import components
+
+from pipelines.compile import compile_pipeline
+from pipelines.images import ENVIRONMENT_OF_STEP, image_reference, step_of_image
+from pipelines.placement import NEEDS, Placement
+
+GOLDEN = Path(__file__).parent / "golden" / "retraining.yaml"
+REPOSITORY = Path(__file__).resolve().parents[2]
+STEPS = tuple(ENVIRONMENT_OF_STEP)
+GPU_STEPS = {"preprocessing", "training"}
+
+INPUTS = {
+    "lake": ("STRING", "/evergreen/lake"),
+    "store": ("STRING", "/evergreen/store"),
+    "work": ("STRING", "/evergreen/work"),
+    "repository": ("STRING", "/evergreen/repository"),
+    "triton_urls": ("STRING", ""),
+    "server": ("STRING", "onnxruntime"),
+    "trigger_id": ("STRING", ""),
+    "trigger_reason": ("STRING", ""),
+    "window_start": ("STRING", ""),
+    "window_end": ("STRING", ""),
+    "parent": ("STRING", "current"),
+    "champion": ("STRING", "current"),
+    "holdout_fraction": ("NUMBER_DOUBLE", 0.1),
+    "max_malformed_fraction": ("NUMBER_DOUBLE", 0.01),
+    "frequency_threshold": ("NUMBER_INTEGER", 5),
+    "backend": ("STRING", "pytorch"),
+    "learning_rate": ("NUMBER_DOUBLE", 0.001),
+    "batch_size": ("NUMBER_INTEGER", 2048),
+    "max_epochs": ("NUMBER_INTEGER", 6),
+    "embedding_dim": ("NUMBER_INTEGER", 16),
+    "num_cross_layers": ("NUMBER_INTEGER", 3),
+    "tower": ("STRING", "128,64"),
+    "dropout": ("NUMBER_DOUBLE", 0.0),
+    "seed": ("NUMBER_INTEGER", 42),
+    "min_auc": ("NUMBER_DOUBLE", 0.6),
+    "max_auc_loss": ("NUMBER_DOUBLE", 0.002),
+    "accept_inconclusive": ("BOOLEAN", False),
+}
+"""A change here is a change for everyone who starts runs: say it in CHANGELOG.md."""
+
+
+class Compiled:
+    """One compiled file, by its parts."""
+
+    def __init__(self, path: Path) -> None:
+        self.path, self.text = path, path.read_text()
+        self.spec, platform = yaml.safe_load_all(self.text)
+        self.kubernetes = platform["platforms"]["kubernetes"]["deploymentSpec"]["executors"]
+        self.tasks = {
+            name: (task, owner)
+            for owner, dag in [("root", self.spec["root"]), *self.spec["components"].items()]
+            for name, task in dag.get("dag", {}).get("tasks", {}).items()
+        }
+
+    def executor(self, step: str) -> dict:
+        return self.spec["deploymentSpec"]["executors"][f"exec-{_dashed(step)}"]["container"]
+
+    def platform(self, step: str) -> dict:
+        return self.kubernetes[f"exec-{_dashed(step)}"]
+
+    def task(self, step: str) -> dict:
+        return self.tasks[_dashed(step)][0]
+
+    def owner(self, task: str) -> str:
+        """The component whose graph holds `task`."""
+        return self.tasks[task][1]
+
+
+def _dashed(step: str) -> str:
+    return step.replace("_", "-")
+
+
+@pytest.fixture(scope="module")
+def compile_with(tmp_path_factory):
+    def make(**placement) -> Compiled:
+        path = tmp_path_factory.mktemp("a folder") / "retraining.yaml"
+        compile_pipeline(path, Placement(**placement))
+        return Compiled(path)
+
+    return make
+
+
+@pytest.fixture(scope="module")
+def compiled(compile_with):
+    return compile_with()
+
+
+def test_compiled_pipeline_is_the_golden_file(compiled):
+    same = compiled.path.read_bytes() == GOLDEN.read_bytes()
+    assert same, "the compiled pipeline changed; if that is meant: make golden, and read the difference"
+
+
+def test_inputs_have_the_promised_types_and_defaults(compiled):
+    found = compiled.spec["root"]["inputDefinitions"]["parameters"]
+    assert {name: (p["parameterType"], p["defaultValue"]) for name, p in found.items()} == INPUTS
+
+
+def test_every_input_is_described_and_has_a_default(compiled):
+    for name, parameter in compiled.spec["root"]["inputDefinitions"]["parameters"].items():
+        assert parameter["description"].strip(), name
+        assert parameter["isOptional"], name
+
+
+@pytest.mark.parametrize("step", STEPS)
+def test_every_input_of_a_step_is_described(compiled, step):
+    inputs = compiled.spec["components"][f"comp-{_dashed(step)}"]["inputDefinitions"]
+    for name, value in {**inputs["parameters"], **inputs.get("artifacts", {})}.items():
+        told_by_kfp = value.get("parameterType") == "TASK_FINAL_STATUS"
+        assert told_by_kfp or value["description"].strip(), name
+
+
+def test_file_holds_the_steps_and_no_others(compiled):
+    executors = compiled.spec["deploymentSpec"]["executors"]
+    assert set(executors) == {f"exec-{_dashed(step)}" for step in STEPS} == set(compiled.kubernetes)
+
+
+@pytest.mark.parametrize("step", STEPS)
+def test_task_runs_its_own_image_within_its_limits(compiled, step):
+    container, needs = compiled.executor(step), NEEDS[step]
+    assert container["image"] == f"evergreen-{_dashed(step)}:dev"
+    assert step_of_image(container["image"]) == step
+    assert container["resources"]["resourceCpuLimit"] == needs.cpu
+    assert container["resources"]["resourceMemoryLimit"] == needs.memory
+
+
+@pytest.mark.parametrize("step", STEPS)
+def test_task_is_retried_with_growing_waits_and_ends_in_time(compiled, step):
+    retry = compiled.task(step)["retryPolicy"]
+    assert (retry["maxRetryCount"], retry["backoffDuration"]) == (2, "10s")
+    assert retry["backoffFactor"] > 1
+    assert compiled.platform(step)["activeDeadlineSeconds"] == str(NEEDS[step].timeout_seconds)
+
+
+@pytest.mark.parametrize("step", STEPS)
+def test_task_mounts_the_volume_and_is_labelled_and_is_never_cached(compiled, step):
+    platform = compiled.platform(step)
+    (mount,) = platform["pvcMount"]
+    assert (mount["pvcNameParameter"]["runtimeValue"]["constant"], mount["mountPath"]) == ("evergreen", "/evergreen")
+    labels = {"app.kubernetes.io/part-of": "evergreen", "app.kubernetes.io/component": _dashed(step)}
+    assert platform["podMetadata"]["labels"] == labels
+    assert not compiled.task(step)["cachingOptions"].get("enableCache", False)
+
+
+@pytest.mark.parametrize("accelerator", ["nvidia.com/gpu", "nvidia.com/mig-1g.5gb"])
+def test_only_preprocessing_and_training_ask_for_a_gpu_by_the_name_given(compile_with, accelerator):
+    compiled = compile_with(accelerator=accelerator)
+    for step in STEPS:
+        asked = compiled.executor(step)["resources"].get("accelerator")
+        if step in GPU_STEPS:
+            assert (asked["resourceType"], asked["resourceCount"]) == (accelerator, "1")
+            assert compiled.platform(step)["tolerations"]
+            assert [m["mountPath"] for m in compiled.platform(step)["emptyDirMounts"]] == ["/dev/shm"]
+        else:
+            assert asked is None
+            assert not {"tolerations", "emptyDirMounts"} & compiled.platform(step).keys()
+
+
+def test_without_an_accelerator_no_step_asks_for_one(compile_with):
+    compiled = compile_with(accelerator="")
+    for step in STEPS:
+        assert "accelerator" not in compiled.executor(step)["resources"]
+        assert not {"tolerations", "emptyDirMounts"} & compiled.platform(step).keys()
+
+
+def test_images_volume_and_retries_are_the_clusters_choice(compile_with):
+    choice = {"registry": "europe-docker.pkg.dev/project/images/", "tag": "3f2a9c1", "volume": "shared"}
+    compiled = compile_with(**choice, mount_path="/mnt/loop", num_retries=0)
+    for step in STEPS:
+        image = compiled.executor(step)["image"]
+        assert image == f"europe-docker.pkg.dev/project/images/evergreen-{_dashed(step)}:3f2a9c1"
+        assert step_of_image(image) == step
+        (mount,) = compiled.platform(step)["pvcMount"]
+        assert (mount["pvcNameParameter"]["runtimeValue"]["constant"], mount["mountPath"]) == ("shared", "/mnt/loop")
+        assert "retryPolicy" not in compiled.task(step)
+    defaults = compiled.spec["root"]["inputDefinitions"]["parameters"]
+    assert {defaults[n]["defaultValue"] for n in ("lake", "store", "work", "repository")} == {
+        f"/mnt/loop/{name}" for name in ("lake", "store", "work", "repository")
+    }
+
+
+@pytest.mark.parametrize("step", STEPS)
+@pytest.mark.parametrize(
+    "form", ["{name}", "{name}:dev", "localhost:5000/{name}:dev", "r.dev/p/{name}@sha256:" + "0" * 64]
+)
+def test_step_of_any_form_of_its_image_is_known(step, form):
+    assert step_of_image(form.format(name=f"evergreen-{_dashed(step)}")) == step
+    assert step_of_image(image_reference(step, registry="r.dev/p", tag="t")) == step
+
+
+@pytest.mark.parametrize("image", ["python:3.11", "evergreen-driver:dev", "r.dev/evergreen/training:dev", ""])
+def test_foreign_image_is_refused_by_name(image):
+    with pytest.raises(ValueError, match=re.escape(f"image {image!r} belongs to no step")):
+        step_of_image(image)
+
+
+def test_exit_handler_wraps_every_other_step_and_is_told_how_it_ended(compiled):
+    assert set(compiled.spec["root"]["dag"]["tasks"]) == {"exit-handler-1", "run-outcome"}
+    outcome = compiled.task("run_outcome")
+    assert outcome["dependentTasks"] == ["exit-handler-1"]
+    assert outcome["triggerPolicy"]["strategy"] == "ALL_UPSTREAM_TASKS_COMPLETED"
+    assert outcome["inputs"]["parameters"]["status"] == {"taskFinalStatus": {"producerTask": "exit-handler-1"}}
+
+
+def test_gates_stand_before_learning_and_before_release_on_plain_bools(compiled):
+    assert compiled.owner("extraction") == compiled.owner("validation") == "comp-exit-handler-1"
+    assert compiled.owner("condition-2") == "comp-exit-handler-1"
+    assert {compiled.owner(_dashed(s)) for s in ("preprocessing", "training", "evaluation")} == {"comp-condition-2"}
+    assert compiled.owner("condition-3") == "comp-condition-2"
+    assert compiled.owner("deployment") == "comp-condition-3"
+    for gate, step in (("condition-2", "validation"), ("condition-3", "evaluation")):
+        condition = compiled.tasks[gate][0]["triggerPolicy"]["condition"]
+        assert condition == f"inputs.parameter_values['pipelinechannel--{step}-Output'] == true"
+        outputs = compiled.spec["components"][f"comp-{step}"]["outputDefinitions"]["parameters"]
+        assert {name: p["parameterType"] for name, p in outputs.items()} == {"Output": "BOOLEAN"}
+
+
+def test_steps_wait_for_the_steps_whose_artifacts_they_read(compiled):
+    after = {name: set(task.get("dependentTasks", ())) for name, (task, _) in compiled.tasks.items()}
+    assert after["validation"] == {"extraction"}
+    assert after["condition-2"] == {"extraction", "validation"}
+    assert after["training"] == {"preprocessing"}
+    assert after["evaluation"] == {"preprocessing", "training"}
+    assert after["condition-3"] == {"evaluation", "training"}
+
+
+@pytest.mark.parametrize("step", STEPS)
+def test_task_installs_nothing_when_it_starts(compiled, step):
+    container = compiled.executor(step)
+    script = " ".join(container["command"])
+    assert not re.search(r"\bpip\b|PIP_|install", script)
+    assert "kfp==" not in script
+
+
+def test_every_task_is_given_the_runs_own_name(compiled):
+    for step in STEPS:
+        run = compiled.task(step)["inputs"]["parameters"]["run"]
+        assert run == {"runtimeValue": {"constant": "{{$.pipeline_job_name}}"}}
+
+
+def test_file_names_no_path_of_the_machine_that_compiled_it(compiled):
+    for path in (REPOSITORY, Path.home(), compiled.path.parent):
+        assert str(path) not in compiled.text
+
+
+def test_kfp_loads_the_file_and_writes_the_same_pipeline_again(compiled, tmp_path):
+    from kfp import compiler
+
+    loaded = components.load_component_from_file(str(compiled.path))
+    assert loaded.name == "evergreen-retraining"
+    assert set(loaded.component_spec.inputs) == set(INPUTS)
+    again = tmp_path / "again.yaml"
+    compiler.Compiler().compile(loaded, str(again))
+    assert list(yaml.safe_load_all(again.read_text())) == list(yaml.safe_load_all(compiled.text))

@@ -1,0 +1,106 @@
+"""`evergreen run` as a process: stopped from outside it leaves a true note and nothing running; misuse is one line."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+from kfp import compiler, dsl
+
+from pipelines.__main__ import main
+from pipelines.local import environments
+
+REPOSITORY = Path(__file__).resolve().parents[2]
+
+
+@dsl.component(base_image="evergreen-extraction", install_kfp_package=False)
+def endless(store: str):
+    import os
+    import time
+    from pathlib import Path
+
+    from components.contracts.run_notes import noted
+    from components.contracts.uris import local_path
+
+    with noted(local_path(store), "run", "extraction"):
+        Path(local_path(store), "pid").write_text(str(os.getpid()))
+        time.sleep(600)
+
+
+@dsl.pipeline(name="tiny-endless")
+def endless_pipeline(lake: str, store: str, work: str, repository: str, server: str, trigger_id: str):
+    endless(store=store)
+
+
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 143), (signal.SIGINT, 130)], ids=["SIGTERM", "Ctrl-C"])
+def test_a_stopped_run_ends_its_step_whose_note_says_so(tmp_path, number, code):
+    package = tmp_path / "endless.yaml"
+    compiler.Compiler().compile(endless_pipeline, str(package))
+    command = [sys.executable, "-m", "pipelines", "run", "--package", str(package), "--folder", str(tmp_path / "a b")]
+    run = subprocess.Popen(command, cwd=REPOSITORY, stderr=subprocess.PIPE, text=True, start_new_session=True)
+    store = tmp_path / "a b" / "store"
+    deadline = time.monotonic() + 60
+    while not (store / "pid").exists() or not (store / "pid").read_text():
+        assert run.poll() is None, run.communicate()[1]
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+    step = int((store / "pid").read_text())
+    run.send_signal(number)
+    try:
+        _, errors = run.communicate(timeout=20)
+        with pytest.raises(ProcessLookupError):
+            os.kill(step, 0)
+    finally:
+        run.kill()
+        subprocess.run(["kill", "-9", str(step)], stderr=subprocess.DEVNULL)
+    assert run.returncode == code
+    assert "Traceback" not in errors
+    note = json.loads((store / "runs" / "run" / "extraction.json").read_text())
+    assert (note["state"], note["reason"]) == ("failed", "stopped from outside while it worked")
+
+
+@pytest.fixture
+def run_line(tmp_path):
+    """Runs `evergreen run` with a package and further words; its exit code."""
+
+    def run(package, *words):
+        return main(["run", "--package", str(package), "--folder", str(tmp_path / "folder"), *words])
+
+    return run
+
+
+def test_an_absent_package_is_misuse_and_no_refusal(run_line, tmp_path, capsys):
+    assert run_line(tmp_path / "absent.yaml") == 2
+    assert "absent.yaml cannot be read: No such file" in capsys.readouterr().err
+    assert not (tmp_path / "folder").exists()
+
+
+@pytest.mark.parametrize("text", ["", "[1, 2", "just: words", "\0"], ids=["empty", "torn", "another", "binary"])
+def test_a_file_that_is_no_pipeline_is_misuse(run_line, tmp_path, capsys, text):
+    (tmp_path / "package.yaml").write_text(text)
+    assert run_line(tmp_path / "package.yaml") == 2
+    assert "package.yaml is no compiled pipeline" in capsys.readouterr().err
+
+
+def test_an_unknown_parameter_is_named(run_line, capsys):
+    assert run_line(REPOSITORY / "tests" / "pipelines" / "golden" / "retraining.yaml", "-p", "min_acu=0.7") == 2
+    assert "parameter min_acu is unknown, expected some of accept_inconclusive, " in capsys.readouterr().err
+
+
+def test_an_absent_environment_is_named_before_anything_runs(run_line, tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(environments, "python_of", lambda name: tmp_path / ".venvs" / name / "bin" / "python")
+    assert run_line(REPOSITORY / "tests" / "pipelines" / "golden" / "retraining.yaml") == 2
+    assert "environment driver is absent, expected " in capsys.readouterr().err
+
+
+def test_an_unforeseen_error_is_a_failure_and_no_refusal(monkeypatch, tmp_path, capsys):
+    def fail(store):
+        raise OSError("the disk is gone")
+
+    monkeypatch.setattr("pipelines.models.print_models", fail)
+    assert main(["models", "--store", str(tmp_path)]) == 3
+    assert "error: OSError: the disk is gone" in capsys.readouterr().err
