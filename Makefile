@@ -7,7 +7,7 @@ PYTHON ?= python3.11
 DRIVER := .venvs/driver/bin/python
 SHELL := /bin/bash
 .DEFAULT_GOAL := help
-.PHONY: help environments demo test test-slow check format lock clean
+.PHONY: help environments demo test check golden format lock clean
 
 help:
 	@sed -n 's/^# //p' Makefile
@@ -24,16 +24,13 @@ demo: environments
 test: environments
 	@exec $(DRIVER) tests/everywhere.py $(TEST_FLAGS)
 
-test-slow: environments
-	@exec $(DRIVER) tests/everywhere.py -m "slow" $(TEST_FLAGS)
-
 check: environments
 	$(DRIVER) -m ruff check .
 	$(DRIVER) -m ruff format --check .
 	$(DRIVER) -m mypy
 	.venvs/driver/bin/lint-imports
 	$(DRIVER) -m pipelines compile --output build/check/retraining.yaml
-	cmp build/check/retraining.yaml tests/pipelines/golden/retraining.yaml || { \
+	@cmp build/check/retraining.yaml tests/pipelines/golden/retraining.yaml || { \
 	  echo "error: the compiled pipeline changed; if that is meant: make golden" >&2; exit 1; }
 
 golden: environments

@@ -13,40 +13,18 @@ import logging
 import time
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import NamedTuple
-from urllib.parse import unquote, urlsplit
 
 import numpy as np
 
 from components.contracts.errors import ContractError, TemporaryError
 from components.contracts.event_log import Publisher
 from components.contracts.records import CLICK, OutcomeBatch, PredictionBatch, encode
-from components.contracts.sqlite_log import SqliteLog
 
 logger = logging.getLogger(__name__)
 
 MAX_OUTCOMES_PER_MESSAGE = 4096
 """After an outage of the log all its clicks are due at once, and a message takes 1 MB: about 200 bytes a click."""
-
-
-def open_log(url: str) -> Publisher:
-    """The writing end of the log that `url` names; the SQLite file is created where there is none.
-
-    `sqlite:///relative.db` and `sqlite:////absolute.db`, percent-encoded where needed, as the monitor reads it; its
-    option `lease_seconds` is a reader's and means nothing here.
-
-    Raises:
-        ContractError: another scheme, no path, or a folder that does not exist.
-        TemporaryError: the log cannot be opened now.
-    """
-    parts = urlsplit(url)
-    path = Path(unquote(parts.path[1:]))
-    if parts.scheme != "sqlite" or parts.netloc or not path.name:
-        raise ContractError(f"log is {url!r}, expected sqlite:///<path> with three slashes")
-    if not path.parent.is_dir():
-        raise ContractError(f"log is {url!r}, but {path.parent} is no folder")
-    return SqliteLog(path)
 
 
 class _Flush(NamedTuple):

@@ -21,8 +21,9 @@ import numpy as np
 
 from components.contracts.durable import write_whole
 from components.contracts.errors import PermanentError, TemporaryError
+from components.contracts.log_urls import open_log
 from inference_client.client import ClientSettings, ScoringClient
-from inference_client.publisher import RecordPublisher, open_log
+from inference_client.publisher import RecordPublisher
 from inference_client.replay import Replay, ReplaySettings
 from inference_client.traffic import Traffic
 
@@ -65,7 +66,7 @@ class _Session:
         self._session, self._settings, self._client_settings, self._traffic = session, replay, client, traffic
 
     async def run(self) -> dict[str, Any]:
-        log = open_log(self._session.log_url)
+        log = open_log(self._session.log_url).log
         random = np.random.default_rng([self._session.seed, 8])
         publisher = RecordPublisher(log, source=self._session.run)
         started = time.monotonic()

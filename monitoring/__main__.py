@@ -45,11 +45,11 @@ def run(settings: MonitorSettings, stop: threading.Event) -> None:
     A log that is busy or away is tried again, at longer and longer pauses; any other failure ends the process, so
     that whoever supervises it sees it.
     """
+    from components.contracts.log_urls import open_log
     from monitoring.exposition import Exposition, Server
-    from monitoring.logs import open_log
     from monitoring.monitor import Monitor
     from monitoring.store import Store
-    from monitoring.trigger import make_trigger
+    from monitoring.triggers import make_trigger
 
     subscriber, lease_seconds = open_log(settings.log)
     store = Store(settings.state / "monitor.db")

@@ -1,4 +1,4 @@
-"""Who runs the pipeline: what every trigger promises, and which one the settings name.
+"""Who runs the pipeline: what every trigger promises.
 
 In: a `RetrainRequest`. Out: whether a run started, and later how it ended. When to ask is decided elsewhere
 (`monitoring.policy`, `monitoring.retraining`).
@@ -9,7 +9,6 @@ from __future__ import annotations
 from typing import NamedTuple, Protocol
 
 from components.contracts.retrain_request import RetrainRequest
-from monitoring.settings import MonitorSettings
 
 STARTED, BUSY, ALREADY = "started", "busy", "already"
 RUNNING, RELEASED, REFUSED, FAILED, UNKNOWN = "running", "released", "refused", "failed", "unknown"
@@ -46,16 +45,3 @@ class Trigger(Protocol):
             TemporaryError: not reachable now.
             PermanentError: it cannot be learned this way.
         """
-
-
-def make_trigger(settings: MonitorSettings) -> Trigger | None:
-    """The trigger that the settings name; None where the monitor only notifies."""
-    if settings.trigger == "local":
-        from monitoring.local_trigger import LocalTrigger
-
-        return LocalTrigger(settings.state, settings.store, settings.run_command)
-    if settings.trigger == "kubeflow":
-        from monitoring.kubeflow_trigger import KubeflowTrigger
-
-        return KubeflowTrigger.connect(settings)
-    return None

@@ -17,11 +17,12 @@ from components.contracts.dcn import DcnConfig
 from components.contracts.durable import write_whole
 from components.contracts.manifests import Model, TrainingSet, ValidationReport
 from components.contracts.uris import local_path
+from components.training.backends import make_trainer
 from components.training.config import TrainingSettings
 from components.training.metrics_sink import JsonLinesSink
 from components.training.parent import continue_from
 from components.training.publish import publish
-from components.training.trainer import FitJob, FitResult, make_trainer
+from components.training.trainer import FitJob, FitResult
 
 logger = logging.getLogger(__name__)
 

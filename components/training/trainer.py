@@ -12,14 +12,9 @@ from pathlib import Path
 from typing import Protocol
 
 from components.contracts.dcn import DcnConfig
-from components.contracts.errors import ContractError, PermanentError
 from components.contracts.manifests import TrainingSet
 from components.contracts.model_files import ModelWeights
 from components.training.config import TrainingSettings
-from components.training.metrics_sink import MetricsSink
-
-BACKENDS = ("pytorch", "hugectr")
-"""Values of `Model.backend`."""
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -70,20 +65,3 @@ class Trainer(Protocol):
             ContractError: the training set is not what its manifest says, or has labels of one class.
             PermanentError: the loss is no longer a number.
         """
-
-
-def make_trainer(backend: str, sink: MetricsSink) -> Trainer:
-    """The trainer of that name.
-
-    Raises:
-        ContractError: no backend has this name.
-        PermanentError: the backend is not in this version.
-    """
-    if backend == "pytorch":
-        # Torch takes a second to import; a misuse is answered without it.
-        from components.training.pytorch_trainer import PytorchTrainer
-
-        return PytorchTrainer(sink)
-    if backend == "hugectr":
-        raise PermanentError("backend 'hugectr' is not in this version, expected pytorch")
-    raise ContractError(f"backend is {backend!r}, expected one of {', '.join(BACKENDS)}")

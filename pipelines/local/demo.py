@@ -37,6 +37,8 @@ from pipelines.local.triton import TritonServer
 __all__ = ["DemoSettings", "run_demo"]
 
 PIPELINE_STEPS = 6
+DIRECT = urllib.request.build_opener(urllib.request.ProxyHandler({}))
+"""Asks this machine itself, whatever proxy the environment names."""
 ENDING_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 SHOWN_EVENTS = ("breach", "recovered", "decision", "held", "busy", "unreachable", "run_started", "run_ended")
 
@@ -103,7 +105,7 @@ class Demo:
     def settled(self) -> bool:
         """Whether the monitor has read all records and no label is open."""
         port = json.loads((self.services.monitor_state / "http.json").read_text())["port"]
-        with urllib.request.urlopen(f"http://127.0.0.1:{port}/status", timeout=10) as response:
+        with DIRECT.open(f"http://127.0.0.1:{port}/status", timeout=10) as response:
             status = json.load(response)
         return bool(status["pending_rows"] == 0 and status["log_backlog"] == 0)
 

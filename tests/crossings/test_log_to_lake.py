@@ -10,13 +10,12 @@ import pyarrow.parquet as pq
 import pytest
 
 from components.contracts import criteo
+from components.contracts.log_urls import open_log
 from components.contracts.manifests import RawDataset
 from components.contracts.records import CONVERSION, OutcomeBatch, PredictionBatch, decode, encode, record_id
 from components.contracts.uris import local_path
 from components.extraction.__main__ import main as extraction
 from inference_client.publisher import RecordPublisher
-from inference_client.publisher import open_log as open_for_writing
-from monitoring.logs import open_log as open_for_reading
 from monitoring.monitor import Monitor
 from monitoring.settings import MonitorSettings
 from monitoring.store import Store
@@ -74,9 +73,9 @@ def extracted(tmp_path_factory, predictions, clicks):
     folder = tmp_path_factory.mktemp("log to lake")
     clock = Clock(BEGIN)
     url = f"sqlite:///{folder}/click%20log.db?lease_seconds=5"
-    writing = open_for_writing(url)
+    writing = open_log(url).log
     publisher = RecordPublisher(writing, source="test", clock=clock)
-    reading = open_for_reading(url)
+    reading = open_log(url)
     settings = MonitorSettings(
         log=url,
         state=folder / "state",
@@ -88,7 +87,7 @@ def extracted(tmp_path_factory, predictions, clicks):
     store = Store(settings.state / "monitor.db")
     monitor = Monitor(
         settings,
-        subscriber=reading.subscriber,
+        subscriber=reading.log,
         lease_seconds=reading.lease_seconds,
         store=store,
         trigger=None,
@@ -174,10 +173,10 @@ def test_labels_are_the_clicks_in_time_each_counted_once(rows, predictions):
 
 def test_message_of_the_client_is_the_monitors_record(tmp_path, predictions):
     url = f"sqlite:///{tmp_path}/log.db"
-    publisher = RecordPublisher(open_for_writing(url), source="test", clock=lambda: BEGIN + 60)
+    publisher = RecordPublisher(open_log(url).log, source="test", clock=lambda: BEGIN + 60)
     publisher.add(predictions[0], [(1, 2.5)])
     asyncio.run(publisher.flush())
-    deliveries = open_for_reading(url).subscriber.pull(10)
+    deliveries = open_log(url).log.pull(10)
     prediction, outcome = (decode(delivery.payload) for delivery in deliveries)
     assert prediction.dense.tobytes() == predictions[0].dense.tobytes()
     assert prediction.categorical.tobytes() == predictions[0].categorical.tobytes()
@@ -191,7 +190,7 @@ def test_demos_log_is_one_file_to_client_and_monitor_whatever_its_folder_is_call
     settings.folder.mkdir()
     folders = LocalFolders(root=settings.folder)
     url = Services(settings=settings, plan=plan_for_world(settings), folders=folders, triton_url="").log_url
-    for log in (open_for_writing(url), open_for_reading(url).subscriber):
+    for log in (open_log(url).log, open_log(url).log):
         log.close()
     assert [path.name for path in tmp_path.iterdir()] == [name]
     assert (settings.folder / "click_log.sqlite").exists()

@@ -15,6 +15,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from components.contracts.errors import PermanentError
+from components.contracts.log_urls import OpenLog
 from components.contracts.records import PredictionBatch
 from inference_client.__main__ import build_parser
 from inference_client.simulation.world import Drift, World
@@ -142,7 +143,7 @@ def test_a_log_that_is_lost_for_good_ends_the_replay_with_its_summary_written(se
         def close(self):
             pass
 
-    monkeypatch.setattr(session, "open_log", lambda url: LostLog())
+    monkeypatch.setattr(session, "open_log", lambda url: OpenLog(LostLog(), 30.0))
     stdin, held_open = os.pipe()
     settings = session.SessionSettings(
         server=server.url,

@@ -8,10 +8,10 @@ import sqlite3
 import numpy as np
 import pytest
 
-from components.contracts.errors import ContractError, TemporaryError
+from components.contracts.errors import TemporaryError
 from components.contracts.records import OutcomeBatch, PredictionBatch
 from components.contracts.sqlite_log import SqliteLog
-from inference_client.publisher import PublisherSettings, RecordPublisher, open_log
+from inference_client.publisher import PublisherSettings, RecordPublisher
 
 
 class Time:
@@ -182,26 +182,3 @@ def test_a_commit_whose_answer_was_lost_is_stored_once(tmp_path, time, predictio
     publisher.add(prediction("r1"), [(0, 0.0)])
     asyncio.run(publisher.drain())
     assert len(read_log(path)) == 2
-
-
-def test_log_url_may_hold_spaces_and_be_relative(tmp_path, monkeypatch):
-    (tmp_path / "a b").mkdir()
-    open_log(f"sqlite:///{tmp_path}/a b/plain.db").close()
-    open_log(f"sqlite:///{tmp_path}/a%20b/encoded.db?lease_seconds=5").close()
-    monkeypatch.chdir(tmp_path / "a b")
-    open_log("sqlite:///relative.db").close()
-    assert {p.name for p in (tmp_path / "a b").glob("*.db")} == {"plain.db", "encoded.db", "relative.db"}
-
-
-@pytest.mark.parametrize(
-    ("url", "text"),
-    [
-        ("kafka://x/y", "kafka://x/y"),
-        ("sqlite://log.db", "three slashes"),
-        ("sqlite:///", "expected sqlite:///<path>"),
-        ("sqlite:////nowhere/at/all/log.db", "is no folder"),
-    ],
-)
-def test_logs_that_cannot_be_opened_are_refused(url, text):
-    with pytest.raises(ContractError, match=text):
-        open_log(url)

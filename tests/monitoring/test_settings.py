@@ -8,8 +8,6 @@ from pathlib import Path
 import pytest
 
 from components.contracts.errors import ContractError
-from components.contracts.sqlite_log import SqliteLog
-from monitoring.logs import open_log
 from monitoring.settings import MonitorSettings, UploaderSettings, build_parser, read_settings
 
 REQUIRED = ["--log", "sqlite:///x.db", "--state", "s", "--archive", "a", "--store", "m"]
@@ -96,30 +94,3 @@ def test_every_flag_is_described(capsys):
     assert "Newest matured rows of each model version" in text
     assert "--no-require-confidence" in text
     assert "95 % interval" in text
-
-
-def test_a_log_url_opens_the_file_it_names(tmp_path):
-    folder = tmp_path / "a log"
-    folder.mkdir()
-    SqliteLog(folder / "log.db").publish([("m", b"x")])
-    opened = open_log(f"sqlite:///{folder}/log.db?lease_seconds=7".replace(" ", "%20"))
-    assert opened.lease_seconds == 7.0
-    assert [delivery.message_id for delivery in opened.subscriber.pull(5)] == ["m"]
-
-
-@pytest.mark.parametrize(
-    "url",
-    [
-        "",
-        "log.db",
-        "pubsub://project/topic",
-        "sqlite://log.db",
-        "sqlite:///",
-        "sqlite:///x.db?leases=1",
-        "sqlite:///x.db?lease_seconds=soon",
-        "sqlite:///x.db?lease_seconds=0",
-    ],
-)
-def test_another_log_url_is_refused(url):
-    with pytest.raises(ContractError, match="log is "):
-        open_log(url)

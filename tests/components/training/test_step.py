@@ -19,10 +19,10 @@ from components.contracts.uris import local_path
 from components.contracts.workflow import FeatureWorkflow
 from components.dcn.network import load_network, predict
 from components.training.__main__ import build_parser, main, run_flags
+from components.training.backends import make_trainer
 from components.training.config import TrainingSettings, parse_tower
 from components.training.metrics_sink import MemorySink
 from components.training.step import TrainingRun, train
-from components.training.trainer import make_trainer
 
 FLAGS = {"embedding_dim": 4, "num_cross_layers": 1, "tower": "8", "max_epochs": 2, "batch_size": 256}
 

@@ -1,4 +1,8 @@
-"""Opens the record log that a URL names. Pub/Sub and Kafka join here when they come; the log itself is a contract."""
+"""The URL that names a log, and how it is opened.
+
+Joins the inference client, which publishes, to the monitor, which subscribes: both are given the same URL. Pub/Sub and
+Kafka join here when they come; the log itself is `contracts.event_log`'s.
+"""
 
 from __future__ import annotations
 
@@ -7,21 +11,20 @@ from typing import NamedTuple
 from urllib.parse import parse_qs, unquote, urlsplit
 
 from components.contracts.errors import ContractError
-from components.contracts.event_log import Subscriber
 from components.contracts.sqlite_log import SqliteLog
 
 DEFAULT_LEASE_SECONDS = 30.0
 
 
 class OpenLog(NamedTuple):
-    """A subscription, and for how long a killed reader keeps its messages."""
+    """Both ends of a log, and for how long a killed reader keeps its messages."""
 
-    subscriber: Subscriber
+    log: SqliteLog
     lease_seconds: float
 
 
 def open_log(url: str) -> OpenLog:
-    """The subscription that `url` names; the SQLite file is created where there is none.
+    """The log that `url` names; the SQLite file is created where there is none.
 
     `sqlite:///relative.db` and `sqlite:////absolute.db`, as SQLAlchemy writes them, percent-encoded where needed.
 
