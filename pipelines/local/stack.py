@@ -16,6 +16,7 @@ from pathlib import Path
 from uuid import uuid4
 
 from components.contracts.errors import PermanentError
+from pipelines.local.tether import tethered
 
 TAG_VARIABLE = "EVERGREEN_STACK"
 KILL_SECONDS = 10.0
@@ -61,7 +62,7 @@ class Stack:
         """
         with open(self._logs / f"{name}.log", "ab") as log:
             process = subprocess.Popen(
-                list(command),
+                tethered(command),
                 stdin=subprocess.PIPE if stdin else subprocess.DEVNULL,
                 stdout=log,
                 stderr=subprocess.STDOUT,

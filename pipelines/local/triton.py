@@ -16,7 +16,6 @@ import shutil
 import signal
 import socket
 import subprocess
-import sys
 import tempfile
 import time
 import urllib.request
@@ -30,6 +29,7 @@ from typing import NamedTuple
 
 from components.contracts.errors import ContractError, PermanentError, TemporaryError
 from components.contracts.serving import MODEL_NAME
+from pipelines.local.tether import tethered
 from pipelines.local.triton_wheel import PreparedWheel, prepare
 
 logger = logging.getLogger(__name__)
@@ -46,16 +46,6 @@ _ATTEMPTS = 3
 _TAKEN = "already in use"
 _NOISE = ("CudaDriverHelper", "CUDA driver version", "pinned system memory")
 """What every start without a GPU complains of, to no harm."""
-
-# Ends Triton with its parent, whatever ends that: set in the child, which then becomes the server. The second check
-# is for a parent that was gone before.
-_LAUNCHER = """
-import ctypes, os, sys
-ctypes.CDLL(None).prctl(1, 9)
-if os.getppid() != int(sys.argv[1]):
-    sys.exit(1)
-os.execv(sys.argv[2], sys.argv[2:])
-"""
 
 
 class Ports(NamedTuple):
@@ -275,7 +265,7 @@ class TritonServer:
         self.log_path.parent.mkdir(parents=True, exist_ok=True)
         with open(self.log_path, "ab") as log:
             self._process = subprocess.Popen(
-                [sys.executable, "-I", "-S", "-c", _LAUNCHER, str(os.getpid()), *command],
+                tethered(command, signal.SIGKILL),
                 env={**os.environ, **self._variables, **wheel.variables},
                 stdin=subprocess.DEVNULL,
                 stdout=log,

@@ -2,6 +2,8 @@
 
 import subprocess
 import sys
+import time
+from pathlib import Path
 
 import pytest
 
@@ -94,3 +96,21 @@ def test_process_that_may_end_is_missed_only_when_it_failed(stack):
     with pytest.raises(ProcessDied, match="broken ended with code 2"):
         stack.wait_until(lambda: False, what="nothing", seconds=30)
     assert ended.returncode == 2
+
+
+def test_killed_owner_takes_its_processes_along(tmp_path):
+    owner = (
+        "import sys, time; from pathlib import Path; from pipelines.local.stack import Stack\n"
+        "stack = Stack(logs=Path(sys.argv[1]), variables={})\n"
+        "print(stack.start('child', [sys.executable, '-c', 'import time; time.sleep(600)']).pid, flush=True)\n"
+        "time.sleep(600)"
+    )
+    process = subprocess.Popen([sys.executable, "-c", owner, str(tmp_path)], stdout=subprocess.PIPE, text=True)
+    child = int(process.stdout.readline())
+    process.kill()
+    process.wait()
+    process.stdout.close()
+    deadline = time.monotonic() + 10
+    while Path(f"/proc/{child}").exists() and time.monotonic() < deadline:
+        time.sleep(0.01)
+    assert not Path(f"/proc/{child}").exists()
