@@ -183,7 +183,23 @@ def _findings(folders: LocalFolders) -> str:
         parts.append(_table(["severity", "feature", "kind", "finding"], rows) if rows else "")
         if len(report.findings) > len(shown):
             parts.append(f"<p>{len(report.findings) - len(shown)} more in the step's own report.</p>")
+        parts.append(_nearest_drift(report))
     return "".join(parts)
+
+
+def _nearest_drift(report: ValidationReport) -> str:
+    """The features that moved most, as a share of the distance that would warn."""
+    measured = [d for d in report.drift if d["distance"] is not None]
+    nearest = sorted(measured, key=lambda d: d["distance"] / d["threshold"], reverse=True)[:5]
+    rows = [
+        [d["feature"], d["measure"], _number(d["distance"]), _number(d["threshold"]), _share(d["new_value_share"])]
+        for d in nearest
+    ]
+    return _table(["moved most", "measure", "distance", "warns above", "rows with new values"], rows) if rows else ""
+
+
+def _share(value: float | None) -> str:
+    return "" if value is None else f"{value:.1%}"
 
 
 def _list(title: str, sentences: Sequence[str]) -> str:
