@@ -9,7 +9,7 @@ ROWS = ["--rows", "8000"]
 
 
 def _pid_of(command, word):
-    return next((pid for pid, line in command.running().items() if word in line.split(" ")[0]), None)
+    return next(pid for pid, line in command.running().items() if word in line)
 
 
 def test_triton_killed_under_traffic_ends_the_demo_with_a_clear_word(tmp_path, started):
@@ -17,7 +17,7 @@ def test_triton_killed_under_traffic_ends_the_demo_with_a_clear_word(tmp_path, s
     with started(["demo", *ROWS, "--folder", str(folder)], output=tmp_path / "screen.log") as command:
         traffic = folder / "traffic.jsonl"
         command.wait_for(lambda: traffic.exists() and traffic.stat().st_size > 0)
-        os.kill(_pid_of(command, "tritonserver"), signal.SIGKILL)
+        os.kill(_pid_of(command, "/bin/tritonserver"), signal.SIGKILL)
         assert command.end(seconds=60) == 3
         assert "triton ended with code -9" in command.output.splitlines()[-1]
         assert "Traceback" not in command.output
