@@ -10,14 +10,13 @@ from __future__ import annotations
 import json
 import logging
 import os
-import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
-from functools import partial
 from pathlib import Path
 from typing import Any
 
 from components.contracts.errors import ContractError, PermanentError, TemporaryError
+from components.contracts.kfp_requests import connect
 from components.contracts.retrain_request import RetrainRequest
 from components.contracts.run_notes import find_outcome
 from monitoring.settings import MonitorSettings
@@ -29,7 +28,7 @@ ACTIVE_STATES = ("RUNTIME_STATE_UNSPECIFIED", "PENDING", "RUNNING", "PAUSED", "C
 DEAD_STATES = ("FAILED", "CANCELED")
 """A run of the same name in one of these does not keep the request from being submitted again."""
 REQUEST_TIMEOUT_SECONDS = (5.0, 15.0)
-"""To connect, to read; kfp's client sets none and waits forever on a server that accepts and never answers."""
+"""To connect, to read."""
 _TOKEN_PATH = "/var/run/secrets/kubeflow/pipelines/token"  # noqa: S105
 
 
@@ -167,28 +166,14 @@ def _predicate(key: str, operation: str, **value: Any) -> dict[str, Any]:
 
 
 def _connect(host: str, namespace: str, timeout_seconds: tuple[float, float]) -> Any:
-    """A client whose every request ends in time."""
+    """A client that shows the server this pod's token, where there is one."""
     import kfp.client
-    import urllib3
 
     credentials = None
     path = os.environ.get("KF_PIPELINES_SA_TOKEN_PATH", _TOKEN_PATH)
     if os.path.exists(path):
         credentials = kfp.client.ServiceAccountTokenVolumeCredentials(path)
-    # Given none, or its own default ("kubeflow"), the constructor itself calls the server, before a timeout can be set.
-    with warnings.catch_warnings():
-        # "only works with v2.0.0-beta.2 and later", at every start.
-        warnings.simplefilter("ignore", FutureWarning)
-        client = kfp.client.Client(host=host, namespace="unset", credentials=credentials)
-    client._context_setting["namespace"] = namespace
-    rest = client._run_api.api_client.rest_client
-    rest.request = partial(_with_timeout, rest.request, timeout_seconds)
-    rest.pool_manager.connection_pool_kw["retries"] = urllib3.Retry(0)
-    return client
-
-
-def _with_timeout(request: Any, timeout_seconds: tuple[float, float], *args: Any, **kwargs: Any) -> Any:
-    return request(*args, **{**kwargs, "_request_timeout": kwargs.get("_request_timeout") or timeout_seconds})
+    return connect(kfp.client.Client, host=host, namespace=namespace, timeout=timeout_seconds, credentials=credentials)
 
 
 @contextmanager

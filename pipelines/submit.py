@@ -6,19 +6,18 @@ Deciding that a run is due, and that only one runs at a time, is the monitor's; 
 from __future__ import annotations
 
 import sys
-import warnings
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, redirect_stdout
-from functools import partial
 from pathlib import Path
 from typing import Any
 
 from components.contracts.errors import PermanentError, TemporaryError
+from components.contracts.kfp_requests import connect
 from pipelines.package import check_parameters
 from pipelines.retraining import PIPELINE_NAME
 
 REQUEST_TIMEOUT_SECONDS = (5.0, 30.0)
-"""To connect, to read; kfp's client sets none and waits forever on a server that accepts and never answers."""
+"""To connect, to read."""
 
 
 def submit(
@@ -48,9 +47,11 @@ def submit(
         PermanentError: the server refused.
     """
     check_parameters(package, parameters)
+    from kfp.client import Client
+
     # kfp prints links for people; standard output is the run's id alone.
     with _translated(host), redirect_stdout(sys.stderr):
-        client = _connect(host, namespace, timeout_seconds)
+        client = connect(Client, host=host, namespace=namespace, timeout=timeout_seconds)
         if upload_version is not None:
             _upload(client, package, upload_version, namespace)
         run = client.create_run_from_pipeline_package(
@@ -65,28 +66,6 @@ def _upload(client: Any, package: Path, version: str, namespace: str) -> None:
         uploaded = client.upload_pipeline(str(package), pipeline_name=PIPELINE_NAME, namespace=namespace or None)
         pipeline_id = uploaded.pipeline_id
     client.upload_pipeline_version(str(package), pipeline_version_name=version, pipeline_id=pipeline_id)
-
-
-def _connect(host: str, namespace: str, timeout_seconds: tuple[float, float]) -> Any:
-    """A client whose every request ends in time, and which calls nobody until it is asked to."""
-    import urllib3
-    from kfp.client import Client
-
-    with warnings.catch_warnings():
-        # "only works with v2.0.0-beta.2 and later", at every start.
-        warnings.simplefilter("ignore", FutureWarning)
-        # Given none, or its own default ("kubeflow"), the constructor itself asks the server, and without a timeout.
-        client = Client(host=host, namespace="unset")
-    client._context_setting["namespace"] = namespace
-    rest = client._run_api.api_client.rest_client
-    rest.request = partial(_with_timeout, rest.request, timeout_seconds)
-    # urllib3 would try three more times and so wait four times as long.
-    rest.pool_manager.connection_pool_kw["retries"] = urllib3.Retry(0)
-    return client
-
-
-def _with_timeout(request: Any, timeout_seconds: tuple[float, float], *args: Any, **kwargs: Any) -> Any:
-    return request(*args, **{**kwargs, "_request_timeout": kwargs.get("_request_timeout") or timeout_seconds})
 
 
 @contextmanager
