@@ -10,6 +10,12 @@ missing integer is NaN and a missing category is `MISSING_CATEGORY`.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
 from components.contracts.errors import ContractError
 
 LABEL = "label"
@@ -45,6 +51,15 @@ in rows that no model of ours served. `request_id` and `row` together identify a
 
 DAY_PARTITION = "day={day}"
 """Lake folder of one UTC day; `day` is YYYY-MM-DD of `event_time`."""
+
+
+def feature_matrix(batch: Any, names: Sequence[str], dtype: str, missing: float) -> NDArray[Any]:
+    """Columns `names` of an Arrow record batch as one array [n, len(names)] of `dtype`, nulls as `missing`.
+
+    The batch is only asked what pyarrow's answers, which is no dependency of the contracts.
+    """
+    columns = [batch.column(name).cast(dtype).fill_null(missing).to_numpy(zero_copy_only=False) for name in names]
+    return np.stack(columns, axis=1)
 
 
 def parse_category(text: str) -> int:

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from components.contracts.criteo import CATEGORICAL, DENSE, MISSING_CATEGORY
+from components.contracts.criteo import CATEGORICAL, DENSE, MISSING_CATEGORY, feature_matrix
 from components.contracts.durable import write_whole
 from components.contracts.errors import ContractError, first_line
 from components.contracts.manifests import RawDataset, Verdict
@@ -93,8 +93,8 @@ def read_held_out(raw: RawDataset, verdict: Verdict, *, max_rows: int = MAX_ROWS
         try:
             with pq.ParquetFile(file) as rows:
                 for batch in rows.iter_batches(columns=[*DENSE, *CATEGORICAL]):
-                    dense.append(_columns(batch, DENSE, np.nan, np.float32))
-                    categorical.append(_columns(batch, CATEGORICAL, MISSING_CATEGORY, np.int64))
+                    dense.append(feature_matrix(batch, DENSE, "float32", np.nan))
+                    categorical.append(feature_matrix(batch, CATEGORICAL, "int64", MISSING_CATEGORY))
                     count += batch.num_rows
         except (pa.ArrowException, OSError) as error:
             raise ContractError(f"held-out rows {file} cannot be read: {first_line(error)}") from error
@@ -173,8 +173,3 @@ def check_scores(scores: NDArray[np.float32], rows: GoldenRows, *, tolerance: fl
             f"({got:.7f} instead of {expected:.7f}), expected at most {tolerance:g}; the row is {values}"
         )
     return float(differences[worst])
-
-
-def _columns(batch: Any, names: tuple[str, ...], missing: float, dtype: type) -> NDArray[Any]:
-    columns = [batch.column(name).fill_null(missing).to_numpy(zero_copy_only=False) for name in names]
-    return np.stack(columns, axis=1).astype(dtype)

@@ -13,7 +13,6 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.compute as pc
 import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
@@ -23,6 +22,7 @@ from components.contracts.criteo import (
     EVENT_TIME,
     LABEL,
     MISSING_CATEGORY,
+    feature_matrix,
 )
 from components.contracts.errors import ContractError, first_line
 from components.contracts.hugectr_folder import FILE_LIST, listed_files
@@ -86,8 +86,8 @@ def raw_batches(folder: Path, batch_rows: int = BATCH_ROWS) -> Iterator[RawBatch
         yield RawBatch(
             labels=_labels(batch),
             event_seconds=time.to_numpy(zero_copy_only=False) / 1e6,
-            dense=_matrix(batch, DENSE, pa.float32(), np.nan),
-            categorical=_matrix(batch, CATEGORICAL, pa.int64(), MISSING_CATEGORY),
+            dense=feature_matrix(batch, DENSE, "float32", np.nan),
+            categorical=feature_matrix(batch, CATEGORICAL, "int64", MISSING_CATEGORY),
         )
 
 
@@ -96,8 +96,8 @@ def encoded_batches(folder: Path, batch_rows: int = BATCH_ROWS) -> Iterator[Enco
     for batch in _batches(folder, [LABEL, *DENSE, *CATEGORICAL], batch_rows):
         yield EncodedBatch(
             labels=_labels(batch),
-            dense=_matrix(batch, DENSE, pa.float32(), np.nan),
-            ids=_matrix(batch, CATEGORICAL, pa.int64(), MISSING_CATEGORY),
+            dense=feature_matrix(batch, DENSE, "float32", np.nan),
+            ids=feature_matrix(batch, CATEGORICAL, "int64", MISSING_CATEGORY),
         )
 
 
@@ -132,11 +132,3 @@ def _labels(batch: Any) -> NDArray[np.int8]:
         raise ContractError(f"labels hold {sorted(set(labels.tolist()) - {0, 1}, key=str)[:5]}, expected 0 and 1")
     whole: NDArray[np.int8] = labels.astype(np.int8)
     return whole
-
-
-def _matrix(batch: Any, names: tuple[str, ...], dtype: Any, missing: float) -> NDArray[Any]:
-    columns = [
-        pc.fill_null(batch.column(name).cast(dtype), pa.scalar(missing, dtype)).to_numpy(zero_copy_only=False)
-        for name in names
-    ]
-    return np.ascontiguousarray(np.stack(columns, axis=1))
