@@ -26,6 +26,7 @@ from components.contracts.criteo import NUM_CATEGORICAL, NUM_DENSE
 from components.contracts.serving import (
     CATEGORICAL_INPUT,
     DENSE_INPUT,
+    GRPC_OPTIONS,
     MAX_BATCH_ROWS,
     MODEL_NAME,
     PROBABILITY_OUTPUT,
@@ -35,10 +36,7 @@ from inference_client.errors import BadReply, BadRequest, ServerUnavailable, Ver
 logger = logging.getLogger(__name__)
 
 _CHANNEL_ARGUMENTS = [
-    # Triton is on this machine or in this cluster, never beyond the proxy that the environment may name.
-    ("grpc.enable_http_proxy", 0),
-    ("grpc.max_send_message_length", -1),
-    ("grpc.max_receive_message_length", -1),
+    *GRPC_OPTIONS,
     # gRPC's default waits up to two minutes before it tries a restarted server again.
     ("grpc.initial_reconnect_backoff_ms", 100),
     ("grpc.min_reconnect_backoff_ms", 100),

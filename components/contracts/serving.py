@@ -1,4 +1,4 @@
-"""The served model's name and tensors.
+"""The served model's name and tensors, and how Triton is reached.
 
 Joins deployment, which writes the graph and its configuration, to the inference client, which calls it.
 """
@@ -12,6 +12,16 @@ from components.contracts.criteo import NUM_CATEGORICAL, NUM_DENSE
 MODEL_NAME = "click_model"
 MAX_BATCH_ROWS = 4096
 """Most rows in one request; the client splits what is larger."""
+
+
+GRPC_OPTIONS: tuple[tuple[str, int], ...] = (
+    # Triton is on this machine or in this cluster, never beyond the proxy that the environment may name.
+    ("grpc.enable_http_proxy", 0),
+    # tritonclient's own defaults, which options of ours replace.
+    ("grpc.max_send_message_length", -1),
+    ("grpc.max_receive_message_length", -1),
+)
+"""Options of every gRPC channel to Triton."""
 
 
 class Tensor(NamedTuple):

@@ -14,18 +14,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from components.contracts.errors import PermanentError, TemporaryError
-from components.contracts.serving import CATEGORICAL_INPUT, DENSE_INPUT, PROBABILITY_OUTPUT
+from components.contracts.serving import CATEGORICAL_INPUT, DENSE_INPUT, GRPC_OPTIONS, PROBABILITY_OUTPUT
 
 CALL_SECONDS = 30.0
 LOAD_SECONDS = 120.0
 """Loading a model of 700 MB takes 3 s and 5 GB of memory; a model that hangs its loader is given up after this."""
-
-_CHANNEL = [
-    # Triton is on this machine or in this cluster, never beyond the proxy that the environment may name.
-    ("grpc.enable_http_proxy", 0),
-    ("grpc.max_send_message_length", -1),
-    ("grpc.max_receive_message_length", -1),
-]
 
 _TEMPORARY = ("UNAVAILABLE", "DEADLINE_EXCEEDED", "RESOURCE_EXHAUSTED", "ABORTED", "CANCELLED")
 
@@ -39,7 +32,7 @@ class Triton:
         self.url = url
         self._grpc = grpc_client
         with self._translated("connect"):
-            self._client = grpc_client.InferenceServerClient(url, channel_args=_CHANNEL)
+            self._client = grpc_client.InferenceServerClient(url, channel_args=list(GRPC_OPTIONS))
 
     def close(self) -> None:
         """Closes the connection."""
