@@ -127,11 +127,16 @@ def write_outcome(store: Path, outcome: RunOutcome) -> None:
     write_whole(run_folder(store, outcome.run) / OUTCOME_FILE, json.dumps(asdict(outcome), indent=2) + "\n")
 
 
+def read_outcomes(store: Path) -> list[RunOutcome]:
+    """How each run of the store ended, oldest first."""
+    outcomes = [RunOutcome(**json.loads(p.read_text())) for p in (store / "runs").glob(f"*/{OUTCOME_FILE}")]
+    return sorted(outcomes, key=lambda outcome: outcome.ended_at)
+
+
 def find_outcome(store: Path, trigger_id: str) -> RunOutcome | None:
     """The newest outcome of a run that `trigger_id` asked for; None while there is none."""
-    outcomes = [RunOutcome(**json.loads(p.read_text())) for p in (store / "runs").glob(f"*/{OUTCOME_FILE}")]
-    asked = [outcome for outcome in outcomes if outcome.trigger_id == trigger_id]
-    return max(asked, key=lambda outcome: outcome.ended_at, default=None)
+    asked = [outcome for outcome in read_outcomes(store) if outcome.trigger_id == trigger_id]
+    return asked[-1] if asked else None
 
 
 def _write(path: Path, note: StepNote) -> None:

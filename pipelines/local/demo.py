@@ -15,7 +15,6 @@ import signal
 import subprocess
 import sys
 import time
-import urllib.request
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta, timezone
 from pathlib import Path
@@ -25,7 +24,8 @@ from components.contracts import promotion_journal
 from components.contracts.durable import write_whole
 from components.contracts.errors import ContractError, PermanentError, TemporaryError
 from pipelines.local.demo_plan import DemoPlan, DemoSettings, plan_for_data, plan_for_world
-from pipelines.local.observations import JsonLines, RunWatch, describe
+from pipelines.local.loopback import DIRECT, LOOPBACK
+from pipelines.local.observations import JsonLines, RunWatch, describe, last_word
 from pipelines.local.report import write_report
 from pipelines.local.run import LocalFolders
 from pipelines.local.screen import Screen
@@ -37,8 +37,6 @@ from pipelines.local.triton import TritonServer
 __all__ = ["DemoSettings", "run_demo"]
 
 PIPELINE_STEPS = 6
-DIRECT = urllib.request.build_opener(urllib.request.ProxyHandler({}))
-"""Asks this machine itself, whatever proxy the environment names."""
 ENDING_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 SHOWN_EVENTS = ("breach", "recovered", "decision", "held", "busy", "unreachable", "run_started", "run_ended")
 
@@ -105,7 +103,7 @@ class Demo:
     def settled(self) -> bool:
         """Whether the monitor has read all records and no label is open."""
         port = json.loads((self.services.monitor_state / "http.json").read_text())["port"]
-        with DIRECT.open(f"http://127.0.0.1:{port}/status", timeout=10) as response:
+        with DIRECT.open(f"http://{LOOPBACK}:{port}/status", timeout=10) as response:
             status = json.load(response)
         return bool(status["pending_rows"] == 0 and status["log_backlog"] == 0)
 
@@ -125,9 +123,8 @@ def run_demo(settings: DemoSettings) -> int:
     screen = Screen()
     for number in ENDING_SIGNALS:
         signal.signal(number, _interrupt)
-    # Triton, traffic, monitor and a training run share the machine. Threads that spin while they wait take what the
-    # others need: training 13 times slower was seen.
-    variables = {"OMP_NUM_THREADS": str(settings.training_threads), "OMP_WAIT_POLICY": "PASSIVE"}
+    # Triton, traffic, monitor and a training run share the machine.
+    variables = {"OMP_NUM_THREADS": str(settings.training_threads)}
     try:
         with screen.running(), Stack(logs=folders.logs, variables=variables) as stack:
             return _turn(settings, folders, screen, stack)
@@ -241,8 +238,7 @@ def _run_to_end(logs: Path, module: str, *words: str) -> dict[str, Any]:
         command = [sys.executable, "-m", module, *words]
         result = subprocess.run(command, stdout=subprocess.PIPE, stderr=output, stdin=subprocess.DEVNULL, text=True)
     if result.returncode:
-        lines = log.read_text(errors="replace").strip().splitlines()
-        word = lines[-1] if lines else "no word"
+        word = last_word(log)
         if result.returncode == 2:
             raise ContractError(word.removeprefix("error: "))
         raise PermanentError(f"{module}: {word} (see {log})")
@@ -267,8 +263,7 @@ def _first_run(demo: Demo) -> None:
     code = demo.stack.wait_for_exit("first_run", seconds=5)
     live = promotion_journal.current(demo.folders.store)
     if code or live is None:
-        words = (demo.folders.logs / "first_run.log").read_text().strip().splitlines()
-        raise PermanentError(f"the first run ended with code {code}: {words[-1] if words else 'no word'}")
+        raise PermanentError(f"the first run ended with code {code}: {last_word(demo.folders.logs / 'first_run.log')}")
     demo.threshold = demo.plan.threshold(demo.folders)
     demo.screen.say(f"  version {live.version} is live; a run is asked for below an auc of {demo.threshold:.4f}")
 

@@ -54,6 +54,12 @@ class RunWatch:
         return changed
 
 
+def last_word(log: Path) -> str:
+    """The last line that a process wrote to its log."""
+    lines = log.read_text(errors="replace").strip().splitlines()
+    return lines[-1] if lines else "no word"
+
+
 def describe(note: StepNote) -> str:
     """One line about a step that ended: its time and what a person asks first."""
     facts = note.facts

@@ -16,6 +16,7 @@ from pathlib import Path
 from uuid import uuid4
 
 from components.contracts.errors import PermanentError
+from pipelines.local.observations import last_word
 from pipelines.local.tether import tethered
 
 TAG_VARIABLE = "EVERGREEN_STACK"
@@ -164,8 +165,7 @@ class Stack:
     def _obituary(self, name: str) -> str:
         code = self._processes[name].poll()
         path = self._logs / f"{name}.log"
-        lines = path.read_text(errors="replace").strip().splitlines()
-        return f"{name} ended with code {code}: {lines[-1] if lines else 'no word'} (see {path})"
+        return f"{name} ended with code {code}: {last_word(path)} (see {path})"
 
 
 def tagged_processes(tag: str) -> list[int]:

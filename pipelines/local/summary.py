@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 from collections.abc import Mapping, Sequence
 from datetime import datetime, timezone
@@ -14,7 +13,7 @@ import pyarrow.parquet as pq
 
 from components.contracts import criteo
 from components.contracts.manifests import Model, Release, Verdict
-from components.contracts.run_notes import OUTCOME_FILE
+from components.contracts.run_notes import read_outcomes
 from components.contracts.uris import local_path
 from pipelines.local.demo_plan import DemoPlan, read_verdicts
 from pipelines.local.run import LocalFolders
@@ -161,9 +160,8 @@ def _trigger(
 
 def _runs(store: Path) -> list[dict[str, Any]]:
     """How each run ended, oldest first."""
-    outcomes = [json.loads(path.read_text()) for path in (store / "runs").glob(f"*/{OUTCOME_FILE}")]
     names = ("trigger_id", "state", "step", "reason", "version")
-    return [{name: o[name] for name in names} for o in sorted(outcomes, key=lambda o: str(o["ended_at"]))]
+    return [{name: getattr(outcome, name) for name in names} for outcome in read_outcomes(store)]
 
 
 def uncertainties(summary: Mapping[str, Any], timeline: Lines, *, min_clicks: int) -> list[str]:

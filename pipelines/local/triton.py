@@ -18,7 +18,6 @@ import socket
 import subprocess
 import tempfile
 import time
-import urllib.request
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass
@@ -29,15 +28,13 @@ from typing import NamedTuple
 
 from components.contracts.errors import ContractError, PermanentError, TemporaryError
 from components.contracts.serving import MODEL_NAME
+from pipelines.local.loopback import DIRECT, LOOPBACK
 from pipelines.local.tether import tethered
 from pipelines.local.triton_wheel import PreparedWheel, prepare
 
 logger = logging.getLogger(__name__)
 
 DEFAULT_VENV = Path(__file__).resolve().parents[2] / ".venvs" / "serving"
-_LOOPBACK = "127.0.0.1"
-_DIRECT = urllib.request.build_opener(urllib.request.ProxyHandler({}))
-"""Asks without a proxy, whatever the environment names: the server is on this machine."""
 _SHM = Path("/dev/shm")
 _SHM_BYTES = 4 * 2**20
 """Shared memory of one model instance at first; Triton's own default is larger than small machines like."""
@@ -134,17 +131,17 @@ class TritonServer:
     @property
     def grpc_url(self) -> str:
         """host:port for gRPC clients."""
-        return f"{_LOOPBACK}:{self._listening.grpc}"
+        return f"{LOOPBACK}:{self._listening.grpc}"
 
     @property
     def http_url(self) -> str:
         """http://host:port of the KServe v2 protocol."""
-        return f"http://{_LOOPBACK}:{self._listening.http}"
+        return f"http://{LOOPBACK}:{self._listening.http}"
 
     @property
     def metrics_url(self) -> str:
         """URL of the Prometheus text."""
-        return f"http://{_LOOPBACK}:{self._listening.metrics}/metrics"
+        return f"http://{LOOPBACK}:{self._listening.metrics}/metrics"
 
     @property
     def pid(self) -> int | None:
@@ -246,7 +243,7 @@ class TritonServer:
             f"--backend-config=python,shm-default-byte-size={_SHM_BYTES}",
             f"--backend-config=python,shm-growth-byte-size={_SHM_BYTES}",
             f"--backend-config=python,shm-region-prefix-name={self._shm_prefix}",
-            *(f"--{service}-address={_LOOPBACK}" for service in Ports._fields),
+            *(f"--{service}-address={LOOPBACK}" for service in Ports._fields),
             *(f"--{service}-port={port}" for service, port in zip(Ports._fields, ports)),
             "--allow-gpu-metrics=false",
             "--pinned-memory-pool-byte-size=0",
@@ -304,12 +301,12 @@ class TritonServer:
     def _is_ready(self) -> bool:
         try:
             # Who took our port between choice and start may be a Triton too: only its name tells.
-            with _DIRECT.open(f"{self.http_url}/v2", timeout=1) as answer:
+            with DIRECT.open(f"{self.http_url}/v2", timeout=1) as answer:
                 named = json.load(answer)["name"] == self._name
-            with _DIRECT.open(f"{self.http_url}/v2/health/ready", timeout=1) as answer:
+            with DIRECT.open(f"{self.http_url}/v2/health/ready", timeout=1) as answer:
                 ready = answer.status == 200
             # Metrics is the last port to open; a server that cannot have it ends.
-            with _DIRECT.open(self.metrics_url, timeout=1):
+            with DIRECT.open(self.metrics_url, timeout=1):
                 return bool(named and ready and self.alive())
         except (OSError, HTTPException, ValueError, KeyError, TypeError):
             return False
@@ -347,7 +344,7 @@ def _free_ports() -> Ports:
     with ExitStack() as stack:
         sockets = [stack.enter_context(socket.socket()) for _ in Ports._fields]
         for each in sockets:
-            each.bind((_LOOPBACK, 0))
+            each.bind((LOOPBACK, 0))
         return Ports(*(each.getsockname()[1] for each in sockets))
 
 
@@ -356,6 +353,6 @@ def _check_free(ports: Ports) -> None:
         with socket.socket() as probe:
             probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             try:
-                probe.bind((_LOOPBACK, port))
+                probe.bind((LOOPBACK, port))
             except OSError as error:
                 raise PermanentError(f"{service} port {port} is taken: {error.strerror}") from error
