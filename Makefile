@@ -1,20 +1,24 @@
 # make demo   the whole loop on this machine, once
 # make test   every test, each in the environment of its image
 # make check  style, types, dependency arrows, compiled pipeline
+# make benchmark-training   training's speed against named peers in one run (BENCHMARK_FLAGS=--quick: two minutes)
+# make benchmark-freshness  AUC gained by retraining more often, in a drifting world (BENCHMARK_FLAGS=--quick: a minute)
 # Each builds the environments that it needs, once; later calls take what is there while the locks are unchanged.
 
 PYTHON ?= python3.11
 DRIVER := .venvs/driver/bin/python
 SHELL := /bin/bash
 .DEFAULT_GOAL := help
-.PHONY: help environments demo test check golden format lock clean
+.PHONY: help python environments demo test check benchmarks benchmark-training benchmark-freshness golden format lock clean
 
 help:
 	@sed -n 's/^# //p' Makefile
 
-environments:
+python:
 	@command -v $(PYTHON) >/dev/null && $(PYTHON) -c 'import venv, ensurepip' 2>/dev/null || { \
 	  echo "error: '$(PYTHON)' is not a working Python 3.11 with venv; install it or say 'make PYTHON=/path/to/python3.11 ...'" >&2; exit 2; }
+
+environments: python
 	@$(PYTHON) pipelines/local/environments.py
 
 # DATA=<file or folder> takes your own Criteo rows instead of the simulated ones.
@@ -33,6 +37,15 @@ check: environments
 	@cmp build/check/retraining.yaml tests/pipelines/golden/retraining.yaml || { \
 	  echo "error: the compiled pipeline changed; if that is meant: make golden" >&2; exit 1; }
 
+benchmarks: benchmark-training benchmark-freshness
+
+benchmark-training: python
+	@$(PYTHON) pipelines/local/environments.py benchmarks
+	@exec .venvs/benchmarks/bin/python -m benchmarks.training $(BENCHMARK_FLAGS)
+
+benchmark-freshness: environments
+	@exec .venvs/training/bin/python -m benchmarks.freshness $(BENCHMARK_FLAGS)
+
 golden: environments
 	$(DRIVER) -m pipelines compile --output tests/pipelines/golden/retraining.yaml
 
@@ -41,7 +54,7 @@ format: environments
 	$(DRIVER) -m ruff format .
 
 lock:
-	$(PYTHON) requirements/lock.py $(or $(ENVIRONMENT),driver validation preprocessing training serving)
+	$(PYTHON) requirements/lock.py $(or $(ENVIRONMENT),driver validation preprocessing training serving benchmarks)
 
 clean:
 	rm -rf build .venvs

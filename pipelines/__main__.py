@@ -53,6 +53,10 @@ def build_parser() -> argparse.ArgumentParser:
     compile_.add_argument("--tag", default="dev", help="tag of the images; on a cluster the git revision")
     compile_.add_argument("--volume", default="evergreen", help="name of the shared volume claim")
     compile_.add_argument("--accelerator", default="nvidia.com/gpu", help="GPU resource of GPU steps; empty = none")
+    compile_.add_argument(
+        "--backend", choices=("pytorch", "hugectr"), default="pytorch", help="trainer; its image runs the training step"
+    )
+    compile_.add_argument("--training-gpus", type=int, default=1, help="GPUs of the training step (hugectr)")
     compile_.add_argument("--num-retries", type=int, default=2, help="tries of a failed step after the first")
 
     run = commands.add_parser("run", help="run the compiled pipeline on this machine")
@@ -71,10 +75,20 @@ def build_parser() -> argparse.ArgumentParser:
 
     models = commands.add_parser("models", help="list what was live when, and why")
     models.add_argument("--store", type=Path, required=True, help="folder of the model store")
+    _add_model(commands.add_parser("model", help="look into one stored model"))
 
     for name, (_, _, summary) in ROOMS.items():
         commands.add_parser(name, help=summary, add_help=False)
     return parser
+
+
+def _add_model(parser: argparse.ArgumentParser) -> None:
+    actions = parser.add_subparsers(dest="action", required=True)
+    inspect = actions.add_parser(
+        "inspect", help="print rows per slot, norms, dense parameters, optimizer state, hashes"
+    )
+    inspect.add_argument("folder", type=Path, help="folder of a model in the store, or bare weights with --config")
+    inspect.add_argument("--config", type=Path, help="JSON with `config` and `slot_sizes`, such as another model.json")
 
 
 def _add_parameters(parser: argparse.ArgumentParser) -> None:
@@ -153,7 +167,7 @@ def _call(arguments: argparse.Namespace) -> int:
         from pipelines.compile import compile_pipeline
         from pipelines.placement import Placement
 
-        names = ("registry", "tag", "volume", "accelerator", "num_retries")
+        names = ("registry", "tag", "volume", "accelerator", "backend", "training_gpus", "num_retries")
         compile_pipeline(arguments.output, Placement(**{name: getattr(arguments, name) for name in names}))
         return 0
     if arguments.command == "run":
@@ -179,6 +193,10 @@ def _call(arguments: argparse.Namespace) -> int:
             )
         )
         return 0
+    if arguments.command == "model":
+        from pipelines.model_report import print_inspection
+
+        return print_inspection(arguments.folder, arguments.config)
     from pipelines.models import print_models
 
     print_models(arguments.store)

@@ -17,14 +17,18 @@ ENVIRONMENT_OF_STEP = {
 }
 """Step -> the environment whose lock its image installs; on a laptop the step runs in `.venvs/<environment>`."""
 
+TRAINING_IMAGES = {"pytorch": "training", "hugectr": "training_hugectr"}
+"""Training backend -> the image with its library. `components/training/Dockerfile.hugectr` is NVIDIA's image with our
+code: no lock and no environment of ours stands for it."""
+
 _PREFIX = "evergreen-"
 
 
 def image_name(step: str) -> str:
     """The image of `step`, without registry and tag, as it stands in the component until the pipeline is compiled.
 
-    >>> image_name("run_outcome")
-    'evergreen-run-outcome'
+    >>> image_name("run_outcome"), image_name(TRAINING_IMAGES["hugectr"])
+    ('evergreen-run-outcome', 'evergreen-training-hugectr')
     """
     return _PREFIX + step.replace("_", "-")
 
@@ -52,6 +56,8 @@ def step_of_image(reference: str) -> str:
     """
     name = reference.rsplit("/", 1)[-1].split(":", 1)[0].split("@", 1)[0]
     step = name.removeprefix(_PREFIX).replace("-", "_")
+    if step in TRAINING_IMAGES.values():
+        step = "training"
     if not name.startswith(_PREFIX) or step not in ENVIRONMENT_OF_STEP:
         raise ValueError(f"image {reference!r} belongs to no step, expected one of {sorted(ENVIRONMENT_OF_STEP)}")
     return step

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 from kfp import dsl, kubernetes
 
-from pipelines.images import image_reference
+from pipelines.images import TRAINING_IMAGES, image_reference
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -26,8 +26,14 @@ class Placement:
     mount_path: str = "/evergreen"
     accelerator: str = "nvidia.com/gpu"
     """Extended resource asked for by the GPU steps, such as `nvidia.com/mig-1g.5gb`; empty = none."""
+    backend: str = "pytorch"
+    """Which trainer's image runs the training step, and the default of the pipeline's parameter of that name."""
+    training_gpus: int = 1
+    """GPUs of the training step; more than one only for `hugectr`, whose setting `vvgpu` then names them."""
     num_retries: int = 2
-    """Tries after the first; steps replace their own partial output, so a repetition is safe."""
+    """Tries after the first, whatever the exit code: steps replace their own partial output, and training that was
+    preempted goes on from its checkpoint. A pod that vanished with its node has no exit code; Argo tries it again only
+    where the workflow controller's defaults say `retryPolicy: Always`."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -39,6 +45,9 @@ class Needs:
     timeout_seconds: int
     gpu: bool = False
 
+
+MAX_WAIT_SECONDS = 600
+"""Between two tries, and for a node and the image to be there."""
 
 NEEDS = {
     "extraction": Needs(cpu="4", memory="8Gi", timeout_seconds=2 * 3600),
@@ -54,17 +63,23 @@ NEEDS = {
 def place(task: dsl.PipelineTask, step: str, placement: Placement) -> dsl.PipelineTask:
     """Applies the image, resources, volume, retries and timeout of `step` to its task; returns the task."""
     needs = NEEDS[step]
-    task.set_container_image(image_reference(step, registry=placement.registry, tag=placement.tag))
+    image = TRAINING_IMAGES[placement.backend] if step == "training" else step
+    task.set_container_image(image_reference(image, registry=placement.registry, tag=placement.tag))
     task.set_display_name(step.replace("_", " "))
     task.set_cpu_limit(needs.cpu)
     task.set_memory_limit(needs.memory)
     # Outputs lie under the run's name, which every task takes, so a cached one would be another run's: off for all.
     task.set_caching_options(False)
     if placement.num_retries:
-        task.set_retry(placement.num_retries, backoff_duration="10s", backoff_factor=3.0, backoff_max_duration="300s")
+        # Argo counts this limit from the start of the first try, and the tries themselves into it: less than all of
+        # them at their longest would end a retry, or forbid it, in the middle of its work.
+        longest = (placement.num_retries + 1) * (needs.timeout_seconds + MAX_WAIT_SECONDS)
+        task.set_retry(
+            placement.num_retries, backoff_duration="10s", backoff_factor=3.0, backoff_max_duration=f"{longest}s"
+        )
     if needs.gpu and placement.accelerator:
         task.set_accelerator_type(placement.accelerator)
-        task.set_accelerator_limit(1)
+        task.set_accelerator_limit(placement.training_gpus if step == "training" else 1)
         kubernetes.add_toleration(task, key="nvidia.com/gpu", operator="Exists", effect="NoSchedule")
         # NVTabular and DataLoader workers exchange batches over shared memory; Kubernetes gives 64 MB by default.
         kubernetes.empty_dir_mount(

@@ -45,8 +45,11 @@ def retraining_pipeline(placement: Placement) -> Callable[..., Any]:
         champion: str = "current",
         holdout_fraction: float = 0.1,
         max_malformed_fraction: float = 0.01,
+        replay_share: float = 0.0,
+        replay_days: int = 7,
         frequency_threshold: int = 5,
-        backend: str = "pytorch",
+        category_ttl_days: float = 0.0,
+        backend: str = placement.backend,
         learning_rate: float = 0.001,
         batch_size: int = 2048,
         max_epochs: int = 6,
@@ -54,9 +57,15 @@ def retraining_pipeline(placement: Placement) -> Callable[..., Any]:
         num_cross_layers: int = 3,
         tower: str = "128,64",
         dropout: float = 0.0,
+        projection_dim: int = 0,
         seed: int = 42,
+        precision: str = "float32",
+        checkpoint_minutes: float = 5.0,
+        solver: str = "",
+        profile_steps: int = 0,
         min_auc: float = 0.6,
         max_auc_loss: float = 0.002,
+        max_old_auc_loss: float = -1.0,
         accept_inconclusive: bool = False,
     ) -> None:
         """Retrains the click model on the newest logs and releases it if it is no worse than the live one.
@@ -77,8 +86,13 @@ def retraining_pipeline(placement: Placement) -> Callable[..., Any]:
             champion: Model to beat: current, none, or a released model's id.
             holdout_fraction: Share of the newest rows kept for the gate.
             max_malformed_fraction: Share of malformed rows that stops the run.
-            frequency_threshold: Sightings in the window that a category needs to get an id of its own.
-            backend: Trainer, pytorch (the hugectr trainer is not in this version).
+            replay_share: Share of rows from days before the window among those learnt, against forgetting; 0 = the
+                window alone.
+            replay_days: Newest days with rows before the window, from which old rows are drawn: those to replay, and
+                (whatever the share) some to measure what is remembered; 0 = none is read.
+            frequency_threshold: Sightings in windows so far that a category needs to get an id of its own.
+            category_ttl_days: Days unseen after which a category loses its id; 0 = never.
+            backend: Trainer, pytorch or hugectr (needs its image and a GPU).
             learning_rate: Adam's learning rate, for dense parameters and embeddings.
             batch_size: Rows per optimizer step.
             max_epochs: Most passes over the window; early stopping ends training sooner.
@@ -86,9 +100,16 @@ def retraining_pipeline(placement: Placement) -> Callable[..., Any]:
             num_cross_layers: Cross layers; must equal the parent's.
             tower: Widths of the deep tower's layers, comma-separated; must equal the parent's.
             dropout: Share of tower activations dropped in training.
+            projection_dim: Rank of the cross layers' matrices (DCN v2); 0 = one vector per layer (v1). Must equal the
+                parent's.
             seed: Seed of initial weights and of the order of rows.
+            precision: Arithmetic of the dense layers, float32, tf32 or bfloat16.
+            checkpoint_minutes: Minutes between saves of the fit; a preempted task loses at most that much.
+            solver: Settings of the hugectr trainer over its defaults, as a JSON object; empty = none.
+            profile_steps: Optimizer steps traced by the profiler (pytorch); 0 = none.
             min_auc: AUC that a model needs to be released at all.
             max_auc_loss: AUC by which the candidate may trail the champion (non-inferiority margin).
+            max_old_auc_loss: The same on held-out rows of days before the window; negative = told, not judged.
             accept_inconclusive: Whether too small a held-out window may release a model nevertheless.
         """
         run = dsl.PIPELINE_JOB_NAME_PLACEHOLDER
@@ -104,6 +125,8 @@ def retraining_pipeline(placement: Placement) -> Callable[..., Any]:
                 champion=champion,
                 holdout_fraction=holdout_fraction,
                 max_malformed_fraction=max_malformed_fraction,
+                replay_share=replay_share,
+                replay_days=replay_days,
             )
             place(extracted, "extraction", placement)
             raw_dataset = extracted.outputs["raw_dataset"]
@@ -116,6 +139,7 @@ def retraining_pipeline(placement: Placement) -> Callable[..., Any]:
                     work=work,
                     parent=parent,
                     frequency_threshold=frequency_threshold,
+                    category_ttl_days=category_ttl_days,
                     raw_dataset=raw_dataset,
                 )
                 place(preprocessed, "preprocessing", placement)
@@ -133,7 +157,12 @@ def retraining_pipeline(placement: Placement) -> Callable[..., Any]:
                     num_cross_layers=num_cross_layers,
                     tower=tower,
                     dropout=dropout,
+                    projection_dim=projection_dim,
                     seed=seed,
+                    precision=precision,
+                    checkpoint_minutes=checkpoint_minutes,
+                    solver=solver,
+                    profile_steps=profile_steps,
                     training_set=training_set,
                     validation_report=validated.outputs["report"],
                 )
@@ -146,6 +175,7 @@ def retraining_pipeline(placement: Placement) -> Callable[..., Any]:
                     champion=champion,
                     min_auc=min_auc,
                     max_auc_loss=max_auc_loss,
+                    max_old_auc_loss=max_old_auc_loss,
                     accept_inconclusive=accept_inconclusive,
                     raw_dataset=raw_dataset,
                     training_set=training_set,

@@ -16,12 +16,13 @@ NOT_LOCKED = ("pip==", "wheel==")
 
 
 def lock(environment: str) -> None:
-    """Resolves one environment and rewrites its two locks."""
+    """Resolves one environment and rewrites its locks: the image's, and that of its tests where it has any."""
+    kinds = [kind for kind in ("", ".test") if (FOLDER / f"{environment}{kind}.in").exists()]
     with tempfile.TemporaryDirectory() as scratch:
         subprocess.run([sys.executable, "-m", "venv", scratch], check=True)
         pip = [f"{scratch}/bin/python", "-m", "pip", "--disable-pip-version-check"]
         image: list[str] = []
-        for kind in ("", ".test"):
+        for kind in kinds:
             wanted = FOLDER / f"{environment}{kind}.in"
             constraints = Path(scratch) / "constraints.txt"
             constraints.write_text("\n".join(image))
@@ -34,7 +35,7 @@ def lock(environment: str) -> None:
             # A local version (+cpu) names one index's build of the pinned version.
             lines = [line.split("+")[0] for line in frozen.splitlines() if not line.startswith(NOT_LOCKED)]
             added = [line for line in lines if line not in image]
-            purpose = " on top, for tests" if kind else " and its images"
+            purpose = " on top, for tests" if kind else " and its images" if ".test" in kinds else ""
             header = f"# Pinned packages of the {environment} environment{purpose}. Written by `make lock`."
             (FOLDER / f"{environment}{kind}.lock").write_text("\n".join([header, *added]) + "\n")
             image = lines

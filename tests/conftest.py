@@ -16,9 +16,11 @@ REPOSITORY = Path(__file__).resolve().parents[1]
 ENVIRONMENT_OF_FOLDER = {
     "components/validation": "validation",
     "components/preprocessing": "preprocessing",
+    "benchmarks": "training",
     "components/training": "training",
     "components/dcn": "training",
     "components/evaluation": "training",
+    "hugectr_double": "training",
 }
 """Every other folder runs in `driver`."""
 

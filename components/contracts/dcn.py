@@ -3,9 +3,10 @@
 Joins training (HugeCTR or PyTorch) to evaluation and deployment: all three read the same flat weight file by this
 layout. The arithmetic is in `components.dcn` (PyTorch) and in deployment's graph.
 
-The network (Wang et al. 2017, arXiv 1708.05123, as HugeCTR's MultiCross computes it): x0 = concat(embeddings of 26
-slots, 13 dense values); cross layer `x_{l+1} = x0 * (x_l . w_l) + x_l + b_l`; tower of InnerProduct + ReLU on x0;
-logit = InnerProduct(concat(tower, cross)).
+The network (as HugeCTR's MultiCross computes it): x0 = concat(embeddings of 26 slots, 13 dense values); cross layers;
+tower of InnerProduct + ReLU on x0; logit = InnerProduct(concat(tower, cross)). Cross layer of DCN v1 (Wang et al. 2017,
+arXiv 1708.05123): `x_{l+1} = x0 * (x_l . w_l) + x_l + b_l`; of DCN v2 with low-rank matrices (Wang et al. 2021,
+arXiv 2008.13535): `x_{l+1} = x0 * (x_l U_l V_l + b_l) + x_l`, the bias inside the product.
 """
 
 from __future__ import annotations
@@ -28,6 +29,8 @@ class DcnConfig:
     """Widths of the tower's hidden layers."""
     dropout: float = 0.0
     """Share of tower activations zeroed in training; 0 = none."""
+    projection_dim: int = 0
+    """Rank of the cross layers' matrices (DCN v2); 0 = DCN v1, whose cross layers have one weight vector each."""
 
     def __post_init__(self) -> None:
         """Refuses shapes that no network has."""
@@ -38,6 +41,8 @@ class DcnConfig:
             raise ContractError(f"tower is {self.tower}, expected one or more widths of at least 1")
         if not 0.0 <= self.dropout < 1.0:
             raise ContractError(f"dropout is {self.dropout}, expected a share in [0, 1)")
+        if self.projection_dim < 0:
+            raise ContractError(f"projection_dim is {self.projection_dim}, expected 0 (DCN v1) or a rank")
 
     @property
     def input_width(self) -> int:
@@ -50,11 +55,12 @@ class DcnConfig:
 
     @classmethod
     def from_document(cls, document: dict[str, Any]) -> DcnConfig:
-        """The settings in `document`.
+        """The settings in `document`; documents from before DCN v2 have no `projection_dim`, which then is 0.
 
         Raises:
             ContractError: unknown or missing names.
         """
+        document = {"projection_dim": 0, **document}
         if wrong := document.keys() ^ {f.name for f in fields(cls)}:
             raise ContractError(f"DCN settings have unknown or missing names {sorted(wrong)}")
         return cls(**{**document, "tower": tuple(document["tower"])})
@@ -63,8 +69,9 @@ class DcnConfig:
 def dense_layout(config: DcnConfig) -> list[tuple[str, tuple[int, ...]]]:
     """Name and shape of each dense parameter, in the order of HugeCTR's `_dense_N.model`.
 
-    Order of layers: cross layers (weight, bias, weight, bias, ...), tower layers, the final InnerProduct.
-    InnerProduct weights are [in, out] row-major. The final layer's input is concat(tower, cross).
+    Order of layers: cross layers (weight, bias, weight, bias, ...; of DCN v2: u, v, bias, u, v, bias, ...), then tower
+    layers, then the final InnerProduct, whose input is concat(tower, cross). Cross matrices u are [width, rank] and v
+    [rank, width], InnerProduct weights [in, out], all row-major.
 
     >>> dense_layout(DcnConfig(embedding_dim=1, num_cross_layers=1, tower=(2,)))
     [('cross.0.weight', (39,)), ('cross.0.bias', (39,)), ('tower.0.weight', (39, 2)), ('tower.0.bias', (2,)), \
@@ -73,7 +80,14 @@ def dense_layout(config: DcnConfig) -> list[tuple[str, tuple[int, ...]]]:
     width = config.input_width
     layout: list[tuple[str, tuple[int, ...]]] = []
     for i in range(config.num_cross_layers):
-        layout += [(f"cross.{i}.weight", (width,)), (f"cross.{i}.bias", (width,))]
+        if config.projection_dim:
+            layout += [
+                (f"cross.{i}.u", (width, config.projection_dim)),
+                (f"cross.{i}.v", (config.projection_dim, width)),
+            ]
+        else:
+            layout += [(f"cross.{i}.weight", (width,))]
+        layout += [(f"cross.{i}.bias", (width,))]
     fan_in = width
     for i, fan_out in enumerate(config.tower):
         layout += [(f"tower.{i}.weight", (fan_in, fan_out)), (f"tower.{i}.bias", (fan_out,))]

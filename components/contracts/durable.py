@@ -11,7 +11,7 @@ import hashlib
 import os
 import shutil
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from glob import escape
 from pathlib import Path
 from typing import BinaryIO
@@ -32,13 +32,30 @@ def write_whole(path: Path, content: bytes | str) -> None:
 
     The parent folder is created. Text is UTF-8.
     """
+    with whole_file(path) as file:
+        file.write(content.encode() if isinstance(content, str) else content)
+
+
+@contextmanager
+def whole_file(path: Path) -> Iterator[BinaryIO]:
+    """Yields a file to write, which on success becomes `path`, replacing what was there, and on error is removed.
+
+    The parent folder is created.
+    """
     path.parent.mkdir(parents=True, exist_ok=True)
     aside = path.with_name(f".{path.name}.{uuid4().hex}")
     try:
-        with open(aside, "wb") as file:
-            file.write(content.encode() if isinstance(content, str) else content)
+        file = open(aside, "wb")  # noqa: SIM115
+        try:
+            yield file
             file.flush()
             os.fsync(file.fileno())
+        except BaseException:
+            # Closing tries once more to write what could not be written; its failure would hide the first one.
+            with suppress(OSError):
+                file.close()
+            raise
+        file.close()
         os.replace(aside, path)
     finally:
         aside.unlink(missing_ok=True)

@@ -18,6 +18,14 @@ class PermanentError(Exception):
     """Retrying is useless; stop, or set the offending message aside."""
 
 
+class Preempted(Exception):
+    """The step was asked to end before it was done, and saved what it had; a retry goes on from there."""
+
+
+PREEMPTED_EXIT_CODE = 75
+"""Exit code of a step that was preempted (EX_TEMPFAIL of sysexits.h: temporary failure, try again)."""
+
+
 def first_line(error: BaseException) -> str:
     r"""The first line of a foreign error's message, the name of its type where it has none: ours take one line.
 

@@ -94,6 +94,16 @@ class RawDataset(Manifest):
     """Rows dropped because their (request_id, row) had been read already."""
     digest: str
     """SHA-256 over the Parquet files: the version of the data."""
+    replay_uri: str | None = None
+    """Folder of rows drawn from days before the window, to be learnt beside it; same schema. None = no replay."""
+    num_replay_rows: int = 0
+    replay_holdout_uri: str | None = None
+    """Folder of other rows of those days, kept from training: how well the old distribution is remembered."""
+    num_replay_holdout_rows: int = 0
+    replay_share: float = 0.0
+    """Share of replayed rows among the rows learnt that the run asked for, in [0, 1)."""
+    replay_days: list[dict[str, Any]] = field(default_factory=list)
+    """Each: day (YYYY-MM-DD), num_rows, num_holdout_rows drawn from it."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -133,13 +143,22 @@ class TrainingSet(Manifest):
     slot_sizes: list[int]
     """Number of ids per categorical column, in column order; ids lie in [0, size)."""
     new_categories: list[int]
-    """Ids appended to each column's vocabulary in this round."""
+    """Categories per column that got an id in this round, appended or a tombstone's."""
     workflow_uri: str
     """Folder of the fitted feature workflow (`contracts.workflow`)."""
     raw_digest: str
     last_event_time: str
     """Newest row of the raw window, training and held-out rows alike; the model keeps it as its watermark."""
     parent_model_uri: str | None
+    replay_uri: str | None = None
+    """The rows of `RawDataset.replay_uri`, encoded as the others are; None = no replay."""
+    num_replay_rows: int = 0
+    replay_holdout_uri: str | None = None
+    num_replay_holdout_rows: int = 0
+    replay_share: float = 0.0
+    """Share of replayed rows among the rows that training learns from, asked for by the run, in [0, 1)."""
+    tombstones: list[int] = field(default_factory=list)
+    """Per categorical column, ids whose category was evicted and that no category has now; empty = none anywhere."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -203,6 +222,9 @@ class Verdict(Manifest):
     """Held-out rows that an inconclusive comparison would need for its observed difference; None otherwise."""
     scores_uri: str
     """NumPy .npz with float32 `candidate` (and `champion`) scores of the held-out rows, in their order."""
+    old_distribution: dict[str, Any] | None = None
+    """`candidate`, `champion`, `difference` (as above), `num_rows` and `num_clicks` on the held-out old rows; None =
+    there are none. The gate looks at it on request only."""
 
 
 @dataclass(frozen=True, kw_only=True)

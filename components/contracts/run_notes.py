@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from components.contracts.durable import write_whole
-from components.contracts.errors import ContractError
+from components.contracts.errors import ContractError, Preempted
 
 OUTCOME_FILE = "outcome.json"
 STEPS = ("extraction", "validation", "preprocessing", "training", "evaluation", "deployment")
@@ -32,7 +32,8 @@ class StepNote:
 
     step: str
     state: str = "running"
-    """`running`, `done`, `refused` (it worked and said no) or `failed`."""
+    """`running`, `done`, `refused` (it worked and said no), `preempted` (it was asked to end, saved, and waits for a
+    retry) or `failed`."""
     reason: str = ""
     started_at: str = ""
     seconds: float | None = None
@@ -91,7 +92,7 @@ def _told_of_sigterm() -> Iterator[None]:
 
 @contextmanager
 def noted(store: Path, run: str, step: str) -> Iterator[StepNote]:
-    """Keeps the note of `step` current: running, then done (or what the body set), or failed with the error.
+    """Keeps the note of `step` current: running, then done (or what the body set), preempted, or failed with the error.
 
     A retry of the step begins a new note; that of the try before is gone.
     """
@@ -104,6 +105,9 @@ def noted(store: Path, run: str, step: str) -> Iterator[StepNote]:
             yield note
     except (Stopped, KeyboardInterrupt):
         note.state, note.reason = "failed", "stopped from outside while it worked"
+        raise
+    except Preempted as error:
+        note.state, note.reason = "preempted", f"{error}"
         raise
     except BaseException as error:
         note.state, note.reason = "failed", f"{type(error).__name__}: {error}"

@@ -1,9 +1,12 @@
 """The fitted feature workflow: vocabularies and the arithmetic on the dense columns, independent of any library.
 
 Joins preprocessing, which fits it with NVTabular, to deployment, which writes it into the served graph, and to the
-next round's preprocessing, which extends it. Ids never move: a round only appends categories.
+next round's preprocessing, which carries it on. Which categories enter and leave is preprocessing's, and so is what it
+remembers of them beside these files; what changed between two workflows is `vocabulary_changes`'.
 
-Ids: 0 padding (never produced), 1 missing, 2 out of vocabulary, 3 + position in the vocabulary.
+Ids: 0 padding (never produced), 1 missing, 2 out of vocabulary, 3 + position in the vocabulary. An id never moves
+while its category lives. Where a category was evicted its position holds `TOMBSTONE`, so that no other id moves; a
+later round may give that id to a new category.
 Dense: x -> FillMissing(fill) -> Clip(min) -> log(1 + x) -> (x - mean) / std, NVTabular's operators of these names.
 """
 
@@ -20,14 +23,18 @@ from zipfile import BadZipFile
 import numpy as np
 from numpy.typing import NDArray
 
-from components.contracts.criteo import CATEGORICAL, DENSE, MISSING_CATEGORY, NUM_CATEGORICAL, NUM_DENSE
+from components.contracts.criteo import CATEGORICAL, DENSE, MAX_CATEGORY, MISSING_CATEGORY, NUM_CATEGORICAL, NUM_DENSE
 from components.contracts.durable import write_whole
 from components.contracts.errors import ContractError
 
-FORMAT_VERSION = 1
+FORMAT_VERSION = 2
+READABLE_VERSIONS = (1, 2)
+"""Version 1 is the same without tombstones; its readers would serve a tombstone as a category."""
 MISSING_ID = 1
 OOV_ID = 2
 FIRST_ID = 3
+TOMBSTONE = -2
+"""In a vocabulary: this id has no category. No raw category is negative, and a missing one is `MISSING_CATEGORY`."""
 
 SETTINGS_FILE = "workflow.json"
 VOCABULARIES_FILE = "vocabularies.npz"
@@ -38,26 +45,31 @@ class FeatureWorkflow:
     """A fitted workflow.
 
     Raises:
-        ContractError: wrong numbers of columns, a category twice, or a std that is not positive.
+        ContractError: wrong numbers of columns, a category twice or outside [0, 2^32), or a std that is not positive.
     """
 
     vocabularies: tuple[NDArray[np.int64], ...]
-    """Per categorical column, the categories in the order of their ids."""
+    """Per categorical column, the categories in the order of their ids; `TOMBSTONE` any number of times."""
     fill: float
     clip_min: float
     means: NDArray[np.float32]
     """Of the logged values, [13]."""
     stds: NDArray[np.float32]
     frequency_threshold: int
-    """Sightings that a category needs in a round's window to enter a vocabulary."""
+    """Sightings, summed over rounds, that a category needed in the last round to enter a vocabulary."""
 
     def __post_init__(self) -> None:
         """Refuses what could not have been fitted."""
         if len(self.vocabularies) != NUM_CATEGORICAL:
             raise ContractError(f"workflow has {len(self.vocabularies)} vocabularies, expected {NUM_CATEGORICAL}")
-        for name, vocabulary in zip(CATEGORICAL, self.vocabularies):
-            if len(np.unique(vocabulary)) != len(vocabulary):
+        for name, (categories, _) in zip(CATEGORICAL, self._sorted):
+            if (categories[1:] == categories[:-1]).any():
                 raise ContractError(f"vocabulary of {name} holds a category twice")
+            if len(categories) and (categories[0] < 0 or categories[-1] > MAX_CATEGORY):
+                raise ContractError(
+                    f"vocabulary of {name} holds values from {categories[0]} to {categories[-1]}, expected categories "
+                    f"from 0 to {MAX_CATEGORY}, or {TOMBSTONE} for an id without one"
+                )
         for name, values in (("means", self.means), ("stds", self.stds)):
             if values.shape != (NUM_DENSE,) or not np.isfinite(values).all():
                 raise ContractError(f"workflow {name} are {values!r}, expected {NUM_DENSE} finite values")
@@ -66,16 +78,26 @@ class FeatureWorkflow:
 
     @property
     def slot_sizes(self) -> list[int]:
-        """Number of ids per categorical column."""
+        """Number of ids per categorical column, those of tombstones included."""
         return [FIRST_ID + len(v) for v in self.vocabularies]
+
+    @property
+    def tombstones(self) -> list[int]:
+        """Number of ids without a category, per categorical column."""
+        return [len(v) - len(categories) for v, (categories, _) in zip(self.vocabularies, self._sorted)]
 
     @cached_property
     def _sorted(self) -> list[tuple[NDArray[np.int64], NDArray[np.int64]]]:
-        orders = [np.argsort(v, kind="stable") for v in self.vocabularies]
+        """Per column, the categories in ascending order and the position of each; tombstones are not among them."""
+        positions = [np.flatnonzero(v != TOMBSTONE) for v in self.vocabularies]
+        orders = [p[np.argsort(v[p], kind="stable")] for v, p in zip(self.vocabularies, positions)]
         return [(v[o], o.astype(np.int64)) for v, o in zip(self.vocabularies, orders)]
 
     def encode_categorical(self, categorical: NDArray[np.int64]) -> NDArray[np.int64]:
-        """Ids [n, 26] of raw categories [n, 26] (`MISSING_CATEGORY` = missing)."""
+        """Ids [n, 26] of raw categories [n, 26] (`MISSING_CATEGORY` = missing).
+
+        Any other value without an id is out of vocabulary, a negative one (and so `TOMBSTONE`) too.
+        """
         ids = np.full(categorical.shape, OOV_ID, dtype=np.int64)
         for column, (keys, positions) in enumerate(self._sorted):
             raw = categorical[:, column]
@@ -119,7 +141,7 @@ class FeatureWorkflow:
         try:
             settings = dict(json.loads((folder / SETTINGS_FILE).read_text()))
             version = settings.pop("format_version", None)
-            if version == FORMAT_VERSION:
+            if version in READABLE_VERSIONS:
                 with np.load(folder / VOCABULARIES_FILE, allow_pickle=False) as arrays:
                     settings["vocabularies"] = tuple(arrays[name] for name in CATEGORICAL)
                 for name in ("means", "stds"):
@@ -127,4 +149,5 @@ class FeatureWorkflow:
                 return cls(**settings)
         except (OSError, ValueError, TypeError, KeyError, EOFError, BadZipFile) as error:
             raise ContractError(f"feature workflow in {folder} cannot be read: {error}") from error
-        raise ContractError(f"feature workflow in {folder} has format_version {version}, expected {FORMAT_VERSION}")
+        expected = " or ".join(map(str, READABLE_VERSIONS))
+        raise ContractError(f"feature workflow in {folder} has format_version {version}, expected {expected}")

@@ -3,7 +3,8 @@
 Shape, names and order of the parameters are `contracts.dcn`'s; the bytes are `contracts.model_files`'s. Fitting is left
 to training, judging to evaluation, and the served graph to deployment.
 
-Shape suffixes: B rows, F slots (26), D dense values (13), E embedding width, X width of x0 (F * E + D), L cross layers.
+Shape suffixes: B rows, F slots (26), D dense values (13), E embedding width, X width of x0 (F * E + D), L cross layers,
+K rank of a cross layer's matrix (v2).
 """
 
 from __future__ import annotations
@@ -18,11 +19,11 @@ from torch import Tensor, nn
 from components.contracts.criteo import CATEGORICAL, NUM_CATEGORICAL, NUM_DENSE
 from components.contracts.dcn import DcnConfig, dense_layout
 from components.contracts.errors import ContractError
-from components.contracts.model_files import ModelWeights, read_model
+from components.contracts.model_files import ModelWeights, open_model
 
 
 class DcnNetwork(nn.Module):
-    """The network of `contracts.dcn`: one fused embedding table, cross layers (v1), a tower, one logit.
+    """The network of `contracts.dcn`: one fused embedding table, cross layers (v1 or v2), a tower, one logit.
 
     The table is a buffer and not a parameter: autograd would build a gradient for all of its rows, where a batch
     touches a few thousand. Training takes the gradient of the looked-up vectors (`embed`, then `logits`) instead.
@@ -37,12 +38,14 @@ class DcnNetwork(nn.Module):
     embeddings: Tensor
     """[sum(slot_sizes), E]."""
 
-    def __init__(self, config: DcnConfig, slot_sizes: list[int]) -> None:
+    def __init__(self, config: DcnConfig, slot_sizes: list[int], embeddings: Tensor | None = None) -> None:
         """Makes the network.
 
         Args:
             config: Its shape.
             slot_sizes: Number of ids per categorical column, 26 of them.
+            embeddings: The table, [sum(slot_sizes), E], used as it is; the network lies where it does. None makes one
+                of zeros.
 
         Raises:
             ContractError: another number of slots, or a slot without ids.
@@ -53,9 +56,12 @@ class DcnNetwork(nn.Module):
         sizes = torch.tensor(slot_sizes, dtype=torch.int64)
         self.register_buffer("slot_sizes", sizes, persistent=False)
         self.register_buffer("offsets", sizes.cumsum(0) - sizes, persistent=False)
-        self.register_buffer("embeddings", torch.zeros(sum(slot_sizes), config.embedding_dim))
+        if embeddings is None:
+            embeddings = torch.zeros(sum(slot_sizes), config.embedding_dim)
+        self.register_buffer("embeddings", embeddings)
         # Parameter names must not hold dots, so the layout's order is kept and its names are added in `named_dense`.
         self.dense_parameters = nn.ParameterList(nn.Parameter(torch.zeros(shape)) for _, shape in dense_layout(config))
+        self.to(embeddings.device)
 
     def named_dense(self) -> dict[str, nn.Parameter]:
         """The dense parameters by their `dense_layout` names, in its order."""
@@ -73,40 +79,56 @@ class DcnNetwork(nn.Module):
         return vectors_BFE if bool(known_BF.all()) else vectors_BFE * known_BF.unsqueeze(-1)
 
     def logits(self, dense_BD: Tensor, vectors_BFE: Tensor) -> Tensor:
-        """Logits [B] of normalised dense values and embedding vectors.
+        """Logits [B] of normalised dense values and embedding vectors."""
+        *parameters, final_weight, final_bias = self.dense_parameters
+        num_cross = cross_parameters(self.config)
+        cross, tower = parameters[:num_cross], parameters[num_cross:]
+        tower_width = self.config.tower[-1]
+        x0_BX = torch.cat([vectors_BFE.flatten(1), dense_BD], dim=1)
+        if self.config.projection_dim:
+            cross_BX = x0_BX
+            for u_XK, v_KX, bias_X in zip(cross[::3], cross[1::3], cross[2::3]):
+                cross_BX = torch.addcmul(cross_BX, x0_BX, torch.addmm(bias_X, cross_BX @ u_XK, v_KX))
+            cross_logit_B = cross_BX @ final_weight[tower_width:, 0]
+            hidden = torch.addmm(tower[1], x0_BX, tower[0])
+        else:
+            cross_logit_B, hidden = self._by_closed_form(x0_BX, cross, tower, final_weight[tower_width:])
+        hidden = self._drop(torch.relu(hidden))
+        for layer in range(1, len(self.config.tower)):
+            hidden = self._drop(torch.relu(torch.addmm(tower[2 * layer + 1], hidden, tower[2 * layer])))
+        return hidden @ final_weight[:tower_width, 0] + cross_logit_B + final_bias
+
+    def _by_closed_form(
+        self, x0_BX: Tensor, cross: list[Tensor], tower: list[Tensor], final_X1: Tensor
+    ) -> tuple[Tensor, Tensor]:
+        """The cross part's share of the logit (v1), and the tower's first layer before ReLU.
 
         Every cross layer's output is `alpha * x0 + beta`, alpha a number per row and beta a vector for all rows:
         x_{l+1} = x0 * (x_l . w_l) + x_l + b_l = (alpha_l + x_l . w_l) * x0 + (beta_l + b_l). So one product of x0 with
         all weight vectors replaces L passes over [B, X]; the values are those of the layers run one by one.
         """
-        *cross, final_weight, final_bias = self.dense_parameters
-        num_layers, num_hidden = self.config.num_cross_layers, len(self.config.tower)
-        cross_weights, cross_biases = cross[0 : 2 * num_layers : 2], cross[1 : 2 * num_layers : 2]
-        tower = cross[2 * num_layers :]
-        tower_width = self.config.tower[-1]
-
-        x0_BX = torch.cat([vectors_BFE.flatten(1), dense_BD], dim=1)
+        num_layers, cross_weights, cross_biases = self.config.num_cross_layers, cross[::2], cross[1::2]
         # The final layer's share for the cross part is one more weight vector; the tower's first layer rides along.
-        vectors_XL = torch.stack([*cross_weights, final_weight[tower_width:, 0]], dim=1)
+        vectors_XL = torch.stack([*cross_weights, final_X1[:, 0]], dim=1)
         product = x0_BX @ torch.cat([vectors_XL, tower[0]], dim=1)
         products_BL, hidden = product[:, : num_layers + 1], product[:, num_layers + 1 :] + tower[1]
 
-        beta_LX = torch.cat([torch.zeros_like(final_weight[tower_width:].T), torch.stack(list(cross_biases))]).cumsum(0)
+        beta_LX = torch.cat([torch.zeros_like(final_X1.T), torch.stack(list(cross_biases))]).cumsum(0)
         beta_products_L = (beta_LX * vectors_XL.T).sum(1)
         alpha_B = torch.ones_like(products_BL[:, 0])
         for layer in range(num_layers):
             alpha_B = alpha_B + (alpha_B * products_BL[:, layer] + beta_products_L[layer])
-        cross_logit_B = alpha_B * products_BL[:, num_layers] + beta_products_L[num_layers]
-
-        hidden = self._drop(torch.relu(hidden))
-        for layer in range(1, num_hidden):
-            hidden = self._drop(torch.relu(torch.addmm(tower[2 * layer + 1], hidden, tower[2 * layer])))
-        return hidden @ final_weight[:tower_width, 0] + cross_logit_B + final_bias
+        return alpha_B * products_BL[:, num_layers] + beta_products_L[num_layers], hidden
 
     def _drop(self, hidden: Tensor) -> Tensor:
         if not self.config.dropout:
             return hidden
         return nn.functional.dropout(hidden, self.config.dropout, self.training)
+
+
+def cross_parameters(config: DcnConfig) -> int:
+    """Number of dense parameters that belong to cross layers, the first ones of `dense_layout`."""
+    return config.num_cross_layers * (3 if config.projection_dim else 2)
 
 
 def check_slot_sizes(slot_sizes: list[int]) -> None:
@@ -132,25 +154,33 @@ def load_weights(network: DcnNetwork, weights: ModelWeights) -> None:
         raise ContractError(
             f"embeddings have shape {weights.embeddings.shape}, expected {tuple(network.embeddings.shape)}"
         )
-    with torch.no_grad():
-        # torch.tensor copies: arrays read from files are read-only.
-        network.embeddings.copy_(torch.tensor(weights.embeddings))
-        for name, parameter in network.named_dense().items():
-            if name not in weights.dense or weights.dense[name].shape != tuple(parameter.shape):
-                shape = weights.dense[name].shape if name in weights.dense else None
-                raise ContractError(f"dense parameter {name} has shape {shape}, expected {tuple(parameter.shape)}")
-            parameter.copy_(torch.tensor(weights.dense[name]))
+    # torch.tensor copies: arrays read from files are read-only.
+    network.embeddings.copy_(torch.tensor(weights.embeddings))
+    _load_dense(network, weights.dense)
+
+
+@torch.no_grad()
+def _load_dense(network: DcnNetwork, dense: dict[str, NDArray[np.float32]]) -> None:
+    for name, parameter in network.named_dense().items():
+        if name not in dense or dense[name].shape != tuple(parameter.shape):
+            shape = dense[name].shape if name in dense else None
+            raise ContractError(f"dense parameter {name} has shape {shape}, expected {tuple(parameter.shape)}")
+        parameter.copy_(torch.tensor(dense[name]))
 
 
 def load_network(weights_folder: Path, config: DcnConfig, slot_sizes: list[int]) -> DcnNetwork:
     """The network whose weights lie in `weights_folder` (a model's `weights/`), ready to score.
 
+    The table is read in chunks, so no second one is held.
+
     Raises:
         ContractError: a file is absent, truncated, oversized or holds keys that no slot has.
     """
-    check_slot_sizes(slot_sizes)
     network = DcnNetwork(config, slot_sizes)
-    load_weights(network, read_model(weights_folder, config, slot_sizes))
+    stored = open_model(weights_folder, config, slot_sizes)
+    _load_dense(network, stored.dense())
+    for chunk in stored.chunks(moments=False):
+        network.embeddings.index_copy_(0, torch.tensor(chunk.keys), torch.tensor(chunk.vectors))
     network.eval()
     return network
 
@@ -165,7 +195,7 @@ def to_weights(network: DcnNetwork) -> ModelWeights:
 
 @torch.no_grad()
 def predict(
-    network: DcnNetwork, dense: NDArray[np.float32], ids: NDArray[np.int64], batch_size: int = 8192
+    network: DcnNetwork, dense: NDArray[np.float32], ids: NDArray[np.int64], batch_size: int = 2048
 ) -> NDArray[np.float32]:
     """Click probabilities, float32 [n]; the same input gives the same bits on the same machine.
 

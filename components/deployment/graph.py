@@ -25,7 +25,7 @@ from components.contracts.manifests import Model
 from components.contracts.model_files import ModelWeights, read_model
 from components.contracts.serving import CATEGORICAL_INPUT, DENSE_INPUT, PROBABILITY_OUTPUT, Tensor
 from components.contracts.uris import local_path
-from components.contracts.workflow import FIRST_ID, MISSING_ID, OOV_ID, FeatureWorkflow
+from components.contracts.workflow import FIRST_ID, MISSING_ID, OOV_ID, TOMBSTONE, FeatureWorkflow
 
 OPSET = 17
 ML_OPSET = 4
@@ -137,8 +137,8 @@ def _encode_categorical(parts: _Parts, workflow: FeatureWorkflow) -> None:
     encoded, offset = [], 0
     for name, vocabulary, size in zip(CATEGORICAL, workflow.vocabularies, workflow.slot_sizes):
         ids = FIRST_ID + np.arange(len(vocabulary), dtype=np.int64)
-        # Missing wins over a vocabulary that should hold its mark, as in FeatureWorkflow.encode_categorical.
-        real = vocabulary != MISSING_CATEGORY
+        # An id without a category is no key: its mark, sent as a raw value, is out of vocabulary like any other.
+        real = vocabulary != TOMBSTONE
         keys = np.concatenate([np.array([MISSING_CATEGORY], np.int64), vocabulary[real]])
         values = offset + np.concatenate([np.array([MISSING_ID], np.int64), ids[real]])
         encoded.append(
@@ -169,15 +169,12 @@ def _look_up(parts: _Parts, embeddings: NDArray[np.float32]) -> None:
 def _network(parts: _Parts, dense: dict[str, NDArray[np.float32]], config: DcnConfig) -> None:
     """Adds the network on `x0` as `contracts.dcn` states it, down to the probability [n, 1]."""
     for name, value in dense.items():
-        # A cross weight is a vector; as a column, MatMul makes it one number per row.
-        is_cross_weight = name.startswith("cross.") and name.endswith(".weight")
-        parts.constant(name, value.reshape(-1, 1) if is_cross_weight else value)
+        # A cross weight of DCN v1 is a vector; as a column, MatMul makes it one number per row.
+        is_cross_vector = name.startswith("cross.") and name.endswith(".weight")
+        parts.constant(name, value.reshape(-1, 1) if is_cross_vector else value)
     crossed = "x0"
     for i in range(config.num_cross_layers):
-        product = parts.node("MatMul", [crossed, f"cross.{i}.weight"], f"cross_{i}_product")
-        scaled = parts.node("Mul", ["x0", product], f"cross_{i}_scaled")
-        summed = parts.node("Add", [scaled, crossed], f"cross_{i}_summed")
-        crossed = parts.node("Add", [summed, f"cross.{i}.bias"], f"cross_{i}")
+        crossed = (_cross_matrix if config.projection_dim else _cross_vector)(parts, i, crossed)
     hidden = "x0"
     for i in range(len(config.tower)):
         linear = parts.node("Gemm", [hidden, f"tower.{i}.weight", f"tower.{i}.bias"], f"tower_{i}_linear")
@@ -185,3 +182,19 @@ def _network(parts: _Parts, dense: dict[str, NDArray[np.float32]], config: DcnCo
     joined = parts.node("Concat", [hidden, crossed], "final_input", axis=1)
     logit = parts.node("Gemm", [joined, "final.weight", "final.bias"], "logit")
     parts.node("Sigmoid", [logit], PROBABILITY_OUTPUT.name)
+
+
+def _cross_vector(parts: _Parts, layer: int, crossed: str) -> str:
+    """Adds a cross layer of DCN v1; answers its output's name."""
+    product = parts.node("MatMul", [crossed, f"cross.{layer}.weight"], f"cross_{layer}_product")
+    scaled = parts.node("Mul", ["x0", product], f"cross_{layer}_scaled")
+    summed = parts.node("Add", [scaled, crossed], f"cross_{layer}_summed")
+    return parts.node("Add", [summed, f"cross.{layer}.bias"], f"cross_{layer}")
+
+
+def _cross_matrix(parts: _Parts, layer: int, crossed: str) -> str:
+    """Adds a cross layer of DCN v2; answers its output's name."""
+    projected = parts.node("MatMul", [crossed, f"cross.{layer}.u"], f"cross_{layer}_projected")
+    product = parts.node("Gemm", [projected, f"cross.{layer}.v", f"cross.{layer}.bias"], f"cross_{layer}_product")
+    scaled = parts.node("Mul", ["x0", product], f"cross_{layer}_scaled")
+    return parts.node("Add", [scaled, crossed], f"cross_{layer}")

@@ -34,6 +34,12 @@ def build_parser() -> argparse.ArgumentParser:
         help="AUC by which the candidate may trail the champion (default %(default)s)",
     )
     parser.add_argument(
+        "--max-old-auc-loss",
+        type=float,
+        default=-1.0,
+        help="the same on held-out rows of days before the window; negative: told, not judged (default %(default)s)",
+    )
+    parser.add_argument(
         "--accept-inconclusive",
         type=_bool,
         default=False,
@@ -57,12 +63,15 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         with noted(local_path(arguments.store), arguments.run, STEP) as note:
             verdict = _run(arguments)
+            old = verdict.old_distribution
             note.facts = {
                 "decision": verdict.decision,
                 "rows": verdict.num_rows,
                 "auc": verdict.candidate["auc"],
                 "champion_auc": verdict.champion["auc"] if verdict.champion else None,
                 "rows_needed": verdict.rows_needed,
+                "old_auc": old["candidate"]["auc"] if old else None,
+                "old_champion_auc": old["champion"]["auc"] if old and old["champion"] else None,
             }
             note.reason = verdict.reason
             if not verdict.accepted:
@@ -88,6 +97,7 @@ def _run(arguments: argparse.Namespace) -> Verdict:
         settings=GateSettings(
             min_auc=arguments.min_auc,
             max_auc_loss=arguments.max_auc_loss,
+            max_old_auc_loss=arguments.max_old_auc_loss if arguments.max_old_auc_loss >= 0 else None,
             accept_inconclusive=arguments.accept_inconclusive,
         ),
         final=local_path(arguments.work) / arguments.run / STEP,

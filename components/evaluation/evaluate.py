@@ -8,6 +8,7 @@ from __future__ import annotations
 import io
 import logging
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -17,10 +18,12 @@ from numpy.typing import NDArray
 from components.contracts.durable import whole_directory, write_whole
 from components.contracts.errors import ContractError
 from components.contracts.manifests import Model, RawDataset, Release, TrainingSet, Verdict
-from components.contracts.metrics import AucEstimate, calibration, log_loss, normalized_entropy
 from components.contracts.uris import local_path
-from components.evaluation.gate import GateSettings, Judgement, judge
+from components.contracts.vocabulary_changes import vocabulary_changes
+from components.contracts.workflow import FeatureWorkflow
+from components.evaluation.gate import GateSettings, Judgement, OldRows, judge
 from components.evaluation.holdout import check_counts
+from components.evaluation.numbers import compare
 from components.evaluation.scoring import ScoredHoldout, candidate_scorer, champion_scorer, score_holdout
 from components.evaluation.slices import SliceMetrics, measure_slices, slice_column
 
@@ -62,25 +65,46 @@ def evaluate(
         ContractError: the inputs do not belong together, or one is damaged.
     """
     _expect_same_round(raw, training_set, model)
-    raw_folder, encoded_folder = local_path(raw.holdout_uri), local_path(training_set.holdout_uri)
-    num_rows = check_counts(raw_folder, encoded_folder, raw.num_holdout_rows, training_set.num_holdout_rows)
-    logger.info("scoring %d held-out rows, champion: %s", num_rows, champion.model_id if champion else None)
     column = slice_column(training_set.slot_sizes)
-    scored = score_holdout(
-        raw_folder,
-        encoded_folder,
+    score = partial(
+        score_holdout,
         score_candidate=candidate_scorer(model),
         score_champion=champion_scorer(champion) if champion else None,
         slot_sizes=training_set.slot_sizes,
-        new_categories=training_set.new_categories,
+        new_ids=_new_ids(training_set),
         slice_column=column,
     )
-    judgement = judge(scored.labels, scored.candidate, scored.champion, settings=settings)
+    logger.info("champion: %s", champion.model_id if champion else None)
+    raw_folder, encoded_folder = local_path(raw.holdout_uri), local_path(training_set.holdout_uri)
+    num_rows = check_counts(raw_folder, encoded_folder, raw.num_holdout_rows, training_set.num_holdout_rows)
+    logger.info("scoring %d held-out rows", num_rows)
+    scored = score(raw_folder, encoded_folder)
+    old = None
+    if raw.replay_holdout_uri and training_set.replay_holdout_uri:
+        raw_folder, encoded_folder = local_path(raw.replay_holdout_uri), local_path(training_set.replay_holdout_uri)
+        counts = (raw.num_replay_holdout_rows, training_set.num_replay_holdout_rows)
+        logger.info("scoring %d old rows", check_counts(raw_folder, encoded_folder, *counts))
+        old = score(raw_folder, encoded_folder)
+    judgement = judge(
+        scored.labels,
+        scored.candidate,
+        scored.champion,
+        old=OldRows(old.labels, old.candidate, old.champion) if old else None,
+        settings=settings,
+    )
     logger.info("gate: %s", judgement.reason)
-    verdict = _verdict(model, champion, scored, judgement, scores=_keep_scores(final, scored))
+    verdict = _verdict(model, champion, scored, old, judgement, scores=_keep_scores(final, scored))
     is_first_round = training_set.parent_model_uri is None
     slices = measure_slices(scored, column=column, is_first_round=is_first_round)
     return Evaluation(verdict=verdict, scored=scored, slices=slices, settings=settings)
+
+
+def _new_ids(training_set: TrainingSet) -> list[NDArray[np.int64]]:
+    """Per column, the ids that got their category in this round."""
+    now = FeatureWorkflow.load(local_path(training_set.workflow_uri))
+    parent = training_set.parent_model_uri
+    before = FeatureWorkflow.load(local_path(parent) / Model.WORKFLOW) if parent else None
+    return [change.entered for change in vocabulary_changes(before, now)]
 
 
 def _expect_same_round(raw: RawDataset, training_set: TrainingSet, model: Model) -> None:
@@ -93,12 +117,33 @@ def _expect_same_round(raw: RawDataset, training_set: TrainingSet, model: Model)
             f"model {model.model_id} has {sum(model.slot_sizes)} ids and the training set "
             f"{sum(training_set.slot_sizes)}, expected the same slot sizes"
         )
+    if (raw.replay_holdout_uri is None) != (training_set.replay_holdout_uri is None):
+        raise ContractError(
+            f"raw dataset has {raw.num_replay_holdout_rows} old rows held out and the training set "
+            f"{training_set.num_replay_holdout_rows}, expected the same rows"
+        )
 
 
 def _verdict(
-    model: Model, champion: Release | None, scored: ScoredHoldout, judgement: Judgement, *, scores: Path
+    model: Model,
+    champion: Release | None,
+    scored: ScoredHoldout,
+    old: ScoredHoldout | None,
+    judgement: Judgement,
+    *,
+    scores: Path,
 ) -> Verdict:
-    difference = judgement.difference
+    numbers = compare(scored.labels, scored.candidate, scored.champion)
+    old_distribution = None
+    if old is not None:
+        compared = compare(old.labels, old.candidate, old.champion)
+        old_distribution = {
+            **compared._asdict(),
+            "num_rows": len(old.labels),
+            "num_clicks": int(old.labels.sum()),
+        }
+        aucs = [part["auc"] if part else None for part in (compared.candidate, compared.champion)]
+        logger.info("on old rows: auc %s, the champion's %s", *aucs)
     return Verdict(
         candidate_model_id=model.model_id,
         champion_model_id=champion.model_id if champion else None,
@@ -107,32 +152,13 @@ def _verdict(
         reason=judgement.reason,
         num_rows=len(scored.labels),
         num_clicks=int(scored.labels.sum()),
-        candidate=_metrics(scored.labels, scored.candidate, judgement.candidate),
-        champion=_metrics(scored.labels, scored.champion, judgement.champion) if scored.champion is not None else None,
-        difference={
-            "auc": difference.auc if difference else None,
-            "low": difference.low if difference else None,
-            "high": difference.high if difference else None,
-            "p_value": difference.p_value if difference else None,
-        }
-        if champion
-        else None,
+        candidate=numbers.candidate,
+        champion=numbers.champion,
+        difference=numbers.difference,
         rows_needed=judgement.rows_needed,
         scores_uri=scores.as_uri(),
+        old_distribution=old_distribution,
     )
-
-
-def _metrics(
-    labels: NDArray[np.int8], scores: NDArray[np.float32], estimate: AucEstimate | None
-) -> dict[str, float | None]:
-    return {
-        "auc": estimate.auc if estimate else None,
-        "auc_low": estimate.low if estimate else None,
-        "auc_high": estimate.high if estimate else None,
-        "log_loss": log_loss(labels, scores),
-        "normalized_entropy": normalized_entropy(labels, scores),
-        "calibration": calibration(labels, scores),
-    }
 
 
 def _keep_scores(final: Path, scored: ScoredHoldout) -> Path:

@@ -1,8 +1,9 @@
 """The gate: decides from labels and scores alone whether the candidate may be released, and says why.
 
 Two checks, each by a 95 % interval (DeLong): the candidate's AUC against an absolute floor, and its paired difference
-to the champion's AUC against the loss that is allowed (non-inferiority). A check passes where the whole interval lies
-on the good side, fails where it lies on the bad side, and is inconclusive between. Scores are computed elsewhere.
+to the champion's AUC against the loss that is allowed (non-inferiority); on request a third, that difference on rows
+older than the window. A check passes where the whole interval lies on the good side, fails where it lies on the bad
+side, and is inconclusive between. Scores are computed elsewhere.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 import numpy as np
-from numpy.typing import ArrayLike
+from numpy.typing import ArrayLike, NDArray
 
 from components.contracts.errors import ContractError
 from components.contracts.metrics import Z_95, AucDifference, AucEstimate, auc_difference, auc_estimate
@@ -31,6 +32,8 @@ class GateSettings:
     """AUC that a model needs to be released at all."""
     max_auc_loss: float = 0.002
     """AUC by which the candidate may trail the champion."""
+    max_old_auc_loss: float | None = None
+    """AUC by which the candidate may trail the champion on old rows; None = what is forgotten is told, not judged."""
     accept_inconclusive: bool = False
     """Whether a candidate is released that the held-out rows can neither clear nor condemn."""
     min_class_rows: int = 10
@@ -39,11 +42,20 @@ class GateSettings:
 
     def __post_init__(self) -> None:
         """Refuses thresholds that no AUC can meet or miss."""
-        for name, value in (("min_auc", self.min_auc), ("max_auc_loss", self.max_auc_loss)):
-            if not 0.0 <= value <= 1.0:
+        for name in ("min_auc", "max_auc_loss", "max_old_auc_loss"):
+            value = getattr(self, name)
+            if value is not None and not 0.0 <= value <= 1.0:
                 raise ContractError(f"{name} is {value}, expected a number in [0, 1]")
         if self.min_class_rows < 2:
             raise ContractError(f"min_class_rows is {self.min_class_rows}, expected at least 2")
+
+
+class OldRows(NamedTuple):
+    """Held-out rows of days before the window, each [n]."""
+
+    labels: NDArray[np.int8]
+    candidate: NDArray[np.float32]
+    champion: NDArray[np.float32] | None
 
 
 class Judgement(NamedTuple):
@@ -68,7 +80,12 @@ class _Check(NamedTuple):
 
 
 def judge(
-    labels: ArrayLike, candidate: ArrayLike, champion: ArrayLike | None = None, *, settings: GateSettings
+    labels: ArrayLike,
+    candidate: ArrayLike,
+    champion: ArrayLike | None = None,
+    *,
+    old: OldRows | None = None,
+    settings: GateSettings,
 ) -> Judgement:
     """The gate's answer for one candidate on the held-out rows.
 
@@ -76,6 +93,7 @@ def judge(
         labels: 0 or 1, [n].
         candidate: The candidate's scores, [n].
         champion: The live model's scores of the same rows; None judges by the floor alone.
+        old: Labels and scores of old rows; None = there are none. Only `max_old_auc_loss` looks at them.
         settings: The thresholds.
 
     Raises:
@@ -93,6 +111,8 @@ def judge(
         checks = [_above_floor(estimate, settings.min_auc, len(label_array))]
         if difference is not None:
             checks.append(_not_worse(difference, settings.max_auc_loss, len(label_array)))
+    if settings.max_old_auc_loss is not None and old is not None and old.champion is not None:
+        checks.append(_remembers(old, settings.max_old_auc_loss, settings.min_class_rows))
 
     decisions = [check.decision for check in checks]
     decision = next((d for d in (FAIL, INCONCLUSIVE) if d in decisions), PASS)
@@ -156,6 +176,17 @@ def _not_worse(difference: AucDifference, max_auc_loss: float, num_rows: int) ->
     distance = difference.auc + max_auc_loss
     rows = rows_to_decide(num_rows, difference.standard_error, distance) if distance > 0 else None
     return _Check(INCONCLUSIVE, f"{words}, which may be a loss of more than {max_auc_loss:g}", rows)
+
+
+def _remembers(old: OldRows, max_auc_loss: float, min_class_rows: int) -> _Check:
+    """The check on old rows. How many of them would decide is not told: `rows_needed` counts the window's."""
+    assert old.champion is not None
+    check = _too_few(old.labels, min_class_rows)
+    if check is None:
+        difference = auc_difference(old.labels, old.candidate, old.champion)
+        assert difference is not None
+        check = _not_worse(difference, max_auc_loss, len(old.labels))
+    return _Check(check.decision, f"on {len(old.labels)} old rows {check.words}")
 
 
 def _rows_of(checks: list[_Check]) -> int | None:

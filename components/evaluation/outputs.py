@@ -24,12 +24,20 @@ def metrics_document(evaluation: Evaluation) -> dict[str, float]:
         **verdict.candidate,
         **{f"champion_{name}": value for name, value in (verdict.champion or {}).items()},
         **{f"difference_{name}": value for name, value in (verdict.difference or {}).items()},
+        **_old_values(verdict.old_distribution or {}),
         "num_rows": verdict.num_rows,
         "num_clicks": verdict.num_clicks,
         "rows_needed": verdict.rows_needed,
         "accepted": int(verdict.accepted),
     }
     return {name: value for name, value in values.items() if value is not None and math.isfinite(value)}
+
+
+def _old_values(old: dict[str, Any]) -> dict[str, float | None]:
+    values = {f"old_{name}": value for name, value in old.get("candidate", {}).items()}
+    for part in ("champion", "difference"):
+        values |= {f"old_{part}_{name}": value for name, value in (old.get(part) or {}).items()}
+    return values | {f"old_{name}": old[name] for name in ("num_rows", "num_clicks") if name in old}
 
 
 def roc_document(evaluation: Evaluation) -> dict[str, Any]:

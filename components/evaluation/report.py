@@ -14,6 +14,7 @@ from components.contracts.metrics import AucDifference, AucEstimate
 from components.evaluation.curves import CalibrationBin, RocPoint, calibration_bins, roc_curve
 from components.evaluation.evaluate import Evaluation
 from components.evaluation.gate import GateSettings
+from components.evaluation.numbers import Numbers
 from components.evaluation.slices import SliceMetrics
 
 ABSENT = "–"
@@ -49,7 +50,9 @@ def render_report(evaluation: Evaluation) -> str:
         f"<h1>Model gate: {escape(verdict.decision)}, {accepted}</h1>",
         f'<p class="verdict {escape(verdict.decision)}">{escape(verdict.reason)}.</p>',
         "<h2>On all held-out rows</h2>",
-        _metrics_table(verdict),
+        _metrics_table(verdict, verdict.candidate, verdict.champion, verdict.difference),
+        "<h2>On old rows</h2>",
+        _old_rows(verdict),
         "<h2>Curves</h2>",
         _figure(_roc_drawing(curves), "ROC: share of clicks found against share of non-clicks shown"),
         _figure(_calibration_drawing(bins), "Calibration: click rate against mean score, ten equal shares of the rows"),
@@ -81,25 +84,35 @@ def _table(head: Sequence[str], rows: Iterable[Iterable[str]]) -> str:
     return f"<table>{_row(head, 'th')}{''.join(_row(row) for row in rows)}</table>"
 
 
-def _metrics_table(verdict: Verdict) -> str:
-    def cells(name: str, metrics: dict[str, float | None]) -> list[str]:
+def _metrics_table(verdict: Verdict, candidate: Numbers, champion: Numbers | None, difference: Numbers | None) -> str:
+    def cells(name: str, metrics: Numbers) -> list[str]:
         return [
             escape(name),
             _interval(metrics["auc"], metrics["auc_low"], metrics["auc_high"]),
             *(_number(metrics[key]) for key in ("log_loss", "normalized_entropy", "calibration")),
         ]
 
-    rows = [cells(f"candidate {verdict.candidate_model_id}", verdict.candidate)]
-    if verdict.champion is not None:
-        rows.append(cells(f"champion {verdict.champion_model_id}", verdict.champion))
+    rows = [cells(f"candidate {verdict.candidate_model_id}", candidate)]
+    if champion is not None:
+        rows.append(cells(f"champion {verdict.champion_model_id}", champion))
     table = _table(["model", "AUC [95 %]", "log loss", "normalized entropy", "expected / observed clicks"], rows)
-    difference = verdict.difference
     if difference is None:
         return table + "<p>There is no champion to compare with.</p>"
     return table + (
         f"<p>AUC difference, candidate minus champion, paired: "
         f"<b>{_interval(difference['auc'], difference['low'], difference['high'])}</b>, "
         f"p = {_number(difference['p_value'])}.</p>"
+    )
+
+
+def _old_rows(verdict: Verdict) -> str:
+    old = verdict.old_distribution
+    if old is None:
+        return "<p>No rows older than the window were held out.</p>"
+    return (
+        f"<p>{old['num_rows']} rows of days before the window, {old['num_clicks']} clicks, drawn for this and never "
+        "replayed. Both models may have learnt them when they were new: this tells how well they are remembered.</p>"
+        + _metrics_table(verdict, old["candidate"], old["champion"], old["difference"])
     )
 
 
@@ -137,6 +150,10 @@ def _settings_table(settings: GateSettings, verdict: Verdict) -> str:
     rows = [
         ("AUC needed at all", f"{settings.min_auc:g}"),
         ("AUC by which the candidate may trail the champion", f"{settings.max_auc_loss:g}"),
+        (
+            "the same on old rows",
+            "not judged" if settings.max_old_auc_loss is None else f"{settings.max_old_auc_loss:g}",
+        ),
         ("clicks, and rows without, needed for an interval", str(settings.min_class_rows)),
         ("an inconclusive candidate is", "accepted" if settings.accept_inconclusive else "refused"),
         ("held-out rows, clicks", f"{verdict.num_rows}, {verdict.num_clicks}"),

@@ -6,7 +6,7 @@ gate compares with is what would be replaced. Judging the scores is left to `gat
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -20,7 +20,7 @@ from components.contracts.errors import ContractError
 from components.contracts.manifests import Model, Release
 from components.contracts.serving import CATEGORICAL_INPUT, DENSE_INPUT, PROBABILITY_OUTPUT
 from components.contracts.uris import local_path
-from components.contracts.workflow import FIRST_ID, OOV_ID
+from components.contracts.workflow import OOV_ID
 from components.evaluation.holdout import EncodedBatch, RawBatch, encoded_batches, raw_batches
 
 ScoreEncoded = Callable[[EncodedBatch], NDArray[np.float32]]
@@ -95,10 +95,10 @@ def score_holdout(
     score_candidate: ScoreEncoded,
     score_champion: ScoreRaw | None,
     slot_sizes: list[int],
-    new_categories: list[int],
+    new_ids: Sequence[NDArray[np.int64]],
     slice_column: int,
 ) -> ScoredHoldout:
-    """Scores all held-out rows, a batch at a time.
+    """Scores all rows of one held-out folder, a batch at a time.
 
     Args:
         raw: Folder of the raw rows.
@@ -106,7 +106,7 @@ def score_holdout(
         score_candidate: See `candidate_scorer`.
         score_champion: See `champion_scorer`; None where nothing is live.
         slot_sizes: Number of ids per categorical column.
-        new_categories: How many of them, the last ones, are of this round.
+        new_ids: Per column, the ids that got their category in this round.
         slice_column: Categorical column whose raw values are kept, from 0.
 
     Raises:
@@ -124,14 +124,13 @@ def score_holdout(
         ),
         (np.int8, np.float64, np.float32, np.int64),
     )
-    # A column's first ids (missing, out of vocabulary) are never news.
-    first_new = np.maximum(np.array(slot_sizes) - np.array(new_categories), FIRST_ID)
+    is_new = [np.isin(np.arange(size), ids) for size, ids in zip(slot_sizes, new_ids)]
     encoded_labels, candidate, new, unknown = _columns(
         (
             (
                 batch.labels,
                 score_candidate(batch),
-                (batch.ids >= first_new).any(axis=1),
+                np.any([known[ids] for known, ids in zip(is_new, batch.ids.T)], axis=0),
                 (batch.ids == OOV_ID).any(axis=1),
             )
             for batch in encoded_batches(encoded)

@@ -36,6 +36,16 @@ def build_parser() -> argparse.ArgumentParser:
         default=0.01,
         help="share of a file's rows that may be malformed and set aside before the step stops",
     )
+    parser.add_argument(
+        "--replay-share", type=float, default=0.0, help="share of older rows among those learnt, in [0, 1)"
+    )
+    parser.add_argument(
+        "--replay-days",
+        type=int,
+        default=7,
+        help="newest days with rows before the window, from which old rows are drawn: to replay, and (whatever the "
+        "share) to measure what is remembered; 0: none is read",
+    )
     parser.add_argument("--output", required=True, help="where the RawDataset manifest is written")
     return parser
 
@@ -64,7 +74,10 @@ def _run(arguments: argparse.Namespace) -> None:
     store = local_path(arguments.store)
     with noted(store, arguments.run, STEP) as note:
         settings = ExtractionSettings(
-            holdout_fraction=arguments.holdout_fraction, max_malformed_fraction=arguments.max_malformed_fraction
+            holdout_fraction=arguments.holdout_fraction,
+            max_malformed_fraction=arguments.max_malformed_fraction,
+            replay_share=arguments.replay_share,
+            replay_days=arguments.replay_days,
         )
         window = resolve_window(
             start=arguments.window_start, end=arguments.window_end, store=store, champion=arguments.champion
@@ -76,6 +89,8 @@ def _run(arguments: argparse.Namespace) -> None:
         note.facts = {
             "train_rows": dataset.num_train_rows,
             "holdout_rows": dataset.num_holdout_rows,
+            "replay_rows": dataset.num_replay_rows,
+            "replay_holdout_rows": dataset.num_replay_holdout_rows,
             "set_aside": dataset.num_set_aside,
             "duplicates": dataset.num_duplicates,
             "first_event_time": dataset.first_event_time,

@@ -15,6 +15,8 @@ def extraction(
     champion: str,
     holdout_fraction: float,
     max_malformed_fraction: float,
+    replay_share: float,
+    replay_days: int,
     raw_dataset: Output[Dataset],
     metrics: Output[Metrics],
 ) -> None:
@@ -30,6 +32,9 @@ def extraction(
         champion: `current`, `none`, or a released model's id.
         holdout_fraction: Share of the rows, the newest ones, that are kept from training.
         max_malformed_fraction: Share of a file's rows that may be malformed before the step stops.
+        replay_share: Share of rows from days before the window among those that training learns from; 0 = none.
+        replay_days: Newest days with rows before the window from which old rows are drawn, also for measuring what is
+            remembered; 0 = none is read.
         raw_dataset: RawDataset manifest of the rows.
         metrics: Counts of rows.
     """
@@ -39,10 +44,12 @@ def extraction(
     flags = {
         "--run": run, "--store": store, "--work": work, "--lake": lake, "--window-start": window_start,
         "--window-end": window_end, "--champion": champion, "--holdout-fraction": holdout_fraction,
-        "--max-malformed-fraction": max_malformed_fraction, "--output": raw_dataset.path,
+        "--max-malformed-fraction": max_malformed_fraction, "--replay-share": replay_share,
+        "--replay-days": replay_days, "--output": raw_dataset.path,
     }  # fmt: skip
     if code := main([f"{flag}={value}" for flag, value in flags.items()]):
         raise SystemExit(code)
     dataset = RawDataset.read(raw_dataset.path)
-    for name in ("num_train_rows", "num_holdout_rows", "num_set_aside", "num_duplicates"):
-        metrics.log_metric(name, getattr(dataset, name))
+    counted = ("train_rows", "holdout_rows", "replay_rows", "replay_holdout_rows", "set_aside", "duplicates")
+    for name in counted:
+        metrics.log_metric(f"num_{name}", getattr(dataset, f"num_{name}"))

@@ -19,6 +19,7 @@ import pyarrow as pa
 
 from components.contracts.errors import ContractError
 from components.extraction.origin import with_origin
+from components.extraction.pieces import Piece
 from components.extraction.readers.forms import click_log_files, find_reader
 from components.extraction.readers.raw_parquet import RawParquet
 from components.extraction.set_aside import SetAside
@@ -66,6 +67,10 @@ class CriteoFiles:
                     dated = dated.filter(pa.array(mask))
                 if dated.num_rows:
                     yield pa.Table.from_batches([dated]), 0
+
+    def pieces_before(self, end: int, *, num_days: int, piece_rows: int) -> list[Piece] | None:
+        """See `Source.pieces_before`: a packed text file cannot be entered in its middle."""
+        return None if num_days and any(day * DAY_MICROS < end for day, _ in self._files()) else []
 
     def _files(self) -> list[tuple[int, Path]]:
         """Day number and path, by day.

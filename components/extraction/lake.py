@@ -18,7 +18,7 @@ import numpy as np
 import pyarrow as pa
 
 from components.contracts.criteo import DAY_PARTITION, EVENT_TIME, REQUEST_ID, ROW
-from components.extraction.pieces import cut_evenly
+from components.extraction.pieces import Piece, cut_evenly
 from components.extraction.raw_schema import RAW_SCHEMA
 from components.extraction.readers.raw_parquet import RawParquet
 from components.extraction.set_aside import SetAside
@@ -64,17 +64,39 @@ class Lake:
             span = day_span(day)
             if not window.clipped(span).is_empty:
                 logger.info("reading day %s: %d files", day, len(files))
-                yield from self._day(files, span, window, set_aside)
+                for i, piece in enumerate(cut_evenly(day, files, span.clipped(window), self.piece_rows)):
+                    table, num_duplicates = read_piece(piece, set_aside, with_strays=i == 0)
+                    if table.num_rows:
+                        yield table, num_duplicates
 
-    def _day(self, files: list[Path], day: Span, window: Span, set_aside: SetAside) -> Iterator[tuple[Any, int]]:
-        for i, piece in enumerate(cut_evenly(files, day.clipped(window), self.piece_rows)):
-            batches = [
-                batch
-                for path in files
-                for batch in RawParquet(path=path, span=piece, day=day, with_strays=i == 0).batches(set_aside)
-            ]
-            if batches:
-                yield sorted_once(pa.Table.from_batches(batches, RAW_SCHEMA))
+    def pieces_before(self, end: int, *, num_days: int, piece_rows: int) -> list[Piece]:
+        """See `Source.pieces_before`; only the footers of those days' files are read."""
+        found: list[list[Piece]] = []
+        for day, files in reversed(self.days().items()):
+            span = day_span(day).clipped(Span(None, end))
+            if len(found) == num_days:
+                break
+            if not span.is_empty:
+                pieces = [piece for piece in cut_evenly(day, files, span, piece_rows) if piece.num_rows > 0]
+                found += [pieces] if pieces else []
+        return [piece for pieces in reversed(found) for piece in pieces]
+
+
+def read_piece(piece: Piece, set_aside: SetAside, *, with_strays: bool) -> tuple[Any, int]:
+    """The piece's rows as `sorted_once` leaves them, and how many were left out.
+
+    Args:
+        piece: What is read.
+        set_aside: Takes the malformed rows.
+        with_strays: See `RawParquet.with_strays`.
+    """
+    day = day_span(piece.day)
+    batches = [
+        batch
+        for path in piece.files
+        for batch in RawParquet(path=path, span=piece.span, day=day, with_strays=with_strays).batches(set_aside)
+    ]
+    return sorted_once(pa.Table.from_batches(batches, RAW_SCHEMA))
 
 
 def sorted_once(table: Any) -> tuple[Any, int]:

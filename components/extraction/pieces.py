@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from datetime import date
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 
@@ -12,8 +14,19 @@ from components.extraction.readers.raw_parquet import group_times
 from components.extraction.times import Span
 
 
-def cut_evenly(files: list[Path], span: Span, piece_rows: int) -> list[Span]:
-    """Spans that together are `span`, in order, each with about `piece_rows` rows of the files; at least one.
+class Piece(NamedTuple):
+    """A part of one day that is read at a time."""
+
+    day: date
+    files: list[Path]
+    """All of the day's files; each may hold rows of the span."""
+    span: Span
+    num_rows: float
+    """Rows that lie in the span, by the row groups' statistics: about."""
+
+
+def cut_evenly(day: date, files: list[Path], span: Span, piece_rows: int) -> list[Piece]:
+    """Pieces whose spans together are `span`, in order, each with about `piece_rows` rows of the files; at least one.
 
     Rows are taken to lie evenly within their row group, and within `span` where a group has no statistics. Traffic
     that comes in bursts is thus cut where it is, not by the clock.
@@ -42,4 +55,5 @@ def cut_evenly(files: list[Path], span: Span, piece_rows: int) -> list[Span]:
     wanted = before[0] + (before[-1] - before[0]) * np.arange(1, num_pieces) / num_pieces
     inner = np.interp(wanted, before, edges).astype(np.int64).tolist()
     bounds = sorted({span.start, *inner, span.end})
-    return [Span(a, b) for a, b in zip(bounds, bounds[1:])]
+    sizes = np.diff(np.interp(bounds, edges, before)).tolist()
+    return [Piece(day, files, Span(a, b), size) for a, b, size in zip(bounds, bounds[1:], sizes)]

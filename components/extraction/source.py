@@ -9,6 +9,7 @@ from typing import Any, Protocol
 from components.contracts.errors import ContractError
 from components.extraction.criteo_files import CriteoFiles
 from components.extraction.lake import PARTITION, Lake
+from components.extraction.pieces import Piece
 from components.extraction.set_aside import SetAside
 from components.extraction.times import Span
 
@@ -26,6 +27,18 @@ class Source(Protocol):
 
         Raises:
             ContractError: a file is damaged or too malformed.
+        """
+
+    def pieces_before(self, end: int, *, num_days: int, piece_rows: int) -> list[Piece] | None:
+        """The rows before `end` of the newest `num_days` days that have any, as pieces in time order.
+
+        Args:
+            end: Microseconds since the epoch.
+            num_days: Most days; the earlier hours of the day that `end` lies in are one of them.
+            piece_rows: Rows of a piece, about.
+
+        Returns:
+            None where a part of such a day cannot be found without reading all of it.
         """
 
 

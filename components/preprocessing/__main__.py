@@ -28,7 +28,19 @@ def build_parser() -> argparse.ArgumentParser:
         "--frequency-threshold",
         type=int,
         default=defaults.frequency_threshold,
-        help="sightings that a category needs in the training rows to get an id (default %(default)s)",
+        help="sightings that a category needs, summed over rounds, to get an id (default %(default)s)",
+    )
+    parser.add_argument(
+        "--category-ttl-days",
+        type=float,
+        default=defaults.category_ttl_days,
+        help="days unseen after which a category loses its id; 0 = never (default %(default)s)",
+    )
+    parser.add_argument(
+        "--max-candidates",
+        type=int,
+        default=defaults.max_candidates,
+        help="categories without an id, per column, whose sightings are carried on (default %(default)s)",
     )
     parser.add_argument("--raw-dataset", required=True, help="path of the RawDataset manifest")
     parser.add_argument("--output", required=True, help="path of the TrainingSet manifest to write")
@@ -60,6 +72,8 @@ def main(argv: Sequence[str] | None = None) -> int:
 def _run(arguments: argparse.Namespace) -> int:
     settings = PreprocessingSettings(
         frequency_threshold=arguments.frequency_threshold,
+        category_ttl_days=arguments.category_ttl_days,
+        max_candidates=arguments.max_candidates,
         partition_rows=arguments.partition_rows,
         dask_scheduler=arguments.dask_scheduler,
     )
@@ -68,18 +82,15 @@ def _run(arguments: argparse.Namespace) -> int:
     with noted(store, arguments.run, "preprocessing") as note, warnings.catch_warnings():
         # NVTabular warns of every library that it could have used (TensorFlow, a GPU); none of it can be acted upon.
         warnings.simplefilter("ignore")
+        from components.preprocessing.facts import facts
         from components.preprocessing.parent import find_parent
         from components.preprocessing.preprocess import preprocess
 
         raw = _read_raw(Path(arguments.raw_dataset))
-        training_set = preprocess(raw, parent=find_parent(store, arguments.parent), final=final, settings=settings)
+        parent = find_parent(store, arguments.parent)
+        training_set = preprocess(raw, parent=parent, final=final, settings=settings)
         training_set.write(arguments.output)
-        note.facts = {
-            "train_rows": training_set.num_train_rows,
-            "holdout_rows": training_set.num_holdout_rows,
-            "ids": sum(training_set.slot_sizes),
-            "new_categories": sum(training_set.new_categories),
-        }
+        note.facts = dict(facts(training_set, parent))
     return 0
 
 

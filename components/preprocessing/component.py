@@ -11,6 +11,7 @@ def preprocessing(
     work: str,
     parent: str,
     frequency_threshold: int,
+    category_ttl_days: float,
     raw_dataset: Input[Dataset],
     training_set: Output[Dataset],
     metrics: Output[Metrics],
@@ -22,20 +23,21 @@ def preprocessing(
         store: Folder URI of the model store.
         work: Folder URI for big data; the step writes below <work>/<run>/preprocessing.
         parent: Model whose workflow is extended: current, none or a model's id.
-        frequency_threshold: Sightings that a category needs in the training rows to get an id of its own.
+        frequency_threshold: Sightings in training rows, summed over rounds, that a category needs to get an id.
+        category_ttl_days: Days unseen after which a category loses its id; 0 = never.
         raw_dataset: Manifest of the raw rows.
         training_set: Manifest of the encoded rows.
-        metrics: Rows, ids and new categories.
+        metrics: Rows, ids, and the categories that came and went.
     """
-    from components.contracts.manifests import TrainingSet
+    from components.contracts.run_notes import read_notes
+    from components.contracts.uris import local_path
     from components.preprocessing.__main__ import main
 
     flags = {"run": run, "store": store, "work": work, "parent": parent, "frequency-threshold": frequency_threshold}
-    flags |= {"raw-dataset": raw_dataset.path, "output": training_set.path}
+    flags |= {"category-ttl-days": category_ttl_days, "raw-dataset": raw_dataset.path, "output": training_set.path}
     if code := main([f"--{name}={value}" for name, value in flags.items()]):
         raise SystemExit(code)
-    written = TrainingSet.read(training_set.path)
-    metrics.log_metric("train_rows", written.num_train_rows)
-    metrics.log_metric("holdout_rows", written.num_holdout_rows)
-    metrics.log_metric("ids", sum(written.slot_sizes))
-    metrics.log_metric("new_categories", sum(written.new_categories))
+    for note in read_notes(local_path(store), run):
+        if note.step == "preprocessing":
+            for name, value in note.facts.items():
+                metrics.log_metric(name, value)

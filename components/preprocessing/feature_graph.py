@@ -3,7 +3,7 @@
 Two graphs of the same operators. The first is fitted (category counts, moments). The second is built from a
 `FeatureWorkflow`: `Categorify(vocabs=)` with ids in our order and `Normalize` with given moments, so what NVTabular
 writes is, number for number, what the served graph computes from the same description. Reading rows is left to
-`raw_partitions`, the order of new ids to `vocabularies`.
+`raw_partitions`, which categories have an id to `vocabularies`.
 """
 
 from __future__ import annotations
@@ -20,8 +20,9 @@ from numpy.typing import NDArray
 from nvtabular import ops
 
 from components.contracts.criteo import CATEGORICAL, DENSE, LABEL, MISSING_CATEGORY
-from components.contracts.workflow import FIRST_ID, MISSING_ID, FeatureWorkflow
-from components.preprocessing.vocabularies import extend_vocabulary
+from components.contracts.workflow import FIRST_ID, MISSING_ID, TOMBSTONE, FeatureWorkflow
+from components.preprocessing.parent import Parent
+from components.preprocessing.vocabularies import AdmissionRules, Column, next_column, unseen_column
 
 FILL = 0.0
 CLIP_MIN = 0.0
@@ -66,38 +67,47 @@ class NullSafeCategorify(ops.Categorify):  # type: ignore[misc]
         return encoded.assign(**{name: np.int64(MISSING_ID) for name in empty})
 
 
-def fit(dataset: Any, *, parent: FeatureWorkflow | None, frequency_threshold: int, scratch: Path) -> FeatureWorkflow:
-    """The workflow of this round: fitted on `dataset`, or the parent's with its vocabularies extended.
+def fit(
+    dataset: Any, *, parent: Parent | None, now: int, rules: AdmissionRules, scratch: Path
+) -> tuple[FeatureWorkflow, list[Column]]:
+    """The workflow of this round, and what the next one should know of its categories.
 
-    With a parent, the arithmetic on dense columns stays the parent's, because its weights were trained on it.
+    Args:
+        dataset: The training rows.
+        parent: Whose workflow to carry on; None = fitted on `dataset` alone. The arithmetic on dense columns stays
+            the parent's, because its weights were trained on it.
+        now: Newest row of the window, microseconds of UTC since 1970.
+        rules: When a category enters and leaves.
+        scratch: Folder for NVTabular's counts.
     """
-    counter = CategoryCounter(freq_threshold=frequency_threshold, out_path=str(scratch))
+    counter = CategoryCounter(out_path=str(scratch))
     graph = list(CATEGORICAL) >> counter
     normalize = ops.Normalize()
     if parent is None:
         graph = graph + (_logged() >> ops.LambdaOp(_to_float64, dtype="float64") >> normalize)
     nvt.Workflow(graph).fit(dataset)
-    known = parent.vocabularies if parent else tuple(np.array([], dtype=np.int64) for _ in CATEGORICAL)
-    vocabularies = tuple(
-        extend_vocabulary(before, *_counted(counter.categories, name), frequency_threshold=frequency_threshold)
-        for name, before in zip(CATEGORICAL, known)
-    )
-    means, stds = (parent.means, parent.stds) if parent else _moments(normalize)
-    return FeatureWorkflow(
-        vocabularies=vocabularies,
-        fill=parent.fill if parent else FILL,
-        clip_min=parent.clip_min if parent else CLIP_MIN,
+    before = parent.columns if parent else [unseen_column(np.zeros(0, np.int64))] * len(CATEGORICAL)
+    after = [
+        next_column(column, *_counted(counter.categories, name), now=now, rules=rules)
+        for name, column in zip(CATEGORICAL, before)
+    ]
+    means, stds = (parent.features.means, parent.features.stds) if parent else _moments(normalize)
+    features = FeatureWorkflow(
+        vocabularies=tuple(column.vocabulary for column in after),
+        fill=parent.features.fill if parent else FILL,
+        clip_min=parent.features.clip_min if parent else CLIP_MIN,
         means=means,
         stds=stds,
-        frequency_threshold=frequency_threshold,
+        frequency_threshold=rules.frequency_threshold,
     )
+    return features, after
 
 
 def explicit_workflow(features: FeatureWorkflow, schema: Any, storage: Path) -> Any:
     """The NVTabular workflow that computes what `features` says; its category files lie below `storage`."""
     vocabularies = {
         # NVTabular cannot encode with an empty vocabulary; this value, which no raw row holds, stands in for it.
-        name: pd.Series(values if len(values) else [MISSING_CATEGORY], dtype="float64")
+        name: pd.Series(_without_tombstones(values) if len(values) else [MISSING_CATEGORY], dtype="float64")
         for name, values in zip(CATEGORICAL, features.vocabularies)
     }
     categorify = NullSafeCategorify(vocabs=vocabularies, out_path=str(storage))
@@ -146,9 +156,19 @@ def _to_float64(column: Any) -> Any:
     return column.astype("float64")
 
 
+def _without_tombstones(vocabulary: NDArray[np.int64]) -> NDArray[np.int64]:
+    """The vocabulary with a negative value of its own, which no raw row holds, for each id without a category.
+
+    An id is a position, so each needs a value. They differ because NVTabular looks up by a merge: equal ones would
+    multiply a row that held such a value, should one ever come past the checks.
+    """
+    return np.where(vocabulary == TOMBSTONE, TOMBSTONE - np.arange(len(vocabulary)), vocabulary)
+
+
 def _counted(categories: dict[str, str], name: str) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
     """Categories of a column and their counts, as Categorify left them."""
     frame = pd.read_parquet(categories[name]).dropna()
+    frame = frame[frame[f"{name}_size"] > 0]  # without CategoryCounter's stand-in
     return frame[name].to_numpy().astype(np.int64), frame[f"{name}_size"].to_numpy().astype(np.int64)
 
 

@@ -1,4 +1,4 @@
-"""The workflow that this round extends: that of the model which training will continue.
+"""The workflow that this round carries on: that of the model which training will continue.
 
 Refuses a stored workflow that is not the one the model was trained with: ids that moved would silently give every
 embedding another meaning.
@@ -15,14 +15,17 @@ from components.contracts.errors import ContractError
 from components.contracts.manifests import Model
 from components.contracts.uris import local_path
 from components.contracts.workflow import FeatureWorkflow
+from components.preprocessing import admission
+from components.preprocessing.vocabularies import Column
 
 
 @dataclass(frozen=True, kw_only=True)
 class Parent:
-    """A stored model and its feature workflow."""
+    """A stored model, its feature workflow, and what that round remembered of its categories."""
 
     model: Model
     features: FeatureWorkflow
+    columns: list[Column]
 
 
 def find_parent(store: Path, reference: str) -> Parent | None:
@@ -46,4 +49,6 @@ def find_parent(store: Path, reference: str) -> Parent | None:
         )
     if features.slot_sizes != model.slot_sizes:
         raise ContractError(f"workflow in {folder} has slot sizes {features.slot_sizes}, expected {model.slot_sizes}")
-    return Parent(model=model, features=features)
+    watermark = admission.microseconds(f"last_event_time of model {model.model_id}", model.last_event_time)
+    columns = admission.load(folder, features, otherwise_last_seen=watermark)
+    return Parent(model=model, features=features, columns=columns)

@@ -23,14 +23,17 @@ from components.contracts.errors import PermanentError
 from components.contracts.hugectr_folder import write_file_list
 from components.contracts.manifests import RawDataset, TrainingSet
 from components.contracts.uris import local_path
+from components.contracts.vocabulary_changes import VocabularyChange, vocabulary_changes
 from components.contracts.workflow import FeatureWorkflow
-from components.preprocessing import feature_graph, hugectr_parquet, raw_partitions
+from components.preprocessing import admission, feature_graph, hugectr_parquet, raw_partitions
 from components.preprocessing.parent import Parent
 from components.preprocessing.settings import PreprocessingSettings
 
 logger = logging.getLogger(__name__)
 
 TRAIN, HOLDOUT, WORKFLOW = "train", "holdout", "workflow"
+REPLAY, REPLAY_HOLDOUT = "replay", "replay_holdout"
+"""Old rows: encoded with the round's workflow, which is fitted without them."""
 NVTABULAR = "nvtabular"
 """NVTabular's own saved workflow, inside the feature workflow's folder."""
 COMPARED_ROWS = 4096
@@ -45,14 +48,16 @@ def preprocess(raw: RawDataset, *, parent: Parent | None, final: Path, settings:
         ContractError: the raw rows are not what their manifest says.
         PermanentError: what was written is not what HugeCTR or the served graph expects.
     """
-    plans = {
-        TRAIN: _plan(raw.train_uri, raw.num_train_rows, settings),
-        HOLDOUT: _plan(raw.holdout_uri, raw.num_holdout_rows, settings),
+    parts = {
+        TRAIN: (raw.train_uri, raw.num_train_rows),
+        HOLDOUT: (raw.holdout_uri, raw.num_holdout_rows),
+        REPLAY: (raw.replay_uri, raw.num_replay_rows),
+        REPLAY_HOLDOUT: (raw.replay_holdout_uri, raw.num_replay_holdout_rows),
     }
-    rows = {TRAIN: raw.num_train_rows, HOLDOUT: raw.num_holdout_rows}
+    rows = {part: num_rows for part, (uri, num_rows) in parts.items() if uri is not None}
+    plans = {part: _plan(uri, num_rows, settings) for part, (uri, num_rows) in parts.items() if uri is not None}
     with _dask(settings.dask_scheduler), whole_directory(final, replace=True) as aside:
-        features = _fit(plans[TRAIN], parent, settings)
-        features.save(aside / WORKFLOW)
+        features = _fit(plans[TRAIN], parent, raw, settings, aside / WORKFLOW)
         datasets = {part: _dataset(plan) for part, plan in plans.items()}
         workflow = feature_graph.explicit_workflow(features, datasets[TRAIN].schema, aside / WORKFLOW / NVTABULAR)
         for part, dataset in datasets.items():
@@ -70,11 +75,17 @@ def preprocess(raw: RawDataset, *, parent: Parent | None, final: Path, settings:
         num_train_rows=raw.num_train_rows,
         num_holdout_rows=raw.num_holdout_rows,
         slot_sizes=features.slot_sizes,
-        new_categories=_new_categories(features, parent),
+        new_categories=[len(change.entered) for change in _changes(features, parent)],
+        tombstones=features.tombstones,
         workflow_uri=(final / WORKFLOW).as_uri(),
         raw_digest=raw.digest,
         last_event_time=raw.last_event_time,
         parent_model_uri=parent.model.uri if parent else None,
+        replay_uri=(final / REPLAY).as_uri() if REPLAY in plans else None,
+        num_replay_rows=raw.num_replay_rows,
+        replay_holdout_uri=(final / REPLAY_HOLDOUT).as_uri() if REPLAY_HOLDOUT in plans else None,
+        num_replay_holdout_rows=raw.num_replay_holdout_rows,
+        replay_share=raw.replay_share,
     )
 
 
@@ -89,26 +100,32 @@ def _dataset(plan: list[raw_partitions.Partition]) -> Any:
 
 
 def _fit(
-    plan: list[raw_partitions.Partition], parent: Parent | None, settings: PreprocessingSettings
+    plan: list[raw_partitions.Partition],
+    parent: Parent | None,
+    raw: RawDataset,
+    settings: PreprocessingSettings,
+    folder: Path,
 ) -> FeatureWorkflow:
+    """Writes this round's workflow, with what the next one should know, into `folder`."""
+    now = admission.microseconds("last_event_time of the raw dataset", raw.last_event_time)
     with tempfile.TemporaryDirectory(prefix="categories-") as scratch:
-        features = feature_graph.fit(
-            _dataset(plan),
-            parent=parent.features if parent else None,
-            frequency_threshold=settings.frequency_threshold,
-            scratch=Path(scratch),
+        features, columns = feature_graph.fit(
+            _dataset(plan), parent=parent, now=now, rules=settings.rules, scratch=Path(scratch)
         )
+    features.save(folder)
+    admission.save(columns, folder)
+    changes = _changes(features, parent)
     logger.info(
-        "workflow fitted: %d categories, %d of them new",
-        sum(map(len, features.vocabularies)),
-        sum(_new_categories(features, parent)),
+        "workflow fitted: %d ids, %d categories new, %d evicted",
+        sum(features.slot_sizes),
+        sum(len(change.entered) for change in changes),
+        sum(len(change.evicted) for change in changes),
     )
     return features
 
 
-def _new_categories(features: FeatureWorkflow, parent: Parent | None) -> list[int]:
-    before = [len(v) for v in parent.features.vocabularies] if parent else [0] * len(CATEGORICAL)
-    return [len(now) - then for now, then in zip(features.vocabularies, before)]
+def _changes(features: FeatureWorkflow, parent: Parent | None) -> list[VocabularyChange]:
+    return vocabulary_changes(parent.features if parent else None, features)
 
 
 def _compare(features: FeatureWorkflow, partition: raw_partitions.Partition, folder: Path) -> None:

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 from components.contracts.errors import ContractError
+from components.preprocessing.vocabularies import AdmissionRules
+
+_MICROSECONDS_PER_DAY = 86_400_000_000
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -16,7 +20,12 @@ class PreprocessingSettings:
     """
 
     frequency_threshold: int = 2
-    """Sightings that a category needs in this round's training rows to get an id of its own; at least 1."""
+    """Sightings in training rows, summed over rounds, that a category needs to get an id of its own; at least 1."""
+    category_ttl_days: float = 0.0
+    """Days after which a category that no window held loses its id, and one without an id its count; 0 = never."""
+    max_candidates: int = 1_000_000
+    """Categories without an id, per column, whose sightings the next round still knows; the rarest go first. Each
+    takes 24 bytes of memory."""
     partition_rows: int = 250_000
     """Rows that are in memory at a time, and per output file; a larger Parquet row group stays whole."""
     dask_scheduler: str = ""
@@ -28,3 +37,16 @@ class PreprocessingSettings:
             value = getattr(self, name)
             if value < 1:
                 raise ContractError(f"{name} is {value}, expected at least 1")
+        if self.max_candidates < 0:
+            raise ContractError(f"max_candidates is {self.max_candidates}, expected at least 0")
+        if not (math.isfinite(self.category_ttl_days) and self.category_ttl_days >= 0):
+            raise ContractError(f"category_ttl_days is {self.category_ttl_days}, expected 0 (never) or more")
+
+    @property
+    def rules(self) -> AdmissionRules:
+        """When a category enters and leaves."""
+        return AdmissionRules(
+            frequency_threshold=self.frequency_threshold,
+            ttl=math.ceil(self.category_ttl_days * _MICROSECONDS_PER_DAY),
+            max_candidates=self.max_candidates,
+        )

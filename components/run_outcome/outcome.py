@@ -48,6 +48,8 @@ def decide(notes: list[StepNote], *, run: str, trigger_id: str, kfp_state: str, 
         version = int(last.facts["version"])
     elif last.state == "failed":
         state, reason = "failed", last.reason
+    elif last.state == "preempted":
+        state, reason = "failed", f"preempted, and no retry was left: {last.reason}"
     elif last.state == "running":
         state, reason = "failed", f"{last.step} ended without a word (killed, out of memory or out of time)"
     else:

@@ -1,7 +1,9 @@
-"""A fit's checkpoint: everything that decides the epochs to come, in one folder that is whole or absent.
+"""A fit's checkpoint: folders of weights, and one small file that says which of them count and where the fit stands.
 
-Random numbers need no state here: each epoch seeds its own from the seed and its number. Whether a checkpoint belongs
-to the run that finds it is the step's question.
+The small file is replaced in one rename after the weights that it names are on the disk, so a fit that is killed at any
+moment finds the last checkpoint whole; folders that no file names are removed by the next save. Random numbers need no
+state: each call of the engine has its own seed. Whether a checkpoint belongs to the run that finds it is the step's
+question.
 """
 
 from __future__ import annotations
@@ -9,23 +11,40 @@ from __future__ import annotations
 import json
 import logging
 import shutil
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from components.contracts.dcn import DcnConfig
-from components.contracts.durable import whole_directory, write_whole
-from components.contracts.model_files import ModelWeights, read_model, write_model
+from components.contracts.durable import whole_directory, whole_file, write_whole
 
 logger = logging.getLogger(__name__)
 
+START = "start"
+"""Folder of the weights that a fit began from; a parent's are put there before it."""
+FINAL = "final"
+"""Folder of the weights that a fit ended with."""
 _PROGRESS = "progress.json"
-_ROW_LOSSES = "row_losses.npy"
-_NUMBERS = ("start_loss", "branch_loss", "stale")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Position:
+    """Where a fit stands, and the folder of the weights it has there."""
+
+    branch: int
+    """Which part of the rows is being fitted: the newest 1 / 2^branch; one past the last branch = the finish."""
+    epoch: int
+    """Passes made over that part."""
+    batches: int = 0
+    """Batches made of the next pass."""
+    loss_sum: float = 0.0
+    """Sum of their mean losses."""
+    step: int
+    weights: str
+    """Name of a folder."""
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -33,16 +52,22 @@ class Moment:
     """A network at the end of an epoch, and how it did on the stopping slice."""
 
     branch: int
-    """Which part of the rows it was fitted to: the newest 1 / 2^branch."""
     epoch: int
-    """Passes over that part; 0 = as the fit began."""
+    """0 = as the fit began."""
     step: int
-    weights: ModelWeights
-    """With moments."""
+    weights: str
+    """Name of a folder."""
     scores: Mapping[str, float | None]
     """`auc` and `log_loss`."""
     row_losses: NDArray[np.float64]
     """Log loss of each row of the stopping slice."""
+
+    @property
+    def loss(self) -> float:
+        """Mean log loss on the stopping slice."""
+        loss = self.scores["log_loss"]
+        assert loss is not None, "the stopping slice has at least one row"
+        return loss
 
     def is_better_than(self, best: Moment) -> bool:
         """Whether the stopping slice prefers this network to `best`.
@@ -59,57 +84,63 @@ class Moment:
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Checkpoint:
-    """Where a fit stands."""
+    """All that decides how a fit goes on."""
 
-    now: Moment
+    now: Position
     best: Moment
     """Of all branches."""
     start_loss: float
     """Log loss on the stopping slice before the first epoch."""
     branch_loss: float
     """Best log loss of the branch of `now`."""
-    stale: int
+    stale: int = 0
     """Epochs of that branch since then."""
+    final_step: int | None = None
+    """Step of the final weights; None = the fit has not ended."""
 
 
-def save(folder: Path, config: DcnConfig, checkpoint: Checkpoint) -> None:
-    """Writes the checkpoint below `folder`, then removes the older ones."""
-    name = f"{checkpoint.now.branch:02d}-{checkpoint.now.epoch:06d}"
-    shutil.rmtree(folder / name, ignore_errors=True)
-    with whole_directory(folder / name) as aside:
-        for moment_name, moment in _moments(checkpoint).items():
-            write_model(aside / moment_name, config, moment.weights)
-            np.save(aside / moment_name / _ROW_LOSSES, moment.row_losses)
-        described: dict[str, Any] = {key: getattr(checkpoint, key) for key in _NUMBERS}
-        for moment_name, moment in (("now", checkpoint.now), ("best", checkpoint.best)):
-            described[moment_name] = {key: getattr(moment, key) for key in ("branch", "epoch", "step", "scores")}
-        write_whole(aside / _PROGRESS, json.dumps(described, indent=2) + "\n")
-    for older in folder.iterdir():
-        if older.name != name:
-            shutil.rmtree(older)
+class CheckpointFolder:
+    """Writes and reads the checkpoints of one fit, below one folder."""
 
+    def __init__(self, path: Path) -> None:
+        """Takes the folder as it is; it is created by the first write."""
+        self.path = path
+        self._losses_on_disk: NDArray[np.float64] | None = None
 
-def load(folder: Path, config: DcnConfig, slot_sizes: list[int]) -> Checkpoint | None:
-    """The newest checkpoint below `folder`; None where there is none."""
-    # A folder that was never finished begins with a dot.
-    whole = sorted(path for path in folder.glob("[0-9]*") if path.is_dir())
-    if not whole:
-        return None
-    described = json.loads((whole[-1] / _PROGRESS).read_text())
+    def keep_weights(self, name: str, save: Callable[[Path], None]) -> str:
+        """Lets `save` fill a folder, which appears as `name` when it is whole; what had that name is replaced."""
+        with whole_directory(self.path / name, replace=True) as aside:
+            save(aside)
+        return name
 
-    def moment(name: str) -> Moment:
-        weights = read_model(whole[-1] / name, config, slot_sizes, optimizer=True)
-        row_losses = np.load(whole[-1] / name / _ROW_LOSSES)
-        return Moment(weights=weights, row_losses=row_losses, **described[name])
+    def save(self, checkpoint: Checkpoint) -> None:
+        """Makes `checkpoint` the one that counts, and removes what it does not name."""
+        described: dict[str, Any] = {
+            **{name: getattr(checkpoint, name) for name in ("start_loss", "branch_loss", "stale", "final_step")},
+            "now": asdict(checkpoint.now),
+            "best": {name: getattr(checkpoint.best, name) for name in ("branch", "epoch", "step", "weights", "scores")},
+        }
+        losses = f"row_losses-{checkpoint.best.branch:02d}-{checkpoint.best.epoch:06d}.npy"
+        if checkpoint.best.row_losses is not self._losses_on_disk:
+            with whole_file(self.path / losses) as file:
+                np.save(file, checkpoint.best.row_losses)
+            self._losses_on_disk = checkpoint.best.row_losses
+        write_whole(self.path / _PROGRESS, json.dumps({**described, "row_losses": losses}, indent=2) + "\n")
+        counts = {_PROGRESS, losses, START, FINAL, checkpoint.now.weights, checkpoint.best.weights}
+        for path in self.path.iterdir():
+            if path.name not in counts:
+                shutil.rmtree(path) if path.is_dir() else path.unlink()
 
-    now = moment("now")
-    best = moment("best") if (whole[-1] / "best").exists() else now
-    logger.info("checkpoint found: branch %d, epoch %d, step %d", now.branch, now.epoch, now.step)
-    return Checkpoint(now=now, best=best, **{key: described[key] for key in _NUMBERS})
-
-
-def _moments(checkpoint: Checkpoint) -> dict[str, Moment]:
-    """Those to write: weights that are the best ones now are written once."""
-    if checkpoint.best is checkpoint.now:
-        return {"now": checkpoint.now}
-    return {"now": checkpoint.now, "best": checkpoint.best}
+    def load(self) -> Checkpoint | None:
+        """The checkpoint that counts; None where there is none."""
+        try:
+            described = json.loads((self.path / _PROGRESS).read_text())
+        except FileNotFoundError:
+            return None
+        row_losses = self._losses_on_disk = np.load(self.path / described.pop("row_losses"))
+        now, best = Position(**described.pop("now")), described.pop("best")
+        found = Checkpoint(now=now, best=Moment(**best, row_losses=row_losses), **described)
+        logger.info("checkpoint found: %s", asdict(now))
+        if found.final_step is not None and not (self.path / FINAL).exists():
+            return replace(found, final_step=None)  # the final weights were taken to the model store
+        return found

@@ -18,7 +18,12 @@ def training(
     num_cross_layers: int,
     tower: str,
     dropout: float,
+    projection_dim: int,
     seed: int,
+    precision: str,
+    checkpoint_minutes: float,
+    solver: str,
+    profile_steps: int,
     training_set: Input[Dataset],
     validation_report: Input[Artifact],
     model: Output[Model],
@@ -27,11 +32,11 @@ def training(
     """Fits the Deep & Cross Network, from scratch or on from a parent, and puts the model into the store.
 
     Args:
-        run: Name of the run; a retried task of the same run continues from its last epoch.
+        run: Name of the run; a retried task of the same run (preempted ones exit with 75) goes on from its last save.
         store: Folder of the model store.
         work: Folder for intermediate files.
         parent: Model to continue: current (the live one, if any), none (from scratch), or a model id.
-        backend: Trainer: pytorch (hugectr is not in this version).
+        backend: Trainer: pytorch or hugectr (needs an image with HugeCTR and a GPU).
         learning_rate: Adam's, for dense parameters and embeddings.
         batch_size: Rows per optimizer step.
         max_epochs: Most passes over the fitted rows.
@@ -39,7 +44,12 @@ def training(
         num_cross_layers: Number of cross layers.
         tower: Widths of the tower's hidden layers, joined by commas.
         dropout: Share of tower activations zeroed in training.
+        projection_dim: Rank of the cross layers' matrices (DCN v2); 0 = DCN v1.
         seed: Decides initial weights, the order of rows and dropout.
+        precision: Of matrix products: float32, tf32 or bfloat16.
+        checkpoint_minutes: Time between saves within the fit: what a kill loses at most.
+        solver: HugeCTR's own settings, as a JSON object; empty = its defaults.
+        profile_steps: Steps to trace into the run's folder; 0 = none.
         training_set: Encoded rows (manifest).
         validation_report: Statistics and schema to keep beside the model (manifest).
         model: The trained model (manifest).
@@ -50,8 +60,8 @@ def training(
     flags = run_flags(
         run=run, store=store, work=work, parent=parent, backend=backend, learning_rate=learning_rate,
         batch_size=batch_size, max_epochs=max_epochs, embedding_dim=embedding_dim, num_cross_layers=num_cross_layers,
-        tower=tower, dropout=dropout, seed=seed, training_set=training_set.path,
-        validation_report=validation_report.path, output=model.path,
-    )  # fmt: skip
+        tower=tower, dropout=dropout, projection_dim=projection_dim, seed=seed, precision=precision, solver=solver,
+        checkpoint_minutes=checkpoint_minutes, profile_steps=profile_steps, training_set=training_set.path,
+        validation_report=validation_report.path, output=model.path)  # fmt: skip
     if code := main(flags, log_metric=metrics.log_metric):
         raise SystemExit(code)

@@ -1,4 +1,4 @@
-"""Where a fit's numbers go: three methods, JSON lines by default, a list in tests.
+"""Where a fit's numbers go: three methods, JSON lines by default, TensorBoard beside them on demand, a list in tests.
 
 A crash loses no line that was logged; a resumed fit appends to the same file.
 """
@@ -6,9 +6,11 @@ A crash loses no line that was logged; a resumed fit appends to the same file.
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Protocol
+
+from components.contracts.errors import PermanentError
 
 
 class MetricsSink(Protocol):
@@ -43,6 +45,61 @@ class JsonLinesSink:
     def close(self) -> None:
         """See `MetricsSink`."""
         self._file.close()
+
+
+class TensorBoardSink:
+    """Writes TensorBoard's event files; a line of `JsonLinesSink` is a point of each of its numbers there."""
+
+    def __init__(self, folder: Path) -> None:
+        """Opens a new event file in `folder`.
+
+        Raises:
+            PermanentError: the package `tensorboard` is not in this environment.
+        """
+        try:
+            from tensorboard.summary import Writer
+        except ImportError as error:
+            raise PermanentError(
+                f"metrics for TensorBoard need the package tensorboard, which this environment has not: {error}"
+            ) from error
+        self._writer = Writer(str(folder))
+
+    def log(self, name: str, value: float | None, step: int) -> None:
+        """See `MetricsSink`; a number that does not exist is no point."""
+        if value is not None:
+            self._writer.add_scalar(name, value, step)
+
+    def log_dict(self, values: Mapping[str, float | None], step: int) -> None:
+        """See `MetricsSink`."""
+        for name, value in values.items():
+            self.log(name, value, step)
+
+    def close(self) -> None:
+        """See `MetricsSink`."""
+        self._writer.close()
+
+
+class SeveralSinks:
+    """Gives every number to each of several sinks."""
+
+    def __init__(self, sinks: Sequence[MetricsSink]) -> None:
+        """Takes the sinks over: closing this closes them."""
+        self._sinks = sinks
+
+    def log(self, name: str, value: float | None, step: int) -> None:
+        """See `MetricsSink`."""
+        for sink in self._sinks:
+            sink.log(name, value, step)
+
+    def log_dict(self, values: Mapping[str, float | None], step: int) -> None:
+        """See `MetricsSink`."""
+        for sink in self._sinks:
+            sink.log_dict(values, step)
+
+    def close(self) -> None:
+        """See `MetricsSink`."""
+        for sink in self._sinks:
+            sink.close()
 
 
 class MemorySink:

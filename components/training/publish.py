@@ -1,6 +1,7 @@
 """A trained model enters the model store: one folder with all that the next steps and rounds need, whole or absent.
 
-The folder's layout is `manifests.Model`'s. Fitting happened before; judging comes after.
+The weights are moved there, not copied: a large table is written once, by the engine. The folder's layout is
+`manifests.Model`'s. Fitting happened before; judging comes after.
 """
 
 from __future__ import annotations
@@ -12,14 +13,11 @@ from contextlib import contextmanager
 from datetime import datetime, timezone
 from pathlib import Path
 
-from components.contracts.dcn import DcnConfig
 from components.contracts.durable import sha256_tree, whole_directory
 from components.contracts.errors import ContractError
 from components.contracts.manifests import Model, ValidationReport
-from components.contracts.model_files import write_model
 from components.contracts.model_store import model_folder
 from components.contracts.uris import local_path
-from components.training.trainer import FitResult
 
 logger = logging.getLogger(__name__)
 
@@ -30,8 +28,7 @@ def publish(
     store: Path,
     described: Callable[[str, Path, dict[str, str]], Model],
     *,
-    config: DcnConfig,
-    result: FitResult,
+    weights: Path,
     workflow_path: Path,
     report: ValidationReport,
     created_at: datetime,
@@ -44,8 +41,7 @@ def publish(
     Args:
         store: The model store.
         described: Makes the manifest from model id, final folder and the hash of each part.
-        config: Shape of the network.
-        result: The fit.
+        weights: Folder of the fitted weights; it is gone afterwards. A fit that misses it makes it again.
         workflow_path: Folder of the feature workflow.
         report: Names TFDV's statistics and schema.
         created_at: Time of the run's first try, in UTC.
@@ -57,8 +53,9 @@ def publish(
     models.mkdir(parents=True, exist_ok=True)
     # Named after the run's first try, so that a try that was killed leaves nothing that the next does not remove.
     with _emptied(models / f".incoming-{created_at.astimezone(timezone.utc):%Y%m%dT%H%M%S.%f}") as parts:
-        write_model(parts / Model.WEIGHTS, config, result.weights)
+        # The weights last: what is absent is said before they are taken from the fit.
         _copy_parts(parts, workflow_path, report)
+        shutil.move(weights, parts / Model.WEIGHTS)
         sha256 = {name: sha256_tree(parts / name) for name in _PARTS}
         model_id = f"{created_at.astimezone(timezone.utc):%Y%m%dT%H%M%SZ}-{sha256[Model.WEIGHTS][:8]}"
         final = model_folder(store, model_id)

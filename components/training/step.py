@@ -6,7 +6,8 @@ import hashlib
 import json
 import logging
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import datetime, timezone
 from pathlib import Path
@@ -14,21 +15,28 @@ from typing import Any
 
 from components.contracts import model_store
 from components.contracts.dcn import DcnConfig
-from components.contracts.durable import write_whole
+from components.contracts.durable import sha256_tree, write_whole
 from components.contracts.manifests import Model, TrainingSet, ValidationReport
 from components.contracts.uris import local_path
-from components.training.backends import make_trainer
+from components.training.backends import make_engine, require_backend
+from components.training.checkpoint import START
 from components.training.config import TrainingSettings
-from components.training.metrics_sink import JsonLinesSink
+from components.training.engine import Engine
+from components.training.fit import FitJob, FitResult, fit
+from components.training.metrics_sink import JsonLinesSink, MetricsSink, SeveralSinks, TensorBoardSink
 from components.training.parent import continue_from
+from components.training.preemption import StopRequest
+from components.training.profiler import ProfiledEngine
+from components.training.progress import progress_on
 from components.training.publish import publish
-from components.training.trainer import FitJob, FitResult
 
 logger = logging.getLogger(__name__)
 
 CHECKPOINT = "checkpoint"
 METRICS = "metrics.jsonl"
+TRACE = "trace.json"
 _ATTEMPT = "attempt.json"
+_SCRATCH = "engine"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -47,6 +55,12 @@ class TrainingRun:
     """`pytorch` or `hugectr`."""
     config: DcnConfig
     settings: TrainingSettings
+    solver: str = ""
+    """HugeCTR's own settings as a JSON object; empty = its defaults."""
+    profile_steps: int = 0
+    """Steps of a trace; 0 = none."""
+    tensorboard: Path | None = None
+    """Folder for TensorBoard's event files; None = none."""
 
 
 def train(
@@ -55,35 +69,26 @@ def train(
     report: ValidationReport,
     *,
     clock: Callable[[], datetime] = lambda: datetime.now(timezone.utc),
+    stop: StopRequest | None = None,
 ) -> tuple[Model, FitResult]:
     """The model of this run, in the store.
 
     Raises:
         ContractError: an input is not what it says, or the parent does not fit.
-        PermanentError: the backend is not in this version, or training diverged.
+        PermanentError: the backend's library is not here, or training diverged.
+        Preempted: `stop` came; the fit is saved.
     """
+    require_backend(asked.backend, solver=asked.solver, profile_steps=asked.profile_steps)
     parent = model_store.parent(asked.store, asked.parent)
     folder = asked.work / asked.run / "training"
     created_at = _begin(folder, _fingerprint(asked, training_set, parent), clock)
-    sink = JsonLinesSink(folder / METRICS)
-    try:
-        trainer = make_trainer(asked.backend, sink)
-        job = FitJob(
-            training_set=training_set,
-            config=asked.config,
-            settings=asked.settings,
-            start=continue_from(parent, training_set, asked.config) if parent else None,
-            checkpoint_path=folder / CHECKPOINT,
-        )
-        result = trainer.fit(job)
-    finally:
-        sink.close()
+    result = _fitted(asked, training_set, parent, folder, stop or StopRequest())
 
     def described(model_id: str, final: Path, sha256: dict[str, str]) -> Model:
         return Model(
             model_id=model_id,
             uri=final.absolute().as_uri(),
-            backend=trainer.backend,
+            backend=asked.backend,
             config=asked.config.as_document(),
             slot_sizes=list(training_set.slot_sizes),
             parent_model_id=parent.model_id if parent else None,
@@ -100,13 +105,53 @@ def train(
     model = publish(
         asked.store,
         described,
-        config=asked.config,
-        result=result,
+        weights=result.weights,
         workflow_path=local_path(training_set.workflow_uri),
         report=report,
         created_at=created_at,
     )
     return model, result
+
+
+def _fitted(
+    asked: TrainingRun, training_set: TrainingSet, parent: Model | None, folder: Path, stop: StopRequest
+) -> FitResult:
+    checkpoint = folder / CHECKPOINT
+    with _sink(asked, folder) as sink, _engine(asked, training_set, folder) as engine:
+        job = FitJob(
+            training_set=training_set,
+            config=asked.config,
+            settings=asked.settings,
+            start=continue_from(parent, training_set, asked.config, checkpoint / START) if parent else None,
+            checkpoint_path=checkpoint,
+        )
+        with stop.deferred():
+            return fit(job, engine, sink, should_stop=stop, progress=progress_on())
+
+
+@contextmanager
+def _sink(asked: TrainingRun, folder: Path) -> Iterator[MetricsSink]:
+    sinks: list[MetricsSink] = [TensorBoardSink(asked.tensorboard)] if asked.tensorboard else []
+    sink = SeveralSinks([JsonLinesSink(folder / METRICS), *sinks])
+    try:
+        yield sink
+    finally:
+        sink.close()
+
+
+@contextmanager
+def _engine(asked: TrainingRun, training_set: TrainingSet, folder: Path) -> Iterator[Engine]:
+    scratch = folder / _SCRATCH
+    engine = make_engine(
+        asked.backend, asked.config, training_set.slot_sizes, asked.settings, scratch=scratch, solver=asked.solver
+    )
+    if asked.profile_steps:
+        engine = ProfiledEngine(engine, asked.profile_steps, folder / TRACE)
+    try:
+        yield engine
+    finally:
+        engine.close()
+        shutil.rmtree(scratch, ignore_errors=True)
 
 
 def forget_checkpoint(work: Path, run: str) -> None:
@@ -133,10 +178,14 @@ def _fingerprint(asked: TrainingRun, training_set: TrainingSet, parent: Model | 
     decides: dict[str, Any] = {
         "backend": asked.backend,
         "config": asked.config.as_document(),
-        "settings": asked.settings.as_document(),
+        "solver": asked.solver,
+        "settings": asked.settings.deciding(),
         "raw_digest": training_set.raw_digest,
         "num_train_rows": training_set.num_train_rows,
+        "num_replay_rows": training_set.num_replay_rows,
+        "replay_share": training_set.replay_share,
         "slot_sizes": training_set.slot_sizes,
+        "workflow": sha256_tree(local_path(training_set.workflow_uri)),
         "parent": parent.sha256 if parent else None,
     }
     return hashlib.sha256(json.dumps(decides, sort_keys=True).encode()).hexdigest()

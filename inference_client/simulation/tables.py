@@ -171,8 +171,12 @@ def _standardised(weights: NDArray[np.float64], shares: NDArray[np.float64]) -> 
 
 
 def _hashes(count: int, salt: int) -> NDArray[np.int64]:
-    """Distinct 32-bit values: murmur3's finaliser, which is a bijection."""
-    x = np.arange(count, dtype=np.uint32) ^ np.uint32(salt)
+    return hashed(np.arange(count), salt)
+
+
+def hashed(indices: NDArray[np.int64], salt: int) -> NDArray[np.int64]:
+    """Distinct 32-bit values of distinct indices in [0, 2^32): murmur3's finaliser, which is a bijection."""
+    x = indices.astype(np.uint32) ^ np.uint32(salt)
     x ^= x >> np.uint32(16)
     x *= np.uint32(0x85EBCA6B)
     x ^= x >> np.uint32(13)

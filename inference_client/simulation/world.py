@@ -18,7 +18,7 @@ import numpy as np
 from numpy.random import Generator
 from numpy.typing import NDArray
 
-from components.contracts.criteo import CATEGORICAL, DENSE, NUM_CATEGORICAL, NUM_DENSE
+from components.contracts.criteo import CATEGORICAL, DENSE
 from components.contracts.durable import write_whole
 from components.contracts.errors import ContractError
 from components.contracts.metrics import roc_auc
@@ -29,6 +29,7 @@ from inference_client.simulation.columns import (
     INTERACTION_BUCKETS,
     INTERACTIONS,
 )
+from inference_client.simulation.drawing import Tables
 from inference_client.simulation.tables import CategoryTable, DenseTable
 
 FORMAT_VERSION = 1
@@ -99,12 +100,12 @@ class World:
             raise ContractError(f"bayes_auc is {bayes_auc}, expected a value in (0.5, 0.95]")
         effects = cls(seed=seed, click_rate=click_rate, strength=1.0, bias=0.0)._sample_effects()
 
-        def expected_auc(strength: float) -> float:
-            bias = _bias_for(strength * effects, click_rate)
-            return _expected_auc(_sigmoid(strength * effects + bias))
+        def auc_at(strength: float) -> float:
+            bias = bias_for(strength * effects, click_rate)
+            return expected_auc(sigmoid(strength * effects + bias))
 
-        strength = _bisected(expected_auc, bayes_auc, 0.01, 10.0)
-        bias = _bias_for(strength * effects, click_rate)
+        strength = _bisected(auc_at, bayes_auc, 0.01, 10.0)
+        bias = bias_for(strength * effects, click_rate)
         return cls(seed=seed, click_rate=click_rate, strength=strength, bias=bias)
 
     def drifted(self, drift: Drift) -> World:
@@ -114,15 +115,12 @@ class World:
         """
         changed = replace(self, drifts=(*self.drifts, drift))
         still = replace(changed, drifts=tuple(replace(d, dense_shift={}) for d in changed.drifts))
-        bias = _bias_for(still.strength * still._sample_effects(), self.click_rate)
+        bias = bias_for(still.strength * still._sample_effects(), self.click_rate)
         return replace(changed, bias=bias)
 
     def draw(self, n: int, random: Generator) -> Rows:
         """`n` independent rows."""
-        dense, categorical, effects = self._draw_features(n, random)
-        probability = _sigmoid(self.strength * effects + self.bias)
-        label = (random.random(n) < probability).astype(np.int32)
-        return Rows(dense, categorical, probability, label)
+        return drawn_rows(self.tables, n, random, strength=self.strength, bias=self.bias)
 
     def save(self, path: Path) -> None:
         """Writes the parameters as JSON, whole or not at all."""
@@ -149,6 +147,11 @@ class World:
                 changes[name] = tuple(changes[name])
             drifts.append(Drift(**changes))
         return cls(**document, drifts=tuple(drifts))
+
+    @cached_property
+    def tables(self) -> Tables:
+        """All of the three below."""
+        return Tables(dense=self.dense_tables, categories=self.category_tables, interactions=self.interaction_tables)
 
     @cached_property
     def dense_tables(self) -> list[DenseTable]:
@@ -189,46 +192,17 @@ class World:
             for a, b, v in INTERACTIONS
         ]
 
-    def _draw_features(
-        self, n: int, random: Generator
-    ) -> tuple[NDArray[np.float32], NDArray[np.int64], NDArray[np.float32]]:
-        """Dense [n, 13], categorical [n, 26] and the effects' sum [n]."""
-        effects = np.zeros(n, dtype=np.float32)
-        present_of: dict[float, NDArray[np.bool_]] = {}
-
-        def present(missing: float) -> NDArray[np.bool_]:
-            if missing not in present_of:
-                present_of[missing] = random.random(n, dtype=np.float32) >= missing
-            return present_of[missing]
-
-        dense = np.empty((n, NUM_DENSE), dtype=np.float32)
-        for i, dense_table in enumerate(self.dense_tables):
-            at = random.integers(0, 1 << 16, n, dtype=np.uint16)
-            values, value_effects = dense_table.values[at], dense_table.effects[at]
-            if dense_table.missing:
-                has = present(dense_table.missing)
-                values = np.where(has, values, np.float32(np.nan))
-                value_effects = np.where(has, value_effects, dense_table.missing_effect)
-            dense[:, i] = values
-            effects += value_effects
-        categorical = np.empty((n, NUM_CATEGORICAL), dtype=np.int64)
-        buckets: dict[int, NDArray[np.int32]] = {}
-        folded = {c for a, b, _ in self.interaction_tables for c in (a, b)}
-        for i, table in enumerate(self.category_tables):
-            index = table.alias.draw(n, random)
-            if table.missing:
-                index = np.where(present(table.missing), index, np.int32(len(table.frequencies)))
-            categorical[:, i] = table.keys[index]
-            effects += table.weights[index]
-            if i in folded:
-                buckets[i] = index % INTERACTION_BUCKETS
-        for a, b, weights in self.interaction_tables:
-            effects += weights[buckets[a] * INTERACTION_BUCKETS + buckets[b]]
-        return dense, categorical, effects
-
     def _sample_effects(self) -> NDArray[np.float64]:
         random = np.random.default_rng([self.seed, 5])
-        return self._draw_features(_CALIBRATION_ROWS, random)[2].astype(np.float64)
+        return self.tables.draw(_CALIBRATION_ROWS, random)[2].astype(np.float64)
+
+
+def drawn_rows(tables: Tables, n: int, random: Generator, *, strength: float, bias: float) -> Rows:
+    """`n` independent rows of `tables` whose logit is bias + strength * effects."""
+    dense, categorical, effects = tables.draw(n, random)
+    probability = sigmoid(strength * effects + bias)
+    label = (random.random(n) < probability).astype(np.int32)
+    return Rows(dense, categorical, probability, label)
 
 
 def measured_bayes_auc(rows: Rows) -> float | None:
@@ -236,15 +210,17 @@ def measured_bayes_auc(rows: Rows) -> float | None:
     return roc_auc(rows.label, rows.probability)
 
 
-def _sigmoid(logit: NDArray[Any]) -> NDArray[np.float64]:
+def sigmoid(logit: NDArray[Any]) -> NDArray[np.float64]:
+    """Probabilities of logits, in float64."""
     return 1.0 / (1.0 + np.exp(-logit.astype(np.float64)))
 
 
-def _bias_for(effects: NDArray[np.float64], click_rate: float) -> float:
-    return _bisected(lambda bias: float(_sigmoid(effects + bias).mean()), click_rate, -40.0, 40.0)
+def bias_for(effects: NDArray[np.float64], click_rate: float) -> float:
+    """The bias at which rows of these logits [n] click at `click_rate`."""
+    return _bisected(lambda bias: float(sigmoid(effects + bias).mean()), click_rate, -40.0, 40.0)
 
 
-def _expected_auc(probability: NDArray[np.float64]) -> float:
+def expected_auc(probability: NDArray[np.float64]) -> float:
     """AUC of the true probability over rows that click with it: each row counts as a click by its probability."""
     ordered = np.sort(probability)
     others = 1.0 - ordered

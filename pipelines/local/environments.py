@@ -19,6 +19,8 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 ENVIRONMENTS = ("driver", "validation", "preprocessing", "training", "serving")
+BENCHMARKS = "benchmarks"
+"""Holds what training is measured against; built on request only, and without tests of its own."""
 REPOSITORY = Path(__file__).resolve().parents[2]
 STAMP = "locks.sha256"
 NUM_BUILDERS = 2
@@ -35,7 +37,8 @@ def python_of(environment: str, repository: Path = REPOSITORY) -> Path:
 
 def locks_of(environment: str, repository: Path = REPOSITORY) -> list[Path]:
     """The lock of the image, then that of what tests need on top."""
-    return [repository / "requirements" / f"{environment}{kind}.lock" for kind in ("", ".test")]
+    kinds = ("",) if environment == BENCHMARKS else ("", ".test")
+    return [repository / "requirements" / f"{environment}{kind}.lock" for kind in kinds]
 
 
 def lock_hash(environment: str, repository: Path = REPOSITORY) -> str:
@@ -76,7 +79,7 @@ def _build(environment: str, repository: Path) -> None:
     pip = [str(python_of(environment, repository)), "-m", "pip", "install", "--disable-pip-version-check", "--quiet"]
     commands = [[sys.executable, "-m", "venv", str(folder)]]
     commands += [[*pip, "--no-deps", "-r", str(lock)] for lock in locks_of(environment, repository)]
-    if environment == "training":
+    if environment in ("training", BENCHMARKS):
         # Where the pin resolves to torch's CUDA build, the wheel asks for its CUDA libraries by itself.
         commands += [[*pip, next(line for line in _lines(locks_of(environment, repository)[0]) if "torch==" in line)]]
     if environment == "driver":

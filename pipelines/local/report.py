@@ -66,6 +66,7 @@ def write_report(
         _latency_chart(traffic, start),
         "<h2>Where the time went</h2>",
         _table(["stage", "seconds"], [[name.replace("_", " "), _number(s)] for name, s in summary["seconds"].items()]),
+        _step_seconds(summary["runs"]),
     ]
     page = (
         '<!doctype html><html lang="en"><meta charset="utf-8"><meta name="viewport" content="width=device-width">'
@@ -166,11 +167,35 @@ def _versions(summary: Mapping[str, Any]) -> str:
             v["parent"] or "from scratch",
             v["gate"]["decision"] if v["gate"] else "",
             v["gate"]["reason"] if v["gate"] else "",
+            _old_auc(v["old_distribution"]),
             _number(v["parity_max_abs_diff"]),
         ]
         for v in summary["versions"]
     ]
-    return _table(["version", "rows learned from", "parent", "gate", "because", "parity"], rows)
+    header = [
+        "version",
+        "rows learned from",
+        "parent",
+        "gate",
+        "because",
+        "AUC on old rows, and the live one's",
+        "parity",
+    ]
+    return _table(header, rows)
+
+
+def _old_auc(old: Mapping[str, Any] | None) -> str:
+    if old is None:
+        return ""
+    live = old["champion"]["auc"] if old["champion"] else None
+    return f"{_number(old['candidate']['auc'])}, {_number(live)}"
+
+
+def _step_seconds(runs: Lines) -> str:
+    """Seconds that each step worked, a column per run; what a container's start took is not in them."""
+    steps = list(dict.fromkeys(step for run in runs for step in run["step_seconds"]))
+    rows = [[step, *(_number(run["step_seconds"].get(step)) for run in runs)] for step in steps]
+    return _table(["step's own seconds", *(f"run {number}" for number in range(1, len(runs) + 1))], rows)
 
 
 def _findings(folders: LocalFolders) -> str:

@@ -13,7 +13,7 @@ import pyarrow.parquet as pq
 
 from components.contracts import criteo
 from components.contracts.manifests import Model, Release, Verdict
-from components.contracts.run_notes import read_outcomes
+from components.contracts.run_notes import read_notes, read_outcomes
 from components.contracts.uris import local_path
 from pipelines.local.demo_plan import DemoPlan, read_verdicts
 from pipelines.local.run import LocalFolders
@@ -107,6 +107,7 @@ def _version(release: Release, verdicts: Sequence[Verdict]) -> dict[str, Any]:
         "trained_rows": model.num_train_rows,
         "parent": model.parent_model_id,
         "gate": verdict and {"decision": verdict.decision, "reason": verdict.reason, "difference": verdict.difference},
+        "old_distribution": verdict and verdict.old_distribution,
         "parity_max_abs_diff": release.parity_max_abs_diff,
         "parity_rows": release.parity_rows,
     }
@@ -159,9 +160,15 @@ def _trigger(
 
 
 def _runs(store: Path) -> list[dict[str, Any]]:
-    """How each run ended, oldest first."""
+    """How each run ended, and how long each of its steps worked, oldest first."""
     names = ("trigger_id", "state", "step", "reason", "version")
-    return [{name: getattr(outcome, name) for name in names} for outcome in read_outcomes(store)]
+    return [
+        {
+            **{name: getattr(outcome, name) for name in names},
+            "step_seconds": {note.step: note.seconds for note in read_notes(store, outcome.run)},
+        }
+        for outcome in read_outcomes(store)
+    ]
 
 
 def uncertainties(summary: Mapping[str, Any], timeline: Lines, *, min_clicks: int) -> list[str]:

@@ -17,27 +17,30 @@ from pathlib import Path
 
 import pytest
 
-from pipelines.images import ENVIRONMENT_OF_STEP, image_name
+from pipelines.images import ENVIRONMENT_OF_STEP, TRAINING_IMAGES, image_name, step_of_image
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 STEPS = sorted(ENVIRONMENT_OF_STEP)
+IMAGES = sorted({*STEPS, *TRAINING_IMAGES.values()})
 HEAVY = ("kfp", "pyarrow", "torch", "nvtabular", "pandas", "dask", "tensorflow", "tritonclient", "onnx", "onnxruntime")
 
 
-def instructions(step: str) -> list[tuple[str, str]]:
-    """Keyword and argument of each instruction of the step's Dockerfile."""
-    text = (REPOSITORY / "components" / step / "Dockerfile").read_text().replace("\\\n", " ")
+def instructions(image: str) -> list[tuple[str, str]]:
+    """Keyword and argument of each instruction of the image's Dockerfile."""
+    step = step_of_image(image_name(image))
+    name = "Dockerfile" if image == step else f"Dockerfile.{image.removeprefix(f'{step}_')}"
+    text = (REPOSITORY / "components" / step / name).read_text().replace("\\\n", " ")
     lines = [line.strip() for line in text.splitlines() if line.strip() and not line.startswith("#")]
     return [(keyword, rest) for keyword, _, rest in (line.partition(" ") for line in lines)]
 
 
 @pytest.fixture
 def image(tmp_path):
-    """Replays the COPY lines of a step's Dockerfile; gives the folder that is the image's root."""
+    """Replays the COPY lines of an image's Dockerfile; gives the folder that is the image's root."""
 
-    def build(step: str) -> Path:
+    def build(name: str) -> Path:
         root, here = tmp_path / "image", "/"
-        for keyword, argument in instructions(step):
+        for keyword, argument in instructions(name):
             if keyword == "WORKDIR":
                 here = argument
             if keyword == "COPY":
@@ -54,37 +57,38 @@ def image(tmp_path):
     return build
 
 
-def python_path(step: str) -> str:
-    variables = " ".join(argument for keyword, argument in instructions(step) if keyword == "ENV")
-    return dict(assignment.split("=", 1) for assignment in shlex.split(variables))["PYTHONPATH"]
+def python_path(name: str) -> str:
+    """Where the image's Python finds our code first."""
+    variables = " ".join(argument for keyword, argument in instructions(name) if keyword == "ENV")
+    return dict(assignment.split("=", 1) for assignment in shlex.split(variables))["PYTHONPATH"].split(":")[0]
 
 
-@pytest.mark.parametrize("step", STEPS)
-def test_image_holds_every_module_of_ours_that_its_step_may_import(step, image):
-    folder = image(step) / python_path(step).lstrip("/")
+@pytest.mark.parametrize("name", IMAGES)
+def test_image_holds_every_module_of_ours_that_its_step_may_import(name, image):
+    folder = image(name) / python_path(name).lstrip("/")
     missing = set()
     for path in folder.rglob("*.py"):
         for node in ast.walk(ast.parse(path.read_text())):
             names = [node.module] if isinstance(node, ast.ImportFrom) else []
             names += [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
-            for name in names:
-                if name and name.split(".")[0] == "components":
-                    module = folder.joinpath(*name.split("."))
+            for imported in names:
+                if imported and imported.split(".")[0] == "components":
+                    module = folder.joinpath(*imported.split("."))
                     if not module.is_dir() and not module.with_suffix(".py").exists():
-                        missing.add(name)
+                        missing.add(imported)
     assert not missing
 
 
-@pytest.mark.parametrize("step", STEPS)
-def test_image_starts_its_step_and_helps_without_a_heavy_import(step, image):
-    root = image(step)
+@pytest.mark.parametrize("name", IMAGES)
+def test_image_starts_its_step_and_helps_without_a_heavy_import(name, image):
+    root, step = image(name), step_of_image(image_name(name))
     report = "import json, sys, runpy; sys.argv[1:] = ['--help']\n"
     report += f"try: runpy.run_module('components.{step}', run_name='__main__', alter_sys=True)\n"
     report += "finally: print(json.dumps([sorted(sys.modules), sys.modules['components'].__file__]))"
     done = subprocess.run(
         [sys.executable, "-c", report],
         cwd=root,
-        env={"PYTHONPATH": str(root / python_path(step).lstrip("/")), "PATH": "", "PYTHONDONTWRITEBYTECODE": "1"},
+        env={"PYTHONPATH": str(root / python_path(name).lstrip("/")), "PATH": "", "PYTHONDONTWRITEBYTECODE": "1"},
         capture_output=True,
         text=True,
         timeout=60,
@@ -106,6 +110,19 @@ def test_image_installs_its_environments_lock_and_its_command_is_its_step_as_nob
     assert f"--no-deps -r {target}" in install
     commands = [argument for keyword, argument in found if keyword == "ENTRYPOINT"]
     assert [json.loads(command) for command in commands] == [["python", "-m", f"components.{step}"]]
+    assert ("USER", "10001") in found
+
+
+def test_hugectrs_image_is_nvidias_with_our_code_first_and_hugectr_still_found():
+    found = instructions("training_hugectr")
+    assert ("FROM", "nvcr.io/nvidia/merlin/merlin-hugectr:24.06") in found
+    (variables,) = [argument for keyword, argument in found if keyword == "ENV"]
+    assert "PYTHONPATH=/app:${PYTHONPATH}" in variables
+    locked = (REPOSITORY / "requirements" / "training.lock").read_text().splitlines()
+    asked = (REPOSITORY / "requirements" / "training-hugectr.txt").read_text().splitlines()
+    assert {line for line in asked if not line.startswith("#")} <= set(locked)
+    commands = [argument for keyword, argument in found if keyword == "ENTRYPOINT"]
+    assert [json.loads(command) for command in commands] == [["python", "-m", "components.training"]]
     assert ("USER", "10001") in found
 
 

@@ -22,7 +22,7 @@ MAX_FILE_LINES = 400
 MAX_FUNCTION_LINES = 60
 OLDEST_PYTHON = (3, 10)
 
-SOURCES = sorted(p for package in PACKAGES for p in (REPOSITORY / package).rglob("*.py"))
+SOURCES = sorted(p for folder in (*PACKAGES, "benchmarks") for p in (REPOSITORY / folder).rglob("*.py"))
 TESTS = sorted((REPOSITORY / "tests").rglob("*.py"))
 
 

@@ -32,8 +32,32 @@ def test_layout_alternates_weights_and_biases_in_the_order_of_the_layers():
     ]
 
 
+def test_layout_of_dcn_v2_is_u_v_and_bias_of_each_cross_layer():
+    config = DcnConfig(embedding_dim=1, num_cross_layers=2, tower=(2,), projection_dim=3)
+    assert dense_layout(config) == [
+        ("cross.0.u", (39, 3)),
+        ("cross.0.v", (3, 39)),
+        ("cross.0.bias", (39,)),
+        ("cross.1.u", (39, 3)),
+        ("cross.1.v", (3, 39)),
+        ("cross.1.bias", (39,)),
+        ("tower.0.weight", (39, 2)),
+        ("tower.0.bias", (2,)),
+        ("final.weight", (41, 1)),
+        ("final.bias", (1,)),
+    ]
+
+
 def test_settings_survive_their_document():
-    assert DcnConfig.from_document(HUGECTR_SAMPLE.as_document()) == HUGECTR_SAMPLE
+    v2 = DcnConfig(projection_dim=64)
+    for config in (HUGECTR_SAMPLE, v2):
+        assert DcnConfig.from_document(config.as_document()) == config
+
+
+def test_document_from_before_dcn_v2_is_read_as_v1():
+    document = HUGECTR_SAMPLE.as_document()
+    del document["projection_dim"]
+    assert DcnConfig.from_document(document) == HUGECTR_SAMPLE
 
 
 def test_unknown_and_missing_settings_are_refused_by_name():
@@ -53,6 +77,7 @@ def test_unknown_and_missing_settings_are_refused_by_name():
         ({"dropout": 1.0}, r"dropout is 1.0, expected a share in \[0, 1\)"),
         ({"dropout": -0.1}, "dropout is -0.1"),
         ({"dropout": float("nan")}, "dropout is nan"),
+        ({"projection_dim": -1}, "projection_dim is -1, expected 0"),
     ],
     ids=str,
 )

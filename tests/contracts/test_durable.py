@@ -48,6 +48,26 @@ def test_file_is_written_whole_with_its_folders(tmp_path):
     assert path.read_bytes() == "täxt".encode()
     durable.write_whole(path, b"replaced")
     assert path.read_bytes() == b"replaced"
+
+
+def test_file_written_in_parts_shows_nothing_before_its_end_and_its_former_self_after_an_error(tmp_path):
+    path = tmp_path / "file"
+    with durable.whole_file(path) as file:
+        file.write(b"one ")
+        file.flush()
+        assert not path.exists()
+        file.write(b"two")
+    assert path.read_bytes() == b"one two"
+
+    def fail_half_way():
+        with durable.whole_file(path) as file:
+            file.write(b"three")
+            raise ValueError("half way")
+
+    with pytest.raises(ValueError, match="half way"):
+        fail_half_way()
+    assert path.read_bytes() == b"one two"
+    assert [p.name for p in tmp_path.iterdir()] == ["file"]
     assert [p.name for p in path.parent.iterdir()] == ["file"]
 
 

@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 
 from components.contracts import model_store, promotion_journal, run_notes
-from components.contracts.errors import ContractError
+from components.contracts.errors import ContractError, Preempted
 from components.contracts.manifests import Model, Release
 from components.contracts.promotion_journal import Promotion, append_promotion, current, read_journal
 from components.contracts.retrain_request import CURRENT, NONE
@@ -170,6 +170,13 @@ def test_step_that_is_stopped_is_a_failed_step(tmp_path):
     with pytest.raises(KeyboardInterrupt), run_notes.noted(tmp_path, "run-1", "training"):
         raise KeyboardInterrupt
     assert run_notes.read_notes(tmp_path, "run-1")[0].state == "failed"
+
+
+def test_preempted_step_is_not_a_failed_one(tmp_path):
+    with pytest.raises(Preempted), run_notes.noted(tmp_path, "run-1", "training"):
+        raise Preempted("saved at epoch 2")
+    (note,) = run_notes.read_notes(tmp_path, "run-1")
+    assert (note.state, note.reason) == ("preempted", "saved at epoch 2")
 
 
 def test_refusal_survives_the_end_of_the_step(tmp_path):

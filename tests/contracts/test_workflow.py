@@ -11,7 +11,7 @@ import pytest
 
 from components.contracts import criteo, workflow
 from components.contracts.errors import ContractError
-from components.contracts.workflow import FeatureWorkflow
+from components.contracts.workflow import TOMBSTONE, FeatureWorkflow
 
 
 def fitted(*, seed=0, **changes):
@@ -79,10 +79,56 @@ def test_no_rows_encode_to_no_rows():
 def test_appended_categories_move_no_id():
     encoder = fitted()
     _, categorical = raw_rows(encoder)
-    grown = fitted(vocabularies=tuple(np.r_[v, [2**32 + 1, 2**32 + 2]] for v in encoder.vocabularies))
+    new = np.setdiff1d(np.arange(2**31, 2**31 + 40), np.r_[categorical.ravel(), np.concatenate(encoder.vocabularies)])
+    grown = fitted(vocabularies=tuple(np.r_[v, new[:2]] for v in encoder.vocabularies))
     ids, later = encoder.encode_categorical(categorical), grown.encode_categorical(categorical)
     np.testing.assert_array_equal(ids, later)
     assert grown.slot_sizes == [size + 2 for size in encoder.slot_sizes]
+
+
+def buried(encoder, every=3):
+    """The same workflow after every third category of each column was evicted."""
+    vocabularies = [v.copy() for v in encoder.vocabularies]
+    for vocabulary in vocabularies:
+        vocabulary[::every] = TOMBSTONE
+    return fitted(vocabularies=tuple(vocabularies))
+
+
+def test_tombstones_move_no_id_and_match_no_value():
+    encoder = fitted()
+    _, categorical = raw_rows(encoder)
+    categorical[:5] = TOMBSTONE
+    ids, later = encoder.encode_categorical(categorical), buried(encoder).encode_categorical(categorical)
+    evicted = (ids >= 3) & ((ids - 3) % 3 == 0)
+    assert evicted.any()
+    np.testing.assert_array_equal(later, np.where(evicted, 2, ids))
+    assert (later[:5] == 2).all()
+    assert buried(encoder).slot_sizes == encoder.slot_sizes
+    assert buried(encoder).tombstones == [(size + 2) // 3 for size in range(26)]
+    assert encoder.tombstones == [0] * 26
+
+
+def test_a_column_of_tombstones_only_knows_nothing():
+    only = fitted(vocabularies=(np.full(4, TOMBSTONE),) * 26)
+    assert set(only.encode_categorical(np.array([[TOMBSTONE] * 25 + [-1]])).ravel().tolist()) == {1, 2}
+    assert only.slot_sizes == [7] * 26
+
+
+def test_a_folder_of_version_1_still_encodes(tmp_path):
+    encoder = fitted()
+    encoder.save(tmp_path)
+    rewrite(tmp_path, format_version=1)
+    _, categorical = raw_rows(encoder)
+    loaded = FeatureWorkflow.load(tmp_path)
+    np.testing.assert_array_equal(loaded.encode_categorical(categorical), encoder.encode_categorical(categorical))
+
+
+def test_tombstones_survive_the_disk_and_are_of_version_2(tmp_path):
+    encoder = buried(fitted())
+    encoder.save(tmp_path)
+    for left, right in zip(encoder.vocabularies, FeatureWorkflow.load(tmp_path).vocabularies):
+        np.testing.assert_array_equal(left, right)
+    assert json.loads((tmp_path / workflow.SETTINGS_FILE).read_text())["format_version"] == 2
 
 
 def test_workflow_survives_the_disk_to_the_last_bit(tmp_path):
@@ -131,7 +177,7 @@ def damage(folder):
         (lambda f: (f / workflow.SETTINGS_FILE).write_text("{"), "cannot be read"),
         (lambda f: (f / workflow.SETTINGS_FILE).write_text("[]"), "format_version None"),
         (lambda f: (f / workflow.SETTINGS_FILE).write_text("3"), "cannot be read"),
-        (lambda f: rewrite(f, format_version=2), "format_version 2, expected 1"),
+        (lambda f: rewrite(f, format_version=3), "format_version 3, expected 1 or 2"),
         (lambda f: rewrite(f, fill="absent"), "fill"),
         (lambda f: rewrite(f, surprise=1), "surprise"),
         (lambda f: rewrite(f, means=[1.0]), "expected 13 finite"),
@@ -139,7 +185,7 @@ def damage(folder):
     ],
     ids=[
         "no folder", "no vocabularies", "empty vocabularies", "torn vocabularies", "damaged vocabularies", "25 columns",
-        "torn settings", "list", "number", "version 2", "no fill", "unknown field", "one mean", "std 0",
+        "torn settings", "list", "number", "version 3", "no fill", "unknown field", "one mean", "std 0",
     ],
 )  # fmt: skip
 def test_damaged_workflow_is_refused(tmp_path, spoil, said):
@@ -155,10 +201,12 @@ def test_damaged_workflow_is_refused(tmp_path, spoil, said):
     [
         ({"vocabularies": (np.arange(3),) * 25}, "25 vocabularies, expected 26"),
         ({"vocabularies": (np.arange(3),) * 25 + (np.array([4, 5, 4]),)}, "C26 holds a category twice"),
+        ({"vocabularies": (np.arange(3),) * 25 + (np.array([4, -1, 5]),)}, "C26 holds values from -1 to 5"),
+        ({"vocabularies": (np.array([4, 2**32]),) + (np.arange(3),) * 25}, "C1 holds values from 4 to 4294967296"),
         ({"means": np.full(13, np.nan, np.float32)}, "expected 13 finite"),
         ({"stds": np.r_[np.ones(12), -1].astype(np.float32)}, "std of I13 is -1.0, expected > 0"),
     ],
-    ids=["25 columns", "twice", "mean NaN", "std below 0"],
+    ids=["25 columns", "twice", "mark of missing", "beyond 32 bits", "mean NaN", "std below 0"],
 )
 def test_what_nobody_fitted_is_refused(changes, said):
     with pytest.raises(ContractError, match=said):

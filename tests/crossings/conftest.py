@@ -34,7 +34,9 @@ MANIFESTS = {
     "evaluation": Verdict,
     "deployment": Release,
 }
+WINDOW = {"holdout_fraction": 0.25, "replay_share": 0.25, "replay_days": 3}
 FIT = {"learning-rate": 0.003, "batch-size": 256, "max-epochs": 3, "embedding-dim": 4, "num-cross-layers": 2}
+FIT |= {"backend": "pytorch", "tower": "16,8", "seed": 7}
 
 
 @dataclass
@@ -81,27 +83,36 @@ class Chain:
         assert done.returncode == 0, f"{step} of {run} ended with {done.returncode}:\n{done.stderr[-4000:]}"
         return MANIFESTS[step].read(output), output
 
-    def turn(self, run: str, **extraction: object) -> Round:
-        """Runs all six steps and returns their manifests."""
+    def _step_of(self, this: Round, name: str, **flags: object) -> None:
+        dashed = {flag.replace("_", "-"): value for flag, value in flags.items()}
+        this.manifests[name], this.paths[name] = self.step(name, this.run, dashed)
+
+    def turn_to_training(self, run: str, *, validation_report: Path | None = None, **common: object) -> Round:
+        """Runs the steps up to training and returns their manifests; with a report, all of them but validation."""
         this = Round(run)
-
-        def step(name: str, **flags: object) -> None:
-            dashed = {flag.replace("_", "-"): value for flag, value in flags.items()}
-            this.manifests[name], this.paths[name] = self.step(name, run, dashed)
-
-        step("extraction", lake=self.uri("lake"), champion="current", holdout_fraction=0.25, **extraction)
+        self._step_of(this, "extraction", lake=self.uri("lake"), champion="current", **WINDOW, **common)
         raw = this.paths["extraction"]
-        step("validation", champion="current", raw_dataset=raw)
-        step("preprocessing", parent="current", frequency_threshold=2, raw_dataset=raw)
-        encoded, report = this.paths["preprocessing"], this.paths["validation"]
-        fit = {"parent": "current", "backend": "pytorch", "tower": "16,8", "seed": 7, **FIT}
-        step("training", training_set=encoded, validation_report=report, **fit)
+        if validation_report is None:
+            self._step_of(this, "validation", champion="current", raw_dataset=raw, **common)
+        self._step_of(this, "preprocessing", parent="current", frequency_threshold=2, raw_dataset=raw, **common)
+        inputs = {
+            "training_set": this.paths["preprocessing"],
+            "validation_report": validation_report or this.paths["validation"],
+        }
+        self._step_of(this, "training", parent="current", **FIT, **inputs, **common)
+        return this
+
+    def turn(self, run: str) -> Round:
+        """Runs all six steps and returns their manifests."""
+        this = self.turn_to_training(run)
+        raw, encoded = this.paths["extraction"], this.paths["preprocessing"]
         inputs = {"raw_dataset": raw, "model": this.paths["training"]}
         # The gate's own judgement is not this test's subject: so few rows can decide nothing.
         gate = {"champion": "current", "min_auc": 0.5, "max_auc_loss": 0.5, "accept_inconclusive": True}
-        step("evaluation", training_set=encoded, **gate, **inputs)
+        self._step_of(this, "evaluation", training_set=encoded, **gate, **inputs)
         release = {"repository": self.uri("repository"), "triton_urls": "", "server": "python"}
-        step("deployment", verdict=this.paths["evaluation"], trigger_id=f"asked-{run}", **release, **inputs)
+        verdict = this.paths["evaluation"]
+        self._step_of(this, "deployment", verdict=verdict, trigger_id=f"asked-{run}", **release, **inputs)
         self.rounds.append(this)
         return this
 

@@ -8,6 +8,7 @@ from types import SimpleNamespace
 
 import pytest
 
+from components.contracts.errors import PREEMPTED_EXIT_CODE
 from components.contracts.run_notes import STEPS
 from components.run_outcome.component import run_outcome
 
@@ -97,7 +98,8 @@ def test_every_pipeline_parameter_of_a_step_is_a_flag_of_its_own(step):
 
 
 GATES = ("validation", "evaluation")
-ERROR_CODES = [(step, code) for step in STEPS for code in (1, 2, 3) if not (step in GATES and code == 1)]
+CODES = (1, 2, 3, PREEMPTED_EXIT_CODE)
+ERROR_CODES = [(step, code) for step in STEPS for code in CODES if not (step in GATES and code == 1)]
 """A gate's 1 is its answer, not an error."""
 
 

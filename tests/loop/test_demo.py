@@ -49,6 +49,8 @@ def test_summary_holds_what_it_promises_to_hold(turned):
     assert [v["version"] for v in summary["versions"]] == [1, 2]
     assert all(set(v) >= {"version", "trained_rows", "parent", "gate"} for v in summary["versions"])
     assert summary["versions"][1]["parent"] == summary["versions"][0]["model_id"]
+    assert [v["old_distribution"] is None for v in summary["versions"]] == [True, False]
+    assert all(run["step_seconds"]["training"] > 0 for run in summary["runs"])
     assert set(summary["requests"]) >= {"sent", "failed"}
     assert set(summary["records"]) >= {"published", "archived", "duplicates", "set_aside"}
     assert set(summary["trigger"]) >= {"reason", "records_since_drift"}

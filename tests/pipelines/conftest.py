@@ -25,12 +25,15 @@ def first(folder: str, passes: bool) -> bool:
 
 
 @dsl.component(base_image="evergreen-training", install_kfp_package=False)
-def second(folder: str, fails: bool):
+def second(folder: str, fails: bool, preemptions: int):
     from pathlib import Path
 
-    Path(folder, "second").write_text("ran")
+    tries = Path(folder, "second")
+    tries.write_text(tries.read_text() + "ran\n" if tries.exists() else "ran\n")
     if fails:
         raise ValueError("planted failure")
+    if len(tries.read_text().splitlines()) <= preemptions:
+        raise SystemExit(75)
 
 
 @dsl.component(base_image="evergreen-run-outcome", install_kfp_package=False)
@@ -41,11 +44,11 @@ def last(folder: str, status: dsl.PipelineTaskFinalStatus):
 
 
 @dsl.pipeline(name="tiny")
-def tiny(folder: str, passes: bool, fails: bool):
+def tiny(folder: str, passes: bool, fails: bool, preemptions: int):
     with dsl.ExitHandler(last(folder=folder)):
         gate = first(folder=folder, passes=passes)
         with dsl.If(gate.output == True):  # noqa: E712
-            second(folder=folder, fails=fails)
+            second(folder=folder, fails=fails, preemptions=preemptions).set_retry(2, backoff_duration="0s")
 
 
 @pytest.fixture
@@ -56,10 +59,10 @@ def run_tiny(tmp_path):
     package = tmp_path / "tiny.yaml"
     compiler.Compiler().compile(tiny, str(package))
 
-    def run(*, passes: bool, fails: bool = False) -> Path:
+    def run(*, passes: bool, fails: bool = False, preemptions: int = 0) -> Path:
         run_pipeline(
             package,
-            {"folder": str(folder), "passes": passes, "fails": fails},
+            {"folder": str(folder), "passes": passes, "fails": fails, "preemptions": preemptions},
             root=folder / "artifacts",
             logs=folder / "logs",
             pythons=dict.fromkeys(ENVIRONMENT_OF_STEP.values(), Path(sys.prefix) / "bin" / "python"),

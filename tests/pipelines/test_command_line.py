@@ -5,7 +5,7 @@ from pipelines.__main__ import ROOMS, build_parser, main
 
 def test_commands_are_the_promised_ones():
     actions = [action for action in build_parser()._actions if action.dest == "command"]
-    assert set(actions[0].choices) == {"demo", "compile", "run", "submit", "models", *ROOMS}
+    assert set(actions[0].choices) == {"demo", "compile", "run", "submit", "models", "model", *ROOMS}
     assert set(ROOMS) == {"monitor", "uploader", "simulate", "drift", "replay", "score", "ingest", "rollback"}
 
 
@@ -25,3 +25,13 @@ def test_demo_refuses_a_folder_that_it_did_not_write(tmp_path, capsys):
 def test_models_of_an_empty_store_are_none(tmp_path, capsys):
     assert main(["models", "--store", str(tmp_path)]) == 0
     assert "nothing was ever live" in capsys.readouterr().out
+
+
+def test_compiling_for_hugectr_chooses_its_image_and_gpus(tmp_path):
+    package = tmp_path / "retraining.yaml"
+    flags = ["--backend", "hugectr", "--training-gpus", "2", "--registry", "r.dev/p", "--tag", "3f2a9c1"]
+    assert main(["compile", "--output", str(package), *flags]) == 0
+    text = package.read_text()
+    assert "r.dev/p/evergreen-training-hugectr:3f2a9c1" in text
+    assert "r.dev/p/evergreen-training:3f2a9c1" not in text
+    assert "r.dev/p/evergreen-evaluation:3f2a9c1" in text

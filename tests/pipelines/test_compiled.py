@@ -31,7 +31,10 @@ INPUTS = {
     "champion": ("STRING", "current"),
     "holdout_fraction": ("NUMBER_DOUBLE", 0.1),
     "max_malformed_fraction": ("NUMBER_DOUBLE", 0.01),
+    "replay_share": ("NUMBER_DOUBLE", 0.0),
+    "replay_days": ("NUMBER_INTEGER", 7),
     "frequency_threshold": ("NUMBER_INTEGER", 5),
+    "category_ttl_days": ("NUMBER_DOUBLE", 0.0),
     "backend": ("STRING", "pytorch"),
     "learning_rate": ("NUMBER_DOUBLE", 0.001),
     "batch_size": ("NUMBER_INTEGER", 2048),
@@ -40,9 +43,15 @@ INPUTS = {
     "num_cross_layers": ("NUMBER_INTEGER", 3),
     "tower": ("STRING", "128,64"),
     "dropout": ("NUMBER_DOUBLE", 0.0),
+    "projection_dim": ("NUMBER_INTEGER", 0),
     "seed": ("NUMBER_INTEGER", 42),
+    "precision": ("STRING", "float32"),
+    "checkpoint_minutes": ("NUMBER_DOUBLE", 5.0),
+    "solver": ("STRING", ""),
+    "profile_steps": ("NUMBER_INTEGER", 0),
     "min_auc": ("NUMBER_DOUBLE", 0.6),
     "max_auc_loss": ("NUMBER_DOUBLE", 0.002),
+    "max_old_auc_loss": ("NUMBER_DOUBLE", -1.0),
     "accept_inconclusive": ("BOOLEAN", False),
 }
 """A change here is a change for everyone who starts runs: say it in CHANGELOG.md."""
@@ -140,6 +149,16 @@ def test_task_is_retried_with_growing_waits_and_ends_in_time(compiled, step):
     assert compiled.platform(step)["activeDeadlineSeconds"] == str(NEEDS[step].timeout_seconds)
 
 
+@pytest.mark.parametrize("num_retries", [1, 5])
+@pytest.mark.parametrize("step", STEPS)
+def test_last_retry_may_still_take_as_long_as_the_first_try(compile_with, step, num_retries):
+    """Argo's limit begins with the first try; one that is reached ends the try at work, or forbids the next."""
+    retry = compile_with(num_retries=num_retries).task(step)["retryPolicy"]
+    limit = int(retry["backoffMaxDuration"].removesuffix("s"))
+    waits = sum(10 * retry["backoffFactor"] ** n for n in range(num_retries))
+    assert limit >= (num_retries + 1) * NEEDS[step].timeout_seconds + waits
+
+
 @pytest.mark.parametrize("step", STEPS)
 def test_task_mounts_the_volume_and_is_labelled_and_is_never_cached(compiled, step):
     platform = compiled.platform(step)
@@ -169,6 +188,18 @@ def test_without_an_accelerator_no_step_asks_for_one(compile_with):
     for step in STEPS:
         assert "accelerator" not in compiled.executor(step)["resources"]
         assert not {"tolerations", "emptyDirMounts"} & compiled.platform(step).keys()
+
+
+def test_the_backend_chosen_decides_the_training_image_its_gpus_and_the_default(compile_with):
+    compiled = compile_with(backend="hugectr", training_gpus=4)
+    image = compiled.executor("training")["image"]
+    assert image == "evergreen-training-hugectr:dev"
+    assert step_of_image(image) == "training"
+    assert compiled.executor("training")["resources"]["accelerator"]["resourceCount"] == "4"
+    assert compiled.executor("preprocessing")["resources"]["accelerator"]["resourceCount"] == "1"
+    assert compiled.executor("evaluation")["image"] == "evergreen-evaluation:dev"
+    parameters = compiled.spec["root"]["inputDefinitions"]["parameters"]
+    assert parameters["backend"]["defaultValue"] == "hugectr"
 
 
 def test_images_volume_and_retries_are_the_clusters_choice(compile_with):

@@ -2,6 +2,7 @@
 
 import pytest
 
+from components.contracts.errors import Preempted
 from components.contracts.run_notes import find_outcome, noted
 from components.run_outcome.outcome import record
 
@@ -47,6 +48,14 @@ def test_step_that_was_killed_is_a_failure_of_that_step(tmp_path):
     outcome = _end(tmp_path, kfp_state="FAILED")
     assert (outcome.state, outcome.step) == ("failed", "training")
     assert "without a word" in outcome.reason
+
+
+def test_a_preempted_step_that_no_retry_followed_fails_the_run_and_says_so(tmp_path):
+    with pytest.raises(Preempted), noted(tmp_path, "run", "training"):
+        raise Preempted("saved at epoch 2")
+    outcome = _end(tmp_path, kfp_state="FAILED")
+    assert (outcome.state, outcome.step) == ("failed", "training")
+    assert outcome.reason == "preempted, and no retry was left: saved at epoch 2"
 
 
 def test_run_without_any_step_failed(tmp_path):

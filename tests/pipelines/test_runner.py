@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 
+from components.contracts.errors import PREEMPTED_EXIT_CODE
 from pipelines.local.runner import PipelineFailed
 
 
@@ -32,6 +33,20 @@ def test_failing_step_raises_after_the_exit_handler_ran(run_tiny):
         run_tiny(passes=True, fails=True)
     assert (run_tiny.folder / "last").read_text() == "FAILED"
     assert "planted failure" in (run_tiny.folder / "logs" / "training.log").read_text()
+
+
+def test_preempted_task_is_run_again_as_often_as_the_pipeline_says(run_tiny):
+    assert PREEMPTED_EXIT_CODE == 75, "the planted one"
+    folder = run_tiny(passes=True, preemptions=2)
+    assert (folder / "second").read_text() == "ran\n" * 3
+    assert (folder / "last").read_text() == "SUCCEEDED"
+
+
+def test_task_preempted_more_often_than_it_is_retried_fails_the_run(run_tiny):
+    with pytest.raises(PipelineFailed):
+        run_tiny(passes=True, preemptions=3)
+    assert (run_tiny.folder / "second").read_text() == "ran\n" * 3
+    assert (run_tiny.folder / "last").read_text() == "FAILED"
 
 
 def test_output_goes_to_the_step_log_and_not_to_the_terminal(run_tiny, capfd):

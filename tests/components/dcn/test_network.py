@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import tracemalloc
+
 import numpy as np
 import pytest
 import torch
@@ -11,23 +13,29 @@ from components.contracts.errors import ContractError
 from components.contracts.model_files import ModelWeights, write_model
 from components.dcn.network import DcnNetwork, load_network, load_weights, predict, to_weights
 
-CONFIG = DcnConfig(embedding_dim=4, num_cross_layers=3, tower=(8, 5))
+V1 = DcnConfig(embedding_dim=4, num_cross_layers=3, tower=(8, 5))
+V2 = DcnConfig(embedding_dim=4, num_cross_layers=3, tower=(8, 5), projection_dim=6)
 SLOT_SIZES = [3 + i % 5 for i in range(26)]
 OFFSETS = np.cumsum([0, *SLOT_SIZES[:-1]])
 
 
+@pytest.fixture(params=[V1, V2], ids=["v1", "v2"])
+def config(request):
+    return request.param
+
+
 @pytest.fixture
-def weights():
+def weights(config):
     random = np.random.default_rng(0)
     return ModelWeights(
-        dense={name: random.normal(0, 0.2, shape).astype(np.float32) for name, shape in dense_layout(CONFIG)},
-        embeddings=random.normal(0, 0.5, (sum(SLOT_SIZES), CONFIG.embedding_dim)).astype(np.float32),
+        dense={name: random.normal(0, 0.2, shape).astype(np.float32) for name, shape in dense_layout(config)},
+        embeddings=random.normal(0, 0.5, (sum(SLOT_SIZES), config.embedding_dim)).astype(np.float32),
     )
 
 
 @pytest.fixture
-def network(weights):
-    network = DcnNetwork(CONFIG, SLOT_SIZES)
+def network(config, weights):
+    network = DcnNetwork(config, SLOT_SIZES)
     load_weights(network, weights)
     return network
 
@@ -48,10 +56,13 @@ def logits_by_the_book(weights, dense, ids):
     )
     x0 = np.concatenate([vectors.reshape(len(ids), -1), dense.astype(np.float64)], axis=1)
     cross = x0
-    for i in range(CONFIG.num_cross_layers):
-        cross = x0 * (cross @ p[f"cross.{i}.weight"])[:, None] + cross + p[f"cross.{i}.bias"]
+    for i in range(3):
+        if "cross.0.u" in p:
+            cross = x0 * (cross @ p[f"cross.{i}.u"] @ p[f"cross.{i}.v"] + p[f"cross.{i}.bias"]) + cross
+        else:
+            cross = x0 * (cross @ p[f"cross.{i}.weight"])[:, None] + cross + p[f"cross.{i}.bias"]
     tower = x0
-    for i in range(len(CONFIG.tower)):
+    for i in range(2):
         tower = np.maximum(tower @ p[f"tower.{i}.weight"] + p[f"tower.{i}.bias"], 0)
     return (np.concatenate([tower, cross], axis=1) @ p["final.weight"] + p["final.bias"])[:, 0]
 
@@ -97,14 +108,14 @@ def test_an_id_outside_its_slot_scores_with_a_zero_vector(network, weights, rows
     np.testing.assert_allclose(probabilities, expected, atol=1e-5)
 
 
-def test_scores_are_identical_after_saving_and_loading(network, rows, tmp_path):
-    write_model(tmp_path, CONFIG, to_weights(network))
-    loaded = load_network(tmp_path, CONFIG, SLOT_SIZES)
+def test_scores_are_identical_after_saving_and_loading(config, network, rows, tmp_path):
+    write_model(tmp_path, config, to_weights(network))
+    loaded = load_network(tmp_path, config, SLOT_SIZES)
     np.testing.assert_array_equal(predict(loaded, *rows), predict(network, *rows))
 
 
-def test_predict_switches_dropout_off_and_leaves_the_mode(rows, weights):
-    network = DcnNetwork(DcnConfig(**{**CONFIG.as_document(), "tower": CONFIG.tower, "dropout": 0.5}), SLOT_SIZES)
+def test_predict_switches_dropout_off_and_leaves_the_mode(config, rows, weights):
+    network = DcnNetwork(DcnConfig(**{**config.as_document(), "tower": config.tower, "dropout": 0.5}), SLOT_SIZES)
     load_weights(network, weights)
     network.train()
     first = predict(network, *rows)
@@ -119,20 +130,33 @@ def test_predict_switches_dropout_off_and_leaves_the_mode(rows, weights):
     ["dcn_dense_0.model", "dcn0_sparse_0.model/key", "dcn0_sparse_0.model/emb_vector"],
 )
 @pytest.mark.parametrize("damage", ["absent", "truncated", "oversized"])
-def test_a_damaged_weight_file_is_refused_by_name(network, tmp_path, name, damage):
-    write_model(tmp_path, CONFIG, to_weights(network))
+def test_a_damaged_weight_file_is_refused_by_name(config, network, tmp_path, name, damage):
+    write_model(tmp_path, config, to_weights(network))
     path = tmp_path / name
     content = path.read_bytes()
     path.unlink()
     if damage != "absent":
         path.write_bytes(content[:-8] if damage == "truncated" else content + b"\0" * 8)
     with pytest.raises(ContractError, match=r"(dcn_dense_0|key|emb_vector)"):
-        load_network(tmp_path, CONFIG, SLOT_SIZES)
+        load_network(tmp_path, config, SLOT_SIZES)
 
 
-def test_weights_of_another_shape_are_refused(network, weights):
+def test_loading_holds_no_second_table(tmp_path):
+    sizes = [20_000] * 26
+    write_model(tmp_path, V1, to_weights(DcnNetwork(V1, sizes)))
+    tracemalloc.start()
+    try:
+        load_network(tmp_path, V1, sizes)
+        _, peak = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    # NumPy's arrays are traced, torch's are not.
+    assert peak < sum(sizes) * 4 * 4 / 2
+
+
+def test_weights_of_another_shape_are_refused(config, network, weights):
     with pytest.raises(ContractError, match=r"embeddings have shape .* expected"):
-        load_weights(DcnNetwork(CONFIG, [s + 1 for s in SLOT_SIZES]), weights)
+        load_weights(DcnNetwork(config, [s + 1 for s in SLOT_SIZES]), weights)
     del weights.dense["final.bias"]
     with pytest.raises(ContractError, match=r"final\.bias has shape None, expected \(1,\)"):
         load_weights(network, weights)
@@ -148,7 +172,7 @@ def test_weights_of_another_shape_are_refused(network, weights):
 )
 def test_impossible_slot_sizes_are_refused(sizes, message):
     with pytest.raises(ContractError, match=message):
-        DcnNetwork(CONFIG, sizes)
+        DcnNetwork(V1, sizes)
 
 
 def test_rows_of_another_width_are_refused(network, rows):

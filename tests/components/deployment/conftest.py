@@ -14,7 +14,7 @@ from components.contracts.durable import sha256_tree
 from components.contracts.manifests import Model, RawDataset, Verdict
 from components.contracts.model_files import ModelWeights, write_model
 from components.contracts.model_store import model_folder
-from components.contracts.workflow import FeatureWorkflow
+from components.contracts.workflow import TOMBSTONE, FeatureWorkflow
 
 CONFIG = DcnConfig(embedding_dim=4, num_cross_layers=2, tower=(16, 8))
 
@@ -26,7 +26,7 @@ def _encode(workflow, dense_row, categorical_row):
         values.append((math.log(1.0 + max(value, workflow.clip_min)) - float(mean)) / float(std))
     rows, offset = [], 0
     for key, vocabulary in zip(categorical_row, workflow.vocabularies):
-        known = {int(k): 3 + i for i, k in enumerate(vocabulary)}
+        known = {int(k): 3 + i for i, k in enumerate(vocabulary) if k != TOMBSTONE}
         rows.append(offset + (1 if key == MISSING_CATEGORY else known.get(int(key), 2)))
         offset += 3 + len(vocabulary)
     return values, rows
@@ -44,7 +44,11 @@ def reference_scores():
             x0 = np.concatenate([weights.embeddings[rows].astype(np.float64).ravel(), values])
             cross = x0
             for i in range(config.num_cross_layers):
-                cross = x0 * (cross @ p[f"cross.{i}.weight"]) + cross + p[f"cross.{i}.bias"]
+                bias = p[f"cross.{i}.bias"]
+                if config.projection_dim:
+                    cross = x0 * (cross @ p[f"cross.{i}.u"] @ p[f"cross.{i}.v"] + bias) + cross
+                else:
+                    cross = x0 * (cross @ p[f"cross.{i}.weight"]) + cross + bias
             deep = x0
             for i in range(len(config.tower)):
                 deep = np.maximum(deep @ p[f"tower.{i}.weight"] + p[f"tower.{i}.bias"], 0)

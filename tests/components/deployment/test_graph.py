@@ -18,6 +18,7 @@ from components.contracts.criteo import MAX_CATEGORY, MISSING_CATEGORY
 from components.contracts.dcn import DcnConfig
 from components.contracts.errors import ContractError
 from components.contracts.serving import CATEGORICAL_INPUT, DENSE_INPUT, PROBABILITY_OUTPUT
+from components.contracts.workflow import TOMBSTONE
 from components.deployment import graph as graph_module
 from components.deployment.graph import build_graph, export
 from components.deployment.parity import open_graph
@@ -82,6 +83,22 @@ def test_graph_scores_any_rows_as_the_float64_network_does_and_however_they_are_
     np.testing.assert_allclose(np.concatenate(apart), scores, atol=1e-6)
 
 
+@pytest.mark.parametrize("rank", [1, 5, 117], ids="rank {}".format)
+def test_graph_of_dcn_v2_scores_as_the_float64_network_does(make_parts, reference_scores, raw_rows, rank):
+    config = DcnConfig(embedding_dim=4, num_cross_layers=2, tower=(16, 8), projection_dim=rank)
+    workflow, weights = make_parts(7, config=config)
+    # Products of matrices grow with the rank: keep the logits where float32 is fine.
+    scale = np.float32(1 / np.sqrt(rank))
+    weights.dense.update({name: w * scale for name, w in weights.dense.items() if name.endswith(".u")})
+    model = build_graph(workflow, weights, config)
+    onnx.checker.check_model(onnx.load_from_string(model), full_check=True)
+    dense, categorical = raw_rows(300, 7)
+    scores = run(open_graph(model), dense, categorical).ravel()
+    expected = reference_scores(workflow, weights, config, dense, categorical)
+    assert expected.std() > 0.05
+    np.testing.assert_allclose(scores, expected, atol=1e-5)
+
+
 def test_graph_encodes_as_the_workflow_does(make_parts, raw_rows):
     workflow, weights = make_parts(4)
     model = onnx.load_from_string(build_graph(workflow, weights, CONFIG))
@@ -110,14 +127,39 @@ def test_empty_vocabularies_everywhere_still_tell_missing_from_unknown(make_part
     assert scores[0] != scores[1]
 
 
-def test_a_vocabulary_that_holds_the_mark_of_missing_still_encodes_it_as_missing(make_parts):
-    vocabularies = [np.array([5, MISSING_CATEGORY, 9], np.int64)] * 26
-    workflow, weights = make_parts(6, vocabularies=vocabularies)
-    session = open_graph(build_graph(workflow, weights, CONFIG))
-    other, _ = make_parts(6, vocabularies=[np.array([5, 8, 9], np.int64)] * 26)
-    same = open_graph(build_graph(other, weights, CONFIG))
-    dense, categorical = np.ones((3, 13), np.float32), np.repeat([[MISSING_CATEGORY], [9], [5]], 26, axis=1)
-    np.testing.assert_array_equal(run(session, dense, categorical), run(same, dense, categorical))
+@pytest.mark.parametrize("every", [1, 3], ids=["all evicted", "some evicted"])
+def test_an_evicted_category_is_served_as_unknown_and_the_others_keep_their_rows(
+    make_parts, reference_scores, raw_rows, every
+):
+    workflow, weights = make_parts(6)
+    buried = [v.copy() for v in workflow.vocabularies]
+    for vocabulary in buried:
+        vocabulary[::every] = TOMBSTONE
+    evicted, _ = make_parts(6, vocabularies=buried)
+    dense, categorical = raw_rows(200, 6)
+    categorical[:3] = TOMBSTONE
+    model = onnx.load_from_string(build_graph(evicted, weights, CONFIG))
+    model.graph.output.append(onnx.helper.make_empty_tensor_value_info("table_rows"))
+    inputs = {DENSE_INPUT.name: dense, CATEGORICAL_INPUT.name: categorical}
+    scores, rows = open_graph(model.SerializeToString()).run(None, inputs)
+    ids = rows - np.cumsum([0, *workflow.slot_sizes[:-1]])
+    np.testing.assert_array_equal(ids, evicted.encode_categorical(categorical))
+    before = workflow.encode_categorical(categorical)
+    np.testing.assert_array_equal(ids, np.where((before >= 3) & ((before - 3) % every == 0), 2, before))
+    np.testing.assert_allclose(
+        scores.ravel(), reference_scores(evicted, weights, CONFIG, dense, categorical), atol=2e-6
+    )
+
+
+def test_no_tombstone_is_a_key_of_the_graph(make_parts):
+    workflow, weights = make_parts(6, vocabularies=[np.array([5, TOMBSTONE, 9, TOMBSTONE], np.int64)] * 26)
+    model = onnx.load_from_string(build_graph(workflow, weights, CONFIG))
+    encoders = [node for node in model.graph.node if node.op_type == "LabelEncoder"]
+    assert len(encoders) == 26
+    for slot, node in enumerate(encoders):
+        tensors = {a.name: onnx.numpy_helper.to_array(a.t) for a in node.attribute if a.name.endswith("tensor")}
+        assert tensors["keys_tensor"].tolist() == [MISSING_CATEGORY, 5, 9]
+        assert (tensors["values_tensor"] - slot * 7).tolist() == [1, 3, 5]
 
 
 def test_same_model_gives_the_same_bytes_and_another_does_not(make_parts):

@@ -7,6 +7,7 @@ ONNX graph of the same arithmetic on raw rows.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -197,6 +198,27 @@ class Round:
         """The model's probabilities of the held-out rows in float64, from the formula."""
         return 1 / (1 + np.exp(-logits(linear, self.workflow, self.dense, self.categorical)))
 
+    def add_old_rows(self, table, truth: Linear) -> tuple[np.ndarray, Callable[[Linear], np.ndarray]]:
+        """Holds old rows out whose labels follow `truth`; returns the labels, and what scores a model gives them."""
+        import pyarrow as pa
+        import pyarrow.parquet as pq
+
+        dense, categorical = raw_arrays(table)
+
+        def scores(linear: Linear) -> np.ndarray:
+            return 1 / (1 + np.exp(-logits(linear, self.workflow, dense, categorical)))
+
+        labels = (np.random.default_rng(77).random(len(dense)) < scores(truth)).astype(np.int32)
+        at = table.column_names.index(criteo.LABEL)
+        raw, encoded = self.root / "old raw", self.root / "old encoded"
+        raw.mkdir()
+        pq.write_table(table.set_column(at, criteo.LABEL, pa.array(labels)), raw / "0.parquet")
+        ids = self.workflow.encode_categorical(categorical)
+        write_encoded(encoded, labels, self.workflow.encode_dense(dense), ids)
+        self.change("raw", replay_holdout_uri=raw.as_uri(), num_replay_holdout_rows=len(labels))
+        self.change("training_set", replay_holdout_uri=encoded.as_uri(), num_replay_holdout_rows=len(labels))
+        return labels, scores
+
     def release_champion(self, linear: Linear, model_id: str = "champion-model", version: int = 1) -> Release:
         graph = self.root / "repository" / "click_model" / str(version) / "model.onnx"
         write_graph(graph, linear, self.workflow)
@@ -277,6 +299,11 @@ def make_round(raw_table, tmp_path):
         ids = workflow.encode_categorical(categorical)
         write_encoded(encoded, labels, workflow.encode_dense(dense), ids)
 
+        new = new_categories or [0] * 26
+        workflow.save(root / "workflow")
+        before = tuple(v[: len(v) - count] for v, count in zip(workflow.vocabularies, new))
+        replace(workflow, vocabularies=before).save(root / "parent" / Model.WORKFLOW)
+
         model_folder = root / "store" / "models" / "candidate"
         write_candidate(model_folder / Model.WEIGHTS, planted.noisy(noise, 5), workflow.slot_sizes)
         made = Round(
@@ -307,11 +334,11 @@ def make_round(raw_table, tmp_path):
                 num_train_rows=1,
                 num_holdout_rows=n,
                 slot_sizes=workflow.slot_sizes,
-                new_categories=new_categories or [0] * 26,
-                workflow_uri=root.as_uri(),
+                new_categories=new,
+                workflow_uri=(root / "workflow").as_uri(),
                 raw_digest="digest",
                 last_event_time="",
-                parent_model_uri=root.as_uri(),
+                parent_model_uri=(root / "parent").as_uri(),
             ),
             model=Model(
                 model_id="candidate",

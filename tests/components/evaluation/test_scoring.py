@@ -21,7 +21,7 @@ def score(made, **changes):
         "score_candidate": candidate_scorer(made.model),
         "score_champion": None,
         "slot_sizes": made.training_set.slot_sizes,
-        "new_categories": [0] * 26,
+        "new_ids": [np.zeros(0, np.int64)] * 26,
         "slice_column": 4,
         **changes,
     }
@@ -42,12 +42,13 @@ def test_rows_keep_their_order_labels_times_and_categories(made):
 
 
 def test_row_is_new_if_it_holds_an_id_of_this_round(made):
-    new = [i % 3 for i in range(26)]
-    rows = score(made, new_categories=new)
+    """Appended ids, the last ones, and one that had been given up, anywhere between."""
+    vocabularies = made.workflow.vocabularies
+    new = [[len(v) + 2 - i % 3, 3 + (len(v) * i) // 40][: i % 3] for i, v in enumerate(vocabularies)]
+    rows = score(made, new_ids=[np.array(ids, np.int64) for ids in new])
     expected = np.zeros(900, dtype=bool)
-    for column, count in enumerate(new):
-        appended = made.workflow.vocabularies[column][len(made.workflow.vocabularies[column]) - count :]
-        expected |= np.isin(made.categorical[:, column], appended)
+    for column, ids in enumerate(new):
+        expected |= np.isin(made.categorical[:, column], [vocabularies[column][i - 3] for i in ids])
     np.testing.assert_array_equal(rows.has_new_category, expected)
     assert 0 < expected.sum() < 900
 

@@ -366,6 +366,7 @@ def test_component_logs_metrics_curve_and_matrix_and_returns_the_answer(make_rou
         champion="current",
         min_auc=0.6,
         max_auc_loss=0.01,
+        max_old_auc_loss=-1.0,
         accept_inconclusive=False,
     )
     assert recorded["parameterValues"] == {"Output": True}

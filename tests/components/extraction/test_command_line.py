@@ -140,6 +140,8 @@ def test_the_flags_are_a_promise():
         "--champion": "current",
         "--holdout-fraction": 0.1,
         "--max-malformed-fraction": 0.01,
+        "--replay-share": 0.0,
+        "--replay-days": 7,
         "--output": None,
     }
 
@@ -150,12 +152,15 @@ def test_the_component_writes_the_manifest_and_counts(flags, tmp_path):
     arguments = {
         "run": "r", "store": flags["--store"], "work": flags["--work"], "lake": flags["--lake"], "window_start": "",
         "window_end": "", "champion": "current", "holdout_fraction": 0.2, "max_malformed_fraction": 0.0,
+        "replay_share": 0.0, "replay_days": 7,
     }  # fmt: skip
     extraction.python_func(**arguments, raw_dataset=raw_dataset, metrics=metrics)
     assert RawDataset.read(raw_dataset.path).num_holdout_rows == 200
     assert metrics.metadata == {
         "num_train_rows": 800,
         "num_holdout_rows": 200,
+        "num_replay_rows": 0,
+        "num_replay_holdout_rows": 0,
         "num_set_aside": 0,
         "num_duplicates": 0,
     }
@@ -168,7 +173,7 @@ def test_the_component_names_its_inputs_for_the_pipeline():
     spec = extraction.component_spec
     assert list(spec.inputs) == [
         "run", "store", "work", "lake", "window_start", "window_end", "champion", "holdout_fraction",
-        "max_malformed_fraction",
+        "max_malformed_fraction", "replay_share", "replay_days",
     ]  # fmt: skip
     assert sorted(spec.outputs) == ["metrics", "raw_dataset"]
     assert json.loads(json.dumps(spec.description)).startswith("Copies one time window")

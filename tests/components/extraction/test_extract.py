@@ -161,5 +161,7 @@ def test_a_holdout_fraction_outside_0_to_1_is_refused(fraction):
 
 
 def test_promised_defaults():
-    assert ExtractionSettings() == ExtractionSettings(holdout_fraction=0.1, max_malformed_fraction=0.01)
+    assert ExtractionSettings() == ExtractionSettings(
+        holdout_fraction=0.1, max_malformed_fraction=0.01, replay_share=0.0, replay_days=7
+    )
     assert to_iso(0) == "1970-01-01T00:00:00+00:00"

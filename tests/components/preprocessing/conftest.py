@@ -24,7 +24,7 @@ from components.preprocessing.__main__ import main
 def write_raw(tmp_path):
     """Writes tables as a raw dataset; each part's tables become files in the given order of names."""
 
-    def write(train, holdout=None, *, name="raw", row_group_size=300):
+    def write(train, holdout=None, *, name="raw", row_group_size=300, last_event_time="2025-10-10T00:00:00+00:00"):
         parts = {"train": train, "holdout": holdout if holdout is not None else train}
         counts = {}
         for part, tables in parts.items():
@@ -39,7 +39,7 @@ def write_raw(tmp_path):
             window_start=None,
             window_end=None,
             first_event_time="2025-10-09T00:00:00+00:00",
-            last_event_time="2025-10-10T00:00:00+00:00",
+            last_event_time=last_event_time,
             train_uri=(tmp_path / name / "train").as_uri(),
             holdout_uri=(tmp_path / name / "holdout").as_uri(),
             num_train_rows=counts["train"],

@@ -123,7 +123,21 @@ def test_a_raw_manifest_that_is_not_there(refuses, tmp_path):
     refuses(tmp_path / "nothing.json", "cannot be read")
 
 
-@pytest.mark.parametrize("setting", ["frequency_threshold", "partition_rows"])
-def test_settings_out_of_range(setting):
-    with pytest.raises(ContractError, match=f"{setting} is 0, expected at least 1"):
-        PreprocessingSettings(**{setting: 0})
+@pytest.mark.parametrize(
+    ("setting", "value", "expected"),
+    [
+        ("frequency_threshold", 0, "at least 1"),
+        ("partition_rows", 0, "at least 1"),
+        ("max_candidates", -1, "at least 0"),
+        ("category_ttl_days", -0.5, "0 .never. or more"),
+        ("category_ttl_days", float("inf"), "0 .never. or more"),
+        ("category_ttl_days", float("nan"), "0 .never. or more"),
+    ],
+)
+def test_settings_out_of_range(setting, value, expected):
+    with pytest.raises(ContractError, match=f"{setting} is {value}, expected {expected}"):
+        PreprocessingSettings(**{setting: value})
+
+
+def test_a_window_without_a_time(write_raw, refuses, raw_table):
+    refuses(write_raw(raw_table(100), last_event_time="once"), "last_event_time of the raw dataset is 'once'")

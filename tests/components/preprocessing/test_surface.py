@@ -7,10 +7,12 @@ import json
 import os
 import subprocess
 import sys
+from collections import Counter
 from pathlib import Path
 
 import pytest
 
+from components.contracts.criteo import CATEGORICAL
 from components.contracts.manifests import TrainingSet
 from components.preprocessing.__main__ import build_parser
 
@@ -22,6 +24,7 @@ def test_flags():
     flags = {option for action in build_parser()._actions for option in action.option_strings}
     assert flags == {
         *("-h", "--help", "--run", "--store", "--work", "--parent", "--frequency-threshold"),
+        *("--category-ttl-days", "--max-candidates"),
         *("--raw-dataset", "--output", "--partition-rows", "--dask-scheduler"),
     }
 
@@ -67,29 +70,43 @@ def run_component(tmp_path):
 
 
 def test_component_writes_the_manifest_and_metrics(run_component, write_raw, raw_table, tmp_path):
+    table = raw_table(200)
     ran = run_component(
-        write_raw(raw_table(200)),
+        write_raw(table),
         run="run-1",
         store=str(tmp_path / "store"),
         work=str(tmp_path / "work"),
         parent="current",
         frequency_threshold=3,
+        category_ttl_days=30.0,
     )
     assert ran.returncode == 0, ran.stderr
     assert "Warning" not in ran.stderr
     training_set = TrainingSet.read(tmp_path / "out" / "training_set")
+    rare = [Counter(filter(None, column.to_pylist())) for column in table.select(CATEGORICAL).columns]
+    num_rare = sum(count < 3 for counts in rare for count in counts.values())
     output = json.loads((tmp_path / "executor_output.json").read_text())
     assert output["artifacts"]["metrics"]["artifacts"][0]["metadata"] == {
         "train_rows": 200,
         "holdout_rows": 200,
         "ids": sum(training_set.slot_sizes),
         "new_categories": sum(training_set.new_categories),
+        "reused_ids": 0,
+        "evicted": 0,
+        "tombstones": 0,
+        "candidates": num_rare,
     }
 
 
 def test_component_fails_where_the_step_refuses(run_component, tmp_path):
     ran = run_component(
-        tmp_path / "absent", run="run-1", store="relative", work="/w", parent="none", frequency_threshold=3
+        tmp_path / "absent",
+        run="run-1",
+        store="relative",
+        work="/w",
+        parent="none",
+        frequency_threshold=3,
+        category_ttl_days=0.0,
     )
     assert ran.returncode == 2
     assert "error: uri is 'relative'" in ran.stderr

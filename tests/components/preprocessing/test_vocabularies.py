@@ -1,3 +1,5 @@
+"""Admission, eviction and reuse of ids, against dicts that a person would keep by hand."""
+
 from __future__ import annotations
 
 from collections import Counter
@@ -5,47 +7,167 @@ from collections import Counter
 import numpy as np
 import pytest
 
-from components.preprocessing.vocabularies import extend_vocabulary
+from components.contracts.workflow import TOMBSTONE
+from components.preprocessing.vocabularies import AdmissionRules, next_column, unseen_column
 
-NOTHING = np.array([], dtype=np.int64)
+NEW = unseen_column(np.zeros(0, np.int64))
+DAY = 86_400_000_000
+
+
+def rules(threshold=2, ttl=0, max_candidates=1000):
+    return AdmissionRules(frequency_threshold=threshold, ttl=ttl, max_candidates=max_candidates)
 
 
 def counted(rows):
-    counts = Counter(rows.tolist())
+    counts = Counter(rows)
     return np.array(list(counts), dtype=np.int64), np.array(list(counts.values()), dtype=np.int64)
 
 
-@pytest.mark.parametrize("seed", range(20))
-def test_ids_never_move_over_rounds_of_growth(seed):
+def after(*windows, rules, start=NEW, days=None):
+    """The columns after each window of raw values; one a day unless `days` are given."""
+    column, columns = start, []
+    for number, rows in enumerate(windows):
+        day = days[number] if days else number + 1
+        column = next_column(column, *counted(rows), now=day * DAY, rules=rules)
+        columns.append(column)
+    return columns
+
+
+def candidates(column):
+    return dict(zip(column.candidates.categories.tolist(), column.candidates.sightings.tolist()))
+
+
+class ByHand:
+    """The same rules as plain dicts: id -> category, category -> (sightings, last seen)."""
+
+    def __init__(self):
+        self.ids, self.seen, self.waiting = [], {}, {}
+
+    def round(self, rows, now, threshold, ttl, max_candidates):
+        counts = Counter(rows)
+        free = [i for i, value in enumerate(self.ids) if value == TOMBSTONE]
+        for value in counts:
+            if value in self.seen:
+                self.seen[value] = max(self.seen[value], now)
+            else:
+                total, last = self.waiting.get(value, (0, now))
+                self.waiting[value] = (total + counts[value], max(last, now))
+        for value in [v for v, last in self.seen.items() if ttl and now - last > ttl]:
+            del self.seen[value]
+            self.ids[self.ids.index(value)] = TOMBSTONE
+        ready = [v for v, (total, _) in self.waiting.items() if v in counts and total >= threshold]
+        for value in sorted(ready, key=lambda v: (-self.waiting[v][0], v)):
+            del self.waiting[value]
+            self.seen[value] = now
+            if free:
+                self.ids[free.pop(0)] = value
+            else:
+                self.ids.append(value)
+        kept = [(v, t) for v, t in self.waiting.items() if not (ttl and now - t[1] > ttl)]
+        kept.sort(key=lambda item: (-item[1][0], -item[1][1], item[0]))
+        self.waiting = dict(kept[:max_candidates])
+
+
+@pytest.mark.parametrize("seed", range(30))
+def test_any_rounds_end_as_by_hand(seed):
     random = np.random.default_rng(seed)
-    vocabulary = NOTHING
-    first_positions = {}
-    for round_ in range(8):
-        threshold = int(random.integers(1, 5))
-        low = int(random.integers(0, 40 * (round_ + 1)))
-        rows = random.integers(low, low + 60, 300) * 71_582_788  # up to 2^32; categories vanish and come back
-        vocabulary = extend_vocabulary(vocabulary, *counted(rows), frequency_threshold=threshold)
-        for value, position in first_positions.items():
-            assert vocabulary[position] == value
-        frequent = {value for value, count in Counter(rows.tolist()).items() if count >= threshold}
-        assert frequent <= set(vocabulary.tolist())
-        assert set(vocabulary.tolist()) == frequent | set(first_positions)
-        first_positions |= {int(v): p for p, v in enumerate(vocabulary) if int(v) not in first_positions}
-        assert len(vocabulary) == len(first_positions)
+    ttl = int(random.integers(0, 4)) * DAY
+    column, by_hand = NEW, ByHand()
+    for round_ in range(12):
+        threshold, most = int(random.integers(1, 5)), int(random.integers(0, 25))
+        low = int(random.integers(0, 15 * (round_ + 1)))
+        rows = (random.integers(low, low + 40, int(random.integers(0, 120))) * 71_582_788).tolist()
+        now = (20_000 + round_ + int(random.integers(-1, 2))) * DAY  # windows may overlap, or be run again later
+        column = next_column(column, *counted(rows), now=now, rules=rules(threshold, ttl, most))
+        by_hand.round(rows, now, threshold, ttl, most)
+        assert column.vocabulary.tolist() == by_hand.ids
+        assert column.last_seen.tolist() == [0 if v == TOMBSTONE else by_hand.seen[v] for v in by_hand.ids]
+        assert candidates(column) == {v: total for v, (total, _) in by_hand.waiting.items()}
+        assert column.candidates.last_seen.tolist() == [by_hand.waiting[v][1] for v in sorted(by_hand.waiting)]
 
 
-def test_new_categories_are_ordered_by_count_then_value():
-    seen, counts = np.array([5, 1, 9, 3, 8]), np.array([2, 2, 7, 1, 2])
-    assert extend_vocabulary(np.array([8]), seen, counts, frequency_threshold=2).tolist() == [8, 9, 1, 5]
+def test_a_category_enters_when_its_sightings_over_rounds_reach_the_threshold():
+    first, second, third = after([5, 5, 9], [5], [9, 9], rules=rules(threshold=3))
+    assert (first.vocabulary.tolist(), candidates(first)) == ([], {5: 2, 9: 1})
+    assert (second.vocabulary.tolist(), candidates(second)) == ([5], {9: 1})
+    assert (third.vocabulary.tolist(), candidates(third)) == ([5, 9], {})
+
+
+def test_new_categories_are_ordered_by_sightings_then_value():
+    (column,) = after([5, 5, 1, 1, 9, 9, 9, 3, 8, 8], rules=rules(), start=unseen_column(np.array([8])))
+    assert column.vocabulary.tolist() == [8, 9, 1, 5]
 
 
 def test_order_of_rows_does_not_matter():
-    seen, counts = np.arange(100), np.arange(100) % 7
+    seen, counts = np.arange(100), 1 + np.arange(100) % 7
     mixed = np.random.default_rng(0).permutation(100)
-    one = extend_vocabulary(NOTHING, seen, counts, frequency_threshold=3)
-    other = extend_vocabulary(NOTHING, seen[mixed], counts[mixed], frequency_threshold=3)
-    assert one.tolist() == other.tolist()
+    one = next_column(NEW, seen, counts, now=1, rules=rules(3, max_candidates=10))
+    other = next_column(NEW, seen[mixed], counts[mixed], now=1, rules=rules(3, max_candidates=10))
+    assert one.vocabulary.tolist() == other.vocabulary.tolist()
+    assert candidates(one) == candidates(other)
 
 
 def test_nothing_seen_leaves_the_vocabulary():
-    assert extend_vocabulary(np.array([4, 2]), NOTHING, NOTHING, frequency_threshold=1).tolist() == [4, 2]
+    (column,) = after([], rules=rules(), start=unseen_column(np.array([4, 2])))
+    assert column.vocabulary.tolist() == [4, 2]
+
+
+def test_a_category_leaves_after_more_than_its_time_to_live_and_not_at_it():
+    columns = after([7, 7, 8, 8], [8], [8], rules=rules(ttl=2 * DAY), days=[1, 2, 3])
+    assert [c.vocabulary.tolist() for c in columns] == [[7, 8]] * 3
+    a_microsecond_later = next_column(columns[1], *counted([8]), now=3 * DAY + 1, rules=rules(ttl=2 * DAY))
+    assert a_microsecond_later.vocabulary.tolist() == [TOMBSTONE, 8]
+
+
+def test_without_a_time_to_live_nothing_ever_leaves():
+    columns = after([7, 7, 5], *[[8]] * 50, rules=rules())
+    assert columns[-1].vocabulary.tolist() == [7, 8]
+    assert candidates(columns[-1]) == {5: 1}
+
+
+def test_an_id_freed_in_a_round_is_given_out_in_the_next_and_before_any_is_appended():
+    free, leaves, later = after(
+        [1, 1, 2, 2, 3, 3], [2, 2, 9, 9], [2, 4, 4, 4, 6, 6, 5, 5], rules=rules(ttl=DAY), days=[1, 3, 4]
+    )
+    assert free.vocabulary.tolist() == [1, 2, 3]
+    assert leaves.vocabulary.tolist() == [TOMBSTONE, 2, TOMBSTONE, 9]
+    assert later.vocabulary.tolist() == [4, 2, 5, 9, 6]
+
+
+def test_an_evicted_category_that_returns_is_counted_from_nothing():
+    columns = after([7] * 9, [], [7], [7], [7], rules=rules(threshold=3, ttl=2 * DAY), days=[1, 4, 5, 6, 7])
+    assert [c.vocabulary.tolist() for c in columns] == [[7], [TOMBSTONE], [TOMBSTONE], [TOMBSTONE], [7]]
+    assert [candidates(c) for c in columns] == [{}, {}, {7: 1}, {7: 2}, {}]
+
+
+def test_a_candidate_is_forgotten_after_the_time_to_live():
+    columns = after([7], [7], [], [7], rules=rules(threshold=3, ttl=2 * DAY), days=[1, 2, 5, 6])
+    assert [candidates(c) for c in columns] == [{7: 1}, {7: 2}, {}, {7: 1}]
+
+
+def test_the_rarest_candidates_are_forgotten_first_then_the_oldest_then_the_highest():
+    first, second = after([1, 2, 2, 3, 4], [5, 6, 3], rules=rules(threshold=9, max_candidates=4))
+    assert candidates(first) == {1: 1, 2: 2, 3: 1, 4: 1}
+    assert candidates(second) == {2: 2, 3: 2, 5: 1, 6: 1}
+    (none,) = after([1, 2], rules=rules(threshold=9, max_candidates=0))
+    assert candidates(none) == {}
+
+
+def test_a_lower_threshold_admits_only_what_the_round_holds():
+    (before,) = after([1, 1, 2, 2], rules=rules(threshold=5))
+    column = next_column(before, *counted([2]), now=DAY, rules=rules(threshold=2))
+    assert (column.vocabulary.tolist(), candidates(column)) == ([2], {1: 2})
+
+
+def test_an_older_window_ages_nothing():
+    (newer,) = after([7, 7], rules=rules(ttl=DAY), days=[10])
+    older = next_column(newer, *counted([7]), now=DAY, rules=rules(ttl=DAY))
+    assert older.last_seen.tolist() == [10 * DAY]
+
+
+def test_a_round_leaves_the_parents_column_as_it_was():
+    (parent,) = after([1, 1, 2, 2, 5], rules=rules())
+    copies = [a.copy() for a in (parent.vocabulary, parent.last_seen, parent.candidates.sightings)]
+    next_column(parent, *counted([5, 9, 9]), now=50 * DAY, rules=rules(ttl=DAY))
+    for copy, array in zip(copies, (parent.vocabulary, parent.last_seen, parent.candidates.sightings)):
+        np.testing.assert_array_equal(copy, array)

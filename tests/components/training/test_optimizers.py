@@ -3,56 +3,62 @@
 from __future__ import annotations
 
 import numpy as np
+import pytest
 import torch
 
+from components.training import optimizers
 from components.training.config import TrainingSettings
-from components.training.optimizers import DenseAdam, RowAdam, sum_by_key
+from components.training.optimizers import RowAdam, adam_step
 
 SETTINGS = TrainingSettings(learning_rate=0.01)
 
 
-def adam_by_the_book(weights, gradients, first_step=1):
+def adam_by_the_book(weights, gradients, first_step=1, beta1=0.9, beta2=0.999):
     w, m, v = weights.astype(np.float64), np.zeros(weights.shape), np.zeros(weights.shape)
     for t, g in enumerate(gradients, start=first_step):
-        m, v = 0.9 * m + 0.1 * g, 0.999 * v + 0.001 * g * g
-        w = w - 0.01 * np.sqrt(1 - 0.999**t) / (1 - 0.9**t) * m / (np.sqrt(v) + 1e-7)
+        m, v = beta1 * m + (1 - beta1) * g, beta2 * v + (1 - beta2) * g * g
+        w = w - 0.01 * np.sqrt(1 - beta2**t) / (1 - beta1**t) * m / (np.sqrt(v) + 1e-7)
     return w, m, v
 
 
-def test_dense_adam_equals_float64_numpy_also_for_gradients_as_small_as_epsilon():
+def small_and_large(random, shape):
+    """Gradients near epsilon tell HugeCTR's placement of epsilon from torch.optim.Adam's."""
+    return random.normal(size=shape) * 10.0 ** random.integers(-8, 0, shape)
+
+
+@pytest.mark.parametrize("first_step", [1, 5_000], ids=["from scratch", "continued"])
+@pytest.mark.parametrize("betas", [(0.9, 0.999), (0.0, 0.0)], ids=["usual", "no memory"])
+def test_adam_equals_float64_numpy_also_for_gradients_as_small_as_epsilon(first_step, betas):
     random = np.random.default_rng(0)
-    start = random.normal(size=(3, 4)).astype(np.float32)
-    # Gradients near epsilon tell HugeCTR's placement of epsilon from torch.optim.Adam's.
-    gradients = random.normal(size=(20, 3, 4)) * 10.0 ** random.integers(-8, 0, (20, 3, 4))
-    weights, other = torch.tensor(start), torch.zeros(5)
-    adam = DenseAdam([weights, other], SETTINGS)
-    for step, gradient in enumerate(gradients, start=1):
-        adam.step([torch.tensor(gradient, dtype=torch.float32), torch.zeros(5)], step)
-    expected, m, v = adam_by_the_book(start, gradients)
-    np.testing.assert_allclose(weights.numpy(), expected, rtol=1e-5, atol=1e-6)
-    np.testing.assert_allclose(adam.m[:12].view(3, 4).numpy(), m, rtol=1e-4, atol=1e-9)
-    np.testing.assert_allclose(adam.v[:12].view(3, 4).numpy(), v, rtol=1e-4, atol=1e-12)
-    assert not other.any()
+    start, gradients = random.normal(size=40), small_and_large(random, (20, 40))
+    settings = TrainingSettings(learning_rate=0.01, beta1=betas[0], beta2=betas[1])
+    expected = adam_by_the_book(start, gradients, first_step, *betas)
+    for dtype, tolerance in ((torch.float64, 1e-12), (torch.float32, 2e-6)):
+        w, m, v = torch.tensor(start, dtype=dtype), torch.zeros(40, dtype=dtype), torch.zeros(40, dtype=dtype)
+        for step, gradient in enumerate(gradients, start=first_step):
+            adam_step(w, torch.tensor(gradient, dtype=dtype), m, v, settings, step)
+        np.testing.assert_allclose(w.numpy(), expected[0], rtol=tolerance, atol=tolerance)
+        for moment, truth in ((m, expected[1]), (v, expected[2])):
+            np.testing.assert_allclose(moment.numpy(), truth, rtol=20 * tolerance, atol=1e-16)
 
 
-def test_row_adam_equals_torchs_sparse_adam_and_leaves_other_rows_alone():
+@pytest.mark.parametrize("rows_at_once", [3, 100], ids=["in parts", "at once"])
+def test_row_adam_equals_torchs_sparse_adam_and_leaves_other_rows_alone(monkeypatch, rows_at_once):
+    monkeypatch.setattr(optimizers, "_ROWS_AT_ONCE", rows_at_once)
     random = np.random.default_rng(1)
     start = torch.tensor(random.normal(size=(30, 4)), dtype=torch.float64)
-    table, reference = start.clone(), torch.nn.Parameter(start.clone())
-    adam = RowAdam(table, SETTINGS)
+    reference = torch.nn.Parameter(start.clone())
+    whole = torch.stack([start, torch.zeros_like(start), torch.zeros_like(start)], dim=1)
+    adam = RowAdam(whole, SETTINGS)
     peer = torch.optim.SparseAdam([reference], lr=0.01, eps=1e-7)
     for step in range(1, 25):
-        keys = torch.tensor(random.integers(0, 20, 40))
-        gradients = torch.tensor(random.normal(size=(40, 4)) * 10.0 ** random.integers(-8, 0, (40, 4)))
-        adam.step(keys, gradients, step)
-        reference.grad = torch.sparse_coo_tensor(keys[None], gradients, (30, 4), check_invariants=True)
+        rows = torch.tensor(np.sort(random.choice(20, 7, replace=False)))
+        gradient = torch.tensor(small_and_large(random, (7, 4)))
+        taken = adam.take(rows)
+        assert torch.equal(taken, whole[rows])
+        adam.step(rows, taken, gradient, step)
+        reference.grad = torch.sparse_coo_tensor(rows[None], gradient, (30, 4), check_invariants=True)
         peer.step()
-    torch.testing.assert_close(table, reference.detach(), rtol=1e-12, atol=1e-14)
-    assert torch.equal(table[20:], start[20:])
-    assert not adam.m[20:].any()
-
-
-def test_a_key_seen_twice_gets_the_sum_of_its_rows():
-    keys, sums = sum_by_key(torch.tensor([5, 2, 5, 9]), torch.tensor([[1.0], [2.0], [3.0], [4.0]]))
-    assert keys.tolist() == [2, 5, 9]
-    assert sums.tolist() == [[2.0], [4.0], [4.0]]
+    torch.testing.assert_close(whole[:, 0], reference.detach(), rtol=1e-12, atol=1e-14)
+    assert torch.equal(whole[20:, 0], start[20:])
+    assert not whole[20:, 1:].any()

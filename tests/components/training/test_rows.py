@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
+
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -9,7 +12,20 @@ import pytest
 
 from components.contracts.errors import ContractError
 from components.contracts.uris import local_path
-from components.training.rows import read_rows
+from components.training.rows import RowFolder, open_folders, open_rows, place_of_rows
+
+
+@pytest.fixture
+def read_rows(tmp_path):
+    """Decodes into a cache that must be empty afterwards."""
+
+    def read(folder, num_rows, slot_sizes):
+        try:
+            return open_rows(folder, num_rows, slot_sizes, tmp_path / "cache")
+        finally:
+            assert not list((tmp_path / "cache").iterdir())
+
+    return read
 
 
 @pytest.fixture
@@ -25,7 +41,7 @@ def edited(path, name, values):
     pq.write_table(table.set_column(table.column_names.index(name), name, values), path)
 
 
-def test_rows_come_back_in_the_file_lists_order(written, world):
+def test_rows_come_back_in_the_file_lists_order(read_rows, written, world):
     folder, labels, dense, ids = written
     rows = read_rows(folder, 1200, world.slot_sizes)
     np.testing.assert_array_equal(rows.labels, labels)
@@ -34,7 +50,7 @@ def test_rows_come_back_in_the_file_lists_order(written, world):
 
 
 @pytest.mark.parametrize("num_rows", [1199, 1201])
-def test_another_number_of_rows_than_the_manifest_is_refused(written, world, num_rows):
+def test_another_number_of_rows_than_the_manifest_is_refused(read_rows, written, world, num_rows):
     with pytest.raises(ContractError, match=str(num_rows)):
         read_rows(written[0], num_rows, world.slot_sizes)
 
@@ -52,13 +68,13 @@ def test_another_number_of_rows_than_the_manifest_is_refused(written, world, num
     ],
     ids=["id too large", "negative id", "int32 ids", "int32 labels", "soft labels", "nan", "all null"],
 )
-def test_values_no_model_could_learn_from_are_refused(written, world, column, values, message):
+def test_values_no_model_could_learn_from_are_refused(read_rows, written, world, column, values, message):
     edited(written[0] / "part_10.parquet", column, values)
     with pytest.raises(ContractError, match=message):
         read_rows(written[0], 1200, world.slot_sizes)
 
 
-def test_a_missing_column_a_truncated_and_an_absent_file_are_refused_by_name(written, world):
+def test_a_missing_column_a_truncated_and_an_absent_file_are_refused_by_name(read_rows, written, world):
     path = written[0] / "part_10.parquet"
     content = path.read_bytes()
     pq.write_table(pq.read_table(path).drop_columns(["C26"]), path)
@@ -72,7 +88,46 @@ def test_a_missing_column_a_truncated_and_an_absent_file_are_refused_by_name(wri
         read_rows(written[0], 1200, world.slot_sizes)
 
 
-def test_a_file_list_that_contradicts_itself_is_refused(written, world):
+def test_a_file_list_that_contradicts_itself_is_refused(read_rows, written, world):
     (written[0] / "_file_list.txt").write_text("7\n/a/part_9.parquet\n")
     with pytest.raises(ContractError, match="announces '7' files and names 1"):
         read_rows(written[0], 1200, world.slot_sizes)
+
+
+def test_folders_follow_one_another_and_every_row_is_found_in_its_file(written, world, make_training_set, tmp_path):
+    folder, labels, dense, ids = written
+    older = local_path(make_training_set(*world.rows(50, seed=3)[:3], name="older", num_files=1).train_uri)
+    folders = [RowFolder(path=folder, num_rows=1200), RowFolder(path=older, num_rows=50)]
+    rows = open_folders(folders, world.slot_sizes, tmp_path / "cache")
+    np.testing.assert_array_equal(rows.ids, np.concatenate([ids, world.rows(50, seed=3)[2]]))
+    np.testing.assert_array_equal(rows[1200:].dense, world.rows(50, seed=3)[1])
+    numbers = [0, 399, 400, 1199, 1200, 1249, 3]
+    assert place_of_rows(folders, numbers) == (
+        f"{folder}/part_9.parquet rows [0, 3, 399]; {folder}/part_10.parquet rows [0]; "
+        f"{folder}/part_11.parquet rows [399]; {older}/part_9.parquet rows [0, 49]"
+    )
+
+
+def test_a_folder_without_rows_is_empty(world, make_training_set, tmp_path):
+    folder = local_path(make_training_set(*world.rows(0)[:3]).train_uri)
+    assert len(open_rows(folder, 0, world.slot_sizes, tmp_path / "cache")) == 0
+
+
+def test_rows_are_decoded_in_parts_without_holding_them(tmp_path, world, make_training_set):
+    """The arrays live in a mapped file: what decoding takes from memory does not grow with the rows."""
+    labels, dense, ids, _ = world.rows(200_000)
+    folder = local_path(make_training_set(labels, dense, ids).train_uri)
+    code = (
+        "import sys; from pathlib import Path; from components.training.rows import open_rows\n"
+        "def anonymous(): return [int(line.split()[1]) for line in open('/proc/self/status') if 'RssAnon' in line][0]\n"
+        "open_rows(Path(sys.argv[1]), 200_000, [200] * 26, Path(sys.argv[2]))\n"
+        "before = anonymous(); kept = [open_rows(Path(sys.argv[1]), 200_000, [200] * 26, Path(sys.argv[2]))"
+        " for _ in range(4)]\n"
+        "print(anonymous() - before, sum(rows.labels.sum() for rows in kept))"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code, folder, tmp_path / "cache"], capture_output=True, text=True, timeout=120
+    )
+    grown_kib, clicks = done.stdout.split()
+    assert float(clicks) == 4 * labels.sum()
+    assert int(grown_kib) * 1024 < 0.5 * 4 * 200_000 * 160, done.stderr

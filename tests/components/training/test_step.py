@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from collections import Counter
+from dataclasses import replace
 from datetime import datetime, timezone
 
 import numpy as np
@@ -19,9 +21,8 @@ from components.contracts.uris import local_path
 from components.contracts.workflow import FeatureWorkflow
 from components.dcn.network import load_network, predict
 from components.training.__main__ import build_parser, main, run_flags
-from components.training.backends import make_trainer
+from components.training.backends import make_engine, require_backend
 from components.training.config import TrainingSettings, parse_tower
-from components.training.metrics_sink import MemorySink
 from components.training.step import TrainingRun, train
 
 FLAGS = {"embedding_dim": 4, "num_cross_layers": 1, "tower": "8", "max_epochs": 2, "batch_size": 256}
@@ -118,7 +119,12 @@ def test_an_incremental_round_continues_its_parents_steps(step, training_set, wo
     ("changed", "message"),
     [
         ({"parent": "nobody"}, "parent 'nobody' is not in the model store"),
-        ({"backend": "hugectr"}, "backend 'hugectr' is not in this version"),
+        ({"backend": "hugectr", "solver": '{"max_workspace_mb": 4096}'}, "hugectr"),
+        ({"solver": '{"scaler": 1.0}'}, "solver is '{\"scaler\": 1.0}' for backend 'pytorch', expected none"),
+        ({"profile_steps": -1}, "profile_steps is -1, expected at least 0"),
+        ({"precision": "float8"}, "precision is 'float8', expected one of float32, tf32, bfloat16"),
+        ({"checkpoint_minutes": 0}, "checkpoint_minutes is 0.0, expected a positive number"),
+        ({"projection_dim": -1}, "projection_dim is -1"),
         ({"backend": "xgboost"}, "backend is 'xgboost', expected one of pytorch, hugectr"),
         ({"tower": "12x8"}, "tower is '12x8'"),
         ({"batch_size": 0}, "batch_size is 0, expected at least 1"),
@@ -128,7 +134,8 @@ def test_an_incremental_round_continues_its_parents_steps(step, training_set, wo
     ],
     ids=lambda v: next(iter(v)) if isinstance(v, dict) else None,
 )
-def test_misuse_ends_with_2_and_one_line(step, training_set, capsys, tmp_path, changed, message):
+def test_misuse_ends_with_2_and_one_line(step, training_set, capsys, tmp_path, monkeypatch, changed, message):
+    monkeypatch.setitem(sys.modules, "hugectr", None)  # other tests put a double there
     assert step(training_set, **changed)[0] == 2
     (line,) = [x for x in capsys.readouterr().err.splitlines() if x.startswith("error: ")]
     assert message in line
@@ -163,6 +170,8 @@ def test_the_flags_are_the_components_parameters():
     assert flags == {
         *("run", "store", "work", "parent", "backend", "learning_rate", "batch_size", "max_epochs", "embedding_dim"),
         *("num_cross_layers", "tower", "dropout", "seed", "training_set", "validation_report", "output"),
+        *("projection_dim", "precision", "checkpoint_minutes", "solver", "profile_steps"),
+        "tensorboard",  # of the command alone: a cluster has no folder that somebody looks at
     }
 
 
@@ -198,7 +207,46 @@ def test_waiting_threads_sleep_because_the_policy_is_set_before_torch_loads(
     assert done.stdout.splitlines() == ["torch is loaded with passive"], done.stderr
 
 
-def test_the_hugectr_seam_says_it_is_not_there():
-    with pytest.raises(PermanentError, match="expected pytorch"):
-        make_trainer("hugectr", MemorySink())
+def test_hugectr_without_its_library_says_so(world, tmp_path, monkeypatch):
+    monkeypatch.setitem(sys.modules, "hugectr", None)
+    with pytest.raises(PermanentError, match="hugectr"):
+        make_engine(
+            "hugectr",
+            DcnConfig(),
+            world.slot_sizes,
+            TrainingSettings(),
+            scratch=tmp_path,
+            solver='{"max_workspace_mb": 4096}',
+        )
+    with pytest.raises(ContractError, match="profile_steps is 5 for backend 'hugectr', expected 0"):
+        require_backend("hugectr", profile_steps=5)
     assert parse_tower(" 16,8") == (16, 8)
+
+
+def test_a_trace_holds_at_least_the_steps_asked_for_and_changes_no_weights(step, training_set, tmp_path):
+    _, plain, _ = step(training_set, run="plain")
+    _, traced, _ = step(training_set, run="traced", store=tmp_path / "other store", profile_steps=70)
+    assert traced.sha256["weights"] == plain.sha256["weights"]
+    events = json.loads((tmp_path / "a work" / "traced" / "training" / "trace.json").read_text())["traceEvents"]
+    (_, most), *_ = Counter(event.get("name") for event in events).most_common(1)
+    assert most >= 70  # some operation is part of every step
+    assert not (tmp_path / "a work" / "plain" / "training" / "trace.json").exists()
+
+
+def test_tensorboard_without_its_package_is_refused_by_its_name(step, training_set, tmp_path, monkeypatch, capsys):
+    monkeypatch.setitem(sys.modules, "tensorboard", None)
+    monkeypatch.setitem(sys.modules, "tensorboard.summary", None)
+    assert step(training_set, tensorboard=tmp_path / "board")[0] == 2
+    assert "need the package tensorboard, which this environment has not" in capsys.readouterr().err
+
+
+def test_other_replay_rows_or_another_share_start_afresh(step, training_set, tmp_path):
+    _, first, _ = step(training_set)
+    _, second, _ = step(replace(training_set, replay_share=0.2))
+    assert second.created_at != first.created_at
+
+
+def test_nothing_of_a_finished_run_stays_but_its_numbers(step, training_set, tmp_path):
+    step(training_set)
+    folder = tmp_path / "a work" / "r1" / "training"
+    assert sorted(p.name for p in folder.iterdir()) == ["attempt.json", "metrics.jsonl"]

@@ -1,0 +1,211 @@
+"""One model that learns in rounds, as the pipeline's steps do it: vocabularies, encoded rows, fit from the parent.
+
+Vocabularies come from preprocessing's own functions, files from `contracts`, the fit from training; only NVTabular is
+absent, whose counting NumPy does here, and the model store. When a round is due is `days`'.
+"""
+
+from __future__ import annotations
+
+import shutil
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+from numpy.typing import NDArray
+
+from components.contracts.criteo import CATEGORICAL, DENSE, LABEL, MISSING_CATEGORY
+from components.contracts.dcn import DcnConfig
+from components.contracts.hugectr_folder import write_file_list
+from components.contracts.manifests import Model, TrainingSet
+from components.contracts.workflow import FeatureWorkflow
+from components.preprocessing.vocabularies import AdmissionRules, Column, next_column, unseen_column
+from components.training.checkpoint import START
+from components.training.config import TrainingSettings
+from components.training.fit import FitJob, FitResult, fit
+from components.training.metrics_sink import MemorySink
+from components.training.parent import continue_from
+from components.training.pytorch_engine import PytorchEngine
+from components.training.rows import Rows as EncodedRows
+from inference_client.simulation.world import Rows
+
+
+@dataclass(frozen=True, kw_only=True)
+class Learning:
+    """How every round learns; the same for all policies, so that they differ in when they learn alone."""
+
+    config: DcnConfig
+    first: TrainingSettings
+    """Of the fit from scratch."""
+    round: TrainingSettings
+    """Of the rounds after it."""
+    rules: AdmissionRules
+
+
+def joined(rows: list[Rows]) -> Rows:
+    """Rows one after another."""
+    return Rows(*(np.concatenate(columns) for columns in zip(*rows)))
+
+
+class Learner:
+    """A model, and the vocabularies that it was trained with."""
+
+    def __init__(self, folder: Path, learning: Learning) -> None:
+        """Knows nothing yet; keeps the newest round's files in `folder`."""
+        self._folder, self._learning = folder, learning
+        self._columns: list[Column] = [unseen_column(np.zeros(0, np.int64)) for _ in CATEGORICAL]
+        self._features: FeatureWorkflow | None = None
+        self._model: Model | None = None
+        self._engine: PytorchEngine | None = None
+        self.num_rounds = self.num_models = 0
+        self.seconds = 0.0
+        """Spent in rounds so far: counting, encoding, writing, fitting."""
+
+    def copy(self, folder: Path) -> Learner:
+        """Another learner that goes on from here in its own folder, with the same model."""
+        other = Learner(folder, self._learning)
+        other._columns, other._features, other._model = self._columns, self._features, self._model
+        other._engine = self._engine
+        return other
+
+    @property
+    def early_stopping(self) -> Mapping[str, float | None]:
+        """`auc` and `log_loss` of the newest model on the rows that stopped its fit."""
+        return self._model.early_stopping if self._model else {}
+
+    def score(self, rows: Rows) -> NDArray[np.float32]:
+        """Click probabilities [n] of the newest model."""
+        assert self._features is not None, "a learner scores once it has learnt"
+        assert self._engine is not None
+        return self._engine.score(_encoded(self._features, rows))
+
+    def learn(self, rows: Rows, *, hour: float) -> bool:
+        """Whether a round on the rows of a window that ends at `hour`, oldest row first, made another model.
+
+        It makes none where the newest rows of the window prefer the parent; nothing has happened then.
+        """
+        began = time.perf_counter()
+        try:
+            return self._round(rows, round(hour * 3600e6))
+        finally:
+            self.seconds += time.perf_counter() - began
+            self.num_rounds += 1
+
+    def _round(self, rows: Rows, microseconds: int) -> bool:
+        columns = [
+            next_column(column, *_counted(rows.categorical[:, i]), now=microseconds, rules=self._learning.rules)
+            for i, column in enumerate(self._columns)
+        ]
+        means, stds = (self._features.means, self._features.stds) if self._features else _moments(rows.dense)
+        features = FeatureWorkflow(
+            vocabularies=tuple(column.vocabulary for column in columns),
+            fill=0.0,
+            clip_min=0.0,
+            means=means,
+            stds=stds,
+            frequency_threshold=self._learning.rules.frequency_threshold,
+        )
+        folder = self._folder / f"round-{self.num_rounds:04d}"
+        model, engine = self._fitted(folder, features, rows)
+        if self._model is not None and model.optimizer_step == self._model.optimizer_step:
+            shutil.rmtree(folder)
+            return False
+        # What the files of the round before were for is done.
+        for older in self._folder.iterdir():
+            if older != folder:
+                shutil.rmtree(older)
+        self._columns, self._features, self._model, self._engine = columns, features, model, engine
+        self.num_models += 1
+        return True
+
+    def _fitted(self, folder: Path, features: FeatureWorkflow, rows: Rows) -> tuple[Model, PytorchEngine]:
+        (folder / Model.WORKFLOW).mkdir(parents=True)
+        features.save(folder / Model.WORKFLOW)
+        training_set = _training_set(folder, features, rows, parent=self._model)
+        checkpoint, config = folder / "checkpoint", self._learning.config
+        settings = self._learning.round if self._model else self._learning.first
+        start = continue_from(self._model, training_set, config, checkpoint / START) if self._model else None
+        engine = PytorchEngine(config, features.slot_sizes, settings)
+        job = FitJob(
+            training_set=training_set, config=config, settings=settings, start=start, checkpoint_path=checkpoint
+        )
+        result = fit(job, engine, MemorySink())
+        result.weights.rename(folder / Model.WEIGHTS)
+        shutil.rmtree(checkpoint)
+        return _described(folder, training_set, self._learning, settings, result, parent=self._model), engine
+
+
+def _encoded(features: FeatureWorkflow, rows: Rows) -> EncodedRows:
+    return EncodedRows(
+        labels=rows.label.astype(np.float32),
+        dense=features.encode_dense(rows.dense),
+        ids=features.encode_categorical(rows.categorical).astype(np.int32),
+    )
+
+
+def _counted(raw: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """Categories of a column and their counts."""
+    seen, counts = np.unique(raw, return_counts=True)
+    has_category = seen != MISSING_CATEGORY
+    return seen[has_category], counts[has_category].astype(np.int64)
+
+
+def _moments(dense: NDArray[np.float32]) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
+    """Means and standard deviations of the logged values, as preprocessing fits them in a first round."""
+    logged = np.log1p(np.maximum(np.nan_to_num(dense, nan=0.0), 0.0), dtype=np.float64)
+    return logged.mean(axis=0).astype(np.float32), logged.std(axis=0, ddof=1).astype(np.float32)
+
+
+def _training_set(folder: Path, features: FeatureWorkflow, rows: Rows, *, parent: Model | None) -> TrainingSet:
+    encoded = _encoded(features, rows)
+    train = folder / "train"
+    train.mkdir()
+    columns = {LABEL: encoded.labels}
+    columns |= {name: np.ascontiguousarray(encoded.dense[:, i]) for i, name in enumerate(DENSE)}
+    columns |= {name: encoded.ids[:, i].astype(np.int64) for i, name in enumerate(CATEGORICAL)}
+    pq.write_table(pa.table(columns), train / "part-00000.parquet")
+    write_file_list(train, ["part-00000.parquet"], final=train)
+    return TrainingSet(
+        train_uri=train.absolute().as_uri(),
+        holdout_uri=train.absolute().as_uri(),
+        num_train_rows=len(encoded),
+        num_holdout_rows=0,
+        slot_sizes=features.slot_sizes,
+        new_categories=[],
+        workflow_uri=(folder / Model.WORKFLOW).absolute().as_uri(),
+        raw_digest="",
+        last_event_time="",
+        parent_model_uri=parent.uri if parent else None,
+        tombstones=features.tombstones,
+    )
+
+
+def _described(
+    folder: Path,
+    training_set: TrainingSet,
+    learning: Learning,
+    settings: TrainingSettings,
+    result: FitResult,
+    *,
+    parent: Model | None,
+) -> Model:
+    """What the next round asks of its parent."""
+    return Model(
+        model_id=folder.name,
+        uri=folder.absolute().as_uri(),
+        backend=PytorchEngine.backend,
+        config=learning.config.as_document(),
+        slot_sizes=training_set.slot_sizes,
+        parent_model_id=parent.model_id if parent else None,
+        seed=settings.seed,
+        num_train_rows=training_set.num_train_rows,
+        optimizer_step=result.optimizer_step,
+        early_stopping=dict(result.early_stopping),
+        last_event_time="",
+        raw_digest="",
+        sha256={},
+        created_at="",
+    )

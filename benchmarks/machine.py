@@ -1,0 +1,82 @@
+"""What a figure was measured on: processor, versions, revision, and how busy the machine was with other work."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import os
+import platform
+import resource
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+_BUSY_SHARE = 0.1
+"""Share of the machine's processor time that others may take before the figures are doubted."""
+
+
+def facts() -> dict[str, Any]:
+    """Processor, memory, versions, git revision and load average."""
+    git = ["git", "-C", str(Path(__file__).resolve().parents[1])]
+    revision = subprocess.run([*git, "rev-parse", "--short=10", "HEAD"], capture_output=True, text=True).stdout.strip()
+    changed = subprocess.run([*git, "status", "--porcelain"], capture_output=True, text=True).stdout.strip()
+    return {
+        "processor": _line_of("/proc/cpuinfo", "model name") or platform.processor(),
+        "cores": os.cpu_count(),
+        "memory_gib": round(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30, 1),
+        "python": sys.version.split()[0],
+        **{name: _version(name) for name in ("torch", "numpy", "pyarrow", "pandas", "deepctr-torch")},
+        "revision": revision + (" with changes" if changed else "") if revision else None,
+        "load_average": round(os.getloadavg()[0], 2),
+    }
+
+
+class OtherWork:
+    """The share of the machine's processor time that went to other processes than this one and its children."""
+
+    def __init__(self) -> None:
+        """Starts measuring."""
+        self._began, self._busy, self._own = time.monotonic(), _busy_seconds(), _own_seconds()
+
+    def share(self) -> float:
+        """Share since the start, in [0, 1]."""
+        busy, own = _busy_seconds() - self._busy, _own_seconds() - self._own
+        all_seconds = (os.cpu_count() or 1) * max(time.monotonic() - self._began, 1e-9)
+        return min(1.0, max(0.0, busy - own) / all_seconds)
+
+    def warning(self) -> str | None:
+        """What to print where others took so much that the figures are doubtful."""
+        share = self.share()
+        if share < _BUSY_SHARE:
+            return None
+        return (
+            f"warning: other work took {share:.0%} of the machine. Ratios are of interleaved rounds, but threads that "
+            "wait for each other suffer most where they are quickest: run again alone"
+        )
+
+
+def _busy_seconds() -> float:
+    with open("/proc/stat") as file:
+        user, nice, system, _, _, irq, softirq, steal, *_ = map(float, file.readline().split()[1:])
+    return (user + nice + system + irq + softirq + steal) / os.sysconf("SC_CLK_TCK")
+
+
+def _own_seconds() -> float:
+    used = [resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)]
+    return sum(u.ru_utime + u.ru_stime for u in used)
+
+
+def _version(name: str) -> str | None:
+    try:
+        return importlib.metadata.version(name)
+    except importlib.metadata.PackageNotFoundError:
+        return None
+
+
+def _line_of(path: str, key: str) -> str | None:
+    try:
+        lines = Path(path).read_text().splitlines()
+    except OSError:
+        return None
+    return next((line.partition(":")[2].strip() for line in lines if line.startswith(key)), None)

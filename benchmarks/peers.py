@@ -1,0 +1,221 @@
+"""The same network fitted by three programs: ours, plain PyTorch as people write it, and DeepCTR-Torch.
+
+Each learns the rows it is given in one pass of shuffled batches with Adam at 0.001, and scores others. What it is given
+is put into its own form beforehand, unclocked. Clocking and judging are `speed`'s.
+
+Plain PyTorch: 26 `nn.Embedding` with dense gradients, the cross layers one by one, `torch.optim.Adam`, a `DataLoader`
+over a Dataset of a DataFrame's values. That Dataset feeds 201,000 rows/s on two cores, a TensorDataset 107,000; two
+workers make it 238,000 and take a core from the step, so there are none.
+
+DeepCTR-Torch: its DCN with its own `fit`, unchanged. It is told to leave out what the network above does not have: its
+linear part (no linear columns) and the L2 penalties on whole tables, which would slow it down.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import threading
+from pathlib import Path
+from typing import Any, Protocol
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor, nn
+from torch.utils.data import DataLoader, Dataset
+
+from components.contracts.criteo import CATEGORICAL, DENSE, LABEL
+from components.contracts.dcn import DcnConfig
+from components.contracts.model_files import ModelWeights, read_model
+from components.training.config import TrainingSettings
+from components.training.pytorch_engine import PytorchEngine
+from components.training.rows import Rows
+
+_SCORED_ROWS = 8192
+
+
+class Contestant(Protocol):
+    """A network with its optimizer, in somebody's code."""
+
+    name: str
+
+    def prepare(self, rows: Rows) -> Any:
+        """`rows` in the form that its users hold them in."""
+
+    def learn(self, prepared: Any) -> None:
+        """One pass over them."""
+
+    def score(self, rows: Rows) -> NDArray[np.float32]:
+        """Click probabilities, [n]."""
+
+
+class Evergreen:
+    """The engine that `components.training` fits with."""
+
+    def __init__(
+        self, config: DcnConfig, slot_sizes: list[int], weights: Path, batch_size: int, precision: str
+    ) -> None:
+        """Starts from the model in the folder `weights`."""
+        self.name = f"evergreen {precision}"
+        self._batch_size, self._passes = batch_size, 0
+        settings = TrainingSettings(precision=precision)
+        self.engine = PytorchEngine(config, slot_sizes, settings, device="cpu")
+        self.engine.restore(weights, 0)
+
+    def prepare(self, rows: Rows) -> Rows:
+        """See `Contestant`."""
+        return rows
+
+    def learn(self, prepared: Rows) -> None:
+        """See `Contestant`."""
+        self._passes += 1
+        order = np.random.default_rng(self._passes).permutation(len(prepared))
+        self.engine.learn(prepared, order, self._batch_size, self._passes)
+
+    def score(self, rows: Rows) -> NDArray[np.float32]:
+        """See `Contestant`."""
+        return self.engine.score(rows)
+
+
+class PlainDcn(nn.Module):
+    """The DCN of `contracts.dcn` (v1) as a tutorial has it."""
+
+    def __init__(self, config: DcnConfig, weights: ModelWeights, slot_sizes: list[int]) -> None:
+        """Starts from `weights`."""
+        super().__init__()
+        tables = torch.tensor(weights.embeddings).split(slot_sizes)
+        self.embeddings = nn.ModuleList(nn.Embedding.from_pretrained(table.clone(), freeze=False) for table in tables)
+
+        def parameter(name: str) -> nn.Parameter:
+            return nn.Parameter(torch.tensor(weights.dense[name]))
+
+        layers = range(config.num_cross_layers)
+        self.cross_weights = nn.ParameterList(parameter(f"cross.{i}.weight") for i in layers)
+        self.cross_biases = nn.ParameterList(parameter(f"cross.{i}.bias") for i in layers)
+        tower: list[nn.Module] = []
+        for i in range(len(config.tower)):
+            tower += [_linear(weights, f"tower.{i}"), nn.ReLU()]
+            tower += [nn.Dropout(config.dropout)] if config.dropout else []
+        self.tower = nn.Sequential(*tower)
+        self.final = _linear(weights, "final")
+
+    def forward(self, dense_BD: Tensor, ids_BF: Tensor) -> Tensor:
+        """Logits [B]."""
+        vectors = [table(ids_BF[:, slot]) for slot, table in enumerate(self.embeddings)]
+        x0 = x = torch.cat([*vectors, dense_BD], dim=1)
+        for weight, bias in zip(self.cross_weights, self.cross_biases):
+            x = x0 * (x @ weight).unsqueeze(1) + bias + x
+        return self.final(torch.cat([self.tower(x0), x], dim=1)).squeeze(1)
+
+
+def _linear(weights: ModelWeights, name: str) -> nn.Linear:
+    weight = torch.tensor(weights.dense[f"{name}.weight"]).t().contiguous()
+    layer = nn.Linear(weight.shape[1], weight.shape[0])
+    layer.weight, layer.bias = nn.Parameter(weight), nn.Parameter(torch.tensor(weights.dense[f"{name}.bias"]))
+    return layer
+
+
+class FrameRows(Dataset[Any]):
+    """A DataFrame's rows, one at a time."""
+
+    def __init__(self, frame: Any) -> None:
+        """Takes the columns' values out of the frame."""
+        self._dense, self._ids = frame[list(DENSE)].to_numpy(copy=True), frame[list(CATEGORICAL)].to_numpy(copy=True)
+        self._labels = frame[LABEL].to_numpy(copy=True)
+
+    def __len__(self) -> int:
+        """Number of rows."""
+        return len(self._labels)
+
+    def __getitem__(self, row: int) -> tuple[Any, Any, Any]:
+        """Dense values, ids and label."""
+        return self._dense[row], self._ids[row], self._labels[row]
+
+
+class PlainPytorch:
+    """Plain PyTorch; see the module."""
+
+    name = "plain PyTorch"
+
+    def __init__(self, config: DcnConfig, slot_sizes: list[int], weights: Path, batch_size: int) -> None:
+        """Starts from the model in the folder `weights`."""
+        self.model = PlainDcn(config, read_model(weights, config, slot_sizes), slot_sizes)
+        self._optimizer = torch.optim.Adam(self.model.parameters(), lr=0.001)
+        self._loss = nn.BCEWithLogitsLoss()
+        self._batch_size = batch_size
+
+    def prepare(self, rows: Rows) -> FrameRows:
+        """See `Contestant`."""
+        # The tests of the network above run where there is no pandas.
+        import pandas
+
+        columns = {LABEL: rows.labels} | {name: rows.dense[:, i] for i, name in enumerate(DENSE)}
+        columns |= {name: rows.ids[:, i].astype(np.int64) for i, name in enumerate(CATEGORICAL)}
+        return FrameRows(pandas.DataFrame(columns))
+
+    def learn(self, prepared: FrameRows) -> None:
+        """See `Contestant`."""
+        self.model.train()
+        for dense, ids, labels in DataLoader(prepared, batch_size=self._batch_size, shuffle=True):
+            self._optimizer.zero_grad()
+            loss = self._loss(self.model(dense, ids), labels)
+            loss.backward()
+            self._optimizer.step()
+
+    @torch.no_grad()
+    def score(self, rows: Rows) -> NDArray[np.float32]:
+        """See `Contestant`."""
+        self.model.eval()
+        dense, ids = torch.from_numpy(rows.dense), torch.from_numpy(rows.ids.astype(np.int64))
+        parts = zip(dense.split(_SCORED_ROWS), ids.split(_SCORED_ROWS))
+        scores: NDArray[np.float32] = torch.cat([self.model(d, i).sigmoid() for d, i in parts]).numpy()
+        return scores
+
+
+class DeepCtr:
+    """DeepCTR-Torch; see the module. It starts from its own initial weights: normal, standard deviation 0.0001."""
+
+    name = "DeepCTR-Torch"
+
+    def __init__(self, config: DcnConfig, slot_sizes: list[int], batch_size: int) -> None:
+        """Starts anew."""
+        # On import it asks PyPI for newer versions in a thread, which shall not run beside what is clocked.
+        others = threading.enumerate()
+        with contextlib.redirect_stdout(io.StringIO()):
+            from deepctr_torch.inputs import DenseFeat, SparseFeat
+            from deepctr_torch.models import DCN
+
+            for thread in set(threading.enumerate()) - set(others):
+                thread.join()
+        features = [SparseFeat(name, size, config.embedding_dim) for name, size in zip(CATEGORICAL, slot_sizes)]
+        self._model = DCN(
+            [],
+            features + [DenseFeat(name) for name in DENSE],
+            cross_num=config.num_cross_layers,
+            dnn_hidden_units=config.tower,
+            dnn_dropout=config.dropout,
+            l2_reg_linear=0,
+            l2_reg_embedding=0,
+            l2_reg_cross=0,
+            l2_reg_dnn=0,
+        )
+        self._model.compile("adam", "binary_crossentropy", metrics=[])
+        self._batch_size = batch_size
+
+    def prepare(self, rows: Rows) -> tuple[dict[str, Any], Any]:
+        """See `Contestant`."""
+        columns = {name: np.ascontiguousarray(rows.ids[:, i]) for i, name in enumerate(CATEGORICAL)}
+        columns |= {name: np.ascontiguousarray(rows.dense[:, i]) for i, name in enumerate(DENSE)}
+        return columns, rows.labels
+
+    def learn(self, prepared: tuple[dict[str, Any], Any]) -> None:
+        """See `Contestant`."""
+        columns, labels = prepared
+        with contextlib.redirect_stdout(io.StringIO()):
+            self._model.fit(columns, labels, batch_size=self._batch_size, epochs=1, verbose=0)
+
+    def score(self, rows: Rows) -> NDArray[np.float32]:
+        """See `Contestant`."""
+        scores: NDArray[np.float32] = self._model.predict(self.prepare(rows)[0], _SCORED_ROWS)[:, 0]
+        return scores

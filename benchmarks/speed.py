@@ -1,0 +1,189 @@
+"""One case of the speed benchmark: a network on a table, learnt by ours and by the peers in interleaved rounds.
+
+In a round each contestant learns the same rows, one after another, in an order that changes from round to round, and
+the limit of the matrix products is measured beside them; so a figure is a ratio of neighbours in time, and a machine
+that is busy for a while is busy for all of them. The first round warms up and is not counted. In the end each has
+learnt the same rows in batches of the same size, and is scored on the same held-out ones.
+"""
+
+from __future__ import annotations
+
+import gc
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+import numpy as np
+
+from benchmarks import matrix_rate
+from benchmarks.encoded_rows import SAMPLE_SLOT_SIZES, PlantedLogit, slot_sizes_for
+from benchmarks.peers import Contestant, DeepCtr, Evergreen, PlainPytorch
+from components.contracts.dcn import DcnConfig
+from components.contracts.metrics import roc_auc
+from components.training.initial import write_initial
+from components.training.rows import Rows
+
+PRECISIONS = ("float32", "bfloat16")
+_HELD_OUT_ROWS = 100_000
+_CLICK_RATE = 0.25
+_MOST_DIFFERENCE = 2.5e-6
+"""Between probabilities of the same weights; where the sigmoid is steepest that is 1e-5 between logits."""
+
+
+class NetworksDiffer(Exception):
+    """The peer computes something else than ours, so no ratio means anything."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Case:
+    """A network on a table."""
+
+    name: str
+    config: DcnConfig
+    table_rows: int
+    rounds: int
+    """With the one that warms up."""
+    steps: int
+    """Optimizer steps per round."""
+
+
+@dataclass(frozen=True)
+class Spread:
+    """A figure over rounds."""
+
+    median: float
+    least: float
+    most: float
+
+    @classmethod
+    def of(cls, values: list[float]) -> Spread:
+        """The spread of at least one value."""
+        return cls(median(values), min(values), max(values))
+
+
+def measure(case: Case, batch_size: int, scratch: Path) -> dict[str, Any]:
+    """The case's figures: per contestant rows/s, ratio to the faster peer and AUC; per precision shares of the limit.
+
+    Raises:
+        NetworksDiffer: ours and plain PyTorch score the same rows differently with the same weights.
+    """
+    slot_sizes = slot_sizes_for(case.table_rows)
+    planted = PlantedLogit(slot_sizes)
+    segments = [planted.draw(case.steps * batch_size, seed)[0] for seed in range(2, 2 + case.rounds)]
+    held_out, true_logits = planted.draw(_HELD_OUT_ROWS, seed=1)
+    ours, peers = _contestants(case.config, slot_sizes, batch_size, scratch)
+    _check_same_network(ours[0], peers[0], held_out[:4096])
+    on_small_table = _OnSmallTable(case, batch_size, scratch) if sum(slot_sizes) > sum(SAMPLE_SLOT_SIZES) else None
+
+    speeds: dict[str, list[float]] = {c.name: [] for c in [*ours, *peers]}
+    limits: dict[str, list[float]] = {p: [] for p in PRECISIONS}
+    dense_parts: dict[str, list[float]] = {p: [] for p in PRECISIONS}
+    for number, rows in enumerate(segments):
+        turn = [*ours, *peers]
+        for contestant in turn[number % len(turn) :] + turn[: number % len(turn)]:
+            speeds[contestant.name].append(_rows_per_second(contestant, rows))
+        if on_small_table:
+            on_small_table.learn(number)
+        for precision, dtype in matrix_rate.DTYPES.items():
+            limits[precision].append(matrix_rate.limit(case.config, batch_size, dtype))
+            rate = matrix_rate.dense_part_rows_per_second(case.config, batch_size, dtype)
+            dense_parts[precision].append(rate)
+    aucs = {c.name: roc_auc(held_out.labels, c.score(held_out)) for c in [*ours, *peers]}
+    names = [c.name for c in ours], [c.name for c in peers]
+    result = _figures(case, *names, {name: values[1:] for name, values in speeds.items()}, aucs)
+    result["best_possible_auc"] = roc_auc(held_out.labels, true_logits)
+    result["limit"] = {
+        precision: _shares(
+            case.config, speeds[f"evergreen {precision}"][1:], limits[precision][1:], dense_parts[precision][1:]
+        )
+        for precision in PRECISIONS
+    }
+    if on_small_table:
+        result["cost_per_row_to_small_table"] = on_small_table.cost_ratio(speeds["evergreen float32"])
+    result["rows"] = case.rounds * case.steps * batch_size
+    result["rounds"], result["steps"] = case.rounds - 1, case.steps
+    del ours, peers, turn, contestant, on_small_table
+    gc.collect()
+    return result
+
+
+def _contestants(
+    config: DcnConfig, slot_sizes: list[int], batch_size: int, scratch: Path
+) -> tuple[list[Evergreen], list[Contestant]]:
+    weights = _initial_weights(config, slot_sizes, scratch)
+    ours = [Evergreen(config, slot_sizes, weights, batch_size, precision) for precision in PRECISIONS]
+    return ours, [PlainPytorch(config, slot_sizes, weights, batch_size), DeepCtr(config, slot_sizes, batch_size)]
+
+
+def _initial_weights(config: DcnConfig, slot_sizes: list[int], scratch: Path) -> Path:
+    weights = scratch / f"weights of {sum(slot_sizes)} rows"
+    weights.mkdir()
+    write_initial(weights, config, slot_sizes, click_rate=_CLICK_RATE, seed=1)
+    return weights
+
+
+def _check_same_network(ours: Contestant, peer: Contestant, rows: Rows) -> None:
+    difference = float(np.abs(ours.score(rows) - peer.score(rows)).max())
+    if not difference <= _MOST_DIFFERENCE:
+        raise NetworksDiffer(
+            f"{ours.name} and {peer.name} differ by {difference:.2g} on {len(rows)} rows with the same weights, "
+            f"expected at most {_MOST_DIFFERENCE}"
+        )
+
+
+class _OnSmallTable:
+    """Ours in float32 on the sample's table, in the same rounds: what a row costs there."""
+
+    def __init__(self, case: Case, batch_size: int, scratch: Path) -> None:
+        planted = PlantedLogit(SAMPLE_SLOT_SIZES)
+        self._segments = [planted.draw(case.steps * batch_size, seed)[0] for seed in range(2, 2 + case.rounds)]
+        weights = _initial_weights(case.config, SAMPLE_SLOT_SIZES, scratch)
+        self._ours = Evergreen(case.config, SAMPLE_SLOT_SIZES, weights, batch_size, "float32")
+        self._speeds: list[float] = []
+
+    def learn(self, number: int) -> None:
+        self._speeds.append(_rows_per_second(self._ours, self._segments[number]))
+
+    def cost_ratio(self, on_large: list[float]) -> Spread:
+        return Spread.of([small / large for small, large in zip(self._speeds[1:], on_large[1:])])
+
+
+def _rows_per_second(contestant: Contestant, rows: Rows) -> float:
+    prepared = contestant.prepare(rows)
+    began = time.perf_counter()
+    contestant.learn(prepared)
+    return len(rows) / (time.perf_counter() - began)
+
+
+def _figures(
+    case: Case,
+    ours: list[str],
+    peers: list[str],
+    speeds: dict[str, list[float]],
+    aucs: dict[str, float | None],
+) -> dict[str, Any]:
+    faster = max(peers, key=lambda name: median(speeds[name]))
+    better = max(aucs[name] or 0.0 for name in peers)
+    contestants = {
+        name: {
+            "rows_per_second": Spread.of(speeds[name]),
+            "ratio": Spread.of([a / b for a, b in zip(speeds[name], speeds[faster])]),
+            "auc": aucs[name],
+            "auc_difference": (aucs[name] or 0.0) - better,
+        }
+        for name in [*ours, *peers]
+    }
+    return {"case": case.name, "faster_peer": faster, "ours": ours, "contestants": contestants}
+
+
+def _shares(config: DcnConfig, step: list[float], limits: list[float], dense: list[float]) -> dict[str, Any]:
+    """Shares of the limit, paired by round."""
+    operations = matrix_rate.operations_per_row(config)
+    return {
+        "gflops": Spread.of([limit / 1e9 for limit in limits]),
+        "rows_per_second": Spread.of([limit / operations for limit in limits]),
+        "dense_part": Spread.of([operations * rate / limit for rate, limit in zip(dense, limits)]),
+        "whole_step": Spread.of([operations * rate / limit for rate, limit in zip(step, limits)]),
+    }

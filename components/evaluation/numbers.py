@@ -1,0 +1,60 @@
+"""The numbers of a verdict: how good two models' scores of the same rows are, and how far apart.
+
+Defined in `contracts.metrics`; named here as `Verdict` and the Kubeflow UI name them. A number that does not exist is
+`None`.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from components.contracts.metrics import auc_difference, auc_estimate, calibration, log_loss, normalized_entropy
+
+Numbers = dict[str, "float | None"]
+
+
+class Compared(NamedTuple):
+    """See `Verdict.candidate` and `Verdict.difference` for the names in each."""
+
+    candidate: Numbers
+    champion: Numbers | None
+    difference: Numbers | None
+    """Candidate minus champion; None without a champion."""
+
+
+def compare(labels: NDArray[np.int8], candidate: NDArray[np.float32], champion: NDArray[np.float32] | None) -> Compared:
+    """The numbers of one set of rows.
+
+    Args:
+        labels: 0 or 1, [n].
+        candidate: The candidate's scores, [n].
+        champion: The champion's scores; None = there is none.
+    """
+    if champion is None:
+        return Compared(_numbers(labels, candidate), None, None)
+    difference = auc_difference(labels, candidate, champion)
+    return Compared(
+        _numbers(labels, candidate),
+        _numbers(labels, champion),
+        {
+            "auc": difference.auc if difference else None,
+            "low": difference.low if difference else None,
+            "high": difference.high if difference else None,
+            "p_value": difference.p_value if difference else None,
+        },
+    )
+
+
+def _numbers(labels: NDArray[np.int8], scores: NDArray[np.float32]) -> Numbers:
+    estimate = auc_estimate(labels, scores)
+    return {
+        "auc": estimate.auc if estimate else None,
+        "auc_low": estimate.low if estimate else None,
+        "auc_high": estimate.high if estimate else None,
+        "log_loss": log_loss(labels, scores),
+        "normalized_entropy": normalized_entropy(labels, scores),
+        "calibration": calibration(labels, scores),
+    }

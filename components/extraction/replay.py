@@ -1,0 +1,160 @@
+"""Rows of days before the window: some to be learnt again beside it, others to measure how well they are remembered.
+
+Rows are drawn by a hash of their identity, so that a repeated task draws the same and another window others. Every
+request belongs to one side in every round: what is held out here is never replayed, in any round. (It may have been
+learnt when it was new.) Reading is bounded twice: one piece is in memory at a time, and of long days only as many
+pieces are read as the wanted rows need, spread evenly over the rows before the window.
+"""
+
+from __future__ import annotations
+
+import logging
+import zlib
+from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+from numpy.typing import NDArray
+
+from components.contracts.criteo import REQUEST_ID, ROW
+from components.contracts.errors import ContractError
+from components.extraction.lake import read_piece
+from components.extraction.parquet_files import PartWriter
+from components.extraction.pieces import Piece
+from components.extraction.raw_schema import BATCH_ROWS
+from components.extraction.set_aside import SetAside
+from components.extraction.source import Source
+from components.extraction.times import to_iso
+
+logger = logging.getLogger(__name__)
+
+LEARNT, HELD_OUT = "replay", "replay_holdout"
+SET_ASIDE_FILE = "replay_set_aside.jsonl"
+HELD_OUT_SHARE = 1 / 8
+"""Of the requests. The new hold-out is a tenth of a window, and there are several windows' rows before it."""
+READ_PER_DRAWN = 2
+"""Rows read for every row that could be taken: a piece with fewer sound rows than its footer says is made up for."""
+MIN_PIECES = 32
+"""Pieces read at least, where there are as many: more than four a day over a week, so that no hour stands for a day."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Replay:
+    """How many rows were drawn."""
+
+    num_rows: int
+    num_holdout_rows: int
+    days: list[dict[str, Any]]
+    """See `RawDataset.replay_days`."""
+
+
+def draw_replay(
+    source: Source, before: int, *, num_rows: int, num_holdout_rows: int, num_days: int, folder: Path
+) -> Replay:
+    """Draws rows older than `before` into `folder`/replay and `folder`/replay_holdout; a side without rows has none.
+
+    Malformed rows are kept in `folder`/replay_set_aside.jsonl and stop nothing: the round whose window they lay in
+    has judged them.
+
+    Args:
+        source: Where the rows are.
+        before: Time of the window's first row, microseconds since the epoch.
+        num_rows: Rows wanted to learn from; as many as there are, if there are fewer.
+        num_holdout_rows: Rows wanted to measure with, likewise.
+        num_days: Most days; the newest that have rows before `before`.
+        folder: Exists.
+
+    Raises:
+        ContractError: rows to learn from are wanted of a source that cannot be entered in its middle, or a file is
+            damaged.
+    """
+    pieces = source.pieces_before(before, num_days=num_days, piece_rows=BATCH_ROWS)
+    if pieces is None:
+        if num_rows:
+            raise ContractError(
+                f"{source.describe()}: rows before {to_iso(before)} cannot be drawn from Criteo's own files, expected "
+                "a lake (python -m components.extraction.ingest makes one) or a replay_share of 0"
+            )
+        logger.info("no old rows are held out: Criteo's own files cannot be entered in their middle")
+        return Replay(num_rows=0, num_holdout_rows=0, days=[])
+    wanted = {LEARNT: num_rows, HELD_OUT: num_holdout_rows}
+    days = _copy(pieces, wanted, np.uint64(before % 2**64), folder)
+    taken = {side: sum(counts[side] for counts in days.values()) for side in wanted}
+    for side, num_taken in taken.items():
+        if not num_taken:
+            (folder / side).rmdir()
+    drawn = [
+        {"day": day, "num_rows": counts[LEARNT], "num_holdout_rows": counts[HELD_OUT]}
+        for day, counts in days.items()
+        if any(counts.values())
+    ]
+    logger.info("of %d days before the window: %d rows to replay, %d held out", len(drawn), *taken.values())
+    return Replay(num_rows=taken[LEARNT], num_holdout_rows=taken[HELD_OUT], days=drawn)
+
+
+def _copy(pieces: list[Piece], wanted: dict[str, int], salt: np.uint64, folder: Path) -> dict[str, dict[str, int]]:
+    """Writes the drawn rows and returns their numbers by day and side."""
+    days: dict[str, dict[str, int]] = {}
+    taken = dict.fromkeys(wanted, 0)
+    with SetAside(folder / SET_ASIDE_FILE, max_fraction=1.0) as set_aside, ExitStack() as stack:
+        writers = {side: stack.enter_context(PartWriter(folder / side)) for side in wanted}
+        for piece, share_read in _spread(pieces, wanted, salt):
+            table, _ = read_piece(piece, set_aside, with_strays=False)
+            identities = _identities(table)
+            held_out = _mix(identities >> np.uint64(32)) < np.uint64(HELD_OUT_SHARE * 2**64)
+            day = days.setdefault(piece.day.isoformat(), dict.fromkeys(wanted, 0))
+            for side, is_ours in ((LEARNT, ~held_out), (HELD_OUT, held_out)):
+                due = int(wanted[side] * share_read) - taken[side]
+                rows = _smallest(_mix(identities ^ _mix(salt)), np.flatnonzero(is_ours), due)
+                writers[side].write(table.take(pa.array(rows)))
+                taken[side] += len(rows)
+                day[side] += len(rows)
+    return days
+
+
+def _spread(pieces: list[Piece], wanted: dict[str, int], salt: np.uint64) -> list[tuple[Piece, float]]:
+    """The pieces to read, in order, each with the share of all rows that lies before its successor.
+
+    One of each stretch of pieces is read, at a place that the salt decides: a fixed step would meet the same hour of
+    every day.
+    """
+    if not pieces or not any(wanted.values()):
+        return []
+    to_read = READ_PER_DRAWN * max(wanted[LEARNT] / (1 - HELD_OUT_SHARE), wanted[HELD_OUT] / HELD_OUT_SHARE)
+    num_read = min(len(pieces), max(MIN_PIECES, -int(-to_read // BATCH_ROWS)))
+    edges = np.arange(num_read + 1) * len(pieces) // num_read
+    places = edges[:-1] + (_mix(np.arange(num_read, dtype=np.uint64) ^ salt) % np.diff(edges).astype(np.uint64)).astype(
+        int
+    )
+    ends = np.cumsum([piece.num_rows for piece in pieces])[edges[1:] - 1]
+    return [(pieces[place], end) for place, end in zip(places, (ends / ends[-1]).tolist())]
+
+
+def _identities(table: Any) -> NDArray[np.uint64]:
+    """A number for each row: CRC-32 of its request's id in the upper half, its row in the lower."""
+    requests = table.column(REQUEST_ID).combine_chunks().dictionary_encode()
+    hashes = np.array([zlib.crc32(text.encode()) for text in requests.dictionary.to_pylist()], np.uint64)
+    rows = table.column(ROW).to_numpy().astype(np.uint32).astype(np.uint64)
+    places = requests.indices.to_numpy()
+    identities: NDArray[np.uint64] = (hashes[places] << np.uint64(32)) | rows
+    return identities
+
+
+def _mix(values: Any) -> Any:
+    """SplitMix64's output function (Steele, Lea, Flood 2014): every bit of the input changes half of the output's."""
+    with np.errstate(over="ignore"):
+        values = values + np.uint64(0x9E3779B97F4A7C15)
+        values = (values ^ (values >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+        values = (values ^ (values >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+        return values ^ (values >> np.uint64(31))
+
+
+def _smallest(hashes: NDArray[np.uint64], candidates: NDArray[np.int64], num: int) -> NDArray[np.int64]:
+    """Those `num` of the candidates, or all if there are fewer, whose hashes are smallest; in ascending order."""
+    if num >= len(candidates):
+        return candidates
+    chosen = np.argsort(hashes[candidates], kind="stable")[: max(num, 0)]
+    return np.sort(candidates[chosen])

@@ -1,0 +1,73 @@
+"""Batches from rows: gathered and indexed by NumPy in a thread of their own, while the step before computes.
+
+What is learnt from a batch is `cpu_steps`'; the order of the rows is the caller's.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Generator
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from components.training.prefetch import ahead
+from components.training.rows import Rows
+
+_DEPTH = 1
+"""Batches made ahead, besides the one being made and the one being learnt."""
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Batch:
+    """Rows of one step, and which rows of the table they look up. B rows, F slots, U distinct rows of the table."""
+
+    labels: Tensor
+    """0 or 1, float32 [B]."""
+    dense: Tensor
+    """Float32 [B, 13]."""
+    table_rows: Tensor
+    """Distinct rows of the table, ascending, int64 [U]."""
+    lookups: Tensor
+    """Which of `table_rows` each slot looks up, int32 [B * F]."""
+    order: Tensor
+    """Places in `lookups`, those of the first of `table_rows` first, int32 [B * F]."""
+    starts: Tensor
+    """Where in `order` the places of each of `table_rows` begin, int32 [U]."""
+
+
+def batches(
+    rows: Rows, order: NDArray[np.int64], batch_size: int, offsets: NDArray[np.int64]
+) -> Generator[Batch, None, None]:
+    """The rows `order`, `batch_size` at a time; the last batch may be smaller."""
+    parts = (order[at : at + batch_size] for at in range(0, len(order), batch_size))
+    return ahead((assemble(rows, part, offsets) for part in parts), _DEPTH)
+
+
+def assemble(rows: Rows, numbers: NDArray[np.int64], offsets: NDArray[np.int64]) -> Batch:
+    """The batch of the rows `numbers`; `offsets` are the first table row of each slot."""
+    keys = (rows.ids[numbers] + offsets).ravel()
+    # A key and its place in one integer sort together: np.sort of int64 took 0.2 ms for 2048 x 26 keys, torch.sort with
+    # places 0.8 ms, np.argsort 2.4 ms.
+    place_bits = max(1, int(len(keys) - 1).bit_length())
+    keys <<= place_bits
+    keys |= np.arange(len(keys))
+    keys.sort()
+    order = (keys & ((1 << place_bits) - 1)).astype(np.int32)
+    keys >>= place_bits
+    is_first = np.empty(len(keys), np.bool_)
+    is_first[:1] = True
+    np.not_equal(keys[1:], keys[:-1], out=is_first[1:])
+    starts = np.flatnonzero(is_first)
+    lookups = np.empty_like(order)
+    lookups[order] = np.cumsum(is_first, dtype=np.int32) - 1
+    return Batch(
+        labels=torch.from_numpy(rows.labels[numbers]),
+        dense=torch.from_numpy(rows.dense[numbers]),
+        table_rows=torch.from_numpy(keys[starts]),
+        lookups=torch.from_numpy(lookups),
+        order=torch.from_numpy(order),
+        starts=torch.from_numpy(starts.astype(np.int32)),
+    )

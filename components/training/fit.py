@@ -1,0 +1,291 @@
+"""The policy of a fit, the same for every engine: which rows are learnt how often, what is kept, when it ends.
+
+An incremental round exists because the world may have changed, most likely within its window. Fitting the whole window
+then teaches the old world once more: with the newest third changed, that regained 20 % of the AUC lost, fitting the
+newest eighth alone 70 %; in an unchanged world the whole window is best. So a round fits several parts ("branches": the
+newest 1, 1/2, 1/4, ... of the rows), each from the parent, and the slice of the very newest rows chooses.
+
+Weights lie in folders, which the engine restores and saves; none are held here. A pass is `pass_runner`'s, its order
+`passes`', the arithmetic the engine's; what a model in the store consists of is `publish`'s.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import numpy as np
+
+from components.contracts.dcn import DcnConfig
+from components.contracts.errors import ContractError
+from components.contracts.manifests import TrainingSet
+from components.contracts.metrics import log_loss, roc_auc, row_log_losses
+from components.contracts.uris import local_path
+from components.training.checkpoint import FINAL, START, Checkpoint, CheckpointFolder, Moment, Position
+from components.training.config import TrainingSettings
+from components.training.engine import Engine
+from components.training.initial import write_initial
+from components.training.metrics_sink import MetricsSink
+from components.training.pass_runner import PassRunner, Surroundings, require_finite
+from components.training.passes import Part, replayed
+from components.training.progress import LogLines, Progress
+from components.training.rows import RowFolder, open_folders
+from components.training.start import Start
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class FitJob:
+    """One fit."""
+
+    training_set: TrainingSet
+    config: DcnConfig
+    settings: TrainingSettings
+    start: Start | None
+    """None = from scratch."""
+    checkpoint_path: Path
+    """Folder for checkpoints of this fit; a fit that finds one there continues it."""
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class FitResult:
+    """What a fit ended with."""
+
+    weights: Path
+    """Folder of HugeCTR's files, with Adam's moments."""
+    optimizer_step: int
+    """Steps taken, those before `Start` included."""
+    early_stopping: Mapping[str, float | None]
+    """`auc` and `log_loss` of the best weights on the stopping slice, before that slice was learnt."""
+    rows_per_second: float | None
+    """Fitted rows per second of fitting; None where nothing was fitted in this process."""
+
+
+def fit(
+    job: FitJob,
+    engine: Engine,
+    sink: MetricsSink,
+    *,
+    clock: Callable[[], float] = time.monotonic,
+    should_stop: Callable[[], bool] = lambda: False,
+    progress: Progress | None = None,
+) -> FitResult:
+    """Fits the engine's network to the training set.
+
+    Args:
+        job: What is fitted, and where checkpoints lie.
+        engine: A new one for the job's network; closing it is the caller's.
+        sink: Takes the numbers of each epoch, and some within it.
+        clock: Seconds, for speeds and for the checkpoints' interval.
+        should_stop: Whether to save and end; asked between segments.
+        progress: Is told of each pass; None = log lines.
+
+    Raises:
+        ContractError: the training set is not what its manifest says, or has labels of one class.
+        PermanentError: the loss is no longer a number.
+        Preempted: `should_stop` said so; the fit is saved, and goes on where it is called again.
+    """
+    surroundings = Surroundings(sink=sink, clock=clock, should_stop=should_stop, progress=progress or LogLines(clock))
+    return _Fit(job, engine, surroundings).run()
+
+
+class _Fit:
+    """One fit under way."""
+
+    def __init__(self, job: FitJob, engine: Engine, surroundings: Surroundings) -> None:
+        self._job, self._settings, self._engine, self._sink = job, job.settings, engine, surroundings.sink
+        manifest = job.training_set
+        folders = [RowFolder(path=local_path(manifest.train_uri), num_rows=manifest.num_train_rows)]
+        if manifest.replay_uri is not None and manifest.replay_share > 0:
+            folders.append(RowFolder(path=local_path(manifest.replay_uri), num_rows=manifest.num_replay_rows))
+        self._rows = open_folders(folders, manifest.slot_sizes, job.checkpoint_path)
+        num_stopping = max(1, round(manifest.num_train_rows * self._settings.stopping_fraction))
+        self._num_fitted = manifest.num_train_rows - num_stopping
+        self._judging = slice(self._num_fitted, manifest.num_train_rows)
+        self._last_branch = self._settings.num_halvings if job.start else 0
+        self._folder = CheckpointFolder(job.checkpoint_path)
+        self._passes = PassRunner(
+            engine,
+            self._rows,
+            folders,
+            self._judging,
+            surroundings,
+            seed=self._settings.seed,
+            checkpoint_seconds=60 * self._settings.checkpoint_minutes,
+            save=lambda now: self._save(replace(self._state, now=now)),
+        )
+        self._clock = surroundings.clock
+
+    def run(self) -> FitResult:
+        """Fits each branch until it stops, then finishes from the best weights of all."""
+        self._check_labels()
+        found = self._folder.load()
+        self._on_disk = self._state = found or self._begin()
+        if self._state.final_step is not None:
+            return self._result()
+        if found:
+            self._engine.restore(self._path(self._state.now.weights), self._state.now.step)
+        while self._state.now.branch <= self._last_branch:
+            while not self._ended():
+                self._epoch()
+            self._begin_branch()
+        self._finish()
+        return self._result()
+
+    def _check_labels(self) -> None:
+        num_clicks = int(self._rows.labels[: self._num_fitted].sum(dtype=np.float64))
+        if num_clicks in (0, self._num_fitted):
+            raise ContractError(
+                f"labels of the {self._num_fitted} rows to fit hold {num_clicks} clicks, expected clicks and non-clicks"
+            )
+
+    def _begin(self) -> Checkpoint:
+        """The state before the first epoch; a parent that no epoch betters stays the best."""
+        if self._job.start is None:
+            rate = float(self._rows.labels[: self._num_fitted].mean(dtype=np.float64))
+            job = self._job
+            self._folder.keep_weights(
+                START,
+                lambda folder: write_initial(
+                    folder, job.config, job.training_set.slot_sizes, click_rate=rate, seed=job.settings.seed
+                ),
+            )
+        now = self._at_start(0)
+        logger.info(
+            "fit begins: %d rows, %d of them judge, %d replay rows at hand",
+            self._judging.stop,
+            self._judging.stop - self._judging.start,
+            len(self._rows) - self._judging.stop,
+        )
+        best = self._judge(now, None)
+        state = Checkpoint(now=now, best=best, start_loss=best.loss, branch_loss=best.loss)
+        self._folder.save(state)
+        return state
+
+    def _at_start(self, branch: int) -> Position:
+        """The engine gets the weights that the fit began from."""
+        step = self._job.start.optimizer_step if self._job.start else 0
+        self._engine.restore(self._path(START), step)
+        return Position(branch=branch, epoch=0, step=step, weights=START)
+
+    def _path(self, weights: str) -> Path:
+        if weights == START and self._job.start:
+            return self._job.start.weights
+        return self._folder.path / weights
+
+    def _begin_branch(self) -> None:
+        """Goes back to the start for the next branch, after the last one to the best weights, to finish from them."""
+        branch, best = self._state.now.branch + 1, self._state.best
+        if branch <= self._last_branch:
+            now = self._at_start(branch)
+        else:
+            self._engine.restore(self._path(best.weights), best.step)
+            now = Position(branch=branch, epoch=0, step=best.step, weights=best.weights)
+        self._commit(replace(self._state, now=now, branch_loss=self._state.start_loss, stale=0))
+
+    def _epoch(self) -> None:
+        part = self._part(self._state.now.branch)
+        now, training_loss = self._passes.run(part, self._batch_size(part), self._state.now)
+        moment = self._judge(now, training_loss)
+        state, better = self._state, moment.loss < self._state.branch_loss
+        state = replace(
+            state,
+            now=now,
+            branch_loss=moment.loss if better else state.branch_loss,
+            stale=0 if better else state.stale + 1,
+        )
+        if moment.is_better_than(state.best):
+            self._save(state, best=moment)
+        else:
+            self._keep(state)
+
+    def _ended(self) -> bool:
+        now = self._state.now
+        return now.epoch >= self._settings.max_epochs * 2**now.branch or self._state.stale > self._settings.patience
+
+    def _finish(self) -> None:
+        """Learns the stopping slice, from the best weights, and keeps what comes of it."""
+        best = self._state.best
+        batch_size = self._batch_size(self._part(best.branch))
+        part = self._mixed(self._judging.start, self._judging.stop)
+        while self._state.now.epoch < (best.epoch if self._settings.finish else 0):
+            now, _ = self._passes.run(part, batch_size, self._state.now)
+            self._keep(replace(self._state, now=now))
+        self._passes.check_scores(self._state.now)
+        self._folder.keep_weights(FINAL, self._engine.save)
+        # The position stays that of the weights on disk, should the final ones be taken away and wanted again.
+        self._commit(replace(self._on_disk, final_step=self._engine.num_steps))
+        num_rows = len(self._part(best.branch))
+        logger.info("fit ends: best is epoch %d on the newest %d rows, log loss %.5f", best.epoch, num_rows, best.loss)
+
+    def _result(self) -> FitResult:
+        assert self._state.final_step is not None, "only an ended fit has a result"
+        return FitResult(
+            weights=self._folder.path / FINAL,
+            optimizer_step=self._state.final_step,
+            early_stopping=self._state.best.scores,
+            rows_per_second=self._passes.rows_per_second,
+        )
+
+    def _part(self, branch: int) -> Part:
+        """The rows of a branch's passes: the newest 1 / 2^branch of the fitted ones, and replayed ones."""
+        return self._mixed(self._num_fitted - max(1, self._num_fitted >> branch), self._num_fitted)
+
+    def _mixed(self, first: int, stop: int) -> Part:
+        replay_first, replay_stop = self._judging.stop, len(self._rows)
+        return Part(
+            first=first,
+            stop=stop,
+            replay_first=replay_first,
+            replay_stop=replay_stop,
+            num_replayed=replayed(stop - first, self._job.training_set.replay_share, replay_stop - replay_first),
+        )
+
+    def _batch_size(self, part: Part) -> int:
+        wanted = max(self._settings.min_batch_size, len(part) // self._settings.min_steps)
+        return min(self._settings.batch_size, wanted)
+
+    def _keep(self, state: Checkpoint) -> None:
+        """Goes on from `state`; writes it only where it is time: nobody needs its weights for anything else."""
+        if self._passes.is_save_due:
+            self._save(state)
+        else:
+            self._state = state
+
+    def _save(self, state: Checkpoint, *, best: Moment | None = None) -> None:
+        """Writes the engine's weights, and the state that names them; `best`, where given, is this moment."""
+        now = state.now
+        name = f"weights-{now.branch:02d}-{now.epoch:06d}-{now.batches:09d}"
+        self._folder.keep_weights(name, self._engine.save)
+        state = replace(state, now=replace(now, weights=name))
+        self._commit(replace(state, best=replace(best, weights=name)) if best else state)
+        self._passes.saved_at = self._clock()
+
+    def _commit(self, state: Checkpoint) -> None:
+        self._folder.save(state)
+        self._on_disk = self._state = state
+
+    def _judge(self, now: Position, training_loss: float | None) -> Moment:
+        """The network as it is, scored on the stopping slice."""
+        judging = self._rows[self._judging]
+        probabilities = self._engine.score(judging)
+        require_finite(probabilities, now)
+        scores = {"auc": roc_auc(judging.labels, probabilities), "log_loss": log_loss(judging.labels, probabilities)}
+        speed = self._passes.rows_per_second
+        told = {"branch": now.branch, "epoch": now.epoch, "training_loss": training_loss}
+        self._sink.log_dict({**told, **scores, "rows_per_second": speed}, now.step)
+        said = [f"{name} {value:.5g}" for name, value in scores.items() if value is not None]
+        said += [] if training_loss is None else [f"training loss {training_loss:.5f}", f"{speed or 0:,.0f} rows/s"]
+        logger.info("%d rows, epoch %d: %s", len(self._part(now.branch)), now.epoch, ", ".join(said))
+        return Moment(
+            branch=now.branch,
+            epoch=now.epoch,
+            step=now.step,
+            weights=now.weights,
+            scores=scores,
+            row_losses=row_log_losses(judging.labels, probabilities),
+        )

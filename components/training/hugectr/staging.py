@@ -1,0 +1,142 @@
+"""Rows written as the Parquet folders that HugeCTR reads, one while the one before is trained.
+
+HugeCTR reads files, not arrays. Each of its workers, one per GPU, has a file of its own and cuts batches inside it;
+they are taken in turns. So each file holds whole batches and batch b goes to file b modulo their number: the batches
+come out in the order given. HugeCTR checks neither types nor ranges; rows that reach this point were checked by `rows`.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+from numpy.typing import NDArray
+
+from components.contracts.criteo import CATEGORICAL, DENSE, LABEL
+from components.contracts.durable import write_whole
+from components.contracts.errors import PermanentError
+from components.contracts.hugectr_folder import FILE_LIST, write_file_list
+from components.training.rows import Rows
+
+METADATA = "_metadata.json"
+_COLUMNS = (LABEL, *DENSE, *CATEGORICAL)
+ROW_GROUP = 65_536
+"""Most rows per row group, which HugeCTR decodes as a whole on the GPU."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Stage:
+    """One folder of staged rows."""
+
+    file_list: Path
+    num_batches: int
+    group_rows: int
+    """Rows of its largest row group: HugeCTR's readers have room for those of the files they were made for."""
+
+
+def full_batches(order: NDArray[np.int64], batch_size: int) -> NDArray[np.int64]:
+    """`order`, its last batch filled up with rows from its beginning.
+
+    HugeCTR learns whole batches only. Filling up learns at most one batch's rows twice; leaving the rest out would not
+    learn the pass's last rows at all.
+
+    >>> full_batches(np.arange(5), 3).tolist(), full_batches(np.arange(2), 5).tolist()
+    ([0, 1, 2, 3, 4, 0], [0, 1, 0, 1, 0])
+    """
+    return np.resize(order, -(-len(order) // batch_size) * batch_size)
+
+
+def staged(
+    rows: Rows, order: NDArray[np.int64], *, batch_size: int, num_files: int, stage_rows: int, folder: Path
+) -> Iterator[Stage]:
+    """Writes the rows `order`, whole batches, in stages below `folder`; each next one while the caller uses its own.
+
+    Raises:
+        PermanentError: the disk refuses.
+    """
+    per_stage = max(1, stage_rows // batch_size) * batch_size
+    parts = [order[at : at + per_stage] for at in range(0, len(order), per_stage)]
+
+    def write(number: int) -> Stage:
+        return write_stage(
+            rows, parts[number], batch_size=batch_size, num_files=num_files, folder=folder / f"{number:06d}"
+        )
+
+    with ThreadPoolExecutor(1, thread_name_prefix="stage") as writer:
+        ready = writer.submit(write, 0)
+        for number in range(len(parts)):
+            stage = ready.result()
+            if number + 1 < len(parts):
+                ready = writer.submit(write, number + 1)
+            yield stage
+
+
+def write_stage(
+    rows: Rows,
+    order: NDArray[np.int64],
+    *,
+    batch_size: int,
+    num_files: int,
+    folder: Path,
+    group_rows: int = ROW_GROUP,
+) -> Stage:
+    """Writes one folder with `_file_list.txt` and `_metadata.json`.
+
+    Args:
+        rows: Rows.
+        order: Row numbers, whole batches.
+        batch_size: Rows per batch.
+        num_files: Files, one per GPU; fewer where there are fewer batches.
+        folder: The folder to make.
+        group_rows: Rows per row group, at most.
+
+    Raises:
+        PermanentError: the disk refuses.
+    """
+    assert len(order) % batch_size == 0, "stages hold whole batches"
+    batches = order.reshape(-1, batch_size)
+    num_files = min(num_files, len(batches))
+    names = [f"{number:03d}.parquet" for number in range(num_files)]
+    try:
+        folder.mkdir(parents=True)
+        for number, name in enumerate(names):
+            _write_file(folder / name, rows, batches[number::num_files].reshape(-1), group_rows)
+        counts = [batch_size * len(batches[number::num_files]) for number in range(num_files)]
+        write_whole(folder / METADATA, json.dumps(_metadata(names, counts)) + "\n")
+        write_file_list(folder, names, final=folder.absolute())
+    except (OSError, pa.ArrowException) as error:
+        raise PermanentError(f"rows for HugeCTR cannot be written to {folder}: {error}") from error
+    return Stage(
+        file_list=folder.absolute() / FILE_LIST, num_batches=len(batches), group_rows=min(group_rows, max(counts))
+    )
+
+
+def _write_file(path: Path, rows: Rows, order: NDArray[np.int64], group_rows: int) -> None:
+    types = [pa.float32()] * (1 + len(DENSE)) + [pa.int64()] * len(CATEGORICAL)
+    schema = pa.schema([pa.field(name, kind, nullable=False) for name, kind in zip(_COLUMNS, types)])
+    # Written to be read once, on this machine: encoding and compression would only cost time.
+    with pq.ParquetWriter(path, schema, use_dictionary=False, compression="none", write_statistics=False) as writer:
+        for at in range(0, len(order), group_rows):
+            group = order[at : at + group_rows]
+            dense, ids = rows.dense[group].T, rows.ids[group].T
+            columns = [rows.labels[group], *dense, *ids]
+            arrays = [pa.array(np.ascontiguousarray(c), kind, safe=True) for c, kind in zip(columns, types)]
+            writer.write_table(pa.table(arrays, schema=schema), row_group_size=group_rows)
+
+
+def _metadata(names: list[str], counts: list[int]) -> dict[str, object]:
+    def columns(wanted: tuple[str, ...]) -> list[dict[str, object]]:
+        return [{"col_name": name, "index": _COLUMNS.index(name)} for name in wanted]
+
+    return {
+        "file_stats": [{"file_name": name, "num_rows": count} for name, count in zip(names, counts)],
+        "cats": columns(CATEGORICAL),
+        "conts": columns(DENSE),
+        "labels": columns((LABEL,)),
+    }

@@ -1,0 +1,81 @@
+"""A trace of some steps, for a browser's trace viewer: which operation ran when, on the CPU and on the GPU.
+
+An engine around an engine, so that neither the fit nor the engine knows that it is watched.
+"""
+
+from __future__ import annotations
+
+import logging
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from components.training.engine import Engine, Learnt
+from components.training.rows import Rows
+
+logger = logging.getLogger(__name__)
+
+
+class ProfiledEngine:
+    """Learns as the engine it is given; the second and the following calls of `learn` are traced.
+
+    The first call warms up and is left out. Traced are whole calls, so that the seeds stay those of an untraced fit:
+    as many as make the steps asked for.
+    """
+
+    def __init__(self, engine: Engine, num_steps: int, path: Path) -> None:
+        """Traces at least `num_steps` steps into the file `path` (Chrome's trace format)."""
+        self._engine, self._steps_left, self._path = engine, num_steps, path
+        self._is_warm = False
+        self.backend = engine.backend
+
+    @property
+    def num_steps(self) -> int:
+        """See `Engine`."""
+        return self._engine.num_steps
+
+    def restore(self, weights: Path, num_steps: int) -> None:
+        """See `Engine`."""
+        self._engine.restore(weights, num_steps)
+
+    def save(self, folder: Path) -> None:
+        """See `Engine`."""
+        self._engine.save(folder)
+
+    def segment_batches(self, batch_size: int) -> int:
+        """See `Engine`."""
+        return self._engine.segment_batches(batch_size)
+
+    def learn(self, rows: Rows, order: NDArray[np.int64], batch_size: int, seed: int) -> Learnt:
+        """See `Engine`."""
+        if not self._is_warm or self._steps_left <= 0:
+            self._is_warm = True
+            return self._engine.learn(rows, order, batch_size, seed)
+        if not hasattr(self, "_trace"):
+            from torch.profiler import profile
+
+            self._trace = profile()
+            self._trace.start()
+        learnt = self._engine.learn(rows, order, batch_size, seed)
+        self._steps_left -= -(-len(order) // batch_size)
+        if self._steps_left <= 0:
+            self._write()
+        return learnt
+
+    def score(self, rows: Rows) -> NDArray[np.float32]:
+        """See `Engine`."""
+        return self._engine.score(rows)
+
+    def close(self) -> None:
+        """See `Engine`; a trace that the fit's end cut short is written nevertheless."""
+        if hasattr(self, "_trace") and self._steps_left > 0:
+            self._write()
+        self._engine.close()
+
+    def _write(self) -> None:
+        self._trace.stop()
+        self._path.parent.mkdir(parents=True, exist_ok=True)
+        self._trace.export_chrome_trace(str(self._path))
+        self._steps_left = 0
+        logger.info("trace written to %s", self._path)

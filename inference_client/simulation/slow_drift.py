@@ -1,0 +1,216 @@
+"""Slow drift: a world that never stands still, as a pure function of time. One jump on request is `world.Drift`.
+
+At any hour a `DriftingWorld` gives a `Snapshot`, which draws rows with their true click probability. What moves:
+
+- Planted weights of some columns: a fixed part plus a part that follows a stationary Ornstein-Uhlenbeck process with a
+  stated half-life (correlation with itself a hours later: 2^(-a / half-life)).
+- Popularity of their categories: the logarithm of the frequency follows such a process as well.
+- Categories: new ones appear at a rate, at their most popular when new, and fade.
+
+The click rate and the spread of the logit are held (the bias and the strength follow), so that what a model loses with
+age is due to what it does not know, not to a harder world. Seeds and the hour decide everything: a snapshot does not
+depend on which others were taken before.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, replace
+from functools import cached_property
+
+import numpy as np
+from numpy.random import Generator
+from numpy.typing import NDArray
+
+from components.contracts.criteo import CATEGORICAL, MISSING_CATEGORY
+from components.contracts.errors import ContractError
+from inference_client.simulation.columns import DRIFT_COLUMNS, INTERACTIONS
+from inference_client.simulation.drawing import Tables
+from inference_client.simulation.tables import Alias, CategoryTable, hashed
+from inference_client.simulation.world import Rows, World, bias_for, drawn_rows, expected_auc, sigmoid
+
+_CALIBRATION_ROWS = 20_000
+_LIVES = 8
+"""Half-lives after which a category that appeared is gone: 1 / 256 of its first popularity."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class SlowDrift:
+    """How a world moves."""
+
+    seed: int
+    columns: tuple[str, ...] = DRIFT_COLUMNS
+    """Categorical columns whose planted weights and popularities move."""
+    half_life_hours: float = 12.0
+    """Hours after which weights and popularities have forgotten half of where they were."""
+    moving_share: float = 0.07
+    """Share of those columns' planted variance that moves, in [0, 1]; the rest stays for ever. With the other defaults
+    the exact truth of one moment loses one point of AUC (0.01) within a day, 1.2 within two."""
+    popularity_spread: float = 0.3
+    """Standard deviation of the logarithm of a category's frequency about its mean; 0 = frequencies stay."""
+    new_category_columns: tuple[str, ...] = DRIFT_COLUMNS[:2]
+    """Columns where new categories appear; none that takes part in an interaction."""
+    new_categories_per_hour: float = 1.0
+    """Categories that appear in each of those columns."""
+    new_category_share: float = 0.05
+    """Share of the rows of those columns that have a category which appeared; the older ones among them fade."""
+    new_category_half_life_hours: float = 12.0
+    """Hours in which a category that appeared loses half of its popularity."""
+    step_minutes: float = 15.0
+    """The world stands still within a step."""
+
+    def __post_init__(self) -> None:
+        """Refuses what no world can do."""
+        if wrong := (set(self.columns) | set(self.new_category_columns)) - set(CATEGORICAL):
+            raise ContractError(f"slow drift names columns {sorted(wrong)}, expected some of C1..C26")
+        paired = {name for a, b, _ in INTERACTIONS for name in (a, b)}
+        if wrong := paired & set(self.new_category_columns):
+            raise ContractError(f"new categories in {sorted(wrong)}, expected columns without interactions")
+        for name in ("half_life_hours", "new_category_half_life_hours", "step_minutes"):
+            if not 0.0 < getattr(self, name) < math.inf:
+                raise ContractError(f"{name} is {getattr(self, name)}, expected a positive number")
+        for name in ("popularity_spread", "new_categories_per_hour"):
+            if not 0.0 <= getattr(self, name) < math.inf:
+                raise ContractError(f"{name} is {getattr(self, name)}, expected at least 0")
+        if not 0.0 <= self.moving_share <= 1.0:
+            raise ContractError(f"moving_share is {self.moving_share}, expected a share in [0, 1]")
+        if not 0.0 <= self.new_category_share < 1.0:
+            raise ContractError(f"new_category_share is {self.new_category_share}, expected a share in [0, 1)")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Snapshot:
+    """The world at one time."""
+
+    hours: float
+    """Start of the step that was asked for."""
+    tables: Tables
+    strength: float
+    bias: float
+    bayes_auc: float
+    """Best AUC that any model can expect now."""
+
+    def draw(self, n: int, random: Generator) -> Rows:
+        """`n` independent rows."""
+        return drawn_rows(self.tables, n, random, strength=self.strength, bias=self.bias)
+
+    def probability_of(self, dense: NDArray[np.float32], categorical: NDArray[np.int64]) -> NDArray[np.float64]:
+        """What would be the click probabilities [n] now, of rows drawn now or at another time of the same world.
+
+        So a snapshot is also the best model of its time: how it scores later rows is what drift alone costs.
+        """
+        return sigmoid(self.strength * self.tables.effects_of(dense, categorical) + self.bias)
+
+
+@dataclass(frozen=True, kw_only=True)
+class DriftingWorld:
+    """A world and how it moves."""
+
+    world: World
+    """Its weights are the fixed part, its frequencies the mean."""
+    drift: SlowDrift
+
+    def at(self, hours: float) -> Snapshot:
+        """The world `hours` after its beginning, where it was in its stationary state already.
+
+        Raises:
+            ContractError: `hours` is negative or not finite.
+        """
+        if not 0.0 <= hours < math.inf:
+            raise ContractError(f"asked for the world at hour {hours}, expected a number from 0")
+        # An hour written as n / 4 must not fall into the step before for a rounding error.
+        step = math.floor(hours * 60.0 / self.drift.step_minutes + 1e-9)
+        tables = replace(self.world.tables, categories=self._categories(step))
+        effects = tables.draw(_CALIBRATION_ROWS, self._calibration())[2].astype(np.float64)
+        strength = self.world.strength * self._mean_spread / float(effects.std())
+        bias = bias_for(strength * effects, self.world.click_rate)
+        return Snapshot(
+            hours=step * self.drift.step_minutes / 60.0,
+            tables=tables,
+            strength=strength,
+            bias=bias,
+            bayes_auc=expected_auc(sigmoid(strength * effects + bias)),
+        )
+
+    def _calibration(self) -> Generator:
+        """The same numbers at every time, so that bias and strength follow the world and not the sample."""
+        return np.random.default_rng([self.world.seed, 5])
+
+    @cached_property
+    def _mean_spread(self) -> float:
+        return float(self.world.tables.draw(_CALIBRATION_ROWS, self._calibration())[2].astype(np.float64).std())
+
+    def _categories(self, step: int) -> list[CategoryTable]:
+        tables = list(self.world.category_tables)
+        for number, name in enumerate(CATEGORICAL):
+            if name in self.drift.columns:
+                tables[number] = self._moved(tables[number], number, step)
+            if name in self.drift.new_category_columns:
+                tables[number] = self._with_arrivals(tables[number], number, step)
+        return tables
+
+    def _moved(self, table: CategoryTable, number: int, step: int) -> CategoryTable:
+        """The column with the weights and frequencies of that step."""
+        drift = self.drift
+        decay = 0.5 ** (drift.step_minutes / 60.0 / drift.half_life_hours)
+        path = ornstein_uhlenbeck([drift.seed, 11, number], len(table.weights), step, decay)
+        moving = _beside(path, table.weights.astype(np.float64) / table.spread, table.row_shares) * table.spread
+        weights = math.sqrt(1.0 - drift.moving_share) * table.weights + math.sqrt(drift.moving_share) * moving
+        popularity = ornstein_uhlenbeck([drift.seed, 12, number], len(table.frequencies), step, decay)
+        frequencies = table.frequencies * np.exp(drift.popularity_spread * popularity)
+        frequencies /= frequencies.sum()
+        alias = Alias.build(frequencies)
+        return replace(table, weights=weights.astype(np.float32), frequencies=frequencies, alias=alias)
+
+    def _with_arrivals(self, table: CategoryTable, number: int, step: int) -> CategoryTable:
+        """The column with the categories that have appeared lately, at constant share of the rows together."""
+        drift, hours = self.drift, step * self.drift.step_minutes / 60.0
+        if drift.new_category_share == 0.0 or drift.new_categories_per_hour == 0.0:
+            return table
+        life, rate = drift.new_category_half_life_hours, drift.new_categories_per_hour
+        # Number k appears in the k-th interval of 1 / rate hours; the first ones long before hour 0.
+        numbers = range(math.floor(hours * rate), math.floor((hours + _LIVES * life) * rate) + 1)
+        drawn = [np.random.default_rng([drift.seed, 13, number, k]) for k in numbers]
+        ages = np.array([hours + _LIVES * life - (k + r.random()) / rate for k, r in zip(numbers, drawn)])
+        weights = np.array([r.normal() for r in drawn]) * table.spread
+        alive = (ages >= 0.0) & (ages < _LIVES * life)
+        if not alive.any():
+            return table
+        popularity = 0.5 ** (ages[alive] / life)
+        share = drift.new_category_share
+        frequencies = np.concatenate([table.frequencies * (1.0 - share), share * popularity / popularity.sum()])
+        keys = hashed(len(table.frequencies) + np.array(numbers)[alive], table.salt)
+        return replace(
+            table,
+            frequencies=frequencies,
+            keys=np.concatenate([table.keys[:-1], keys, [MISSING_CATEGORY]]),
+            weights=np.concatenate([table.weights[:-1], weights[alive], table.weights[-1:]]).astype(np.float32),
+            alias=Alias.build(frequencies / frequencies.sum()),
+        )
+
+
+def ornstein_uhlenbeck(seed: list[int], count: int, step: int, decay: float) -> NDArray[np.float64]:
+    """`count` independent stationary processes [count] of mean 0 and variance 1 at `step`, counted from 0.
+
+    x_0 is standard normal, x_k = decay x_(k-1) + sqrt(1 - decay^2) e_k with standard normal e_k, which is an
+    Ornstein-Uhlenbeck process seen at equal steps; its autocorrelation at lag k is decay^k.
+    """
+    random = np.random.default_rng(seed)
+    # Drawn in the order of steps: a later step begins with the same numbers.
+    first, shocks = random.normal(size=count), random.normal(size=(step, count))
+    kept = decay ** np.arange(step - 1, -1, -1.0)
+    path: NDArray[np.float64] = decay**step * first + math.sqrt(1.0 - decay**2) * (kept @ shocks)
+    return path
+
+
+def _beside(path: NDArray[np.float64], fixed: NDArray[np.float64], shares: NDArray[np.float64]) -> NDArray[np.float64]:
+    """What of `path` is neither the columns' mean nor along `fixed`, scaled to variance 1 over rows in expectation.
+
+    `fixed` has mean 0 and variance 1 over rows, so fixed and moving part add up without either taking from the
+    other. The map is linear and the same at all times: it leaves the process' autocorrelation as it is.
+    """
+    path = path - shares @ path
+    path = path - fixed * (shares @ (fixed * path))
+    left = 1.0 - float((shares**2 * (1.0 + fixed**2)).sum())
+    scaled: NDArray[np.float64] = path / math.sqrt(left)
+    return scaled

@@ -1,0 +1,85 @@
+"""What the training benchmark compares is comparable: the peer is our network, the rows are what they claim to be."""
+
+import numpy as np
+import pytest
+import torch
+
+from benchmarks import matrix_rate, training
+from benchmarks.encoded_rows import SAMPLE_SLOT_SIZES, PlantedLogit, slot_sizes_for, write_step_inputs
+from benchmarks.peers import PlainDcn
+from benchmarks.step_process import memory_in
+from components.contracts.dcn import DcnConfig, dense_layout
+from components.contracts.manifests import TrainingSet, ValidationReport
+from components.contracts.model_files import ModelWeights
+from components.contracts.uris import local_path
+from components.dcn.network import DcnNetwork, load_weights
+from components.training.rows import open_rows
+
+SLOT_SIZES = [3 + 2 * slot for slot in range(26)]
+
+
+def test_plain_pytorch_peer_computes_our_network():
+    random = np.random.default_rng(0)
+    config = DcnConfig(embedding_dim=4, num_cross_layers=3, tower=(16, 8), dropout=0.5)
+    weights = ModelWeights(
+        dense={n: random.normal(0, 0.2, s).astype(np.float32) for n, s in dense_layout(config)},
+        embeddings=random.normal(0, 0.3, (sum(SLOT_SIZES), 4)).astype(np.float32),
+    )
+    network = DcnNetwork(config, SLOT_SIZES)
+    load_weights(network, weights)
+    peer = PlainDcn(config, weights, SLOT_SIZES)
+    rows, _ = PlantedLogit(SLOT_SIZES).draw(500, seed=3)
+    dense, ids = torch.from_numpy(rows.dense), torch.from_numpy(rows.ids.astype(np.int64))
+    with torch.no_grad():
+        ours, theirs = network.eval()(dense, ids), peer.eval()(dense, ids)
+    assert ours.std() > 0.1
+    torch.testing.assert_close(theirs, ours, rtol=0, atol=1e-5)
+
+
+def test_tables_have_the_size_asked_for():
+    assert slot_sizes_for(sum(SAMPLE_SLOT_SIZES)) == SAMPLE_SLOT_SIZES
+    assert sum(slot_sizes_for(10_000_000)) == pytest.approx(10_000_000, rel=1e-5)
+
+
+def test_rows_follow_the_planted_logit_and_the_seed():
+    planted = PlantedLogit(SLOT_SIZES)
+    rows, logits = planted.draw(20_000, seed=5)
+    again, _ = PlantedLogit(SLOT_SIZES).draw(20_000, seed=5)
+    assert np.array_equal(rows.ids, again.ids)
+    assert np.array_equal(rows.labels, again.labels)
+    assert (rows.ids >= 0).all()
+    assert (rows.ids < SLOT_SIZES).all()
+    expected = 1 / (1 + np.exp(-logits.astype(np.float64)))
+    for part in np.array_split(np.argsort(logits), 5):
+        error = np.sqrt((expected[part] * (1 - expected[part])).sum()) / len(part)
+        assert abs(rows.labels[part].mean() - expected[part].mean()) < 4 * error
+    # Zipf with exponent 1: the share of ids up to k is log(2 + k) / log(1 + size).
+    assert (rows.ids[:, 25] == 0).mean() == pytest.approx(np.log(2) / np.log1p(SLOT_SIZES[25]), abs=0.015)
+
+
+def test_step_finds_the_rows_that_were_drawn(tmp_path):
+    rows, _ = PlantedLogit(SLOT_SIZES).draw(1000, seed=2)
+    inputs = write_step_inputs(tmp_path / "inputs", rows, SLOT_SIZES)
+    training_set = TrainingSet.read(inputs.training_set)
+    ValidationReport.read(inputs.validation_report)
+    found = open_rows(local_path(training_set.train_uri), 1000, training_set.slot_sizes, tmp_path / "cache")
+    for name in ("labels", "dense", "ids"):
+        assert np.array_equal(getattr(found, name), getattr(rows, name))
+
+
+def test_operations_are_those_of_forward_and_backward():
+    # x0 has 26 * 1 + 13 = 39 columns: 39 x 2 and 2 x 1 for the tower, 39 for each of two layers and the logit.
+    config = DcnConfig(embedding_dim=1, num_cross_layers=2, tower=(2,))
+    assert matrix_rate.operations_per_row(config) == 3 * 2 * (39 * 2 + 2 + 39 * 3)
+
+
+def test_memory_is_told_apart_by_what_backs_it():
+    status = "VmHWM:\t 9 kB\nRssAnon:\t     100 kB\nRssFile:\t      20 kB\nRssShmem:\t       3 kB\nThreads:\t1\n"
+    assert memory_in(status) == (100 * 1024, 23 * 1024)
+    assert memory_in("Name:\tending\n") == (0, 0)
+
+
+def test_unknown_case_is_refused_by_name(capsys):
+    with pytest.raises(SystemExit):
+        training.main(["--only", "nothing"])
+    assert "small-1.2M" in capsys.readouterr().err

@@ -1,0 +1,137 @@
+"""How well old rows are remembered: told beside the verdict, and part of it on request only."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+from sklearn.metrics import log_loss as sklearn_log_loss
+from sklearn.metrics import roc_auc_score
+
+from components.contracts import run_notes
+from components.contracts.errors import ContractError
+from components.contracts.manifests import Verdict
+from components.contracts.uris import local_path
+from components.evaluation.__main__ import main
+from components.evaluation.gate import GateSettings
+
+
+@pytest.fixture
+def forgetful(make_round, raw_table):
+    """A candidate that is right about the window and wrong about the old rows, which the champion knows.
+
+    Returns the round, the old rows' labels, and the function from a model to its scores of them.
+    """
+
+    def make(num_old_rows: int = 1500):
+        made = make_round(2000)
+        champion = made.planted.noisy(0.25, 1)
+        labels, scores = made.add_old_rows(raw_table(num_old_rows, seed=50), champion)
+        made.release_champion(champion)
+        return made, champion, labels, scores
+
+    return make
+
+
+def verdict_of(made) -> Verdict:
+    return Verdict.read(made.path("verdict"))
+
+
+def test_candidate_and_champion_are_measured_on_old_rows_too(forgetful):
+    made, champion, labels, scores = forgetful()
+    assert main(made.flags()) == 0
+    old = verdict_of(made).old_distribution
+    for name, model in (("candidate", made.planted), ("champion", champion)):
+        assert old[name]["auc"] == pytest.approx(roc_auc_score(labels, scores(model)), abs=1e-4)
+        assert old[name]["log_loss"] == pytest.approx(sklearn_log_loss(labels, scores(model)), abs=1e-4)
+    assert old["difference"]["auc"] == pytest.approx(old["candidate"]["auc"] - old["champion"]["auc"], abs=1e-9)
+    assert old["difference"]["high"] < -0.01, "the candidate has forgotten"
+    assert (old["num_rows"], old["num_clicks"]) == (1500, labels.sum())
+
+
+def test_what_is_forgotten_does_not_change_the_verdict_unless_asked_to(forgetful):
+    made, *_ = forgetful()
+    assert main(made.flags()) == 0
+    told = verdict_of(made)
+    assert (told.decision, told.num_rows) == ("pass", 2000)
+    assert "old rows" not in told.reason
+    assert main(made.flags(max_old_auc_loss=0.01)) == 1
+    judged = verdict_of(made)
+    assert judged.decision == "fail"
+    assert "on 1500 old rows auc differs from the champion's by -0." in judged.reason
+    assert judged.candidate == told.candidate
+    assert main(made.flags(max_old_auc_loss=0.5)) == 0
+
+
+def test_too_few_old_rows_to_judge_by_are_inconclusive_and_need_no_more_of_the_windows(forgetful):
+    made, *_ = forgetful(num_old_rows=20)
+    assert main(made.flags(max_old_auc_loss=0.5)) == 1
+    verdict = verdict_of(made)
+    assert verdict.decision == "inconclusive"
+    assert "on 20 old rows" in verdict.reason
+    assert verdict.rows_needed is None
+
+
+def test_without_a_champion_old_rows_tell_the_candidates_numbers_alone(make_round, raw_table):
+    made = make_round(500)
+    made.add_old_rows(raw_table(300, seed=50), made.planted)
+    assert main(made.flags(max_old_auc_loss=0.0)) == 0
+    old = verdict_of(made).old_distribution
+    assert (old["champion"], old["difference"]) == (None, None)
+    assert old["candidate"]["auc"] is not None
+
+
+def test_without_old_rows_there_are_no_numbers_of_them(make_round):
+    made = make_round(500)
+    made.release_champion(made.planted)
+    assert main(made.flags(max_old_auc_loss=0.0)) == 0
+    assert verdict_of(made).old_distribution is None
+    assert not [name for name in json.loads(made.path("metrics").read_text()) if name.startswith("old_")]
+    assert "No rows older than the window" in made.path("report.html").read_text()
+
+
+def test_old_numbers_reach_metrics_report_and_note(forgetful):
+    made, *_ = forgetful()
+    main(made.flags())
+    old = verdict_of(made).old_distribution
+    metrics = json.loads(made.path("metrics").read_text(), parse_constant=pytest.fail)
+    assert metrics["old_auc"] == old["candidate"]["auc"]
+    assert metrics["old_champion_auc"] == old["champion"]["auc"]
+    assert metrics["old_difference_low"] == old["difference"]["low"]
+    assert metrics["old_num_rows"] == 1500
+    page = made.path("report.html").read_text()
+    assert "<h2>On old rows</h2>" in page
+    assert f"{old['candidate']['auc']:.4f}" in page
+    (note,) = run_notes.read_notes(made.store, made.run)
+    assert (note.facts["old_auc"], note.facts["old_champion_auc"]) == (metrics["old_auc"], metrics["old_champion_auc"])
+
+
+def test_old_rows_of_one_class_have_no_auc_and_only_finite_metrics(make_round, raw_table):
+    made = make_round(500)
+    made.release_champion(made.planted)
+    labels, _ = made.add_old_rows(raw_table(1, seed=50), made.planted)
+    assert len(labels) == 1
+    main(made.flags())
+    assert verdict_of(made).old_distribution["candidate"]["auc"] is None
+    assert "old_auc" not in json.loads(made.path("metrics").read_text(), parse_constant=pytest.fail)
+
+
+def test_old_rows_that_only_one_side_knows_are_refused(forgetful, capsys):
+    made, *_ = forgetful()
+    made.change("training_set", replay_holdout_uri=None, num_replay_holdout_rows=0)
+    assert main(made.flags()) == 2
+    assert "raw dataset has 1500 old rows held out and the training set 0" in capsys.readouterr().err
+
+
+def test_old_rows_in_another_order_are_refused(forgetful, capsys):
+    made, *_ = forgetful()
+    listing = local_path(made.training_set.replay_holdout_uri) / "_file_list.txt"
+    count, first, second, *rest = listing.read_text().splitlines()
+    listing.write_text("\n".join([count, second, first, *rest]))
+    assert main(made.flags()) == 2
+    assert "labels of raw and encoded holdout differ in" in capsys.readouterr().err
+
+
+def test_a_loss_above_one_is_misuse():
+    with pytest.raises(ContractError, match=r"max_old_auc_loss is 1.5, expected a number in \[0, 1\]"):
+        GateSettings(max_old_auc_loss=1.5)

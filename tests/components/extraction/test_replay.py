@@ -1,0 +1,235 @@
+"""Old rows: which are drawn, how many, when the same again; held against the lake's rows as plain Python."""
+
+from __future__ import annotations
+
+from collections import Counter
+from datetime import datetime, timezone
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from components.contracts import criteo
+from components.contracts.errors import ContractError
+from components.contracts.uris import local_path
+from components.extraction import replay
+from components.extraction.extract import ExtractionSettings, data_digest, extract
+from components.extraction.lake import Lake
+from components.extraction.source import find_source
+from components.extraction.times import Span, parse_time
+
+START = datetime(2026, 3, 1, tzinfo=timezone.utc)
+WINDOW = Span(parse_time("start", "2026-03-09T12:00:00Z"), None)
+"""Half a day of ten: 400 of the 8,000 rows follow its start by half a day, 400 more by a day."""
+
+
+@pytest.fixture
+def ten_days(raw_table):
+    return raw_table(8000, start=START.timestamp(), seconds=10 * 86_400)
+
+
+@pytest.fixture
+def lake(tmp_path, ten_days, write_lake):
+    return write_lake(tmp_path / "la ke", ten_days, num_files=2)
+
+
+@pytest.fixture
+def run_step(tmp_path):
+    def run(folder, window=WINDOW, *, run="run", **settings):
+        work = tmp_path / "wo rk" / run / "extraction"
+        return extract(find_source(folder), window, work, ExtractionSettings(**settings), source_uri="file:///lake")
+
+    return run
+
+
+def identities(uri) -> list[tuple]:
+    if uri is None:
+        return []
+    tables = [pq.read_table(path, partitioning=None) for path in sorted(local_path(uri).iterdir())]
+    names = (criteo.EVENT_TIME, criteo.REQUEST_ID, criteo.ROW)
+    return list(zip(*(pa.concat_tables(tables).column(name).to_pylist() for name in names)))
+
+
+def days_of(rows) -> Counter:
+    return Counter(time.date().isoformat() for time, *_ in rows)
+
+
+@pytest.mark.parametrize(("share", "num_rows"), [(0.2, 270), (0.5, 1080), (0.75, 3240)])
+def test_as_many_rows_are_drawn_as_make_up_the_share_of_what_is_learnt(lake, run_step, share, num_rows):
+    dataset = run_step(lake, replay_share=share)
+    assert dataset.num_train_rows == 1080
+    assert dataset.replay_share == share
+    assert dataset.num_replay_rows == len(identities(dataset.replay_uri)) == num_rows
+    assert num_rows / (num_rows + dataset.num_train_rows) == pytest.approx(share)
+    assert dataset.num_replay_holdout_rows == len(identities(dataset.replay_holdout_uri)) == dataset.num_holdout_rows
+
+
+def test_old_rows_are_older_than_the_window_of_the_newest_days_and_in_time_order(lake, run_step):
+    dataset = run_step(lake, replay_share=0.5, replay_days=3)
+    first = datetime.fromisoformat(dataset.first_event_time)
+    for uri in (dataset.replay_uri, dataset.replay_holdout_uri):
+        rows = identities(uri)
+        assert rows == sorted(rows)
+        assert max(rows)[0] < first
+        # The earlier hours of the window's own day are one of the days.
+        assert set(days_of(rows)) == {"2026-03-07", "2026-03-08", "2026-03-09"}
+
+
+def test_no_row_is_drawn_twice_or_on_both_sides_and_none_is_the_windows(lake, run_step):
+    dataset = run_step(lake, replay_share=0.6, holdout_fraction=0.3)
+    uris = (dataset.train_uri, dataset.holdout_uri, dataset.replay_uri, dataset.replay_holdout_uri)
+    rows = [row for uri in uris for row in identities(uri)]
+    assert len(rows) == len(set(rows))
+
+
+def test_rows_are_drawn_evenly_over_the_days_by_their_traffic(tmp_path, raw_table, write_lake, run_step):
+    """Days of 800 rows and of 2,400: the busy one gives three times as many; within a day, each quarter a quarter."""
+    day = START.timestamp()
+    rows = [raw_table(2400 if i == 1 else 800, seed=i, start=day + i * 86_400, seconds=86_400) for i in range(4)]
+    lake = write_lake(tmp_path / "lake", pa.concat_tables(rows))
+    dataset = run_step(lake, Span(parse_time("start", "2026-03-04"), None), replay_share=0.5)
+    drawn = identities(dataset.replay_uri)
+    assert len(drawn) == 720
+    assert days_of(drawn) == {"2026-03-01": 144, "2026-03-02": 432, "2026-03-03": 144}
+    quarters = np.bincount([time.hour // 6 for time, *_ in drawn], minlength=4)
+    # Four standard deviations of a binomial count.
+    assert np.abs(quarters - 180).max() < 4 * np.sqrt(720 * 0.25 * 0.75)
+
+
+def test_the_manifest_says_what_each_day_gave(lake, run_step):
+    dataset = run_step(lake, replay_share=0.3)
+    drawn, held_out = days_of(identities(dataset.replay_uri)), days_of(identities(dataset.replay_holdout_uri))
+    assert [entry["day"] for entry in dataset.replay_days] == [f"2026-03-0{n}" for n in range(3, 10)]
+    for entry in dataset.replay_days:
+        assert (entry["num_rows"], entry["num_holdout_rows"]) == (drawn[entry["day"]], held_out[entry["day"]])
+
+
+def test_a_repeated_task_draws_the_same_rows_and_another_window_others(lake, run_step):
+    first, again = (run_step(lake, replay_share=0.3, run=run) for run in ("a", "b"))
+    assert identities(first.replay_uri) == identities(again.replay_uri)
+    assert first.digest == again.digest == data_digest(local_path(first.train_uri).parent)
+    later = run_step(lake, Span(WINDOW.start + 1_000_000 * 3600, None), replay_share=0.3, run="c")
+    common = set(identities(first.replay_uri)) & set(identities(later.replay_uri))
+    assert len(common) < 0.5 * later.num_replay_rows
+
+
+def test_what_is_held_out_once_is_never_replayed_in_any_round(lake, run_step):
+    held_out, replayed = set(), set()
+    for hour in range(0, 12, 2):
+        window = Span(WINDOW.start + hour * 3_600_000_000, None)
+        dataset = run_step(lake, window, replay_share=0.7, run=f"run-{hour}")
+        held_out |= {request for _, request, _ in identities(dataset.replay_holdout_uri)}
+        replayed |= {request for _, request, _ in identities(dataset.replay_uri)}
+    assert len(held_out) > 50
+    assert not held_out & replayed
+
+
+def test_the_first_window_has_nothing_to_replay(lake, run_step):
+    dataset = run_step(lake, Span(), replay_share=0.5)
+    assert (dataset.replay_uri, dataset.num_replay_rows) == (None, 0)
+    assert (dataset.replay_holdout_uri, dataset.num_replay_holdout_rows, dataset.replay_days) == (None, 0, [])
+    assert sorted(path.name for path in local_path(dataset.train_uri).parent.iterdir()) == ["holdout", "train"]
+    assert dataset.digest == run_step(lake, Span(), replay_days=0, run="other").digest
+
+
+def test_without_a_share_old_rows_are_measured_by_but_not_learnt(lake, run_step):
+    dataset = run_step(lake)
+    assert (dataset.replay_uri, dataset.num_replay_rows) == (None, 0)
+    assert dataset.num_replay_holdout_rows == dataset.num_holdout_rows == 120
+
+
+def test_without_days_no_older_file_is_opened(lake, run_step):
+    for path in lake.glob("day=2026-03-0[1-8]/*.parquet"):
+        path.write_bytes(b"damaged")
+    dataset = run_step(lake, replay_days=0)
+    assert (dataset.replay_uri, dataset.replay_holdout_uri) == (None, None)
+    with pytest.raises(ContractError, match=r"day=2026-03-08/part-0.parquet is not a readable Parquet file"):
+        run_step(lake)
+
+
+def test_all_there_is_is_drawn_where_there_is_less_than_wanted(tmp_path, raw_table, write_lake, run_step):
+    table = raw_table(1000, start=START.timestamp(), seconds=2 * 86_400)
+    window = Span(parse_time("start", "2026-03-01T06:00:00Z"), None)
+    dataset = run_step(write_lake(tmp_path / "lake", table), window, replay_share=0.9, holdout_fraction=0.5)
+    drawn = identities(dataset.replay_uri) + identities(dataset.replay_holdout_uri)
+    assert set(drawn) == set(
+        zip(*(table.slice(0, 125).column(n).to_pylist() for n in ("event_time", "request_id", "row")))
+    )
+
+
+def test_old_rows_delivered_twice_are_drawn_once_and_malformed_ones_never(tmp_path, ten_days, write_lake, run_step):
+    lake = write_lake(tmp_path / "lake", pa.concat_tables([ten_days, ten_days]).sort_by("event_time"))
+    path = lake / "day=2026-03-08" / "part-0.parquet"
+    table = pq.read_table(path, partitioning=None)
+    labels = pa.array([7] * 100 + table.column(criteo.LABEL).to_pylist()[100:], pa.int32())
+    pq.write_table(table.set_column(table.column_names.index(criteo.LABEL), criteo.LABEL, labels), path)
+    dataset = run_step(lake, replay_share=0.8, holdout_fraction=0.5)
+    rows = identities(dataset.replay_uri) + identities(dataset.replay_holdout_uri)
+    assert len(rows) == len(set(rows))
+    malformed = set(zip(*(table.slice(0, 100).column(n).to_pylist() for n in ("event_time", "request_id", "row"))))
+    assert not malformed & set(rows)
+    assert dataset.num_set_aside == 0, "the round that learnt from that day has told"
+
+
+def test_long_days_are_entered_in_places_not_read_whole(tmp_path, ten_days, write_lake, run_step, monkeypatch):
+    lake = write_lake(tmp_path / "lake", ten_days, row_group_size=100)
+    monkeypatch.setattr(replay, "BATCH_ROWS", 100)
+    monkeypatch.setattr(replay, "MIN_PIECES", 14)
+    read = []
+
+    def counted(piece, *others, **more):
+        table, duplicates = replay_read_piece(piece, *others, **more)
+        read.append(table.num_rows)
+        return table, duplicates
+
+    replay_read_piece = replay.read_piece
+    monkeypatch.setattr(replay, "read_piece", counted)
+    dataset = run_step(lake, holdout_fraction=0.05, replay_share=0.05)
+    assert (dataset.num_replay_holdout_rows, dataset.num_replay_rows) == (60, 60)
+    assert len(dataset.replay_days) == 7
+    assert len(read) == 14
+    assert sum(read) < 2000, "of the 5,200 rows of those days"
+
+
+def test_an_hour_without_rows_between_those_of_a_day_gives_none(tmp_path, raw_table, write_lake, run_step, monkeypatch):
+    morning = raw_table(300, start=START.timestamp(), seconds=3600)
+    evening = raw_table(300, seed=1, start=START.timestamp() + 20 * 3600, seconds=3600)
+    lake = write_lake(tmp_path / "lake", pa.concat_tables([morning, evening]), row_group_size=600)
+    monkeypatch.setattr(replay, "BATCH_ROWS", 30)
+    window = Span(parse_time("start", "2026-03-01T20:30:00Z"), None)
+    dataset = run_step(lake, window, replay_share=0.6)
+    hours = {time.hour for time, *_ in identities(dataset.replay_uri)}
+    assert hours == {0, 20}
+
+
+def test_criteos_own_files_are_replayed_from_a_lake_only(tmp_path, criteo_rows, write_text, run_step):
+    for day in (0, 1):
+        write_text(tmp_path / "files" / f"day_{day}.gz", criteo_rows(100, seed=day))
+    second = Span(parse_time("start", "1970-01-02"), None)
+    assert run_step(tmp_path / "files", second).num_replay_holdout_rows == 0
+    assert run_step(tmp_path / "files", Span(), replay_share=0.3, run="first").num_replay_rows == 0
+    with pytest.raises(ContractError, match=r"cannot be drawn from Criteo's own files, expected a lake .*ingest"):
+        run_step(tmp_path / "files", second, replay_share=0.3, run="second")
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"replay_share": 1.0}, "replay_share is 1.0, expected at least 0 and less than 1"),
+        ({"replay_share": -0.1}, "replay_share is -0.1, expected"),
+        ({"replay_share": float("nan")}, "replay_share is nan, expected"),
+        ({"replay_days": -1}, "replay_days is -1, expected at least 0"),
+        ({"replay_share": 0.1, "replay_days": 0}, "replay_share is 0.1 with replay_days 0, expected at least one day"),
+    ],
+)
+def test_settings_out_of_range_are_refused(settings, message):
+    with pytest.raises(ContractError, match=message):
+        ExtractionSettings(**settings)
+
+
+def test_pieces_before_a_time_are_of_the_newest_days_that_have_rows(lake):
+    pieces = Lake(folder=lake).pieces_before(WINDOW.start, num_days=2, piece_rows=100)
+    assert [str(day) for day in dict.fromkeys(piece.day for piece in pieces)] == ["2026-03-08", "2026-03-09"]
+    assert sum(piece.num_rows for piece in pieces) == pytest.approx(1200, rel=0.01)
+    assert Lake(folder=lake).pieces_before(parse_time("start", "2026-03-01"), num_days=2, piece_rows=100) == []

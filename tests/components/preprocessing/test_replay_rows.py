@@ -1,0 +1,79 @@
+"""Old rows on their way to training: encoded as the window's rows are, and without a say in what is fitted."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import numpy as np
+import pyarrow.parquet as pq
+import pytest
+
+from components.contracts.durable import sha256_tree
+from components.contracts.manifests import RawDataset
+from components.contracts.uris import local_path
+from components.contracts.workflow import OOV_ID
+
+
+@pytest.fixture
+def write_old_rows(tmp_path):
+    """Adds old rows to a raw dataset; returns the path of its manifest."""
+
+    def write(path, **tables):
+        changes = {"replay_share": 0.25}
+        for part, table in tables.items():
+            folder = path.parent / part
+            folder.mkdir()
+            pq.write_table(table, folder / "part-00000.parquet", row_group_size=200)
+            changes |= {f"{part}_uri": folder.as_uri(), f"num_{part}_rows": table.num_rows}
+        dataclasses.replace(RawDataset.read(path), **changes).write(path)
+        return path
+
+    return write
+
+
+def test_old_rows_are_encoded_with_the_rounds_workflow(write_raw, write_old_rows, run_step, raw_table, reading):
+    old, kept = raw_table(450, seed=8), raw_table(150, seed=9)
+    raw = write_old_rows(write_raw(raw_table(900, seed=1)), replay=old, replay_holdout=kept)
+    encoded_set = run_step(raw, extra=("--partition-rows", "300"))
+    assert (encoded_set.num_replay_rows, encoded_set.num_replay_holdout_rows) == (450, 150)
+    assert encoded_set.replay_share == 0.25
+    workflow = reading.workflow(encoded_set)
+    for uri, table in ((encoded_set.replay_uri, old), (encoded_set.replay_holdout_uri, kept)):
+        truth, encoded = reading.raw([table]), reading.encoded(uri)
+        np.testing.assert_array_equal(encoded.ids, workflow.encode_categorical(truth.categorical))
+        np.testing.assert_array_equal(encoded.dense.view(np.int32), workflow.encode_dense(truth.dense).view(np.int32))
+        np.testing.assert_array_equal(encoded.label, truth.label.astype(np.float32))
+
+
+def test_nothing_is_fitted_on_old_rows(write_raw, write_old_rows, run_step, raw_table, reading):
+    """A category of old rows alone gets no id, however often it is in them, and no moment moves."""
+    old = reading.replace(raw_table(400, seed=8), "C1", np.full(400, 123_456_789))
+    old = reading.replace(old, "I1", np.full(400, 9999.0))
+    without = run_step(write_raw(raw_table(900, seed=1)))
+    raw = write_old_rows(write_raw(raw_table(900, seed=1), name="more"), replay=old, replay_holdout=old)
+    with_old = run_step(raw, run="run-2")
+    folders = [local_path(encoded.workflow_uri) for encoded in (without, with_old)]
+    hashes = [[sha256_tree(path) for path in sorted(folder.glob("*.np[yz]"))] for folder in folders]
+    assert hashes[0] == hashes[1]
+    workflows = [reading.workflow(encoded) for encoded in (without, with_old)]
+    for one, other in zip(*(workflow.vocabularies for workflow in workflows)):
+        np.testing.assert_array_equal(one, other)
+    np.testing.assert_array_equal(workflows[0].means, workflows[1].means)
+    assert (reading.encoded(with_old.replay_uri).ids[:, 0] == OOV_ID).all()
+
+
+def test_without_old_rows_the_training_set_names_none(write_raw, run_step, raw_table):
+    encoded_set = run_step(write_raw(raw_table(200)))
+    assert (encoded_set.replay_uri, encoded_set.replay_holdout_uri) == (None, None)
+    assert (encoded_set.num_replay_rows, encoded_set.num_replay_holdout_rows) == (0, 0)
+    folder = local_path(encoded_set.train_uri).parent
+    assert sorted(path.name for path in folder.iterdir()) == ["holdout", "train", "workflow"]
+
+
+def test_old_rows_that_are_not_what_the_manifest_says_are_refused(
+    write_raw, write_old_rows, run_step, raw_table, capsys
+):
+    path = write_old_rows(write_raw(raw_table(200)), replay=raw_table(50))
+    dataclasses.replace(RawDataset.read(path), num_replay_rows=51).write(path)
+    run_step(path, expect=2)
+    assert "has 50 rows, expected the manifest's 51" in capsys.readouterr().err

@@ -1,0 +1,94 @@
+"""An engine in NumPy that keeps every promise of the seam: logistic regression in HugeCTR's files.
+
+Its parameters are the embeddings (width 1: a weight per id), the last 13 values of `final.weight` (dense) and
+`final.bias`; its optimizer is Adagrad, whose sums lie where Adam's second moments do.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from components.contracts.dcn import DcnConfig
+from components.contracts.model_files import ModelWeights, read_model, write_model
+from components.training.engine import Learnt
+
+CONFIG = DcnConfig(embedding_dim=1, num_cross_layers=1, tower=(1,))
+
+
+class LogisticEngine:
+    """See the module; `calls` records what it was asked for."""
+
+    backend = "logistic"
+
+    def __init__(self, slot_sizes, settings, *, segment=4, bad_at=None):
+        self.num_steps, self.calls = 0, []
+        self._sizes, self._settings, self._segment, self._bad_at = slot_sizes, settings, segment, bad_at
+        self._offsets = np.cumsum([0, *slot_sizes[:-1]])
+
+    def restore(self, weights, num_steps):
+        self.calls.append(("restore", weights.name))
+        model = read_model(weights, CONFIG, self._sizes, optimizer=True)
+        self._dense, self.num_steps = {k: v.copy() for k, v in model.dense.items()}, num_steps
+        self._flat = np.concatenate([model.dense["final.weight"][-13:, 0], model.dense["final.bias"]]).astype(
+            np.float32
+        )
+        self._table = model.embeddings[:, 0].copy()
+        size = sum(v.size for v in model.dense.values())
+        self._flat_sum, self._table_sum = np.zeros(14, np.float32), np.zeros(len(self._table), np.float32)
+        if model.dense_moments:
+            self._flat_sum = model.dense_moments[1][size - 14 :].copy()
+            self._table_sum = model.embedding_moments[1][:, 0].copy()
+
+    def save(self, folder):
+        self.calls.append(("save", self.num_steps))
+        dense = {k: v.copy() for k, v in self._dense.items()}
+        dense["final.weight"][-13:, 0], dense["final.bias"] = self._flat[:13], self._flat[13:]
+        size = sum(v.size for v in dense.values())
+        sums = np.zeros(size, np.float32)
+        sums[size - 14 :] = self._flat_sum
+        table = self._table_sum[:, None]
+        weights = ModelWeights(
+            dense=dense,
+            embeddings=self._table[:, None],
+            dense_moments=(np.zeros(size, np.float32), sums),
+            embedding_moments=(np.zeros_like(table), table),
+        )
+        write_model(folder, CONFIG, weights)
+
+    def segment_batches(self, batch_size):
+        return self._segment
+
+    def learn(self, rows, order, batch_size, seed):
+        self.calls.append(("learn", np.array(order), batch_size, seed))
+        losses = []
+        for start in range(0, len(order), batch_size):
+            batch = order[start : start + batch_size]
+            keys, inputs = rows.ids[batch] + self._offsets, np.append(rows.dense[batch], np.ones((len(batch), 1)), 1)
+            labels = rows.labels[batch].astype(np.float64)
+            p = self._probabilities(keys, inputs)
+            losses.append(-np.mean(labels * np.log(p) + (1 - labels) * np.log1p(-p)))
+            error = (p - labels) / len(batch)
+            self._flat, self._flat_sum = self._stepped(self._flat, self._flat_sum, error @ inputs)
+            gradient = np.bincount(keys.ravel(), np.repeat(error, 26), len(self._table))
+            self._table, self._table_sum = self._stepped(self._table, self._table_sum, gradient)
+            self.num_steps += 1
+            if self.num_steps == self._bad_at:
+                self._flat[:] = np.nan
+        bad = None if np.isfinite(losses).all() else int(np.argmin(np.isfinite(losses)))
+        return Learnt(mean_loss=float(np.mean(losses)), bad_batches=None if bad is None else range(bad, bad + 1))
+
+    def score(self, rows):
+        inputs = np.append(rows.dense, np.ones((len(rows), 1)), 1)
+        return self._probabilities(rows.ids + self._offsets, inputs).astype(np.float32)
+
+    def close(self):
+        self.calls.append(("close",))
+
+    def _probabilities(self, keys, inputs):
+        logits = self._table[keys].sum(1, dtype=np.float64) + inputs @ self._flat.astype(np.float64)
+        return 1 / (1 + np.exp(-logits))
+
+    def _stepped(self, values, sums, gradient):
+        sums = (sums + gradient**2).astype(np.float32)
+        change = self._settings.learning_rate * gradient / (np.sqrt(sums) + 1e-12)
+        return (values - change).astype(np.float32), sums

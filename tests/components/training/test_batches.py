@@ -1,0 +1,81 @@
+"""Batches hold the rows asked for and say which table rows they look up; the thread that makes them ends."""
+
+from __future__ import annotations
+
+import threading
+from contextlib import closing
+
+import numpy as np
+import pytest
+
+from components.training.batches import assemble, batches
+from components.training.prefetch import ahead
+from components.training.rows import Rows
+
+SIZES = np.array([4 + i % 7 for i in range(26)])
+OFFSETS = np.cumsum([0, *SIZES[:-1]])
+
+
+@pytest.fixture
+def rows():
+    random = np.random.default_rng(0)
+    return Rows(
+        labels=(random.random(50) < 0.4).astype(np.float32),
+        dense=random.normal(size=(50, 13)).astype(np.float32),
+        ids=(random.random((50, 26)) * SIZES).astype(np.int32),
+    )
+
+
+@pytest.mark.parametrize("numbers", [[7], [3, 3, 3], list(range(49, -1, -1))], ids=["one", "repeated", "all"])
+def test_a_batch_leads_from_table_rows_to_lookups_and_back(rows, numbers):
+    batch = assemble(rows, np.array(numbers), OFFSETS)
+    keys = (rows.ids[numbers] + OFFSETS).ravel()
+    np.testing.assert_array_equal(batch.labels, rows.labels[numbers])
+    np.testing.assert_array_equal(batch.dense, rows.dense[numbers])
+    np.testing.assert_array_equal(batch.table_rows, np.unique(keys))
+    np.testing.assert_array_equal(batch.table_rows[batch.lookups], keys)
+    ends = [*batch.starts.tolist()[1:], len(keys)]
+    for row, start, end in zip(batch.table_rows.tolist(), batch.starts.tolist(), ends):
+        # In the order of the rows, so that sums always add up in the same order.
+        np.testing.assert_array_equal(batch.order[start:end], np.flatnonzero(keys == row))
+
+
+def test_keys_of_a_table_beyond_32_bits_do_not_collide(rows):
+    offsets = OFFSETS + 2**40
+    np.testing.assert_array_equal(
+        assemble(rows, np.arange(50), offsets).table_rows, np.unique((rows.ids + offsets).ravel())
+    )
+
+
+def test_an_order_is_cut_into_batches_the_last_of_which_may_be_smaller(rows):
+    order = np.random.default_rng(1).permutation(50)
+    with closing(batches(rows, order, 16, OFFSETS)) as made:
+        labels = [batch.labels.numpy() for batch in made]
+    assert [len(part) for part in labels] == [16, 16, 16, 2]
+    np.testing.assert_array_equal(np.concatenate(labels), rows.labels[order])
+
+
+def test_what_a_source_raises_comes_after_the_items_before_it():
+    def source():
+        yield 1
+        raise KeyError("lost")
+
+    items = ahead(source(), 2)
+    assert next(items) == 1
+    with pytest.raises(KeyError, match="lost"):
+        next(items)
+
+
+def test_no_thread_is_left_when_items_are_no_longer_wanted():
+    before = threading.active_count()
+    made = []
+
+    def endless():
+        while True:
+            made.append(len(made))
+            yield made[-1]
+
+    with closing(ahead(endless(), 3)) as items:
+        assert [next(items) for _ in range(5)] == [0, 1, 2, 3, 4]
+    assert threading.active_count() == before
+    assert len(made) <= 5 + 3 + 2  # the queue's, one waiting to enter it and one begun

@@ -1,0 +1,234 @@
+"""A fit with the PyTorch engine learns what is there, repeats itself, and survives being killed and stopped."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from components.contracts.dcn import DcnConfig
+from components.contracts.errors import PREEMPTED_EXIT_CODE, PermanentError, Preempted
+from components.contracts.manifests import Model
+from components.contracts.metrics import log_loss, roc_auc
+from components.contracts.run_notes import read_notes
+from components.dcn.network import load_network, predict
+from components.training.__main__ import run_flags
+from components.training.config import TrainingSettings
+from components.training.fit import FitJob, fit
+from components.training.metrics_sink import MemorySink
+from components.training.pytorch_engine import PytorchEngine
+from components.training.start import Start
+
+SEGMENT_ROWS = 1024
+"""Few, so that a small pass has several places to stop at."""
+
+CONFIG = DcnConfig(embedding_dim=8, num_cross_layers=2, tower=(32,))
+SMALL = DcnConfig(embedding_dim=4, num_cross_layers=2, tower=(8,), dropout=0.2)
+FAST = TrainingSettings(learning_rate=0.003, batch_size=512, max_epochs=3)
+
+
+@pytest.fixture(autouse=True)
+def short_segments(monkeypatch):
+    monkeypatch.setattr(PytorchEngine, "segment_batches", lambda self, batch_size: SEGMENT_ROWS // batch_size)
+
+
+@pytest.fixture
+def run(tmp_path):
+    """Fits on the CPU; gives the result and the sink."""
+    count = iter(range(1000))
+
+    def go(training_set, settings=FAST, start=None, config=CONFIG, path=None, **keywords):
+        sink, path = MemorySink(), path or tmp_path / f"checkpoint {next(count)}"
+        job = FitJob(training_set=training_set, config=config, settings=settings, start=start, checkpoint_path=path)
+        engine = PytorchEngine(config, training_set.slot_sizes, settings, device="cpu")
+        return fit(job, engine, sink, **keywords), sink
+
+    return go
+
+
+def scores(result, slot_sizes, dense, ids, config=CONFIG):
+    return predict(load_network(result.weights, config, slot_sizes), dense, ids)
+
+
+def content(folder):
+    return {p.relative_to(folder).as_posix(): p.read_bytes() for p in sorted(folder.rglob("*")) if p.is_file()}
+
+
+def started(result):
+    return Start(weights=result.weights, optimizer_step=result.optimizer_step)
+
+
+def test_learns_the_planted_signal_and_an_incremental_round_regains_most_of_a_drift(world, make_training_set, run):
+    first, _ = run(make_training_set(*world.rows(40_000, seed=1)[:3], name="first"))
+    labels, dense, ids, logit = world.rows(8_000, seed=2)
+    learnt = roc_auc(labels, scores(first, world.slot_sizes, dense, ids))
+    assert learnt > roc_auc(labels, logit) - 0.02
+
+    # The newest third of the new window follows a world whose ids changed their meaning.
+    drifted = world.drifted(range(10, 22))
+    window = [np.concatenate(p) for p in zip(world.rows(16_000, seed=3)[:3], drifted.rows(8_000, seed=4)[:3])]
+    second, _ = run(make_training_set(*window, name="second"), start=started(first))
+    labels, dense, ids, _ = drifted.rows(8_000, seed=5)
+    lost = learnt - roc_auc(labels, scores(first, world.slot_sizes, dense, ids))
+    regained = roc_auc(labels, scores(second, world.slot_sizes, dense, ids)) - (learnt - lost)
+    assert lost > 0.08
+    assert regained > 0.7 * lost
+
+
+def test_a_round_in_an_unchanged_world_is_no_worse_than_its_parent(world, make_training_set, run):
+    first, _ = run(make_training_set(*world.rows(30_000, seed=1)[:3], name="first"))
+    second, _ = run(make_training_set(*world.rows(10_000, seed=3)[:3], name="second"), start=started(first))
+    labels, dense, ids, _ = world.rows(8_000, seed=2)
+    before, after = (roc_auc(labels, scores(r, world.slot_sizes, dense, ids)) for r in (first, second))
+    assert after > before - 0.003
+    assert second.optimizer_step >= first.optimizer_step
+
+
+def test_the_kept_weights_score_as_reported_and_better_on_the_newest_rows_once_those_are_learnt(
+    world, make_training_set, run
+):
+    labels, dense, ids, _ = world.rows(5_000)
+    training_set = make_training_set(labels, dense, ids)
+    judged, sink = run(training_set, replace(FAST, finish=False))
+    newest = scores(judged, world.slot_sizes, dense[4500:], ids[4500:])
+    assert judged.early_stopping["log_loss"] == pytest.approx(log_loss(labels[4500:], newest), rel=1e-6)
+    assert judged.early_stopping["auc"] == pytest.approx(roc_auc(labels[4500:], newest), abs=1e-6)
+    assert judged.early_stopping["log_loss"] == min(line["log_loss"] for line in sink.lines)
+    finished, _ = run(training_set)
+    learnt = scores(finished, world.slot_sizes, dense[4500:], ids[4500:])
+    assert log_loss(labels[4500:], learnt) < judged.early_stopping["log_loss"]
+
+
+@pytest.mark.parametrize("incremental", [False, True], ids=["scratch", "incremental"])
+def test_stopped_and_continued_equals_undisturbed_bit_for_bit(world, make_training_set, run, tmp_path, incremental):
+    training_set, start = make_training_set(*world.rows(3_000)[:3]), None
+    if incremental:
+        start = started(run(training_set, config=SMALL)[0])
+    whole, _ = run(training_set, config=SMALL, start=start)
+    resumed, stops = None, 0
+    while resumed is None:
+        try:
+            resumed, _ = run(
+                training_set, config=SMALL, start=start, path=tmp_path / "stopped", should_stop=lambda: True
+            )
+        except Preempted:
+            stops += 1
+    assert stops > 5
+    assert content(resumed.weights) == content(whole.weights)
+    assert resumed.early_stopping == whole.early_stopping
+
+
+def test_seeds_decide_everything(world, make_training_set, run):
+    training_set = make_training_set(*world.rows(2_000)[:3])
+    one, again = (run(training_set, config=SMALL)[0] for _ in range(2))
+    assert content(one.weights) == content(again.weights)
+    other, _ = run(training_set, replace(FAST, seed=7), config=SMALL)
+    assert content(other.weights) != content(one.weights)
+
+
+def test_a_value_that_no_network_can_take_stops_with_its_place(world, make_training_set, run):
+    labels, dense, ids, _ = world.rows(1_000)
+    dense[123] = 3e38
+    with pytest.raises(PermanentError, match=r"not finite at epoch 1, batch \d+.* of 29 .*part_\d+\.parquet rows \["):
+        run(make_training_set(labels, dense, ids))
+
+
+FLAGS = {"parent": "none", "embedding_dim": 4, "num_cross_layers": 2, "tower": "8", "dropout": 0.2, "max_epochs": 3}
+
+
+@pytest.fixture
+def command(tmp_path, world, make_training_set, validation_report):
+    """The step's command line for a run, and the model it wrote."""
+    make_training_set(*world.rows(5_000)[:3]).write(tmp_path / "set.json")
+    validation_report.write(tmp_path / "report.json")
+
+    def make(run, **changed):
+        files = {"training_set": tmp_path / "set.json", "validation_report": tmp_path / "report.json"}
+        folders = {"run": run, "store": tmp_path / run / "store", "work": tmp_path / "work"}
+        return run_flags(**files, **folders, output=tmp_path / run / "model.json", **{**FLAGS, **changed})
+
+    return make
+
+
+def weights_hash(tmp_path, run):
+    return Model.read(tmp_path / run / "model.json").sha256["weights"]
+
+
+STEP = f"""
+import sys
+from components.training import pytorch_engine
+from components.training.__main__ import main
+
+pytorch_engine.PytorchEngine.segment_batches = lambda self, batch_size: {SEGMENT_ROWS} // batch_size
+raise SystemExit(main(sys.argv[1:]))
+"""
+
+KILLED = f"""
+import os, signal, sys
+from components.contracts import durable
+from components.training import pytorch_engine
+from components.training.__main__ import main
+
+pytorch_engine.PytorchEngine.segment_batches = lambda self, batch_size: {SEGMENT_ROWS} // batch_size
+left = int(sys.argv[1])
+
+def counted(function):
+    def call(*arguments, **keywords):
+        global left
+        done = function(*arguments, **keywords)
+        left -= 1
+        if not left:
+            os.kill(os.getpid(), signal.SIGKILL)
+        return done
+    return call
+
+# Places to die at: after a segment, in the middle of a save, between two renames.
+pytorch_engine.PytorchEngine.learn = counted(pytorch_engine.PytorchEngine.learn)
+pytorch_engine.PytorchEngine.save = counted(pytorch_engine.PytorchEngine.save)
+durable.os.replace = counted(os.replace)
+durable.os.rename = counted(os.rename)
+raise SystemExit(main(sys.argv[2:]))
+"""
+
+
+def test_killed_again_and_again_it_ends_with_the_weights_of_an_undisturbed_run(command, tmp_path):
+    undisturbed = [sys.executable, "-c", STEP, *command("undisturbed")]
+    assert subprocess.run(undisturbed, timeout=120, capture_output=True).returncode == 0
+    flags = command("killed", checkpoint_minutes=1e-9)
+    codes = []
+    for events in (3, 19, 26, 10_000):
+        done = subprocess.run([sys.executable, "-c", KILLED, str(events), *flags], timeout=120, capture_output=True)
+        codes.append(done.returncode)
+    assert codes == [-signal.SIGKILL] * 3 + [0], done.stderr
+    assert weights_hash(tmp_path, "killed") == weights_hash(tmp_path, "undisturbed")
+
+
+def test_sigterm_saves_ends_with_the_code_for_a_retry_and_the_retry_ends_with_the_same_weights(command, tmp_path):
+    run = [sys.executable, "-c", STEP]
+    with subprocess.Popen([*run, *command("stopped")], stderr=subprocess.PIPE, text=True) as process:
+        said = ""
+        for line in process.stderr:
+            said += line
+            if "fit begins" in line:
+                process.send_signal(signal.SIGTERM)
+    assert process.returncode == PREEMPTED_EXIT_CODE == os.EX_TEMPFAIL, said
+    assert "preempted: asked to stop: saved at epoch 1, batch " in said
+    (note,) = read_notes(tmp_path / "stopped" / "store", "stopped")
+    assert note.state == "preempted"
+    assert note.reason.startswith("asked to stop: saved at epoch 1")
+    progress = json.loads((tmp_path / "work" / "stopped" / "training" / "checkpoint" / "progress.json").read_text())
+    assert progress["now"]["batches"] > 0
+    assert not (tmp_path / "stopped" / "store" / "models").exists()
+
+    for name in ("stopped", "undisturbed"):
+        done = subprocess.run([*run, *command(name)], timeout=120, capture_output=True, text=True)
+        assert done.returncode == 0, done.stderr
+    assert weights_hash(tmp_path, "stopped") == weights_hash(tmp_path, "undisturbed")
+    (note,) = read_notes(tmp_path / "stopped" / "store", "stopped")
+    assert note.state == "done"

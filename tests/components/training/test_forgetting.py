@@ -1,0 +1,84 @@
+"""What an incremental round forgets of the world before its window, and what replayed rows keep of it.
+
+Two seasons in which some ids mean different things; one dense value tells which it is, so a model can know both. The
+parent has learnt the first season, the window holds the second alone.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import NamedTuple
+
+import numpy as np
+import pytest
+
+from components.contracts.dcn import DcnConfig
+from components.contracts.metrics import auc_difference, roc_auc
+from components.dcn.network import load_network, predict
+from components.training.config import TrainingSettings
+from components.training.fit import FitJob, fit
+from components.training.metrics_sink import MemorySink
+from components.training.pytorch_engine import PytorchEngine
+from components.training.start import Start
+
+CONFIG = DcnConfig(embedding_dim=8, num_cross_layers=2, tower=(32,))
+SETTINGS = TrainingSettings(learning_rate=0.003, batch_size=512, max_epochs=3)
+CHANGED = range(12, 24)
+
+
+class Season(NamedTuple):
+    labels: np.ndarray
+    dense: np.ndarray
+    ids: np.ndarray
+
+
+def season(world, n, *, seed, mark):
+    """Rows of `world` whose first dense value is `mark` and weighs nothing."""
+    _, dense, ids, _ = world.rows(n, seed=seed)
+    dense[:, 0] = mark
+    logit = -1.2 + dense[:, 1:] @ world.by_dense[1:] + sum(w[i] for w, i in zip(world.by_id, ids.T))
+    labels = (np.random.default_rng(seed).random(n) < 1 / (1 + np.exp(-logit))).astype(np.float32)
+    return Season(labels, dense, ids)
+
+
+@pytest.fixture
+def fitted(tmp_path):
+    def go(training_set, name, start=None):
+        engine = PytorchEngine(CONFIG, training_set.slot_sizes, SETTINGS, device="cpu")
+        job = FitJob(
+            training_set=training_set, config=CONFIG, settings=SETTINGS, start=start, checkpoint_path=tmp_path / name
+        )
+        return fit(job, engine, MemorySink())
+
+    return go
+
+
+def test_replayed_rows_keep_the_old_season_known_at_little_cost_to_the_new(world, make_training_set, fitted):
+    other = world.drifted(CHANGED)
+    parent = fitted(make_training_set(*season(world, 24_000, seed=1, mark=-1.0), name="parent"), "parent")
+    start = Start(weights=parent.weights, optimizer_step=parent.optimizer_step)
+    window = make_training_set(*season(other, 8_000, seed=2, mark=1.0), name="window")
+    old_rows = make_training_set(*season(world, 8_000, seed=3, mark=-1.0), name="old")
+    with_old = replace(window, replay_uri=old_rows.train_uri, num_replay_rows=old_rows.num_train_rows)
+    alone, mixed = (fitted(replace(with_old, replay_share=s), f"share {s}", start) for s in (0.0, 0.3))
+
+    def scores(result, rows):
+        return predict(load_network(result.weights, CONFIG, world.slot_sizes), rows.dense, rows.ids)
+
+    old, new = season(world, 8_000, seed=4, mark=-1.0), season(other, 8_000, seed=5, mark=1.0)
+    known = roc_auc(old.labels, scores(parent, old))
+    forgotten = known - roc_auc(old.labels, scores(alone, old))
+    assert forgotten > 0.1, "there is something to forget"
+    remembered = auc_difference(old.labels, scores(mixed, old), scores(alone, old))
+    assert remembered.low > 0.7 * forgotten
+    assert auc_difference(new.labels, scores(mixed, new), scores(alone, new)).low > -0.012
+    assert roc_auc(new.labels, scores(mixed, new)) > roc_auc(new.labels, scores(parent, new)) + 0.15
+
+
+def test_a_share_of_none_is_a_round_without_old_rows_to_the_last_bit(world, make_training_set, fitted):
+    window = make_training_set(*world.rows(1_500)[:3], name="window")
+    old_rows = make_training_set(*world.rows(500, seed=2)[:3], name="old")
+    with_old = replace(window, replay_uri=old_rows.train_uri, num_replay_rows=500, replay_share=0.0)
+    without, unused = fitted(window, "without"), fitted(with_old, "unused")
+    for path in sorted(p for p in without.weights.rglob("*") if p.is_file()):
+        assert path.read_bytes() == (unused.weights / path.relative_to(without.weights)).read_bytes(), path.name

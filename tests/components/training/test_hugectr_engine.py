@@ -1,0 +1,408 @@
+"""What is HugeCTR's alone: staged files, proofs of what it loaded and saved, precision, and a fit by the double."""
+
+from __future__ import annotations
+
+import importlib
+import json
+import subprocess
+import sys
+from contextlib import ExitStack
+from dataclasses import replace
+from datetime import datetime, timezone
+from pathlib import Path
+
+import numpy as np
+import pyarrow.parquet as pq
+import pytest
+
+from components.contracts.dcn import DcnConfig
+from components.contracts.errors import ContractError, PermanentError, Preempted
+from components.contracts.manifests import Model
+from components.contracts.model_files import DENSE_FILE, SPARSE_FOLDER, SPARSE_OPTIMIZER_FILE, read_model
+from components.contracts.uris import local_path
+from components.dcn.network import load_network, predict
+from components.training.config import TrainingSettings
+from components.training.fit import FitJob, fit
+from components.training.hugectr.engine import HugectrEngine
+from components.training.hugectr.settings import SolverSettings
+from components.training.hugectr.staging import full_batches, staged, write_stage
+from components.training.initial import write_initial
+from components.training.metrics_sink import MemorySink
+from components.training.rows import Rows
+from components.training.step import TrainingRun, train
+
+CONFIG = DcnConfig(embedding_dim=4, num_cross_layers=2, tower=(16,))
+SETTINGS = TrainingSettings(learning_rate=0.01, batch_size=128)
+DOUBLE = Path(__file__).resolve().parents[2] / "hugectr_double"
+
+
+@pytest.fixture
+def double(monkeypatch):
+    """The double's module `hugectr`."""
+    monkeypatch.syspath_prepend(str(DOUBLE))
+    return importlib.import_module("hugectr")
+
+
+class Spoilt:
+    """The double, some of whose model's methods do something else."""
+
+    def __init__(self, double, **methods):
+        self._double = double
+        self.Model = type("Model", (double.Model,), methods)
+
+    def __getattr__(self, name):
+        return getattr(self._double, name)
+
+
+@pytest.fixture
+def make_engine(tmp_path, double, world, monkeypatch):
+    """Makes engines over the double, or over one whose model has other methods; closes them."""
+    with ExitStack() as stack:
+
+        def make(config=CONFIG, settings=SETTINGS, methods=None, **solver):
+            monkeypatch.setitem(sys.modules, "hugectr", Spoilt(double, **methods) if methods else double)
+            engine = HugectrEngine(
+                config,
+                world.slot_sizes,
+                settings,
+                SolverSettings(**{"stage_rows": 500, "batchsize_eval": 256} | solver),
+                scratch=tmp_path / "scratch",
+                gpu_memory=lambda devices: [80_000] * len(devices),
+            )
+            stack.callback(engine.close)
+            return engine
+
+        yield make
+
+
+@pytest.fixture
+def rows(world):
+    labels, dense, ids, _ = world.rows(1_500, 1)
+    return Rows(labels=labels, dense=dense, ids=ids.astype(np.int32))
+
+
+@pytest.fixture
+def initial(tmp_path, world):
+    write_initial(tmp_path / "initial", CONFIG, world.slot_sizes, click_rate=0.3, seed=3)
+    return tmp_path / "initial"
+
+
+def read_stage(stage):
+    count, *files = stage.file_list.read_text().splitlines()
+    assert int(count) == len(files)
+    return [pq.read_table(file) for file in files]
+
+
+@pytest.mark.parametrize("num_files", [1, 2, 3])
+def test_staged_batches_come_out_of_the_workers_in_order(num_files, rows, tmp_path, double, world):
+    import double_reader
+
+    order = np.random.default_rng(4).permutation(1_500)[: 128 * 7]
+    stages = staged(rows, order, batch_size=128, num_files=num_files, stage_rows=500, folder=tmp_path / "staged")
+    at = 0
+    for stage in stages:
+        reader = double_reader.Reader(
+            source=str(stage.file_list), num_slots=26, label_dim=1, dense_dim=13, batch_size=128,
+            slot_sizes=world.slot_sizes, num_workers=12, num_gpus=num_files, repeat=False, i64=True,
+        )  # fmt: skip
+        reader.set_source("")
+        for _ in range(stage.num_batches):
+            labels, dense, keys = reader.next()
+            expected = order[at : at + 128]
+            np.testing.assert_array_equal(labels[:, 0], rows.labels[expected])
+            np.testing.assert_array_equal(dense, rows.dense[expected])
+            offsets = np.cumsum(world.slot_sizes) - world.slot_sizes
+            np.testing.assert_array_equal(keys, rows.ids[expected] + offsets)
+            at += 128
+        assert reader.next() is None
+    assert at == len(order)
+
+
+def test_staged_files_are_in_hugectrs_form(rows, tmp_path):
+    stage = write_stage(rows, np.arange(256), batch_size=64, num_files=2, folder=tmp_path / "stage")
+    first, second = read_stage(stage)
+    assert [first.num_rows, second.num_rows] == [128, 128]
+    types = [str(field.type) for field in first.schema]
+    assert types == ["float"] * 14 + ["int64"] * 26
+    metadata = json.loads((stage.file_list.parent / "_metadata.json").read_text())
+    assert [(c["col_name"], c["index"]) for c in metadata["labels"]] == [("label", 0)]
+    assert [c["index"] for c in metadata["conts"]] == list(range(1, 14))
+    assert [(c["col_name"], c["index"]) for c in metadata["cats"]] == [(f"C{i}", 13 + i) for i in range(1, 27)]
+    assert metadata["file_stats"] == [{"file_name": f"00{i}.parquet", "num_rows": 128} for i in range(2)]
+    assert write_stage(rows, np.arange(64), batch_size=64, num_files=4, folder=tmp_path / "one").num_batches == 1
+
+
+def test_the_last_batch_is_filled_up_from_the_beginning():
+    np.testing.assert_array_equal(full_batches(np.arange(10), 4), [*range(10), 0, 1])
+    np.testing.assert_array_equal(full_batches(np.arange(8), 4), np.arange(8))
+
+
+def test_a_disk_that_refuses_is_a_permanent_error(rows, tmp_path):
+    (tmp_path / "file").write_text("")
+    with pytest.raises(PermanentError, match="rows for HugeCTR cannot be written"):
+        write_stage(rows, np.arange(64), batch_size=64, num_files=1, folder=tmp_path / "file" / "stage")
+
+
+def test_without_hugectr_the_image_is_named(monkeypatch, world, tmp_path):
+    monkeypatch.setitem(sys.modules, "hugectr", None)
+    with pytest.raises(PermanentError, match="runs in the image evergreen-training-hugectr"):
+        HugectrEngine(CONFIG, world.slot_sizes, SETTINGS, scratch=tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("settings", "solver", "message"),
+    [
+        (TrainingSettings(precision="bfloat16"), {}, "precision is 'bfloat16'"),
+        (TrainingSettings(precision="tf32"), {"use_mixed_precision": True}, "'tf32' with use_mixed_precision"),
+        (TrainingSettings(batch_size=129), {"vvgpu": ((0, 1),)}, "batch_size is 129, expected a multiple of 2 GPUs"),
+        (SETTINGS, {"vvgpu": ((0, 1),), "batchsize_eval": 255}, "batchsize_eval is 255"),
+    ],
+    ids=["bfloat16", "tf32 and mixed", "batch", "evaluation batch"],
+)
+def test_settings_that_exclude_each_other_are_refused_before_a_model_is_built(settings, solver, message, make_engine):
+    with pytest.raises(ContractError, match=message):
+        make_engine(settings=settings, **solver)
+
+
+def test_tf32_and_mixed_precision_train(make_engine, initial, rows, tmp_path, world):
+    for settings, solver in (
+        (TrainingSettings(precision="tf32", batch_size=128), {}),
+        (SETTINGS, {"use_mixed_precision": True}),
+    ):
+        engine = make_engine(settings=settings, **solver)
+        engine.restore(initial, 0)
+        engine.learn(rows, np.arange(1_280), 128, 0)
+        folder = tmp_path / f"saved {len(solver)}"
+        engine.save(folder)
+        again = make_engine(settings=settings, **solver)
+        again.restore(folder, 10)
+        again.learn(rows, np.arange(128), 128, 0)
+        m, v = read_model(folder, CONFIG, world.slot_sizes, optimizer=True).embedding_moments
+        assert m.any()
+        assert (v >= 0).all()
+
+
+def test_a_batch_size_the_gpus_cannot_share_is_rounded_down_and_a_new_one_keeps_what_was_learnt(
+    make_engine, initial, rows
+):
+    engine = make_engine(vvgpu=((0, 1),))
+    engine.restore(initial, 0)
+    engine.learn(rows, np.arange(1_280), 128, 0)
+    before = engine.score(rows)
+    engine.learn(rows, np.arange(66), 33, 0)
+    assert engine.num_steps == 10 + 3
+    after = engine.score(rows)
+    assert 0 < np.abs(after - before).max() < 0.2
+
+
+def test_stages_larger_than_those_a_reader_was_made_for_get_a_new_model(make_engine, initial, rows):
+    engine, whole = make_engine(stage_rows=1_280), make_engine(stage_rows=1_280)
+    for each in (engine, whole):
+        each.restore(initial, 0)
+    engine.learn(rows, np.arange(128), 128, 0)
+    engine.learn(rows, np.arange(128, 1_408), 128, 0)
+    whole.learn(rows, np.arange(1_408), 128, 0)
+    assert engine.num_steps == whole.num_steps == 11
+    np.testing.assert_allclose(engine.score(rows), whole.score(rows), atol=1e-6)
+
+
+def spoilt_save(double, spoil):
+    def save(self, prefix, iter=0):
+        answer = double.Model.save_params_to_files(self, prefix, iter)
+        spoil(Path(prefix).parent)
+        return answer
+
+    return {"save_params_to_files": save}
+
+
+def change_key(folder):
+    keys = np.fromfile(folder / SPARSE_FOLDER / "key", "<i8")
+    keys[3] = keys[4]
+    keys.tofile(folder / SPARSE_FOLDER / "key")
+
+
+def alien_key(folder):
+    keys = np.fromfile(folder / SPARSE_FOLDER / "key", "<i8")
+    keys[3] = 10**6
+    keys.tofile(folder / SPARSE_FOLDER / "key")
+
+
+def used_tail(folder):
+    state = np.fromfile(folder / SPARSE_OPTIMIZER_FILE, "<f4")
+    state[-1] = 1.0
+    state.tofile(folder / SPARSE_OPTIMIZER_FILE)
+
+
+def cut(name):
+    def spoil(folder):
+        (folder / name).write_bytes((folder / name).read_bytes()[:-4])
+
+    return spoil
+
+
+@pytest.mark.parametrize(
+    ("spoil", "message"),
+    [
+        (cut(DENSE_FILE), rf"{DENSE_FILE} has \d+ bytes, expected \d+"),
+        (cut(f"{SPARSE_FOLDER}/emb_vector"), r"emb_vector has \d+ bytes, expected \d+"),
+        (cut(SPARSE_OPTIMIZER_FILE), rf"{SPARSE_OPTIMIZER_FILE} has \d+ bytes, expected \d+"),
+        (lambda folder: (folder / DENSE_FILE).unlink(), f"{DENSE_FILE} cannot be read"),
+        (change_key, "lacks 1 keys"),
+        (alien_key, r"holds keys 0\.\.1000000, expected 0\.\.\d+"),
+        (used_tail, "is not zero after row"),
+    ],
+    ids=["dense", "vectors", "optimizer", "absent", "a key twice", "an alien key", "moments elsewhere"],
+)
+def test_what_hugectr_did_not_write_whole_is_no_model(spoil, message, double, make_engine, initial, rows, tmp_path):
+    engine = make_engine(methods=spoilt_save(double, spoil), prove_restores=False)
+    engine.restore(initial, 0)
+    engine.learn(rows, np.arange(256), 128, 0)
+    with pytest.raises(PermanentError, match=message):
+        engine.save(tmp_path / "saved")
+    assert not list((tmp_path).glob("saved/*"))
+
+
+def test_an_answer_other_than_success_is_an_error(double, make_engine, initial, rows, tmp_path):
+    failing = {"save_params_to_files": lambda self, prefix, iter=0: double.Error_t.OutOfMemory}
+    engine = make_engine(methods=failing, prove_restores=False)
+    engine.restore(initial, 0)
+    engine.learn(rows, np.arange(256), 128, 0)
+    with pytest.raises(PermanentError, match=r"OutOfMemory to saving .*expected Error_t\.Success"):
+        engine.save(tmp_path / "saved")
+
+
+@pytest.mark.parametrize("method", ["load_dense_weights", "load_sparse_weights", "load_sparse_optimizer_states"])
+def test_weights_that_hugectr_did_not_load_are_noticed_before_the_first_step(
+    method, make_engine, initial, rows, tmp_path
+):
+    engine = make_engine()
+    engine.restore(initial, 0)
+    engine.learn(rows, np.arange(256), 128, 0)
+    engine.save(tmp_path / "saved")
+    # As if it had logged an error and gone on.
+    other = make_engine(methods={method: lambda self, files: None})
+    other.restore(tmp_path / "saved", 2)
+    with pytest.raises(PermanentError, match="it was told to load|is no model"):
+        other.learn(rows, np.arange(256), 128, 0)
+
+
+def test_batches_that_hugectr_passes_over_are_noticed(double, make_engine, initial, rows):
+    calls = iter([True, False])
+    engine = make_engine(methods={"train": lambda self: next(calls) and double.Model.train(self)})
+    engine.restore(initial, 0)
+    with pytest.raises(PermanentError, match="after 1 batches, expected 3"):
+        engine.learn(rows, np.arange(3 * 128), 128, 0)
+
+
+def test_a_file_that_means_something_else_shows_in_hugectrs_own_auc(make_engine, initial, rows):
+    engine = make_engine()
+    engine.restore(initial, 0)
+    engine.learn(rows, np.arange(1_280), 128, 0)
+    engine.score(rows)
+    other = make_engine(methods={"get_eval_metrics": lambda self: [("AUC", 0.51)]})
+    other.restore(initial, 0)
+    other.learn(rows, np.arange(1_280), 128, 0)
+    with pytest.raises(
+        PermanentError, match=r"HugeCTR's AUC on 1280 rows is 0\.51000, expected that of its saved files"
+    ):
+        other.score(rows)
+
+
+def test_a_model_without_weights_is_not_trained(make_engine, rows):
+    engine = make_engine()
+    for call in (lambda: engine.learn(rows, np.arange(128), 128, 0), lambda: engine.score(rows)):
+        with pytest.raises(PermanentError, match="engine has no weights"):
+            call()
+
+
+def test_scratch_is_empty_in_the_end(make_engine, initial, rows, tmp_path):
+    engine = make_engine()
+    engine.restore(initial, 0)
+    engine.learn(rows, np.arange(1_500), 128, 0)
+    engine.learn(rows, np.arange(1_500), 64, 0)
+    engine.score(rows)
+    # One stage stays, as long as the model whose readers were made for it.
+    assert len(list((tmp_path / "scratch").glob("*/rows-*/*"))) == 1
+    engine.close()
+    assert not list((tmp_path / "scratch").iterdir())
+
+
+def test_the_engine_loads_without_torch():
+    code = (
+        "import sys; sys.modules['torch'] = None; import components.training.hugectr.engine, components.training.step"
+    )
+    assert subprocess.run([sys.executable, "-c", code]).returncode == 0
+
+
+def test_a_fit_that_was_preempted_in_a_pass_ends_where_an_unbroken_one_does(
+    make_engine, make_training_set, world, tmp_path
+):
+    job = FitJob(
+        training_set=make_training_set(*world.rows(3_840, 1)[:3]),
+        config=CONFIG,
+        settings=TrainingSettings(learning_rate=0.005, batch_size=128, max_epochs=2),
+        start=None,
+        checkpoint_path=tmp_path / "unbroken",
+    )
+    whole = fit(job, make_engine(stage_rows=320), MemorySink())
+    job = replace(job, checkpoint_path=tmp_path / "broken")
+    with pytest.raises(Preempted, match="saved at epoch 1, batch 80 of 108"):
+        fit(job, make_engine(stage_rows=320), MemorySink(), should_stop=lambda: True)
+    resumed = fit(job, make_engine(stage_rows=320), MemorySink())
+    assert resumed.optimizer_step == whole.optimizer_step > 108
+    assert resumed.early_stopping["auc"] == pytest.approx(whole.early_stopping["auc"], abs=1e-4)
+    one, other = (read_model(result.weights, CONFIG, world.slot_sizes) for result in (whole, resumed))
+    np.testing.assert_allclose(one.embeddings, other.embeddings, atol=2e-5)
+
+
+@pytest.fixture
+def run(tmp_path, validation_report, double):
+    """A whole training step by one backend; gives the model."""
+
+    def run(training_set, backend, name, parent="none", config=CONFIG):
+        asked = TrainingRun(
+            run=name,
+            store=tmp_path / "store",
+            work=tmp_path / "work",
+            parent=parent,
+            backend=backend,
+            config=config,
+            settings=TrainingSettings(learning_rate=0.005, batch_size=128, max_epochs=2, num_halvings=1),
+            solver='{"max_workspace_mb": 64, "batchsize_eval": 64}' if backend == "hugectr" else "",
+        )
+        now = datetime(2026, 1, 2, tzinfo=timezone.utc)
+        return train(asked, training_set, validation_report, clock=lambda: now)[0]
+
+    return run
+
+
+def auc(model, rows):
+    from sklearn.metrics import roc_auc_score
+
+    network = load_network(
+        local_path(model.uri) / Model.WEIGHTS, DcnConfig.from_document(model.config), model.slot_sizes
+    )
+    return roc_auc_score(rows.labels, predict(network, rows.dense, rows.ids))
+
+
+@pytest.mark.parametrize(
+    "config", [CONFIG, DcnConfig(embedding_dim=4, num_cross_layers=1, tower=(8,), projection_dim=2)]
+)
+def test_a_fit_by_hugectr_publishes_a_model_that_either_backend_continues(config, run, world, make_training_set):
+    # So many that all parts are whole batches of 32, which no engine fills up: both make the very same steps.
+    first_set = make_training_set(*world.rows(3_840, 1)[:3], name="first")
+    second_set = make_training_set(*world.rows(3_840, 5)[:3], name="second")
+    labels, dense, ids, _ = world.rows(4_000, 9)
+    judging = Rows(labels=labels, dense=dense, ids=ids.astype(np.int32))
+    first = run(first_set, "hugectr", "first", config=config)
+    assert (first.backend, first.parent_model_id) == ("hugectr", None)
+    twin = run(first_set, "pytorch", "twin", config=config)
+    assert first.optimizer_step == twin.optimizer_step
+    assert auc(first, judging) == pytest.approx(auc(twin, judging), abs=1e-4)
+    children = [
+        run(second_set, backend, backend, parent=first.model_id, config=config) for backend in ("hugectr", "pytorch")
+    ]
+    scores = [auc(child, judging) for child in children]
+    assert scores[0] == pytest.approx(scores[1], abs=1e-4)
+    assert min(scores) > auc(first, judging)
+    assert {child.parent_model_id for child in children} == {first.model_id}

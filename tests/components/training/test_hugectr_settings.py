@@ -1,0 +1,116 @@
+"""HugeCTR's settings, learning rates and workspace: what is computed and refused before a model exists."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from components.contracts.errors import ContractError, PermanentError
+from components.training.config import TrainingSettings
+from components.training.hugectr.schedule import given_rate, scheduled_rate
+from components.training.hugectr.settings import SolverSettings, parse_solver
+from components.training.hugectr.workspace import nvidia_smi_memory, plan_workspace
+
+
+def test_the_promised_defaults():
+    solver = parse_solver("")
+    assert solver == SolverSettings()
+    assert (solver.vvgpu, solver.use_cuda_graph, solver.all_reduce_algo) == (((0,),), True, "NCCL")
+    # float16 moments lose second moments below 6e-8, so it is asked for.
+    assert not solver.use_mixed_precision
+    assert solver.scaler == 1024.0
+
+
+def test_a_document_overrides_by_hugectrs_names():
+    solver = parse_solver('{"vvgpu": [[0, 3]], "use_mixed_precision": true, "scaler": 512, "end_lr": 0}')
+    assert (solver.vvgpu, solver.num_gpus) == (((0, 3),), 2)
+    assert (solver.use_mixed_precision, solver.scaler) == (True, 512.0)
+    assert type(solver.scaler) is float
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("{", "solver is not JSON"),
+        ("[1]", "solver holds a list"),
+        ('{"vgpu": [[0]]}', r"unknown settings \['vgpu'\]"),
+        ('{"repeat_dataset": true}', r"unknown settings \['repeat_dataset'\]"),
+        ('{"vvgpu": [0]}', r"vvgpu is \[0\]"),
+        ('{"vvgpu": [[0], [0]]}', r"vvgpu is \[\[0\], \[0\]\], expected one node"),
+        ('{"vvgpu": [[0, 0]]}', "expected one node's distinct GPUs"),
+        ('{"vvgpu": [[]]}', "vvgpu is"),
+        ('{"use_cuda_graph": 1}', "use_cuda_graph is 1"),
+        ('{"warmup_steps": 1.5}', "warmup_steps is 1.5"),
+        ('{"warmup_steps": 0}', "warmup_steps is 0, expected at least 1"),
+        ('{"decay_start": 5, "warmup_steps": 10}', "decay_start is 5, expected at least warmup_steps 10"),
+        ('{"decay_power": -1}', "decay_power is -1.0"),
+        ('{"scaler": 0}', "scaler is 0.0"),
+        ('{"all_reduce_algo": "MPI"}', "all_reduce_algo is 'MPI', expected one of NCCL, OneShot"),
+        ('{"lr_policy": "cosine"}', "lr_policy is 'cosine'"),
+    ],
+)
+def test_a_wrong_document_is_refused_by_name(text, message):
+    with pytest.raises(ContractError, match=message):
+        parse_solver(text)
+
+
+def test_the_rate_warms_up_stays_and_falls_to_its_end():
+    solver = SolverSettings(warmup_steps=100, decay_start=200, decay_steps=100, decay_power=2.0, end_lr=1e-4)
+    rates = [scheduled_rate(0.01, solver, step) for step in (1, 50, 100, 150, 200, 250, 299, 300, 10_000)]
+    np.testing.assert_allclose(rates, [1e-4, 0.005, 0.01, 0.01, 0.01, 0.0025, 1e-4, 1e-4, 1e-4], rtol=1e-9)
+
+
+def test_the_given_rate_makes_good_for_the_step_count_that_hugectr_forgets():
+    # Adam of one number, restarted after 30 steps as HugeCTR does, against one that was not.
+    settings = TrainingSettings(learning_rate=0.1)
+    random = np.random.default_rng(0)
+    gradients = random.normal(size=60)
+    weights = {"unbroken": 1.0, "restarted": 1.0}
+    for name in weights:
+        m = v = 0.0
+        for step, g in enumerate(gradients, start=1):
+            t = step - 30 if name == "restarted" and step > 30 else step
+            m, v = 0.9 * m + 0.1 * g, 0.999 * v + 0.001 * g * g
+            rate = given_rate(settings, SolverSettings(), step=step, model_step=t)
+            weights[name] -= rate * np.sqrt(1 - 0.999**t) / (1 - 0.9**t) * m / (np.sqrt(v) + 1e-7)
+    assert weights["unbroken"] == pytest.approx(weights["restarted"], rel=1e-12)
+    assert abs(weights["unbroken"] - 1.0) > 0.01
+
+
+def test_the_workspace_holds_every_row_of_the_fullest_gpu():
+    for gpus in (1, 3):
+        solver = SolverSettings(vvgpu=(tuple(range(gpus)),))
+        needed = plan_workspace(1_221_286, 16, solver, lambda devices: [80_000] * len(devices))
+        rows = (needed << 20) // (3 * 4 * 16)
+        assert 0 <= rows - -(-1_221_286 // gpus) < 10_000
+
+
+def test_a_table_larger_than_the_gpu_is_refused_with_the_numbers():
+    asked = []
+
+    def memory(devices):
+        asked.append(tuple(devices))
+        return [16_384, 24_576]
+
+    solver = SolverSettings(vvgpu=((4, 5),))
+    with pytest.raises(PermanentError, match=r"200000000 rows of width 16 .* 2 GPUs need 18311 MiB .* at most 14745"):
+        plan_workspace(200_000_000, 16, solver, memory)
+    assert asked == [(4, 5)]
+    with pytest.raises(PermanentError, match="expected at most max_workspace_mb 100"):
+        plan_workspace(10_000_000, 16, SolverSettings(max_workspace_mb=100), memory)
+
+
+def test_nvidia_smi_is_asked_for_the_devices(tmp_path, monkeypatch):
+    tool = tmp_path / "nvidia-smi"
+    tool.write_text("#!/bin/sh\necho '0, 81559'\necho '1, 40960'\n")
+    tool.chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path), prepend=":")
+    assert nvidia_smi_memory([1, 0]) == [40_960, 81_559]
+    with pytest.raises(PermanentError, match=r"memory of GPUs \[2\].*max_workspace_mb"):
+        nvidia_smi_memory([2])
+    tool.write_text("#!/bin/sh\nexit 9\n")
+    with pytest.raises(PermanentError, match="cannot be asked of nvidia-smi"):
+        nvidia_smi_memory([0])
+    monkeypatch.setenv("PATH", "")
+    with pytest.raises(PermanentError, match="cannot be asked of nvidia-smi"):
+        nvidia_smi_memory([0])

@@ -1,0 +1,108 @@
+"""What a fit tells while it works: a bar or log lines for people, JSON lines or TensorBoard for programs."""
+
+from __future__ import annotations
+
+import io
+import json
+import logging
+import signal
+import threading
+
+import pytest
+
+from components.contracts.errors import PermanentError, Preempted
+from components.training.metrics_sink import JsonLinesSink, MemorySink, SeveralSinks, TensorBoardSink
+from components.training.preemption import heeding_sigterm
+from components.training.progress import Bar, LogLines, progress_on
+
+
+class Terminal(io.StringIO):
+    def isatty(self):
+        return True
+
+
+def test_a_terminal_gets_a_bar_and_everything_else_log_lines():
+    assert isinstance(progress_on(Terminal()), Bar)
+    assert isinstance(progress_on(io.StringIO()), LogLines)
+
+
+def test_the_bar_shows_the_pass_its_batches_and_the_loss_and_goes_on_where_a_pass_did(capsys):
+    bar = Bar()
+    bar.begin("branch 0, epoch 2", 200, 50)
+    bar.advance(200, 0.43217)
+    bar.end()
+    said = capsys.readouterr().err
+    assert "branch 0, epoch 2" in said
+    assert "50/200" in said
+
+
+def test_log_lines_come_every_half_minute_with_batch_and_loss(caplog):
+    now = iter(range(0, 100_000, 10))
+    lines = LogLines(lambda: next(now) / 1.0)
+    with caplog.at_level(logging.INFO):
+        lines.begin("branch 0, epoch 1", 100, 0)
+        for done in range(10, 101, 10):
+            lines.advance(done, 0.5)
+        lines.end()
+    assert 1 < len(caplog.messages) < 5
+    assert caplog.messages[0] == "branch 0, epoch 1: batch 30 of 100, loss 0.50000"
+
+
+def test_every_sink_gets_every_number_and_lines_survive_a_crash(tmp_path):
+    memory, path = MemorySink(), tmp_path / "metrics.jsonl"
+    sinks = SeveralSinks([JsonLinesSink(path), memory])
+    sinks.log_dict({"auc": None, "log_loss": 0.4}, 7)
+    sinks.log("rows_per_second", 3.0, 8)
+    # Not closed: a crash closes nothing.
+    assert [json.loads(line) for line in path.read_text().splitlines()] == memory.lines
+    assert memory.lines == [{"step": 7, "auc": None, "log_loss": 0.4}, {"step": 8, "rows_per_second": 3.0}]
+    sinks.close()
+
+
+def test_tensorboard_gets_a_point_for_each_number_that_exists(tmp_path):
+    try:
+        sink = TensorBoardSink(tmp_path)
+    except PermanentError:
+        pytest.skip("the package tensorboard is not in this environment")
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    sink.log_dict({"auc": None, "log_loss": 0.5}, 7)
+    sink.log("log_loss", 0.25, 8)
+    sink.close()
+    events = EventAccumulator(str(tmp_path))
+    events.Reload()
+    (tag,) = events.Tags()["tensors"]
+    assert tag == "log_loss"
+    assert [(e.step, e.tensor_proto.float_val[0]) for e in events.Tensors(tag)] == [(7, 0.5), (8, 0.25)]
+
+
+def test_sigterm_outside_a_fit_ends_the_step_at_once():
+    with pytest.raises(Preempted, match="SIGTERM came while no fit was under way"), heeding_sigterm():
+        signal.raise_signal(signal.SIGTERM)
+
+
+def test_sigterm_within_a_fit_is_a_request_and_ends_the_step_after_it():
+    done = []
+    with pytest.raises(Preempted, match="it is saved whole"), heeding_sigterm() as request:  # noqa: PT012
+        assert not request()
+        with request.deferred():
+            signal.raise_signal(signal.SIGTERM)
+            done.append(request())
+    assert done == [True]
+
+
+def test_the_handler_of_before_is_back_afterwards_and_threads_do_without():
+    before = signal.getsignal(signal.SIGTERM)
+    with heeding_sigterm():
+        assert signal.getsignal(signal.SIGTERM) != before
+    assert signal.getsignal(signal.SIGTERM) == before
+    looked = []
+
+    def work():
+        with heeding_sigterm() as request:
+            looked.append(request())
+
+    thread = threading.Thread(target=work)
+    thread.start()
+    thread.join()
+    assert looked == [False]

@@ -1,0 +1,76 @@
+"""What changed between two workflows, against sets made by hand and a loop over ids."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from components.contracts.errors import ContractError
+from components.contracts.vocabulary_changes import vocabulary_changes
+from components.contracts.workflow import TOMBSTONE, FeatureWorkflow
+
+
+def workflow(first, *others):
+    vocabularies = [np.array(v, np.int64) for v in (first, *others)]
+    vocabularies += [np.zeros(0, np.int64)] * (26 - len(vocabularies))
+    return FeatureWorkflow(
+        vocabularies=tuple(vocabularies),
+        fill=0.0,
+        clip_min=0.0,
+        means=np.zeros(13, np.float32),
+        stds=np.ones(13, np.float32),
+        frequency_threshold=1,
+    )
+
+
+def test_each_kind_of_change_is_told_by_id():
+    before = workflow([10, TOMBSTONE, 30, TOMBSTONE, 50], [7])
+    now = workflow([10, 20, TOMBSTONE, TOMBSTONE, 50, 60, TOMBSTONE, 80], [7])
+    first, second, *rest = vocabulary_changes(before, now)
+    assert first.entered.tolist() == [4, 8, 10]
+    assert first.reused.tolist() == [4]
+    assert first.evicted.tolist() == [5]
+    assert not any(len(a) for change in (second, *rest) for a in (change.entered, change.reused, change.evicted))
+
+
+def test_without_a_before_every_category_entered():
+    first, *_ = vocabulary_changes(None, workflow([10, TOMBSTONE, 30]))
+    assert (first.entered.tolist(), first.reused.tolist(), first.evicted.tolist()) == ([3, 5], [], [])
+
+
+@pytest.mark.parametrize(
+    ("before", "now", "said"),
+    [
+        ([10, 20, 30], [10, 21, 31], r"id 4 of C1 means category 21 and meant 20 before.*\(2 such ids\)"),
+        ([10, 20, 30], [10, 20], "vocabulary of C1 has 2 ids, expected at least the 3"),
+        ([10, 20], [TOMBSTONE, 20, 10], "category 10 of C1 moved to another id"),
+        ([10, TOMBSTONE, 20], [TOMBSTONE, 10, 20], "category 10 of C1 moved to another id"),
+    ],
+    ids=["replaced", "shrunk", "moved to the end", "moved to a tombstone"],
+)
+def test_ids_that_mean_something_else_are_refused(before, now, said):
+    with pytest.raises(ContractError, match=said):
+        vocabulary_changes(workflow(before), workflow(now))
+
+
+columns = st.lists(st.one_of(st.just(TOMBSTONE), st.integers(0, 12)), max_size=6).filter(
+    lambda v: len({x for x in v if x >= 0}) == sum(x >= 0 for x in v)
+)
+
+
+@given(before=columns, now=columns)
+def test_any_two_columns_are_told_apart_as_a_loop_over_ids_does(before, now):
+    was = {id_: c for id_, c in enumerate(before, 3) if c != TOMBSTONE}
+    is_ = {id_: c for id_, c in enumerate(now, 3) if c != TOMBSTONE}
+    meant_for_another = any(was[i] != is_[i] for i in was.keys() & is_.keys())
+    moved = {c for i, c in was.items() if i not in is_} & {c for i, c in is_.items() if i not in was}
+    if len(now) < len(before) or meant_for_another or moved:
+        with pytest.raises(ContractError):
+            vocabulary_changes(workflow(before), workflow(now))
+        return
+    change, *_ = vocabulary_changes(workflow(before), workflow(now))
+    assert change.entered.tolist() == sorted(is_.keys() - was.keys())
+    assert change.reused.tolist() == sorted(i for i in is_.keys() - was.keys() if i < 3 + len(before))
+    assert change.evicted.tolist() == sorted(was.keys() - is_.keys())

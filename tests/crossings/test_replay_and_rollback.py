@@ -1,0 +1,120 @@
+"""Old rows from the lake to the verdict; and a rollback, after which a round starts from exactly what was before."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from components.contracts import criteo, promotion_journal
+from components.contracts.durable import sha256_tree
+from components.contracts.manifests import Model
+from components.contracts.uris import local_path
+from components.contracts.workflow import FeatureWorkflow
+from pipelines.images import ENVIRONMENT_OF_STEP
+from pipelines.local.environments import REPOSITORY, python_of
+
+pytestmark = pytest.mark.timeout(300)
+
+
+def _rows(folder_uri):
+    files = sorted(local_path(folder_uri).glob("*.parquet"))
+    return pa.concat_tables([pq.ParquetFile(path).read() for path in files])
+
+
+def _ids(table):
+    return np.stack([table[name].to_numpy() for name in criteo.CATEGORICAL], axis=1)
+
+
+def _raw_categories(table):
+    return np.stack([table[name].fill_null(criteo.MISSING_CATEGORY).to_numpy() for name in criteo.CATEGORICAL], axis=1)
+
+
+def test_first_round_has_no_old_rows_and_the_second_has_the_share_asked_for(chain):
+    first, second = chain.rounds
+    for manifest in (first.extraction, first.preprocessing):
+        assert (manifest.replay_uri, manifest.replay_holdout_uri) == (None, None)
+    assert first.evaluation.old_distribution is None
+    raw = second.extraction
+    assert raw.num_replay_rows / (raw.num_replay_rows + raw.num_train_rows) == pytest.approx(0.25)
+    assert {entry["day"] for entry in raw.replay_days} == {"2026-01-01", "2026-01-02", "2026-01-03"}
+
+
+def test_old_rows_are_the_lakes_and_reach_training_encoded_as_its_own(chain):
+    second = chain.rounds[1]
+    raw, encoded = second.extraction, second.preprocessing
+    workflow = FeatureWorkflow.load(local_path(encoded.workflow_uri))
+    assert encoded.replay_share == raw.replay_share == 0.25
+    for name in ("replay", "replay_holdout"):
+        old, rows = _rows(getattr(raw, f"{name}_uri")), _rows(getattr(encoded, f"{name}_uri"))
+        count = getattr(raw, f"num_{name}_rows")
+        assert count == getattr(encoded, f"num_{name}_rows") == old.num_rows == rows.num_rows > 0
+        assert max(old[criteo.EVENT_TIME].to_pylist()).isoformat() <= chain.rounds[0].extraction.last_event_time
+        np.testing.assert_array_equal(_ids(rows), workflow.encode_categorical(_raw_categories(old)))
+        np.testing.assert_array_equal(rows[criteo.LABEL].to_numpy(), old[criteo.LABEL].to_numpy())
+
+
+def test_old_rows_are_judged_by_candidate_and_live_model(chain):
+    second = chain.rounds[1]
+    old = second.evaluation.old_distribution
+    assert old["num_rows"] == second.extraction.num_replay_holdout_rows
+    assert old["num_clicks"] == sum(_rows(second.extraction.replay_holdout_uri)[criteo.LABEL].to_pylist())
+    assert 0.5 < old["candidate"]["auc"] < 1
+    assert old["difference"]["auc"] == pytest.approx(old["candidate"]["auc"] - old["champion"]["auc"])
+
+
+@pytest.fixture(scope="module")
+def again(chain):
+    """In a copy of store and repository: version 1 live again after version 2, and the second round once more."""
+    for name in ("store", "repository"):
+        shutil.copytree(chain.root / name, chain.root / f"{name} gone back")
+    before = [sha256_tree(local_path(this.training.uri)) for this in chain.rounds]
+    command = [python_of(ENVIRONMENT_OF_STEP["deployment"]), "-m", "components.deployment.rollback"]
+    command += ["--store", chain.uri("store gone back"), "--repository", chain.uri("repository gone back")]
+    environment = {**os.environ, "PYTHONPATH": str(REPOSITORY)}
+    subprocess.run([*command, "--reason", "a test"], env=environment, check=True, capture_output=True, timeout=60)
+    report = chain.rounds[1].paths["validation"]
+    this = chain.turn_to_training("round-2-again", store=chain.uri("store gone back"), validation_report=report)
+    this.trees_before = before
+    return this
+
+
+def test_rollback_makes_the_first_model_current_and_changes_neither(chain, again):
+    first, second = (this.training for this in chain.rounds)
+    journal = promotion_journal.read_journal(chain.root / "store gone back")
+    assert [entry.model_id for entry in journal] == [first.model_id, second.model_id, first.model_id]
+    for model, tree in zip((first, second), again.trees_before):
+        folder = local_path(model.uri)
+        assert sha256_tree(folder) == tree
+        for part in (Model.WEIGHTS, Model.WORKFLOW):
+            assert sha256_tree(folder / part) == model.sha256[part]
+
+
+def test_a_round_after_a_rollback_continues_the_model_that_is_live_again(chain, again):
+    first = chain.rounds[0].training
+    assert again.training.parent_model_id == first.model_id
+    assert local_path(again.preprocessing.parent_model_uri) == local_path(first.uri)
+    assert again.extraction.window_start == chain.rounds[1].extraction.window_start
+
+
+def test_the_same_round_after_a_rollback_gives_the_same_model_to_the_last_bit(chain, again):
+    """Weights, optimizer state and vocabulary were all exactly the first model's: any other start ends elsewhere."""
+    second = chain.rounds[1]
+    assert again.extraction.digest == second.extraction.digest
+    # Vocabularies, moments, and what is remembered of categories for the next round; NVTabular's own copy lies below.
+    workflows = [local_path(this.training.uri) / Model.WORKFLOW for this in (second, again)]
+    files = [{path.name: path.read_bytes() for path in folder.iterdir() if path.is_file()} for folder in workflows]
+    assert files[0] == files[1]
+    assert len(files[0]) > 1
+    folders = [local_path(this.training.uri) / Model.WEIGHTS for this in (second, again)]
+    names = [sorted(str(path.relative_to(folder)) for path in folder.rglob("*")) for folder in folders]
+    assert names[0] == names[1]
+    assert any("opt" in name for name in names[0]), "the optimizer's state is among the weights"
+    assert again.training.sha256[Model.WEIGHTS] == second.training.sha256[Model.WEIGHTS]
+    assert again.training.optimizer_step == second.training.optimizer_step
+    assert again.training.sha256[Model.WEIGHTS] != chain.rounds[0].training.sha256[Model.WEIGHTS]

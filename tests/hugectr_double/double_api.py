@@ -1,0 +1,173 @@
+"""HugeCTR's Python surface, made from `hugectr_api.json`: names, arguments, types, defaults, enums, and nothing else.
+
+The document was extracted from HugeCTR's pybind wrappers (25.03, whose training API is that of 24.06). What it does not
+hold is not here; an argument that is missing, unknown or of another type is a TypeError, as pybind's. Stricter than
+pybind in one way: a bool is no number and a NumPy number is no Python number.
+"""
+
+from __future__ import annotations
+
+import enum
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+DOCUMENT = json.loads((Path(__file__).parent / "hugectr_api.json").read_text())
+ENUMS = {name: enum.Enum(name, members) for name, members in DOCUMENT["enums"].items()}
+
+_ALIASES = {"metrics::Type": "MetricsType", "DeviceMap::Layout": "DeviceLayout", "OptParams": "OptParamsPy"}
+_UNTYPED = {
+    ("hugectr.Model.add", "input"): "Input",
+    ("hugectr.Model.add", "sparse_embedding"): "SparseEmbedding",
+    ("hugectr.Model.add", "dense_layer"): "DenseLayer",
+    ("hugectr.Model.add", "ebc_config"): "EmbeddingCollectionConfig",
+    ("hugectr.Model.set_learning_rate", "lr"): "float",
+    ("hugectr.Model.check_out_tensor", "tensor_name"): "std::string",
+    ("hugectr.Model.check_out_tensor", "tensor_type"): "Tensor_t",
+    ("hugectr.Core23DataReader64.set_source", "file_name"): "std::string",
+    ("hugectr.Core23DataReader32.set_source", "file_name"): "std::string",
+}
+"""Types that the extraction did not see, from the sources."""
+
+
+class Value:
+    """An object of one of HugeCTR's parameter classes: its arguments as attributes."""
+
+    _type = ""
+
+    def __init__(self, values: dict[str, Any]) -> None:
+        self.__dict__.update(values)
+
+
+def overloads(name: str) -> list[list[dict[str, Any]]]:
+    """The argument lists that the callable `name` has."""
+    found = DOCUMENT["overloads"].get(name)
+    return found if found else [DOCUMENT["callables"][name]]
+
+
+def bind(name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:
+    """The arguments of the first overload that takes them, defaults filled in."""
+    reasons = []
+    for arguments in overloads(name):
+        try:
+            return _bind(name, arguments, args, kwargs)
+        except TypeError as error:
+            reasons.append(str(error))
+    raise TypeError(f"{name}(): incompatible function arguments: {'; '.join(reasons)}")
+
+
+def _bind(name: str, arguments: list[dict[str, Any]], args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:
+    names = [argument["name"] for argument in arguments]
+    if len(args) > len(names):
+        raise TypeError(f"{len(args)} positional arguments, expected at most {len(names)}")
+    given = dict(zip(names, args))
+    if twice := given.keys() & kwargs.keys():
+        raise TypeError(f"{sorted(twice)} given twice")
+    given |= kwargs
+    if unknown := given.keys() - set(names):
+        raise TypeError(f"unknown arguments {sorted(unknown)}")
+    bound = {}
+    for argument in arguments:
+        key = argument["name"]
+        if key not in given:
+            if argument["required"]:
+                raise TypeError(f"argument {key} is missing")
+            bound[key] = _default(argument["default"])
+            continue
+        kind = argument.get("type") or _UNTYPED.get((name, key))
+        if kind is not None and not _is_a(kind, given[key]):
+            raise TypeError(f"argument {key} is {given[key]!r}, expected {kind}")
+        bound[key] = given[key]
+    return bound
+
+
+def _default(default: Any) -> Any:
+    if isinstance(default, dict) and "enum" in default:
+        kind, member = default["enum"].split(".")
+        return ENUMS[kind][member]
+    if isinstance(default, dict) and "cpp" in default:
+        return None
+    if isinstance(default, dict):
+        return {_default({"enum": key}): value for key, value in default.items()}
+    return default
+
+
+def _is_a(kind: str, value: Any) -> bool:
+    kind = _ALIASES.get(kind, kind)
+    if inner := re.fullmatch(r"std::(?:shared_ptr|optional)<(.+)>", kind):
+        return _is_a(inner[1], value)
+    if inner := re.fullmatch(r"std::vector<(.+)>", kind):
+        return isinstance(value, list | tuple) and all(_is_a(inner[1], item) for item in value)
+    if inner := re.fullmatch(r"std::pair<(.+), (.+)>", kind):
+        return isinstance(value, list | tuple) and len(value) == 2 and all(map(_is_a, inner.groups(), value))
+    if inner := re.fullmatch(r"std::map<([\w:]+), ?([\w:]+)>", kind):
+        pairs = value.items() if isinstance(value, dict) else [(None, None)]
+        return all(_is_a(inner[1], key) and _is_a(inner[2], item) for key, item in pairs)
+    if kind in ("size_t", "unsigned long long"):
+        return type(value) is int and value >= 0
+    if kind in ("int", "long long", "int64_t"):
+        return type(value) is int
+    if kind == "float":
+        return type(value) in (int, float)
+    if kind in ("bool", "std::string"):
+        return type(value) is {"bool": bool, "std::string": str}[kind]
+    if kind in ENUMS:
+        return isinstance(value, ENUMS[kind])
+    return getattr(value, "_type", None) == kind
+
+
+def value_class(name: str, checked: Any = None) -> type:
+    """The parameter class `hugectr.<name>`; `checked` looks at the bound arguments."""
+
+    def init(self: Any, *args: Any, **kwargs: Any) -> None:
+        values = bind(f"hugectr.{name}", args, kwargs)
+        if checked is not None:
+            checked(values)
+        Value.__init__(self, values)
+
+    return type(name, (Value,), {"__init__": init, "_type": name, **_absent_methods(name)})
+
+
+def _absent_methods(name: str) -> dict[str, Any]:
+    """The methods of a parameter class, none of which the double does."""
+    prefix = f"hugectr.{name}."
+
+    def method(full: str) -> Any:
+        def call(self: Any, *args: Any, **kwargs: Any) -> Any:
+            raise NotImplementedError(f"the double does not do {full}")
+
+        return call
+
+    return {full.removeprefix(prefix): method(full) for full in DOCUMENT["callables"] if full.startswith(prefix)}
+
+
+def method_class(name: str, implementation: type, *, constructible: bool = True) -> type:
+    """The class `hugectr.<name>`: its methods are the document's, each answered by `implementation`."""
+    prefix = f"hugectr.{name}."
+
+    def method(full: str) -> Any:
+        short = full.removeprefix(prefix)
+
+        def call(self: Any, *args: Any, **kwargs: Any) -> Any:
+            values = bind(full, args, kwargs)
+            if not hasattr(self._inner, short):
+                raise NotImplementedError(f"the double does not do {full}")
+            return getattr(self._inner, short)(**values)
+
+        return call
+
+    def init(self: Any, *args: Any, **kwargs: Any) -> None:
+        if not constructible:
+            raise TypeError(f"hugectr.{name}: No constructor defined!")
+        self._inner = implementation(**bind(f"hugectr.{name}", args, kwargs))
+
+    methods = {full.removeprefix(prefix): method(full) for full in DOCUMENT["callables"] if full.startswith(prefix)}
+    return type(name, (), {"__init__": init, "_type": name, **methods})
+
+
+def wrapped(cls: type, inner: Any) -> Any:
+    """An object of a class without a constructor."""
+    made = cls.__new__(cls)
+    made._inner = inner
+    return made

@@ -1,0 +1,274 @@
+"""`hugectr.Model`: what may follow what, the training step, and the files; errors in files are logged and swallowed.
+
+Adam's step count is the model's own and starts at 0, whatever is loaded. Dense files are read into buffers without a
+look at their size.
+"""
+
+from __future__ import annotations
+
+import logging
+from pathlib import Path
+from typing import Any
+
+import double_api
+import numpy as np
+import torch
+from double_network import USED, Network
+from double_reader import Reader
+from double_table import Table
+
+from components.contracts.metrics import roc_auc
+
+logger = logging.getLogger("hugectr")
+ERROR = double_api.ENUMS["Error_t"]
+READER_CLASS: dict[str, type] = {}
+"""Filled by `hugectr`, whose class the readers are given as."""
+
+
+class Model:
+    """One model on the CPU, as many GPUs as `vvgpu` names."""
+
+    def __init__(self, solver: Any, reader_params: Any, opt_params: Any) -> None:
+        self._solver, self._reader_params, self._optimizer = solver, reader_params, opt_params
+        self._num_gpus = sum(len(node) for node in solver.vvgpu)
+        if not reader_params.source or not reader_params.eval_source:
+            raise RuntimeError("The data source for training and evaluation should be specified")
+        if solver.batchsize % self._num_gpus or solver.batchsize_eval % self._num_gpus:
+            raise RuntimeError("0 != batch_size%total_gpu_count")
+        self._input = self._embedding = self._network = None
+        self._layers: list[Any] = []
+        self._tensors: dict[str, tuple[int, ...]] = {}
+        self._uses: dict[str, int] = {}
+        self._lr, self._steps, self._loss = solver.lr, 0, None
+        self._evaluated: list[tuple[np.ndarray, np.ndarray]] = []
+
+    def add(self, **what: Any) -> None:
+        (value,) = what.values()
+        if self._network is not None:
+            raise RuntimeError("IllegalCall: cannot add a layer after Model.compile()")
+        if self._input is None and value._type != "Input":
+            raise RuntimeError("IllegalCall: the input comes first")
+        {"Input": self._add_input, "SparseEmbedding": self._add_embedding, "DenseLayer": self._add_layer}[value._type](
+            value
+        )
+
+    def _add_input(self, value: Any) -> None:
+        if self._reader_params.data_reader_type.name in ("Norm", "Raw"):
+            raise RuntimeError(f"Deprecated: {self._reader_params.data_reader_type.name} is deprecated")
+        if self._reader_params.data_reader_type.name != "Parquet":
+            raise NotImplementedError("the double reads Parquet only")
+        if self._solver.repeat_dataset:
+            raise NotImplementedError("the double knows epoch mode only, repeat_dataset=False")
+        self._input, (sparse,) = value, value.data_reader_sparse_param_array
+        self._tensors |= {value.label_name: (value.label_dim,), value.dense_name: (value.dense_dim,)}
+        self._tensors[sparse.top_name] = (sparse.slot_num,)
+        self._train_reader, self._eval_reader = (
+            Reader(
+                source=source if isinstance(source, str) else source[0],
+                num_slots=sparse.slot_num,
+                label_dim=value.label_dim,
+                dense_dim=value.dense_dim,
+                batch_size=size,
+                slot_sizes=self._reader_params.slot_size_array,
+                num_workers=self._reader_params.num_workers,
+                num_gpus=self._num_gpus,
+                repeat=self._solver.repeat_dataset,
+                i64=self._solver.i64_input_key,
+            )
+            for source, size in (
+                (self._reader_params.source, self._solver.batchsize),
+                (self._reader_params.eval_source, self._solver.batchsize_eval),
+            )
+        )
+
+    def _add_embedding(self, value: Any) -> None:
+        (num_slots,) = self._taken([value.bottom_name])[0]
+        if value.embedding_type.name != "DistributedSlotSparseEmbeddingHash" or value.combiner != "sum":
+            raise NotImplementedError("the double sums a DistributedSlot embedding only")
+        optimizer = value.optimizer or self._optimizer
+        if (optimizer.optimizer_type.name, optimizer.update_type.name) != ("Adam", "Local"):
+            raise NotImplementedError("the double has Adam with Update_t.Local only for embeddings")
+        self._embedding, self._sparse_optimizer = value, optimizer
+        self._tensors[value.sparse_embedding_name] = (num_slots, value.embedding_vec_size)
+
+    def _add_layer(self, value: Any) -> None:
+        kind = value.layer_type.name
+        if kind not in USED:
+            raise NotImplementedError(f"the double has no {kind}")
+        self._taken(value.bottom_names)
+        self._layers.append(value)
+        # Shapes come with compile.
+        self._tensors |= dict.fromkeys(value.top_names, ())
+
+    def _taken(self, names: list[str]) -> list[tuple[int, ...]]:
+        for name in names:
+            if name not in self._tensors:
+                raise RuntimeError(f"WrongInput: no tensor named {name}")
+            self._uses[name] = self._uses.get(name, 0) + 1
+            if self._uses[name] > 1:
+                raise NotImplementedError(f"tensor {name} feeds two layers: the double inserts no Slice by itself")
+        return [self._tensors[name] for name in names]
+
+    def compile(self, **labels: Any) -> None:
+        if self._network is not None:
+            raise RuntimeError("IllegalCall: Model.compile() was called before")
+        if self._embedding is None or len(self._layers) < 1:
+            raise RuntimeError("IllegalCall: The model should include input and at least two layers")
+        self._network = Network(self._layers, self._tensors, self._solver.seed)
+        count = sum(p.numel() for p in self._network.flat_parameters)
+        # v begins at the next multiple of 256 bytes.
+        self._gap = -4 * count % 256
+        self._m, self._v = torch.zeros(count), torch.zeros(count)
+        self._table = Table(
+            dim=self._embedding.embedding_vec_size,
+            workspace_mb=self._embedding.workspace_size_per_gpu_in_mb,
+            num_gpus=self._num_gpus,
+            seed=self._solver.seed,
+            half=self._solver.use_mixed_precision,
+        )
+
+    def _compiled(self, what: str) -> None:
+        if self._network is None:
+            raise RuntimeError(f"IllegalCall: Cannot {what} before calling Model.compile()")
+
+    def get_data_reader_train(self) -> Any:
+        return double_api.wrapped(READER_CLASS["64"], self._train_reader)
+
+    def get_data_reader_eval(self) -> Any:
+        return double_api.wrapped(READER_CLASS["64"], self._eval_reader)
+
+    def set_source(self, source: str, eval_source: str) -> None:
+        if self._solver.repeat_dataset:
+            raise RuntimeError("IllegalCall: The set source method can only be used under the epoch mode")
+        self._train_reader.source, self._eval_reader.source = source, eval_source
+
+    def start_data_reading(self) -> None:
+        raise RuntimeError("IllegalCall: The start_data_reading method can only be used under the non-epoch mode")
+
+    def set_learning_rate(self, lr: float) -> None:
+        self._compiled("set the learning rate")
+        self._lr = lr
+
+    def train(self) -> bool:
+        self._compiled("train")
+        batch = self._train_reader.next()
+        while batch is not None and len(batch[0]) < self._solver.batchsize and self._solver.drop_incomplete_batch:
+            logger.info("train drop incomplete batch. batchsize:%d", len(batch[0]))
+            batch = self._train_reader.next()
+        if batch is None:
+            return False
+        labels, dense, keys = batch
+        vectors = self._table.lookup(keys, insert=True).requires_grad_()
+        parameters = [p.requires_grad_() for p in self._network.flat_parameters]
+        loss, _ = self._network.run(self._inputs(labels, dense, vectors), train=True)
+        to_vectors, *to_dense = torch.autograd.grad(loss, [vectors, *parameters])
+        with torch.no_grad():
+            self._step(keys, to_vectors, torch.cat([g.reshape(-1) for g in to_dense]))
+        self._loss = float(loss.detach())
+        return True
+
+    def _step(self, keys: np.ndarray, to_vectors: torch.Tensor, to_dense: torch.Tensor) -> None:
+        self._steps += 1
+        for optimizer, is_dense in ((self._optimizer, True), (self._sparse_optimizer, False)):
+            beta1, beta2, epsilon = optimizer.beta1, optimizer.beta2, optimizer.epsilon
+            rate = self._lr * (1 - beta2**self._steps) ** 0.5 / (1 - beta1**self._steps)
+            if not is_dense:
+                self._table.update(keys, to_vectors, rate, beta1, beta2, epsilon)
+                continue
+            self._m = beta1 * self._m + (1 - beta1) * to_dense
+            self._v = beta2 * self._v + (1 - beta2) * to_dense**2
+            change = rate * self._m / (self._v.sqrt() + epsilon)
+            parameters = self._network.flat_parameters
+            for parameter, part in zip(parameters, change.split([p.numel() for p in parameters])):
+                parameter -= part.view_as(parameter)
+
+    def _inputs(self, labels: np.ndarray, dense: np.ndarray, vectors: torch.Tensor) -> dict[str, torch.Tensor]:
+        return {
+            self._input.label_name: torch.from_numpy(np.ascontiguousarray(labels)),
+            self._input.dense_name: torch.from_numpy(np.ascontiguousarray(dense)),
+            self._embedding.sparse_embedding_name: vectors,
+        }
+
+    def get_current_loss(self) -> float:
+        if self._loss is None:
+            raise RuntimeError("there is no loss before the first batch")
+        return self._loss
+
+    @torch.no_grad()
+    def eval(self) -> bool:
+        self._compiled("evaluate")
+        batch = self._eval_reader.next()
+        if batch is None:
+            return False
+        labels, dense, keys = batch
+        vectors = self._table.lookup(keys, insert=False)
+        _, logits = self._network.run(self._inputs(labels, dense, vectors), train=False)
+        self._evaluated.append((labels[:, 0], torch.sigmoid(logits).numpy()))
+        if len(self._evaluated) > self._solver.max_eval_batches:
+            raise RuntimeError("OutOfBound: more evaluation batches than max_eval_batches")
+        return True
+
+    def get_eval_metrics(self) -> list[tuple[str, float]]:
+        labels, scores = (np.concatenate(parts) for parts in zip(*self._evaluated))
+        self._evaluated = []
+        auc = roc_auc(labels, scores)
+        return [("AUC", float("nan") if auc is None else auc)]
+
+    def save_params_to_files(self, prefix: str, iter: int) -> Any:
+        self._compiled("save")
+        try:
+            self._table.save(f"{prefix}0_sparse_{iter}.model")
+            self._table.save_states(f"{prefix}0_opt_sparse_{iter}.model")
+            flat = torch.cat([p.detach().reshape(-1) for p in self._network.flat_parameters])
+            Path(f"{prefix}_dense_{iter}.model").write_bytes(flat.numpy().tobytes())
+            gap = b"\xab" * self._gap
+            states = self._m.numpy().tobytes() + gap + self._v.numpy().tobytes()
+            Path(f"{prefix}_opt_dense_{iter}.model").write_bytes(states)
+        except OSError as error:
+            logger.error("swallowed while saving: %s", error)
+            return ERROR.FileCannotOpen
+        return ERROR.Success
+
+    def load_dense_weights(self, dense_model_file: str) -> None:
+        self._compiled("load the dense weights")
+        values = self._buffer(dense_model_file, sum(p.numel() for p in self._network.flat_parameters))
+        with torch.no_grad():
+            for parameter in self._network.flat_parameters:
+                part, values = values[: parameter.numel()], values[parameter.numel() :]
+                parameter.view(-1)[: len(part)] = part
+
+    def load_dense_optimizer_states(self, dense_opt_states_file: str) -> None:
+        self._compiled("load the dense optimizer states")
+        count, start = len(self._m), len(self._m) + self._gap // 4
+        values = self._buffer(dense_opt_states_file, start + count)
+        self._m[: len(values[:count])] = values[:count]
+        self._v[: len(values[start:])] = values[start:]
+
+    def _buffer(self, path: str, capacity: int) -> torch.Tensor:
+        try:
+            values = np.fromfile(path, dtype="<f4")
+        except OSError as error:
+            logger.error("swallowed while loading: %s", error)
+            return torch.zeros(0)
+        if len(values) > capacity:
+            raise AssertionError(f"{path} has {len(values)} floats: HugeCTR writes them past a buffer of {capacity}")
+        return torch.from_numpy(values)
+
+    def load_sparse_weights(self, **files: Any) -> None:
+        self._load_sparse("load the sparse weights", files, lambda path: self._table.load(path))
+
+    def load_sparse_optimizer_states(self, **files: Any) -> None:
+        self._load_sparse("load the sparse optimizer states", files, lambda path: self._table.load_states(path))
+
+    def _load_sparse(self, what: str, files: dict[str, Any], load: Any) -> None:
+        self._compiled(what)
+        (paths,) = files.values()
+        if len(paths) != 1:
+            raise RuntimeError("WrongInput: there must be as many files as embeddings")
+        # A mapping's keys: HugeCTR opens the embedding's name where it was given names for optimizer states.
+        is_state_map = isinstance(paths, dict) and "states" in what
+        path = next(iter(paths if is_state_map or not isinstance(paths, dict) else paths.values()))
+        try:
+            load(path)
+        except OSError as error:
+            logger.error("swallowed while loading: %s", error)

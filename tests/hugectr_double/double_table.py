@@ -1,0 +1,99 @@
+"""The embedding: one hash table per GPU, Adam over the rows of a batch, and its files as HugeCTR 24.06 writes them.
+
+A key lies on GPU `key % n`, in the row that was free when it came: its value index. Loading gives keys their rows in
+the order of the file. Saving writes keys in the order of the hash table, here a seeded shuffle, but optimizer states in
+the order of value indices, for the whole workspace.
+"""
+
+from __future__ import annotations
+
+import logging
+from pathlib import Path
+
+import numpy as np
+import torch
+from torch import Tensor
+
+logger = logging.getLogger("hugectr")
+
+
+class Table:
+    """The rows of all GPUs, and Adam's state of each."""
+
+    def __init__(self, *, dim: int, workspace_mb: int, num_gpus: int, seed: int, half: bool) -> None:
+        self.dim, self.num_gpus = dim, num_gpus
+        self.capacity = (workspace_mb << 20) // (3 * 4 * dim)
+        self._rows: list[dict[int, int]] = [{} for _ in range(num_gpus)]
+        self._random = np.random.default_rng(seed)
+        self._state_type = torch.float16 if half else torch.float32
+        shape = (num_gpus * self.capacity, dim)
+        self.vectors = torch.from_numpy(self._random.uniform(-0.05, 0.05, shape).astype(np.float32))
+        self.states = [torch.zeros(shape, dtype=self._state_type) for _ in range(2)]
+
+    def places(self, keys: np.ndarray, *, insert: bool) -> np.ndarray:
+        """Flat row of each key; -1 for an unknown one unless it may be inserted."""
+        distinct, inverse = np.unique(keys, return_inverse=True)
+        found = np.array([self._place(int(key), insert) for key in distinct], dtype=np.int64)
+        return found[inverse].reshape(keys.shape)
+
+    def _place(self, key: int, insert: bool) -> int:
+        gpu = key % self.num_gpus
+        rows = self._rows[gpu]
+        if key not in rows:
+            if not insert:
+                return -1
+            if len(rows) >= self.capacity:
+                raise RuntimeError(
+                    f"Runtime vocabulary size ({len(rows) + 1}) exceeds max_vocabulary_size_per_gpu ({self.capacity})"
+                )
+            rows[key] = len(rows)
+        return gpu * self.capacity + rows[key]
+
+    def lookup(self, keys: np.ndarray, *, insert: bool) -> Tensor:
+        """Vectors [n, slots, dim]; zero for an unknown key that may not be inserted."""
+        places = torch.from_numpy(self.places(keys, insert=insert))
+        return self.vectors[places.clamp(min=0)] * (places >= 0)[:, :, None]
+
+    def update(
+        self, keys: np.ndarray, gradients: Tensor, rate: float, beta1: float, beta2: float, epsilon: float
+    ) -> None:
+        """Adam over the rows of `keys`; `rate` is bias-corrected."""
+        places, inverse = torch.unique(torch.from_numpy(self.places(keys, insert=False)).flatten(), return_inverse=True)
+        summed = torch.zeros(len(places), self.dim).index_add_(0, inverse, gradients.reshape(-1, self.dim))
+        m, v = (state[places].float() for state in self.states)
+        m, v = beta1 * m + (1 - beta1) * summed, beta2 * v + (1 - beta2) * summed**2
+        self.states[0][places], self.states[1][places] = m.to(self._state_type), v.to(self._state_type)
+        self.vectors[places] -= rate * m / (v.sqrt() + epsilon)
+
+    def load(self, folder: str) -> None:
+        keys = np.fromfile(Path(folder) / "key", dtype="<i8")
+        vectors = np.fromfile(Path(folder) / "emb_vector", dtype="<f4")
+        if len(vectors) != len(keys) * self.dim:
+            raise OSError(f"{folder}: {len(keys)} keys and {len(vectors)} floats")
+        if len(keys) > self.capacity * self.num_gpus:
+            raise OSError(f"{folder}: {len(keys)} keys are more than the hash tables hold")
+        if any(self._rows):
+            raise RuntimeError("the double loads into an empty table only")
+        self.vectors[self.places(keys, insert=True)] = torch.from_numpy(vectors.reshape(-1, self.dim))
+
+    def load_states(self, path: str) -> None:
+        count = self.states[0].numel()
+        values = np.fromfile(path, dtype="<f2" if self._state_type == torch.float16 else "<f4")
+        if len(values) < 2 * count:
+            raise OSError(f"{path}: {len(values)} values, expected {2 * count}")
+        for number, state in enumerate(self.states):
+            state.copy_(torch.from_numpy(values[number * count : (number + 1) * count].reshape(state.shape)))
+
+    def save(self, folder: str) -> None:
+        path = Path(folder)
+        path.mkdir(exist_ok=True)
+        order = [self._random.permutation(np.array(list(rows), dtype=np.int64)) for rows in self._rows]
+        keys = np.concatenate(order)
+        vectors = self.vectors[torch.from_numpy(self.places(keys, insert=False))].numpy()
+        for name, content in (("key", keys.astype("<i8").tobytes()), ("emb_vector", vectors.tobytes())):
+            # Written over an older file without cutting it off, as MPI's writers do.
+            with open(path / name, "r+b" if (path / name).exists() else "wb") as file:
+                file.write(content)
+
+    def save_states(self, path: str) -> None:
+        Path(path).write_bytes(b"".join(state.numpy().tobytes() for state in self.states))
