@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from components.contracts.dcn import DcnConfig, dense_layout
-from components.training.gradients import Backpropagation
+from components.training.pytorch.gradients import Backpropagation
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 _ALIGNED = 16

@@ -29,7 +29,7 @@ from components.contracts.criteo import CATEGORICAL, DENSE, LABEL
 from components.contracts.dcn import DcnConfig
 from components.contracts.model_files import ModelWeights, read_model
 from components.training.config import TrainingSettings
-from components.training.pytorch_engine import PytorchEngine
+from components.training.pytorch.engine import PytorchEngine
 from components.training.rows import Rows
 
 _SCORED_ROWS = 8192

@@ -19,7 +19,7 @@ REPOSITORY = Path(__file__).resolve().parents[1]
 _POLL_SECONDS = 0.005
 _IMPORTED = re.compile(r"^import time:\s+(\d+) \|", re.MULTILINE)
 _AFTER_IMPORTS = """
-import components.training.pytorch_engine, components.training.step
+import components.training.pytorch.engine, components.training.step
 print(open("/proc/self/status").read())
 """
 

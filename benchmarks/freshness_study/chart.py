@@ -36,7 +36,7 @@ def chart(result: dict[str, Any]) -> str:
     for value in ticks(0.0, top, 6):
         x, y = at(0, value)
         parts.append(f'<line x1="{LEFT}" x2="{WIDTH - RIGHT}" y1="{y:.1f}" y2="{y:.1f}" stroke="#e5e5e5"/>')
-        parts.append(f'<text x="{LEFT - 6}" y="{y + 4:.1f}" text-anchor="end">{-value:.4g}</text>')
+        parts.append(f'<text x="{LEFT - 6}" y="{y + 4:.1f}" text-anchor="end">{0.0 - value:.4g}</text>')
     for hour in range(0, num_hours + 1, 6 if num_hours > 12 else 2):
         x, _ = at(hour, 0.0)
         parts.append(f'<text x="{x:.1f}" y="{HEIGHT - BOTTOM + 18}" text-anchor="middle">{hour}</text>')

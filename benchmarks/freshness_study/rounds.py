@@ -23,14 +23,17 @@ from components.contracts.hugectr_folder import write_file_list
 from components.contracts.manifests import Model, TrainingSet
 from components.contracts.workflow import FeatureWorkflow
 from components.preprocessing.vocabularies import AdmissionRules, Column, next_column, unseen_column
+from components.training.backends import make_engine
 from components.training.checkpoint import START
 from components.training.config import TrainingSettings
+from components.training.engine import Engine
 from components.training.fit import FitJob, FitResult, fit
 from components.training.metrics_sink import MemorySink
 from components.training.parent import continue_from
-from components.training.pytorch_engine import PytorchEngine
 from components.training.rows import Rows as EncodedRows
 from inference_client.simulation.world import Rows
+
+BACKEND = "pytorch"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -59,7 +62,7 @@ class Learner:
         self._columns: list[Column] = [unseen_column(np.zeros(0, np.int64)) for _ in CATEGORICAL]
         self._features: FeatureWorkflow | None = None
         self._model: Model | None = None
-        self._engine: PytorchEngine | None = None
+        self._engine: Engine | None = None
         self.num_rounds = self.num_models = 0
         self.seconds = 0.0
         """Spent in rounds so far: counting, encoding, writing, fitting."""
@@ -121,14 +124,14 @@ class Learner:
         self.num_models += 1
         return True
 
-    def _fitted(self, folder: Path, features: FeatureWorkflow, rows: Rows) -> tuple[Model, PytorchEngine]:
+    def _fitted(self, folder: Path, features: FeatureWorkflow, rows: Rows) -> tuple[Model, Engine]:
         (folder / Model.WORKFLOW).mkdir(parents=True)
         features.save(folder / Model.WORKFLOW)
         training_set = _training_set(folder, features, rows, parent=self._model)
         checkpoint, config = folder / "checkpoint", self._learning.config
         settings = self._learning.round if self._model else self._learning.first
         start = continue_from(self._model, training_set, config, checkpoint / START) if self._model else None
-        engine = PytorchEngine(config, features.slot_sizes, settings)
+        engine = make_engine(BACKEND, config, features.slot_sizes, settings, scratch=folder / "scratch")
         job = FitJob(
             training_set=training_set, config=config, settings=settings, start=start, checkpoint_path=checkpoint
         )
@@ -196,7 +199,7 @@ def _described(
     return Model(
         model_id=folder.name,
         uri=folder.absolute().as_uri(),
-        backend=PytorchEngine.backend,
+        backend=BACKEND,
         config=learning.config.as_document(),
         slot_sizes=training_set.slot_sizes,
         parent_model_id=parent.model_id if parent else None,

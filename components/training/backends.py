@@ -55,7 +55,7 @@ def make_engine(
     require_backend(backend, solver=solver)
     # Both libraries take seconds to import; a misuse is answered without them.
     if backend == "pytorch":
-        from components.training.pytorch_engine import PytorchEngine
+        from components.training.pytorch.engine import PytorchEngine
 
         return PytorchEngine(config, slot_sizes, settings)
     from components.training.hugectr.engine import HugectrEngine

@@ -8,8 +8,8 @@ from contextlib import closing
 import numpy as np
 import pytest
 
-from components.training.batches import assemble, batches
-from components.training.prefetch import ahead
+from components.training.pytorch.batches import assemble, batches
+from components.training.pytorch.prefetch import ahead
 from components.training.rows import Rows
 
 SIZES = np.array([4 + i % 7 for i in range(26)])

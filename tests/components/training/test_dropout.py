@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from components.training.dropout import RandomDrop
+from components.training.pytorch.dropout import RandomDrop
 
 both_types = pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["float32", "bfloat16"])
 

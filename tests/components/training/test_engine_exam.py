@@ -38,7 +38,7 @@ DOUBLE = Path(__file__).resolve().parents[2] / "hugectr_double"
 
 def engine_of(name, config, slot_sizes, settings, scratch):
     if name == "pytorch":
-        from components.training.pytorch_engine import PytorchEngine
+        from components.training.pytorch.engine import PytorchEngine
 
         return PytorchEngine(config, slot_sizes, settings, device="cpu")
     from components.training.hugectr.engine import HugectrEngine

@@ -22,7 +22,7 @@ from components.training.__main__ import run_flags
 from components.training.config import TrainingSettings
 from components.training.fit import FitJob, fit
 from components.training.metrics_sink import MemorySink
-from components.training.pytorch_engine import PytorchEngine
+from components.training.pytorch.engine import PytorchEngine
 from components.training.start import Start
 
 SEGMENT_ROWS = 1024
@@ -162,7 +162,7 @@ def weights_hash(tmp_path, run):
 
 STEP = f"""
 import sys
-from components.training import pytorch_engine
+from components.training.pytorch import engine as pytorch_engine
 from components.training.__main__ import main
 
 pytorch_engine.PytorchEngine.segment_batches = lambda self, batch_size: {SEGMENT_ROWS} // batch_size
@@ -172,7 +172,7 @@ raise SystemExit(main(sys.argv[1:]))
 KILLED = f"""
 import os, signal, sys
 from components.contracts import durable
-from components.training import pytorch_engine
+from components.training.pytorch import engine as pytorch_engine
 from components.training.__main__ import main
 
 pytorch_engine.PytorchEngine.segment_batches = lambda self, batch_size: {SEGMENT_ROWS} // batch_size

@@ -18,7 +18,7 @@ from components.dcn.network import load_network, predict
 from components.training.config import TrainingSettings
 from components.training.fit import FitJob, fit
 from components.training.metrics_sink import MemorySink
-from components.training.pytorch_engine import PytorchEngine
+from components.training.pytorch.engine import PytorchEngine
 from components.training.start import Start
 
 CONFIG = DcnConfig(embedding_dim=8, num_cross_layers=2, tower=(32,))

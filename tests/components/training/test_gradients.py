@@ -9,7 +9,7 @@ import torch
 from components.contracts.dcn import DcnConfig, dense_layout
 from components.contracts.model_files import num_dense_parameters, unflatten
 from components.dcn.network import DcnNetwork
-from components.training.gradients import Backpropagation, views
+from components.training.pytorch.gradients import Backpropagation, views
 
 V1 = DcnConfig(embedding_dim=2, num_cross_layers=3, tower=(9, 5), dropout=0.25)
 V2 = DcnConfig(embedding_dim=2, num_cross_layers=3, tower=(9, 5), dropout=0.25, projection_dim=4)

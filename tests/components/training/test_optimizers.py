@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 import torch
 
-from components.training import optimizers
 from components.training.config import TrainingSettings
-from components.training.optimizers import RowAdam, adam_step
+from components.training.pytorch import optimizers
+from components.training.pytorch.optimizers import RowAdam, adam_step
 
 SETTINGS = TrainingSettings(learning_rate=0.01)
 

@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 import torch
 
-from components.training import products
-from components.training.products import product, rectified
+from components.training.pytorch import products
+from components.training.pytorch.products import product, rectified
 
 PRECISION = {torch.float64: 1e-13, torch.float32: 2e-6, torch.bfloat16: 5e-3}
 types = pytest.mark.parametrize("dtype", PRECISION, ids=str)

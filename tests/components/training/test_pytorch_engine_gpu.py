@@ -12,7 +12,7 @@ from components.contracts.dcn import DcnConfig
 from components.contracts.model_files import read_model
 from components.training.config import TrainingSettings
 from components.training.initial import write_initial
-from components.training.pytorch_engine import PytorchEngine
+from components.training.pytorch.engine import PytorchEngine
 from components.training.rows import Rows
 
 pytestmark = [

@@ -9,13 +9,13 @@ import pytest
 import torch
 
 from components.contracts.dcn import DcnConfig
-from components.training import cpu_steps
-from components.training.batches import assemble
 from components.training.config import TrainingSettings
-from components.training.cpu_steps import CpuSteps
-from components.training.model_state import ModelState
+from components.training.pytorch import cpu_steps
+from components.training.pytorch.batches import assemble
+from components.training.pytorch.cpu_steps import CpuSteps
+from components.training.pytorch.model_state import ModelState
+from components.training.pytorch.static_step import StaticStepper, sum_by_key
 from components.training.rows import Rows
-from components.training.static_step import StaticStepper, sum_by_key
 
 V1 = DcnConfig(embedding_dim=4, num_cross_layers=2, tower=(16, 8))
 V2 = DcnConfig(embedding_dim=4, num_cross_layers=2, tower=(16, 8), projection_dim=3)

@@ -17,12 +17,12 @@ from torch.nn.functional import embedding_bag
 
 from components.contracts.criteo import NUM_CATEGORICAL
 from components.contracts.dcn import DcnConfig
-from components.training.batches import Batch, batches
 from components.training.config import TrainingSettings
-from components.training.dropout import RandomDrop
-from components.training.gradients import Backpropagation, Drop
-from components.training.model_state import ModelState
-from components.training.optimizers import RowAdam, adam_step
+from components.training.pytorch.batches import Batch, batches
+from components.training.pytorch.dropout import RandomDrop
+from components.training.pytorch.gradients import Backpropagation, Drop
+from components.training.pytorch.model_state import ModelState
+from components.training.pytorch.optimizers import RowAdam, adam_step
 from components.training.rows import Rows
 
 _PART_ROWS = 2048

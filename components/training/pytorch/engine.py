@@ -15,10 +15,10 @@ from numpy.typing import NDArray
 from components.contracts.dcn import DcnConfig
 from components.dcn.network import predict
 from components.training.config import TrainingSettings
-from components.training.cpu_steps import CpuSteps
-from components.training.cuda_steps import CudaSteps
 from components.training.engine import Learnt
-from components.training.model_state import ModelState
+from components.training.pytorch.cpu_steps import CpuSteps
+from components.training.pytorch.cuda_steps import CudaSteps
+from components.training.pytorch.model_state import ModelState
 from components.training.rows import Rows
 
 _CPU_SEGMENT_ROWS = 32_768

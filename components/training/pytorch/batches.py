@@ -13,7 +13,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from components.training.prefetch import ahead
+from components.training.pytorch.prefetch import ahead
 from components.training.rows import Rows
 
 _DEPTH = 1

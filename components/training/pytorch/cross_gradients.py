@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from components.contracts.dcn import DcnConfig
-from components.training.products import product
+from components.training.pytorch.products import product
 
 Add = Callable[[str, Tensor], None]
 

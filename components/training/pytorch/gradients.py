@@ -20,8 +20,8 @@ from torch.nn.functional import binary_cross_entropy_with_logits
 
 from components.contracts.criteo import NUM_DENSE
 from components.contracts.dcn import DcnConfig, dense_layout
-from components.training.cross_gradients import CrossV1, CrossV2
-from components.training.products import product, rectified
+from components.training.pytorch.cross_gradients import CrossV1, CrossV2
+from components.training.pytorch.products import product, rectified
 
 Drop = Callable[[Tensor], None]
 """Zeroes, in place, the dropped ones of a hidden layer's activations [B, H]; scaling the others is done here."""

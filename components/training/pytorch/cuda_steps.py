@@ -18,10 +18,10 @@ from torch import Tensor
 
 from components.contracts.dcn import DcnConfig
 from components.training.config import TrainingSettings
-from components.training.model_state import ModelState
-from components.training.prefetch import ahead
+from components.training.pytorch.model_state import ModelState
+from components.training.pytorch.prefetch import ahead
+from components.training.pytorch.static_step import StaticStepper
 from components.training.rows import Rows
-from components.training.static_step import StaticStepper
 
 _DEPTH = 3
 _WARM_UP_STEPS = 3

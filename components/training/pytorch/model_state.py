@@ -18,7 +18,7 @@ from components.contracts.dcn import DcnConfig
 from components.contracts.model_files import RowChunk, open_model, write_model_chunks
 from components.contracts.sparse_files import ROWS_PER_CHUNK
 from components.dcn.network import DcnNetwork
-from components.training.gradients import views
+from components.training.pytorch.gradients import views
 
 
 class ModelState:

@@ -16,8 +16,8 @@ from torch.nn.functional import embedding
 
 from components.contracts.dcn import DcnConfig
 from components.training.config import TrainingSettings
-from components.training.gradients import Backpropagation
-from components.training.model_state import ModelState
+from components.training.pytorch.gradients import Backpropagation
+from components.training.pytorch.model_state import ModelState
 
 
 class StaticStepper:
