@@ -7,13 +7,12 @@ each room's flags are said once, there.
 from __future__ import annotations
 
 import argparse
-import json
 import logging
 import os
 import sys
 from collections.abc import Sequence
+from dataclasses import fields
 from pathlib import Path
-from typing import Any
 
 from components.contracts.errors import ContractError, PermanentError, TemporaryError
 
@@ -48,7 +47,9 @@ def build_parser() -> argparse.ArgumentParser:
     )
 
     compile_ = commands.add_parser("compile", help="compile the retraining pipeline to KFP IR YAML")
-    compile_.add_argument("--output", type=Path, default=Path("build/retraining.yaml"))
+    compile_.add_argument(
+        "--output", type=Path, default=Path("build/retraining.yaml"), help="file to write (default: %(default)s)"
+    )
     compile_.add_argument("--registry", default="", help="prefix of the images")
     compile_.add_argument("--tag", default="dev", help="tag of the images; on a cluster the git revision")
     compile_.add_argument("--volume", default="evergreen", help="name of the shared volume claim")
@@ -57,7 +58,13 @@ def build_parser() -> argparse.ArgumentParser:
         "--backend", choices=("pytorch", "hugectr"), default="pytorch", help="trainer; its image runs the training step"
     )
     compile_.add_argument("--training-gpus", type=int, default=1, help="GPUs of the training step (hugectr)")
-    compile_.add_argument("--num-retries", type=int, default=2, help="tries of a failed step after the first")
+    compile_.add_argument("--num-retries", type=int, default=2, help="tries of any other failed step after the first")
+    compile_.add_argument(
+        "--training-retries",
+        type=int,
+        default=4,
+        help="tries of a failed training after the first; each goes on from its last save",
+    )
 
     run = commands.add_parser("run", help="run the compiled pipeline on this machine")
     run.add_argument("--package", type=Path, required=True, help="compiled pipeline")
@@ -98,29 +105,8 @@ def _add_parameters(parser: argparse.ArgumentParser) -> None:
         action="append",
         default=[],
         metavar="NAME=VALUE",
-        help="pipeline parameter; VALUE is JSON, or else text (repeatable)",
+        help="pipeline parameter, such as min_auc=0.7 or accept_inconclusive=true (repeatable)",
     )
-
-
-def parse_parameters(pairs: Sequence[str]) -> dict[str, Any]:
-    """Pipeline parameters of NAME=VALUE pairs.
-
-    Raises:
-        ContractError: a pair has no `=`.
-
-    >>> parse_parameters(["min_auc=0.7", "tower=128,64", "accept_inconclusive=true"])
-    {'min_auc': 0.7, 'tower': '128,64', 'accept_inconclusive': True}
-    """
-    parameters: dict[str, Any] = {}
-    for pair in pairs:
-        name, separator, value = pair.partition("=")
-        if not separator:
-            raise ContractError(f"parameter {pair!r} has no '=', expected NAME=VALUE")
-        try:
-            parameters[name] = json.loads(value)
-        except ValueError:
-            parameters[name] = value
-    return parameters
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -151,6 +137,15 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 3
 
 
+def _compile(arguments: argparse.Namespace) -> int:
+    from pipelines.compile import compile_pipeline
+    from pipelines.placement import Placement
+
+    chosen = {field.name: getattr(arguments, field.name, field.default) for field in fields(Placement)}
+    compile_pipeline(arguments.output, Placement(**chosen))
+    return 0
+
+
 def _call(arguments: argparse.Namespace) -> int:
     if arguments.command == "demo":
         from pipelines.local.demo import DemoSettings, run_demo
@@ -164,22 +159,20 @@ def _call(arguments: argparse.Namespace) -> int:
         )
         return run_demo(settings)
     if arguments.command == "compile":
-        from pipelines.compile import compile_pipeline
-        from pipelines.placement import Placement
-
-        names = ("registry", "tag", "volume", "accelerator", "backend", "training_gpus", "num_retries")
-        compile_pipeline(arguments.output, Placement(**{name: getattr(arguments, name) for name in names}))
-        return 0
+        return _compile(arguments)
     if arguments.command == "run":
         from components.contracts.retrain_request import RetrainRequest
         from pipelines.local.run import EXIT_CODES, LocalFolders, run_once
+        from pipelines.package import read_parameters
 
         request = RetrainRequest.read(arguments.request) if arguments.request else None
         folders = LocalFolders(root=arguments.folder.resolve())
-        outcome = run_once(arguments.package, folders, parse_parameters(arguments.parameter), request)
+        parameters = read_parameters(arguments.package, arguments.parameter)
+        outcome = run_once(arguments.package, folders, parameters, request)
         print(f"{outcome.state} at {outcome.step}: {outcome.reason}")
         return EXIT_CODES[outcome.state]
     if arguments.command == "submit":
+        from pipelines.package import read_parameters
         from pipelines.submit import submit
 
         print(
@@ -188,7 +181,7 @@ def _call(arguments: argparse.Namespace) -> int:
                 host=arguments.host,
                 namespace=arguments.namespace,
                 experiment=arguments.experiment,
-                parameters=parse_parameters(arguments.parameter),
+                parameters=read_parameters(arguments.package, arguments.parameter),
                 upload_version=arguments.upload_version,
             )
         )

@@ -83,12 +83,15 @@ class Inspection:
     dense_moments: list[ArrayFigures]
     """m and v; empty = no state was kept."""
     hashes: list[PartHash] = field(default_factory=list)
-    graph_fault: str | None = None
-    """Why the graph JSON beside the weights is not this network's; None where it is, and where there is none."""
+    has_table_moments: bool = False
+    """Whether the table's optimizer state was kept."""
+    misfits: list[str] = field(default_factory=list)
+    """Why a part is not what the manifest says: weights or workflow that cannot be read, optimizer state of no rows, a
+    graph JSON of another network. What such a part would tell is missing here."""
 
     @property
     def faults(self) -> list[str]:
-        """One sentence for each hash that differs, each kind of number that is not finite, and a wrong graph."""
+        """One sentence for each hash that differs, each kind of number that is not finite, and what cannot be read."""
         faults = [
             f"{h.part} has sha256 {h.found}, expected {h.promised} as in the manifest" for h in self.hashes if h.differs
         ]
@@ -97,7 +100,7 @@ class Inspection:
         for array in [*self.dense, *self.dense_moments]:
             if array.num_not_finite:
                 faults.append(f"{array.name} holds {array.num_not_finite} numbers that are not finite")
-        return faults + ([self.graph_fault] if self.graph_fault else [])
+        return faults + self.misfits
 
 
 def inspect_model(folder: Path, config_path: Path | None = None) -> Inspection:
@@ -110,20 +113,39 @@ def inspect_model(folder: Path, config_path: Path | None = None) -> Inspection:
     Raises:
         ContractError: the folder is neither, or its files do not fit the model that they should hold.
     """
-    if (path := folder / Model.MANIFEST).exists() and config_path is None:
-        manifest = Model.read(path)
-        workflow = FeatureWorkflow.load(folder / Model.WORKFLOW) if (folder / Model.WORKFLOW).exists() else None
-        config = DcnConfig.from_document(manifest.config)
+    if config_path is not None:
+        config, slot_sizes = _shape(config_path)
+        return _figures(folder, open_model(folder, config, slot_sizes), slot_sizes, None, {Model.WEIGHTS: folder})
+    if not (folder / Model.MANIFEST).exists():
+        raise ContractError(_no_model(folder))
+    manifest = Model.read(folder / Model.MANIFEST)
+    config = DcnConfig.from_document(manifest.config)
+    parts = {part: folder / part for part in manifest.sha256}
+    try:
         stored = open_model(folder / Model.WEIGHTS, config, manifest.slot_sizes)
-        parts = {part: folder / part for part in manifest.sha256}
-        return _figures(folder, stored, manifest.slot_sizes, manifest, workflow, parts)
-    if config_path is None:
-        raise ContractError(
-            f"{folder} has no {Model.MANIFEST}, expected a folder of the model store, or a bare weights folder and "
-            "--config with its shape"
+    except ContractError as error:
+        # A damaged model is a finding like any other, and its hashes tell which parts are whole.
+        return Inspection(
+            folder=folder,
+            config=config,
+            manifest=manifest,
+            slots=[],
+            dense=[],
+            dense_moments=[],
+            hashes=_hashes(parts, manifest),
+            misfits=[str(error)],
         )
-    config, slot_sizes = _shape(config_path)
-    return _figures(folder, open_model(folder, config, slot_sizes), slot_sizes, None, None, {Model.WEIGHTS: folder})
+    return _figures(folder, stored, manifest.slot_sizes, manifest, parts)
+
+
+def _no_model(folder: Path) -> str:
+    """What is wrong with a folder that is no model's, and where one is."""
+    expected = "expected a folder of the model store, or a bare weights folder and --config with its shape"
+    if not folder.exists():
+        return f"{folder} does not exist, {expected}"
+    near = [folder.parent, *sorted([*folder.glob("*/"), *folder.glob("models/*/")], reverse=True)]
+    hint = next((f"; {place} is one" for place in near if (place / Model.MANIFEST).exists()), "")
+    return f"{folder} has no {Model.MANIFEST}, {expected}{hint}"
 
 
 def _shape(path: Path) -> tuple[DcnConfig, list[int]]:
@@ -144,26 +166,43 @@ def _figures(
     stored: StoredModel,
     slot_sizes: list[int],
     manifest: Model | None,
-    workflow: FeatureWorkflow | None,
     parts: dict[str, Path],
 ) -> Inspection:
     sums = _SlotSums(slot_sizes)
-    for chunk in stored.chunks():
+    with_moments = stored.has_embedding_moments and not stored.rows.state_fault
+    for chunk in stored.chunks(moments=with_moments):
         sums.add(chunk)
-    promised = manifest.sha256 if manifest else {}
+    tombstones, workflow_fault = _tombstones(parts.get(Model.WORKFLOW))
+    misfits = stored.rows.state_fault, workflow_fault, _graph_fault(stored.folder / GRAPH_FILE, stored.config)
     return Inspection(
         folder=folder,
         config=stored.config,
         manifest=manifest,
-        slots=sums.figures(workflow.tombstones if workflow else None, stored.has_embedding_moments),
+        slots=sums.figures(tombstones, with_moments),
         dense=[_array(name, values) for name, values in stored.dense().items()],
         dense_moments=_dense_moments(stored.dense_moments()),
-        hashes=[
-            PartHash(part=part, found=sha256_tree(path) if path.exists() else None, promised=promised.get(part))
-            for part, path in parts.items()
-        ],
-        graph_fault=_graph_fault(stored.folder / GRAPH_FILE, stored.config),
+        hashes=_hashes(parts, manifest),
+        has_table_moments=stored.has_embedding_moments,
+        misfits=[fault for fault in misfits if fault],
     )
+
+
+def _tombstones(workflow: Path | None) -> tuple[list[int] | None, str | None]:
+    """Ids without a category per slot, where there is a workflow; and why it cannot be read."""
+    if workflow is None or not workflow.exists():
+        return None, None
+    try:
+        return FeatureWorkflow.load(workflow).tombstones, None
+    except ContractError as error:
+        return None, str(error)
+
+
+def _hashes(parts: dict[str, Path], manifest: Model | None) -> list[PartHash]:
+    promised = manifest.sha256 if manifest else {}
+    return [
+        PartHash(part=part, found=sha256_tree(path) if path.exists() else None, promised=promised.get(part))
+        for part, path in parts.items()
+    ]
 
 
 def _graph_fault(path: Path, config: DcnConfig) -> str | None:

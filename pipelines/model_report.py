@@ -10,7 +10,7 @@ from pipelines.model_inspection import ArrayFigures, Inspection, PartHash, SlotF
 
 
 def print_inspection(folder: Path, config_path: Path | None) -> int:
-    """Prints the model's figures; 0, or 1 where a hash differs from the manifest or a number is not finite."""
+    """Prints the model's figures; 0, or 1 where it has faults, such as a hash that differs from the manifest's."""
     inspection = inspect_model(folder, config_path)
     for line in report(inspection):
         print(line)
@@ -27,17 +27,22 @@ def report(inspection: Inspection) -> Iterator[str]:
         yield f"steps    {manifest.optimizer_step:,} of the optimizer, over all rounds"
     yield f"network  {_network(inspection.config)}"
     yield from map(_hash, inspection.hashes)
+    if inspection.slots:
+        yield from _weights(inspection)
+    for fault in inspection.faults:
+        yield f"FAULT    {fault}"
+
+
+def _weights(inspection: Inspection) -> Iterator[str]:
     yield ""
     yield from _columns([_SLOT_HEAD, *map(_slot, inspection.slots), _total(inspection.slots)])
-    if all(slot.mean_moment_norms is None for slot in inspection.slots):
+    if not inspection.has_table_moments:
         yield "the table's optimizer state was not kept"
     yield ""
     arrays = [*inspection.dense, *inspection.dense_moments]
     yield from _columns([("dense", "shape", "norm", "min", "max", "not finite"), *map(_array, arrays)])
     if not inspection.dense_moments:
         yield "the dense optimizer state was not kept"
-    for fault in inspection.faults:
-        yield f"FAULT    {fault}"
 
 
 def _network(config: DcnConfig) -> str:
@@ -55,7 +60,7 @@ def _hash(part: PartHash) -> str:
 
 
 _SLOT_HEAD = (
-    "slot", "ids", "rows", "tombstones", "zero rows", "not finite", "mean norm", "max norm", "mean m", "mean v",
+    "slot", "ids", "rows", "tombstones", "zero rows", "not finite", "mean norm", "max norm", "mean |m|", "mean |v|",
 )  # fmt: skip
 
 

@@ -1,18 +1,61 @@
-"""The compiled pipeline as a file: which parameters it takes.
+"""The compiled pipeline as a file: which parameters it takes, and of which types.
 
-Asked before a run, so that a wrong name is told at once and not by a server or a traceback. Writing the file is
-`pipelines.compile`'s.
+Asked before a run, so that a wrong name or value is told at once and not by a server or a traceback. Writing the file
+is `pipelines.compile`'s.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import json
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import yaml
 
 from components.contracts.errors import ContractError
+
+_NUMBER = (int, float)
+_VALUES: dict[str, tuple[tuple[type, ...], str]] = {
+    "BOOLEAN": ((bool,), "true or false"),
+    "NUMBER_DOUBLE": (_NUMBER, "a number"),
+    "NUMBER_INTEGER": ((int,), "a whole number"),
+}
+"""Python types of KFP's, and how they are written; all other parameters of this pipeline are text."""
+
+
+def read_parameters(package: Path, pairs: Sequence[str]) -> dict[str, Any]:
+    """Pipeline parameters of NAME=VALUE pairs, each of the type that the compiled pipeline asks for.
+
+    The value of a text parameter is taken as it is written, also where it looks like a number or like JSON.
+
+    Raises:
+        ContractError: the package is absent or no compiled pipeline, a pair has no `=`, a name is not the pipeline's,
+            or a value is not of its type.
+    """
+    types = _types(package)
+    parameters: dict[str, Any] = {}
+    for pair in pairs:
+        name, separator, text = pair.partition("=")
+        if not separator:
+            raise ContractError(f"parameter {pair!r} has no '=', expected NAME=VALUE")
+        _check_names([name], types)
+        parameters[name] = _value(name, text, types[name])
+    return parameters
+
+
+def _value(name: str, text: str, kind: str) -> Any:
+    if kind not in _VALUES:
+        return text
+    wanted, written = _VALUES[kind]
+    try:
+        value = json.loads(text)
+    except ValueError:
+        value = text
+    # A bool is an int to Python.
+    if not isinstance(value, wanted) or isinstance(value, bool) != (kind == "BOOLEAN"):
+        raise ContractError(f"parameter {name} is {text!r}, expected {written}")
+    return value
 
 
 def check_parameters(package: Path, parameters: Mapping[str, Any]) -> None:
@@ -21,14 +64,23 @@ def check_parameters(package: Path, parameters: Mapping[str, Any]) -> None:
     Raises:
         ContractError: the package is absent or no compiled pipeline, or a parameter is not the pipeline's.
     """
+    _check_names(sorted(parameters), _types(package))
+
+
+def _check_names(names: Sequence[str], types: Mapping[str, str]) -> None:
+    if unknown := [name for name in names if name not in types]:
+        raise ContractError(f"parameter {unknown[0]} is unknown, expected some of {', '.join(sorted(types))}")
+
+
+def _types(package: Path) -> dict[str, str]:
+    """KFP's type of each parameter of the compiled pipeline."""
     try:
         document = next(iter(yaml.safe_load_all(package.read_text())))
-        known = document["root"]["inputDefinitions"]["parameters"].keys()
+        inputs = document["root"]["inputDefinitions"]["parameters"]
+        return {name: described["parameterType"] for name, described in inputs.items()}
     except OSError as error:
         raise ContractError(f"package {package} cannot be read: {error.strerror}") from error
-    except (yaml.YAMLError, StopIteration, KeyError, TypeError, ValueError) as error:
+    except (yaml.YAMLError, StopIteration, KeyError, TypeError, ValueError, AttributeError) as error:
         raise ContractError(
             f"package {package} is no compiled pipeline, expected one of `evergreen compile`"
         ) from error
-    if unknown := sorted(parameters.keys() - known):
-        raise ContractError(f"parameter {unknown[0]} is unknown, expected some of {', '.join(sorted(known))}")

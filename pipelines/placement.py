@@ -6,10 +6,12 @@ steps do and how data flows between them is `pipelines.retraining`'s.
 
 from __future__ import annotations
 
+import json
 from dataclasses import dataclass
 
 from kfp import dsl, kubernetes
 
+from components.contracts.errors import ContractError
 from pipelines.images import TRAINING_IMAGES, image_reference
 
 
@@ -31,9 +33,28 @@ class Placement:
     training_gpus: int = 1
     """GPUs of the training step; more than one only for `hugectr`, whose setting `vvgpu` then names them."""
     num_retries: int = 2
-    """Tries after the first, whatever the exit code: steps replace their own partial output, and training that was
-    preempted goes on from its checkpoint. A pod that vanished with its node has no exit code; Argo tries it again only
-    where the workflow controller's defaults say `retryPolicy: Always`."""
+    """Tries after the first, whatever the exit code: steps replace their own partial output. A pod that vanished with
+    its node has no exit code; Argo tries it again only where the workflow controller's defaults say
+    `retryPolicy: Always`."""
+    training_retries: int = 4
+    """The same of training, which is the longest step and goes on from its checkpoint, so that each loss of a node
+    costs it minutes. More on nodes that come and go; an error that no try can mend waits 10 s * 3^n longer for each
+    to be told, with 4 of them 7 minutes."""
+
+    def __post_init__(self) -> None:
+        """Refuses GPUs that nobody would use."""
+        if self.training_gpus < 1:
+            raise ContractError(f"training_gpus is {self.training_gpus}, expected at least 1")
+        if self.training_gpus > 1 and self.backend != "hugectr":
+            raise ContractError(
+                f"training_gpus is {self.training_gpus} with backend {self.backend}, which trains on one GPU; "
+                "expected 1, or backend hugectr"
+            )
+
+    @property
+    def solver(self) -> str:
+        """Default of the pipeline's parameter of that name: HugeCTR trains on all GPUs of its step."""
+        return "" if self.training_gpus == 1 else json.dumps({"vvgpu": [list(range(self.training_gpus))]})
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -70,13 +91,12 @@ def place(task: dsl.PipelineTask, step: str, placement: Placement) -> dsl.Pipeli
     task.set_memory_limit(needs.memory)
     # Outputs lie under the run's name, which every task takes, so a cached one would be another run's: off for all.
     task.set_caching_options(False)
-    if placement.num_retries:
+    num_retries = placement.training_retries if step == "training" else placement.num_retries
+    if num_retries:
         # Argo counts this limit from the start of the first try, and the tries themselves into it: less than all of
         # them at their longest would end a retry, or forbid it, in the middle of its work.
-        longest = (placement.num_retries + 1) * (needs.timeout_seconds + MAX_WAIT_SECONDS)
-        task.set_retry(
-            placement.num_retries, backoff_duration="10s", backoff_factor=3.0, backoff_max_duration=f"{longest}s"
-        )
+        longest = (num_retries + 1) * (needs.timeout_seconds + MAX_WAIT_SECONDS)
+        task.set_retry(num_retries, backoff_duration="10s", backoff_factor=3.0, backoff_max_duration=f"{longest}s")
     if needs.gpu and placement.accelerator:
         task.set_accelerator_type(placement.accelerator)
         task.set_accelerator_limit(placement.training_gpus if step == "training" else 1)

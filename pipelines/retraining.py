@@ -61,7 +61,7 @@ def retraining_pipeline(placement: Placement) -> Callable[..., Any]:
         seed: int = 42,
         precision: str = "float32",
         checkpoint_minutes: float = 5.0,
-        solver: str = "",
+        solver: str = placement.solver,
         profile_steps: int = 0,
         min_auc: float = 0.6,
         max_auc_loss: float = 0.002,

@@ -20,7 +20,7 @@ LEARNING = Learning(
     config=DcnConfig(),
     first=TrainingSettings(max_epochs=3),
     # One pass: each row is learnt once, as online training does. No halvings: within hours there is no jump to find.
-    # Rate and batch were chosen among eight pairs for a round an hour, in the world of another seed.
+    # Rate and batch were chosen among eight pairs by hourly and half-hourly rounds, in the world of another seed.
     round=TrainingSettings(max_epochs=1, num_halvings=0, learning_rate=0.0003, batch_size=1024, min_batch_size=1024),
     rules=AdmissionRules(frequency_threshold=5),
 )

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from components.contracts.dcn import DcnConfig, dense_layout
 from components.contracts.errors import ContractError
-from components.contracts.flat_files import get, opened, require_size, sized_file
+from components.contracts.flat_files import get, is_kept, opened, require_size, sized_file
 
 Moments = tuple[NDArray[np.float32], NDArray[np.float32]]
 _ALIGNMENT_BYTES = 256
@@ -77,7 +77,7 @@ def require_dense_files(path: Path, moments_path: Path, config: DcnConfig) -> No
     """
     size = 4 * num_dense_parameters(config)
     require_size(path, size)
-    if moments_path.exists():
+    if is_kept(moments_path):
         require_size(moments_path, 2 * size, size + -size % _ALIGNMENT_BYTES + size)
 
 

@@ -8,6 +8,7 @@ function here holds a second copy of the bytes it is given, nor more of a file t
 from __future__ import annotations
 
 import os
+import stat
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
@@ -75,26 +76,34 @@ def _refused(path: Path) -> Iterator[None]:
         raise PermanentError(f"model file {path} cannot be written: {error.strerror or error}") from error
 
 
+def is_kept(path: Path) -> bool:
+    """Whether a file that may be left out was not: anything of its name, a link to nowhere too, must then be right."""
+    return os.path.lexists(path)
+
+
 def size_of(path: Path) -> int:
     """Bytes of the file at `path`.
 
     Raises:
-        ContractError: it is absent or cannot be read.
+        ContractError: it is absent, is no file or cannot be read.
     """
     try:
-        return path.stat().st_size
+        found = path.stat()
     except OSError as error:
         raise ContractError(f"model file {path} cannot be read: {error.strerror}") from error
+    if not stat.S_ISREG(found.st_mode):
+        raise ContractError(f"model file {path} is no file but a {'folder' if path.is_dir() else 'device or pipe'}")
+    return found.st_size
 
 
-def require_size(path: Path, *expected: int) -> None:
-    """Refuses a file that has none of the `expected` numbers of bytes.
+def require_size(path: Path, *expected: int, reason: str = "") -> None:
+    """Refuses a file that has none of the `expected` numbers of bytes; `reason` says where they come from.
 
     Raises:
         ContractError: names the file, its size and what was expected; also where it is absent.
     """
     if (size := size_of(path)) not in expected:
-        raise ContractError(f"model file {path} has {size} bytes, expected {' or '.join(map(str, expected))}")
+        raise ContractError(f"model file {path} has {size} bytes, expected {' or '.join(map(str, expected))}{reason}")
 
 
 @contextmanager

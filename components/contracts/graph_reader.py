@@ -20,6 +20,8 @@ from components.contracts.graph_json import DISTRIBUTED, LOCALIZED, EmbeddingTab
 
 _INITIALISERS = {"weight_init", "bias_init"}
 """Written where they are not the default; the weights come from the model files, so they say nothing."""
+_MAX_FLOAT32 = float(np.finfo(np.float32).max)
+_MAX_INTEGER = 2**63 - 1
 _NETWORK = ("Reshape", "Concat", "Slice", "MultiCross", "InnerProduct", "ReLU", "Dropout", "BinaryCrossEntropyLoss")
 
 
@@ -89,15 +91,24 @@ class _Place:
         return [_Place(f"{self.where}[{number}]", value) for number, value in enumerate(self.value)]
 
     def integer(self, at_least: int = 1) -> int:
-        if not isinstance(self.value, int) or isinstance(self.value, bool) or self.value < at_least:
-            raise ContractError(f"{self.where} is {self.value!r}, expected a whole number of at least {at_least}")
+        if type(self.value) is not int or not at_least <= self.value <= _MAX_INTEGER:
+            raise ContractError(
+                f"{self.where} is {self.value!r}, expected a whole number of at least {at_least} that 63 bits hold"
+            )
         return self.value
 
     def number(self) -> float:
         """A float32 as its shortest decimal: 1.0000000116860974e-07 is 1e-07."""
-        if not isinstance(self.value, int | float) or isinstance(self.value, bool):
-            raise ContractError(f"{self.where} is {self.value!r}, expected a number")
+        # JSON's integers know no limit and Python reads NaN; neither is a float32.
+        if type(self.value) not in (int, float) or not abs(self.value) <= _MAX_FLOAT32:
+            raise ContractError(f"{self.where} is {self.value!r}, expected a number that float32 holds")
         return _shortest(self.value)
+
+    def share(self) -> float:
+        """A number in [0, 1)."""
+        if not 0.0 <= (found := self.number()) < 1.0:
+            raise ContractError(f"{self.where} is {self.value!r}, expected a share in [0, 1)")
+        return found
 
     def one_of(self, *expected: Any) -> Any:
         if self.value not in expected:
@@ -188,8 +199,8 @@ def _read_embedding(place: _Place, names: _Names) -> tuple[EmbeddingTable, int]:
         max_vocabulary_size=shape.at("max_vocabulary_size_global").integer(),
         slot_sizes=slot_sizes,
         update_type=optimizer.at("update_type").one_of("Local", "Global", "LazyGlobal"),
-        beta1=adam.at("beta1").number(),
-        beta2=adam.at("beta2").number(),
+        beta1=adam.at("beta1").share(),
+        beta2=adam.at("beta2").share(),
         epsilon=adam.at("epsilon").number(),
     )
     return table, shape.at("embedding_vec_size").integer()
@@ -208,7 +219,7 @@ def _config(layers: list[_Place], dim: int, projection_dim: int, source: str) ->
     cross = crosses[0].at("mc_param").keys({"num_layers"}, _INITIALISERS | {"projection_dim"})
     if "projection_dim" in cross.value:
         cross.at("projection_dim").one_of(projection_dim)
-    rates = [layer.at("rate").number() for layer in by_type["Dropout"]]
+    rates = [layer.at("rate").share() for layer in by_type["Dropout"]]
     return DcnConfig(
         embedding_dim=dim,
         num_cross_layers=cross.at("num_layers").integer(),

@@ -31,6 +31,7 @@ from components.contracts.dense_files import (
     write_dense_moments,
 )
 from components.contracts.errors import ContractError
+from components.contracts.flat_files import is_kept
 from components.contracts.sparse_files import ROWS_PER_CHUNK, RowChunk, SparseFiles, open_rows, write_rows
 
 __all__ = [
@@ -101,7 +102,7 @@ class StoredModel:
     def dense_moments(self) -> Moments | None:
         """Adam's m and v, flat, in the dense file's order; None where no state was kept."""
         path = self.folder / DENSE_OPTIMIZER_FILE
-        return read_dense_moments(path, self.config) if path.exists() else None
+        return read_dense_moments(path, self.config) if is_kept(path) else None
 
     def chunks(self, rows_per_chunk: int = ROWS_PER_CHUNK, *, moments: bool = True) -> Iterator[RowChunk]:
         """The table's rows in the files' order, each chunk in arrays of its own.

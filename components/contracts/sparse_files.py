@@ -2,11 +2,15 @@
 
 Joins both training backends, which write them, to whoever reads a model; used through `contracts.model_files`. Layout
 as HugeCTR 24.06 writes it for one GPU, little endian, no headers: `key` int64 (id + slot offset), `emb_vector` float32
-[rows, dim], `slot_id` uint64 (LocalizedSlot embeddings only); the state is Adam's m, then v, whose row r belongs to key
-row r. HugeCTR writes of each the whole workspace, [max_vocabulary_size, dim], rows beyond the keys unused; we write
-[rows, dim]. Keys come in the order of HugeCTR's hash table, so in any; ours ascend.
+[rows, dim], `slot_id` uint64 (LocalizedSlot embeddings only), row r of each for key r of the file; the state is Adam's
+m, then v. Our keys ascend, and row r of our state, [rows, dim], is key r's.
 
-Not readable here: state of several GPUs. Each keeps its own rows, and nothing in the file tells how many there were.
+HugeCTR's own saves are laid out otherwise: keys and vectors come in the order of its hash table, so in any, but the
+state is the memory itself, the whole workspace [max_vocabulary_size, dim] in the order in which the keys were first
+seen, rows beyond them unused. Nothing in the folder joins the two, so such a state is refused here; whoever gave
+HugeCTR the keys knows their order (`training.hugectr.saving`). A folder for HugeCTR to load is written row by row,
+since loading sees the keys in the order of the file. Nor is the state of several GPUs read: each keeps rows of its own,
+and nothing in the file tells how many there were.
 """
 
 from __future__ import annotations
@@ -20,7 +24,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from components.contracts.errors import ContractError
-from components.contracts.flat_files import get, opened, require_size, size_of, sized_file
+from components.contracts.flat_files import get, is_kept, opened, require_size, size_of, sized_file
 
 Moments = tuple[NDArray[np.float32], NDArray[np.float32]]
 
@@ -146,13 +150,28 @@ class SparseFiles:
     num_rows: int
     state_rows: int | None
     """Rows of each state table, at least `num_rows`; None = there is no state."""
+    ascending: bool
+    """Whether the keys ascend, as ours do."""
+
+    @property
+    def state_fault(self) -> str | None:
+        """Why no row of the state can be given to a key; None where it can, and where there is no state."""
+        if self.ascending or self.state_rows in (None, self.num_rows):
+            return None
+        return (
+            f"optimizer state {self.state_path} holds a whole workspace of {self.state_rows} rows, but the "
+            f"{self.num_rows} keys of {self.folder / KEY_FILE} do not ascend: HugeCTR saved both itself, expected a "
+            "folder that the training step wrote, or one without this state"
+        )
 
     def chunks(self, rows_per_chunk: int = ROWS_PER_CHUNK, *, moments: bool = True) -> Iterator[RowChunk]:
         """The rows in file order, with their moments where there is state and `moments` are wanted.
 
         Raises:
-            ContractError: a file has shrunk since it was checked.
+            ContractError: a file has shrunk since it was checked; the state is wanted and has a `state_fault`.
         """
+        if moments and self.state_fault:
+            raise ContractError(self.state_fault)
         width = 4 * self.dim
         with ExitStack() as stack:
             keys = stack.enter_context(opened(self.folder / KEY_FILE))
@@ -186,13 +205,16 @@ def open_rows(folder: Path, state_path: Path, dim: int, slot_sizes: list[int]) -
     if size % 8:
         raise ContractError(f"model file {folder / KEY_FILE} has {size} bytes, expected a multiple of 8")
     num_rows = size // 8
-    require_size(folder / VECTOR_FILE, 4 * dim * num_rows)
-    localized = (folder / SLOT_FILE).exists()
+    reason = f" for the {num_rows} keys of 8 bytes in {folder / KEY_FILE}"
+    require_size(folder / VECTOR_FILE, 4 * dim * num_rows, reason=reason)
+    localized = is_kept(folder / SLOT_FILE)
     if localized:
-        require_size(folder / SLOT_FILE, 8 * num_rows)
-    state_rows = _state_rows(state_path, num_rows, dim) if state_path.exists() else None
-    _require_keys(folder, num_rows, slot_sizes, localized=localized)
-    return SparseFiles(folder=folder, state_path=state_path, dim=dim, num_rows=num_rows, state_rows=state_rows)
+        require_size(folder / SLOT_FILE, 8 * num_rows, reason=reason)
+    state_rows = _state_rows(state_path, num_rows, dim) if is_kept(state_path) else None
+    ascending = _require_keys(folder, num_rows, slot_sizes, localized=localized)
+    return SparseFiles(
+        folder=folder, state_path=state_path, dim=dim, num_rows=num_rows, state_rows=state_rows, ascending=ascending
+    )
 
 
 def _state_rows(path: Path, num_rows: int, dim: int) -> int:
@@ -208,8 +230,10 @@ def _state_rows(path: Path, num_rows: int, dim: int) -> int:
     return capacity
 
 
-def _require_keys(folder: Path, num_rows: int, slot_sizes: list[int], *, localized: bool) -> None:
+def _require_keys(folder: Path, num_rows: int, slot_sizes: list[int], *, localized: bool) -> bool:
+    """Refuses keys and slots that do not fit; answers whether the keys ascend."""
     rows, path = sum(slot_sizes), folder / KEY_FILE
+    ascending, last = True, -1
     # A byte per row of the table instead of the sorted copy of all keys that np.unique would take.
     seen = np.zeros(rows, np.bool_)
     with ExitStack() as stack:
@@ -219,8 +243,10 @@ def _require_keys(folder: Path, num_rows: int, slot_sizes: list[int], *, localiz
             count = min(ROWS_PER_CHUNK, num_rows - start)
             keys = get(keys_file, (count,), "<i8", at=8 * start)
             if keys.min() < 0 or keys.max() >= rows:
-                raise ContractError(f"model file {path} holds {keys.min()}..{keys.max()}, expected 0..{rows - 1}")
+                raise ContractError(f"model file {path} holds keys {keys.min()}..{keys.max()}, expected 0..{rows - 1}")
             seen[keys] = True
+            ascending = ascending and bool(keys[0] > last and (keys[1:] > keys[:-1]).all())
+            last = int(keys[-1])
             if slots_file is None:
                 continue
             found, expected = get(slots_file, (count,), "<u8", at=8 * start), slots_of(keys, slot_sizes)
@@ -232,3 +258,4 @@ def _require_keys(folder: Path, num_rows: int, slot_sizes: list[int], *, localiz
                 )
     if np.count_nonzero(seen) != num_rows:
         raise ContractError(f"model file {path} holds a key twice, expected each once")
+    return ascending

@@ -65,7 +65,7 @@ def evaluate(
         ContractError: the inputs do not belong together, or one is damaged.
     """
     _expect_same_round(raw, training_set, model)
-    column = slice_column(training_set.slot_sizes)
+    column = slice_column(_live_sizes(training_set))
     score = partial(
         score_holdout,
         score_candidate=candidate_scorer(model),
@@ -97,6 +97,12 @@ def evaluate(
     is_first_round = training_set.parent_model_uri is None
     slices = measure_slices(scored, column=column, is_first_round=is_first_round)
     return Evaluation(verdict=verdict, scored=scored, slices=slices, settings=settings)
+
+
+def _live_sizes(training_set: TrainingSet) -> list[int]:
+    """Slot sizes without tombstones: what a column held once cuts no slices."""
+    tombstones = training_set.tombstones or [0] * len(training_set.slot_sizes)
+    return [size - dead for size, dead in zip(training_set.slot_sizes, tombstones)]
 
 
 def _new_ids(training_set: TrainingSet) -> list[NDArray[np.int64]]:

@@ -111,7 +111,9 @@ def _old_rows(verdict: Verdict) -> str:
         return "<p>No rows older than the window were held out.</p>"
     return (
         f"<p>{old['num_rows']} rows of days before the window, {old['num_clicks']} clicks, drawn for this and never "
-        "replayed. Both models may have learnt them when they were new: this tells how well they are remembered.</p>"
+        "replayed. Both models may have learnt them when they were new: this tells how well they are remembered. Where "
+        "the world changed in between, a candidate that follows it is wrong about them and scores lower; that is a "
+        "fault only where the old world may return.</p>"
         + _metrics_table(verdict, old["candidate"], old["champion"], old["difference"])
     )
 

@@ -46,7 +46,8 @@ class ExtractionSettings:
     """Share of older rows among the rows that training will learn from, in [0, 1); 0 = the window alone."""
     replay_days: int = 7
     """Days before the window, the newest that have rows, from which old rows are drawn: those to replay, and as many
-    as the window's holdout for measuring what is remembered, whatever `replay_share` is. 0 = none is read."""
+    as the window's holdout (100,000 at most) for measuring what is remembered, whatever `replay_share` is. 0 = none is
+    read: measured over six days of 300,000 rows, in one file each, the reading took 3.5 s of a core."""
 
     def __post_init__(self) -> None:
         """Refuses values out of range."""

@@ -31,15 +31,21 @@ def build_parser() -> argparse.ArgumentParser:
         prog="python -m components.training",
         description=__doc__,
         formatter_class=argparse.ArgumentDefaultsHelpFormatter,
+        epilog="Exit codes: 0 done, 2 misuse or bad input, 75 preempted by SIGTERM: saved, the same command goes on.",
     )
     add = parser.add_argument
-    add("--run", required=True, help="name of the run; a second try continues the first from its last save")
-    add("--store", required=True, help="folder of the model store")
-    add("--work", required=True, help="folder for intermediate files")
+    add(
+        "--run",
+        required=True,
+        default=argparse.SUPPRESS,
+        help="name of the run; a second try continues the first from its last save",
+    )
+    add("--store", required=True, default=argparse.SUPPRESS, help="model store, an absolute path or file:// URI")
+    add("--work", required=True, default=argparse.SUPPRESS, help="intermediate files, an absolute path or file:// URI")
     add("--parent", default="current", help="model to continue: current, none, or a model id")
     add("--backend", default="pytorch", help="trainer: pytorch or hugectr")
     add("--learning-rate", type=float, default=fit.learning_rate, help="Adam's, for all parameters")
-    add("--batch-size", type=int, default=fit.batch_size, help="rows per optimizer step")
+    add("--batch-size", type=int, default=fit.batch_size, help="most rows per optimizer step; fewer in short passes")
     add("--max-epochs", type=int, default=fit.max_epochs, help="most passes over the fitted rows")
     add("--embedding-dim", type=int, default=network.embedding_dim, help="width of a category's vector")
     add("--projection-dim", type=int, default=network.projection_dim, help="rank of the cross layers (DCN v2); 0 = v1")
@@ -49,12 +55,12 @@ def build_parser() -> argparse.ArgumentParser:
     add("--seed", type=int, default=fit.seed, help="decides initial weights, the order of rows and dropout")
     add("--precision", default=fit.precision, help=f"of matrix products: {', '.join(PRECISIONS)}")
     add("--checkpoint-minutes", type=float, default=fit.checkpoint_minutes, help="time between saves within the fit")
-    add("--solver", default="", help="HugeCTR's own settings, as a JSON object")
-    add("--profile-steps", type=int, default=0, help="steps to trace into <work>/<run>/training/trace.json; 0 = none")
+    add("--solver", default="", help="HugeCTR's own settings, a JSON object; empty = ours")
+    add("--profile-steps", type=int, default=0, help="pytorch: trace at least as many steps; 0 = none")
     add("--tensorboard", type=Path, help="folder for TensorBoard's event files, beside metrics.jsonl")
-    add("--training-set", required=True, type=Path, help="TrainingSet manifest")
-    add("--validation-report", required=True, type=Path, help="ValidationReport manifest")
-    add("--output", required=True, type=Path, help="where the Model manifest is written")
+    add("--training-set", required=True, default=argparse.SUPPRESS, type=Path, help="TrainingSet manifest")
+    add("--validation-report", required=True, default=argparse.SUPPRESS, type=Path, help="ValidationReport manifest")
+    add("--output", required=True, default=argparse.SUPPRESS, type=Path, help="where the Model manifest is written")
     return parser
 
 

@@ -12,6 +12,7 @@ import json
 import logging
 import shutil
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -74,12 +75,16 @@ class Moment:
 
         Between parts of the rows by more than one standard error of the paired difference: all rows are the better
         choice where the slice cannot tell (measured: on 1,000 judging rows of an unchanged world a part won by 0.0002
-        and cost 0.011 AUC). Within a part, and against the start, any gain counts.
+        and cost 0.011 AUC). Within a part, and against fresh weights, any gain counts. A parent is kept only where it
+        is better by more than one standard error: what a short window teaches is less than its slice can tell apart,
+        and a round that keeps its parent has learnt nothing from its rows (docs/freshness.md has the measurement).
         """
         gains = best.row_losses - self.row_losses
-        is_other_part = self.branch != best.branch and best.epoch > 0
-        noise = float(gains.std() / len(gains) ** 0.5) if is_other_part else 0.0
-        return float(gains.mean()) > noise
+        # One row tells nothing of chance.
+        noise = float(gains.std() / len(gains) ** 0.5) if len(gains) > 1 else float("inf")
+        if best.epoch == 0:
+            return float(gains.mean()) > (-noise if best.step > 0 else 0.0)
+        return float(gains.mean()) > (noise if self.branch != best.branch else 0.0)
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -126,10 +131,7 @@ class CheckpointFolder:
                 np.save(file, checkpoint.best.row_losses)
             self._losses_on_disk = checkpoint.best.row_losses
         write_whole(self.path / _PROGRESS, json.dumps({**described, "row_losses": losses}, indent=2) + "\n")
-        counts = {_PROGRESS, losses, START, FINAL, checkpoint.now.weights, checkpoint.best.weights}
-        for path in self.path.iterdir():
-            if path.name not in counts:
-                shutil.rmtree(path) if path.is_dir() else path.unlink()
+        self._remove_all_but(_PROGRESS, losses, checkpoint.now.weights, checkpoint.best.weights)
 
     def load(self) -> Checkpoint | None:
         """The checkpoint that counts; None where there is none."""
@@ -137,10 +139,25 @@ class CheckpointFolder:
             described = json.loads((self.path / _PROGRESS).read_text())
         except FileNotFoundError:
             return None
-        row_losses = self._losses_on_disk = np.load(self.path / described.pop("row_losses"))
+        losses = described.pop("row_losses")
+        row_losses = self._losses_on_disk = np.load(self.path / losses)
         now, best = Position(**described.pop("now")), described.pop("best")
         found = Checkpoint(now=now, best=Moment(**best, row_losses=row_losses), **described)
+        # Before the next save, which may need the room that a save left which was killed.
+        self._remove_all_but(_PROGRESS, losses, now.weights, found.best.weights)
         logger.info("checkpoint found: %s", asdict(now))
         if found.final_step is not None and not (self.path / FINAL).exists():
             return replace(found, final_step=None)  # the final weights were taken to the model store
         return found
+
+    def forget(self) -> None:
+        """Removes all of it; broken off, it leaves nothing that `load` would find."""
+        (self.path / _PROGRESS).unlink(missing_ok=True)
+        shutil.rmtree(self.path, ignore_errors=True)
+
+    def _remove_all_but(self, *names: str) -> None:
+        """Removes what does not count, but for what cannot be removed (NFS keeps files that are open)."""
+        for path in self.path.iterdir():
+            if path.name not in {START, FINAL, *names}:
+                with suppress(OSError):
+                    shutil.rmtree(path) if path.is_dir() else path.unlink()

@@ -35,7 +35,7 @@ def training(
         run: Name of the run; a retried task of the same run (preempted ones exit with 75) goes on from its last save.
         store: Folder of the model store.
         work: Folder for intermediate files.
-        parent: Model to continue: current (the live one, if any), none (from scratch), or a model id.
+        parent: Model to continue: current (live when the rows were encoded), none (from scratch), or a model id.
         backend: Trainer: pytorch or hugectr (needs an image with HugeCTR and a GPU).
         learning_rate: Adam's, for dense parameters and embeddings.
         batch_size: Rows per optimizer step.

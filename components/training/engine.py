@@ -32,6 +32,8 @@ class Engine(Protocol):
 
     backend: str
     """Value of `Model.backend`."""
+    scores_cheaply: bool
+    """Whether `score` right after `learn` costs no more than its rows: else a pass is not looked at in its middle."""
 
     @property
     def num_steps(self) -> int:

@@ -104,7 +104,7 @@ class _Fit:
             folders.append(RowFolder(path=local_path(manifest.replay_uri), num_rows=manifest.num_replay_rows))
         self._rows = open_folders(folders, manifest.slot_sizes, job.checkpoint_path)
         num_stopping = max(1, round(manifest.num_train_rows * self._settings.stopping_fraction))
-        self._num_fitted = manifest.num_train_rows - num_stopping
+        self._num_fitted = max(0, manifest.num_train_rows - num_stopping)
         self._judging = slice(self._num_fitted, manifest.num_train_rows)
         self._last_branch = self._settings.num_halvings if job.start else 0
         self._folder = CheckpointFolder(job.checkpoint_path)
@@ -279,7 +279,8 @@ class _Fit:
         told = {"branch": now.branch, "epoch": now.epoch, "training_loss": training_loss}
         self._sink.log_dict({**told, **scores, "rows_per_second": speed}, now.step)
         said = [f"{name} {value:.5g}" for name, value in scores.items() if value is not None]
-        said += [] if training_loss is None else [f"training loss {training_loss:.5f}", f"{speed or 0:,.0f} rows/s"]
+        said += [] if training_loss is None else [f"training loss {training_loss:.5f}"]
+        said += [] if speed is None else [f"{speed:,.0f} rows/s"]
         logger.info("%d rows, epoch %d: %s", len(self._part(now.branch)), now.epoch, ", ".join(said))
         return Moment(
             branch=now.branch,

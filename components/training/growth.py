@@ -6,6 +6,7 @@ is `parent`'s; what changed in the vocabularies is `contracts.vocabulary_changes
 
 from __future__ import annotations
 
+import os
 import tempfile
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -14,6 +15,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
+from components.contracts.errors import PermanentError
 from components.contracts.model_files import RowChunk, StoredModel, write_model_chunks
 from components.contracts.sparse_files import ROWS_PER_CHUNK, slots_of
 from components.contracts.vocabulary_changes import vocabulary_changes
@@ -150,7 +152,7 @@ def _in_order(stored: StoredModel, num_rows: int, scratch: Path) -> Iterator[Row
         return
     shape = (num_rows, stored.config.embedding_dim)
     names = ["vectors", "m", "v"] if stored.has_embedding_moments else ["vectors"]
-    tables = [np.memmap(scratch / name, np.float32, "w+", shape=shape) for name in names]
+    tables = [_mapped(scratch / name, shape) for name in names]
     for chunk in stored.chunks(ROWS_PER_CHUNK):
         for table, values in zip(tables, [chunk.vectors, *(chunk.moments or ())]):
             table[chunk.keys] = values
@@ -158,3 +160,15 @@ def _in_order(stored: StoredModel, num_rows: int, scratch: Path) -> Iterator[Row
         rows = [np.array(table[first : first + ROWS_PER_CHUNK]) for table in tables]
         moments = (rows[1], rows[2]) if len(rows) > 1 else None
         yield RowChunk(keys=np.arange(first, first + len(rows[0])), vectors=rows[0], moments=moments)
+
+
+def _mapped(path: Path, shape: tuple[int, int]) -> NDArray[np.float32]:
+    """Zeros over a new file, all of whose room is taken here: a page without room would end the process unsaid."""
+    num_bytes = 4 * shape[0] * shape[1]
+    try:
+        with open(path, "wb+") as file:
+            os.posix_fallocate(file.fileno(), 0, num_bytes)
+            mapped: NDArray[np.float32] = np.memmap(file, np.float32, "r+", shape=shape)
+    except OSError as error:
+        raise PermanentError(f"file {path} cannot have {num_bytes} bytes: {error.strerror or error}") from error
+    return mapped

@@ -10,6 +10,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Protocol
 
+from components.contracts.durable import append_line
 from components.contracts.errors import PermanentError
 
 
@@ -30,9 +31,8 @@ class JsonLinesSink:
     """Appends one JSON object per call to a file."""
 
     def __init__(self, path: Path) -> None:
-        """Opens `path` for appending; its folder is created."""
-        path.parent.mkdir(parents=True, exist_ok=True)
-        self._file = open(path, "a", buffering=1)  # noqa: SIM115 (closed by close)
+        """Appends to `path`, which is created with its folder by the first call."""
+        self._path = path
 
     def log(self, name: str, value: float | None, step: int) -> None:
         """See `MetricsSink`."""
@@ -40,11 +40,10 @@ class JsonLinesSink:
 
     def log_dict(self, values: Mapping[str, float | None], step: int) -> None:
         """See `MetricsSink`."""
-        self._file.write(json.dumps({"step": step, **values}) + "\n")
+        append_line(self._path, json.dumps({"step": step, **values}))
 
     def close(self) -> None:
-        """See `MetricsSink`."""
-        self._file.close()
+        """See `MetricsSink`; nothing is held between calls."""
 
 
 class TensorBoardSink:
@@ -70,9 +69,12 @@ class TensorBoardSink:
             self._writer.add_scalar(name, value, step)
 
     def log_dict(self, values: Mapping[str, float | None], step: int) -> None:
-        """See `MetricsSink`."""
+        """See `MetricsSink`; each branch of a fit has curves of its own, since all count steps from the same one."""
+        branch = values.get("branch")
+        prefix = "" if branch is None else f"branch_{branch:.0f}/"
         for name, value in values.items():
-            self.log(name, value, step)
+            if name != "branch":
+                self.log(prefix + name, value, step)
 
     def close(self) -> None:
         """See `MetricsSink`."""

@@ -1,6 +1,6 @@
-"""The parent a round continues: what it must share with the training set, and its files at the new slot sizes.
+"""The parent a round continues: which one, what it must share with the training set, its files at the new slot sizes.
 
-Which model a reference means is `contracts.model_store`'s, how rows are laid out `growth`'s.
+Which model an id names is `contracts.model_store`'s, how rows are laid out `growth`'s.
 """
 
 from __future__ import annotations
@@ -8,18 +8,37 @@ from __future__ import annotations
 import logging
 from pathlib import Path
 
+import numpy as np
+
+from components.contracts import model_store
 from components.contracts.criteo import CATEGORICAL
 from components.contracts.dcn import DcnConfig
 from components.contracts.durable import whole_directory
 from components.contracts.errors import ContractError
 from components.contracts.manifests import Model, TrainingSet
 from components.contracts.model_files import open_model
+from components.contracts.retrain_request import CURRENT
 from components.contracts.uris import local_path
 from components.contracts.workflow import FeatureWorkflow
 from components.training.growth import RowPlan, grow
 from components.training.start import Start
 
 logger = logging.getLogger(__name__)
+
+
+def find_parent(store: Path, reference: str, training_set: TrainingSet) -> Model | None:
+    """The model that `reference` names (`current`, `none` or a model's id); None where there is none.
+
+    `current` is what was live when the rows were encoded. Another run's release or a rollback may have come since: the
+    ids are not that model's, and a retry that took it would throw the first try's fit away.
+
+    Raises:
+        ContractError: the model is not there.
+    """
+    if reference != CURRENT:
+        return model_store.parent(store, reference)
+    uri = training_set.parent_model_uri
+    return Model.read(local_path(uri) / Model.MANIFEST) if uri else None
 
 
 def continue_from(parent: Model, training_set: TrainingSet, config: DcnConfig, into: Path) -> Start:
@@ -32,15 +51,17 @@ def continue_from(parent: Model, training_set: TrainingSet, config: DcnConfig, i
         into: Folder for the grown model's files; one left by an earlier try is replaced.
 
     Raises:
-        ContractError: the parent has another network, its ids mean other categories than the training set's, a slot
-            shrank, or one of its files is damaged.
+        ContractError: the parent has another network, its ids mean other categories than the training set's or its
+            dense values other numbers, a slot shrank, or one of its files is damaged.
         PermanentError: a file cannot be written.
     """
     parent_config = DcnConfig.from_document(parent.config)
     if parent_config != config:
+        asked, kept = config.as_document(), parent_config.as_document()
+        other = {name: value for name, value in asked.items() if value != kept[name]}
         raise ContractError(
-            f"network of this run is {config.as_document()}, expected the parent {parent.model_id}'s "
-            f"{parent_config.as_document()}; use its settings, or train from scratch"
+            f"network of this run has {other}, expected the parent {parent.model_id}'s "
+            f"{ {name: kept[name] for name in other} }; state those, or train from scratch with parent=none"
         )
     for name, before, now in zip(CATEGORICAL, parent.slot_sizes, training_set.slot_sizes):
         if now < before:
@@ -53,6 +74,7 @@ def continue_from(parent: Model, training_set: TrainingSet, config: DcnConfig, i
     stored = open_model(local_path(parent.uri) / Model.WEIGHTS, config, parent.slot_sizes)
     try:
         plan = RowPlan.between(old, new)
+        _expect_same_arithmetic(old, new)
     except ContractError as error:
         raise ContractError(
             f"workflow {training_set.workflow_uri} does not go on from the parent {parent.model_id}'s: {error}"
@@ -69,3 +91,10 @@ def _workflow(folder: Path, slot_sizes: list[int]) -> FeatureWorkflow:
     if workflow.slot_sizes != slot_sizes:
         raise ContractError(f"workflow in {folder} has slot sizes {workflow.slot_sizes}, expected {slot_sizes}")
     return workflow
+
+
+def _expect_same_arithmetic(old: FeatureWorkflow, new: FeatureWorkflow) -> None:
+    for name in ("fill", "clip_min", "means", "stds"):
+        before, now = getattr(old, name), getattr(new, name)
+        if not np.array_equal(before, now):
+            raise ContractError(f"{name} of the dense columns are {now}, expected {before} as before")

@@ -126,26 +126,27 @@ class PassRunner:
         self._rows_learnt += len(numbers)
         self._seconds += self._around.clock() - began
         self._around.progress.advance(stop, learnt.mean_loss)
-        self._tell(learnt, now, stop)
         loss_sum = now.loss_sum + learnt.mean_loss * (stop - now.batches)
-        return replace(now, batches=stop, loss_sum=loss_sum, step=self._engine.num_steps)
+        now = replace(now, batches=stop, loss_sum=loss_sum, step=self._engine.num_steps)
+        self._tell(learnt, now)
+        return now
 
-    def _tell(self, learnt: Learnt, now: Position, batches: int) -> None:
+    def _tell(self, learnt: Learnt, now: Position) -> None:
         if self._around.clock() - self._told_at < _METRICS_EVERY_SECONDS:
             return
         self._told_at = self._around.clock()
-        auc, loss = self.check_scores(now)
+        auc, loss = self.check_scores(now) if self._engine.scores_cheaply else (None, None)
         self._around.sink.log_dict(
             {
                 "branch": now.branch,
                 "epoch": now.epoch + 1,
-                "batch": batches,
+                "batch": now.batches,
                 "segment_loss": learnt.mean_loss,
                 "sample_auc": auc,
                 "sample_log_loss": loss,
                 "rows_per_second": self.rows_per_second,
             },
-            self._engine.num_steps,
+            now.step,
         )
 
     def _between(self, now: Position, num_batches: int) -> None:
@@ -153,6 +154,7 @@ class PassRunner:
         is_asked = self._around.should_stop()
         # What the end of a pass keeps is decided after it was judged.
         if is_asked or (self.is_save_due and now.batches < num_batches):
+            # An engine that saves its table to score it has then half of the save behind it.
             self.check_scores(now)
             self._save(now)
         if is_asked:

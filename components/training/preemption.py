@@ -43,9 +43,9 @@ class StopRequest:
             raise Preempted("SIGTERM came while the fit ended; it is saved whole")
 
     def arrive(self, signum: int, _frame: Any) -> None:
-        """The signal's handler."""
-        self.came = True
-        if not self._deferred:
+        """The signal's handler; a second one changes nothing, least of all what the first one's end still writes."""
+        is_first, self.came = not self.came, True
+        if is_first and not self._deferred:
             raise Preempted(f"{signal.Signals(signum).name} came while no fit was under way")
 
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import logging
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -28,7 +29,8 @@ class ProfiledEngine:
         """Traces at least `num_steps` steps into the file `path` (Chrome's trace format)."""
         self._engine, self._steps_left, self._path = engine, num_steps, path
         self._is_warm = False
-        self.backend = engine.backend
+        self._trace: Any = None
+        self.backend, self.scores_cheaply = engine.backend, engine.scores_cheaply
 
     @property
     def num_steps(self) -> int:
@@ -52,7 +54,7 @@ class ProfiledEngine:
         if not self._is_warm or self._steps_left <= 0:
             self._is_warm = True
             return self._engine.learn(rows, order, batch_size, seed)
-        if not hasattr(self, "_trace"):
+        if self._trace is None:
             from torch.profiler import profile
 
             self._trace = profile()
@@ -69,13 +71,18 @@ class ProfiledEngine:
 
     def close(self) -> None:
         """See `Engine`; a trace that the fit's end cut short is written nevertheless."""
-        if hasattr(self, "_trace") and self._steps_left > 0:
-            self._write()
-        self._engine.close()
+        try:
+            if self._trace is not None:
+                self._write()
+            elif self._steps_left > 0:
+                logger.warning("no trace was written: the engine learnt in less than two calls")
+        finally:
+            self._engine.close()
 
     def _write(self) -> None:
-        self._trace.stop()
+        # What was traced takes memory, and the fit goes on.
+        trace, self._trace, self._steps_left = self._trace, None, 0
+        trace.stop()
         self._path.parent.mkdir(parents=True, exist_ok=True)
-        self._trace.export_chrome_trace(str(self._path))
-        self._steps_left = 0
+        trace.export_chrome_trace(str(self._path))
         logger.info("trace written to %s", self._path)

@@ -1,11 +1,12 @@
 """A trained model enters the model store: one folder with all that the next steps and rounds need, whole or absent.
 
-The weights are moved there, not copied: a large table is written once, by the engine. The folder's layout is
-`manifests.Model`'s. Fitting happened before; judging comes after.
+The weights are moved there, not copied, where work and store share a disk: a large table is written once, by the
+engine. The folder's layout is `manifests.Model`'s. Fitting happened before; judging comes after.
 """
 
 from __future__ import annotations
 
+import errno
 import logging
 import shutil
 from collections.abc import Callable, Iterator
@@ -15,7 +16,9 @@ from pathlib import Path
 
 from components.contracts.durable import sha256_tree, whole_directory
 from components.contracts.errors import ContractError
+from components.contracts.graph_json import Graph, write_graph
 from components.contracts.manifests import Model, ValidationReport
+from components.contracts.model_files import GRAPH_FILE
 from components.contracts.model_store import model_folder
 from components.contracts.uris import local_path
 
@@ -29,6 +32,7 @@ def publish(
     described: Callable[[str, Path, dict[str, str]], Model],
     *,
     weights: Path,
+    graph: Graph,
     workflow_path: Path,
     report: ValidationReport,
     created_at: datetime,
@@ -42,6 +46,7 @@ def publish(
         store: The model store.
         described: Makes the manifest from model id, final folder and the hash of each part.
         weights: Folder of the fitted weights; it is gone afterwards. A fit that misses it makes it again.
+        graph: The network, for HugeCTR's graph JSON beside the weights.
         workflow_path: Folder of the feature workflow.
         report: Names TFDV's statistics and schema.
         created_at: Time of the run's first try, in UTC.
@@ -55,7 +60,8 @@ def publish(
     with _emptied(models / f".incoming-{created_at.astimezone(timezone.utc):%Y%m%dT%H%M%S.%f}") as parts:
         # The weights last: what is absent is said before they are taken from the fit.
         _copy_parts(parts, workflow_path, report)
-        shutil.move(weights, parts / Model.WEIGHTS)
+        _move(weights, parts / Model.WEIGHTS)
+        write_graph(parts / Model.WEIGHTS / GRAPH_FILE, graph)
         sha256 = {name: sha256_tree(parts / name) for name in _PARTS}
         model_id = f"{created_at.astimezone(timezone.utc):%Y%m%dT%H%M%SZ}-{sha256[Model.WEIGHTS][:8]}"
         final = model_folder(store, model_id)
@@ -82,6 +88,18 @@ def _emptied(folder: Path) -> Iterator[Path]:
         yield folder
     finally:
         shutil.rmtree(folder, ignore_errors=True)
+
+
+def _move(source: Path, target: Path) -> None:
+    """Moves a folder; to another disk by a copy. Under its own name the source is whole or absent at any moment."""
+    try:
+        source.rename(target)
+    except OSError as error:
+        if error.errno != errno.EXDEV:
+            raise
+        shutil.copytree(source, target)
+        # A fit that finds half of it would take it for whole; under the other name it removes it.
+        shutil.rmtree(source.rename(source.with_name(f".{source.name}.moved")))
 
 
 def _copy_parts(parts: Path, workflow_path: Path, report: ValidationReport) -> None:

@@ -13,18 +13,18 @@ from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
 
-from components.contracts import model_store
 from components.contracts.dcn import DcnConfig
 from components.contracts.durable import sha256_tree, write_whole
+from components.contracts.graph_json import EmbeddingTable, Graph
 from components.contracts.manifests import Model, TrainingSet, ValidationReport
 from components.contracts.uris import local_path
 from components.training.backends import make_engine, require_backend
-from components.training.checkpoint import START
+from components.training.checkpoint import START, CheckpointFolder
 from components.training.config import TrainingSettings
 from components.training.engine import Engine
 from components.training.fit import FitJob, FitResult, fit
 from components.training.metrics_sink import JsonLinesSink, MetricsSink, SeveralSinks, TensorBoardSink
-from components.training.parent import continue_from
+from components.training.parent import continue_from, find_parent
 from components.training.preemption import StopRequest
 from components.training.profiler import ProfiledEngine
 from components.training.progress import progress_on
@@ -79,7 +79,7 @@ def train(
         Preempted: `stop` came; the fit is saved.
     """
     require_backend(asked.backend, solver=asked.solver, profile_steps=asked.profile_steps)
-    parent = model_store.parent(asked.store, asked.parent)
+    parent = find_parent(asked.store, asked.parent, training_set)
     folder = asked.work / asked.run / "training"
     created_at = _begin(folder, _fingerprint(asked, training_set, parent), clock)
     result = _fitted(asked, training_set, parent, folder, stop or StopRequest())
@@ -106,11 +106,24 @@ def train(
         asked.store,
         described,
         weights=result.weights,
+        graph=_graph(asked, training_set),
         workflow_path=local_path(training_set.workflow_uri),
         report=report,
         created_at=created_at,
     )
     return model, result
+
+
+def _graph(asked: TrainingRun, training_set: TrainingSet) -> Graph:
+    settings = asked.settings
+    table = EmbeddingTable.for_rows(
+        sum(training_set.slot_sizes),
+        asked.config.embedding_dim,
+        beta1=settings.beta1,
+        beta2=settings.beta2,
+        epsilon=settings.epsilon,
+    )
+    return Graph(config=asked.config, table=table)
 
 
 def _fitted(
@@ -142,6 +155,7 @@ def _sink(asked: TrainingRun, folder: Path) -> Iterator[MetricsSink]:
 @contextmanager
 def _engine(asked: TrainingRun, training_set: TrainingSet, folder: Path) -> Iterator[Engine]:
     scratch = folder / _SCRATCH
+    shutil.rmtree(scratch, ignore_errors=True)  # as a killed try leaves it, a table and more
     engine = make_engine(
         asked.backend, asked.config, training_set.slot_sizes, asked.settings, scratch=scratch, solver=asked.solver
     )
@@ -156,7 +170,7 @@ def _engine(asked: TrainingRun, training_set: TrainingSet, folder: Path) -> Iter
 
 def forget_checkpoint(work: Path, run: str) -> None:
     """Removes the run's checkpoint, once its model and manifest are written; a new try would fit from the start."""
-    shutil.rmtree(work / run / "training" / CHECKPOINT, ignore_errors=True)
+    CheckpointFolder(work / run / "training" / CHECKPOINT).forget()
 
 
 def _begin(folder: Path, fingerprint: str, clock: Callable[[], datetime]) -> datetime:
@@ -167,7 +181,10 @@ def _begin(folder: Path, fingerprint: str, clock: Callable[[], datetime]) -> dat
         if attempt["fingerprint"] == fingerprint:
             return datetime.fromisoformat(attempt["created_at"])
         logger.info("the earlier try of this run had other inputs: starting afresh")
-    shutil.rmtree(folder, ignore_errors=True)
+        # First what makes the rest count: half of it must not be taken for whole by a try that goes back to those.
+        path.unlink()
+    if folder.exists():
+        shutil.rmtree(folder)  # else this try would go on from what another one left
     created_at = clock()
     write_whole(path, json.dumps({"fingerprint": fingerprint, "created_at": created_at.isoformat()}) + "\n")
     return created_at

@@ -31,7 +31,7 @@ from pipelines.local.run import LocalFolders
 from pipelines.local.screen import Screen
 from pipelines.local.services import Services
 from pipelines.local.stack import ProcessDied, Stack
-from pipelines.local.summary import failed_promises, summarize
+from pipelines.local.summary import failed_promises, remembered, summarize, training_seconds
 from pipelines.local.triton import TritonServer
 
 __all__ = ["DemoSettings", "run_demo"]
@@ -354,6 +354,10 @@ def _conclude(demo: Demo, traffic: dict[str, Any]) -> int:
     write_report(demo.folders, summary, timeline=timeline, events=events, traffic=demo.traffic.lines)
     numbers = ", ".join(f"{name} {value:.4f}" for name, value in summary["auc"].items() if value is not None)
     demo.screen.say(f"auc: {numbers}", "bold")
+    for sentence in remembered(summary):
+        demo.screen.say(sentence)
+    told = ", ".join("none" if seconds is None else f"{seconds:.1f} s" for seconds in training_seconds(summary))
+    demo.screen.say(f"training, run by run: {told}")
     for sentence in summary["uncertain"]:
         demo.screen.say(f"uncertain: {sentence}", "yellow")
     records, requests = summary["records"], summary["requests"]

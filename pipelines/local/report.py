@@ -14,6 +14,7 @@ from components.contracts.durable import write_whole
 from components.contracts.manifests import ValidationReport
 from pipelines.local.charts import Line, Mark, line_chart
 from pipelines.local.run import LocalFolders
+from pipelines.local.summary import remembered
 
 Lines = Sequence[Mapping[str, Any]]
 MARKED_EVENTS = {"decision": "decision", "run_started": "run started", "run_ended": "run ended"}
@@ -60,6 +61,7 @@ def write_report(
         ),
         "<h2>Versions and the gate</h2>",
         _versions(summary),
+        *(f"<p>{_text(sentence[0].upper() + sentence[1:])}.</p>" for sentence in remembered(summary)),
         "<h2>What validation found</h2>",
         _findings(folders),
         "<h2>Latency of scoring requests</h2>",
@@ -178,7 +180,7 @@ def _versions(summary: Mapping[str, Any]) -> str:
         "parent",
         "gate",
         "because",
-        "AUC on old rows, and the live one's",
+        "AUC on older rows, and of the version it replaced",
         "parity",
     ]
     return _table(header, rows)

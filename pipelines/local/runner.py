@@ -19,6 +19,7 @@ import tempfile
 import time
 from collections.abc import Iterator, Mapping
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 from unittest import mock
 
@@ -27,6 +28,8 @@ from pipelines.images import ENVIRONMENT_OF_STEP, step_of_image
 
 logger = logging.getLogger(__name__)
 
+REFUSED_EXIT_CODE = 2
+"""A step's code where no try can succeed: wrong flags, or input that is not what was agreed."""
 STOP_SECONDS = 5.0
 """How long an interrupted step may take to end by itself."""
 
@@ -55,30 +58,40 @@ def run_pipeline(
         source: Folder that holds our packages, for PYTHONPATH.
 
     Raises:
-        PipelineFailed: a task failed after its retries.
+        PipelineFailed: a task failed after its retries, or at once where it refused its input.
     """
     from kfp import components as kfp_components
     from kfp import local
     from kfp.local import subprocess_task_handler
+    from kfp.local.orchestrator import task_executor
 
     root.mkdir(parents=True, exist_ok=True)
     logs.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(prefix="evergreen-") as temporary, _quiet(logs / "kfp.log"):
-        handler = _task_handler(pythons=pythons, source=source, logs=logs, temporary=Path(temporary))
+        refused: set[str] = set()
+        handler = _task_handler(pythons=pythons, source=source, logs=logs, temporary=Path(temporary), refused=refused)
         local.init(local.SubprocessRunner(use_venv=False), pipeline_root=str(root))
         pipeline = kfp_components.load_component_from_file(str(package))
         # JSON knows no float 2, and KFP takes no integer for a float.
         floats = {name for name, spec in pipeline.component_spec.inputs.items() if spec.type == "Float"}
         arguments = {n: float(v) if n in floats and type(v) is int else v for n, v in arguments.items()}
-        with mock.patch.object(subprocess_task_handler, "SubprocessTaskHandler", handler):
+        # KFP repeats every failed task, on a cluster as here; a person at a terminal shall not wait minutes for that.
+        waits = SimpleNamespace(sleep=lambda seconds: None if refused else time.sleep(seconds))
+        with (
+            mock.patch.object(subprocess_task_handler, "SubprocessTaskHandler", handler),
+            mock.patch.object(task_executor, "time", waits),
+        ):
             try:
                 pipeline(**arguments)
             except RuntimeError as error:  # what KFP raises when a task fails
                 raise PipelineFailed(str(error)) from error
 
 
-def _task_handler(*, pythons: Mapping[str, Path], source: Path, logs: Path, temporary: Path) -> type:
-    """A KFP task handler class that runs a task in the environment of its image."""
+def _task_handler(*, pythons: Mapping[str, Path], source: Path, logs: Path, temporary: Path, refused: set[str]) -> type:
+    """A KFP task handler class that runs a task in the environment of its image.
+
+    A step that refused its input enters `refused`, and is not run again.
+    """
     from kfp.local import status
     from kfp.local.task_handler_interface import ITaskHandler
 
@@ -99,6 +112,8 @@ def _task_handler(*, pythons: Mapping[str, Path], source: Path, logs: Path, temp
 
         def run(self) -> Any:
             """The task's status; output is appended to the step's log."""
+            if self._step in refused:
+                return status.Status.FAILURE
             interpreter = pythons[ENVIRONMENT_OF_STEP[self._step]]
             environment = {
                 **os.environ,
@@ -112,6 +127,8 @@ def _task_handler(*, pythons: Mapping[str, Path], source: Path, logs: Path, temp
             with open(logs / f"{self._step}.log", "ab") as log:
                 code = _run_to_end(self._command, environment, log)
             logger.info("step %s exited with code %d", self._step, code)
+            if code == REFUSED_EXIT_CODE:
+                refused.add(self._step)
             return status.Status.SUCCESS if code == 0 else status.Status.FAILURE
 
     return EnvironmentTaskHandler

@@ -51,7 +51,7 @@ class Services:
         command += ["--folder", str(self.folders.root)]
         parameters = {"triton_urls": self.triton_url, **self.plan.parameters}
         for name, value in parameters.items():
-            command += ["-p", f"{name}={json.dumps(value)}"]
+            command += ["-p", f"{name}={value if isinstance(value, str) else json.dumps(value)}"]
         return command
 
     def first_run_command(self) -> list[str]:

@@ -201,6 +201,33 @@ def uncertainties(summary: Mapping[str, Any], timeline: Lines, *, min_clicks: in
     return sentences
 
 
+def remembered(summary: Mapping[str, Any]) -> list[str]:
+    """How each version does on rows of before its window, and what that means; one sentence per version that has it."""
+    sentences = []
+    for version in summary["versions"]:
+        old = version["old_distribution"]
+        if not old or old["candidate"]["auc"] is None:
+            continue
+        auc, replaced = old["candidate"]["auc"], (old["champion"] or {}).get("auc")
+        sentence = (
+            f"on {old['num_rows']:,} rows from before its window, version {version['version']} has an auc of {auc:.3f}"
+        )
+        if replaced is not None:
+            sentence += f", the version it replaced {replaced:.3f}"
+            if auc < replaced:
+                sentence += (
+                    ": expected where the world changed, since what is true now was not then, and no part of the gate; "
+                    "where the old world may come back, replay_share keeps more of it"
+                )
+        sentences.append(sentence)
+    return sentences
+
+
+def training_seconds(summary: Mapping[str, Any]) -> list[float | None]:
+    """Seconds of each run's training step, oldest first; None where a run had none."""
+    return [run["step_seconds"].get("training") for run in summary["runs"]]
+
+
 def _window_of(timeline: Lines, version: int, auc: float) -> Mapping[str, Any]:
     return next(line for line in reversed(timeline) if line["version"] == version and line["auc"] == auc)
 

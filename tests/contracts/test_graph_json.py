@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import json
+from contextlib import suppress
 
 import pytest
 from hypothesis import given
@@ -329,6 +330,10 @@ REFUSED = [
     (["layers", 1, "optimizer"], None, r"layers\[1\] has unknown or missing keys \['optimizer'\]"),
     (["layers", 1, "optimizer", "type"], "SGD", "optimizer: type is 'SGD', expected 'Adam'"),
     (["layers", 1, "optimizer", "adam_hparam", "beta1"], "0.9", "beta1 is '0.9', expected a number"),
+    (["layers", 1, "optimizer", "adam_hparam", "beta1"], float("nan"), "beta1 is nan, expected a number that float32"),
+    (["layers", 1, "optimizer", "adam_hparam", "beta2"], 1.5, r"beta2 is 1\.5, expected a share in \[0, 1\)"),
+    (["layers", 1, "optimizer", "adam_hparam", "epsilon"], 10**400, "epsilon is 10*, expected a number that float32"),
+    (["layers", 1, "sparse_embedding_hparam", "max_vocabulary_size_global"], 2**63, "at least 1 that 63 bits hold"),
     (["layers", 1, "sparse_embedding_hparam", "combiner"], "mean", "combiner is 'mean', expected 'sum'"),
     (["layers", 1, "sparse_embedding_hparam", "embedding_vec_size"], 16.0, "embedding_vec_size is 16.0"),
     (["layers", 1, "sparse_embedding_hparam", "embedding_vec_size"], 8, "leading_dim is 416, expected 208"),
@@ -367,3 +372,25 @@ def test_unreadable_graph_is_refused_by_name(tmp_path, content):
         path.write_text(content)
     with pytest.raises(ContractError, match="dcn.json"):
         read_graph(path, projection_dim=0)
+
+
+def places(value, way=()):
+    """Every way into a document."""
+    parts = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
+    for word, part in parts:
+        yield [*way, word]
+        yield from places(part, (*way, word))
+
+
+STRANGE = [True, 0, -1, 1.5, float("nan"), float("inf"), 10**400, "x", "", [], {}, [[]], {"a": 1}, "Relu"]
+
+
+def test_no_value_at_any_place_leads_anywhere_but_to_a_graph_or_a_refusal():
+    for path in places(nvidia_sample()):
+        for value in [None, *STRANGE]:
+            # Any other error ends the test.
+            with suppress(ContractError):
+                graph = graph_from_document(change(path, value), projection_dim=0, source="graph dcn.json")
+                assert 0 <= graph.table.beta1 < 1
+                assert 0 <= graph.table.beta2 < 1
+                assert 1 <= graph.table.workspace_mb < 2**63

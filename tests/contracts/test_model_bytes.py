@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from components.contracts.dcn import DcnConfig
+from components.contracts.errors import ContractError
 from components.contracts.model_files import (
     RowChunk,
     num_dense_parameters,
@@ -70,8 +71,8 @@ def test_state_for_hugectr_has_the_workspaces_rows_each_table_filled_up_with_zer
     assert contents(tmp_path)["dcn0_opt_sparse_0.model"] == FIRST + ZERO * 2 + SECOND + ZERO * 2
 
 
-def test_folder_that_hugectr_wrote_is_read(tmp_path):
-    """Insertion order, slot_id, a workspace of 1 MiB (87,381 rows of one value and two moments), padded dense state."""
+def test_folder_that_hugectr_wrote_is_read_but_for_its_state(tmp_path):
+    """Hash table's order, slot_id, a workspace of 1 MiB (87,381 rows of one value and two moments) in another order."""
     write(tmp_path)
     folder, order = tmp_path / "dcn0_sparse_0.model", (2, 0, 1)
     for name, text, width in (("key", KEYS, 16), ("slot_id", SLOTS, 16), ("emb_vector", VECTORS, 8)):
@@ -79,12 +80,17 @@ def test_folder_that_hugectr_wrote_is_read(tmp_path):
         (folder / name).write_bytes(bytes.fromhex("".join(cells[i] for i in order)))
     state = [ONE + HALF + ZERO + ZERO * (87_381 - 3), HALF + THREE + ONE + ZERO * (87_381 - 3)]
     (tmp_path / "dcn0_opt_sparse_0.model").write_bytes(bytes.fromhex("".join(state)))
-    model = read_model(tmp_path, NARROW, SLOT_SIZES, optimizer=True)
+    model = read_model(tmp_path, NARROW, SLOT_SIZES)
     trained = [1, 2, 301]
     np.testing.assert_array_equal(model.embeddings[trained, 0], [1, -2, 0.5])
+    assert np.count_nonzero(model.embeddings) == 3
+    with pytest.raises(ContractError, match="a whole workspace of 87381 rows, but the 3 keys"):
+        read_model(tmp_path, NARROW, SLOT_SIZES, optimizer=True)
+    # Three rows are a state that somebody put in the order of the keys.
+    (tmp_path / "dcn0_opt_sparse_0.model").write_bytes(bytes.fromhex(ONE + HALF + ZERO + HALF + THREE + ONE))
+    model = read_model(tmp_path, NARROW, SLOT_SIZES, optimizer=True)
     np.testing.assert_array_equal(model.embedding_moments[0][trained, 0], [0.5, 0, 1])
     np.testing.assert_array_equal(model.embedding_moments[1][trained, 0], [3, 1, 0.5])
-    assert np.count_nonzero(model.embeddings) == 3
 
 
 @pytest.mark.parametrize(

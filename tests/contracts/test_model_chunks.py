@@ -128,7 +128,8 @@ def test_any_model_in_any_key_order_and_chunks_comes_back(model, write_size, rea
             state_rows=max_vocabulary_size(1, dim) if workspace else None,
         )
         assert (path / SLOT).exists() == localized
-        order = random.permutation(kept)  # HugeCTR's hash table keeps no order
+        # A hash table keeps no order; a whole workspace is only read where the keys ascend.
+        order = np.arange(kept) if workspace else random.permutation(kept)
         for name, array in ((KEY, keys.astype("<i8")), (VECTOR, vectors)):
             (path / name).write_bytes(array[order].tobytes())
         if localized:
@@ -200,6 +201,38 @@ def test_state_of_a_whole_workspace_is_read(write, table, megabytes):
     folder = write(state_rows=rows)
     assert (folder / STATE).stat().st_size == 2 * rows * 2 * 4
     np.testing.assert_array_equal(joined(open_model(folder, CONFIG, SLOT_SIZES).chunks())[2], table[2])
+
+
+@pytest.mark.parametrize("first_two", [(3, 0), (0, 3)], ids=["swapped", "ascending"])
+def test_state_that_hugectr_saved_itself_belongs_to_no_key_and_is_refused(write, table, first_two):
+    folder = write(state_rows=max_vocabulary_size(1, 2))
+    for name, width in ((KEY, 8), (VECTOR, 8)):
+        content = (folder / name).read_bytes()
+        rows = [content[at : at + width] for at in range(0, len(content), width)]
+        rows[:2] = rows[:2] if first_two == (0, 3) else rows[1::-1]
+        (folder / name).write_bytes(b"".join(rows))
+    stored = open_model(folder, CONFIG, SLOT_SIZES)
+    assert joined(stored.chunks(moments=False))[0][:2].tolist() == list(first_two)
+    np.testing.assert_array_equal(read_model(folder, CONFIG, SLOT_SIZES).embeddings[table[0]], table[1])
+    if first_two == (0, 3):
+        np.testing.assert_array_equal(joined(stored.chunks())[2], table[2])
+        return
+    said = rf"{STATE} holds a whole workspace of 43690 rows, but the 35 keys of .*key do not ascend"
+    for call in (lambda: list(stored.chunks()), lambda: read_model(folder, CONFIG, SLOT_SIZES, optimizer=True)):
+        with pytest.raises(ContractError, match=said):
+            call()
+
+
+def test_order_of_the_keys_is_that_across_chunks(write):
+    """The last key of one reading before the first of the next, which descend."""
+    size = 3 * 16_384 // 26 + 1
+    sizes, n = [size] * 26, 2 * 16_384
+    keys = np.r_[np.arange(16_384, n), np.arange(16_384)]
+    folder = write(num_rows=n, chunks=[chunk(range(n))])
+    (folder / KEY).write_bytes(keys.astype("<i8").tobytes())
+    assert not open_model(folder, CONFIG, sizes).rows.ascending
+    (folder / KEY).write_bytes(np.sort(keys).astype("<i8").tobytes())
+    assert open_model(folder, CONFIG, sizes).rows.ascending
 
 
 def test_row_in_another_slot_than_its_keys_is_refused_by_file_row_and_slot(write):

@@ -139,13 +139,79 @@ def test_absent_file_is_refused_by_name(folder, name):
 
 
 @pytest.mark.parametrize(
-    ("key", "said"), [(-1, "holds -1"), (ROWS, f"expected 0..{ROWS - 1}"), (1, "holds a key twice")]
+    ("key", "said"), [(-1, "holds keys -1"), (ROWS, f"expected 0..{ROWS - 1}"), (1, "holds a key twice")]
 )
 def test_key_that_no_slot_has_is_refused(folder, key, said):
     path = folder / "dcn0_sparse_0.model" / "key"
     path.write_bytes(np.r_[key, np.arange(1, ROWS)].astype("<i8").tobytes())
     with pytest.raises(ContractError, match=said):
         read_model(folder, CONFIG, SLOT_SIZES)
+
+
+@pytest.mark.parametrize("name", FILES)
+@pytest.mark.parametrize("link", [False, True], ids=["folder", "link to nowhere"])
+def test_name_that_is_no_file_is_refused_even_where_the_file_may_be_left_out(folder, name, link):
+    path = folder / name
+    path.unlink()
+    if link:
+        path.symlink_to(folder / "gone")
+    else:
+        path.mkdir()
+    with pytest.raises(ContractError, match=rf"{name} (cannot be read: No such file|is no file but a folder)"):
+        read_model(folder, CONFIG, SLOT_SIZES, optimizer=True)
+
+
+def test_link_to_a_file_is_read(folder, tmp_path):
+    expected = read_model(folder, CONFIG, SLOT_SIZES, optimizer=True)
+    for name in FILES:
+        (folder / name).rename(tmp_path / name.replace("/", "_"))
+        (folder / name).symlink_to(tmp_path / name.replace("/", "_"))
+    found = read_model(folder, CONFIG, SLOT_SIZES, optimizer=True)
+    np.testing.assert_array_equal(found.embedding_moments, expected.embedding_moments)
+    np.testing.assert_array_equal(found.dense_moments, expected.dense_moments)
+
+
+@pytest.mark.parametrize(
+    ("spoil", "said"),
+    [
+        (
+            lambda keys: keys[1:].astype("<i4"),
+            rf"emb_vector has \d+ bytes, expected \d+ for the {ROWS // 2} keys of 8 bytes",
+        ),
+        (lambda keys: np.stack([keys, keys]).astype("<i4"), r"key holds keys \d+\.\.\d{12,}, expected 0\.\."),
+        (lambda keys: keys.astype(">i8"), r"key holds keys -\d{18,}\.\.\d{18,}, expected 0\.\."),
+        (lambda keys: keys.astype("<f8"), r"key holds keys 0\.\.\d{18,}, expected 0\.\."),
+        (lambda keys: keys[:0], r"emb_vector has \d+ bytes, expected 0 for the 0 keys"),
+    ],
+    ids=["int32", "twice int32", "big endian", "float64", "none"],
+)
+def test_keys_of_another_type_are_refused(folder, spoil, said):
+    path = folder / "dcn0_sparse_0.model" / "key"
+    path.write_bytes(spoil(np.arange(ROWS)).tobytes())
+    with pytest.raises(ContractError, match=said):
+        read_model(folder, CONFIG, SLOT_SIZES)
+
+
+def test_model_of_no_rows_answers_zero_vectors(folder):
+    for name in FILES[2:]:
+        (folder / name).write_bytes(b"")
+    loaded = read_model(folder, CONFIG, SLOT_SIZES, optimizer=True)
+    assert not loaded.embeddings.any()
+    assert not np.any(loaded.embedding_moments)
+
+
+def test_files_in_each_others_place_are_refused(folder):
+    contents = {name: (folder / name).read_bytes() for name in FILES}
+    for one in FILES:
+        for other in FILES:
+            if one == other:
+                continue
+            (folder / one).write_bytes(contents[other])
+            with pytest.raises(
+                ContractError, match=r"model file .*(has \d+ bytes, expected (\d+|a multiple of 8)|holds keys)"
+            ):
+                read_model(folder, CONFIG, SLOT_SIZES, optimizer=True)
+            (folder / one).write_bytes(contents[one])
 
 
 def test_model_of_another_shape_is_refused(folder):

@@ -7,8 +7,9 @@ from round 1's released model.
 from __future__ import annotations
 
 import os
+import shutil
 import subprocess
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import date
 from pathlib import Path
 
@@ -60,6 +61,18 @@ class Chain:
 
     root: Path
     rounds: list[Round] = field(default_factory=list)
+    vocabularies: dict[str, object] = field(default_factory=lambda: {"frequency_threshold": 2})
+    """Flags of preprocessing."""
+    window: dict[str, object] = field(default_factory=lambda: dict(WINDOW))
+    """Flags of extraction."""
+
+    def copied_to(self, root: Path, **changed: object) -> Chain:
+        """A chain of its own in `root`, that goes on from copies of this one's lake, store and repository."""
+        for name in ("lake", "store", "repository"):
+            shutil.copytree(self.root / name, root / name)
+        for path in [*root.glob("store/**/*.json"), *root.glob("store/*.jsonl")]:
+            path.write_text(path.read_text().replace(self.root.as_uri(), root.as_uri()))
+        return replace(self, root=root, rounds=list(self.rounds), **changed)
 
     def uri(self, name: str) -> str:
         (self.root / name).mkdir(exist_ok=True)
@@ -87,14 +100,21 @@ class Chain:
         dashed = {flag.replace("_", "-"): value for flag, value in flags.items()}
         this.manifests[name], this.paths[name] = self.step(name, this.run, dashed)
 
+    def go_back(self, version: int) -> None:
+        """Makes an earlier version live again."""
+        command = [python_of(ENVIRONMENT_OF_STEP["deployment"]), "-m", "components.deployment.rollback"]
+        command += ["--store", self.uri("store"), "--repository", self.uri("repository"), f"--to={version}"]
+        environment = {**os.environ, "PYTHONPATH": str(REPOSITORY)}
+        subprocess.run([*command, "--reason", "a test"], env=environment, check=True, capture_output=True, timeout=60)
+
     def turn_to_training(self, run: str, *, validation_report: Path | None = None, **common: object) -> Round:
         """Runs the steps up to training and returns their manifests; with a report, all of them but validation."""
         this = Round(run)
-        self._step_of(this, "extraction", lake=self.uri("lake"), champion="current", **WINDOW, **common)
+        self._step_of(this, "extraction", lake=self.uri("lake"), champion="current", **self.window, **common)
         raw = this.paths["extraction"]
         if validation_report is None:
             self._step_of(this, "validation", champion="current", raw_dataset=raw, **common)
-        self._step_of(this, "preprocessing", parent="current", frequency_threshold=2, raw_dataset=raw, **common)
+        self._step_of(this, "preprocessing", parent="current", raw_dataset=raw, **self.vocabularies, **common)
         inputs = {
             "training_set": this.paths["preprocessing"],
             "validation_report": validation_report or this.paths["validation"],
@@ -102,9 +122,9 @@ class Chain:
         self._step_of(this, "training", parent="current", **FIT, **inputs, **common)
         return this
 
-    def turn(self, run: str) -> Round:
-        """Runs all six steps and returns their manifests."""
-        this = self.turn_to_training(run)
+    def turn(self, run: str, *, validation_report: Path | None = None) -> Round:
+        """Runs all six steps and returns their manifests; with a report, all of them but validation."""
+        this = self.turn_to_training(run, validation_report=validation_report)
         raw, encoded = this.paths["extraction"], this.paths["preprocessing"]
         inputs = {"raw_dataset": raw, "model": this.paths["training"]}
         # The gate's own judgement is not this test's subject: so few rows can decide nothing.

@@ -186,6 +186,8 @@ def test_ids_tables_and_state_are_bounded_by_the_worlds_rate(history):
         names = 4 * NUM_CATEGORICAL * 400  # the archive's own headers, per array
         assert (this.folder / "workflow" / admission.ADMISSION_FILE).stat().st_size <= 8 * numbers + names
     assert rounds[-1].workflow.slot_sizes[:CHURNING] == rounds[ROUNDS // 2].workflow.slot_sizes[:CHURNING]
+    sizes = [sum(path.stat().st_size for path in this.folder.rglob("*") if path.is_file()) for this in rounds]
+    assert max(sizes) <= 1.02 * sizes[ROUNDS // 2], "of everything that a round keeps"
 
 
 def test_every_row_is_carried_started_afresh_or_empty(history):

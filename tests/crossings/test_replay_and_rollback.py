@@ -2,10 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import shutil
-import subprocess
-
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -16,8 +12,6 @@ from components.contracts.durable import sha256_tree
 from components.contracts.manifests import Model
 from components.contracts.uris import local_path
 from components.contracts.workflow import FeatureWorkflow
-from pipelines.images import ENVIRONMENT_OF_STEP
-from pipelines.local.environments import REPOSITORY, python_of
 
 pytestmark = pytest.mark.timeout(300)
 
@@ -69,36 +63,30 @@ def test_old_rows_are_judged_by_candidate_and_live_model(chain):
 
 
 @pytest.fixture(scope="module")
-def again(chain):
-    """In a copy of store and repository: version 1 live again after version 2, and the second round once more."""
-    for name in ("store", "repository"):
-        shutil.copytree(chain.root / name, chain.root / f"{name} gone back")
-    before = [sha256_tree(local_path(this.training.uri)) for this in chain.rounds]
-    command = [python_of(ENVIRONMENT_OF_STEP["deployment"]), "-m", "components.deployment.rollback"]
-    command += ["--store", chain.uri("store gone back"), "--repository", chain.uri("repository gone back")]
-    environment = {**os.environ, "PYTHONPATH": str(REPOSITORY)}
-    subprocess.run([*command, "--reason", "a test"], env=environment, check=True, capture_output=True, timeout=60)
-    report = chain.rounds[1].paths["validation"]
-    this = chain.turn_to_training("round-2-again", store=chain.uri("store gone back"), validation_report=report)
-    this.trees_before = before
+def again(chain, tmp_path_factory):
+    """In a copy of lake, store and repository: version 1 live again after version 2, and the second round once more."""
+    back = chain.copied_to(tmp_path_factory.mktemp("gone back"))
+    folders = [back.root / "store" / "models" / this.training.model_id for this in chain.rounds]
+    before = [sha256_tree(folder) for folder in folders]
+    back.go_back(1)
+    this = back.turn_to_training("round-2-again", validation_report=chain.rounds[1].paths["validation"])
+    this.store, this.folders, this.trees_before = back.root / "store", folders, before
     return this
 
 
 def test_rollback_makes_the_first_model_current_and_changes_neither(chain, again):
     first, second = (this.training for this in chain.rounds)
-    journal = promotion_journal.read_journal(chain.root / "store gone back")
+    journal = promotion_journal.read_journal(again.store)
     assert [entry.model_id for entry in journal] == [first.model_id, second.model_id, first.model_id]
-    for model, tree in zip((first, second), again.trees_before):
-        folder = local_path(model.uri)
+    for model, folder, tree in zip((first, second), again.folders, again.trees_before):
         assert sha256_tree(folder) == tree
         for part in (Model.WEIGHTS, Model.WORKFLOW):
             assert sha256_tree(folder / part) == model.sha256[part]
 
 
 def test_a_round_after_a_rollback_continues_the_model_that_is_live_again(chain, again):
-    first = chain.rounds[0].training
-    assert again.training.parent_model_id == first.model_id
-    assert local_path(again.preprocessing.parent_model_uri) == local_path(first.uri)
+    assert again.training.parent_model_id == chain.rounds[0].training.model_id
+    assert local_path(again.preprocessing.parent_model_uri) == again.folders[0]
     assert again.extraction.window_start == chain.rounds[1].extraction.window_start
 
 

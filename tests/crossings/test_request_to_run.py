@@ -18,12 +18,13 @@ from monitoring.policy import Action, Decision
 from monitoring.retraining import OBSERVED_NUMBERS, Retraining
 from monitoring.settings import MonitorSettings
 from monitoring.store import Store
-from pipelines.__main__ import build_parser, parse_parameters
+from pipelines.__main__ import build_parser
 from pipelines.compile import compile_pipeline
 from pipelines.local import run as local_run
 from pipelines.local.demo_plan import DemoSettings, plan_for_world
 from pipelines.local.run import LocalFolders
 from pipelines.local.services import Services
+from pipelines.package import read_parameters
 from pipelines.placement import Placement
 from tests.monitoring.kfp_double import KfpDouble
 
@@ -122,7 +123,7 @@ def test_extraction_understands_the_requests_window(monitor_asks, tmp_path):
     assert window.end == round(NOW * 1e6)
 
 
-def test_local_triggers_command_line_is_one_that_evergreen_takes(monitor_asks, services, inputs, tmp_path):
+def test_local_triggers_command_line_is_one_that_evergreen_takes(monitor_asks, services, package, inputs, tmp_path):
     # What the demo gives its monitor, with a harmless program in the interpreter's place.
     command = ["true", *services.run_command()[1:]]
     trigger = LocalTrigger(tmp_path / "state", tmp_path / "store", shlex.join(command))
@@ -135,7 +136,7 @@ def test_local_triggers_command_line_is_one_that_evergreen_takes(monitor_asks, s
     assert parsed.folder == services.folders.root
     assert parsed.package == services.package
     assert RetrainRequest.read(parsed.request) == request
-    _fits(parse_parameters(parsed.parameter), inputs)
+    _fits(read_parameters(package, parsed.parameter), inputs)
 
 
 def test_local_run_gives_the_pipeline_only_inputs_that_it_has(
@@ -149,7 +150,7 @@ def test_local_run_gives_the_pipeline_only_inputs_that_it_has(
 
     monkeypatch.setattr(local_run, "run_pipeline", run_pipeline)
     monkeypatch.setattr(local_run.signal, "signal", lambda *_: None)
-    parameters = parse_parameters(_pairs(services))
+    parameters = read_parameters(package, _pairs(services))
     with pytest.raises(PermanentError, match="ended without an outcome"):
         local_run.run_once(package, services.folders, parameters, request)
     _fits(given, inputs)

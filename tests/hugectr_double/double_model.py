@@ -11,13 +11,12 @@ from pathlib import Path
 from typing import Any
 
 import double_api
+import double_graph
 import numpy as np
 import torch
 from double_network import USED, Network
 from double_reader import Reader
 from double_table import Table
-
-from components.contracts.metrics import roc_auc
 
 logger = logging.getLogger("hugectr")
 ERROR = double_api.ENUMS["Error_t"]
@@ -60,6 +59,8 @@ class Model:
         if self._solver.repeat_dataset:
             raise NotImplementedError("the double knows epoch mode only, repeat_dataset=False")
         self._input, (sparse,) = value, value.data_reader_sparse_param_array
+        if not sparse.is_fixed_length or {*double_graph.per_slot(sparse)} != {1}:
+            raise NotImplementedError("the double reads one key per slot, of fixed length")
         self._tensors |= {value.label_name: (value.label_dim,), value.dense_name: (value.dense_dim,)}
         self._tensors[sparse.top_name] = (sparse.slot_num,)
         self._train_reader, self._eval_reader = (
@@ -211,8 +212,15 @@ class Model:
     def get_eval_metrics(self) -> list[tuple[str, float]]:
         labels, scores = (np.concatenate(parts) for parts in zip(*self._evaluated))
         self._evaluated = []
-        auc = roc_auc(labels, scores)
-        return [("AUC", float("nan") if auc is None else auc)]
+        return [("AUC", _area(labels > 0.5, scores))]
+
+    def graph_to_json(self, graph_config_file: str) -> None:
+        if self._network is None:
+            raise RuntimeError("IllegalCall: the graph is final after Model.compile()")
+        double_graph.write(
+            graph_config_file, self._solver.model_name, self._input, self._embedding, self._sparse_optimizer,
+            self._layers, num_gpus=self._num_gpus,
+        )  # fmt: skip
 
     def save_params_to_files(self, prefix: str, iter: int) -> Any:
         self._compiled("save")
@@ -272,3 +280,12 @@ class Model:
             load(path)
         except OSError as error:
             logger.error("swallowed while loading: %s", error)
+
+
+def _area(clicked: np.ndarray, scores: np.ndarray) -> float:
+    """Area under the ROC curve by trapezoids, equal scores as one point; NaN without both classes."""
+    order = np.argsort(-scores, kind="stable")
+    last_of_score = np.append(np.flatnonzero(np.diff(scores[order])), len(order) - 1)
+    hits, misses = (np.append(0, np.cumsum(kind[order])[last_of_score]) for kind in (clicked, ~clicked))
+    area = ((hits[1:] + hits[:-1]) / 2 * np.diff(misses)).sum()
+    return float(area / (hits[-1] * misses[-1])) if hits[-1] and misses[-1] else float("nan")

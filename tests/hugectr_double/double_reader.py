@@ -26,7 +26,7 @@ class Reader:
             raise RuntimeError(f"slot_size_array has {len(slot_sizes)} entries for {num_slots} slots")
         sizes = np.array(slot_sizes or [0] * num_slots, dtype=np.int64)
         self._offsets = np.cumsum(sizes) - sizes
-        self._num_workers, self._num_gpus = num_workers, num_gpus
+        self._num_workers = max(1, min(num_workers, len(_listed(source)), num_gpus))
         self._key_type = np.int64 if i64 else np.int32
         self._batches: Iterator | None = None
         self._ended = False
@@ -39,6 +39,8 @@ class Reader:
     def set_source(self, file_name: str) -> None:
         if self._repeat:
             raise RuntimeError("set_source can only be used in epoch mode, with repeat_dataset=False")
+        if self._batches is not None and not self._ended:
+            raise RuntimeError("IllegalCall: DataSource cannot be changed when a worker is not in the EOF state")
         self.source = file_name or self.source
         self._batches, self._ended = self._read(), False
 
@@ -54,8 +56,8 @@ class Reader:
 
     def _read(self) -> Iterator[tuple[np.ndarray, np.ndarray, np.ndarray]]:
         files = _listed(self.source)
-        num_workers = min(self._num_workers, len(files), self._num_gpus)
-        workers = [self._worker(files[number::num_workers]) for number in range(num_workers)]
+        # As many as fitted the first source; those without a file are at their end at once.
+        workers = [self._worker(files[number :: self._num_workers]) for number in range(self._num_workers)]
         while workers:
             for worker in list(workers):
                 batch = next(worker, None)

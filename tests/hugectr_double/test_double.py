@@ -160,6 +160,8 @@ def test_calls_out_of_order_are_refused(rows, call, message):
 def test_what_excludes_itself_is_refused(rows):
     with pytest.raises(RuntimeError, match="cannot be true at the same time"):
         hugectr.CreateSolver(use_mixed_precision=True, enable_tf32_compute=True)
+    with pytest.raises(RuntimeError, match="should be either 128/256/512/1024"):
+        hugectr.CreateSolver(use_mixed_precision=True, scaler=2048.0)
     with pytest.raises(RuntimeError, match="batch_size%total_gpu_count"):
         model_of(rows, vvgpu=[[0, 1, 2]])
     with pytest.raises(RuntimeError, match="No such combiner type: max"):
@@ -178,6 +180,17 @@ def test_a_reader_ends_once_and_starts_over_with_a_source(rows):
         assert [model.train() for _ in range(3)] == [True, True, False]
         with pytest.raises(RuntimeError, match="past its end"):
             model.train()
+
+
+def test_a_source_is_not_changed_before_the_end_was_read(rows):
+    model = model_of(rows)
+    reader = model.get_data_reader_train()
+    reader.set_source(rows)
+    assert [model.train(), model.train()] == [True, True]
+    with pytest.raises(RuntimeError, match="not in the EOF state"):
+        reader.set_source(rows)
+    assert not model.train()
+    reader.set_source(rows)
 
 
 def test_incomplete_batches_are_dropped_only_if_so_configured(rows):
@@ -216,6 +229,7 @@ def test_a_key_beyond_its_slot_lands_in_the_next_and_columns_go_by_index(tmp_pat
     assert reader._inner.next()[2][0].tolist() == [6, 5 + 3]
     # C1 is said to be the last column: HugeCTR sorts the indices, so nothing changes.
     rows = write_rows(tmp_path / "named", labels=[1.0] * 4, keys=[[1, 3]] * 4, indices=(3, 2))
+    reader = model_of(rows).get_data_reader_train()
     reader.set_source(rows)
     assert reader._inner.next()[2][0].tolist() == [1, 5 + 3]
 
@@ -225,6 +239,7 @@ def test_files_and_metadata_that_disagree_are_refused(tmp_path, rows):
     reader.set_source(write_rows(tmp_path / "large", labels=[1.0] * 9, keys=[[0, 0]] * 9))
     with pytest.raises(RuntimeError, match="row group of 9 rows, the buffers hold 8"):
         reader._inner.next()
+    reader = model_of(rows).get_data_reader_train()
     reader.set_source(write_rows(tmp_path / "short", labels=[1.0] * 4, keys=[[0, 0]] * 4, num_rows=5))
     with pytest.raises(RuntimeError, match="has 4 rows, 5 in _metadata"):
         reader._inner.next()
@@ -245,12 +260,58 @@ def test_more_keys_than_the_workspace_holds_stop_training(tmp_path, rows):
         model.train()
 
 
-def trained(rows, steps=2, **solver):
+def trained(rows, **solver):
     model = model_of(rows, **solver)
     model.get_data_reader_train().set_source(rows)
-    for _ in range(steps):
-        assert model.train()
+    while model.train():
+        pass
     return model
+
+
+def test_the_graph_is_that_of_the_calls(tmp_path, rows):
+    with pytest.raises(RuntimeError, match="final after"):
+        model_of(rows, compiled=False).graph_to_json(f"{tmp_path}/graph.json")
+    model_of(rows, vvgpu=[[0, 1]], workspace_mb=3).graph_to_json(f"{tmp_path}/graph.json")
+    layers = json.loads((tmp_path / "graph.json").read_text())["layers"]
+    types = [
+        "Data",
+        "DistributedSlotSparseEmbeddingHash",
+        "Reshape",
+        "Concat",
+        "InnerProduct",
+        "BinaryCrossEntropyLoss",
+    ]
+    assert [layer["type"] for layer in layers] == types
+    assert layers[1]["sparse_embedding_hparam"]["max_vocabulary_size_global"] == 2 * (3 * 2**20 // 24)
+    assert layers[1]["optimizer"]["adam_hparam"]["epsilon"] == 1.0000000116860974e-07
+    assert layers[3]["bottom"] == ["flat", "dense"]
+
+
+def test_keys_of_another_number_are_not_the_doubles(rows):
+    for number, fixed in ((2, True), (1, False), ([1, 2], True)):
+        model = hugectr.Model(
+            hugectr.CreateSolver(**SOLVER),
+            hugectr.DataReaderParams(
+                data_reader_type=hugectr.DataReaderType_t.Parquet,
+                source=rows,
+                eval_source=rows,
+                check_type=hugectr.Check_t.Non,
+            ),
+            hugectr.CreateOptimizer(),
+        )
+        with pytest.raises(NotImplementedError, match="one key per slot"):
+            model.add(hugectr.Input(1, "label", 1, "dense", [hugectr.DataReaderSparseParam("keys", number, fixed, 2)]))
+
+
+def test_area_under_the_curve_is_scikit_learns():
+    from double_model import _area
+    from sklearn.metrics import roc_auc_score
+
+    random = np.random.default_rng(2)
+    for ties in (3, 1_000_000):
+        clicked, scores = random.random(500) < 0.3, random.integers(0, ties, 500).astype(np.float32)
+        assert _area(clicked, scores) == pytest.approx(roc_auc_score(clicked, scores), abs=1e-12)
+    assert np.isnan(_area(np.ones(3, bool), np.arange(3.0)))
 
 
 def test_files_are_as_large_and_as_unordered_as_hugectrs(tmp_path, rows):

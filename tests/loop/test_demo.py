@@ -64,6 +64,7 @@ def test_report_needs_no_network(turned):
     folder, _, _ = turned
     page = (folder / "report.html").read_text()
     assert "decision" in page
+    assert "rows from before its window, version 2 has an auc of" in page
     assert re.findall(r"https?://(?!www\.w3\.org/2000/svg)", page) == []
     assert re.findall(r"<(?:script|link|img|iframe)\b", page) == []
 
@@ -77,6 +78,7 @@ def test_screen_shows_transitions_and_no_library_noise(turned):
     _, ended, _ = turned
     lines = ended.output.splitlines()
     assert len(lines) < 60
+    assert any(re.search(r"training, run by run: \d+\.\d s, \d+\.\d s$", line) for line in lines)
     assert all(re.match(r" *\d+\.\d s  ", line) for line in lines), ended.output
 
 

@@ -25,11 +25,13 @@ def first(folder: str, passes: bool) -> bool:
 
 
 @dsl.component(base_image="evergreen-training", install_kfp_package=False)
-def second(folder: str, fails: bool, preemptions: int):
+def second(folder: str, fails: bool, preemptions: int, refuses: bool):
     from pathlib import Path
 
     tries = Path(folder, "second")
     tries.write_text(tries.read_text() + "ran\n" if tries.exists() else "ran\n")
+    if refuses:
+        raise SystemExit(2)
     if fails:
         raise ValueError("planted failure")
     if len(tries.read_text().splitlines()) <= preemptions:
@@ -44,11 +46,12 @@ def last(folder: str, status: dsl.PipelineTaskFinalStatus):
 
 
 @dsl.pipeline(name="tiny")
-def tiny(folder: str, passes: bool, fails: bool, preemptions: int):
+def tiny(folder: str, passes: bool, fails: bool, preemptions: int, refuses: bool):
     with dsl.ExitHandler(last(folder=folder)):
         gate = first(folder=folder, passes=passes)
         with dsl.If(gate.output == True):  # noqa: E712
-            second(folder=folder, fails=fails, preemptions=preemptions).set_retry(2, backoff_duration="0s")
+            task = second(folder=folder, fails=fails, preemptions=preemptions, refuses=refuses)
+            task.set_retry(2, backoff_duration="0s")
 
 
 @pytest.fixture
@@ -59,10 +62,20 @@ def run_tiny(tmp_path):
     package = tmp_path / "tiny.yaml"
     compiler.Compiler().compile(tiny, str(package))
 
-    def run(*, passes: bool, fails: bool = False, preemptions: int = 0) -> Path:
+    def run(*, passes: bool, fails: bool = False, preemptions: int = 0, refuses: bool = False) -> Path:
+        if refuses:
+            text = package.read_text()
+            assert "backoffDuration: 0s" in text
+            package.write_text(text.replace("backoffDuration: 0s", "backoffDuration: 3600s"))
         run_pipeline(
             package,
-            {"folder": str(folder), "passes": passes, "fails": fails, "preemptions": preemptions},
+            {
+                "folder": str(folder),
+                "passes": passes,
+                "fails": fails,
+                "preemptions": preemptions,
+                "refuses": refuses,
+            },
             root=folder / "artifacts",
             logs=folder / "logs",
             pythons=dict.fromkeys(ENVIRONMENT_OF_STEP.values(), Path(sys.prefix) / "bin" / "python"),

@@ -1,6 +1,12 @@
 """The `evergreen` command line: what it accepts is a promise, and misuse has an exit code and one clear line."""
 
+from pathlib import Path
+
+import pytest
+import yaml
+
 from pipelines.__main__ import ROOMS, build_parser, main
+from pipelines.package import read_parameters
 
 
 def test_commands_are_the_promised_ones():
@@ -9,10 +15,37 @@ def test_commands_are_the_promised_ones():
     assert set(ROOMS) == {"monitor", "uploader", "simulate", "drift", "replay", "score", "ingest", "rollback"}
 
 
-def test_parameter_without_value_is_refused_by_name(tmp_path, capsys):
-    code = main(["run", "--package", "p.yaml", "--folder", str(tmp_path), "-p", "min_auc"])
+GOLDEN = Path(__file__).parent / "golden" / "retraining.yaml"
+
+
+@pytest.mark.parametrize(
+    ("pair", "expected"),
+    [
+        ("min_auc", "parameter 'min_auc' has no '=', expected NAME=VALUE"),
+        ("min_acu=0.7", "parameter min_acu is unknown, expected some of accept_inconclusive, "),
+        ("min_auc=high", "parameter min_auc is 'high', expected a number"),
+        ("seed=1.5", "parameter seed is '1.5', expected a whole number"),
+        ("seed=true", "parameter seed is 'true', expected a whole number"),
+        ("accept_inconclusive=1", "parameter accept_inconclusive is '1', expected true or false"),
+    ],
+)
+def test_wrong_parameter_is_refused_by_name_before_anything_runs(pair, expected, tmp_path, capsys):
+    code = main(["run", "--package", str(GOLDEN), "--folder", str(tmp_path), "-p", pair])
     assert code == 2
-    assert "parameter 'min_auc' has no '=', expected NAME=VALUE" in capsys.readouterr().err
+    assert expected in capsys.readouterr().err
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_parameters_have_the_types_of_the_compiled_pipeline():
+    pairs = ["min_auc=1", "seed=7", "accept_inconclusive=true", "tower=64", 'solver={"vvgpu": [[0, 1]]}', "lake=a=b"]
+    assert read_parameters(GOLDEN, pairs) == {
+        "min_auc": 1,
+        "seed": 7,
+        "accept_inconclusive": True,
+        "tower": "64",
+        "solver": '{"vvgpu": [[0, 1]]}',
+        "lake": "a=b",
+    }
 
 
 def test_demo_refuses_a_folder_that_it_did_not_write(tmp_path, capsys):
@@ -27,6 +60,13 @@ def test_models_of_an_empty_store_are_none(tmp_path, capsys):
     assert "nothing was ever live" in capsys.readouterr().out
 
 
+def test_gpus_that_no_trainer_would_use_are_refused(tmp_path, capsys):
+    package = tmp_path / "retraining.yaml"
+    assert main(["compile", "--output", str(package), "--training-gpus", "2"]) == 2
+    assert "training_gpus is 2 with backend pytorch, which trains on one GPU" in capsys.readouterr().err
+    assert not package.exists()
+
+
 def test_compiling_for_hugectr_chooses_its_image_and_gpus(tmp_path):
     package = tmp_path / "retraining.yaml"
     flags = ["--backend", "hugectr", "--training-gpus", "2", "--registry", "r.dev/p", "--tag", "3f2a9c1"]
@@ -35,3 +75,5 @@ def test_compiling_for_hugectr_chooses_its_image_and_gpus(tmp_path):
     assert "r.dev/p/evergreen-training-hugectr:3f2a9c1" in text
     assert "r.dev/p/evergreen-training:3f2a9c1" not in text
     assert "r.dev/p/evergreen-evaluation:3f2a9c1" in text
+    pipeline = next(iter(yaml.safe_load_all(text)))
+    assert pipeline["root"]["inputDefinitions"]["parameters"]["solver"]["defaultValue"] == '{"vvgpu": [[0, 1]]}'

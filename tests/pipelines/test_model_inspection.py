@@ -167,6 +167,17 @@ def test_graph_of_another_network_beside_the_weights_is_a_fault(store_model, cap
     assert "dcn.json has unknown or missing keys ['layers']" in capsys.readouterr().out
 
 
+def test_workflow_that_cannot_be_read_is_a_fault_and_the_rest_is_told(store_model, capsys):
+    folder = store_model()
+    (folder / "workflow" / "workflow.json").write_text("{")
+    assert main(["model", "inspect", str(folder)]) == 1
+    said = capsys.readouterr().out
+    assert "FAULT    workflow has sha256" in said
+    assert said.count("FAULT") == 2
+    total = next(line.split() for line in said.splitlines() if line.startswith("all"))
+    assert total[1:5] == [str(sum(SLOT_SIZES)), str(len(KEYS)), "-", "1"]
+
+
 def test_absent_part_is_a_fault(store_model, capsys):
     folder = store_model()
     for path in (folder / "workflow").iterdir():
@@ -176,12 +187,20 @@ def test_absent_part_is_a_fault(store_model, capsys):
     assert "sha256   workflow absent, differs" in capsys.readouterr().out
 
 
+STORE = "expected a folder of the model store, or a bare weights folder and --config with its shape"
+
+
 def test_folder_that_is_no_model_is_misuse(store_model, tmp_path, capsys):
     folder = store_model()
-    wrong = tmp_path / "wrong.json"
+    wrong = tmp_path / "elsewhere" / "wrong.json"
+    wrong.parent.mkdir()
     tries = [
-        ([str(tmp_path)], "has no model.json, expected a folder of the model store, or a bare weights folder"),
-        ([str(tmp_path / "absent")], "has no model.json"),
+        ([str(wrong.parent)], f"has no model.json, {STORE}"),
+        ([str(tmp_path / "absent")], "absent does not exist, expected a folder of the model store"),
+        ([str(folder / "weights")], f"weights has no model.json, {STORE}; {folder} is one"),
+        ([str(folder / "model.json")], f"; {folder} is one"),
+        ([str(folder.parent)], f"; {folder} is one"),
+        ([str(folder.parent.parent)], f"; {folder} is one"),
         ([str(folder / "weights"), "--config", str(wrong)], "cannot be read as JSON with `config` and `slot_sizes`"),
         ([str(tmp_path), "--config", str(folder / "model.json")], "key cannot be read: No such file"),
     ]
@@ -194,6 +213,33 @@ def test_folder_that_is_no_model_is_misuse(store_model, tmp_path, capsys):
     wrong.write_text(json.dumps({"config": CONFIG.as_document(), "slot_sizes": SLOT_SIZES[:-1]}))
     assert main(["model", "inspect", str(folder / "weights"), "--config", str(wrong)]) == 2
     assert "has 25 slot sizes, expected 26" in capsys.readouterr().err
+
+
+def test_weights_that_cannot_be_read_are_a_fault_beside_the_hashes_of_all_parts(store_model, capsys):
+    folder = store_model()
     (folder / "weights" / "dcn_dense_0.model").write_bytes(b"\0" * 12)
-    assert main(["model", "inspect", str(folder)]) == 2
-    assert "dcn_dense_0.model has 12 bytes, expected" in capsys.readouterr().err
+    assert main(["model", "inspect", str(folder)]) == 1
+    said = capsys.readouterr().out
+    assert "model    m1 of backend pytorch" in said
+    assert f"sha256   weights {sha256_tree(folder / 'weights')}, differs" in said
+    assert f"sha256   workflow {sha256_tree(folder / 'workflow')}, as promised" in said
+    assert "FAULT    model file " in said
+    assert "dcn_dense_0.model has 12 bytes, expected" in said
+    assert "C1" not in said
+
+
+def test_state_that_belongs_to_no_rows_is_a_fault_and_the_vectors_are_told(store_model, table, capsys):
+    folder = store_model()
+    key, vectors = (folder / "weights" / "dcn0_sparse_0.model" / name for name in ("key", "emb_vector"))
+    key.write_bytes(KEYS[::-1].astype("<i8").tobytes())
+    vectors.write_bytes(table[0][::-1].tobytes())
+    # One MiB of rows of three floats and twice that of state.
+    (folder / "weights" / "dcn0_opt_sparse_0.model").write_bytes(bytes(2 * (2**20 // 36) * 12))
+    inspection = inspect_model(folder)
+    assert inspection.slots[0].mean_moment_norms is None
+    np.testing.assert_allclose(inspection.slots[1].mean_norm, np.linalg.norm(table[0][KEYS == 7].astype(float)))
+    assert main(["model", "inspect", str(folder)]) == 1
+    said = capsys.readouterr().out
+    assert "FAULT    optimizer state " in said
+    assert "do not ascend" in said
+    assert "optimizer state was not kept" not in said

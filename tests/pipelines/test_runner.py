@@ -49,6 +49,13 @@ def test_task_preempted_more_often_than_it_is_retried_fails_the_run(run_tiny):
     assert (run_tiny.folder / "last").read_text() == "FAILED"
 
 
+def test_step_that_refuses_its_input_is_not_tried_again_and_nobody_waits(run_tiny):
+    with pytest.raises(PipelineFailed):
+        run_tiny(passes=True, refuses=True)  # the pipeline's wait between tries is an hour
+    assert (run_tiny.folder / "second").read_text() == "ran\n"
+    assert (run_tiny.folder / "last").read_text() == "FAILED"
+
+
 def test_output_goes_to_the_step_log_and_not_to_the_terminal(run_tiny, capfd):
     folder = run_tiny(passes=False)
     assert "word from first" in (folder / "logs" / "extraction.log").read_text()

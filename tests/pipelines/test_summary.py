@@ -8,7 +8,7 @@ import pytest
 
 from components.contracts import criteo
 from pipelines.local.observations import JsonLines
-from pipelines.local.summary import count_served_rows, failed_promises, uncertainties
+from pipelines.local.summary import count_served_rows, failed_promises, remembered, training_seconds, uncertainties
 
 GOOD = {
     "requests": {"sent": 10, "failed": 0},
@@ -106,6 +106,35 @@ def test_each_doubt_is_one_sentence_with_its_numbers(change, timeline, words):
     sentences = uncertainties(GOOD | {"trigger": {"reason": "low"}} | change, timeline, min_clicks=50)
     assert len(sentences) == 1
     assert words in sentences[0]
+
+
+def _remembering(candidate, champion):
+    old = {"num_rows": 4979, "candidate": {"auc": candidate}, "champion": champion and {"auc": champion}}
+    return {"versions": [{"version": 1, "old_distribution": None}, {"version": 2, "old_distribution": old}]}
+
+
+def test_a_lower_auc_on_rows_of_before_the_change_comes_with_what_it_means():
+    (sentence,) = remembered(_remembering(0.6209, 0.8197))
+    assert (
+        "on 4,979 rows from before its window, version 2 has an auc of 0.621, the version it replaced 0.820" in sentence
+    )
+    assert "expected" in sentence
+    assert "no part of the gate" in sentence
+    assert "replay_share" in sentence
+
+
+def test_what_is_not_forgotten_or_cannot_be_told_needs_no_excuse():
+    (sentence,) = remembered(_remembering(0.83, 0.8197))
+    assert "0.830" in sentence
+    assert "expected" not in sentence
+    assert remembered(_remembering(None, None)) == []
+    (alone,) = remembered(_remembering(0.7, None))
+    assert alone.endswith("has an auc of 0.700")
+
+
+def test_training_seconds_are_told_run_by_run():
+    runs = [{"step_seconds": {"training": 5.935, "evaluation": 1.0}}, {"step_seconds": {"extraction": 1.0}}]
+    assert training_seconds({"runs": [*runs, {"step_seconds": {"training": 4.921}}]}) == [5.935, None, 4.921]
 
 
 def test_served_rows_are_counted_by_identity(tmp_path, raw_table):

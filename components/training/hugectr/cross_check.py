@@ -27,7 +27,8 @@ def require_same_auc(
 ) -> None:
     """Compares the AUC of `scores` with HugeCTR's on the same rows, as many as its evaluation takes.
 
-    Nothing is compared where there is no AUC: for want of a whole evaluation batch, of a class, or of finite scores.
+    Nothing is compared where there is no AUC: for want of a whole evaluation batch, of a class, or of finite scores;
+    the log says so.
 
     Args:
         model: A compiled `hugectr.Model` holding the weights that `scores` came from.
@@ -46,6 +47,11 @@ def require_same_auc(
     judged = scores[: len(part)]
     expected = roc_auc(part.labels, judged) if num_batches and np.isfinite(judged).all() else None
     if expected is None:
+        logger.warning(
+            "hugectr's own AUC is not compared: %d rows make %d evaluation batches of %d, or lack clicks, rows without "
+            "one, or finite scores",
+            len(rows), num_batches, batch,
+        )  # fmt: skip
         return
     stage = write_stage(
         part,

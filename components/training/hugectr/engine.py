@@ -63,6 +63,7 @@ class HugectrEngine:
     """Engine of `components.training.engine`, in HugeCTR."""
 
     backend = "hugectr"
+    scores_cheaply = False  # it saves the whole table
 
     def __init__(
         self,
@@ -190,7 +191,7 @@ class HugectrEngine:
 
     def _train(self, stage: Stage, batch_size: int) -> Any:
         """Steps through one stage; yields batches since the last look at the loss, and that loss."""
-        if self._running is not None and self._running.stage.group_rows < stage.group_rows:
+        if self._running is not None and not self._running.stage.has_room_for(stage):
             self._bring_current()
             self._end_model()
         running = self._running or self._begin_model(stage, batch_size)

@@ -10,8 +10,6 @@ import filecmp
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 from components.contracts.dcn import DcnConfig
 from components.contracts.errors import PermanentError
 from components.contracts.model_files import (
@@ -32,12 +30,13 @@ def copy_whole(source: Path, target: Path, config: DcnConfig, slot_sizes: list[i
     """Writes the model in `source` to `target` with all keys, ascending; a key without a row gets zeros.
 
     Raises:
-        ContractError: a file of `source` is absent, truncated, oversized or of another network.
+        ContractError: a file of `source` is absent, truncated, oversized or of another network, or it is a folder that
+            HugeCTR saved itself, whose optimizer state nothing joins to its keys.
     """
     stored = open_model(source, config, slot_sizes)
     num_rows = sum(slot_sizes)
-    if stored.num_rows < num_rows or not _ascends(source / SPARSE_FOLDER / KEY_FILE, num_rows):
-        # Only a folder that HugeCTR wrote and nobody put in order.
+    if stored.num_rows < num_rows or not stored.rows.ascending:
+        # Only a folder that another trainer wrote: ours have all keys, in order.
         write_model(target, config, read_model(source, config, slot_sizes, optimizer=True))
         return
     write_model_chunks(
@@ -49,11 +48,6 @@ def copy_whole(source: Path, target: Path, config: DcnConfig, slot_sizes: list[i
         chunks=stored.chunks(),
         with_moments=stored.has_embedding_moments,
     )
-
-
-def _ascends(path: Path, num_rows: int) -> bool:
-    keys = np.memmap(path, dtype="<i8", mode="r")
-    return len(keys) == num_rows and bool((np.diff(keys) > 0).all())
 
 
 def load(

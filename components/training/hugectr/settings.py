@@ -1,7 +1,7 @@
 """How HugeCTR runs: what its solver takes besides `TrainingSettings`, and what this engine adds around it.
 
-Names are those of `hugectr.CreateSolver` where it has them, so NVIDIA's documentation applies. Evaluating and stopping
-early is `fit`'s for every engine and has no setting here: it judges each epoch on the newest rows.
+Names are those of `hugectr.CreateSolver` where it has them, so NVIDIA's documentation applies. What `hugectr.Model.fit`
+takes has no setting here, because `training.fit` runs the passes of every engine; see `SolverSettings`.
 """
 
 from __future__ import annotations
@@ -16,6 +16,8 @@ ALL_REDUCE = ("NCCL", "OneShot")
 """Members of `hugectr.AllReduceAlgo`."""
 LR_POLICIES = ("fixed",)
 """Members of `hugectr.LrPolicy_t`."""
+SCALERS = (128.0, 256.0, 512.0, 1024.0)
+"""All that HugeCTR takes with mixed precision."""
 _COUNTS = (
     "batchsize_eval",
     "max_eval_batches",
@@ -29,7 +31,13 @@ _COUNTS = (
 
 @dataclass(frozen=True, kw_only=True)
 class SolverSettings:
-    """Settings of a HugeCTR run; the defaults suit one data-centre GPU."""
+    """Settings of a HugeCTR run; the defaults suit one data-centre GPU.
+
+    Not here, because both backends have them alike (`TrainingSettings`): `eval_interval`, since the newest rows judge
+    after every pass; the stop at an AUC (`metrics_spec`), since training ends after `patience` passes without a better
+    log loss; `max_iter`, `num_epochs` (`max_epochs`); `snapshot` (`checkpoint_minutes`); `batchsize`, `lr`, `seed`; and
+    `enable_tf32_compute`, which `precision="tf32"` asks for.
+    """
 
     vvgpu: tuple[tuple[int, ...], ...] = ((0,),)
     """Devices per node; this engine is one process, so one node."""
@@ -37,8 +45,11 @@ class SolverSettings:
     """float16 products and activations (tensor cores). Saved weights stay float32, but HugeCTR keeps the embeddings'
     Adam moments as float16 then, in which second moments below 6e-8 are zero: off unless the speed is needed."""
     scaler: float = 1024.0
-    """Factor on the loss against underflow of float16 gradients; only with `use_mixed_precision`."""
+    """Factor on the loss against underflow of float16 gradients; only with `use_mixed_precision`. One of 128, 256, 512
+    and 1024."""
     use_cuda_graph: bool = True
+    """Record forward and backward pass once and replay them: a step of this network is many short kernels. The
+    optimizer's update is not in the record, so the learning rate may change from step to step."""
     use_algorithm_search: bool = True
     """Let cuBLAS try its algorithms for the products, once per model."""
     train_intra_iteration_overlap: bool = False
@@ -62,9 +73,10 @@ class SolverSettings:
     """The fall is the remaining share of `decay_steps` to this power."""
     end_lr: float = 0.0
     """Least learning rate of the fall."""
-    batchsize_eval: int = 16_384
-    max_eval_batches: int = 64
-    """HugeCTR's own evaluation, of at most batchsize_eval x max_eval_batches rows, only cross-checks the scores."""
+    batchsize_eval: int = 2048
+    max_eval_batches: int = 512
+    """HugeCTR's own evaluation, of at most batchsize_eval x max_eval_batches rows, only cross-checks the scores. The
+    batch is small because the newest tenth of a small window must make one."""
     auc_tolerance: float = 0.002
     """By how much HugeCTR's AUC may differ from that of the scores computed from its files; 0 = do not compare."""
     prove_restores: bool = True
@@ -94,8 +106,8 @@ class SolverSettings:
         for name in ("decay_start", "decay_power", "end_lr", "max_workspace_mb", "auc_tolerance"):
             if not 0 <= getattr(self, name) < float("inf"):
                 raise ContractError(f"{name} is {getattr(self, name)}, expected a number of at least 0")
-        if not 0 < self.scaler < float("inf"):
-            raise ContractError(f"scaler is {self.scaler}, expected a positive number")
+        if self.scaler not in SCALERS:
+            raise ContractError(f"scaler is {self.scaler:g}, expected one of {', '.join(f'{s:g}' for s in SCALERS)}")
         if self.decay_start and self.decay_start < self.warmup_steps:
             raise ContractError(
                 f"decay_start is {self.decay_start}, expected at least warmup_steps {self.warmup_steps}"

@@ -37,7 +37,12 @@ class Stage:
     file_list: Path
     num_batches: int
     group_rows: int
-    """Rows of its largest row group: HugeCTR's readers have room for those of the files they were made for."""
+    """Rows of its largest row group."""
+    num_files: int
+
+    def has_room_for(self, other: Stage) -> bool:
+        """Whether readers that were made for this stage read the other: with as many workers, and buffers as large."""
+        return other.group_rows <= self.group_rows and other.num_files <= self.num_files
 
 
 def full_batches(order: NDArray[np.int64], batch_size: int) -> NDArray[np.int64]:
@@ -113,7 +118,10 @@ def write_stage(
     except (OSError, pa.ArrowException) as error:
         raise PermanentError(f"rows for HugeCTR cannot be written to {folder}: {error}") from error
     return Stage(
-        file_list=folder.absolute() / FILE_LIST, num_batches=len(batches), group_rows=min(group_rows, max(counts))
+        file_list=folder.absolute() / FILE_LIST,
+        num_batches=len(batches),
+        group_rows=min(group_rows, max(counts)),
+        num_files=num_files,
     )
 
 

@@ -48,26 +48,27 @@ def batches(
 
 def assemble(rows: Rows, numbers: NDArray[np.int64], offsets: NDArray[np.int64]) -> Batch:
     """The batch of the rows `numbers`; `offsets` are the first table row of each slot."""
-    keys = (rows.ids[numbers] + offsets).ravel()
+    # ndarray.take copies whole rows: 0.07 ms for 2048 of them, where indexing took 0.27.
+    keys = (rows.ids.take(numbers, axis=0) + offsets).ravel()
     # A key and its place in one integer sort together: np.sort of int64 took 0.2 ms for 2048 x 26 keys, torch.sort with
     # places 0.8 ms, np.argsort 2.4 ms.
     place_bits = max(1, int(len(keys) - 1).bit_length())
     keys <<= place_bits
     keys |= np.arange(len(keys))
     keys.sort()
-    order = (keys & ((1 << place_bits) - 1)).astype(np.int32)
+    order = keys & ((1 << place_bits) - 1)
     keys >>= place_bits
     is_first = np.empty(len(keys), np.bool_)
     is_first[:1] = True
     np.not_equal(keys[1:], keys[:-1], out=is_first[1:])
     starts = np.flatnonzero(is_first)
-    lookups = np.empty_like(order)
+    lookups = np.empty(len(keys), np.int32)
     lookups[order] = np.cumsum(is_first, dtype=np.int32) - 1
     return Batch(
-        labels=torch.from_numpy(rows.labels[numbers]),
-        dense=torch.from_numpy(rows.dense[numbers]),
+        labels=torch.from_numpy(rows.labels.take(numbers)),
+        dense=torch.from_numpy(rows.dense.take(numbers, axis=0)),
         table_rows=torch.from_numpy(keys[starts]),
         lookups=torch.from_numpy(lookups),
-        order=torch.from_numpy(order),
+        order=torch.from_numpy(order.astype(np.int32)),
         starts=torch.from_numpy(starts.astype(np.int32)),
     )

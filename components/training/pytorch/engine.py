@@ -31,6 +31,7 @@ class PytorchEngine:
     """Engine of `components.training.engine`, in PyTorch."""
 
     backend = "pytorch"
+    scores_cheaply = True
 
     def __init__(
         self, config: DcnConfig, slot_sizes: list[int], settings: TrainingSettings, *, device: str | None = None

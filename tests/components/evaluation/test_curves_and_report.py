@@ -125,6 +125,19 @@ def test_slices_are_cut_by_the_smallest_column_that_has_two_categories(sizes, co
     assert slice_column(sizes) == column
 
 
+def test_no_slices_are_cut_by_a_column_whose_categories_have_left(make_round):
+    made = make_round(600)
+    sizes = made.workflow.slot_sizes
+    column = slice_column(sizes)
+    left = [size - 3 if i == column else 0 for i, size in enumerate(sizes)]
+    made.change("training_set", tombstones=left)
+    assert main(made.flags()) in (0, 1)
+    page = made.path("report.html").read_text()
+    other = slice_column([size if i != column else 3 for i, size in enumerate(sizes)])
+    assert f"C{other + 1}: " in page
+    assert f"C{column + 1}: " not in page
+
+
 class Tags(HTMLParser):
     """Collects attributes that would fetch something, and checks that tags are closed."""
 

@@ -139,6 +139,12 @@ def test_without_a_share_old_rows_are_measured_by_but_not_learnt(lake, run_step)
     assert dataset.num_replay_holdout_rows == dataset.num_holdout_rows == 120
 
 
+def test_no_more_rows_are_measured_by_than_tell_enough(lake, run_step, monkeypatch):
+    monkeypatch.setattr(replay, "MAX_HELD_OUT_ROWS", 50)
+    dataset = run_step(lake, replay_share=0.2)
+    assert (dataset.num_holdout_rows, dataset.num_replay_holdout_rows, dataset.num_replay_rows) == (120, 50, 270)
+
+
 def test_without_days_no_older_file_is_opened(lake, run_step):
     for path in lake.glob("day=2026-03-0[1-8]/*.parquet"):
         path.write_bytes(b"damaged")

@@ -1,4 +1,4 @@
-"""An engine in NumPy that keeps every promise of the seam: logistic regression in HugeCTR's files.
+"""An engine in NumPy that keeps every promise of the seam, logistic regression in HugeCTR's files, and fits with it.
 
 Its parameters are the embeddings (width 1: a weight per id), the last 13 values of `final.weight` (dense) and
 `final.bias`; its optimizer is Adagrad, whose sums lie where Adam's second moments do.
@@ -11,6 +11,8 @@ import numpy as np
 from components.contracts.dcn import DcnConfig
 from components.contracts.model_files import ModelWeights, read_model, write_model
 from components.training.engine import Learnt
+from components.training.fit import FitJob, fit
+from components.training.metrics_sink import MemorySink
 
 CONFIG = DcnConfig(embedding_dim=1, num_cross_layers=1, tower=(1,))
 
@@ -19,6 +21,7 @@ class LogisticEngine:
     """See the module; `calls` records what it was asked for."""
 
     backend = "logistic"
+    scores_cheaply = True
 
     def __init__(self, slot_sizes, settings, *, segment=4, bad_at=None):
         self.num_steps, self.calls = 0, []
@@ -92,3 +95,58 @@ class LogisticEngine:
         sums = (sums + gradient**2).astype(np.float32)
         change = self._settings.learning_rate * gradient / (np.sqrt(sums) + 1e-12)
         return (values - change).astype(np.float32), sums
+
+
+class Clock:
+    """Seconds that pass only while an engine learns."""
+
+    def __init__(self):
+        self.seconds = 0.0
+
+    def __call__(self):
+        return self.seconds
+
+
+class Asked:
+    """A stop request that comes after so many looks at it."""
+
+    def __init__(self, looks):
+        self.looks = looks
+
+    def __call__(self):
+        self.looks -= 1
+        return self.looks < 0
+
+
+class TimedEngine(LogisticEngine):
+    """Learning takes ten seconds a call, saving one; `saves` are the times at which saves ended."""
+
+    def __init__(self, *arguments, clock, **keywords):
+        super().__init__(*arguments, **keywords)
+        self._clock, self.saves = clock, []
+
+    def learn(self, *arguments):
+        self._clock.seconds += 10
+        return super().learn(*arguments)
+
+    def save(self, folder):
+        super().save(folder)
+        self._clock.seconds += 1
+        self.saves.append(self._clock.seconds)
+
+
+def fitted(training_set, settings, path, start=None, sink=None, engine=None, **keywords):
+    """A fit with checkpoints at `path`; gives the result, the engine and the sink."""
+    sink = MemorySink() if sink is None else sink
+    engine = engine or LogisticEngine(training_set.slot_sizes, settings)
+    job = FitJob(training_set=training_set, config=CONFIG, settings=settings, start=start, checkpoint_path=path)
+    return fit(job, engine, sink, **keywords), engine, sink
+
+
+def content(folder):
+    return {p.relative_to(folder).as_posix(): p.read_bytes() for p in sorted(folder.rglob("*")) if p.is_file()}
+
+
+def learnt(engine, first=0):
+    """Row numbers of the calls of `learn` from the `first`-th on."""
+    return [call[1] for call in engine.calls if call[0] == "learn"][first:]

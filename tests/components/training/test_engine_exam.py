@@ -223,6 +223,20 @@ def test_dropout_changes_what_is_learnt_and_not_how_it_is_scored(name, make_engi
 
 
 @pytest.mark.parametrize("name", ENGINES)
+def test_says_that_it_scores_cheaply_where_a_score_after_learning_writes_no_table(
+    name, make_engine, initial, world, tmp_path
+):
+    def tables():
+        return {path.stat().st_ino for path in (tmp_path / "scratch").rglob("emb_vector")}
+
+    rows, _ = rows_of(world, 500, 1)
+    engine = learnt(make_engine(name), initial(), rows)
+    before = tables()
+    engine.score(rows)
+    assert engine.scores_cheaply is (tables() == before)
+
+
+@pytest.mark.parametrize("name", ENGINES)
 def test_an_id_outside_its_slot_has_a_zero_vector(name, make_engine, initial, world, tmp_path):
     rows, _ = rows_of(world, 300, 1)
     engine = learnt(make_engine(name), initial(), rows)

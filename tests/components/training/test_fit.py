@@ -1,4 +1,4 @@
-"""The policy of a fit, shown on an engine in NumPy: parts, early stopping, replay, saves, stops, and bad numbers."""
+"""The policy of a fit, shown on an engine in NumPy: parts, early stopping, replay, and what is kept of it all."""
 
 from __future__ import annotations
 
@@ -9,56 +9,17 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from components.contracts.errors import ContractError, PermanentError, Preempted
+from components.contracts.errors import ContractError, Preempted
 from components.contracts.metrics import log_loss, roc_auc
 from components.training.checkpoint import Moment
 from components.training.config import TrainingSettings
-from components.training.fit import FitJob, fit
 from components.training.metrics_sink import MemorySink
 from components.training.rows import Rows
 from components.training.start import Start
 from tests.components.training.conftest import write_folder
-from tests.components.training.logistic_engine import CONFIG, LogisticEngine
+from tests.components.training.logistic_engine import Asked, LogisticEngine, content, fitted, learnt
 
 SETTINGS = TrainingSettings(learning_rate=0.1, batch_size=256, max_epochs=3)
-
-
-class Clock:
-    """Seconds that pass only while an engine learns."""
-
-    def __init__(self):
-        self.seconds = 0.0
-
-    def __call__(self):
-        return self.seconds
-
-
-class Asked:
-    """A stop request that comes after so many looks at it."""
-
-    def __init__(self, looks):
-        self.looks = looks
-
-    def __call__(self):
-        self.looks -= 1
-        return self.looks < 0
-
-
-class TimedEngine(LogisticEngine):
-    """Learning takes ten seconds a call, saving one; `saves` are the times at which saves ended."""
-
-    def __init__(self, *arguments, clock, **keywords):
-        super().__init__(*arguments, **keywords)
-        self._clock, self.saves = clock, []
-
-    def learn(self, *arguments):
-        self._clock.seconds += 10
-        return super().learn(*arguments)
-
-    def save(self, folder):
-        super().save(folder)
-        self._clock.seconds += 1
-        self.saves.append(self._clock.seconds)
 
 
 @pytest.fixture
@@ -66,12 +27,8 @@ def run(tmp_path):
     """Fits; gives the result, the engine and the sink."""
     count = iter(range(1000))
 
-    def go(training_set, settings=SETTINGS, start=None, path=None, sink=None, engine=None, **keywords):
-        sink = MemorySink() if sink is None else sink
-        engine = engine or LogisticEngine(training_set.slot_sizes, settings)
-        path = path or tmp_path / f"checkpoint {next(count)}"
-        job = FitJob(training_set=training_set, config=CONFIG, settings=settings, start=start, checkpoint_path=path)
-        return fit(job, engine, sink, **keywords), engine, sink
+    def go(training_set, settings=SETTINGS, path=None, **keywords):
+        return fitted(training_set, settings, path or tmp_path / f"checkpoint {next(count)}", **keywords)
 
     return go
 
@@ -83,19 +40,10 @@ def parent(world, make_training_set, run):
     return Start(weights=result.weights, optimizer_step=result.optimizer_step)
 
 
-def content(folder):
-    return {p.relative_to(folder).as_posix(): p.read_bytes() for p in sorted(folder.rglob("*")) if p.is_file()}
-
-
 def scores(weights, training_set, dense, ids):
     engine = LogisticEngine(training_set.slot_sizes, SETTINGS)
     engine.restore(weights, 0)
     return engine.score(Rows(labels=np.zeros(len(dense), np.float32), dense=dense, ids=ids.astype(np.int32)))
-
-
-def learnt(engine, first=0):
-    """Row numbers of the calls of `learn` from the `first`-th on."""
-    return [call[1] for call in engine.calls if call[0] == "learn"][first:]
 
 
 def test_a_fit_needs_no_torch():
@@ -128,6 +76,26 @@ def test_a_part_of_the_rows_is_chosen_only_if_it_is_better_by_more_than_chance(b
 
     best = moment(0, best_epoch, [0.5, 0.5] * 10)
     assert moment(branch, 1, [0.5 - gain for gain in gains] * 10).is_better_than(best) is is_better
+
+
+@pytest.mark.parametrize(
+    ("steps_before", "gains", "is_better"),
+    [(0, [-0.3, 0.28], False), (900, [-0.3, 0.28], True), (900, [-0.3, -0.28], False), (900, [0.3, 0.28], True)],
+    ids=["fresh weights need a gain", "a loss by chance", "a loss for certain", "a gain"],
+)
+def test_a_parent_is_kept_only_where_it_is_better_by_more_than_chance(steps_before, gains, is_better):
+    start = Moment(branch=0, epoch=0, step=steps_before, weights="start", scores={}, row_losses=np.array([0.5] * 20))
+    losses = np.array([0.5 - gain for gain in gains] * 10)
+    first = Moment(branch=0, epoch=1, step=steps_before + 9, weights="w", scores={}, row_losses=losses)
+    assert first.is_better_than(start) is is_better
+
+
+def test_a_single_judging_row_chooses_no_part():
+    best, part = (
+        Moment(branch=branch, epoch=1, step=9, weights="w", scores={}, row_losses=np.array([loss]))
+        for branch, loss in ((0, 0.5), (1, 0.1))
+    )
+    assert not part.is_better_than(best)
 
 
 def test_the_best_weights_are_kept_and_their_scores_are_those_of_the_newest_rows(world, make_training_set, run):
@@ -206,6 +174,15 @@ def test_each_pass_holds_replay_rows_in_the_asked_for_share(with_replay, run):
     assert set(first) != set(second)
 
 
+def test_the_stopping_slice_is_learnt_in_the_end_beside_older_rows_in_the_same_share(with_replay, run):
+    _, engine, sink = run(with_replay(0.1), replace(SETTINGS, max_epochs=1, finish=True))
+    assert sink.lines[-1]["log_loss"] < sink.lines[0]["log_loss"], "one pass is kept, so one finishes"
+    rows = np.concatenate(learnt(engine))[2_000:]
+    assert sorted(rows[rows < 2_000]) == list(range(1_800, 2_000))
+    older = rows[rows >= 2_000]
+    assert len(older) == len(set(older)) == 22
+
+
 def test_a_branch_is_mixed_too_and_the_stopping_slice_stays_new(with_replay, run, parent):
     settings = TrainingSettings(max_epochs=1, patience=0, num_halvings=1, finish=False, batch_size=64)
     _, engine, sink = run(with_replay(0.1), settings, start=parent)
@@ -247,34 +224,6 @@ def test_stopped_anywhere_and_continued_equals_undisturbed_bit_for_bit(
     assert judged == [{k: v for k, v in line.items() if k != "rows_per_second"} for line in sink.lines]
 
 
-def test_a_stop_is_heeded_at_the_next_segment_and_says_where(world, make_training_set, run):
-    training_set = make_training_set(*world.rows(3_000)[:3])
-    engine = LogisticEngine(training_set.slot_sizes, SETTINGS)
-    with pytest.raises(Preempted, match="saved at epoch 1, batch 12 of 85"):
-        run(training_set, engine=engine, should_stop=Asked(2))
-    assert len(learnt(engine)) == 3
-
-
-def test_saves_are_no_further_apart_than_the_interval_and_one_segment(world, make_training_set, run):
-    training_set, clock = make_training_set(*world.rows(6_000)[:3]), Clock()
-    settings = replace(SETTINGS, checkpoint_minutes=2, batch_size=32)
-    engine = TimedEngine(training_set.slot_sizes, settings, clock=clock)
-    run(training_set, settings, engine=engine, clock=clock)
-    assert len(engine.saves) > 10
-    assert max(np.diff([0.0, *engine.saves])) <= 120 + 10 + 1
-    # Ends of epochs aside, no oftener either.
-    assert np.median(np.diff(engine.saves)) >= 120
-
-
-def test_an_epoch_that_is_no_better_is_not_written_before_it_is_time(world, make_training_set, run):
-    training_set = make_training_set(*world.rows(1_500)[:3])
-    settings = TrainingSettings(learning_rate=0.5, batch_size=32, max_epochs=9, finish=False)
-    _, engine, sink = run(training_set, settings)
-    losses = [line["log_loss"] for line in sink.lines]
-    improvements = sum(loss < min(losses[:i]) for i, loss in enumerate(losses) if i)
-    assert sum(call[0] == "save" for call in engine.calls) == improvements + 1  # the final weights
-
-
 def test_an_ended_fit_is_not_fitted_again_unless_its_weights_were_taken(world, make_training_set, run, tmp_path):
     training_set, path = make_training_set(*world.rows(2_000)[:3]), tmp_path / "once"
     first, _, _ = run(training_set, path=path)
@@ -306,46 +255,31 @@ def test_labels_of_one_class_are_refused(world, make_training_set, run):
         run(make_training_set(labels * 0, dense, ids))
 
 
+@pytest.mark.parametrize("num_rows", [0, 1, 2])
+def test_windows_too_small_to_fit_are_refused(world, make_training_set, run, num_rows):
+    with pytest.raises(ContractError, match=f"labels of the {max(0, num_rows - 1)} rows to fit hold"):
+        run(make_training_set(*world.rows(num_rows)[:3]))
+
+
+def test_the_smallest_window_is_fitted_and_judged_by_one_row(world, make_training_set, run, parent):
+    labels, dense, ids, _ = world.rows(3)
+    labels[:2] = 0, 1
+    result, _, _ = run(make_training_set(labels, dense, ids), start=parent)
+    assert np.isfinite(result.early_stopping["log_loss"])
+    assert all(p.stat().st_size for p in result.weights.rglob("*.model") if p.is_file())
+
+
+def test_a_replay_folder_without_rows_is_no_replay(world, make_training_set, run, tmp_path):
+    training_set = make_training_set(*world.rows(500)[:3])
+    folder = write_folder(tmp_path / "no older rows", *world.rows(0)[:3])
+    replaying = replace(training_set, replay_uri=folder.as_uri(), num_replay_rows=0, replay_share=0.5)
+    one, other = (run(rows)[0] for rows in (training_set, replaying))
+    assert content(one.weights) == content(other.weights)
+
+
 def test_auc_is_none_where_the_newest_rows_have_one_class(world, make_training_set, run):
     labels, dense, ids, _ = world.rows(500)
     labels[450:] = 0
     result, _, _ = run(make_training_set(labels, dense, ids))
     assert result.early_stopping["auc"] is None
     assert result.early_stopping["log_loss"] > 0
-
-
-def test_a_loss_that_is_no_number_stops_with_the_files_and_rows_of_its_batch(world, make_training_set, run, tmp_path):
-    training_set, path = make_training_set(*world.rows(1_000)[:3]), tmp_path / "bad"
-    engine = LogisticEngine(training_set.slot_sizes, SETTINGS, bad_at=10)
-    with pytest.raises(PermanentError, match=r"loss is not finite at epoch 1, batch 11 of 29 \(32 rows") as caught:
-        run(training_set, engine=engine, path=path)
-    # The third call of the engine made batches 9 to 12; the 11th is its third.
-    expected = learnt(engine)[2][64:96][:5]
-    for number in expected:
-        name, row = ("part_9", number) if number < 500 else ("part_10", number - 500)
-        assert f"{name}.parquet rows [" in str(caught.value)
-        assert f"{row}" in str(caught.value)
-    assert "smaller learning rate" in str(caught.value)
-    assert {p.name for p in path.iterdir() if p.is_dir()} == {"start"}
-
-
-def test_weights_spoilt_by_the_last_step_of_a_pass_are_neither_kept_nor_scored(world, make_training_set, run, tmp_path):
-    training_set, path = make_training_set(*world.rows(1_000)[:3]), tmp_path / "bad"
-    for keywords in ({"bad_at": 29}, {"bad_at": 8, "should_stop": Asked(1)}):
-        stop = {"should_stop": keywords.pop("should_stop")} if "should_stop" in keywords else {}
-        engine = LogisticEngine(training_set.slot_sizes, SETTINGS, **keywords)
-        with pytest.raises(PermanentError, match="scores are not finite after step"):
-            run(training_set, engine=engine, path=path, **stop)
-        assert {p.name for p in path.iterdir() if p.is_dir()} == {"start"}
-
-
-def test_numbers_within_an_epoch_are_told_every_ten_seconds(world, make_training_set, run):
-    training_set, clock = make_training_set(*world.rows(2_000)[:3]), Clock()
-    settings = replace(SETTINGS, max_epochs=1, finish=False)
-    engine = TimedEngine(training_set.slot_sizes, settings, clock=clock)
-    _, _, sink = run(training_set, settings, engine=engine, clock=clock)
-    within = [line for line in sink.lines if "batch" in line]
-    assert [line["batch"] for line in within] == [*range(4, 57, 4), 57]
-    assert within[3]["rows_per_second"] == 4 * 4 * 32 / 40
-    assert within[-1]["sample_log_loss"] == sink.lines[-1]["log_loss"]
-    assert within[-1]["sample_auc"] == sink.lines[-1]["auc"]

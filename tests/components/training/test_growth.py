@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import errno
+import os
 import tracemalloc
 
 import numpy as np
 import pytest
 
 from components.contracts.dcn import DcnConfig, dense_layout
-from components.contracts.errors import ContractError
+from components.contracts.errors import ContractError, PermanentError
 from components.contracts.model_files import (
     SPARSE_FOLDER,
     SPARSE_OPTIMIZER_FILE,
@@ -177,6 +179,21 @@ def test_a_parent_without_moments_grows_without_them(tmp_path):
     after = grown(tmp_path / "parent", before, now)
     assert after.embedding_moments is None
     assert after.dense_moments is None
+
+
+def test_a_disk_without_room_for_the_tables_is_an_error_and_no_bus_error(tmp_path, monkeypatch):
+    before, now = churned(3)
+    num_rows = sum(before.slot_sizes)
+    write_in_order(tmp_path / "parent", random_weights(before), np.arange(num_rows)[::-1])
+
+    def full(descriptor, offset, length):
+        assert (offset, length) == (0, 4 * num_rows * DIM)
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(os, "posix_fallocate", full)
+    with pytest.raises(PermanentError, match=f"cannot have {4 * num_rows * DIM} bytes: No space left on device"):
+        grown(tmp_path / "parent", before, now)
+    assert not [path for path in (tmp_path / "grown").rglob("*") if path.is_file()]
 
 
 @pytest.mark.parametrize("order", ["ascending", "hash order"])

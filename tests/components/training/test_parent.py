@@ -122,7 +122,9 @@ def test_an_evicted_category_leaves_a_zero_row(parent, into):
 
 
 def test_another_network_is_refused_naming_both(parent, into):
-    with pytest.raises(ContractError, match=r"'tower': \[9\].*parent p's.*'tower': \[8\]"):
+    with pytest.raises(
+        ContractError, match=r"has {'tower': \[9\]}, expected the parent p's {'tower': \[8\]}; .* with parent=none"
+    ):
         continue_from(*parent, replace(CONFIG, tower=(9,)), into)
 
 
@@ -153,6 +155,23 @@ def test_a_category_directly_replaced_by_another_is_refused(parent, into):
     model, training_set = parent
     change_vocabulary(training_set, 2, put(5, 4_000_000_000))
     with pytest.raises(ContractError, match="id 5 of C3 means category 4000000000 and meant 20002 before"):
+        continue_from(model, training_set, CONFIG, into)
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("means", np.full(13, 0.5, np.float32)),
+        ("stds", np.full(13, 2, np.float32)),
+        ("fill", 1.0),
+        ("clip_min", -1.0),
+    ],
+)
+def test_other_arithmetic_of_the_dense_columns_is_refused(parent, into, name, value):
+    model, training_set = parent
+    folder = local_path(training_set.workflow_uri)
+    replace(FeatureWorkflow.load(folder), **{name: value}).save(folder)
+    with pytest.raises(ContractError, match=f"does not go on from the parent p's: {name} "):
         continue_from(model, training_set, CONFIG, into)
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import resource
+import signal
 import subprocess
 import sys
 
@@ -10,7 +12,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from components.contracts.errors import ContractError
+from components.contracts.errors import ContractError, PermanentError
 from components.contracts.uris import local_path
 from components.training.rows import RowFolder, open_folders, open_rows, place_of_rows
 
@@ -113,6 +115,40 @@ def test_a_folder_without_rows_is_empty(world, make_training_set, tmp_path):
     assert len(open_rows(folder, 0, world.slot_sizes, tmp_path / "cache")) == 0
 
 
+def test_row_groups_that_are_decoded_at_once_come_back_in_their_order(read_rows, written, world):
+    folder, labels, dense, ids = written
+    for path in folder.glob("*.parquet"):
+        pq.write_table(pq.read_table(path), path, row_group_size=37)
+    rows = read_rows(folder, 1200, world.slot_sizes)
+    np.testing.assert_array_equal(rows.labels, labels)
+    np.testing.assert_array_equal(rows.dense, dense)
+    np.testing.assert_array_equal(rows.ids, ids)
+
+
+def test_of_several_wrong_files_the_first_in_the_list_is_named(read_rows, written, world):
+    for name in ("part_11.parquet", "part_9.parquet", "part_10.parquet"):
+        edited(written[0] / name, "C7", pa.array([-1] * 400, pa.int64()))
+    with pytest.raises(ContractError, match=r"part_9\.parquet are -1"):
+        read_rows(written[0], 1200, world.slot_sizes)
+
+
+def test_pandas_is_not_imported_where_it_is_installed(written, world, tmp_path):
+    (tmp_path / "pandas.py").write_text("")
+    code = (
+        "import sys; from pathlib import Path; from components.training.rows import open_rows\n"
+        "sys.path.append(sys.argv[3])\n"
+        "rows = open_rows(Path(sys.argv[1]), 1200, [10**9] * 26, Path(sys.argv[2]))\n"
+        "print(len(rows), 'pandas' in sys.modules)"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code, written[0], tmp_path / "cache", tmp_path],
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+    assert done.stdout.split() == ["1200", "False"], done.stderr
+
+
 def test_rows_are_decoded_in_parts_without_holding_them(tmp_path, world, make_training_set):
     """The arrays live in a mapped file: what decoding takes from memory does not grow with the rows."""
     labels, dense, ids, _ = world.rows(200_000)
@@ -131,3 +167,15 @@ def test_rows_are_decoded_in_parts_without_holding_them(tmp_path, world, make_tr
     grown_kib, clicks = done.stdout.split()
     assert float(clicks) == 4 * labels.sum()
     assert int(grown_kib) * 1024 < 0.5 * 4 * 200_000 * 160, done.stderr
+
+
+def test_flat_files_that_the_system_refuses_are_told_with_their_folder(read_rows, written, world, tmp_path):
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    handler = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+    try:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 10, limits[1]))
+        with pytest.raises(PermanentError, match=f"cannot be written to {tmp_path / 'cache'}: File too large"):
+            read_rows(written[0], 1200, world.slot_sizes)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+        signal.signal(signal.SIGXFSZ, handler)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import subprocess
 import sys
@@ -12,13 +13,15 @@ from datetime import datetime, timezone
 import numpy as np
 import pytest
 
+from components.contracts import model_store, promotion_journal
 from components.contracts.dcn import DcnConfig
 from components.contracts.durable import sha256_tree
 from components.contracts.errors import ContractError, PermanentError
-from components.contracts.manifests import Model
+from components.contracts.graph_reader import read_graph
+from components.contracts.manifests import Model, Release
 from components.contracts.run_notes import read_notes
 from components.contracts.uris import local_path
-from components.contracts.workflow import FeatureWorkflow
+from components.contracts.workflow import TOMBSTONE, FeatureWorkflow
 from components.dcn.network import load_network, predict
 from components.training.__main__ import build_parser, main, run_flags
 from components.training.backends import make_engine, require_backend
@@ -83,6 +86,19 @@ def test_a_model_folder_holds_all_that_the_next_steps_need(step, training_set, t
     assert (note.state, note.facts["model"]) == ("done", model.model_id)
 
 
+@pytest.mark.parametrize("rank", [0, 3], ids=["v1", "v2"])
+def test_hugectrs_graph_lies_beside_the_weights_and_is_hashed_with_them(step, training_set, rank):
+    _, model, _ = step(training_set, projection_dim=rank)
+    path = local_path(model.uri) / "weights" / "dcn.json"
+    graph = read_graph(path, projection_dim=rank)
+    assert graph.config == DcnConfig.from_document(model.config)
+    assert graph.table.max_vocabulary_size >= sum(model.slot_sizes)
+    adam = json.loads(path.read_text())["layers"][1]["optimizer"]["adam_hparam"]
+    assert adam == {"beta1": np.float32(0.9), "beta2": np.float32(0.999), "epsilon": np.float32(1e-7)}
+    path.unlink()
+    assert sha256_tree(path.parent) != model.sha256["weights"]
+
+
 def test_a_retry_publishes_the_same_model_and_mends_a_damaged_one(step, training_set):
     _, first, _ = step(training_set)
     _, second, _ = step(training_set)
@@ -113,6 +129,46 @@ def test_an_incremental_round_continues_its_parents_steps(step, training_set, wo
     assert second.parent_model_id == first.model_id
     assert second.slot_sizes == sizes
     assert second.optimizer_step >= first.optimizer_step
+
+
+@pytest.fixture
+def go_live(tmp_path):
+    """Makes a model the live one."""
+    store = tmp_path / "a store"
+
+    def go_live(model, version):
+        path = model_store.release_path(store, version)
+        path.parent.mkdir(exist_ok=True)
+        fields = {f.name: None for f in dataclasses.fields(Release)} | {"version": version, "model_uri": model.uri}
+        Release(**fields).write(path)
+        promotion_journal.append_promotion(
+            store,
+            promotion_journal.Promotion(
+                time=model.created_at,
+                action=promotion_journal.RELEASE,
+                version=version,
+                previous_version=None,
+                model_id=model.model_id,
+                model_uri=model.uri,
+                release_uri=path.as_uri(),
+                trigger_id=None,
+                reason="a test",
+            ),
+        )
+
+    return go_live
+
+
+def test_current_is_the_model_that_was_live_when_the_rows_were_encoded(step, training_set, go_live):
+    _, first, _ = step(training_set)
+    go_live(first, 1)
+    grown = replace(training_set, parent_model_uri=first.uri)
+    _, other, _ = step(training_set, run="another run", seed=9)
+    go_live(other, 2)
+    _, second, _ = step(grown, run="r2", parent="current")
+    assert second.parent_model_id == first.model_id
+    _, fresh, _ = step(training_set, run="r3", parent="current")
+    assert fresh.parent_model_id is None, "its ids were given out when nothing was live"
 
 
 @pytest.mark.parametrize(
@@ -240,10 +296,40 @@ def test_tensorboard_without_its_package_is_refused_by_its_name(step, training_s
     assert "need the package tensorboard, which this environment has not" in capsys.readouterr().err
 
 
-def test_other_replay_rows_or_another_share_start_afresh(step, training_set, tmp_path):
+def evicted(training_set):
+    """The same rows, of a round in which a category left: its id is a tombstone's."""
+    folder = local_path(training_set.workflow_uri)
+    workflow = FeatureWorkflow.load(folder)
+    vocabularies = [v.copy() for v in workflow.vocabularies]
+    vocabularies[3][-1] = TOMBSTONE
+    replace(workflow, vocabularies=tuple(vocabularies)).save(folder)
+    return training_set
+
+
+@pytest.mark.parametrize(
+    "changed",
+    [
+        lambda t: (replace(t, replay_share=0.2), {}),
+        lambda t: (replace(t, num_replay_rows=7), {}),
+        lambda t: (replace(t, raw_digest="of other new or replayed rows"), {}),
+        lambda t: (evicted(t), {}),
+        lambda t: (t, {"precision": "bfloat16"}),
+        lambda t: (t, {"projection_dim": 2}),
+    ],
+    ids=["share", "number of replay rows", "rows", "tombstones", "precision", "network"],
+)
+def test_what_decides_the_weights_starts_afresh_where_it_changed(step, training_set, changed):
     _, first, _ = step(training_set)
-    _, second, _ = step(replace(training_set, replay_share=0.2))
+    other, flags = changed(training_set)
+    code, second, _ = step(other, **flags)
+    assert code == 0
     assert second.created_at != first.created_at
+
+
+def test_a_parent_of_another_precision_is_continued(step, training_set):
+    _, first, _ = step(training_set, precision="bfloat16")
+    code, second, _ = step(training_set, run="r2", parent=first.model_id)
+    assert (code, second.parent_model_id) == (0, first.model_id)
 
 
 def test_nothing_of_a_finished_run_stays_but_its_numbers(step, training_set, tmp_path):

@@ -1,0 +1,198 @@
+"""What the engine tells HugeCTR: every setting arrives, the graph is ours, no learnt step is lost between models."""
+
+from __future__ import annotations
+
+import importlib
+import json
+from contextlib import closing
+from dataclasses import fields, replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from components.contracts.dcn import DcnConfig
+from components.contracts.graph_json import EmbeddingTable, Graph, graph_document, write_graph
+from components.contracts.graph_reader import read_graph
+from components.training.config import TrainingSettings
+from components.training.hugectr.engine import HugectrEngine
+from components.training.hugectr.graph import Blueprint, compiled_model
+from components.training.hugectr.settings import SolverSettings
+from components.training.hugectr.staging import write_stage
+from components.training.initial import write_initial
+from components.training.pytorch.engine import PytorchEngine
+from components.training.rows import Rows
+
+CONFIG = DcnConfig(embedding_dim=4, num_cross_layers=2, tower=(16, 8), dropout=0.25)
+# None of them the default of HugeCTR, nor of ours.
+SETTINGS = TrainingSettings(learning_rate=0.02, beta1=0.8, beta2=0.99, epsilon=1e-5, seed=5, precision="tf32")
+SOLVER = SolverSettings(
+    vvgpu=((1, 0),),
+    scaler=512.0,
+    use_cuda_graph=False,
+    use_algorithm_search=False,
+    train_intra_iteration_overlap=True,
+    train_inter_iteration_overlap=True,
+    eval_intra_iteration_overlap=True,
+    eval_inter_iteration_overlap=True,
+    all_reduce_algo="OneShot",
+    grouped_all_reduce=True,
+    warmup_steps=10,
+    decay_start=20,
+    decay_steps=30,
+    decay_power=1.0,
+    end_lr=1e-5,
+    batchsize_eval=256,
+    max_eval_batches=7,
+    num_workers=3,
+)
+OWN = {
+    "warmup_steps", "decay_start", "decay_steps", "decay_power", "end_lr", "auc_tolerance", "prove_restores",
+    "max_workspace_mb", "loss_interval", "stage_rows",
+}  # fmt: skip
+"""Settings that the engine itself acts on; the schedule's, because each step is given its rate."""
+DOUBLE = Path(__file__).resolve().parents[2] / "hugectr_double"
+
+
+@pytest.fixture
+def double(monkeypatch):
+    """The double's module `hugectr`."""
+    monkeypatch.syspath_prepend(str(DOUBLE))
+    return importlib.import_module("hugectr")
+
+
+@pytest.fixture
+def rows(world):
+    labels, dense, ids, _ = world.rows(1_280, 1)
+    return Rows(labels=labels, dense=dense, ids=ids.astype(np.int32))
+
+
+@pytest.fixture
+def built(double, rows, tmp_path, world):
+    """Builds the double's model of a network and settings; answers what it was given."""
+
+    def build(config=CONFIG, settings=SETTINGS, solver=SOLVER):
+        folder = tmp_path / f"stage {len(list(tmp_path.iterdir()))}"
+        stage = write_stage(rows, np.arange(256), batch_size=64, num_files=2, folder=folder)
+        blueprint = Blueprint(
+            config=config,
+            slot_sizes=world.slot_sizes,
+            settings=settings,
+            solver=solver,
+            workspace_mb=3,
+            batch_size=64,
+            file_list=str(stage.file_list),
+        )
+        return compiled_model(double, blueprint)
+
+    return build
+
+
+def test_every_setting_arrives_under_its_name(built, double):
+    given = built()._inner._solver
+    defaults = double.CreateSolver()
+    for field in fields(SolverSettings):
+        if field.name in OWN or field.name in ("scaler", "num_workers", "use_mixed_precision", "lr_policy"):
+            continue
+        value, found = getattr(SOLVER, field.name), getattr(given, field.name)
+        if field.name == "vvgpu":
+            value = [list(node) for node in value]
+        if field.name == "all_reduce_algo":
+            value = double.AllReduceAlgo[value]
+        assert found == value != getattr(defaults, field.name), field.name
+    assert (given.lr_policy, given.seed, given.lr) == (double.LrPolicy_t.fixed, 5, 0.02)
+    assert (given.enable_tf32_compute, given.i64_input_key, given.repeat_dataset) == (True, True, False)
+    assert given.batchsize == 64
+
+
+def test_the_scaler_arrives_with_mixed_precision_only(built):
+    settings = replace(SETTINGS, precision="float32")
+    half = built(settings=settings, solver=replace(SOLVER, use_mixed_precision=True))._inner._solver
+    assert (half.use_mixed_precision, half.scaler, half.enable_tf32_compute) == (True, 512.0, False)
+    assert built(settings=settings)._inner._solver.scaler == 1.0
+
+
+def test_reader_and_both_optimizers_are_told_all(built, double, world):
+    model = built()._inner
+    assert model._reader_params.slot_size_array == list(world.slot_sizes)
+    assert model._reader_params.num_workers == 3
+    for optimizer in (model._optimizer, model._sparse_optimizer):
+        assert (optimizer.beta1, optimizer.beta2, optimizer.epsilon) == (0.8, 0.99, 1e-5)
+        assert optimizer.update_type == double.Update_t.Local
+
+
+@pytest.mark.parametrize("config", [CONFIG, replace(CONFIG, dropout=0.0, projection_dim=3)], ids=["v1", "v2"])
+def test_the_graph_that_hugectr_writes_is_ours_but_for_the_rank(config, built, tmp_path):
+    built(config)._inner.graph_to_json(str(tmp_path / "hugectr.json"))
+    table = EmbeddingTable(
+        workspace_mb=3, max_vocabulary_size=2 * (3 * 2**20 // 48), beta1=0.8, beta2=0.99, epsilon=1e-5
+    )
+    ours = graph_document(Graph(config=config, table=table))
+    write_graph(tmp_path / "ours.json", Graph(config=config, table=table))
+    theirs = json.loads((tmp_path / "hugectr.json").read_text())
+    assert theirs.pop("model_name") == "dcn"
+    cross = next(layer for layer in ours["layers"] if layer["type"] == "MultiCross")["mc_param"]
+    assert cross.pop("projection_dim", 0) == config.projection_dim
+    assert theirs == ours
+    for name in ("hugectr.json", "ours.json"):
+        assert read_graph(tmp_path / name, projection_dim=config.projection_dim) == Graph(config=config, table=table)
+
+
+@pytest.mark.parametrize(
+    ("batches", "files", "group_rows", "fits"),
+    [(4, 2, 32, True), (2, 1, 32, True), (6, 2, 96, False), (6, 3, 64, False)],
+    ids=["as large", "smaller", "larger row groups", "more files than workers"],
+)
+def test_readers_are_kept_for_stages_that_they_have_room_for(batches, files, group_rows, fits, rows, tmp_path):
+    def stage(name, batches, files, group_rows):
+        return write_stage(
+            rows,
+            np.arange(32 * batches),
+            batch_size=32,
+            num_files=files,
+            folder=tmp_path / name,
+            group_rows=group_rows,
+        )
+
+    assert stage("first", 4, 2, 64).has_room_for(stage("next", batches, files, group_rows)) == fits
+
+
+def test_rows_that_make_no_evaluation_batch_are_not_compared_and_the_log_says_so(double, rows, world, tmp_path, caplog):
+    config = replace(CONFIG, dropout=0.0)
+    write_initial(tmp_path / "initial", config, world.slot_sizes, click_rate=0.3, seed=3)
+    engine = HugectrEngine(
+        config, world.slot_sizes, TrainingSettings(), SolverSettings(max_workspace_mb=64), scratch=tmp_path
+    )
+    with closing(engine), caplog.at_level("WARNING"):
+        engine.restore(tmp_path / "initial", 0)
+        engine.learn(rows, np.arange(640), 128, 0)
+        engine.score(rows)
+    assert "not compared: 1280 rows make 0 evaluation batches of 2048" in caplog.text
+
+
+def test_each_step_is_given_the_schedules_rate_of_all_rounds(double, rows, world, tmp_path):
+    config, settings = replace(CONFIG, dropout=0.0), replace(SETTINGS, precision="float32")
+    write_initial(tmp_path / "initial", config, world.slot_sizes, click_rate=0.3, seed=3)
+    solver = SolverSettings(warmup_steps=10, decay_start=100, decay_steps=50, decay_power=1.0, max_workspace_mb=64)
+    with closing(HugectrEngine(config, world.slot_sizes, settings, solver, scratch=tmp_path)) as engine:
+        for start, expected in ((0, 0.02 * 4 / 10), (121, 0.02 * 25 / 50)):
+            engine.restore(tmp_path / "initial", start)
+            engine.learn(rows, np.arange(512), 128, 0)
+            # HugeCTR's Adam counts its own four steps.
+            counts = [(1 - 0.99**t) ** 0.5 / (1 - 0.8**t) for t in (start + 4, 4)]
+            assert engine._running.model._inner._lr == pytest.approx(expected * counts[0] / counts[1], rel=1e-12)
+
+
+def test_a_new_batch_size_goes_on_from_what_was_learnt_whether_or_not_anyone_looked(double, rows, world, tmp_path):
+    config, settings = replace(CONFIG, dropout=0.0), replace(SETTINGS, precision="float32")
+    write_initial(tmp_path / "initial", config, world.slot_sizes, click_rate=0.3, seed=3)
+    hugectr = HugectrEngine(
+        config, world.slot_sizes, settings, SolverSettings(stage_rows=256, max_workspace_mb=64), scratch=tmp_path
+    )
+    with closing(hugectr), closing(PytorchEngine(config, world.slot_sizes, settings, device="cpu")) as pytorch:
+        for engine in (hugectr, pytorch):
+            engine.restore(tmp_path / "initial", 0)
+            engine.learn(rows, np.arange(640), 128, 0)
+            engine.learn(rows, np.arange(640, 1_280), 64, 0)
+        assert hugectr.num_steps == pytorch.num_steps == 15
+        np.testing.assert_allclose(hugectr.score(rows), pytorch.score(rows), atol=1e-6)

@@ -1,0 +1,128 @@
+"""Categories that leave, through the real steps: their ids are reused, learnt afresh and served, beside replay."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from datetime import date
+
+import numpy as np
+import onnxruntime
+import pytest
+
+from components.contracts.dcn import DcnConfig
+from components.contracts.manifests import Model
+from components.contracts.model_files import read_model
+from components.contracts.serving import CATEGORICAL_INPUT, DENSE_INPUT
+from components.contracts.uris import local_path
+from components.contracts.vocabulary_changes import vocabulary_changes
+from components.contracts.workflow import FIRST_ID, TOMBSTONE, FeatureWorkflow
+from inference_client.simulation.lake import write_lake
+from inference_client.simulation.world import Drift, World
+
+pytestmark = pytest.mark.timeout(300)
+
+NEVER_SEEN = 2**32 - 1
+
+
+@pytest.fixture(scope="module")
+def leaving(chain, tmp_path_factory):
+    """The chain's rounds and two more of a day each, with a life of 36 hours: what only round 1 held leaves first."""
+    later = chain.copied_to(
+        tmp_path_factory.mktemp("leaving"), vocabularies={"frequency_threshold": 2, "category_ttl_days": 1.5}
+    )
+    world = World.create(seed=3)
+    for number, day in ((3, date(2026, 1, 6)), (4, date(2026, 1, 7))):
+        drift = Drift(seed=number, new_category_columns=("C3", "C4"), new_category_share=0.5, new_categories=40)
+        write_lake(world.drifted(drift), later.root / "lake", rows=1000, days=1, last_day=day, seed=number)
+        later.turn(f"round-{number}", validation_report=chain.rounds[1].paths["validation"])
+    return later
+
+
+def workflow_of(this):
+    return FeatureWorkflow.load(local_path(this.training.uri) / Model.WORKFLOW)
+
+
+def weights_of(this):
+    config = DcnConfig.from_document(this.training.config)
+    folder = local_path(this.training.uri) / Model.WEIGHTS
+    return read_model(folder, config, this.training.slot_sizes, optimizer=True)
+
+
+def rows_of(ids, this):
+    """Rows of the fused table, of each column's ids."""
+    offsets = np.cumsum([0, *this.training.slot_sizes[:-1]])
+    return np.concatenate([offset + column for offset, column in zip(offsets, ids)])
+
+
+def test_categories_leave_and_their_ids_are_given_out_a_round_later(leaving):
+    second, third, fourth = leaving.rounds[-3:]
+    changes = [vocabulary_changes(workflow_of(a), workflow_of(b)) for a, b in ((second, third), (third, fourth))]
+    evicted = [sum(len(column.evicted) for column in change) for change in changes]
+    reused = [sum(len(column.reused) for column in change) for change in changes]
+    assert evicted[0] > 100
+    assert reused[0] == 0
+    assert reused[1] > 50
+    assert third.preprocessing.tombstones == workflow_of(third).tombstones
+    assert sum(third.preprocessing.tombstones) == evicted[0]
+    assert sum(fourth.preprocessing.tombstones) == evicted[0] + evicted[1] - reused[1]
+
+
+def test_a_tombstones_row_is_empty_after_training_and_a_reused_one_is_learnt(leaving):
+    third, fourth = leaving.rounds[-2:]
+    now = weights_of(fourth)
+    dead = rows_of([FIRST_ID + np.flatnonzero(v == TOMBSTONE) for v in workflow_of(fourth).vocabularies], fourth)
+    for table in (now.embeddings, *now.embedding_moments):
+        assert not table[dead].any()
+    changes = vocabulary_changes(workflow_of(third), workflow_of(fourth))
+    reused = rows_of([change.reused for change in changes], fourth)
+    assert now.embeddings[reused].any(axis=1).all()
+    assert now.embedding_moments[1][reused].any(axis=1).mean() > 0.5
+
+
+def test_the_released_graph_takes_a_category_that_left_for_unknown(leaving, held_out_rows):
+    fourth = leaving.rounds[-1]
+    assert fourth.deployment.parity_max_abs_diff <= 1e-5
+    dense, categorical, _ = held_out_rows(fourth.extraction)
+    session = onnxruntime.InferenceSession(
+        str(local_path(fourth.deployment.graph_uri)), providers=["CPUExecutionProvider"]
+    )
+    workflows = [workflow_of(this) for this in (leaving.rounds[0], fourth)]
+    gone = [np.setdiff1d(a, b)[:1] for a, b in zip(*(w.vocabularies for w in workflows))]
+    columns = [column for column, values in enumerate(gone) if len(values)]
+    assert len(columns) > 5
+    scores = []
+    for value in (lambda column: gone[column][0], lambda _: NEVER_SEEN, lambda _: TOMBSTONE):
+        raw = categorical.copy()
+        for column in columns:
+            raw[:, column] = value(column)
+        scores.append(session.run(None, {DENSE_INPUT.name: dense, CATEGORICAL_INPUT.name: raw})[0])
+    np.testing.assert_array_equal(scores[0], scores[1])
+    np.testing.assert_array_equal(scores[0], scores[2])
+
+
+def test_old_rows_of_categories_that_left_are_replayed_as_unknown(leaving):
+    fourth = leaving.rounds[-1]
+    assert fourth.extraction.num_replay_rows > 0
+    assert {entry["day"] for entry in fourth.extraction.replay_days} == {"2026-01-04", "2026-01-05", "2026-01-06"}
+    assert fourth.evaluation.old_distribution["num_rows"] == fourth.extraction.num_replay_holdout_rows
+
+
+@pytest.fixture(scope="module")
+def gone_back(leaving):
+    """Version 2 live again after versions 3 and 4, and the third round once more."""
+    leaving.go_back(2)
+    back = replace(leaving, window={**leaving.window, "window_end": "2026-01-07T00:00:00Z"})
+    report = leaving.rounds[1].paths["validation"]
+    return back.turn_to_training("round-3-again", validation_report=report)
+
+
+def test_going_back_over_two_rounds_of_leaving_categories_is_exact(leaving, gone_back):
+    second, third = leaving.rounds[-3:-1]
+    assert gone_back.training.parent_model_id == second.training.model_id
+    assert gone_back.extraction.digest == third.extraction.digest
+    assert gone_back.training.sha256[Model.WEIGHTS] == third.training.sha256[Model.WEIGHTS]
+    assert gone_back.training.optimizer_step == third.training.optimizer_step
+    folders = [local_path(this.training.uri) / Model.WORKFLOW for this in (third, gone_back)]
+    files = [{path.name: path.read_bytes() for path in folder.iterdir() if path.is_file()} for folder in folders]
+    assert files[0] == files[1]
+    assert "admission.npz" in files[0]
