@@ -141,7 +141,8 @@ def _compile(arguments: argparse.Namespace) -> int:
     from pipelines.compile import compile_pipeline
     from pipelines.placement import Placement
 
-    chosen = {field.name: getattr(arguments, field.name, field.default) for field in fields(Placement)}
+    names = {field.name for field in fields(Placement)}
+    chosen = {name: value for name, value in vars(arguments).items() if name in names}
     compile_pipeline(arguments.output, Placement(**chosen))
     return 0
 
