@@ -9,6 +9,7 @@ pieces are read as the wanted rows need, spread evenly over the rows before the 
 from __future__ import annotations
 
 import logging
+import shutil
 import zlib
 from contextlib import ExitStack
 from dataclasses import dataclass
@@ -70,10 +71,25 @@ def draw_replay(
         num_days: Most days; the newest that have rows before `before`.
         folder: Exists.
 
+    A damaged file stops the step only where rows are to be learnt from: a measurement is not worth a round.
+
     Raises:
-        ContractError: rows to learn from are wanted of a source that cannot be entered in its middle, or a file is
-            damaged.
+        ContractError: rows to learn from are wanted of a source that cannot be entered in its middle, or from damaged
+            files.
     """
+    try:
+        return _draw(source, before, num_rows, num_holdout_rows, num_days, folder)
+    except ContractError as error:
+        if num_rows:
+            raise
+        logger.warning("no old rows are held out: %s", error)
+        for side in (LEARNT, HELD_OUT):
+            shutil.rmtree(folder / side, ignore_errors=True)
+        (folder / SET_ASIDE_FILE).unlink(missing_ok=True)
+        return Replay(num_rows=0, num_holdout_rows=0, days=[])
+
+
+def _draw(source: Source, before: int, num_rows: int, num_holdout_rows: int, num_days: int, folder: Path) -> Replay:
     pieces = source.pieces_before(before, num_days=num_days, piece_rows=BATCH_ROWS)
     if pieces is None:
         if num_rows:

@@ -145,13 +145,27 @@ def test_no_more_rows_are_measured_by_than_tell_enough(lake, run_step, monkeypat
     assert (dataset.num_holdout_rows, dataset.num_replay_holdout_rows, dataset.num_replay_rows) == (120, 50, 270)
 
 
-def test_without_days_no_older_file_is_opened(lake, run_step):
+def damage_older_days(lake):
     for path in lake.glob("day=2026-03-0[1-8]/*.parquet"):
         path.write_bytes(b"damaged")
+
+
+def test_without_days_no_older_file_is_opened(lake, run_step, caplog):
+    damage_older_days(lake)
     dataset = run_step(lake, replay_days=0)
     assert (dataset.replay_uri, dataset.replay_holdout_uri) == (None, None)
+    assert "no old rows are held out" not in caplog.text
+
+
+def test_damaged_older_files_stop_a_round_only_if_it_learns_from_them(lake, run_step, caplog):
+    damage_older_days(lake)
     with pytest.raises(ContractError, match=r"day=2026-03-08/part-0.parquet is not a readable Parquet file"):
-        run_step(lake)
+        run_step(lake, replay_share=0.2)
+    dataset = run_step(lake)
+    assert (dataset.replay_uri, dataset.replay_holdout_uri, dataset.replay_days) == (None, None, [])
+    assert "no old rows are held out: " in caplog.text
+    folder = local_path(dataset.train_uri).parent
+    assert not [path for path in folder.iterdir() if path.name.startswith("replay")]
 
 
 def test_all_there_is_is_drawn_where_there_is_less_than_wanted(tmp_path, raw_table, write_lake, run_step):
