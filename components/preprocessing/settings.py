@@ -19,7 +19,7 @@ class PreprocessingSettings:
         ContractError: a number is out of its range.
     """
 
-    frequency_threshold: int = 2
+    frequency_threshold: int = 5
     """Sightings in training rows, summed over rounds, that a category needs to get an id of its own; at least 1."""
     category_ttl_days: float = 0.0
     """Days after which a category that no window held loses its id, and one without an id its count; 0 = never."""
