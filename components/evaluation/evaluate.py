@@ -23,7 +23,7 @@ from components.contracts.vocabulary_changes import vocabulary_changes
 from components.contracts.workflow import FeatureWorkflow
 from components.evaluation.gate import GateSettings, Judgement, OldRows, judge
 from components.evaluation.holdout import check_counts
-from components.evaluation.numbers import compare
+from components.evaluation.numbers import Estimates, compare, estimate
 from components.evaluation.scoring import ScoredHoldout, candidate_scorer, champion_scorer, score_holdout
 from components.evaluation.slices import SliceMetrics, measure_slices, slice_column
 
@@ -139,10 +139,12 @@ def _verdict(
     *,
     scores: Path,
 ) -> Verdict:
-    numbers = compare(scored.labels, scored.candidate, scored.champion)
+    judged = Estimates(judgement.candidate, judgement.champion, judgement.difference)
+    numbers = compare(scored.labels, scored.candidate, scored.champion, judged)
     old_distribution = None
     if old is not None:
-        compared = compare(old.labels, old.candidate, old.champion)
+        rows = (old.labels, old.candidate, old.champion)
+        compared = compare(*rows, estimate(*rows))
         old_distribution = {
             **compared._asdict(),
             "num_rows": len(old.labels),

@@ -16,7 +16,8 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from components.contracts.errors import ContractError
-from components.contracts.metrics import Z_95, AucDifference, AucEstimate, auc_difference, auc_estimate
+from components.contracts.metrics import Z_95, AucDifference, AucEstimate, auc_difference
+from components.evaluation.numbers import estimate
 
 PASS, FAIL, INCONCLUSIVE = "pass", "fail", "inconclusive"
 
@@ -59,7 +60,7 @@ class OldRows(NamedTuple):
 
 
 class Judgement(NamedTuple):
-    """The gate's answer, and the numbers that it rests on."""
+    """The gate's answer, and the estimates that it rests on."""
 
     decision: str
     """`pass`, `fail` or `inconclusive`."""
@@ -100,17 +101,15 @@ def judge(
         ContractError: lengths differ, a label is neither 0 nor 1, or a score is not finite.
     """
     label_array = np.asarray(labels)
-    estimate = auc_estimate(label_array, candidate)
-    champion_estimate = auc_estimate(label_array, champion) if champion is not None else None
-    difference = auc_difference(label_array, candidate, champion) if champion is not None else None
+    estimates = estimate(label_array, candidate, champion)
 
     if (check := _too_few(label_array, settings.min_class_rows)) is not None:
         checks = [check]
     else:
-        assert estimate is not None
-        checks = [_above_floor(estimate, settings.min_auc, len(label_array))]
-        if difference is not None:
-            checks.append(_not_worse(difference, settings.max_auc_loss, len(label_array)))
+        assert estimates.candidate is not None
+        checks = [_above_floor(estimates.candidate, settings.min_auc, len(label_array))]
+        if estimates.difference is not None:
+            checks.append(_not_worse(estimates.difference, settings.max_auc_loss, len(label_array)))
     if settings.max_old_auc_loss is not None and old is not None and old.champion is not None:
         checks.append(_remembers(old, settings.max_old_auc_loss, settings.min_class_rows))
 
@@ -128,7 +127,7 @@ def judge(
     accepted = decision == PASS or (decision == INCONCLUSIVE and settings.accept_inconclusive)
     if accepted and decision == INCONCLUSIVE:
         reason += "; accepted all the same, because accept_inconclusive is set"
-    return Judgement(decision, accepted, reason, estimate, champion_estimate, difference, rows_needed)
+    return Judgement(decision, accepted, reason, *estimates, rows_needed)
 
 
 def rows_to_decide(num_rows: int, standard_error: float, distance: float) -> int:

@@ -9,9 +9,17 @@ from __future__ import annotations
 from typing import NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
+from numpy.typing import ArrayLike, NDArray
 
-from components.contracts.metrics import auc_difference, auc_estimate, calibration, log_loss, normalized_entropy
+from components.contracts.metrics import (
+    AucDifference,
+    AucEstimate,
+    auc_difference,
+    auc_estimate,
+    calibration,
+    log_loss,
+    normalized_entropy,
+)
 
 Numbers = dict[str, "float | None"]
 
@@ -25,20 +33,45 @@ class Compared(NamedTuple):
     """Candidate minus champion; None without a champion."""
 
 
-def compare(labels: NDArray[np.int8], candidate: NDArray[np.float32], champion: NDArray[np.float32] | None) -> Compared:
+class Estimates(NamedTuple):
+    """AUCs with their intervals; None where there is no such number."""
+
+    candidate: AucEstimate | None
+    champion: AucEstimate | None
+    difference: AucDifference | None
+    """Candidate minus champion."""
+
+
+def estimate(labels: ArrayLike, candidate: ArrayLike, champion: ArrayLike | None) -> Estimates:
+    """The estimates of one set of rows; see `compare` for the arguments."""
+    if champion is None:
+        return Estimates(auc_estimate(labels, candidate), None, None)
+    return Estimates(
+        auc_estimate(labels, candidate), auc_estimate(labels, champion), auc_difference(labels, candidate, champion)
+    )
+
+
+def compare(
+    labels: NDArray[np.int8],
+    candidate: NDArray[np.float32],
+    champion: NDArray[np.float32] | None,
+    estimates: Estimates,
+) -> Compared:
     """The numbers of one set of rows.
 
     Args:
         labels: 0 or 1, [n].
         candidate: The candidate's scores, [n].
         champion: The champion's scores; None = there is none.
+        estimates: Those of the same rows, so that nobody computes them twice.
     """
+    first = _numbers(labels, candidate, estimates.candidate)
     if champion is None:
-        return Compared(_numbers(labels, candidate), None, None)
-    difference = auc_difference(labels, candidate, champion)
+        return Compared(first, None, None)
+    difference = estimates.difference
     return Compared(
-        _numbers(labels, candidate),
-        _numbers(labels, champion),
+        first,
+        _numbers(labels, champion, estimates.champion),
         {
             "auc": difference.auc if difference else None,
             "low": difference.low if difference else None,
@@ -48,8 +81,7 @@ def compare(labels: NDArray[np.int8], candidate: NDArray[np.float32], champion: 
     )
 
 
-def _numbers(labels: NDArray[np.int8], scores: NDArray[np.float32]) -> Numbers:
-    estimate = auc_estimate(labels, scores)
+def _numbers(labels: NDArray[np.int8], scores: NDArray[np.float32], estimate: AucEstimate | None) -> Numbers:
     return {
         "auc": estimate.auc if estimate else None,
         "auc_low": estimate.low if estimate else None,
