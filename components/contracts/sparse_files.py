@@ -67,6 +67,15 @@ def workspace_mb(num_rows: int, dim: int, states: int = ADAM_STATES) -> int:
     return -(-num_rows * (1 + states) * 4 * dim >> 20)
 
 
+def slot_offsets(slot_sizes: list[int]) -> NDArray[np.int64]:
+    """The key of each slot's id 0, [slots]: the sizes before it, summed.
+
+    >>> slot_offsets([3, 5, 2])
+    array([0, 3, 8])
+    """
+    return np.cumsum([0, *slot_sizes[:-1]])
+
+
 def slots_of(keys: NDArray[np.int64], slot_sizes: list[int]) -> NDArray[np.int64]:
     """The slot of each key, [n]."""
     return np.searchsorted(np.cumsum(slot_sizes), keys, side="right")

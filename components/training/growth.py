@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from components.contracts.errors import PermanentError
 from components.contracts.model_files import RowChunk, StoredModel, write_model_chunks
-from components.contracts.sparse_files import ROWS_PER_CHUNK, slots_of
+from components.contracts.sparse_files import ROWS_PER_CHUNK, slot_offsets, slots_of
 from components.contracts.vocabulary_changes import vocabulary_changes
 from components.contracts.workflow import FIRST_ID, OOV_ID, TOMBSTONE, FeatureWorkflow
 
@@ -44,7 +44,7 @@ class RowPlan:
         Raises:
             ContractError: an id means another category than before; see `vocabulary_changes`.
         """
-        offsets = _offsets(now.slot_sizes)
+        offsets = slot_offsets(now.slot_sizes)
         changes = vocabulary_changes(before, now)
         tombstones = [FIRST_ID + np.flatnonzero(v == TOMBSTONE) for v in now.vocabularies]
         return cls(
@@ -56,7 +56,7 @@ class RowPlan:
 
     def rows_of(self, keys: NDArray[np.int64]) -> NDArray[np.int64]:
         """The rows of the earlier table's keys; ascending keys have ascending rows, since slots keep their order."""
-        shifts = _offsets(self.now) - _offsets(self.before)
+        shifts = slot_offsets(self.now) - slot_offsets(self.before)
         return keys + shifts[slots_of(keys, self.before)]
 
 
@@ -90,10 +90,6 @@ def grow(stored: StoredModel, plan: RowPlan, into: Path) -> None:
         )
 
 
-def _offsets(slot_sizes: list[int]) -> NDArray[np.int64]:
-    return np.cumsum([0, *slot_sizes[:-1]])
-
-
 def _grown(chunks: Iterator[RowChunk], plan: RowPlan, dim: int, with_moments: bool) -> Iterator[RowChunk]:
     """All rows of now, in order."""
     num_rows, next_row = sum(plan.now), 0
@@ -123,7 +119,7 @@ def _pieces(rows: NDArray[np.int64], tables: Tables, start: int, stop: int) -> I
 def _finished(first: int, piece: Tables, plan: RowPlan, oov: NDArray[np.float32]) -> RowChunk:
     """The piece with its new and its cleared rows; the out-of-vocabulary rows that it holds go to `oov`, [26, dim]."""
     last = first + len(piece[0])
-    oov_rows = _offsets(plan.now) + OOV_ID
+    oov_rows = slot_offsets(plan.now) + OOV_ID
     inside = (oov_rows >= first) & (oov_rows < last)
     oov[inside] = piece[0][oov_rows[inside] - first]
     entered, cleared = (r[slice(*np.searchsorted(r, [first, last]))] for r in (plan.entered, plan.cleared))
@@ -142,12 +138,7 @@ def _in_order(stored: StoredModel, num_rows: int, scratch: Path) -> Iterator[Row
     HugeCTR writes keys in the order of its hash table: such rows are laid in place in files below `scratch`, which are
     mapped, so that the system may write them out whenever memory is short.
     """
-    last = -1
-    for chunk in stored.chunks(ROWS_PER_CHUNK, moments=False):
-        if (np.diff(chunk.keys, prepend=last) <= 0).any():
-            break
-        last = int(chunk.keys[-1])
-    else:
+    if stored.rows.ascending:
         yield from stored.chunks(ROWS_PER_CHUNK)
         return
     shape = (num_rows, stored.config.embedding_dim)

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from components.contracts.dcn import DcnConfig
 from components.contracts.dense_files import read_dense
 from components.contracts.model_files import DENSE_FILE, SPARSE_FOLDER
-from components.contracts.sparse_files import VECTOR_FILE
+from components.contracts.sparse_files import VECTOR_FILE, slot_offsets
 from components.training.rows import Rows
 
 _ROWS = 8192
@@ -31,7 +31,7 @@ def score_files(folder: Path, config: DcnConfig, slot_sizes: list[int], rows: Ro
     shape = (sum(slot_sizes), config.embedding_dim)
     table = np.memmap(folder / SPARSE_FOLDER / VECTOR_FILE, dtype="<f4", mode="r", shape=shape)
     sizes = np.asarray(slot_sizes, dtype=np.int64)
-    offsets = np.cumsum(sizes) - sizes
+    offsets = slot_offsets(slot_sizes)
     scores = np.empty(len(rows), dtype=np.float32)
     for at in range(0, len(rows), _ROWS):
         part = rows[at : at + _ROWS]

@@ -17,6 +17,7 @@ from torch.nn.functional import embedding_bag
 
 from components.contracts.criteo import NUM_CATEGORICAL
 from components.contracts.dcn import DcnConfig
+from components.contracts.sparse_files import slot_offsets
 from components.training.config import TrainingSettings
 from components.training.pytorch.batches import Batch, batches
 from components.training.pytorch.dropout import RandomDrop
@@ -39,7 +40,7 @@ class CpuSteps:
     def __init__(self, state: ModelState, config: DcnConfig, slot_sizes: list[int], settings: TrainingSettings) -> None:
         """Makes the steps of `state`."""
         self._state, self._config, self._settings = state, config, settings
-        self._offsets = np.cumsum([0, *slot_sizes[:-1]])
+        self._offsets = slot_offsets(slot_sizes)
         self._row_adam = RowAdam(state.rows, settings)
         dtype = torch.bfloat16 if settings.precision == "bfloat16" else torch.float32
         self._backpropagation = Backpropagation(config, state.flat, dtype)
