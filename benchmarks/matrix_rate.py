@@ -13,7 +13,8 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from components.contracts.dcn import DcnConfig, dense_layout
+from components.contracts.dcn import DcnConfig
+from components.contracts.model_files import num_dense_parameters
 from components.training.pytorch.gradients import Backpropagation
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
@@ -50,7 +51,7 @@ def limit(config: DcnConfig, batch_size: int, dtype: torch.dtype) -> float:
 
 def dense_part_rows_per_second(config: DcnConfig, batch_size: int, dtype: torch.dtype) -> float:
     """Rows per second of the engine's loss and gradients alone: no table, no optimizer, no batch assembly."""
-    flat = 0.02 * torch.randn(sum(torch.Size(shape).numel() for _, shape in dense_layout(config)))
+    flat = 0.02 * torch.randn(num_dense_parameters(config))
     backpropagation = Backpropagation(config, flat, dtype)
     num_rows = min(batch_size, _PART_ROWS)
     x0, labels = torch.randn(num_rows, config.input_width), torch.randint(0, 2, (num_rows,)).float()

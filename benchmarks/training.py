@@ -16,14 +16,14 @@ import tempfile
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, is_dataclass, replace
 from functools import partial
-from math import prod
 from pathlib import Path
 from typing import Any
 
 from benchmarks import machine, printing
 from benchmarks.encoded_rows import SAMPLE_SLOT_SIZES, PlantedLogit, slot_sizes_for, write_step_inputs
-from components.contracts.dcn import DcnConfig, dense_layout
+from components.contracts.dcn import DcnConfig
 from components.contracts.durable import write_whole
+from components.contracts.model_files import num_dense_parameters
 
 _NETWORKS = {
     "small": DcnConfig(embedding_dim=16, num_cross_layers=3, tower=(128, 64)),
@@ -78,7 +78,7 @@ def memory(flags: argparse.Namespace, scratch: Path) -> dict[str, Any]:
         run = step_process.run_step(
             inputs, scratch / f"run {table}", "--max-epochs=1", f"--batch-size={flags.batch_size}"
         )
-        num_parameters = sum(slot_sizes) * config.embedding_dim + sum(prod(shape) for _, shape in dense_layout(config))
+        num_parameters = sum(slot_sizes) * config.embedding_dim + num_dense_parameters(config)
         needed = 3 * 4 * num_parameters + 2 * flags.batch_size * _BYTES_OF_ROW
         results[table] = {
             "needed": needed,

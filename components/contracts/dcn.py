@@ -12,6 +12,7 @@ arXiv 2008.13535): `x_{l+1} = x0 * (x_l U_l V_l + b_l) + x_l`, the bias inside t
 from __future__ import annotations
 
 from dataclasses import asdict, dataclass, fields
+from math import prod
 from typing import Any
 
 from components.contracts.criteo import NUM_CATEGORICAL, NUM_DENSE
@@ -93,3 +94,16 @@ def dense_layout(config: DcnConfig) -> list[tuple[str, tuple[int, ...]]]:
         layout += [(f"tower.{i}.weight", (fan_in, fan_out)), (f"tower.{i}.bias", (fan_out,))]
         fan_in = fan_out
     return [*layout, ("final.weight", (fan_in + width, 1)), ("final.bias", (1,))]
+
+
+def dense_places(config: DcnConfig) -> list[tuple[str, slice, tuple[int, ...]]]:
+    """Name, place and shape of each dense parameter in one flat array of them all, in `dense_layout` order.
+
+    >>> dense_places(DcnConfig(embedding_dim=1, num_cross_layers=1, tower=(2,)))[1:3]
+    [('cross.0.bias', slice(39, 78, None), (39,)), ('tower.0.weight', slice(78, 156, None), (39, 2))]
+    """
+    places, at = [], 0
+    for name, shape in dense_layout(config):
+        places.append((name, slice(at, at + prod(shape)), shape))
+        at += prod(shape)
+    return places

@@ -13,7 +13,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from components.contracts.dcn import DcnConfig, dense_layout
+from components.contracts.dcn import DcnConfig, dense_layout, dense_places
 from components.contracts.errors import ContractError
 from components.contracts.flat_files import get, is_kept, opened, require_size, sized_file
 
@@ -23,17 +23,13 @@ _ALIGNMENT_BYTES = 256
 
 def num_dense_parameters(config: DcnConfig) -> int:
     """Number of floats in the dense file."""
-    return sum(int(np.prod(shape)) for _, shape in dense_layout(config))
+    _, last, _ = dense_places(config)[-1]
+    return int(last.stop)
 
 
 def unflatten(flat: NDArray[np.float32], config: DcnConfig) -> dict[str, NDArray[np.float32]]:
     """The dense parameters by name, as views of one flat array in the dense file's order."""
-    parameters, at = {}, 0
-    for name, shape in dense_layout(config):
-        count = int(np.prod(shape))
-        parameters[name] = flat[at : at + count].reshape(shape)
-        at += count
-    return parameters
+    return {name: flat[place].reshape(shape) for name, place, shape in dense_places(config)}
 
 
 def require_dense(config: DcnConfig, dense: dict[str, NDArray[np.float32]], moments: Moments | None) -> None:
@@ -60,13 +56,18 @@ def write_dense(path: Path, config: DcnConfig, dense: dict[str, NDArray[np.float
             file.put(dense[name], "<f4")
 
 
+def _padded_bytes(config: DcnConfig) -> int:
+    """Size of the state as HugeCTR writes it, with its gap between m and v."""
+    size = 4 * num_dense_parameters(config)
+    return size + -size % _ALIGNMENT_BYTES + size
+
+
 def write_dense_moments(path: Path, config: DcnConfig, moments: Moments) -> None:
     """Writes Adam's m and v, with HugeCTR's gap between them."""
-    size = 4 * num_dense_parameters(config)
-    gap = -size % _ALIGNMENT_BYTES
-    with sized_file(path, size + gap + size) as file:
+    padded = _padded_bytes(config)
+    with sized_file(path, padded) as file:
         file.put(moments[0], "<f4")
-        file.put(moments[1], "<f4", at=size + gap)
+        file.put(moments[1], "<f4", at=padded - 4 * num_dense_parameters(config))
 
 
 def require_dense_files(path: Path, moments_path: Path, config: DcnConfig) -> None:
@@ -78,7 +79,7 @@ def require_dense_files(path: Path, moments_path: Path, config: DcnConfig) -> No
     size = 4 * num_dense_parameters(config)
     require_size(path, size)
     if is_kept(moments_path):
-        require_size(moments_path, 2 * size, size + -size % _ALIGNMENT_BYTES + size)
+        require_size(moments_path, 2 * size, _padded_bytes(config))
 
 
 def read_dense(path: Path, config: DcnConfig) -> dict[str, NDArray[np.float32]]:
@@ -100,8 +101,7 @@ def read_dense_moments(path: Path, config: DcnConfig) -> Moments:
         ContractError: the file is absent or of another size.
     """
     count = num_dense_parameters(config)
-    padded = 4 * count + -4 * count % _ALIGNMENT_BYTES + 4 * count
-    require_size(path, 8 * count, padded)
+    require_size(path, 8 * count, _padded_bytes(config))
     with opened(path) as file:
         # Either way v ends where the file does.
         start = path.stat().st_size - 4 * count

@@ -19,7 +19,7 @@ from torch import Tensor
 from torch.nn.functional import binary_cross_entropy_with_logits
 
 from components.contracts.criteo import NUM_DENSE
-from components.contracts.dcn import DcnConfig, dense_layout
+from components.contracts.dcn import DcnConfig, dense_places
 from components.training.pytorch.cross_gradients import CrossV1, CrossV2
 from components.training.pytorch.products import product, rectified
 
@@ -127,9 +127,4 @@ class Backpropagation:
 
 def views(config: DcnConfig, flat: Tensor) -> dict[str, Tensor]:
     """The dense parameters by `dense_layout` name, as views of one flat array."""
-    parameters, at = {}, 0
-    for name, shape in dense_layout(config):
-        count = torch.Size(shape).numel()
-        parameters[name] = flat[at : at + count].view(shape)
-        at += count
-    return parameters
+    return {name: flat[place].view(shape) for name, place, shape in dense_places(config)}

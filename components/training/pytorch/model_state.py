@@ -54,8 +54,9 @@ class ModelState:
             ContractError: a file is absent, truncated, oversized or of another network.
         """
         stored = open_model(folder, self._config, self._slot_sizes)
+        parameters = views(self._config, self.flat)
         for name, value in stored.dense().items():
-            views(self._config, self.flat)[name].copy_(_tensor(value))
+            parameters[name].copy_(_tensor(value))
         for target, source in zip((self.flat_m, self.flat_v), stored.dense_moments() or (None, None)):
             target.zero_() if source is None else target.copy_(_tensor(source))
         tables = (self.table, self.row_m, self.row_v)
