@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import os
 from pathlib import Path
 
@@ -13,10 +14,12 @@ import pytest
 from components.contracts.criteo import CATEGORICAL, DENSE, LABEL
 from components.contracts.manifests import TrainingSet, ValidationReport
 from components.contracts.workflow import FIRST_ID, FeatureWorkflow
+from tests.components.training.logistic_engine import SETTINGS, fitted
 
 # As the step does: tests share their cores with other work.
 os.environ.setdefault("OMP_WAIT_POLICY", "passive")
 
+DOUBLE = Path(__file__).resolve().parents[2] / "hugectr_double"
 SLOT_SIZES = [6 + 3 * i for i in range(26)]
 
 
@@ -128,3 +131,21 @@ def validation_report(tmp_path):
         parent_statistics_uri=None,
         raw_digest="digest",
     )
+
+
+@pytest.fixture
+def double(monkeypatch):
+    """The double's module `hugectr`."""
+    monkeypatch.syspath_prepend(str(DOUBLE))
+    return importlib.import_module("hugectr")
+
+
+@pytest.fixture
+def run(tmp_path):
+    """Fits with the NumPy engine; gives the result, the engine and the sink."""
+    count = iter(range(1000))
+
+    def go(training_set, settings=SETTINGS, path=None, **keywords):
+        return fitted(training_set, settings, path or tmp_path / f"checkpoint {next(count)}", **keywords)
+
+    return go

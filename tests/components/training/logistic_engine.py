@@ -10,11 +10,13 @@ import numpy as np
 
 from components.contracts.dcn import DcnConfig
 from components.contracts.model_files import ModelWeights, read_model, write_model
+from components.training.config import TrainingSettings
 from components.training.engine import Learnt
 from components.training.fit import FitJob, fit
 from components.training.metrics_sink import MemorySink
 
 CONFIG = DcnConfig(embedding_dim=1, num_cross_layers=1, tower=(1,))
+SETTINGS = TrainingSettings(learning_rate=0.1, batch_size=256, max_epochs=3)
 
 
 class LogisticEngine:

@@ -33,7 +33,6 @@ V2 = DcnConfig(embedding_dim=4, num_cross_layers=2, tower=(16, 8), projection_di
 SETTINGS = TrainingSettings(learning_rate=0.01, batch_size=128)
 ENGINES = ("pytorch", "hugectr", "hugectr on two GPUs")
 both_networks = pytest.mark.parametrize("config", [V1, V2], ids=["v1", "v2"])
-DOUBLE = Path(__file__).resolve().parents[2] / "hugectr_double"
 
 
 def engine_of(name, config, slot_sizes, settings, scratch):
@@ -53,9 +52,8 @@ def engine_of(name, config, slot_sizes, settings, scratch):
 
 
 @pytest.fixture
-def make_engine(tmp_path, monkeypatch, world):
-    """Makes engines by name; closes them."""
-    monkeypatch.syspath_prepend(str(DOUBLE))
+def make_engine(tmp_path, double, world):
+    """Makes engines by name, HugeCTR's over the double; closes them."""
     with ExitStack() as stack:
 
         def make(name, config=V1, slot_sizes=world.slot_sizes, settings=SETTINGS):

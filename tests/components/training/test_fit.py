@@ -17,20 +17,7 @@ from components.training.metrics_sink import MemorySink
 from components.training.rows import Rows
 from components.training.start import Start
 from tests.components.training.conftest import write_folder
-from tests.components.training.logistic_engine import Asked, LogisticEngine, content, fitted, learnt
-
-SETTINGS = TrainingSettings(learning_rate=0.1, batch_size=256, max_epochs=3)
-
-
-@pytest.fixture
-def run(tmp_path):
-    """Fits; gives the result, the engine and the sink."""
-    count = iter(range(1000))
-
-    def go(training_set, settings=SETTINGS, path=None, **keywords):
-        return fitted(training_set, settings, path or tmp_path / f"checkpoint {next(count)}", **keywords)
-
-    return go
+from tests.components.training.logistic_engine import SETTINGS, Asked, LogisticEngine, content, learnt
 
 
 @pytest.fixture

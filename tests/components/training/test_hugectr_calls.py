@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import importlib
 import json
 from contextlib import closing
 from dataclasses import fields, replace
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -51,14 +49,6 @@ OWN = {
     "max_workspace_mb", "loss_interval", "stage_rows",
 }  # fmt: skip
 """Settings that the engine itself acts on; the schedule's, because each step is given its rate."""
-DOUBLE = Path(__file__).resolve().parents[2] / "hugectr_double"
-
-
-@pytest.fixture
-def double(monkeypatch):
-    """The double's module `hugectr`."""
-    monkeypatch.syspath_prepend(str(DOUBLE))
-    return importlib.import_module("hugectr")
 
 
 @pytest.fixture

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
-import json
 import subprocess
 import sys
 from contextlib import ExitStack
@@ -12,7 +10,6 @@ from datetime import datetime, timezone
 from pathlib import Path
 
 import numpy as np
-import pyarrow.parquet as pq
 import pytest
 
 from components.contracts.dcn import DcnConfig
@@ -25,7 +22,6 @@ from components.training.config import TrainingSettings
 from components.training.fit import FitJob, fit
 from components.training.hugectr.engine import HugectrEngine
 from components.training.hugectr.settings import SolverSettings
-from components.training.hugectr.staging import full_batches, staged, write_stage
 from components.training.initial import write_initial
 from components.training.metrics_sink import MemorySink
 from components.training.rows import Rows
@@ -33,14 +29,6 @@ from components.training.step import TrainingRun, train
 
 CONFIG = DcnConfig(embedding_dim=4, num_cross_layers=2, tower=(16,))
 SETTINGS = TrainingSettings(learning_rate=0.01, batch_size=128)
-DOUBLE = Path(__file__).resolve().parents[2] / "hugectr_double"
-
-
-@pytest.fixture
-def double(monkeypatch):
-    """The double's module `hugectr`."""
-    monkeypatch.syspath_prepend(str(DOUBLE))
-    return importlib.import_module("hugectr")
 
 
 class Spoilt:
@@ -85,62 +73,6 @@ def rows(world):
 def initial(tmp_path, world):
     write_initial(tmp_path / "initial", CONFIG, world.slot_sizes, click_rate=0.3, seed=3)
     return tmp_path / "initial"
-
-
-def read_stage(stage):
-    count, *files = stage.file_list.read_text().splitlines()
-    assert int(count) == len(files)
-    return [pq.read_table(file) for file in files]
-
-
-@pytest.mark.parametrize("num_files", [1, 2, 3])
-def test_staged_batches_come_out_of_the_workers_in_order(num_files, rows, tmp_path, double, world):
-    import double_reader
-
-    order = np.random.default_rng(4).permutation(1_500)[: 128 * 7]
-    stages = staged(rows, order, batch_size=128, num_files=num_files, stage_rows=500, folder=tmp_path / "staged")
-    at = 0
-    for stage in stages:
-        reader = double_reader.Reader(
-            source=str(stage.file_list), num_slots=26, label_dim=1, dense_dim=13, batch_size=128,
-            slot_sizes=world.slot_sizes, num_workers=12, num_gpus=num_files, repeat=False, i64=True,
-        )  # fmt: skip
-        reader.set_source("")
-        for _ in range(stage.num_batches):
-            labels, dense, keys = reader.next()
-            expected = order[at : at + 128]
-            np.testing.assert_array_equal(labels[:, 0], rows.labels[expected])
-            np.testing.assert_array_equal(dense, rows.dense[expected])
-            offsets = np.cumsum(world.slot_sizes) - world.slot_sizes
-            np.testing.assert_array_equal(keys, rows.ids[expected] + offsets)
-            at += 128
-        assert reader.next() is None
-    assert at == len(order)
-
-
-def test_staged_files_are_in_hugectrs_form(rows, tmp_path):
-    stage = write_stage(rows, np.arange(256), batch_size=64, num_files=2, folder=tmp_path / "stage")
-    first, second = read_stage(stage)
-    assert [first.num_rows, second.num_rows] == [128, 128]
-    types = [str(field.type) for field in first.schema]
-    assert types == ["float"] * 14 + ["int64"] * 26
-    metadata = json.loads((stage.file_list.parent / "_metadata.json").read_text())
-    assert [(c["col_name"], c["index"]) for c in metadata["labels"]] == [("label", 0)]
-    assert [c["index"] for c in metadata["conts"]] == list(range(1, 14))
-    assert [(c["col_name"], c["index"]) for c in metadata["cats"]] == [(f"C{i}", 13 + i) for i in range(1, 27)]
-    assert metadata["file_stats"] == [{"file_name": f"00{i}.parquet", "num_rows": 128} for i in range(2)]
-    assert write_stage(rows, np.arange(64), batch_size=64, num_files=4, folder=tmp_path / "one").num_batches == 1
-
-
-def test_the_last_batch_is_filled_up_from_the_beginning():
-    np.testing.assert_array_equal(full_batches(np.arange(10), 4), [*range(10), 0, 1])
-    np.testing.assert_array_equal(full_batches(np.arange(8), 4), np.arange(8))
-
-
-def test_a_disk_that_refuses_is_a_permanent_error(rows, tmp_path):
-    (tmp_path / "file").write_text("")
-    with pytest.raises(PermanentError, match="rows for HugeCTR cannot be written"):
-        write_stage(rows, np.arange(64), batch_size=64, num_files=1, folder=tmp_path / "file" / "stage")
 
 
 def test_without_hugectr_the_image_is_named(monkeypatch, world, tmp_path):

@@ -9,20 +9,15 @@ import pytest
 
 from components.contracts.errors import PermanentError, Preempted
 from components.training.config import TrainingSettings
-from tests.components.training.logistic_engine import Asked, Clock, LogisticEngine, TimedEngine, content, fitted, learnt
-
-SETTINGS = TrainingSettings(learning_rate=0.1, batch_size=256, max_epochs=3)
-
-
-@pytest.fixture
-def run(tmp_path):
-    """Fits; gives the result, the engine and the sink."""
-    count = iter(range(1000))
-
-    def go(training_set, settings=SETTINGS, path=None, **keywords):
-        return fitted(training_set, settings, path or tmp_path / f"checkpoint {next(count)}", **keywords)
-
-    return go
+from tests.components.training.logistic_engine import (
+    SETTINGS,
+    Asked,
+    Clock,
+    LogisticEngine,
+    TimedEngine,
+    content,
+    learnt,
+)
 
 
 def test_a_stop_is_heeded_at_the_next_segment_and_says_where(world, make_training_set, run):
