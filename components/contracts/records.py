@@ -24,7 +24,9 @@ from components.contracts.criteo import NUM_CATEGORICAL, NUM_DENSE
 from components.contracts.errors import ContractError
 
 MAGIC = b"EVGR"
-FORMAT_VERSION = 1
+FORMAT_VERSION = 2
+"""Version 2 added shadow scores; a record without them is still written as version 1, which older readers take."""
+_PLAIN_VERSION = 1
 _PREFIX = struct.Struct("<4sBBI")
 _CRC = struct.Struct("<I")
 _PREDICTION, _OUTCOME = 1, 2
@@ -56,6 +58,10 @@ class PredictionBatch:
     """Names the ranked list that the rows were shown in; None where there was no list."""
     positions: NDArray[np.int32] | None = None
     """[n] place in the list, from 1."""
+    shadow_version: int | None = None
+    """Model version that scored the rows in the shadow; None = none did."""
+    shadow_scores: NDArray[np.float32] | None = None
+    """[n] its probabilities, which nobody was served; given with `shadow_version` or not at all."""
 
     def __post_init__(self) -> None:
         """Refuses what could not be read back."""
@@ -67,8 +73,13 @@ class PredictionBatch:
         _expect("scores", self.scores, np.float32, (n,))
         if self.positions is not None:
             _expect("positions", self.positions, np.int32, (n,))
-        if not ((self.scores >= 0) & (self.scores <= 1)).all():
-            raise ContractError(f"prediction batch {self.request_id} holds a score outside [0, 1]")
+        if (self.shadow_version is None) != (self.shadow_scores is None):
+            raise ContractError(f"prediction batch {self.request_id} has a shadow version without scores or vice versa")
+        if self.shadow_scores is not None:
+            _expect("shadow_scores", self.shadow_scores, np.float32, (n,))
+        for scores in (self.scores, self.shadow_scores):
+            if scores is not None and not ((scores >= 0) & (scores <= 1)).all():
+                raise ContractError(f"prediction batch {self.request_id} holds a score outside [0, 1]")
 
     def __len__(self) -> int:
         """Number of rows."""
@@ -117,6 +128,7 @@ def encode(record: Record) -> bytes:
     """The message that holds `record`."""
     header: dict[str, Any]
     arrays: list[NDArray[Any]]
+    version = _PLAIN_VERSION
     if isinstance(record, PredictionBatch):
         kind = _PREDICTION
         header = {
@@ -129,6 +141,10 @@ def encode(record: Record) -> bytes:
         }
         arrays = [record.dense, record.categorical, record.scores]
         arrays += [] if record.positions is None else [record.positions]
+        if record.shadow_scores is not None:
+            version = FORMAT_VERSION
+            header["shadow_version"] = record.shadow_version
+            arrays.append(record.shadow_scores)
     else:
         kind = _OUTCOME
         header = {
@@ -139,7 +155,7 @@ def encode(record: Record) -> bytes:
         }
         arrays = [record.rows, record.times]
     text = json.dumps(header, allow_nan=False, separators=(",", ":")).encode()
-    prefix = _PREFIX.pack(MAGIC, FORMAT_VERSION, kind, len(text))
+    prefix = _PREFIX.pack(MAGIC, version, kind, len(text))
     body = b"".join([prefix, text, *(np.ascontiguousarray(a).tobytes() for a in arrays)])
     return body + _CRC.pack(zlib.crc32(body))
 
@@ -153,8 +169,8 @@ def decode(message: bytes) -> Record:
     if len(message) < _PREFIX.size + _CRC.size or message[:4] != MAGIC:
         raise ContractError(f"message of {len(message)} bytes is no log record")
     _, version, kind, header_length = _PREFIX.unpack_from(message)
-    if version != FORMAT_VERSION:
-        raise ContractError(f"log record has format version {version}, expected {FORMAT_VERSION}")
+    if version not in (_PLAIN_VERSION, FORMAT_VERSION):
+        raise ContractError(f"log record has format version {version}, expected {_PLAIN_VERSION} or {FORMAT_VERSION}")
     body = message[: -_CRC.size]
     if zlib.crc32(body) != _CRC.unpack(message[-_CRC.size :])[0]:
         raise ContractError(f"log record of {len(message)} bytes is damaged: its checksum differs")
@@ -182,6 +198,8 @@ def _decode_prediction(header: dict[str, Any], arrays: _Arrays) -> PredictionBat
         scores=arrays.take(np.float32, (n,)),
         session_id=header["session_id"],
         positions=arrays.take(np.int32, (n,)) if header["has_positions"] else None,
+        shadow_version=header.get("shadow_version"),
+        shadow_scores=arrays.take(np.float32, (n,)) if header.get("shadow_version") is not None else None,
     )
 
 

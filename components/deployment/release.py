@@ -25,7 +25,7 @@ from components.contracts.errors import ContractError, PermanentError, Temporary
 from components.contracts.manifests import Model, RawDataset, Release, Verdict
 from components.contracts.model_store import release_path
 from components.contracts.promotion_journal import Promotion, append_promotion
-from components.contracts.serving import MODEL_NAME
+from components.contracts.serving import CANDIDATE_NAME, MODEL_NAME
 from components.contracts.uris import local_path
 from components.deployment.graph import export
 from components.deployment.parity import (
@@ -37,7 +37,7 @@ from components.deployment.parity import (
     read_held_out,
     score,
 )
-from components.deployment.repository import CANDIDATE_NAME, GRAPH_FILE, ModelRepository
+from components.deployment.repository import GRAPH_FILE, ModelRepository
 from components.deployment.switch import Connect, Patience, Server, connected, probe, switch, wait_until_ready
 from components.deployment.triton_client import Triton
 from components.deployment.triton_config import PYTHON, SERVERS

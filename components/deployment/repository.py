@@ -19,11 +19,10 @@ from uuid import uuid4
 
 from components.contracts.durable import fsync_path, sha256_file, write_whole
 from components.contracts.errors import ContractError, TemporaryError
-from components.contracts.serving import MODEL_NAME
+from components.contracts.serving import CANDIDATE_NAME, MODEL_NAME
 from components.deployment.parity import GoldenRows
 from components.deployment.triton_config import ONNXRUNTIME, PYTHON, triton_config
 
-CANDIDATE_NAME = f"{MODEL_NAME}_candidate"
 GRAPH_FILE = "model.onnx"
 GOLDEN_FILE = "golden.npz"
 CODE_FILE = "model.py"

@@ -18,11 +18,11 @@ from components.contracts.errors import ContractError, PermanentError, Temporary
 from components.contracts.manifests import Release, Verdict
 from components.contracts.model_store import champion, release_path
 from components.contracts.promotion_journal import current, read_journal
-from components.contracts.serving import MAX_BATCH_ROWS, MODEL_NAME
+from components.contracts.serving import CANDIDATE_NAME, MAX_BATCH_ROWS, MODEL_NAME
 from components.contracts.uris import local_path
 from components.deployment.__main__ import main
 from components.deployment.release import ReleaseSettings, release
-from components.deployment.repository import CANDIDATE_NAME, ModelRepository
+from components.deployment.repository import ModelRepository
 from components.deployment.rollback import main as rollback_main
 from components.deployment.rollback import rollback
 from components.deployment.switch import Patience
