@@ -65,7 +65,7 @@ def _deploy(arguments: argparse.Namespace, note: run_notes.StepNote) -> int:
         return 1
     settings = ReleaseSettings(
         store=local_path(arguments.store),
-        repository=local_path(arguments.repository),
+        repository=arguments.repository,
         triton_urls=tuple(parse_urls(arguments.triton_urls)),
         server=arguments.server,
         trigger_id=arguments.trigger_id or None,

@@ -10,6 +10,7 @@ ai.onnx.ml 4 (whose LabelEncoder takes its keys as raw tensors: a fifth of the t
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -19,13 +20,14 @@ from onnx import TensorProto, helper, numpy_helper
 
 from components.contracts.criteo import CATEGORICAL, MISSING_CATEGORY, NUM_CATEGORICAL
 from components.contracts.dcn import DcnConfig
-from components.contracts.durable import sha256_tree
+from components.contracts.durable import sha256_tree, write_whole
 from components.contracts.errors import ContractError
 from components.contracts.manifests import Model
 from components.contracts.model_files import ModelWeights, read_model
 from components.contracts.serving import CATEGORICAL_INPUT, DENSE_INPUT, PROBABILITY_OUTPUT, Tensor
 from components.contracts.uris import local_path
 from components.contracts.workflow import FIRST_ID, MISSING_ID, OOV_ID, TOMBSTONE, FeatureWorkflow
+from components.deployment.graph_files import GRAPH_FILE
 
 OPSET = 17
 ML_OPSET = 4
@@ -59,26 +61,27 @@ def build_graph(workflow: FeatureWorkflow, weights: ModelWeights, config: DcnCon
     return parts.serialize()
 
 
-def export(model: Model) -> bytes:
-    """The ONNX file of a stored model.
+def export(model: Model, folder: Path) -> None:
+    """Writes the graph of a stored model into `folder` (`graph_files`).
 
     Raises:
         ContractError: the model's files are absent, damaged or not those that its manifest names.
     """
-    folder = local_path(model.uri)
+    stored = local_path(model.uri)
     for part in (Model.WEIGHTS, Model.WORKFLOW):
-        found = sha256_tree(folder / part)
+        found = sha256_tree(stored / part)
         if found != model.sha256.get(part):
             raise ContractError(
-                f"{folder / part} has sha256 {found}, expected {model.sha256.get(part)} as in its manifest"
+                f"{stored / part} has sha256 {found}, expected {model.sha256.get(part)} as in its manifest"
             )
-    workflow = FeatureWorkflow.load(folder / Model.WORKFLOW)
+    workflow = FeatureWorkflow.load(stored / Model.WORKFLOW)
     if workflow.slot_sizes != model.slot_sizes:
         raise ContractError(
             f"model {model.model_id} has slot sizes {model.slot_sizes}, its workflow {workflow.slot_sizes}"
         )
     config = DcnConfig.from_document(model.config)
-    return build_graph(workflow, read_model(folder / Model.WEIGHTS, config, model.slot_sizes), config)
+    graph = build_graph(workflow, read_model(stored / Model.WEIGHTS, config, model.slot_sizes), config)
+    write_whole(folder / GRAPH_FILE, graph)
 
 
 class _Parts:

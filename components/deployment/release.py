@@ -19,6 +19,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from datetime import datetime, timezone
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 from components.contracts import promotion_journal
 from components.contracts.errors import ContractError, PermanentError, TemporaryError
@@ -28,6 +29,7 @@ from components.contracts.promotion_journal import Promotion, append_promotion
 from components.contracts.serving import CANDIDATE_NAME, MODEL_NAME
 from components.contracts.uris import local_path
 from components.deployment.graph import export
+from components.deployment.graph_files import GRAPH_FILE, graph_bytes
 from components.deployment.parity import (
     TOLERANCE,
     GoldenRows,
@@ -37,10 +39,11 @@ from components.deployment.parity import (
     read_held_out,
     score,
 )
-from components.deployment.repository import GRAPH_FILE, ModelRepository
+from components.deployment.repository import ModelRepository
 from components.deployment.switch import Connect, Patience, Server, connected, probe, switch, wait_until_ready
 from components.deployment.triton_client import Triton
 from components.deployment.triton_config import PYTHON, SERVERS
+from components.storage.locations import open_objects
 
 logger = logging.getLogger(__name__)
 
@@ -51,8 +54,8 @@ class ReleaseSettings:
 
     store: Path
     """The model store."""
-    repository: Path
-    """Triton's model repository, as this process sees it."""
+    repository: str
+    """URI of Triton's model repository, as this process sees it."""
     triton_urls: tuple[str, ...] = ()
     """host:grpc_port of each running Triton; none = publish only, servers read it when they start."""
     server: str = PYTHON
@@ -78,7 +81,8 @@ class _Candidate:
     version: int
     previous: int | None
     """The version that is live; None before the first release."""
-    graph: bytes
+    graph: Path
+    """Folder of the graph's files, on this machine."""
     golden: GoldenRows
     parity_max_abs_diff: float
     parity_rows: int
@@ -108,14 +112,18 @@ def release(
         PermanentError: a server refused the version or answered wrongly; what was live is live.
     """
     _check_belonging(model, verdict)
-    repository = ModelRepository(settings.repository)
-    with repository.locked(), connected(list(settings.triton_urls), connect) as servers:
+    repository = ModelRepository(open_objects(settings.repository))
+    with (
+        repository.locked(),
+        connected(list(settings.triton_urls), connect) as servers,
+        TemporaryDirectory(prefix="evergreen-graph-") as scratch,
+    ):
         live = promotion_journal.current(settings.store)
         if live is not None and live.model_id == model.model_id and live.version in repository.versions():
             return _confirm(live, repository, servers)
         watch = _Stopwatch()
         previous = live.version if live else None
-        candidate = _prepare(model, verdict, raw, previous, settings, repository, watch)
+        candidate = _prepare(model, verdict, raw, previous, settings, repository, watch, Path(scratch))
         _stage_and_rehearse(candidate, settings, repository, servers, watch)
         done = _publish(candidate, model, verdict, raw, settings, repository, servers, watch)
         kept = {candidate.version} | ({previous} if previous else set())
@@ -147,8 +155,9 @@ def _prepare(
     settings: ReleaseSettings,
     repository: ModelRepository,
     watch: _Stopwatch,
+    scratch: Path,
 ) -> _Candidate:
-    """The graph with its proof; nothing is written."""
+    """The graph, in `scratch`, with its proof; nothing is written elsewhere."""
     if previous in repository.versions() and previous is not None:
         kind = repository.server_of(previous)
         if kind != settings.server:
@@ -157,15 +166,15 @@ def _prepare(
                 f"{repository.path}: one model serves all its versions alike"
             )
     with watch.time("export"):
-        graph = export(model)
+        export(model, scratch)
     with watch.time("parity"):
         rows = read_held_out(raw, verdict)
-        difference = prove_parity(open_graph(graph), rows)
+        difference = prove_parity(open_graph(scratch / GRAPH_FILE), rows)
     logger.info("parity: %.3g over %d rows", difference, len(rows))
     return _Candidate(
         version=next_version(settings.store, repository),
         previous=previous,
-        graph=graph,
+        graph=scratch,
         golden=rows.sample(),
         parity_max_abs_diff=difference,
         parity_rows=len(rows),
@@ -281,7 +290,7 @@ def _manifest(
         trigger_id=settings.trigger_id,
         reason=verdict.reason,
         published_at=datetime.now(timezone.utc).isoformat(),
-        extra={"server": settings.server, "seconds": dict(watch.seconds), "graph_bytes": len(candidate.graph)},
+        extra={"server": settings.server, "seconds": dict(watch.seconds), "graph_bytes": graph_bytes(candidate.graph)},
     )
 
 

@@ -17,13 +17,15 @@ from contextlib import contextmanager
 from pathlib import Path
 from uuid import uuid4
 
-from components.contracts.durable import fsync_path, sha256_file, write_whole
+from components.contracts.durable import fsync_path, write_whole
 from components.contracts.errors import ContractError, TemporaryError
 from components.contracts.serving import CANDIDATE_NAME, MODEL_NAME
+from components.deployment.graph_files import GRAPH_FILE, graph_sha256
 from components.deployment.parity import GoldenRows
 from components.deployment.triton_config import ONNXRUNTIME, PYTHON, triton_config
+from components.storage.folder import FolderObjects
+from components.storage.objects import Objects
 
-GRAPH_FILE = "model.onnx"
 GOLDEN_FILE = "golden.npz"
 CODE_FILE = "model.py"
 CONFIG_FILE = "config.pbtxt"
@@ -32,10 +34,11 @@ _SERVED_MODEL = Path(__file__).with_name("served_model.py")
 
 
 class ModelRepository:
-    """The repository in folder `path`, which is created if absent."""
+    """The repository below `objects`, which is created if absent."""
 
-    def __init__(self, path: Path) -> None:
-        self.path = path
+    def __init__(self, objects: Objects) -> None:
+        assert isinstance(objects, FolderObjects)
+        path = self.path = objects.root
         self._model = path / MODEL_NAME
         self._candidate = path / CANDIDATE_NAME
 
@@ -79,11 +82,11 @@ class ModelRepository:
         """Which server a published version was written for."""
         return PYTHON if (self.version_path(version) / CODE_FILE).exists() else ONNXRUNTIME
 
-    def stage(self, version: int, graph: bytes, golden: GoldenRows, server: str) -> Path:
-        """Writes a version under the candidate's name, flushed to disk; answers its folder."""
+    def stage(self, version: int, graph: Path, golden: GoldenRows, server: str) -> Path:
+        """Copies a version (its graph's folder) under the candidate's name, flushed to disk; answers its folder."""
         shutil.rmtree(self._candidate, ignore_errors=True)
         folder = self._candidate / str(version)
-        write_whole(folder / GRAPH_FILE, graph)
+        write_whole(folder / GRAPH_FILE, (graph / GRAPH_FILE).read_bytes())
         golden.save(folder / GOLDEN_FILE)
         if server == PYTHON:
             # A version without its code would hang Triton's loader for ever.
@@ -135,4 +138,4 @@ class ModelRepository:
 
     def graph_sha256(self, version: int) -> str:
         """Hash of a published version's graph."""
-        return sha256_file(self.version_path(version) / GRAPH_FILE)
+        return graph_sha256(self.version_path(version))

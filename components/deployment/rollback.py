@@ -22,13 +22,14 @@ from components.contracts.uris import local_path
 from components.deployment.repository import ModelRepository
 from components.deployment.switch import Connect, Patience, connected, parse_urls, switch
 from components.deployment.triton_client import Triton
+from components.storage.locations import open_objects
 
 logger = logging.getLogger(__name__)
 
 
 def rollback(
     store: Path,
-    repository: Path,
+    repository: str,
     triton_urls: list[str],
     *,
     to_version: int | None = None,
@@ -41,7 +42,7 @@ def rollback(
 
     Args:
         store: The model store.
-        repository: Triton's model repository.
+        repository: URI of Triton's model repository.
         triton_urls: host:grpc_port of each running server; none = they read the repository when they start.
         to_version: The version wanted; None = the one that the live version replaced.
         reason: Why, for the journal.
@@ -54,7 +55,7 @@ def rollback(
         TemporaryError: a server does not answer, or a deployment is at work; what was live is live.
         PermanentError: a server refused the version or answered wrongly; what was live is live.
     """
-    models = ModelRepository(repository)
+    models = ModelRepository(open_objects(repository))
     with models.locked(), connected(triton_urls, connect) as servers:
         live = promotion_journal.current(store)
         if live is None:
@@ -129,7 +130,7 @@ def main(argv: list[str] | None = None) -> int:
     try:
         entry = rollback(
             local_path(arguments.store),
-            local_path(arguments.repository),
+            arguments.repository,
             parse_urls(arguments.triton_urls),
             to_version=arguments.to,
             reason=arguments.reason,

@@ -165,3 +165,16 @@ def with_scores():
         return dataclasses.replace(verdict, scores_uri=path.as_uri())
 
     return make
+
+
+@pytest.fixture
+def exported(tmp_path):
+    """Exports a stored model; the graph's file."""
+    from components.deployment.graph import export
+    from components.deployment.graph_files import GRAPH_FILE
+
+    def make(model, name="graph"):
+        export(model, tmp_path / name)
+        return tmp_path / name / GRAPH_FILE
+
+    return make

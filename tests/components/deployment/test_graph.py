@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import hashlib
 import subprocess
 import sys
 from pathlib import Path
@@ -21,6 +20,7 @@ from components.contracts.serving import CATEGORICAL_INPUT, DENSE_INPUT, PROBABI
 from components.contracts.workflow import TOMBSTONE
 from components.deployment import graph as graph_module
 from components.deployment.graph import build_graph, export
+from components.deployment.graph_files import GRAPH_FILE
 from components.deployment.parity import open_graph
 
 CONFIG = DcnConfig(embedding_dim=4, num_cross_layers=2, tower=(16, 8))
@@ -196,16 +196,16 @@ def test_a_damaged_weight_file_is_refused(make_candidate, tmp_path):
     content[100] ^= 1
     file.write_bytes(bytes(content))
     with pytest.raises(ContractError, match=r"weights has sha256 .* as in its manifest"):
-        export(model)
+        export(model, tmp_path / "graph")
 
 
-def test_graph_bytes_do_not_depend_on_the_process(make_candidate, tmp_path):
+def test_graph_bytes_do_not_depend_on_the_process(make_candidate, exported, tmp_path):
     model, _, _ = make_candidate(tmp_path / "store", 1)
     code = (
-        "import sys, hashlib; from components.contracts.manifests import Model; "
-        "from components.deployment.graph import export; "
-        "print(hashlib.sha256(export(Model.read(sys.argv[1]))).hexdigest())"
+        "import sys; from pathlib import Path; from components.contracts.manifests import Model; "
+        "from components.deployment.graph import export; export(Model.read(sys.argv[1]), Path(sys.argv[2]))"
     )
     manifest = tmp_path / "store" / "models" / "model-1" / "model.json"
-    answer = subprocess.check_output([sys.executable, "-c", code, manifest], cwd=Path(__file__).parents[3], text=True)
-    assert answer.strip() == hashlib.sha256(export(model)).hexdigest()
+    command = [sys.executable, "-c", code, manifest, tmp_path / "other"]
+    subprocess.run(command, cwd=Path(__file__).parents[3], check=True)
+    assert (tmp_path / "other" / GRAPH_FILE).read_bytes() == exported(model).read_bytes()

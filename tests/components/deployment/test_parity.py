@@ -8,7 +8,6 @@ import numpy as np
 import pytest
 
 from components.contracts.errors import ContractError
-from components.deployment.graph import export
 from components.deployment.parity import GoldenRows, check_scores, open_graph, prove_parity, read_held_out
 
 
@@ -17,13 +16,13 @@ def candidate(make_candidate, tmp_path):
     return make_candidate(tmp_path / "store", 1)
 
 
-def test_parity_holds_against_the_independent_scores(candidate):
+def test_parity_holds_against_the_independent_scores(candidate, exported):
     model, verdict, raw = candidate
     rows = read_held_out(raw, verdict)
     assert len(rows) == raw.num_holdout_rows
     assert np.isnan(rows.dense).any()
     assert (rows.categorical == -1).any()
-    assert 0 <= prove_parity(open_graph(export(model)), rows) <= 1e-6
+    assert 0 <= prove_parity(open_graph(exported(model)), rows) <= 1e-6
 
 
 def test_held_out_rows_keep_their_order_across_files_and_stop_at_the_limit(candidate, raw_rows):
@@ -35,7 +34,7 @@ def test_held_out_rows_keep_their_order_across_files_and_stop_at_the_limit(candi
 
 
 @pytest.mark.parametrize("off", [2e-5, -0.3, np.nan], ids=["just too much", "wrong", "not a number"])
-def test_a_score_that_differs_is_refused_with_its_row_and_values(candidate, with_scores, tmp_path, off):
+def test_a_score_that_differs_is_refused_with_its_row_and_values(candidate, with_scores, tmp_path, exported, off):
     model, verdict, raw = candidate
 
     def change(scores):
@@ -46,7 +45,7 @@ def test_a_score_that_differs_is_refused_with_its_row_and_values(candidate, with
     with pytest.raises(
         ContractError, match=r"graph differs .* at row 37 .* expected at most 1e-05; the row is .*'C26'"
     ):
-        prove_parity(open_graph(export(model)), rows)
+        prove_parity(open_graph(exported(model)), rows)
 
 
 @pytest.mark.parametrize("length", [0, 59, 61])

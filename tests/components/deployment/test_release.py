@@ -27,6 +27,7 @@ from components.deployment.rollback import main as rollback_main
 from components.deployment.rollback import rollback
 from components.deployment.switch import Patience
 from components.deployment.triton_client import Triton
+from components.storage.locations import open_objects
 from pipelines.local.triton import TritonServer, TritonSettings
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(120)]
@@ -53,7 +54,10 @@ def client(triton):
 @pytest.fixture
 def settings(triton, client, tmp_path):
     return ReleaseSettings(
-        store=tmp_path / "store", repository=triton.repository, triton_urls=(triton.grpc_url,), trigger_id="drift-7"
+        store=tmp_path / "store",
+        repository=triton.repository.as_uri(),
+        triton_urls=(triton.grpc_url,),
+        trigger_id="drift-7",
     )
 
 
@@ -135,7 +139,7 @@ def test_second_release_under_load_fails_no_request_and_never_goes_back(deploy, 
 def test_old_versions_leave_the_repository_and_the_last_three_stay(deploy, client, settings, raw_rows):
     for seed in range(1, 5):
         deploy(seed)
-    assert ModelRepository(settings.repository).versions() == [2, 3, 4]
+    assert ModelRepository(open_objects(settings.repository)).versions() == [2, 3, 4]
     assert [p.version for p in read_journal(settings.store)] == [1, 2, 3, 4]
     with pytest.raises(TemporaryError, match="not at ready state"):
         client.infer(MODEL_NAME, *raw_rows(1), version=2)
@@ -150,7 +154,7 @@ def test_a_retried_step_does_not_release_the_same_model_twice(settings, make_can
 @pytest.mark.parametrize("name", [CANDIDATE_NAME, MODEL_NAME], ids=["in rehearsal", "after publication"])
 def test_a_wrong_answer_leaves_the_old_version_live_and_the_new_one_gone(deploy, client, settings, raw_rows, name):
     deploy(1)
-    config = ModelRepository(settings.repository).read_config()
+    config = ModelRepository(open_objects(settings.repository)).read_config()
 
     def wrong(real, asked, *rows, version=None):
         scores, answered = real.infer(asked, *rows, version=version)
@@ -159,12 +163,12 @@ def test_a_wrong_answer_leaves_the_old_version_live_and_the_new_one_gone(deploy,
     with pytest.raises(PermanentError, match=rf"version 2 of {name} on .* differs from the training-side score"):
         deploy(2, connect=lambda url: Altered(url, infer=wrong))
     assert live_version(client, raw_rows(3)) == 1
-    repository = ModelRepository(settings.repository)
+    repository = ModelRepository(open_objects(settings.repository))
     assert repository.versions() == [1]
     assert repository.read_config() == config
     assert current(settings.store).version == 1
     assert not release_path(settings.store, 2).exists()
-    assert not (settings.repository / CANDIDATE_NAME).exists()
+    assert not (local_path(settings.repository) / CANDIDATE_NAME).exists()
     assert deploy(3).version == 2, "the way is free for the next model"
 
 
@@ -177,8 +181,8 @@ def test_a_failed_first_release_leaves_nothing_served(make_candidate, client, se
     hasty = dataclasses.replace(settings, patience=patience)
     with pytest.raises(TemporaryError, match="version 1 of click_model .* is not ready after 60"):
         release(*make_candidate(settings.store, 1), hasty, connect=lambda url: Altered(url, is_ready=refuse))
-    assert ModelRepository(settings.repository).versions() == []
-    assert ModelRepository(settings.repository).read_config() is None
+    assert ModelRepository(open_objects(settings.repository)).versions() == []
+    assert ModelRepository(open_objects(settings.repository)).read_config() is None
     assert read_journal(settings.store) == []
     with pytest.raises((PermanentError, TemporaryError)):
         client.infer(MODEL_NAME, *raw_rows(1))
@@ -194,7 +198,7 @@ def test_a_journal_that_cannot_be_written_undoes_the_switch(deploy, client, sett
     with pytest.raises(OSError, match="no space"):
         deploy(2)
     assert live_version(client, raw_rows(3)) == 1
-    assert ModelRepository(settings.repository).versions() == [1]
+    assert ModelRepository(open_objects(settings.repository)).versions() == [1]
     monkeypatch.undo()
     assert deploy(3).version == 3, "a number that a manifest bore is not given again"
 
@@ -204,7 +208,7 @@ def test_failed_parity_publishes_nothing(settings, make_candidate, with_scores, 
     wrong = with_scores(verdict, lambda scores: scores + np.float32(1e-3), tmp_path)
     with pytest.raises(ContractError, match="graph differs from the training-side score by 0.001"):
         release(model, wrong, raw, settings)
-    assert ModelRepository(settings.repository).versions() == []
+    assert ModelRepository(open_objects(settings.repository)).versions() == []
     assert read_journal(settings.store) == []
 
 
@@ -247,7 +251,7 @@ def test_rollback_under_load_fails_no_request(deploy, triton, settings, raw_rows
 
 def test_rollback_on_the_command_line_says_what_it_did_or_why_not(deploy, client, settings, raw_rows, capsys):
     deploy(1), deploy(2), deploy(3)
-    flags = ["--store", settings.store.as_uri(), "--repository", settings.repository.as_uri(), "--reason", "drill"]
+    flags = ["--store", settings.store.as_uri(), "--repository", settings.repository, "--reason", "drill"]
     flags += ["--triton-urls", settings.triton_urls[0]]
     assert rollback_main([*flags, "--to", "1"]) == 0
     assert "version 1 is live again (was 3)" in capsys.readouterr().out
@@ -259,7 +263,7 @@ def test_rollback_on_the_command_line_says_what_it_did_or_why_not(deploy, client
 
 def test_a_damaged_graph_is_not_rolled_back_to(deploy, client, settings, raw_rows):
     deploy(1), deploy(2)
-    graph = ModelRepository(settings.repository).version_path(1) / "model.onnx"
+    graph = ModelRepository(open_objects(settings.repository)).version_path(1) / "model.onnx"
     graph.write_bytes(graph.read_bytes() + b"\0")
     with pytest.raises(ContractError, match="graph of version 1 has sha256"):
         rollback(settings.store, settings.repository, list(settings.triton_urls), reason="drill")
@@ -268,9 +272,9 @@ def test_a_damaged_graph_is_not_rolled_back_to(deploy, client, settings, raw_row
 
 def test_a_version_that_a_killed_deployment_left_is_passed_over(deploy, client, settings, raw_rows):
     deploy(1)
-    repository = ModelRepository(settings.repository)
+    repository = ModelRepository(open_objects(settings.repository))
     shutil.copytree(repository.version_path(1), repository.version_path(2))
-    (settings.repository / CANDIDATE_NAME / "2").mkdir(parents=True)
+    (local_path(settings.repository) / CANDIDATE_NAME / "2").mkdir(parents=True)
     done = deploy(2)
     assert (done.version, done.previous_version) == (3, 1)
     assert "versions: [ 1, 3 ]" in repository.read_config()
@@ -297,26 +301,26 @@ def test_a_repository_that_cannot_be_written_is_named_before_any_work(make_candi
     store = tmp_path / "store"
     candidate = make_candidate(store, 1)
     (tmp_path / "file").write_text("not a folder")
-    settings = ReleaseSettings(store=store, repository=tmp_path / "file" / "repository")
+    settings = ReleaseSettings(store=store, repository=str(tmp_path / "file" / "repository"))
     with pytest.raises(ContractError, match=r"model repository .*/file/repository is not writable: Not a directory"):
         release(*candidate, settings)
 
 
 def test_without_an_answering_server_nothing_is_published(make_candidate, tmp_path):
     settings = ReleaseSettings(
-        store=tmp_path / "store", repository=tmp_path / "repository", triton_urls=("127.0.0.1:9",)
+        store=tmp_path / "store", repository=str(tmp_path / "repository"), triton_urls=("127.0.0.1:9",)
     )
     with pytest.raises(TemporaryError, match=r"triton 127.0.0.1:9: liveness failed"):
         release(*make_candidate(settings.store, 1), settings)
-    assert ModelRepository(settings.repository).versions() == []
+    assert ModelRepository(open_objects(settings.repository)).versions() == []
     assert read_journal(settings.store) == []
 
 
 def test_a_second_deployment_at_the_same_time_is_told_so(make_candidate, tmp_path):
-    settings = ReleaseSettings(store=tmp_path / "store", repository=tmp_path / "repository")
+    settings = ReleaseSettings(store=tmp_path / "store", repository=str(tmp_path / "repository"))
     candidate = make_candidate(settings.store, 1)
-    (settings.repository / MODEL_NAME).mkdir(parents=True)
-    descriptor = os.open(settings.repository / ".deployment.lock", os.O_RDWR | os.O_CREAT)
+    (local_path(settings.repository) / MODEL_NAME).mkdir(parents=True)
+    descriptor = os.open(local_path(settings.repository) / ".deployment.lock", os.O_RDWR | os.O_CREAT)
     fcntl.flock(descriptor, fcntl.LOCK_EX)
     with pytest.raises(TemporaryError, match="another deployment is at work"):
         release(*candidate, settings)
@@ -325,7 +329,7 @@ def test_a_second_deployment_at_the_same_time_is_told_so(make_candidate, tmp_pat
 
 
 def test_a_verdict_about_another_model_is_refused(make_candidate, tmp_path):
-    settings = ReleaseSettings(store=tmp_path / "store", repository=tmp_path / "repository")
+    settings = ReleaseSettings(store=tmp_path / "store", repository=str(tmp_path / "repository"))
     model, _, raw = make_candidate(settings.store, 1)
     _, verdict, _ = make_candidate(settings.store, 2)
     with pytest.raises(ContractError, match="verdict is about model model-2, expected model-1"):
@@ -335,11 +339,11 @@ def test_a_verdict_about_another_model_is_refused(make_candidate, tmp_path):
 def test_a_repository_written_for_another_server_is_refused(make_candidate, tmp_path):
     store, repository = tmp_path / "store", tmp_path / "repository"
     first = release(
-        *make_candidate(store, 1), ReleaseSettings(store=store, repository=repository, server="onnxruntime")
+        *make_candidate(store, 1), ReleaseSettings(store=store, repository=str(repository), server="onnxruntime")
     )
     assert sorted(p.name for p in local_path(first.graph_uri).parent.iterdir()) == ["golden.npz", "model.onnx"]
     with pytest.raises(ContractError, match="server is 'python', expected 'onnxruntime'"):
-        release(*make_candidate(store, 2), ReleaseSettings(store=store, repository=repository))
+        release(*make_candidate(store, 2), ReleaseSettings(store=store, repository=str(repository)))
 
 
 def test_the_step_as_a_command_writes_its_manifest_and_notes(make_candidate, tmp_path, capsys):
