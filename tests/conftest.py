@@ -75,6 +75,23 @@ def raw_table():
     return make
 
 
+@pytest.fixture(scope="session")
+def cloud_storage_server():
+    """The emulator behind `cloud_storage`, started once."""
+    from tests.components.storage.front import CloudStorage
+
+    with CloudStorage() as server:
+        yield server
+
+
+@pytest.fixture
+def cloud_storage(cloud_storage_server, monkeypatch):
+    """Cloud Storage on this machine with an empty bucket `models`, found by whoever opens `gs://models/...`."""
+    cloud_storage_server.reset()
+    monkeypatch.setenv("STORAGE_EMULATOR_HOST", cloud_storage_server.front.host)
+    return cloud_storage_server.front
+
+
 def _arrow_type(pyarrow, text: str):
     if text.startswith("timestamp"):
         return pyarrow.timestamp("us", tz="UTC")

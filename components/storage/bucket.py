@@ -1,42 +1,286 @@
-"""Objects of a Cloud Storage bucket."""
+"""Objects of a Cloud Storage bucket, by Google's own client.
+
+The client retries what may pass (429, 5xx, connections) until `retry_seconds` are over. A conditional write whose
+answer was lost meets its own result at the next try: every write is signed in the object's metadata, so that one is
+known as done and not taken for another writer's. What is read is read at one generation and checked against its
+CRC32C. The client's exceptions become ours in `bucket_errors`. `STORAGE_EMULATOR_HOST` is honoured, without
+credentials.
+"""
 
 from __future__ import annotations
 
+import base64
+import io
+import os
+from contextlib import AbstractContextManager
 from pathlib import Path
+from typing import Any, BinaryIO
+from uuid import uuid4
 
-from components.storage.objects import ObjectInfo, Stored
+import google_crc32c
+import requests
+from google.api_core import exceptions as refusals
+from google.cloud import storage
+from google.cloud.storage.retry import DEFAULT_RETRY
+
+from components.contracts.durable import whole_file
+from components.contracts.errors import ContractError, PermanentError, TemporaryError
+from components.storage.bucket_errors import translated
+from components.storage.objects import ABSENT, Changed, ObjectInfo, Stored, check_name, opened
+
+RETRY_SECONDS = 60.0
+FIRST_DELAY_SECONDS = 0.5
+CHUNK_BYTES = 8 << 20
+"""An object above `ONE_REQUEST_BYTES` goes up in parts of this size: a lost connection does not cost all of it."""
+ONE_REQUEST_BYTES = 8 << 20
+"""Up to this, the client sends an object in one request, whatever it is told."""
+CALL_SECONDS = 60.0
+"""Without a byte from the service, one try of a call is given up."""
+_READ_ATTEMPTS = 5
+"""An object replaced, or damaged on the way, while it is read is read again, so often."""
+_SIGNATURE = "evergreen-write"
+_CONTENT_TYPE = "application/octet-stream"
 
 
 class BucketObjects:
-    """See `objects.Objects`."""
+    """See `objects.Objects`.
 
-    def __init__(self, uri: str) -> None:
+    Args:
+        uri: `gs://bucket` or `gs://bucket/prefix`.
+        retry_seconds: How long one call is tried again.
+        first_delay_seconds: Upper bound of the first wait between two tries; it doubles.
+        call_seconds: How long one try waits for the service's next byte.
+        chunk_bytes: Part of a large object sent in one request; a multiple of 256 KiB.
+    """
+
+    def __init__(
+        self,
+        uri: str,
+        *,
+        retry_seconds: float = RETRY_SECONDS,
+        first_delay_seconds: float = FIRST_DELAY_SECONDS,
+        call_seconds: float = CALL_SECONDS,
+        chunk_bytes: int = CHUNK_BYTES,
+    ) -> None:
+        self._name, _, prefix = uri.removeprefix("gs://").rstrip("/").partition("/")
         self.uri = uri.rstrip("/")
+        if not uri.startswith("gs://") or not self._name:
+            raise ContractError(f"uri is {uri!r}, expected gs://bucket or gs://bucket/prefix")
+        self._root = f"{prefix}/" if prefix else ""
+        self._chunk_bytes = chunk_bytes
+        self._call = {
+            "timeout": call_seconds,
+            "retry": DEFAULT_RETRY.with_delay(initial=first_delay_seconds, maximum=10.0, multiplier=2.0).with_timeout(
+                retry_seconds
+            ),
+        }
+        with self._translated(self.uri):
+            self._client = _client()
+        self._bucket = self._client.bucket(self._name)
+        self._is_bucket_known = False
 
     def read(self, name: str) -> Stored | None:
         """See `Objects.read`."""
-        raise NotImplementedError
+        content = io.BytesIO()
+        generation = self._fetch(name, content)
+        return None if generation is None else Stored(content.getvalue(), generation)
 
     def download(self, name: str, path: Path) -> int:
         """See `Objects.download`."""
-        raise NotImplementedError
+        try:
+            with whole_file(path) as file:
+                generation = self._fetch(name, file)
+                if generation is None:
+                    raise ContractError(f"{self.uri}/{name} is absent, expected an object")
+                return generation
+        except OSError as error:
+            raise PermanentError(f"{path}: {error.strerror or error}") from error
 
     def write(self, name: str, content: bytes | Path, *, if_generation: int | None = None) -> int:
         """See `Objects.write`."""
-        raise NotImplementedError
+        blob = self._blob(name)
+        signature = uuid4().hex
+        blob.metadata = {_SIGNATURE: signature}
+        with self._translated(f"{self.uri}/{name}"), opened(content) as source:
+            checksum, size = _crc32c(source), source.tell()
+            is_large = size > ONE_REQUEST_BYTES
+            blob.chunk_size = self._chunk_bytes if is_large else None
+            try:
+                blob.upload_from_file(
+                    source,
+                    rewind=True,
+                    size=size,
+                    content_type=_CONTENT_TYPE,
+                    if_generation_match=if_generation,
+                    # The server checks either way; the client's own check of a large object would end in deleting
+                    # whatever is there by then.
+                    checksum=None if is_large else "crc32c",
+                    crc32c_checksum_value=checksum,
+                    **self._call,
+                )
+            except refusals.PreconditionFailed:
+                generation = self._signed_generation(name, signature)
+                if generation is None:
+                    raise
+                return generation
+            return int(blob.generation)
+
+    def copy(self, source: str, target: str) -> int:
+        """See `Objects.copy`."""
+        return self._copy(self._blob(source), target)
 
     def list(self, prefix: str = "") -> list[ObjectInfo]:
-        """See `Objects.list`."""
-        raise NotImplementedError
+        """See `Objects.list`; hidden names are not objects here either."""
+        with self._translated(f"{self.uri}/{prefix}"):
+            blobs = self._client.list_blobs(self._bucket, prefix=self._root + prefix, **self._call)
+            found = [ObjectInfo(b.name[len(self._root) :], int(b.size), int(b.generation)) for b in blobs]
+        return sorted(each for each in found if not any(part[:1] in ("", ".") for part in each.name.split("/")))
 
     def delete(self, name: str, *, if_generation: int | None = None) -> None:
         """See `Objects.delete`."""
-        raise NotImplementedError
+        blob = self._blob(name)
+        with self._translated(f"{self.uri}/{name}"):
+            if if_generation == ABSENT:
+                if self._bucket.get_blob(blob.name, **self._call) is not None:
+                    raise Changed(f"{self.uri}/{name} is there, expected none: another writer came first")
+                return
+            try:
+                blob.delete(if_generation_match=if_generation, **self._call)
+            except refusals.NotFound:
+                self._check_bucket()
 
     def move(self, source: str, target: str) -> None:
         """See `Objects.move`."""
-        raise NotImplementedError
+        check_name(source, self.uri)
+        check_name(target, self.uri)
+        moved = self.list(f"{source}/")
+        if not moved:
+            raise ContractError(f"{self.uri}/{source} is absent, expected a folder to move to {target}")
+        if self.list(f"{target}/"):
+            raise ContractError(f"{self.uri}/{target} exists already, expected nothing there")
+        for each in moved:
+            blob = self._bucket.blob(self._full(each.name), generation=each.generation)
+            self._copy(blob, target + each.name[len(source) :])
+        for each in moved:
+            self.delete(each.name, if_generation=each.generation)
 
     def local(self, name: str) -> Path | None:
         """See `Objects.local`."""
+        check_name(name, self.uri)
         return None
+
+    def _full(self, name: str) -> str:
+        return self._root + check_name(name, self.uri)
+
+    def _blob(self, name: str) -> Any:
+        return self._bucket.blob(self._full(name))
+
+    def _fetch(self, name: str, file: BinaryIO) -> int | None:
+        """Fills `file` with the object's content; its generation, None if there is no such object."""
+        problem = "replaced"
+        for _ in range(_READ_ATTEMPTS):
+            blob, arriving = self._blob(name), _Arriving(file)
+            with self._translated(f"{self.uri}/{name}"):
+                try:
+                    # One request says content, generation and checksum of one and the same write. The client's own
+                    # check passes over what came in several parts.
+                    blob.download_to_file(arriving, raw_download=True, checksum=None, **self._call)
+                except refusals.NotFound:
+                    if not arriving.size:
+                        self._check_bucket()
+                        return None
+                    continue  # The rest of a write that is no longer there.
+                except refusals.RequestRangeNotSatisfiable:
+                    continue
+                expected = blob.crc32c or self._crc32c_of(blob)
+            if expected == arriving.crc32c():
+                return int(blob.generation)
+            if expected is not None:
+                problem = f"damaged (CRC32C {arriving.crc32c()}, expected {expected})"
+        raise TemporaryError(f"{self.uri}/{name} was {problem} while it was read, {_READ_ATTEMPTS} times")
+
+    def _crc32c_of(self, blob: Any) -> str | None:
+        """The checksum of the very write that was read, where the last answer told none; None if it is gone."""
+        found = self._bucket.get_blob(blob.name, generation=blob.generation, **self._call)
+        return None if found is None else str(found.crc32c)
+
+    def _copy(self, source: Any, target: str) -> int:
+        """Copies `source`, at its generation where it has one, to a name where nothing is; the copy's generation."""
+        blob = self._blob(target)
+        signature = uuid4().hex
+        blob.metadata, blob.content_type = {_SIGNATURE: signature}, _CONTENT_TYPE
+        token: str | None = None
+        with self._translated(f"{self.uri}/{target}"):
+            try:
+                while True:
+                    token, _, _ = blob.rewrite(source, token=token, if_generation_match=ABSENT, **self._call)
+                    if token is None:
+                        return int(blob.generation)
+            except refusals.PreconditionFailed:
+                generation = self._signed_generation(target, signature)
+                if generation is None:
+                    raise
+                return generation
+            except refusals.NotFound as error:
+                self._check_bucket()
+                raise ContractError(f"{source.name} is absent in bucket {self._name}, expected an object") from error
+
+    def _signed_generation(self, name: str, signature: str) -> int | None:
+        """The object's generation if it is the write that bears `signature`; None = another's, or none."""
+        found = self._bucket.get_blob(self._full(name), **self._call)
+        if found is None or (found.metadata or {}).get(_SIGNATURE) != signature:
+            return None
+        return int(found.generation)
+
+    def _check_bucket(self) -> None:
+        """Returns if the bucket is there: an absent bucket answers as an absent object does."""
+        if not self._is_bucket_known:
+            next(iter(self._client.list_blobs(self._bucket, max_results=1, **self._call)), None)
+            self._is_bucket_known = True
+
+    def _translated(self, thing: str) -> AbstractContextManager[None]:
+        return translated(thing, self._name)
+
+
+class _Arriving:
+    """A file that starts anew, and knows the checksum of what has been written to it."""
+
+    def __init__(self, file: BinaryIO) -> None:
+        file.seek(0)
+        file.truncate()
+        self._file = file
+        self._checksum = google_crc32c.Checksum()
+        self.size = 0
+
+    def write(self, content: bytes) -> int:
+        self._checksum.update(content)
+        self.size += len(content)
+        return self._file.write(content)
+
+    def crc32c(self) -> str:
+        return _text(self._checksum)
+
+
+def _client() -> Any:
+    # Else the client asks for the bucket's own properties in the background, for traces that nobody takes, by a
+    # permission that the role does not give.
+    os.environ.setdefault("DISABLE_GCS_PYTHON_CLIENT_OTEL_BUCKET_METADATA", "true")
+    if not os.environ.get("STORAGE_EMULATOR_HOST"):
+        return storage.Client()
+    # An emulator is on this machine or beside it, never beyond the proxy that the environment may name.
+    session = requests.Session()
+    session.trust_env = False
+    return storage.Client(_http=session)
+
+
+def _crc32c(file: BinaryIO) -> str:
+    """CRC32C of a file from its start, as Cloud Storage writes it; leaves the file at its end."""
+    file.seek(0)
+    checksum = google_crc32c.Checksum()
+    while chunk := file.read(1 << 20):
+        checksum.update(chunk)
+    return _text(checksum)
+
+
+def _text(checksum: Any) -> str:
+    return base64.b64encode(checksum.digest()).decode()

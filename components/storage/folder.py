@@ -1,24 +1,37 @@
 """Objects as files of one folder of this machine.
 
-A write is a rename of a finished file; an object's generation is made of what a rename changes. Conditional writes take
-the kernel's lock of the folder, so that looking and writing are one step among the processes of this machine.
+A write is a rename of a finished file. Every change takes the kernel's lock of the folder, so that looking and writing
+are one step among the processes of this machine, and so that no two writes bear the same time: an object's generation
+is made of it, and must tell a new file from an old one although inode, size and the clock's tick may return. Folders
+that a removal leaves empty go with it: a bucket has none either. What a killed writer left unfinished is swept before
+the first change; nobody else writes below the root.
 """
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import hashlib
 import os
+import re
 import shutil
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import BinaryIO
+from uuid import uuid4
 
-from components.contracts.durable import fsync_path, whole_file, write_whole
-from components.contracts.errors import ContractError, PermanentError
-from components.storage.objects import ABSENT, Changed, ObjectInfo, Stored
+from components.contracts.durable import fsync_path, whole_file
+from components.contracts.errors import ContractError, PermanentError, TemporaryError
+from components.storage.objects import ABSENT, Changed, ObjectInfo, Stored, check_name, opened
 
 _LOCK_FILE = ".objects.lock"
+_CHUNK_BYTES = 1 << 20
+_UNFINISHED = re.compile(r"\..+\.[0-9a-f]{32}")
+"""What `durable.whole_file` calls a file until it is whole."""
+_TEMPORARY = (errno.EINTR, errno.EAGAIN, errno.EBUSY, errno.ESTALE, errno.ETIMEDOUT, errno.EMFILE, errno.ENFILE)
+"""What passes by itself, or with another try: a network file system's hiccups among them."""
 
 
 class FolderObjects:
@@ -27,6 +40,7 @@ class FolderObjects:
     def __init__(self, root: Path) -> None:
         self.root = root.absolute()
         self.uri = self.root.as_uri()
+        self._is_swept = False
 
     def read(self, name: str) -> Stored | None:
         """See `Objects.read`."""
@@ -34,7 +48,7 @@ class FolderObjects:
         try:
             with open(path, "rb") as file:
                 return Stored(file.read(), _generation(os.fstat(file.fileno())))
-        except FileNotFoundError:
+        except (FileNotFoundError, NotADirectoryError, IsADirectoryError):
             return None
         except OSError as error:
             raise _translated(error, path) from error
@@ -43,33 +57,49 @@ class FolderObjects:
         """See `Objects.download`."""
         source = self.local(name)
         try:
-            with open(source, "rb") as file, whole_file(path) as copy:
-                shutil.copyfileobj(file, copy, 1 << 20)
+            with open(source, "rb") as file:
+                with whole_file(path) as copy:
+                    shutil.copyfileobj(file, copy, _CHUNK_BYTES)
                 return _generation(os.fstat(file.fileno()))
-        except FileNotFoundError as error:
-            raise ContractError(f"{source} is absent, expected an object") from error
         except OSError as error:
-            raise _translated(error, source) from error
+            if not source.is_file():
+                raise ContractError(f"{source} is absent, expected an object") from error
+            raise _translated(error, Path(error.filename or path)) from error
 
     def write(self, name: str, content: bytes | Path, *, if_generation: int | None = None) -> int:
         """See `Objects.write`."""
         path = self.local(name)
-        try:
-            with self._exclusive():
-                self._expect(path, if_generation)
-                if isinstance(content, Path):
-                    with open(content, "rb") as file, whole_file(path) as copy:
-                        shutil.copyfileobj(file, copy, 1 << 20)
-                else:
-                    write_whole(path, content)
-                return _generation(path.stat())
-        except OSError as error:
-            raise _translated(error, path) from error
+        with self._changing(path) as now:
+            self._expect(path, if_generation)
+            with opened(content) as source, whole_file(path) as copy:
+                _fill(copy, source, now)
+            return _generation(path.stat())
+
+    def copy(self, source: str, target: str) -> int:
+        """See `Objects.copy`; both names share one file, which no writer changes in place."""
+        before, after = self.local(source), self.local(target)
+        with self._changing(after) as now:
+            if not before.is_file():
+                raise ContractError(f"{before} is absent, expected an object to copy to {after}")
+            self._expect(after, ABSENT)
+            after.parent.mkdir(parents=True, exist_ok=True)
+            try:
+                os.link(before, after)
+            except OSError as error:
+                if error.errno not in (errno.EPERM, errno.EMLINK, errno.ENOTSUP):
+                    raise
+                # A file system without hard links, or with too many of this file.
+                with open(before, "rb") as file, whole_file(after) as copy:
+                    _fill(copy, file, now)
+            fsync_path(after.parent)
+            return _generation(after.stat())
 
     def list(self, prefix: str = "") -> list[ObjectInfo]:
         """See `Objects.list`; files whose names start with a dot are unfinished or locks, not objects."""
         found = []
-        for folder, folders, names in os.walk(self.root):
+        # Only what can hold matches is walked: a repository of many versions is asked about one at a time.
+        start = self.root / prefix.rpartition("/")[0]
+        for folder, folders, names in os.walk(start, onerror=_raise_unless_absent):
             folders[:] = [each for each in folders if not each.startswith(".")]
             for each in names:
                 path = Path(folder, each)
@@ -85,52 +115,85 @@ class FolderObjects:
     def delete(self, name: str, *, if_generation: int | None = None) -> None:
         """See `Objects.delete`."""
         path = self.local(name)
-        try:
-            with self._exclusive():
-                self._expect(path, if_generation)
-                path.unlink(missing_ok=True)
-                if path.parent.exists():
-                    fsync_path(path.parent)
-        except OSError as error:
-            raise _translated(error, path) from error
+        with self._changing(path):
+            if not path.is_file():
+                return
+            self._expect(path, if_generation)
+            path.unlink()
+            self._tidy(path.parent)
 
     def move(self, source: str, target: str) -> None:
         """See `Objects.move`."""
         before, after = self.local(source), self.local(target)
-        if not before.is_dir():
-            raise ContractError(f"{before} is absent, expected a folder to move to {after}")
-        if after.exists():
-            raise ContractError(f"{after} exists already, expected nothing there")
-        try:
+        with self._changing(after):
+            if not self.list(f"{source}/"):
+                raise ContractError(f"{before} is absent, expected a folder to move to {after}")
+            if self.list(f"{target}/") or after.is_file():
+                raise ContractError(f"{after} exists already, expected nothing there")
+            if after.is_dir():
+                # Empty but for what is unfinished: out of the way in one rename, then gone.
+                aside = after.with_name(f".{after.name}.{uuid4().hex}")
+                os.rename(after, aside)
+                shutil.rmtree(aside, ignore_errors=True)
             after.parent.mkdir(parents=True, exist_ok=True)
             os.rename(before, after)
             fsync_path(after.parent)
-            fsync_path(before.parent)
-        except OSError as error:
-            raise _translated(error, after) from error
+            self._tidy(before.parent)
 
     def local(self, name: str) -> Path:
         """See `Objects.local`."""
-        if not name or name.startswith("/") or ".." in name.split("/"):
-            raise ContractError(f"object is {name!r}, expected a name below {self.uri}")
-        return self.root / name
+        return self.root / check_name(name, self.uri)
 
     def _expect(self, path: Path, generation: int | None) -> None:
         if generation is None:
             return
-        found = _generation(path.stat()) if path.exists() else ABSENT
+        found = _generation(path.stat()) if path.is_file() else ABSENT
         if found != generation:
             raise Changed(f"{path} is at generation {found}, expected {generation}: another writer came first")
 
+    def _sweep(self) -> None:
+        """Removes files that a killed writer left unfinished: whoever holds the lock is the only one to write."""
+        if not self._is_swept:
+            for path in [p for p in self.root.rglob(".*") if _UNFINISHED.fullmatch(p.name) and p.is_file()]:
+                path.unlink()
+                self._tidy(path.parent)
+            self._is_swept = True
+
+    def _tidy(self, folder: Path) -> None:
+        """Removes `folder` and those above it while they are empty, but the root; flushes the first that stays."""
+        while folder != self.root and not any(folder.iterdir()):
+            folder.rmdir()
+            folder = folder.parent
+        fsync_path(folder)
+
     @contextmanager
-    def _exclusive(self) -> Iterator[None]:
-        self.root.mkdir(parents=True, exist_ok=True)
-        descriptor = os.open(self.root / _LOCK_FILE, os.O_RDWR | os.O_CREAT, 0o644)
+    def _changing(self, path: Path) -> Iterator[int]:
+        """Keeps other changes of this folder out; yields the time of this one, which no other bears.
+
+        What the system refuses is translated, and is about `path` where the system names no file.
+        """
+        descriptor = None
         try:
+            self.root.mkdir(parents=True, exist_ok=True)
+            descriptor = os.open(self.root / _LOCK_FILE, os.O_RDWR | os.O_CREAT, 0o644)
             fcntl.flock(descriptor, fcntl.LOCK_EX)
-            yield
+            last = os.pread(descriptor, 20, 0)
+            now = max(time.time_ns(), 1 + int(last) if last.isdigit() else 0)
+            os.pwrite(descriptor, b"%020d" % now, 0)
+            self._sweep()
+            yield now
+        except OSError as error:
+            raise _translated(error, Path(error.filename or path)) from error
         finally:
-            os.close(descriptor)
+            if descriptor is not None:
+                os.close(descriptor)
+
+
+def _fill(copy: BinaryIO, source: BinaryIO, now: int) -> None:
+    """Copies `source` to `copy` and dates it `now` (nanoseconds)."""
+    shutil.copyfileobj(source, copy, _CHUNK_BYTES)
+    copy.flush()
+    os.utime(copy.fileno(), ns=(now, now))
 
 
 def _generation(status: os.stat_result) -> int:
@@ -139,5 +202,11 @@ def _generation(status: os.stat_result) -> int:
     return 1 + int.from_bytes(hashlib.blake2b(told.encode(), digest_size=7).digest(), "big")
 
 
-def _translated(error: OSError, path: Path) -> PermanentError:
-    return PermanentError(f"{path}: {error.strerror}")
+def _raise_unless_absent(error: OSError) -> None:
+    if not isinstance(error, (FileNotFoundError, NotADirectoryError)):
+        raise _translated(error, Path(error.filename))
+
+
+def _translated(error: OSError, path: Path) -> TemporaryError | PermanentError:
+    kind = TemporaryError if error.errno in _TEMPORARY else PermanentError
+    return kind(f"{path}: {error.strerror or error}")

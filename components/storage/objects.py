@@ -7,13 +7,20 @@ Cloud Storage's generation preconditions do, which is what lets two writers noti
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+from io import BytesIO
 from pathlib import Path
-from typing import NamedTuple, Protocol
+from typing import BinaryIO, NamedTuple, Protocol
 
-from components.contracts.errors import TemporaryError
+from components.contracts.errors import ContractError, TemporaryError
 
 ABSENT = 0
 """The generation of an object that does not exist, as Cloud Storage counts."""
+MAX_NAME_BYTES = 900
+"""Of a whole name, in UTF-8; Cloud Storage takes 1024 with what stands before it."""
+MAX_PART_BYTES = 200
+"""Between two slashes; a file system takes 255 with what a write aside adds."""
 
 
 class Changed(TemporaryError):
@@ -42,7 +49,7 @@ class Objects(Protocol):
     """Objects below one root.
 
     Every method raises TemporaryError where a retry may help, PermanentError where it cannot (no permission, no such
-    bucket, disk full), and ContractError for a name that leaves the root.
+    bucket, disk full), and ContractError for a name that `check_name` refuses.
     """
 
     uri: str
@@ -70,14 +77,22 @@ class Objects(Protocol):
             Changed: the object is at another generation.
         """
 
+    def copy(self, source: str, target: str) -> int:
+        """Makes `target` an object with the content of `source`, without a way through this machine; its generation.
+
+        Raises:
+            ContractError: there is no `source`.
+            Changed: there is a `target` already.
+        """
+
     def list(self, prefix: str = "") -> list[ObjectInfo]:
         """All objects whose names start with `prefix`, in name order."""
 
     def delete(self, name: str, *, if_generation: int | None = None) -> None:
-        """Removes the object; one that is absent is no error.
+        """Removes the object; one that is absent is no error, with a condition neither.
 
         Raises:
-            Changed: the object is at another generation.
+            Changed: the object is there, at another generation.
         """
 
     def move(self, source: str, target: str) -> None:
@@ -91,3 +106,39 @@ class Objects(Protocol):
 
     def local(self, name: str) -> Path | None:
         """The file that is the object, where the root is a folder of this machine; None for a bucket."""
+
+
+@contextmanager
+def opened(content: bytes | Path) -> Iterator[BinaryIO]:
+    """Yields what is to be written, as a file at its start."""
+    if isinstance(content, bytes):
+        yield BytesIO(content)
+    else:
+        with open(content, "rb") as file:
+            yield file
+
+
+def check_name(name: str, uri: str) -> str:
+    r"""`name`, if an object below `uri` may have it, in a folder as in a bucket.
+
+    Raises:
+        ContractError: the name leaves the root, has an empty part, one that starts with a dot (those are unfinished
+            files and locks), a control character, or is too long.
+
+    >>> check_name("click_model/1/model.onnx", "file:///models")
+    'click_model/1/model.onnx'
+    """
+    parts = name.split("/")
+    if any(not part or part.startswith(".") for part in parts):
+        raise ContractError(f"object is {name!r}, expected a name below {uri} without empty or hidden parts")
+    if any(ord(character) < 32 or ord(character) == 127 for character in name):
+        raise ContractError(f"object is {name!r}, expected a name without control characters")
+    try:
+        sizes = [len(part.encode()) for part in parts]
+    except UnicodeEncodeError as error:
+        raise ContractError(f"object is {name!r}, expected a name that UTF-8 can write") from error
+    if max(sizes) > MAX_PART_BYTES or sum(sizes) + len(sizes) - 1 > MAX_NAME_BYTES:
+        raise ContractError(
+            f"object is {name!r}, expected at most {MAX_NAME_BYTES} bytes, {MAX_PART_BYTES} between two slashes"
+        )
+    return name

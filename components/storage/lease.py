@@ -1,0 +1,175 @@
+"""A lease: one holder at a time of something in a bucket, where no kernel's lock reaches.
+
+One object names the holder and when the lease ends. It is created where there is none, renewed while the holder lives,
+and taken over only after its end; each of these is a conditional write, so of two takers one wins. The holder counts by
+a clock that nobody sets: its own wall clock stepping back or forth neither shortens nor lengthens what others read. A
+holder that slept through its lease's end may still believe in it: what it writes last must be conditional too
+(`repository.write_config`), for a lease alone cannot stop a late writer.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from datetime import datetime, timezone
+from typing import NamedTuple
+from uuid import uuid4
+
+from components.contracts.errors import PermanentError, TemporaryError
+from components.storage.objects import ABSENT, Changed, Objects
+
+logger = logging.getLogger(__name__)
+
+
+class Taken(NamedTuple):
+    """What the lease's object says."""
+
+    holder: str
+    token: str
+    expires_at: float
+    """Seconds since the epoch, by the holder's clock when it took the lease."""
+
+
+class Lease:
+    """The lease kept in the object `name`.
+
+    Args:
+        objects: Where it is kept.
+        name: Its object.
+        holder: Who takes it, for the others' errors.
+        seconds: From taking or renewing to the end. Longer than two machines' clocks may differ.
+        clock: Seconds since the epoch.
+        monotonic: Seconds by a clock that nobody sets.
+    """
+
+    def __init__(
+        self,
+        objects: Objects,
+        name: str,
+        *,
+        holder: str,
+        seconds: float,
+        clock: Callable[[], float] = time.time,
+        monotonic: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._objects, self._name, self._holder = objects, name, holder
+        self._seconds, self._clock, self._monotonic = seconds, clock, monotonic
+        self._token = uuid4().hex
+        self._generation: int | None = None
+        self._offset = 0.0
+        self._ends = 0.0
+        self._turn = threading.Lock()
+
+    def acquire(self) -> None:
+        """Takes the lease.
+
+        Raises:
+            TemporaryError: another holds it; names the holder and the lease's end.
+        """
+        found = self._objects.read(self._name)
+        if found is not None:
+            taken = self._parse(found.content)
+            if self._clock() < taken.expires_at:
+                raise TemporaryError(self._told(taken))
+            logger.warning("the lease of %s ended, taking it over", taken.holder)
+        self._offset = self._clock() - self._monotonic()
+        try:
+            self._write(ABSENT if found is None else found.generation)
+        except Changed as error:
+            winner = self._objects.read(self._name)
+            told = self._told(self._parse(winner.content)) if winner else "another was faster"
+            raise TemporaryError(told) from error
+
+    def renew(self) -> None:
+        """Moves the lease's end `seconds` from now.
+
+        Raises:
+            TemporaryError: it was taken over, or the storage does not answer.
+        """
+        with self._turn:
+            assert self._generation is not None, "the lease is not held"
+            try:
+                self._write(self._generation)
+            except Changed as error:
+                self._ends = self._monotonic()
+                raise TemporaryError(self._lost()) from error
+
+    def check(self) -> None:
+        """Returns if the lease is still this holder's.
+
+        Raises:
+            TemporaryError: it ended, or another took it over.
+        """
+        with self._turn:
+            if self._monotonic() >= self._ends:
+                raise TemporaryError(self._lost())
+            found = self._objects.read(self._name)
+            if found is None or self._parse(found.content).token != self._token:
+                self._ends = self._monotonic()
+                raise TemporaryError(self._lost())
+
+    def release(self) -> None:
+        """Gives the lease back; one that was taken over stays with who took it."""
+        with self._turn:
+            try:
+                self._objects.delete(self._name, if_generation=self._generation)
+            except (TemporaryError, PermanentError) as error:
+                logger.warning("the lease %s/%s was not given back: %s", self._objects.uri, self._name, error)
+            self._generation, self._ends = None, 0.0
+
+    @contextmanager
+    def kept(self) -> Iterator[None]:
+        """Renews a lease that was taken, from a thread of its own, and gives it back."""
+        stop = threading.Event()
+        renewing = threading.Thread(target=self._keep_renewing, args=(stop,), name="lease", daemon=True)
+        renewing.start()
+        try:
+            yield
+        finally:
+            stop.set()
+            renewing.join()
+            self.release()
+
+    def _keep_renewing(self, stop: threading.Event) -> None:
+        while not stop.wait(self._seconds / 3):
+            try:
+                self.renew()
+            except (TemporaryError, PermanentError) as error:
+                logger.error("the lease was not renewed: %s", error)
+
+    def _write(self, generation: int) -> None:
+        now = self._monotonic()
+        ends = now + self._seconds
+        document = {
+            "holder": self._holder,
+            "token": self._token,
+            "expires_at": ends + self._offset,
+            "expires": _text(ends + self._offset),
+        }
+        self._generation = self._objects.write(
+            self._name, (json.dumps(document) + "\n").encode(), if_generation=generation
+        )
+        self._ends = ends
+
+    def _parse(self, content: bytes) -> Taken:
+        try:
+            document = json.loads(content)
+            return Taken(str(document["holder"]), str(document["token"]), float(document["expires_at"]))
+        except (ValueError, TypeError, KeyError) as error:
+            raise PermanentError(
+                f"{self._objects.uri}/{self._name} is no lease ({error!r}); remove it if no deployment is at work"
+            ) from error
+
+    def _told(self, taken: Taken) -> str:
+        return f"{self._objects.uri} is held by {taken.holder} until {_text(taken.expires_at)}"
+
+    def _lost(self) -> str:
+        return f"{self._holder} no longer holds {self._objects.uri}: its lease ended or another took it over"
+
+
+def _text(seconds: float) -> str:
+    return datetime.fromtimestamp(seconds, timezone.utc).isoformat(timespec="seconds")

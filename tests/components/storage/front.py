@@ -1,0 +1,304 @@
+"""Cloud Storage on this machine: the emulator from PyPI, and before it what the emulator lacks of the real service.
+
+The emulator (`gcp-storage-emulator`) keeps buckets and objects, answers uploads, downloads, listings and rewrites,
+counts generations and checks CRC32C. This front adds, as the service documents it:
+
+- preconditions (cloud.google.com/storage/docs/request-preconditions): 412 where `ifGenerationMatch` is another
+  generation, at the start and at the end of a resumable upload; 404 for a read of a `generation` that is gone. One
+  request at a time passes, so that asking and changing are one step;
+- resumable uploads (.../docs/performing-resumable-uploads): a part that is there already is taken for sent, and a
+  finished upload answers with its object again;
+- the metadata that a rewrite brings, the generation of what is downloaded, and words to a 404.
+
+What neither has of the service: permissions, rate limits, listings in pages, retention.
+
+It also breaks what a test asks it to break (`Fault`), on either side of the emulator.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from email import message_from_bytes
+from http.client import HTTPConnection
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from urllib.parse import parse_qs, quote, unquote, urlsplit
+
+from gcp_storage_emulator.server import RequestHandler, create_server
+
+BUCKET = "models"
+
+
+@dataclass
+class Request:
+    """One request to the service."""
+
+    method: str
+    path: str
+    query: dict[str, list[str]]
+    body: bytes
+
+    @property
+    def name(self) -> str:
+        """The object that it is about; empty where it is about a bucket."""
+        if "/o/" in self.path:
+            return unquote(self.path.partition("/o/")[2].partition("/rewriteTo/")[0])
+        if self.query.get("name"):
+            return self.query["name"][0]
+        if self.query.get("uploadType") == ["multipart"]:
+            boundary = self.body.split(b"\r\n", 1)[0].removeprefix(b"--")
+            head = b'Content-Type: multipart/related; boundary="' + boundary + b'"\r\n\r\n'
+            return json.loads(message_from_bytes(head + self.body).get_payload()[0].get_payload())["name"]
+        if self.query.get("uploadType") == ["resumable"] and self.body[:1] == b"{":
+            return json.loads(self.body).get("name", "")
+        return ""
+
+    @property
+    def is_upload(self) -> bool:
+        """Whether it brings content."""
+        return self.path.startswith("/upload/")
+
+    @property
+    def is_download(self) -> bool:
+        """Whether it asks for content."""
+        return self.method == "GET" and (self.path.startswith("/download/") or self.query.get("alt") == ["media"])
+
+
+@dataclass
+class Fault:
+    """What goes wrong with the requests that `on` picks."""
+
+    on: Callable[[Request], bool]
+    do: str
+    """`status`: answered so, not passed on; `cut`: connection closed, not passed on; `lose`: passed on, answer not
+    sent; `half`: half of the answer's body, then closed; `damage`: one byte of the answer's body changed; `hang`: no
+    answer until the front is emptied."""
+    status: int = 503
+    message: str = "backendError"
+    times: int = 1
+    """How many requests it meets."""
+    met: int = 0
+
+
+@dataclass
+class Front:
+    """The service; `host` is what STORAGE_EMULATOR_HOST is set to."""
+
+    host: str
+    faults: list[Fault] = field(default_factory=list)
+    seen: list[Request] = field(default_factory=list)
+    before: Callable[[Request], None] = lambda request: None
+    """Called before each request is passed on, outside the lock: where another writer may come between."""
+    released: threading.Event = field(default_factory=threading.Event)
+    """Set to end what hangs."""
+
+    def fail(self, on: Callable[[Request], bool], do: str, **more) -> Fault:
+        """Adds a fault."""
+        self.faults.append(Fault(on, do, **more))
+        return self.faults[-1]
+
+
+class _Service:
+    def __init__(self, port: int) -> None:
+        self._port = port
+        self._lock = threading.Lock()
+        self._uploads: dict[str, tuple[str, str]] = {}
+        self._finished: dict[str, tuple[int, dict[str, str], bytes]] = {}
+
+    def pass_on(self, request: Request, target: str, headers: dict[str, str]) -> tuple[int, dict[str, str], bytes]:
+        with self._lock:
+            refusal = None if self._is_finished(request) else self._refusal(request)
+            if refusal:
+                status, message = refusal
+                error = {"code": status, "message": message, "errors": [{"message": message}]}
+                return status, {"Content-Type": "application/json"}, json.dumps({"error": error}).encode()
+            generation = self._generation(_bucket(request), request.name) if request.is_download else 0
+            upload = request.query.get("upload_id", [""])[0]
+            if upload in self._finished:
+                return self._finished[upload]
+            if upload and self._is_there(target, headers.get("Content-Range", "")):
+                request.body, headers = b"", {"Content-Range": "bytes */*", "Content-Length": "0"}
+            status, answered, body = self._ask(request.method, target, request.body, headers)
+            if upload and status == 200:
+                self._finished[upload] = status, answered, body
+            if status == 200 and "/rewriteTo/" in request.path:
+                body = self._with_metadata(request, body)
+        if request.is_download and generation:
+            answered["X-Goog-Generation"] = str(generation)
+        if "upload_id" in answered.get("Location", ""):
+            condition = request.query.get("ifGenerationMatch", [""])[0]
+            upload = parse_qs(urlsplit(answered["Location"]).query)["upload_id"][0]
+            self._uploads[upload] = (request.name, condition)
+        if status == 404 and not body:
+            message = f"No such object: {_bucket(request)}/{request.name}"
+            if not self._has_bucket(_bucket(request)):
+                message = "The specified bucket does not exist."
+            body = json.dumps({"error": {"code": 404, "message": message, "errors": [{"message": message}]}}).encode()
+            answered["Content-Type"] = "application/json"
+        return status, answered, body
+
+    def _refusal(self, request: Request) -> tuple[int, str] | None:
+        name, bucket = request.name, _bucket(request)
+        wanted = request.query.get("ifGenerationMatch", [""])[0]
+        if "upload_id" in request.query:
+            name, wanted = self._uploads.get(request.query["upload_id"][0], (name, wanted))
+        if "/rewriteTo/" in request.path:
+            source = request.query.get("sourceGeneration", [""])[0]
+            if source and int(source) != self._generation(bucket, name):
+                return 404, f"No such object: {bucket}/{name}"
+            name = unquote(request.path.partition("/rewriteTo/")[2].partition("/o/")[2])
+        found = self._generation(bucket, name) if name else 0
+        if wanted and int(wanted) != found and not (request.method == "DELETE" and not found):
+            return 412, "At least one of the pre-conditions you specified did not hold."
+        asked = request.query.get("generation", [""])[0]
+        if asked and request.method == "GET" and int(asked) != found:
+            return 404, f"No such object: {bucket}/{name}"
+        return None
+
+    def _generation(self, bucket: str, name: str) -> int:
+        status, _, body = self._ask("GET", f"/storage/v1/b/{bucket}/o/{quote(name, safe='')}", b"", {})
+        return int(json.loads(body)["generation"]) if status == 200 else 0
+
+    def _is_finished(self, request: Request) -> bool:
+        return request.query.get("upload_id", [""])[0] in self._finished
+
+    def _is_there(self, target: str, content_range: str) -> bool:
+        """Whether the bytes of this part have arrived before."""
+        part = re.match(r"bytes (\d+)-(\d+)/", content_range)
+        if part is None or part[1] == "0":
+            return False
+        _, headers, _ = self._ask("PUT", target, b"", {"Content-Range": "bytes */*", "Content-Length": "0"})
+        received = re.match(r"bytes=0-(\d+)", headers.get("Range", ""))
+        return received is not None and int(received[1]) >= int(part[2])
+
+    def _with_metadata(self, request: Request, body: bytes) -> bytes:
+        """The rewrite's answer after the object got what the rewrite's own body says of it."""
+        answer, bucket = json.loads(body), _bucket(request)
+        name = quote(answer["resource"]["name"], safe="")
+        told = json.dumps({"metadata": json.loads(request.body or b"{}").get("metadata")}).encode()
+        headers = {"Content-Type": "application/json"}
+        _, _, resource = self._ask("PATCH", f"/storage/v1/b/{bucket}/o/{name}", told, headers)
+        return json.dumps({**answer, "resource": json.loads(resource)}).encode()
+
+    def _has_bucket(self, bucket: str) -> bool:
+        return self._ask("GET", f"/storage/v1/b/{bucket}", b"", {})[0] == 200
+
+    def _ask(self, method: str, target: str, body: bytes, headers: dict[str, str]):
+        connection = HTTPConnection("127.0.0.1", self._port, timeout=30)
+        try:
+            connection.request(method, target, body or None, headers)
+            answer = connection.getresponse()
+            return answer.status, dict(answer.getheaders()), answer.read()
+        finally:
+            connection.close()
+
+
+def _bucket(request: Request) -> str:
+    return request.path.partition("/b/")[2].partition("/")[0]
+
+
+class _Handler(BaseHTTPRequestHandler):
+    protocol_version = "HTTP/1.1"
+    disable_nagle_algorithm = True
+    front: Front
+    service: _Service
+
+    def handle_any(self) -> None:
+        length = int(self.headers.get("Content-Length") or 0)
+        body = self.rfile.read(length) if length else b""
+        if self.headers.get("Transfer-Encoding", "").lower() == "chunked":
+            body = self._chunks()
+        parsed = urlsplit(self.path)
+        request = Request(self.command, parsed.path, parse_qs(parsed.query, keep_blank_values=True), body)
+        self.front.seen.append(request)
+        fault = next((f for f in self.front.faults if f.met < f.times and f.on(request)), None)
+        if fault:
+            fault.met += 1
+        do = fault.do if fault else ""
+        if do == "hang":
+            self.front.released.wait(60)
+        if do in ("cut", "hang"):
+            return self._hang_up()
+        if fault and do == "status":
+            error = {"code": fault.status, "message": fault.message, "errors": [{"message": fault.message}]}
+            return self._answer(fault.status, {}, json.dumps({"error": error}).encode())
+        self.front.before(request)
+        hop = ("connection", "transfer-encoding")
+        headers = {name.title(): value for name, value in self.headers.items() if name.lower() not in hop}
+        status, answered, content = self.service.pass_on(request, self.path, headers)
+        if do == "lose":
+            return self._hang_up()
+        if do == "damage":
+            content = bytes([content[0] ^ 1]) + content[1:]
+        return self._answer(status, answered, content, half=do == "half")
+
+    do_GET = do_POST = do_PUT = do_DELETE = do_PATCH = handle_any
+
+    def _chunks(self) -> bytes:
+        body = b""
+        while size := int(self.rfile.readline().split(b";")[0], 16):
+            body += self.rfile.read(size)
+            self.rfile.readline()
+        self.rfile.readline()
+        return body
+
+    def _answer(self, status: int, headers: dict[str, str], body: bytes, *, half: bool = False) -> None:
+        self.send_response(status)
+        for name, value in headers.items():
+            if name.lower() not in ("content-length", "connection", "server", "date"):
+                self.send_header(name, value)
+        self.send_header("Content-Length", str(len(body)))
+        self.end_headers()
+        self.wfile.write(body[: len(body) // 2] if half else body)
+        if half:
+            self._hang_up()
+
+    def _hang_up(self) -> None:
+        self.wfile.flush()
+        self.close_connection = True
+        self.connection.shutdown(2)
+
+    def log_message(self, *args) -> None:
+        pass
+
+
+class _Server(ThreadingHTTPServer):
+    def handle_error(self, request, client_address) -> None:
+        """Clients that hang up are part of what is tested."""
+
+
+class CloudStorage:
+    """The emulator and its front, running between enter and exit, with one bucket, `BUCKET`."""
+
+    def __enter__(self) -> CloudStorage:
+        # It sends head and body by themselves: on one machine that costs 40 ms of waiting each time.
+        RequestHandler.disable_nagle_algorithm = True
+        self._emulator = create_server("127.0.0.1", 0, in_memory=True, default_bucket=BUCKET)
+        self._emulator.start()
+        port = self._emulator._api._httpd.server_address[1]
+        handler = type("Handler", (_Handler,), {"service": _Service(port)})
+        self._server = _Server(("127.0.0.1", 0), handler)
+        handler.front = self.front = Front(host=f"http://127.0.0.1:{self._server.server_address[1]}")
+        self._thread = threading.Thread(target=self._server.serve_forever, args=(0.02,), daemon=True)
+        self._thread.start()
+        return self
+
+    def reset(self) -> None:
+        """Empties the bucket and forgets the faults."""
+        self._emulator.wipe(keep_buckets=True)
+        front = self.front
+        front.released.set()
+        front.released = threading.Event()
+        front.faults.clear()
+        front.seen.clear()
+        front.before = lambda request: None
+
+    def __exit__(self, *error) -> None:
+        self.front.released.set()
+        self._server.shutdown()
+        self._server.server_close()
+        self._thread.join()
+        self._emulator.stop()

@@ -1,0 +1,330 @@
+"""A bucket over a network that fails: what is retried, what is told, and what a lost answer may not do."""
+
+from __future__ import annotations
+
+import random
+import socket
+
+import pytest
+
+from components.contracts.errors import ContractError, PermanentError, TemporaryError
+from components.storage.locations import open_objects
+from components.storage.objects import ABSENT, Changed
+
+BIG = random.Random(2).randbytes(9_000_003)
+"""Above what goes up in one request; five parts as `open_bucket` cuts them."""
+NUM_PARTS = 5
+
+
+def is_any(request):
+    return True
+
+
+def is_download(request):
+    return request.is_download
+
+
+def is_upload(request):
+    return request.is_upload
+
+
+def is_chunk(request):
+    return request.method == "PUT"
+
+
+def is_nth_part(n, seen):
+    """Picks the part of a large object that comes as the `n`th; `seen` collects them."""
+    return lambda request: request.method == "PUT" and (seen.append(request) or len(seen) == n)
+
+
+def is_delete(request):
+    return request.method == "DELETE"
+
+
+def is_rewrite(request):
+    return "/rewriteTo/" in request.path
+
+
+@pytest.mark.parametrize("do", ["status", "cut"])
+def test_every_call_survives_what_passes(cloud_storage, open_bucket, tmp_path, do):
+    objects = open_bucket()
+    for call in (
+        lambda: objects.write("a/small", b"1", if_generation=ABSENT),
+        lambda: objects.write("a/big", BIG, if_generation=ABSENT),
+        lambda: objects.read("a/small"),
+        lambda: objects.download("a/big", tmp_path / "copy"),
+        lambda: objects.copy("a/big", "b"),
+        lambda: objects.move("a", "c"),
+        lambda: objects.list(),
+        lambda: objects.delete("b"),
+    ):
+        faults = [cloud_storage.fail(is_any, do, status=status) for status in (503, 429)]
+        call()
+        assert [fault.met for fault in faults] == [1, 1]
+    assert [each.name for each in objects.list()] == ["c/big", "c/small"]
+    assert (tmp_path / "copy").read_bytes() == objects.read("c/big").content == BIG
+
+
+def test_what_does_not_pass_in_time_is_temporary_and_names_the_object(cloud_storage, open_bucket):
+    objects = open_bucket(retry_seconds=0.05)
+    cloud_storage.fail(is_any, "status", status=503, message="backend is tired", times=10**6)
+    with pytest.raises(TemporaryError, match=r"gs://models/a prefix/config: .*503 backend is tired"):
+        objects.write("config", b"1")
+    with pytest.raises(TemporaryError, match=r"gs://models/a prefix/config: .*503"):
+        objects.read("config")
+
+
+def test_a_service_that_is_gone_is_temporary(open_bucket, monkeypatch):
+    with socket.socket() as nobody:
+        nobody.bind(("127.0.0.1", 0))
+        monkeypatch.setenv("STORAGE_EMULATOR_HOST", f"http://127.0.0.1:{nobody.getsockname()[1]}")
+        objects = open_bucket(retry_seconds=0.05)
+        for call in (lambda: objects.read("a"), lambda: objects.write("a", b""), lambda: objects.list()):
+            with pytest.raises(TemporaryError, match="gs://models/a prefix/"):
+                call()
+
+
+def test_a_service_that_falls_silent_is_asked_again(cloud_storage, open_bucket):
+    objects = open_bucket(call_seconds=0.3)
+    faults = [cloud_storage.fail(on, "hang") for on in (is_upload, is_download)]
+    generation = objects.write("config", b"1", if_generation=ABSENT)
+    assert objects.read("config") == (b"1", generation)
+    assert [fault.met for fault in faults] == [1, 1]
+    cloud_storage.fail(is_any, "hang", times=10**6)
+    with pytest.raises(TemporaryError, match="config"):
+        open_bucket(call_seconds=0.1, retry_seconds=0.2).read("config")
+
+
+@pytest.mark.parametrize("content", [b"small", BIG], ids=["one request", "in parts"])
+@pytest.mark.parametrize("is_new", [True, False], ids=["create", "replace"])
+def test_a_conditional_write_whose_answer_was_lost_is_known_as_done(cloud_storage, open_bucket, content, is_new):
+    objects = open_bucket()
+    seen = ABSENT if is_new else objects.write("config", b"before")
+    parts = []
+    # Of several parts only the last one makes the object.
+    fault = cloud_storage.fail(
+        lambda request: is_upload(request) and (len(content) < 10 or is_nth_part(NUM_PARTS, parts)(request)), "lose"
+    )
+    generation = objects.write("config", content, if_generation=seen)
+    assert fault.met == 1
+    assert open_bucket().read("config") == (content, generation)
+    objects.write("config", b"next", if_generation=generation)
+
+
+def test_a_lost_answer_does_not_make_another_writers_equal_bytes_ours(cloud_storage, open_bucket):
+    mine, other = open_bucket(), open_bucket()
+    seen = mine.write("config", b"before")
+    cloud_storage.fail(is_upload, "cut")
+
+    def other_comes_between(request):
+        cloud_storage.before = lambda request: None
+        other.write("config", b"same bytes", if_generation=seen)
+
+    cloud_storage.before = other_comes_between
+    with pytest.raises(Changed):
+        mine.write("config", b"same bytes", if_generation=seen)
+
+
+def test_a_lost_answer_after_which_another_wrote_is_a_change(cloud_storage, open_bucket):
+    mine, other = open_bucket(), open_bucket()
+    seen = mine.write("config", b"before")
+    cloud_storage.fail(is_upload, "lose")
+    passed = []
+
+    def other_follows(request):
+        passed.append(request)
+        if len(passed) == 2:
+            cloud_storage.before = lambda request: None
+            other.write("config", b"theirs", if_generation=other.read("config").generation)
+
+    cloud_storage.before = other_follows
+    with pytest.raises(Changed):
+        mine.write("config", b"mine", if_generation=seen)
+    assert other.read("config").content == b"theirs"
+
+
+def test_a_removal_whose_answer_was_lost_is_done(cloud_storage, open_bucket):
+    objects = open_bucket()
+    seen = objects.write("lease", b"1")
+    fault = cloud_storage.fail(is_delete, "lose")
+    objects.delete("lease", if_generation=seen)
+    assert fault.met == 1
+    assert objects.read("lease") is None
+
+
+def test_a_copy_whose_answer_was_lost_is_done(cloud_storage, open_bucket):
+    objects = open_bucket()
+    objects.write("a", b"1")
+    fault = cloud_storage.fail(is_rewrite, "lose")
+    generation = objects.copy("a", "b")
+    assert fault.met == 1
+    assert objects.read("b") == (b"1", generation)
+
+
+@pytest.mark.parametrize("message", ["quota exceeded", "caller does not have storage.objects.create access"])
+def test_an_upload_refused_midway_leaves_what_was_there(cloud_storage, open_bucket, tmp_path, message):
+    objects = open_bucket()
+    (tmp_path / "big").write_bytes(BIG)
+    generation = objects.write("old", b"before")
+    for name in ("old", "new"):
+        parts = []
+        cloud_storage.fail(
+            is_nth_part(3, parts),
+            "status",
+            status=403,
+            message=message,
+        )
+        with pytest.raises(PermanentError, match=rf"{name}: refused \(403 {message}\); .*objectUser on bucket models"):
+            objects.write(name, tmp_path / "big")
+        assert len(parts) == 3
+    assert objects.read("old") == (b"before", generation)
+    assert objects.read("new") is None
+    assert [each.name for each in objects.list()] == ["old"]
+
+
+@pytest.mark.parametrize("do", ["cut", "lose", "status"])
+def test_an_upload_cut_midway_or_at_its_end_goes_on(cloud_storage, open_bucket, do):
+    objects = open_bucket()
+    for n in (2, NUM_PARTS):
+        fault = cloud_storage.fail(is_nth_part(n, []), do)
+        objects.write("big", BIG)
+        assert fault.met == 1
+        assert objects.read("big").content == BIG
+
+
+def test_content_damaged_on_the_way_up_is_refused_by_the_service(cloud_storage, open_bucket, tmp_path):
+    # The file changes between the checksum and the last part, as a disk that errs would have it.
+    (tmp_path / "big").write_bytes(BIG)
+
+    def change(request):
+        if is_chunk(request):
+            (tmp_path / "big").write_bytes(BIG[:-1] + bytes([BIG[-1] ^ 1]))
+
+    cloud_storage.before = change
+    with pytest.raises(PermanentError, match="CRC32C"):
+        open_bucket().write("big", tmp_path / "big")
+    assert open_bucket().read("big") is None
+
+
+@pytest.mark.parametrize("content", [b"x" * 1000, BIG], ids=["small", "large"])
+def test_a_download_cut_midway_is_finished(cloud_storage, open_bucket, tmp_path, content):
+    objects = open_bucket()
+    generation = objects.write("object", content)
+    fault = cloud_storage.fail(is_download, "half", times=2)
+    assert objects.download("object", tmp_path / "copy") == generation
+    assert fault.met == 2
+    assert (tmp_path / "copy").read_bytes() == content
+
+
+def test_content_damaged_on_the_way_down_is_fetched_again(cloud_storage, open_bucket, tmp_path):
+    objects = open_bucket()
+    objects.write("object", b"content")
+    fault = cloud_storage.fail(is_download, "damage", times=2)
+    assert objects.read("object").content == b"content"
+    objects.download("object", tmp_path / "copy")
+    assert (fault.met, (tmp_path / "copy").read_bytes()) == (2, b"content")
+
+
+def test_content_that_stays_damaged_is_not_handed_out(cloud_storage, open_bucket, tmp_path):
+    objects = open_bucket()
+    objects.write("object", b"content")
+    cloud_storage.fail(is_download, "damage", times=10**6)
+    (tmp_path / "copy").write_bytes(b"before")
+    for call in (lambda: objects.read("object"), lambda: objects.download("object", tmp_path / "copy")):
+        with pytest.raises(TemporaryError, match=r"a prefix/object was damaged \(CRC32C .{8}, expected .{8}\)"):
+            call()
+    assert [(path.name, path.read_bytes()) for path in tmp_path.iterdir()] == [("copy", b"before")]
+
+
+def test_an_object_replaced_during_a_download_in_parts_is_read_anew(cloud_storage, open_bucket):
+    objects = open_bucket()
+    objects.write("object", b"1" * 100_000)
+    cloud_storage.fail(is_download, "half")
+    passed = []
+
+    def replace_before_the_second_part(request):
+        passed.append(request)
+        if len(passed) == 2:
+            cloud_storage.before = lambda request: None
+            open_bucket().write("object", b"2" * 90_000)
+
+    cloud_storage.before = replace_before_the_second_part
+    assert objects.read("object").content == b"2" * 90_000
+    assert len(passed) == 2
+
+
+@pytest.mark.parametrize("status", [401, 403])
+def test_a_refusal_names_the_bucket_and_what_is_needed(cloud_storage, open_bucket, tmp_path, status):
+    objects = open_bucket()
+    asked = []
+    cloud_storage.fail(lambda r: asked.append(r) or True, "status", status=status, message="no access", times=10**6)
+    for call in (
+        lambda: objects.read("x"),
+        lambda: objects.download("x", tmp_path / "copy"),
+        lambda: objects.write("x", b"", if_generation=3),
+        lambda: objects.list(),
+        lambda: objects.delete("x"),
+        lambda: objects.copy("x", "y"),
+        lambda: objects.move("x", "y"),
+    ):
+        asked.clear()
+        with pytest.raises(PermanentError, match=rf"{status} no access.*roles/storage.objectUser on bucket models"):
+            call()
+        assert len(asked) == 1
+
+
+def test_a_bucket_that_is_not_there_is_no_absent_object(open_bucket, tmp_path):
+    objects = open_bucket("gs://elsewhere/x")
+    for call in (
+        lambda: objects.read("x"),
+        lambda: objects.download("x", tmp_path / "copy"),
+        lambda: objects.write("x", b""),
+        lambda: objects.list(),
+        lambda: objects.delete("x"),
+    ):
+        with pytest.raises(PermanentError, match=r"absent \(404 .*bucket.*expected bucket elsewhere to exist"):
+            call()
+
+
+def test_a_machine_without_credentials_says_so(monkeypatch, tmp_path):
+    monkeypatch.delenv("STORAGE_EMULATOR_HOST", raising=False)
+    monkeypatch.setenv("GOOGLE_APPLICATION_CREDENTIALS", str(tmp_path / "no such file"))
+    with pytest.raises(PermanentError, match=r"gs://models: no credentials for bucket models .*no such file"):
+        open_objects("gs://models")
+
+
+def test_a_proxy_in_the_environment_is_not_asked_for_the_emulator(cloud_storage, open_bucket, monkeypatch):
+    with socket.socket() as nobody:
+        nobody.bind(("127.0.0.1", 0))
+        for name in ("http_proxy", "HTTP_PROXY", "https_proxy", "ALL_PROXY"):
+            monkeypatch.setenv(name, f"http://127.0.0.1:{nobody.getsockname()[1]}")
+        for name in ("no_proxy", "NO_PROXY"):
+            monkeypatch.delenv(name, raising=False)
+        objects = open_bucket(retry_seconds=0.05)
+        objects.write("a", b"1")
+        assert objects.read("a").content == b"1"
+
+
+def test_a_full_disk_during_a_download_leaves_nothing(open_bucket, tmp_path):
+    objects = open_bucket()
+    objects.write("a", b"1")
+    (tmp_path / "file").touch()
+    with pytest.raises(PermanentError, match="file"):
+        objects.download("a", tmp_path / "file" / "copy")
+
+
+@pytest.mark.parametrize("uri", ["gs://", "gs:///x", "gs:models"])
+def test_a_uri_that_names_no_bucket_is_refused(uri):
+    from components.storage.bucket import BucketObjects
+
+    with pytest.raises(ContractError, match="expected gs://bucket"):
+        BucketObjects(uri)
+
+
+def test_two_prefixes_of_a_bucket_do_not_see_each_other(open_bucket):
+    one, two, all_of_it = open_bucket("gs://models/a"), open_bucket("gs://models/ab/"), open_bucket("gs://models")
+    one.write("x", b"1")
+    two.write("x", b"2")
+    assert [each.name for each in one.list()] == [each.name for each in two.list()] == ["x"]
+    assert two.uri == "gs://models/ab"
+    assert [each.name for each in all_of_it.list()] == ["a/x", "ab/x"]

@@ -1,0 +1,130 @@
+"""What only a folder can get wrong: times that return, what a killed writer left, full disks, plain files."""
+
+from __future__ import annotations
+
+import errno
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from components.contracts.durable import whole_file
+from components.contracts.errors import PermanentError
+from components.storage import folder as module
+from components.storage.folder import FolderObjects
+from components.storage.objects import ABSENT, Changed
+from tests.conftest import REPOSITORY
+
+
+def test_generations_differ_though_the_clock_stands_still_or_steps_back(tmp_path, monkeypatch):
+    objects, other = FolderObjects(tmp_path), FolderObjects(tmp_path)
+    generations = set()
+    for at, now in enumerate([10**18, 10**18, 10**18 - 10**9, 0, 10**18 + 5] * 4):
+        monkeypatch.setattr(module.time, "time_ns", lambda now=now: now)
+        generations.add((objects if at % 2 else other).write("config", b"same size"))
+        if at % 3 == 0:
+            objects.delete("config")
+    assert len(generations) == 20
+
+
+def test_an_object_written_by_anybody_else_has_a_generation_too(tmp_path):
+    (tmp_path / "config").write_text("by hand")
+    objects = FolderObjects(tmp_path)
+    stored = objects.read("config")
+    assert stored.content == b"by hand"
+    with pytest.raises(Changed):
+        objects.write("config", b"new", if_generation=ABSENT)
+    objects.write("config", b"new", if_generation=stored.generation)
+
+
+def test_what_a_killed_writer_left_is_no_object_and_goes_at_the_next_change(tmp_path):
+    left = tmp_path / "click_model_candidate" / "4"
+    with whole_file(left / "model.onnx") as file:
+        # Its name while it is unfinished is kept beside, as a kill here would.
+        os.link(file.name, left / f"{Path(file.name).name[:-1]}f")
+    (left / "model.onnx").unlink()
+    (left / ".gitignore").touch()
+    (tmp_path / "a" / "b").mkdir(parents=True)
+    (tmp_path / "a" / "b" / f".x.{'f' * 32}").touch()
+    objects = FolderObjects(tmp_path)
+    assert objects.list() == []
+    objects.write("other", b"1")
+    assert sorted(p.name for p in tmp_path.rglob("*")) == [
+        ".gitignore", ".objects.lock", "4", "click_model_candidate", "other",
+    ]  # fmt: skip
+
+
+def test_folders_that_a_removal_empties_go_with_it(tmp_path):
+    objects = FolderObjects(tmp_path / "root")
+    objects.write("a/b/c/1", b"1")
+    objects.write("a/2", b"2")
+    objects.delete("a/b/c/1")
+    assert sorted(p.relative_to(tmp_path).as_posix() for p in tmp_path.rglob("*") if not p.name.startswith(".")) == [
+        "root", "root/a", "root/a/2",
+    ]  # fmt: skip
+    objects.delete("a/2")
+    assert [p.name for p in (tmp_path / "root").iterdir()] == [".objects.lock"]
+
+
+@pytest.mark.parametrize("code", [errno.EPERM, errno.EMLINK])
+def test_a_file_system_without_links_copies(tmp_path, monkeypatch, code):
+    def no_links(source, target):
+        raise OSError(code, os.strerror(code))
+
+    monkeypatch.setattr(os, "link", no_links)
+    objects = FolderObjects(tmp_path)
+    objects.write("a", b"content")
+    generation = objects.copy("a", "b/c")
+    assert objects.read("b/c") == (b"content", generation)
+    assert (tmp_path / "a").stat().st_ino != (tmp_path / "b" / "c").stat().st_ino
+
+
+def test_a_copy_costs_no_room(tmp_path):
+    objects = FolderObjects(tmp_path)
+    objects.write("a", b"content")
+    objects.copy("a", "b")
+    assert (tmp_path / "a").stat().st_ino == (tmp_path / "b").stat().st_ino
+
+
+def test_a_disk_that_is_full_is_said_and_leaves_what_was_there(tmp_path):
+    objects = FolderObjects(tmp_path / "root")
+    generation = objects.write("model.onnx", b"before")
+    (tmp_path / "big").write_bytes(bytes(200_000))
+    # No process may write a file above 100 kB: the kernel's refusal comes in the middle, as a full disk's does.
+    code = (
+        "import resource, signal, sys\n"
+        "from pathlib import Path\n"
+        "from components.contracts.errors import PermanentError\n"
+        "from components.storage.folder import FolderObjects\n"
+        "resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, 100_000))\n"
+        "for name in ('model.onnx', 'new'):\n"
+        "    try:\n"
+        f"        FolderObjects(Path({str(tmp_path / 'root')!r})).write(name, Path({str(tmp_path / 'big')!r}))\n"
+        "    except PermanentError as error:\n"
+        "        print(error)\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code], cwd=REPOSITORY, capture_output=True, text=True, check=True)
+    assert done.stdout.splitlines() == [
+        f"{tmp_path}/root/model.onnx: {os.strerror(errno.EFBIG)}",
+        f"{tmp_path}/root/new: {os.strerror(errno.EFBIG)}",
+    ]
+    assert objects.read("model.onnx") == (b"before", generation)
+    assert [each.name for each in objects.list()] == ["model.onnx"]
+    assert sorted(p.name for p in (tmp_path / "root").iterdir()) == [".objects.lock", "model.onnx"]
+
+
+def test_a_folder_where_an_object_should_be_is_told(tmp_path):
+    objects = FolderObjects(tmp_path)
+    objects.write("a/b", b"1")
+    with pytest.raises(PermanentError, match=str(tmp_path)):
+        objects.write("a", b"2")
+    with pytest.raises(PermanentError, match=str(tmp_path)):
+        objects.write("a/b/c", b"2")
+    assert [each.name for each in objects.list()] == ["a/b"]
+
+
+def test_a_source_file_that_is_absent_is_named(tmp_path):
+    with pytest.raises(PermanentError, match=r"no such file: No such file"):
+        FolderObjects(tmp_path / "root").write("a", tmp_path / "no such file")

@@ -1,0 +1,272 @@
+"""The exam that a folder and a bucket both take: the same promises, by the same questions."""
+
+from __future__ import annotations
+
+import hashlib
+import random
+import threading
+
+import pytest
+
+from components.contracts.errors import ContractError
+from components.storage.objects import ABSENT, Changed, ObjectInfo
+
+BIG = random.Random(1).randbytes(9_000_003)
+
+
+def refused(call):
+    try:
+        call()
+    except Changed:
+        return True
+    return False
+
+
+def test_what_is_written_is_read_back_with_its_generation(open_again):
+    written = open_again().write("click_model/1/model.onnx", b"graph\x00\r\n\xff")
+    stored = open_again().read("click_model/1/model.onnx")
+    assert stored.content == b"graph\x00\r\n\xff"
+    assert stored.generation == written != ABSENT
+
+
+def test_an_absent_object_is_none_and_cannot_be_downloaded(open_again, tmp_path):
+    objects = open_again()
+    assert objects.read("nothing") is None
+    with pytest.raises(ContractError, match=r"nothing is absent, expected an object"):
+        objects.download("nothing", tmp_path / "copy")
+    assert not (tmp_path / "copy").exists()
+    assert objects.list() == []
+    objects.delete("nothing")
+    objects.delete("nothing", if_generation=7)
+    objects.delete("nothing", if_generation=ABSENT)
+
+
+def test_a_name_of_a_folder_is_no_object(open_again):
+    objects = open_again()
+    objects.write("a/b/c", b"1")
+    assert objects.read("a/b") is None
+    objects.delete("a/b")
+    assert objects.read("a/b/c").content == b"1"
+
+
+def test_an_empty_object_is_there(open_again, tmp_path):
+    objects = open_again()
+    generation = objects.write("empty", b"")
+    assert objects.read("empty") == (b"", generation)
+    assert objects.download("empty", tmp_path / "copy") == generation
+    assert (tmp_path / "copy").read_bytes() == b""
+    assert objects.list() == [ObjectInfo("empty", 0, generation)]
+
+
+def test_every_write_changes_the_generation_even_of_the_same_bytes(open_again):
+    objects = open_again()
+    generations = [objects.write("config", b"same") for _ in range(20)]
+    assert len(set(generations)) == 20
+
+
+def test_a_write_that_expects_absence_happens_once(open_again):
+    objects = open_again()
+    first = objects.write("lease", b"first", if_generation=ABSENT)
+    with pytest.raises(Changed, match=r"lease.*another writer came first"):
+        open_again().write("lease", b"second", if_generation=ABSENT)
+    assert objects.read("lease") == (b"first", first)
+
+
+def test_a_write_over_a_seen_generation_is_refused_once_it_changed(open_again):
+    mine, other = open_again(), open_again()
+    seen = mine.write("config", b"1")
+    latest = other.write("config", b"2", if_generation=seen)
+    with pytest.raises(Changed):
+        mine.write("config", b"3", if_generation=seen)
+    assert mine.read("config") == (b"2", latest)
+    mine.write("config", b"3", if_generation=latest)
+    assert other.read("config").content == b"3"
+
+
+def test_a_write_over_a_removed_object_is_refused(open_again):
+    objects = open_again()
+    seen = objects.write("config", b"1")
+    objects.delete("config")
+    with pytest.raises(Changed):
+        objects.write("config", b"2", if_generation=seen)
+    assert objects.read("config") is None
+
+
+def test_a_removal_of_a_seen_generation_is_refused_once_it_changed(open_again):
+    objects = open_again()
+    seen = objects.write("config", b"1")
+    objects.write("config", b"2")
+    for generation in (seen, ABSENT):
+        with pytest.raises(Changed):
+            objects.delete("config", if_generation=generation)
+    assert objects.read("config").content == b"2"
+    objects.delete("config", if_generation=objects.read("config").generation)
+    assert objects.read("config") is None
+
+
+@pytest.mark.parametrize("is_new", [True, False], ids=["create", "replace"])
+def test_of_many_writers_that_saw_the_same_one_wins(open_again, is_new):
+    num_writers, handle = 4, open_again()
+    for turn in range(5):
+        name = f"turn {turn}"
+        seen = ABSENT if is_new else handle.write(name, b"before")
+        start, won = threading.Barrier(num_writers), []
+
+        def write(me, name=name, seen=seen, start=start, won=won):
+            objects = open_again()
+            start.wait(10)
+            if not refused(lambda: objects.write(name, b"writer %d" % me, if_generation=seen)):
+                won.append(me)
+
+        writers = [threading.Thread(target=write, args=(me,)) for me in range(num_writers)]
+        [writer.start() for writer in writers]
+        [writer.join(30) for writer in writers]
+        assert len(won) == 1
+        assert handle.read(name).content == b"writer %d" % won[0]
+
+
+def test_readers_see_the_whole_object_before_a_write_or_after_it(open_again, tmp_path):
+    contents = {bytes([65 + at]) * (100_000 + 31 * at) for at in range(2)}
+    hashes = {hashlib.sha256(content).hexdigest() for content in contents}
+    first, second = contents
+    open_again().write("config", first)
+    seen, problems, done = {}, [], threading.Event()
+
+    def read(me):
+        objects, count = open_again(), 0
+        while not (done.is_set() and count):
+            stored = objects.read("config")
+            objects.download("config", tmp_path / f"copy {me}")
+            found = hashlib.sha256(stored.content).hexdigest()
+            copied = hashlib.sha256((tmp_path / f"copy {me}").read_bytes()).hexdigest()
+            if not {found, copied} <= hashes or seen.setdefault(stored.generation, found) != found:
+                problems.append((stored.generation, found, copied))
+            count += 1
+
+    readers = [threading.Thread(target=read, args=(me,)) for me in range(2)]
+    [reader.start() for reader in readers]
+    writer = open_again()
+    for turn in range(20):
+        writer.write("config", first if turn % 2 else second)
+    done.set()
+    [reader.join(60) for reader in readers]
+    assert problems == []
+    assert seen
+
+
+def test_a_big_file_arrives_byte_for_byte(open_again, tmp_path):
+    (tmp_path / "model.data").write_bytes(BIG)
+    objects = open_again()
+    generation = objects.write("click_model/1/model.data", tmp_path / "model.data", if_generation=ABSENT)
+    assert objects.list() == [ObjectInfo("click_model/1/model.data", len(BIG), generation)]
+    assert objects.download("click_model/1/model.data", tmp_path / "far" / "copy") == generation
+    assert (tmp_path / "far" / "copy").read_bytes() == BIG
+    with pytest.raises(Changed):
+        objects.write("click_model/1/model.data", tmp_path / "model.data", if_generation=ABSENT)
+
+
+def test_a_listing_is_by_prefix_and_in_name_order(open_again):
+    objects = open_again()
+    names = ["b", "click_model/10/x", "click_model/2/x", "click_model/config.pbtxt", "click_model_canary/2/x", "z/z/z"]
+    for name in reversed(names):
+        objects.write(name, name.encode())
+    assert [each.name for each in objects.list()] == names
+    assert [each.name for each in objects.list("click_model/")] == names[1:4]
+    assert [each.name for each in objects.list("click_model")] == names[1:5]
+    assert [each.name for each in objects.list("click_model/1")] == names[1:2]
+    assert objects.list("click_model/3/") == objects.list("nothing/at/all") == []
+    assert {each.size for each in objects.list("z")} == {5}
+
+
+def test_a_copy_has_the_content_and_neither_follows_the_other(open_again):
+    objects = open_again()
+    objects.write("a/1", b"one")
+    generation = objects.copy("a/1", "b/1")
+    assert objects.read("b/1") == (b"one", generation)
+    objects.write("a/1", b"two")
+    assert objects.read("b/1").content == b"one"
+    objects.delete("a/1")
+    assert objects.read("b/1").content == b"one"
+
+
+def test_a_copy_over_something_or_of_nothing_is_refused(open_again):
+    objects = open_again()
+    objects.write("a", b"a")
+    objects.write("b", b"b")
+    with pytest.raises(Changed):
+        objects.copy("a", "b")
+    with pytest.raises(ContractError, match="nothing is absent"):
+        objects.copy("nothing", "c")
+    assert [(each.name, objects.read(each.name).content) for each in objects.list()] == [("a", b"a"), ("b", b"b")]
+
+
+def test_a_move_takes_every_object_and_leaves_nothing(open_again):
+    objects = open_again()
+    for name in ("candidate/3/model.onnx", "candidate/3/sub/deep", "candidate/30/model.onnx"):
+        objects.write(name, name.encode())
+    objects.move("candidate/3", "click_model/3")
+    assert [each.name for each in objects.list()] == [
+        "candidate/30/model.onnx",
+        "click_model/3/model.onnx",
+        "click_model/3/sub/deep",
+    ]
+    assert objects.read("click_model/3/sub/deep").content == b"candidate/3/sub/deep"
+
+
+def test_a_move_of_nothing_or_over_something_is_refused_and_changes_nothing(open_again):
+    objects = open_again()
+    objects.write("a/x", b"a")
+    objects.write("b/y", b"b")
+    with pytest.raises(ContractError, match=r"b exists already"):
+        objects.move("a", "b")
+    with pytest.raises(ContractError, match=r"nothing is absent"):
+        objects.move("nothing", "c")
+    assert [each.name for each in objects.list()] == ["a/x", "b/y"]
+
+
+def test_a_place_that_was_emptied_can_be_moved_to(open_again):
+    objects = open_again()
+    objects.write("a/x", b"new")
+    objects.write("b/x", b"old")
+    objects.delete("b/x")
+    objects.move("a", "b")
+    assert objects.read("b/x").content == b"new"
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["", "/etc/passwd", "../up", "a/../../up", "a//b", "a/", "/", ".", "a/./b", ".hidden", "a/.b/c", "a\nb", "a\0b",
+     "x" * 201, "/".join(["x" * 100] * 10), "\udcff"],
+)  # fmt: skip
+def test_names_that_leave_the_root_or_cannot_be_are_refused_everywhere(open_again, tmp_path, name):
+    objects = open_again()
+    objects.write("a", b"a")
+    for call in (
+        lambda: objects.read(name),
+        lambda: objects.download(name, tmp_path / "copy"),
+        lambda: objects.write(name, b"x"),
+        lambda: objects.delete(name),
+        lambda: objects.copy("a", name),
+        lambda: objects.copy(name, "b"),
+        lambda: objects.move(name, "b"),
+        lambda: objects.move("a", name),
+        lambda: objects.local(name),
+    ):
+        with pytest.raises(ContractError, match="object is .* expected"):
+            call()
+    assert [each.name for each in objects.list()] == ["a"]
+
+
+@pytest.mark.parametrize(
+    "name", ["with space", "é ü 漢字 🙂", "a#b?c%2Fd+e&f=g", "'\"`$(x)", "x" * 200, "a.b.c~", "-r", "*"]
+)
+def test_odd_names_are_names(open_again, tmp_path, name):
+    objects = open_again()
+    generation = objects.write(f"{name}/{name}", b"odd")
+    assert objects.read(f"{name}/{name}") == (b"odd", generation)
+    assert [each.name for each in objects.list(f"{name}/")] == [f"{name}/{name}"]
+    objects.copy(f"{name}/{name}", "plain/1")
+    objects.move(name, "moved")
+    assert objects.download(f"moved/{name}", tmp_path / "copy")
+    objects.delete(f"moved/{name}")
+    assert [each.name for each in objects.list()] == ["plain/1"]
