@@ -7,7 +7,8 @@ remembers of them beside these files; what changed between two workflows is `voc
 Ids: 0 padding (never produced), 1 missing, 2 out of vocabulary, 3 + position in the vocabulary. An id never moves
 while its category lives. Where a category was evicted its position holds `TOMBSTONE`, so that no other id moves; a
 later round may give that id to a new category.
-Dense: x -> FillMissing(fill) -> Clip(min) -> log(1 + x) -> (x - mean) / std, NVTabular's operators of these names.
+Dense: x -> FillMissing(fill) -> Clip(min) -> log(1 + x) -> (x - mean) / std: NVTabular's operators of these names, with
+a logarithm that gives the same bits everywhere (`FeatureWorkflow.encode_dense`).
 """
 
 from __future__ import annotations
@@ -109,9 +110,14 @@ class FeatureWorkflow:
         return ids
 
     def encode_dense(self, dense: NDArray[np.float32]) -> NDArray[np.float32]:
-        """Normalised values [n, 13] of raw integers [n, 13] (NaN = missing), in float32 arithmetic throughout."""
+        """Normalised values [n, 13] of raw integers [n, 13] (NaN = missing).
+
+        In float32, but for the logarithm: float64's, rounded. Libraries' own float32 logarithms differ in the last bits
+        from each other, from one processor to the next, and some by a value's place in the array.
+        """
         filled = np.where(np.isnan(dense), np.float32(self.fill), dense).astype(np.float32)
-        logged = np.log(np.maximum(filled, np.float32(self.clip_min)) + np.float32(1))
+        shifted = np.maximum(filled, np.float32(self.clip_min)) + np.float32(1)
+        logged = np.log(shifted.astype(np.float64)).astype(np.float32)
         return ((logged - self.means) / self.stds).astype(np.float32)
 
     def save(self, folder: Path) -> None:

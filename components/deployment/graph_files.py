@@ -1,28 +1,41 @@
-"""The files that are a served graph, and the hash that names them together.
+"""The files that are a served graph, as `contracts.served_graph` has them, and what can be wrong between them.
 
-`model.onnx` alone, or with `model.data` beside it where tables are too large for one protobuf message. Making them is
-`graph`'s; where they lie is `repository`'s.
+`model.data` must lie beside `model.onnx` as a file or a hard link: ONNX Runtime refuses a symbolic link that leads out
+of the folder. Making them is `graph`'s, placing them `repository`'s.
 """
 
 from __future__ import annotations
 
-import hashlib
 from pathlib import Path
+from typing import Any
 
-from components.contracts.durable import sha256_file
+from components.contracts.served_graph import DATA_FILE, GRAPH_FILE, graph_bytes, graph_sha256
 
-GRAPH_FILE = "model.onnx"
-DATA_FILE = "model.data"
-
-
-def graph_sha256(folder: Path) -> str:
-    """The hash of the graph in `folder`: of `model.onnx` where that is all, else of both files and their names."""
-    if not (folder / DATA_FILE).exists():
-        return sha256_file(folder / GRAPH_FILE)
-    names = f"{GRAPH_FILE} {sha256_file(folder / GRAPH_FILE)}\n{DATA_FILE} {sha256_file(folder / DATA_FILE)}\n"
-    return hashlib.sha256(names.encode()).hexdigest()
+__all__ = ["DATA_FILE", "GRAPH_FILE", "data_fault", "graph_bytes", "graph_sha256"]
 
 
-def graph_bytes(folder: Path) -> int:
-    """Size of the graph's files in `folder`."""
-    return sum((folder / name).stat().st_size for name in (GRAPH_FILE, DATA_FILE) if (folder / name).exists())
+def data_fault(graph: Path) -> str | None:
+    """What is wrong with the `model.data` beside the message `graph`; None if nothing, or if there is no message.
+
+    Sizes are compared, no contents.
+    """
+    import onnx
+
+    try:
+        message = onnx.load(str(graph), load_external_data=False)
+    except Exception:  # Protobuf's error for a damaged message has no public class; whoever opens it names the fault.
+        return None
+    ends = [_end(tensor) for tensor in message.graph.initializer if tensor.external_data]
+    if not ends:
+        return None
+    data = graph.with_name(DATA_FILE)
+    if not data.is_file():
+        return f"its tables' file {data} is absent, or no file"
+    if (found := data.stat().st_size) < max(ends):
+        return f"its tables' file {data} has {found} bytes, expected {max(ends)}: it is not whole"
+    return None
+
+
+def _end(tensor: Any) -> int:
+    places = {entry.key: entry.value for entry in tensor.external_data}
+    return int(places["offset"]) + int(places["length"])

@@ -21,6 +21,7 @@ from components.contracts.errors import ContractError, first_line
 from components.contracts.manifests import RawDataset, Verdict
 from components.contracts.serving import CATEGORICAL_INPUT, DENSE_INPUT, MAX_BATCH_ROWS, PROBABILITY_OUTPUT
 from components.contracts.uris import local_path
+from components.deployment.graph_files import data_fault
 
 TOLERANCE = 1e-5
 """Largest accepted difference of one probability."""
@@ -113,8 +114,12 @@ def read_held_out(raw: RawDataset, verdict: Verdict, *, max_rows: int = MAX_ROWS
 def open_graph(graph: bytes | Path) -> Any:
     """An ONNX Runtime session on one thread, as the served model opens it.
 
+    Args:
+        graph: A `model.onnx`, with `model.data` beside it if its tables lie there; or the bytes of one that is whole.
+
     Raises:
-        ContractError: ONNX Runtime refuses the graph.
+        ContractError: ONNX Runtime refuses the graph, or `model.data` is absent or too short. Damage that changes no
+            size is for the graph's hash to notice (`graph_files.graph_sha256`).
     """
     import onnxruntime
 
@@ -124,7 +129,10 @@ def open_graph(graph: bytes | Path) -> Any:
         source = graph if isinstance(graph, bytes) else str(graph)
         return onnxruntime.InferenceSession(source, options, providers=["CPUExecutionProvider"])
     except Exception as error:  # ONNX Runtime's exceptions share no base class but this one.
-        raise ContractError(f"graph cannot be opened: {error}") from error
+        if isinstance(graph, bytes):
+            raise ContractError(f"graph cannot be opened: {error}") from error
+        reason = data_fault(graph) or error
+        raise ContractError(f"graph {graph} cannot be opened: {reason}") from error
 
 
 def score(session: Any, rows: GoldenRows, *, batch_rows: int = MAX_BATCH_ROWS) -> NDArray[np.float32]:

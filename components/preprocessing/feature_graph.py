@@ -67,6 +67,15 @@ class NullSafeCategorify(ops.Categorify):  # type: ignore[misc]
         return encoded.assign(**{name: np.int64(MISSING_ID) for name in empty})
 
 
+class RoundedLogOp(ops.LogOp):  # type: ignore[misc]
+    """LogOp whose logarithm is float64's, rounded to float32, as `FeatureWorkflow.encode_dense` says why."""
+
+    def transform(self, col_selector: Any, df: Any) -> Any:
+        """The columns' log(1 + x)."""
+        shifted = df[col_selector.names].astype(np.float32) + np.float32(1)
+        return np.log(shifted.astype(np.float64)).astype(np.float32)
+
+
 def fit(
     dataset: Any, *, parent: Parent | None, now: int, rules: AdmissionRules, scratch: Path
 ) -> tuple[FeatureWorkflow, list[Column]]:
@@ -148,7 +157,7 @@ def _movable(schema: Any) -> Any:
 
 
 def _logged(fill: float = FILL, clip_min: float = CLIP_MIN) -> Any:
-    return list(DENSE) >> ops.FillMissing(fill_val=fill) >> ops.Clip(min_value=clip_min) >> ops.LogOp()
+    return list(DENSE) >> ops.FillMissing(fill_val=fill) >> ops.Clip(min_value=clip_min) >> RoundedLogOp()
 
 
 def _to_float64(column: Any) -> Any:

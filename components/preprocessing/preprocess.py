@@ -38,7 +38,7 @@ NVTABULAR = "nvtabular"
 """NVTabular's own saved workflow, inside the feature workflow's folder."""
 COMPARED_ROWS = 4096
 TOLERANCE = 1e-6
-"""Of dense values. They are equal bit by bit where both sides take NumPy's logarithm, which the tests hold."""
+"""Of dense values. On one machine they are equal bit by bit, which the tests hold."""
 
 
 def preprocess(raw: RawDataset, *, parent: Parent | None, final: Path, settings: PreprocessingSettings) -> TrainingSet:

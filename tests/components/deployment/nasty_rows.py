@@ -1,0 +1,71 @@
+"""Raw rows such as no client should send and some will: for tests of whatever encodes them.
+
+And a workflow with every kind of vocabulary: empty, one category, evicted ones, consecutive numbers, spread ones, and
+the ends of what a category may be.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from components.contracts.criteo import MAX_CATEGORY, MISSING_CATEGORY
+from components.contracts.workflow import TOMBSTONE, FeatureWorkflow
+
+INT64 = np.iinfo(np.int64)
+STRANGE_CATEGORIES = np.array(
+    [MISSING_CATEGORY, TOMBSTONE, -3, INT64.min, INT64.min + 1, INT64.max, INT64.max - 1, 0, 1, 2**31 - 1, 2**31]
+    + [MAX_CATEGORY, MAX_CATEGORY + 1, MAX_CATEGORY + 2, 2**53 + 1]
+    + [
+        sign * 2**power + off
+        for sign in (-1, 1)
+        for power in (31, 32, 33, 34, 38)
+        for off in (-2, -1, 0, 1, 2**31, -(2**31))
+    ]
+)
+STRANGE_DENSE = np.array(
+    [np.nan, 0, -0.0, -1, -2, -0.5, -3.4e38, 3.4e38, 1e-45, -1e-45, 1.2e-38, 2**24 + 2, 2**31, 1e9, 0.1], np.float32
+)
+
+
+def strange_workflow(seed=0, num_keys=200) -> FeatureWorkflow:
+    """See above; the 26 columns take the kinds in turn."""
+    random = np.random.default_rng(seed)
+    spread = random.permutation(np.unique(random.integers(0, 2**32, num_keys)))
+    evicted = spread.copy()
+    evicted[::3] = TOMBSTONE
+    kinds = [
+        np.zeros(0, np.int64),
+        np.array([int(random.integers(0, 2**32))]),
+        evicted,
+        np.arange(num_keys),
+        spread,
+        np.array([0, MAX_CATEGORY, 1, MAX_CATEGORY - 1]),
+        np.full(5, TOMBSTONE),
+        np.arange(num_keys)[::-1] * 2**20 // num_keys * 4096,
+    ]
+    return FeatureWorkflow(
+        vocabularies=tuple(kinds[i % len(kinds)].astype(np.int64) for i in range(26)),
+        fill=0.0,
+        clip_min=0.0,
+        means=random.normal(1.5, 0.5, 13).astype(np.float32),
+        stds=random.uniform(0.5, 2.0, 13).astype(np.float32),
+        frequency_threshold=2,
+    )
+
+
+def nasty_rows(workflow, num_rows, seed=0, *, dense_up_to=1e7, strange_dense=True):
+    """Dense [n, 13] and categorical [n, 26]: known, unseen, strange and missing values, in every column."""
+    random = np.random.default_rng(seed)
+    dense = np.floor(np.exp(random.uniform(0, np.log(dense_up_to), (num_rows, 13)))).astype(np.float32)
+    strange = random.random(dense.shape) < (0.3 if strange_dense else 0)
+    dense[strange] = random.choice(STRANGE_DENSE, np.count_nonzero(strange))
+    dense[random.random(dense.shape) < 0.1] = np.nan
+    categorical = np.empty((num_rows, 26), np.int64)
+    for column, vocabulary in enumerate(workflow.vocabularies):
+        known = random.choice(np.append(vocabulary, 7), num_rows)
+        # A key of one slot, moved to where another slot's would lie if slots were told apart by adding to it.
+        beside = known + random.integers(-3, 4, num_rows) * 2 ** random.integers(31, 36, num_rows)
+        unseen = random.integers(0, 2**32, num_rows)
+        kinds = np.stack([known, known, known, beside, unseen, random.choice(STRANGE_CATEGORIES, num_rows)])
+        categorical[:, column] = kinds[random.integers(0, len(kinds), num_rows), np.arange(num_rows)]
+    return dense, categorical

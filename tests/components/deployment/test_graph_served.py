@@ -1,0 +1,33 @@
+"""A graph whose tables lie beside it, released to the real tritonserver."""
+
+from __future__ import annotations
+
+import functools
+
+import numpy as np
+import pytest
+
+from components.contracts.serving import CATEGORICAL_INPUT, DENSE_INPUT, MODEL_NAME
+from components.contracts.uris import local_path
+from components.deployment import prepare
+from components.deployment.graph import GraphLimits, export
+from components.deployment.graph_files import DATA_FILE, graph_sha256
+from components.deployment.parity import open_graph
+
+pytestmark = [pytest.mark.e2e, pytest.mark.timeout(120)]
+
+
+def test_tables_beside_the_graph_are_released_with_it_and_the_server_answers_as_the_session_here(
+    deploy, client, repository, raw_rows, monkeypatch
+):
+    limits = GraphLimits(inline_bytes=0, label_encoder_entries=0)
+    monkeypatch.setattr(prepare, "export", functools.partial(export, limits=limits))
+    done = deploy(1)
+    kept, served = local_path(done.graph_uri), repository.version_path(done.version)
+    assert (served / DATA_FILE).stat().st_size == (kept.parent / DATA_FILE).stat().st_size
+    assert graph_sha256(served) == graph_sha256(kept.parent) == done.sha256["graph"]
+    dense, categorical = raw_rows(700, 3)
+    scores, version = client.infer(MODEL_NAME, dense, categorical)
+    expected = open_graph(kept).run(None, {DENSE_INPUT.name: dense, CATEGORICAL_INPUT.name: categorical})[0]
+    assert version == done.version
+    np.testing.assert_array_equal(scores.view(np.int32), expected.ravel().view(np.int32))

@@ -1,0 +1,160 @@
+"""The estimate of memory: each addend against the bytes that it stands for, and the refusal with its numbers."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import onnx
+import pytest
+
+from components.contracts.dcn import DcnConfig
+from components.contracts.errors import ContractError
+from components.contracts.serving import MAX_BATCH_ROWS
+from components.deployment.graph import GraphLimits, write_graph
+from components.deployment.graph_files import GRAPH_FILE
+from components.deployment.memory import GraphSizes, check_fits, hash_map_bytes, memory_needed
+from components.deployment.memory_targets import GIB, MIB, MIG_SLICES, parse_target
+
+CONFIG = DcnConfig(embedding_dim=4, num_cross_layers=2, tower=(16, 8))
+LIMITS = {
+    "one file": GraphLimits(),
+    "embeddings beside": GraphLimits(inline_bytes=0),
+    "hash table beside": GraphLimits(inline_bytes=0, label_encoder_entries=0),
+}
+
+
+@pytest.fixture
+def written(make_parts, tmp_path):
+    def write(limits, config=CONFIG):
+        workflow, weights = make_parts(1, config=config)
+        write_graph(tmp_path / "graph", workflow, weights, config, limits)
+        return tmp_path / "graph", workflow, weights
+
+    return write
+
+
+def by_name(addends):
+    return {addend.name: addend.num_bytes for addend in addends}
+
+
+@pytest.mark.parametrize("limits", LIMITS.values(), ids=LIMITS)
+def test_sizes_are_those_of_the_files(written, limits):
+    folder, workflow, weights = written(limits)
+    sizes = GraphSizes.of(folder / GRAPH_FILE)
+    entries = 26 + sum(map(len, workflow.vocabularies))
+    is_beside, is_hashed = limits.inline_bytes == 0, limits.label_encoder_entries == 0
+    tables = sizes.tables_beside if is_beside else sizes.tables_in_message
+    hashed = 12 * (1 + 1.25 * entries) if is_hashed else 0
+    # Primes and the entries in the message round up.
+    assert weights.embeddings.nbytes + hashed <= tables <= weights.embeddings.nbytes + hashed + 1000
+    assert (sizes.tables_in_message if is_beside else sizes.tables_beside) < 1000
+    assert sizes.label_encoder_entries == (0 if is_hashed else entries)
+    dense = sum(value.nbytes for value in weights.dense.values())
+    assert 0.8 * dense < sizes.dense < dense + 4000
+    assert sizes.files == sum(path.stat().st_size for path in folder.iterdir())
+
+
+def test_instances_share_what_lies_beside_and_nothing_else():
+    sizes = GraphSizes(tables_in_message=10, tables_beside=100, dense=3, label_encoder_entries=7, row=5, files=1000)
+    one, four = (by_name(memory_needed(sizes, instances=n, versions=2)) for n in (1, 4))
+    assert one["tables beside it"] == four["tables beside it"] == 200
+    assert one["opening"] == four["opening"] == 900
+    for name in ("tables in the message", "vocabularies", "dense weights", "activations"):
+        assert four[name] == 4 * one[name] > 0
+    assert one["activations"] == 2 * 5 * MAX_BATCH_ROWS
+    assert one["tables in the message"] == 20
+
+
+def test_on_a_gpu_every_session_has_its_own_tables():
+    sizes = GraphSizes(tables_in_message=10, tables_beside=100, dense=3, label_encoder_entries=7, row=5, files=1000)
+    addends = by_name(memory_needed(sizes, instances=3, versions=2, on_gpu=True))
+    assert addends["tables"] == 6 * 110
+    assert addends["dense weights"] == 6 * 3
+
+
+@pytest.mark.parametrize("entries", [1, 7, 8, 1000, 10**6, 10**7])
+def test_a_hash_map_has_room_for_its_entries_and_less_than_thrice_that(entries):
+    slots = (hash_map_bytes(entries) - 32 * entries) / 17
+    assert entries <= slots * 7 / 8
+    assert slots <= max(2, 2.3 * entries)
+
+
+@pytest.mark.parametrize(
+    ("text", "num_bytes", "is_gpu"),
+    [
+        ("mig-1g.5gb", 4.75 * GIB, True),
+        ("nvidia.com/mig-3g.20gb", 19.5 * GIB, True),
+        ("mig-1g.6gb", int(5.81 * GIB), True),
+        ("mig-7g.80gb", 78.75 * GIB, True),
+        ("gpu-24Gi", 24 * GIB, True),
+        ("16Gi", 16 * GIB, False),
+        ("1.5G", 1.5e9, False),
+        ("300Mi", 300 * MIB, False),
+        ("1000000", 1e6, False),
+    ],
+)
+def test_targets_are_known_by_name_or_size(text, num_bytes, is_gpu):
+    target = parse_target(text)
+    assert (target.name, target.num_bytes, target.is_gpu) == (text, num_bytes, is_gpu)
+
+
+@pytest.mark.parametrize("text", ["mig-9g.5gb", "16 Gi", "16GiB", "-1", "Gi", "mig-", "gpu-", " ", "1e9"])
+def test_an_unknown_target_is_refused_and_told_what_is_known(text):
+    with pytest.raises(ContractError, match=r"expected a size \(16Gi\), a GPU's \(gpu-24Gi\) or one of mig-1g.5gb"):
+        parse_target(text)
+
+
+def test_no_slice_is_said_to_have_more_than_its_name():
+    for name, gib in MIG_SLICES.items():
+        assert 0.9 < gib / float(name.partition(".")[2].removesuffix("gb")) < 1
+
+
+def test_what_fits_passes_and_what_does_not_is_refused_with_every_number(written):
+    folder, _, _ = written(GraphLimits())
+    check_fits(folder / GRAPH_FILE, "", instances=1)
+    check_fits(folder, "1Gi", instances=1)
+    check_fits(folder / GRAPH_FILE, "mig-1g.5gb", instances=4)
+    with pytest.raises(ContractError) as told:
+        check_fits(folder / GRAPH_FILE, "100Mi", instances=3)
+    words = str(told.value)
+    for part in ("2 versions of 3 instances", "the 100.0 MiB of 100Mi", "vocabularies", "activations", "processes"):
+        assert part in words
+    with pytest.raises(ContractError, match=r"CUDA 1.00 GiB \(allowance, not measured\)"):
+        check_fits(folder / GRAPH_FILE, "gpu-1Gi", instances=4)
+
+
+def test_the_edge_is_where_the_addends_sum_says(written):
+    folder, _, _ = written(LIMITS["hash table beside"])
+    sizes = GraphSizes.of(folder / GRAPH_FILE)
+    needed = sum(addend.num_bytes for addend in memory_needed(sizes, instances=2, versions=3))
+    check_fits(folder, str(needed), instances=2, versions=3)
+    with pytest.raises(ContractError, match="would take about"):
+        check_fits(folder, str(needed - 1), instances=2, versions=3)
+
+
+def test_a_large_table_does_not_fit_a_small_slice(written, monkeypatch):
+    folder, _, _ = written(GraphLimits())
+    sizes = dataclasses.replace(GraphSizes.of(folder / GRAPH_FILE), tables_beside=2 * GIB)
+    monkeypatch.setattr(GraphSizes, "of", classmethod(lambda cls, graph: sizes))
+    with pytest.raises(ContractError, match=r"expected at most the 4.75 GiB of mig-1g.5gb: tables 8.00 GiB"):
+        check_fits(folder, "mig-1g.5gb", instances=2)
+    check_fits(folder, "mig-2g.10gb", instances=2)
+
+
+def test_layers_of_the_network_count_in_a_row(written):
+    small, _, _ = written(GraphLimits())
+    row = GraphSizes.of(small / GRAPH_FILE).row
+    wide = dataclasses.replace(CONFIG, tower=(116, 8))
+    assert GraphSizes.of(written(GraphLimits(), wide)[0] / GRAPH_FILE).row == row + 400
+    matrices = dataclasses.replace(CONFIG, projection_dim=3)
+    assert GraphSizes.of(written(GraphLimits(), matrices)[0] / GRAPH_FILE).row > row
+
+
+def test_what_is_no_graph_of_ours_is_refused(tmp_path):
+    with pytest.raises(ContractError, match=r"absent\.onnx cannot be read"):
+        GraphSizes.of(tmp_path / "absent.onnx")
+    empty = onnx.helper.make_model(onnx.helper.make_graph([], "empty", [], []))
+    onnx.save(empty, str(tmp_path / GRAPH_FILE))
+    with pytest.raises(ContractError, match="has no embedding table"):
+        check_fits(tmp_path, "1Gi", instances=1)
+    assert hash_map_bytes(0) == 0

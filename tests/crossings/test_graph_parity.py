@@ -1,0 +1,173 @@
+"""The served graph against the two it must repeat: NVTabular's encoding and the training side's network.
+
+Each runs in its own environment, on rows such as no client should send, and the graph's own features are compared bit
+by bit with NVTabular's. A workflow with every kind of vocabulary, both networks, both ways to look categories up, both
+ways to lie on disk.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import onnx
+import pytest
+
+from components.contracts.criteo import MISSING_CATEGORY
+from components.contracts.dcn import DcnConfig, dense_layout
+from components.contracts.model_files import ModelWeights, write_model
+from components.contracts.serving import CATEGORICAL_INPUT, DENSE_INPUT
+from components.deployment.graph import GraphLimits, write_graph
+from components.deployment.graph_files import GRAPH_FILE
+from components.deployment.parity import open_graph
+from pipelines.images import ENVIRONMENT_OF_STEP
+from pipelines.local.environments import python_of
+from tests.components.deployment.nasty_rows import nasty_rows, strange_workflow
+
+pytestmark = pytest.mark.timeout(300)
+
+REPOSITORY = Path(__file__).resolve().parents[2]
+ROWS = 4096
+WORKFLOWS = {"strange vocabularies": strange_workflow(11), "other moments": strange_workflow(12, num_keys=3000)}
+NETWORKS = {
+    "v1": DcnConfig(embedding_dim=8, num_cross_layers=3, tower=(32, 16)),
+    "v2": DcnConfig(embedding_dim=8, num_cross_layers=2, tower=(32, 16), projection_dim=9),
+}
+LIMITS = {
+    "label encoder": GraphLimits(),
+    "hash table": GraphLimits(label_encoder_entries=0),
+    "tables beside": GraphLimits(inline_bytes=0, label_encoder_entries=0),
+}
+
+ENCODE = """
+import sys
+from pathlib import Path
+import numpy as np, nvtabular, pandas
+from components.contracts.criteo import CATEGORICAL, DENSE, LABEL
+from components.contracts.workflow import FeatureWorkflow
+from components.preprocessing.feature_graph import explicit_workflow
+from components.preprocessing.raw_partitions import READ_TYPES
+
+folder = Path(sys.argv[1])
+with np.load(folder / "rows.npz") as rows:
+    columns = {**dict(zip(DENSE, rows["dense"].T)), **dict(zip(CATEGORICAL, rows["categorical"].T))}
+frame = pandas.DataFrame({LABEL: 0, **columns}).astype(READ_TYPES)
+frame[list(CATEGORICAL)] = frame[list(CATEGORICAL)].replace(-1, float("nan"))
+dataset = nvtabular.Dataset(frame, cpu=True)
+workflow = explicit_workflow(FeatureWorkflow.load(folder), dataset.schema, folder / "categories")
+encoded = workflow.transform(dataset).compute()
+dense, ids = encoded[list(DENSE)].to_numpy(), encoded[list(CATEGORICAL)].to_numpy()
+assert dense.dtype == np.float32, dense.dtype
+np.savez(folder / "encoded.npz", dense=dense, ids=ids)
+"""
+
+SCORE = """
+import sys
+from pathlib import Path
+import numpy as np
+from components.contracts.dcn import DcnConfig
+from components.dcn.network import load_network, predict
+import json
+
+folder, encoded = Path(sys.argv[1]), Path(sys.argv[2])
+told = json.loads((folder / "network.json").read_text())
+network = load_network(folder, DcnConfig.from_document(told["config"]), told["slot_sizes"])
+with np.load(encoded) as rows:
+    np.save(folder / "scores.npy", predict(network, rows["dense"], rows["ids"]))
+"""
+
+
+@dataclass
+class Encoded:
+    """Raw rows and what NVTabular made of them."""
+
+    workflow: object
+    file: Path
+    dense: np.ndarray
+    categorical: np.ndarray
+
+
+def _run(step, code, *arguments):
+    environment = {**os.environ, "PYTHONPATH": str(REPOSITORY), "OMP_NUM_THREADS": "1"}
+    command = [python_of(ENVIRONMENT_OF_STEP[step]), "-W", "ignore", "-c", code, *map(str, arguments)]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=240)
+    assert done.returncode == 0, done.stderr[-4000:]
+
+
+def _sent_past_the_checks(categorical):
+    """Whether a raw value is one that preprocessing's readers let through, or far from any stand-in of NVTabular's."""
+    return (categorical >= MISSING_CATEGORY) | (categorical < -(2**31))
+
+
+@pytest.fixture(scope="module", params=list(WORKFLOWS))
+def encoded(request, tmp_path_factory):
+    folder = tmp_path_factory.mktemp("nvtabular")
+    workflow = WORKFLOWS[request.param]
+    workflow.save(folder)
+    dense, categorical = nasty_rows(workflow, ROWS, 5)
+    categorical = np.where(_sent_past_the_checks(categorical), categorical, 2**32 - 5)
+    np.savez(folder / "rows.npz", dense=dense, categorical=categorical)
+    _run("preprocessing", ENCODE, folder)
+    return Encoded(workflow, folder / "encoded.npz", dense, categorical)
+
+
+@pytest.fixture(scope="module", params=list(NETWORKS))
+def scored(request, encoded, tmp_path_factory):
+    """A model of that network, and the training side's scores of NVTabular's rows."""
+    config, workflow = NETWORKS[request.param], encoded.workflow
+    folder, random = tmp_path_factory.mktemp("model"), np.random.default_rng(1)
+    weights = ModelWeights(
+        dense={n: random.normal(0, 0.05, shape).astype(np.float32) for n, shape in dense_layout(config)},
+        embeddings=random.normal(0, 0.3, (sum(workflow.slot_sizes), config.embedding_dim)).astype(np.float32),
+    )
+    write_model(folder, config, weights)
+    told = {"config": config.as_document(), "slot_sizes": workflow.slot_sizes}
+    (folder / "network.json").write_text(json.dumps(told))
+    _run("training", SCORE, folder, encoded.file)
+    return config, weights, np.load(folder / "scores.npy")
+
+
+def _inside(graph, names):
+    """Runs the graph with `names` of its inner values as outputs before the probability."""
+    model = onnx.load(str(graph))
+    model.graph.output.extend(map(onnx.helper.make_empty_tensor_value_info, names))
+    session = open_graph(model.SerializeToString())
+    return lambda rows: session.run(
+        [*names, "probability"], {DENSE_INPUT.name: rows.dense, CATEGORICAL_INPUT.name: rows.categorical}
+    )
+
+
+@pytest.mark.parametrize("limits", LIMITS.values(), ids=LIMITS)
+def test_graph_repeats_nvtabular_bit_by_bit_and_the_training_side_to_a_millionth(encoded, scored, limits, tmp_path):
+    config, weights, expected = scored
+    write_graph(tmp_path, encoded.workflow, weights, config, limits)
+    dense, rows, scores = _inside(tmp_path / GRAPH_FILE, ["dense_encoded", "table_rows"])(encoded)
+    with np.load(encoded.file) as by_nvtabular:
+        offsets = np.cumsum([0, *encoded.workflow.slot_sizes[:-1]])
+        np.testing.assert_array_equal(rows - offsets, by_nvtabular["ids"])
+        np.testing.assert_array_equal(dense.view(np.int32), by_nvtabular["dense"].view(np.int32))
+    served = open_graph(tmp_path / GRAPH_FILE).run(
+        None, {DENSE_INPUT.name: encoded.dense, CATEGORICAL_INPUT.name: encoded.categorical}
+    )[0]
+    np.testing.assert_array_equal(served.view(np.int32), scores.view(np.int32))
+    # Values near float32's end make logits of hundreds, where its rounding is seen in whoever sums.
+    plain = (np.abs(np.nan_to_num(encoded.dense)) <= 2**31).all(axis=1)
+    assert plain.sum() > ROWS / 10
+    assert expected[plain].std() > 0.1
+    np.testing.assert_allclose(scores[plain, 0], expected[plain], rtol=0, atol=1e-6)
+    np.testing.assert_allclose(scores[:, 0], expected, rtol=0, atol=5e-5)
+
+
+def test_the_rows_hold_every_kind_of_value(encoded):
+    with np.load(encoded.file) as by_nvtabular:
+        ids = by_nvtabular["ids"]
+    assert {1, 2, 3} <= set(np.unique(ids))
+    assert (encoded.categorical > 2**40).any()
+    assert (encoded.categorical < -(2**40)).any()
+    assert np.isnan(encoded.dense).any()
+    assert (encoded.dense < -1e38).any()
+    assert (encoded.dense > 1e38).any()
