@@ -1,4 +1,4 @@
-"""Command line of the inference client: score a file, replay traffic, simulate a lake, drift a world.
+"""Command line of the inference client: score, rank, replay, put load on a server, simulate a lake, drift a world.
 
 Parses, calls, and turns errors into exit codes: 0 done, 2 misuse or bad input, 3 the server or the log failed.
 """
@@ -10,11 +10,10 @@ import json
 import logging
 import sys
 from collections.abc import Callable
-from datetime import date
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from components.contracts.errors import ContractError, PermanentError, TemporaryError
+from inference_client import arguments
 
 if TYPE_CHECKING:
     from inference_client.traffic import Traffic
@@ -26,10 +25,10 @@ def build_parser() -> argparse.ArgumentParser:
     """The command line; importing it needs the standard library only."""
     parser = argparse.ArgumentParser(prog="python -m inference_client", description=__doc__.partition("\n")[0])
     commands = parser.add_subparsers(dest="command", required=True)
-    _add_score(commands.add_parser("score", help="score the rows of a Parquet file; prints a JSON line per row"))
-    _add_replay(commands.add_parser("replay", help="send traffic at a stated rate and publish records"))
-    _add_simulate(commands.add_parser("simulate", help="write a lake of rows of a new synthetic world"))
-    _add_drift(commands.add_parser("drift", help="write a drifted copy of a world"))
+    for name, (run_command, add_arguments, text) in _COMMANDS.items():
+        command = commands.add_parser(name, help=text)
+        command.set_defaults(run_command=run_command)
+        add_arguments(command)
     return parser
 
 
@@ -47,71 +46,6 @@ def main(argv: list[str] | None = None) -> int:
         print(f"error: {error}", file=sys.stderr)
         return FAILED
     return DONE
-
-
-def _add_score(parser: argparse.ArgumentParser) -> None:
-    parser.set_defaults(run_command=_score)
-    parser.add_argument("--server", required=True, help="host:port of Triton's gRPC endpoint")
-    parser.add_argument("--data", type=Path, required=True, help="Parquet file (or folder) with I1..I13 and C1..C26")
-    parser.add_argument("--limit", type=int, help="score the first rows only")
-    parser.add_argument("--deadline-seconds", type=float, default=30.0, help="per request; short ones harm Triton")
-
-
-def _add_replay(parser: argparse.ArgumentParser) -> None:
-    parser.set_defaults(run_command=_replay)
-    parser.description = (
-        "Commands on standard input, one a line: drift, rate N, stop. End of standard input means stop, so the replay "
-        "ends with its parent; keep it open."
-    )
-    parser.add_argument("--server", required=True, help="host:port of Triton's gRPC endpoint")
-    parser.add_argument("--log", required=True, help="sqlite:////absolute/path.db, or sqlite:///relative/path.db")
-    rows = parser.add_mutually_exclusive_group(required=True)
-    rows.add_argument("--world", type=Path, help="JSON of the world to draw from")
-    rows.add_argument("--data", type=Path, help="labelled Parquet file (or folder), replayed once in order")
-    parser.add_argument("--drifted-world", type=Path, help="JSON of the world that `drift` switches to")
-    parser.add_argument("--drift-columns", type=_names, default=(), help="with --data: columns to permute, as C1,C5")
-    parser.add_argument("--rate", type=float, required=True, help="rows per second")
-    parser.add_argument("--rows-per-request", type=int, default=64)
-    parser.add_argument("--label-delay-seconds", type=float, default=1.5, help="mean; exponential, at most 4 times it")
-    parser.add_argument("--seed", type=int, required=True)
-    parser.add_argument("--stats", type=Path, required=True, help="JSON lines, one per second")
-    parser.add_argument("--summary", type=Path, required=True, help="JSON, written at the end")
-    parser.add_argument("--max-rows", type=int, help="stop after this many rows")
-    parser.add_argument("--max-in-flight", type=int, default=16, help="requests at once")
-    parser.add_argument("--max-consecutive-failures", type=int, default=20, help="then give up with exit code 3")
-    parser.add_argument("--deadline-seconds", type=float, default=30.0, help="per request; short ones harm Triton")
-    parser.add_argument("--run-name", help="names the replay in request ids; random without it")
-
-
-def _add_simulate(parser: argparse.ArgumentParser) -> None:
-    parser.set_defaults(run_command=_simulate)
-    parser.add_argument("--lake", type=Path, required=True, help="folder that gets day=YYYY-MM-DD partitions")
-    parser.add_argument("--rows", type=int, required=True)
-    parser.add_argument("--days", type=int, required=True)
-    parser.add_argument("--last-day", type=date.fromisoformat, required=True, help="YYYY-MM-DD")
-    parser.add_argument("--seed", type=int, required=True)
-    parser.add_argument("--world", type=Path, required=True, help="JSON file to write the world to")
-    parser.add_argument("--click-rate", type=float, default=0.25)
-    parser.add_argument("--bayes-auc", type=float, default=0.80, help="best AUC that any model could reach")
-
-
-def _add_drift(parser: argparse.ArgumentParser) -> None:
-    parser.set_defaults(run_command=_drift)
-    parser.add_argument("--world", type=Path, required=True, help="JSON of the world before")
-    parser.add_argument("--output", type=Path, required=True, help="JSON file to write the drifted world to")
-    parser.add_argument("--seed", type=int, required=True)
-    parser.add_argument("--columns", type=_names, help="columns whose weights rotate; default: those that matter most")
-    parser.add_argument("--new-category-columns", type=_names, help="columns that get new categories")
-    parser.add_argument("--new-category-share", type=float, default=0.1, help="of the rows of those columns")
-    parser.add_argument("--dense-shift", type=_shifts, default={}, help="covariate shift, as I5=0.5,I7=-0.2")
-
-
-def _names(text: str) -> tuple[str, ...]:
-    return tuple(name.strip() for name in text.split(",") if name.strip())
-
-
-def _shifts(text: str) -> dict[str, float]:
-    return {name: float(shift) for name, _, shift in (part.partition("=") for part in _names(text))}
 
 
 def _score(options: argparse.Namespace) -> None:
@@ -138,6 +72,7 @@ def _replay(options: argparse.Namespace) -> None:
         stats_path=options.stats,
         summary_path=options.summary,
         run=options.run_name or f"replay-{uuid4().hex[:12]}",
+        plan_uri=options.plan,
     )
     replay = ReplaySettings(
         rate=options.rate,
@@ -166,6 +101,50 @@ def _traffic(options: argparse.Namespace) -> Traffic:
         raise ContractError("--drift-columns goes with --data, expected --drifted-world with --world")
     drifted = World.load(options.drifted_world) if options.drifted_world else None
     return WorldTraffic(World.load(options.world), drifted, np.random.default_rng([options.seed, 9]))
+
+
+def _rank(options: argparse.Namespace) -> None:
+    from inference_client.client import ClientSettings
+    from inference_client.ranking_command import RankSettings, rank_files
+
+    settings = RankSettings(
+        server=options.server,
+        context=options.context,
+        context_row=options.context_row,
+        candidates=options.candidates,
+        k=options.k,
+        key=options.key,
+        session_id=options.session_id,
+        log_url=options.log,
+        plan_uri=options.plan,
+    )
+    rank_files(settings, ClientSettings(deadline_seconds=options.deadline_seconds), sys.stdout)
+
+
+def _load(options: argparse.Namespace) -> None:
+    from inference_client.client import ClientSettings
+    from inference_client.load import LoadSettings
+    from inference_client.load_command import POOL_ROWS, load_server, print_table, rows_of_world, write_report
+    from inference_client.row_files import first_rows
+
+    settings = LoadSettings(
+        rate=options.rate,
+        concurrency=options.concurrency or 1,
+        rows_per_request=options.rows_per_request,
+        seconds=options.seconds,
+        warm_up_seconds=options.warm_up_seconds,
+        seed=options.seed,
+        arrivals=options.arrivals,
+        max_in_flight=options.max_in_flight,
+    )
+    in_flight = settings.max_in_flight if options.rate else settings.concurrency
+    # One attempt: a retry would hide an error, and its wait is no latency of the server.
+    client = ClientSettings(deadline_seconds=options.deadline_seconds, max_attempts=1, max_in_flight=in_flight)
+    rows = first_rows(options.data, POOL_ROWS) if options.data else rows_of_world(options.world, options.seed)
+    report = load_server(options.server, rows, settings, client)
+    print_table(report, settings, sys.stdout)
+    if options.json:
+        write_report(options.json, options.server, settings, report)
 
 
 def _simulate(options: argparse.Namespace) -> None:
@@ -207,6 +186,16 @@ def _drift(options: argparse.Namespace) -> None:
     drifted.save(options.output)
     sample = drifted.draw(50_000, np.random.default_rng([options.seed, 10]))
     print(json.dumps({"columns": columns, "new_category_columns": fresh, "bayes_auc": measured_bayes_auc(sample)}))
+
+
+_COMMANDS: dict[str, tuple[Callable[[argparse.Namespace], None], Callable[[argparse.ArgumentParser], None], str]] = {
+    "score": (_score, arguments.add_score, "score the rows of a file; prints a JSON line per row"),
+    "replay": (_replay, arguments.add_replay, "send traffic at a stated rate and publish records"),
+    "rank": (_rank, arguments.add_rank, "rank the rows of a file for one context, log the list"),
+    "load": (_load, arguments.add_load, "put a stated load on a server and report latencies, errors and rates"),
+    "simulate": (_simulate, arguments.add_simulate, "write a lake of rows of a new synthetic world"),
+    "drift": (_drift, arguments.add_drift, "write a drifted copy of a world"),
+}
 
 
 if __name__ == "__main__":

@@ -1,55 +1,28 @@
-"""Scores rows on a Triton server over async gRPC: one connection, bounded work in flight, one retry rule.
+"""Scores rows on a Triton server: the connection's owner, its settings, and the line before it.
 
 Takes raw features as `contracts.serving` describes them and returns probabilities with the version that computed
-them. What a failure means is `errors`'; ranking is `ranking`'s; publishing what was scored is `publisher`'s.
-
-One answer has one version: where a request was split and the parts met a version switch, the parts that another
-version answered are asked again, until all come from the version that answered last.
+them. Calls are `transport`'s, splitting what is too large and asking again is `asking`'s; who answers where there are
+several models is `routing`'s.
 """
 
 from __future__ import annotations
 
 import asyncio
-import logging
+import time
 from collections.abc import Awaitable, Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from types import TracebackType
-from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
-from tritonclient.grpc import InferInput, InferRequestedOutput
-from tritonclient.grpc.aio import InferenceServerClient
-from tritonclient.utils import InferenceServerException
 
-from components.contracts.criteo import NUM_CATEGORICAL, NUM_DENSE
-from components.contracts.serving import (
-    CATEGORICAL_INPUT,
-    DENSE_INPUT,
-    GRPC_OPTIONS,
-    MAX_BATCH_ROWS,
-    MODEL_NAME,
-    PROBABILITY_OUTPUT,
-)
-from inference_client.errors import BadReply, BadRequest, ServerUnavailable, VersionsMixed, translated
-
-logger = logging.getLogger(__name__)
-
-_CHANNEL_ARGUMENTS = [
-    *GRPC_OPTIONS,
-    # gRPC's default waits up to two minutes before it tries a restarted server again.
-    ("grpc.initial_reconnect_backoff_ms", 100),
-    ("grpc.min_reconnect_backoff_ms", 100),
-    ("grpc.max_reconnect_backoff_ms", 1000),
-]
-
-
-class Scored(NamedTuple):
-    """Probabilities and who computed them."""
-
-    scores: NDArray[np.float32]
-    """[n] in [0, 1], in the order of the rows asked for."""
-    model_version: int
+from components.contracts.serving import MODEL_NAME
+from inference_client.asking import Asking
+from inference_client.errors import BadRequest, Overloaded
+from inference_client.reply import check_rows
+from inference_client.retry import RetryRule, Waits, shortened
+from inference_client.scorer import Scored
+from inference_client.transport import GrpcTransport
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -58,49 +31,70 @@ class ClientSettings:
 
     model_name: str = MODEL_NAME
     deadline_seconds: float = 30.0
-    """Per attempt. Generous on purpose: an expired or cancelled gRPC call can crash Triton before 26.04 (upstream
-    fixes 7840, 8078, 8220, 8708), so a deadline is for a server that is gone, not for a slow answer. For the same
-    reason a caller should let calls end and not cancel them."""
-    max_attempts: int = 6
-    """Tries of one request while the server is unavailable; scoring changes nothing, so it may be repeated."""
-    first_backoff_seconds: float = 0.05
-    max_backoff_seconds: float = 1.0
-    """Waits double from the first to this: 1.55 s in all with the defaults."""
+    """Of one `score`, all attempts and waits included. The caller gets its answer or an error by then; how a call is
+    ended on the wire depends on the server (`transport`)."""
+    max_attempts: int = RetryRule.max_attempts
+    first_backoff_seconds: float = RetryRule.first_backoff_seconds
+    max_backoff_seconds: float = RetryRule.max_backoff_seconds
+    """See `retry.RetryRule`."""
     max_in_flight: int = 16
-    """Requests on the wire at once; more callers wait their turn."""
+    """Requests on the wire at once, those included whose callers were told that their deadline expired."""
+    max_waiting: int = 4096
+    """Callers that may wait for their turn beyond `max_in_flight`; more are told `Overloaded` at once."""
+    safe_to_cancel: bool | None = None
+    """Whether the server bears expired and cancelled calls; None = it is asked for its version."""
+    close_seconds: float = 10.0
+    """How long `close` waits for calls in flight; closing cancels what is left."""
 
     def __post_init__(self) -> None:
         """Refuses settings that cannot work."""
-        if self.deadline_seconds <= 0:
+        if not self.deadline_seconds > 0:
             raise BadRequest(f"deadline_seconds is {self.deadline_seconds}, expected more than 0")
-        for name, value in (("max_attempts", self.max_attempts), ("max_in_flight", self.max_in_flight)):
-            if value < 1:
-                raise BadRequest(f"{name} is {value}, expected at least 1")
+        if self.max_in_flight < 1 or self.max_waiting < 0:
+            raise BadRequest(
+                f"max_in_flight is {self.max_in_flight} and max_waiting {self.max_waiting}, expected at least 1 and 0"
+            )
+        self.retry_rule()
+
+    def retry_rule(self) -> RetryRule:
+        """The rule of these settings."""
+        return RetryRule(
+            max_attempts=self.max_attempts,
+            first_backoff_seconds=self.first_backoff_seconds,
+            max_backoff_seconds=self.max_backoff_seconds,
+        )
 
 
 class ScoringClient:
-    """A connection to one server; create, use and close it in one event loop."""
+    """A connection to one server or to its replicas; create, use and close it in one event loop."""
 
     def __init__(
         self,
         server: str,
         settings: ClientSettings | None = None,
         *,
+        timer: Callable[[], float] = time.monotonic,
         sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
+        jitter: Callable[[float], float] = shortened,
     ) -> None:
         """Prepares the connection, which is made at the first request.
 
         Args:
-            server: host:port of Triton's gRPC endpoint.
+            server: host:port of Triton's gRPC endpoint, or `dns:///name:port` for all replicas behind a name.
             settings: See `ClientSettings`.
+            timer: Seconds, for the deadline over all attempts.
             sleep: Waits between attempts.
+            jitter: The wait for a backoff.
         """
         self.server = server
         self._settings = settings or ClientSettings()
-        self._sleep = sleep
-        self._triton = InferenceServerClient(server, channel_args=_CHANNEL_ARGUMENTS)
-        self._slots = asyncio.Semaphore(self._settings.max_in_flight)
-        self._outputs = [InferRequestedOutput(PROBABILITY_OUTPUT.name)]
+        self._rule, self._waits = self._settings.retry_rule(), Waits(timer, sleep, jitter)
+        self.transport = GrpcTransport(
+            server, max_in_flight=self._settings.max_in_flight, safe_to_cancel=self._settings.safe_to_cancel
+        )
+        self._callers = 0
+        self._answered: set[str] = set()
+        """Models that answered once: if one is absent now, it is being loaded again."""
 
     async def __aenter__(self) -> ScoringClient:
         """The client itself."""
@@ -112,125 +106,62 @@ class ScoringClient:
         """Closes the connection."""
         await self.close()
 
-    async def close(self) -> None:
-        """Closes the connection."""
-        await self._triton.close()
+    @property
+    def has_line(self) -> bool:
+        """Whether callers wait for their turn."""
+        return self._callers > self._settings.max_in_flight
 
-    async def score(self, dense: NDArray[np.float32], categorical: NDArray[np.int64]) -> Scored:
+    @property
+    def is_full(self) -> bool:
+        """Whether another caller would have to wait."""
+        return self._callers >= self._settings.max_in_flight
+
+    async def close(self) -> None:
+        """Waits for calls in flight, at most `close_seconds`, and closes the connection."""
+        await self.transport.close(self._settings.close_seconds)
+
+    async def score(
+        self,
+        dense: NDArray[np.float32],
+        categorical: NDArray[np.int64],
+        *,
+        request_id: str | None = None,
+        key: str | None = None,
+        model_name: str | None = None,
+        max_attempts: int | None = None,
+        deadline_seconds: float | None = None,
+    ) -> Scored:
         """Click probabilities of the rows, all by one model version.
 
         Args:
             dense: [n, 13] float32, NaN = missing; n >= 1.
             categorical: [n, 26] int64, -1 = missing.
+            request_id: For `KeyedScorer`; one model answers every request alike.
+            key: For `KeyedScorer` too.
+            model_name: Instead of the settings'.
+            max_attempts: Instead of the settings'.
+            deadline_seconds: Instead of the settings'.
 
         Raises:
             BadRequest: shapes or dtypes differ from these, or the server refused them.
-            ServerUnavailable: still unavailable after every attempt.
+            WrongSchema: the server refused them because its model takes other tensors.
+            ServerUnavailable: still unavailable after every attempt, or no time for another.
+            Overloaded: too many callers wait already, or no turn came before the deadline; nothing was sent.
             DeadlineExpired: no answer in time.
             ModelAbsent: the server does not serve the model.
             BadReply: the answer is no probability per row.
             ServerFault: the server failed inside.
             VersionsMixed: the versions kept changing under a split request.
         """
-        _check_rows(dense, categorical)
-        starts = range(0, len(dense), MAX_BATCH_ROWS)
-        if len(starts) == 1:
-            return await self._score_part(dense, categorical)
-        parts: dict[int, Scored] = {}
-        stale = list(starts)
-        for _ in range(self._settings.max_attempts):
-            newest = await self._score_parts(stale, parts, dense, categorical)
-            stale = [start for start in starts if parts[start].model_version != newest]
-            if not stale:
-                return Scored(np.concatenate([parts[start].scores for start in starts]), newest)
-        versions = sorted({part.model_version for part in parts.values()})
-        raise VersionsMixed(f"server {self.server} answered one request of {len(dense)} rows by versions {versions}")
-
-    async def _score_parts(
-        self,
-        starts: list[int],
-        parts: dict[int, Scored],
-        dense: NDArray[np.float32],
-        categorical: NDArray[np.int64],
-    ) -> int:
-        """Fills `parts`; returns the version that answered last, which after a rollback is not the highest."""
-        last = 0
-
-        async def score(start: int) -> None:
-            nonlocal last
-            rows = slice(start, start + MAX_BATCH_ROWS)
-            parts[start] = await self._score_part(dense[rows], categorical[rows])
-            last = parts[start].model_version
-
-        # Let every part end before the first failure is raised: a cancelled call can crash the server.
-        outcomes = await asyncio.gather(*(score(start) for start in starts), return_exceptions=True)
-        for outcome in outcomes:
-            if isinstance(outcome, BaseException):
-                raise outcome
-        return last
-
-    async def _score_part(self, dense: NDArray[np.float32], categorical: NDArray[np.int64]) -> Scored:
-        inputs = [_tensor(DENSE_INPUT, dense), _tensor(CATEGORICAL_INPUT, categorical)]
-        backoff = self._settings.first_backoff_seconds
-        for attempt in range(1, self._settings.max_attempts + 1):
-            try:
-                async with self._slots:
-                    reply = await self._ask(inputs)
-                return _read(reply, len(dense), self.server)
-            except ServerUnavailable as error:
-                if attempt == self._settings.max_attempts:
-                    raise
-                logger.debug("attempt %d failed, waiting %.2f s: %s", attempt, backoff, error)
-            await self._sleep(backoff)
-            backoff = min(2 * backoff, self._settings.max_backoff_seconds)
-        raise AssertionError("unreachable: the last attempt returns or raises")
-
-    async def _ask(self, inputs: list[Any]) -> Any:
-        name, deadline = self._settings.model_name, self._settings.deadline_seconds
+        check_rows(dense, categorical)
+        room = self._settings.max_in_flight + self._settings.max_waiting
+        if self._callers >= room:
+            raise Overloaded(f"server {self.server} has {self._callers} callers waiting, expected fewer than {room}")
+        rule = self._rule if max_attempts is None else replace(self._rule, max_attempts=max_attempts)
+        model, seconds = model_name or self._settings.model_name, deadline_seconds or self._settings.deadline_seconds
+        asking = Asking(self.transport, model, rule, self._waits, seconds, self._answered)
+        self._callers += 1
         try:
-            return await self._triton.infer(name, inputs, outputs=self._outputs, client_timeout=deadline)
-        except InferenceServerException as error:
-            raise translated(error, self.server, name, deadline) from error
-
-
-def _check_rows(dense: NDArray[np.float32], categorical: NDArray[np.int64]) -> None:
-    wanted = (("dense", dense, np.float32, NUM_DENSE), ("categorical", categorical, np.int64, NUM_CATEGORICAL))
-    for name, array, dtype, width in wanted:
-        if array.dtype != dtype or array.ndim != 2 or array.shape[1] != width or not len(array):
-            raise BadRequest(
-                f"{name} is {array.dtype} {list(array.shape)}, expected {np.dtype(dtype)} [n, {width}] with n >= 1"
-            )
-    if len(dense) != len(categorical):
-        raise BadRequest(f"dense has {len(dense)} rows and categorical {len(categorical)}, expected the same number")
-
-
-def _tensor(tensor: Any, rows: NDArray[Any]) -> Any:
-    return InferInput(tensor.name, list(rows.shape), tensor.datatype).set_data_from_numpy(rows)
-
-
-def _read(reply: Any, num_rows: int, server: str) -> Scored:
-    """The checked content of one reply.
-
-    Raises:
-        BadReply: see `errors.BadReply`.
-    """
-    version = reply.get_response().model_version
-    try:
-        scores = reply.as_numpy(PROBABILITY_OUTPUT.name)
-    except ValueError as error:
-        raise BadReply(f"server {server} sent a reply whose bytes do not fill its shape: {error}") from error
-    if scores is None:
-        raise BadReply(f"server {server} sent no output {PROBABILITY_OUTPUT.name}")
-    if scores.dtype != np.float32 or scores.shape != (num_rows, PROBABILITY_OUTPUT.width):
-        raise BadReply(
-            f"server {server} sent {scores.dtype} {list(scores.shape)}, "
-            f"expected float32 {[num_rows, PROBABILITY_OUTPUT.width]}"
-        )
-    flat = scores[:, 0]
-    # NaN fails both comparisons.
-    if not ((flat >= 0) & (flat <= 1)).all():
-        bad = flat[~((flat >= 0) & (flat <= 1))]
-        raise BadReply(f"server {server} sent {len(bad)} scores outside [0, 1], the first is {bad[0]}")
-    if not version.isdigit():
-        raise BadReply(f"server {server} names its version {version!r}, expected a number")
-    return Scored(flat, int(version))
+            return await asking.score(dense, categorical)
+        finally:
+            self._callers -= 1

@@ -14,8 +14,16 @@ class ServerUnavailable(TemporaryError):
     """No server answers there, it refuses work (queue full), or it is switching versions."""
 
 
+class ServerBusy(ServerUnavailable):
+    """The server is there and its queue is full, or the request waited too long in it."""
+
+
 class DeadlineExpired(TemporaryError):
     """No answer within the deadline; the server may still be working on it."""
+
+
+class Overloaded(TemporaryError):
+    """Too much waits for the server already; nothing was sent. Ask less, or later."""
 
 
 class ServerFault(TemporaryError):
@@ -30,6 +38,10 @@ class ModelAbsent(PermanentError):
     """The server does not serve this model."""
 
 
+class WrongSchema(PermanentError):
+    """The server's model takes or gives other tensors than the contracts agree on."""
+
+
 class BadReply(PermanentError):
     """The server's answer is no list of probabilities, one per row."""
 
@@ -42,6 +54,10 @@ _SWITCHING = ("not at ready state", "no available versions")
 """Triton's NOT_FOUND texts while a model is being loaded, or while the server stops; both end soon."""
 
 
+_BUSY = ("maximum queue size", "Request timeout expired")
+"""Triton's UNAVAILABLE texts of a queue policy."""
+
+
 def translated(error: InferenceServerException, server: str, model: str, deadline_seconds: float) -> Exception:
     """The error of ours that says what `error` means; the message names the server."""
     status = str(error.status() or "").rpartition(".")[2]
@@ -49,6 +65,10 @@ def translated(error: InferenceServerException, server: str, model: str, deadlin
     text = (error.message() or "").strip().partition("\n")[0] or status
     if status == "DEADLINE_EXCEEDED":
         return DeadlineExpired(f"server {server} did not answer within {deadline_seconds:g} s")
+    if status == "RESOURCE_EXHAUSTED" and "larger than max" in text:
+        return BadRequest(f"server {server} takes no message of this size: {text}")
+    if status == "UNAVAILABLE" and any(sign in text for sign in _BUSY):
+        return ServerBusy(f"server {server} is unavailable: {text}")
     if status in ("UNAVAILABLE", "CANCELLED", "RESOURCE_EXHAUSTED"):
         return ServerUnavailable(f"server {server} is unavailable: {text}")
     if status == "NOT_FOUND":

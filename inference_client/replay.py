@@ -9,38 +9,29 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import time
-from collections.abc import Awaitable, Callable
-from dataclasses import dataclass
-from typing import Any, NamedTuple, Protocol
+from collections.abc import Coroutine
+from dataclasses import dataclass, replace
+from typing import Any
 from uuid import uuid4
 
 import numpy as np
 from numpy.random import Generator
-from numpy.typing import NDArray
 
 from components.contracts.errors import ContractError, PermanentError, TemporaryError
 from components.contracts.records import PredictionBatch
-from inference_client.client import Scored
-from inference_client.publisher import RecordPublisher
+from inference_client.publisher import MAX_ROWS_PER_RECORD, RecordPublisher
+from inference_client.scorer import KeyedScorer, Scored, Seams, shadow_of
 from inference_client.statistics import AFTER, ReplayStatistics
 from inference_client.traffic import Request, Traffic
 
 logger = logging.getLogger(__name__)
 
-MAX_ROWS_PER_REQUEST = 2048
-"""A prediction record of this many rows takes 0.55 MB; the log takes 1 MB."""
 MAX_DELAY_FACTOR = 4.0
 """No click comes later than this many mean delays."""
 _FORGIVEN_SECONDS = 1.0
 _MAX_QUEUED_PREDICTIONS = 2000
-
-
-class Scorer(Protocol):
-    """What the replay needs of `client.ScoringClient`."""
-
-    async def score(self, dense: NDArray[np.float32], categorical: NDArray[np.int64]) -> Scored:
-        """Scores rows; raises TemporaryError, PermanentError or ContractError."""
+SHADOW_WAIT_SECONDS = 2.0
+"""How long a record waits for its shadow's scores before it goes without them; its answer was served long before."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -62,8 +53,8 @@ class ReplaySettings:
         """Refuses settings that cannot work."""
         if not 0 < self.rate < float("inf"):
             raise ContractError(f"rate is {self.rate}, expected rows per second above 0")
-        if not 1 <= self.rows_per_request <= MAX_ROWS_PER_REQUEST:
-            raise ContractError(f"rows_per_request is {self.rows_per_request}, expected 1..{MAX_ROWS_PER_REQUEST}")
+        if not 1 <= self.rows_per_request <= MAX_ROWS_PER_RECORD:
+            raise ContractError(f"rows_per_request is {self.rows_per_request}, expected 1..{MAX_ROWS_PER_RECORD}")
         if not 0 <= self.label_delay_seconds < float("inf"):
             raise ContractError(f"label_delay_seconds is {self.label_delay_seconds}, expected 0 or more")
         if self.max_rows is not None and self.max_rows < 1:
@@ -76,22 +67,12 @@ class ReplaySettings:
                 raise ContractError(f"{name} is {value}, expected at least 1")
 
 
-class Seams(NamedTuple):
-    """Time, as the replay sees it."""
-
-    clock: Callable[[], float] = time.time
-    """Seconds since the epoch, for records."""
-    timer: Callable[[], float] = time.monotonic
-    """Seconds, for the schedule and latencies."""
-    sleep: Callable[[float], Awaitable[Any]] = asyncio.sleep
-
-
 class Replay:
     """One replay; commands may come at any time while it runs, from its own event loop."""
 
     def __init__(
         self,
-        scorer: Scorer,
+        scorer: KeyedScorer,
         traffic: Traffic,
         publisher: RecordPublisher,
         settings: ReplaySettings,
@@ -119,6 +100,8 @@ class Replay:
         self._stopping = False
         self._woken = asyncio.Event()
         self._in_flight: set[asyncio.Task[None]] = set()
+        self._unrecorded: set[asyncio.Task[None]] = set()
+        """Answered requests whose records wait for their shadows: they are in nobody's way."""
         self._consecutive_failures = 0
         self._defect: BaseException | None = None
         """An error that no request may end with: raised where `send` is awaited instead of lost in its task."""
@@ -157,7 +140,7 @@ class Replay:
     async def send(self) -> None:
         """Sends requests until stopped, exhausted, at `max_rows`, or after too many failures in a row.
 
-        Requests in flight are waited for, never cancelled (see `ClientSettings.deadline_seconds`).
+        Requests in flight are waited for, never cancelled (see `transport`).
         """
         due = self._seams.timer()
         rows_sent = 0
@@ -176,8 +159,8 @@ class Replay:
             self._start(request, self.statistics.phase)
             rows_sent += len(request.label)
             due = self._next_due(due, len(request.label))
-        while self._in_flight:
-            await asyncio.wait(self._in_flight)
+        while waited := self._in_flight | self._unrecorded:
+            await asyncio.wait(waited)
         if self._defect is not None:
             raise self._defect
 
@@ -212,12 +195,15 @@ class Replay:
     def _start(self, request: Request, phase: str) -> None:
         self.statistics.count_sent()
         request_id = f"{self._run}-{self.statistics.sent}"
-        task = asyncio.get_running_loop().create_task(self._serve(request_id, request, phase))
-        self._in_flight.add(task)
+        self._track(self._serve(request_id, request, phase), self._in_flight)
+
+    def _track(self, work: Coroutine[Any, Any, None], tasks: set[asyncio.Task[None]]) -> None:
+        task = asyncio.get_running_loop().create_task(work)
+        tasks.add(task)
+        task.add_done_callback(tasks.discard)
         task.add_done_callback(self._ended)
 
     def _ended(self, task: asyncio.Task[None]) -> None:
-        self._in_flight.discard(task)
         if not task.cancelled() and (error := task.exception()) is not None:
             self._defect = error
             self.stop()
@@ -225,7 +211,7 @@ class Replay:
     async def _serve(self, request_id: str, request: Request, phase: str) -> None:
         started = self._seams.timer()
         try:
-            scored = await self._scorer.score(request.dense, request.categorical)
+            scored = await self._scorer.score(request.dense, request.categorical, request_id=request_id)
         except (TemporaryError, PermanentError, ContractError) as error:
             self._count_failure(error)
             return
@@ -237,6 +223,8 @@ class Replay:
             label=request.label,
             probability=request.probability,
         )
+        clicked = np.flatnonzero(request.label)
+        clicks = list(zip(clicked.tolist(), self._delays(len(clicked))))
         prediction = PredictionBatch(
             request_id=request_id,
             time=self._seams.clock(),
@@ -244,9 +232,20 @@ class Replay:
             dense=request.dense,
             categorical=request.categorical,
             scores=scored.scores,
+            canary=scored.canary,
         )
-        clicked = np.flatnonzero(request.label)
-        self._publisher.add(prediction, list(zip(clicked.tolist(), self._delays(len(clicked)))))
+        if scored.shadow is None:
+            self._publisher.add(prediction, clicks)
+        else:
+            self._track(self._record_with_shadow(prediction, clicks, scored), self._unrecorded)
+
+    async def _record_with_shadow(
+        self, prediction: PredictionBatch, clicks: list[tuple[int, float]], scored: Scored
+    ) -> None:
+        shadow = await shadow_of(scored, SHADOW_WAIT_SECONDS)
+        if shadow is not None:
+            prediction = replace(prediction, shadow_version=shadow.model_version, shadow_scores=shadow.scores)
+        self._publisher.add(prediction, clicks)
 
     def _count_failure(self, error: Exception) -> None:
         self.statistics.count_failure(error)

@@ -1,4 +1,4 @@
-"""Scores the rows of a Parquet file and prints a JSON line for each: the `score` command."""
+"""Scores the rows of a file and prints a JSON line for each: the `score` command."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import IO
 
 from inference_client.client import ClientSettings, ScoringClient
-from inference_client.traffic import parquet_paths, read_rows
+from inference_client.row_files import read_rows, row_files
 
 
 def score_file(server: str, path: Path, out: IO[str], *, settings: ClientSettings, limit: int | None = None) -> int:
@@ -25,7 +25,7 @@ def score_file(server: str, path: Path, out: IO[str], *, settings: ClientSetting
 async def _score_file(server: str, path: Path, out: IO[str], settings: ClientSettings, limit: int | None) -> int:
     done = 0
     async with ScoringClient(server, settings) as client:
-        for dense, categorical, _ in read_rows(parquet_paths(path), labelled=False):
+        for dense, categorical, _ in read_rows(row_files(path), labelled=False):
             rows = slice(None if limit is None else limit - done)
             if not len(dense[rows]):
                 break

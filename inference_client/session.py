@@ -22,9 +22,10 @@ import numpy as np
 from components.contracts.durable import write_whole
 from components.contracts.errors import PermanentError, TemporaryError
 from components.contracts.log_urls import open_log
-from inference_client.client import ClientSettings, ScoringClient
+from inference_client.client import ClientSettings
 from inference_client.publisher import RecordPublisher
 from inference_client.replay import Replay, ReplaySettings
+from inference_client.routing import PlannedClient, open_scorer
 from inference_client.traffic import Traffic
 
 logger = logging.getLogger(__name__)
@@ -43,6 +44,8 @@ class SessionSettings:
     """Written when the replay ends, whichever way."""
     run: str
     """Names the replay in request ids; must be new to the log."""
+    plan_uri: str | None = None
+    """Model repository whose traffic plan is followed; None = everyone asks the one model."""
     stdin: int = 0
     """File descriptor of the commands: drift, rate N, stop; its end means stop."""
 
@@ -71,13 +74,16 @@ class _Session:
         publisher = RecordPublisher(log, source=self._session.run)
         started = time.monotonic()
         try:
-            async with ScoringClient(self._session.server, self._client_settings) as scorer:
+            server, plan_uri = self._session.server, self._session.plan_uri
+            async with open_scorer(server, self._client_settings, plan_uri=plan_uri) as scorer:
                 replay = Replay(scorer, self._traffic, publisher, self._settings, random, run=self._session.run)
                 self._listen(replay)
                 error = await self._run(replay, publisher)
         finally:
             log.close()
         summary = self._summary(replay, publisher, error, time.monotonic() - started)
+        if isinstance(scorer, PlannedClient):
+            summary["plan"] = scorer.summary()
         write_whole(self._session.summary_path, json.dumps(summary, indent=2, allow_nan=False) + "\n")
         if error is not None:
             raise PermanentError(error)

@@ -5,19 +5,17 @@ A source hands out rows request by request. Sending them is `replay`'s; the worl
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
 import numpy as np
-import pyarrow as pa
-import pyarrow.parquet as pq
 from numpy.random import Generator
 from numpy.typing import NDArray
 
-from components.contracts.criteo import CATEGORICAL, DENSE, FEATURES, LABEL, MISSING_CATEGORY
+from components.contracts.criteo import CATEGORICAL, DENSE, MISSING_CATEGORY
 from components.contracts.errors import ContractError
+from inference_client.row_files import distinct_categories, read_rows, row_files
 from inference_client.simulation.world import Rows, World
 
 _CHUNK_ROWS = 4096
@@ -103,7 +101,7 @@ class _Permutation:
 
 
 class FileTraffic:
-    """The labelled rows of a Parquet file (or a folder of them) in order, once.
+    """The labelled rows of a file (or a folder of them) in order, once; forms are `row_files`'.
 
     Drift permutes the distinct values of the stated category columns among themselves; labels keep following the
     values that the file holds, so what a value means truly changes.
@@ -117,7 +115,7 @@ class FileTraffic:
         """
         if wrong := set(drift_columns) - set(CATEGORICAL):
             raise ContractError(f"drift columns {sorted(wrong)} are no category columns, expected some of C1..C26")
-        self._paths, self._columns, self._seed = parquet_paths(path), drift_columns, seed
+        self._paths, self._columns, self._seed = row_files(path), drift_columns, seed
         self._batches = read_rows(self._paths)
         self._permutations: dict[int, _Permutation] = {}
         if drift_columns:
@@ -160,72 +158,9 @@ class FileTraffic:
         return {"kind": "permutation", "columns": list(self._columns), "seed": self._seed, "distinct_values": values}
 
     def _prepare_permutations(self) -> dict[int, _Permutation]:
-        table = pa.concat_tables(
-            [pq.read_table(path, columns=list(self._columns), partitioning=None) for path in self._paths]
-        )
         prepared = {}
-        for name in self._columns:
+        for name, distinct in distinct_categories(self._paths, self._columns).items():
             column = CATEGORICAL.index(name)
-            distinct = np.sort(table[name].cast(pa.int64()).drop_null().unique().to_numpy())
             random = np.random.default_rng([self._seed, 7, column])
             prepared[column] = _Permutation(distinct, random.permutation(distinct))
         return prepared
-
-
-def parquet_paths(path: Path) -> list[Path]:
-    """The Parquet files that `path` names, checked for the raw feature columns.
-
-    Raises:
-        ContractError: no file there, no Parquet, or columns missing.
-    """
-    paths = sorted(path.rglob("*.parquet")) if path.is_dir() else [path]
-    if not paths or not paths[0].exists():
-        raise ContractError(f"data {path} does not exist or holds no Parquet file")
-    for each in paths:
-        try:
-            names = pq.read_schema(each).names
-        except (pa.ArrowException, OSError) as error:
-            raise ContractError(f"data {each} is no readable Parquet file: {error}") from error
-        if missing := [name for name in FEATURES if name not in names]:
-            raise ContractError(f"data {each} lacks columns {missing}, expected {FEATURES[0]}..{FEATURES[-1]}")
-    return paths
-
-
-def read_rows(
-    paths: list[Path], *, labelled: bool = True, batch_rows: int = _CHUNK_ROWS
-) -> Iterator[tuple[NDArray[np.float32], NDArray[np.int64], NDArray[np.int32]]]:
-    """Dense [n, 13], categorical [n, 26] and labels [n] (zeros unless `labelled`), batch by batch.
-
-    Raises:
-        ContractError: a column is not of its raw type, or a label is neither 0 nor 1.
-    """
-    for path in paths:
-        file = pq.ParquetFile(path)
-        if labelled and LABEL not in file.schema_arrow.names:
-            raise ContractError(f"data {path} lacks column {LABEL}, expected 0 or 1 for each row")
-        names = [*FEATURES, LABEL] if labelled else list(FEATURES)
-        for batch in file.iter_batches(batch_size=batch_rows, columns=names):
-            yield _tensors(batch, path, labelled)
-
-
-def _tensors(
-    batch: Any, path: Path, labelled: bool
-) -> tuple[NDArray[np.float32], NDArray[np.int64], NDArray[np.int32]]:
-    n = batch.num_rows
-    dense = np.empty((n, len(DENSE)), dtype=np.float32)
-    categorical = np.empty((n, len(CATEGORICAL)), dtype=np.int64)
-    name = ""
-    try:
-        for i, name in enumerate(DENSE):
-            dense[:, i] = batch.column(name).cast(pa.float32(), safe=False).to_numpy(zero_copy_only=False)
-        for i, name in enumerate(CATEGORICAL):
-            categorical[:, i] = batch.column(name).cast(pa.int64()).fill_null(MISSING_CATEGORY).to_numpy()
-        label = np.zeros(n, dtype=np.int32)
-        if labelled:
-            name = LABEL
-            label = batch.column(name).cast(pa.int32()).fill_null(-1).to_numpy()
-    except (pa.ArrowException, ValueError) as error:
-        raise ContractError(f"column {name} of {path} does not have its raw type: {error}") from error
-    if not ((label == 0) | (label == 1)).all():
-        raise ContractError(f"column {LABEL} of {path} holds values other than 0 and 1")
-    return dense, categorical, label

@@ -10,6 +10,7 @@ missing integer is NaN and a missing category is `MISSING_CATEGORY`.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from typing import Any
 
@@ -49,6 +50,12 @@ RAW_TYPES: dict[str, str] = {
 """Arrow type of each raw column, in file order. Only the features may be null, and `model_version` and `score`
 in rows that no model of ours served. `request_id` and `row` together identify a row."""
 
+SHADOW_VERSION = "shadow_version"
+SHADOW_SCORE = "shadow_score"
+SHADOW_TYPES: dict[str, str] = {SHADOW_VERSION: "int32", SHADOW_SCORE: "float32"}
+"""Columns after the raw ones in files that hold a row scored in the shadow too (`contracts.traffic_plan`), null in its
+other rows. Readers of raw rows ask for columns by name and do not meet them; the canary's evidence does."""
+
 DAY_PARTITION = "day={day}"
 """Lake folder of one UTC day; `day` is YYYY-MM-DD of `event_time`."""
 
@@ -60,6 +67,32 @@ def feature_matrix(batch: Any, names: Sequence[str], dtype: str, missing: float)
     """
     columns = [batch.column(name).cast(dtype).fill_null(missing).to_numpy(zero_copy_only=False) for name in names]
     return np.stack(columns, axis=1)
+
+
+INTEGER_PATTERN = r"^-?[0-9]{1,18}(\.0*)?$"
+"""An integer as text: `.0` because pandas writes an integer column with missing values so; 18 digits fit an int64."""
+HEX_PATTERN = r"^[0-9a-fA-F]{1,8}$"
+"""A category as text."""
+EXPECTED_TEXT = {
+    LABEL: "0 or 1",
+    **dict.fromkeys(DENSE, "an integer or nothing"),
+    **dict.fromkeys(CATEGORICAL, "1 to 8 hex digits or nothing"),
+}
+"""What each column of a text file holds."""
+
+
+def parse_integer(text: str) -> float:
+    """The value of an integer column as written in a text file; an empty field is NaN.
+
+    Raises:
+        ContractError: `text` is neither empty nor an integer of up to 18 digits.
+
+    >>> parse_integer("-2"), parse_integer("7.0"), parse_integer("")
+    (-2.0, 7.0, nan)
+    """
+    if text and (not re.match(INTEGER_PATTERN, text) or text.endswith("\n")):
+        raise ContractError(f"integer {text!r} is not up to 18 digits")
+    return float(text or "nan")
 
 
 def parse_category(text: str) -> int:
@@ -74,6 +107,6 @@ def parse_category(text: str) -> int:
     if not text:
         return MISSING_CATEGORY
     # int(x, 16) alone would also take "0x1f", "1_0", "+1" and spaces.
-    if len(text) > 8 or not all(c in "0123456789abcdefABCDEF" for c in text):
+    if not re.match(HEX_PATTERN, text) or text.endswith("\n"):
         raise ContractError(f"category {text!r} is not 1 to 8 hex digits")
     return int(text, 16)

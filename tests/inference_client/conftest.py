@@ -11,7 +11,9 @@ import numpy as np
 import pytest
 from tritonclient.grpc import service_pb2, service_pb2_grpc
 
-from components.contracts.serving import CATEGORICAL_INPUT, DENSE_INPUT, MODEL_NAME, PROBABILITY_OUTPUT
+from components.contracts.serving import CANARY_NAME, CATEGORICAL_INPUT, DENSE_INPUT, MODEL_NAME, PROBABILITY_OUTPUT
+from components.contracts.traffic_plan import TRAFFIC_FILE, TrafficPlan
+from components.storage.folder import FolderObjects
 
 
 def known_scores(dense: np.ndarray, categorical: np.ndarray) -> np.ndarray:
@@ -30,25 +32,61 @@ class ScoringServer(service_pb2_grpc.GRPCInferenceServiceServicer):
         """Versions of the next answers; then `version`."""
         self.failures: list[tuple[grpc.StatusCode, str]] = []
         self.always: tuple[grpc.StatusCode, str] | None = None
+        self.canary_version: int | None = None
+        """Version under the canary's name; None = it is not served."""
+        self.canary_failure: tuple[grpc.StatusCode, str] | None = None
+        self.canary_wait: asyncio.Event | None = None
+        self.asked: list[str] = []
+        """Model of every request."""
         self.reply_scores = None
         """Changes the scores [n] before they are sent, into any array."""
         self.wait: asyncio.Event | None = None
+        self.triton_version = "2.68.0"
+        """What the server says it is; the client spares older ones cancelled calls."""
+        self.metadata_failures: list[tuple[grpc.StatusCode, str]] = []
+        self.metadata_requests = 0
+        self.widths = {DENSE_INPUT.name: DENSE_INPUT.width, CATEGORICAL_INPUT.name: CATEGORICAL_INPUT.width}
+        """Widths of the inputs that the model is said to have."""
+        self.wire_seconds: list[float] = []
+        """What each request's deadline left when it came."""
+        self.cancelled = 0
+        """Calls that ended before their answer."""
         self.requests: list[int] = []
         """Rows of every request that was parsed."""
         self.in_flight = self.most_in_flight = 0
 
     async def ModelInfer(self, request, context):  # noqa: N802 the protocol's name
+        self.wire_seconds.append(context.time_remaining())
         self.in_flight += 1
         self.most_in_flight = max(self.most_in_flight, self.in_flight)
         try:
             if failure := (self.failures.pop(0) if self.failures else self.always):
                 await context.abort(*failure)
             return await self._answer(request, context)
+        except asyncio.CancelledError:
+            self.cancelled += 1
+            raise
         finally:
             self.in_flight -= 1
 
+    async def ServerMetadata(self, request, context):  # noqa: N802 the protocol's name
+        self.metadata_requests += 1
+        if self.metadata_failures:
+            await context.abort(*self.metadata_failures.pop(0))
+        return service_pb2.ServerMetadataResponse(name="triton", version=self.triton_version)
+
+    async def ModelMetadata(self, request, context):  # noqa: N802 the protocol's name
+        reply = service_pb2.ModelMetadataResponse(name=request.name, versions=[str(self.version)])
+        for tensor in (DENSE_INPUT, CATEGORICAL_INPUT):
+            if tensor.name in self.widths:
+                reply.inputs.add(name=tensor.name, datatype=tensor.datatype, shape=[-1, self.widths[tensor.name]])
+        reply.outputs.add(name=PROBABILITY_OUTPUT.name, datatype="FP32", shape=[-1, 1])
+        return reply
+
     async def _answer(self, request, context):
-        if request.model_name != MODEL_NAME:
+        self.asked.append(request.model_name)
+        is_canary = request.model_name == CANARY_NAME and self.canary_version is not None
+        if request.model_name != MODEL_NAME and not is_canary:
             text = f"Request for unknown model: '{request.model_name}' is not found"
             await context.abort(grpc.StatusCode.NOT_FOUND, text)
         try:
@@ -59,9 +97,15 @@ class ScoringServer(service_pb2_grpc.GRPCInferenceServiceServicer):
         if self.wait is not None:
             await self.wait.wait()
         scores = known_scores(dense, categorical).reshape(-1, 1)
+        if is_canary:
+            if self.canary_failure is not None:
+                await context.abort(*self.canary_failure)
+            if self.canary_wait is not None:
+                await self.canary_wait.wait()
+            scores = 1 - scores
         if self.reply_scores is not None:
             scores = self.reply_scores(scores)
-        version = self.versions.pop(0) if self.versions else self.version
+        version = self.canary_version if is_canary else self.versions.pop(0) if self.versions else self.version
         reply = service_pb2.ModelInferResponse(model_name=request.model_name, model_version=str(version))
         reply.outputs.add(name=PROBABILITY_OUTPUT.name, datatype="FP32", shape=list(scores.shape))
         reply.raw_output_contents.append(scores.astype("<f4").tobytes())
@@ -137,8 +181,31 @@ def server():
 
 
 @pytest.fixture
+def objects(tmp_path):
+    """A model repository in a folder."""
+    return FolderObjects(tmp_path / "a repository")
+
+
+@pytest.fixture
+def publish(objects):
+    """Writes a traffic plan, or what is none, into the repository."""
+
+    def write(plan):
+        objects.write(TRAFFIC_FILE, plan.dumps() if isinstance(plan, TrafficPlan) else plan)
+
+    return write
+
+
+@pytest.fixture
+def served(server):
+    """The server with version 3 and a canary, version 4."""
+    server.scoring.version, server.scoring.canary_version = 3, 4
+    return server
+
+
+@pytest.fixture
 def score_rows():
-    """The function by which the server scores."""
+    """The function by which the server scores; its canary gives 1 less this."""
     return known_scores
 
 

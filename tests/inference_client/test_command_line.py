@@ -17,6 +17,9 @@ import pytest
 from components.contracts.errors import PermanentError
 from components.contracts.log_urls import OpenLog
 from components.contracts.records import PredictionBatch
+from components.contracts.serving import CANARY_NAME, MODEL_NAME
+from components.contracts.traffic_plan import TRAFFIC_FILE, Arm, TrafficPlan
+from components.storage.folder import FolderObjects
 from inference_client.__main__ import build_parser
 from inference_client.simulation.world import Drift, World
 
@@ -111,6 +114,40 @@ def test_replay_drifts_on_command_and_stops_at_the_end_of_input(server, replay, 
         np.testing.assert_array_equal(prediction.scores, score_rows(prediction.dense, prediction.categorical))
     assert sum(len(r) for r in records if not isinstance(r, PredictionBatch)) == summary["clicks"]
     assert json.loads(output)["rows"] == summary["rows"]
+
+
+def test_replay_follows_a_traffic_plan_and_logs_both_arms(server, replay, folder, read_log, score_rows):
+    plan = TrafficPlan(
+        sequence=1,
+        stable=Arm(model_name=MODEL_NAME, version=1),
+        canary=Arm(model_name=CANARY_NAME, version=2),
+        canary_share=0.5,
+        shadow_share=1.0,
+        salt="s",
+        published_at="2026-03-01T00:00:00+00:00",
+        reason="test",
+    )
+    FolderObjects(folder / "models").write(TRAFFIC_FILE, plan.dumps())
+    server.scoring.canary_version = 2
+    process = replay("--plan", str(folder / "models"), "--max-rows", "3000", "--run-name", "r")
+    assert process.wait(timeout=30) == 0, process.stderr.read()
+    summary = summary_of(folder)
+    assert summary["requests"]["failed"] == 0
+    assert summary["plan"]["sequence"] == 1
+    assert summary["plan"]["fallbacks"] == {}
+    predictions = [r for r in read_log(folder / "log.db") if isinstance(r, PredictionBatch)]
+    assert sum(map(len, predictions)) == 3000
+    for record in predictions:
+        is_canary = plan.arm_for(record.request_id) == plan.canary
+        assert (record.canary, record.model_version) == (is_canary, 2 if is_canary else 1)
+        stable = score_rows(record.dense, record.categorical)
+        np.testing.assert_array_equal(record.scores, 1 - stable if is_canary else stable)
+        if record.shadow_version is not None:
+            assert record.shadow_version == (1 if is_canary else 2)
+            np.testing.assert_array_equal(record.shadow_scores, stable if is_canary else 1 - stable)
+    assert len({record.canary for record in predictions}) == 2
+    with_shadow = sum(record.shadow_version is not None for record in predictions)
+    assert 0 < with_shadow <= summary["plan"]["shadow"]["answered"]
 
 
 def test_a_killed_server_ends_the_replay_with_one_clear_line(server, replay, folder):
@@ -213,6 +250,13 @@ def test_replay_misuse_is_one_line_and_exit_2(replay, source, text):
     assert len(errors.splitlines()) == 1
 
 
+def test_score_names_the_line_that_is_wrong(server, folder):
+    (folder / "rows.tsv").write_text("\t".join(["0"] + ["1"] * 39) + "\n" + "\t".join(["0"] + ["x"] * 39) + "\n")
+    done = run("score", "--server", server.url, "--data", folder / "rows.tsv")
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr == f"error: {folder}/rows.tsv line 2: I1 is 'x', expected an integer or nothing\n"
+
+
 def test_score_prints_a_line_per_row(server, folder, raw_table, score_rows):
     pq.write_table(raw_table(20), folder / "data.parquet")
     done = run("score", "--server", server.url, "--data", folder / "data.parquet", "--limit", 7)
@@ -291,7 +335,7 @@ def test_the_parser_needs_no_library():
 
 def test_flags_are_frozen():
     commands = build_parser()._subparsers._group_actions[0].choices
-    assert list(commands) == ["score", "replay", "simulate", "drift"]
+    assert list(commands) == ["score", "replay", "rank", "load", "simulate", "drift"]
     flags = {flag for action in commands["replay"]._actions for flag in action.option_strings}
     promised = "server log world data drifted-world drift-columns rate rows-per-request label-delay-seconds seed stats"
     promised += " summary max-rows max-consecutive-failures"

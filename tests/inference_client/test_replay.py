@@ -9,7 +9,7 @@ import pytest
 
 from components.contracts.errors import ContractError
 from components.contracts.metrics import roc_auc
-from components.contracts.records import OutcomeBatch, PredictionBatch
+from components.contracts.records import OutcomeBatch, PredictionBatch, decode
 from components.contracts.sqlite_log import SqliteLog
 from inference_client.client import Scored
 from inference_client.errors import ServerUnavailable
@@ -54,7 +54,7 @@ class Scorer:
         self.version_of = lambda number: 1
         self.after_request = lambda number: None
 
-    async def score(self, dense, categorical):
+    async def score(self, dense, categorical, *, request_id=None, key=None):
         number = len(self.asked)
         self.asked.append((self.time.now, len(dense)))
         self.after_request(number)
@@ -311,3 +311,56 @@ def test_a_replay_without_rows_has_no_numbers_it_cannot_have(play):
 def test_settings_out_of_range_are_refused_by_name(wrong):
     with pytest.raises(ContractError, match=next(iter(wrong))):
         ReplaySettings(**{"rate": 1.0, **wrong})
+
+
+class ShadowedScorer(Scorer):
+    """Answers with shadows: version 2 after `shadow_seconds`, or never."""
+
+    shadow_seconds: float | None = 0.5
+
+    async def score(self, dense, categorical, *, request_id=None, key=None):
+        scored = await super().score(dense, categorical)
+        shadow = asyncio.ensure_future(self._shadow(1 - scored.scores))
+        return scored._replace(canary=True, shadow=shadow)
+
+    async def _shadow(self, scores):
+        if self.shadow_seconds is None:
+            await asyncio.Event().wait()
+        await self.time.sleep(self.shadow_seconds)
+        return Scored(scores, 2)
+
+
+@pytest.fixture
+def shadowed(time, score_rows):
+    return ShadowedScorer(time, score_rows)
+
+
+def records_of(tmp_path):
+    log = SqliteLog(tmp_path / "log.db")
+    records = [decode(delivery.payload) for delivery in log.pull(1_000_000)]
+    log.close()
+    return [r for r in records if isinstance(r, PredictionBatch)], [r for r in records if isinstance(r, OutcomeBatch)]
+
+
+def test_a_record_waits_for_its_shadow_and_nothing_else_does(play, scorer, shadowed, time, tmp_path):
+    scorer.score = shadowed.score
+    replay, _, publisher = play(max_rows=200, rate=1000.0, max_in_flight=1, label_delay_seconds=0.1)
+    # One request at a time, 10 ms apart: shadows of half a second are in nobody's way.
+    np.testing.assert_allclose(np.diff([t for t, _ in shadowed.asked]), 0.01, atol=1e-9)
+    assert replay.statistics.summary()["latency_ms"]["p99"] == pytest.approx(1.0)
+    predictions, outcomes = records_of(tmp_path)
+    assert len(predictions) == 20
+    for prediction in predictions:
+        assert (prediction.canary, prediction.model_version, prediction.shadow_version) == (True, 1, 2)
+        np.testing.assert_array_equal(prediction.shadow_scores, 1 - prediction.scores)
+    assert sum(map(len, outcomes)) == replay.statistics.clicks == publisher.published_outcomes
+
+
+def test_a_record_whose_shadow_never_comes_goes_without_it(play, scorer, shadowed, tmp_path, monkeypatch):
+    monkeypatch.setattr("inference_client.replay.SHADOW_WAIT_SECONDS", 0.01)
+    shadowed.shadow_seconds = None
+    scorer.score = shadowed.score
+    replay, _, _ = play(max_rows=50)
+    predictions, _ = records_of(tmp_path)
+    assert [(p.shadow_version, p.shadow_scores) for p in predictions] == [(None, None)] * 5
+    assert replay.statistics.rows == 50

@@ -9,8 +9,9 @@ import pytest
 
 from components.contracts import criteo
 from components.contracts.errors import ContractError
+from inference_client.row_files import read_rows, row_files
 from inference_client.simulation.world import Drift, World
-from inference_client.traffic import FileTraffic, WorldTraffic, parquet_paths, read_rows
+from inference_client.traffic import FileTraffic, WorldTraffic
 
 
 @pytest.fixture
@@ -78,7 +79,7 @@ def test_a_folder_of_files_is_read_in_name_order(tmp_path, raw_table):
     for day in ("day=2026-01-02", "day=2026-01-01"):
         (tmp_path / day).mkdir()
         pq.write_table(raw_table(10, seed=int(day[-1])), tmp_path / day / "part-0.parquet")
-    label = np.concatenate([b[2] for b in read_rows(parquet_paths(tmp_path))])
+    label = np.concatenate([b[2] for b in read_rows(row_files(tmp_path))])
     expected = np.concatenate([raw_table(10, seed=s)["label"].to_numpy() for s in (1, 2)])
     np.testing.assert_array_equal(label, expected)
 
@@ -89,7 +90,7 @@ def test_a_folder_of_files_is_read_in_name_order(tmp_path, raw_table):
         (lambda t: t.drop_columns(["C7", "I3"]), r"\['I3', 'C7'\]"),
         (lambda t: t.drop_columns(["label"]), "lacks column label"),
         (lambda t: t.set_column(0, "label", pa.array([2] * len(t))), "other than 0 and 1"),
-        (lambda t: t.set_column(14, "C1", pa.array(["68fd1e64"] * len(t))), "column C1"),
+        (lambda t: t.set_column(14, "C1", pa.array(["68fd1g64"] * len(t))), "column C1"),
     ],
     ids=["columns", "label", "labels", "hex"],
 )

@@ -17,19 +17,11 @@ import pyarrow.compute as pc
 import pyarrow.csv as pv
 from numpy.typing import NDArray
 
-from components.contracts.criteo import CATEGORICAL, DENSE, LABEL
+from components.contracts.criteo import CATEGORICAL, DENSE, EXPECTED_TEXT, HEX_PATTERN, INTEGER_PATTERN, LABEL
 from components.extraction.raw_schema import CLICK_COLUMNS, raw_batch, without_rows
 from components.extraction.readers.blocks import Block, blocks
 from components.extraction.set_aside import SetAside
 
-# ".0" because pandas writes an integer column with missing values so; 18 digits fit an int64.
-_INTEGER = r"^-?[0-9]{1,18}(\.0*)?$"
-_HEX = r"^[0-9a-fA-F]{1,8}$"
-_EXPECTED = {
-    LABEL: "0 or 1",
-    **dict.fromkeys(DENSE, "an integer or nothing"),
-    **dict.fromkeys(CATEGORICAL, "1 to 8 hex digits or nothing"),
-}
 _NIBBLE = np.zeros(256, dtype=np.int64)
 _NIBBLE[np.frombuffer(b"0123456789abcdef", np.uint8)] = np.arange(16)
 _NIBBLE[np.frombuffer(b"ABCDEF", np.uint8)] = np.arange(10, 16)
@@ -111,7 +103,7 @@ def _parse(table: Any) -> tuple[dict[str, Any], dict[int, str]]:
             wrong = pc.is_null(columns[name]) if name == LABEL else pc.and_(indices.is_valid(), columns[name].is_null())
             for at in np.flatnonzero(wrong.to_numpy(zero_copy_only=False)):
                 text = (encoded[int(at)].as_py() or b"").decode(errors="backslashreplace")
-                reasons.setdefault(int(at), f"{name} is {text!r}, expected {_EXPECTED[name]}")
+                reasons.setdefault(int(at), f"{name} is {text!r}, expected {EXPECTED_TEXT[name]}")
     return columns, reasons
 
 
@@ -136,7 +128,7 @@ def parse_hex(distinct: Any) -> Any:
 
     `contracts.criteo.parse_category` on arrays.
     """
-    text = _matching(distinct, _HEX)
+    text = _matching(distinct, HEX_PATTERN)
     if not len(text):
         return pa.array([], pa.int64())
     padded = pc.ascii_lpad(text.fill_null("0"), 8, "0")
@@ -145,7 +137,7 @@ def parse_hex(distinct: Any) -> Any:
 
 
 def _parse_integers(distinct: Any) -> Any:
-    return _matching(distinct, _INTEGER).cast(pa.float64()).cast(pa.float32())
+    return _matching(distinct, INTEGER_PATTERN).cast(pa.float64()).cast(pa.float32())
 
 
 def _parse_labels(distinct: Any) -> Any:

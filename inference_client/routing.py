@@ -1,0 +1,167 @@
+"""Scores as the traffic plan says: each key by its arm, some requests by the other arm too, in the shadow.
+
+Nobody is worse off for the plan: without one, or while it cannot be read, the stable model answers or the last good
+plan holds (`plan_follower`); a request that the canary does not answer goes to the stable arm within the same deadline.
+Which version answered is what the reply says, not what the plan promised.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import replace
+from types import TracebackType
+from typing import Any
+from uuid import uuid4
+
+import numpy as np
+from numpy.typing import NDArray
+
+from components.contracts.errors import ContractError, PermanentError, TemporaryError
+from components.contracts.traffic_plan import Arm, TrafficPlan
+from components.storage.locations import open_objects
+from components.storage.objects import Objects
+from inference_client.client import ClientSettings, ScoringClient
+from inference_client.errors import DeadlineExpired, Overloaded
+from inference_client.plan_follower import PlanFollower
+from inference_client.scorer import Scored
+from inference_client.shadow import Shadows
+
+logger = logging.getLogger(__name__)
+
+MAX_SHADOWS = 4
+"""Shadow requests at once."""
+SHADOW_SECONDS = 5.0
+"""Deadline of a shadow request, where the served requests' is not shorter."""
+
+
+def open_scorer(
+    server: str, settings: ClientSettings | None = None, *, plan_uri: str | None = None
+) -> ScoringClient | PlannedClient:
+    """Who scores: the one model of `server`, or whom the traffic plan of the model repository at `plan_uri` names."""
+    if plan_uri is None:
+        return ScoringClient(server, settings)
+    return PlannedClient(server, open_objects(plan_uri), settings)
+
+
+class PlannedClient:
+    """A `KeyedScorer` that follows a traffic plan; enter it before use, in one event loop."""
+
+    def __init__(
+        self,
+        server: str,
+        objects: Objects,
+        settings: ClientSettings | None = None,
+        *,
+        max_shadows: int = MAX_SHADOWS,
+        plan: PlanFollower | None = None,
+        timer: Callable[[], float] = time.monotonic,
+    ) -> None:
+        """Prepares the connections.
+
+        Args:
+            server: As `ScoringClient`'s.
+            objects: The model repository, which holds the plan.
+            settings: Of the served requests.
+            max_shadows: Shadow requests at once; beyond it they are dropped.
+            plan: Follows the plan; made of `objects` without one.
+            timer: Seconds, for the deadline over both arms.
+        """
+        self._settings = settings or ClientSettings()
+        self._timer = timer
+        self.plan = plan or PlanFollower(objects)
+        self._client = ScoringClient(server, self._settings)
+        deadline = min(SHADOW_SECONDS, self._settings.deadline_seconds)
+        shadow_settings = replace(
+            self._settings, deadline_seconds=deadline, max_in_flight=max_shadows, max_waiting=0, max_attempts=1
+        )
+        self.shadows = Shadows(ScoringClient(server, shadow_settings))
+        self.fallbacks: Counter[str] = Counter()
+        """Requests of the canary's keys that the stable arm was asked instead, by why."""
+        self.unplanned: Counter[str] = Counter()
+        """Answers by another version than the plan says, as `model: version`: a release under way, or a stale plan."""
+
+    async def __aenter__(self) -> PlannedClient:
+        """Follows the plan."""
+        await self.plan.__aenter__()
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        """Waits for what is in flight, and closes."""
+        await self.plan.__aexit__(kind, error, trace)
+        await self.shadows.close()
+        await self._client.close()
+
+    async def score(
+        self,
+        dense: NDArray[np.float32],
+        categorical: NDArray[np.int64],
+        *,
+        request_id: str | None = None,
+        key: str | None = None,
+    ) -> Scored:
+        """Click probabilities of the rows by the arm of their key; see `ScoringClient.score` for rows and errors.
+
+        Args:
+            dense: [n, 13].
+            categorical: [n, 26].
+            request_id: Decides with its like whether this one is scored in the shadow; random without one.
+            key: Who is asked for (a user): the same key meets the same arm. The request itself without one.
+        """
+        plan = self.plan.current
+        if plan is None:
+            return await self._client.score(dense, categorical)
+        request_id = request_id or uuid4().hex
+        key = key or request_id
+        arm = plan.arm_for(key)
+        if arm != plan.canary:
+            scored = await self._ask(plan.stable, dense, categorical)
+        else:
+            scored, arm = await self._ask_canary(plan, arm, dense, categorical)
+        shadow = plan.shadow_for(key, request_id)
+        if shadow is None or shadow == arm:
+            return scored
+        under_pressure = self._client.has_line
+        future = self.shadows.start(shadow.model_name, dense, categorical, under_pressure=under_pressure)
+        return scored._replace(shadow=future)
+
+    def summary(self) -> dict[str, Any]:
+        """What following the plan came to, for JSON."""
+        plan = self.plan.current
+        return {
+            "source": self.plan.source,
+            "sequence": None if plan is None else plan.sequence,
+            "problem": self.plan.problem,
+            "fallbacks": dict(sorted(self.fallbacks.items())),
+            "unplanned_versions": dict(sorted(self.unplanned.items())),
+            "shadow": self.shadows.summary(),
+        }
+
+    async def _ask_canary(
+        self, plan: TrafficPlan, arm: Arm, dense: NDArray[np.float32], categorical: NDArray[np.int64]
+    ) -> tuple[Scored, Arm]:
+        """The answer and who gave it."""
+        give_up_at = self._timer() + self._settings.deadline_seconds
+        try:
+            scored = await self._ask(arm, dense, categorical, max_attempts=1)
+            return scored._replace(canary=True), arm
+        except (DeadlineExpired, Overloaded):
+            # The time is up, or the client itself has no room: the other arm would fare no better.
+            raise
+        except (TemporaryError, PermanentError, ContractError) as error:
+            # Whatever the canary cannot do must not be the user's loss; a request at fault fails there too.
+            self.fallbacks[type(error).__name__] += 1
+            logger.debug("the canary did not answer, asking %s: %s", plan.stable.model_name, error)
+        self.plan.refresh_soon()
+        left = max(0.001, give_up_at - self._timer())
+        return await self._ask(plan.stable, dense, categorical, deadline_seconds=left), plan.stable
+
+    async def _ask(self, arm: Arm, dense: NDArray[np.float32], categorical: NDArray[np.int64], **bounds: Any) -> Scored:
+        scored = await self._client.score(dense, categorical, model_name=arm.model_name, **bounds)
+        if scored.model_version != arm.version:
+            self.unplanned[f"{arm.model_name}: {scored.model_version}"] += 1
+        return scored

@@ -1,0 +1,47 @@
+"""A traffic plan and a client that follows it, for tests."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+
+from components.contracts.serving import CANARY_NAME, MODEL_NAME
+from components.contracts.traffic_plan import Arm, TrafficPlan
+from inference_client.client import ClientSettings
+from inference_client.plan_follower import PlanFollower
+from inference_client.routing import PlannedClient
+
+STABLE, CANARY = Arm(model_name=MODEL_NAME, version=3), Arm(model_name=CANARY_NAME, version=4)
+KEYS = [f"user-{i}" for i in range(60)]
+
+
+def make_plan(sequence=1, *, canary=CANARY, share=0.5, shadow=0.0):
+    return TrafficPlan(
+        sequence=sequence,
+        stable=STABLE,
+        canary=canary,
+        canary_share=share if canary else 0.0,
+        shadow_share=shadow if canary else 0.0,
+        salt="salt",
+        published_at="2026-03-01T00:00:00+00:00",
+        reason="test",
+    )
+
+
+def follow(server, objects, conversation, *, interval=3600.0, max_shadows=4, **settings):
+    """Runs the conversation; the plan is read at its start, and then hardly ever unless `interval` says so."""
+
+    async def run():
+        plan = PlanFollower(objects, interval_seconds=interval)
+        client = PlannedClient(server.url, objects, ClientSettings(**settings), plan=plan, max_shadows=max_shadows)
+        async with client:
+            return await conversation(client)
+
+    return asyncio.run(run())
+
+
+async def until(condition):
+    end = time.monotonic() + 20
+    while not condition():
+        assert time.monotonic() < end, "waited 20 s in vain"
+        await asyncio.sleep(0.005)

@@ -1,0 +1,223 @@
+"""The client against the real tritonserver that runs on a laptop (2.51, which cancelled calls can crash)."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+
+import numpy as np
+import pytest
+from tritonclient.grpc import InferInput
+from tritonclient.grpc.aio import InferenceServerClient
+from tritonclient.utils import InferenceServerException
+
+from components.contracts.serving import CATEGORICAL_INPUT, DENSE_INPUT, MAX_BATCH_ROWS, MODEL_NAME
+from inference_client.client import ClientSettings, ScoringClient
+from inference_client.errors import (
+    BadRequest,
+    DeadlineExpired,
+    ModelAbsent,
+    ServerUnavailable,
+    WrongSchema,
+    translated,
+)
+from inference_client.load import EVEN, LoadSettings, run_load
+from inference_client.scorer import FeatureRows
+from pipelines.local.triton import Ports, TritonServer, TritonSettings
+
+pytestmark = [pytest.mark.e2e, pytest.mark.timeout(120)]
+
+MODEL = """
+import time
+import numpy as np
+import triton_python_backend_utils as pb_utils
+
+
+class TritonPythonModel:
+    def execute(self, requests):
+        answers = []
+        for request in requests:
+            dense = pb_utils.get_input_tensor_by_name(request, "dense").as_numpy()
+            # I1 says how long this request takes; I2 is the answer.
+            time.sleep(float(dense[0, 0]) if np.isfinite(dense[0, 0]) else 0.0)
+            scores = dense[:, 1:2].astype(np.float32)
+            answers.append(pb_utils.InferenceResponse([pb_utils.Tensor("probability", scores)]))
+        return answers
+"""
+
+CONFIG = """
+name: "{name}"
+backend: "python"
+max_batch_size: 4096
+input [
+  {{ name: "dense" data_type: TYPE_FP32 dims: [ {width} ] }},
+  {{ name: "categorical" data_type: TYPE_INT64 dims: [ 26 ] }}
+]
+output [ {{ name: "probability" data_type: TYPE_FP32 dims: [ 1 ] }} ]
+instance_group [ {{ count: 1 kind: KIND_CPU }} ]
+dynamic_batching {{
+  default_queue_policy {{ timeout_action: REJECT default_timeout_microseconds: 20000000 max_queue_size: 4 }}
+}}
+version_policy {{ specific {{ versions: [ 1 ] }} }}
+"""
+
+
+def write_model(repository, width=13):
+    version = repository / MODEL_NAME / "1"
+    version.mkdir(parents=True)
+    (version / "model.py").write_text(MODEL)
+    (version / "model.onnx").write_bytes(b"unused")
+    (repository / MODEL_NAME / "config.pbtxt").write_text(CONFIG.format(name=MODEL_NAME, width=width))
+
+
+def rows_taking(seconds, n=1):
+    dense = np.zeros((n, 13), np.float32)
+    dense[:, 0] = seconds
+    dense[:, 1] = np.linspace(0, 1, n)
+    return dense, np.zeros((n, 26), np.int64)
+
+
+@pytest.fixture(scope="module")
+def triton(tmp_path_factory):
+    root = tmp_path_factory.mktemp("real")
+    write_model(root / "repository")
+    with TritonServer(root / "repository", log=root / "triton.log") as server:
+        yield server
+
+
+def converse(server, conversation, **settings):
+    async def run():
+        async with ScoringClient(server.grpc_url, ClientSettings(**settings)) as client:
+            return await conversation(client)
+
+    return asyncio.run(run())
+
+
+def test_expired_and_cancelled_callers_leave_the_server_alive_and_its_calls_running(triton):
+    """The short deadlines that killed this server when they were on the wire (triton's fixes 7840 to 8708)."""
+    pid = triton.pid
+
+    async def talk(client):
+        expired = 0
+        for _ in range(40):
+            asked = [client.score(*rows_taking(0.0005), deadline_seconds=0.001) for _ in range(8)]
+            callers = [asyncio.create_task(each) for each in asked]
+            await asyncio.sleep(0)
+            callers[0].cancel()
+            outcomes = await asyncio.gather(*callers, return_exceptions=True)
+            expired += sum(isinstance(outcome, DeadlineExpired) for outcome in outcomes)
+        return expired
+
+    assert converse(triton, talk, max_in_flight=8, max_attempts=1) > 0
+    answer = converse(triton, lambda client: client.score(*rows_taking(0.0, 5)))
+    np.testing.assert_array_equal(answer.scores, np.linspace(0, 1, 5, dtype=np.float32))
+    assert (triton.pid, triton.alive()) == (pid, True)
+
+
+def test_a_full_queue_is_told_at_once_and_retried_into(triton):
+    async def talk(client):
+        return await asyncio.gather(*(client.score(*rows_taking(0.05)) for _ in range(12)), return_exceptions=True)
+
+    once = converse(triton, talk, max_attempts=1)
+    refused = [outcome for outcome in once if isinstance(outcome, ServerUnavailable)]
+    assert refused
+    assert "Exceeds maximum queue size" in str(refused[0])
+    # The same load with retries: everyone is answered.
+    assert not [o for o in converse(triton, talk, max_attempts=60) if isinstance(o, BaseException)]
+
+
+def test_open_loop_load_of_the_real_server_is_answered_whole(triton):
+    dense, categorical = rows_taking(0.0, 64)
+
+    async def talk(client):
+        settings = LoadSettings(rate=40.0, arrivals=EVEN, rows_per_request=16, seconds=1.0, warm_up_seconds=0.2)
+        return await run_load(client, FeatureRows(dense=dense, categorical=categorical), settings)
+
+    report = converse(triton, talk)
+    assert (report.sent, report.answered, report.failed, report.unsent) == (40, 40, {}, 0)
+    assert report.versions == {"1": 40}
+
+
+@pytest.mark.parametrize(
+    ("tensors", "text"),
+    [
+        ([(DENSE_INPUT, "FP64", (2, 13)), (CATEGORICAL_INPUT, "INT64", (2, 26))], "dense"),
+        ([(DENSE_INPUT, "FP32", (2, 12)), (CATEGORICAL_INPUT, "INT64", (2, 26))], "dense"),
+        ([(DENSE_INPUT, "FP32", (2, 13))], "input"),
+        ([(DENSE_INPUT, "FP32", (2, 13)), (CATEGORICAL_INPUT, "INT64", (3, 26))], "categorical|batch"),
+        (
+            [
+                (DENSE_INPUT, "FP32", (MAX_BATCH_ROWS + 1, 13)),
+                (CATEGORICAL_INPUT, "INT64", (MAX_BATCH_ROWS + 1, 26)),
+            ],
+            "4096",
+        ),
+    ],
+    ids=["dtype", "width", "missing", "rows", "too-large"],
+)
+def test_what_the_server_itself_refuses_is_a_bad_request_and_harms_nobody(triton, tensors, text):
+    """The client would not send these; another one might."""
+    kinds = {"FP32": np.float32, "FP64": np.float64, "INT64": np.int64}
+    inputs = [
+        InferInput(tensor.name, list(shape), datatype).set_data_from_numpy(np.zeros(shape, kinds[datatype]))
+        for tensor, datatype, shape in tensors
+    ]
+
+    async def ask():
+        async with InferenceServerClient(triton.grpc_url) as plain:
+            await plain.infer(MODEL_NAME, inputs, client_timeout=60)
+
+    with pytest.raises(InferenceServerException) as refusal:
+        asyncio.run(ask())
+    error = translated(refusal.value, triton.grpc_url, MODEL_NAME, 60)
+    assert isinstance(error, BadRequest), error
+    assert any(word in str(error) for word in text.split("|")), error
+    assert converse(triton, lambda client: client.score(*rows_taking(0.0, 3))).model_version == 1
+
+
+def test_an_absent_model_is_named(triton):
+    with pytest.raises(ModelAbsent, match="does not serve model click_model_canary"):
+        converse(triton, lambda client: client.score(*rows_taking(0.0), model_name="click_model_canary"))
+
+
+def test_a_model_of_another_width_is_told_by_its_tensor(tmp_path):
+    write_model(tmp_path / "repository", width=12)
+    with (
+        TritonServer(tmp_path / "repository", log=tmp_path / "triton.log") as server,
+        pytest.raises(WrongSchema, match=r"input dense is FP32 \[-1, 12\], expected FP32 \[-1, 13\]"),
+    ):
+        converse(server, lambda client: client.score(*rows_taking(0.0)))
+
+
+def test_a_server_killed_under_a_request_is_waited_for_until_it_is_back(tmp_path):
+    """The request was in the server's hands; scoring changes nothing, so the next server gets it too."""
+    write_model(tmp_path / "repository")
+    first = TritonServer(tmp_path / "repository", log=tmp_path / "first.log")
+    first.start()
+    ports = Ports(*(int(url.rpartition(":")[2].partition("/")[0]) for url in _urls(first)))
+    second = TritonServer(tmp_path / "repository", log=tmp_path / "second.log", settings=TritonSettings(ports=ports))
+
+    async def talk(client):
+        await client.score(*rows_taking(0.0))
+        asking = asyncio.create_task(client.score(*rows_taking(0.3, 4)))
+        end = time.monotonic() + 20
+        while not client.transport.in_flight:
+            assert time.monotonic() < end
+            await asyncio.sleep(0.001)
+        await asyncio.to_thread(first.kill)
+        await asyncio.to_thread(first.stop)
+        await asyncio.to_thread(second.start)
+        return await asking
+
+    try:
+        answer = converse(first, talk, deadline_seconds=60.0, max_attempts=100)
+        np.testing.assert_array_equal(answer.scores, np.linspace(0, 1, 4, dtype=np.float32))
+    finally:
+        first.stop()
+        second.stop()
+
+
+def _urls(server):
+    http = server.http_url.removeprefix("http://")
+    metrics = server.metrics_url.removeprefix("http://").removesuffix("/metrics")
+    return http, server.grpc_url, metrics

@@ -1,0 +1,241 @@
+"""Following a traffic plan: a real server with two models, a real folder that holds the plan."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import threading
+
+import grpc
+import numpy as np
+import pytest
+
+from components.contracts.errors import PermanentError
+from components.contracts.serving import CANARY_NAME, MODEL_NAME
+from components.contracts.traffic_plan import TRAFFIC_FILE
+from inference_client.errors import BadRequest, DeadlineExpired
+from inference_client.plan_follower import PlanFollower
+from inference_client.routing import PlannedClient
+from tests.inference_client.following import CANARY, KEYS, follow, make_plan, until
+
+
+def test_every_key_meets_its_own_arm_again_and_again(served, objects, publish, make_rows, score_rows):
+    plan = make_plan()
+    publish(plan)
+    rows = make_rows(3)
+
+    async def talk(client):
+        return [[await client.score(*rows, key=key) for key in KEYS] for _ in range(2)]
+
+    for answers in follow(served, objects, talk):
+        for key, answer in zip(KEYS, answers):
+            of_canary = plan.arm_for(key) == CANARY
+            assert (answer.canary, answer.model_version, answer.shadow) == (of_canary, 4 if of_canary else 3, None)
+            expected = 1 - score_rows(*rows) if of_canary else score_rows(*rows)
+            np.testing.assert_array_equal(answer.scores, expected)
+    assert 15 < sum(plan.arm_for(key) == CANARY for key in KEYS) < 45
+
+
+def test_without_a_plan_the_stable_model_answers(served, objects, make_rows):
+    async def talk(client):
+        assert client.plan.problem is None
+        return [await client.score(*make_rows(2), key=key) for key in KEYS[:10]]
+
+    assert {answer.model_version for answer in follow(served, objects, talk)} == {3}
+    assert set(served.scoring.asked) == {MODEL_NAME}
+
+
+def test_a_plan_that_is_published_is_followed_and_one_that_is_taken_away_too(served, objects, publish, make_rows):
+    async def talk(client):
+        rows = make_rows(2)
+        assert not (await client.score(*rows)).canary
+        publish(make_plan(share=1.0))
+        await until(lambda: client.plan.current is not None)
+        assert (await client.score(*rows)).canary
+        publish(make_plan(2, canary=None))
+        await until(lambda: client.plan.current.canary is None)
+        assert not (await client.score(*rows)).canary
+        publish(make_plan(3, share=1.0))
+        await until(lambda: client.plan.current.canary is not None)
+        objects.delete(TRAFFIC_FILE)
+        await until(lambda: client.plan.current is None)
+        assert not (await client.score(*rows)).canary
+
+    follow(served, objects, talk, interval=0.01)
+
+
+def test_a_damaged_plan_leaves_the_last_good_one_in_force_and_is_said_once(served, objects, publish, make_rows, caplog):
+    publish(make_plan(share=1.0))
+
+    async def talk(client):
+        with caplog.at_level(logging.WARNING, "inference_client.plan_follower"):
+            publish(b"{ no plan")
+            await until(lambda: client.plan.problem)
+            for _ in range(3):
+                await client.plan.refresh()
+        assert "traffic.json is no traffic plan" in client.plan.problem
+        assert (await client.score(*make_rows(2))).canary
+        publish(make_plan(2, canary=None))
+        await until(lambda: client.plan.problem is None)
+        assert not (await client.score(*make_rows(2))).canary
+
+    follow(served, objects, talk, interval=0.01)
+    assert len([r for r in caplog.records if "stays as it is" in r.message]) == 1
+
+
+class Failing:
+    """Storage that fails as told."""
+
+    uri = "file:///somewhere"
+
+    def __init__(self, read):
+        self.read_now = read
+
+    def read(self, name):
+        return self.read_now(name)
+
+
+def test_storage_that_fails_leaves_the_last_good_plan_in_force(served, objects, publish, make_rows):
+    publish(make_plan(share=1.0))
+    storage = Failing(objects.read)
+
+    def refuse(name):
+        raise PermanentError("no permission")
+
+    async def talk(client):
+        storage.read_now = refuse
+        await client.plan.refresh()
+        assert client.plan.problem == client.summary()["problem"] == "no permission"
+        assert (await client.score(*make_rows(2))).canary
+        storage.read_now = objects.read
+        await client.plan.refresh()
+        assert client.plan.problem is None
+
+    follow(served, storage, talk)
+
+
+def test_a_defect_in_the_storage_is_said_and_not_lost_with_its_task(served, objects, publish, make_rows):
+    publish(make_plan(share=1.0))
+    storage = Failing(objects.read)
+
+    def fail(name):
+        raise ZeroDivisionError("defect")
+
+    async def talk(client):
+        storage.read_now = fail
+        await until(lambda: client.plan.problem)
+        assert "is not followed any more: ZeroDivisionError('defect')" in client.plan.problem
+        assert (await client.score(*make_rows(2))).canary
+
+    follow(served, storage, talk, interval=0.01)
+
+
+def test_storage_that_hangs_holds_up_no_request(served, objects, make_rows):
+    released = threading.Event()
+    storage = Failing(lambda name: released.wait(20) and None)
+
+    async def run():
+        plan = PlanFollower(storage, read_seconds=0.05)
+        async with PlannedClient(served.url, storage, plan=plan) as client:
+            assert "was not read within 0.05 s" in client.plan.problem
+            answer = await client.score(*make_rows(2))
+            released.set()
+            return answer
+
+    assert asyncio.run(run()).model_version == 3
+
+
+def test_an_absent_canary_costs_no_request_and_the_plan_is_read_at_once(
+    served, objects, publish, make_rows, score_rows
+):
+    publish(make_plan(share=1.0))
+    rows = make_rows(3)
+
+    async def talk(client):
+        served.scoring.canary_version = None
+        publish(make_plan(2, canary=None))
+        # The plan follower would not look again for an hour.
+        client.plan._last_read = float("-inf")
+        answer = await client.score(*rows)
+        assert (answer.canary, answer.model_version) == (False, 3)
+        np.testing.assert_array_equal(answer.scores, score_rows(*rows))
+        await until(lambda: client.plan.current.sequence == 2)
+        assert dict(client.fallbacks) == {"ModelAbsent": 1}
+        await client.score(*rows)
+
+    follow(served, objects, talk)
+    assert served.scoring.asked == [CANARY_NAME, MODEL_NAME, MODEL_NAME]
+
+
+@pytest.mark.parametrize(
+    ("failure", "kind"),
+    [
+        ((grpc.StatusCode.INTERNAL, "Stub process 'x' is not healthy."), "ServerFault"),
+        ((grpc.StatusCode.UNAVAILABLE, "Exceeds maximum queue size"), "ServerBusy"),
+        ((grpc.StatusCode.INVALID_ARGUMENT, "unexpected shape"), "BadRequest"),
+    ],
+    ids=["fault", "busy", "refusal"],
+)
+def test_what_the_canary_cannot_do_the_stable_arm_does(served, objects, publish, make_rows, score_rows, failure, kind):
+    publish(make_plan(share=1.0, shadow=1.0))
+    served.scoring.canary_failure = failure
+    rows = make_rows(3)
+
+    async def talk(client):
+        answer = await client.score(*rows)
+        assert dict(client.fallbacks) == {kind: 1}
+        return answer
+
+    answer = follow(served, objects, talk)
+    np.testing.assert_array_equal(answer.scores, score_rows(*rows))
+    # The stable arm is the canary's shadow: having served, it has nothing to add.
+    assert (answer.canary, answer.shadow) == (False, None)
+    assert served.scoring.asked == [CANARY_NAME, MODEL_NAME]
+
+
+def test_a_request_at_fault_fails_at_both_arms(served, objects, publish, make_rows):
+    publish(make_plan(share=1.0))
+    served.scoring.always = (grpc.StatusCode.INVALID_ARGUMENT, "dense[0, 0] is inf")
+    with pytest.raises(BadRequest, match="inf"):
+        follow(served, objects, lambda client: client.score(*make_rows(1)))
+
+
+def test_one_deadline_covers_both_arms(served, objects, publish, make_rows):
+    publish(make_plan(share=1.0))
+    served.scoring.canary_failure = (grpc.StatusCode.INTERNAL, "broken")
+    served.scoring.wait = served.make_event()
+    # By this timer the canary took 29.9 of the 30 seconds before it failed.
+    told = iter([100.0, 129.9])
+
+    async def run():
+        async with PlannedClient(served.url, objects, timer=lambda: next(told)) as client:
+            asking = asyncio.create_task(client.score(*make_rows(1)))
+            await until(lambda: served.scoring.in_flight == 1)
+            served.release(served.scoring.wait)
+            served.scoring.wait = served.make_event()
+            await asking
+
+    with pytest.raises(DeadlineExpired, match=r"within 0\.1 s"):
+        asyncio.run(run())
+    served.release(served.scoring.wait)
+
+
+def test_the_record_says_what_the_reply_says_and_not_what_the_plan_promised(served, objects, publish, make_rows):
+    publish(make_plan(share=1.0))
+    served.scoring.canary_version = 9
+
+    async def talk(client):
+        answer = await client.score(*make_rows(1))
+        assert client.summary()["unplanned_versions"] == {f"{CANARY_NAME}: 9": 1}
+        return answer
+
+    answer = follow(served, objects, talk)
+    assert (answer.canary, answer.model_version) == (True, 9)
+
+
+def test_a_stuck_canary_ends_with_the_deadline(served, objects, publish, make_rows):
+    publish(make_plan(share=1.0))
+    served.scoring.canary_wait = served.make_event()
+    with pytest.raises(DeadlineExpired, match=r"within 0\.2 s"):
+        follow(served, objects, lambda client: client.score(*make_rows(1)), deadline_seconds=0.2)
+    served.release(served.scoring.canary_wait)

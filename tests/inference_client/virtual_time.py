@@ -1,0 +1,49 @@
+"""Time that only sleeping moves."""
+
+from __future__ import annotations
+
+import asyncio
+
+
+class VirtualTime:
+    """A clock that moves to the earliest sleeper when everything else waits; a cancelled sleep moves nothing."""
+
+    def __init__(self) -> None:
+        self.now = 5000.0
+        self._sleepers: list[tuple[float, int, asyncio.Event]] = []
+        self._slept = 0
+
+    def clock(self) -> float:
+        return self.now
+
+    async def sleep(self, seconds: float) -> None:
+        self._slept += 1
+        sleeper = (self.now + seconds, self._slept, asyncio.Event())
+        self._sleepers.append(sleeper)
+        try:
+            await sleeper[2].wait()
+        finally:
+            if sleeper in self._sleepers:
+                self._sleepers.remove(sleeper)
+
+    async def _advance(self) -> None:
+        while True:
+            for _ in range(20):
+                await asyncio.sleep(0)
+            if self._sleepers:
+                first = min(self._sleepers)
+                self._sleepers.remove(first)
+                self.now = max(self.now, first[0])
+                first[2].set()
+
+    def run(self, main):
+        """Runs a coroutine to its end in this time."""
+
+        async def both():
+            advancing = asyncio.create_task(self._advance())
+            try:
+                return await main
+            finally:
+                advancing.cancel()
+
+        return asyncio.run(both())
