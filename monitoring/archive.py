@@ -1,7 +1,8 @@
 """Matured rows as Parquet files, each whole or absent, each row in exactly one.
 
 In: matured requests of `monitoring.store`. Out: `<archive>/day=YYYY-MM-DD/part-<unique>.parquet` in the raw schema of
-`contracts.criteo`. Moving them to the lake is left to `monitoring.uploader`.
+`contracts.criteo`, with its shadow columns where a row of the file was scored in the shadow. Moving them to the lake is
+left to `monitoring.uploader`.
 
 The order that survives a kill: the rows are given to a file name (store), the file is written aside, flushed and
 renamed, then sealed (store). On restart an intended file that exists, here or among the uploaded, is sealed; one that
@@ -16,6 +17,7 @@ from collections.abc import Callable, Iterator, Sequence
 from datetime import datetime, timezone
 from itertools import groupby
 from pathlib import Path
+from typing import Any
 from uuid import uuid4
 
 import numpy as np
@@ -30,12 +32,20 @@ from monitoring.store import ArchiveRow, Store
 logger = logging.getLogger(__name__)
 
 UPLOADED_FOLDER = "uploaded"
-SCHEMA = pa.schema(
-    [
-        (name, pa.timestamp("us", tz="UTC") if text.startswith("timestamp") else getattr(pa, text)())
-        for name, text in criteo.RAW_TYPES.items()
-    ]
-)
+
+
+def _schema(types: dict[str, str]) -> pa.Schema:
+    return pa.schema(
+        [
+            (name, pa.timestamp("us", tz="UTC") if text.startswith("timestamp") else getattr(pa, text)())
+            for name, text in types.items()
+        ]
+    )
+
+
+SCHEMA = _schema(criteo.RAW_TYPES)
+SHADOW_SCHEMA = _schema({**criteo.RAW_TYPES, **criteo.SHADOW_TYPES})
+"""Of files with a row that was scored in the shadow; others stay as they were before there were shadows."""
 
 
 def no_checkpoint(name: str) -> None:
@@ -138,7 +148,10 @@ class Archive:
 
 
 def build_table(rows: Sequence[ArchiveRow]) -> pa.Table:
-    """The rows of these requests in the raw schema, in the order given; missing features are null."""
+    """The rows of these requests in the raw schema, in the order given; missing features are null.
+
+    With the shadow columns if any of the rows has them.
+    """
     batches = list(_predictions(rows))
     sizes = [len(batch) for batch in batches]
     request = np.repeat(np.arange(len(batches)), sizes)
@@ -158,7 +171,20 @@ def build_table(rows: Sequence[ArchiveRow]) -> pa.Table:
     for i, name in enumerate(criteo.CATEGORICAL):
         values = np.ascontiguousarray(categorical[:, i])
         columns[name] = pa.array(values, mask=values == criteo.MISSING_CATEGORY)
-    return pa.table([pa.array(columns[field.name]).cast(field.type) for field in SCHEMA], schema=SCHEMA)
+    schema = SCHEMA
+    if any(batch.shadow_scores is not None for batch in batches):
+        columns |= _shadow_columns(batches)
+        schema = SHADOW_SCHEMA
+    return pa.table([pa.array(columns[field.name]).cast(field.type) for field in schema], schema=schema)
+
+
+def _shadow_columns(batches: Sequence[PredictionBatch]) -> dict[str, Any]:
+    versions = [pa.array([batch.shadow_version] * len(batch), pa.int32()) for batch in batches]
+    scores = [
+        pa.nulls(len(batch), pa.float32()) if batch.shadow_scores is None else pa.array(batch.shadow_scores)
+        for batch in batches
+    ]
+    return {criteo.SHADOW_VERSION: pa.concat_arrays(versions), criteo.SHADOW_SCORE: pa.concat_arrays(scores)}
 
 
 def _predictions(rows: Sequence[ArchiveRow]) -> Iterator[PredictionBatch]:

@@ -28,6 +28,8 @@ def read_record(payload: bytes, *, now: float) -> Record:
         _expect_time(record.time, now)
         if type(record.model_version) is not int or record.model_version not in _INT32:
             raise ContractError(f"model_version is {record.model_version!r}, expected a 32-bit integer")
+        if record.shadow_version is not None and record.shadow_version not in _INT32:
+            raise ContractError(f"shadow_version is {record.shadow_version}, expected a 32-bit integer")
     else:
         _expect_text("batch_id", record.batch_id)
         for request_id in record.request_ids:

@@ -89,11 +89,13 @@ class Monitor:
             checkpoint=checkpoint,
         )
         self.windows = VersionWindows(settings.window_rows)
+        known = store.read_document("versions") or {"seen": []}
+        self._versions_seen = set(known["seen"])
+        self.windows.canaries = set(known.get("canaries", []))  # absent in a state folder older than canaries
         self._rebuild_windows()
         self._watermark = Watermark(started_at=clock(), lease_seconds=lease_seconds)
         self._kpis: dict[int, Kpis] = {}
         self._last_record_time: float | None = None
-        self._versions_seen = set((store.read_document("versions") or {"seen": []})["seen"])
         self._told: Action | None = None
         self._measured_at: dict[int, float] = {}
         self._decision = ""
@@ -193,14 +195,19 @@ class Monitor:
         for batch in batches:
             # A client whose clock is ahead must not name the serving version until we get there.
             predicted_at = min(batch.time, now)
+            changed = self.windows.note_arm(batch.model_version, is_canary=batch.canary)
             self.windows.note_prediction(batch.model_version, predicted_at)
             self._last_record_time = max(predicted_at, self._last_record_time or 0.0)
             if batch.model_version not in self._versions_seen:
                 self._versions_seen.add(batch.model_version)
+                part = "takes a share of the traffic" if batch.canary else "serves"
                 self.journal.tell(
-                    "version_seen", f"model version {batch.model_version} serves", version=batch.model_version
+                    "version_seen", f"model version {batch.model_version} {part}", version=batch.model_version
                 )
-                self._store.write_documents({"versions": {"seen": sorted(self._versions_seen)}})
+                changed = True
+            if changed:
+                seen = {"seen": sorted(self._versions_seen), "canaries": sorted(self.windows.canaries)}
+                self._store.write_documents({"versions": seen})
 
     # -- join
 

@@ -61,21 +61,34 @@ class VersionWindows:
 
     The serving version is that of the newest prediction, matured or not: rows of an old version go on maturing for a
     whole attribution window after a release, and must not be judged any more. It is not the highest number: a
-    rollback serves an older one.
+    rollback serves an older one. Nor is it a canary, which answers a share of the traffic beside it: its rows have a
+    window of their own, and it serves once it answers as no canary.
     """
 
     def __init__(self, capacity: int) -> None:
         self._capacity = capacity
         self._windows: dict[int, RowWindow] = {}
         self._newest: tuple[float, int] | None = None
+        self.canaries: set[int] = set()
+        """Versions that answered last as canaries."""
 
     @property
     def serving_version(self) -> int | None:
         """The version that serves now; None before the first prediction."""
         return self._newest[1] if self._newest else None
 
+    def note_arm(self, version: int, *, is_canary: bool) -> bool:
+        """Takes in as what `version` answered; whether that is news."""
+        # A late record of a canary that serves by now is no way back.
+        if is_canary == (version in self.canaries) or (is_canary and version == self.serving_version):
+            return False
+        self.canaries ^= {version}
+        return True
+
     def note_prediction(self, version: int, predicted_at: float) -> None:
-        """Takes in that `version` made a prediction."""
+        """Takes in that `version` made a prediction; a canary's is no sign of who serves."""
+        if version in self.canaries:
+            return
         if self._newest is None or (predicted_at, version) >= self._newest:
             self._newest = (predicted_at, version)
 

@@ -106,11 +106,20 @@ def auc_estimate(labels: ArrayLike, scores: ArrayLike) -> AucEstimate | None:
     return AucEstimate(auc, error, max(0.0, auc - Z_95 * error), min(1.0, auc + Z_95 * error))
 
 
-def auc_difference(labels: ArrayLike, scores: ArrayLike, reference: ArrayLike) -> AucDifference | None:
+def auc_difference(
+    labels: ArrayLike, scores: ArrayLike, reference: ArrayLike, *, groups: ArrayLike | None = None
+) -> AucDifference | None:
     """AUC of `scores` minus AUC of `reference` on the same rows, by paired DeLong.
 
-    `None` with fewer than two clicks or two non-clicks. Scores that order the rows alike differ by exactly 0 with a
-    p-value of 1.
+    Args:
+        labels: 0 or 1, shape [n].
+        scores: Finite numbers, shape [n].
+        reference: Finite numbers, shape [n].
+        groups: Integers from 0, shape [n]: rows of one group (a request) share their user and are not independent;
+            the standard error then counts groups (Obuchowski 1997). None = every row for itself.
+
+    `None` with fewer than two clicks, two non-clicks, or two groups. Scores that order the rows alike differ by exactly
+    0 with a p-value of 1.
     """
     click, score = _checked(labels, scores)
     _, other = _checked(labels, reference)
@@ -120,9 +129,31 @@ def auc_difference(labels: ArrayLike, scores: ArrayLike, reference: ArrayLike) -
     won_reference, lost_reference = _placements(click, other)
     won_more, lost_more = won - won_reference, lost - lost_reference
     difference = float(won_more.mean())
-    error = float(np.sqrt(won_more.var(ddof=1) / len(won) + lost_more.var(ddof=1) / len(lost)))
+    if groups is None:
+        error = float(np.sqrt(won_more.var(ddof=1) / len(won) + lost_more.var(ddof=1) / len(lost)))
+    else:
+        influence = np.empty(len(click))
+        influence[click] = (won_more - difference) / len(won)
+        influence[~click] = (lost_more - difference) / len(lost)
+        of_groups = grouped_error(influence, groups)
+        if of_groups is None:
+            return None
+        error = of_groups
     p_value = two_sided_p_value(difference / error) if error > 0 else float(difference == 0)
     return AucDifference(difference, error, difference - Z_95 * error, difference + Z_95 * error, p_value)
+
+
+def grouped_error(influence: NDArray[np.float64], groups: ArrayLike) -> float | None:
+    """Standard error of the sum of `influence` [n], rows of one group together; `None` with fewer than two groups.
+
+    Args:
+        influence: What each row adds to an estimate's deviation; they sum to 0.
+        groups: Integers from 0, shape [n].
+    """
+    sums = np.bincount(np.unique(np.asarray(groups), return_inverse=True)[1].reshape(-1), influence)
+    if len(sums) < 2:
+        return None
+    return float(np.sqrt(len(sums) / (len(sums) - 1) * np.square(sums).sum()))
 
 
 def two_sided_p_value(z: float) -> float:

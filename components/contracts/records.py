@@ -62,6 +62,8 @@ class PredictionBatch:
     """Model version that scored the rows in the shadow; None = none did."""
     shadow_scores: NDArray[np.float32] | None = None
     """[n] its probabilities, which nobody was served; given with `shadow_version` or not at all."""
+    canary: bool = False
+    """Whether a canary answered: its version takes a share of the traffic and is not the one that serves."""
 
     def __post_init__(self) -> None:
         """Refuses what could not be read back."""
@@ -77,6 +79,8 @@ class PredictionBatch:
             raise ContractError(f"prediction batch {self.request_id} has a shadow version without scores or vice versa")
         if self.shadow_scores is not None:
             _expect("shadow_scores", self.shadow_scores, np.float32, (n,))
+        if self.shadow_version is not None and type(self.shadow_version) is not int:
+            raise ContractError(f"shadow_version is {self.shadow_version!r}, expected an integer")
         for scores in (self.scores, self.shadow_scores):
             if scores is not None and not ((scores >= 0) & (scores <= 1)).all():
                 raise ContractError(f"prediction batch {self.request_id} holds a score outside [0, 1]")
@@ -141,6 +145,8 @@ def encode(record: Record) -> bytes:
         }
         arrays = [record.dense, record.categorical, record.scores]
         arrays += [] if record.positions is None else [record.positions]
+        if record.canary:
+            header["canary"] = True  # only where true: otherwise the message is what it was before the field
         if record.shadow_scores is not None:
             version = FORMAT_VERSION
             header["shadow_version"] = record.shadow_version
@@ -178,7 +184,10 @@ def decode(message: bytes) -> Record:
     try:
         header = json.loads(body[_PREFIX.size : start])
         arrays = _Arrays(body, start)
-        record = _decode_prediction(header, arrays) if kind == _PREDICTION else _decode_outcome(kind, header, arrays)
+        if kind == _PREDICTION:
+            record: Record = _decode_prediction(version, header, arrays)
+        else:
+            record = _decode_outcome(kind, header, arrays)
     except ContractError:
         raise
     except (KeyError, TypeError, ValueError, OverflowError, RecursionError) as error:
@@ -187,8 +196,12 @@ def decode(message: bytes) -> Record:
     return record
 
 
-def _decode_prediction(header: dict[str, Any], arrays: _Arrays) -> PredictionBatch:
-    n = header["num_rows"]
+def _decode_prediction(version: int, header: dict[str, Any], arrays: _Arrays) -> PredictionBatch:
+    n, shadow, canary = header["num_rows"], header.get("shadow_version"), header.get("canary", False)
+    if version == _PLAIN_VERSION and shadow is not None:
+        raise ContractError(f"log record of format version {version} names a shadow, expected version {FORMAT_VERSION}")
+    if type(canary) is not bool:
+        raise ContractError(f"log record has a malformed header: canary is {canary!r}, expected true or false")
     return PredictionBatch(
         request_id=header["request_id"],
         time=header["time"],
@@ -198,8 +211,9 @@ def _decode_prediction(header: dict[str, Any], arrays: _Arrays) -> PredictionBat
         scores=arrays.take(np.float32, (n,)),
         session_id=header["session_id"],
         positions=arrays.take(np.int32, (n,)) if header["has_positions"] else None,
-        shadow_version=header.get("shadow_version"),
-        shadow_scores=arrays.take(np.float32, (n,)) if header.get("shadow_version") is not None else None,
+        shadow_version=shadow,
+        shadow_scores=arrays.take(np.float32, (n,)) if shadow is not None else None,
+        canary=canary,
     )
 
 

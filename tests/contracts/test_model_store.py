@@ -9,7 +9,7 @@ import pytest
 
 from components.contracts import model_store, promotion_journal, run_notes
 from components.contracts.errors import ContractError, Preempted
-from components.contracts.manifests import Model, Release
+from components.contracts.manifests import Model, Release, ServingPlace
 from components.contracts.promotion_journal import Promotion, append_promotion, current, read_journal
 from components.contracts.retrain_request import CURRENT, NONE
 
@@ -204,3 +204,21 @@ def test_newest_outcome_of_a_trigger_is_found(tmp_path):
         )
     assert run_notes.find_outcome(tmp_path, "t-1").run == "b"
     assert run_notes.find_outcome(tmp_path, "t-3") is None
+
+
+def test_where_releases_go_is_noted_once_and_read_back(tmp_path):
+    assert model_store.read_serving_place(tmp_path) is None
+    place = ServingPlace(repository_uri="gs://models/repository", triton_urls=["dns:///triton:8001"], server="python")
+    model_store.write_serving_place(tmp_path, place)
+    first = (tmp_path / "serving.json").stat().st_ino
+    model_store.write_serving_place(tmp_path, place)
+    assert (tmp_path / "serving.json").stat().st_ino == first, "an unchanged place is not written again"
+    model_store.write_serving_place(tmp_path, replace(place, server="onnxruntime"))
+    assert model_store.read_serving_place(tmp_path).server == "onnxruntime"
+
+
+def test_a_stored_model_is_found_by_its_id(tmp_path):
+    release(tmp_path, 1, "a")
+    assert model_store.stored_model(tmp_path, "a").model_id == "a"
+    with pytest.raises(ContractError, match="'b' is not in the model store"):
+        model_store.stored_model(tmp_path, "b")

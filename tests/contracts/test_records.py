@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import struct
 import zlib
@@ -68,6 +69,16 @@ def prediction_batches(draw):
         scores=draw(hnp.arrays(np.float32, n, elements=st.floats(0, 1, width=32))),
         session_id=draw(st.none() | st.text()),
         positions=draw(st.none() | hnp.arrays(np.int32, n, elements=INT32)),
+        canary=draw(st.booleans()),
+        **draw(
+            st.just({})
+            | st.fixed_dictionaries(
+                {
+                    "shadow_version": st.integers(1, 2**31 - 1),
+                    "shadow_scores": hnp.arrays(np.float32, n, elements=st.floats(0, 1, width=32)),
+                }
+            )
+        ),
     )
 
 
@@ -144,6 +155,10 @@ def test_forging_nothing_gives_a_valid_record():
         ({"header": {"num_rows": pow(13, -1, 2**64)}}, "bytes early"),
         ({"header": ["no", "object"]}, "malformed header"),
         ({"kind": 2}, "malformed header"),
+        ({"header": {"canary": 1}}, "canary is 1, expected true or false"),
+        ({"header": {"shadow_version": 8}}, "format version 1 names a shadow, expected version 2"),
+        ({"header": {"shadow_version": 8}, "version": 2}, "12 bytes early"),
+        ({"header": {"shadow_version": 8.5}, "version": 2, "tail": b"\0" * 12}, "shadow_version is 8.5"),
     ],
     ids=lambda value: str(value)[:40] if isinstance(value, dict) else None,
 )
@@ -174,8 +189,14 @@ def test_batch_of_64_rows_fits_far_below_the_limit():
         {"dense": np.zeros((3, 12), np.float32)},
         {"categorical": np.zeros((3, 26), np.int32)},
         {"positions": np.arange(3)},
+        {"shadow_version": 8},
+        {"shadow_scores": np.zeros(3, np.float32)},
+        {"shadow_version": 8, "shadow_scores": np.zeros(2, np.float32)},
+        {"shadow_version": 8, "shadow_scores": np.array([0.1, 0.2, np.nan], np.float32)},
+        {"shadow_version": "8", "shadow_scores": np.zeros(3, np.float32)},
+        {"shadow_version": True, "shadow_scores": np.zeros(3, np.float32)},
     ],
-    ids=["no id", "score 1.5", "score NaN", "float64 scores", "no rows", "12 dense", "int32 categories", "positions"],
+    ids=str,
 )
 def test_batch_that_cannot_be_read_back_is_refused_at_once(changes):
     with pytest.raises(ContractError):
@@ -196,3 +217,41 @@ def test_batch_that_cannot_be_read_back_is_refused_at_once(changes):
 def test_outcomes_that_cannot_be_read_back_are_refused_at_once(changes):
     with pytest.raises(ContractError):
         outcomes(**changes)
+
+
+def golden(**changes):
+    return predictions(
+        1,
+        dense=np.where(np.arange(13) % 5 == 4, np.nan, np.arange(13)).astype(np.float32)[None],
+        categorical=np.arange(-1, 25)[None].astype(np.int64),
+        scores=np.array([0.25], np.float32),
+        session_id="s",
+        positions=np.array([1], np.int32),
+        **changes,
+    )
+
+
+SHADOW = {"shadow_version": 8, "shadow_scores": np.array([0.5], np.float32)}
+
+
+@pytest.mark.parametrize(
+    ("record", "version", "digest"),
+    [
+        # Computed by the encoder as it was before there were shadow scores.
+        (golden(), 1, "a37c5bf5367387de0d760e9f743d2d8ee37ce348dd475998745cf08ce879b683"),
+        (outcomes(1, rows=np.zeros(1, np.int32), times=np.array([4.0])), 1,
+         "39feaa0a7c849b45a157472bd00446b6a70def4a21a6b1caf46e94744437c685"),
+        (golden(canary=True), 1, "2ae6d4194dce48be50b68007a52359c918dc6e34c11f9d1fc8118fba174e1c0e"),
+        (golden(**SHADOW), 2, "b7620af70153a3210d3d5f58340faeb68e986d6ffc3ba60fd93eccaa54cd23f5"),
+    ],
+    ids=["plain", "outcome", "canary", "shadow"],
+)  # fmt: skip
+def test_bytes_on_the_wire_are_frozen(record, version, digest):
+    message = records.encode(record)
+    assert (message[4], hashlib.sha256(message).hexdigest()) == (version, digest)
+
+
+def test_shadow_scores_travel_beside_the_served_ones_and_change_none():
+    record = records.decode(records.encode(golden(**SHADOW)))
+    assert (record.scores.tolist(), record.shadow_scores.tolist()) == ([0.25], [0.5])
+    assert (record.model_version, record.shadow_version) == (7, 8)

@@ -1,0 +1,94 @@
+"""A canary beside the version that serves: its rows are kept and counted, its version judges nothing."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import numpy as np
+import pytest
+
+from components.contracts.errors import ContractError
+from components.contracts.records import decode, encode
+from monitoring.archive import SCHEMA, SHADOW_SCHEMA, build_table
+from monitoring.intake import read_record
+from monitoring.store import ArchiveRow
+from monitoring.window import VersionWindows
+from tests.monitoring.conftest import START, WINDOW, prediction, publish
+
+
+def by_canary(name, *, time, version=2):
+    return dataclasses.replace(prediction(name, time=time, version=version), canary=True)
+
+
+@pytest.mark.parametrize("restart", [False, True])
+def test_a_canary_is_not_the_version_that_serves_however_new_its_answers(bench, restart):
+    b = bench()
+    monitor = b.start()
+    publish(b.log, prediction("s", time=START), by_canary("c", time=START + 1))
+    monitor.tick()
+    b.clock.time = START + WINDOW + 10
+    monitor.tick()
+    if restart:
+        monitor = b.start()
+    assert monitor.windows.serving_version == 1
+    assert set(monitor.windows.versions) == {1, 2}, "its rows have a window all the same"
+
+
+def test_a_canary_serves_once_it_answers_as_no_canary_and_late_records_do_not_take_that_back(bench):
+    b = bench()
+    monitor = b.start()
+    publish(b.log, prediction("s", time=START), by_canary("c", time=START + 1))
+    monitor.tick()
+    b.clock.time += 5
+    publish(b.log, prediction("promoted", time=START + 4, version=2), by_canary("late", time=START + 2))
+    monitor.tick()
+    assert monitor.windows.serving_version == 2
+    assert monitor.windows.canaries == set()
+    monitor = b.start()
+    assert monitor.windows.serving_version == 2
+
+
+def test_the_events_tell_a_canary_from_a_version_that_serves(bench):
+    b = bench()
+    monitor = b.start()
+    publish(b.log, prediction("s", time=START), by_canary("c", time=START + 1))
+    monitor.tick()
+    seen = {e["version"]: e["text"] for e in b.events if e["kind"] == "version_seen"}
+    assert seen == {1: "model version 1 serves", 2: "model version 2 takes a share of the traffic"}
+
+
+def test_windows_forget_no_version_for_being_a_canary():
+    windows = VersionWindows(10)
+    assert windows.note_arm(3, is_canary=True)
+    assert not windows.note_arm(3, is_canary=True)
+    windows.note_prediction(3, 5.0)
+    assert windows.serving_version is None
+
+
+@pytest.mark.parametrize("version", [2**31, -(2**31) - 1])
+def test_a_shadow_version_that_no_column_holds_is_set_aside(version):
+    batch = dataclasses.replace(
+        prediction("a", 3), shadow_version=version, shadow_scores=np.array([0.1, 0.2, 0.3], np.float32)
+    )
+    with pytest.raises(ContractError, match=f"shadow_version is {version}"):
+        read_record(encode(batch), now=START)
+
+
+def test_a_file_has_the_shadow_columns_where_a_row_has_a_shadow_and_nulls_beside_it():
+    plain = prediction("plain", 2)
+    shadowed = dataclasses.replace(
+        prediction("shadowed", 3), shadow_version=9, shadow_scores=np.array([0.25, 0.5, 0.75], np.float32)
+    )
+
+    def rows(*batches):
+        return [
+            ArchiveRow(i, b.time, len(b), encode(b), np.zeros(len(b), np.uint8)) for i, b in enumerate(batches, start=1)
+        ]
+
+    assert build_table(rows(plain)).schema.equals(SCHEMA)
+    table = build_table(rows(plain, shadowed))
+    assert table.schema.equals(SHADOW_SCHEMA)
+    assert table["shadow_version"].to_pylist() == [None, None, 9, 9, 9]
+    assert table["shadow_score"].to_pylist() == [None, None, 0.25, 0.5, 0.75]
+    assert table.select(SCHEMA.names).slice(0, 2).equals(build_table(rows(plain)))
+    assert decode(encode(shadowed)).shadow_scores.tolist() == [0.25, 0.5, 0.75]
