@@ -1,0 +1,146 @@
+"""The canary's command line: `python -m components.deployment.canary start|step|watch|advance|abort|status`.
+
+Exit codes: 0 done, 2 misuse or impossible, 3 a server or another deployment was in the way (what was live is live).
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+from dataclasses import asdict, fields, replace
+
+from components.contracts.manifests import RawDataset, Verdict
+from components.contracts.model_store import read_serving_place, stored_model, verdict_paths
+from components.contracts.uris import local_path
+from components.deployment import canary
+from components.deployment.canary_policy import CanaryPolicy
+from components.deployment.canary_start import FIRST_SHARE, SHADOW_SHARE
+from components.deployment.command_line import add_site_flags, exit_code, site_of
+from components.deployment.discovery import parse_urls
+from components.deployment.release_settings import ReleaseSettings
+
+_HELP = {
+    "shares": "its share at each stage, comma-separated",
+    "min_pairs": "rows scored by both at the first look; each further look has twice as many",
+    "max_looks": "looks at one stage",
+    "alpha": "most probability of aborting a model that is as good",
+    "growth_alpha": "most probability, per stage, of growing one that is worse by a margin",
+    "auc_margin": "loss of AUC that is put up with",
+    "log_loss_margin": "loss in nats per row that is put up with",
+    "min_requests": "requests of each arm before errors and latency count",
+    "error_margin": "rate of failures beyond stable's that is put up with",
+    "error_alpha": "most probability of aborting by errors a model that fails no more than that",
+    "max_latency_ratio": "most mean latency, as a multiple of stable's",
+}
+
+
+def build_parser() -> argparse.ArgumentParser:
+    """The commands and their flags."""
+    parser = argparse.ArgumentParser(prog="python -m components.deployment.canary", description=canary.__doc__)
+    commands = parser.add_subparsers(dest="command", required=True)
+    start = _command(commands, "start", "load a judged model beside the live one and send it traffic")
+    start.add_argument("--model-id", required=True, help="the stored model")
+    start.add_argument("--shadow-only", action="store_true", help="it scores and answers nobody")
+    start.add_argument("--first-share", type=float, default=FIRST_SHARE, help="share of keys (default: %(default)s)")
+    start.add_argument(
+        "--shadow-share", type=float, default=SHADOW_SHARE, help="share of requests both score (default: %(default)s)"
+    )
+    for name, summary in (
+        ("step", "evaluate once, and do what follows"),
+        ("watch", "step until there is no canary any more"),
+        ("status", "say what the next step would find"),
+        ("advance", "take it to the next share, or to all, on a person's word"),
+    ):
+        command = _command(commands, name, summary)
+        command.add_argument("--archive", help="the monitor's archive, folder URI")
+        command.add_argument("--lake", help="the lake, folder URI")
+        for rule in fields(CanaryPolicy):
+            flag, default = f"--{rule.name.replace('_', '-')}", rule.default
+            if rule.name == "shares":
+                command.add_argument(flag, type=_shares, default=default, help=_HELP[rule.name])
+            else:
+                command.add_argument(
+                    flag, type=type(default), default=default, help=_HELP[rule.name] + " (default: %(default)s)"
+                )
+        if name == "advance":
+            command.add_argument("--reason", required=True, help="why, for the journal")
+        if name == "watch":
+            command.add_argument("--interval-seconds", type=float, default=30.0, help="between two steps")
+    abort = _command(commands, "abort", "take the canary's traffic back at once")
+    abort.add_argument("--reason", required=True, help="why, for the journal")
+    return parser
+
+
+def _command(
+    commands: argparse._SubParsersAction[argparse.ArgumentParser], name: str, summary: str
+) -> argparse.ArgumentParser:
+    command = commands.add_parser(name, help=summary)
+    add_site_flags(command)
+    command.add_argument(
+        "--metrics-urls", default="", help="host:metrics_port or dns:///name:metrics_port of every server"
+    )
+    return command
+
+
+def _shares(text: str) -> tuple[float, ...]:
+    return tuple(float(part) for part in text.split(","))
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Runs one command; see the module."""
+    arguments = build_parser().parse_args(argv)
+    return exit_code(lambda: _run(arguments))
+
+
+def _run(arguments: argparse.Namespace) -> str:
+    if arguments.command == "start":
+        return _start(arguments)
+    settings = _settings(arguments)
+    if arguments.command == "abort":
+        canary.abort(settings, arguments.reason)
+        return _said(canary.watch(settings, interval_seconds=1.0))
+    if arguments.command == "watch":
+        return _said(canary.watch(settings, interval_seconds=arguments.interval_seconds, tell=_tell))
+    if arguments.command == "advance":
+        return _said(canary.advance(settings, arguments.reason))
+    return _said(canary.step(settings) if arguments.command == "step" else canary.status(settings))
+
+
+def _start(arguments: argparse.Namespace) -> str:
+    site = site_of(arguments)
+    of_verdict, of_raw = verdict_paths(site.store, arguments.model_id)
+    place = read_serving_place(site.store)
+    settings = ReleaseSettings(store=site.store, repository=site.repository, triton_urls=site.triton_urls, who=site.who)
+    if place is not None:
+        settings = replace(settings, server=place.server)
+    done = canary.start(
+        stored_model(site.store, arguments.model_id),
+        Verdict.read(of_verdict),
+        RawDataset.read(of_raw),
+        settings,
+        shadow_only=arguments.shadow_only,
+        first_share=arguments.first_share,
+        shadow_share=arguments.shadow_share,
+        metrics=tuple(parse_urls(arguments.metrics_urls)),
+    )
+    return f"version {done.version} is the canary, model {done.model_id}"
+
+
+def _settings(arguments: argparse.Namespace) -> canary.CanarySettings:
+    folders = [getattr(arguments, name, None) for name in ("archive", "lake")]
+    rules = {rule.name: getattr(arguments, rule.name) for rule in fields(CanaryPolicy) if hasattr(arguments, rule.name)}
+    return canary.CanarySettings(
+        site=site_of(arguments),
+        evidence=tuple(local_path(folder) for folder in folders if folder),
+        metrics=tuple(parse_urls(arguments.metrics_urls)),
+        policy=CanaryPolicy(**rules),
+    )
+
+
+def _tell(step: canary.Step) -> None:
+    print(_said(step), flush=True)
+
+
+def _said(step: canary.Step) -> str:
+    """The step as one line of JSON."""
+    return json.dumps({name: value for name, value in asdict(step).items() if value is not None})

@@ -1,0 +1,676 @@
+"""A canary from its start to its end, with every deployment killed at every step it names, and what clients see."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import shutil
+from collections import Counter
+from datetime import datetime, timedelta, timezone
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from components.contracts.errors import ContractError, PermanentError, TemporaryError
+from components.contracts.promotion_journal import current, read_entries
+from components.contracts.serving import CANARY_NAME, MODEL_NAME
+from components.deployment import canary, canary_state
+from components.deployment.canary_policy import CanaryPolicy
+from components.deployment.release import ReleaseSettings, release
+from components.deployment.release_checks import Refused
+from components.deployment.repository import ModelRepository
+from components.deployment.rollback import rollback
+from components.storage.locations import open_objects
+from tests.components.deployment.serving_double import ServerDouble
+
+BEGIN = datetime(2026, 1, 1, 12, tzinfo=timezone.utc)
+POLICY = CanaryPolicy(min_pairs=400, max_looks=3, auc_margin=0.05, log_loss_margin=0.05, min_requests=50)
+URLS = ("a:1", "b:1")
+
+
+class Crash(BaseException):
+    """Ends the deployment where a kill would: `finally` and `except` run, but whatever they try fails."""
+
+
+class Clock:
+    def __init__(self):
+        self.now = BEGIN
+
+    def __call__(self):
+        return self.now
+
+    def advance(self, seconds):
+        self.now += timedelta(seconds=seconds)
+
+
+class Place:
+    """A store with two models, live version 1, servers, an archive; and the canary's commands on them."""
+
+    def __init__(self, root, make_candidate):
+        self.store, self.repository, self.archive = root / "store", root / "repository", root / "archive"
+        self.clock = Clock()
+        self.servers = {url: ServerDouble(url, self.repository) for url in URLS}
+        self.candidates = {seed: make_candidate(self.store, seed) for seed in (1, 2)}
+        self.checkpoints: list[str] = []
+        self.crash_at: int | None = None
+        self.evidence_files = 0
+        release(*self.candidates[1], self.release_settings(), connect=self.connect)
+
+    def remember(self, copy):
+        """Something that brings everything back to how it is now."""
+        root, now, files = self.store.parent, self.clock.now, self.evidence_files
+        shutil.copytree(root, copy)
+        servers = {
+            url: (dict(s.models), {n: Counter(c) for n, c in s.counted.items()}) for url, s in self.servers.items()
+        }
+
+        def go_back():
+            shutil.rmtree(root)
+            shutil.copytree(copy, root)
+            self.clock.now, self.evidence_files = now, files
+            for url, (models, counted) in servers.items():
+                self.servers[url].models = dict(models)
+                self.servers[url].counted = {name: Counter(counter) for name, counter in counted.items()}
+
+        return go_back
+
+    def connect(self, url):
+        return self.servers[url]
+
+    def checkpoint(self, name):
+        self.checkpoints.append(name)
+        if self.crash_at == len(self.checkpoints):
+            raise Crash(name)
+
+    def release_settings(self):
+        return ReleaseSettings(
+            store=self.store, repository=self.repository.as_uri(), triton_urls=URLS, clock=self.clock,
+            checkpoint=self.checkpoint,
+        )  # fmt: skip
+
+    def settings(self, **changes):
+        values = {
+            "site": self.release_settings().site,
+            "evidence": (self.archive,),
+            "metrics": URLS,
+            "policy": POLICY,
+            "drain_seconds": 5.0,
+            "connect": self.connect,
+            "fetch": lambda address: self.servers[address].metrics(),
+        }
+        return canary.CanarySettings(**{**values, **changes})
+
+    def start(self, seed=2, **other):
+        return canary.start(
+            *self.candidates[seed], self.release_settings(), metrics=URLS, connect=self.connect,
+            fetch=self.settings().fetch, **other,
+        )  # fmt: skip
+
+    def step(self, **changes):
+        return canary.step(self.settings(**changes))
+
+    def plan(self):
+        return ModelRepository(open_objects(self.repository.as_uri())).read_plan()
+
+    def actions(self):
+        return [entry.action for entry in read_entries(self.store)]
+
+    def requests(self, *, canary_failures=0, canary_ms=1.0):
+        """Every server answers a stage's worth of requests of both arms."""
+        plan = self.plan()
+        for server in self.servers.values():
+            server.count(MODEL_NAME, plan.stable.version, success=500, duration_us=500_000)
+            good = 100 - canary_failures
+            server.count(
+                CANARY_NAME, plan.canary.version,
+                success=good, failure=canary_failures, duration_us=good * 1000 * canary_ms,
+            )  # fmt: skip
+
+    def pairs(self, num_rows=1300, *, canary_noise=0.3, stable_noise=0.3):
+        """Matured rows of the current stage, scored by both arms, served by either."""
+        self.clock.advance(10)
+        plan, random = self.plan(), np.random.default_rng(self.evidence_files)
+        truth = random.normal(-1, 1.5, num_rows)
+        scores = {
+            arm: (1 / (1 + np.exp(-truth - random.normal(0, noise, num_rows)))).astype(np.float32)
+            for arm, noise in (("stable", stable_noise), ("canary", canary_noise))
+        }
+        by_canary = random.random(num_rows) < 0.3
+        table = pa.table(
+            {
+                "label": pa.array((random.random(num_rows) < 1 / (1 + np.exp(-truth))).astype(np.int32)),
+                "request_id": [f"{self.evidence_files}-{i}" for i in range(num_rows)],
+                "row": pa.array(np.zeros(num_rows, np.int32)),
+                "event_time": pa.array([self.clock.now] * num_rows, pa.timestamp("us", tz="UTC")),
+                "model_version": pa.array(np.where(by_canary, plan.canary.version, plan.stable.version), pa.int32()),
+                "score": np.where(by_canary, scores["canary"], scores["stable"]),
+                "shadow_version": pa.array(np.where(by_canary, plan.stable.version, plan.canary.version), pa.int32()),
+                "shadow_score": np.where(by_canary, scores["stable"], scores["canary"]),
+            }
+        )
+        folder = self.archive / f"day={self.clock.now.date()}"
+        folder.mkdir(parents=True, exist_ok=True)
+        pq.write_table(table, folder / f"part-{self.evidence_files}.parquet")
+        self.evidence_files += 1
+
+    def until_over(self, **changes):
+        """Steps as `watch` does, with evidence that nobody is worse; the last step."""
+
+        def wait(seconds):
+            self.clock.advance(seconds)
+            if (plan := self.plan()) and plan.canary and plan.baseline:
+                self.requests()
+                self.pairs()
+
+        return canary.watch(self.settings(**changes), interval_seconds=1.0, sleep=wait)
+
+    def check_served(self):
+        """Who follows the plan, or names no version, is answered by a version that the journal knows."""
+        known = {entry.version for entry in read_entries(self.store)}
+        plan, live = self.plan(), current(self.store)
+        for server in self.servers.values():
+            served = max(server.models[MODEL_NAME])
+            assert served in known
+            if plan is not None:
+                assert set(server.models[MODEL_NAME]) <= known
+                if plan.canary is not None:
+                    assert plan.canary.version in server.models[CANARY_NAME]
+        assert live is not None
+
+
+@pytest.fixture(autouse=True)
+def unflushed(monkeypatch):
+    """A killed process loses nothing that it wrote, so these tests wait for no disk."""
+    monkeypatch.setattr(os, "fsync", lambda _: None)
+
+
+@pytest.fixture
+def place(tmp_path, make_candidate):
+    return Place(tmp_path, make_candidate)
+
+
+def assert_clean(place):
+    """No trace of a canary: on no server, in no plan, in no folder; the journal says that none is at work."""
+    assert canary_state.active(place.store) is None
+    plan = place.plan()
+    assert plan is None or (plan.canary is None and plan.stable.version == current(place.store).version)
+    assert all(CANARY_NAME not in server.models for server in place.servers.values())
+    assert not list((place.repository / CANARY_NAME).glob("*/version.json"))
+    assert all(max(s.models[MODEL_NAME]) == current(place.store).version for s in place.servers.values())
+
+
+def test_a_canary_is_loaded_beside_the_live_version_and_only_the_plan_leads_to_it(place):
+    done = place.start()
+    plan = place.plan()
+    assert (plan.stable.version, plan.canary.version, plan.canary_share) == (1, done.version, 0.01)
+    assert (plan.canary.model_name, plan.shadow_share) == (CANARY_NAME, 0.2)
+    for server in place.servers.values():
+        assert set(server.models[CANARY_NAME]) == {done.version}
+        assert set(server.models[MODEL_NAME]) == {1}, "who names no version never meets the canary"
+    assert place.actions()[-2:] == ["intent", "canary"]
+    assert current(place.store).version == 1
+    assert canary_state.active(place.store).version == done.version
+
+
+def test_a_canary_without_loss_grows_to_all_and_leaves_nothing_behind(place):
+    done, seen = place.start(), []
+    place.requests()
+    place.pairs()
+
+    def wait(seconds):
+        place.clock.advance(seconds)
+        if place.plan().canary:
+            place.requests()
+            place.pairs()
+
+    last = canary.watch(place.settings(), interval_seconds=1.0, sleep=wait, tell=seen.append)
+    assert [(s.action, s.share) for s in seen if s.action != "draining"] == [
+        ("grown", 0.05), ("grown", 0.25), ("released", 1.0), ("ended", None),
+    ]  # fmt: skip
+    assert last.action == "ended"
+    assert current(place.store).version == done.version
+    assert [e.share for e in read_entries(place.store) if e.action == "canary"] == [0.01, 0.05, 0.25]
+    assert place.actions()[-2:] == ["intent", "promote"]
+    assert_clean(place)
+
+
+def test_salt_stays_while_it_grows_and_changes_with_the_next_canary(place):
+    place.start()
+    salt = place.plan().salt
+    place.requests()
+    place.pairs()
+    assert place.step().action == "grown"
+    assert place.plan().salt == salt
+    canary.abort(place.settings(), "for the test")
+    place.until_over()
+    place.start()
+    assert place.plan().salt != salt
+
+
+def test_a_worse_canary_is_aborted_and_unloaded_only_once_clients_know(place):
+    done = place.start()
+    place.requests()
+    place.pairs(canary_noise=3.0)
+    found = place.step()
+    assert (found.action, found.wait_seconds) == ("aborted", 5.0)
+    assert place.plan().canary is None
+    assert place.step().action == "draining"
+    assert all(done.version in s.models[CANARY_NAME] for s in place.servers.values())
+    place.clock.advance(5)
+    assert place.step().action == "ended"
+    last = read_entries(place.store)[-1]
+    assert (last.action, last.version) == ("canary_ended", done.version)
+    assert "significantly worse" in last.reason
+    assert current(place.store).version == 1
+    assert_clean(place)
+    assert place.step().action == "none"
+
+
+@pytest.mark.parametrize(
+    ("requests", "said"),
+    [({"canary_failures": 30}, "60 of 200 requests failed"), ({"canary_ms": 2.0}, "2.00 times")],
+    ids=["errors", "latency"],
+)
+def test_errors_and_latency_of_all_replicas_abort_it_without_any_outcome(place, requests, said):
+    place.start()
+    place.requests(**requests)
+    found = place.step()
+    assert found.action == "aborted"
+    assert said in found.reason
+    assert place.plan().canary is None
+
+
+def test_what_servers_counted_before_the_stage_is_not_held_against_it(place):
+    place.start()
+    version = place.plan().canary.version
+    place.requests()
+    place.pairs()
+    for server in place.servers.values():
+        server.count(CANARY_NAME, version, failure=4)
+    assert place.step().action == "grown"
+    place.requests()
+    counts = place.step().judgement.numbers["canary"]
+    assert counts["failure"] == 0
+    assert counts["success"] == 200
+
+
+def test_it_holds_while_a_server_cannot_be_read_or_none_is_named(place):
+    place.start()
+    place.requests()
+    place.pairs()
+
+    def unreadable(address):
+        raise TemporaryError(f"metrics of {address} cannot be read")
+
+    assert place.step(fetch=unreadable).action == "held"
+    assert place.step(metrics=()).action == "held"
+    assert place.step().action == "grown"
+
+
+def test_a_baseline_that_is_missing_is_taken_first(place):
+    canary.start(*place.candidates[2], place.release_settings(), connect=place.connect)
+    assert place.plan().baseline == {}
+    assert place.step().reason == "counting errors and latency from now on"
+    assert set(place.plan().baseline) == set(URLS)
+
+
+def test_evidence_of_an_earlier_stage_does_not_count(place):
+    place.start()
+    place.requests()
+    place.pairs()
+    place.clock.advance(1)
+    assert place.step().action == "grown"
+    place.requests()
+    found = place.step()
+    assert (found.action, found.judgement.numbers["pairs"], found.judgement.pairs_needed) == ("held", 0, 400)
+
+
+def test_status_says_what_a_step_would_find_and_changes_nothing(place):
+    place.start()
+    place.requests()
+    place.pairs()
+    before = place.plan(), place.actions()
+    assert canary.status(place.settings()).judgement.action == "grow"
+    assert (place.plan(), place.actions()) == before
+
+
+def test_a_shadow_answers_nobody_and_grows_only_by_being_started_again(place):
+    done = place.start(shadow_only=True)
+    plan = place.plan()
+    assert (plan.canary_share, plan.shadow_share) == (0.0, 0.2)
+    assert all(plan.arm_for(f"u{i}") == plan.stable for i in range(2000))
+    place.requests()
+    place.pairs()
+    held = place.step()
+    assert (held.action, held.judgement.action) == ("held", "grow")
+    assert place.start().version == done.version
+    assert place.plan().canary_share == 0.01
+    assert canary_state.active(place.store).share == 0.01
+    sequence = place.plan().sequence
+    assert place.start().version == done.version, "a retried step starts nothing twice"
+    assert place.plan().sequence == sequence
+
+
+def test_a_person_may_advance_what_evidence_does_not_decide(place):
+    done = place.start(shadow_only=True)
+    for share in (0.01, 0.05, 0.25):
+        assert canary.advance(place.settings(), "on my word").share == share
+        assert (place.plan().canary_share, canary_state.active(place.store).share) == (share, share)
+    with pytest.raises(ContractError, match="reason"):
+        canary.advance(place.settings(), "")
+    assert canary.advance(place.settings(), "on my word").action == "released"
+    assert (current(place.store).version, current(place.store).reason) == (done.version, "on my word")
+    assert place.until_over().action == "ended"
+    assert_clean(place)
+    assert canary.advance(place.settings(), "again").action == "none"
+
+
+def test_only_one_canary_and_no_release_beside_it(place, make_candidate):
+    place.start()
+    other = make_candidate(place.store, 3)
+    with pytest.raises(Refused, match="canary"):
+        canary.start(*other, place.release_settings(), connect=place.connect)
+    with pytest.raises(Refused, match="canary"):
+        release(*other, place.release_settings(), connect=place.connect)
+
+
+def test_nothing_live_is_no_place_for_a_canary(tmp_path, make_candidate):
+    store = tmp_path / "empty"
+    settings = ReleaseSettings(store=store, repository=(tmp_path / "r").as_uri())
+    with pytest.raises(ContractError, match="no live version"):
+        canary.start(*make_candidate(store, 1), settings)
+
+
+def test_the_live_model_is_no_canary(place):
+    assert place.start(1).version == 1
+    assert place.plan() is None
+
+
+@pytest.mark.parametrize("shares", [{"first_share": 0.0}, {"first_share": 1.0}, {"shadow_share": 0.0}])
+def test_shares_that_make_no_canary_are_refused(place, shares):
+    with pytest.raises(ContractError, match="expected shares"):
+        place.start(**shares)
+
+
+def test_a_rollback_ends_the_canary_and_the_next_step_unloads_it(place, make_candidate):
+    release(*make_candidate(place.store, 3), place.release_settings(), connect=place.connect)
+    place.candidates[2] = (
+        place.candidates[2][0],
+        dataclasses.replace(place.candidates[2][1], champion_model_id="model-3"),
+        place.candidates[2][2],
+    )
+    place.start()
+    rollback_settings = place.release_settings().site
+    _rollback(place, rollback_settings)
+    assert current(place.store).version == 1
+    assert canary_state.active(place.store) is None
+    assert place.until_over().action == "ended"
+    assert_clean(place)
+
+
+def _rollback(place, site):
+    rollback(site, to_version=1, reason="for the test", connect=place.connect)
+
+
+def test_a_canary_is_taken_back_while_a_server_is_down_and_unloaded_when_it_is_back(place):
+    place.start()
+    place.servers["b:1"].is_up = False
+    assert canary.abort(place.settings(), "an incident").action == "aborted"
+    assert place.plan().canary is None, "clients go first"
+    place.clock.advance(6)
+    with pytest.raises(TemporaryError):
+        place.step()
+    assert canary_state.active(place.store) is not None
+    place.servers["b:1"].restart()
+    assert place.step().action == "ended"
+    assert read_entries(place.store)[-1].reason == "an incident"
+    assert_clean(place)
+
+
+def test_a_server_that_is_down_does_not_keep_a_bad_canary_going(place):
+    place.start()
+    place.servers["b:1"].is_up = False
+    place.requests()
+    place.pairs()
+    with pytest.raises(TemporaryError):
+        place.step()
+    assert place.plan().canary is not None, "a good one waits"
+    place.clock.advance(-12)  # these are the older ones, so they are looked at first
+    place.pairs(5000, canary_noise=3.0)
+    assert place.step().action == "aborted"
+    assert place.plan().canary is None
+
+
+def test_an_abort_takes_back_what_a_killed_start_had_published(place):
+    place.checkpoints.clear()
+    place.start()
+    place.crash_at = place.checkpoints.index("plan written") + 1
+    canary.abort(place.settings(), "to begin anew")
+    place.until_over()
+    place.checkpoints.clear()
+    with pytest.raises(Crash):
+        _killed_at_crash(place, place.start)
+    assert canary_state.active(place.store) is None
+    assert place.plan().canary is not None
+    assert canary.abort(place.settings(), "for the test").action == "aborted"
+    assert place.plan().canary is None
+
+
+def test_an_abort_needs_a_reason_and_a_canary(place):
+    with pytest.raises(ContractError, match="reason"):
+        canary.abort(place.settings(), " ")
+    assert canary.abort(place.settings(), "why not").action == "none"
+
+
+def test_a_server_that_restarted_without_the_canary_gets_it_back(place):
+    place.start()
+    version = place.plan().canary.version
+    place.servers["a:1"].restart()
+    assert CANARY_NAME not in place.servers["a:1"].models
+    place.step()
+    assert set(place.servers["a:1"].models[CANARY_NAME]) == {version}
+
+
+@pytest.mark.parametrize("fault", ["refused", "wrong"])
+def test_a_canary_that_a_restarted_server_refuses_or_answers_wrongly_is_aborted(place, fault):
+    place.start()
+    server = place.servers["a:1"]
+    server.restart()
+
+    class Faulty:
+        def load(self, name):
+            if fault == "refused" and name == CANARY_NAME:
+                raise PermanentError("no room")
+            server.load(name)
+
+        def infer(self, name, dense, categorical, *, version=None):
+            scores, answered = server.infer(name, dense, categorical, version=version)
+            return scores + np.float32(0.25 * (name == CANARY_NAME)), answered
+
+        def __getattr__(self, name):
+            return getattr(server, name)
+
+    found = place.step(connect=lambda url: Faulty() if url == "a:1" else place.servers[url])
+    assert found.action == "aborted"
+    assert ("no room" if fault == "refused" else "differs from the training-side score") in found.reason
+    assert place.until_over().action == "ended"
+    assert_clean(place)
+
+
+def test_what_happened_while_the_evidence_was_read_is_not_overridden(place):
+    place.start()
+    place.requests()
+    place.pairs()
+
+    def meanwhile(address):
+        canary.abort(place.settings(), "a person was faster")
+        return place.servers[address].metrics()
+
+    assert place.step(fetch=meanwhile).action == "changed"
+    assert (place.plan().canary, place.plan().reason) == (None, "a person was faster")
+    assert current(place.store).version == 1
+
+
+def test_a_replica_that_appears_while_the_canary_is_loaded_is_told_too(place):
+    listed = ["a:1"]
+    site = dataclasses.replace(place.release_settings(), triton_urls=("dns:///triton:1",))
+
+    class Slow:
+        """The first replica: while it loads the canary, the second one is started."""
+
+        def load(self, name):
+            place.servers["a:1"].load(name)
+            if name == CANARY_NAME and "b:1" not in listed:
+                place.servers["b:1"].restart()
+                listed.append("b:1")
+
+        def __getattr__(self, name):
+            return getattr(place.servers["a:1"], name)
+
+    done = canary.start(
+        *place.candidates[2],
+        site,
+        connect=lambda url: Slow() if url == "a:1" else place.servers[url],
+        resolve=lambda name, port: list(listed),
+    )
+    assert set(place.servers["b:1"].models[CANARY_NAME]) == {done.version}
+
+
+def test_a_start_that_a_server_refuses_changes_nothing(place):
+    class Refusing:
+        def __init__(self, real):
+            self._real = real
+
+        def load(self, name):
+            if name == CANARY_NAME:
+                raise PermanentError("no room")
+            self._real.load(name)
+
+        def __getattr__(self, name):
+            return getattr(self._real, name)
+
+    def connect(url):
+        return Refusing(place.servers[url]) if url == "b:1" else place.servers[url]
+
+    with pytest.raises(PermanentError, match="no room"):
+        canary.start(*place.candidates[2], place.release_settings(), metrics=URLS, connect=connect)
+    assert_clean(place)
+    assert place.actions()[-1] == "withdrawn"
+    place.start()
+    assert place.plan().canary.version == 3, "a number that the journal named is never given again"
+
+
+def test_a_clock_that_was_set_back_cannot_keep_a_canary_draining_for_ever(place):
+    place.start()
+    canary.abort(place.settings(), "for the test")
+    place.clock.advance(-3600)
+    assert place.step().wait_seconds == 5.0
+    place.clock.advance(5)
+    assert place.step().action == "ended"
+    assert_clean(place)
+
+
+def run_to(place, stage):
+    """Brings a fresh place to where `stage` is what happens next; answers what does it."""
+    if stage == "start":
+        return place.start
+    place.start(**({"first_share": POLICY.shares[-1]} if stage == "promote" else {}))
+    if stage == "abort":
+
+        def abort():
+            canary.abort(place.settings(), "for the test")
+            place.clock.advance(5)
+            return place.step()
+
+        return abort
+    place.requests()
+    place.pairs()
+    if stage == "grow":
+        return place.step
+
+    def promote():
+        assert place.step().action == "released"
+        place.clock.advance(5)
+        return place.step()
+
+    return promote
+
+
+@pytest.mark.parametrize("stage", ["start", "grow", "promote", "abort"])
+def test_a_kill_at_any_step_is_put_right_by_the_next_one(tmp_path, make_candidate, stage):
+    """No cleaning up happens in the killed process: a kill is a crash after which nothing more is written."""
+    number, names = 1, []
+    place = Place(tmp_path / "place", make_candidate)
+    act = run_to(place, stage)
+    go_back = place.remember(tmp_path / "before")
+    while True:
+        go_back()
+        place.checkpoints.clear()
+        place.crash_at = number
+        try:
+            _killed_at_crash(place, act)
+        except Crash as crash:
+            names.append(str(crash))
+        else:
+            break
+        place.crash_at = None
+        place.check_served()
+        place.step()
+        plan, at_work = place.plan(), canary_state.active(place.store)
+        if plan is not None and plan.canary is not None:
+            assert (at_work.version, at_work.share) == (plan.canary.version, plan.canary_share)
+        if stage == "start":
+            assert place.until_over().action in ("none", "ended")
+            place.check_served()
+            assert_clean(place)
+            place.start()
+            place.check_served()
+        else:
+            assert place.until_over().action in ("none", "ended")
+            place.check_served()
+            assert_clean(place)
+        expected = {"grow": 2, "promote": 2, "abort": 1}.get(stage)
+        if expected:
+            assert current(place.store).version == expected
+        number += 1
+    assert len(names) >= {"start": 8, "grow": 2, "promote": 6, "abort": 2}[stage], names
+
+
+def _killed_at_crash(place, act):
+    """Runs `act`; once it crashed, every further write of it fails too, as after a kill."""
+    from components.deployment import site as site_module
+
+    dead = []
+    real_checkpoint = place.checkpoint
+
+    def checkpoint(name):
+        if dead:
+            raise Crash(name)
+        try:
+            real_checkpoint(name)
+        except Crash:
+            dead.append(name)
+            raise
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(place, "checkpoint", checkpoint)
+        for owner, name in (
+            (site_module, "append_promotion"),
+            (ModelRepository, "write_plan"),
+            (ModelRepository, "write_config"),
+            (ModelRepository, "remove_canary"),
+            (ModelRepository, "withdraw"),
+            (ModelRepository, "discard_candidate"),
+            (ServerDouble, "unload"),
+            (ServerDouble, "load"),
+        ):
+            real = getattr(owner, name)
+            patch.setattr(owner, name, lambda *a, real=real, **k: _die(dead) or real(*a, **k))
+        return act()
+
+
+def _die(dead):
+    if dead:
+        raise Crash(dead[0])

@@ -1,0 +1,236 @@
+"""A canary on the real tritonserver under the real client's load: no request fails, and nobody meets it by accident."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import threading
+import time
+from datetime import datetime, timezone
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from components.contracts.model_store import keep_verdict
+from components.contracts.promotion_journal import current, read_entries
+from components.contracts.serving import CANARY_NAME, MODEL_NAME
+from components.contracts.traffic_plan import Arm
+from components.deployment import canary
+from components.deployment.canary_command import main
+from components.deployment.canary_metrics import counted, fetch
+from components.deployment.canary_policy import CanaryPolicy
+from components.deployment.triton_client import Triton
+from components.storage.locations import open_objects
+from inference_client.plan_follower import PlanFollower
+from inference_client.routing import PlannedClient
+from inference_client.scorer import shadow_of
+
+pytestmark = [pytest.mark.e2e, pytest.mark.timeout(180)]
+
+# Two cores shared with everything else: latency is no evidence here, outcomes are.
+POLICY = CanaryPolicy(
+    min_pairs=150, max_looks=3, auc_margin=0.3, log_loss_margin=0.5, min_requests=5, max_latency_ratio=1000.0
+)
+ROWS = 10
+PATIENCE_SECONDS = 100.0
+
+
+class Load:
+    """Users who ask without pause in the background: by the plan, and one by the model's name alone.
+
+    The rows that both arms scored go to the archive, with labels drawn from the scores of the version named `truth`.
+    """
+
+    def __init__(self, url, objects, archive, raw_rows, *, truth):
+        self._url, self._objects, self._archive, self._truth = url, objects, archive, truth
+        self._rows = raw_rows(200)
+        self._stop = threading.Event()
+        self.answered = self.files = 0
+        self.versions, self.unversioned, self.failures, self.fallbacks = [], [], [], {}
+        self._threads = [threading.Thread(target=f, daemon=True) for f in (self._users, self._by_name)]
+
+    def __enter__(self):
+        for thread in self._threads:
+            thread.start()
+        return self
+
+    def __exit__(self, *_):
+        self._stop.set()
+        for thread in self._threads:
+            thread.join(60)
+            assert not thread.is_alive()
+
+    def _by_name(self):
+        client = Triton(self._url)
+        while not self._stop.is_set():
+            try:
+                self.unversioned.append(client.infer(MODEL_NAME, self._rows[0][:3], self._rows[1][:3])[1])
+            except Exception as error:
+                self.failures.append(error)
+        client.close()
+
+    def _users(self):
+        asyncio.run(self._follow())
+
+    async def _follow(self):
+        follower = PlanFollower(self._objects, interval_seconds=0.1)
+        async with PlannedClient(self._url, self._objects, plan=follower) as client:
+            number, pairs = 0, []
+            while not self._stop.is_set():
+                number += 1
+                at = np.random.default_rng(number).integers(0, 200, ROWS)
+                try:
+                    found = await client.score(
+                        self._rows[0][at], self._rows[1][at], request_id=f"r{number}", key=f"user-{number}"
+                    )
+                except Exception as error:
+                    self.failures.append(error)
+                    continue
+                self.answered += 1
+                self.versions.append(found.model_version)
+                if (shadow := await shadow_of(found, 30.0)) is not None:
+                    pairs.append((f"r{number}", found, shadow))
+                if len(pairs) == 20:
+                    self._write(pairs)
+                    pairs = []
+            self.fallbacks = dict(client.fallbacks)
+
+    def _write(self, pairs):
+        """One archive file, whole when it has its name."""
+        random, now = np.random.default_rng(self.files), datetime.now(timezone.utc)
+        served = np.concatenate([found.scores for _, found, _ in pairs])
+        shadow = np.concatenate([other.scores for _, _, other in pairs])
+        by = np.repeat([found.model_version for _, found, _ in pairs], ROWS)
+        other = np.repeat([answer.model_version for _, _, answer in pairs], ROWS)
+        truth = np.where(by == self._truth, served, shadow)
+        table = pa.table(
+            {
+                "label": pa.array((random.random(len(by)) < truth).astype(np.int32)),
+                "request_id": np.repeat([name for name, _, _ in pairs], ROWS),
+                "row": pa.array(np.tile(np.arange(ROWS), len(pairs)), pa.int32()),
+                "event_time": pa.array([now] * len(by), pa.timestamp("us", tz="UTC")),
+                "model_version": pa.array(by, pa.int32()),
+                "score": served,
+                "shadow_version": pa.array(other, pa.int32()),
+                "shadow_score": shadow,
+            }
+        )
+        folder = self._archive / f"day={now.date()}"
+        folder.mkdir(parents=True, exist_ok=True)
+        aside = folder / f".part-{self.files}"
+        pq.write_table(table, aside)
+        aside.rename(folder / f"part-{self.files}.parquet")
+        self.files += 1
+
+
+@pytest.fixture
+def beside(deploy, settings, make_candidate, triton, client, tmp_path):
+    """Version 1 is live; starts version 2 as a canary and answers its settings."""
+    deploy(1)
+    metrics = triton.metrics_url.removeprefix("http://").removesuffix("/metrics")
+
+    def start(**other):
+        canary.start(*make_candidate(settings.store, 2), settings, shadow_share=1.0, metrics=(metrics,), **other)
+        return canary.CanarySettings(
+            site=settings.site, evidence=(tmp_path / "archive",), metrics=(metrics,), policy=POLICY, drain_seconds=1.0
+        )
+
+    yield start
+    client.unload(CANARY_NAME)
+
+
+def watched(settings, tell):
+    """`canary.watch` with a deadline, polling."""
+    deadline = time.monotonic() + PATIENCE_SECONDS
+
+    def sleep(seconds):
+        assert time.monotonic() < deadline, "the canary did not end in time"
+        time.sleep(min(seconds, 0.1))
+
+    return canary.watch(settings, interval_seconds=0.1, sleep=sleep, tell=tell)
+
+
+def test_a_better_canary_goes_from_one_percent_to_all_with_no_failed_request(
+    beside, triton, client, raw_rows, tmp_path, settings
+):
+    steps, before_release = [], []
+
+    def tell(step):
+        if step.action not in ("held", "draining"):
+            steps.append((step.action, step.share))
+        if step.action in ("held", "grown"):
+            before_release[:] = [len(load.unversioned)]
+
+    canary_settings = beside()
+    load = Load(triton.grpc_url, open_objects(settings.repository), tmp_path / "archive", raw_rows, truth=2)
+    with load:
+        watched(canary_settings, tell)
+    assert steps == [("grown", 0.05), ("grown", 0.25), ("released", 1.0), ("ended", None)]
+    assert (load.failures, load.fallbacks) == ([], {})
+    assert set(load.unversioned[: before_release[0]]) == {1}, "who names no version never met the canary"
+    assert load.unversioned == sorted(load.unversioned)
+    assert {1, 2} == set(load.versions)
+    assert current(settings.store).version == 2
+    assert not client.is_ready(CANARY_NAME, 2)
+    assert client.infer(MODEL_NAME, *raw_rows(3))[1] == 2
+
+
+def test_a_worse_canary_is_aborted_under_load_with_no_failed_request(
+    beside, triton, client, raw_rows, tmp_path, settings
+):
+    canary_settings = beside(first_share=0.25)
+    steps = []
+    load = Load(triton.grpc_url, open_objects(settings.repository), tmp_path / "archive", raw_rows, truth=1)
+    with load:
+        watched(canary_settings, lambda step: steps.append(step.action))
+    assert [s for s in dict.fromkeys(steps) if s not in ("held", "draining")] == ["aborted", "ended"]
+    assert (load.failures, load.fallbacks) == ([], {})
+    assert set(load.unversioned) == {1}
+    assert 2 in load.versions, "it did take traffic"
+    last = read_entries(settings.store)[-1]
+    assert (last.action, last.version) == ("canary_ended", 2)
+    assert current(settings.store).version == 1
+    assert not client.is_ready(CANARY_NAME, 2)
+
+
+def test_the_command_line_starts_from_the_store_alone_and_says_what_it_did_in_json(
+    deploy, settings, make_candidate, triton, client, capsys
+):
+    deploy(1)
+    model, verdict, raw = make_candidate(settings.store, 2)
+    keep_verdict(settings.store, verdict, raw)
+    metrics = triton.metrics_url.removeprefix("http://").removesuffix("/metrics")
+    store = ["--store", settings.store.as_uri(), "--metrics-urls", metrics]
+    assert main(["start", *store, "--model-id", model.model_id, "--who", "ann", "--first-share", "0.25"]) == 0
+    assert read_entries(settings.store)[-1].who == "ann"
+    capsys.readouterr()
+    for command, action in (("status", "held"), ("step", "held"), ("advance", "released"), ("step", "draining")):
+        more = ["--reason", "seen enough"] if command == "advance" else []
+        assert main([command, *store, *more]) == 0
+        assert json.loads(capsys.readouterr().out)["action"] == action
+    assert current(settings.store).reason == "seen enough"
+    assert main(["abort", *store, "--reason", " "]) == 2
+    assert main(["step", *store, "--shares", "0.5,0.1"]) == 2
+    assert "error: shares are" in capsys.readouterr().err
+    client.unload(CANARY_NAME)
+
+
+def test_the_servers_counters_are_those_of_each_arm_by_version(beside, triton, client, raw_rows):
+    """Triton's names, labels and units, which the policy lives on; asked by hand and counted by hand."""
+    beside()
+    address = triton.metrics_url.removeprefix("http://").removesuffix("/metrics")
+    arms = {"stable": Arm(model_name=MODEL_NAME, version=1), "canary": Arm(model_name=CANARY_NAME, version=2)}
+    before = counted(fetch(address), arms)
+    started = time.perf_counter()
+    for name, times in ((MODEL_NAME, 3), (CANARY_NAME, 5)):
+        for _ in range(times):
+            client.infer(name, *raw_rows(4))
+    elapsed_us = (time.perf_counter() - started) * 1e6
+    after = counted(fetch(address), arms)
+    deltas = {arm: {name: after[arm][name] - before[arm][name] for name in after[arm]} for arm in arms}
+    assert (deltas["stable"]["success"], deltas["canary"]["success"]) == (3, 5)
+    assert deltas["stable"]["failure"] == deltas["canary"]["failure"] == 0
+    assert 0 < sum(delta["duration_us"] for delta in deltas.values()) < elapsed_us
+    assert before["canary"]["success"] > 0, "warm-up and probe had been counted before the baseline"

@@ -1,0 +1,201 @@
+"""Pairs and counters: each row and each request counts once, for the arm that it belongs to."""
+
+from __future__ import annotations
+
+import os
+import threading
+from datetime import datetime, timedelta, timezone
+from http.server import BaseHTTPRequestHandler, HTTPServer
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from components.contracts.errors import ContractError, TemporaryError
+from components.contracts.traffic_plan import Arm
+from components.deployment.canary_evidence import read_pairs
+from components.deployment.canary_metrics import ArmCounts, addresses, counted, fetch, read_baseline, since
+
+BEGIN = datetime(2026, 1, 1, 23, 59, 30, tzinfo=timezone.utc)
+STABLE, CANARY = Arm(model_name="click_model", version=3), Arm(model_name="click_model_canary", version=4)
+
+
+def write(path, rows, *, shadow=True):
+    """`rows`: (request, row, seconds after BEGIN, label, version, score, shadow version, shadow score)."""
+    columns = list(zip(*rows))
+    table = pa.table(
+        {
+            "request_id": pa.array(columns[0]),
+            "row": pa.array(columns[1], pa.int32()),
+            "event_time": pa.array([BEGIN + timedelta(seconds=s) for s in columns[2]], pa.timestamp("us", tz="UTC")),
+            "label": pa.array(columns[3], pa.int32()),
+            "model_version": pa.array(columns[4], pa.int32()),
+            "score": pa.array(columns[5], pa.float32()),
+            "shadow_version": pa.array(columns[6], pa.int32()),
+            "shadow_score": pa.array(columns[7], pa.float32()),
+        }
+    )
+    path.parent.mkdir(parents=True, exist_ok=True)
+    pq.write_table(table if shadow else table.drop_columns(["shadow_version", "shadow_score"]), path)
+
+
+def read(*folders, at=BEGIN):
+    return read_pairs(folders, stable=3, canary=4, since=at)
+
+
+def test_both_directions_are_told_apart_and_sorted_by_time(tmp_path):
+    write(
+        tmp_path / "day=2026-01-01" / "a.parquet",
+        [("b", 0, 5, 1, 3, 0.25, 4, 0.5), ("a", 1, 2, 0, 4, 0.125, 3, 0.75), ("a", 0, 2, 1, 4, 0.375, 3, 0.625)],
+    )
+    found = read(tmp_path)
+    assert found.labels.tolist() == [1, 0, 1]
+    assert found.stable.tolist() == [0.625, 0.75, 0.25]
+    assert found.canary.tolist() == [0.375, 0.125, 0.5]
+    assert found.requests.tolist() == [0, 0, 1]
+
+
+def test_rows_of_other_versions_other_times_and_no_shadow_are_no_pairs(tmp_path):
+    write(
+        tmp_path / "day=2026-01-01" / "a.parquet",
+        [
+            ("early", 0, -1, 1, 3, 0.1, 4, 0.2),
+            ("other", 0, 1, 1, 2, 0.1, 4, 0.2),
+            ("older", 0, 1, 1, 3, 0.1, 2, 0.2),
+            ("alone", 0, 1, 1, 3, 0.1, None, None),
+            ("itself", 0, 1, 1, 3, 0.1, 3, 0.2),
+            ("first", 0, 0, 1, 3, 0.1, 4, 0.2),
+        ],
+    )
+    write(tmp_path / "day=2026-01-02" / "plain.parquet", [("p", 0, 60, 1, 3, 0.1, None, None)], shadow=False)
+    write(tmp_path / "day=2025-12-31" / "damaged.parquet", [("y", 0, 1, 1, 3, 0.1, 4, 0.2)])
+    (tmp_path / "day=2025-12-31" / "damaged.parquet").write_bytes(b"an earlier day is not even opened")
+    (tmp_path / "day=2026-01-01" / ".part.parquet").write_bytes(b"unfinished")
+    assert len(read(tmp_path)) == 1
+
+
+def test_a_file_that_is_in_the_archive_and_the_lake_counts_once(tmp_path):
+    rows = [(f"r{i}", 0, i, i % 2, 3, 0.5, 4, 0.25) for i in range(10)]
+    write(tmp_path / "archive" / "day=2026-01-01" / "part-1.parquet", rows[3:])
+    write(tmp_path / "lake" / "day=2026-01-01" / "part-1.parquet", rows[:7])
+    write(tmp_path / "lake" / "day=2026-01-02" / "part-2.parquet", [("next day", 0, 40, 1, 3, 0.5, 4, 0.25)])
+    found = read(tmp_path / "archive", tmp_path / "lake")
+    assert len(found) == 11
+    assert found.labels.tolist() == [i % 2 for i in range(10)] + [1]
+
+
+def test_a_file_that_moves_away_meanwhile_is_no_error(tmp_path, monkeypatch):
+    write(tmp_path / "a" / "day=2026-01-01" / "part-1.parquet", [("r", 0, 1, 1, 3, 0.5, 4, 0.25)])
+    write(tmp_path / "a" / "day=2026-01-01" / "part-2.parquet", [("s", 0, 1, 1, 3, 0.5, 4, 0.25)])
+    real = pq.ParquetFile
+
+    def moving(path):
+        if path.name == "part-2.parquet":
+            path.parent.joinpath("part-2.parquet").unlink()
+        return real(path)
+
+    monkeypatch.setattr(pq, "ParquetFile", moving)
+    assert len(read(tmp_path / "a", tmp_path / "absent")) == 1
+
+
+def test_no_files_are_no_pairs_and_a_damaged_one_is_named(tmp_path):
+    assert len(read(tmp_path)) == 0
+    (tmp_path / "day=2026-01-01").mkdir()
+    (tmp_path / "day=2026-01-01" / "bad.parquet").write_bytes(b"PAR1 no")
+    with pytest.raises(ContractError, match="bad.parquet"):
+        read(tmp_path)
+
+
+METRICS = """\
+# HELP nv_inference_request_success Number of successful inference requests, all batch sizes
+# TYPE nv_inference_request_success counter
+nv_inference_request_success{model="click_model",version="3"} 100
+nv_inference_request_success{model="click_model",version="2"} 7000
+nv_inference_request_success{model="click_model_canary",version="4"} 10
+nv_inference_request_failure{model="click_model",reason="REJECTED",version="3"} 1
+nv_inference_request_failure{model="click_model",reason="BACKEND",version="3"} 2
+nv_inference_request_failure{model="click_model",reason="OTHER",version="3"} 0
+nv_inference_request_duration_us{model="click_model",version="3"} 1.5e+06
+nv_inference_queue_duration_us{model="click_model",version="3"} 250
+nv_cpu_utilization 0.5
+nv_inference_count{model="click_model",version="3"} 6400
+"""
+
+
+def test_counters_are_read_per_model_and_version_and_failures_of_all_reasons(tmp_path):
+    found = counted(METRICS, {"stable": STABLE, "canary": CANARY})
+    assert found == {
+        "stable": {"success": 100, "failure": 3, "duration_us": 1.5e6, "queue_us": 250},
+        "canary": {"success": 10, "failure": 0, "duration_us": 0, "queue_us": 0},
+    }
+
+
+def one(success, failure=0.0, duration_us=0.0, queue_us=0.0):
+    return {"success": success, "failure": failure, "duration_us": duration_us, "queue_us": queue_us}
+
+
+NOTHING = one(0.0)
+
+
+def test_replicas_are_added_before_anything_is_divided():
+    before = {
+        "a": {"stable": one(100.0, duration_us=100.0), "canary": NOTHING},
+        "b": {"stable": NOTHING, "canary": NOTHING},
+    }
+    after = {
+        "a": {"stable": one(101.0, duration_us=10_100.0), "canary": NOTHING},
+        "b": {"stable": one(99.0, duration_us=99_000.0), "canary": NOTHING},
+    }
+    found = since(before, after)["stable"]
+    assert found == ArmCounts(success=100, failure=0, duration_us=109_000, queue_us=0)
+    assert found.mean_ms == pytest.approx(1.09), "the mean of the means would be 5.5"
+
+
+def test_a_restarted_server_counts_from_zero_and_a_new_one_in_full():
+    before = {"a": {"stable": one(500.0, 9.0), "canary": one(50.0)}, "gone": {"stable": one(5.0), "canary": NOTHING}}
+    after = {"a": {"stable": one(20.0, 1.0), "canary": one(60.0)}, "new": {"stable": one(7.0), "canary": one(3.0)}}
+    found = since(before, after)
+    assert (found["stable"].success, found["stable"].failure) == (27, 1)
+    assert found["canary"].success == 13
+
+
+def test_nothing_answered_has_no_mean():
+    assert ArmCounts(0, 5, 0, 0).mean_ms is None
+
+
+def test_metrics_are_read_from_the_server_whatever_proxy_is_named(monkeypatch):
+    class Page(BaseHTTPRequestHandler):
+        def do_GET(self):  # noqa: N802
+            self.send_response(200 if self.path == "/metrics" else 404)
+            self.end_headers()
+            self.wfile.write(METRICS.encode())
+
+        def log_message(self, *_):
+            pass
+
+    server = HTTPServer(("127.0.0.1", 0), Page)
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    monkeypatch.setitem(os.environ, "http_proxy", "http://127.0.0.1:9")
+    address = f"127.0.0.1:{server.server_port}"
+    try:
+        assert read_baseline([address], STABLE, CANARY)[address]["stable"]["success"] == 100
+    finally:
+        server.shutdown()
+        server.server_close()
+    with pytest.raises(TemporaryError, match=address):
+        fetch(address)
+
+
+def test_a_name_means_all_its_addresses():
+    def resolve(name, port):
+        return {"triton": [f"10.0.0.1:{port}", f"10.0.0.2:{port}"]}.get(name, [])
+
+    assert addresses(["dns:///triton:8002", "x:1"], resolve) == ("10.0.0.1:8002", "10.0.0.2:8002", "x:1")
+    with pytest.raises(TemporaryError, match="absent"):
+        addresses(["dns:///absent:8002"], resolve)
+
+
+def test_first_pairs_are_the_oldest(tmp_path):
+    write(tmp_path / "day=2026-01-01" / "a.parquet", [(f"r{i}", 0, i, 0, 3, i / 10, 4, 0.5) for i in range(9)])
+    np.testing.assert_allclose(read(tmp_path).first(2).stable, [0.0, 0.1], atol=1e-7)
