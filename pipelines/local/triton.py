@@ -27,14 +27,17 @@ from types import TracebackType
 from typing import NamedTuple
 
 from components.contracts.errors import ContractError, PermanentError, TemporaryError
-from components.contracts.serving import MODEL_NAME
+from components.contracts.response_cache import local_cache_flags
 from pipelines.local.loopback import DIRECT, LOOPBACK
 from pipelines.local.tether import tethered
+from pipelines.local.triton_repository import check_repository, models_to_load
 from pipelines.local.triton_wheel import PreparedWheel, prepare
 
 logger = logging.getLogger(__name__)
 
 DEFAULT_VENV = Path(__file__).resolve().parents[2] / ".venvs" / "serving"
+_NAME = "evergreen_"
+"""Begins the name of every server here; its owner's process id and its gRPC port follow."""
 _SHM = Path("/dev/shm")
 _SHM_BYTES = 4 * 2**20
 """Shared memory of one model instance at first; Triton's own default is larger than small machines like."""
@@ -67,9 +70,14 @@ class TritonSettings:
     """From SIGTERM to SIGKILL; an idle server takes 1.5 to 3.5 s."""
     poll_seconds: float = 0.02
     """Between two questions for readiness."""
+    cache_bytes: int | None = None
+    """Size of the response cache; None = none. Off because it pays only where requests repeat, bytes and all
+    (`benchmarks.cache`): features of a click do not, and then every request is hashed for nothing."""
 
     def __post_init__(self) -> None:
-        """Refuses waits and ports that cannot be."""
+        """Refuses waits, ports and sizes that cannot be."""
+        if self.cache_bytes is not None:
+            local_cache_flags(self.cache_bytes)
         for name in ("ready_seconds", "stop_seconds", "poll_seconds"):
             if getattr(self, name) <= 0:
                 raise ContractError(f"{name} is {getattr(self, name)}, expected more than 0")
@@ -80,7 +88,9 @@ class TritonSettings:
 class TritonServer:
     """One tritonserver over `repository`, running between `start` and `stop` (or inside a `with`).
 
-    It starts with `click_model` if the repository holds it, and empty otherwise; loading is explicit from then on.
+    It starts with the models that the repository holds, and empty otherwise; loading is explicit from then on. Which
+    versions those are is what their configurations say, so a server that was killed in the middle of a release comes
+    back with the versions published last.
     Start it from a thread that outlives it: the kernel takes the end of that thread for the end of the owner.
 
     Args:
@@ -166,27 +176,17 @@ class TritonServer:
             TemporaryError: it was not ready in time; it has been stopped.
         """
         assert not self.alive(), "the server runs already"
-        self.repository.mkdir(parents=True, exist_ok=True)
-        check_repository(self.repository)
-        wheel = prepare(self.settings.venv, self._runtime)
-        if self.settings.ports is not None:
-            _check_free(self.settings.ports)
-        for attempt in range(1, _ATTEMPTS + 1):
-            self._ports = self.settings.ports or _free_ports()
-            log_start = self.log_path.stat().st_size if self.log_path.exists() else 0
-            started = self._clock()
-            self._launch(wheel)
-            try:
-                self._wait_until_ready(log_start)
-            except PermanentError as error:
-                if self.settings.ports or attempt == _ATTEMPTS or _TAKEN not in str(error):
-                    raise
-                logger.info("a port was taken between choice and start, choosing again")
-                continue
-            self.start_seconds = self._clock() - started
-            logger.info("triton %d ready after %.2f s, gRPC %s", self.pid, self.start_seconds, self.grpc_url)
-            break
-        return self
+        return self._start(self.settings.ports)
+
+    def restart(self) -> TritonServer:
+        """Starts it again on the ports that it had, where clients look for it; stops it first if it runs still.
+
+        Raises:
+            The same as `start`.
+        """
+        ports = self._listening
+        self.stop()
+        return self._start(ports)
 
     def stop(self) -> int | None:
         """Ends the server and sweeps what it left; answers its exit status, None if it never ran."""
@@ -220,6 +220,31 @@ class TritonServer:
             self._process.kill()
             self._process.wait()
 
+    def _start(self, ports: Ports | None) -> TritonServer:
+        self.stop()
+        _sweep_after_dead_owners()
+        self.repository.mkdir(parents=True, exist_ok=True)
+        check_repository(self.repository)
+        wheel = prepare(self.settings.venv, self._runtime)
+        if ports is not None:
+            _check_free(ports)
+        for attempt in range(1, _ATTEMPTS + 1):
+            self._ports = ports or _free_ports()
+            log_start = self.log_path.stat().st_size if self.log_path.exists() else 0
+            started = self._clock()
+            self._launch(wheel)
+            try:
+                self._wait_until_ready(log_start)
+            except PermanentError as error:
+                if ports or attempt == _ATTEMPTS or _TAKEN not in str(error):
+                    raise
+                logger.info("a port was taken between choice and start, choosing again")
+                continue
+            self.start_seconds = self._clock() - started
+            logger.info("triton %d ready after %.2f s, gRPC %s", self.pid, self.start_seconds, self.grpc_url)
+            break
+        return self
+
     @property
     def _listening(self) -> Ports:
         assert self._ports is not None, "the server has not been started"
@@ -232,9 +257,9 @@ class TritonServer:
     @property
     def _name(self) -> str:
         """This server's own name, for its answers and its shared memory."""
-        return f"evergreen_{os.getpid()}_{self._listening.grpc}"
+        return f"{_NAME}{os.getpid()}_{self._listening.grpc}"
 
-    def _flags(self, repository: Path, backends: Path) -> list[str]:
+    def _flags(self, repository: Path, backends: Path, caches: Path) -> list[str]:
         ports = self._listening
         flags = [
             f"--id={self._name}",
@@ -252,12 +277,14 @@ class TritonServer:
             "--disable-auto-complete-config",
             f"--exit-timeout-secs={max(1, int(self.settings.stop_seconds) - 2)}",
         ]
-        if (self.repository / MODEL_NAME / "config.pbtxt").exists():
-            flags.append(f"--load-model={MODEL_NAME}")
+        flags += [f"--load-model={name}" for name in models_to_load(self.repository)]
+        if self.settings.cache_bytes is not None:
+            flags += [f"--cache-directory={caches}", *local_cache_flags(self.settings.cache_bytes)]
         return flags
 
     def _launch(self, wheel: PreparedWheel) -> None:
-        command = [str(wheel.binary), *self._flags(self._plain(self.repository), self._plain(wheel.backends))]
+        flags = self._flags(self._plain(self.repository), self._plain(wheel.backends), wheel.caches)
+        command = [str(wheel.binary), *flags]
         self._is_swept = False
         self.log_path.parent.mkdir(parents=True, exist_ok=True)
         with open(self.log_path, "ab") as log:
@@ -321,24 +348,6 @@ class TritonServer:
         return " | ".join((errors or lines)[-3:]) + f" (log: {self.log_path})"
 
 
-def check_repository(repository: Path) -> None:
-    """Returns if Triton can start with what `repository` holds of `click_model`, which may be nothing.
-
-    Raises:
-        ContractError: a version lacks its code, which would hang the start; names the file.
-    """
-    config = repository / MODEL_NAME / "config.pbtxt"
-    if not config.exists():
-        return
-    versions = [p for p in (repository / MODEL_NAME).iterdir() if p.name.isdigit()]
-    if not versions:
-        raise ContractError(f"{config.parent} has a configuration and no version, expected at least one")
-    needed = ("model.onnx", "model.py") if 'backend: "python"' in config.read_text() else ("model.onnx",)
-    for file in (version / name for version in versions for name in needed):
-        if not file.exists():
-            raise ContractError(f"{file} is absent, expected in every version")
-
-
 def _free_ports() -> Ports:
     """Three ports that are free now."""
     with ExitStack() as stack:
@@ -356,3 +365,15 @@ def _check_free(ports: Ports) -> None:
                 probe.bind((LOOPBACK, port))
             except OSError as error:
                 raise PermanentError(f"{service} port {port} is taken: {error.strerror}") from error
+
+
+def _sweep_after_dead_owners() -> None:
+    """Removes the shared memory of servers whose owner was killed before it could."""
+    for leftover in _SHM.glob(f"{_NAME}*"):
+        owner = leftover.name.removeprefix(_NAME).partition("_")[0]
+        try:
+            os.kill(int(owner), 0)
+        except ProcessLookupError:
+            leftover.unlink(missing_ok=True)
+        except (ValueError, PermissionError):
+            continue

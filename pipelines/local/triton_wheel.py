@@ -29,6 +29,8 @@ class PreparedWheel:
     """tritonserver itself, in its place in the environment."""
     backends: Path
     """Folder for `--backend-directory`."""
+    caches: Path
+    """Folder for `--cache-directory`."""
     variables: dict[str, str]
     """Environment variables that the server and its stubs need."""
 
@@ -60,7 +62,7 @@ def prepare(venv: Path, runtime: Path) -> PreparedWheel:
         "LD_LIBRARY_PATH": f"{libraries}:{Path(packages) / 'nvidia_pytriton.libs'}",
         "OMP_NUM_THREADS": "1",
     }
-    return PreparedWheel(binary=binary, backends=runtime / "backends", variables=variables)
+    return PreparedWheel(binary=binary, backends=runtime / "backends", caches=wheel / "caches", variables=variables)
 
 
 def _copy_if_other(source: Path, target: Path) -> None:

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import os
+import shutil
 import signal
 import socket
 import subprocess
 import sys
-import time
+import urllib.error
 import urllib.request
 from pathlib import Path
 
@@ -15,7 +16,9 @@ import pytest
 
 from components.contracts.errors import ContractError, PermanentError, TemporaryError
 from pipelines.local import triton as module
-from pipelines.local.triton import Ports, TritonServer, TritonSettings, check_repository
+from pipelines.local.triton import Ports, TritonServer, TritonSettings
+from pipelines.local.triton_repository import check_repository
+from tests.e2e.processes import running_in_group, wait_for
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(60)]
 
@@ -34,11 +37,11 @@ class TritonPythonModel:
 @pytest.fixture
 def repository(tmp_path):
     """A repository whose one model answers with its first input; no ONNX needed to test the server's life."""
-    from components.deployment.triton_config import triton_config
+    from components.deployment.triton_config import ServingOptions, triton_config
 
     path = tmp_path / "model repository"
     (path / "click_model" / "1").mkdir(parents=True)
-    (path / "click_model" / "config.pbtxt").write_text(triton_config("click_model", "python", [1]))
+    (path / "click_model" / "config.pbtxt").write_text(triton_config("click_model", ServingOptions(), [1]))
     (path / "click_model" / "1" / "model.py").write_text(ECHO)
     (path / "click_model" / "1" / "model.onnx").touch()
     return path
@@ -47,20 +50,6 @@ def repository(tmp_path):
 def status(url):
     with urllib.request.urlopen(url, timeout=5) as answer:
         return answer.status
-
-
-def is_running(pid):
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0] != "Z"
-    except OSError:
-        return False
-
-
-def wait_for(condition, seconds=20.0):
-    deadline = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < deadline, "did not happen in time"
-        time.sleep(0.02)
 
 
 def test_an_empty_repository_starts_and_stops_leaving_nothing(tmp_path):
@@ -72,7 +61,7 @@ def test_an_empty_repository_starts_and_stops_leaving_nothing(tmp_path):
         pid, [alias] = server.pid, server._aliases
     assert not server.alive()
     assert server.returncode == 0
-    assert not is_running(pid)
+    assert not running_in_group(pid)
     assert not alias.exists()
     assert not list(Path("/dev/shm").glob(f"{server._shm_prefix}*"))
 
@@ -141,11 +130,19 @@ def test_a_version_without_its_code_is_refused_because_it_would_hang_the_start(r
         TritonServer(repository, log=tmp_path / "triton.log").start()
 
 
-def test_a_configuration_without_versions_is_refused(tmp_path):
-    (tmp_path / "click_model").mkdir()
-    (tmp_path / "click_model" / "config.pbtxt").write_text('backend: "python"')
-    with pytest.raises(ContractError, match="has a configuration and no version"):
-        check_repository(tmp_path)
+def test_a_configured_version_that_is_absent_is_refused(repository):
+    (repository / "click_model" / "1").rename(repository / "elsewhere")
+    with pytest.raises(ContractError, match="click_model/1/model.onnx is absent, expected in every version"):
+        check_repository(repository)
+
+
+def test_a_version_folder_that_is_not_configured_may_be_half_copied(repository, tmp_path):
+    (repository / "click_model" / "2").mkdir()
+    (repository / "click_model" / "2" / "model.onnx").write_bytes(b"the first half of")
+    with TritonServer(repository, log=tmp_path / "triton.log") as server:
+        assert status(f"{server.http_url}/v2/models/click_model/versions/1/ready") == 200
+        with pytest.raises(urllib.error.HTTPError, match="400"):
+            status(f"{server.http_url}/v2/models/click_model/versions/2/ready")
 
 
 def test_a_model_that_cannot_load_ends_the_start_with_the_servers_own_words(repository, tmp_path):
@@ -176,8 +173,42 @@ def test_a_server_that_was_killed_is_noticed_and_swept(repository, tmp_path):
         assert again.alive()
 
 
+def test_a_restarted_server_is_found_on_the_same_ports(repository, tmp_path):
+    with TritonServer(repository, log=tmp_path / "triton.log") as server:
+        ports, first = server._listening, server.pid
+        server.kill()
+        server.restart()
+        assert server._listening == ports
+        assert server.pid != first
+        assert status(f"{server.http_url}/v2/models/click_model/versions/1/ready") == 200
+
+
+def test_what_a_killed_owner_left_in_shared_memory_is_swept_at_the_next_start_and_nothing_else(tmp_path):
+    ended = subprocess.run([sys.executable, "-c", "import os; print(os.getpid())"], capture_output=True, text=True)
+    left = Path(f"/dev/shm/{module._NAME}{ended.stdout.strip()}_18001_region")
+    others = [Path(f"/dev/shm/{module._NAME}{os.getpid()}_1_region"), Path("/dev/shm/not_evergreen_1_1")]
+    try:
+        for path in (left, *others):
+            path.touch()
+        with TritonServer(tmp_path / "repository", log=tmp_path / "triton.log"):
+            assert not left.exists()
+            assert all(path.exists() for path in others)
+    finally:
+        for path in (left, *others):
+            path.unlink(missing_ok=True)
+
+
+def test_the_canary_is_loaded_at_the_start_beside_the_live_model(repository, tmp_path):
+    shutil.copytree(repository / "click_model", repository / "click_model_canary")
+    config = repository / "click_model_canary" / "config.pbtxt"
+    config.write_text(config.read_text().replace('name: "click_model"', 'name: "click_model_canary"'))
+    with TritonServer(repository, log=tmp_path / "triton.log") as server:
+        for name in ("click_model", "click_model_canary"):
+            assert status(f"{server.http_url}/v2/models/{name}/ready") == 200
+
+
 @pytest.mark.parametrize("end", [signal.SIGKILL, signal.SIGTERM], ids=["owner killed", "owner ended"])
-def test_the_server_does_not_outlive_its_owner(repository, tmp_path, end):
+def test_the_server_and_its_stubs_do_not_outlive_their_owner(repository, tmp_path, end):
     code = (
         "import sys, time; from pathlib import Path; from pipelines.local.triton import TritonServer\n"
         "server = TritonServer(Path(sys.argv[1]), log=Path(sys.argv[2])).start()\n"
@@ -189,11 +220,12 @@ def test_the_server_does_not_outlive_its_owner(repository, tmp_path, end):
         env={**os.environ, "TMPDIR": str(tmp_path)},
     )  # fmt: skip
     pid = int(owner.stdout.readline())
-    assert is_running(pid)
+    assert pid in running_in_group(pid)
+    assert len(running_in_group(pid)) > 1, "the model's stub runs too"
     owner.send_signal(end)
     owner.wait(20)
     owner.stdout.close()
-    wait_for(lambda: not is_running(pid))
+    wait_for(lambda: not running_in_group(pid))
 
 
 @pytest.mark.parametrize(
@@ -202,6 +234,7 @@ def test_the_server_does_not_outlive_its_owner(repository, tmp_path, end):
         ({"ready_seconds": 0}, "ready_seconds is 0"),
         ({"ports": Ports(1, 1, 2)}, "expected three different ones"),
         ({"ports": Ports(0, 1, 2)}, "expected three different ones"),
+        ({"cache_bytes": 1023}, "response cache has 1023 bytes, expected at least 1024"),
     ],
 )
 def test_settings_that_cannot_be_are_refused(wrong, message):

@@ -1,0 +1,242 @@
+"""When Triton's response cache pays: by model cost and hit rate, hashing counted: `make benchmark-cache`.
+
+Repeats the comparison of the post "How to build a distributed inference cache with NVIDIA Triton and Redis" for no
+cache and the local one: one server serves each network twice, with and without the cache, and every request is asked
+of both, one right after the other, in turns first. One request at a time: what is measured is what one answer takes.
+The share of hits is planted, then compared with the server's own counters; their times leave out the hashing of the
+request, which the difference between the two answers to a miss counts. Redis is not in the laptop's server.
+
+Prints a table and one sentence, and writes all of it as JSON. What is asked is said in `cache_model`, how figures are
+made of it in `cache_figures`.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+import tempfile
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from benchmarks import cache_figures, machine
+from benchmarks.cache_figures import Pair
+from benchmarks.cache_model import (
+    CACHE_BYTES,
+    CACHED,
+    NETWORKS,
+    PLAIN,
+    Asker,
+    Requests,
+    counters,
+    repeating_share,
+    write_models,
+)
+from benchmarks.serving_model import DrawnLog
+from benchmarks.spread import Spread
+from components.contracts.durable import write_whole
+from pipelines.local.triton import TritonServer, TritonSettings
+
+HIT_RATES = (0, 10, 25, 50, 75, 90, 100)
+"""Percent."""
+CASES = (("demo", 1), ("demo", 64), ("sample", 1), ("sample", 64), ("demo", 1024))
+"""Network and rows of a request."""
+_QUICK_CASES = CASES[:4]
+_ROUNDS, _QUICK_ROUNDS = 5, 2
+_REQUESTS, _QUICK_REQUESTS = 200, 40
+"""Per round and hit rate."""
+_WARM = 20
+"""Requests that are in the cache before a round begins; its hits are these, again and again."""
+_WARM_UP = 30
+"""Requests of each model before anything is measured."""
+
+
+_TRAFFIC_ROWS = 100_000
+"""Rows of the demo's traffic in which repetitions are looked for."""
+
+
+class Unplanted(Exception):
+    """The server counted other hits than were planted: the figures would be of something else."""
+
+
+def measure(
+    network: str, num_rows: int, server: TritonServer, log: DrawnLog, flags: argparse.Namespace
+) -> dict[str, Any]:
+    """The figures of one network and request size.
+
+    Raises:
+        Unplanted: see there.
+    """
+    asker, requests = Asker(server.grpc_url), Requests(log, num_rows)
+    names = {kind: f"{network}_{kind}" for kind in (PLAIN, CACHED)}
+    for request in requests.fresh(_WARM_UP):
+        for name in names.values():
+            asker.ask(name, request)
+    before = {kind: counters(server.metrics_url, name) for kind, name in names.items()}
+    random = np.random.default_rng(0)
+    rounds: dict[int, list[list[Pair]]] = {rate: [] for rate in HIT_RATES}
+    planted = 0
+    for _ in range(_QUICK_ROUNDS if flags.quick else _ROUNDS):
+        for rate in random.permutation(HIT_RATES):
+            pairs = _round(asker, names, requests, int(rate), _QUICK_REQUESTS if flags.quick else _REQUESTS, random)
+            planted += sum(pair.is_hit for pair in pairs)
+            rounds[int(rate)].append(pairs)
+    asker.close()
+    after = {kind: counters(server.metrics_url, name) for kind, name in names.items()}
+    hits = _increase(before[CACHED], after[CACHED], "nv_cache_num_hits_per_model")
+    if hits != planted:
+        raise Unplanted(f"{network} at {num_rows} rows: the server counted {hits:.0f} hits, expected {planted}")
+    return _result(network, num_rows, rounds, before, after)
+
+
+def _round(
+    asker: Asker, names: dict[str, str], requests: Requests, rate: int, count: int, random: np.random.Generator
+) -> list[Pair]:
+    warm = requests.fresh(_WARM)
+    for request in warm:
+        asker.ask(names[CACHED], request)
+    hits = random.permutation(np.arange(count) < round(count * rate / 100))
+    fresh = requests.fresh(int((~hits).sum()))
+    pairs = []
+    for at, is_hit in enumerate(hits):
+        request = warm[at % _WARM] if is_hit else fresh.pop()
+        seconds = {}
+        for kind in (PLAIN, CACHED) if at % 2 else (CACHED, PLAIN):
+            began = time.perf_counter()
+            asker.ask(names[kind], request)
+            seconds[kind] = time.perf_counter() - began
+        pairs.append(Pair(bool(is_hit), seconds[PLAIN], seconds[CACHED]))
+    return pairs
+
+
+def _increase(before: dict[str, float], after: dict[str, float], counter: str) -> float:
+    return after.get(counter, 0.0) - before.get(counter, 0.0)
+
+
+def _result(
+    network: str,
+    num_rows: int,
+    rounds: dict[int, list[list[Pair]]],
+    before: dict[str, dict[str, float]],
+    after: dict[str, dict[str, float]],
+) -> dict[str, Any]:
+    merged = [[pair for pairs in of_round for pair in pairs] for of_round in zip(*rounds.values())]
+    miss, hit = (cache_figures.difference(merged, of_hits=of_hits) for of_hits in (False, True))
+    assert miss is not None, "hit rate 0 has misses"
+    assert hit is not None, "hit rate 100 has hits"
+    per = cache_figures.per_event
+    cached = before[CACHED], after[CACHED]
+    plain = before[PLAIN], after[PLAIN]
+    compute = per(*plain, "nv_inference_compute_infer_duration_us", "nv_inference_exec_count")
+    lookup = per(*cached, "nv_cache_hit_duration_per_model", "nv_cache_num_hits_per_model")
+    storing = per(*cached, "nv_cache_miss_duration_per_model", "nv_cache_num_misses_per_model")
+    assert compute is not None
+    assert lookup is not None
+    assert storing is not None
+    return {
+        "case": f"{network}, {num_rows} row{'s' if num_rows > 1 else ''}",
+        "rates": {str(rate): cache_figures.of_rate(each) for rate, each in rounds.items()},
+        "miss_cost_ms": miss,
+        "hit_saving_ms": Spread(-hit.median, -hit.most, -hit.least),
+        "break_even": cache_figures.break_even(miss.median, -hit.median),
+        "compute_us": compute,
+        "lookup_us_of_hit": lookup,
+        "lookup_and_insertion_us_of_miss": storing,
+        "break_even_by_counters": cache_figures.break_even(storing, compute - lookup),
+        "counters": {kind: {"before": before[kind], "after": after[kind]} for kind in (PLAIN, CACHED)},
+    }
+
+
+def print_case(result: dict[str, Any]) -> None:
+    """One case's table."""
+    print(
+        f"\n{result['case']}: by the server's counters, which leave the hashing out, the model computes "
+        f"{result['compute_us']:,.0f} us,\n  a hit is looked up in {result['lookup_us_of_hit']:,.0f} us, a miss looked "
+        f"up and stored in {result['lookup_and_insertion_us_of_miss']:,.0f} us: pays "
+        f"{_from(result['break_even_by_counters'])}"
+    )
+    print(f"  {'hits':>5} {'no cache, ms':>24} {'local cache, ms':>24} {'time saved':>26}")
+    for rate, figures in result["rates"].items():
+        plain, cached, saved = figures["plain_ms"], figures["cached_ms"], figures["saved"]
+        print(
+            f"  {rate:>4}% {plain.median:>8.3f} ({plain.least:>5.3f} to {plain.most:>5.3f})"
+            f" {cached.median:>8.3f} ({cached.least:>5.3f} to {cached.most:>5.3f})"
+            f" {saved.median:>9.0%} ({saved.least:>4.0%} to {saved.most:>4.0%})"
+        )
+    miss, hit = result["miss_cost_ms"], result["hit_saving_ms"]
+    print(
+        f"  a miss costs {miss.median:+.3f} ms ({miss.least:+.3f} to {miss.most:+.3f}), a hit saves "
+        f"{hit.median:.3f} ms ({hit.least:.3f} to {hit.most:.3f}): pays {_from(result['break_even'])}",
+        flush=True,
+    )
+
+
+def _from(rate: float | None) -> str:
+    return "never" if rate is None else f"from {rate:.1%} hits"
+
+
+def build_parser() -> argparse.ArgumentParser:
+    """The benchmark's flags."""
+    parser = argparse.ArgumentParser(
+        prog="python -m benchmarks.cache", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--quick", action="store_true", help="under a minute: fewer requests, wider spreads")
+    parser.add_argument(
+        "--output", type=Path, default=Path("build/benchmarks/cache.json"), help="JSON file with all figures"
+    )
+    return parser
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Runs all cases; 0 = all figures are there, whatever they say."""
+    flags = build_parser().parse_args(argv)
+    facts, other_work = machine.facts(), machine.OtherWork()
+    print("; ".join(f"{name} {value}" for name, value in facts.items()))
+    print("one request at a time; typical request of a round, then median (least to most) over rounds", flush=True)
+    results = {}
+    with tempfile.TemporaryDirectory(prefix="benchmark-") as folder:
+        scratch, log = Path(folder), DrawnLog()
+        settings = TritonSettings(cache_bytes=CACHE_BYTES)
+        with TritonServer(scratch / "repository", log=scratch / "triton.log", settings=settings) as server:
+            for network in NETWORKS:
+                asker = Asker(server.grpc_url)
+                for name in write_models(server.repository, network, log, scratch):
+                    asker.load(name)
+                asker.close()
+            for network, num_rows in _QUICK_CASES if flags.quick else CASES:
+                result = measure(network, num_rows, server, log, flags)
+                results[result["case"]] = result
+                print_case(result)
+    share = repeating_share(_TRAFFIC_ROWS)
+    sentence = cache_figures.verdict(results, share)
+    print(f"\n{sentence}")
+    if warning := other_work.warning():
+        print(warning)
+    document = {
+        "machine": facts,
+        "flags": {"quick": flags.quick},
+        "other_work_share": other_work.share(),
+        "cache_bytes": CACHE_BYTES,
+        "repeating_share": share,
+        "results": results,
+        "verdict": sentence,
+    }
+    flags.output.parent.mkdir(parents=True, exist_ok=True)
+    write_whole(flags.output, json.dumps(_named(document), indent=2) + "\n")
+    print(f"written: {flags.output}")
+    return 0
+
+
+def _named(value: Any) -> Any:
+    """`value` with each spread as an object, which JSON would otherwise write as a list."""
+    if hasattr(value, "_asdict"):
+        return value._asdict()
+    return {name: _named(each) for name, each in value.items()} if isinstance(value, dict) else value
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,129 @@
+"""What the cache's benchmark asks, and whom: two networks, each served twice by one server, with and without the cache.
+
+Rows and categories are the serving benchmark's; the workflow's vocabularies are those rows' categories, the weights
+random: neither the cost of a model nor that of hashing its requests depends on what it learnt.
+"""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import tritonclient.grpc as grpc_client
+
+from benchmarks.serving_model import CONFIG, DrawnLog, Rows
+from components.contracts.criteo import MISSING_CATEGORY
+from components.contracts.dcn import DcnConfig, dense_layout
+from components.contracts.model_files import ModelWeights
+from components.contracts.serving import CATEGORICAL_INPUT, DENSE_INPUT, GRPC_OPTIONS
+from components.contracts.workflow import FeatureWorkflow
+from components.deployment.graph import write_graph
+from components.deployment.parity import GoldenRows
+from components.deployment.repository_files import assemble
+from components.deployment.triton_config import ServingOptions, triton_config
+from inference_client.simulation.world import World
+from pipelines.local.loopback import DIRECT
+
+NETWORKS = {"demo": CONFIG, "sample": DcnConfig(embedding_dim=16, num_cross_layers=6, tower=(1024, 1024))}
+"""`demo` is what `make demo` serves, `sample` NVIDIA's DCN sample."""
+PLAIN, CACHED = "plain", "cached"
+CACHE_BYTES = 256 * 2**20
+"""Room for every answer of the benchmark: evictions would be another subject."""
+
+
+def write_models(repository: Path, network: str, log: DrawnLog, scratch: Path) -> list[str]:
+    """Writes the network as two models that differ in the cache's switch only; their names."""
+    config, workflow = NETWORKS[network], _workflow(log)
+    random = np.random.default_rng(0)
+    weights = ModelWeights(
+        dense={n: random.normal(0, 1 / np.sqrt(s[0]), s).astype(np.float32) for n, s in dense_layout(config)},
+        embeddings=random.normal(0, 0.3, (sum(workflow.slot_sizes), config.embedding_dim)).astype(np.float32),
+    )
+    graph = scratch / f"graph {network}"
+    graph.mkdir()
+    write_graph(graph, workflow, weights, config)
+    rows = log.draw(1, seed=9)
+    golden = GoldenRows(dense=rows.dense, categorical=rows.categorical, expected=np.zeros(1, np.float32))
+    names = []
+    for kind in (PLAIN, CACHED):
+        name, files = f"{network}_{kind}", scratch / f"files {network} {kind}"
+        files.mkdir()
+        options = ServingOptions(response_cache=kind == CACHED, warmup_rows=0)
+        folder = repository / name / "1"
+        folder.mkdir(parents=True)
+        for file, path in assemble(1, graph, golden, options, files).items():
+            (folder / file).write_bytes(path.read_bytes())
+        (repository / name / "config.pbtxt").write_text(triton_config(name, options, [1]))
+        names.append(name)
+    return names
+
+
+def _workflow(log: DrawnLog) -> FeatureWorkflow:
+    columns = log.draw_all().categorical.T
+    return FeatureWorkflow(
+        vocabularies=tuple(np.unique(c[(c != MISSING_CATEGORY) & (c < 2**31)]) for c in columns),
+        fill=0.0,
+        clip_min=0.0,
+        means=np.full(13, 1.5, np.float32),
+        stds=np.ones(13, np.float32),
+        frequency_threshold=1,
+    )
+
+
+class Asker:
+    """Sends prepared requests to one server, one after another, from one connection."""
+
+    def __init__(self, address: str) -> None:
+        self._client = grpc_client.InferenceServerClient(address, channel_args=list(GRPC_OPTIONS))
+
+    def close(self) -> None:
+        """Closes the connection."""
+        self._client.close()
+
+    def load(self, name: str) -> None:
+        """Loads a model."""
+        self._client.load_model(name)
+
+    def ask(self, name: str, request: list[Any]) -> None:
+        """One answered request."""
+        self._client.infer(name, request)
+
+
+class Requests:
+    """Prepared requests of `num_rows` rows, no two alike: taken from the drawn log, and numbered in the first value."""
+
+    def __init__(self, log: DrawnLog, num_rows: int) -> None:
+        self._drawn = log.draw(max(1024, num_rows), seed=4)
+        self._num_rows, self._number = num_rows, 0
+
+    def fresh(self, count: int) -> list[list[Any]]:
+        """`count` requests that were never asked before."""
+        return [self._next() for _ in range(count)]
+
+    def _next(self) -> list[Any]:
+        self._number += 1
+        at = np.random.default_rng(self._number).integers(0, len(self._drawn.dense), self._num_rows)
+        rows = Rows(dense=self._drawn.dense[at], categorical=self._drawn.categorical[at])
+        rows.dense[0, 0] = self._number
+        request = []
+        for tensor, values in ((DENSE_INPUT, rows.dense), (CATEGORICAL_INPUT, rows.categorical)):
+            request.append(grpc_client.InferInput(tensor.name, list(values.shape), tensor.datatype))
+            request[-1].set_data_from_numpy(values)
+        return request
+
+
+def repeating_share(num_rows: int) -> float:
+    """Share of the demo's traffic, as rows of one request each, whose bytes were asked for before: its hit rate."""
+    rows = World.create(seed=7).draw(num_rows, np.random.default_rng(1))
+    whole = np.concatenate([rows.dense.view(np.uint8), rows.categorical.view(np.uint8)], axis=1)
+    return 1 - len({row.tobytes() for row in whole}) / num_rows
+
+
+def counters(metrics_url: str, name: str) -> dict[str, float]:
+    """The server's own counters of a model, by metric: nv_cache_* and the time that it computed (microseconds)."""
+    with DIRECT.open(metrics_url, timeout=10) as answer:
+        text = answer.read().decode()
+    found = re.findall(rf'^(nv_\w+){{model="{name}",version="1"}} (\S+)$', text, re.MULTILINE)
+    return {metric: float(value) for metric, value in found}

@@ -1,0 +1,269 @@
+"""The watchdog: asks every Triton golden rows of what the journal calls live, and loads anew what answers wrongly.
+
+`python -m components.deployment.watchdog --store S`. It exists because a server's word cannot be trusted: with its
+Python stub dead, Triton (before 26.01) says "ready" for ever and refuses all requests. And a replica that started in
+the middle of a release, unseen by it, goes on serving what it read.
+
+It heals under the deployment's lock and never waits for it: while a release is at work, the release decides what is
+served. One that was killed is taken back (`recovery`), so that the configuration says again what the journal says. A
+server that does not answer at all is its supervisor's to restart; it is asked again and again until it is back.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import logging
+import signal
+import sys
+import threading
+from collections import Counter
+from collections.abc import Callable
+from contextlib import closing
+from dataclasses import dataclass, field
+from functools import lru_cache
+from pathlib import Path
+
+from components.contracts import promotion_journal
+from components.contracts.durable import write_whole
+from components.contracts.errors import ContractError, PermanentError, TemporaryError
+from components.contracts.serving import CANARY_NAME, MODEL_NAME
+from components.deployment import canary_state
+from components.deployment.command_line import add_site_flags, site_of
+from components.deployment.discovery import DNS, Resolve, resolve
+from components.deployment.recovery import opened
+from components.deployment.repository import ModelRepository
+from components.deployment.servers import Connect, Server, probe, wait_until_ready
+from components.deployment.site import SiteSettings
+from components.deployment.triton_client import Triton
+from components.deployment.triton_config import read_options
+from components.storage.locations import open_objects
+
+logger = logging.getLogger(__name__)
+
+WELL = "well"
+"""The right version answered the golden rows rightly."""
+GONE = "gone"
+"""The server does not answer at all."""
+BUSY = "busy"
+"""The server answers, but not this now: a full queue, or versions being switched."""
+SUSPECT = "suspect"
+"""A wrong answer, for the first time."""
+SKIPPED = "skipped"
+"""Ill, but a deployment is at work."""
+HEALED = "healed"
+"""It was ill, and answers rightly since it was loaded anew."""
+ILL = "ill"
+"""Loading it anew did not help."""
+FINDINGS = (WELL, GONE, BUSY, SUSPECT, SKIPPED, HEALED, ILL)
+
+_LEVELS = {
+    **dict.fromkeys((WELL, BUSY, SKIPPED), logging.INFO),
+    **dict.fromkeys((SUSPECT, HEALED), logging.WARNING),
+    **dict.fromkeys((GONE, ILL), logging.ERROR),
+}
+_DEAD_STUB = "not healthy"
+"""In the refusal of every request to a model whose stub died; needs no second opinion."""
+_OVERLOAD = ("maximum queue size", "Request timeout expired")
+"""In the refusals of a queue's limits: who is overloaded is not ill, and a reload would make it worse."""
+_STRIKES = 2
+"""Wrong or absent answers in a row before a model is loaded anew; where that does not help, it is tried again at every
+doubling of them: a model that is unloaded in each round answers nobody."""
+
+
+@dataclass(kw_only=True)
+class Watchdog:
+    """Looks after the servers of one site; one call of `look` is one round."""
+
+    site: SiteSettings
+    connect: Connect = Triton
+    resolve: Resolve = resolve
+    counts: Counter[str] = field(default_factory=Counter)
+    """How often each finding was made, since the start."""
+    num_recovered: int = 0
+    """Killed deployments that were taken back."""
+
+    def __post_init__(self) -> None:
+        """Prepares what is remembered from round to round."""
+        self._repository = ModelRepository(open_objects(self.site.repository))
+        # A version's number is never given to other weights, so its rows stay the same.
+        self._golden = lru_cache(maxsize=4)(self._repository.golden_rows)
+        self._strikes: Counter[str] = Counter()
+        self._last: dict[str, str] = {}
+
+    def look(self) -> dict[str, str]:
+        """One finding for each model of each server, by `host:port model`; none while nothing is live.
+
+        Raises:
+            ContractError: the journal, or a version that it calls live, is damaged.
+        """
+        self._recover()
+        findings = {}
+        for url in self._addresses():
+            for name, version in self._asked().items():
+                key = f"{url} {name}"
+                finding, why = self._look_at(url, name, version)
+                findings[key] = finding
+                self.counts[finding] += 1
+                if finding != self._last.get(key):
+                    logger.log(_LEVELS[finding], "triton %s, version %d: %s%s", key, version, finding, why)
+                self._last[key] = finding
+        return findings
+
+    def _addresses(self) -> list[str]:
+        """host:port of each server now: replicas come and go."""
+        found: list[str] = []
+        for url in self.site.triton_urls:
+            host, _, port = url.removeprefix(DNS).rpartition(":")
+            found += self.resolve(host, int(port)) if url.startswith(DNS) else [url]
+        return list(dict.fromkeys(found))
+
+    def _asked(self) -> dict[str, int]:
+        """Which version each model must answer with, as the journal says."""
+        live, canary = promotion_journal.current(self.site.store), canary_state.active(self.site.store)
+        asked = {MODEL_NAME: live, CANARY_NAME: canary}
+        return {name: entry.version for name, entry in asked.items() if entry is not None}
+
+    def _recover(self) -> None:
+        """Takes back a deployment that was killed; one that is at work holds the lock, and is left alone."""
+        if promotion_journal.interrupted(self.site.store) is None:
+            return
+        try:
+            with opened(self.site, connect=self.connect, resolve=self.resolve) as site:
+                self.num_recovered += site.recovered is not None
+        except TemporaryError as error:
+            logger.info("the journal ends with an intent: %s", error)
+
+    def _look_at(self, url: str, name: str, version: int) -> tuple[str, str]:
+        try:
+            with closing(self.connect(url)) as server:
+                server.check_live()
+                return self._judge(server, name, version)
+        except TemporaryError as error:
+            return GONE, f": {error}"
+
+    def _judge(self, server: Server, name: str, version: int) -> tuple[str, str]:
+        key = f"{server.url} {name}"
+        try:
+            self._ask(server, name, version)
+            del self._strikes[key]
+            return WELL, ""
+        except (TemporaryError, PermanentError) as error:
+            why = str(error)
+            if any(sign in why for sign in _OVERLOAD):
+                return BUSY, f": {why}"
+            self._strikes[key] += 1
+            strikes, needed = self._strikes[key], 1 if _DEAD_STUB in why else _STRIKES
+            if strikes < needed:
+                return (BUSY if isinstance(error, TemporaryError) else SUSPECT), f": {why}"
+            if strikes & (strikes - 1):
+                return ILL, f": {why}; to be loaded anew later"
+        try:
+            with self._repository.locked():
+                finding, how = self._heal(server, name)
+        except TemporaryError as error:
+            finding, how = SKIPPED, str(error)
+        if finding in (WELL, HEALED):
+            del self._strikes[key]
+        elif finding == SKIPPED:
+            self._strikes[key] -= 1
+        return finding, f": {why}; {how}"
+
+    def _ask(self, server: Server, name: str, version: int) -> None:
+        """Returns if clients' requests, which name no version, are answered rightly; never by a cache.
+
+        One for each instance: they take turns, and one alone may be dead.
+        """
+        config = self._repository.read_config()
+        for _ in range(read_options(config).instances if config else 1):
+            probe(server, name, version, self._golden(version), named=False)
+
+    def _heal(self, server: Server, name: str) -> tuple[str, str]:
+        """Loads the model anew unless meanwhile it is well; what is live is read again, now that it cannot change."""
+        version = self._asked().get(name)
+        if version is None or promotion_journal.interrupted(self.site.store):
+            return SKIPPED, "a deployment was at work meanwhile"
+        trouble = self._trouble(server, name, version)
+        if trouble is None:
+            return WELL, "a deployment was at work meanwhile"
+        # A load alone keeps a version answering that is merely another; it does nothing for a dead stub: to the server
+        # nothing has changed.
+        for unload in (True,) if _DEAD_STUB in trouble else (False, True):
+            trouble = self._trouble(server, name, version, load=True, unload=unload)
+            if trouble is None:
+                return HEALED, "loaded anew"
+        return ILL, f"loading it anew did not help: {trouble}"
+
+    def _trouble(
+        self, server: Server, name: str, version: int, *, load: bool = False, unload: bool = False
+    ) -> str | None:
+        """What is wrong with the model's answer, after it was loaded if asked for; None = nothing."""
+        try:
+            if unload:
+                server.unload(name)
+            if load:
+                server.load(name)
+                wait_until_ready(server, name, version, self.site.patience)
+            self._ask(server, name, version)
+        except (TemporaryError, PermanentError) as error:
+            return str(error)
+        return None
+
+
+def watch(
+    watchdog: Watchdog, interval_seconds: float, wait: Callable[[float], bool], status: Path | None = None
+) -> None:
+    """Looks again and again until `wait(seconds)` says to stop; a round that fails is logged, and the next one comes.
+
+    Args:
+        watchdog: Who looks.
+        interval_seconds: Between the end of a round and the next.
+        wait: Waits seconds; True = stop.
+        status: JSON file with the last findings and the counts, written after each round; None = none.
+    """
+    while True:
+        try:
+            findings = watchdog.look()
+            if status is not None:
+                counts = {finding: watchdog.counts[finding] for finding in FINDINGS}
+                document = {"servers": findings, "counts": counts, "recovered": watchdog.num_recovered}
+                write_whole(status, json.dumps(document) + "\n")
+        except (ContractError, PermanentError, TemporaryError, OSError) as error:
+            logger.error("this round failed: %s", error)
+        if wait(interval_seconds):
+            return
+
+
+def build_parser() -> argparse.ArgumentParser:
+    """The watchdog's flags."""
+    parser = argparse.ArgumentParser(prog="python -m components.deployment.watchdog", description=__doc__)
+    add_site_flags(parser)
+    parser.add_argument("--interval-seconds", type=float, default=5.0, help="between rounds (default: %(default)s)")
+    parser.add_argument("--status", type=Path, help="JSON file with the last findings and the counts")
+    return parser
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Watches until SIGTERM or Ctrl-C; exit code 0, or 2 for misuse."""
+    arguments = build_parser().parse_args(argv)
+    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
+    try:
+        if arguments.interval_seconds <= 0:
+            raise ContractError(f"interval is {arguments.interval_seconds} s, expected more than 0")
+        site = site_of(arguments)
+        if not site.triton_urls:
+            raise ContractError("triton urls are none, expected at least one")
+        watchdog = Watchdog(site=site)
+    except ContractError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 2
+    # The event ends the wait between rounds, never a call: a cancelled call can crash Triton 2.51.
+    stop = threading.Event()
+    for each in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(each, lambda *_: stop.set())
+    watch(watchdog, arguments.interval_seconds, stop.wait, arguments.status)
+    return 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

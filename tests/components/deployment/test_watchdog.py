@@ -1,0 +1,330 @@
+"""The watchdog against the real tritonserver: what it finds, what it heals, and when it keeps its hands off."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from components.contracts.errors import PermanentError, TemporaryError
+from components.contracts.manifests import Release
+from components.contracts.model_store import release_path
+from components.contracts.promotion_journal import CANARY, INTENT, JOURNAL_FILE, WITHDRAWN, read_entries
+from components.contracts.serving import CANARY_NAME, MODEL_NAME
+from components.deployment import watchdog as module
+from components.deployment.recovery import opened
+from components.deployment.release import release
+from components.deployment.release_settings import ReleaseSettings
+from components.deployment.repository import ModelRepository
+from components.deployment.triton_client import Triton
+from components.deployment.triton_config import with_versions
+from components.deployment.watchdog import BUSY, GONE, HEALED, ILL, SKIPPED, SUSPECT, WELL, Watchdog, main, watch
+from components.storage.locations import open_objects
+from pipelines.local.triton import TritonServer, TritonSettings
+from tests.e2e.processes import wait_for
+from tests.e2e.traffic import Traffic
+
+pytestmark = [pytest.mark.e2e, pytest.mark.timeout(120)]
+
+
+@pytest.fixture(scope="module")
+def triton(tmp_path_factory):
+    root = tmp_path_factory.mktemp("watched")
+    # After a stub was killed, this Triton uses up whatever time it is given to stop.
+    with TritonServer(root / "repository", log=root / "triton.log", settings=TritonSettings(stop_seconds=3)) as server:
+        yield server
+
+
+@pytest.fixture
+def client(triton):
+    if not triton.alive():
+        triton.restart()
+    client = Triton(triton.grpc_url)
+    yield client
+    client.unload(MODEL_NAME)
+    client.close()
+    shutil.rmtree(triton.repository / MODEL_NAME, ignore_errors=True)
+
+
+@pytest.fixture
+def settings(triton, client, tmp_path):
+    return ReleaseSettings(
+        store=tmp_path / "store", repository=triton.repository.as_uri(), triton_urls=(triton.grpc_url,), instances=1
+    )
+
+
+@pytest.fixture
+def deploy(settings, make_candidate):
+    return lambda seed: release(*make_candidate(settings.store, seed), settings)
+
+
+@pytest.fixture
+def watchdog(settings):
+    return Watchdog(site=settings.site)
+
+
+def findings(watchdog):
+    """One for the one server's live model."""
+    return [finding for key, finding in watchdog.look().items() if key.endswith(f" {MODEL_NAME}")]
+
+
+def stubs_of(pid):
+    """Process ids of a server's stubs; it does not ask how a killed one ended, so that one stays, as a zombie."""
+    children = Path(f"/proc/{pid}/task").glob("*/children")
+    stubs = {int(child) for file in children for child in file.read_text().split()}
+    return {stub for stub in stubs if "(zombie)" not in Path(f"/proc/{stub}/status").read_text()}
+
+
+def kill_stubs(server):
+    for stub in stubs_of(server.pid):
+        os.kill(stub, signal.SIGKILL)
+
+
+def live_version(client, rows):
+    return client.infer(MODEL_NAME, *rows)[1]
+
+
+def test_a_stub_killed_under_load_is_healed_and_requests_succeed_again(deploy, client, triton, watchdog, raw_rows):
+    deploy(1)
+    assert findings(watchdog) == [WELL]
+    with Traffic(triton.grpc_url, raw_rows(8)) as traffic:
+        traffic.more()
+        kill_stubs(triton)
+        wait_for(lambda: traffic.failures)
+        assert client.is_ready(MODEL_NAME, 1), "readiness lies, which is why the watchdog exists"
+        with pytest.raises(PermanentError, match="not healthy"):
+            client.infer(MODEL_NAME, *raw_rows(3))
+        assert findings(watchdog) == [HEALED]
+        traffic.more()
+    assert {answer.model_version for answer in traffic.answers} == {1}
+    assert findings(watchdog) == [WELL]
+    assert watchdog.counts == {WELL: 2, HEALED: 1}
+
+
+def test_one_dead_stub_of_two_is_found_in_one_round(make_candidate, settings, triton, watchdog):
+    release(*make_candidate(settings.store, 1), dataclasses.replace(settings, instances=2))
+    wait_for(lambda: len(stubs_of(triton.pid)) == 2)  # those of the test before may be ending
+    os.kill(min(stubs_of(triton.pid)), signal.SIGKILL)
+    assert findings(watchdog) == [HEALED]
+    assert findings(watchdog) == [WELL]
+
+
+def test_during_a_release_nothing_is_reloaded_and_after_it_the_model_is_healed(
+    deploy, client, triton, watchdog, settings, raw_rows
+):
+    deploy(1)
+    kill_stubs(triton)
+    with ModelRepository(open_objects(settings.repository)).locked():
+        assert findings(watchdog) == [SKIPPED]
+        with pytest.raises(PermanentError, match="not healthy"):
+            client.infer(MODEL_NAME, *raw_rows(3))
+    assert findings(watchdog) == [HEALED]
+    assert live_version(client, raw_rows(3)) == 1
+
+
+class Counted(Triton):
+    """A real connection that writes down which models it was told to load."""
+
+    loads = []
+
+    def load(self, name):
+        self.loads.append(name)
+        super().load(name)
+
+
+def test_wrong_scores_are_believed_at_the_second_time_and_a_model_that_stays_wrong_is_reloaded_ever_less_often(
+    deploy, client, triton, settings
+):
+    deploy(1), deploy(2)
+    other, live = (triton.repository / MODEL_NAME / version / "model.onnx" for version in "12")
+    right = live.read_bytes()
+    live.write_bytes(other.read_bytes())
+    client.unload(MODEL_NAME)
+    client.load(MODEL_NAME)
+    watchdog, loads = Watchdog(site=settings.site, connect=Counted), []
+    for _ in range(7):
+        Counted.loads.clear()
+        found = findings(watchdog)
+        loads.append(len(Counted.loads))
+        assert found == [ILL if len(loads) > 1 else SUSPECT]
+    assert [number for number, count in enumerate(loads, start=1) if count] == [2, 4]
+    live.write_bytes(right)
+    assert [findings(watchdog) for _ in range(2)] == [[HEALED], [WELL]]
+
+
+class Overloaded(Counted):
+    """Refuses as the real server does beyond its queue; tests/e2e/test_serving_faults.py holds that it does."""
+
+    def infer(self, *_, **__):
+        raise TemporaryError(f"triton {self.url}: inference failed: [request id: 1] Exceeds maximum queue size")
+
+
+def test_an_overloaded_server_is_busy_and_never_reloaded(deploy, settings, client):
+    deploy(1)
+    watchdog = Watchdog(site=settings.site, connect=Overloaded)
+    Counted.loads.clear()
+    assert [findings(watchdog) for _ in range(5)] == [[BUSY]] * 5
+    assert Counted.loads == []
+
+
+def test_a_server_that_came_back_with_another_version_is_led_to_the_live_one_without_a_failed_request(
+    deploy, client, watchdog, triton, raw_rows
+):
+    deploy(1), deploy(2)
+    config = triton.repository / MODEL_NAME / "config.pbtxt"
+    published = config.read_text()
+    config.write_text(with_versions(published, [1]))
+    client.load(MODEL_NAME)
+    config.write_text(published)
+    assert live_version(client, raw_rows(3)) == 1
+    with Traffic(triton.grpc_url, raw_rows(8)) as traffic:
+        assert [findings(watchdog) for _ in range(2)] == [[SUSPECT], [HEALED]]
+        wait_for(lambda: traffic.answers and traffic.answers[-1].model_version == 2)
+    assert traffic.failures == []
+    assert live_version(client, raw_rows(3)) == 2
+
+
+def test_a_deployment_that_was_killed_is_taken_back(deploy, client, watchdog, settings, raw_rows):
+    deploy(1), deploy(2)
+    with opened(settings.site) as site:
+        config = site.repository.read_config()
+        line = site.entry(INTENT, Release.read(release_path(settings.store, 1)), reason="a rollback that is killed")
+        site.append(dataclasses.replace(line, config=config))
+        site.repository.write_config(with_versions(config, [1]))
+        client.load(MODEL_NAME)
+        assert live_version(client, raw_rows(3)) == 1
+        findings(watchdog)
+        assert live_version(client, raw_rows(3)) == 1, "while its lock is held it is at work"
+    assert findings(watchdog) == [WELL]
+    assert watchdog.num_recovered == 1
+    assert live_version(client, raw_rows(3)) == 2
+    assert read_entries(settings.store)[-1].action == WITHDRAWN
+
+
+def test_the_canary_is_watched_too(deploy, client, triton, watchdog, settings, raw_rows):
+    deploy(1), deploy(2)
+    with opened(settings.site) as site:
+        site.repository.place_canary(1)
+        client.load(CANARY_NAME)
+        site.append(site.entry(CANARY, Release.read(release_path(settings.store, 1)), reason="try", share=0.05))
+    kill_stubs(triton)
+    assert watchdog.look() == {f"{triton.grpc_url} {name}": HEALED for name in (MODEL_NAME, CANARY_NAME)}
+    assert client.infer(CANARY_NAME, *raw_rows(3))[1] == 1
+    client.unload(CANARY_NAME)
+    shutil.rmtree(triton.repository / CANARY_NAME)
+
+
+def test_a_model_that_is_not_loaded_is_loaded(deploy, client, watchdog, raw_rows):
+    deploy(1)
+    client.unload(MODEL_NAME)
+    first, second = findings(watchdog), findings(watchdog)
+    assert first in ([BUSY], [SUSPECT]), "versions may be changing hands at this moment"
+    assert second == [HEALED]
+    assert live_version(client, raw_rows(3)) == 1
+
+
+def test_a_server_that_is_gone_is_reported_until_it_is_back(deploy, client, triton, watchdog, caplog):
+    deploy(1)
+    triton.kill()
+    assert [findings(watchdog) for _ in range(3)] == [[GONE]] * 3
+    said = [r for r in caplog.records if r.levelname == "ERROR" and triton.grpc_url in r.getMessage()]
+    assert len(said) == 1, "once, not at every round"
+    triton.restart()
+    assert findings(watchdog) == [WELL]
+
+
+def test_a_response_cache_cannot_answer_for_a_dead_stub(make_candidate, settings, tmp_path):
+    """The reason for shuffled rows: the cache goes on answering what it was asked before."""
+    with TritonServer(
+        tmp_path / "cached", log=tmp_path / "triton.log", settings=TritonSettings(stop_seconds=3, cache_bytes=1 << 20)
+    ) as server:
+        cached = dataclasses.replace(
+            settings,
+            repository=server.repository.as_uri(),
+            triton_urls=(server.grpc_url,),
+            response_cache=True,
+        )
+        release(*make_candidate(settings.store, 1), cached)
+        watchdog, client = Watchdog(site=cached.site), Triton(server.grpc_url)
+        golden = ModelRepository(open_objects(cached.repository)).golden_rows(1)
+        assert findings(watchdog) == [WELL]
+        before, _ = client.infer(MODEL_NAME, golden.dense, golden.categorical)
+        kill_stubs(server)
+        after, version = client.infer(MODEL_NAME, golden.dense, golden.categorical)
+        assert version == 1
+        np.testing.assert_array_equal(after, before, err_msg="the cache answers although nobody lives")
+        assert findings(watchdog) == [HEALED]
+        client.close()
+
+
+def test_before_the_first_release_there_is_nothing_to_ask(watchdog):
+    assert watchdog.look() == {}
+
+
+def test_replicas_behind_a_name_are_asked_for_at_every_round(deploy, settings, triton):
+    deploy(1)
+    site = dataclasses.replace(settings.site, triton_urls=("dns:///triton-headless:8001", triton.grpc_url))
+    known = {("triton-headless", 8001): []}
+    watchdog = Watchdog(site=site, resolve=lambda *name: known[name])
+    assert watchdog.look() == {f"{triton.grpc_url} {MODEL_NAME}": WELL}
+    known["triton-headless", 8001] = [triton.grpc_url, "127.0.0.1:9"]
+    assert watchdog.look() == {f"{triton.grpc_url} {MODEL_NAME}": WELL, f"127.0.0.1:9 {MODEL_NAME}": GONE}
+
+
+def test_a_round_that_fails_is_logged_and_the_next_one_comes(deploy, watchdog, settings, tmp_path, caplog):
+    deploy(1)
+    journal = settings.store / JOURNAL_FILE
+    whole = journal.read_bytes()
+    waits = []
+
+    def wait(seconds):
+        waits.append(seconds)
+        journal.write_bytes(b"not a promotion\n" if len(waits) == 1 else whole)
+        return len(waits) == 3
+
+    watch(watchdog, 7.0, wait, tmp_path / "status.json")
+    assert waits == [7.0] * 3
+    assert "this round failed" in caplog.text
+    assert json.loads((tmp_path / "status.json").read_text()) == {
+        "servers": {f"{settings.triton_urls[0]} {MODEL_NAME}": WELL},
+        "counts": {**dict.fromkeys(module.FINDINGS, 0), WELL: 2},
+        "recovered": 0,
+    }
+
+
+def test_as_a_command_it_heals_until_sigterm_ends_it(deploy, settings, triton, tmp_path):
+    deploy(1)
+    status = tmp_path / "status.json"
+    flags = ["--store", settings.store.as_uri(), "--repository", settings.repository, "--interval-seconds", "0.1"]
+    flags += ["--triton-urls", triton.grpc_url, "--status", str(status)]
+    command = [sys.executable, "-m", "components.deployment.watchdog", *flags]
+    process = subprocess.Popen(command, cwd=Path(__file__).parents[3], stderr=subprocess.DEVNULL)
+
+    def count(finding):
+        return json.loads(status.read_text())["counts"][finding] if status.exists() else 0
+
+    try:
+        wait_for(lambda: count(WELL))
+        kill_stubs(triton)
+        wait_for(lambda: count(HEALED))
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(20) == 0
+    finally:
+        process.kill()
+        process.wait()
+
+
+def test_misuse_is_said(tmp_path, capsys):
+    flags = ["--store", str(tmp_path), "--repository", str(tmp_path)]
+    assert main([*flags, "--triton-urls", ""]) == 2
+    assert main([*flags, "--triton-urls", "x:1", "--interval-seconds", "0"]) == 2
+    assert "triton urls are none" in (said := capsys.readouterr().err)
+    assert "interval is 0.0 s" in said

@@ -1,0 +1,27 @@
+"""Processes of a server that is tested from outside: which run still, and waiting without a fixed time."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+
+
+def running_in_group(group):
+    """Process ids of a server and its stubs; a process that ended and was not asked for is not running."""
+    found = []
+    for folder in (each for each in Path("/proc").iterdir() if each.name.isdigit()):
+        try:
+            state, _, its_group = (folder / "stat").read_text().rpartition(")")[2].split()[:3]
+        except OSError:
+            continue
+        if int(its_group) == group and state != "Z":
+            found.append(int(folder.name))
+    return found
+
+
+def wait_for(condition, seconds=30.0):
+    """Returns once `condition()` holds."""
+    deadline = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < deadline, "did not happen in time"
+        time.sleep(0.02)

@@ -1,0 +1,132 @@
+"""The response cache of the real server: never an answer of another version; and why no number is given twice."""
+
+from __future__ import annotations
+
+import re
+import shutil
+import urllib.request
+
+import numpy as np
+import pytest
+
+from components.contracts.dcn import DcnConfig
+from components.contracts.errors import ContractError
+from components.contracts.response_cache import MIN_LOCAL_BYTES, redis_cache_flags
+from components.contracts.serving import MODEL_NAME
+from components.deployment.release import release
+from components.deployment.release_settings import ReleaseSettings
+from components.deployment.rollback import rollback
+from components.deployment.triton_client import Triton
+from pipelines.local.triton import TritonServer, TritonSettings
+
+pytestmark = [pytest.mark.e2e, pytest.mark.timeout(120)]
+
+CONFIG = DcnConfig(embedding_dim=4, num_cross_layers=2, tower=(16, 8))
+
+
+@pytest.fixture
+def triton(tmp_path):
+    settings = TritonSettings(cache_bytes=1 << 20)
+    with TritonServer(tmp_path / "repository", log=tmp_path / "triton.log", settings=settings) as server:
+        yield server
+
+
+@pytest.fixture
+def settings(triton, tmp_path):
+    return ReleaseSettings(
+        store=tmp_path / "store",
+        repository=triton.repository.as_uri(),
+        triton_urls=(triton.grpc_url,),
+        instances=1,
+        response_cache=True,
+    )
+
+
+@pytest.fixture
+def deploy(settings, make_candidate):
+    return lambda seed: release(*make_candidate(settings.store, seed), settings)
+
+
+@pytest.fixture
+def client(triton):
+    client = Triton(triton.grpc_url)
+    yield client
+    client.close()
+
+
+@pytest.fixture
+def expected(make_parts, reference_scores):
+    return lambda seed, rows: reference_scores(*make_parts(seed), CONFIG, *rows)
+
+
+def hits(server, version):
+    """How often the cache answered for `version`, as the server itself counts."""
+    text = urllib.request.urlopen(server.metrics_url, timeout=5).read().decode()
+    found = re.search(rf'nv_cache_num_hits_per_model{{model="click_model",version="{version}"}} (\d+)', text)
+    return int(found[1]) if found else 0
+
+
+def test_no_answer_of_a_previous_version_after_a_release_or_a_rollback(
+    deploy, client, triton, settings, raw_rows, expected
+):
+    rows = raw_rows(8)
+
+    def ask_twice(version, seed):
+        before = hits(triton, version)
+        for _ in range(2):
+            scores, answered = client.infer(MODEL_NAME, *rows)
+            assert answered == version
+            np.testing.assert_allclose(scores, expected(seed, rows), atol=1e-5)
+        assert hits(triton, version) > before, "the second answer is the cache's, and carries the right version too"
+
+    deploy(1)
+    ask_twice(1, 1)
+    deploy(2)
+    ask_twice(2, 2)
+    rollback(settings.site, reason="drill")
+    ask_twice(1, 1)
+    deploy(3)
+    ask_twice(3, 3)
+
+
+def test_a_number_given_twice_would_be_answered_with_the_old_weights_even_after_an_unload(
+    deploy, client, triton, raw_rows, expected
+):
+    """The server's behaviour that `response_cache` warns of; deployment gives no number twice."""
+    rows = raw_rows(8)
+    deploy(1), deploy(2)
+    client.infer(MODEL_NAME, *rows, version=1)
+    first, second = (triton.repository / MODEL_NAME / version / "model.onnx" for version in "12")
+    shutil.copy(second, first)
+    client.unload(MODEL_NAME)
+    client.load(MODEL_NAME)
+    stale, version = client.infer(MODEL_NAME, *rows, version=1)
+    assert version == 1
+    np.testing.assert_allclose(stale, expected(1, rows), atol=1e-5)
+    other_order = tuple(array[::-1] for array in rows)
+    fresh, _ = client.infer(MODEL_NAME, *other_order, version=1)
+    np.testing.assert_allclose(fresh, expected(2, other_order), atol=1e-5)
+
+
+def test_a_configuration_that_asks_for_the_cache_is_served_by_a_server_without_one(deploy, tmp_path, raw_rows):
+    deploy(1)
+    shutil.copytree(tmp_path / "repository", tmp_path / "another")
+    with TritonServer(tmp_path / "another", log=tmp_path / "another.log") as server:
+        client = Triton(server.grpc_url)
+        assert client.infer(MODEL_NAME, *raw_rows(2))[1] == 1
+        client.close()
+
+
+@pytest.mark.parametrize(
+    ("host", "port", "message"),
+    [("", 6379, "redis host is ''"), ("a,size=1", 6379, "expected a host name"), ("redis", 0, "redis port is 0")],
+)
+def test_a_redis_that_cannot_be_is_refused(host, port, message):
+    with pytest.raises(ContractError, match=message):
+        redis_cache_flags(host, port)
+
+
+def test_the_smallest_cache_that_is_accepted_is_one_that_the_server_starts_with(tmp_path):
+    settings = TritonSettings(cache_bytes=MIN_LOCAL_BYTES)
+    with TritonServer(tmp_path / "repository", log=tmp_path / "triton.log", settings=settings) as server:
+        assert server.alive()

@@ -1,0 +1,306 @@
+"""What is answered while servers die, files are damaged and requests are wrong: always by a version of the journal."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import signal
+import threading
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from components.contracts.dcn import DcnConfig
+from components.contracts.errors import PermanentError, TemporaryError
+from components.contracts.manifests import Release
+from components.contracts.promotion_journal import current, read_entries
+from components.contracts.serving import CANDIDATE_NAME, GRPC_OPTIONS, MODEL_NAME
+from components.contracts.uris import local_path
+from components.deployment.release import release
+from components.deployment.release_settings import ReleaseSettings
+from components.deployment.repository import ModelRepository
+from components.deployment.rollback import rollback
+from components.deployment.triton_client import Triton
+from components.deployment.triton_config import ServingOptions, triton_config, with_versions
+from components.storage.locations import open_objects
+from pipelines.local.triton import TritonServer, TritonSettings
+from tests.e2e.processes import running_in_group, wait_for
+from tests.e2e.traffic import Traffic
+
+pytestmark = [pytest.mark.e2e, pytest.mark.timeout(120)]
+
+CONFIG = DcnConfig(embedding_dim=4, num_cross_layers=2, tower=(16, 8))
+
+
+@pytest.fixture
+def triton(tmp_path):
+    # After a stub was killed, this Triton uses up whatever time it is given to stop.
+    settings = TritonSettings(stop_seconds=3)
+    with TritonServer(tmp_path / "repository", log=tmp_path / "triton.log", settings=settings) as server:
+        yield server
+
+
+@pytest.fixture
+def settings(triton, tmp_path):
+    return ReleaseSettings(
+        store=tmp_path / "store", repository=triton.repository.as_uri(), triton_urls=(triton.grpc_url,), instances=1
+    )
+
+
+@pytest.fixture
+def deploy(settings, make_candidate):
+    return lambda seed, **other: release(*make_candidate(settings.store, seed), settings, **other)
+
+
+@pytest.fixture
+def expected(make_parts, reference_scores):
+    """The second opinion on `rows` of the model made with `seed`."""
+    return lambda seed, rows: reference_scores(*make_parts(seed), CONFIG, *rows)
+
+
+class Altered:
+    """A real connection of which the test changes one method."""
+
+    def __init__(self, url, **methods):
+        self._real = Triton(url)
+        for name, method in methods.items():
+            setattr(self, name, lambda *a, method=method, **k: method(self._real, *a, **k))
+
+    def __getattr__(self, name):
+        return getattr(self._real, name)
+
+
+def check_answers(answers, scores_of_version, settings):
+    """Every answer is what the version that it names says, and the journal knows that version and its hash."""
+    repository = ModelRepository(open_objects(settings.repository))
+    entries = {entry.version: entry for entry in read_entries(settings.store)}
+    for version in {answer.model_version for answer in answers}:
+        told = Release.read(local_path(entries[version].release_uri)).sha256["graph"]
+        assert entries[version].sha256.get("graph", told) == told == repository.graph_sha256(version)
+    for answer in answers:
+        np.testing.assert_allclose(answer.scores, scores_of_version[answer.model_version], atol=1e-5)
+
+
+def test_kill_9_under_load_costs_retries_but_no_request_and_no_leftovers(deploy, triton, settings, raw_rows, expected):
+    deploy(1)
+    rows = raw_rows(8)
+    with Traffic(triton.grpc_url, rows) as traffic:
+        traffic.more()
+        group, shm = triton.pid, f"{triton._shm_prefix}*"
+        os.kill(triton.pid, signal.SIGKILL)
+        wait_for(lambda: not triton.alive())
+        triton.restart()
+        wait_for(lambda: not running_in_group(group))
+        traffic.more()
+    assert traffic.failures == []
+    check_answers(traffic.answers, {1: expected(1, rows)}, settings)
+    triton.stop()
+    assert not list(Path("/dev/shm").glob(shm))
+
+
+@pytest.mark.parametrize("name", [CANDIDATE_NAME, MODEL_NAME], ids=["in rehearsal", "after publication"])
+def test_kill_9_in_the_middle_of_a_release_brings_back_what_the_journal_says(
+    deploy, triton, settings, raw_rows, expected, name
+):
+    deploy(1)
+    rows = raw_rows(8)
+
+    def die(real, asked):
+        if asked == name and triton.alive():
+            triton.kill()
+        real.load(asked)
+
+    with pytest.raises(TemporaryError):
+        deploy(2, connect=lambda url: Altered(url, load=die))
+    assert current(settings.store).version == 1
+    triton.restart()
+    with Traffic(triton.grpc_url, rows) as traffic:
+        traffic.more()
+        done = deploy(3)
+        traffic.more()
+    assert traffic.failures == []
+    assert {traffic.answers[0].model_version, traffic.answers[-1].model_version} == {1, done.version}
+    check_answers(traffic.answers, {1: expected(1, rows), done.version: expected(3, rows)}, settings)
+
+
+def test_kill_9_while_a_version_is_being_loaded_brings_back_the_last_published_one(deploy, triton, settings, raw_rows):
+    """The server itself is killed while its loader is at work, not just before it is asked."""
+    deploy(1)
+
+    def die_loading():
+        wait_for(lambda: len(running_in_group(triton.pid)) > before)
+        triton.kill()
+
+    before = len(running_in_group(triton.pid))
+
+    def die(real, asked):
+        is_first = asked == MODEL_NAME and triton.alive()
+        loading = threading.Thread(target=die_loading)
+        if is_first:
+            loading.start()
+        try:
+            real.load(asked)
+        finally:
+            # Where the load was quicker than the kill, what follows it fails.
+            if is_first:
+                loading.join()
+
+    with pytest.raises(TemporaryError):
+        deploy(2, connect=lambda url: Altered(url, load=die))
+    triton.restart()
+    client = Triton(triton.grpc_url)
+    assert client.infer(MODEL_NAME, *raw_rows(3))[1] == current(settings.store).version == 1
+    client.close()
+
+
+@pytest.mark.parametrize(
+    "damage", [lambda data: data[: len(data) // 2], lambda data: b""], ids=["truncated", "empty"],
+)  # fmt: skip
+def test_a_damaged_live_graph_ends_the_start_with_the_reason_and_a_rollback_without_servers_brings_it_up(
+    deploy, triton, settings, raw_rows, expected, damage
+):
+    deploy(1), deploy(2)
+    triton.stop()
+    graph = triton.repository / MODEL_NAME / "2" / "model.onnx"
+    graph.write_bytes(damage(graph.read_bytes()))
+    with pytest.raises(PermanentError, match=r"triton ended with -?\d+ at start: .*'click_model' version 2"):
+        triton.restart()
+    assert not triton.alive()
+    rollback(dataclasses.replace(settings.site, triton_urls=()), reason="damaged file")
+    triton.restart()
+    client, rows = Triton(triton.grpc_url), raw_rows(5)
+    scores, version = client.infer(MODEL_NAME, *rows)
+    client.close()
+    assert version == 1
+    np.testing.assert_allclose(scores, expected(1, rows), atol=1e-5)
+
+
+def test_a_damaged_graph_that_a_running_server_is_told_to_load_leaves_the_old_version_answering(
+    deploy, triton, raw_rows
+):
+    deploy(1)
+    model = triton.repository / MODEL_NAME
+    (model / "2").mkdir()
+    for file in (model / "1").iterdir():
+        if file.is_file():
+            (model / "2" / file.name).write_bytes(file.read_bytes()[: 300 if file.name == "model.onnx" else None])
+    config = model / "config.pbtxt"
+    config.write_text(with_versions(config.read_text(), [1, 2]))
+    client = Triton(triton.grpc_url)
+    with pytest.raises((PermanentError, TemporaryError), match="load of click_model failed"):
+        client.load(MODEL_NAME)
+    assert client.infer(MODEL_NAME, *raw_rows(3))[1] == 1
+    client.close()
+
+
+@pytest.fixture(scope="module")
+def answering(tmp_path_factory):
+    """A server whose model answers at once, whatever it is asked."""
+    root = tmp_path_factory.mktemp("answering")
+    write_gated_model(root)
+    (root / "open").touch()
+    with TritonServer(root / "repository", log=root / "triton.log") as server:
+        yield server
+
+
+@pytest.mark.parametrize(
+    ("tensors", "message"),
+    [
+        ({"dense": ("FP64", 13)}, "data-type is 'FP64', but model 'click_model' expects 'FP32'"),
+        ({"dense": ("FP32", 12)}, r"unexpected shape for input 'dense'"),
+        ({"categorical": ("INT32", 26)}, "INT32"),
+        ({"categorical": ("INT64", 27)}, r"unexpected shape for input 'categorical'"),
+        ({"dense": None}, r"expected 2 inputs but got 1"),
+        ({"extra": ("FP32", 1)}, r"expected 2 inputs but got 3"),
+    ],
+    ids=["dtype", "width", "integer width", "too wide", "missing", "too many"],
+)
+def test_a_request_of_another_form_is_refused_and_the_next_one_answered(answering, tensors, message):
+    import tritonclient.grpc as grpc_client
+    from tritonclient.utils import InferenceServerException, triton_to_np_dtype
+
+    form = {"dense": ("FP32", 13), "categorical": ("INT64", 26), **tensors}
+    inputs = []
+    for name, (datatype, width) in ((name, f) for name, f in form.items() if f):
+        inputs.append(grpc_client.InferInput(name, [2, width], datatype))
+        inputs[-1].set_data_from_numpy(np.zeros((2, width), triton_to_np_dtype(datatype)))
+    asker = grpc_client.InferenceServerClient(answering.grpc_url, channel_args=list(GRPC_OPTIONS))
+    with asker, pytest.raises(InferenceServerException, match=message) as refused:
+        asker.infer(MODEL_NAME, inputs)
+    assert "INVALID_ARGUMENT" in refused.value.status()
+    client = Triton(answering.grpc_url)
+    good = np.zeros((2, 13), np.float32), np.zeros((2, 26), np.int64)
+    assert client.infer(MODEL_NAME, *good)[1] == 1
+    client.close()
+
+
+GATED = """\
+import time
+from pathlib import Path
+
+import triton_python_backend_utils as pb_utils
+
+ROOT = Path(__file__).resolve().parents[3]
+
+
+class TritonPythonModel:
+    def execute(self, requests):
+        with open(ROOT / "executions", "a") as file:
+            file.write(f"{len(requests)} ")
+        while not (ROOT / "open").exists():
+            time.sleep(0.005)
+        dense = [pb_utils.get_input_tensor_by_name(r, "dense").as_numpy() for r in requests]
+        return [pb_utils.InferenceResponse([pb_utils.Tensor("probability", d[:, :1])]) for d in dense]
+"""
+
+
+def write_gated_model(root, *, instances=1, queue=512):
+    """A model that answers nothing until the file `open` is there, and writes down how many requests it is given."""
+    model = root / "repository" / MODEL_NAME
+    (model / "1").mkdir(parents=True)
+    options = ServingOptions(instances=instances, max_queued_requests=queue)
+    (model / "config.pbtxt").write_text(triton_config(MODEL_NAME, options, [1]))
+    (model / "1" / "model.py").write_text(GATED)
+    (model / "1" / "model.onnx").touch()
+
+
+def test_overload_is_refused_before_any_accepted_request_is_done_and_all_accepted_are_answered(tmp_path):
+    """Quick without a clock: the gate is opened only after the last refusal has arrived."""
+    instances, queue, askers = 2, 4, 20
+    write_gated_model(tmp_path, instances=instances, queue=queue)
+    answers, refusals, others = [], [], []
+
+    def ask(number):
+        client = Triton(server.grpc_url)
+        rows = np.full((1, 13), number, np.float32), np.zeros((1, 26), np.int64)
+        try:
+            answers.append((number, client.infer(MODEL_NAME, *rows)[0][0]))
+        except TemporaryError as error:
+            (refusals if "Exceeds maximum queue size" in str(error) else others).append(error)
+        client.close()
+
+    with TritonServer(tmp_path / "repository", log=tmp_path / "triton.log") as server:
+        threads = [threading.Thread(target=ask, args=(number,)) for number in range(askers)]
+        for number, thread in enumerate(threads):
+            thread.start()
+            if number < instances:
+                wait_for(lambda executing=number + 1: len(batches_in(tmp_path)) == executing)
+        # Every instance is at work. The queue holds what comes, and a request may be on its way to an instance.
+        wait_for(lambda: len(refusals) >= askers - instances - queue - 1)
+        wait_for(lambda: sum(thread.is_alive() for thread in threads) == askers - len(refusals))
+        assert answers == others == [], "nobody was answered while the gate was closed"
+        (tmp_path / "open").touch()
+        for thread in threads:
+            thread.join(30)
+    assert others == []
+    assert len(answers) + len(refusals) == askers
+    assert len(answers) - instances in (queue, queue + 1)
+    assert all(number == score for number, score in answers), "each got the answer to its own rows"
+    assert sum(batches_in(tmp_path)) == len(answers)
+    assert len(batches_in(tmp_path)) <= instances + queue + 1, "who was accepted waited for a queue's length at most"
+
+
+def batches_in(root):
+    """How many requests each execution of the gated model was given."""
+    return [int(size) for size in (root / "executions").read_text().split()] if (root / "executions").exists() else []
