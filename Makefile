@@ -3,13 +3,17 @@
 # make check  style, types, dependency arrows, compiled pipeline
 # make benchmark-training   training's speed against named peers in one run (BENCHMARK_FLAGS=--quick: two minutes)
 # make benchmark-freshness  AUC gained by retraining more often, in a drifting world (BENCHMARK_FLAGS=--quick: a minute)
+# make benchmark-serving    serving's latency and rows/s against named peers in one run (BENCHMARK_FLAGS=--quick: three minutes)
+# make benchmark-cache      when Triton's response cache pays, by model cost and hit rate (BENCHMARK_FLAGS=--quick: a minute)
+# make benchmark-graph      what large vocabularies and tables cost the served graph, up to its limits (BENCHMARK_FLAGS=--quick: a minute)
 # Each builds the environments that it needs, once; later calls take what is there while the locks are unchanged.
 
 PYTHON ?= python3.11
 DRIVER := .venvs/driver/bin/python
 SHELL := /bin/bash
 .DEFAULT_GOAL := help
-.PHONY: help python environments demo test check benchmarks benchmark-training benchmark-freshness golden format lock clean
+.PHONY: help python environments demo test check benchmarks benchmark-training benchmark-freshness \
+	benchmark-serving benchmark-cache benchmark-graph golden format lock clean
 
 help:
 	@sed -n 's/^# //p' Makefile
@@ -37,7 +41,7 @@ check: environments
 	@cmp build/check/retraining.yaml tests/pipelines/golden/retraining.yaml || { \
 	  echo "error: the compiled pipeline changed; if that is meant: make golden" >&2; exit 1; }
 
-benchmarks: benchmark-training benchmark-freshness
+benchmarks: benchmark-training benchmark-freshness benchmark-serving benchmark-cache benchmark-graph
 
 benchmark-training: python
 	@$(PYTHON) pipelines/local/environments.py benchmarks
@@ -45,6 +49,16 @@ benchmark-training: python
 
 benchmark-freshness: environments
 	@exec .venvs/training/bin/python -m benchmarks.freshness $(BENCHMARK_FLAGS)
+
+benchmark-serving: environments
+	@$(PYTHON) pipelines/local/environments.py serving-peers
+	@exec $(DRIVER) -m benchmarks.serving $(BENCHMARK_FLAGS)
+
+benchmark-cache: environments
+	@exec $(DRIVER) -m benchmarks.cache $(BENCHMARK_FLAGS)
+
+benchmark-graph: environments
+	@exec $(DRIVER) -m benchmarks.graph_limits $(BENCHMARK_FLAGS)
 
 golden: environments
 	$(DRIVER) -m pipelines compile --output tests/pipelines/golden/retraining.yaml
@@ -54,7 +68,7 @@ format: environments
 	$(DRIVER) -m ruff format .
 
 lock:
-	$(PYTHON) requirements/lock.py $(or $(ENVIRONMENT),driver validation preprocessing training serving benchmarks)
+	$(PYTHON) requirements/lock.py $(or $(ENVIRONMENT),driver validation preprocessing training serving benchmarks serving-peers)
 
 clean:
 	rm -rf build .venvs

@@ -20,7 +20,11 @@ from pathlib import Path
 
 ENVIRONMENTS = ("driver", "validation", "preprocessing", "training", "serving")
 BENCHMARKS = "benchmarks"
-"""Holds what training is measured against; built on request only, and without tests of its own."""
+"""Holds what training is measured against."""
+SERVING_PEERS = "serving-peers"
+"""Holds what serving is measured against."""
+ON_DEMAND = (BENCHMARKS, SERVING_PEERS)
+"""Built on request only, and without tests of their own."""
 REPOSITORY = Path(__file__).resolve().parents[2]
 STAMP = "locks.sha256"
 NUM_BUILDERS = 2
@@ -37,7 +41,7 @@ def python_of(environment: str, repository: Path = REPOSITORY) -> Path:
 
 def locks_of(environment: str, repository: Path = REPOSITORY) -> list[Path]:
     """The lock of the image, then that of what tests need on top."""
-    kinds = ("",) if environment == BENCHMARKS else ("", ".test")
+    kinds = ("",) if environment in ON_DEMAND else ("", ".test")
     return [repository / "requirements" / f"{environment}{kind}.lock" for kind in kinds]
 
 

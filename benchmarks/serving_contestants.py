@@ -1,0 +1,245 @@
+"""The servers that are compared, each started for real: ours, the floor, the reference's design, a plain web server.
+
+Ours is released by deployment's own command line onto the bundled tritonserver. The floor is loaded into the same
+server. The reference runs in a second server of the same binary, whose models import from `serving-peers`.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import socket
+import subprocess
+import sys
+import time
+import urllib.error
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, Protocol
+
+from benchmarks.serving_callers import GrpcCaller, HttpCaller
+from benchmarks.serving_load import Scores
+from benchmarks.serving_model import CONFIG, REPOSITORY, Models, Rows
+from benchmarks.serving_peers.encoded_graph import encoded_graph
+from benchmarks.serving_targets import FLOOR, OURS, REFERENCE, WEB_BINARY, WEB_JSON
+from components.contracts.durable import write_whole
+from components.contracts.manifests import Release
+from components.contracts.serving import MAX_BATCH_ROWS, MODEL_NAME
+from components.deployment.triton_client import Triton
+from components.deployment.triton_config import ServingOptions, read_options, triton_config
+from pipelines.local.loopback import DIRECT, LOOPBACK
+from pipelines.local.triton import TritonServer
+from pipelines.local.triton_wheel import PreparedWheel
+
+PEERS = Path(__file__).with_name("serving_peers")
+
+
+class Connection(Protocol):
+    """A caller that can be closed."""
+
+    async def __call__(self, i: int) -> Scores:
+        """The scores of the `i`-th request."""
+
+    async def close(self) -> None:
+        """Closes it."""
+
+
+@dataclass(frozen=True)
+class Contestant:
+    """Somebody to ask."""
+
+    name: str
+    address: str
+    """host:port."""
+    target: str
+    """Triton's model, or the path of a web server."""
+
+    def connect(self, rows: Rows, batch: int) -> Connection:
+        """A connection that asks for `rows`, `batch` at a time."""
+        kind = HttpCaller if self.target.startswith("/") else GrpcCaller
+        return kind(self.address, self.target, rows, batch)
+
+
+class Released:
+    """Our server, and the releases onto it."""
+
+    def __init__(self, models: Models) -> None:
+        self.repository = models.folder / "repository"
+        self.server = TritonServer(self.repository, log=models.folder / "triton.log")
+        self.store = models.store
+        self._models = models
+        self._live: str | None = None
+
+    def command(self, seed: int) -> tuple[list[str], Path]:
+        """The command that releases the model of `seed` over the one before, and where its manifest will be."""
+        output = self._models.folder / f"release-{seed}.json"
+        flags = {
+            "run": f"benchmark-{seed}",
+            "store": self._models.store.as_uri(),
+            "work": (self._models.folder / "work").as_uri(),
+            "repository": self.repository.as_uri(),
+            "triton-urls": self.server.grpc_url,
+            "output": output,
+            **self._models.manifests(seed, champion=self._live),
+        }
+        self._live = f"model-{seed}"
+        return [sys.executable, "-m", "components.deployment", *(f"--{k}={v}" for k, v in flags.items())], output
+
+    def release(self, seed: int) -> Release:
+        """Releases the model of `seed`."""
+        command, output = self.command(seed)
+        run_quietly(command)
+        return Release.read(output)
+
+    def options(self) -> ServingOptions:
+        """How the released model is served."""
+        return read_options((self.repository / MODEL_NAME / "config.pbtxt").read_text())
+
+    def graph(self, version: int) -> Path:
+        """The served graph."""
+        return self.repository / MODEL_NAME / str(version) / "model.onnx"
+
+
+def run_quietly(command: list[str]) -> None:
+    """Runs `command` at the repository's root; its words are shown only if it fails."""
+    done = subprocess.run(command, cwd=REPOSITORY, capture_output=True, text=True)
+    if done.returncode:
+        raise RuntimeError(f"{command[:3]} ended with {done.returncode}: {done.stderr[-2000:]}")
+
+
+@contextmanager
+def running(models: Models, peers_python: Path) -> Iterator[tuple[Released, dict[str, Contestant]]]:
+    """Yields our server with the model of seed 0 released, and everybody to ask."""
+    ours = Released(models)
+    reference = _WithPython(models.folder / "reference", models.folder / "reference.log", peers_python)
+    _write_reference(models, reference.repository)
+    with ExitStack() as stack:
+        stack.enter_context(ours.server)
+        version = ours.release(0).version
+        _write_floor(ours)
+        _load(ours.server.grpc_url, FLOOR)
+        stack.enter_context(reference)
+        _load(reference.grpc_url, REFERENCE)
+        web = stack.enter_context(_web_server(peers_python, ours.graph(version), models.folder / "web.log"))
+        contestants = [
+            Contestant(OURS, ours.server.grpc_url, MODEL_NAME),
+            Contestant(FLOOR, ours.server.grpc_url, FLOOR),
+            Contestant(REFERENCE, reference.grpc_url, REFERENCE),
+            Contestant(WEB_JSON, web, "/json"),
+            Contestant(WEB_BINARY, web, "/binary"),
+        ]
+        yield ours, {contestant.name: contestant for contestant in contestants}
+
+
+class _WithPython(TritonServer):
+    """The bundled server, whose models run in another environment's Python: the first on PATH."""
+
+    def __init__(self, repository: Path, log: Path, python: Path) -> None:
+        super().__init__(repository, log=log)
+        self._python = python
+
+    def _launch(self, wheel: PreparedWheel) -> None:
+        path = f"{self._python.parent}{os.pathsep}{wheel.variables['PATH']}"
+        super()._launch(replace(wheel, variables={**wheel.variables, "PATH": path, "PYTHONWARNINGS": "ignore"}))
+
+
+def _load(url: str, name: str) -> None:
+    triton = Triton(url)
+    try:
+        triton.load(name)
+    finally:
+        triton.close()
+
+
+@contextmanager
+def _web_server(python: Path, graph: Path, log: Path) -> Iterator[str]:
+    with socket.socket() as free:
+        free.bind((LOOPBACK, 0))
+        port = free.getsockname()[1]
+    command = [str(python), "-m", "benchmarks.serving_peers.web_server", str(graph), str(port)]
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    with open(log, "wb") as output:
+        process = subprocess.Popen(command, cwd=REPOSITORY, env=environment, stdout=output, stderr=output)
+    try:
+        deadline = time.monotonic() + 30
+        while not _answers(f"http://{LOOPBACK}:{port}/ready"):
+            if process.poll() is not None or time.monotonic() > deadline:
+                raise RuntimeError(f"web server is not ready: {log.read_text()[-2000:]}")
+            time.sleep(0.02)
+        yield f"{LOOPBACK}:{port}"
+    finally:
+        process.terminate()
+        process.wait()
+
+
+def _answers(url: str) -> bool:
+    try:
+        with DIRECT.open(url, timeout=1):
+            return True
+    except (OSError, urllib.error.URLError):
+        return False
+
+
+def _write_floor(ours: Released) -> None:
+    """A model that is served as ours is, and computes nothing."""
+    folder = ours.repository / FLOOR / "1"
+    folder.mkdir(parents=True)
+    shutil.copyfile(PEERS / "echo_model.py", folder / "model.py")
+    write_whole(ours.repository / FLOOR / "config.pbtxt", triton_config(FLOOR, ours.options(), [1]))
+
+
+def _write_reference(models: Models, repository: Path) -> None:
+    """The workflow, the network, and the ensemble of both."""
+    encoded = (
+        'name: "dense_encoded" data_type: TYPE_FP32 dims: [ 13 ]',
+        'name: "ids" data_type: TYPE_INT64 dims: [ 26 ]',
+    )
+    import_from = f'parameters {{ key: "import_from" value: {{ string_value: "{REPOSITORY}" }} }}\n'
+    workflow = _write_model(repository, "workflow", "nvtabular_model.py", _TENSORS_IN, encoded, extra=import_from)
+    shutil.copytree(models.nvtabular, workflow / "nvtabular")
+    network = _write_model(repository, "network", "network_model.py", encoded, _TENSORS_OUT)
+    write_whole(network / "model.onnx", encoded_graph(CONFIG, models.weights(0), models.workflow.slot_sizes))
+    _write_model(repository, REFERENCE, None, _TENSORS_IN, _TENSORS_OUT, extra=_ENSEMBLE)
+
+
+def _write_model(repository: Path, name: str, code: str | None, inputs: Any, outputs: Any, *, extra: str = "") -> Path:
+    folder = repository / name / "1"
+    folder.mkdir(parents=True)
+    if code:
+        shutil.copyfile(PEERS / code, folder / "model.py")
+    lines = [f'name: "{name}"', f"max_batch_size: {MAX_BATCH_ROWS}"]
+    lines.append(
+        'backend: "python"\ninstance_group [ { count: 1 kind: KIND_CPU } ]' if code else 'platform: "ensemble"'
+    )
+    for kind, tensors in (("input", inputs), ("output", outputs)):
+        lines += [f"{kind} [ {{ {tensor} }} ]" for tensor in tensors]
+    write_whole(repository / name / "config.pbtxt", "\n".join([*lines, extra]))
+    return folder
+
+
+_TENSORS_IN = (
+    'name: "dense" data_type: TYPE_FP32 dims: [ 13 ]',
+    'name: "categorical" data_type: TYPE_INT64 dims: [ 26 ]',
+)
+_TENSORS_OUT = ('name: "probability" data_type: TYPE_FP32 dims: [ 1 ]',)
+_ENSEMBLE = """\
+ensemble_scheduling {
+  step [
+    {
+      model_name: "workflow" model_version: -1
+      input_map { key: "dense" value: "dense" }
+      input_map { key: "categorical" value: "categorical" }
+      output_map { key: "dense_encoded" value: "dense_encoded" }
+      output_map { key: "ids" value: "ids" }
+    },
+    {
+      model_name: "network" model_version: -1
+      input_map { key: "dense_encoded" value: "dense_encoded" }
+      input_map { key: "ids" value: "ids" }
+      output_map { key: "probability" value: "probability" }
+    }
+  ]
+}
+"""

@@ -1,0 +1,35 @@
+"""Fits the feature workflow on a Parquet file as preprocessing does, and keeps it in both forms.
+
+`python -m benchmarks.serving_peers.fit_workflow RAW_FOLDER NUM_ROWS OUTPUT` writes `OUTPUT/features` (what our graph is
+built from) and `OUTPUT/nvtabular` (the NVTabular workflow that the reference's design serves). They encode alike.
+"""
+
+from __future__ import annotations
+
+import sys
+import tempfile
+from pathlib import Path
+
+import nvtabular
+
+from components.contracts.criteo import LABEL
+from components.preprocessing import feature_graph, raw_partitions
+from components.preprocessing.vocabularies import AdmissionRules
+
+
+def fit(raw: Path, num_rows: int, output: Path) -> None:
+    """Writes both forms of the workflow of the rows in `raw`."""
+    plan = raw_partitions.plan_partitions(raw, expected_rows=num_rows, partition_rows=100_000)
+    dataset = nvtabular.Dataset(raw_partitions.read_lazily(plan), cpu=True)
+    with tempfile.TemporaryDirectory() as scratch:
+        features, _ = feature_graph.fit(
+            dataset, parent=None, now=0, rules=AdmissionRules(frequency_threshold=1), scratch=Path(scratch)
+        )
+    features.save(output / "features")
+    workflow = feature_graph.explicit_workflow(features, dataset.schema, output / "storage")
+    workflow.remove_inputs([LABEL])
+    workflow.save(str(output / "nvtabular"))
+
+
+if __name__ == "__main__":
+    fit(Path(sys.argv[1]), int(sys.argv[2]), Path(sys.argv[3]))

@@ -1,0 +1,265 @@
+"""What is run: parity first, then closed loops, open loops, cold starts, and releases under load; rounds interleaved.
+
+Everybody is up all the time and only one is asked at a time. ONNX Runtime alone, in this process, has its turn too.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import shutil
+import time
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from tritonclient.grpc import InferenceServerClient
+
+from benchmarks import serving_figures as figures
+from benchmarks.serving_contestants import Contestant, Released
+from benchmarks.serving_load import Answers, closed_loop, open_loop
+from benchmarks.serving_model import REPOSITORY, Models, Rows
+from benchmarks.serving_targets import FLOOR, IN_PROCESS, OURS
+from components.contracts.manifests import Release
+from components.contracts.promotion_journal import INTENT, RELEASE, read_entries
+from components.contracts.serving import CATEGORICAL_INPUT, DENSE_INPUT, MODEL_NAME, PROBABILITY_OUTPUT
+from components.deployment.parity import open_graph
+from components.deployment.triton_client import Triton
+from pipelines.local.triton import TritonServer
+
+PARITY = 1e-5
+SERVER_PARTS = ("queue", "compute_input", "compute_infer", "compute_output")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Sizes:
+    """How much is run."""
+
+    rounds: int
+    seconds: float
+    """Of a closed loop."""
+    concurrencies: tuple[int, ...]
+    open_rounds: int
+    open_seconds: float
+    starts: int
+    releases: int
+    quiet_seconds: float
+    """Load before each release."""
+
+
+FULL = Sizes(
+    rounds=3,
+    seconds=1.0,
+    concurrencies=(1, 4, 16),
+    open_rounds=5,
+    open_seconds=5.0,
+    starts=7,
+    releases=3,
+    quiet_seconds=6.0,
+)
+QUICK = Sizes(
+    rounds=2,
+    seconds=0.4,
+    concurrencies=(1, 16),
+    open_rounds=3,
+    open_seconds=2.0,
+    starts=3,
+    releases=1,
+    quiet_seconds=4.0,
+)
+BATCHES = (1, 64, 1024)
+_HEADROOM = 1.2
+"""Capacity over rate below which an open loop measures only how long a queue grows."""
+
+
+class Disagreement(Exception):
+    """Contestants do not answer alike, so their speeds cannot be compared."""
+
+
+async def check_parity(contestants: dict[str, Contestant], models: Models) -> dict[str, float]:
+    """Each contestant's largest difference from the expected scores; the floor has none to give.
+
+    Raises:
+        Disagreement: one is above `PARITY`; names it.
+    """
+    expected = models.expected(models.asked, seed=0)
+    found = {}
+    for name, contestant in contestants.items():
+        if name == FLOOR:
+            continue
+        worst = 0.0
+        for batch in BATCHES:
+            caller = contestant.connect(models.asked, batch)
+            scores = np.concatenate([await caller(i) for i in range(max(1, min(64, 1024 // batch)))])
+            await caller.close()
+            worst = max(worst, float(np.abs(scores - expected[: len(scores)]).max()))
+        if not worst <= PARITY:
+            raise Disagreement(f"{name} differs from the expected scores by {worst:.3g}, expected at most {PARITY}")
+        found[name] = worst
+    return found
+
+
+class Alone:
+    """ONNX Runtime in this process: the served graph, one thread for each of the served model's `instances`."""
+
+    def __init__(self, graph: Path, rows: Rows, instances: int) -> None:
+        self.instances = instances
+        self._session, self._rows = open_graph(graph), rows
+
+    def run(self, batch: int, seconds: float, *, threads: int = 1) -> Answers:
+        """As many batches as fit in `seconds`, one after another in each thread."""
+        began = time.perf_counter()
+        with ThreadPoolExecutor(threads) as pool:
+            runs = list(pool.map(lambda _: self._run_on(batch, began + seconds), range(threads)))
+        asked, latencies = (np.concatenate(parts) for parts in zip(*runs))
+        return Answers(asked, latencies, time.perf_counter() - began, 0)
+
+    def _run_on(self, batch: int, end: float) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+        asked, latencies = [], []
+        last = len(self._rows.dense) - batch
+        while (now := time.perf_counter()) < end:
+            at = slice(start := (len(asked) * batch) % (last + 1), start + batch)
+            rows = {DENSE_INPUT.name: self._rows.dense[at], CATEGORICAL_INPUT.name: self._rows.categorical[at]}
+            self._session.run([PROBABILITY_OUTPUT.name], rows)
+            asked.append(now)
+            latencies.append(time.perf_counter() - now)
+        return np.array(asked), np.array(latencies)
+
+
+async def closed(contestants: dict[str, Contestant], alone: Alone, rows: Rows, sizes: Sizes) -> dict[str, Any]:
+    """Per batch size and concurrency, per contestant: the rounds' summaries.
+
+    ONNX Runtime alone has as many threads as could be at work in the server: one per caller, at most one per instance.
+    """
+    results: dict[str, Any] = {}
+    for _ in range(sizes.rounds):
+        for batch in BATCHES:
+            of_batch = results.setdefault(str(batch), {})
+            for concurrency in sizes.concurrencies:
+                run = alone.run(batch, sizes.seconds, threads=min(concurrency, alone.instances))
+                alone_runs = of_batch.setdefault(str(concurrency), {}).setdefault(IN_PROCESS, [])
+                alone_runs.append(figures.summary(run, batch))
+                for name, contestant in contestants.items():
+                    caller = contestant.connect(rows, batch)
+                    await caller(0)
+                    answers = await closed_loop(caller, concurrency, sizes.seconds)
+                    await caller.close()
+                    runs = of_batch.setdefault(str(concurrency), {}).setdefault(name, [])
+                    runs.append(figures.summary(answers, batch))
+    return results
+
+
+async def half_load(
+    contestants: dict[str, Contestant], alone: Alone, rows: Rows, sizes: Sizes, capacities: dict[int, dict[str, float]]
+) -> dict[str, Any]:
+    """Per batch size: open loops at half of our capacity, and the server's split.
+
+    Everybody is asked at that same rate, but for those who could not hold it.
+    """
+    results: dict[str, Any] = {}
+    for turn in range(sizes.open_rounds):
+        for batch, of_name in capacities.items():
+            rate = of_name[OURS] / 2
+            of_batch = results.setdefault(str(batch), {"requests_per_second": rate, "rounds": {}})["rounds"]
+            run = figures.summary(alone.run(batch, sizes.open_seconds / 2), batch)
+            of_batch.setdefault(IN_PROCESS, []).append(run)
+            for name, contestant in contestants.items():
+                if of_name[name] < _HEADROOM * rate:
+                    continue
+                caller = contestant.connect(rows, batch)
+                await caller(0)
+                before = _counters(contestant)
+                answers = await open_loop(caller, rate, sizes.open_seconds, seed=turn)
+                after = _counters(contestant)
+                await caller.close()
+                run = figures.summary(answers, batch)
+                if before and after and run["mean_ms"] is not None:
+                    run["split_ms"] = figures.server_split(before, after, run["mean_ms"])
+                of_batch.setdefault(name, []).append(run)
+    return results
+
+
+def _counters(contestant: Contestant) -> dict[str, int] | None:
+    """The server's counters of the model: requests and nanoseconds since it was loaded; None of a web server."""
+    if contestant.target.startswith("/"):
+        return None
+    with InferenceServerClient(contestant.address) as client:
+        statistics = client.get_inference_statistics(contestant.target).model_stats
+    newest = max(statistics, key=lambda each: int(each.version)).inference_stats
+    return {
+        "count": newest.success.count,
+        "request": newest.success.ns,
+        **{part: getattr(newest, part).ns for part in SERVER_PARTS},
+    }
+
+
+def cold_starts(ours: Released, models: Models, sizes: Sizes) -> dict[str, list[float]]:
+    """Seconds from a server's start to ready, and to its first answer; what is served is copied for it."""
+    repository = models.folder / "cold"
+    shutil.copytree(ours.repository / MODEL_NAME, repository / MODEL_NAME)
+    ready, answered = [], []
+    for _ in range(sizes.starts):
+        server = TritonServer(repository, log=models.folder / "cold.log")
+        began = time.perf_counter()
+        with server:
+            triton = Triton(server.grpc_url)
+            triton.infer(MODEL_NAME, models.asked.dense[:1], models.asked.categorical[:1])
+            answered.append(time.perf_counter() - began)
+            triton.close()
+            ready.append(server.start_seconds or float("nan"))
+    return {"ready": ready, "first_answer": answered}
+
+
+async def releases_under_load(
+    ours: Released, contestant: Contestant, rows: Rows, sizes: Sizes, *, rate: float, batch: int
+) -> dict[str, Any]:
+    """Releases while requests come in an open loop, and how those fared in the window from staging to the switch."""
+    return {
+        "requests_per_second": rate,
+        "batch": batch,
+        "releases": [
+            await _one_release(ours, contestant, rows, sizes, rate, batch, seed)
+            for seed in range(1, sizes.releases + 1)
+        ],
+    }
+
+
+async def _one_release(
+    ours: Released, contestant: Contestant, rows: Rows, sizes: Sizes, rate: float, batch: int, seed: int
+) -> dict[str, Any]:
+    command, manifest = ours.command(seed)
+    caller = contestant.connect(rows, batch)
+    await caller(0)
+    done = asyncio.Event()
+    load = asyncio.ensure_future(open_loop(caller, rate, None, seed=seed, until=done))
+    try:
+        await asyncio.sleep(sizes.quiet_seconds)
+        began = time.perf_counter()
+        process = await asyncio.create_subprocess_exec(*command, cwd=REPOSITORY, stderr=asyncio.subprocess.PIPE)
+        _, complaint = await process.communicate()
+        ended = time.perf_counter()
+        await asyncio.sleep(1.0)
+    finally:
+        done.set()
+        answers = await load
+        await caller.close()
+    if process.returncode:
+        raise RuntimeError(f"release ended with {process.returncode}: {complaint.decode()[-2000:]}")
+    released = Release.read(manifest)
+    window = _window(ours, released.version)
+    return {
+        "version": released.version,
+        "seconds": released.extra["seconds"],
+        **figures.release_figures(answers, window=window, run=(began, ended), batch=batch),
+    }
+
+
+def _window(ours: Released, version: int) -> tuple[float, float]:
+    """When the version was announced in the journal, and when it was recorded as live, by `time.perf_counter`."""
+    times = {line.action: line.time for line in read_entries(ours.store) if line.version == version}
+    since = time.time() - time.perf_counter()
+    announced, live = (datetime.fromisoformat(times[action]).timestamp() - since for action in (INTENT, RELEASE))
+    return announced, live
