@@ -1,8 +1,9 @@
 """The whole loop once, on this machine: what `make demo` does, stage by stage.
 
 Lake -> pipeline (first model) -> Triton, monitor, uploader, traffic -> drift -> the monitor finds it and asks for a run
--> incremental model, released under traffic -> AUC recovers -> everything stopped, summary and report written. This
-file only sequences; sizes are `demo_plan`'s, command lines `services`', processes `stack`'s, numbers `summary`'s.
+-> incremental model, released under traffic -> AUC recovers -> rolled back and forward again -> everything stopped,
+every logged score recomputed, summary and report written. This file only sequences; sizes are `demo_plan`'s, command
+lines `services`', processes `stack`'s, numbers `summary`'s.
 """
 
 from __future__ import annotations
@@ -10,22 +11,21 @@ from __future__ import annotations
 import contextlib
 import json
 import logging
-import shutil
 import signal
-import subprocess
-import sys
 import time
 from dataclasses import dataclass, field
-from datetime import datetime, timedelta, timezone
 from pathlib import Path
 from typing import Any
 
 from components.contracts import promotion_journal
 from components.contracts.durable import write_whole
 from components.contracts.errors import ContractError, PermanentError, TemporaryError
-from pipelines.local.demo_plan import DemoPlan, DemoSettings, plan_for_data, plan_for_world
+from pipelines.local.demo_data import check_data, prepare_lake, start_clean
+from pipelines.local.demo_plan import DemoPlan, DemoSettings
+from pipelines.local.demo_rollback import show_rollback
 from pipelines.local.loopback import DIRECT, LOOPBACK
 from pipelines.local.observations import JsonLines, RunWatch, describe, last_word
+from pipelines.local.release_numbers import told_release
 from pipelines.local.report import write_report
 from pipelines.local.run import LocalFolders
 from pipelines.local.screen import Screen
@@ -51,6 +51,10 @@ class Demo:
     triton: TritonServer
     threshold: float = field(init=False)
     steps_done: int = 0
+    walks: list[dict[str, Any]] = field(default_factory=list)
+    """The rollback that was shown, see `demo_rollback`; empty = none."""
+    verified: list[dict[str, Any]] = field(default_factory=list)
+    """What `evergreen verify` found of each version."""
 
     def __post_init__(self) -> None:
         """Prepares the readers of what the processes will write."""
@@ -88,6 +92,14 @@ class Demo:
         """The monitor's newest account of a version's window."""
         return next((line for line in reversed(self.timeline.lines) if line["version"] == version), None)
 
+    def answered_since(self, moment: float, version: int) -> float | None:
+        """The end of the first second of traffic, begun after `moment`, in which `version` alone answered."""
+        lines = self.traffic.lines
+        for before, line in zip(lines, lines[1:]):
+            if before["time"] >= moment and list(line["versions"]) == [str(version)]:
+                return float(line["time"])
+        return None
+
     def has_event(self, kind: str) -> bool:
         """Whether the monitor has told of such an event."""
         return any(event["kind"] == kind for event in self.events.lines)
@@ -114,8 +126,8 @@ def run_demo(settings: DemoSettings) -> int:
     Raises:
         ContractError: the data is not there, or the folder is no demo's own.
     """
-    _check_data(settings)
-    _start_clean(settings.folder)
+    check_data(settings)
+    start_clean(settings.folder)
     folders = LocalFolders(root=settings.folder)
     folders.pipeline_arguments()
     folders.logs.mkdir()
@@ -146,34 +158,9 @@ def _interrupt(number: int, frame: object) -> None:
     raise KeyboardInterrupt
 
 
-def _check_data(settings: DemoSettings) -> None:
-    """Refuses data that is not there, or that cleaning the demo's folder would remove."""
-    data = settings.data
-    if data is None:
-        return
-    if not data.exists():
-        raise ContractError(f"{data} does not exist, expected a Criteo file or a folder of them")
-    if data == settings.folder or settings.folder in data.parents:
-        raise ContractError(f"{data} lies in {settings.folder}, which the demo empties, expected it elsewhere")
-
-
-def _start_clean(folder: Path) -> None:
-    """Removes what an earlier demo wrote; refuses a folder that holds anything else.
-
-    Raises:
-        ContractError: the folder exists and is not a demo's.
-    """
-    marker = folder / ".evergreen-demo"
-    if folder.exists() and any(folder.iterdir()) and not marker.exists():
-        raise ContractError(f"{folder} is not empty and no demo wrote it, expected a folder of the demo's own")
-    shutil.rmtree(folder, ignore_errors=True)
-    folder.mkdir(parents=True)
-    marker.touch()
-
-
 def _turn(settings: DemoSettings, folders: LocalFolders, screen: Screen, stack: Stack) -> int:
     with screen.stage("lake", "click logs"):
-        plan = _prepare_lake(settings, folders, screen)
+        plan = prepare_lake(settings, folders, screen)
     triton = TritonServer(
         repository=folders.repository,
         runtime=folders.root / "triton",
@@ -198,52 +185,13 @@ def _turn(settings: DemoSettings, folders: LocalFolders, screen: Screen, stack: 
             if released:
                 with screen.stage("recovery", "the new version serves", plan.window_rows):
                     _wait_for_window(demo, version=2)
+                with screen.stage("rollback", "one command back to the old version, one forward again", 2):
+                    demo.walks = show_rollback(demo)
         with screen.stage("drain", "stop and account for every record"):
             traffic = _drain(demo)
+        with screen.stage("verify", "recompute every logged score offline"):
+            demo.verified = _verify(demo)
     return _conclude(demo, traffic)
-
-
-def _prepare_lake(settings: DemoSettings, folders: LocalFolders, screen: Screen) -> DemoPlan:
-    root = folders.root
-    last_day = (datetime.now(timezone.utc) - timedelta(days=1)).date().isoformat()
-    lake = ["--lake", str(folders.lake), "--last-day", last_day, "--days", "4"]
-    if settings.data is None:
-        seed, world = ["--seed", str(settings.seed)], ["--world", str(root / "world.json")]
-        simulate = ["simulate", *lake, *world, *seed, "--rows", str(settings.rows)]
-        made = _run_to_end(folders.logs, "inference_client", *simulate)
-        drift = ["drift", *world, *seed, "--output", str(root / "drifted_world.json")]
-        _run_to_end(folders.logs, "inference_client", *drift)
-        screen.say(f"  {made['rows']:,} simulated rows over 4 days, {made['clicks'] / made['rows']:.1%} clicks")
-        return plan_for_world(settings)
-    ingest = [*lake, "--data", str(settings.data), "--max-rows", str(settings.rows), "--lake-fraction", "0.6"]
-    made = _run_to_end(folders.logs, "components.extraction.ingest", *ingest, "--replay", str(root / "replay.parquet"))
-    screen.say(
-        f"  {made['lake_rows']:,} rows to learn from, the {made['replay_rows']:,} after them to replay, "
-        f"{made['set_aside']:,} malformed set aside"
-    )
-    plan = plan_for_data(settings, replay_rows=made["replay_rows"], lake_rows=made["lake_rows"])
-    screen.say(f"  drift will permute the values of {', '.join(plan.drift_columns)}")
-    return plan
-
-
-def _run_to_end(logs: Path, module: str, *words: str) -> dict[str, Any]:
-    """Runs one of our commands and returns the JSON of its last line.
-
-    Raises:
-        ContractError: it could not use what it was given.
-        PermanentError: it failed; carries its last word.
-    """
-    log = logs / f"{module.rsplit('.', 1)[-1]}.log"
-    with open(log, "ab") as output:
-        command = [sys.executable, "-m", module, *words]
-        result = subprocess.run(command, stdout=subprocess.PIPE, stderr=output, stdin=subprocess.DEVNULL, text=True)
-    if result.returncode:
-        word = last_word(log)
-        if result.returncode == 2:
-            raise ContractError(word.removeprefix("error: "))
-        raise PermanentError(f"{module}: {word} (see {log})")
-    answer: dict[str, Any] = json.loads(result.stdout.strip().splitlines()[-1])
-    return answer
 
 
 def _compile(package: Path) -> None:
@@ -338,6 +286,23 @@ def _drain(demo: Demo) -> dict[str, Any]:
     return summary
 
 
+def _verify(demo: Demo) -> list[dict[str, Any]]:
+    """What `evergreen verify` finds of each version that answered, side by side."""
+    versions = sorted({int(version) for line in demo.traffic.lines for version in line["versions"]})
+    for version in versions:
+        demo.stack.start(f"verify_{version}", demo.services.verify_command(version))
+    found = []
+    for version in versions:
+        code, log = (
+            demo.stack.wait_for_exit(f"verify_{version}", seconds=600),
+            demo.folders.logs / f"verify_{version}.log",
+        )
+        if code not in (0, 1):
+            raise PermanentError(f"verify of version {version} ended with code {code}: {last_word(log)}")
+        found.append(json.loads(last_word(log)))
+    return found
+
+
 def _conclude(demo: Demo, traffic: dict[str, Any]) -> int:
     """Writes summary and report, says what held; the exit code."""
     root, timeline, events = demo.folders.root, demo.timeline.lines, demo.events.lines
@@ -349,6 +314,9 @@ def _conclude(demo: Demo, traffic: dict[str, Any]) -> int:
         traffic=traffic,
         seconds=demo.screen.seconds,
         threshold=demo.threshold,
+        seconds_of_traffic=demo.traffic.lines,
+        walks=demo.walks,
+        verified=demo.verified,
     )
     write_whole(root / "summary.json", json.dumps(summary, indent=2) + "\n")
     write_report(demo.folders, summary, timeline=timeline, events=events, traffic=demo.traffic.lines)
@@ -358,6 +326,8 @@ def _conclude(demo: Demo, traffic: dict[str, Any]) -> int:
         demo.screen.say(sentence)
     told = ", ".join("none" if seconds is None else f"{seconds:.1f} s" for seconds in training_seconds(summary))
     demo.screen.say(f"training, run by run: {told}")
+    for sentence in told_release(summary):
+        demo.screen.say(sentence)
     for sentence in summary["uncertain"]:
         demo.screen.say(f"uncertain: {sentence}", "yellow")
     records, requests = summary["records"], summary["requests"]

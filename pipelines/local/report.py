@@ -13,6 +13,7 @@ from typing import Any
 from components.contracts.durable import write_whole
 from components.contracts.manifests import ValidationReport
 from pipelines.local.charts import Line, Mark, line_chart
+from pipelines.local.release_numbers import journal_events, told_release
 from pipelines.local.run import LocalFolders
 from pipelines.local.summary import remembered
 
@@ -45,6 +46,7 @@ def write_report(
     folders: LocalFolders, summary: Mapping[str, Any], *, timeline: Lines, events: Lines, traffic: Lines
 ) -> Path:
     """Writes `report.html` into the demo's folder and returns its path."""
+    events = sorted([*events, *journal_events(folders.store)], key=lambda event: float(event["time"]))
     start = min((line["time"] for line in (*traffic[:1], *timeline[:1], *events[:1])), default=0.0)
     body = [
         "<h1>Evergreen: one turn of the loop</h1>",
@@ -61,7 +63,9 @@ def write_report(
         ),
         "<h2>Versions and the gate</h2>",
         _versions(summary),
-        *(f"<p>{_text(sentence[0].upper() + sentence[1:])}.</p>" for sentence in remembered(summary)),
+        *_sentences(remembered(summary)),
+        "<h2>What was served</h2>",
+        *_sentences(told_release(summary)),
         "<h2>What validation found</h2>",
         _findings(folders),
         "<h2>Latency of scoring requests</h2>",
@@ -77,6 +81,10 @@ def write_report(
     path = folders.root / "report.html"
     write_whole(path, page)
     return path
+
+
+def _sentences(sentences: Sequence[str]) -> list[str]:
+    return [f"<p>{_text(sentence[0].upper() + sentence[1:])}.</p>" for sentence in sentences]
 
 
 def _headline(summary: Mapping[str, Any]) -> str:
@@ -116,6 +124,8 @@ def _numbers(summary: Mapping[str, Any]) -> str:
     if bayes.get("before") is not None:
         best = f"{_number(bayes['before'])} / {_number(bayes.get('after'))}"
         shown.insert(0, ("best possible AUC before / after drift", best))
+    if (rollback := summary["rollback"]) is not None:
+        shown.append(("rollback / requests failed", f"{rollback['seconds']:.1f} s / {rollback['requests_failed']}"))
     for name, words in (("drift_to_detection", "drift to detection"), ("trigger_to_serving", "decision to serving")):
         if seconds[name] is not None:
             shown.append((words, f"{_number(seconds[name])} s"))
@@ -145,6 +155,9 @@ def _auc_chart(timeline: Lines, events: Lines, traffic: Lines, summary: Mapping[
     drifted = next((t["time"] for t in traffic if t["phase"] != "before"), None)
     if drifted is not None:
         marks.append(Mark(x=drifted - start, text="drift", color="#dc2626"))
+    if (rollback := summary["rollback"]) is not None:
+        for name, words in (("started_at", "rolled back"), ("forward_at", "forward again")):
+            marks.append(Mark(x=rollback[name] - start, text=words, color="#6d28d9"))
     level = summary["auc"]["threshold"]
     return (
         line_chart(lines, y_label="AUC", marks=marks, levels=[(level, f"threshold {level:.3f}")])

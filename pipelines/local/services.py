@@ -91,6 +91,22 @@ class Services:
         }
         return _command("monitoring", flags)
 
+    def rollback_command(self, reason: str) -> list[str]:
+        """Makes the version before the live one live again; `--to` names another."""
+        folders = self.folders
+        flags: dict[str, object] = {
+            "store": folders.store,
+            "repository": folders.repository,
+            "triton-urls": self.triton_url,
+            "reason": reason,
+        }
+        return _command("components.deployment.rollback", flags)
+
+    def verify_command(self, version: int) -> list[str]:
+        """Recomputes what a version answered; its findings as JSON."""
+        flags: dict[str, object] = {"store": self.folders.store, "lake": self.folders.lake}
+        return _command("components.deployment.verify", flags, str(version), "--json")
+
     def replay_command(self) -> list[str]:
         """Sends traffic and logs it; obeys lines on its standard input."""
         plan, root = self.plan, self.folders.root

@@ -16,6 +16,7 @@ from components.contracts.manifests import Model, Release, Verdict
 from components.contracts.run_notes import read_notes, read_outcomes
 from components.contracts.uris import local_path
 from pipelines.local.demo_plan import DemoPlan, read_verdicts
+from pipelines.local.release_numbers import release_numbers, released_failures, rollback_numbers
 from pipelines.local.run import LocalFolders
 
 MIN_REGAINED_SHARE = 0.7
@@ -35,6 +36,9 @@ def summarize(
     traffic: Mapping[str, Any],
     seconds: Mapping[str, float],
     threshold: float,
+    seconds_of_traffic: Lines = (),
+    walks: Lines = (),
+    verified: Lines = (),
 ) -> dict[str, Any]:
     """All numbers of one demo, JSON-ready; what does not exist is None.
 
@@ -46,6 +50,9 @@ def summarize(
         traffic: The replay's summary.
         seconds: Seconds per stage.
         threshold: AUC below which the monitor asked for a run.
+        seconds_of_traffic: The replay's lines, one a second.
+        walks: The rollback that was shown, see `release_numbers.rollback_numbers`.
+        verified: What `evergreen verify` found, version by version.
     """
     releases = [Release.read(p) for p in sorted((folders.store / "releases").glob("*.json"), key=lambda p: int(p.stem))]
     drift_time = traffic["drift_time"]
@@ -56,8 +63,11 @@ def summarize(
         "created_at": datetime.now(timezone.utc).isoformat(timespec="seconds"),
         "machine": {"cores": os.cpu_count(), "load_average": [round(x, 2) for x in os.getloadavg()]},
         "bayes_auc": traffic["bayes_auc"],
-        "auc": _aucs(timeline, drift_time, decision, threshold),
+        "auc": _aucs(timeline, drift_time, decision, threshold, until=walks[0]["started_at"] if walks else None),
         "versions": [_version(release, read_verdicts(folders)) for release in releases],
+        "release": release_numbers(folders.store, seconds_of_traffic, releases[-1].version) if releases[1:] else None,
+        "rollback": rollback_numbers(walks, seconds_of_traffic),
+        "verified": list(verified),
         "requests": traffic["requests"],
         "latency_ms": traffic["latency_ms"],
         "records": _records(folders.lake, traffic, timeline),
@@ -76,10 +86,20 @@ def summarize(
 
 
 def _aucs(
-    timeline: Lines, drift_time: float | None, decision: Mapping[str, Any] | None, threshold: float
+    timeline: Lines,
+    drift_time: float | None,
+    decision: Mapping[str, Any] | None,
+    threshold: float,
+    *,
+    until: float | None,
 ) -> dict[str, float | None]:
-    """Live AUCs: before drift, when the monitor fired, at the old version's worst, and of the new version."""
-    first = [t for t in timeline if t["version"] == 1 and t["auc"] is not None]
+    """Live AUCs: before drift, when the monitor fired, at the old version's worst, and of the new version.
+
+    The old version's answers after `until`, when it was shown once more, say nothing about the loop.
+    """
+    first = [
+        t for t in timeline if t["version"] == 1 and t["auc"] is not None and (until is None or t["time"] <= until)
+    ]
     second = [t for t in timeline if t["version"] == 2 and t["auc"] is not None]
     before = [t for t in first if drift_time is None or t["time"] <= drift_time]
     baseline = before[-1]["auc"] if before else None
@@ -273,4 +293,4 @@ def failed_promises(summary: Mapping[str, Any], *, simulated: bool) -> list[str]
         ]
     else:
         promises.append((runs <= 1, f"{runs} runs were triggered, expected at most 1"))
-    return [sentence for held, sentence in promises if not held]
+    return [*(sentence for held, sentence in promises if not held), *released_failures(summary)]

@@ -11,6 +11,7 @@ import urllib.request
 
 import pytest
 
+from components.contracts.promotion_journal import read_journal
 from pipelines.local.demo_plan import DemoSettings, plan_for_world
 from pipelines.local.observations import JsonLines
 from pipelines.local.run import LocalFolders
@@ -54,16 +55,48 @@ def test_summary_holds_what_it_promises_to_hold(turned):
     assert set(summary["requests"]) >= {"sent", "failed"}
     assert set(summary["records"]) >= {"published", "archived", "duplicates", "set_aside"}
     assert set(summary["trigger"]) >= {"reason", "records_since_drift"}
-    stages = {"lake", "compile", "first_run", "baseline", "drift", "retraining", "recovery", "drain"}
+    stages = {"lake", "compile", "first_run", "baseline", "drift", "retraining", "recovery", "rollback", "drain"}
+    stages.add("verify")
     assert set(summary["seconds"]) >= stages | {"drift_to_detection", "trigger_to_serving"}
     assert [run["state"] for run in summary["runs"]] == ["released", "released"]
     assert summary["uncertain"] == []
+
+
+def test_release_under_traffic_failed_no_request_and_its_p99_is_told(turned):
+    _, _, summary = turned
+    release = summary["release"]
+    assert (release["version"], release["requests_failed"]) == (2, 0)
+    assert release["requests_sent"] > 0
+    assert all(value > 0 for value in release["p99_ms"].values())
+    assert release["started_at"] < release["live_at"]
+
+
+def test_rollback_under_traffic_was_answered_by_the_old_version_and_failed_no_request(turned):
+    folder, _, summary = turned
+    rollback = summary["rollback"]
+    assert (rollback["from_version"], rollback["to_version"]) == (2, 1)
+    assert rollback["old_version_answered"]
+    assert rollback["new_version_answered"]
+    assert rollback["requests_failed"] == 0
+    assert rollback["rows_by_version"].keys() == {"1", "2"}
+    lived = [(entry.action, entry.version) for entry in read_journal(folder / "store")]
+    assert lived == [("release", 1), ("release", 2), ("rollback", 1), ("rollback", 2)]
+
+
+def test_every_archived_score_was_recomputed_and_is_the_one_that_was_served(turned):
+    _, _, summary = turned
+    assert [found["version"] for found in summary["verified"]] == [1, 2]
+    assert all(found["same"] and found["max_abs_diff"] <= 1e-6 for found in summary["verified"])
+    assert sum(found["num_rows"] for found in summary["verified"]) == summary["records"]["archived"]
 
 
 def test_report_needs_no_network(turned):
     folder, _, _ = turned
     page = (folder / "report.html").read_text()
     assert "decision" in page
+    assert "rolled back" in page
+    assert "forward again in" in page
+    assert "logged scores recomputed offline" in page
     assert "rows from before its window, version 2 has an auc of" in page
     assert re.findall(r"https?://(?!www\.w3\.org/2000/svg)", page) == []
     assert re.findall(r"<(?:script|link|img|iframe)\b", page) == []

@@ -1,0 +1,136 @@
+"""What a version was asked and what it answered, out of the lake or the monitor's archive, a bounded batch at a time.
+
+Reads the raw rows that `monitoring.archive` wrote, those that one model version scored, for a caller or in the shadow.
+Judging the answers is `verify`'s.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+from numpy.typing import NDArray
+
+from components.contracts.criteo import (
+    CATEGORICAL,
+    DAY_PARTITION,
+    DENSE,
+    MISSING_CATEGORY,
+    MODEL_VERSION,
+    REQUEST_ID,
+    ROW,
+    SCORE,
+    SHADOW_SCORE,
+    SHADOW_VERSION,
+    feature_matrix,
+)
+from components.contracts.errors import ContractError, first_line
+from components.deployment.parity import GoldenRows
+
+BATCH_ROWS = 16_384
+_COLUMNS = (*DENSE, *CATEGORICAL, REQUEST_ID, ROW)
+_SCORES = ((MODEL_VERSION, SCORE), (SHADOW_VERSION, SHADOW_SCORE))
+"""Who scored a row, and how; the second pair is there only where a row was scored in the shadow too."""
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class LoggedRows:
+    """Rows of one file that the version scored; at least one."""
+
+    path: Path
+    places: NDArray[np.int64]
+    """[n] row in the file, from 0."""
+    request_ids: list[str]
+    """[n]."""
+    rows: NDArray[np.int32]
+    """[n] row of the request."""
+    asked: GoldenRows
+    """Raw features, and as what is expected of them the logged scores; NaN where a row was logged without one."""
+
+    def __len__(self) -> int:
+        """Number of rows."""
+        return len(self.rows)
+
+    def first(self, num_rows: int) -> LoggedRows:
+        """At most `num_rows` of the rows, the first ones."""
+        kept = slice(num_rows)
+        asked = GoldenRows(
+            dense=self.asked.dense[kept], categorical=self.asked.categorical[kept], expected=self.asked.expected[kept]
+        )
+        return LoggedRows(
+            path=self.path,
+            places=self.places[kept],
+            request_ids=self.request_ids[kept],
+            rows=self.rows[kept],
+            asked=asked,
+        )
+
+
+def lake_files(lake: Path) -> list[Path]:
+    """The visible Parquet files below the day partitions of `lake`, oldest day first."""
+    files = lake.glob(f"{DAY_PARTITION.format(day='*')}/*.parquet")
+    return sorted(path for path in files if not path.name.startswith((".", "_")))
+
+
+def read_logged_rows(lake: Path, version: int) -> Iterator[LoggedRows]:
+    """The rows of `lake` that `version` scored, in the order of files and their rows.
+
+    Scores that were served and those of the shadow come in batches of their own. Row groups whose statistics name
+    other versions alone are not read.
+
+    Raises:
+        ContractError: a file is damaged; names it.
+    """
+    for path in lake_files(lake):
+        try:
+            with pq.ParquetFile(path) as file:
+                yield from _rows_of(file, path, version)
+        except (pa.ArrowException, OSError) as error:
+            raise ContractError(f"{path} is not a readable Parquet file: {first_line(error)}") from error
+
+
+def _rows_of(file: Any, path: Path, version: int) -> Iterator[LoggedRows]:
+    names, start = file.schema_arrow.names, 0
+    # Rows that no model of ours served may come without the log's columns.
+    pairs = [pair for pair in _SCORES if set(pair) <= set(names)]
+    for number in range(file.num_row_groups):
+        group = file.metadata.row_group(number)
+        place = start
+        start += group.num_rows
+        held = [pair for pair in pairs if _may_hold(group.column(names.index(pair[0])).statistics, group, version)]
+        if not held:
+            continue
+        columns = [*_COLUMNS, *(name for pair in held for name in pair)]
+        for batch in file.iter_batches(batch_size=BATCH_ROWS, row_groups=[number], columns=columns):
+            for scored_by, score in held:
+                at = np.flatnonzero(batch.column(scored_by).fill_null(-1).to_numpy(zero_copy_only=False) == version)
+                if len(at):
+                    yield _logged(batch.take(pa.array(at)), path, place + at, score)
+            place += batch.num_rows
+
+
+def _may_hold(statistics: Any, group: Any, version: int) -> bool:
+    if statistics is None:
+        return True
+    if statistics.has_null_count and statistics.null_count == group.num_rows:
+        return False
+    return not statistics.has_min_max or bool(statistics.min <= version <= statistics.max)
+
+
+def _logged(batch: Any, path: Path, places: NDArray[np.int64], score: str) -> LoggedRows:
+    return LoggedRows(
+        path=path,
+        places=places,
+        request_ids=batch.column(REQUEST_ID).to_pylist(),
+        rows=batch.column(ROW).to_numpy(zero_copy_only=False),
+        asked=GoldenRows(
+            dense=feature_matrix(batch, DENSE, "float32", np.nan),
+            categorical=feature_matrix(batch, CATEGORICAL, "int64", MISSING_CATEGORY),
+            expected=feature_matrix(batch, [score], "float32", np.nan).ravel(),
+        ),
+    )

@@ -1,0 +1,387 @@
+"""Verification: what a version answered, held against float64 NumPy; whatever was tampered with is named."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from components.contracts import criteo
+from components.contracts.manifests import Model, Release
+from components.contracts.model_files import read_model
+from components.contracts.model_store import model_folder, release_path
+from components.contracts.promotion_journal import read_entries
+from components.contracts.uris import local_path
+from components.contracts.workflow import FeatureWorkflow
+from components.deployment import logged_rows
+from components.deployment.canary_start import start
+from components.deployment.release import release
+from components.deployment.release_settings import ReleaseSettings
+from components.deployment.verify import main, verify
+
+VERSION = 1
+NUM_ROWS = 300
+
+
+@pytest.fixture
+def store(tmp_path):
+    return tmp_path / "a store"
+
+
+@pytest.fixture
+def settings(store, tmp_path):
+    """Of releases that no server is told of."""
+    return ReleaseSettings(store=store, repository=(tmp_path / "a repository").as_uri())
+
+
+@pytest.fixture
+def released(store, settings, make_candidate):
+    """Publishes the model of `seed`; the release."""
+    return lambda seed=1: release(*make_candidate(store, seed), settings)
+
+
+@pytest.fixture
+def truth(reference_scores, store):
+    """Scores [n] of a table's rows by the stored model of a release, without the code under test."""
+
+    def scores(done, table):
+        folder = model_folder(store, done.model_id)
+        model = Model.read(folder / Model.MANIFEST)
+        workflow = FeatureWorkflow.load(folder / Model.WORKFLOW)
+        from components.contracts.dcn import DcnConfig
+
+        config = DcnConfig.from_document(model.config)
+        weights = read_model(folder / Model.WEIGHTS, config, model.slot_sizes)
+        dense = np.stack([table[c].to_numpy(zero_copy_only=False).astype(np.float32) for c in criteo.DENSE], axis=1)
+        keys = [table[c].fill_null(-1).to_numpy() for c in criteo.CATEGORICAL]
+        return reference_scores(workflow, weights, config, dense, np.stack(keys, axis=1)).astype(np.float32)
+
+    return scores
+
+
+def logged(table, version, scores):
+    """The table as the monitor archives it: who scored each row, and how."""
+    for name, values in ((criteo.MODEL_VERSION, np.asarray(version, np.int32)), (criteo.SCORE, scores)):
+        at = table.schema.get_field_index(name)
+        column = pa.array(np.broadcast_to(values, table.num_rows)).cast(table.schema.field(name).type)
+        table = table.set_column(at, name, column)
+    return table
+
+
+@pytest.fixture
+def lake(tmp_path, raw_table, truth):
+    """Two days of rows: each file's scores are the second opinion's, `change(scores)` alters the second file's."""
+
+    def make(done, change=lambda scores: scores):
+        folder = tmp_path / "a lake"
+        for day, seed in ((1, 21), (2, 22)):
+            table = raw_table(NUM_ROWS // 2, seed=seed)
+            scores = truth(done, table)
+            part = folder / f"day=2026-01-0{day}"
+            part.mkdir(parents=True)
+            table = logged(table, done.version, change(scores) if day == 2 else scores)
+            pq.write_table(table, part / "part-a.parquet", row_group_size=64)
+            # Rows of versions that were never right, of nobody, and of a writer that is not done.
+            other = logged(raw_table(80, seed=seed + 100), done.version + 7, np.float32(0.5))
+            pq.write_table(other, part / "part-b.parquet")
+            pq.write_table(raw_table(40, seed=seed + 200), part / "simulated.parquet")
+            (part / ".part-c.parquet.aside").write_bytes(b"half a file")
+            (part / "_half.parquet").write_bytes(b"half a file")
+        return folder
+
+    return make
+
+
+def run(capsys, *words):
+    code = main([str(word) for word in words])
+    return code, capsys.readouterr()
+
+
+def test_what_was_answered_is_recomputed_within_a_millionth(released, lake, store):
+    done = released()
+    found = verify(VERSION, store, lake(done))
+    assert found.same
+    assert (found.num_rows, found.num_files, found.num_different) == (NUM_ROWS, 2, 0)
+    assert 0 <= found.max_abs_diff <= 1e-6
+    assert found.first_difference is None
+    assert {check.name: check.held for check in found.checks} == {
+        "journal": True, "data": True, "workflow": True, "weights": True, "graph": True,
+        "graph exported again": True, "golden rows": True,
+    }  # fmt: skip
+
+
+def test_rows_with_every_feature_missing_or_extreme_are_recomputed(released, raw_table, truth, store, tmp_path):
+    done = released()
+    table = raw_table(64, seed=5)
+    half = np.arange(64) < 32
+    for name in criteo.FEATURES:
+        at = table.schema.get_field_index(name)
+        kind = table.schema.field(name).type
+        extreme = 3.4e38 if name in criteo.DENSE else criteo.MAX_CATEGORY
+        table = table.set_column(at, name, pa.array(np.full(64, extreme), mask=half).cast(kind))
+    part = tmp_path / "lake" / "day=2026-01-01"
+    part.mkdir(parents=True)
+    pq.write_table(logged(table, VERSION, truth(done, table)), part / "part-a.parquet")
+    found = verify(VERSION, store, tmp_path / "lake")
+    assert found.same, found.first_difference
+    assert found.num_rows == 64
+
+
+def test_the_first_differing_row_is_named_with_its_values_and_both_scores(released, lake, store, raw_table, capsys):
+    done = released()
+
+    def change(scores):
+        scores[[70, 90]] += np.float32(2e-5)
+        return scores
+
+    folder = lake(done, change)
+    code, said = run(capsys, VERSION, "--store", store, "--lake", folder)
+    assert code == 1
+    assert "300 logged rows of 2 files scored again, 2 differ by more than 1e-06; largest difference 2e-05" in said.out
+    first = verify(VERSION, store, folder).first_difference
+    assert (first.file, first.place, first.request_id, first.row) == (
+        "day=2026-01-02/part-a.parquet", 70, "request-22-7", 0
+    )  # fmt: skip
+    assert first.logged - first.recomputed == pytest.approx(2e-5, abs=1e-6)
+    row = raw_table(NUM_ROWS // 2, seed=22).slice(70, 1).to_pylist()[0]
+    assert first.values == {name: row[name] for name in criteo.FEATURES}
+    assert None in first.values.values()
+    assert f"request-22-7 row 0: logged {first.logged}, recomputed {first.recomputed}" in said.out
+
+
+def test_a_wider_tolerance_accepts_what_a_narrow_one_does_not(released, lake, store):
+    done = released()
+    folder = lake(done, lambda scores: scores + np.float32(5e-6))
+    assert verify(VERSION, store, folder).num_different == NUM_ROWS // 2
+    assert verify(VERSION, store, folder, tolerance=1e-5).same
+
+
+@pytest.mark.parametrize("score", [np.nan, None], ids=["not a number", "no score"])
+def test_a_row_without_a_score_differs(released, lake, store, score):
+    done = released()
+    folder = lake(done)
+    path = folder / "day=2026-01-01" / "part-a.parquet"
+    table = pq.read_table(path)
+    scores = table[criteo.SCORE].to_pylist()
+    scores[3] = score
+    at = table.schema.get_field_index(criteo.SCORE)
+    pq.write_table(table.set_column(at, criteo.SCORE, pa.array(scores, pa.float32())), path)
+    found = verify(VERSION, store, folder)
+    assert (found.num_different, found.max_abs_diff) == (1, None)
+    assert (found.first_difference.place, found.first_difference.logged) == (3, None)
+    json.dumps(dataclasses.asdict(found), allow_nan=False)
+
+
+def test_rows_of_other_versions_are_neither_read_nor_judged(released, lake, store, monkeypatch):
+    done = released()
+    folder = lake(done)
+    seen = list(logged_rows.read_logged_rows(folder, done.version + 7))
+    assert sum(len(rows) for rows in seen) == 160
+    assert {path.name for path in {rows.path for rows in seen}} == {"part-b.parquet"}
+    assert verify(VERSION, store, folder).num_rows == NUM_ROWS
+
+
+def test_scores_of_the_shadow_are_recomputed_too(released, lake, store, raw_table, truth):
+    done = released()
+    folder = lake(done)
+    table = logged(raw_table(100, seed=9), done.version + 7, np.float32(0.5))
+    shadow = truth(done, table)
+    shadow[60] += np.float32(0.01)
+    of_version = pa.array([VERSION] * 100, pa.int32(), mask=np.arange(100) < 50)
+    table = table.append_column(criteo.SHADOW_VERSION, of_version)
+    table = table.append_column(criteo.SHADOW_SCORE, pa.array(shadow, mask=np.arange(100) < 50))
+    pq.write_table(table, folder / "day=2026-01-02" / "part-0.parquet")
+    found = verify(VERSION, store, folder)
+    assert (found.num_rows, found.num_different) == (NUM_ROWS + 50, 1)
+    assert (found.first_difference.file, found.first_difference.place) == ("day=2026-01-02/part-0.parquet", 60)
+
+
+def test_many_small_batches_find_the_same_rows(released, lake, store, monkeypatch):
+    done = released()
+    folder = lake(done)
+    whole = [(r.path.name, place) for r in logged_rows.read_logged_rows(folder, VERSION) for place in r.places.tolist()]
+    monkeypatch.setattr(logged_rows, "BATCH_ROWS", 7)
+    batches = list(logged_rows.read_logged_rows(folder, VERSION))
+    assert max(len(rows) for rows in batches) == 7
+    assert [(rows.path.name, place) for rows in batches for place in rows.places.tolist()] == whole
+    assert verify(VERSION, store, folder).same
+
+
+def test_a_limit_takes_the_first_rows(released, lake, store):
+    done = released()
+    assert verify(VERSION, store, lake(done), limit=200).num_rows == 200
+
+
+def _spoil(path):
+    content = bytearray(path.read_bytes())
+    content[len(content) // 2] ^= 1
+    path.write_bytes(content)
+
+
+def _kept(done):
+    return local_path(done.graph_uri)
+
+
+@pytest.mark.parametrize(
+    ("tamper", "differing"),
+    [
+        (lambda store, done: _spoil(_kept(done)), {"graph"}),
+        (lambda store, done: _kept(done).unlink(), {"graph"}),
+        (
+            lambda store, done: _spoil(_largest(model_folder(store, done.model_id) / Model.WEIGHTS)),
+            {"weights", "graph exported again"},
+        ),
+        (
+            lambda store, done: _spoil(_largest(model_folder(store, done.model_id) / Model.WORKFLOW)),
+            {"workflow", "graph exported again"},
+        ),
+        (
+            lambda store, done: dataclasses.replace(
+                Model.read(model_folder(store, done.model_id) / Model.MANIFEST), raw_digest="other rows"
+            ).write(model_folder(store, done.model_id) / Model.MANIFEST),
+            {"data"},
+        ),
+    ],
+    ids=[
+        "a flipped bit in the graph",
+        "the graph is gone",
+        "a flipped bit in a weight file",
+        "in the workflow",
+        "data",
+    ],
+)
+def test_tampering_is_named_and_the_rows_are_still_judged_by_what_is_sound(
+    released, lake, store, capsys, tamper, differing
+):
+    done = released()
+    folder = lake(done)
+    tamper(store, done)
+    code, said = run(capsys, VERSION, "--store", store, "--lake", folder, "--json")
+    assert code == 1
+    found = json.loads(said.out)
+    assert {check["name"] for check in found["checks"] if check["held"] is False} == differing
+    assert (found["same"], found["num_rows"], found["num_different"]) == (False, NUM_ROWS, 0)
+
+
+def test_without_a_sound_graph_no_row_is_judged(released, lake, store, capsys):
+    done = released()
+    folder = lake(done)
+    _spoil(_kept(done))
+    _spoil(_largest(model_folder(store, done.model_id) / Model.WEIGHTS))
+    code, said = run(capsys, VERSION, "--store", store, "--lake", folder)
+    assert code == 1
+    assert "0 logged rows" in said.out
+
+
+def test_a_manifest_rewritten_to_match_a_tampered_graph_contradicts_the_journal(released, lake, store):
+    done = released()
+    folder = lake(done)
+    _spoil(_kept(done))
+    from components.deployment.graph_files import graph_sha256
+
+    forged = {**done.sha256, "graph": graph_sha256(_kept(done).parent)}
+    dataclasses.replace(done, sha256=forged).write(release_path(store, VERSION))
+    held = {check.name: check.held for check in verify(VERSION, store, folder).checks}
+    assert held["journal"] is False
+    assert held["graph exported again"] is False
+
+
+def test_golden_rows_that_the_graph_does_not_answer_are_named(released, lake, store):
+    done = released()
+    folder = lake(done)
+    path = _kept(done).with_name("golden.npz")
+    with np.load(path) as arrays:
+        golden = dict(arrays)
+    golden["expected"][5] += np.float32(0.01)
+    np.savez(path, **golden)
+    (check,) = [c for c in verify(VERSION, store, folder).checks if c.held is False]
+    assert check.name == "golden rows"
+    assert "row 5" in check.detail
+
+
+def test_older_versions_are_verified_after_newer_ones_are_live(released, lake, store, truth):
+    first = released(1)
+    folder = lake(first)
+    assert released(2).version == 2
+    assert verify(1, store, folder).same
+
+
+def test_a_version_that_answered_as_a_canary_is_verified_like_a_released_one(
+    released, lake, store, settings, make_candidate
+):
+    released(1)
+    canary = start(*make_candidate(store, 2), settings)
+    found = verify(canary.version, store, lake(canary))
+    assert (found.version, found.same, found.num_rows) == (2, True, NUM_ROWS)
+    (journal,) = [check for check in found.checks if check.name == "journal"]
+    assert journal.held
+    assert "canary" in journal.detail
+
+
+def test_answers_of_a_version_that_was_withdrawn_again_are_verified(lake, store, settings, make_candidate):
+    def fail(place):
+        if place == "config written":
+            raise OSError("the power went")
+
+    candidate = make_candidate(store, 1)
+    with pytest.raises(OSError, match="the power went"):
+        release(*candidate, dataclasses.replace(settings, checkpoint=fail))
+    assert [entry.action for entry in read_entries(store)] == ["intent", "withdrawn"]
+    found = verify(VERSION, store, lake(Release.read(release_path(store, VERSION))))
+    assert (found.same, found.num_rows) == (True, NUM_ROWS)
+
+
+def test_a_release_that_predates_the_recorded_hashes_is_verified_as_far_as_it_can_be(released, lake, store):
+    done = released()
+    folder = lake(done)
+    journal = store / "journal.jsonl"
+    lines = [{**json.loads(line), "sha256": {}} for line in journal.read_text().splitlines()]
+    journal.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    old = {name: digest for name, digest in done.sha256.items() if name != "data"}
+    dataclasses.replace(done, sha256=old).write(release_path(store, VERSION))
+    found = verify(VERSION, store, folder)
+    assert found.same
+    assert [check.name for check in found.checks if check.held is None] == ["journal"]
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["9"], "version 9 was never released"),
+        (["1", "--tolerance", "-1"], "tolerance is -1.0, expected at least 0"),
+        (["1", "--tolerance", "nan"], "tolerance is nan"),
+        (["1", "--limit", "0"], "limit is 0, expected at least 1"),
+    ],
+)
+def test_misuse_is_one_clear_line(released, lake, store, capsys, words, message):
+    code, said = run(capsys, *words, "--store", store, "--lake", lake(released()))
+    assert code == 2
+    assert said.err.startswith(f"error: {message}")
+    assert len(said.err.splitlines()) == 1
+
+
+def test_a_lake_without_its_rows_or_with_a_damaged_file_proves_nothing(released, lake, store, tmp_path, capsys):
+    done = released()
+    code, said = run(capsys, VERSION, "--store", store, "--lake", tmp_path / "empty")
+    assert code == 2
+    assert "was scored by version 1, expected logged rows" in said.err
+    folder = lake(done)
+    path = folder / "day=2026-01-02" / "part-a.parquet"
+    path.write_bytes(path.read_bytes()[:-60])
+    code, said = run(capsys, VERSION, "--store", store, "--lake", folder)
+    assert code == 2
+    assert "part-a.parquet is not a readable Parquet file" in said.err
+
+
+def _largest(folder):
+    return max((path for path in folder.rglob("*") if path.is_file()), key=lambda path: path.stat().st_size)
+
+
+def test_every_release_records_the_hashes_of_data_workflow_weights_and_graph(released, store):
+    done = released()
+    assert set(done.sha256) == {"data", "workflow", "weights", "graph"}
+    assert done.sha256["data"] == done.raw_digest == Release.read(release_path(store, VERSION)).raw_digest
