@@ -13,6 +13,7 @@ import sys
 from collections.abc import Sequence
 from dataclasses import fields
 from pathlib import Path
+from typing import Any
 
 from components.contracts.errors import ContractError, PermanentError, TemporaryError
 
@@ -24,9 +25,15 @@ ROOMS = {
     "simulate": ("inference_client", ("simulate",), "write a lake of simulated clicks"),
     "drift": ("inference_client", ("drift",), "write a drifted copy of a simulated world"),
     "replay": ("inference_client", ("replay",), "send traffic to Triton and log predictions and clicks"),
+    "rank": ("inference_client", ("rank",), "rank rows of a file for one context"),
+    "load": ("inference_client", ("load",), "put a stated load on a server and report latencies, errors and rates"),
     "score": ("inference_client", ("score",), "score rows of a file"),
     "ingest": ("components.extraction.ingest", (), "turn Criteo files into a lake"),
+    "verify": ("components.deployment.verify", (), "prove offline that a version answered as it was released"),
+    "canary": ("components.deployment.canary", (), "give a new version a growing share of traffic, or take it back"),
+    "watchdog": ("components.deployment.watchdog", (), "ask every server golden rows; reload what answers wrongly"),
     "rollback": ("components.deployment.rollback", (), "make an earlier version live again"),
+    "promote": ("components.deployment.promote", (), "make a model live that the gate refused, on your word"),
 }
 
 
@@ -80,13 +87,21 @@ def build_parser() -> argparse.ArgumentParser:
     submit.add_argument("--upload-version", help="also upload the file as this pipeline version")
     _add_parameters(submit)
 
-    models = commands.add_parser("models", help="list what was live when, and why")
-    models.add_argument("--store", type=Path, required=True, help="folder of the model store")
+    _add_journal(commands)
     _add_model(commands.add_parser("model", help="look into one stored model"))
 
     for name, (_, _, summary) in ROOMS.items():
         commands.add_parser(name, help=summary, add_help=False)
     return parser
+
+
+def _add_journal(commands: Any) -> None:
+    models = commands.add_parser("models", help="list every release, rollback and promotion: who, when, why, hashes")
+    live_at = commands.add_parser("live-at", help="tell which version was live at a time")
+    live_at.add_argument("time", metavar="TIME", help="ISO 8601; UTC where it has no zone")
+    for parser in (models, live_at):
+        parser.add_argument("--store", required=True, help="model store, folder or its URI")
+        parser.add_argument("--json", action="store_true", help="print JSON")
 
 
 def _add_model(parser: argparse.ArgumentParser) -> None:
@@ -191,9 +206,18 @@ def _call(arguments: argparse.Namespace) -> int:
         from pipelines.model_report import print_inspection
 
         return print_inspection(arguments.folder, arguments.config)
-    from pipelines.models import print_models
+    return _tell_journal(arguments)
 
-    print_models(arguments.store)
+
+def _tell_journal(arguments: argparse.Namespace) -> int:
+    from components.contracts.uris import local_path
+    from pipelines.models import print_live_at, print_models
+
+    store = local_path(arguments.store) if "://" in arguments.store else Path(arguments.store).resolve()
+    if arguments.command == "live-at":
+        print_live_at(store, arguments.time, as_json=arguments.json)
+    else:
+        print_models(store, as_json=arguments.json)
     return 0
 
 

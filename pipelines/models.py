@@ -1,20 +1,75 @@
-"""Prints the promotion journal: which model was live when, and why."""
+"""Prints the promotion journal: who is live, what was live when, who made it so, and why."""
 
 from __future__ import annotations
 
+import json
+from dataclasses import asdict
+from datetime import datetime, timezone
 from pathlib import Path
 
-from components.contracts.promotion_journal import read_journal
+from components.contracts.errors import ContractError
+from components.contracts.promotion_journal import Promotion, current, live_at, read_entries
+
+HASH_DIGITS = 12
 
 
-def print_models(store: Path) -> None:
-    """One line per promotion, newest last; the live version is marked."""
-    promotions = read_journal(store)
-    if not promotions:
+def print_models(store: Path, *, as_json: bool = False) -> None:
+    """One line per entry of the journal, newest last; the line that made the live version live is marked."""
+    entries, live = read_entries(store), current(store)
+    if as_json:
+        print(json.dumps([{**asdict(entry), "live": entry == live} for entry in entries], indent=2))
+        return
+    if not entries:
         print(f"nothing was ever live in {store}")
-    for number, promotion in enumerate(promotions, start=1):
-        mark = "*" if number == len(promotions) else " "
-        print(
-            f"{mark} {promotion.time}  {promotion.action:<8}  version {promotion.version:<4} {promotion.model_id}  "
-            f"{promotion.reason}"
-        )
+    for entry in entries:
+        print(f"{'*' if entry == live else ' '} {_line(entry)}")
+
+
+def _line(entry: Promotion) -> str:
+    share = f" ({entry.share:g} of the traffic)" if entry.share is not None else ""
+    return (
+        f"{entry.time}  {entry.action:<12}  version {entry.version:<4} {entry.model_id}{share}  {_hashes(entry)}  "
+        f"{entry.who or 'unknown'}: {entry.reason}"
+    )
+
+
+def _hashes(entry: Promotion) -> str:
+    """Short hashes; `-` in lines older than hashes."""
+    return " ".join(f"{name} {value[:HASH_DIGITS]}" for name, value in sorted(entry.sha256.items())) or "-"
+
+
+def print_live_at(store: Path, time: str, *, as_json: bool = False) -> None:
+    """What was live at `time`.
+
+    Args:
+        store: The model store.
+        time: ISO 8601; UTC where it has no zone.
+        as_json: Print the journal's entry, with `until` (None = live still), as JSON.
+
+    Raises:
+        ContractError: `time` is no time, or nothing was live then.
+    """
+    moment = _moment(time)
+    found = live_at(store, moment)
+    if found is None:
+        raise ContractError(f"nothing was live at {moment.isoformat()} in {store}")
+    entry, after = found
+    if as_json:
+        print(json.dumps({**asdict(entry), "until": after.time if after else None}, indent=2))
+        return
+    print(f"version {entry.version}, model {entry.model_id}")
+    print(f"since {entry.time} ({entry.action} by {entry.who or 'unknown'}: {entry.reason})")
+    until = f"until {after.time} ({after.action} of version {after.version}: {after.reason})" if after else "live still"
+    print(until)
+    print(
+        "hashes: " + (", ".join(f"{name} {value}" for name, value in sorted(entry.sha256.items())) or "not kept then")
+    )
+
+
+def _moment(text: str) -> datetime:
+    try:
+        # Python 3.10 does not know that Z is UTC.
+        moment = datetime.fromisoformat(text[:-1] + "+00:00" if text.endswith(("Z", "z")) else text)
+    except ValueError as error:
+        raise ContractError(f"time is {text!r}, expected ISO 8601 such as 2026-01-31T12:00:00Z") from error
+    return moment if moment.tzinfo else moment.replace(tzinfo=timezone.utc)

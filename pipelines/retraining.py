@@ -37,6 +37,11 @@ def retraining_pipeline(placement: Placement) -> Callable[..., Any]:
         repository: str = f"{root}/repository",
         triton_urls: str = "",
         server: str = "onnxruntime",
+        device: str = "cpu",
+        rollout: str = "full",
+        instances: int = 2,
+        response_cache: bool = False,
+        target_memory: str = "",
         trigger_id: str = "",
         trigger_reason: str = "",
         window_start: str = "",
@@ -75,9 +80,15 @@ def retraining_pipeline(placement: Placement) -> Callable[..., Any]:
             store: Folder of the model store: models, releases, promotion journal, notes of runs.
             work: Folder for the runs' intermediate files.
             repository: Triton's model repository.
-            triton_urls: gRPC addresses of the Triton servers to load the new version, comma-separated; empty = only
-                publish it.
+            triton_urls: Triton servers to load the new version, each host:grpc_port or dns:///name:grpc_port (every
+                address of a headless Service), comma-separated; empty = only publish it.
             server: Which Triton serves it, onnxruntime (NGC images) or python (the server bundled for laptops).
+            device: What onnxruntime runs on, cpu or gpu (a MIG slice is a GPU).
+            rollout: full (all traffic at once), canary (a small share first, grown while it does no worse) or shadow
+                (scored beside the live model and logged, not served).
+            instances: Copies of the model that work side by side in each server.
+            response_cache: Whether servers that have a response cache may answer from it.
+            target_memory: Memory or MIG slice that the model must fit in; empty = not checked.
             trigger_id: Who asked for the run; the monitor's request id. Empty for a run started by hand.
             trigger_reason: Why the run was asked for.
             window_start: First event time to learn from, ISO 8601 UTC; empty = the row after the live model's last.
@@ -190,6 +201,11 @@ def retraining_pipeline(placement: Placement) -> Callable[..., Any]:
                         repository=repository,
                         triton_urls=triton_urls,
                         server=server,
+                        device=device,
+                        rollout=rollout,
+                        instances=instances,
+                        response_cache=response_cache,
+                        target_memory=target_memory,
                         trigger_id=trigger_id,
                         raw_dataset=raw_dataset,
                         model=model,

@@ -225,6 +225,9 @@ class Verdict(Manifest):
     old_distribution: dict[str, Any] | None = None
     """`candidate`, `champion`, `difference` (as above), `num_rows` and `num_clicks` on the held-out old rows; None =
     there are none. The gate looks at it on request only."""
+    champion_reference: str | None = None
+    """How the run asked for the champion: `current`, `none` or a model id. Only a comparison with `current` grows stale
+    when another model goes live; None (a verdict older than this field) counts as `current`."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -237,9 +240,9 @@ class Release(Manifest):
     model_id: str
     model_uri: str
     graph_uri: str
-    """The ONNX graph in the model repository."""
+    """The ONNX graph, kept in the model store beside its golden rows; in older releases, in the model repository."""
     sha256: dict[str, str]
-    """`graph`, `weights`, `workflow`."""
+    """`graph`, `weights`, `workflow`, and `data` (the raw dataset's digest; absent in older releases)."""
     raw_digest: str
     parity_max_abs_diff: float
     """Largest difference between the graph on raw rows and the training-side scores of the same rows."""
@@ -249,5 +252,19 @@ class Release(Manifest):
     reason: str
     """Why it was accepted: the verdict's reason."""
     published_at: str
+    """When its files were complete; the journal tells when it went live."""
+    parent_model_id: str | None = None
+    """The model that this one continued; None = from scratch, or a release older than this field."""
     extra: dict[str, Any] = field(default_factory=dict)
     """Free notes for people; no program reads them."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class ServingPlace(Manifest):
+    """Where the last release went, as its process saw it. Deployment -> whoever deploys next without naming a place."""
+
+    repository_uri: str
+    triton_urls: list[str]
+    """As given: host:port, or dns:///name:port."""
+    server: str
+    """`python` or `onnxruntime`."""

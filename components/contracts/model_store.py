@@ -3,7 +3,9 @@
 Joins training (writes models), deployment (writes releases and the journal) and the steps of the next run, which are
 given references: `current` (what is live), `none`, or the id of a stored model.
 
-Layout: `<store>/models/<model_id>/` (see `manifests.Model`), `<store>/releases/<version>.json`,
+Layout: `<store>/models/<model_id>/` (see `manifests.Model`), `<store>/verdicts/<model_id>/{verdict,raw_dataset}.json`
+(what evaluation said last of it), `<store>/releases/<version>.json`, `<store>/graphs/<version>/` (a version's graph and
+golden rows, which outlive their place in Triton's repository), `<store>/serving.json` (`manifests.ServingPlace`),
 `<store>/journal.jsonl` (`contracts.promotion_journal`), `<store>/runs/` (`contracts.run_notes`).
 """
 
@@ -13,7 +15,7 @@ from pathlib import Path
 
 from components.contracts import promotion_journal
 from components.contracts.errors import ContractError
-from components.contracts.manifests import Model, Release
+from components.contracts.manifests import Model, RawDataset, Release, ServingPlace, Verdict
 from components.contracts.retrain_request import CURRENT, NONE
 from components.contracts.uris import local_path
 
@@ -26,6 +28,48 @@ def model_folder(store: Path, model_id: str) -> Path:
 def release_path(store: Path, version: int) -> Path:
     """Where the `Release` manifest of `version` lies."""
     return store / "releases" / f"{version}.json"
+
+
+def graph_folder(store: Path, version: int) -> Path:
+    """Where the graph of `version` is kept, with its golden rows."""
+    return store / "graphs" / str(version)
+
+
+def verdict_paths(store: Path, model_id: str) -> tuple[Path, Path]:
+    """Where the last `Verdict` on a model lies, and the `RawDataset` whose rows it was judged by."""
+    folder = store / "verdicts" / model_id
+    return folder / "verdict.json", folder / "raw_dataset.json"
+
+
+def keep_verdict(store: Path, verdict: Verdict, raw: RawDataset) -> None:
+    """Keeps what a later `promote` needs of an evaluation; replaces what an earlier one of the same model said."""
+    of_verdict, of_raw = verdict_paths(store, verdict.candidate_model_id)
+    raw.write(of_raw)
+    verdict.write(of_verdict)
+
+
+def write_serving_place(store: Path, place: ServingPlace) -> None:
+    """Notes where releases go, unless that is noted already."""
+    if read_serving_place(store) != place:
+        place.write(store / "serving.json")
+
+
+def read_serving_place(store: Path) -> ServingPlace | None:
+    """Where the last release went; None before the first one, and in older stores."""
+    path = store / "serving.json"
+    return ServingPlace.read(path) if path.exists() else None
+
+
+def stored_model(store: Path, model_id: str, *, role: str = "model") -> Model:
+    """The model `model_id`, which errors call by its `role`.
+
+    Raises:
+        ContractError: it is not in the store.
+    """
+    manifest = model_folder(store, model_id) / Model.MANIFEST
+    if not manifest.exists():
+        raise ContractError(f"{role} {model_id!r} is not in the model store {store}")
+    return Model.read(manifest)
 
 
 def champion(store: Path, reference: str) -> Release | None:
@@ -57,7 +101,4 @@ def parent(store: Path, reference: str) -> Model | None:
     if reference == CURRENT:
         release = champion(store, CURRENT)
         return Model.read(local_path(release.model_uri) / Model.MANIFEST) if release else None
-    manifest = model_folder(store, reference) / Model.MANIFEST
-    if not manifest.exists():
-        raise ContractError(f"parent {reference!r} is not in the model store {store}")
-    return Model.read(manifest)
+    return stored_model(store, reference, role="parent")

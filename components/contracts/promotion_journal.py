@@ -10,7 +10,8 @@ intent that is the last line is a deployment at work or one that was killed, and
 from __future__ import annotations
 
 import json
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
+from datetime import datetime, timezone
 from pathlib import Path
 
 from components.contracts.durable import append_line
@@ -62,7 +63,10 @@ class Promotion:
     sha256: dict[str, str] = field(default_factory=dict)
     """The version's hashes as in its `Release`; empty in older lines."""
     share: float | None = None
-    """Share of the traffic, for `canary`."""
+    """Share of the traffic, for `canary` and the intent before its first one."""
+    config: str | None = None
+    """Text of Triton's configuration before an `intent`, which an interrupted one is led back to; None = there was
+    none."""
 
 
 def read_entries(store: Path) -> list[Promotion]:
@@ -88,16 +92,57 @@ def read_entries(store: Path) -> list[Promotion]:
 
 
 def read_journal(store: Path) -> list[Promotion]:
-    """The lines that changed which version is live, oldest first; errors as `read_entries`."""
-    return [entry for entry in read_entries(store) if entry.action in LIVE_ACTIONS]
+    """The lines that changed which version is live, oldest first; errors as `read_entries`.
+
+    A line whose writing failed half-way is taken back by the `withdrawn` line that follows it.
+    """
+    lines: list[Promotion] = []
+    before: Promotion | None = None
+    for entry in read_entries(store):
+        if entry.action in LIVE_ACTIONS:
+            lines.append(entry)
+        elif entry.action == WITHDRAWN and lines and before is lines[-1] and before.version == entry.version:
+            lines.pop()
+        before = entry
+    return lines
 
 
-def append_promotion(store: Path, promotion: Promotion) -> None:
-    """Appends one promotion and flushes it to disk."""
+def append_promotion(store: Path, promotion: Promotion) -> Promotion:
+    """Appends one promotion and flushes it to disk; answers it as written.
+
+    Where its time lies before that of the last line (the clock was set back), it gets the last line's.
+    """
+    entries = read_entries(store)
+    if entries and _moment(promotion.time) < _moment(entries[-1].time):
+        promotion = replace(promotion, time=entries[-1].time)
     append_line(store / JOURNAL_FILE, json.dumps(asdict(promotion)))
+    return promotion
 
 
 def current(store: Path) -> Promotion | None:
     """The promotion that made the live version live; None where nothing is."""
     promotions = read_journal(store)
     return promotions[-1] if promotions else None
+
+
+def interrupted(store: Path) -> Promotion | None:
+    """The intent that no later line answers: of a deployment at work, or of one that was killed; None = none."""
+    entries = read_entries(store)
+    return entries[-1] if entries and entries[-1].action == INTENT else None
+
+
+def live_at(store: Path, moment: datetime) -> tuple[Promotion, Promotion | None] | None:
+    """What was live at `moment` (with a time zone), and the promotion that ended it (None = live still).
+
+    None where nothing was live yet.
+    """
+    promotions = read_journal(store)
+    for entry, after in zip(reversed(promotions), [None, *reversed(promotions)]):
+        if _moment(entry.time) <= moment:
+            return entry, after
+    return None
+
+
+def _moment(text: str) -> datetime:
+    moment = datetime.fromisoformat(text)
+    return moment if moment.tzinfo else moment.replace(tzinfo=timezone.utc)

@@ -1,7 +1,9 @@
 """The deployment step as a command line: `python -m components.deployment --help`.
 
-Exit codes: 0 released, 1 refused (the verdict does not accept the model), 2 misuse or inputs that do not belong
-together (parity among them), 3 a server or another deployment was in the way (what was live is live).
+Exit codes: 0 released (or a canary started), 1 refused (the verdict does not accept the model, it compared with a model
+that is no longer live, or a canary is at work: trying again changes nothing, a new run must judge), 2 misuse or inputs
+that do not belong together (parity among them), 3 a server or another deployment was in the way (what was live is
+live).
 """
 
 from __future__ import annotations
@@ -10,11 +12,18 @@ import argparse
 import logging
 import sys
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from components.contracts import run_notes
 from components.contracts.errors import ContractError, PermanentError, TemporaryError
 
+if TYPE_CHECKING:
+    from components.contracts.manifests import Model, RawDataset, Release, Verdict
+    from components.deployment.release_settings import ReleaseSettings
+
 SERVERS = ("python", "onnxruntime")
+DEVICES = ("cpu", "gpu")
+ROLLOUTS = ("full", "canary", "shadow")
 
 
 def build_parser() -> argparse.ArgumentParser:
@@ -23,17 +32,41 @@ def build_parser() -> argparse.ArgumentParser:
     parser.add_argument("--run", required=True, help="name of the pipeline run")
     parser.add_argument("--store", required=True, help="model store, folder URI")
     parser.add_argument("--work", required=True, help="folder URI for big files of runs; this step writes none there")
-    parser.add_argument("--repository", required=True, help="Triton's model repository, folder URI")
+    parser.add_argument("--repository", required=True, help="Triton's model repository, folder or gs:// URI")
     parser.add_argument(
-        "--triton-urls", default="", help="host:grpc_port of each running Triton, comma-separated; empty = publish only"
+        "--triton-urls",
+        default="",
+        help="running servers, each host:grpc_port or dns:///name:grpc_port, comma-separated; empty = publish only",
     )
     parser.add_argument("--server", choices=SERVERS, default="python", help="what runs the graph in Triton")
+    parser.add_argument(
+        "--rollout",
+        choices=ROLLOUTS,
+        default="full",
+        help="full: all traffic at once; canary: a small share first; shadow: scored beside the live one, not served",
+    )
+    parser.add_argument(
+        "--device", choices=DEVICES, default="cpu", help="what onnxruntime runs on; a MIG slice is a gpu"
+    )
+    parser.add_argument("--instances", type=int, default=2, help="copies of the model in each server")
+    parser.add_argument(
+        "--response-cache", type=_bool, default=False, metavar="BOOL", help="whether servers may answer from a cache"
+    )
+    parser.add_argument(
+        "--target-memory", default="", help="memory or MIG slice that the model must fit in; empty = not checked"
+    )
+    parser.add_argument("--who", default="", help="who asks, for the journal; default: the run")
     parser.add_argument("--trigger-id", default="", help="retrain request that this run answers; empty = none")
     parser.add_argument("--raw-dataset", required=True, type=Path, help="RawDataset manifest")
     parser.add_argument("--model", required=True, type=Path, help="Model manifest")
     parser.add_argument("--verdict", required=True, type=Path, help="Verdict manifest")
     parser.add_argument("--output", required=True, type=Path, help="where the Release manifest goes")
     return parser
+
+
+def run_flags(**values: object) -> list[str]:
+    """The command line that says `values`, named as the flags with underscores."""
+    return [f"--{name.replace('_', '-')}={value}" for name, value in values.items()]
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -56,8 +89,9 @@ def main(argv: list[str] | None = None) -> int:
 def _deploy(arguments: argparse.Namespace, note: run_notes.StepNote) -> int:
     from components.contracts.manifests import Model, RawDataset, Verdict
     from components.contracts.uris import local_path
-    from components.deployment.release import ReleaseSettings, release
-    from components.deployment.switch import parse_urls
+    from components.deployment.discovery import parse_urls
+    from components.deployment.release_checks import Refused
+    from components.deployment.release_settings import ReleaseSettings
 
     verdict = Verdict.read(arguments.verdict)
     if not verdict.accepted:
@@ -68,11 +102,23 @@ def _deploy(arguments: argparse.Namespace, note: run_notes.StepNote) -> int:
         repository=arguments.repository,
         triton_urls=tuple(parse_urls(arguments.triton_urls)),
         server=arguments.server,
+        device=arguments.device,
+        instances=arguments.instances,
+        response_cache=arguments.response_cache,
+        target_memory=arguments.target_memory,
         trigger_id=arguments.trigger_id or None,
+        who=arguments.who or arguments.run,
     )
-    done = release(Model.read(arguments.model), verdict, RawDataset.read(arguments.raw_dataset), settings)
+    model, raw = Model.read(arguments.model), RawDataset.read(arguments.raw_dataset)
+    try:
+        done = _roll_out(arguments.rollout, model, verdict, raw, settings)
+    except Refused as error:
+        print(f"refused: {error}", file=sys.stderr)
+        note.state, note.reason = "refused", str(error)
+        return 1
     done.write(arguments.output)
-    note.reason = f"version {done.version} {'serves' if settings.triton_urls else 'is published'}; {verdict.reason}"
+    serves = {"full": "serves" if settings.triton_urls else "is published", "canary": "is a canary"}
+    note.reason = f"version {done.version} {serves.get(arguments.rollout, 'scores in the shadow')}; {verdict.reason}"
     note.facts = {
         "version": done.version,
         "previous_version": done.previous_version,
@@ -80,6 +126,23 @@ def _deploy(arguments: argparse.Namespace, note: run_notes.StepNote) -> int:
         "parity_rows": done.parity_rows,
     }
     return 0
+
+
+def _roll_out(rollout: str, model: Model, verdict: Verdict, raw: RawDataset, settings: ReleaseSettings) -> Release:
+    if rollout == "full":
+        from components.deployment.release import release
+
+        return release(model, verdict, raw, settings)
+    from components.deployment.canary import start
+
+    return start(model, verdict, raw, settings, shadow_only=rollout == "shadow")
+
+
+def _bool(text: str) -> bool:
+    answers = {"true": True, "false": False}
+    if text.lower() not in answers:
+        raise argparse.ArgumentTypeError(f"{text!r} is neither true nor false")
+    return answers[text.lower()]
 
 
 if __name__ == "__main__":

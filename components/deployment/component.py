@@ -12,6 +12,11 @@ def deployment(
     repository: str,
     triton_urls: str,
     server: str,
+    device: str,
+    rollout: str,
+    instances: int,
+    response_cache: bool,
+    target_memory: str,
     trigger_id: str,
     raw_dataset: Input[Dataset],
     model: Input[Model],
@@ -21,13 +26,21 @@ def deployment(
 ) -> None:
     """Releases an accepted model to Triton: one ONNX graph, parity proven, published whole, probed, recorded.
 
+    A verdict that another release has made stale ends the step without one and without a retry; its note says so.
+
     Args:
         run: Name of this run.
         store: Model store, folder URI; gets the release manifest and the journal's line.
         work: Folder URI for big files of runs.
         repository: Triton's model repository, folder URI.
-        triton_urls: host:grpc_port of each running Triton, comma-separated; empty = publish only.
+        triton_urls: Running servers, each host:grpc_port or dns:///name:grpc_port (every address of a headless
+            Service), comma-separated; empty = publish only.
         server: What runs the graph in Triton: `python` (laptop) or `onnxruntime` (cluster).
+        device: What `onnxruntime` runs on, `cpu` or `gpu` (a MIG slice is a GPU).
+        rollout: `full` (all traffic at once), `canary` (a small share first) or `shadow` (scored, not served).
+        instances: Copies of the model that work side by side in each server.
+        response_cache: Whether servers that have a response cache may answer from it.
+        target_memory: Memory or MIG slice that the model must fit in; empty = not checked.
         trigger_id: Retrain request that this run answers; empty = none.
         raw_dataset: RawDataset manifest, for the held-out rows.
         model: Model manifest.
@@ -36,12 +49,16 @@ def deployment(
         metrics: Version, parity and seconds.
     """
     from components.contracts.manifests import Release
-    from components.deployment.__main__ import main
+    from components.deployment.__main__ import main, run_flags
 
-    flags = {"run": run, "store": store, "work": work, "repository": repository, "triton-urls": triton_urls}
-    flags |= {"server": server, "trigger-id": trigger_id, "raw-dataset": raw_dataset.path, "model": model.path}
-    flags |= {"verdict": verdict.path, "output": release.path}
-    if code := main([f"--{name}={value}" for name, value in flags.items()]):
+    flags = run_flags(
+        run=run, store=store, work=work, repository=repository, triton_urls=triton_urls, server=server, device=device,
+        rollout=rollout, instances=instances, response_cache=response_cache, target_memory=target_memory,
+        trigger_id=trigger_id, raw_dataset=raw_dataset.path, model=model.path, verdict=verdict.path,
+        output=release.path)  # fmt: skip
+    if code := main(flags):
+        if code == 1:
+            return  # refused: a retry would hear the same
         raise SystemExit(code)
     done = Release.read(release.path)
     metrics.log_metric("version", done.version)

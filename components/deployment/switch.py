@@ -1,191 +1,105 @@
-"""Changing which versions the running Tritons serve, or leaving everything as it was.
+"""Changing which versions the running servers serve, or leaving everything as it was.
 
-Shared by `release` (previous and new version) and `rollback` (the old one alone): write the configuration whole, load
-on every server, wait for readiness, ask golden rows. A server's word that it is ready is not trusted: with a dead
-Python stub it still says so. A failure, of the record too, restores the configuration, reloads, and raises.
+The one atomic write is the configuration: from then on a server that starts serves the new versions, and every running
+one is told, one after another, waited for, and asked golden rows; servers that appear meanwhile too. Triton itself
+drains: a version that leaves answers what it has begun. Any failure, of the record too, leads everyone back, and asks
+whether the version before answers again. Who may change is `site`'s; why is `make_live`'s.
 """
 
 from __future__ import annotations
 
 import logging
-import time
-from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
-from typing import Protocol
-
-import numpy as np
-from numpy.typing import NDArray
+from collections.abc import Callable
+from typing import NamedTuple, TypeVar
 
 from components.contracts.errors import ContractError, PermanentError, TemporaryError
 from components.contracts.serving import MODEL_NAME
-from components.deployment.parity import TOLERANCE, GoldenRows, check_scores
-from components.deployment.repository import ModelRepository
-from components.deployment.triton_client import Triton
-from components.deployment.triton_config import triton_config
+from components.deployment.parity import GoldenRows
+from components.deployment.servers import Patience, Server, probe, wait_until_ready
+from components.deployment.site import Site
 
 logger = logging.getLogger(__name__)
 
-
-class Server(Protocol):
-    """What a switch needs of a running Triton (`triton_client.Triton`)."""
-
-    url: str
-
-    def close(self) -> None:
-        """Closes the connection."""
-
-    def check_live(self) -> None:
-        """Returns if the server answers; TemporaryError otherwise."""
-
-    def load(self, name: str) -> None:
-        """Loads or reloads a model."""
-
-    def unload(self, name: str) -> None:
-        """Unloads a model."""
-
-    def is_ready(self, name: str, version: int) -> bool:
-        """Whether that version says it can answer."""
-
-    def infer(
-        self, name: str, dense: NDArray[np.float32], categorical: NDArray[np.int64], *, version: int | None = None
-    ) -> tuple[NDArray[np.float32], int]:
-        """Probabilities [n] and the version that gave them."""
+T = TypeVar("T")
 
 
-Connect = Callable[[str], Server]
+class Fallback(NamedTuple):
+    """The version that must answer again where a change fails."""
+
+    version: int
+    golden: GoldenRows
 
 
-@dataclass(frozen=True, kw_only=True)
-class Patience:
-    """How long a switch waits, and by which clock."""
-
-    ready_seconds: float = 60.0
-    """For one version to say it is ready, after its load returned."""
-    poll_seconds: float = 0.05
-    """Between two questions."""
-    clock: Callable[[], float] = time.monotonic
-    sleep: Callable[[float], None] = time.sleep
-
-    def __post_init__(self) -> None:
-        """Refuses waits that cannot be."""
-        for name, value in (("ready_seconds", self.ready_seconds), ("poll_seconds", self.poll_seconds)):
-            if value <= 0:
-                raise ContractError(f"{name} is {value}, expected more than 0")
+def fallback_of(site: Site) -> Fallback | None:
+    """What the journal says is live, if the repository holds it."""
+    live = site.live
+    if live is None or live.version not in site.repository.versions():
+        return None
+    return Fallback(live.version, site.repository.golden_rows(live.version))
 
 
-@contextmanager
-def connected(urls: list[str], connect: Connect = Triton) -> Iterator[list[Server]]:
-    """Yields a live connection to every server of `urls`.
-
-    Raises:
-        TemporaryError: one of them does not answer.
-    """
-    with ExitStack() as stack:
-        servers = []
-        for url in urls:
-            server = connect(url)
-            stack.callback(server.close)
-            server.check_live()
-            servers.append(server)
-        yield servers
-
-
-def parse_urls(text: str) -> list[str]:
-    """The host:port addresses in a comma-separated `text`; none in an empty one.
-
-    Raises:
-        ContractError: one is not host:port.
-
-    >>> parse_urls("triton-0:8001, triton-1:8001"), parse_urls("")
-    (['triton-0:8001', 'triton-1:8001'], [])
-    """
-    urls = [part.strip() for part in text.split(",") if part.strip()]
-    for url in urls:
-        host, _, port = url.rpartition(":")
-        if not host or "/" in url or not port.isdigit() or not 0 < int(port) < 65536:
-            raise ContractError(f"triton url is {url!r}, expected host:grpc_port")
-    return urls
-
-
-def wait_until_ready(server: Server, name: str, version: int, patience: Patience) -> None:
-    """Returns once the version says it is ready.
-
-    Raises:
-        TemporaryError: it did not within `patience.ready_seconds`.
-    """
-    deadline = patience.clock() + patience.ready_seconds
-    while not server.is_ready(name, version):
-        if patience.clock() >= deadline:
-            raise TemporaryError(
-                f"version {version} of {name} on triton {server.url} is not ready after {patience.ready_seconds} s"
-            )
-        patience.sleep(patience.poll_seconds)
-
-
-def probe(server: Server, name: str, version: int, golden: GoldenRows, *, named: bool = True) -> float:
-    """The largest difference between served and expected scores of the golden rows.
-
-    Args:
-        server: Who is asked.
-        name: Model.
-        version: Version that must answer.
-        golden: Rows and their training-side scores.
-        named: Whether to ask for the version; otherwise Triton chooses, as it does for clients.
-
-    Raises:
-        PermanentError: another version answered, or a score is off by more than the tolerance.
-    """
-    scores, answered = server.infer(name, golden.dense, golden.categorical, version=version if named else None)
-    if answered != version:
-        raise PermanentError(f"triton {server.url} answered {name} from version {answered}, expected {version}")
-    try:
-        return check_scores(scores, golden, tolerance=TOLERANCE, source=f"version {version} of {name} on {server.url}")
-    except ContractError as error:
-        raise PermanentError(str(error)) from error
-
-
-def switch(
-    repository: ModelRepository,
-    servers: list[Server],
-    *,
-    versions: list[int],
-    golden: GoldenRows,
-    server_kind: str,
-    patience: Patience,
-    record: Callable[[], None],
-) -> None:
-    """Makes every server serve exactly `versions`, the highest of them answering clients, then calls `record`.
+def switch(site: Site, version: int, *, config: str, golden: GoldenRows, record: Callable[[], T]) -> T:
+    """Makes every server serve as `config` says, `version` answering clients; then the answer of `record`.
 
     Raises:
         TemporaryError: a server failed to load or get ready in time; everything is as it was before.
         PermanentError: a server refused or answered wrongly; everything is as it was before.
+            Either names what could not be led back, which `site.lost` holds too.
     """
-    live = max(versions)
-    before = repository.read_config()
+    before, fallback = site.repository.read_config(), fallback_of(site)
+
+    def serve(server: Server) -> None:
+        server.load(MODEL_NAME)
+        wait_until_ready(server, MODEL_NAME, version, site.patience)
+        probe(server, MODEL_NAME, version, golden)
+        probe(server, MODEL_NAME, version, golden, named=False)
+        logger.info("triton %s serves version %d", server.url, version)
+        site.checkpoint("loaded")
+
     try:
-        repository.write_config(triton_config(MODEL_NAME, server_kind, versions))
-        for server in servers:
-            server.load(MODEL_NAME)
-            wait_until_ready(server, MODEL_NAME, live, patience)
-            probe(server, MODEL_NAME, live, golden)
-            probe(server, MODEL_NAME, live, golden, named=False)
-            logger.info("triton %s serves version %d", server.url, live)
-        record()
+        site.is_published = True
+        site.repository.write_config(config)
+        site.checkpoint("config written")
+        site.fleet.tell(serve)
+        while newcomers := site.fleet.newcomers():
+            site.fleet.tell(serve, newcomers)
+        site.checkpoint("probed")
+        return record()
     except BaseException as error:
-        logger.error("version %d is not served, restoring: %s", live, error)
-        _restore(repository, servers, before)
+        logger.error("version %d is not served, going back: %s", version, error)
+        site.lost += _restore(site, before, fallback)
+        if site.lost and isinstance(error, (TemporaryError, PermanentError)):
+            kind = TemporaryError if isinstance(error, TemporaryError) else PermanentError
+            raise kind("; ".join([str(error), *site.lost])) from error
         raise
 
 
-def _restore(repository: ModelRepository, servers: list[Server], config: str | None) -> None:
-    """Puts the configuration back and tells every server; a server that is gone reads it when it returns."""
-    repository.write_config(config)
-    for server in servers:
-        try:
-            if config is None:
-                server.unload(MODEL_NAME)
-            else:
-                server.load(MODEL_NAME)
-        except (TemporaryError, PermanentError) as error:
-            logger.error("triton %s could not be told to go back: %s", server.url, error)
+def _restore(site: Site, config: str | None, fallback: Fallback | None) -> list[str]:
+    """Puts the configuration back and tells every server; answers what could not be led back."""
+    lost = []
+    try:
+        if site.repository.read_config() != config:
+            site.repository.write_config(config)
+    except (TemporaryError, PermanentError, ContractError) as error:
+        lost.append(f"the configuration could not be restored: {error}")
+    for server in site.fleet.servers:
+        if problem := go_back(server, config, fallback, site.patience):
+            lost.append(problem)
+    for problem in lost:
+        logger.error("%s", problem)
+    return lost
+
+
+def go_back(server: Server, config: str | None, fallback: Fallback | None, patience: Patience) -> str | None:
+    """Tells one server of the restored configuration and asks it; what is wrong, None if nothing is."""
+    try:
+        if config is None:
+            server.unload(MODEL_NAME)
+        else:
+            server.load(MODEL_NAME)
+        if config is not None and fallback is not None:
+            wait_until_ready(server, MODEL_NAME, fallback.version, patience)
+            probe(server, MODEL_NAME, fallback.version, fallback.golden, named=False)
+    except (TemporaryError, PermanentError) as error:
+        return f"triton {server.url} did not go back: {error}"
+    return None

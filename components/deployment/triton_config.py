@@ -1,16 +1,23 @@
 """`config.pbtxt`: what Triton is told of the served model, generated from the contracts.
 
 One text for both servers: `python` (a laptop's tritonserver: its python backend runs `served_model.py` with ONNX
-Runtime) and `onnxruntime` (Triton's images: their ONNX Runtime backend reads `model.onnx` itself; the server wheel that
-runs on a laptop does not hold that backend, so this text is checked against the format but not by running it here).
+Runtime) and `onnxruntime` (Triton's images: their ONNX Runtime backend reads `model.onnx` itself, and `model.data`
+beside it; the server wheel that runs on a laptop does not hold that backend, so this text is checked against the format
+but not by running it here). No execution accelerator is named: the graph's lookups are integer operations, which
+TensorRT would hand back to the provider that is there anyway.
 
 Clients are given generous deadlines (a cancelled gRPC call can kill Triton 2.51), so the server bounds its queue
-instead: beyond `MAX_QUEUED_REQUESTS`, or after `QUEUE_TIMEOUT_MICROSECONDS`, a request is refused UNAVAILABLE.
+instead: a request beyond the queue's size, or too long in it, is refused UNAVAILABLE.
 """
 
 from __future__ import annotations
 
-from components.contracts.errors import ContractError
+import re
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from components.contracts.errors import ContractError, first_line
 from components.contracts.serving import (
     CATEGORICAL_INPUT,
     DENSE_INPUT,
@@ -22,44 +29,190 @@ from components.contracts.serving import (
 PYTHON = "python"
 ONNXRUNTIME = "onnxruntime"
 SERVERS = (PYTHON, ONNXRUNTIME)
+CPU = "cpu"
+GPU = "gpu"
+DEVICES = (CPU, GPU)
+WARMUP_BATCH = 64
+"""Rows of the one batch among the warm-up requests: the buffers of a batch are made before a client waits for them."""
 
-MAX_QUEUED_REQUESTS = 512
-QUEUE_TIMEOUT_MICROSECONDS = 5_000_000
+_KINDS = {CPU: "KIND_CPU", GPU: "KIND_GPU"}
 
 
-def triton_config(name: str, server: str, versions: list[int], *, instances: int = 1) -> str:
+@dataclass(frozen=True, kw_only=True)
+class ServingOptions:
+    """How a model is served, beside what the contracts say of it.
+
+    Raises:
+        ContractError: a value that no server takes.
+    """
+
+    server: str = PYTHON
+    """`python` or `onnxruntime`."""
+    instances: int = 2
+    """Copies of the model that work side by side (per GPU, on `gpu`). With one, and a limited queue, Triton 2.51 loses
+    a wake-up now and then, and that request waits out a tick of half a second (measured: 99 of 16,200; with two 0 of
+    33,500)."""
+    device: str = CPU
+    """`cpu` or `gpu`; a MIG slice is a GPU to the server. The python backend's model runs on the CPU."""
+    response_cache: bool = False
+    """Whether the server may answer a request as it answered an equal one; it needs a cache of its own to do so."""
+    warmup_rows: int = 4
+    """Golden rows asked of the model before it says it is ready; 0 = none."""
+    max_queued_requests: int = 512
+    """Requests that may wait; the next one is refused at once."""
+    queue_timeout_microseconds: int = 5_000_000
+    """Longest wait; Triton looks every half second, so a refusal may come that much later."""
+    max_queue_delay_microseconds: int = 0
+    """How long a batch may wait for company; 0 = it takes what is there, which costs a lone request nothing."""
+
+    def __post_init__(self) -> None:
+        """Refuses what no server takes."""
+        if self.server not in SERVERS:
+            raise ContractError(f"server is {self.server!r}, expected one of {', '.join(SERVERS)}")
+        if self.device not in DEVICES:
+            raise ContractError(f"device is {self.device!r}, expected one of {', '.join(DEVICES)}")
+        if self.server == PYTHON and self.device == GPU:
+            raise ContractError(f"device is {GPU!r} with server {PYTHON!r}, expected server {ONNXRUNTIME!r} for a GPU")
+        for name, low, high in (
+            ("instances", 1, 64),
+            ("warmup_rows", 0, 64),
+            ("max_queued_requests", 1, 1_000_000),
+            ("queue_timeout_microseconds", 1, 3_600_000_000),
+            ("max_queue_delay_microseconds", 0, 1_000_000),
+        ):
+            value = getattr(self, name)
+            if type(value) is not int or not low <= value <= high:
+                raise ContractError(f"{name} is {value!r}, expected an integer from {low} to {high}")
+        if type(self.response_cache) is not bool:
+            raise ContractError(f"response_cache is {self.response_cache!r}, expected True or False")
+
+
+class WarmupRow(NamedTuple):
+    """Two files of one row each, below the model's folder `warmup`: raw little-endian values, as Triton reads them."""
+
+    dense: str
+    categorical: str
+
+
+def triton_config(
+    name: str, options: ServingOptions, versions: Iterable[int], *, warmup: Sequence[WarmupRow] = ()
+) -> str:
     """The text of `config.pbtxt` for the model `name`, serving exactly `versions`.
 
     Args:
         name: Triton's name of the model.
-        server: `python` or `onnxruntime`.
+        options: How it is served.
         versions: Versions to load; the highest answers requests that name none.
-        instances: Copies of the model that work side by side.
+        warmup: Rows asked of every version before it is ready.
 
     Raises:
-        ContractError: unknown `server`, or no versions.
+        ContractError: no versions, or one below 1.
     """
-    if server not in SERVERS:
-        raise ContractError(f"server is {server!r}, expected one of {', '.join(SERVERS)}")
-    if not versions or min(versions) < 1:
-        raise ContractError(f"versions are {versions}, expected one or more, each at least 1")
     return _TEMPLATE.format(
         name=name,
-        backend=server,
+        backend=options.server,
         max_batch_size=MAX_BATCH_ROWS,
         inputs=",\n".join(_tensor(tensor) for tensor in (DENSE_INPUT, CATEGORICAL_INPUT)),
         outputs=_tensor(PROBABILITY_OUTPUT),
-        instances=instances,
-        queue_timeout=QUEUE_TIMEOUT_MICROSECONDS,
-        queue_size=MAX_QUEUED_REQUESTS,
-        versions=", ".join(str(version) for version in sorted(versions)),
-        parameters=_ONE_THREAD if server == ONNXRUNTIME else "",
+        instances=options.instances,
+        kind=_KINDS[options.device],
+        queue_delay=options.max_queue_delay_microseconds,
+        queue_timeout=options.queue_timeout_microseconds,
+        queue_size=options.max_queued_requests,
+        policy=_policy(versions),
+        cache="true" if options.response_cache else "false",
+        parameters=_ONE_THREAD if options.server == ONNXRUNTIME else "",
+        warmup=_warmup(warmup),
     )
+
+
+def with_versions(text: str, versions: Iterable[int]) -> str:
+    """A written configuration serving exactly `versions`; all else stays.
+
+    Raises:
+        ContractError: no versions, one below 1, or a text that names no versions.
+    """
+    policy = _policy(versions)
+    changed, count = _POLICY.subn(lambda _: policy, text)
+    if count != 1:
+        raise ContractError(f"configuration has {count} version policies that name versions, expected 1")
+    return changed
+
+
+def versions_of(text: str) -> list[int]:
+    """The versions that a written configuration serves, ascending.
+
+    Raises:
+        ContractError: a text that names no versions.
+    """
+    found = _POLICY.findall(text)
+    if len(found) != 1:
+        raise ContractError(f"configuration has {len(found)} version policies that name versions, expected 1")
+    return sorted(int(each) for each in re.findall(r"\d+", found[0]))
+
+
+def warmup_files_of(text: str) -> set[str]:
+    """Names, below the model's folder `warmup`, of the files that a written configuration needs to load."""
+    return set(re.findall(r'input_data_file: "([^"]+)"', text))
+
+
+def read_options(text: str) -> ServingOptions:
+    """The options that a written configuration was made with.
+
+    Raises:
+        ContractError: `text` is no configuration of Triton's, or not one of ours.
+    """
+    from google.protobuf import text_format
+    from tritonclient.grpc import model_config_pb2
+
+    try:
+        config = text_format.Parse(text, model_config_pb2.ModelConfig())
+        group = config.instance_group[0]
+        policy = config.dynamic_batching.default_queue_policy
+        kind = model_config_pb2.ModelInstanceGroup.Kind.Name(group.kind)
+        return ServingOptions(
+            server=config.backend,
+            instances=group.count,
+            device=next((device for device, name in _KINDS.items() if name == kind), kind),
+            response_cache=config.response_cache.enable,
+            warmup_rows=sum(1 for sample in config.model_warmup if sample.batch_size == 1),
+            max_queued_requests=policy.max_queue_size,
+            queue_timeout_microseconds=policy.default_timeout_microseconds,
+            max_queue_delay_microseconds=config.dynamic_batching.max_queue_delay_microseconds,
+        )
+    except (text_format.ParseError, IndexError) as error:
+        raise ContractError(f"configuration cannot be read: {first_line(error)}") from error
+
+
+def _policy(versions: Iterable[int]) -> str:
+    wanted = sorted(set(versions))
+    if not wanted or wanted[0] < 1:
+        raise ContractError(f"versions are {wanted}, expected one or more, each at least 1")
+    return f"version_policy {{ specific {{ versions: [ {', '.join(str(version) for version in wanted)} ] }} }}"
 
 
 def _tensor(tensor: Tensor) -> str:
     return f'  {{ name: "{tensor.name}" data_type: TYPE_{tensor.datatype} dims: [ {tensor.width} ] }}'
 
+
+def _warmup(rows: Sequence[WarmupRow]) -> str:
+    # A sample of batch size n is n requests of one and the same row, run as one batch.
+    samples = [_sample(f"row {at}", 1, row) for at, row in enumerate(rows)]
+    if rows:
+        samples.append(_sample("batch", WARMUP_BATCH, rows[0]))
+    return "".join(f"model_warmup {sample}\n" for sample in samples)
+
+
+def _sample(name: str, batch_size: int, row: WarmupRow) -> str:
+    inputs = "".join(
+        f'  inputs {{ key: "{tensor.name}" value {{ data_type: TYPE_{tensor.datatype} dims: [ {tensor.width} ] '
+        f'input_data_file: "{file}" }} }}\n'
+        for tensor, file in ((DENSE_INPUT, row.dense), (CATEGORICAL_INPUT, row.categorical))
+    )
+    return f'{{\n  name: "{name}" batch_size: {batch_size}\n{inputs}}}'
+
+
+_POLICY = re.compile(r"^version_policy \{ specific \{ versions: \[ [\d, ]+ \] \} \}$", re.MULTILINE)
 
 _TEMPLATE = """\
 # Written by components.deployment at each release; edits are overwritten.
@@ -72,8 +225,9 @@ input [
 output [
 {outputs}
 ]
-instance_group [ {{ count: {instances} kind: KIND_CPU }} ]
+instance_group [ {{ count: {instances} kind: {kind} }} ]
 dynamic_batching {{
+  max_queue_delay_microseconds: {queue_delay}
   default_queue_policy {{
     timeout_action: REJECT
     default_timeout_microseconds: {queue_timeout}
@@ -81,8 +235,9 @@ dynamic_batching {{
     max_queue_size: {queue_size}
   }}
 }}
-version_policy {{ specific {{ versions: [ {versions} ] }} }}
-{parameters}"""
+response_cache {{ enable: {cache} }}
+{policy}
+{parameters}{warmup}"""
 
 _ONE_THREAD = """\
 parameters { key: "intra_op_thread_count" value: { string_value: "1" } }

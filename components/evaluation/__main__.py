@@ -11,7 +11,7 @@ from pathlib import Path
 from components.contracts.durable import write_whole
 from components.contracts.errors import ContractError
 from components.contracts.manifests import Model, RawDataset, TrainingSet, Verdict
-from components.contracts.model_store import champion
+from components.contracts.model_store import champion, keep_verdict
 from components.contracts.run_notes import noted
 from components.contracts.uris import local_path
 from components.dcn import share_cores
@@ -89,11 +89,13 @@ def _run(arguments: argparse.Namespace) -> Verdict:
     from components.evaluation.outputs import metrics_document, roc_document, write_json
     from components.evaluation.report import render_report
 
+    store, raw = local_path(arguments.store), RawDataset.read(arguments.raw_dataset)
     evaluation = evaluate(
-        raw=RawDataset.read(arguments.raw_dataset),
+        raw=raw,
         training_set=TrainingSet.read(arguments.training_set),
         model=Model.read(arguments.model),
-        champion=champion(local_path(arguments.store), arguments.champion),
+        champion=champion(store, arguments.champion),
+        champion_reference=arguments.champion,
         settings=GateSettings(
             min_auc=arguments.min_auc,
             max_auc_loss=arguments.max_auc_loss,
@@ -108,6 +110,7 @@ def _run(arguments: argparse.Namespace) -> Verdict:
         write_json(arguments.roc, roc_document(evaluation))
     if arguments.html:
         write_whole(Path(arguments.html), render_report(evaluation))
+    keep_verdict(store, evaluation.verdict, raw)
     # Last: where the verdict is, everything is.
     evaluation.verdict.write(arguments.output)
     return evaluation.verdict

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import io
 import logging
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -48,6 +48,7 @@ def evaluate(
     training_set: TrainingSet,
     model: Model,
     champion: Release | None,
+    champion_reference: str | None = None,
     settings: GateSettings,
     final: Path,
 ) -> Evaluation:
@@ -58,6 +59,7 @@ def evaluate(
         training_set: The same rows, encoded with the candidate's workflow.
         model: The candidate.
         champion: The release that it must not be worse than; None = judged by the floor alone.
+        champion_reference: How the run asked for it, for the verdict.
         settings: The gate's thresholds.
         final: Folder for the scores; one left by an earlier try is replaced.
 
@@ -94,6 +96,7 @@ def evaluate(
     )
     logger.info("gate: %s", judgement.reason)
     verdict = _verdict(model, champion, scored, old, judgement, scores=_keep_scores(final, scored))
+    verdict = replace(verdict, champion_reference=champion_reference)
     is_first_round = training_set.parent_model_uri is None
     slices = measure_slices(scored, column=column, is_first_round=is_first_round)
     return Evaluation(verdict=verdict, scored=scored, slices=slices, settings=settings)

@@ -15,9 +15,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from components.contracts.dcn import DcnConfig
-from components.contracts.durable import sha256_file, sha256_tree
+from components.contracts.durable import sha256_tree
 from components.contracts.errors import ContractError
 from components.contracts.manifests import Model, Release
+from components.contracts.served_graph import graph_sha256
 from components.contracts.serving import CATEGORICAL_INPUT, DENSE_INPUT, PROBABILITY_OUTPUT
 from components.contracts.uris import local_path
 from components.contracts.workflow import OOV_ID
@@ -73,7 +74,7 @@ def champion_scorer(release: Release) -> ScoreRaw:
     path = local_path(release.graph_uri)
     if not path.is_file():
         raise ContractError(f"champion graph {path} of version {release.version} is absent")
-    _expect_hash(f"champion graph {path}", release.sha256.get("graph"), sha256_file(path))
+    _expect_hash(f"champion graph {path}", release.sha256.get("graph"), graph_sha256(path.parent))
     try:
         session = onnxruntime.InferenceSession(str(path), providers=["CPUExecutionProvider"])
     except Exception as error:  # onnxruntime's errors share no base class

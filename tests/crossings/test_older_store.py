@@ -26,6 +26,12 @@ WEIGHTS = {
 """All files that it wrote of a model's weights."""
 
 
+JOURNAL_FIELDS = (
+    "time", "action", "version", "previous_version", "model_id", "model_uri", "release_uri", "trigger_id", "reason",
+)  # fmt: skip
+"""All that a line of the journal held."""
+
+
 def age(folder):
     """Puts a model's folder into the forms of that time."""
     weights, workflow = folder / Model.WEIGHTS, folder / Model.WORKFLOW
@@ -43,16 +49,30 @@ def age(folder):
     (folder / Model.MANIFEST).write_text(json.dumps(manifest))
 
 
+def age_release(root):
+    """Puts the first release into the form of that time: its graph lies in Triton's repository, and nowhere else."""
+    served, release = root / "repository" / "click_model" / "1", root / "store" / "releases" / "1.json"
+    (served / "version.json").unlink()
+    for newer in ("graphs", "verdicts"):
+        shutil.rmtree(root / "store" / newer)
+    (root / "store" / "serving.json").unlink()
+    manifest = json.loads(release.read_text())
+    del manifest["sha256"]["data"], manifest["parent_model_id"]
+    release.write_text(json.dumps({**manifest, "graph_uri": (served / "model.onnx").as_uri()}))
+
+
 @pytest.fixture(scope="module")
 def after(chain, tmp_path_factory):
     """A chain whose store holds the first round's model in old forms, and the round that follows it."""
     aged = chain.copied_to(tmp_path_factory.mktemp("an older store"), vocabularies={"category_ttl_days": 2.5})
     journal = aged.root / "store" / "journal.jsonl"
     first, newer = chain.rounds[0].training, chain.rounds[1].training
-    journal.write_text(journal.read_text().splitlines(keepends=True)[0])
+    released = next(line for line in map(json.loads, journal.read_text().splitlines()) if line["action"] == "release")
+    journal.write_text(json.dumps({name: released[name] for name in JOURNAL_FIELDS}) + "\n")
     shutil.rmtree(aged.root / "store" / "models" / newer.model_id)
     (aged.root / "store" / "releases" / "2.json").unlink()
     age(aged.root / "store" / "models" / first.model_id)
+    age_release(aged.root)
     aged.turn("round-2", validation_report=chain.rounds[1].paths["validation"])
     return aged
 
@@ -76,3 +96,4 @@ def test_its_release_is_the_champion_and_what_is_released_after_it(chain, after)
     assert this.deployment.previous_version == 1
     assert this.deployment.parity_max_abs_diff <= 1e-5
     assert promotion_journal.current(after.root / "store").model_id == this.training.model_id
+    assert (after.root / "store" / "graphs" / "1" / "golden.npz").exists(), "a rollback can bring it back"

@@ -80,8 +80,8 @@ def test_client_sends_the_agreed_tensors():
         raise Enough
 
     async def ask():
-        async with ScoringClient("127.0.0.1:1") as client:
-            client._triton.infer = infer
+        async with ScoringClient("127.0.0.1:1", ClientSettings(safe_to_cancel=True)) as client:
+            client.transport._triton.infer = infer
             await client.score(np.zeros((3, 13), np.float32), np.zeros((3, 26), np.int64))
 
     with pytest.raises(Enough):

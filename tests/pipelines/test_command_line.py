@@ -11,8 +11,11 @@ from pipelines.package import read_parameters
 
 def test_commands_are_the_promised_ones():
     actions = [action for action in build_parser()._actions if action.dest == "command"]
-    assert set(actions[0].choices) == {"demo", "compile", "run", "submit", "models", "model", *ROOMS}
-    assert set(ROOMS) == {"monitor", "uploader", "simulate", "drift", "replay", "score", "ingest", "rollback"}
+    assert set(actions[0].choices) == {"demo", "compile", "run", "submit", "models", "live-at", "model", *ROOMS}
+    assert set(ROOMS) == {
+        "monitor", "uploader", "simulate", "drift", "replay", "score", "rank", "load", "ingest",
+        "rollback", "promote", "canary", "verify", "watchdog",
+    }  # fmt: skip
 
 
 GOLDEN = Path(__file__).parent / "golden" / "retraining.yaml"

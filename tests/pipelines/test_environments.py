@@ -37,21 +37,31 @@ def test_failed_build_names_its_log_and_stays_unfinished(repository):
 
 
 def test_every_environment_has_its_locks_and_every_pin_is_exact():
-    for name in (*environments.ENVIRONMENTS, environments.BENCHMARKS):
+    for name in (*environments.ENVIRONMENTS, *environments.ON_DEMAND):
         for lock in environments.locks_of(name):
             pins = [line for line in lock.read_text().splitlines() if line and not line.startswith("#")]
             assert pins
             assert all(pin.count("==") == 1 and "+" not in pin for pin in pins), lock
 
 
-def test_benchmarks_measure_the_versions_that_training_is_locked_to():
-    def pins(name):
-        locks = environments.locks_of(name)
-        return dict(line.split("==") for lock in locks for line in lock.read_text().splitlines() if "==" in line)
+def _pins(name):
+    locks = environments.locks_of(name)
+    return dict(line.split("==") for lock in locks for line in lock.read_text().splitlines() if "==" in line)
 
-    training, benchmarks = pins("training"), pins(environments.BENCHMARKS)
+
+def test_benchmarks_measure_the_versions_that_training_is_locked_to():
+    training, benchmarks = _pins("training"), _pins(environments.BENCHMARKS)
     assert {"torch", "numpy", "pyarrow", "scikit-learn"} <= training.keys() & benchmarks.keys()
     assert {name: training[name] for name in training.keys() & benchmarks.keys()}.items() <= benchmarks.items()
+
+
+def test_serving_is_measured_against_the_versions_that_its_own_side_is_locked_to():
+    peers, serving, preprocessing = _pins(environments.SERVING_PEERS), _pins("serving"), _pins("preprocessing")
+    assert peers["onnxruntime"] == serving["onnxruntime"]
+    assert peers["numpy"] == serving["numpy"]
+    assert {
+        name: peers[name] for name in ("nvtabular", "merlin-core", "pandas", "dask")
+    }.items() <= preprocessing.items()
 
 
 def test_environment_whose_interpreter_is_gone_is_built_anew(repository):

@@ -98,7 +98,7 @@ def test_an_absent_environment_is_named_before_anything_runs(run_line, tmp_path,
 
 
 def test_an_unforeseen_error_is_a_failure_and_no_refusal(monkeypatch, tmp_path, capsys):
-    def fail(store):
+    def fail(store, *, as_json):
         raise OSError("the disk is gone")
 
     monkeypatch.setattr("pipelines.models.print_models", fail)

@@ -22,6 +22,9 @@ GOOD = {
     ],
     "versions": [{"version": n, "gate": {"decision": "pass", "reason": "pass"}} for n in (1, 2)],
     "window_rows": 1000,
+    "release": None,
+    "rollback": None,
+    "verified": [],
 }
 
 

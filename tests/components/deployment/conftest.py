@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+import shutil
 
 import numpy as np
 import pytest
@@ -15,6 +16,8 @@ from components.contracts.manifests import Model, RawDataset, Verdict
 from components.contracts.model_files import ModelWeights, write_model
 from components.contracts.model_store import model_folder
 from components.contracts.workflow import TOMBSTONE, FeatureWorkflow
+from components.storage.folder import FolderObjects
+from tests.components.deployment.repository_world import OPTIONS, small_version
 
 CONFIG = DcnConfig(embedding_dim=4, num_cross_layers=2, tower=(16, 8))
 
@@ -146,7 +149,7 @@ def make_candidate(tmp_path, make_parts, raw_table, raw_rows, reference_scores):
         verdict = Verdict(
             candidate_model_id=model_id, champion_model_id=None, decision="pass" if accepted else "fail",
             accepted=accepted, reason="auc is high enough", num_rows=n, num_clicks=1, candidate={}, champion=None,
-            difference=None, rows_needed=None, scores_uri=scores.as_uri(),
+            difference=None, rows_needed=None, scores_uri=scores.as_uri(), champion_reference="none",
         )  # fmt: skip
         return model, verdict, raw
 
@@ -178,3 +181,104 @@ def exported(tmp_path):
         return tmp_path / name / GRAPH_FILE
 
     return make
+
+
+@pytest.fixture(scope="session")
+def triton(tmp_path_factory):
+    """A real tritonserver over one repository, for all tests that start from nothing being served."""
+    from pipelines.local.triton import TritonServer, TritonSettings
+
+    root = tmp_path_factory.mktemp("triton with space")
+    # After a stub was killed, this Triton uses up whatever time it is given to stop.
+    settings = TritonSettings(stop_seconds=3)
+    with TritonServer(root / "repository", log=root / "triton.log", settings=settings) as server:
+        yield server
+
+
+@pytest.fixture
+def client(triton):
+    """A connection to `triton`; afterwards nothing is served and the repository is empty."""
+    from components.contracts.serving import MODEL_NAME
+    from components.deployment.triton_client import Triton
+
+    client = Triton(triton.grpc_url)
+    yield client
+    client.unload(MODEL_NAME)
+    client.close()
+    shutil.rmtree(triton.repository)
+    triton.repository.mkdir()
+
+
+@pytest.fixture
+def settings(triton, client, tmp_path):
+    """A release to `triton` from a store of this test."""
+    from components.deployment.release_settings import ReleaseSettings
+
+    return ReleaseSettings(
+        store=tmp_path / "store",
+        repository=triton.repository.as_uri(),
+        triton_urls=(triton.grpc_url,),
+        # One starts in half the time of two, and these tests ask for nothing at once.
+        instances=1,
+        trigger_id="drift-7",
+        who="run-7",
+    )
+
+
+@pytest.fixture
+def repository(settings):
+    """The repository that `settings` names."""
+    from components.deployment.repository import ModelRepository
+    from components.storage.locations import open_objects
+
+    return ModelRepository(open_objects(settings.repository))
+
+
+@pytest.fixture
+def deploy(settings, make_candidate):
+    """Releases the model of `seed`; keyword arguments go to `release`."""
+    from components.deployment.release import release
+
+    return lambda seed, **other: release(*make_candidate(settings.store, seed), settings, **other)
+
+
+@pytest.fixture
+def world(tmp_path, make_candidate):
+    """See `file_world`."""
+    from tests.components.deployment.file_world import World
+
+    return World(tmp_path, make_candidate)
+
+
+@pytest.fixture(params=["folder", "bucket"])
+def open_objects(request, tmp_path):
+    """Opens a model repository's storage; every call is one more handle on the same root."""
+    if request.param == "folder":
+        return lambda: FolderObjects(tmp_path / "model repository")
+    return request.getfixturevalue("open_bucket")
+
+
+@pytest.fixture
+def open_bucket(cloud_storage):
+    """Opens a bucket's storage for a model repository, with little patience."""
+    from components.storage.bucket import BucketObjects
+
+    return lambda: BucketObjects("gs://models/triton", retry_seconds=20.0, first_delay_seconds=0.001)
+
+
+@pytest.fixture
+def make_version(tmp_path):
+    """A graph's folder and golden rows, told apart by a number; the graph's bytes need no meaning."""
+    return lambda number, **more: small_version(tmp_path, number, **more)
+
+
+@pytest.fixture
+def put_live(make_version):
+    """Stages and publishes a small version, and names it with those in `beside`: a release without servers."""
+
+    def do(repository, number, *, beside=(), options=OPTIONS):
+        repository.stage(number, *make_version(number), options)
+        repository.publish(number)
+        repository.write_config(repository.config_for(number, [*beside, number], options))
+
+    return do

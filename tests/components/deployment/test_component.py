@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 from types import SimpleNamespace
 
 import pytest
 
+from components.contracts import run_notes
+from components.contracts.manifests import Verdict
 from components.deployment.component import deployment
 
 
@@ -24,7 +27,9 @@ def arguments(make_candidate, tmp_path):
         manifest.write(artifacts[name].path)
     folders = {"store": store.as_uri(), "work": str(tmp_path), "repository": (tmp_path / "a repository").as_uri()}
     return {
-        "run": "run-1", "triton_urls": "", "server": "python", "trigger_id": "", **folders, **artifacts,
+        "run": "run-1", "triton_urls": "", "server": "python", "device": "cpu",
+        "rollout": "full", "instances": 2, "response_cache": False, "target_memory": "", "trigger_id": "",
+        **folders, **artifacts,
         "release": SimpleNamespace(path=str(tmp_path / "outputs" / "release")), "metrics": Logged(),
     }  # fmt: skip
 
@@ -36,6 +41,17 @@ def test_component_leaves_the_release_and_its_numbers(arguments):
     assert (written["kind"], written["version"], written["trigger_id"]) == ("Release", 1, None)
     assert arguments["metrics"]["version"] == 1
     assert 0 <= arguments["metrics"]["parity_max_abs_diff"] <= 1e-5
+
+
+def test_component_whose_verdict_is_stale_ends_without_a_release_and_without_a_retry(arguments, tmp_path):
+    stale = Verdict.read(arguments["verdict"].path)
+    dataclasses.replace(stale, champion_model_id="model-0", champion_reference="current").write(
+        arguments["verdict"].path
+    )
+    deployment.python_func(**arguments)
+    assert not (tmp_path / "outputs" / "release").exists()
+    [note] = run_notes.read_notes(tmp_path / "store", "run-1")
+    assert (note.state, "judged against model-0" in note.reason) == ("refused", True)
 
 
 def test_component_ends_with_the_steps_exit_code(arguments):

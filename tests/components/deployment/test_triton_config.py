@@ -2,19 +2,35 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 import pytest
 from google.protobuf import text_format
 from tritonclient.grpc import model_config_pb2
 
 from components.contracts.errors import ContractError
 from components.contracts.serving import CATEGORICAL_INPUT, DENSE_INPUT, MAX_BATCH_ROWS, PROBABILITY_OUTPUT
-from components.deployment.switch import parse_urls
-from components.deployment.triton_config import triton_config
+from components.deployment.triton_config import (
+    WARMUP_BATCH,
+    ServingOptions,
+    WarmupRow,
+    read_options,
+    triton_config,
+    versions_of,
+    warmup_files_of,
+    with_versions,
+)
+
+ROWS = [WarmupRow("dense-1", "categorical-1"), WarmupRow("dense-2", "categorical-1")]
+
+
+def parsed(text):
+    return text_format.Parse(text, model_config_pb2.ModelConfig())
 
 
 @pytest.mark.parametrize("server", ["python", "onnxruntime"])
 def test_configuration_says_what_the_contracts_say(server):
-    config = text_format.Parse(triton_config("click_model", server, [4, 3]), model_config_pb2.ModelConfig())
+    config = parsed(triton_config("click_model", ServingOptions(server=server), [4, 3]))
     assert (config.name, config.backend, config.max_batch_size) == ("click_model", server, MAX_BATCH_ROWS)
     tensors = [
         (t.name, model_config_pb2.DataType.Name(t.data_type), list(t.dims)) for t in (*config.input, *config.output)
@@ -25,19 +41,113 @@ def test_configuration_says_what_the_contracts_say(server):
     policy = config.dynamic_batching.default_queue_policy
     assert policy.max_queue_size > 0
     assert policy.default_timeout_microseconds > 0
+    assert policy.timeout_action == model_config_pb2.ModelQueuePolicy.REJECT
     assert config.instance_group[0].kind == model_config_pb2.ModelInstanceGroup.KIND_CPU
+    assert not config.response_cache.enable
+    assert not config.model_warmup
+
+
+def test_options_become_what_triton_calls_them():
+    options = ServingOptions(
+        server="onnxruntime",
+        instances=3,
+        device="gpu",
+        response_cache=True,
+        max_queued_requests=17,
+        queue_timeout_microseconds=250_000,
+        max_queue_delay_microseconds=100,
+    )
+    config = parsed(triton_config("click_model", options, [1]))
+    [group] = config.instance_group
+    assert (group.count, group.kind) == (3, model_config_pb2.ModelInstanceGroup.KIND_GPU)
+    assert config.response_cache.enable
+    policy = config.dynamic_batching.default_queue_policy
+    assert (policy.max_queue_size, policy.default_timeout_microseconds) == (17, 250_000)
+    assert config.dynamic_batching.max_queue_delay_microseconds == 100
+    assert {name: value.string_value for name, value in config.parameters.items()} == {
+        "intra_op_thread_count": "1",
+        "inter_op_thread_count": "1",
+    }
+
+
+def test_a_warm_up_is_every_row_and_one_batch():
+    config = parsed(triton_config("click_model", ServingOptions(), [1], warmup=ROWS))
+    told = [
+        (sample.batch_size, {name: (i.input_data_file, list(i.dims)) for name, i in sample.inputs.items()})
+        for sample in config.model_warmup
+    ]
+    rows = [
+        {DENSE_INPUT.name: (row.dense, [13]), CATEGORICAL_INPUT.name: (row.categorical, [26])}
+        for row in (*ROWS, ROWS[0])
+    ]
+    assert told == list(zip([1, 1, WARMUP_BATCH], rows))
+    types = [sample.inputs[CATEGORICAL_INPUT.name].data_type for sample in config.model_warmup]
+    assert set(types) == {model_config_pb2.TYPE_INT64}
 
 
 @pytest.mark.parametrize(
-    ("server", "versions", "message"),
-    [("tensorrt", [1], "server is 'tensorrt'"), ("python", [], "versions are"), ("python", [0], "versions are")],
+    "options",
+    [
+        ServingOptions(warmup_rows=2),
+        ServingOptions(instances=1, response_cache=True, warmup_rows=2, max_queued_requests=1),
+        ServingOptions(
+            server="onnxruntime", device="gpu", instances=4, warmup_rows=2, queue_timeout_microseconds=1,
+            max_queue_delay_microseconds=7,
+        ),
+    ],
+)  # fmt: skip
+def test_options_are_read_back_from_what_was_written(options):
+    text = triton_config("click_model", options, [2], warmup=ROWS)
+    assert read_options(text) == options
+    assert warmup_files_of(text) == {"dense-1", "dense-2", "categorical-1"}
+    assert warmup_files_of(triton_config("click_model", options, [2])) == set()
+
+
+def test_other_versions_keep_everything_else():
+    options = ServingOptions(response_cache=True, instances=3)
+    before = triton_config("click_model", options, [7, 8], warmup=ROWS)
+    after = with_versions(before, [6])
+    assert (versions_of(before), versions_of(after)) == ([7, 8], [6])
+    expected = parsed(before)
+    del expected.version_policy.specific.versions[:]
+    expected.version_policy.specific.versions.append(6)
+    assert parsed(after) == expected
+    assert with_versions(after, [8, 7]) == before
+
+
+@pytest.mark.parametrize(
+    "text", ["", 'name: "click_model"', 'name: "a"\nversion_policy { latest { num_versions: 2 } }']
 )
-def test_configurations_that_cannot_be_are_refused(server, versions, message):
-    with pytest.raises(ContractError, match=message):
-        triton_config("click_model", server, versions)
+def test_a_configuration_that_names_no_versions_is_refused(text):
+    for call in (lambda: with_versions(text, [1]), lambda: versions_of(text)):
+        with pytest.raises(ContractError, match="0 version policies that name versions, expected 1"):
+            call()
 
 
-@pytest.mark.parametrize("text", ["http://a:8001", "a", ":8001", "a:0", "a:port", "a:8001,b"])
-def test_addresses_that_are_none_are_refused(text):
-    with pytest.raises(ContractError, match=r"triton url is .* expected host:grpc_port"):
-        parse_urls(text)
+@pytest.mark.parametrize(
+    "text", ["", "no such field: 1", 'name: "a"', 'backend: "tensorrt" instance_group { count: 1 }']
+)
+def test_a_configuration_that_is_not_ours_is_refused(text):
+    with pytest.raises(ContractError):
+        read_options(text)
+
+
+@pytest.mark.parametrize("versions", [[], [0], [-1, 2]])
+def test_versions_that_cannot_be_are_refused(versions):
+    with pytest.raises(ContractError, match="versions are"):
+        triton_config("click_model", ServingOptions(), versions)
+    with pytest.raises(ContractError, match="versions are"):
+        with_versions(triton_config("click_model", ServingOptions(), [1]), versions)
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("server", "tensorrt"), ("device", "tpu"), ("device", "gpu"), ("instances", 0), ("instances", True),
+        ("instances", 1.5), ("warmup_rows", -1), ("warmup_rows", 65), ("max_queued_requests", 0),
+        ("queue_timeout_microseconds", 0), ("max_queue_delay_microseconds", -1), ("response_cache", 1),
+    ],
+)  # fmt: skip
+def test_options_that_no_server_takes_are_refused_by_name(name, value):
+    with pytest.raises(ContractError, match=rf"{name} is {value!r}.*expected"):
+        dataclasses.replace(ServingOptions(), **{name: value})

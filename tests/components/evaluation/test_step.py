@@ -15,8 +15,8 @@ import pytest
 from sklearn.metrics import log_loss as sklearn_log_loss
 from sklearn.metrics import roc_auc_score
 
-from components.contracts import run_notes
-from components.contracts.manifests import Verdict
+from components.contracts import model_store, run_notes
+from components.contracts.manifests import RawDataset, Verdict
 from components.contracts.uris import local_path
 from components.evaluation.__main__ import main
 
@@ -116,13 +116,22 @@ def test_without_a_champion_the_floor_decides(make_round, min_auc, code, decisio
     assert set(scores_of(verdict)) == {"candidate"}
 
 
+def test_what_a_later_promotion_needs_is_kept_in_the_store(make_round):
+    made = make_round()
+    main(made.flags(min_auc=0.99))
+    kept, raw = model_store.verdict_paths(made.store, "candidate")
+    assert Verdict.read(kept) == verdict_of(made)
+    assert RawDataset.read(raw).digest == made.raw.digest
+    assert not Verdict.read(kept).accepted
+
+
 def test_champion_may_be_named_or_left_out(make_round):
     made = make_round(1000)
     made.release_champion(made.planted.noisy(0.3, 1), "first", 1)
     made.release_champion(made.planted, "second", 2)
     for reference, expected in (("first", "first"), ("current", "second"), ("none", None)):
         main(made.flags(champion=reference))
-        assert verdict_of(made).champion_model_id == expected
+        assert (verdict_of(made).champion_model_id, verdict_of(made).champion_reference) == (expected, reference)
 
 
 @pytest.mark.parametrize("label", [0, 1])

@@ -56,8 +56,9 @@ def released(tmp_path):
             repository_uri="", reason="", published_at="",
         ).write(release_path(store, version))  # fmt: skip
         promotion = promotion_journal.Promotion(
-            time="", action="release", version=version, previous_version=None, model_id=model_id,
-            model_uri=folder.as_uri(), release_uri=release_path(store, version).as_uri(), trigger_id=None, reason="",
+            time="2026-03-03T00:00:00+00:00", action="release", version=version, previous_version=None,
+            model_id=model_id, model_uri=folder.as_uri(), release_uri=release_path(store, version).as_uri(),
+            trigger_id=None, reason="",
         )  # fmt: skip
         promotion_journal.append_promotion(store, promotion)
 

@@ -1,0 +1,70 @@
+"""What the commands that change what is served have in common: where they work, for whom, and their exit codes.
+
+Where they work is `<store>/serving.json`, as the last release left it, so that a person on call names the store and the
+reason and nothing else; flags come first.
+"""
+
+from __future__ import annotations
+
+import argparse
+import logging
+import sys
+from collections.abc import Callable
+
+from components.contracts.errors import ContractError, PermanentError, TemporaryError
+from components.contracts.model_store import read_serving_place
+from components.contracts.uris import local_path
+from components.deployment.discovery import parse_urls
+from components.deployment.site import SiteSettings, whoami
+
+
+def add_site_flags(parser: argparse.ArgumentParser) -> None:
+    """The flags that say where, and for whom."""
+    parser.add_argument("--store", required=True, help="model store, folder URI")
+    parser.add_argument("--repository", help="Triton's model repository, URI; default: where the last release went")
+    parser.add_argument(
+        "--triton-urls",
+        help="host:grpc_port or dns:///name:grpc_port of the running servers, comma-separated; empty = none; "
+        "default: those of the last release",
+    )
+    parser.add_argument("--who", default="", help="who asks, for the journal; default: user@host")
+
+
+def site_of(arguments: argparse.Namespace) -> SiteSettings:
+    """The place that the flags mean.
+
+    Raises:
+        ContractError: the store does not know where releases go, and no flag says it.
+    """
+    store = local_path(arguments.store)
+    place = read_serving_place(store)
+    repository = arguments.repository or (place.repository_uri if place else None)
+    if repository is None:
+        raise ContractError(
+            f"{store / 'serving.json'} is absent (no release yet, or an older one), expected --repository"
+        )
+    urls = arguments.triton_urls
+    if urls is None:
+        if place is None:
+            raise ContractError(f"{store / 'serving.json'} is absent, expected --triton-urls (empty = no server runs)")
+        urls = ",".join(place.triton_urls)
+    return SiteSettings(
+        store=store,
+        repository=repository,
+        triton_urls=tuple(parse_urls(urls)),
+        who=arguments.who or whoami(),
+    )
+
+
+def exit_code(command: Callable[[], str]) -> int:
+    """Prints what the command answers; 0 done, 2 misuse or impossible, 3 a server failed and what was live is live."""
+    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
+    try:
+        print(command())
+    except ContractError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 2
+    except (TemporaryError, PermanentError) as error:
+        print(f"error: {error}; version in the journal stays live", file=sys.stderr)
+        return 3
+    return 0

@@ -1,0 +1,166 @@
+"""Which servers a deployment must tell: a list of addresses, or every address that a name resolves to.
+
+`dns:///triton-headless:8001` is a Kubernetes headless Service: one address per pod. It needs `publishNotReadyAddresses:
+true`: a pod that read the old configuration while it started, and was listed only once it was ready, would be told of
+nothing and serve the old version from then on. Listed from its start, it is waited for and told. What a resolver's
+cache still hides when a switch ends is left to the watchdog, which compares every replica with the journal.
+
+A replica that appears is told too; one that stopped answering is no failure once its name has forgotten it, and is
+one while it is still listed.
+"""
+
+from __future__ import annotations
+
+import logging
+import socket
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+
+from components.contracts.errors import ContractError, PermanentError, TemporaryError
+from components.deployment.servers import Connect, Patience, Server, wait_until_live
+
+logger = logging.getLogger(__name__)
+
+DNS = "dns:///"
+
+Resolve = Callable[[str, int], list[str]]
+"""The addresses (host:port) that a name has now, for a port; empty where it has none."""
+
+
+def resolve(name: str, port: int) -> list[str]:
+    """See `Resolve`; asks the system's resolver.
+
+    Raises:
+        TemporaryError: the resolver does not answer.
+    """
+    try:
+        found = socket.getaddrinfo(name, port, type=socket.SOCK_STREAM)
+    except socket.gaierror as error:
+        if error.errno in (socket.EAI_NONAME, getattr(socket, "EAI_NODATA", socket.EAI_NONAME)):
+            return []
+        raise TemporaryError(f"name {name} cannot be resolved: {error.strerror}") from error
+    hosts = dict.fromkeys(str(address[0]) for *_, address in found)
+    return [f"[{host}]:{port}" if ":" in host else f"{host}:{port}" for host in hosts]
+
+
+def parse_urls(text: str) -> list[str]:
+    """The servers in a comma-separated `text`, each host:port or dns:///name:port; none in an empty one.
+
+    Raises:
+        ContractError: one is neither.
+
+    >>> parse_urls("triton-0:8001, dns:///triton:8001"), parse_urls("")
+    (['triton-0:8001', 'dns:///triton:8001'], [])
+    """
+    urls = [part.strip() for part in text.split(",") if part.strip()]
+    for url in urls:
+        _split(url)
+    return urls
+
+
+def _split(url: str) -> tuple[str, int]:
+    """Host and port of host:port or dns:///host:port."""
+    host, _, port = url.removeprefix(DNS).rpartition(":")
+    if not host or "/" in host or not port.isdigit() or not 0 < int(port) < 65536:
+        raise ContractError(f"triton url is {url!r}, expected host:grpc_port or {DNS}name:grpc_port")
+    return host, int(port)
+
+
+class Fleet:
+    """Live connections to all servers of `urls`; to be closed.
+
+    Raises:
+        ContractError: one of `urls` is malformed.
+        TemporaryError: a server does not answer, or a name has no address: a release that nobody hears of is none.
+    """
+
+    def __init__(
+        self, urls: Sequence[str], connect: Connect, *, patience: Patience, resolve: Resolve = resolve
+    ) -> None:
+        self._urls, self._connect, self._patience, self._resolve = list(urls), connect, patience, resolve
+        self._servers: dict[str, Server] = {}
+        try:
+            for url in self._urls:
+                if not self._addresses(url):
+                    raise TemporaryError(f"{url} resolves to no address, expected at least one server")
+            self.newcomers()
+        except BaseException:
+            self.close()
+            raise
+
+    @property
+    def servers(self) -> list[Server]:
+        """Those known now."""
+        return list(self._servers.values())
+
+    def newcomers(self) -> list[Server]:
+        """Connections to servers that are listed and were not known yet, each live.
+
+        Raises:
+            TemporaryError: one does not answer. A replica behind a name is waited for, since it may be starting.
+        """
+        found = []
+        for url in self._urls:
+            for address in self._addresses(url):
+                if address not in self._servers:
+                    server = self._connect(address)
+                    self._servers[address] = server
+                    try:
+                        if url.startswith(DNS):
+                            wait_until_live(server, self._patience)
+                        else:
+                            server.check_live()
+                    except TemporaryError:
+                        if not self._has_left(address):
+                            raise
+                        self._forget(address)
+                        continue
+                    found.append(server)
+        return found
+
+    def tell(self, act: Callable[[Server], None], servers: Sequence[Server] | None = None) -> None:
+        """Does `act` on one server after another; a replica that failed and has left is passed over.
+
+        One after another: a load takes a replica's cores for as long as it lasts (with three servers on two cores, all
+        at once was over in about half the time, and requests meanwhile had two to three times the p99), and a version
+        that only running servers can fail then fails on one of them, while the others have not heard of it.
+
+        Raises:
+            TemporaryError, PermanentError: of `act` on a server that is still listed; those after it were not told.
+        """
+        for address, server in list(self._servers.items()):
+            if servers is not None and server not in servers:
+                continue
+            try:
+                act(server)
+            except (TemporaryError, PermanentError) as error:
+                if not self._has_left(address):
+                    raise
+                logger.info("triton %s has left: %s", address, error)
+                self._forget(address)
+
+    def close(self) -> None:
+        """Closes every connection."""
+        for address in list(self._servers):
+            self._forget(address)
+
+    def _addresses(self, url: str) -> list[str]:
+        if not url.startswith(DNS):
+            _split(url)
+            return [url]
+        return self._resolve(*_split(url))
+
+    def _has_left(self, address: str) -> bool:
+        """Whether no name lists `address` any more; waits a little for the names to forget it."""
+        if address in self._urls:
+            return False
+        deadline = self._patience.clock() + self._patience.leave_seconds
+        while any(address in self._addresses(url) for url in self._urls):
+            if self._patience.clock() >= deadline:
+                return False
+            self._patience.sleep(self._patience.poll_seconds)
+        return True
+
+    def _forget(self, address: str) -> None:
+        with suppress(TemporaryError, PermanentError):
+            self._servers.pop(address).close()

@@ -1,0 +1,89 @@
+"""A stand-in for a running Triton whose state lies in files, so that it outlives the process that talks to it.
+
+It keeps the real server's rules: a load reads config.pbtxt and takes exactly the versions it names, all or none, if
+the rows of its warm-up are there; what is loaded answers from the server's own copy, whatever becomes of the
+repository; the highest version answers who names none; a server that starts loads what is configured. It scores with
+ONNX Runtime. The real server is asked in the tests beside.
+"""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+from uuid import uuid4
+
+from components.contracts.errors import ContractError, PermanentError, TemporaryError
+from components.contracts.serving import MODEL_NAME
+from components.deployment.parity import GoldenRows, open_graph, score
+from components.deployment.triton_config import versions_of, warmup_files_of
+
+
+class FileTriton:
+    """The server `url` over `repository`; its memory is `<state>/<url>/<model>/<version>/model.onnx`."""
+
+    def __init__(self, url, *, repository, state):
+        self.url, self._repository, self._memory = url, Path(repository), Path(state) / url
+        self._down = Path(state) / f"{url}.down"
+
+    def start(self):
+        """As a pod that starts: memory is empty, and what is configured is loaded."""
+        shutil.rmtree(self._memory, ignore_errors=True)
+        self._down.unlink(missing_ok=True)
+        if (self._repository / MODEL_NAME / "config.pbtxt").exists():
+            self.load(MODEL_NAME)
+        return self
+
+    def crash(self):
+        self._down.parent.mkdir(parents=True, exist_ok=True)
+        self._down.touch()
+
+    def close(self):
+        pass
+
+    def check_live(self):
+        if self._down.exists():
+            raise TemporaryError(f"triton {self.url}: connection refused")
+
+    def load(self, name):
+        self.check_live()
+        config = self._repository / name / "config.pbtxt"
+        if not config.exists():
+            raise PermanentError(f"triton {self.url}: failed to load {name}, no configuration")
+        for file in warmup_files_of(config.read_text()):
+            if not (config.parent / "warmup" / file).exists():
+                raise PermanentError(f"triton {self.url}: failed to load {name}, no warm-up rows {file}")
+        fresh = self._memory / f".{name}.{uuid4().hex}"
+        for version in versions_of(config.read_text()):
+            source = self._repository / name / str(version) / "model.onnx"
+            try:
+                open_graph(source)
+            except ContractError as error:
+                shutil.rmtree(fresh, ignore_errors=True)
+                raise PermanentError(f"triton {self.url}: failed to load {name} version {version}: {error}") from error
+            (fresh / str(version)).mkdir(parents=True)
+            shutil.copyfile(source, fresh / str(version) / "model.onnx")
+        self.unload(name)
+        fresh.rename(self._memory / name)
+
+    def unload(self, name):
+        self.check_live()
+        shutil.rmtree(self._memory / name, ignore_errors=True)
+
+    def loaded(self, name=MODEL_NAME):
+        """Versions in memory, ascending."""
+        return sorted(int(path.name) for path in (self._memory / name).glob("*"))
+
+    def graph(self, version, name=MODEL_NAME):
+        return self._memory / name / str(version) / "model.onnx"
+
+    def is_ready(self, name, version):
+        self.check_live()
+        return version in self.loaded(name)
+
+    def infer(self, name, dense, categorical, *, version=None):
+        self.check_live()
+        if not self.loaded(name) or (version is not None and version not in self.loaded(name)):
+            raise PermanentError(f"triton {self.url}: {name} version {version} is not loaded")
+        chosen = version or max(self.loaded(name))
+        rows = GoldenRows(dense=dense, categorical=categorical, expected=dense[:, 0])
+        return score(open_graph(self.graph(chosen, name)), rows), chosen

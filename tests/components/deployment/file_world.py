@@ -1,0 +1,79 @@
+"""A store, a repository and two servers whose memory is files: for tests that need many releases and no real server."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from components.contracts.durable import sha256_file
+from components.contracts.promotion_journal import current, interrupted, read_entries
+from components.contracts.serving import CANDIDATE_NAME
+from components.deployment.release import release
+from components.deployment.release_settings import ReleaseSettings
+from components.deployment.repository import ModelRepository
+from components.deployment.rollback import rollback
+from components.deployment.triton_config import versions_of
+from components.storage.locations import open_objects
+from tests.components.deployment.file_triton import FileTriton
+
+URLS = ("triton-a:8001", "triton-b:8001")
+
+
+class World:
+    """One of them; releases keep two versions in the repository."""
+
+    def __init__(self, root, make_candidate):
+        self.settings = ReleaseSettings(
+            store=root / "store", repository=str(root / "repository"), triton_urls=URLS, num_kept=2
+        )
+        self.state, self._make, self._root = root / "state", make_candidate, root
+        self.repository = ModelRepository(open_objects(self.settings.repository))
+        self.servers = [self.connect(url).start() for url in URLS]
+        self._candidates = {}
+
+    def connect(self, url):
+        return FileTriton(url, repository=self.settings.repository, state=self.state)
+
+    def candidate(self, seed):
+        if seed not in self._candidates:
+            self._candidates[seed] = self._make(self.settings.store, seed)
+        return self._candidates[seed]
+
+    def release(self, seed):
+        return release(*self.candidate(seed), self.settings, connect=self.connect)
+
+    def rollback(self, **how):
+        return rollback(self.settings.site, **{"reason": "drill", "connect": self.connect, **how})
+
+    def entries(self):
+        return read_entries(self.settings.store)
+
+    def job(self, action, place, seed=None):
+        paths = []
+        if seed is not None:
+            for manifest in self.candidate(seed):
+                paths.append(str(self._root / f"{type(manifest).__name__}-{seed}.json"))
+                manifest.write(paths[-1])
+        return {
+            "action": action, "store": str(self.settings.store), "repository": self.settings.repository,
+            "urls": list(URLS), "state": str(self.state), "candidate": paths,
+            "kill_at": place[0], "occurrence": place[1],
+        }  # fmt: skip
+
+    def check_served_is_whole_and_known(self):
+        named = versions_of(self.repository.read_config())
+        assert set(named) <= set(self.repository.versions())
+        starting = self.connect("triton-new:8001").start()
+        hashes = {(e.version, e.sha256["graph"]) for e in read_entries(self.settings.store)}
+        for server in (*self.servers, starting):
+            answering = max(server.loaded())
+            assert (answering, sha256_file(server.graph(answering))) in hashes
+        assert max(starting.loaded()) == max(named)
+
+    def check_all_is_well(self, version):
+        self.check_served_is_whole_and_known()
+        assert current(self.settings.store).version == version
+        assert interrupted(self.settings.store) is None
+        for server in self.servers:
+            assert max(server.loaded()) == version
+            assert server.loaded(CANDIDATE_NAME) == []
+        assert not (Path(self.settings.repository) / CANDIDATE_NAME).exists()

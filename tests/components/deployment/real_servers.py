@@ -1,0 +1,68 @@
+"""Helpers of tests that ask real servers: a connection with one method changed, traffic in the background."""
+
+from __future__ import annotations
+
+import threading
+from contextlib import contextmanager
+
+from components.contracts.serving import MODEL_NAME
+from components.deployment.triton_client import Triton
+
+
+def live_version(client, rows):
+    return client.infer(MODEL_NAME, *rows)[1]
+
+
+class Altered:
+    """A real connection of which the test changes one method."""
+
+    def __init__(self, url, **methods):
+        self._real = Triton(url)
+        for name, method in methods.items():
+            setattr(self, name, lambda *a, method=method, **k: method(self._real, *a, **k))
+
+    def __getattr__(self, name):
+        return getattr(self._real, name)
+
+
+class Traffic:
+    """What the clients of `under_load` saw: per client the versions in order, and every failure."""
+
+    def __init__(self, num_clients):
+        self.answers = [[] for _ in range(num_clients)]
+        self.failures = []
+
+
+@contextmanager
+def under_load(urls, rows, *, until=None, enough=30):
+    """Clients ask every few milliseconds, one per url, as long as the body works.
+
+    With `until`, they go on afterwards till each has `enough` answers from that version, or 30 s are over.
+    """
+    traffic, stop, done = Traffic(len(urls)), threading.Event(), threading.Event()
+
+    def ask(client, answers):
+        while not stop.wait(0.005) and not (done.is_set() and answers.count(until) >= enough):
+            try:
+                answers.append(live_version(client, rows))
+            except Exception as error:
+                traffic.failures.append(error)
+                return
+
+    clients = [Triton(url) for url in urls]
+    threads = [
+        threading.Thread(target=ask, args=pair, daemon=True) for pair in zip(clients, traffic.answers, strict=True)
+    ]
+    for thread in threads:
+        thread.start()
+    try:
+        yield traffic
+        done.set()
+        for thread in threads if until is not None else ():
+            thread.join(30)
+    finally:
+        stop.set()
+        for thread in threads:
+            thread.join(30)
+        for client in clients:
+            client.close()

@@ -1,0 +1,175 @@
+"""Which servers a deployment tells: addresses, names, replicas that come and go while it works."""
+
+from __future__ import annotations
+
+import socket
+
+import pytest
+
+from components.contracts.errors import ContractError, PermanentError, TemporaryError
+from components.contracts.promotion_journal import current
+from components.contracts.serving import MODEL_NAME
+from components.deployment.discovery import Fleet, parse_urls, resolve
+from components.deployment.release import release
+from components.deployment.release_settings import ReleaseSettings
+from components.deployment.servers import Patience
+from components.deployment.triton_client import Triton
+from tests.components.deployment.file_triton import FileTriton
+
+NAME = "dns:///triton-headless:8001"
+
+
+class Cluster:
+    """Pods behind one name, their memory in files; what is listed is the test's to say."""
+
+    def __init__(self, root):
+        now = iter(range(1_000_000))
+        self.root, self.listed, self.asked = root, [], 0
+        self.settings = ReleaseSettings(
+            store=root / "store",
+            repository=str(root / "repository"),
+            triton_urls=(NAME,),
+            patience=Patience(clock=lambda: next(now), sleep=lambda _: None),
+        )
+
+    def pod(self, host):
+        return FileTriton(f"{host}:8001", repository=self.settings.repository, state=self.root / "state")
+
+    def add(self, *hosts):
+        self.listed += hosts
+        return [self.pod(host).start() for host in hosts]
+
+    def resolve(self, name, port):
+        assert (name, port) == ("triton-headless", 8001)
+        self.asked += 1
+        return [f"{host}:8001" for host in self.listed]
+
+    def connect(self, url):
+        return self.pod(url.removesuffix(":8001"))
+
+    def release(self, candidate, connect=None):
+        return release(*candidate, self.settings, connect=connect or self.connect, resolve=self.resolve)
+
+
+@pytest.fixture
+def cluster(tmp_path):
+    return Cluster(tmp_path)
+
+
+def test_every_address_of_a_name_is_told(cluster, make_candidate):
+    pods = cluster.add("10.0.0.1", "10.0.0.2", "10.0.0.3")
+    cluster.release(make_candidate(cluster.settings.store, 1))
+    assert [pod.loaded() for pod in pods] == [[1], [1], [1]]
+
+
+def test_a_replica_that_appears_during_the_switch_is_told_too(cluster, make_candidate):
+    cluster.add("10.0.0.1")
+    cluster.release(make_candidate(cluster.settings.store, 1))
+
+    class Slow(FileTriton):
+        """While it loads, two pods appear that had read the old configuration; one after the other."""
+
+        def load(self, name):
+            if name == MODEL_NAME and len(cluster.listed) < 3:
+                host = f"10.0.0.{len(cluster.listed) + 1}"
+                (cluster.root / "state" / f"{host}:8001" / MODEL_NAME / "1").mkdir(parents=True)
+                cluster.listed.append(host)
+            super().load(name)
+
+    cluster.release(
+        make_candidate(cluster.settings.store, 2),
+        lambda url: Slow(url, repository=cluster.settings.repository, state=cluster.root / "state"),
+    )
+    assert [cluster.pod(host).loaded() for host in ("10.0.0.1", "10.0.0.2", "10.0.0.3")] == [[1, 2]] * 3
+
+
+def test_a_replica_that_is_starting_is_waited_for(cluster, make_candidate):
+    starting = cluster.add("10.0.0.1", "10.0.0.2")[1]
+    starting.crash()
+    waits = []
+
+    class Starting(FileTriton):
+        def check_live(self):
+            waits.append(self.url)
+            if len(waits) == 9:
+                starting.start()
+            super().check_live()
+
+    cluster.release(
+        make_candidate(cluster.settings.store, 1),
+        lambda url: Starting(url, repository=cluster.settings.repository, state=cluster.root / "state"),
+    )
+    assert starting.loaded() == [1]
+
+
+def test_a_replica_that_was_deleted_meanwhile_is_no_failure(cluster, make_candidate):
+    gone = cluster.add("10.0.0.1", "10.0.0.2")[1]
+
+    class Deleted(FileTriton):
+        def load(self, name):
+            if self.url == gone.url and name == MODEL_NAME:
+                gone.crash()
+                cluster.listed.remove("10.0.0.2")
+            super().load(name)
+
+    done = cluster.release(
+        make_candidate(cluster.settings.store, 1),
+        lambda url: Deleted(url, repository=cluster.settings.repository, state=cluster.root / "state"),
+    )
+    assert cluster.pod("10.0.0.1").loaded() == [1] == [done.version]
+
+
+def test_a_replica_that_fails_and_is_still_listed_leads_everyone_back(cluster, make_candidate):
+    pods = cluster.add("10.0.0.1", "10.0.0.2", "10.0.0.3")
+    cluster.release(make_candidate(cluster.settings.store, 1))
+
+    class Failing(FileTriton):
+        def load(self, name):
+            if self.url.startswith("10.0.0.3") and name == MODEL_NAME and self.loaded() == [1] and not failures:
+                failures.append(name)
+                raise PermanentError("out of memory")
+            super().load(name)
+
+    failures = []
+    with pytest.raises(PermanentError, match="out of memory"):
+        cluster.release(
+            make_candidate(cluster.settings.store, 2),
+            lambda url: Failing(url, repository=cluster.settings.repository, state=cluster.root / "state"),
+        )
+    assert [pod.loaded() for pod in pods] == [[1]] * 3
+    assert current(cluster.settings.store).version == 1
+
+
+def test_a_name_without_an_address_is_not_a_release_to_nobody(cluster, make_candidate):
+    with pytest.raises(TemporaryError, match="dns:///triton-headless:8001 resolves to no address"):
+        cluster.release(make_candidate(cluster.settings.store, 1))
+    assert current(cluster.settings.store) is None
+
+
+@pytest.mark.parametrize("text", ["http://host:1", "host", "host:0", "host:70000", ":8001", "dns://host:1", "dns:///h"])
+def test_what_is_neither_an_address_nor_a_name_is_refused(text):
+    with pytest.raises(ContractError, match="expected host:grpc_port or dns:///name:grpc_port"):
+        parse_urls(f"fine:8001,{text}")
+
+
+def test_the_systems_resolver_knows_this_machine_and_no_other():
+    assert "127.0.0.1:8001" in resolve("localhost", 8001)
+    assert resolve("evergreen-triton.invalid", 8001) == []
+
+
+def test_addresses_of_both_families_can_be_dialled(monkeypatch):
+    found = [
+        (socket.AF_INET6, socket.SOCK_STREAM, 6, "", ("fd00::1", 8001, 0, 0)),
+        (socket.AF_INET, socket.SOCK_STREAM, 6, "", ("10.0.0.1", 8001)),
+        (socket.AF_INET, socket.SOCK_STREAM, 6, "", ("10.0.0.1", 8001)),
+    ]
+    monkeypatch.setattr(socket, "getaddrinfo", lambda *_, **__: found)
+    assert resolve("triton", 8001) == ["[fd00::1]:8001", "10.0.0.1:8001"]
+
+
+@pytest.mark.e2e
+def test_a_real_server_is_found_by_name(triton):
+    port = triton.grpc_url.rpartition(":")[2]
+    fleet = Fleet([f"dns:///localhost:{port}"], Triton, patience=Patience(ready_seconds=5))
+    assert triton.grpc_url in [server.url for server in fleet.servers]
+    fleet.close()

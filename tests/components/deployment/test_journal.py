@@ -1,0 +1,122 @@
+"""The promotion journal: what counts as live, times that never run backwards, what was live at a time."""
+
+from __future__ import annotations
+
+import json
+from datetime import datetime, timezone
+
+import pytest
+
+from components.contracts import promotion_journal
+from components.contracts.promotion_journal import Promotion, append_promotion, current, interrupted, live_at
+from components.deployment.release import release
+from components.deployment.release_settings import ReleaseSettings
+from pipelines.__main__ import main
+
+
+def line(action, version, time, **other):
+    return Promotion(
+        time=time, action=action, version=version, previous_version=None, model_id=f"model-{version}",
+        model_uri="", release_uri="", trigger_id=None, reason="because", **other,
+    )  # fmt: skip
+
+
+def at(hour):
+    return f"2026-03-01T{hour:02d}:00:00+00:00"
+
+
+@pytest.fixture
+def store(tmp_path):
+    for entry in (
+        line("intent", 1, at(1)), line("release", 1, at(1), who="run-1", sha256={"graph": "a" * 64}),
+        line("intent", 2, at(2)), line("withdrawn", 2, at(2)),
+        line("intent", 3, at(3)), line("release", 3, at(3), who="run-3", sha256={"graph": "c" * 64}),
+        line("canary", 4, at(4), share=0.05), line("canary_ended", 4, at(5)),
+        line("intent", 1, at(6)), line("rollback", 1, at(6), who="anna@desk"),
+    ):  # fmt: skip
+        append_promotion(tmp_path, entry)
+    return tmp_path
+
+
+def test_only_releases_rollbacks_and_promotions_change_who_is_live(store):
+    assert [(e.action, e.version) for e in promotion_journal.read_journal(store)] == [
+        ("release", 1), ("release", 3), ("rollback", 1),
+    ]  # fmt: skip
+    assert current(store).version == 1
+    assert interrupted(store) is None
+    append_promotion(store, line("intent", 5, at(7)))
+    assert interrupted(store).version == 5
+    assert current(store).version == 1
+
+
+def test_a_line_taken_back_right_after_it_was_written_never_was(tmp_path):
+    for entry in (line("release", 1, at(1)), line("release", 2, at(2)), line("withdrawn", 2, at(2))):
+        append_promotion(tmp_path, entry)
+    assert current(tmp_path).version == 1
+    assert live_at(tmp_path, datetime(2026, 3, 1, 2, 30, tzinfo=timezone.utc))[0].version == 1
+
+
+def test_times_never_run_backwards(make_candidate, tmp_path):
+    now = [datetime(2026, 3, 1, 12, 10, tzinfo=timezone.utc)]
+    settings = ReleaseSettings(store=tmp_path / "store", repository=str(tmp_path / "repository"), clock=lambda: now[0])
+    release(*make_candidate(settings.store, 1), settings)
+    now[0] = datetime(2026, 3, 1, 12, 5, tzinfo=timezone.utc)
+    release(*make_candidate(settings.store, 2), settings)
+    now[0] = datetime(2026, 3, 1, 12, 11, tzinfo=timezone.utc)
+    release(*make_candidate(settings.store, 3), settings)
+    written = [entry.time for entry in promotion_journal.read_entries(settings.store)]
+    assert written == ["2026-03-01T12:10:00+00:00"] * 4 + ["2026-03-01T12:11:00+00:00"] * 2
+
+
+def test_models_lists_every_entry_and_marks_what_is_live(store, capsys):
+    assert main(["models", "--store", str(store)]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert len(lines) == 10
+    assert [line.startswith("*") for line in lines] == [False] * 9 + [True]
+    assert "graph aaaaaaaaaaaa " in lines[1]
+    assert "run-1: because" in lines[1]
+    assert "anna@desk: because" in lines[-1]
+    assert "(0.05 of the traffic)" in lines[6]
+
+
+def test_models_as_json_holds_whole_hashes(store, capsys):
+    assert main(["models", "--store", store.as_uri(), "--json"]) == 0
+    entries = json.loads(capsys.readouterr().out)
+    assert [entry["live"] for entry in entries] == [False] * 9 + [True]
+    assert entries[1]["sha256"] == {"graph": "a" * 64}
+
+
+@pytest.mark.parametrize(
+    ("time", "version", "until"),
+    [
+        ("2026-03-01T01:00:00Z", 1, at(3)),
+        ("2026-03-01 02:59:59", 1, at(3)),
+        ("2026-03-01T04:00:00+01:00", 3, at(6)),
+        ("2026-03-01T05:59:59.999999+00:00", 3, at(6)),
+        ("2027-01-01", 1, None),
+    ],
+)
+def test_live_at_tells_what_was_live_since_when_and_until_when(store, capsys, time, version, until):
+    assert main(["live-at", time, "--store", str(store), "--json"]) == 0
+    told = json.loads(capsys.readouterr().out)
+    assert (told["version"], told["until"]) == (version, until)
+    assert main(["live-at", time, "--store", str(store)]) == 0
+    text = capsys.readouterr().out
+    assert f"version {version}, model model-{version}" in text
+    assert ("live still" if until is None else f"until {until}") in text
+
+
+def test_live_at_a_time_before_everything_or_at_no_time_is_an_error(store, capsys):
+    assert main(["live-at", "2026-03-01T00:59:59Z", "--store", str(store)]) == 2
+    assert "error: nothing was live at 2026-03-01T00:59:59+00:00" in capsys.readouterr().err
+    assert main(["live-at", "yesterday", "--store", str(store)]) == 2
+    assert "expected ISO 8601" in capsys.readouterr().err
+
+
+def test_lines_older_than_the_newer_fields_are_read(tmp_path):
+    (tmp_path / "journal.jsonl").write_text(
+        '{"time": "2026-01-01T00:00:00+00:00", "action": "release", "version": 1, "previous_version": null, '
+        '"model_id": "m", "model_uri": "", "release_uri": "", "trigger_id": null, "reason": "first"}\n'
+    )
+    assert main(["models", "--store", str(tmp_path)]) == 0
+    assert main(["live-at", "2026-01-02", "--store", str(tmp_path)]) == 0

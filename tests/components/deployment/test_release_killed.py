@@ -1,0 +1,160 @@
+"""Deployments killed at every place that has a name: what is served stays whole and known, and the next one repairs.
+
+Invariants after the kill: the configuration names only whole versions, at least one; every running server, and one that
+starts now, answers from a version whose graph the journal has the hash of. After the next deployment: every server
+answers from the version that the journal calls live, and nothing of the killed one is left over.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+import random
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from components.contracts.errors import ContractError
+from components.contracts.promotion_journal import read_entries
+from components.contracts.serving import MODEL_NAME
+from components.deployment.release import release
+from components.deployment.rollback import rollback
+from components.deployment.triton_config import versions_of
+from tests.components.deployment.real_servers import live_version
+
+pytestmark = pytest.mark.timeout(120)
+
+ROOT = Path(__file__).resolve().parents[3]
+RELEASE_PLACES = [
+    ("kept", 1), ("intent written", 1), ("staged", 1), ("rehearsed", 1), ("folder published", 1), ("config written", 1),
+    ("loaded", 1), ("loaded", 2), ("probed", 1), ("journal written", 1), ("pruned", 1),
+]  # fmt: skip
+ROLLBACK_PLACES = [
+    ("intent written", 1), ("config written", 1), ("loaded", 1), ("loaded", 2), ("probed", 1), ("journal written", 1),
+]  # fmt: skip
+
+
+def mostly_slow(places, *, num_quick=3, seed=5):
+    """All of `places`, most of them marked slow: a seeded few are enough where another test takes them all."""
+    quick = random.Random(seed).sample(places, num_quick)
+    return [place if place in quick else pytest.param(place, marks=pytest.mark.slow) for place in places]
+
+
+@pytest.fixture(scope="module")
+def kill():
+    """Runs a job of `killed_deployments` and answers the status of its end."""
+    command = [sys.executable, "-m", "tests.components.deployment.killed_deployments"]
+    process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, cwd=ROOT)
+
+    def run(**job):
+        process.stdin.write(json.dumps(job) + "\n")
+        process.stdin.flush()
+        return int(process.stdout.readline())
+
+    yield run
+    process.stdin.close()
+    assert process.wait(30) == 0
+    process.stdout.close()
+
+
+def was_killed(status):
+    return os.WIFSIGNALED(status) and os.WTERMSIG(status) == signal.SIGKILL
+
+
+@pytest.mark.parametrize("place", RELEASE_PLACES, ids=lambda place: f"{place[0]} {place[1]}")
+def test_a_retry_after_a_killed_release_releases_the_model(world, kill, place):
+    world.release(1), world.release(2)
+    assert was_killed(kill(**world.job("release", place, 3)))
+    world.check_served_is_whole_and_known()
+    done = world.release(3)
+    world.check_all_is_well(done.version)
+    # A number is used up once the journal names it, and only then.
+    recorded = place[0] in ("journal written", "pruned")
+    announced = place[0] != "kept"
+    assert (done.model_id, done.version) == ("model-3", 4 if announced and not recorded else 3)
+    withdrawn = [entry.version for entry in read_entries(world.settings.store) if entry.action == "withdrawn"]
+    assert withdrawn == ([3] if announced and not recorded else [])
+    assert world.release(4).version == done.version + 1
+    assert world.repository.taken_numbers() == [done.version, done.version + 1], "nothing else is left over"
+
+
+@pytest.mark.parametrize("place", mostly_slow(RELEASE_PLACES[1:]), ids=lambda place: f"{place[0]} {place[1]}")
+def test_rollback_after_a_killed_release_restores_what_was_live(world, kill, place):
+    world.release(1), world.release(2)
+    assert was_killed(kill(**world.job("release", place, 3)))
+    world.rollback()
+    world.check_all_is_well(2)
+    world.rollback()
+    world.check_all_is_well(1)
+
+
+@pytest.mark.parametrize("place", mostly_slow(ROLLBACK_PLACES), ids=lambda place: f"{place[0]} {place[1]}")
+def test_a_killed_rollback_is_finished_by_the_next(world, kill, place):
+    world.release(1), world.release(2)
+    assert was_killed(kill(**world.job("rollback", place)))
+    world.check_served_is_whole_and_known()
+    if place[0] == "journal written":
+        with pytest.raises(ContractError, match="version 1 is live already"):
+            world.rollback(to_version=1)
+    else:
+        world.rollback(to_version=1)
+    world.check_all_is_well(1)
+    assert world.release(3).version == 3
+
+
+def test_a_recovery_that_a_server_prevents_is_tried_again_by_the_next(world, kill):
+    world.release(1), world.release(2)
+    assert was_killed(kill(**world.job("release", ("loaded", 1), 3)))
+    world.servers[1].crash()
+    with pytest.raises(Exception, match="triton-b:8001: connection refused"):
+        world.rollback()
+    assert versions_of(world.repository.read_config()) == [1, 2], "a server that starts meanwhile serves what is live"
+    world.servers[1].start()
+    world.rollback()
+    world.check_all_is_well(2)
+
+
+def test_a_first_release_that_was_killed_leaves_nothing_served(world, kill):
+    assert was_killed(kill(**world.job("release", ("loaded", 2), 1)))
+    with pytest.raises(ContractError, match="has no release"):
+        world.rollback()
+    assert [server.loaded() for server in world.servers] == [[], []]
+    assert world.repository.read_config() is None
+    assert world.release(2).version == 2
+
+
+@pytest.mark.e2e
+@pytest.mark.parametrize(
+    "place",
+    [
+        pytest.param(("config written", 1), marks=pytest.mark.slow, id="config written"),
+        pytest.param(("loaded", 1), id="loaded"),
+    ],
+)
+def test_a_release_killed_over_the_real_server_is_put_right(
+    deploy, settings, repository, client, raw_rows, make_candidate, kill, tmp_path, place
+):
+    deploy(1)
+    paths = []
+    candidate = make_candidate(settings.store, 2)
+    for manifest in candidate:
+        paths.append(str(tmp_path / f"{type(manifest).__name__}.json"))
+        manifest.write(paths[-1])
+    status = kill(
+        action="release", store=str(settings.store), repository=settings.repository, state=None,
+        urls=list(settings.triton_urls), candidate=paths, kill_at=place[0], occurrence=place[1],
+    )  # fmt: skip
+    assert was_killed(status)
+    assert set(versions_of(repository.read_config())) <= set(repository.versions())
+    assert live_version(client, raw_rows(3)) in {entry.version for entry in read_entries(settings.store)}
+    back = rollback(dataclasses.replace(settings.site, who="person"), reason="it hung")
+    assert (back.action, back.version) == ("release", 1)
+    assert live_version(client, raw_rows(3)) == 1
+    done = release(*candidate, settings)
+    assert (done.version, live_version(client, raw_rows(3))) == (3, 3)
+    assert not (Path(str(repository.version_path(2)))).exists()
+    assert client.is_ready(MODEL_NAME, 3)

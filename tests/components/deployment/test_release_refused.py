@@ -1,0 +1,192 @@
+"""A release that fails: what was live is live, the journal says why, and the way is free for the next model."""
+
+from __future__ import annotations
+
+import dataclasses
+import fcntl
+import os
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from components.contracts.errors import ContractError, PermanentError, TemporaryError
+from components.contracts.model_store import graph_folder, release_path
+from components.contracts.promotion_journal import current, read_entries, read_journal
+from components.contracts.serving import CANDIDATE_NAME, MODEL_NAME
+from components.contracts.uris import local_path
+from components.deployment import site
+from components.deployment.release import release
+from components.deployment.release_settings import ReleaseSettings
+from components.deployment.servers import Patience
+from tests.components.deployment.file_triton import FileTriton
+from tests.components.deployment.real_servers import Altered, live_version
+
+pytestmark = [pytest.mark.e2e, pytest.mark.timeout(120)]
+
+
+@pytest.mark.parametrize("name", [CANDIDATE_NAME, MODEL_NAME], ids=["in rehearsal", "after publication"])
+def test_a_wrong_answer_leaves_the_old_version_live_and_the_new_one_gone(
+    deploy, client, settings, raw_rows, repository, name
+):
+    deploy(1)
+    config = repository.read_config()
+
+    def wrong(real, asked, *rows, version=None):
+        scores, answered = real.infer(asked, *rows, version=version)
+        return (scores + 1e-4 if asked == name and answered == 2 else scores), answered
+
+    with pytest.raises(PermanentError, match=rf"version 2 of {name} on .* differs from the training-side score"):
+        deploy(2, connect=lambda url: Altered(url, infer=wrong))
+    assert live_version(client, raw_rows(3)) == 1
+    assert repository.versions() == [1]
+    assert repository.read_config() == config
+    assert current(settings.store).version == 1
+    assert [entry.action for entry in read_entries(settings.store)][2:] == ["intent", "withdrawn"]
+    assert "differs from the training-side score" in read_entries(settings.store)[-1].reason
+    assert not (local_path(settings.repository) / CANDIDATE_NAME).exists()
+    kept = release_path(settings.store, 2).exists(), graph_folder(settings.store, 2).exists()
+    # A version that clients may have met is kept, so that what it answered can be verified.
+    assert kept == ((False, False) if name == CANDIDATE_NAME else (True, True))
+    assert deploy(3).version == 3, "the way is free, and the number that the journal named is not given again"
+
+
+def test_a_failed_first_release_leaves_nothing_served(make_candidate, client, settings, raw_rows, repository):
+    def refuse(real, name, version):
+        return name == CANDIDATE_NAME and real.is_ready(name, version)
+
+    now = iter(range(10_000))
+    patience = Patience(clock=lambda: next(now), sleep=lambda _: None)
+    hasty = dataclasses.replace(settings, patience=patience)
+    with pytest.raises(TemporaryError, match="version 1 of click_model .* is not ready after 60"):
+        release(*make_candidate(settings.store, 1), hasty, connect=lambda url: Altered(url, is_ready=refuse))
+    assert repository.versions() == []
+    assert repository.read_config() is None
+    assert read_journal(settings.store) == []
+    with pytest.raises((PermanentError, TemporaryError)):
+        client.infer(MODEL_NAME, *raw_rows(1))
+
+
+def failing_journal(monkeypatch, error, *, after):
+    """Makes the line of a release fail, before or after it was written."""
+    written = site.append_promotion
+
+    def append(store, entry):
+        if entry.action != "release":
+            return written(store, entry)
+        if after:
+            written(store, entry)
+        raise error
+
+    monkeypatch.setattr(site, "append_promotion", append)
+
+
+def test_a_journal_that_cannot_be_written_undoes_the_switch(world, monkeypatch):
+    world.release(1)
+    failing_journal(monkeypatch, OSError(28, "no space left on device"), after=False)
+    with pytest.raises(OSError, match="no space"):
+        world.release(2)
+    monkeypatch.undo()
+    world.check_all_is_well(1)
+    assert world.repository.versions() == [1]
+    assert world.release(3).version == 3, "a number that the journal named is not given again"
+
+
+def test_a_line_whose_writing_failed_after_it_was_there_is_taken_back(world, monkeypatch):
+    world.release(1)
+    failing_journal(monkeypatch, OSError(5, "input/output error"), after=True)
+    with pytest.raises(OSError, match="input/output"):
+        world.release(2)
+    assert [entry.action for entry in world.entries()][-3:] == ["intent", "release", "withdrawn"]
+    world.check_all_is_well(1)
+
+
+def test_failed_parity_publishes_nothing_and_keeps_nothing(settings, make_candidate, with_scores, tmp_path, repository):
+    model, verdict, raw = make_candidate(settings.store, 1)
+    wrong = with_scores(verdict, lambda scores: scores + np.float32(1e-3), tmp_path)
+    with pytest.raises(ContractError, match="graph differs from the training-side score by 0.001"):
+        release(model, wrong, raw, settings)
+    assert repository.versions() == []
+    assert read_entries(settings.store) == []
+    assert list((settings.store / "graphs").iterdir()) == []
+
+
+def test_a_dead_python_stub_that_still_says_ready_stops_a_retried_step(settings, make_candidate, triton, client):
+    candidate = make_candidate(settings.store, 1)
+    release(*candidate, settings)
+    for stub in _stubs_of(triton.pid):
+        os.kill(stub, 9)
+    assert client.is_ready(MODEL_NAME, 1), "the server's word alone would have been believed"
+    with pytest.raises(PermanentError, match="not healthy"):
+        release(*candidate, settings)
+    client.unload(MODEL_NAME)
+
+
+def _stubs_of(pid):
+    children = Path(f"/proc/{pid}/task").glob("*/children")
+    return {int(child) for file in children for child in file.read_text().split()}
+
+
+def test_a_repository_that_cannot_be_written_is_named_before_any_work(make_candidate, tmp_path):
+    store = tmp_path / "store"
+    candidate = make_candidate(store, 1)
+    (tmp_path / "file").write_text("not a folder")
+    settings = ReleaseSettings(store=store, repository=str(tmp_path / "file" / "repository"))
+    with pytest.raises(ContractError, match=r"model repository .*/file/repository is not writable: Not a directory"):
+        release(*candidate, settings)
+
+
+def test_without_an_answering_server_nothing_is_published(make_candidate, tmp_path):
+    settings = ReleaseSettings(
+        store=tmp_path / "store", repository=str(tmp_path / "repository"), triton_urls=("127.0.0.1:9",)
+    )
+    with pytest.raises(TemporaryError, match=r"triton 127.0.0.1:9: liveness failed"):
+        release(*make_candidate(settings.store, 1), settings)
+    assert not (tmp_path / "repository" / MODEL_NAME / "config.pbtxt").exists()
+    assert read_entries(settings.store) == []
+
+
+def test_a_second_deployment_at_the_same_time_is_told_so(make_candidate, tmp_path):
+    settings = ReleaseSettings(store=tmp_path / "store", repository=str(tmp_path / "repository"))
+    candidate = make_candidate(settings.store, 1)
+    (tmp_path / "repository").mkdir()
+    descriptor = os.open(tmp_path / "repository" / ".deployment.lock", os.O_RDWR | os.O_CREAT)
+    fcntl.flock(descriptor, fcntl.LOCK_EX)
+    with pytest.raises(TemporaryError, match="another deployment is at work"):
+        release(*candidate, settings)
+    os.close(descriptor)
+    assert release(*candidate, settings).version == 1, "without servers it is published and recorded"
+
+
+def test_a_verdict_about_another_model_is_refused(make_candidate, tmp_path):
+    settings = ReleaseSettings(store=tmp_path / "store", repository=str(tmp_path / "repository"))
+    model, _, raw = make_candidate(settings.store, 1)
+    _, verdict, _ = make_candidate(settings.store, 2)
+    with pytest.raises(ContractError, match="verdict is about model model-2, expected model-1"):
+        release(model, verdict, raw, settings)
+
+
+def test_what_was_not_led_back_is_named_in_the_error_and_in_the_journal(world):
+    world.release(1)
+
+    class Deaf(FileTriton):
+        """Answers wrongly with version 2, and then does not listen any more."""
+
+        def load(self, name):
+            if name == MODEL_NAME and self.loaded() == [1, 2]:
+                raise TemporaryError("triton has gone deaf")
+            super().load(name)
+
+        def infer(self, name, dense, categorical, *, version=None):
+            scores, answered = super().infer(name, dense, categorical, version=version)
+            return (scores + 1e-4 if (name, answered) == (MODEL_NAME, 2) else scores), answered
+
+    def deaf(url):
+        return Deaf(url, repository=world.settings.repository, state=world.state)
+
+    with pytest.raises(PermanentError, match=r"differs .*; triton triton-a:8001 did not go back: triton has gone deaf"):
+        release(*world.candidate(2), world.settings, connect=deaf)
+    assert "triton triton-a:8001 did not go back: triton has gone deaf" in world.entries()[-1].reason
+    assert current(world.settings.store).version == 1
+    assert world.release(3).version == 3
+    world.check_all_is_well(3)

@@ -1,0 +1,61 @@
+"""The deployment step as a command: its manifest, its notes, its exit codes."""
+
+from __future__ import annotations
+
+import pytest
+
+from components.contracts import run_notes
+from components.contracts.manifests import Release, Verdict
+from components.contracts.promotion_journal import current
+from components.deployment.__main__ import main
+
+
+@pytest.fixture
+def step(make_candidate, tmp_path):
+    """Runs the step for an accepted or a refused model."""
+    paths = {}
+    for accepted, seed in ((True, 1), (False, 2)):
+        candidate = make_candidate(tmp_path / "store", seed, accepted=accepted)
+        for kind, manifest in zip(("model", "verdict", "raw-dataset"), candidate, strict=True):
+            paths[accepted, kind] = tmp_path / f"{kind}-{seed}.json"
+            manifest.write(paths[accepted, kind])
+
+    def run(accepted, name, **other):
+        flags = {
+            "run": name, "store": tmp_path / "store", "work": tmp_path, "repository": tmp_path / "repository",
+            "triton-urls": "", "output": tmp_path / "release.json",
+        }  # fmt: skip
+        flags |= {kind: path for (a, kind), path in paths.items() if a == accepted}
+        return main([f"--{key}={value}" for key, value in {**flags, **other}.items()])
+
+    run.paths = paths
+    return run
+
+
+def test_the_step_writes_its_manifest_and_notes_and_signs_with_the_run(step, tmp_path):
+    assert step(True, "run-1") == 0
+    assert Release.read(tmp_path / "release.json").version == 1
+    [note] = run_notes.read_notes(tmp_path / "store", "run-1")
+    assert note.facts["version"] == 1
+    assert note.reason == f"version 1 is published; {Verdict.read(step.paths[True, 'verdict']).reason}"
+    assert current(tmp_path / "store").who == "run-1"
+
+
+def test_a_refused_model_ends_the_step_with_1(step, tmp_path):
+    assert step(False, "run-2") == 1
+    assert '"state": "refused"' in (tmp_path / "store" / "runs" / "run-2" / "deployment.json").read_text()
+
+
+def test_misuse_is_2_and_a_server_that_does_not_answer_is_3(step, capsys):
+    assert step(True, "run-3", **{"triton-urls": "http://localhost:8001"}) == 2
+    assert "error: triton url is 'http://localhost:8001', expected host:grpc_port" in capsys.readouterr().err
+    assert step(True, "run-4", **{"triton-urls": "127.0.0.1:9"}) == 3
+    assert step(True, "run-5", instances="0") == 2
+    assert "instances is 0" in capsys.readouterr().err
+
+
+def test_a_model_too_large_for_its_target_is_refused_with_the_numbers(step, tmp_path, capsys):
+    assert step(True, "run-6", **{"target-memory": "0.01Gi"}) == 2
+    assert "expected at most the" in capsys.readouterr().err
+    assert current(tmp_path / "store") is None
+    assert not list((tmp_path / "store" / "graphs").iterdir())

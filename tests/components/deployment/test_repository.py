@@ -1,0 +1,205 @@
+"""The model repository, in a folder and in a bucket: what is published, what it holds, and what is cleared away."""
+
+from __future__ import annotations
+
+import os
+
+import numpy as np
+import pytest
+from google.protobuf import text_format
+from tritonclient.grpc import model_config_pb2
+
+from components.contracts.errors import ContractError
+from components.contracts.traffic_plan import Arm, TrafficPlan
+from components.deployment.graph_files import DATA_FILE, GRAPH_FILE, graph_sha256
+from components.deployment.repository import ModelRepository
+from components.deployment.triton_config import ServingOptions, read_options, warmup_files_of, with_versions
+from tests.components.deployment.repository_world import OPTIONS, everything, named
+
+
+def test_a_version_is_published_by_the_configuration_and_by_nothing_before(open_objects, make_version):
+    repository, reader = ModelRepository(open_objects()), ModelRepository(open_objects())
+    graph, golden = make_version(1)
+    with repository.locked():
+        repository.stage(1, graph, golden, OPTIONS)
+        assert (reader.versions(), named(reader)) == ([], [])
+        repository.publish(1)
+        assert (reader.versions(), named(reader)) == ([1], [])
+        repository.write_config(repository.config_for(1, [1], OPTIONS))
+        assert (reader.versions(), named(reader)) == ([1], [1])
+
+
+def test_a_published_version_holds_what_was_staged_byte_for_byte(open_objects, make_version, tmp_path):
+    repository = ModelRepository(open_objects())
+    graph, golden = make_version(1, data=b"tables" * 50_000)
+    with repository.locked():
+        repository.stage(1, graph, golden, OPTIONS)
+        repository.download_graph(1, tmp_path / "staged", staged=True)
+        repository.publish(1)
+    repository.download_graph(1, tmp_path / "published")
+    for file in (GRAPH_FILE, DATA_FILE):
+        assert (tmp_path / "published" / file).read_bytes() == (graph / file).read_bytes()
+        assert (tmp_path / "staged" / file).read_bytes() == (graph / file).read_bytes()
+    assert repository.graph_sha256(1) == graph_sha256(graph)
+    found = repository.golden_rows(1)
+    for name in ("dense", "categorical", "expected"):
+        assert np.array_equal(getattr(found, name), getattr(golden, name))
+    assert repository.options_of(1) == OPTIONS
+    assert repository.server_of(1) == "python"
+    repository.check_version(1)
+    assert sorted(everything(repository.objects)) == [
+        f"click_model/1/{name}" for name in ("golden.npz", "model.data", "model.onnx", "model.py", "version.json")
+    ]
+
+
+def test_a_version_for_triton_itself_has_no_code(open_objects, make_version):
+    repository = ModelRepository(open_objects())
+    with repository.locked():
+        repository.stage(1, *make_version(1), ServingOptions(server="onnxruntime"))
+        repository.publish(1)
+    assert sorted(everything(repository.objects)) == [
+        f"click_model/1/{name}" for name in ("golden.npz", "model.onnx", "version.json")
+    ]
+    assert repository.server_of(1) == "onnxruntime"
+
+
+@pytest.mark.parametrize("where", ["click_model_candidate", "click_model", "click_model_canary"])
+def test_warm_up_rows_are_the_golden_ones_as_triton_reads_them(open_objects, make_version, put_live, where):
+    repository = ModelRepository(open_objects())
+    _, golden = make_version(1)
+    with repository.locked():
+        options = ServingOptions(warmup_rows=3)
+        put_live(repository, 1, options=options)
+        repository.place_canary(1)
+        graph, _ = make_version(1)
+        repository.stage(2, graph, golden, options)
+    files = everything(repository.objects)
+    config = text_format.Parse(files[f"{where}/config.pbtxt"].decode(), model_config_pb2.ModelConfig())
+    assert len(config.model_warmup) == 4
+    for at, sample in enumerate(list(config.model_warmup)[:3]):
+        dense = files[f"{where}/warmup/{sample.inputs['dense'].input_data_file}"]
+        categorical = files[f"{where}/warmup/{sample.inputs['categorical'].input_data_file}"]
+        assert np.array_equal(np.frombuffer(dense, "<f4"), golden.dense[at])
+        assert np.array_equal(np.frombuffer(categorical, "<i8"), golden.categorical[at])
+
+
+def test_a_rehearsal_has_no_response_cache(open_objects, make_version):
+    repository, options = ModelRepository(open_objects()), ServingOptions(response_cache=True, warmup_rows=0)
+    with repository.locked():
+        repository.stage(1, *make_version(1), options)
+        assert not read_options(
+            everything(repository.objects)["click_model_candidate/config.pbtxt"].decode()
+        ).response_cache
+        repository.publish(1)
+        assert read_options(repository.config_for(1, [1], repository.options_of(1))) == options
+
+
+def test_a_configuration_never_names_rows_that_are_absent(open_objects, put_live):
+    repository = ModelRepository(open_objects())
+    with repository.locked():
+        put_live(repository, 1)
+        first = repository.read_config()
+        put_live(repository, 2, beside=[1])
+        repository.prune({1, 2}, num_kept=2)
+        for text in (
+            repository.read_config(),
+            with_versions(repository.read_config(), [1]),
+            repository.config_for(1, [1], OPTIONS),
+        ):
+            there = {each.name.rpartition("/")[2] for each in repository.objects.list("click_model/warmup/")}
+            assert warmup_files_of(text) <= there
+    assert warmup_files_of(first)
+
+
+def test_only_rows_of_a_configuration_outlive_a_pruning(open_objects, put_live):
+    repository = ModelRepository(open_objects())
+    with repository.locked():
+        for number in (1, 2, 3):
+            put_live(repository, number)
+        repository.prune(set(), num_kept=2)
+    there = {each.name.rpartition("/")[2] for each in repository.objects.list("click_model/warmup/")}
+    assert there == warmup_files_of(repository.read_config())
+
+
+def test_pruning_keeps_the_newest_the_asked_for_and_the_served(open_objects, put_live):
+    repository = ModelRepository(open_objects())
+    with repository.locked():
+        for number in range(1, 7):
+            put_live(repository, number)
+        repository.write_config(with_versions(repository.read_config(), [2]))
+        assert repository.prune({3}, num_kept=1) == [1, 4, 5]
+        assert repository.versions() == [2, 3, 6]
+        assert repository.prune({3}, num_kept=1) == []
+
+
+def test_a_served_version_cannot_be_withdrawn(open_objects, put_live):
+    repository = ModelRepository(open_objects())
+    with repository.locked():
+        put_live(repository, 1)
+        with pytest.raises(ContractError, match="version 1 is named by"):
+            repository.withdraw(1)
+        repository.write_config(None)
+        repository.withdraw(1)
+        repository.withdraw(1)
+    assert (repository.versions(), repository.taken_numbers(), repository.read_config()) == ([], [], None)
+
+
+def test_a_rehearsals_leavings_are_not_published(open_objects, make_version):
+    repository = ModelRepository(open_objects())
+    with repository.locked():
+        repository.stage(1, *make_version(1), OPTIONS)
+        repository.objects.write("click_model_candidate/1/__pycache__/model.cpython-311.pyc", b"cache")
+        repository.publish(1)
+    assert not [name for name in everything(repository.objects) if "pycache" in name or "candidate" in name]
+
+
+def test_a_canary_is_the_published_version_under_its_own_name(open_objects, put_live):
+    repository = ModelRepository(open_objects())
+    with repository.locked():
+        put_live(repository, 1)
+        put_live(repository, 2, beside=[1])
+        before = {n: c for n, c in everything(repository.objects).items() if n.startswith("click_model/")}
+        repository.place_canary(1)
+        assert repository.canary_versions() == [1]
+        repository.place_canary(2, ServingOptions(instances=1, warmup_rows=0))
+        assert repository.canary_versions() == [2]
+        files = everything(repository.objects)
+        config = text_format.Parse(files["click_model_canary/config.pbtxt"].decode(), model_config_pb2.ModelConfig())
+        assert (config.name, list(config.version_policy.specific.versions)) == ("click_model_canary", [2])
+        assert config.instance_group[0].count == 1
+        for name in ("model.onnx", "model.py", "golden.npz", "version.json"):
+            assert files[f"click_model_canary/2/{name}"] == files[f"click_model/2/{name}"]
+        repository.remove_canary()
+        repository.remove_canary()
+        assert repository.canary_versions() == []
+    assert everything(repository.objects) == before
+    repository.check_version(2)
+
+
+def plan(sequence, **more):
+    return TrafficPlan(
+        sequence=sequence, stable=Arm(model_name="click_model", version=1), canary=None, canary_share=0.0,
+        shadow_share=0.0, salt="s", published_at="2026-01-01T00:00:00+00:00", reason="test", **more,
+    )  # fmt: skip
+
+
+def test_traffic_plans_follow_one_another_by_number(open_objects):
+    repository = ModelRepository(open_objects())
+    assert repository.read_plan() is None
+    with repository.locked():
+        with pytest.raises(ContractError, match="sequence of the traffic plan is 2, expected 1"):
+            repository.write_plan(plan(2))
+        repository.write_plan(plan(1))
+        with pytest.raises(ContractError, match="sequence of the traffic plan is 1, expected 2"):
+            repository.write_plan(plan(1))
+        repository.write_plan(plan(2))
+    assert ModelRepository(open_objects()).read_plan() == plan(2)
+
+
+def test_the_numbers_in_versions_are_numbers(open_objects, put_live):
+    repository = ModelRepository(open_objects())
+    with repository.locked():
+        for number in (9, 10, 11):
+            put_live(repository, number)
+    assert repository.versions() == [9, 10, 11]
+    assert os.path.basename(repository.uri) in ("model%20repository", "triton")

@@ -1,0 +1,139 @@
+"""Who may change the model repository: one deployment at a time, and none that lost its turn unnoticed."""
+
+from __future__ import annotations
+
+import threading
+
+import pytest
+
+from components.contracts.errors import ContractError, TemporaryError
+from components.deployment.repository import ModelRepository
+from components.deployment.triton_config import with_versions
+from components.storage.folder import FolderObjects
+from components.storage.objects import Changed
+from tests.components.deployment.repository_world import OPTIONS, Clocks, everything, named
+
+
+def test_the_configuration_is_not_written_over_anothers(open_objects, put_live):
+    repository = ModelRepository(open_objects())
+    with repository.locked():
+        put_live(repository, 1)
+        mine = with_versions(repository.read_config(), [1])
+        open_objects().write("click_model/config.pbtxt", b"by another")
+        for text in (mine, None):
+            with pytest.raises(Changed, match="another deployment changed .*config.pbtxt since this one began"):
+                repository.write_config(text)
+    assert repository.read_config() == "by another"
+
+
+def test_a_second_deployment_is_told_who_is_at_work(open_objects):
+    first = ModelRepository(open_objects(), holder="the night's release")
+    second = ModelRepository(open_objects(), holder="another")
+    with (
+        first.locked(),
+        pytest.raises(TemporaryError, match="another deployment is at work .*held by the night's release"),
+        second.locked(),
+    ):
+        pytest.fail("two deployments at once")
+    with second.locked():
+        pass
+
+
+def test_of_two_deployments_at_once_one_gets_the_lock(open_objects):
+    start, done, inside, refused = threading.Barrier(2), threading.Event(), [], []
+
+    def deploy(holder):
+        repository = ModelRepository(open_objects(), holder=holder)
+        start.wait(10)
+        try:
+            with repository.locked():
+                inside.append(holder)
+                done.wait(20)
+        except TemporaryError as error:
+            refused.append(str(error))
+            done.set()
+
+    deployments = [threading.Thread(target=deploy, args=(f"deployment {at}",)) for at in range(2)]
+    [each.start() for each in deployments]
+    [each.join(30) for each in deployments]
+    assert len(inside) == len(refused) == 1
+    assert "another deployment is at work" in refused[0]
+
+
+def test_who_finds_the_lock_taken_is_told_by_whom(open_objects):
+    first, second = (ModelRepository(open_objects(), holder=holder) for holder in ("first", "second"))
+    with (
+        first.locked(),
+        pytest.raises(TemporaryError, match="another deployment is at work .* held by first"),
+        second.locked(),
+    ):
+        pytest.fail("not to be had")
+
+
+def test_an_expired_holder_that_still_writes_is_refused_everywhere(open_bucket, put_live, make_version):
+    clocks = Clocks()
+    settings = {"clock": lambda: clocks.wall, "monotonic": lambda: clocks.steady}
+    with ModelRepository(open_bucket()).locked():
+        pass
+    late = ModelRepository(open_bucket(), holder="late", **settings)
+    with late.locked():
+        put_live(late, 1)
+        clocks.pass_(61.0)
+        heir = ModelRepository(open_bucket(), holder="heir", **settings)
+        with heir.locked():
+            put_live(heir, 2)
+            text = with_versions(heir.read_config(), [1])
+            for call in (
+                lambda: late.write_config(text),
+                lambda: late.write_config(None),
+                lambda: late.stage(3, *make_version(3), OPTIONS),
+                lambda: late.publish(2),
+                lambda: late.withdraw(1),
+                late.remove_canary,
+                lambda: late.prune(set(), num_kept=2),
+            ):
+                with pytest.raises(TemporaryError, match="late no longer holds"):
+                    call()
+        assert named(heir) == [2]
+    assert ModelRepository(open_bucket()).versions() == [1, 2]
+
+
+def test_an_expired_holder_that_passed_its_check_just_before_is_stopped_by_the_generation(open_bucket, put_live):
+    late = ModelRepository(open_bucket(), holder="late")
+    with late.locked():
+        put_live(late, 1)
+        text = late.read_config()
+        # Between the check and the write: the lease ends, another takes over and publishes.
+        late._check = lambda: None
+        open_bucket().delete("deployment.lease")
+        heir = ModelRepository(open_bucket(), holder="heir")
+        with heir.locked():
+            put_live(heir, 2)
+        with pytest.raises(Changed, match="another deployment changed"):
+            late.write_config(text)
+    assert named(heir) == [2]
+
+
+def test_a_folder_that_cannot_be_written_is_named(tmp_path):
+    (tmp_path / "a file").touch()
+    repository = ModelRepository(FolderObjects(tmp_path / "a file" / "repository"))
+    with (
+        pytest.raises(ContractError, match=r"model repository .*a file/repository is not writable"),
+        repository.locked(),
+    ):
+        pytest.fail("not to be had")
+
+
+def test_changes_without_the_lock_are_a_fault_of_the_program(open_objects, make_version):
+    repository = ModelRepository(open_objects())
+    for call in (
+        lambda: repository.stage(1, *make_version(1), OPTIONS),
+        lambda: repository.publish(1),
+        lambda: repository.write_config("x"),
+        lambda: repository.withdraw(1),
+        repository.discard_candidate,
+        repository.remove_canary,
+    ):
+        with pytest.raises(AssertionError, match="need its lock"):
+            call()
+    assert everything(repository.objects) == {}

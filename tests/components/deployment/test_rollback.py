@@ -1,0 +1,165 @@
+"""Going back: by one version, by several, to one that left the repository; under load; and what is refused."""
+
+from __future__ import annotations
+
+import dataclasses
+import shutil
+
+import pytest
+
+from components.contracts.errors import ContractError
+from components.contracts.model_store import champion, graph_folder, release_path
+from components.contracts.promotion_journal import current
+from components.contracts.serving import CANDIDATE_NAME
+from components.contracts.uris import local_path
+from components.deployment.release import release
+from components.deployment.release_settings import ReleaseSettings
+from components.deployment.rollback import main, rollback
+from components.deployment.triton_config import read_options
+from tests.components.deployment.real_servers import live_version, under_load
+
+pytestmark = pytest.mark.timeout(120)
+
+
+@pytest.fixture
+def go_back(settings):
+    return lambda **how: rollback(settings.site, **{"reason": "auc fell", **how})
+
+
+@pytest.mark.e2e
+def test_rollback_makes_the_previous_version_live_and_the_next_release_counts_on(
+    deploy, go_back, client, settings, raw_rows
+):
+    deploy(1), deploy(2)
+    entry = go_back()
+    assert live_version(client, raw_rows(3)) == 1
+    assert (entry.action, entry.version, entry.previous_version) == ("rollback", 1, 2)
+    assert champion(settings.store, "current").model_id == "model-1"
+    with pytest.raises(ContractError, match="version 1 is the first release"):
+        go_back()
+    done = deploy(3)
+    assert (done.version, done.previous_version) == (3, 1)
+    assert live_version(client, raw_rows(3)) == 3
+
+
+@pytest.mark.e2e
+def test_rollback_under_load_fails_no_request(deploy, go_back, triton, raw_rows):
+    deploy(1), deploy(2)
+    with under_load([triton.grpc_url] * 2, raw_rows(8), until=1) as traffic:
+        go_back()
+    assert traffic.failures == []
+    for answers in traffic.answers:
+        assert answers[-1] == 1
+        assert answers == sorted(answers, reverse=True), "no request went forth again"
+
+
+@pytest.mark.e2e
+def test_rollback_to_a_version_that_left_the_repository_brings_it_back_under_load(
+    make_candidate, settings, go_back, client, triton, raw_rows, repository
+):
+    for seed in (1, 2, 3):
+        release(*make_candidate(settings.store, seed), dataclasses.replace(settings, num_kept=2))
+    assert 1 not in repository.versions()
+    with under_load([triton.grpc_url], raw_rows(8), until=1) as traffic:
+        assert go_back(to_version=1).version == 1
+    assert traffic.failures == []
+    assert live_version(client, raw_rows(3)) == 1
+    assert not (triton.repository / CANDIDATE_NAME).exists()
+
+
+@pytest.mark.e2e
+def test_a_person_on_call_names_the_store_and_the_reason_and_nothing_else(deploy, client, settings, raw_rows, capsys):
+    deploy(1), deploy(2)
+    flags = ["--store", settings.store.as_uri(), "--reason", "drill"]
+    assert main(flags) == 0
+    assert "version 1 is live again (was 2)" in capsys.readouterr().out
+    assert live_version(client, raw_rows(3)) == 1
+    assert main([*flags, "--to", "2", "--who", "anna"]) == 0
+    assert (live_version(client, raw_rows(3)), current(settings.store).who) == (2, "anna")
+    assert main([*flags, "--to", "9"]) == 2
+    assert "error: version 9 was never released" in capsys.readouterr().err
+    assert main([*flags, "--to", "2"]) == 2
+
+
+def test_flags_go_before_what_the_last_release_noted(make_candidate, tmp_path, capsys):
+    settings = ReleaseSettings(store=tmp_path / "store", repository=str(tmp_path / "repository"))
+    for seed in (1, 2):
+        release(*make_candidate(settings.store, seed), settings)
+    flags = ["--store", settings.store.as_uri(), "--reason", "drill"]
+    assert main([*flags, "--triton-urls", "127.0.0.1:9"]) == 3
+    assert "127.0.0.1:9" in capsys.readouterr().err
+    assert current(settings.store).version == 2
+    (settings.store / "serving.json").unlink()
+    assert main(flags) == 2
+    assert "serving.json is absent" in capsys.readouterr().err
+    assert main([*flags, "--repository", settings.repository, "--triton-urls", ""]) == 0
+
+
+def test_a_version_of_which_no_copy_is_left_is_not_gone_back_to(world):
+    for seed in (1, 2, 3):
+        world.release(seed)
+    shutil.rmtree(graph_folder(world.settings.store, 1))
+    with pytest.raises(ContractError, match="version 1 left the repository, and .* holds no copy"):
+        world.rollback(to_version=1)
+    assert world.entries()[-1].action == "withdrawn"
+    world.check_all_is_well(3)
+
+
+@pytest.mark.parametrize("version", [1, 2], ids=["in the store", "in the repository"])
+def test_a_damaged_graph_is_not_rolled_back_to(world, version):
+    for seed in (1, 2, 3):
+        world.release(seed)
+    folder = world.repository.version_path(2) if version == 2 else graph_folder(world.settings.store, 1)
+    graph = folder / "model.onnx"
+    graph.write_bytes(graph.read_bytes()[:-1] + b"\x7f")
+    with pytest.raises(ContractError, match="graph .* has sha256"):
+        world.rollback(to_version=version)
+    assert [max(server.loaded()) for server in world.servers] == [3, 3]
+
+
+def test_a_version_that_never_was_live_is_not_gone_back_to(world):
+    world.release(1)
+    with pytest.raises(ContractError, match=r"version 9 was never released, expected one of \[1\]"):
+        world.rollback(to_version=9)
+
+
+def test_how_it_was_served_last_stays_as_it_was(world, make_candidate):
+    world.release(1)
+    wide = dataclasses.replace(world.settings, instances=5)
+    release(*make_candidate(world.settings.store, 2), wide, connect=world.connect)
+    world.rollback()
+    assert read_options(world.repository.read_config()).instances == 5
+
+
+def test_a_folder_that_an_unknown_hand_put_there_is_passed_over(world):
+    world.release(1)
+    shutil.copytree(world.repository.version_path(1), world.repository.version_path(2))
+    left_over = local_path(world.repository.uri) / CANDIDATE_NAME / "2" / "model.onnx"
+    left_over.parent.mkdir(parents=True)
+    left_over.write_bytes(b"half")
+    done = world.release(2)
+    assert (done.version, done.previous_version) == (3, 1)
+    world.check_all_is_well(3)
+    assert [server.loaded() for server in world.servers] == [[1, 3], [1, 3]]
+
+
+def test_the_journal_says_who_went_back_and_to_which_hashes(world):
+    first = world.release(1)
+    world.release(2)
+    site = dataclasses.replace(world.settings.site, who="anna@desk")
+    entry = rollback(site, reason="auc fell", connect=world.connect)
+    assert (entry.who, entry.reason, entry.sha256) == ("anna@desk", "auc fell", first.sha256)
+    assert [line.action for line in world.entries()][-2:] == ["intent", "rollback"]
+
+
+def test_a_version_of_an_older_store_can_be_gone_back_to(world):
+    """Before graphs were kept, a release named its graph in the repository, whose folders had no record."""
+    done = world.release(1)
+    store, folder = world.settings.store, world.repository.version_path(1)
+    shutil.rmtree(store / "graphs")
+    (folder / "version.json").unlink()
+    dataclasses.replace(done, graph_uri=(folder / "model.onnx").as_uri()).write(release_path(store, 1))
+    world.release(2), world.release(3)
+    assert 1 not in world.repository.taken_numbers()
+    world.rollback(to_version=1)
+    world.check_all_is_well(1)
