@@ -1,6 +1,7 @@
 """Command line of the inference client: score, rank, replay, put load on a server, simulate a lake, drift a world.
 
-Parses, calls, and turns errors into exit codes: 0 done, 2 misuse or bad input, 3 the server or the log failed.
+Parses, calls, and turns errors into exit codes: 0 done, 2 misuse, bad input or a file that cannot be read or written,
+3 the server or the log failed, 130 stopped by Ctrl-C, 141 nobody reads the output any more (`... | head`).
 """
 
 from __future__ import annotations
@@ -8,6 +9,7 @@ from __future__ import annotations
 import argparse
 import json
 import logging
+import os
 import sys
 from collections.abc import Callable
 from typing import TYPE_CHECKING
@@ -18,7 +20,7 @@ from inference_client import arguments
 if TYPE_CHECKING:
     from inference_client.traffic import Traffic
 
-DONE, MISUSE, FAILED = 0, 2, 3
+DONE, MISUSE, FAILED, STOPPED, UNREAD = 0, 2, 3, 130, 141
 
 
 def build_parser() -> argparse.ArgumentParser:
@@ -45,6 +47,16 @@ def main(argv: list[str] | None = None) -> int:
     except (TemporaryError, PermanentError) as error:
         print(f"error: {error}", file=sys.stderr)
         return FAILED
+    except BrokenPipeError:
+        # What is still buffered would fail once more when the interpreter flushes it.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return UNREAD
+    except OSError as error:
+        print(f"error: {error.filename or options.command}: {error.strerror or error}", file=sys.stderr)
+        return MISUSE
+    except KeyboardInterrupt:
+        print("stopped", file=sys.stderr)
+        return STOPPED
     return DONE
 
 
@@ -129,7 +141,7 @@ def _load(options: argparse.Namespace) -> None:
 
     settings = LoadSettings(
         rate=options.rate,
-        concurrency=options.concurrency or 1,
+        concurrency=1 if options.concurrency is None else options.concurrency,
         rows_per_request=options.rows_per_request,
         seconds=options.seconds,
         warm_up_seconds=options.warm_up_seconds,

@@ -6,10 +6,12 @@ import argparse
 from datetime import date
 from pathlib import Path
 
+from components.contracts.uris import typed_uri
+
 _SERVER = "host:port of Triton's gRPC endpoint, or dns:///name:port for all replicas behind a name"
 _DEADLINE = "per request, retries included"
 _ROWS = "Parquet, TSV or CSV file of Criteo rows, plain or gzip, or a folder of them"
-_PLAN = "model repository whose traffic plan is followed; without it the one model is asked"
+_PLAN = "model repository (folder or gs:// URI) whose traffic plan is followed; without it the one model is asked"
 
 
 def add_score(parser: argparse.ArgumentParser) -> None:
@@ -43,8 +45,8 @@ def add_replay(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--max-in-flight", type=int, default=16, help="requests at once")
     parser.add_argument("--max-consecutive-failures", type=int, default=20, help="then give up with exit code 3")
     parser.add_argument("--deadline-seconds", type=float, default=30.0, help=_DEADLINE)
-    parser.add_argument("--plan", help=_PLAN)
-    parser.add_argument("--run-name", help="names the replay in request ids; random without it")
+    parser.add_argument("--plan", type=typed_uri, help=_PLAN)
+    parser.add_argument("--run-name", help="names the replay in request ids, must be new to the log; random without it")
 
 
 def add_rank(parser: argparse.ArgumentParser) -> None:
@@ -55,9 +57,9 @@ def add_rank(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--candidates", type=Path, required=True, help="file of rows; the context fills what they lack")
     parser.add_argument("--k", type=int, required=True, help="places of the list")
     parser.add_argument("--key", help="whose list it is; the same key meets the same model of a traffic plan")
-    parser.add_argument("--session-id", help="names the list in the log; random without it")
+    parser.add_argument("--session-id", help="names the list in the log, to which it must be new; random without it")
     parser.add_argument("--log", help="where to publish the list; nowhere without it")
-    parser.add_argument("--plan", help=_PLAN)
+    parser.add_argument("--plan", type=typed_uri, help=_PLAN)
     parser.add_argument("--deadline-seconds", type=float, default=30.0, help=_DEADLINE)
 
 

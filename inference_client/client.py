@@ -8,6 +8,7 @@ several models is `routing`'s.
 from __future__ import annotations
 
 import asyncio
+import re
 import time
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, replace
@@ -23,6 +24,8 @@ from inference_client.reply import check_rows
 from inference_client.retry import RetryRule, Waits, shortened
 from inference_client.scorer import Scored
 from inference_client.transport import GrpcTransport
+
+_SERVER = re.compile(r"(dns:///)?[^/\s]+:\d+")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -85,7 +88,12 @@ class ScoringClient:
             timer: Seconds, for the deadline over all attempts.
             sleep: Waits between attempts.
             jitter: The wait for a backoff.
+
+        Raises:
+            BadRequest: `server` names no port: gRPC would go to 443 and say that nobody answers.
         """
+        if not _SERVER.fullmatch(server):
+            raise BadRequest(f"server is {server!r}, expected host:port or dns:///name:port")
         self.server = server
         self._settings = settings or ClientSettings()
         self._rule, self._waits = self._settings.retry_rule(), Waits(timer, sleep, jitter)

@@ -8,6 +8,7 @@ from __future__ import annotations
 from tritonclient.utils import InferenceServerException
 
 from components.contracts.errors import ContractError, PermanentError, TemporaryError
+from components.contracts.serving import QUEUE_REFUSALS
 
 
 class ServerUnavailable(TemporaryError):
@@ -54,10 +55,6 @@ _SWITCHING = ("not at ready state", "no available versions")
 """Triton's NOT_FOUND texts while a model is being loaded, or while the server stops; both end soon."""
 
 
-_BUSY = ("maximum queue size", "Request timeout expired")
-"""Triton's UNAVAILABLE texts of a queue policy."""
-
-
 def translated(error: InferenceServerException, server: str, model: str, deadline_seconds: float) -> Exception:
     """The error of ours that says what `error` means; the message names the server."""
     status = str(error.status() or "").rpartition(".")[2]
@@ -67,7 +64,7 @@ def translated(error: InferenceServerException, server: str, model: str, deadlin
         return DeadlineExpired(f"server {server} did not answer within {deadline_seconds:g} s")
     if status == "RESOURCE_EXHAUSTED" and "larger than max" in text:
         return BadRequest(f"server {server} takes no message of this size: {text}")
-    if status == "UNAVAILABLE" and any(sign in text for sign in _BUSY):
+    if status == "UNAVAILABLE" and any(sign in text for sign in QUEUE_REFUSALS):
         return ServerBusy(f"server {server} is unavailable: {text}")
     if status in ("UNAVAILABLE", "CANCELLED", "RESOURCE_EXHAUSTED"):
         return ServerUnavailable(f"server {server} is unavailable: {text}")

@@ -11,7 +11,9 @@ from __future__ import annotations
 
 import asyncio
 import selectors
+import signal
 from collections.abc import Callable, Coroutine, Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 from itertools import cycle
 from typing import Any, NamedTuple, TypeVar
@@ -82,17 +84,40 @@ async def run_load(
     """
     requests = _cut(rows, settings.rows_per_request)
     run = _Load(scorer, requests, settings, seams or Seams())
-    return await (run.closed() if settings.rate is None else run.open(settings.rate))
+    try:
+        return await (run.closed() if settings.rate is None else run.open(settings.rate))
+    except asyncio.CancelledError:
+        await run.stop()
+        raise
 
 
 def run_precisely(main: Coroutine[Any, Any, T]) -> T:
     """`asyncio.run` with timers exact to microseconds, for up to about 1000 open sockets.
 
     The usual loop's epoll rounds every wait up to a millisecond, with which a request that takes less would be charged.
+
+    Raises:
+        KeyboardInterrupt: on Ctrl-C, once `main`, which is cancelled, has ended in order: breaking off its calls could
+            crash the server.
     """
     loop = asyncio.SelectorEventLoop(selectors.SelectSelector())
+    task = loop.create_task(main)
+    interrupted = False
+
+    def interrupt() -> None:
+        nonlocal interrupted
+        interrupted = True
+        task.cancel()
+
     try:
-        return loop.run_until_complete(main)
+        # Signals are the main thread's.
+        with suppress(ValueError, RuntimeError):
+            loop.add_signal_handler(signal.SIGINT, interrupt)
+        return loop.run_until_complete(task)
+    except asyncio.CancelledError:
+        if interrupted:
+            raise KeyboardInterrupt from None
+        raise
     finally:
         loop.run_until_complete(loop.shutdown_asyncgens())
         loop.close()
@@ -143,6 +168,12 @@ class _Load:
         for _ in range(self._settings.concurrency):
             self._track(caller())
         return await self._finish(0)
+
+    async def stop(self) -> None:
+        """Sends no more, and waits for what is in flight."""
+        self._end = self._seams.timer()
+        while self._in_flight:
+            await asyncio.wait(self._in_flight)
 
     def _schedule(self, rate: float) -> Iterator[float]:
         """When requests are due, from now to the end."""

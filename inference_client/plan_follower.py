@@ -7,8 +7,10 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import threading
 import time
 from collections.abc import Awaitable, Callable
+from contextlib import suppress
 from types import TracebackType
 from typing import Any
 
@@ -53,7 +55,7 @@ class PlanFollower:
         self.problem: str | None = None
         """Why `current` may be old; None while reading succeeds."""
         self._generation: int | None = None
-        self._reading: asyncio.Task[Stored | None] | None = None
+        self._reading: asyncio.Future[Stored | None] | None = None
         self._polling: asyncio.Task[None] | None = None
         self._hurried: asyncio.Task[None] | None = None
         self._last_read = float("-inf")
@@ -79,8 +81,7 @@ class PlanFollower:
         """Reads the plan now; one read at a time, which late comers share. Never raises for what it reads."""
         if self._reading is None or self._reading.done():
             self._last_read = self._timer()
-            read = asyncio.to_thread(self._objects.read, TRAFFIC_FILE)
-            self._reading = asyncio.get_running_loop().create_task(read)
+            self._reading = _beside(lambda: self._objects.read(TRAFFIC_FILE))
         reading = self._reading
         await asyncio.wait({reading}, timeout=self._read_seconds)
         try:
@@ -121,6 +122,36 @@ class PlanFollower:
         while True:
             await self._sleep(self._interval)
             await self.refresh()
+
+
+def _beside(read: Callable[[], Stored | None]) -> asyncio.Future[Stored | None]:
+    """What `read` answers, from a thread that nobody waits for: the loop's own would hold up the end of the process."""
+    loop = asyncio.get_running_loop()
+    future: asyncio.Future[Stored | None] = loop.create_future()
+    # Asking for the exception tells asyncio that it is not lost: its reader may be gone.
+    future.add_done_callback(lambda done: done.cancelled() or done.exception())
+
+    def settle(answer: Stored | None, error: BaseException | None) -> None:
+        if future.cancelled():
+            return
+        if error is not None:
+            future.set_exception(error)
+        else:
+            future.set_result(answer)
+
+    def work() -> None:
+        answer: Stored | None = None
+        error: BaseException | None = None
+        try:
+            answer = read()
+        except BaseException as raised:
+            error = raised
+        # A RuntimeError says that the loop has ended.
+        with suppress(RuntimeError):
+            loop.call_soon_threadsafe(settle, answer, error)
+
+    threading.Thread(target=work, name="traffic plan", daemon=True).start()
+    return future
 
 
 def _name(plan: TrafficPlan | None) -> str:

@@ -20,7 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from components.contracts.errors import ContractError, PermanentError, TemporaryError
-from components.contracts.traffic_plan import Arm, TrafficPlan
+from components.contracts.traffic_plan import TRAFFIC_FILE, Arm, TrafficPlan
 from components.storage.locations import open_objects
 from components.storage.objects import Objects
 from inference_client.client import ClientSettings, ScoringClient
@@ -40,10 +40,18 @@ SHADOW_SECONDS = 5.0
 def open_scorer(
     server: str, settings: ClientSettings | None = None, *, plan_uri: str | None = None
 ) -> ScoringClient | PlannedClient:
-    """Who scores: the one model of `server`, or whom the traffic plan of the model repository at `plan_uri` names."""
+    """Who scores: the one model of `server`, or whom the traffic plan of the model repository at `plan_uri` names.
+
+    Raises:
+        ContractError: `plan_uri` is a folder that is not there: no plan would ever be found in it.
+    """
     if plan_uri is None:
         return ScoringClient(server, settings)
-    return PlannedClient(server, open_objects(plan_uri), settings)
+    objects = open_objects(plan_uri)
+    plan = objects.local(TRAFFIC_FILE)
+    if plan is not None and not plan.parent.is_dir():
+        raise ContractError(f"plan is {plan_uri!r}, but {plan.parent} is no folder, expected the model repository")
+    return PlannedClient(server, objects, settings)
 
 
 class PlannedClient:

@@ -88,7 +88,8 @@ def layout_of(line: str, path: Path) -> Layout:
     fields = [field.strip().lower() for field in line.split(delimiter)]
     if _CANONICAL.keys() & set(fields) - {""}:
         names = [_CANONICAL.get(field, "") for field in fields]
-        if wrong := [name for name in FEATURES if names.count(name) != 1] or names.count(LABEL) > 1:
+        wrong = [name for name in FEATURES if names.count(name) != 1] + [LABEL] * (names.count(LABEL) > 1)
+        if wrong:
             raise ContractError(f"data {path} has a header that names {wrong} not exactly once, expected every feature")
         return Layout(delimiter, {name: at for at, name in enumerate(names) if name}, len(fields), True)
     leading = {NUM_TSV_FIELDS - 1: (), NUM_TSV_FIELDS: (LABEL,), NUM_TSV_FIELDS + 1: ("", LABEL)}.get(len(fields))

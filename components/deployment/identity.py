@@ -6,7 +6,7 @@ Looks and never changes; each thing that is looked at is a `Check`. Which answer
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -95,8 +95,12 @@ def _kept_graph(recorded: Recorded, store: Path) -> Path:
 
 
 def _stored_model(recorded: Recorded, store: Path) -> Callable[[], Model]:
-    """Reads the model's manifest, when it is asked for: its absence is a finding, not the end."""
-    return lambda: Model.read(model_folder(store, recorded.model_id) / Model.MANIFEST)
+    """Reads the model's manifest, when it is asked for: its absence is a finding, not the end.
+
+    What is looked at is this store's, also where the store was moved or restored elsewhere since it wrote its URIs.
+    """
+    folder = model_folder(store, recorded.model_id).absolute()
+    return lambda: replace(Model.read(folder / Model.MANIFEST), uri=folder.as_uri())
 
 
 def _export_again(model: Model, scratch: Path) -> str:

@@ -84,7 +84,7 @@ def read_logged_rows(lake: Path, version: int) -> Iterator[LoggedRows]:
     other versions alone are not read.
 
     Raises:
-        ContractError: a file is damaged; names it.
+        ContractError: a file is damaged, or lacks a column; names it.
     """
     for path in lake_files(lake):
         try:
@@ -105,6 +105,8 @@ def _rows_of(file: Any, path: Path, version: int) -> Iterator[LoggedRows]:
         held = [pair for pair in pairs if _may_hold(group.column(names.index(pair[0])).statistics, group, version)]
         if not held:
             continue
+        if lacking := [name for name in _COLUMNS if name not in names]:
+            raise ContractError(f"{path} lacks columns {lacking}, expected those of a row that was archived")
         columns = [*_COLUMNS, *(name for pair in held for name in pair)]
         for batch in file.iter_batches(batch_size=BATCH_ROWS, row_groups=[number], columns=columns):
             for scored_by, score in held:

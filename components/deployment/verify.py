@@ -23,7 +23,7 @@ import numpy as np
 
 from components.contracts.criteo import CATEGORICAL, DENSE
 from components.contracts.errors import ContractError
-from components.contracts.uris import local_path
+from components.contracts.uris import typed_folder
 from components.deployment.graph_files import GRAPH_FILE
 from components.deployment.identity import Check, check_golden, check_identity, read_recorded
 from components.deployment.logged_rows import LoggedRows, read_logged_rows
@@ -187,10 +187,10 @@ def main(argv: list[str] | None = None) -> int:
             raise ContractError(f"tolerance is {arguments.tolerance}, expected at least 0")
         if arguments.limit is not None and arguments.limit < 1:
             raise ContractError(f"limit is {arguments.limit}, expected at least 1")
-        lake = _folder(arguments.lake)
+        store, lake = typed_folder(arguments.store, "--store"), typed_folder(arguments.lake, "--lake")
         found = verify(
             arguments.version,
-            _folder(arguments.store),
+            store,
             lake,
             tolerance=arguments.tolerance,
             limit=arguments.limit,
@@ -203,10 +203,6 @@ def main(argv: list[str] | None = None) -> int:
         print(f"error: no row of {lake} was scored by version {found.version}, expected logged rows", file=sys.stderr)
         return 2
     return 0 if found.same else 1
-
-
-def _folder(text: str) -> Path:
-    return local_path(text) if "://" in text else Path(text).resolve()
 
 
 def _told(found: Verification) -> str:

@@ -107,7 +107,8 @@ class FolderObjects:
                 if not each.startswith(".") and name.startswith(prefix):
                     try:
                         status = path.stat()
-                    except FileNotFoundError:
+                    except OSError as error:
+                        _raise_unless_absent(error)
                         continue
                     found.append(ObjectInfo(name, status.st_size, _generation(status)))
         return sorted(found)

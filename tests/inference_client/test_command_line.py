@@ -309,6 +309,44 @@ def test_score_of_another_schema_names_the_columns(server, folder, raw_table):
     assert "['C26']" in done.stderr
 
 
+@pytest.mark.parametrize(
+    ("words", "text"),
+    [
+        (("load", "--concurrency", 0), "concurrency is 0, expected at least 1"),
+        (("load", "--rate", 50, "--seconds", 0.1, "--warm-up-seconds", 0, "--json", "rows.parquet/x.json"), "rows.p"),
+        (("rank", "--context", "rows.parquet", "--k", 1, "--plan", "nowhere"), "nowhere is no folder, expected the mo"),
+    ],
+    ids=["callers", "report", "plan"],
+)
+def test_what_cannot_be_done_is_one_line_and_exit_2(server, folder, raw_table, words, text):
+    pq.write_table(raw_table(8), folder / "rows.parquet")
+    data = "--candidates" if words[0] == "rank" else "--data"
+    environment = {**os.environ, "PYTHONPATH": os.getcwd()}
+    done = run(words[0], "--server", server.url, data, "rows.parquet", *words[1:], cwd=folder, env=environment)
+    assert done.returncode == 2, done.stderr
+    assert done.stderr.startswith("error: ")
+    assert text in done.stderr
+    assert len(done.stderr.splitlines()) == 1
+
+
+def test_a_server_without_a_port_is_misuse(folder, raw_table):
+    pq.write_table(raw_table(8), folder / "rows.parquet")
+    done = run("score", "--server", "localhost", "--data", folder / "rows.parquet")
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr == "error: server is 'localhost', expected host:port or dns:///name:port\n"
+
+
+def test_whoever_reads_the_first_line_only_meets_no_traceback(server, folder, raw_table):
+    pq.write_table(raw_table(20_000), folder / "rows.parquet")
+    line = [sys.executable, "-m", "inference_client", "score", "--server", server.url, "--data"]
+    line.append(str(folder / "rows.parquet"))
+    with subprocess.Popen(line, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+        process.stdout.readline()
+        process.stdout.close()
+        assert process.wait(timeout=30) == 141
+        assert process.stderr.read() == ""
+
+
 def test_simulate_and_drift_write_what_they_say(folder):
     arguments = ["--rows", 2000, "--days", 2, "--last-day", "2026-03-02", "--seed", 7]
     done = run("simulate", "--lake", folder / "lake", "--world", folder / "w.json", *arguments)

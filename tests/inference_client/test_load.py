@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import json
+import signal
 import subprocess
 import sys
+import time
 
 import grpc
 import numpy as np
@@ -208,6 +210,25 @@ def test_precise_runs_wake_closer_than_a_millisecond():
 
     # The usual loop cannot wake before a whole millisecond, however idle the machine is.
     assert run_precisely(overshoot()) < 0.0005
+
+
+def test_a_load_that_is_interrupted_breaks_off_no_call(server, tmp_path, raw_table):
+    pq.write_table(raw_table(64), tmp_path / "rows.parquet")
+    data = ["--server", server.url, "--data", str(tmp_path / "rows.parquet"), "--rows-per-request", "8"]
+    line = [sys.executable, "-m", "inference_client", "load", *data, "--concurrency", "4", "--seconds", "60"]
+    with subprocess.Popen(line, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+        deadline = time.monotonic() + 30
+        while len(server.scoring.requests) < 50 and time.monotonic() < deadline:
+            time.sleep(0.01)
+        gate = server.scoring.wait = server.make_event()
+        asked = len(server.scoring.requests) + 4
+        while len(server.scoring.requests) < asked and time.monotonic() < deadline:
+            time.sleep(0.01)
+        process.send_signal(signal.SIGINT)
+        server.release(gate)
+        out, errors = process.communicate(timeout=30)
+    assert (process.returncode, out, errors) == (130, "", "stopped\n")
+    assert server.scoring.cancelled == 0
 
 
 def command(server, folder, *extra):

@@ -145,6 +145,25 @@ def test_storage_that_hangs_holds_up_no_request(served, objects, make_rows):
     assert asyncio.run(run()).model_version == 3
 
 
+def test_storage_that_hangs_holds_up_no_end(served, make_rows):
+    released = threading.Event()
+    # Ends what would wait for it, late enough to be noticed.
+    late = threading.Timer(20, released.set)
+    late.start()
+
+    async def run():
+        storage = Failing(lambda name: released.wait(30) and None)
+        async with PlannedClient(served.url, storage, plan=PlanFollower(storage, read_seconds=0.05)) as client:
+            return await client.score(*make_rows(2))
+
+    try:
+        assert asyncio.run(run()).model_version == 3
+        assert not released.is_set()
+    finally:
+        late.cancel()
+        released.set()
+
+
 def test_an_absent_canary_costs_no_request_and_the_plan_is_read_at_once(
     served, objects, publish, make_rows, score_rows
 ):

@@ -170,8 +170,9 @@ def test_pandas_integers_with_a_point_are_integers(tmp_path, raw_table):
         (b"a,b,c\n", "no Criteo file: its first line has 1 tab-separated and 3 comma-separated"),
         (b"Label,I1,I2\n0,1,2\n", "names \\['I3'.*not exactly once"),
         (gzip.compress(b"0\t1\n" * 5000)[:-20], "no Criteo file|damaged gzip"),
+        (",".join(["Label", "label", *FEATURES]).encode(), "names \\['label'\\] not exactly once"),
     ],
-    ids=["empty", "other", "header", "truncated"],
+    ids=["empty", "other", "header", "truncated", "labels"],
 )
 def test_what_is_no_criteo_file_is_told(tmp_path, content, text):
     (tmp_path / "rows.csv").write_bytes(content)

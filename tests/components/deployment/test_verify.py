@@ -322,6 +322,14 @@ def test_a_version_that_answered_as_a_canary_is_verified_like_a_released_one(
     assert "canary" in journal.detail
 
 
+def test_a_store_that_was_moved_is_verified_where_it_lies_now(released, lake, store):
+    folder = lake(released())
+    moved = store.rename(store.with_name("restored"))
+    found = verify(VERSION, moved, folder)
+    assert found.same, found.checks
+    assert found.num_rows == NUM_ROWS
+
+
 def test_answers_of_a_version_that_was_withdrawn_again_are_verified(lake, store, settings, make_candidate):
     def fail(place):
         if place == "config written":
@@ -366,6 +374,7 @@ def test_misuse_is_one_clear_line(released, lake, store, capsys, words, message)
 
 def test_a_lake_without_its_rows_or_with_a_damaged_file_proves_nothing(released, lake, store, tmp_path, capsys):
     done = released()
+    (tmp_path / "empty").mkdir()
     code, said = run(capsys, VERSION, "--store", store, "--lake", tmp_path / "empty")
     assert code == 2
     assert "was scored by version 1, expected logged rows" in said.err
@@ -375,6 +384,23 @@ def test_a_lake_without_its_rows_or_with_a_damaged_file_proves_nothing(released,
     code, said = run(capsys, VERSION, "--store", store, "--lake", folder)
     assert code == 2
     assert "part-a.parquet is not a readable Parquet file" in said.err
+
+
+def test_a_logged_row_without_its_request_is_named_as_such(released, lake, store, capsys):
+    folder = lake(released())
+    path = folder / "day=2026-01-02" / "part-a.parquet"
+    pq.write_table(pq.read_table(path).drop_columns(["request_id"]), path)
+    code, said = run(capsys, VERSION, "--store", store, "--lake", folder)
+    assert code == 2
+    assert "part-a.parquet lacks columns ['request_id'], expected those of a row that was archived" in said.err
+
+
+@pytest.mark.parametrize("flag", ["--store", "--lake"])
+def test_a_folder_that_is_not_there_is_misuse_and_said_before_any_work(released, lake, store, tmp_path, capsys, flag):
+    folders = {"--store": store, "--lake": lake(released()), flag: tmp_path / "nowhere"}
+    code, said = run(capsys, VERSION, *[word for pair in folders.items() for word in pair])
+    assert (code, said.out) == (2, "")
+    assert said.err.startswith(f"error: {flag} is '{tmp_path}/nowhere', but")
 
 
 def _largest(folder):

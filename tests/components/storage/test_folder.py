@@ -43,7 +43,8 @@ def test_what_a_killed_writer_left_is_no_object_and_goes_at_the_next_change(tmp_
     left = tmp_path / "click_model_candidate" / "4"
     with whole_file(left / "model.onnx") as file:
         # Its name while it is unfinished is kept beside, as a kill here would.
-        os.link(file.name, left / f"{Path(file.name).name[:-1]}f")
+        written = Path(file.name).name
+        os.link(file.name, left / (written[:-1] + ("0" if written.endswith("f") else "f")))
     (left / "model.onnx").unlink()
     (left / ".gitignore").touch()
     (tmp_path / "a" / "b").mkdir(parents=True)
@@ -123,6 +124,14 @@ def test_a_folder_where_an_object_should_be_is_told(tmp_path):
     with pytest.raises(PermanentError, match=str(tmp_path)):
         objects.write("a/b/c", b"2")
     assert [each.name for each in objects.list()] == ["a/b"]
+
+
+def test_a_file_that_cannot_be_looked_at_is_told_by_a_listing(tmp_path):
+    objects = FolderObjects(tmp_path / "root")
+    objects.write("a/b", b"1")
+    os.symlink("turns", tmp_path / "root" / "a" / "turns")
+    with pytest.raises(PermanentError, match="turns: Too many levels of symbolic links"):
+        objects.list()
 
 
 def test_a_source_file_that_is_absent_is_named(tmp_path):
