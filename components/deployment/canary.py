@@ -15,9 +15,8 @@ from collections.abc import Callable
 
 from components.contracts.errors import ContractError, TemporaryError
 from components.deployment import canary_state
-from components.deployment.canary_policy import judge
 from components.deployment.canary_start import start
-from components.deployment.canary_step import advance, evidence_of, step
+from components.deployment.canary_step import advance, judged, step
 from components.deployment.canary_terms import DRAINING, ENDED, NONE, CanarySettings, Step, aborted, held
 from components.deployment.repository import ModelRepository
 from components.storage.locations import open_objects
@@ -77,7 +76,7 @@ def status(settings: CanarySettings) -> Step:
     at_work = canary_state.active(settings.site.store)
     if plan is None or plan.canary is None:
         return Step(action=NONE if at_work is None else DRAINING, reason=plan.reason if plan else "there is no plan")
-    found = judge(*evidence_of(plan, settings), settings.policy)
+    found = judged(plan, settings)
     return held(plan, found.reason, found)
 
 

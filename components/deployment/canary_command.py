@@ -11,11 +11,11 @@ from dataclasses import asdict, fields, replace
 
 from components.contracts.manifests import RawDataset, Verdict
 from components.contracts.model_store import read_serving_place, stored_model, verdict_paths
-from components.contracts.uris import local_path
+from components.contracts.uris import local_path, typed_uri
 from components.deployment import canary
 from components.deployment.canary_policy import CanaryPolicy
 from components.deployment.canary_start import FIRST_SHARE, SHADOW_SHARE
-from components.deployment.command_line import add_site_flags, exit_code, site_of
+from components.deployment.command_line import add_site_flags, exit_code, reason, site_of
 from components.deployment.discovery import parse_urls
 from components.deployment.release_settings import ReleaseSettings
 
@@ -27,7 +27,7 @@ _HELP = {
     "growth_alpha": "most probability, per stage, of growing one that is worse by a margin",
     "auc_margin": "loss of AUC that is put up with",
     "log_loss_margin": "loss in nats per row that is put up with",
-    "min_requests": "requests of each arm before errors and latency count",
+    "min_requests": "requests of each arm before errors and latency count; latency aborts after ten times as many",
     "error_margin": "rate of failures beyond stable's that is put up with",
     "error_alpha": "most probability of aborting by errors a model that fails no more than that",
     "max_latency_ratio": "most mean latency, as a multiple of stable's",
@@ -36,7 +36,7 @@ _HELP = {
 
 def build_parser() -> argparse.ArgumentParser:
     """The commands and their flags."""
-    parser = argparse.ArgumentParser(prog="python -m components.deployment.canary", description=canary.__doc__)
+    parser = argparse.ArgumentParser(prog="evergreen canary", description=canary.__doc__)
     commands = parser.add_subparsers(dest="command", required=True)
     start = _command(commands, "start", "load a judged model beside the live one and send it traffic")
     start.add_argument("--model-id", required=True, help="the stored model")
@@ -52,8 +52,8 @@ def build_parser() -> argparse.ArgumentParser:
         ("advance", "take it to the next share, or to all, on a person's word"),
     ):
         command = _command(commands, name, summary)
-        command.add_argument("--archive", help="the monitor's archive, folder URI")
-        command.add_argument("--lake", help="the lake, folder URI")
+        command.add_argument("--archive", type=typed_uri, help="the monitor's archive, folder or its URI")
+        command.add_argument("--lake", type=typed_uri, help="the lake, folder or its URI")
         for rule in fields(CanaryPolicy):
             flag, default = f"--{rule.name.replace('_', '-')}", rule.default
             if rule.name == "shares":
@@ -63,11 +63,11 @@ def build_parser() -> argparse.ArgumentParser:
                     flag, type=type(default), default=default, help=_HELP[rule.name] + " (default: %(default)s)"
                 )
         if name == "advance":
-            command.add_argument("--reason", required=True, help="why, for the journal")
+            command.add_argument("--reason", type=reason, required=True, help="why, for the journal")
         if name == "watch":
             command.add_argument("--interval-seconds", type=float, default=30.0, help="between two steps")
     abort = _command(commands, "abort", "take the canary's traffic back at once")
-    abort.add_argument("--reason", required=True, help="why, for the journal")
+    abort.add_argument("--reason", type=reason, required=True, help="why, for the journal")
     return parser
 
 
@@ -97,7 +97,7 @@ def _run(arguments: argparse.Namespace) -> str:
         return _start(arguments)
     settings = _settings(arguments)
     if arguments.command == "abort":
-        canary.abort(settings, arguments.reason)
+        _tell(canary.abort(settings, arguments.reason))
         return _said(canary.watch(settings, interval_seconds=1.0))
     if arguments.command == "watch":
         return _said(canary.watch(settings, interval_seconds=arguments.interval_seconds, tell=_tell))

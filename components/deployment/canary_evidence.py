@@ -1,8 +1,10 @@
 """Rows that stable and canary both scored, with what came of them: the pairs that a canary is judged by.
 
 Reads matured rows where the monitor leaves them, the archive and the lake (`day=YYYY-MM-DD/*.parquet` of
-`contracts.criteo` with its shadow columns). A row counts whichever arm served it. What the pairs say is
-`canary_policy`'s.
+`contracts.criteo` with its shadow columns). A row counts whichever arm served it: requests are drawn for the shadow
+alike in both arms, and nobody chose their rows. Ranked lists, whose rows the serving arm chose, have no shadow columns
+there (`monitoring.archive`), so where all traffic is ranked there are no pairs, and a person advances the canary. What
+the pairs say is `canary_policy`'s.
 """
 
 from __future__ import annotations

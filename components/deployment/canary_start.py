@@ -19,8 +19,8 @@ from components.contracts.serving import CANARY_NAME, MODEL_NAME
 from components.contracts.traffic_plan import Arm, Baseline, TrafficPlan
 from components.contracts.uris import local_path
 from components.deployment import canary_state
-from components.deployment.canary_metrics import Fetch, addresses, fetch, read_baseline
-from components.deployment.discovery import Resolve, resolve
+from components.deployment.canary_metrics import Fetch, fetch, read_baseline
+from components.deployment.discovery import Resolve, addresses, resolve
 from components.deployment.make_live import stage_version
 from components.deployment.parity import GoldenRows
 from components.deployment.prepare import forget, prepare_version

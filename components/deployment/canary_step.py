@@ -13,14 +13,15 @@ from datetime import datetime
 
 from components.contracts.errors import ContractError, PermanentError, TemporaryError
 from components.contracts.promotion_journal import Promotion
-from components.contracts.traffic_plan import TrafficPlan
+from components.contracts.traffic_plan import Baseline, TrafficPlan
 from components.deployment import canary_state
-from components.deployment.canary_evidence import Pairs, read_pairs
-from components.deployment.canary_metrics import ArmCounts, addresses, read_baseline, since
+from components.deployment.canary_evidence import read_pairs
+from components.deployment.canary_metrics import read_baseline, since, uncounted
 from components.deployment.canary_policy import ABORT, GROW, Judgement, judge
 from components.deployment.canary_settle import settle
 from components.deployment.canary_start import grow, load_everywhere
 from components.deployment.canary_terms import ABORTED, CHANGED, GROWN, RELEASED, CanarySettings, Step, aborted, held
+from components.deployment.discovery import addresses
 from components.deployment.promote import promote_version
 from components.deployment.recovery import opened
 from components.deployment.repository import ModelRepository
@@ -28,6 +29,8 @@ from components.deployment.site import Site
 from components.storage.locations import open_objects
 
 logger = logging.getLogger(__name__)
+
+_CHANGED = "the plan changed while its evidence was read"
 
 
 def step(settings: CanarySettings) -> Step:
@@ -47,7 +50,16 @@ def step(settings: CanarySettings) -> Step:
         raise
     if isinstance(plan, Step):
         return plan
-    found = judge(*evidence_of(plan, settings), settings.policy)
+    seen, unread = _counters(plan, settings)
+    if fresh := uncounted(plan.baseline, seen or {}):
+        counted = plan.next(baseline={**plan.baseline, **fresh})
+        if not _replace(plan, counted, settings):
+            return Step(action=CHANGED, reason=_CHANGED, wait_seconds=0.0)
+        logger.info("errors and latency of %s are counted from now on", ", ".join(fresh))
+        if not plan.baseline:
+            return held(counted, "counting errors and latency from now on")
+        plan = counted
+    found = _judge(plan, settings, seen, unread)
     if found.action == ABORT:
         return _act(plan, settings, found, lambda site, at_work: _take_back(site, found))
     if found.action != GROW:
@@ -69,9 +81,6 @@ def _look(settings: CanarySettings) -> TrafficPlan | Step:
             # A server refuses it, or it answers golden rows wrongly: no evidence is needed.
             canary_state.reset_plan(site.repository, site.store, str(error), clock=site.settings.clock)
             return aborted(settings, at_work.version, str(error))
-        if settings.metrics and not plan.baseline:
-            _count_from_now(site, plan, settings)
-            return held(plan, "counting errors and latency from now on")
         return plan
 
 
@@ -81,7 +90,7 @@ def _abort_without_servers(settings: CanarySettings) -> Step | None:
     plan, at_work = repository.read_plan(), canary_state.active(store)
     if plan is None or plan.canary is None or at_work is None or at_work.version != plan.canary.version:
         return None
-    found = judge(*evidence_of(plan, settings), settings.policy)
+    found = judged(plan, settings)
     if found.action != ABORT:
         return None
     with repository.locked():
@@ -120,16 +129,29 @@ def _at_work(site: Site) -> tuple[TrafficPlan, Promotion]:
     return plan, at_work
 
 
-def _count_from_now(site: Site, plan: TrafficPlan, settings: CanarySettings) -> None:
+def judged(plan: TrafficPlan, settings: CanarySettings) -> Judgement:
+    """What the rules make of the evidence of the plan's stage.
+
+    Raises:
+        ContractError: the evidence is damaged.
+    """
+    return _judge(plan, settings, *_counters(plan, settings))
+
+
+def _counters(plan: TrafficPlan, settings: CanarySettings) -> tuple[Baseline | None, str]:
+    """What every server has counted so far; or None, and why."""
     assert plan.canary is not None
-    servers = addresses(settings.metrics, settings.resolve)
-    site.repository.write_plan(
-        plan.next(baseline=read_baseline(servers, plan.stable, plan.canary, fetch=settings.fetch))
-    )
+    if not settings.metrics:
+        return None, "no metrics address is named"
+    try:
+        servers = addresses(settings.metrics, settings.resolve)
+        return read_baseline(servers, plan.stable, plan.canary, fetch=settings.fetch), ""
+    except TemporaryError as error:
+        logger.warning("%s", error)
+        return None, str(error)
 
 
-def evidence_of(plan: TrafficPlan, settings: CanarySettings) -> tuple[Pairs, dict[str, ArmCounts] | None]:
-    """Pairs and counts of the plan's stage; None where not every server could be read."""
+def _judge(plan: TrafficPlan, settings: CanarySettings, seen: Baseline | None, unread: str) -> Judgement:
     assert plan.canary is not None
     pairs = read_pairs(
         settings.evidence,
@@ -137,15 +159,18 @@ def evidence_of(plan: TrafficPlan, settings: CanarySettings) -> tuple[Pairs, dic
         canary=plan.canary.version,
         since=datetime.fromisoformat(plan.published_at),
     )
-    if not settings.metrics:
-        return pairs, None
-    try:
-        servers = addresses(settings.metrics, settings.resolve)
-        now = read_baseline(servers, plan.stable, plan.canary, fetch=settings.fetch)
-    except TemporaryError as error:
-        logger.warning("%s", error)
-        return pairs, None
-    return pairs, since(plan.baseline, now)
+    counts = None if seen is None else since(plan.baseline, seen)
+    return judge(pairs, counts, settings.policy, unread=unread)
+
+
+def _replace(plan: TrafficPlan, other: TrafficPlan, settings: CanarySettings) -> bool:
+    """Writes `other` if the plan is still `plan`."""
+    repository = ModelRepository(open_objects(settings.site.repository))
+    with repository.locked():
+        if repository.read_plan() != plan:
+            return False
+        repository.write_plan(other)
+    return True
 
 
 def _act(
@@ -158,7 +183,7 @@ def _act(
     with _opened(settings) as site:
         now, at_work = site.repository.read_plan(), canary_state.active(site.store)
         if now != plan or at_work is None or plan.canary is None or at_work.version != plan.canary.version:
-            return Step(action=CHANGED, reason="the plan changed while its evidence was read", wait_seconds=0.0)
+            return Step(action=CHANGED, reason=_CHANGED, wait_seconds=0.0)
         action, share = act(site, at_work)
         logger.info("canary %d: %s, share %g: %s", at_work.version, action, share, found.reason)
         wait = settings.drain_seconds if action in (RELEASED, ABORTED) else None

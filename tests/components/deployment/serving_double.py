@@ -10,7 +10,7 @@ from collections import Counter
 
 import numpy as np
 
-from components.contracts.errors import PermanentError, TemporaryError
+from components.contracts.errors import ContractError, PermanentError, TemporaryError
 from components.deployment.canary_metrics import COUNTERS
 from components.deployment.graph_files import GRAPH_FILE
 from components.deployment.parity import GoldenRows, open_graph, score
@@ -41,8 +41,11 @@ class ServerDouble:
         config = self.repository / name / "config.pbtxt"
         if not config.exists():
             raise PermanentError(f"triton {self.url}: load of {name} failed: no config")
-        loaded = {v: open_graph(self.repository / name / str(v) / GRAPH_FILE) for v in versions_of(config.read_text())}
-        self.models[name] = loaded
+        versions = versions_of(config.read_text())
+        try:
+            self.models[name] = {v: open_graph(self.repository / name / str(v) / GRAPH_FILE) for v in versions}
+        except ContractError as error:
+            raise PermanentError(f"triton {self.url}: failed to load {name}: {error}") from error
 
     def unload(self, name):
         self._answering()
@@ -67,7 +70,7 @@ class ServerDouble:
             self.counted[counter][name, version] += number
 
     def restart(self):
-        """As the real one: what its configurations name is loaded, everything counts from zero."""
+        """As a pod told to load the live model alone: what that configures is loaded, everything counts from zero."""
         self.is_up, self.models = True, {}
         self.counted = {name: Counter() for name in COUNTERS}
         for config in self.repository.glob("click_model/config.pbtxt"):

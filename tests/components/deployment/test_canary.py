@@ -117,12 +117,12 @@ class Place:
     def actions(self):
         return [entry.action for entry in read_entries(self.store)]
 
-    def requests(self, *, canary_failures=0, canary_ms=1.0):
+    def requests(self, *, canary_failures=0, canary_ms=1.0, canary_requests=100):
         """Every server answers a stage's worth of requests of both arms."""
         plan = self.plan()
         for server in self.servers.values():
             server.count(MODEL_NAME, plan.stable.version, success=500, duration_us=500_000)
-            good = 100 - canary_failures
+            good = canary_requests - canary_failures
             server.count(
                 CANARY_NAME, plan.canary.version,
                 success=good, failure=canary_failures, duration_us=good * 1000 * canary_ms,
@@ -270,7 +270,10 @@ def test_a_worse_canary_is_aborted_and_unloaded_only_once_clients_know(place):
 
 @pytest.mark.parametrize(
     ("requests", "said"),
-    [({"canary_failures": 30}, "60 of 200 requests failed"), ({"canary_ms": 2.0}, "2.00 times")],
+    [
+        ({"canary_failures": 30}, "60 of 200 requests failed"),
+        ({"canary_ms": 2.0, "canary_requests": 500}, "2.00 times"),
+    ],
     ids=["errors", "latency"],
 )
 def test_errors_and_latency_of_all_replicas_abort_it_without_any_outcome(place, requests, said):
@@ -296,6 +299,32 @@ def test_what_servers_counted_before_the_stage_is_not_held_against_it(place):
     assert counts["success"] == 200
 
 
+@pytest.mark.parametrize("change", ["new", "restarted"])
+def test_the_warm_up_of_a_server_that_appears_or_restarts_is_not_held_against_the_canary(place, change):
+    """70 slow requests are a small part of stable's and a large one of the canary's."""
+    for server in place.servers.values():
+        server.count(MODEL_NAME, 1, success=1000, duration_us=1_000_000)
+    place.start()
+    place.requests()
+    assert "latency_ratio" in place.step().judgement.numbers
+    if change == "new":
+        place.servers["c:1"] = ServerDouble("c:1", place.repository)
+        server, metrics = place.servers["c:1"], (*URLS, "c:1")
+    else:
+        server, metrics = place.servers["b:1"], URLS
+    server.restart()
+    server.load(CANARY_NAME)
+    for name, version in ((MODEL_NAME, 1), (CANARY_NAME, 2)):
+        server.count(name, version, success=70, duration_us=700_000)
+    for _ in range(3):
+        step = place.step(metrics=metrics)
+        assert step.action == "held"
+        place.servers["a:1"].count(CANARY_NAME, 2, success=10, duration_us=10_000)
+    assert step.judgement.numbers["latency_ratio"] == pytest.approx(1.0)
+    server.count(CANARY_NAME, 2, success=500, duration_us=5_000_000)
+    assert place.step(metrics=metrics).action == "aborted", "it is counted from then on"
+
+
 def test_it_holds_while_a_server_cannot_be_read_or_none_is_named(place):
     place.start()
     place.requests()
@@ -304,8 +333,10 @@ def test_it_holds_while_a_server_cannot_be_read_or_none_is_named(place):
     def unreadable(address):
         raise TemporaryError(f"metrics of {address} cannot be read")
 
-    assert place.step(fetch=unreadable).action == "held"
-    assert place.step(metrics=()).action == "held"
+    held = place.step(fetch=unreadable)
+    assert (held.action, held.reason) == ("held", "errors and latency are not known: metrics of a:1 cannot be read")
+    held = place.step(metrics=())
+    assert (held.action, held.reason) == ("held", "errors and latency are not known: no metrics address is named")
     assert place.step().action == "grown"
 
 
@@ -504,11 +535,14 @@ def test_what_happened_while_the_evidence_was_read_is_not_overridden(place):
     place.requests()
     place.pairs()
 
+    done = []
+
     def meanwhile(address):
-        canary.abort(place.settings(), "a person was faster")
+        done.append(canary.abort(place.settings(), "a person was faster").action)
         return place.servers[address].metrics()
 
     assert place.step(fetch=meanwhile).action == "changed"
+    assert done[0] == "aborted", "nobody is kept waiting while servers are read"
     assert (place.plan().canary, place.plan().reason) == (None, "a person was faster")
     assert current(place.store).version == 1
 

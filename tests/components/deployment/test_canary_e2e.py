@@ -13,14 +13,18 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+from components.contracts import run_notes
+from components.contracts.manifests import Release
 from components.contracts.model_store import keep_verdict
 from components.contracts.promotion_journal import current, read_entries
 from components.contracts.serving import CANARY_NAME, MODEL_NAME
 from components.contracts.traffic_plan import Arm
 from components.deployment import canary
+from components.deployment.__main__ import main as step_main
 from components.deployment.canary_command import main
 from components.deployment.canary_metrics import counted, fetch
 from components.deployment.canary_policy import CanaryPolicy
+from components.deployment.repository import ModelRepository
 from components.deployment.triton_client import Triton
 from components.storage.locations import open_objects
 from inference_client.plan_follower import PlanFollower
@@ -211,9 +215,44 @@ def test_the_command_line_starts_from_the_store_alone_and_says_what_it_did_in_js
         assert main([command, *store, *more]) == 0
         assert json.loads(capsys.readouterr().out)["action"] == action
     assert current(settings.store).reason == "seen enough"
-    assert main(["abort", *store, "--reason", " "]) == 2
+    with pytest.raises(SystemExit, match="2"):
+        main(["abort", *store, "--reason", " "])
     assert main(["step", *store, "--shares", "0.5,0.1"]) == 2
     assert "error: shares are" in capsys.readouterr().err
+    client.unload(CANARY_NAME)
+
+
+@pytest.mark.parametrize(("rollout", "share"), [("canary", 0.01), ("shadow", 0.0)])
+def test_the_pipelines_step_starts_a_canary_beside_the_live_version_and_hears_no_when_one_is_at_work(
+    deploy, settings, make_candidate, triton, client, raw_rows, tmp_path, rollout, share
+):
+    deploy(1)
+
+    def step(run, seed):
+        flags = {
+            "run": run, "store": settings.store.as_uri(), "work": tmp_path.as_uri(), "rollout": rollout,
+            "repository": settings.repository, "triton-urls": triton.grpc_url, "instances": 1,
+            "output": tmp_path / f"{run}.json",
+        }  # fmt: skip
+        for kind, manifest in zip(
+            ("model", "verdict", "raw-dataset"), make_candidate(settings.store, seed), strict=True
+        ):
+            flags[kind] = tmp_path / f"{kind}-{seed}.json"
+            manifest.write(flags[kind])
+        return step_main([f"--{name}={value}" for name, value in flags.items()])
+
+    assert step("run-2", 2) == 0
+    assert Release.read(tmp_path / "run-2.json").version == 2
+    [note] = run_notes.read_notes(settings.store, "run-2")
+    part = "is a canary" if share else "scores in the shadow"
+    assert (note.facts["version"], note.reason.partition(";")[0]) == (2, f"version 2 {part}")
+    plan = ModelRepository(open_objects(settings.repository)).read_plan()
+    assert (plan.stable.version, plan.canary.version, plan.canary_share) == (1, 2, share)
+    assert current(settings.store).version == 1
+    assert client.infer(CANARY_NAME, *raw_rows(3))[1] == 2
+    assert client.infer(MODEL_NAME, *raw_rows(3))[1] == 1
+    assert step("run-3", 3) == 1, "refused: another one is at work"
+    assert ModelRepository(open_objects(settings.repository)).read_plan() == plan
     client.unload(CANARY_NAME)
 
 
@@ -233,4 +272,5 @@ def test_the_servers_counters_are_those_of_each_arm_by_version(beside, triton, c
     assert (deltas["stable"]["success"], deltas["canary"]["success"]) == (3, 5)
     assert deltas["stable"]["failure"] == deltas["canary"]["failure"] == 0
     assert 0 < sum(delta["duration_us"] for delta in deltas.values()) < elapsed_us
+    assert all(0 < delta["infer_us"] < delta["duration_us"] for delta in deltas.values())
     assert before["canary"]["success"] > 0, "warm-up and probe had been counted before the baseline"

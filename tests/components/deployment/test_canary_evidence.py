@@ -15,7 +15,8 @@ import pytest
 from components.contracts.errors import ContractError, TemporaryError
 from components.contracts.traffic_plan import Arm
 from components.deployment.canary_evidence import read_pairs
-from components.deployment.canary_metrics import ArmCounts, addresses, counted, fetch, read_baseline, since
+from components.deployment.canary_metrics import ArmCounts, counted, fetch, read_baseline, since, uncounted
+from components.deployment.discovery import addresses
 
 BEGIN = datetime(2026, 1, 1, 23, 59, 30, tzinfo=timezone.utc)
 STABLE, CANARY = Arm(model_name="click_model", version=3), Arm(model_name="click_model_canary", version=4)
@@ -126,13 +127,14 @@ nv_inference_count{model="click_model",version="3"} 6400
 def test_counters_are_read_per_model_and_version_and_failures_of_all_reasons(tmp_path):
     found = counted(METRICS, {"stable": STABLE, "canary": CANARY})
     assert found == {
-        "stable": {"success": 100, "failure": 3, "duration_us": 1.5e6, "queue_us": 250},
-        "canary": {"success": 10, "failure": 0, "duration_us": 0, "queue_us": 0},
+        "stable": one(100, 3, 1.5e6, 250),
+        "canary": one(10),
     }
 
 
 def one(success, failure=0.0, duration_us=0.0, queue_us=0.0):
-    return {"success": success, "failure": failure, "duration_us": duration_us, "queue_us": queue_us}
+    counters = {"success": success, "failure": failure, "duration_us": duration_us, "queue_us": queue_us}
+    return {**counters, "infer_us": 0.0, "cache_hits": 0.0}
 
 
 NOTHING = one(0.0)
@@ -152,12 +154,16 @@ def test_replicas_are_added_before_anything_is_divided():
     assert found.mean_ms == pytest.approx(1.09), "the mean of the means would be 5.5"
 
 
-def test_a_restarted_server_counts_from_zero_and_a_new_one_in_full():
+def test_a_server_that_restarted_or_is_new_counts_once_it_has_a_baseline_and_not_before():
+    """What it has counted by then is its warm-up, which is slow and nobody's request."""
     before = {"a": {"stable": one(500.0, 9.0), "canary": one(50.0)}, "gone": {"stable": one(5.0), "canary": NOTHING}}
     after = {"a": {"stable": one(20.0, 1.0), "canary": one(60.0)}, "new": {"stable": one(7.0), "canary": one(3.0)}}
     found = since(before, after)
-    assert (found["stable"].success, found["stable"].failure) == (27, 1)
-    assert found["canary"].success == 13
+    assert (found["stable"].success, found["stable"].failure, found["canary"].success) == (0, 0, 0)
+    fresh = {**before, **uncounted(before, after)}
+    assert set(uncounted(before, after)) == {"a", "new"}
+    assert {counts.requests for counts in since(fresh, after).values()} == {0}
+    assert uncounted(fresh, after) == {}
 
 
 def test_nothing_answered_has_no_mean():

@@ -30,7 +30,7 @@ def expit(x):
     return 1 / (1 + np.exp(-x))
 
 
-def world(seed, num_pairs, *, stable_noise=0.5, canary_noise=0.5, rows=1, canary_shift=0.0):
+def world(seed, num_pairs, *, stable_noise=0.5, canary_noise=0.5, rows=1, canary_shift=0.0, base=-1.0):
     """Pairs of two models that see a planted logit through noise; rows of one request share most of both."""
     random = np.random.default_rng(seed)
     requests = np.repeat(np.arange(math.ceil(num_pairs / rows)), rows)[:num_pairs]
@@ -39,7 +39,7 @@ def world(seed, num_pairs, *, stable_noise=0.5, canary_noise=0.5, rows=1, canary
         own, of_request = random.normal(0, 1, num_pairs), random.normal(0, 1, requests[-1] + 1)[requests]
         return scale * (own if rows == 1 else 0.5 * own + math.sqrt(0.75) * of_request)
 
-    truth = -1.0 + shared(1.0)
+    truth = base + shared(1.0)
     return Pairs(
         labels=(random.random(num_pairs) < expit(truth)).astype(np.uint8),
         stable=expit(truth + shared(stable_noise)).astype(np.float32),
@@ -71,8 +71,26 @@ def test_an_equal_model_is_aborted_no_more_often_than_stated(rows):
     # No growth here: the margins are out of reach, so that every look of every stage can err.
     strict = CanaryPolicy(min_pairs=500, max_looks=4, auc_margin=1e-6, log_loss_margin=1e-6, shares=(0.01,))
     aborted = sum(run(seed, strict, rows=rows)[0] == ABORT for seed in range(REPEATS))
-    bound = strict.alpha * REPEATS + 2.33 * math.sqrt(REPEATS * strict.alpha * (1 - strict.alpha))
+    stated = 2 * strict.max_looks * strict.level  # of one stage
+    bound = stated * REPEATS + 2.33 * math.sqrt(REPEATS * stated * (1 - stated))
     assert aborted <= bound, f"{aborted} of {REPEATS}"
+
+
+@pytest.mark.parametrize("rows", [1, 10], ids=["single rows", "lists of ten"])
+def test_few_clicks_are_no_evidence_however_many_pairs_there_are(rows):
+    """Three clicks among 2000 pairs: a normal approximation would abort one equal model in thirty at a single look."""
+    policy = CanaryPolicy()
+    found = [judge(world(seed, 2000, base=-7.0, rows=rows), HEALTHY, policy) for seed in range(250)]
+    aborted = sum(f.action == ABORT for f in found)
+    assert aborted <= 3, f"{aborted} of {len(found)}, where {2 * policy.level:.4f} of them are allowed"
+    assert not any(f.action == GROW for f in found)
+
+
+def test_every_stage_that_a_canary_can_pass_has_its_part_of_the_stated_rate():
+    """A shadow is judged too, and so is a first share that is none of the policy's."""
+    policy = CanaryPolicy(shares=(0.01, 0.05))
+    stages = ["shadow", "first share", *policy.shares]
+    assert policy.level * 2 * policy.max_looks * len(stages) <= policy.alpha * (1 + 1e-9)
 
 
 def test_a_worse_model_is_aborted_with_power_and_early():
@@ -188,10 +206,27 @@ def test_latency_beyond_the_bound_aborts_and_only_failures_leave_nothing_to_time
     found = judge_counts(slow, POLICY, {})
     assert found.action == ABORT
     assert "1.60 times" in found.reason
+    few = {**slow, "canary": ArmCounts(999, 0, 1.6e6, 0)}
+    assert judge_counts(few, POLICY, {}).action == HOLD, "too few for a mean that no stall moves"
     nearly = {**slow, "canary": ArmCounts(1000, 0, 1.5e6, 0)}
     assert judge_counts(nearly, POLICY, {}).action == GROW
     neither = {"stable": ArmCounts(0, 1000, 0, 0), "canary": ArmCounts(0, 1000, 0, 0)}
     assert judge_counts(neither, POLICY, {}).action == HOLD
+
+
+def test_answers_from_a_cache_are_no_measure_of_a_model():
+    """Stable's cache has seen nine in ten of its requests, the canary's none: as models they are equally fast."""
+    stable = ArmCounts(10_000, 0, 2_800_000, 0, infer_us=1_500_000, cache_hits=9_000)
+    canary = ArmCounts(2000, 0, 4_000_000, 0, infer_us=3_000_000)
+    numbers = {}
+    assert judge_counts({"stable": stable, "canary": canary}, CanaryPolicy(), numbers).action == GROW
+    assert numbers["latency_ratio"] == pytest.approx(1.0)
+    slow = canary._replace(infer_us=6_000_000)
+    found = judge_counts({"stable": stable, "canary": slow}, CanaryPolicy(), {})
+    assert found.action == ABORT
+    assert "2.00 times stable's 1.5 ms" in found.reason
+    cached = stable._replace(cache_hits=9_950)
+    assert judge_counts({"stable": cached, "canary": canary}, CanaryPolicy(), {}).action == HOLD
 
 
 def test_errors_may_be_tested_at_every_request_and_still_err_as_seldom_as_stated():
