@@ -28,6 +28,7 @@ from components.contracts.promotion_journal import INTENT, RELEASE, read_entries
 from components.contracts.serving import CATEGORICAL_INPUT, DENSE_INPUT, MODEL_NAME, PROBABILITY_OUTPUT
 from components.deployment.parity import open_graph
 from components.deployment.triton_client import Triton
+from pipelines.local.runner import yielding
 from pipelines.local.triton import TritonServer
 
 PARITY = 1e-5
@@ -238,7 +239,10 @@ async def _one_release(
     try:
         await asyncio.sleep(sizes.quiet_seconds)
         began = time.perf_counter()
-        process = await asyncio.create_subprocess_exec(*command, cwd=REPOSITORY, stderr=asyncio.subprocess.PIPE)
+        # As the local pipeline runs its steps.
+        process = await asyncio.create_subprocess_exec(
+            *yielding(command), cwd=REPOSITORY, stderr=asyncio.subprocess.PIPE, start_new_session=True
+        )
         _, complaint = await process.communicate()
         ended = time.perf_counter()
         await asyncio.sleep(1.0)

@@ -30,9 +30,7 @@ from components.deployment.triton_config import ServingOptions
 logger = logging.getLogger(__name__)
 
 
-def make_live(
-    site: Site, target: Release, line: Promotion, *, options: ServingOptions, beside: tuple[int, ...] = ()
-) -> Promotion:
+def make_live(site: Site, target: Release, line: Promotion, *, options: ServingOptions) -> Promotion:
     """The journal's line that made `target` live on every server.
 
     Args:
@@ -40,7 +38,6 @@ def make_live(
         target: The version; its graph and golden rows are in the store, or still in the repository.
         line: What the journal will say (`Site.entry`); announced as an intent first.
         options: How it is served.
-        beside: Versions in the repository that stay loaded beside it, all lower.
 
     Raises:
         ContractError: its files are absent or damaged.
@@ -49,6 +46,9 @@ def make_live(
     """
     version, repository = target.version, site.repository
     was_there = version in repository.versions()
+    if not was_there:
+        # Before the intent, which keeps the configuration to go back to: it must not name what is being replaced.
+        repository.leave_out(version)
     with announced(site, line):
         try:
             if was_there:
@@ -58,7 +58,7 @@ def make_live(
             written = switch(
                 site,
                 version,
-                config=repository.config_for(version, sorted({*beside, version}), options),
+                config=repository.config_for(version, [version], options),
                 golden=repository.golden_rows(version),
                 record=lambda: _recorded(site, line),
             )

@@ -18,7 +18,7 @@ from components.contracts.promotion_journal import Promotion
 from components.deployment.command_line import add_site_flags, exit_code, site_of
 from components.deployment.discovery import Resolve, resolve
 from components.deployment.make_live import make_live
-from components.deployment.release import beside_of, release
+from components.deployment.release import release
 from components.deployment.release_settings import ReleaseSettings
 from components.deployment.repository import ModelRepository
 from components.deployment.rollback import options_for
@@ -43,8 +43,7 @@ def promote_version(site: Site, version: int, *, reason: str, decision: str | No
     """
     target = Release.read(release_path(site.store, version))
     line = site.entry(promotion_journal.PROMOTE, target, reason=reason, trigger_id=target.trigger_id, decision=decision)
-    beside = tuple(other for other in beside_of(site) if other < version)
-    return make_live(site, target, line, options=options_for(site, version), beside=beside)
+    return make_live(site, target, line, options=options_for(site, version))
 
 
 def promote_model(
@@ -102,7 +101,7 @@ def _as_served_now(settings: SiteSettings) -> ReleaseSettings:
 
 def build_parser() -> argparse.ArgumentParser:
     """The flags of a promotion."""
-    parser = argparse.ArgumentParser(prog="python -m components.deployment.promote", description=__doc__)
+    parser = argparse.ArgumentParser(prog="evergreen promote", description=__doc__)
     add_site_flags(parser)
     parser.add_argument("--model-id", required=True, help="the stored model")
     parser.add_argument("--override", required=True, metavar="REASON", help="why it goes live all the same")

@@ -5,7 +5,9 @@ live; graph built and parity proven; both kept in the model store under a new ve
 `make_live`: announced in the journal, staged and read back, rehearsed on every server, published by one write of the
 configuration, switched to, recorded. A version number that the journal ever named is never given again.
 
-The previous version stays loaded beside the new one, so `rollback` needs no load to have worked.
+Only the new version is named to the servers. Triton loads it before it lets the previous one go, which answers what it
+has begun; a previous version kept loaded would gain nothing, since Triton loads every named version anew whenever the
+configuration changed. It stays in the repository and in the store, and a rollback loads it from there.
 """
 
 from __future__ import annotations
@@ -71,7 +73,7 @@ def release(
         with watch.time("go_live"):
             line = _make_live(site, target, verdict, settings, override)
         done = replace(target, extra={**target.extra, "seconds": dict(watch.seconds)})
-        done.write(release_path(site.store, done.version))
+        _note_seconds(site, done)
         tidy(site, settings, line)
         logger.info("version %d is live, model %s", done.version, model.model_id)
         return done
@@ -88,17 +90,19 @@ def _make_live(
         decision=verdict.decision,
     )
     try:
-        return make_live(site, target, line, options=settings.options, beside=beside_of(site))
+        return make_live(site, target, line, options=settings.options)
     except BaseException:
-        if not site.is_published:
+        if not site.is_published and site.holds_lock():
             forget(site.store, target.version)
         raise
 
 
-def beside_of(site: Site) -> tuple[int, ...]:
-    """The version that stays loaded beside a new one: the live one, if the repository holds it."""
-    live = site.live
-    return (live.version,) if live is not None and live.version in site.repository.versions() else ()
+def _note_seconds(site: Site, done: Release) -> None:
+    """Writes the manifest again, now with all seconds; the release stands whether or not this works."""
+    try:
+        done.write(release_path(site.store, done.version))
+    except OSError as error:
+        logger.warning("version %d is live, but its seconds could not be noted: %s", done.version, error)
 
 
 def _confirm(live: Promotion, site: Site, settings: ReleaseSettings) -> Release:

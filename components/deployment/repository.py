@@ -30,7 +30,13 @@ from components.deployment.parity import GoldenRows
 from components.deployment.repository_files import RECORD_FILE, assemble, warmup_files
 from components.deployment.repository_lock import LEASE_SECONDS, Check, exclusive
 from components.deployment.repository_versions import VersionFolders
-from components.deployment.triton_config import ServingOptions, triton_config, versions_of, warmup_files_of
+from components.deployment.triton_config import (
+    ServingOptions,
+    triton_config,
+    versions_of,
+    warmup_files_of,
+    with_versions,
+)
 from components.storage.folder import FolderObjects
 from components.storage.objects import ABSENT, Changed, Objects
 
@@ -159,7 +165,7 @@ class ModelRepository:
         Raises:
             PermanentError: what is read back is not what was written, or there is no room.
         """
-        self._check_held()
+        self.check_held()
         self._clear_broken()
         self.discard_candidate()
         with TemporaryDirectory(prefix="evergreen-stage-") as scratch:
@@ -167,7 +173,8 @@ class ModelRepository:
                 self.objects.write(f"{CANDIDATE_NAME}/{version}/{name}", path, if_generation=ABSENT)
         self._write_warmup(CANDIDATE_NAME, golden, options)
         # Triton's cache knows a model by name and number, not by its bytes: a rehearsal must not hear a predecessor.
-        rehearsed = replace(options, response_cache=False)
+        # One instance shows what a load can reveal, and each takes processor time from the version that serves.
+        rehearsed = replace(options, response_cache=False, instances=1)
         self.objects.write(
             f"{CANDIDATE_NAME}/{CONFIG_FILE}", self._config(CANDIDATE_NAME, golden, [version], rehearsed)
         )
@@ -182,7 +189,7 @@ class ModelRepository:
         Raises:
             ContractError: it is not staged whole, or its number is taken.
         """
-        self._check_held()
+        self.check_held()
         record = self._staged.record(version)
         prefix = f"{CANDIDATE_NAME}/{version}/"
         for each in self.objects.list(prefix):
@@ -196,7 +203,7 @@ class ModelRepository:
 
     def discard_candidate(self) -> None:
         """Removes what is staged, if anything."""
-        self._check_held()
+        self.check_held()
         self._remove(f"{CANDIDATE_NAME}/{CONFIG_FILE}")
         self._remove(f"{CANDIDATE_NAME}/")
 
@@ -206,7 +213,7 @@ class ModelRepository:
         Raises:
             ContractError: the configuration names it.
         """
-        self._check_held()
+        self.check_held()
         if version in self._named():
             raise ContractError(f"version {version} is named by {self.uri}/{MODEL_NAME}/{CONFIG_FILE}, expected not")
         self._remove(f"{MODEL_NAME}/{version}/{RECORD_FILE}")
@@ -217,7 +224,7 @@ class ModelRepository:
 
         Broken-off copies go too, and the rows of warm-ups that the configuration no longer names.
         """
-        self._check_held()
+        self.check_held()
         self._clear_broken()
         versions = self.versions()
         kept = keep | self._named() | set(versions[-num_kept:])
@@ -242,7 +249,7 @@ class ModelRepository:
         Raises:
             Changed: another wrote it since this lock was taken.
         """
-        self._check_held()
+        self.check_held()
         name = f"{MODEL_NAME}/{CONFIG_FILE}"
         try:
             if text is None:
@@ -253,12 +260,24 @@ class ModelRepository:
         except Changed as error:
             raise Changed(f"another deployment changed {self.uri}/{name} since this one began") from error
 
+    def leave_out(self, version: int) -> None:
+        """Takes `version` out of the configuration that names it beside others, so that it can be put there anew.
+
+        For one that is not whole: damaged, or written before versions had records. Running servers need not be told;
+        they answer with what they have loaded.
+        """
+        self.check_held()
+        text = self.read_config()
+        named = [] if text is None else versions_of(text)
+        if text is not None and version in named and len(named) > 1:
+            self.write_config(with_versions(text, [other for other in named if other != version]))
+
     def config_for(self, version: int, versions: list[int], options: ServingOptions) -> str:
         """The configuration that serves exactly `versions`, warmed up with the golden rows of `version`.
 
         The rows are written, where they are not: Triton loads nothing by a configuration that names absent ones.
         """
-        self._check_held()
+        self.check_held()
         golden = self.golden_rows(version)
         self._write_warmup(MODEL_NAME, golden, options)
         return self._config(MODEL_NAME, golden, versions, options).decode()
@@ -270,7 +289,7 @@ class ModelRepository:
             version: Which.
             options: How it is served; default: what it was staged for.
         """
-        self._check_held()
+        self.check_held()
         self.remove_canary()
         record, golden = self._published.record(version), self.golden_rows(version)
         options = options or record.options
@@ -281,7 +300,7 @@ class ModelRepository:
 
     def remove_canary(self) -> None:
         """Removes what is under the canary's name, its configuration first."""
-        self._check_held()
+        self.check_held()
         self._remove(f"{CANARY_NAME}/{CONFIG_FILE}")
         self._remove(f"{CANARY_NAME}/")
 
@@ -297,7 +316,7 @@ class ModelRepository:
             ContractError: its sequence is not one more than that of the plan it replaces (1 for the first).
             Changed: another wrote one meanwhile.
         """
-        self._check_held()
+        self.check_held()
         stored = self.objects.read(TRAFFIC_FILE)
         generation, sequence = ABSENT, 0
         if stored is not None:
@@ -307,7 +326,12 @@ class ModelRepository:
             raise ContractError(f"sequence of the traffic plan is {plan.sequence}, expected {sequence + 1}")
         self.objects.write(TRAFFIC_FILE, plan.dumps(), if_generation=generation)
 
-    def _check_held(self) -> None:
+    def check_held(self) -> None:
+        """Returns if the lock is still held.
+
+        Raises:
+            TemporaryError: a bucket's lease ended, or another deployment took it over.
+        """
         assert self._check is not None, "changes of the model repository need its lock"
         self._check()
 

@@ -77,11 +77,18 @@ def switch(site: Site, version: int, *, config: str, golden: GoldenRows, record:
 def _restore(site: Site, config: str | None, fallback: Fallback | None) -> list[str]:
     """Puts the configuration back and tells every server; answers what could not be led back."""
     lost = []
+    if not site.holds_lock():
+        # Whoever has the lock now has gone back already, and perhaps forth: its servers are not to be touched.
+        site.needs_recovery = True
+        return ["another deployment took over, and decides what is served"]
     try:
         if site.repository.read_config() != config:
             site.repository.write_config(config)
     except (TemporaryError, PermanentError, ContractError) as error:
-        lost.append(f"the configuration could not be restored: {error}")
+        site.needs_recovery = True
+        logger.error("the configuration could not be restored: %s", error)
+        # Told now, a server would load what is being gone back from; those not told yet serve what was live.
+        return [f"the configuration could not be restored: {error}"]
     for server in site.fleet.servers:
         if problem := go_back(server, config, fallback, site.patience):
             lost.append(problem)

@@ -5,7 +5,8 @@ by attribute at each task, so one attribute, swapped for the length of a run, se
 to the environment of its image instead. There is no official extension point (a runner of our own is refused by
 `local.init`); a test fails if KFP stops calling the handler.
 
-What a task prints goes to one log file per task; which step failed and why is in the run's notes.
+What a task prints goes to one log file per task; which step failed and why is in the run's notes. Steps give way to
+what else runs here, above all to the server that answers meanwhile (`yielding`).
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ import signal
 import subprocess
 import tempfile
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -30,8 +31,11 @@ logger = logging.getLogger(__name__)
 
 REFUSED_EXIT_CODE = 2
 """A step's code where no try can succeed: wrong flags, or input that is not what was agreed."""
+STEP_NICENESS = 10
+"""Of a step, while the server beside it has 0."""
 STOP_SECONDS = 5.0
 """How long an interrupted step may take to end by itself."""
+_YIELD = 'level=$1; shift; { echo "$level" > /proc/self/autogroup; } 2> /dev/null; exec nice -n "$level" "$@"'
 
 
 class PipelineFailed(PermanentError):
@@ -134,14 +138,23 @@ def _task_handler(*, pythons: Mapping[str, Path], source: Path, logs: Path, temp
     return EnvironmentTaskHandler
 
 
+def yielding(command: Sequence[str]) -> list[str]:
+    """The command line that runs `command` at low priority; to be started as a session of its own.
+
+    Where Linux shares processor time among sessions first (autogroup), niceness counts only within one: then the
+    session is given the same niceness.
+    """
+    return ["sh", "-c", _YIELD, "sh", str(STEP_NICENESS), *command]
+
+
 def _run_to_end(command: list[str], environment: Mapping[str, str], log: Any) -> int:
     process = subprocess.Popen(
-        command,
+        yielding(command),
         env=dict(environment),
         stdin=subprocess.DEVNULL,
         stdout=log,
         stderr=subprocess.STDOUT,
-        # KFP's command is a shell around the step: only a group of its own lets both be ended.
+        # KFP's command is a shell around the step: only a group of its own lets both be ended. `yielding` needs it too.
         start_new_session=True,
     )
     try:

@@ -1,12 +1,14 @@
 """The local runner: KFP still calls our handler, gates decide, failures reach the exit handler and the caller."""
 
+import os
+import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
 from components.contracts.errors import PREEMPTED_EXIT_CODE
-from pipelines.local.runner import PipelineFailed
+from pipelines.local.runner import STEP_NICENESS, PipelineFailed, yielding
 
 
 def test_tasks_run_in_the_environment_of_their_image_and_leave_no_temporary_files(run_tiny):
@@ -14,6 +16,21 @@ def test_tasks_run_in_the_environment_of_their_image_and_leave_no_temporary_file
     prefix, temporary, virtual_env = (folder / "first").read_text().splitlines()
     assert prefix == virtual_env == sys.prefix
     assert not Path(temporary).exists()
+
+
+def test_steps_give_way_to_the_server_beside_them_and_get_their_arguments_whole():
+    look = "import os, sys, pathlib; print(os.nice(0), sys.argv[1:]); p = pathlib.Path('/proc/self/autogroup')\n"
+    look += "print(p.read_text().split()[-1] if p.exists() and p.read_text() else 'none')"
+    done = subprocess.run(
+        yielding([sys.executable, "-c", look, "two words", "$HOME"]),
+        stdout=subprocess.PIPE,
+        text=True,
+        check=True,
+        start_new_session=True,
+    )
+    niceness, group = done.stdout.splitlines()
+    assert niceness == f"{min(os.nice(0) + STEP_NICENESS, 19)} ['two words', '$HOME']"
+    assert group in (str(STEP_NICENESS), "none")
 
 
 def test_gate_that_passes_lets_the_next_step_run(run_tiny):
