@@ -210,10 +210,10 @@ def _call(arguments: argparse.Namespace) -> int:
 
 
 def _tell_journal(arguments: argparse.Namespace) -> int:
-    from components.contracts.uris import local_path
+    from components.contracts.uris import typed_folder
     from pipelines.models import print_live_at, print_models
 
-    store = local_path(arguments.store) if "://" in arguments.store else Path(arguments.store).resolve()
+    store = typed_folder(arguments.store, "--store")
     if arguments.command == "live-at":
         print_live_at(store, arguments.time, as_json=arguments.json)
     else:

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import json
 from dataclasses import asdict
-from datetime import datetime, timezone
+from datetime import datetime
 from pathlib import Path
 
 from components.contracts.errors import ContractError
-from components.contracts.promotion_journal import Promotion, current, live_at, read_entries
+from components.contracts.promotion_journal import Promotion, current, live_at, moment_of, read_entries
 
 HASH_DIGITS = 12
 
@@ -68,8 +68,6 @@ def print_live_at(store: Path, time: str, *, as_json: bool = False) -> None:
 
 def _moment(text: str) -> datetime:
     try:
-        # Python 3.10 does not know that Z is UTC.
-        moment = datetime.fromisoformat(text[:-1] + "+00:00" if text.endswith(("Z", "z")) else text)
+        return moment_of(text)
     except ValueError as error:
         raise ContractError(f"time is {text!r}, expected ISO 8601 such as 2026-01-31T12:00:00Z") from error
-    return moment if moment.tzinfo else moment.replace(tzinfo=timezone.utc)

@@ -75,20 +75,31 @@ def read_entries(store: Path) -> list[Promotion]:
     A last line without its newline is a torn append and does not count.
 
     Raises:
-        ContractError: a whole line is not a promotion; names the file and line.
+        ContractError: a whole line is not a promotion; names the file and line. Or the file cannot be read.
     """
     path = store / JOURNAL_FILE
-    if not path.exists():
+    try:
+        content = path.read_bytes()
+    except FileNotFoundError:
         return []
-    promotions = []
-    for number, line in enumerate(path.read_bytes().splitlines(keepends=True), start=1):
-        if not line.endswith(b"\n"):
-            break
-        try:
-            promotions.append(Promotion(**json.loads(line)))
-        except (ValueError, TypeError) as error:
-            raise ContractError(f"{path} line {number} is not a promotion: {error}") from error
-    return promotions
+    except OSError as error:
+        raise ContractError(f"{path} cannot be read: {error.strerror}") from error
+    *lines, _ = content.split(b"\n")
+    return [_entry(line, f"{path} line {number}") for number, line in enumerate(lines, start=1)]
+
+
+def _entry(line: bytes, source: str) -> Promotion:
+    try:
+        entry = Promotion(**json.loads(line))
+        moment_of(entry.time)
+    except (ValueError, TypeError, AttributeError) as error:
+        raise ContractError(f"{source} is not a promotion: {error}") from error
+    if type(entry.version) is not int or entry.action not in ACTIONS:
+        raise ContractError(
+            f"{source} is {entry.action!r} of version {entry.version!r}, "
+            f"expected one of {', '.join(ACTIONS)} of a number"
+        )
+    return entry
 
 
 def read_journal(store: Path) -> list[Promotion]:
@@ -113,7 +124,7 @@ def append_promotion(store: Path, promotion: Promotion) -> Promotion:
     Where its time lies before that of the last line (the clock was set back), it gets the last line's.
     """
     entries = read_entries(store)
-    if entries and _moment(promotion.time) < _moment(entries[-1].time):
+    if entries and moment_of(promotion.time) < moment_of(entries[-1].time):
         promotion = replace(promotion, time=entries[-1].time)
     append_line(store / JOURNAL_FILE, json.dumps(asdict(promotion)))
     return promotion
@@ -138,11 +149,17 @@ def live_at(store: Path, moment: datetime) -> tuple[Promotion, Promotion | None]
     """
     promotions = read_journal(store)
     for entry, after in zip(reversed(promotions), [None, *reversed(promotions)]):
-        if _moment(entry.time) <= moment:
+        if moment_of(entry.time) <= moment:
             return entry, after
     return None
 
 
-def _moment(text: str) -> datetime:
-    moment = datetime.fromisoformat(text)
+def moment_of(text: str) -> datetime:
+    """The time that ISO 8601 `text` means; UTC where it has no zone.
+
+    Raises:
+        ValueError: it is no time.
+    """
+    # Python 3.10 does not know that Z is UTC.
+    moment = datetime.fromisoformat(text[:-1] + "+00:00" if text.endswith(("Z", "z")) else text)
     return moment if moment.tzinfo else moment.replace(tzinfo=timezone.utc)

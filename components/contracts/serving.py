@@ -29,6 +29,10 @@ GRPC_OPTIONS: tuple[tuple[str, int], ...] = (
 """Options of every gRPC channel to Triton."""
 
 
+QUEUE_REFUSALS = ("maximum queue size", "Request timeout expired")
+"""Triton's words, in an UNAVAILABLE, for a request that a full queue refused or that waited in it for too long."""
+
+
 class Tensor(NamedTuple):
     """One served tensor: its name, Triton's data type and the width of a row."""
 

@@ -2,8 +2,8 @@
 
 Exit codes: 0 released (or a canary started), 1 refused (the verdict does not accept the model, it compared with a model
 that is no longer live, or a canary is at work: trying again changes nothing, a new run must judge), 2 misuse or inputs
-that do not belong together (parity among them), 3 a server or another deployment was in the way (what was live is
-live).
+that do not belong together (parity among them), 3 a server, a disk or another deployment was in the way (what was live
+is live).
 """
 
 from __future__ import annotations
@@ -81,7 +81,7 @@ def main(argv: list[str] | None = None) -> int:
     except ContractError as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
-    except (TemporaryError, PermanentError) as error:
+    except (TemporaryError, PermanentError, OSError) as error:
         print(f"error: {error}", file=sys.stderr)
         return 3
 

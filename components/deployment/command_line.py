@@ -13,15 +13,20 @@ from collections.abc import Callable
 
 from components.contracts.errors import ContractError, PermanentError, TemporaryError
 from components.contracts.model_store import read_serving_place
-from components.contracts.uris import local_path
+from components.contracts.uris import typed_folder, typed_uri
 from components.deployment.discovery import parse_urls
+from components.deployment.release_checks import Refused
 from components.deployment.site import SiteSettings, whoami
 
 
 def add_site_flags(parser: argparse.ArgumentParser) -> None:
     """The flags that say where, and for whom."""
-    parser.add_argument("--store", required=True, help="model store, folder URI")
-    parser.add_argument("--repository", help="Triton's model repository, URI; default: where the last release went")
+    parser.add_argument("--store", required=True, help="model store, folder or its URI")
+    parser.add_argument(
+        "--repository",
+        type=typed_uri,
+        help="Triton's model repository, folder or gs:// URI; default: where the last release went",
+    )
     parser.add_argument(
         "--triton-urls",
         help="host:grpc_port or dns:///name:grpc_port of the running servers, comma-separated; empty = none; "
@@ -34,9 +39,9 @@ def site_of(arguments: argparse.Namespace) -> SiteSettings:
     """The place that the flags mean.
 
     Raises:
-        ContractError: the store does not know where releases go, and no flag says it.
+        ContractError: there is no such store, or it does not know where releases go and no flag says it.
     """
-    store = local_path(arguments.store)
+    store = typed_folder(arguments.store, "--store")
     place = read_serving_place(store)
     repository = arguments.repository or (place.repository_uri if place else None)
     if repository is None:
@@ -56,15 +61,26 @@ def site_of(arguments: argparse.Namespace) -> SiteSettings:
     )
 
 
+def reason(text: str) -> str:
+    """What a person gives as the reason of a change: the journal keeps it for good, so it may not be empty."""
+    if not text.strip():
+        raise argparse.ArgumentTypeError("is empty, expected why, for the journal")
+    return text
+
+
 def exit_code(command: Callable[[], str]) -> int:
-    """Prints what the command answers; 0 done, 2 misuse or impossible, 3 a server failed and what was live is live."""
+    """Prints what the command answers; the exit code.
+
+    0 done, 2 misuse or impossible as things are, 3 a server, a disk or another deployment was in the way and what was
+    live is live: the same command may succeed later.
+    """
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
     try:
         print(command())
-    except ContractError as error:
+    except (ContractError, Refused) as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
-    except (TemporaryError, PermanentError) as error:
+    except (TemporaryError, PermanentError, OSError) as error:
         print(f"error: {error}; version in the journal stays live", file=sys.stderr)
         return 3
     return 0

@@ -66,6 +66,31 @@ def _split(url: str) -> tuple[str, int]:
     return host, int(port)
 
 
+def addresses(urls: Sequence[str], resolve: Resolve) -> tuple[str, ...]:
+    """host:port of every server that `urls` mean now, each once.
+
+    Raises:
+        ContractError: one of `urls` is malformed.
+        TemporaryError: a name has no address: who changes or counts nothing at all must not take that for success.
+    """
+    found: list[str] = []
+    for url in urls:
+        if not (here := addresses_of(url, resolve)):
+            raise TemporaryError(f"{url} resolves to no address, expected at least one server")
+        found += here
+    return tuple(dict.fromkeys(found))
+
+
+def addresses_of(url: str, resolve: Resolve) -> list[str]:
+    """host:port of every server that `url` means now; empty where a name has no address.
+
+    Raises:
+        ContractError: it is malformed.
+    """
+    host, port = _split(url)
+    return resolve(host, port) if url.startswith(DNS) else [url]
+
+
 class Fleet:
     """Live connections to all servers of `urls`; to be closed.
 
@@ -80,9 +105,7 @@ class Fleet:
         self._urls, self._connect, self._patience, self._resolve = list(urls), connect, patience, resolve
         self._servers: dict[str, Server] = {}
         try:
-            for url in self._urls:
-                if not self._addresses(url):
-                    raise TemporaryError(f"{url} resolves to no address, expected at least one server")
+            addresses(self._urls, resolve)
             self.newcomers()
         except BaseException:
             self.close()
@@ -97,7 +120,8 @@ class Fleet:
         """Connections to servers that are listed and were not known yet, each live.
 
         Raises:
-            TemporaryError: one does not answer. A replica behind a name is waited for, since it may be starting.
+            TemporaryError: one does not answer, or none is left. A replica behind a name is waited for, since it may be
+                starting.
         """
         found = []
         for url in self._urls:
@@ -116,6 +140,8 @@ class Fleet:
                         self._forget(address)
                         continue
                     found.append(server)
+        if self._urls and not self._servers:
+            raise TemporaryError(f"no server is left of {', '.join(self._urls)}")
         return found
 
     def tell(self, act: Callable[[Server], None], servers: Sequence[Server] | None = None) -> None:
@@ -145,10 +171,7 @@ class Fleet:
             self._forget(address)
 
     def _addresses(self, url: str) -> list[str]:
-        if not url.startswith(DNS):
-            _split(url)
-            return [url]
-        return self._resolve(*_split(url))
+        return addresses_of(url, self._resolve)
 
     def _has_left(self, address: str) -> bool:
         """Whether no name lists `address` any more; waits a little for the names to forget it."""

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from components.contracts.criteo import CATEGORICAL, DENSE, MISSING_CATEGORY, feature_matrix
+from components.contracts.criteo import CATEGORICAL, DENSE, MISSING_CATEGORY, NUM_CATEGORICAL, NUM_DENSE, feature_matrix
 from components.contracts.durable import write_whole
 from components.contracts.errors import ContractError, first_line
 from components.contracts.manifests import RawDataset, Verdict
@@ -61,13 +61,28 @@ class GoldenRows:
         """The rows in `path`.
 
         Raises:
-            ContractError: the file is absent or damaged.
+            ContractError: the file is absent or damaged, or its arrays are no rows.
         """
-        try:
-            with np.load(path, allow_pickle=False) as arrays:
-                return cls(**{name: arrays[name] for name in ("dense", "categorical", "expected")})
-        except (OSError, ValueError, KeyError) as error:
-            raise ContractError(f"golden rows {path} cannot be read: {error}") from error
+        arrays = _read_arrays(path, "golden rows", ("dense", "categorical", "expected"))
+        found = {name: (str(array.dtype), array.shape) for name, array in arrays.items()}
+        num_rows = arrays["expected"].size
+        expected = {
+            "dense": ("float32", (num_rows, NUM_DENSE)),
+            "categorical": ("int64", (num_rows, NUM_CATEGORICAL)),
+            "expected": ("float32", (num_rows,)),
+        }
+        if found != expected or num_rows == 0:
+            raise ContractError(f"golden rows {path} are {found}, expected {expected}, at least one row")
+        return cls(**arrays)
+
+
+def _read_arrays(path: Path, what: str, names: tuple[str, ...]) -> dict[str, NDArray[Any]]:
+    """The arrays `names` in the .npz `path`, which errors call `what`."""
+    try:
+        with np.load(path, allow_pickle=False) as arrays:
+            return {name: arrays[name] for name in names}
+    except Exception as error:  # A damaged archive fails as NumPy, zipfile or zlib find it, in a dozen types.
+        raise ContractError(f"{what} {path} cannot be read: {first_line(error)}") from error
 
 
 def read_held_out(raw: RawDataset, verdict: Verdict, *, max_rows: int = MAX_ROWS) -> GoldenRows:
@@ -80,11 +95,7 @@ def read_held_out(raw: RawDataset, verdict: Verdict, *, max_rows: int = MAX_ROWS
     import pyarrow.parquet as pq
 
     path = local_path(verdict.scores_uri)
-    try:
-        with np.load(path, allow_pickle=False) as arrays:
-            scores = arrays["candidate"].astype(np.float32).ravel()
-    except (OSError, ValueError, KeyError) as error:
-        raise ContractError(f"scores {path} cannot be read: {error}") from error
+    scores = _read_arrays(path, "scores", ("candidate",))["candidate"].astype(np.float32).ravel()
     if len(scores) != raw.num_holdout_rows or len(scores) == 0:
         raise ContractError(
             f"scores {path} hold {len(scores)} rows, expected the {raw.num_holdout_rows} held-out rows, at least 1"

@@ -95,7 +95,7 @@ def prepare_version(
     _forget_unannounced(site)
     version = next_version(site.store, site.repository)
     folder = graph_folder(site.store, version)
-    difference, num_rows = _keep_graph(folder, model, verdict, raw, settings, versions, watch)
+    difference, num_rows = _keep_graph(site, folder, model, verdict, raw, settings, versions, watch)
     live = site.live
     done = Release(
         model_name=MODEL_NAME,
@@ -126,6 +126,7 @@ def prepare_version(
 
 
 def _keep_graph(
+    site: Site,
     folder: Path,
     model: Model,
     verdict: Verdict,
@@ -145,4 +146,6 @@ def _keep_graph(
             difference = prove_parity(open_graph(building / GRAPH_FILE), rows)
         logger.info("parity: %.3g over %d rows", difference, len(rows))
         rows.sample().save(building / GOLDEN_FILE)
+        # All this may have outlasted a lease, and whoever took it over may have given the number again.
+        site.repository.check_held()
     return difference, len(rows)

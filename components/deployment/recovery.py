@@ -11,16 +11,17 @@ import logging
 import os
 import socket
 from collections.abc import Iterator
-from contextlib import closing, contextmanager
+from contextlib import ExitStack, closing, contextmanager
 
 from components.contracts import promotion_journal
 from components.contracts.errors import TemporaryError
 from components.contracts.promotion_journal import Promotion
 from components.contracts.serving import CANDIDATE_NAME
+from components.deployment.canary_state import undo_start
 from components.deployment.discovery import Fleet, Resolve, resolve
 from components.deployment.older_store import keep_older_graphs
 from components.deployment.repository import ModelRepository
-from components.deployment.servers import Connect, Server
+from components.deployment.servers import Connect, Patience, Server
 from components.deployment.site import Site, SiteSettings, withdraw
 from components.deployment.switch import fallback_of, go_back
 from components.deployment.triton_client import Triton
@@ -35,21 +36,36 @@ def opened(settings: SiteSettings, *, connect: Connect = Triton, resolve: Resolv
 
     Raises:
         ContractError: the repository cannot be written.
-        TemporaryError: another deployment is at work, a server does not answer, or cannot be led back yet.
+        TemporaryError: another deployment is at work for longer than `patience.lock_seconds`, a server does not answer,
+            or cannot be led back yet.
     """
     holder = f"{settings.who}, process {os.getpid()} on {socket.gethostname()}"
     repository = ModelRepository(open_objects(settings.repository), holder=holder)
-    with repository.locked():
+    with ExitStack() as stack:
+        _lock(stack, repository, settings.patience)
         keep_older_graphs(settings.store)
         interrupted = promotion_journal.interrupted(settings.store)
         if interrupted:
             # Before the servers are asked: one that starts meanwhile must find what the journal calls live.
             repair_repository(repository, interrupted)
-        with closing(Fleet(settings.triton_urls, connect, patience=settings.patience, resolve=resolve)) as fleet:
-            site = Site(settings=settings, repository=repository, fleet=fleet, recovered=interrupted)
-            if interrupted:
-                finish_recovery(site, interrupted)
-            yield site
+        fleet = Fleet(settings.triton_urls, connect, patience=settings.patience, resolve=resolve)
+        stack.enter_context(closing(fleet))
+        site = Site(settings=settings, repository=repository, fleet=fleet, recovered=interrupted)
+        if interrupted:
+            finish_recovery(site, interrupted)
+        yield site
+
+
+def _lock(stack: ExitStack, repository: ModelRepository, patience: Patience) -> None:
+    """Takes the lock, which `stack` gives back; waits a little for whoever has it."""
+    deadline = patience.clock() + patience.lock_seconds
+    while True:
+        try:
+            return stack.enter_context(repository.locked())
+        except TemporaryError:
+            if patience.clock() >= deadline:
+                raise
+        patience.sleep(patience.poll_seconds)
 
 
 def repair_repository(repository: ModelRepository, intent: Promotion) -> None:
@@ -80,8 +96,6 @@ def finish_recovery(site: Site, intent: Promotion) -> None:
             f"the interrupted deployment of version {intent.version} cannot be put right: {'; '.join(problems)}"
         )
     if intent.share is not None:
-        from components.deployment.canary_state import undo_start
-
         undo_start(site, intent)
     if intent.version not in {entry.version for entry in promotion_journal.read_journal(site.store)}:
         site.repository.withdraw(intent.version)

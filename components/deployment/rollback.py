@@ -19,7 +19,7 @@ from components.contracts.manifests import Release
 from components.contracts.model_store import release_path
 from components.contracts.promotion_journal import Promotion
 from components.contracts.uris import local_path
-from components.deployment.command_line import add_site_flags, exit_code, site_of
+from components.deployment.command_line import add_site_flags, exit_code, reason, site_of
 from components.deployment.discovery import Resolve, resolve
 from components.deployment.make_live import make_live
 from components.deployment.recovery import opened
@@ -96,12 +96,12 @@ def _target(site: Site, live: Promotion, version: int) -> Release:
 
 def build_parser() -> argparse.ArgumentParser:
     """The flags of a rollback."""
-    parser = argparse.ArgumentParser(prog="python -m components.deployment.rollback", description=__doc__)
+    parser = argparse.ArgumentParser(prog="evergreen rollback", description=__doc__)
     add_site_flags(parser)
     parser.add_argument(
         "--to", type=int, default=None, help="version wanted; default: the one the live version replaced"
     )
-    parser.add_argument("--reason", required=True, help="why, for the journal")
+    parser.add_argument("--reason", type=reason, required=True, help="why, for the journal")
     return parser
 
 

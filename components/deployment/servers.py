@@ -52,6 +52,8 @@ Connect = Callable[[str], Server]
 class Patience:
     """How long a deployment waits, and by which clock."""
 
+    lock_seconds: float = 10.0
+    """For another deployment to end, or a watchdog that heals a server; 0 = not at all."""
     ready_seconds: float = 60.0
     """For one version to say it is ready after its load returned, and for a replica that is starting to answer."""
     leave_seconds: float = 10.0
@@ -66,6 +68,8 @@ class Patience:
         for name in ("ready_seconds", "leave_seconds", "poll_seconds"):
             if getattr(self, name) <= 0:
                 raise ContractError(f"{name} is {getattr(self, name)}, expected more than 0")
+        if self.lock_seconds < 0:
+            raise ContractError(f"lock_seconds is {self.lock_seconds}, expected 0 or more")
 
 
 def wait_until_ready(server: Server, name: str, version: int, patience: Patience) -> None:

@@ -17,7 +17,7 @@ from datetime import datetime, timezone
 from pathlib import Path
 
 from components.contracts import promotion_journal
-from components.contracts.errors import ContractError
+from components.contracts.errors import ContractError, PermanentError, TemporaryError
 from components.contracts.manifests import Release
 from components.contracts.model_store import release_path
 from components.contracts.promotion_journal import Promotion, append_promotion
@@ -78,6 +78,8 @@ class Site:
     """Whether a new configuration was written: from then on a version may have answered."""
     lost: list[str] = field(default_factory=list)
     """What could not be led back after a failure, one sentence each."""
+    needs_recovery: bool = False
+    """Whether the configuration could not be restored: the intent stays, and the next deployment goes back."""
 
     @property
     def store(self) -> Path:
@@ -132,8 +134,23 @@ class Site:
         )
 
     def append(self, entry: Promotion) -> Promotion:
-        """Writes the line; answers it as written."""
+        """Writes the line; answers it as written.
+
+        Raises:
+            TemporaryError: the lock was lost. Another deployment may have withdrawn the intent of this one since, and
+                what it wrote must stay the last word.
+        """
+        self.repository.check_held()
         return append_promotion(self.store, entry)
+
+    def holds_lock(self) -> bool:
+        """Whether what lies in the store and the repository is still this deployment's to undo."""
+        try:
+            self.repository.check_held()
+        except (TemporaryError, PermanentError) as error:
+            logger.error("nothing more is undone: %s", error)
+            return False
+        return True
 
 
 @contextmanager
@@ -144,7 +161,10 @@ def announced(site: Site, intent: Promotion) -> Iterator[Promotion]:
         site.checkpoint("intent written")
         yield intent
     except BaseException as error:
-        withdraw(site, intent, f"{type(error).__name__}: {error}")
+        if site.needs_recovery:
+            logger.error("the intent of version %d stays for the next deployment to withdraw", intent.version)
+        else:
+            withdraw(site, intent, f"{type(error).__name__}: {error}")
         raise
 
 
@@ -154,5 +174,5 @@ def withdraw(site: Site, intent: Promotion, reason: str) -> None:
     line = replace(intent, action=promotion_journal.WITHDRAWN, time=site.now(), reason=reason, config=None)
     try:
         site.append(line)
-    except (OSError, ContractError) as error:
+    except (OSError, ContractError, TemporaryError, PermanentError) as error:
         logger.error("the journal in %s cannot be written: %s", site.store, error)

@@ -20,17 +20,17 @@ import threading
 from collections import Counter
 from collections.abc import Callable
 from contextlib import closing
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from pathlib import Path
 
 from components.contracts import promotion_journal
 from components.contracts.durable import write_whole
 from components.contracts.errors import ContractError, PermanentError, TemporaryError
-from components.contracts.serving import CANARY_NAME, MODEL_NAME
+from components.contracts.serving import CANARY_NAME, MODEL_NAME, QUEUE_REFUSALS
 from components.deployment import canary_state
 from components.deployment.command_line import add_site_flags, site_of
-from components.deployment.discovery import DNS, Resolve, resolve
+from components.deployment.discovery import Resolve, addresses_of, resolve
 from components.deployment.recovery import opened
 from components.deployment.repository import ModelRepository
 from components.deployment.servers import Connect, Server, probe, wait_until_ready
@@ -64,8 +64,6 @@ _LEVELS = {
 }
 _DEAD_STUB = "not healthy"
 """In the refusal of every request to a model whose stub died; needs no second opinion."""
-_OVERLOAD = ("maximum queue size", "Request timeout expired")
-"""In the refusals of a queue's limits: who is overloaded is not ill, and a reload would make it worse."""
 _STRIKES = 2
 """Wrong or absent answers in a row before a model is loaded anew; where that does not help, it is tried again at every
 doubling of them: a model that is unloaded in each round answers nobody."""
@@ -112,10 +110,7 @@ class Watchdog:
 
     def _addresses(self) -> list[str]:
         """host:port of each server now: replicas come and go."""
-        found: list[str] = []
-        for url in self.site.triton_urls:
-            host, _, port = url.removeprefix(DNS).rpartition(":")
-            found += self.resolve(host, int(port)) if url.startswith(DNS) else [url]
+        found = [address for url in self.site.triton_urls for address in addresses_of(url, self.resolve)]
         return list(dict.fromkeys(found))
 
     def _asked(self) -> dict[str, int]:
@@ -128,8 +123,9 @@ class Watchdog:
         """Takes back a deployment that was killed; one that is at work holds the lock, and is left alone."""
         if promotion_journal.interrupted(self.site.store) is None:
             return
+        patience = replace(self.site.patience, lock_seconds=0.0)
         try:
-            with opened(self.site, connect=self.connect, resolve=self.resolve) as site:
+            with opened(replace(self.site, patience=patience), connect=self.connect, resolve=self.resolve) as site:
                 self.num_recovered += site.recovered is not None
         except TemporaryError as error:
             logger.info("the journal ends with an intent: %s", error)
@@ -150,7 +146,8 @@ class Watchdog:
             return WELL, ""
         except (TemporaryError, PermanentError) as error:
             why = str(error)
-            if any(sign in why for sign in _OVERLOAD):
+            if any(sign in why for sign in QUEUE_REFUSALS):
+                # Who is overloaded is not ill, and a reload would make it worse.
                 return BUSY, f": {why}"
             self._strikes[key] += 1
             strikes, needed = self._strikes[key], 1 if _DEAD_STUB in why else _STRIKES
@@ -236,7 +233,7 @@ def watch(
 
 def build_parser() -> argparse.ArgumentParser:
     """The watchdog's flags."""
-    parser = argparse.ArgumentParser(prog="python -m components.deployment.watchdog", description=__doc__)
+    parser = argparse.ArgumentParser(prog="evergreen watchdog", description=__doc__)
     add_site_flags(parser)
     parser.add_argument("--interval-seconds", type=float, default=5.0, help="between rounds (default: %(default)s)")
     parser.add_argument("--status", type=Path, help="JSON file with the last findings and the counts")

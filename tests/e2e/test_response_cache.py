@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import re
 import shutil
-import urllib.request
 
 import numpy as np
 import pytest
@@ -13,10 +11,15 @@ from components.contracts.dcn import DcnConfig
 from components.contracts.errors import ContractError
 from components.contracts.response_cache import MIN_LOCAL_BYTES, redis_cache_flags
 from components.contracts.serving import MODEL_NAME
+from components.contracts.traffic_plan import Arm
+from components.deployment.canary_metrics import counted, fetch
 from components.deployment.release import release
 from components.deployment.release_settings import ReleaseSettings
+from components.deployment.repository import ModelRepository
 from components.deployment.rollback import rollback
 from components.deployment.triton_client import Triton
+from components.deployment.triton_config import with_versions
+from components.storage.locations import open_objects
 from pipelines.local.triton import TritonServer, TritonSettings
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(120)]
@@ -60,10 +63,12 @@ def expected(make_parts, reference_scores):
 
 
 def hits(server, version):
-    """How often the cache answered for `version`, as the server itself counts."""
-    text = urllib.request.urlopen(server.metrics_url, timeout=5).read().decode()
-    found = re.search(rf'nv_cache_num_hits_per_model{{model="click_model",version="{version}"}} (\d+)', text)
-    return int(found[1]) if found else 0
+    """How often the cache answered for `version`, as the server itself counts and a canary's step reads."""
+    address = server.metrics_url.removeprefix("http://").removesuffix("/metrics")
+    seen = counted(fetch(address), {"it": Arm(model_name=MODEL_NAME, version=version)})["it"]
+    assert seen["infer_us"] < seen["duration_us"]
+    assert seen["cache_hits"] <= seen["success"], "what the cache answered is among the successful requests"
+    return seen["cache_hits"]
 
 
 def test_no_answer_of_a_previous_version_after_a_release_or_a_rollback(
@@ -90,21 +95,25 @@ def test_no_answer_of_a_previous_version_after_a_release_or_a_rollback(
 
 
 def test_a_number_given_twice_would_be_answered_with_the_old_weights_even_after_an_unload(
-    deploy, client, triton, raw_rows, expected
+    deploy, client, triton, settings, raw_rows, expected
 ):
     """The server's behaviour that `response_cache` warns of; deployment gives no number twice."""
     rows = raw_rows(8)
-    deploy(1), deploy(2)
-    client.infer(MODEL_NAME, *rows, version=1)
+    deploy(1)
+    client.infer(MODEL_NAME, *rows)
+    deploy(2)
     first, second = (triton.repository / MODEL_NAME / version / "model.onnx" for version in "12")
     shutil.copy(second, first)
+    repository = ModelRepository(open_objects(settings.repository))
+    with repository.locked():
+        repository.write_config(with_versions(repository.read_config(), [1]))
     client.unload(MODEL_NAME)
     client.load(MODEL_NAME)
-    stale, version = client.infer(MODEL_NAME, *rows, version=1)
+    stale, version = client.infer(MODEL_NAME, *rows)
     assert version == 1
     np.testing.assert_allclose(stale, expected(1, rows), atol=1e-5)
     other_order = tuple(array[::-1] for array in rows)
-    fresh, _ = client.infer(MODEL_NAME, *other_order, version=1)
+    fresh, _ = client.infer(MODEL_NAME, *other_order)
     np.testing.assert_allclose(fresh, expected(2, other_order), atol=1e-5)
 
 

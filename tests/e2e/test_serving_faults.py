@@ -155,8 +155,12 @@ def test_kill_9_while_a_version_is_being_loaded_brings_back_the_last_published_o
 
 
 @pytest.mark.parametrize(
-    "damage", [lambda data: data[: len(data) // 2], lambda data: b""], ids=["truncated", "empty"],
-)  # fmt: skip
+    "damage",
+    [
+        pytest.param(lambda data: data[: len(data) // 2], id="truncated"),
+        pytest.param(lambda data: b"", id="empty", marks=pytest.mark.slow),
+    ],
+)
 def test_a_damaged_live_graph_ends_the_start_with_the_reason_and_a_rollback_without_servers_brings_it_up(
     deploy, triton, settings, raw_rows, expected, damage
 ):

@@ -95,7 +95,9 @@ def test_a_proxy_in_the_environment_is_not_asked(repository, tmp_path, monkeypat
             client.close()
 
 
-@pytest.mark.parametrize("service", Ports._fields)
+@pytest.mark.parametrize(
+    "service", [name if name == "grpc" else pytest.param(name, marks=pytest.mark.slow) for name in Ports._fields]
+)
 def test_a_port_taken_between_choice_and_start_leads_to_other_ports(tmp_path, monkeypatch, service):
     choose, num_choices = module._free_ports, []
     with socket.socket() as other:

@@ -22,15 +22,19 @@ from tests.components.deployment.repository_world import OPTIONS, small_version
 CONFIG = DcnConfig(embedding_dim=4, num_cross_layers=2, tower=(16, 8))
 
 
-def _encode(workflow, dense_row, categorical_row):
+def _known(workflow):
+    """Row in its table of every key that each vocabulary holds."""
+    return [{int(k): 3 + i for i, k in enumerate(vocabulary) if k != TOMBSTONE} for vocabulary in workflow.vocabularies]
+
+
+def _encode(workflow, known, dense_row, categorical_row):
     values = []
     for value, mean, std in zip(dense_row, workflow.means, workflow.stds):
         value = workflow.fill if math.isnan(value) else float(value)
         values.append((math.log(1.0 + max(value, workflow.clip_min)) - float(mean)) / float(std))
     rows, offset = [], 0
-    for key, vocabulary in zip(categorical_row, workflow.vocabularies):
-        known = {int(k): 3 + i for i, k in enumerate(vocabulary) if k != TOMBSTONE}
-        rows.append(offset + (1 if key == MISSING_CATEGORY else known.get(int(key), 2)))
+    for key, vocabulary, rows_of_keys in zip(categorical_row, workflow.vocabularies, known):
+        rows.append(offset + (1 if key == MISSING_CATEGORY else rows_of_keys.get(int(key), 2)))
         offset += 3 + len(vocabulary)
     return values, rows
 
@@ -41,9 +45,9 @@ def reference_scores():
 
     def forward(workflow, weights, config, dense, categorical):
         p = {name: value.astype(np.float64) for name, value in weights.dense.items()}
-        answers = []
+        known, answers = _known(workflow), []
         for dense_row, categorical_row in zip(dense, categorical):
-            values, rows = _encode(workflow, dense_row, categorical_row)
+            values, rows = _encode(workflow, known, dense_row, categorical_row)
             x0 = np.concatenate([weights.embeddings[rows].astype(np.float64).ravel(), values])
             cross = x0
             for i in range(config.num_cross_layers):

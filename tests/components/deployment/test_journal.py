@@ -8,6 +8,7 @@ from datetime import datetime, timezone
 import pytest
 
 from components.contracts import promotion_journal
+from components.contracts.errors import ContractError
 from components.contracts.promotion_journal import Promotion, append_promotion, current, interrupted, live_at
 from components.deployment.release import release
 from components.deployment.release_settings import ReleaseSettings
@@ -111,6 +112,40 @@ def test_live_at_a_time_before_everything_or_at_no_time_is_an_error(store, capsy
     assert "error: nothing was live at 2026-03-01T00:59:59+00:00" in capsys.readouterr().err
     assert main(["live-at", "yesterday", "--store", str(store)]) == 2
     assert "expected ISO 8601" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"time": "yesterday"}, {"time": None}, {"version": "3"}, {"version": True}, {"action": "celebrated"},
+        {"mood": "good"}, {"reason": ...},
+    ],
+    ids=str,
+)  # fmt: skip
+def test_a_damaged_line_is_named(store, change, capsys):
+    document = {**json.loads((store / "journal.jsonl").read_text().splitlines()[-1]), **change}
+    document = {name: value for name, value in document.items() if value is not ...}
+    with open(store / "journal.jsonl", "a") as journal:
+        journal.write(json.dumps(document) + "\n")
+    with pytest.raises(ContractError, match=r"journal\.jsonl line 11 is "):
+        append_promotion(store, line("intent", 5, at(7)))
+    assert main(["models", "--store", str(store)]) == 2
+    assert "line 11 is " in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("ending", [b"", b'{"time": "2026-', b"\xff\x00", b'{"reason": "one line\r two lines'])
+def test_a_torn_last_line_does_not_count_and_is_cut_off(store, ending):
+    with open(store / "journal.jsonl", "ab") as journal:
+        journal.write(ending)
+    assert current(store).version == 1
+    append_promotion(store, line("intent", 5, at(7)))
+    assert interrupted(store).version == 5
+
+
+def test_a_journal_that_is_no_file_is_named(tmp_path):
+    (tmp_path / "journal.jsonl").mkdir()
+    with pytest.raises(ContractError, match=r"journal\.jsonl cannot be read: Is a directory"):
+        current(tmp_path)
 
 
 def test_lines_older_than_the_newer_fields_are_read(tmp_path):

@@ -96,6 +96,33 @@ def test_golden_rows_survive_the_disk_and_are_spread_over_the_holdout(candidate,
     assert check_scores(again.expected, golden, tolerance=0, source="copy") == 0
 
 
+def test_golden_rows_damaged_anywhere_are_refused_or_read_as_they_were(candidate, tmp_path):
+    _, verdict, raw = candidate
+    golden, path = read_held_out(raw, verdict).sample(3), tmp_path / "golden.npz"
+    golden.save(path)
+    whole, refused = path.read_bytes(), 0
+    damages = [whole[:at] for at in range(0, len(whole), 37)]
+    damages += [whole[:at] + bytes([whole[at] ^ bit]) + whole[at + 1 :] for at in range(len(whole)) for bit in (1, 8)]
+    for damaged in damages:
+        path.write_bytes(damaged)
+        try:
+            again = GoldenRows.load(path)
+        except ContractError:
+            refused += 1
+        else:
+            np.testing.assert_array_equal(again.dense, golden.dense)
+            np.testing.assert_array_equal(again.categorical, golden.categorical)
+            np.testing.assert_array_equal(again.expected, golden.expected)
+    assert refused > len(damages) / 2
+
+
+def test_arrays_that_are_no_golden_rows_are_refused(tmp_path):
+    path = tmp_path / "golden.npz"
+    np.savez(path, dense=np.zeros((2, 12), np.float32), categorical=np.zeros((2, 26), np.int64), expected=np.zeros(2))
+    with pytest.raises(ContractError, match=r"are .*\(2, 12\).*, expected .*\(2, 13\)"):
+        GoldenRows.load(path)
+
+
 def test_a_graph_that_is_no_graph_is_refused():
     with pytest.raises(ContractError, match="graph cannot be opened"):
         open_graph(b"not an onnx file")

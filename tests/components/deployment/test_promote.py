@@ -10,7 +10,7 @@ import pytest
 
 from components.contracts.errors import ContractError
 from components.contracts.model_store import keep_verdict
-from components.contracts.promotion_journal import current, read_journal
+from components.contracts.promotion_journal import append_promotion, current, read_journal
 from components.deployment.promote import main
 from components.deployment.release import release
 from components.deployment.release_settings import ReleaseSettings
@@ -78,3 +78,13 @@ def test_the_reason_of_a_release_that_is_not_overridden_is_the_verdicts(settings
     assert current(settings.store).reason == "auc is high enough"
     with pytest.raises(ContractError, match="num_kept is 1"):
         dataclasses.replace(settings, num_kept=1)
+
+
+def test_beside_a_canary_at_work_it_is_impossible_and_nothing_changes(settings, live, make_candidate, promote, capsys):
+    _, verdict, raw = make_candidate(settings.store, 3)
+    keep_verdict(settings.store, verdict, raw)
+    line = dataclasses.replace(current(settings.store), action="canary", version=2, share=0.05)
+    append_promotion(settings.store, line)
+    assert promote("model-3") == 2
+    assert "version 2 is a canary, expected it promoted or ended" in capsys.readouterr().err
+    assert current(settings.store).version == 1

@@ -12,12 +12,13 @@ import pytest
 
 from components.contracts.errors import ContractError, PermanentError, TemporaryError
 from components.contracts.model_store import graph_folder, release_path
-from components.contracts.promotion_journal import current, read_entries, read_journal
+from components.contracts.promotion_journal import current, interrupted, read_entries, read_journal
 from components.contracts.serving import CANDIDATE_NAME, MODEL_NAME
 from components.contracts.uris import local_path
 from components.deployment import site
 from components.deployment.release import release
 from components.deployment.release_settings import ReleaseSettings
+from components.deployment.repository import ModelRepository
 from components.deployment.servers import Patience
 from tests.components.deployment.file_triton import FileTriton
 from tests.components.deployment.real_servers import Altered, live_version
@@ -146,16 +147,32 @@ def test_without_an_answering_server_nothing_is_published(make_candidate, tmp_pa
     assert read_entries(settings.store) == []
 
 
-def test_a_second_deployment_at_the_same_time_is_told_so(make_candidate, tmp_path):
-    settings = ReleaseSettings(store=tmp_path / "store", repository=str(tmp_path / "repository"))
-    candidate = make_candidate(settings.store, 1)
+@pytest.fixture
+def lock_taken(tmp_path):
+    """The repository's lock in another's hands; call it to give it back."""
     (tmp_path / "repository").mkdir()
     descriptor = os.open(tmp_path / "repository" / ".deployment.lock", os.O_RDWR | os.O_CREAT)
     fcntl.flock(descriptor, fcntl.LOCK_EX)
+    return lambda: os.close(descriptor)
+
+
+def test_a_second_deployment_at_the_same_time_is_told_so(make_candidate, tmp_path, lock_taken):
+    now, waits = iter(range(1000)), []
+    patience = Patience(lock_seconds=30, clock=lambda: next(now), sleep=waits.append)
+    settings = ReleaseSettings(store=tmp_path / "store", repository=str(tmp_path / "repository"), patience=patience)
+    candidate = make_candidate(settings.store, 1)
     with pytest.raises(TemporaryError, match="another deployment is at work"):
         release(*candidate, settings)
-    os.close(descriptor)
+    assert 25 <= len(waits) <= 30
+    lock_taken()
     assert release(*candidate, settings).version == 1, "without servers it is published and recorded"
+
+
+def test_a_deployment_waits_a_little_for_whoever_has_the_lock(make_candidate, tmp_path, lock_taken):
+    """A watchdog that heals a server, in the very minute in which a person wants to go back."""
+    patience = Patience(sleep=lambda _: lock_taken())
+    settings = ReleaseSettings(store=tmp_path / "store", repository=str(tmp_path / "repository"), patience=patience)
+    assert release(*make_candidate(settings.store, 1), settings).version == 1
 
 
 def test_a_verdict_about_another_model_is_refused(make_candidate, tmp_path):
@@ -173,7 +190,7 @@ def test_what_was_not_led_back_is_named_in_the_error_and_in_the_journal(world):
         """Answers wrongly with version 2, and then does not listen any more."""
 
         def load(self, name):
-            if name == MODEL_NAME and self.loaded() == [1, 2]:
+            if name == MODEL_NAME and self.loaded() == [2]:
                 raise TemporaryError("triton has gone deaf")
             super().load(name)
 
@@ -190,3 +207,33 @@ def test_what_was_not_led_back_is_named_in_the_error_and_in_the_journal(world):
     assert current(world.settings.store).version == 1
     assert world.release(3).version == 3
     world.check_all_is_well(3)
+
+
+def test_a_configuration_that_cannot_be_put_back_is_left_to_the_next_deployment(world, monkeypatch):
+    """The storage goes away between the two writes; without the intent nobody would ever go back."""
+    world.release(1)
+    written = ModelRepository.write_config
+
+    def once(repository, text):
+        monkeypatch.setattr(ModelRepository, "write_config", refuse)
+        written(repository, text)
+
+    def refuse(repository, text):
+        raise TemporaryError("the storage is away")
+
+    class Wrong(FileTriton):
+        def infer(self, name, dense, categorical, *, version=None):
+            scores, answered = super().infer(name, dense, categorical, version=version)
+            return (scores + 1e-4 if (name, answered) == (MODEL_NAME, 2) else scores), answered
+
+    def wrong(url):
+        return Wrong(url, repository=world.settings.repository, state=world.state)
+
+    monkeypatch.setattr(ModelRepository, "write_config", once)
+    with pytest.raises(PermanentError, match="could not be restored: the storage is away"):
+        release(*world.candidate(2), world.settings, connect=wrong)
+    monkeypatch.undo()
+    assert interrupted(world.settings.store).version == 2
+    assert world.rollback().version == 1
+    world.check_all_is_well(1)
+    assert world.repository.versions() == [1]

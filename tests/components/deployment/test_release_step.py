@@ -54,6 +54,14 @@ def test_misuse_is_2_and_a_server_that_does_not_answer_is_3(step, capsys):
     assert "instances is 0" in capsys.readouterr().err
 
 
+def test_a_disk_that_refuses_is_3_and_not_a_refused_model(step, tmp_path, capsys):
+    """Python's own exit code for a traceback is 1, which here says that the gate refused."""
+    (tmp_path / "store" / "graphs").write_text("no folder")
+    assert step(True, "run-7") == 3
+    assert "error: " in capsys.readouterr().err
+    assert current(tmp_path / "store") is None
+
+
 def test_a_model_too_large_for_its_target_is_refused_with_the_numbers(step, tmp_path, capsys):
     assert step(True, "run-6", **{"target-memory": "0.01Gi"}) == 2
     assert "expected at most the" in capsys.readouterr().err

@@ -83,13 +83,12 @@ def test_warm_up_rows_are_the_golden_ones_as_triton_reads_them(open_objects, mak
         assert np.array_equal(np.frombuffer(categorical, "<i8"), golden.categorical[at])
 
 
-def test_a_rehearsal_has_no_response_cache(open_objects, make_version):
+def test_a_rehearsal_has_one_instance_and_no_response_cache(open_objects, make_version):
     repository, options = ModelRepository(open_objects()), ServingOptions(response_cache=True, warmup_rows=0)
     with repository.locked():
         repository.stage(1, *make_version(1), options)
-        assert not read_options(
-            everything(repository.objects)["click_model_candidate/config.pbtxt"].decode()
-        ).response_cache
+        rehearsed = read_options(everything(repository.objects)["click_model_candidate/config.pbtxt"].decode())
+        assert (rehearsed.instances, rehearsed.response_cache) == (1, False)
         repository.publish(1)
         assert read_options(repository.config_for(1, [1], repository.options_of(1))) == options
 

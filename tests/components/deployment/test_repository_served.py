@@ -38,7 +38,8 @@ class BucketServer(TritonServer):
         return [*flags, "--model-repository=gs://models/triton", f"--load-model={MODEL_NAME}"]
 
 
-@pytest.fixture(params=["folder", "bucket"])
+# Every other test with a real server has a folder.
+@pytest.fixture(params=[pytest.param("folder", marks=pytest.mark.slow), "bucket"])
 def site(request, tmp_path):
     """The repository, and a function that starts one more server over it."""
     if request.param == "folder":

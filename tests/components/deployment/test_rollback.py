@@ -7,15 +7,16 @@ import shutil
 
 import pytest
 
-from components.contracts.errors import ContractError
+from components.contracts.errors import ContractError, PermanentError
 from components.contracts.model_store import champion, graph_folder, release_path
 from components.contracts.promotion_journal import current
-from components.contracts.serving import CANDIDATE_NAME
+from components.contracts.serving import CANDIDATE_NAME, MODEL_NAME
 from components.contracts.uris import local_path
 from components.deployment.release import release
 from components.deployment.release_settings import ReleaseSettings
 from components.deployment.rollback import main, rollback
-from components.deployment.triton_config import read_options
+from components.deployment.triton_config import read_options, with_versions
+from tests.components.deployment.file_triton import FileTriton
 from tests.components.deployment.real_servers import live_version, under_load
 
 pytestmark = pytest.mark.timeout(120)
@@ -140,7 +141,7 @@ def test_a_folder_that_an_unknown_hand_put_there_is_passed_over(world):
     done = world.release(2)
     assert (done.version, done.previous_version) == (3, 1)
     world.check_all_is_well(3)
-    assert [server.loaded() for server in world.servers] == [[1, 3], [1, 3]]
+    assert [server.loaded() for server in world.servers] == [[3], [3]]
 
 
 def test_the_journal_says_who_went_back_and_to_which_hashes(world):
@@ -152,14 +153,60 @@ def test_the_journal_says_who_went_back_and_to_which_hashes(world):
     assert [line.action for line in world.entries()][-2:] == ["intent", "rollback"]
 
 
-def test_a_version_of_an_older_store_can_be_gone_back_to(world):
-    """Before graphs were kept, a release named its graph in the repository, whose folders had no record."""
-    done = world.release(1)
-    store, folder = world.settings.store, world.repository.version_path(1)
+def as_an_older_store(world, releases):
+    """Before graphs were kept, a release named its graph in the repository, whose folders had no record.
+
+    The configuration named the previous version beside the live one.
+    """
+    store = world.settings.store
+    with world.repository.locked():
+        text = world.repository.read_config()
+        world.repository.write_config(with_versions(text, [done.version for done in releases]))
+    for server in world.servers:
+        server.load(MODEL_NAME)
     shutil.rmtree(store / "graphs")
-    (folder / "version.json").unlink()
-    dataclasses.replace(done, graph_uri=(folder / "model.onnx").as_uri()).write(release_path(store, 1))
+    for done in releases:
+        folder = world.repository.version_path(done.version)
+        (folder / "version.json").unlink()
+        older = dataclasses.replace(done, graph_uri=(folder / "model.onnx").as_uri())
+        older.write(release_path(store, done.version))
+
+
+class Wrong(FileTriton):
+    """Scores by the model's own name are a little off, but for the two versions of the older store."""
+
+    def infer(self, name, dense, categorical, *, version=None):
+        scores, answered = super().infer(name, dense, categorical, version=version)
+        return (scores + 1e-4 if name == MODEL_NAME and answered > 2 else scores), answered
+
+
+def test_a_version_of_an_older_store_can_be_gone_back_to(world):
+    as_an_older_store(world, [world.release(1)])
     world.release(2), world.release(3)
     assert 1 not in world.repository.taken_numbers()
     world.rollback(to_version=1)
     world.check_all_is_well(1)
+
+
+def test_what_an_older_store_serves_stays_served_until_a_new_version_is_and_can_be_gone_back_to(world):
+    as_an_older_store(world, [world.release(1), world.release(2)])
+
+    def wrong(url):
+        return Wrong(url, repository=world.settings.repository, state=world.state)
+
+    with pytest.raises(PermanentError, match="differs"):
+        release(*world.candidate(3), world.settings, connect=wrong)
+    assert [server.loaded() for server in world.servers] == [[1, 2]] * 2
+    assert world.connect("triton-new:8001").start().loaded() == [1, 2]
+    version = world.release(3).version
+    world.check_all_is_well(version)
+    world.rollback()
+    world.check_all_is_well(2)
+
+
+def test_the_first_thing_done_to_an_older_store_may_be_a_rollback(world):
+    """Its configuration still names the version gone back to, whose folder has no record."""
+    as_an_older_store(world, [world.release(1), world.release(2)])
+    world.rollback()
+    world.check_all_is_well(1)
+    assert world.repository.versions() == [1]

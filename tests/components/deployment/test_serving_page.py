@@ -85,6 +85,12 @@ def test_commands_and_programs_of_the_page_run_as_they_stand_there(place):
     lived = [(entry.action, entry.version) for entry in read_entries(Path(place["STORE"])) if entry.action != "intent"]
     assert lived[:5] == [("release", 1), ("release", 2), ("rollback", 1), ("rollback", 2), ("promote", 3)]
     assert ("canary", 4) in lived
+    _run_programs(place, environment)
+
+
+def _run_programs(place, environment):
+    """Runs the page's programs at once: each spends its time on imports, or on a server of its own."""
+    running = []
     for text in PYTHON:
         for written, meant in (
             ("127.0.0.1:8001", place["SERVER"]),
@@ -93,17 +99,14 @@ def test_commands_and_programs_of_the_page_run_as_they_stand_there(place):
             ("build/triton.log", f"{place['OUT']}/other.log"),
         ):
             text = text.replace(written, meant)
-        ended = subprocess.run(
-            [sys.executable, "-c", text],
-            cwd=REPOSITORY,
-            env=environment,
-            input="\n",
-            capture_output=True,
-            text=True,
-            timeout=60,
+        pipes = dict.fromkeys(("stdin", "stdout", "stderr"), subprocess.PIPE)
+        running.append(
+            subprocess.Popen([sys.executable, "-c", text], cwd=REPOSITORY, env=environment, text=True, **pipes)
         )
-        assert ended.returncode == 0, f"{text}\n{ended.stdout}\n{ended.stderr}"
-        assert ended.stdout.strip()
+    for text, process in zip(PYTHON, running, strict=True):
+        out, errors = process.communicate("\n", timeout=60)
+        assert process.returncode == 0, f"{text}\n{out}\n{errors}"
+        assert out.strip()
 
 
 def _flags(command):

@@ -9,6 +9,7 @@ import shutil
 import signal
 import subprocess
 import sys
+from contextlib import suppress
 from pathlib import Path
 
 import numpy as np
@@ -78,9 +79,19 @@ def findings(watchdog):
 
 def stubs_of(pid):
     """Process ids of a server's stubs; it does not ask how a killed one ended, so that one stays, as a zombie."""
-    children = Path(f"/proc/{pid}/task").glob("*/children")
-    stubs = {int(child) for file in children for child in file.read_text().split()}
-    return {stub for stub in stubs if "(zombie)" not in Path(f"/proc/{stub}/status").read_text()}
+    stubs = set()
+    for children in Path(f"/proc/{pid}/task").glob("*/children"):
+        # A thread of the server, or a stub, may end while it is asked for.
+        with suppress(OSError):
+            stubs |= {int(child) for child in children.read_text().split()}
+    return {stub for stub in stubs if _runs(stub)}
+
+
+def _runs(pid):
+    try:
+        return "(zombie)" not in Path(f"/proc/{pid}/status").read_text()
+    except OSError:
+        return False
 
 
 def kill_stubs(server):

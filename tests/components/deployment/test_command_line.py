@@ -1,0 +1,55 @@
+"""What a person types: relative paths, absent folders, empty reasons; each command says what was wrong with which."""
+
+from __future__ import annotations
+
+import pytest
+
+from components.deployment import canary_command, promote, rollback, verify, watchdog
+from pipelines.__main__ import main as evergreen
+
+COMMANDS = {
+    "rollback": (rollback.main, ["--reason", "why"]),
+    "promote": (promote.main, ["--model-id", "m", "--override", "why"]),
+    "canary": (canary_command.main, ["status"]),
+    "watchdog": (watchdog.main, []),
+    "verify": (lambda words: verify.main(["1", "--lake", ".", *words]), []),
+    "models": (lambda words: evergreen(["models", *words]), []),
+    "live-at": (lambda words: evergreen(["live-at", "2026-01-01", *words]), []),
+}
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_a_store_that_is_not_there_is_misuse_and_named(command, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    main, words = COMMANDS[command]
+    assert main([*words, "--store", "stoer"]) == 2
+    assert f"--store is 'stoer', but {tmp_path}/stoer is no folder" in capsys.readouterr().err
+    assert list(tmp_path.iterdir()) == [], "nothing is made of a slip of the hand"
+
+
+@pytest.mark.parametrize(
+    ("main", "words"),
+    [
+        (rollback.main, ["--to", "1", "--reason", "why"]),
+        (promote.main, ["--model-id", "m", "--override", "why"]),
+        (canary_command.main, ["status", "--lake", "lake"]),
+    ],
+    ids=["rollback", "promote", "canary"],
+)
+def test_relative_paths_count_from_the_working_folder(main, words, tmp_path, monkeypatch, capsys):
+    (tmp_path / "store").mkdir()
+    monkeypatch.chdir(tmp_path)
+    main([*words, "--store", "store", "--repository", "repository", "--triton-urls", ""])
+    assert "expected file:///... or an absolute path" not in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("main", "words"),
+    [(rollback.main, []), (canary_command.main, ["abort"]), (canary_command.main, ["advance"])],
+    ids=["rollback", "abort", "advance"],
+)
+def test_an_empty_reason_is_misuse(main, words, tmp_path, capsys):
+    with pytest.raises(SystemExit) as ended:
+        main([*words, "--store", str(tmp_path), "--reason", " "])
+    assert ended.value.code == 2
+    assert "argument --reason: is empty, expected why, for the journal" in capsys.readouterr().err
