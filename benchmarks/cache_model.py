@@ -19,10 +19,10 @@ from components.contracts.dcn import DcnConfig, dense_layout
 from components.contracts.model_files import ModelWeights
 from components.contracts.serving import CATEGORICAL_INPUT, DENSE_INPUT, GRPC_OPTIONS
 from components.contracts.workflow import FeatureWorkflow
-from components.deployment.graph import write_graph
-from components.deployment.parity import GoldenRows
-from components.deployment.repository_files import assemble
-from components.deployment.triton_config import ServingOptions, triton_config
+from components.deployment.graph.export import write_graph
+from components.deployment.graph.parity import GoldenRows
+from components.deployment.repository.files import assemble
+from components.deployment.repository.triton_config import ServingOptions, triton_config
 from inference_client.simulation.world import World
 from pipelines.local.loopback import DIRECT
 

@@ -33,10 +33,10 @@ from components.contracts.dcn import DcnConfig, dense_layout
 from components.contracts.model_files import ModelWeights
 from components.contracts.serving import CATEGORICAL_INPUT, DENSE_INPUT, MAX_BATCH_ROWS
 from components.contracts.workflow import FeatureWorkflow
-from components.deployment.graph import GraphLimits, write_graph
-from components.deployment.graph_files import DATA_FILE, GRAPH_FILE, graph_bytes
-from components.deployment.memory import GraphSizes, memory_needed
-from components.deployment.parity import open_graph
+from components.deployment.graph.export import GraphLimits, write_graph
+from components.deployment.graph.files import DATA_FILE, GRAPH_FILE, graph_bytes
+from components.deployment.graph.memory import GraphSizes, memory_needed
+from components.deployment.graph.parity import open_graph
 
 MIB = 2**20
 ENCODERS = {"LabelEncoder": 2**40, "hash table": 0}

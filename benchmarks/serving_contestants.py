@@ -27,8 +27,8 @@ from benchmarks.serving_targets import FLOOR, OURS, REFERENCE, WEB_BINARY, WEB_J
 from components.contracts.durable import write_whole
 from components.contracts.manifests import Release
 from components.contracts.serving import MAX_BATCH_ROWS, MODEL_NAME
+from components.deployment.repository.triton_config import ServingOptions, read_options, triton_config
 from components.deployment.triton_client import Triton
-from components.deployment.triton_config import ServingOptions, read_options, triton_config
 from pipelines.local.loopback import DIRECT, LOOPBACK
 from pipelines.local.triton import TritonServer
 from pipelines.local.triton_wheel import PreparedWheel

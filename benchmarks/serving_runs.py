@@ -26,7 +26,7 @@ from benchmarks.serving_targets import FLOOR, IN_PROCESS, OURS
 from components.contracts.manifests import Release
 from components.contracts.promotion_journal import INTENT, RELEASE, read_entries
 from components.contracts.serving import CATEGORICAL_INPUT, DENSE_INPUT, MODEL_NAME, PROBABILITY_OUTPUT
-from components.deployment.parity import open_graph
+from components.deployment.graph.parity import open_graph
 from components.deployment.triton_client import Triton
 from pipelines.local.runner import yielding
 from pipelines.local.triton import TritonServer

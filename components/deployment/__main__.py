@@ -133,7 +133,7 @@ def _roll_out(rollout: str, model: Model, verdict: Verdict, raw: RawDataset, set
         from components.deployment.release import release
 
         return release(model, verdict, raw, settings)
-    from components.deployment.canary import start
+    from components.deployment.canary.lifecycle import start
 
     return start(model, verdict, raw, settings, shadow_only=rollout == "shadow")
 

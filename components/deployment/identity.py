@@ -16,10 +16,10 @@ from components.contracts.manifests import Model, Release
 from components.contracts.model_store import graph_folder, model_folder, release_path
 from components.contracts.promotion_journal import Promotion, read_entries
 from components.contracts.uris import local_path
-from components.deployment.graph import export
-from components.deployment.graph_files import graph_sha256
-from components.deployment.parity import TOLERANCE, GoldenRows, check_scores, score
-from components.deployment.repository_files import GOLDEN_FILE
+from components.deployment.graph.export import export
+from components.deployment.graph.files import graph_sha256
+from components.deployment.graph.parity import TOLERANCE, GoldenRows, check_scores, score
+from components.deployment.repository.files import GOLDEN_FILE
 
 
 @dataclass(frozen=True, kw_only=True)

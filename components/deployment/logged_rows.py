@@ -30,7 +30,7 @@ from components.contracts.criteo import (
     feature_matrix,
 )
 from components.contracts.errors import ContractError, first_line
-from components.deployment.parity import GoldenRows
+from components.deployment.graph.parity import GoldenRows
 
 BATCH_ROWS = 16_384
 _COLUMNS = (*DENSE, *CATEGORICAL, REQUEST_ID, ROW)

@@ -18,14 +18,14 @@ from components.contracts.manifests import Release
 from components.contracts.model_store import graph_folder
 from components.contracts.promotion_journal import Promotion
 from components.contracts.serving import CANDIDATE_NAME
-from components.deployment.canary_state import reset_plan
-from components.deployment.graph_files import graph_sha256
-from components.deployment.parity import GoldenRows
-from components.deployment.repository_files import GOLDEN_FILE
+from components.deployment.canary.state import reset_plan
+from components.deployment.graph.files import graph_sha256
+from components.deployment.graph.parity import GoldenRows
+from components.deployment.repository.files import GOLDEN_FILE
+from components.deployment.repository.triton_config import ServingOptions
 from components.deployment.servers import Server, probe, wait_until_ready
 from components.deployment.site import Site, announced
 from components.deployment.switch import switch
-from components.deployment.triton_config import ServingOptions
 
 logger = logging.getLogger(__name__)
 

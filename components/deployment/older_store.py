@@ -16,8 +16,8 @@ from components.contracts.errors import ContractError
 from components.contracts.manifests import Release
 from components.contracts.model_store import graph_folder, release_path
 from components.contracts.uris import local_path
-from components.deployment.graph_files import DATA_FILE, GRAPH_FILE, graph_sha256
-from components.deployment.repository_files import GOLDEN_FILE
+from components.deployment.graph.files import DATA_FILE, GRAPH_FILE, graph_sha256
+from components.deployment.repository.files import GOLDEN_FILE
 
 logger = logging.getLogger(__name__)
 

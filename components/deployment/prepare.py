@@ -19,13 +19,13 @@ from components.contracts.durable import whole_directory
 from components.contracts.manifests import Model, RawDataset, Release, Verdict
 from components.contracts.model_store import graph_folder, release_path
 from components.contracts.serving import MODEL_NAME
-from components.deployment.graph import export
-from components.deployment.graph_files import GRAPH_FILE, graph_bytes, graph_sha256
-from components.deployment.memory import check_fits
-from components.deployment.parity import open_graph, prove_parity, read_held_out
+from components.deployment.graph.export import export
+from components.deployment.graph.files import GRAPH_FILE, graph_bytes, graph_sha256
+from components.deployment.graph.memory import check_fits
+from components.deployment.graph.parity import open_graph, prove_parity, read_held_out
 from components.deployment.release_settings import ReleaseSettings
-from components.deployment.repository import ModelRepository
-from components.deployment.repository_files import GOLDEN_FILE
+from components.deployment.repository.files import GOLDEN_FILE
+from components.deployment.repository.model_repository import ModelRepository
 from components.deployment.site import Site
 
 logger = logging.getLogger(__name__)

@@ -20,12 +20,12 @@ from components.deployment.discovery import Resolve, resolve
 from components.deployment.make_live import make_live
 from components.deployment.release import release
 from components.deployment.release_settings import ReleaseSettings
-from components.deployment.repository import ModelRepository
+from components.deployment.repository.model_repository import ModelRepository
+from components.deployment.repository.triton_config import read_options
 from components.deployment.rollback import options_for
 from components.deployment.servers import Connect
 from components.deployment.site import Site, SiteSettings
 from components.deployment.triton_client import Triton
-from components.deployment.triton_config import read_options
 from components.storage.locations import open_objects
 
 

@@ -17,10 +17,10 @@ from components.contracts import promotion_journal
 from components.contracts.errors import TemporaryError
 from components.contracts.promotion_journal import Promotion
 from components.contracts.serving import CANDIDATE_NAME
-from components.deployment.canary_state import undo_start
+from components.deployment.canary.state import undo_start
 from components.deployment.discovery import Fleet, Resolve, resolve
 from components.deployment.older_store import keep_older_graphs
-from components.deployment.repository import ModelRepository
+from components.deployment.repository.model_repository import ModelRepository
 from components.deployment.servers import Connect, Patience, Server
 from components.deployment.site import Site, SiteSettings, withdraw
 from components.deployment.switch import fallback_of, go_back

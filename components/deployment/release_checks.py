@@ -11,7 +11,7 @@ from components.contracts.errors import ContractError, PermanentError
 from components.contracts.manifests import Model, Verdict
 from components.contracts.promotion_journal import Promotion
 from components.contracts.retrain_request import CURRENT
-from components.deployment.canary_state import active
+from components.deployment.canary.state import active
 from components.deployment.release_settings import ReleaseSettings
 from components.deployment.site import Site
 

@@ -8,9 +8,9 @@ from datetime import datetime
 from pathlib import Path
 
 from components.contracts.errors import ContractError
+from components.deployment.repository.triton_config import CPU, PYTHON, ServingOptions
 from components.deployment.servers import Patience
 from components.deployment.site import SiteSettings, no_checkpoint, utc_now, whoami
-from components.deployment.triton_config import CPU, PYTHON, ServingOptions
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -24,7 +24,7 @@ class ReleaseSettings:
     triton_urls: tuple[str, ...] = ()
     """Running servers, see `discovery`; none = publish only, servers read it when they start."""
     server: str = PYTHON
-    """`python` or `onnxruntime`, see `triton_config`."""
+    """`python` or `onnxruntime`, see `repository.triton_config`."""
     device: str = CPU
     """`cpu` or `gpu` (a MIG slice is a GPU), for `onnxruntime`."""
     instances: int = 2

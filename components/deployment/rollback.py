@@ -23,10 +23,10 @@ from components.deployment.command_line import add_site_flags, exit_code, reason
 from components.deployment.discovery import Resolve, resolve
 from components.deployment.make_live import make_live
 from components.deployment.recovery import opened
+from components.deployment.repository.triton_config import ServingOptions, read_options
 from components.deployment.servers import Connect
 from components.deployment.site import Site, SiteSettings
 from components.deployment.triton_client import Triton
-from components.deployment.triton_config import ServingOptions, read_options
 
 logger = logging.getLogger(__name__)
 

@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from components.contracts.errors import ContractError, PermanentError, TemporaryError
-from components.deployment.parity import TOLERANCE, GoldenRows, check_scores
+from components.deployment.graph.parity import TOLERANCE, GoldenRows, check_scores
 
 
 class Server(Protocol):

@@ -22,7 +22,7 @@ from components.contracts.manifests import Release
 from components.contracts.model_store import release_path
 from components.contracts.promotion_journal import Promotion, append_promotion
 from components.deployment.discovery import Fleet
-from components.deployment.repository import ModelRepository
+from components.deployment.repository.model_repository import ModelRepository
 from components.deployment.servers import Patience
 
 logger = logging.getLogger(__name__)

@@ -14,7 +14,7 @@ from typing import NamedTuple, TypeVar
 
 from components.contracts.errors import ContractError, PermanentError, TemporaryError
 from components.contracts.serving import MODEL_NAME
-from components.deployment.parity import GoldenRows
+from components.deployment.graph.parity import GoldenRows
 from components.deployment.servers import Patience, Server, probe, wait_until_ready
 from components.deployment.site import Site
 

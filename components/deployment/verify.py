@@ -24,10 +24,10 @@ import numpy as np
 from components.contracts.criteo import CATEGORICAL, DENSE
 from components.contracts.errors import ContractError
 from components.contracts.uris import typed_folder
-from components.deployment.graph_files import GRAPH_FILE
+from components.deployment.graph.files import GRAPH_FILE
+from components.deployment.graph.parity import open_graph, score
 from components.deployment.identity import Check, check_golden, check_identity, read_recorded
 from components.deployment.logged_rows import LoggedRows, read_logged_rows
-from components.deployment.parity import open_graph, score
 
 DEFAULT_TOLERANCE = 1e-6
 """Largest accepted difference of one probability. What differs rightly is the order of sums: rows were served in other

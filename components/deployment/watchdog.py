@@ -28,15 +28,15 @@ from components.contracts import promotion_journal
 from components.contracts.durable import write_whole
 from components.contracts.errors import ContractError, PermanentError, TemporaryError
 from components.contracts.serving import CANARY_NAME, MODEL_NAME, QUEUE_REFUSALS
-from components.deployment import canary_state
+from components.deployment.canary import state as canary_state
 from components.deployment.command_line import add_site_flags, site_of
 from components.deployment.discovery import Resolve, addresses_of, resolve
 from components.deployment.recovery import opened
-from components.deployment.repository import ModelRepository
+from components.deployment.repository.model_repository import ModelRepository
+from components.deployment.repository.triton_config import read_options
 from components.deployment.servers import Connect, Server, probe, wait_until_ready
 from components.deployment.site import SiteSettings
 from components.deployment.triton_client import Triton
-from components.deployment.triton_config import read_options
 from components.storage.locations import open_objects
 
 logger = logging.getLogger(__name__)

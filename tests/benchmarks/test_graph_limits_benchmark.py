@@ -9,8 +9,8 @@ import pytest
 from benchmarks import graph_limits
 from components.contracts.criteo import MISSING_CATEGORY
 from components.contracts.serving import CATEGORICAL_INPUT
-from components.deployment.graph import GraphLimits
-from components.deployment.parity import open_graph
+from components.deployment.graph.export import GraphLimits
+from components.deployment.graph.parity import open_graph
 
 
 def test_both_encoders_are_measured_on_the_same_entries(tmp_path):

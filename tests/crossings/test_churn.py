@@ -27,8 +27,8 @@ from components.contracts.model_files import (
 )
 from components.contracts.serving import CATEGORICAL_INPUT, DENSE_INPUT
 from components.contracts.workflow import FIRST_ID, OOV_ID, TOMBSTONE, FeatureWorkflow
-from components.deployment.graph import build_graph
-from components.deployment.parity import open_graph
+from components.deployment.graph.export import build_graph
+from components.deployment.graph.parity import open_graph
 from components.preprocessing import admission
 from components.preprocessing.vocabularies import AdmissionRules, next_column, unseen_column
 from components.training.growth import RowPlan, grow

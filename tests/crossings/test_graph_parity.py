@@ -21,9 +21,9 @@ from components.contracts.criteo import MISSING_CATEGORY
 from components.contracts.dcn import DcnConfig, dense_layout
 from components.contracts.model_files import ModelWeights, write_model
 from components.contracts.serving import CATEGORICAL_INPUT, DENSE_INPUT
-from components.deployment.graph import GraphLimits, write_graph
-from components.deployment.graph_files import GRAPH_FILE
-from components.deployment.parity import open_graph
+from components.deployment.graph.export import GraphLimits, write_graph
+from components.deployment.graph.files import GRAPH_FILE
+from components.deployment.graph.parity import open_graph
 from pipelines.images import ENVIRONMENT_OF_STEP
 from pipelines.local.environments import python_of
 from tests.components.deployment.nasty_rows import nasty_rows, strange_workflow

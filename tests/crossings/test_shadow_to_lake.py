@@ -18,7 +18,7 @@ from components.contracts.log_urls import open_log
 from components.contracts.manifests import RawDataset
 from components.contracts.records import CLICK, OutcomeBatch, PredictionBatch, encode, record_id
 from components.contracts.uris import local_path
-from components.deployment.canary_evidence import read_pairs
+from components.deployment.canary.evidence import read_pairs
 from components.extraction.__main__ import main as extraction
 from monitoring.monitor import Monitor
 from monitoring.settings import MonitorSettings

@@ -19,10 +19,10 @@ from components.contracts.serving import CANDIDATE_NAME, GRPC_OPTIONS, MODEL_NAM
 from components.contracts.uris import local_path
 from components.deployment.release import release
 from components.deployment.release_settings import ReleaseSettings
-from components.deployment.repository import ModelRepository
+from components.deployment.repository.model_repository import ModelRepository
+from components.deployment.repository.triton_config import ServingOptions, triton_config, with_versions
 from components.deployment.rollback import rollback
 from components.deployment.triton_client import Triton
-from components.deployment.triton_config import ServingOptions, triton_config, with_versions
 from components.storage.locations import open_objects
 from pipelines.local.triton import TritonServer, TritonSettings
 from tests.e2e.processes import running_in_group, wait_for

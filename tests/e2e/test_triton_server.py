@@ -37,7 +37,7 @@ class TritonPythonModel:
 @pytest.fixture
 def repository(tmp_path):
     """A repository whose one model answers with its first input; no ONNX needed to test the server's life."""
-    from components.deployment.triton_config import ServingOptions, triton_config
+    from components.deployment.repository.triton_config import ServingOptions, triton_config
 
     path = tmp_path / "model repository"
     (path / "click_model" / "1").mkdir(parents=True)

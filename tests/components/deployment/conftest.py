@@ -177,8 +177,8 @@ def with_scores():
 @pytest.fixture
 def exported(tmp_path):
     """Exports a stored model; the graph's file."""
-    from components.deployment.graph import export
-    from components.deployment.graph_files import GRAPH_FILE
+    from components.deployment.graph.export import export
+    from components.deployment.graph.files import GRAPH_FILE
 
     def make(model, name="graph"):
         export(model, tmp_path / name)
@@ -232,7 +232,7 @@ def settings(triton, client, tmp_path):
 @pytest.fixture
 def repository(settings):
     """The repository that `settings` names."""
-    from components.deployment.repository import ModelRepository
+    from components.deployment.repository.model_repository import ModelRepository
     from components.storage.locations import open_objects
 
     return ModelRepository(open_objects(settings.repository))

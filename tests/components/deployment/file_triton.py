@@ -14,8 +14,8 @@ from uuid import uuid4
 
 from components.contracts.errors import ContractError, PermanentError, TemporaryError
 from components.contracts.serving import MODEL_NAME
-from components.deployment.parity import GoldenRows, open_graph, score
-from components.deployment.triton_config import versions_of, warmup_files_of
+from components.deployment.graph.parity import GoldenRows, open_graph, score
+from components.deployment.repository.triton_config import versions_of, warmup_files_of
 
 
 class FileTriton:

@@ -9,9 +9,9 @@ from components.contracts.promotion_journal import current, interrupted, read_en
 from components.contracts.serving import CANDIDATE_NAME
 from components.deployment.release import release
 from components.deployment.release_settings import ReleaseSettings
-from components.deployment.repository import ModelRepository
+from components.deployment.repository.model_repository import ModelRepository
+from components.deployment.repository.triton_config import versions_of
 from components.deployment.rollback import rollback
-from components.deployment.triton_config import versions_of
 from components.storage.locations import open_objects
 from tests.components.deployment.file_triton import FileTriton
 

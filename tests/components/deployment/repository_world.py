@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import numpy as np
 
-from components.deployment.graph_files import DATA_FILE, GRAPH_FILE
-from components.deployment.parity import GoldenRows
-from components.deployment.triton_config import ServingOptions, versions_of
+from components.deployment.graph.files import DATA_FILE, GRAPH_FILE
+from components.deployment.graph.parity import GoldenRows
+from components.deployment.repository.triton_config import ServingOptions, versions_of
 
 OPTIONS = ServingOptions(warmup_rows=1)
 

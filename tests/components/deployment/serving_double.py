@@ -11,10 +11,10 @@ from collections import Counter
 import numpy as np
 
 from components.contracts.errors import ContractError, PermanentError, TemporaryError
-from components.deployment.canary_metrics import COUNTERS
-from components.deployment.graph_files import GRAPH_FILE
-from components.deployment.parity import GoldenRows, open_graph, score
-from components.deployment.triton_config import versions_of
+from components.deployment.canary.metrics import COUNTERS
+from components.deployment.graph.files import GRAPH_FILE
+from components.deployment.graph.parity import GoldenRows, open_graph, score
+from components.deployment.repository.triton_config import versions_of
 
 
 class ServerDouble:

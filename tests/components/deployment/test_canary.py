@@ -16,11 +16,12 @@ import pytest
 from components.contracts.errors import ContractError, PermanentError, TemporaryError
 from components.contracts.promotion_journal import current, read_entries
 from components.contracts.serving import CANARY_NAME, MODEL_NAME
-from components.deployment import canary, canary_state
-from components.deployment.canary_policy import CanaryPolicy
+from components.deployment.canary import lifecycle as canary
+from components.deployment.canary import state as canary_state
+from components.deployment.canary.policy import CanaryPolicy
 from components.deployment.release import ReleaseSettings, release
 from components.deployment.release_checks import Refused
-from components.deployment.repository import ModelRepository
+from components.deployment.repository.model_repository import ModelRepository
 from components.deployment.rollback import rollback
 from components.storage.locations import open_objects
 from tests.components.deployment.serving_double import ServerDouble

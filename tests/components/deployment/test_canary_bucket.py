@@ -7,9 +7,9 @@ import pytest
 from components.contracts.errors import TemporaryError
 from components.contracts.promotion_journal import current, read_entries
 from components.contracts.serving import CANARY_NAME
-from components.deployment import canary
+from components.deployment.canary import lifecycle as canary
 from components.deployment.release import ReleaseSettings, release
-from components.deployment.repository import ModelRepository
+from components.deployment.repository.model_repository import ModelRepository
 from components.storage.locations import open_objects
 
 ROOT = "gs://models/serving"

@@ -19,12 +19,12 @@ from components.contracts.model_store import keep_verdict
 from components.contracts.promotion_journal import current, read_entries
 from components.contracts.serving import CANARY_NAME, MODEL_NAME
 from components.contracts.traffic_plan import Arm
-from components.deployment import canary
 from components.deployment.__main__ import main as step_main
-from components.deployment.canary_command import main
-from components.deployment.canary_metrics import counted, fetch
-from components.deployment.canary_policy import CanaryPolicy
-from components.deployment.repository import ModelRepository
+from components.deployment.canary import lifecycle as canary
+from components.deployment.canary.__main__ import main
+from components.deployment.canary.metrics import counted, fetch
+from components.deployment.canary.policy import CanaryPolicy
+from components.deployment.repository.model_repository import ModelRepository
 from components.deployment.triton_client import Triton
 from components.storage.locations import open_objects
 from inference_client.plan_follower import PlanFollower

@@ -14,8 +14,8 @@ import pytest
 
 from components.contracts.errors import ContractError, TemporaryError
 from components.contracts.traffic_plan import Arm
-from components.deployment.canary_evidence import read_pairs
-from components.deployment.canary_metrics import ArmCounts, counted, fetch, read_baseline, since, uncounted
+from components.deployment.canary.evidence import read_pairs
+from components.deployment.canary.metrics import ArmCounts, counted, fetch, read_baseline, since, uncounted
 from components.deployment.discovery import addresses
 
 BEGIN = datetime(2026, 1, 1, 23, 59, 30, tzinfo=timezone.utc)

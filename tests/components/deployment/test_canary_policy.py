@@ -9,9 +9,9 @@ import pytest
 
 from components.contracts.errors import ContractError
 from components.contracts.metrics import auc_difference
-from components.deployment.canary_evidence import Pairs
-from components.deployment.canary_metrics import ArmCounts
-from components.deployment.canary_policy import (
+from components.deployment.canary.evidence import Pairs
+from components.deployment.canary.metrics import ArmCounts
+from components.deployment.canary.policy import (
     ABORT,
     GROW,
     HOLD,

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from components.deployment import canary_command, promote, rollback, verify, watchdog
+from components.deployment import promote, rollback, verify, watchdog
+from components.deployment.canary import __main__ as canary_command
 from pipelines.__main__ import main as evergreen
 
 COMMANDS = {

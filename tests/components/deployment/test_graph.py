@@ -19,9 +19,9 @@ from components.contracts.errors import ContractError
 from components.contracts.model_files import ModelWeights
 from components.contracts.serving import CATEGORICAL_INPUT, DENSE_INPUT, MAX_BATCH_ROWS, PROBABILITY_OUTPUT
 from components.contracts.workflow import TOMBSTONE
-from components.deployment.graph import GraphLimits, build_graph, export
-from components.deployment.graph_files import GRAPH_FILE
-from components.deployment.parity import open_graph
+from components.deployment.graph.export import GraphLimits, build_graph, export
+from components.deployment.graph.files import GRAPH_FILE
+from components.deployment.graph.parity import open_graph
 from tests.components.deployment.nasty_rows import nasty_rows, strange_workflow
 
 CONFIG = DcnConfig(embedding_dim=4, num_cross_layers=2, tower=(16, 8))
@@ -209,7 +209,7 @@ def test_graph_bytes_do_not_depend_on_the_process(make_candidate, exported, tmp_
     model, _, _ = make_candidate(tmp_path / "store", 1)
     code = (
         "import sys; from pathlib import Path; from components.contracts.manifests import Model; "
-        "from components.deployment.graph import export; export(Model.read(sys.argv[1]), Path(sys.argv[2]))"
+        "from components.deployment.graph.export import export; export(Model.read(sys.argv[1]), Path(sys.argv[2]))"
     )
     manifest = tmp_path / "store" / "models" / "model-1" / "model.json"
     command = [sys.executable, "-c", code, manifest, tmp_path / "other"]

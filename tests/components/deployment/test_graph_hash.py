@@ -8,8 +8,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from components.contracts.errors import ContractError
-from components.deployment import graph_hash
-from components.deployment.graph_hash import CHOICES, EMPTY, build_table
+from components.deployment.graph import hash_table as graph_hash
+from components.deployment.graph.hash_table import CHOICES, EMPTY, build_table
 
 
 def look_up(table, key):

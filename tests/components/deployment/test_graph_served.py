@@ -10,9 +10,9 @@ import pytest
 from components.contracts.serving import CATEGORICAL_INPUT, DENSE_INPUT, MODEL_NAME
 from components.contracts.uris import local_path
 from components.deployment import prepare
-from components.deployment.graph import GraphLimits, export
-from components.deployment.graph_files import DATA_FILE, graph_sha256
-from components.deployment.parity import open_graph
+from components.deployment.graph.export import GraphLimits, export
+from components.deployment.graph.files import DATA_FILE, graph_sha256
+from components.deployment.graph.parity import open_graph
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(120)]
 

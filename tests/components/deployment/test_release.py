@@ -13,10 +13,10 @@ from components.contracts.model_store import champion, graph_folder, read_servin
 from components.contracts.promotion_journal import read_journal
 from components.contracts.serving import MODEL_NAME
 from components.contracts.uris import local_path
-from components.deployment.graph_files import graph_sha256
+from components.deployment.graph.files import graph_sha256
 from components.deployment.release import release
 from components.deployment.release_settings import ReleaseSettings
-from components.deployment.triton_config import read_options, versions_of
+from components.deployment.repository.triton_config import read_options, versions_of
 from tests.components.deployment.file_triton import FileTriton
 from tests.components.deployment.real_servers import live_version, under_load
 

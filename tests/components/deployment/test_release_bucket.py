@@ -11,13 +11,13 @@ from components.contracts.manifests import Release
 from components.contracts.model_store import release_path
 from components.contracts.promotion_journal import current, read_entries
 from components.contracts.serving import CANDIDATE_NAME, MODEL_NAME
-from components.deployment.graph_files import graph_sha256
+from components.deployment.graph.files import graph_sha256
 from components.deployment.release import release
 from components.deployment.release_settings import ReleaseSettings
-from components.deployment.repository import ModelRepository
+from components.deployment.repository.model_repository import ModelRepository
+from components.deployment.repository.triton_config import versions_of
 from components.deployment.rollback import rollback
 from components.deployment.servers import Patience
-from components.deployment.triton_config import versions_of
 from components.storage.locations import open_objects
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(120)]

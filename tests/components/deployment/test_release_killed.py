@@ -22,8 +22,8 @@ from components.contracts.errors import ContractError
 from components.contracts.promotion_journal import read_entries
 from components.contracts.serving import MODEL_NAME
 from components.deployment.release import release
+from components.deployment.repository.triton_config import versions_of
 from components.deployment.rollback import rollback
-from components.deployment.triton_config import versions_of
 from tests.components.deployment.real_servers import live_version
 
 pytestmark = pytest.mark.timeout(120)

@@ -18,7 +18,7 @@ from components.contracts.uris import local_path
 from components.deployment import site
 from components.deployment.release import release
 from components.deployment.release_settings import ReleaseSettings
-from components.deployment.repository import ModelRepository
+from components.deployment.repository.model_repository import ModelRepository
 from components.deployment.servers import Patience
 from tests.components.deployment.file_triton import FileTriton
 from tests.components.deployment.real_servers import Altered, live_version

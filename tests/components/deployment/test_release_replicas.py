@@ -12,7 +12,7 @@ from components.contracts.promotion_journal import current, read_entries
 from components.contracts.serving import MODEL_NAME
 from components.deployment.release import release
 from components.deployment.release_settings import ReleaseSettings
-from components.deployment.repository import ModelRepository
+from components.deployment.repository.model_repository import ModelRepository
 from components.deployment.rollback import rollback
 from components.deployment.triton_client import Triton
 from components.storage.locations import open_objects

@@ -11,9 +11,9 @@ from tritonclient.grpc import model_config_pb2
 
 from components.contracts.errors import ContractError
 from components.contracts.traffic_plan import Arm, TrafficPlan
-from components.deployment.graph_files import DATA_FILE, GRAPH_FILE, graph_sha256
-from components.deployment.repository import ModelRepository
-from components.deployment.triton_config import ServingOptions, read_options, warmup_files_of, with_versions
+from components.deployment.graph.files import DATA_FILE, GRAPH_FILE, graph_sha256
+from components.deployment.repository.model_repository import ModelRepository
+from components.deployment.repository.triton_config import ServingOptions, read_options, warmup_files_of, with_versions
 from tests.components.deployment.repository_world import OPTIONS, everything, named
 
 

@@ -8,8 +8,8 @@ import sys
 import pytest
 
 from components.contracts.errors import ContractError, PermanentError
-from components.deployment.graph_files import DATA_FILE, GRAPH_FILE, graph_sha256
-from components.deployment.repository import ModelRepository
+from components.deployment.graph.files import DATA_FILE, GRAPH_FILE, graph_sha256
+from components.deployment.repository.model_repository import ModelRepository
 from components.storage.folder import FolderObjects
 from tests.components.deployment.repository_world import OPTIONS, everything, named
 from tests.conftest import REPOSITORY
@@ -171,9 +171,9 @@ def test_a_deployment_killed_while_it_stages_leaves_nothing_that_is_served_or_st
         "import os, sys\n"
         "from pathlib import Path\n"
         "import numpy as np\n"
-        "from components.deployment.parity import GoldenRows\n"
-        "from components.deployment.repository import ModelRepository\n"
-        "from components.deployment.triton_config import ServingOptions\n"
+        "from components.deployment.graph.parity import GoldenRows\n"
+        "from components.deployment.repository.model_repository import ModelRepository\n"
+        "from components.deployment.repository.triton_config import ServingOptions\n"
         "from components.storage.folder import FolderObjects\n"
         "import components.storage.folder as folder\n"
         "graph = Path(sys.argv[2]); graph.mkdir(); (graph / 'model.onnx').write_bytes(bytes(100_000))\n"
@@ -218,9 +218,9 @@ def test_a_disk_that_fills_up_while_staging_leaves_what_is_served(tmp_path, put_
         "import resource, sys\n"
         "from pathlib import Path\n"
         "from components.contracts.errors import PermanentError\n"
-        "from components.deployment.parity import GoldenRows\n"
-        "from components.deployment.repository import ModelRepository\n"
-        "from components.deployment.triton_config import ServingOptions\n"
+        "from components.deployment.graph.parity import GoldenRows\n"
+        "from components.deployment.repository.model_repository import ModelRepository\n"
+        "from components.deployment.repository.triton_config import ServingOptions\n"
         "from components.storage.folder import FolderObjects\n"
         "resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, 100_000))\n"
         "repository = ModelRepository(FolderObjects(Path(sys.argv[1])))\n"

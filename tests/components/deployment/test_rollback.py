@@ -14,8 +14,8 @@ from components.contracts.serving import CANDIDATE_NAME, MODEL_NAME
 from components.contracts.uris import local_path
 from components.deployment.release import release
 from components.deployment.release_settings import ReleaseSettings
+from components.deployment.repository.triton_config import read_options, with_versions
 from components.deployment.rollback import main, rollback
-from components.deployment.triton_config import read_options, with_versions
 from tests.components.deployment.file_triton import FileTriton
 from tests.components.deployment.real_servers import live_version, under_load
 

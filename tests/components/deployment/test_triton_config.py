@@ -10,7 +10,7 @@ from tritonclient.grpc import model_config_pb2
 
 from components.contracts.errors import ContractError
 from components.contracts.serving import CATEGORICAL_INPUT, DENSE_INPUT, MAX_BATCH_ROWS, PROBABILITY_OUTPUT
-from components.deployment.triton_config import (
+from components.deployment.repository.triton_config import (
     WARMUP_BATCH,
     ServingOptions,
     WarmupRow,

@@ -18,7 +18,7 @@ from components.contracts.promotion_journal import read_entries
 from components.contracts.uris import local_path
 from components.contracts.workflow import FeatureWorkflow
 from components.deployment import logged_rows
-from components.deployment.canary_start import start
+from components.deployment.canary.start import start
 from components.deployment.release import release
 from components.deployment.release_settings import ReleaseSettings
 from components.deployment.verify import main, verify
@@ -281,7 +281,7 @@ def test_a_manifest_rewritten_to_match_a_tampered_graph_contradicts_the_journal(
     done = released()
     folder = lake(done)
     _spoil(_kept(done))
-    from components.deployment.graph_files import graph_sha256
+    from components.deployment.graph.files import graph_sha256
 
     forged = {**done.sha256, "graph": graph_sha256(_kept(done).parent)}
     dataclasses.replace(done, sha256=forged).write(release_path(store, VERSION))

@@ -24,9 +24,9 @@ from components.deployment import watchdog as module
 from components.deployment.recovery import opened
 from components.deployment.release import release
 from components.deployment.release_settings import ReleaseSettings
-from components.deployment.repository import ModelRepository
+from components.deployment.repository.model_repository import ModelRepository
+from components.deployment.repository.triton_config import with_versions
 from components.deployment.triton_client import Triton
-from components.deployment.triton_config import with_versions
 from components.deployment.watchdog import BUSY, GONE, HEALED, ILL, SKIPPED, SUSPECT, WELL, Watchdog, main, watch
 from components.storage.locations import open_objects
 from pipelines.local.triton import TritonServer, TritonSettings

@@ -1,6 +1,6 @@
 """What to do with a canary: hold, grow or abort, from evidence alone. Pure; gathering evidence is left to others.
 
-Outcomes. Each stage is judged by its own pairs (`canary_evidence`), at planned looks only: after `min_pairs` pairs and
+Outcomes. Each stage is judged by its own pairs (`canary.evidence`), at planned looks only: after `min_pairs` pairs and
 each time they have doubled, always on the oldest so many, so that asking often, or again after a crash, is not looking
 often. A loss is a significant one if the one-sided test of the AUC difference (paired DeLong, rows of one request
 together) or of the mean log loss difference is below alpha / (stages * looks * 2): Bonferroni, which holds however
@@ -29,8 +29,8 @@ import numpy as np
 
 from components.contracts.errors import ContractError
 from components.contracts.metrics import auc_difference, grouped_error, row_log_losses
-from components.deployment.canary_evidence import Pairs
-from components.deployment.canary_metrics import ArmCounts
+from components.deployment.canary.evidence import Pairs
+from components.deployment.canary.metrics import ArmCounts
 
 HOLD, GROW, ABORT = "hold", "grow", "abort"
 MIN_REQUESTS = 50

@@ -3,7 +3,7 @@
 Cuckoo hashing with `CHOICES` cells per key (Pagh & Rodler, ESA 2001; Fotakis et al., STACS 2003): choice d of a key is
 cell `starts[d] + key mod primes[d]`, each choice in a range of its own. So a lookup is always `CHOICES` reads, however
 large the table, and the arrays are constants that can lie in `model.data`, where ONNX Runtime maps them. The nodes that
-look up are `graph_encoding`'s.
+look up are `graph.encoding`'s.
 """
 
 from __future__ import annotations

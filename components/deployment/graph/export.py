@@ -2,12 +2,13 @@
 
 Takes a fitted `FeatureWorkflow` and a model's weights, gives a graph with the tensors of `contracts.serving`. So
 nothing is encoded outside the graph, and training and serving cannot encode differently. The encoding's nodes are
-`graph_encoding`'s, the network's `graph_network`'s, the files `graph_parts`'; proving that the graph is right is left
+`graph.encoding`'s, the network's `graph.network`'s, the files `graph.parts`'; proving that the graph is right is left
 to `parity`, whether it fits the server to `memory`, and where it goes to `repository`.
 
 Limits, measured by `benchmarks/graph_limits.py`: a graph is one file up to `GraphLimits.inline_bytes` of tables;
-beyond, the tables lie in `model.data`, whose size only the disk limits. What stops next is this process's memory, which
-holds the table once while it writes it, then the server's (`memory`), then `graph_hash.MAX_KEYS` vocabulary entries.
+beyond, the tables lie in `model.data`, whose size only the disk limits. What stops next is this process's memory,
+which holds the table once while it writes it, then the server's (`memory`), then `graph.hash_table.MAX_KEYS`
+vocabulary entries.
 """
 
 from __future__ import annotations
@@ -22,9 +23,9 @@ from components.contracts.manifests import Model
 from components.contracts.model_files import ModelWeights, read_model
 from components.contracts.uris import local_path
 from components.contracts.workflow import FeatureWorkflow
-from components.deployment.graph_encoding import encode_categorical, encode_dense
-from components.deployment.graph_network import look_up, network
-from components.deployment.graph_parts import Parts
+from components.deployment.graph.encoding import encode_categorical, encode_dense
+from components.deployment.graph.network import look_up, network
+from components.deployment.graph.parts import Parts
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -62,7 +63,7 @@ def write_graph(
     config: DcnConfig,
     limits: GraphLimits = DEFAULT_LIMITS,
 ) -> None:
-    """Writes the graph into `folder` as `graph_files` names it; the same arguments give the same bytes.
+    """Writes the graph into `folder` as `graph.files` names it; the same arguments give the same bytes.
 
     Raises:
         ContractError: the weights do not fit the workflow or `config`, or are beyond what a graph can hold.
@@ -71,7 +72,7 @@ def write_graph(
 
 
 def export(model: Model, folder: Path, limits: GraphLimits = DEFAULT_LIMITS) -> None:
-    """Writes the graph of a stored model into `folder` (`graph_files`).
+    """Writes the graph of a stored model into `folder` (`graph.files`).
 
     Raises:
         ContractError: the model's files are absent, damaged or not those that its manifest names; as `write_graph`.

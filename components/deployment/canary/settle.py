@@ -1,6 +1,6 @@
 """What a crash or an earlier step of a canary left, finished: plan and journal agree, nothing stays loaded in vain.
 
-Every step begins here; which state means what is said in `canary_state`.
+Every step begins here; which state means what is said in `canary.state`.
 """
 
 from __future__ import annotations
@@ -11,8 +11,8 @@ from datetime import datetime
 
 from components.contracts.promotion_journal import Promotion
 from components.contracts.traffic_plan import TrafficPlan
-from components.deployment import canary_state
-from components.deployment.canary_terms import DRAINING, ENDED, NONE, CanarySettings, Step
+from components.deployment.canary import state as canary_state
+from components.deployment.canary.terms import DRAINING, ENDED, NONE, CanarySettings, Step
 from components.deployment.site import Site
 
 logger = logging.getLogger(__name__)

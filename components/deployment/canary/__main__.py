@@ -12,9 +12,9 @@ from dataclasses import asdict, fields, replace
 from components.contracts.manifests import RawDataset, Verdict
 from components.contracts.model_store import read_serving_place, stored_model, verdict_paths
 from components.contracts.uris import local_path, typed_uri
-from components.deployment import canary
-from components.deployment.canary_policy import CanaryPolicy
-from components.deployment.canary_start import FIRST_SHARE, SHADOW_SHARE
+from components.deployment.canary import lifecycle as canary
+from components.deployment.canary.policy import CanaryPolicy
+from components.deployment.canary.start import FIRST_SHARE, SHADOW_SHARE
 from components.deployment.command_line import add_site_flags, exit_code, reason, site_of
 from components.deployment.discovery import parse_urls
 from components.deployment.release_settings import ReleaseSettings

@@ -7,8 +7,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from components.contracts.traffic_plan import DRAIN_SECONDS, TrafficPlan
-from components.deployment.canary_metrics import Fetch, fetch
-from components.deployment.canary_policy import CanaryPolicy, Judgement
+from components.deployment.canary.metrics import Fetch, fetch
+from components.deployment.canary.policy import CanaryPolicy, Judgement
 from components.deployment.discovery import Resolve, resolve
 from components.deployment.servers import Connect
 from components.deployment.site import SiteSettings

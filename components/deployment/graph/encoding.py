@@ -1,9 +1,9 @@
 """The feature workflow as nodes: raw values in, normalised values and rows of the fused table out.
 
-Adds `dense_encoded` [n, 13] and `table_rows` [n, 26] to `graph_parts.Parts`, equal bit by bit to what
+Adds `dense_encoded` [n, 13] and `table_rows` [n, 26] to `graph.parts.Parts`, equal bit by bit to what
 `FeatureWorkflow` says. Two ways to look categories up, the same to whoever asks: ONNX Runtime's LabelEncoder, a hash
-map that it builds in memory while it opens the graph, and `graph_hash`'s table in the graph's own arrays, which is
-slower per row and costs nothing to open. What the rows hold is `graph_network`'s.
+map that it builds in memory while it opens the graph, and `graph.hash_table`'s table in the graph's own arrays, which
+is slower per row and costs nothing to open. What the rows hold is `graph.network`'s.
 
 All 26 columns are looked up at once: a category's key is the value plus its slot's own range of keys, so that one
 LabelEncoder has the work of 26. What is looked up is the row's distance from the slot's out-of-vocabulary row, so that
@@ -19,8 +19,8 @@ from onnx import TensorProto, numpy_helper
 from components.contracts.criteo import MISSING_CATEGORY, NUM_CATEGORICAL
 from components.contracts.serving import CATEGORICAL_INPUT, DENSE_INPUT
 from components.contracts.workflow import FIRST_ID, MISSING_ID, OOV_ID, TOMBSTONE, FeatureWorkflow
-from components.deployment.graph_hash import CHOICES, build_table
-from components.deployment.graph_parts import Parts
+from components.deployment.graph.hash_table import CHOICES, build_table
+from components.deployment.graph.parts import Parts
 
 _LOWEST, _HIGHEST = -(2**31), 2**32 + 2**31
 """Raw values are clipped to these two, beyond which there are no categories. ONNX Runtime 1.31 clips int64 wrongly
@@ -57,7 +57,7 @@ def encode_categorical(parts: Parts, workflow: FeatureWorkflow, *, label_encoder
         label_encoder_entries: Most entries of all vocabularies together that a LabelEncoder gets.
 
     Raises:
-        ContractError: as `graph_hash.build_table`.
+        ContractError: as `graph.hash_table.build_table`.
     """
     bounds = [parts.constant(f"category_{n}", np.array(b)) for n, b in (("lowest", _LOWEST), ("highest", _HIGHEST))]
     clipped = parts.node("Clip", [CATEGORICAL_INPUT.name, *bounds], "categories")

@@ -16,15 +16,15 @@ from typing import Any, NamedTuple
 
 from components.contracts.durable import sha256_file, write_whole
 from components.contracts.errors import ContractError
-from components.deployment.graph_files import DATA_FILE, GRAPH_FILE, graph_sha256
-from components.deployment.parity import GoldenRows
-from components.deployment.triton_config import PYTHON, ServingOptions, WarmupRow
+from components.deployment.graph.files import DATA_FILE, GRAPH_FILE, graph_sha256
+from components.deployment.graph.parity import GoldenRows
+from components.deployment.repository.triton_config import PYTHON, ServingOptions, WarmupRow
 
 GOLDEN_FILE = "golden.npz"
 CODE_FILE = "model.py"
 RECORD_FILE = "version.json"
 FORMAT_VERSION = 1
-_SERVED_MODEL = Path(__file__).with_name("served_model.py")
+_SERVED_MODEL = Path(__file__).resolve().parents[1] / "served_model.py"
 
 
 class FileRecord(NamedTuple):
@@ -40,7 +40,7 @@ class VersionRecord:
 
     version: int
     graph_sha256: str
-    """See `graph_files.graph_sha256`."""
+    """See `graph.files.graph_sha256`."""
     options: ServingOptions
     """What the version was staged for."""
     files: Mapping[str, FileRecord]

@@ -1,9 +1,9 @@
 """A canary: a new version takes a growing share of the traffic under its own name, until it is live or aborted.
 
-`start` (`canary_start`) loads it as `click_model_canary` on every server and publishes the traffic plan; each `step`
-(`canary_step`) holds, grows it (1 -> 5 -> 25 % -> released to all) or aborts, by rules (`canary_policy`) over outcomes
-(`canary_evidence`) and what the servers counted (`canary_metrics`); `watch` steps until it is over; `advance` and
-`abort` are a person's. Writes and their order: `canary_state`. A canary in the shadow only is watched alike, and
+`start` (`canary.start`) loads it as `click_model_canary` on every server and publishes the traffic plan; each `step`
+(`canary.step`) holds, grows it (1 -> 5 -> 25 % -> released to all) or aborts, by rules (`canary.policy`) over outcomes
+(`canary.evidence`) and what the servers counted (`canary.metrics`); `watch` steps until it is over; `advance` and
+`abort` are a person's. Writes and their order: `canary.state`. A canary in the shadow only is watched alike, and
 answers once it is started again to do so, or advanced.
 """
 
@@ -14,11 +14,11 @@ import time
 from collections.abc import Callable
 
 from components.contracts.errors import ContractError, TemporaryError
-from components.deployment import canary_state
-from components.deployment.canary_start import start
-from components.deployment.canary_step import advance, judged, step
-from components.deployment.canary_terms import DRAINING, ENDED, NONE, CanarySettings, Step, aborted, held
-from components.deployment.repository import ModelRepository
+from components.deployment.canary import state as canary_state
+from components.deployment.canary.start import start
+from components.deployment.canary.step import advance, judged, step
+from components.deployment.canary.terms import DRAINING, ENDED, NONE, CanarySettings, Step, aborted, held
+from components.deployment.repository.model_repository import ModelRepository
 from components.storage.locations import open_objects
 
 __all__ = ["CanarySettings", "Step", "abort", "advance", "start", "status", "step", "watch"]
@@ -81,6 +81,6 @@ def status(settings: CanarySettings) -> Step:
 
 
 if __name__ == "__main__":
-    from components.deployment.canary_command import main
+    from components.deployment.canary.__main__ import main
 
     raise SystemExit(main())

@@ -1,6 +1,6 @@
 """A graph in the making: nodes and constants collected in order, then written as the files of a folder.
 
-Takes what `graph_encoding` and `graph_network` add, gives the bytes of one ONNX message, and of `model.data` beside it
+Takes what `graph.encoding` and `graph.network` add, gives the bytes of one ONNX message, and of `model.data` beside it
 where the tables are large (ONNX's external data: raw little-endian arrays, each at an offset that the message names).
 The same parts give the same bytes. What the parts compute is left to those who add them.
 """
@@ -19,7 +19,7 @@ from onnx import TensorProto, helper, numpy_helper
 from components.contracts.durable import whole_file, write_whole
 from components.contracts.errors import ContractError
 from components.contracts.serving import CATEGORICAL_INPUT, DENSE_INPUT, PROBABILITY_OUTPUT, Tensor
-from components.deployment.graph_files import DATA_FILE, GRAPH_FILE
+from components.deployment.graph.files import DATA_FILE, GRAPH_FILE
 
 OPSET = 17
 ML_OPSET = 4

@@ -8,7 +8,7 @@ that starts in the middle thus loads what was published last. A copy that broke 
 not used again, and the next deployment clears it away.
 
 Changes need `locked()`, and the configuration is written only over the one that the lock's holder found: a holder whose
-lease ended unnoticed fails there. Reading version folders is `repository_versions`', telling the servers `switch`'s.
+lease ended unnoticed fails there. Reading version folders is `repository.versions`', telling the servers `switch`'s.
 """
 
 from __future__ import annotations
@@ -26,17 +26,17 @@ from tempfile import TemporaryDirectory
 from components.contracts.errors import ContractError, PermanentError
 from components.contracts.serving import CANARY_NAME, CANDIDATE_NAME, MODEL_NAME
 from components.contracts.traffic_plan import TRAFFIC_FILE, TrafficPlan
-from components.deployment.parity import GoldenRows
-from components.deployment.repository_files import RECORD_FILE, assemble, warmup_files
-from components.deployment.repository_lock import LEASE_SECONDS, Check, exclusive
-from components.deployment.repository_versions import VersionFolders
-from components.deployment.triton_config import (
+from components.deployment.graph.parity import GoldenRows
+from components.deployment.repository.files import RECORD_FILE, assemble, warmup_files
+from components.deployment.repository.lock import LEASE_SECONDS, Check, exclusive
+from components.deployment.repository.triton_config import (
     ServingOptions,
     triton_config,
     versions_of,
     warmup_files_of,
     with_versions,
 )
+from components.deployment.repository.versions import VersionFolders
 from components.storage.folder import FolderObjects
 from components.storage.objects import ABSENT, Changed, Objects
 

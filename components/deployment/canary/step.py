@@ -14,17 +14,17 @@ from datetime import datetime
 from components.contracts.errors import ContractError, PermanentError, TemporaryError
 from components.contracts.promotion_journal import Promotion
 from components.contracts.traffic_plan import Baseline, TrafficPlan
-from components.deployment import canary_state
-from components.deployment.canary_evidence import read_pairs
-from components.deployment.canary_metrics import read_baseline, since, uncounted
-from components.deployment.canary_policy import ABORT, GROW, Judgement, judge
-from components.deployment.canary_settle import settle
-from components.deployment.canary_start import grow, load_everywhere
-from components.deployment.canary_terms import ABORTED, CHANGED, GROWN, RELEASED, CanarySettings, Step, aborted, held
+from components.deployment.canary import state as canary_state
+from components.deployment.canary.evidence import read_pairs
+from components.deployment.canary.metrics import read_baseline, since, uncounted
+from components.deployment.canary.policy import ABORT, GROW, Judgement, judge
+from components.deployment.canary.settle import settle
+from components.deployment.canary.start import grow, load_everywhere
+from components.deployment.canary.terms import ABORTED, CHANGED, GROWN, RELEASED, CanarySettings, Step, aborted, held
 from components.deployment.discovery import addresses
 from components.deployment.promote import promote_version
 from components.deployment.recovery import opened
-from components.deployment.repository import ModelRepository
+from components.deployment.repository.model_repository import ModelRepository
 from components.deployment.site import Site
 from components.storage.locations import open_objects
 

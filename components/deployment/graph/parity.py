@@ -21,7 +21,7 @@ from components.contracts.errors import ContractError, first_line
 from components.contracts.manifests import RawDataset, Verdict
 from components.contracts.serving import CATEGORICAL_INPUT, DENSE_INPUT, MAX_BATCH_ROWS, PROBABILITY_OUTPUT
 from components.contracts.uris import local_path
-from components.deployment.graph_files import data_fault
+from components.deployment.graph.files import data_fault
 
 TOLERANCE = 1e-5
 """Largest accepted difference of one probability."""
@@ -130,7 +130,7 @@ def open_graph(graph: bytes | Path) -> Any:
 
     Raises:
         ContractError: ONNX Runtime refuses the graph, or `model.data` is absent or too short. Damage that changes no
-            size is for the graph's hash to notice (`graph_files.graph_sha256`).
+            size is for the graph's hash to notice (`graph.files.graph_sha256`).
     """
     import onnxruntime
 

@@ -18,16 +18,16 @@ from components.contracts.promotion_journal import Promotion
 from components.contracts.serving import CANARY_NAME, MODEL_NAME
 from components.contracts.traffic_plan import Arm, Baseline, TrafficPlan
 from components.contracts.uris import local_path
-from components.deployment import canary_state
-from components.deployment.canary_metrics import Fetch, fetch, read_baseline
+from components.deployment.canary import state as canary_state
+from components.deployment.canary.metrics import Fetch, fetch, read_baseline
 from components.deployment.discovery import Resolve, addresses, resolve
+from components.deployment.graph.parity import GoldenRows
 from components.deployment.make_live import stage_version
-from components.deployment.parity import GoldenRows
 from components.deployment.prepare import forget, prepare_version
 from components.deployment.recovery import opened
 from components.deployment.release_checks import check_belonging, check_may_replace
 from components.deployment.release_settings import ReleaseSettings
-from components.deployment.repository_files import GOLDEN_FILE
+from components.deployment.repository.files import GOLDEN_FILE
 from components.deployment.servers import Connect, Server, probe, wait_until_ready
 from components.deployment.site import Site, announced
 from components.deployment.triton_client import Triton

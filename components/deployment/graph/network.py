@@ -1,6 +1,6 @@
 """The network as nodes: rows of the fused table and normalised values in, the probability out.
 
-Adds to `graph_parts.Parts` what `contracts.dcn` states. The cross layers of DCN v1 are rewritten: every x_l is
+Adds to `graph.parts.Parts` what `contracts.dcn` states. The cross layers of DCN v1 are rewritten: every x_l is
 `a_l * x0 + c_l` with one number a_l per row and one vector c_l per model (start with a = 1, c = 0 and put it into
 `x_{l+1} = x0 * (x_l . w_l) + x_l + b_l`: a grows by a * (x0 . w_l) + c_l . w_l, and c by b_l). So x0 is multiplied
 once, by all layers' vectors and the final one's together, and what is left are numbers per row: a fifth of the time of
@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from components.contracts.criteo import NUM_CATEGORICAL
 from components.contracts.dcn import DcnConfig
 from components.contracts.serving import PROBABILITY_OUTPUT
-from components.deployment.graph_parts import Parts
+from components.deployment.graph.parts import Parts
 
 Dense = dict[str, NDArray[np.float32]]
 

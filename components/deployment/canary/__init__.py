@@ -1,0 +1,1 @@
+"""A version that takes a growing share of the traffic: started, judged, grown, taken back."""

@@ -1,0 +1,1 @@
+"""One ONNX graph from raw features to probability: made, proven equal to training's scores, and measured in memory."""
