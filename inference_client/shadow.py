@@ -1,7 +1,7 @@
 """Asks a model that nobody is served by: for the record, and never at the expense of those who are served.
 
 A shadow request starts after its served answer came, takes none of the served requests' slots, is tried once, and is
-dropped and counted where shadows are out already or served requests wait. What it says is `canary_evidence`'s to judge.
+dropped and counted where shadows are out already or served requests wait. Judging what it says is deployment's part.
 """
 
 from __future__ import annotations

@@ -5,6 +5,7 @@ Each step is tested in the environment that is its image; pytest started in anot
 
 from __future__ import annotations
 
+import os
 import sys
 from pathlib import Path
 
@@ -24,6 +25,10 @@ ENVIRONMENT_OF_FOLDER = {
 }
 """Every other folder runs in `driver`."""
 
+SERVING_FOLDERS = ("components/deployment", "components/storage", "e2e", "inference_client")
+"""The part `serving` of the driver's tests: `everywhere.py` runs it beside the rest, since together they take longest.
+`EVERGREEN_TEST_PART` says which part a pytest is; unset = both."""
+
 
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
     """Passes over folders of other environments, whose libraries are not here."""
@@ -36,7 +41,10 @@ def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool 
         relative = str(Path(relative).parent)
     home = ENVIRONMENT_OF_FOLDER.get(relative, "driver")
     is_parent = any(f.startswith(f"{relative}/") for f in ENVIRONMENT_OF_FOLDER) or relative == "."
-    return None if is_parent or home == here else True
+    if is_parent or home != here:
+        return None if is_parent else True
+    part = "serving" if relative.startswith(SERVING_FOLDERS) else "rest"
+    return None if os.environ.get("EVERGREEN_TEST_PART", "") in ("", part) else True
 
 
 @pytest.fixture

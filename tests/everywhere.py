@@ -1,6 +1,6 @@
 """Runs every test, each folder in the environment of its image, and closes with one line over all of them.
 
-Two environments at a time: most tests use one core. Arguments go to every pytest.
+Two at a time: most tests use one core. Arguments go to every pytest.
 """
 
 from __future__ import annotations
@@ -13,28 +13,30 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 REPOSITORY = Path(__file__).resolve().parents[1]
-ENVIRONMENTS = ("driver", "validation", "preprocessing", "training")
-"""The longest first. The serving environment holds a server, which the driver's tests start."""
+PARTS = (("driver", "rest"), ("driver", "serving"), ("training", ""), ("preprocessing", ""), ("validation", ""))
+"""Environment and part (`conftest.SERVING_FOLDERS`), the longest first. The serving environment holds a server, which
+the driver's tests start."""
 NO_TESTS_COLLECTED = 5
 
 
-def run(environment: str, arguments: list[str]) -> tuple[str, int, dict[str, int]]:
-    """Runs one environment's tests and returns its name, pytest's exit code and the counts."""
+def run(environment: str, part: str, arguments: list[str]) -> tuple[str, int, dict[str, int]]:
+    """Runs one part's tests and returns its name, pytest's exit code and the counts."""
     results = REPOSITORY / "build" / "tests"
     results.mkdir(parents=True, exist_ok=True)
-    junit, log = results / f"{environment}.xml", results / f"{environment}.log"
+    name = f"{environment} {part}".strip()
+    junit, log = results / f"{name}.xml", results / f"{name}.log"
     junit.unlink(missing_ok=True)
     python = REPOSITORY / ".venvs" / environment / "bin" / "python"
     chosen = arguments if "-m" in arguments else ["-m", "not slow and not gpu", *arguments]
     command = [str(python), "-m", "pytest", "-q", "--color=no", f"--junitxml={junit}", *chosen]
     # One thread per library: two environments share two cores.
-    variables = {**os.environ, "OMP_NUM_THREADS": "1", "TF_CPP_MIN_LOG_LEVEL": "3"}
+    variables = {**os.environ, "OMP_NUM_THREADS": "1", "TF_CPP_MIN_LOG_LEVEL": "3", "EVERGREEN_TEST_PART": part}
     with open(log, "wb") as output:
         code = subprocess.run(
             command, cwd=REPOSITORY, stdout=output, stderr=subprocess.STDOUT, env=variables
         ).returncode
-    print(f"== {environment}\n{log.read_text(errors='replace')}", flush=True)
-    return environment, code, _counts(junit)
+    print(f"== {name}\n{log.read_text(errors='replace')}", flush=True)
+    return name, code, _counts(junit)
 
 
 def _counts(junit: Path) -> dict[str, int]:
@@ -48,7 +50,7 @@ def _counts(junit: Path) -> dict[str, int]:
 def main(arguments: list[str]) -> int:
     """Runs all environments; 0 when every test passed."""
     with ThreadPoolExecutor(2) as runners:
-        results = list(runners.map(lambda environment: run(environment, arguments), ENVIRONMENTS))
+        results = list(runners.map(lambda part: run(*part, arguments), PARTS))
     total = {key: sum(counts[key] for _, _, counts in results) for key in ("tests", "failed", "skipped")}
     broken = [name for name, code, _ in results if code not in (0, NO_TESTS_COLLECTED)]
     if broken:

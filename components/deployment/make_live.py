@@ -3,8 +3,8 @@
 Used by `release`, `promote` and `rollback`. A version that left Triton's repository comes back from its copy in the
 model store (`keep`), so how long the repository keeps versions decides nothing but how long a rollback takes.
 
-The rehearsal (0.1 s on an idle machine) is there because Triton gives requests without a version to the highest one the
-moment it is loaded: whatever a load can reveal must be revealed before the real name is touched.
+The rehearsal (about 0.3 s with traffic beside it) is there because Triton gives requests without a version to the
+highest one the moment it is loaded: whatever a load can reveal must be revealed before the real name is touched.
 """
 
 from __future__ import annotations

@@ -51,8 +51,8 @@ def test_released_configuration_states_the_agreed_tensors(config):
     assert told(config.output) == _agreed(OUTPUTS)
 
 
-def test_configuration_serves_the_newest_version_and_the_one_before(config, chain):
-    assert list(config.version_policy.specific.versions) == [1, 2]
+def test_configuration_names_the_newest_version_and_the_one_before_stays_beside_it(config, chain):
+    assert list(config.version_policy.specific.versions) == [2]
     for version in (1, 2):
         assert (chain.root / "repository" / MODEL_NAME / str(version) / "model.onnx").exists()
 

@@ -115,7 +115,12 @@ def test_screen_shows_transitions_and_no_library_noise(turned):
     assert all(re.match(r" *\d+\.\d s  ", line) for line in lines), ended.output
 
 
+def _shared_memory():
+    return {name for name in os.listdir("/dev/shm") if name.startswith(f"evergreen_{os.getpid()}_")}
+
+
 def test_monitor_killed_under_traffic_and_started_again_archives_every_record_once(turned, tmp_path):
+    shared_before = _shared_memory()
     root = tmp_path / "a stack"
     for name in ("repository", "store"):
         shutil.copytree(turned[0] / name, root / name)
@@ -162,4 +167,5 @@ def test_monitor_killed_under_traffic_and_started_again_archives_every_record_on
     published = json.loads((root / "traffic_summary.json").read_text())["rows"]
     _, distinct = count_served_rows(folders.lake)
     assert distinct == published > 10_000
-    assert not [name for name in os.listdir("/dev/shm") if name.startswith(f"evergreen_{os.getpid()}_")]
+    # Another test's server of this process may be up, so what counts is what came meanwhile.
+    assert _shared_memory() <= shared_before

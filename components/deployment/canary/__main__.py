@@ -144,3 +144,7 @@ def _tell(step: canary.Step) -> None:
 def _said(step: canary.Step) -> str:
     """The step as one line of JSON."""
     return json.dumps({name: value for name, value in asdict(step).items() if value is not None})
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

@@ -78,9 +78,3 @@ def status(settings: CanarySettings) -> Step:
         return Step(action=NONE if at_work is None else DRAINING, reason=plan.reason if plan else "there is no plan")
     found = judged(plan, settings)
     return held(plan, found.reason, found)
-
-
-if __name__ == "__main__":
-    from components.deployment.canary.__main__ import main
-
-    raise SystemExit(main())
