@@ -98,7 +98,7 @@ def build_parser() -> argparse.ArgumentParser:
 def _add_journal(commands: Any) -> None:
     models = commands.add_parser("models", help="list every release, rollback and promotion: who, when, why, hashes")
     live_at = commands.add_parser("live-at", help="tell which version was live at a time")
-    live_at.add_argument("time", metavar="TIME", help="ISO 8601; UTC where it has no zone")
+    live_at.add_argument("time", metavar="TIME", help="ISO 8601, UTC where it has no zone; or now")
     for parser in (models, live_at):
         parser.add_argument("--store", required=True, help="model store, folder or its URI")
         parser.add_argument("--json", action="store_true", help="print JSON")

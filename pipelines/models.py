@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from dataclasses import asdict
-from datetime import datetime
+from datetime import datetime, timezone
 from pathlib import Path
 
 from components.contracts.errors import ContractError
@@ -43,7 +43,7 @@ def print_live_at(store: Path, time: str, *, as_json: bool = False) -> None:
 
     Args:
         store: The model store.
-        time: ISO 8601; UTC where it has no zone.
+        time: ISO 8601, UTC where it has no zone; or `now`.
         as_json: Print the journal's entry, with `until` (None = live still), as JSON.
 
     Raises:
@@ -68,6 +68,6 @@ def print_live_at(store: Path, time: str, *, as_json: bool = False) -> None:
 
 def _moment(text: str) -> datetime:
     try:
-        return moment_of(text)
+        return datetime.now(timezone.utc) if text == "now" else moment_of(text)
     except ValueError as error:
         raise ContractError(f"time is {text!r}, expected ISO 8601 such as 2026-01-31T12:00:00Z") from error

@@ -95,6 +95,7 @@ def test_models_as_json_holds_whole_hashes(store, capsys):
         ("2026-03-01T04:00:00+01:00", 3, at(6)),
         ("2026-03-01T05:59:59.999999+00:00", 3, at(6)),
         ("2027-01-01", 1, None),
+        ("now", 1, None),
     ],
 )
 def test_live_at_tells_what_was_live_since_when_and_until_when(store, capsys, time, version, until):
