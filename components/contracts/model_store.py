@@ -48,6 +48,21 @@ def keep_verdict(store: Path, verdict: Verdict, raw: RawDataset) -> None:
     verdict.write(of_verdict)
 
 
+def judged_model(store: Path, model_id: str) -> tuple[Model, Verdict, RawDataset]:
+    """The stored model with what evaluation said last of it, and the rows that it was judged by.
+
+    Raises:
+        ContractError: it is not in the store, or was never judged.
+    """
+    model = stored_model(store, model_id)
+    of_verdict, of_raw = verdict_paths(store, model_id)
+    if not of_verdict.exists():
+        raise ContractError(
+            f"{of_verdict} is absent: model {model_id} was never judged, so there is no parity to prove"
+        )
+    return model, Verdict.read(of_verdict), RawDataset.read(of_raw)
+
+
 def write_serving_place(store: Path, place: ServingPlace) -> None:
     """Notes where releases go, unless that is noted already."""
     if read_serving_place(store) != place:

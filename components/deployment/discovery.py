@@ -165,6 +165,12 @@ class Fleet:
                 logger.info("triton %s has left: %s", address, error)
                 self._forget(address)
 
+    def tell_all(self, act: Callable[[Server], None]) -> None:
+        """As `tell`, then the same for servers that appeared meanwhile, until no new one is listed."""
+        self.tell(act)
+        while newcomers := self.newcomers():
+            self.tell(act, newcomers)
+
     def close(self) -> None:
         """Closes every connection."""
         for address in list(self._servers):

@@ -23,7 +23,7 @@ from components.deployment.graph.files import graph_sha256
 from components.deployment.graph.parity import GoldenRows
 from components.deployment.repository.files import GOLDEN_FILE
 from components.deployment.repository.triton_config import ServingOptions
-from components.deployment.servers import Server, probe, wait_until_ready
+from components.deployment.servers import Server, bring_up
 from components.deployment.site import Site, announced
 from components.deployment.switch import switch
 
@@ -130,9 +130,7 @@ def stage_version(site: Site, target: Release, options: ServingOptions) -> None:
 def _rehearse(site: Site, server: Server, version: int, golden: GoldenRows) -> None:
     """Returns if the server loads the candidate and answers rightly with it; unloads it either way."""
     try:
-        server.load(CANDIDATE_NAME)
-        wait_until_ready(server, CANDIDATE_NAME, version, site.patience)
-        probe(server, CANDIDATE_NAME, version, golden)
+        bring_up(server, CANDIDATE_NAME, version, golden, site.patience)
     except (TemporaryError, PermanentError):
         with suppress(TemporaryError, PermanentError):
             server.unload(CANDIDATE_NAME)

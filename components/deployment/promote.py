@@ -12,8 +12,8 @@ from dataclasses import replace
 
 from components.contracts import promotion_journal
 from components.contracts.errors import ContractError
-from components.contracts.manifests import RawDataset, Release, Verdict
-from components.contracts.model_store import read_serving_place, release_path, stored_model, verdict_paths
+from components.contracts.manifests import Release
+from components.contracts.model_store import judged_model, read_serving_place, release_path
 from components.contracts.promotion_journal import Promotion
 from components.deployment.command_line import add_site_flags, exit_code, site_of
 from components.deployment.discovery import Resolve, resolve
@@ -61,24 +61,11 @@ def promote_model(
     """
     if not override.strip():
         raise ContractError("the reason of an override is empty, expected one for the journal")
-    model = stored_model(settings.store, model_id)
-    of_verdict, of_raw = verdict_paths(settings.store, model_id)
-    if not of_verdict.exists():
-        raise ContractError(
-            f"{of_verdict} is absent: model {model_id} was never judged, so there is no parity to prove"
-        )
-    return release(
-        model,
-        Verdict.read(of_verdict),
-        RawDataset.read(of_raw),
-        _as_served_now(settings),
-        override=override,
-        connect=connect,
-        resolve=resolve,
-    )
+    model, verdict, raw = judged_model(settings.store, model_id)
+    return release(model, verdict, raw, as_served_now(settings), override=override, connect=connect, resolve=resolve)
 
 
-def _as_served_now(settings: SiteSettings) -> ReleaseSettings:
+def as_served_now(settings: SiteSettings) -> ReleaseSettings:
     """Settings of a release that is served as what is served now."""
     place = read_serving_place(settings.store)
     plain = ReleaseSettings(

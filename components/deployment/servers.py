@@ -87,6 +87,17 @@ def wait_until_ready(server: Server, name: str, version: int, patience: Patience
         patience.sleep(patience.poll_seconds)
 
 
+def bring_up(server: Server, name: str, version: int, golden: GoldenRows, patience: Patience) -> None:
+    """Returns once the server has loaded the model as it is now, and that version of it answers golden rows rightly.
+
+    Raises:
+        TemporaryError, PermanentError: as `wait_until_ready` and `probe`, or it refuses to load.
+    """
+    server.load(name)
+    wait_until_ready(server, name, version, patience)
+    probe(server, name, version, golden)
+
+
 def wait_until_live(server: Server, patience: Patience) -> None:
     """Returns once the server answers.
 

@@ -15,7 +15,7 @@ from typing import NamedTuple, TypeVar
 from components.contracts.errors import ContractError, PermanentError, TemporaryError
 from components.contracts.serving import MODEL_NAME
 from components.deployment.graph.parity import GoldenRows
-from components.deployment.servers import Patience, Server, probe, wait_until_ready
+from components.deployment.servers import Patience, Server, bring_up, probe, wait_until_ready
 from components.deployment.site import Site
 
 logger = logging.getLogger(__name__)
@@ -49,9 +49,7 @@ def switch(site: Site, version: int, *, config: str, golden: GoldenRows, record:
     before, fallback = site.repository.read_config(), fallback_of(site)
 
     def serve(server: Server) -> None:
-        server.load(MODEL_NAME)
-        wait_until_ready(server, MODEL_NAME, version, site.patience)
-        probe(server, MODEL_NAME, version, golden)
+        bring_up(server, MODEL_NAME, version, golden, site.patience)
         probe(server, MODEL_NAME, version, golden, named=False)
         logger.info("triton %s serves version %d", server.url, version)
         site.checkpoint("loaded")
@@ -60,9 +58,7 @@ def switch(site: Site, version: int, *, config: str, golden: GoldenRows, record:
         site.is_published = True
         site.repository.write_config(config)
         site.checkpoint("config written")
-        site.fleet.tell(serve)
-        while newcomers := site.fleet.newcomers():
-            site.fleet.tell(serve, newcomers)
+        site.fleet.tell_all(serve)
         site.checkpoint("probed")
         return record()
     except BaseException as error:

@@ -6,12 +6,11 @@ Read off the journal, the runs' notes and the traffic's lines, one a second; wha
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from datetime import datetime
 from pathlib import Path
 from statistics import median
 from typing import Any
 
-from components.contracts.promotion_journal import INTENT, LIVE_ACTIONS, read_entries
+from components.contracts.promotion_journal import INTENT, LIVE_ACTIONS, moment_of, read_entries
 from components.contracts.run_notes import read_notes, read_outcomes
 
 MAX_ROLLBACK_SECONDS = 5.0
@@ -180,7 +179,7 @@ def _worst(lines: Lines) -> float | None:
 
 
 def _seconds(text: str) -> float:
-    return round(datetime.fromisoformat(text).timestamp(), 3)
+    return round(moment_of(text).timestamp(), 3)
 
 
 def _between(start: float, end: float) -> float:

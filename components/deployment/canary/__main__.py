@@ -7,17 +7,16 @@ from __future__ import annotations
 
 import argparse
 import json
-from dataclasses import asdict, fields, replace
+from dataclasses import asdict, fields
 
-from components.contracts.manifests import RawDataset, Verdict
-from components.contracts.model_store import read_serving_place, stored_model, verdict_paths
+from components.contracts.model_store import judged_model
 from components.contracts.uris import local_path, typed_uri
 from components.deployment.canary import lifecycle as canary
 from components.deployment.canary.policy import CanaryPolicy
 from components.deployment.canary.start import FIRST_SHARE, SHADOW_SHARE
 from components.deployment.command_line import add_site_flags, exit_code, reason, site_of
 from components.deployment.discovery import parse_urls
-from components.deployment.release_settings import ReleaseSettings
+from components.deployment.promote import as_served_now
 
 _HELP = {
     "shares": "its share at each stage, comma-separated",
@@ -108,16 +107,9 @@ def _run(arguments: argparse.Namespace) -> str:
 
 def _start(arguments: argparse.Namespace) -> str:
     site = site_of(arguments)
-    of_verdict, of_raw = verdict_paths(site.store, arguments.model_id)
-    place = read_serving_place(site.store)
-    settings = ReleaseSettings(store=site.store, repository=site.repository, triton_urls=site.triton_urls, who=site.who)
-    if place is not None:
-        settings = replace(settings, server=place.server)
     done = canary.start(
-        stored_model(site.store, arguments.model_id),
-        Verdict.read(of_verdict),
-        RawDataset.read(of_raw),
-        settings,
+        *judged_model(site.store, arguments.model_id),
+        as_served_now(site),
         shadow_only=arguments.shadow_only,
         first_share=arguments.first_share,
         shadow_share=arguments.shadow_share,

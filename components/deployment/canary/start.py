@@ -28,7 +28,7 @@ from components.deployment.recovery import opened
 from components.deployment.release_checks import check_belonging, check_may_replace
 from components.deployment.release_settings import ReleaseSettings
 from components.deployment.repository.files import GOLDEN_FILE
-from components.deployment.servers import Connect, Server, probe, wait_until_ready
+from components.deployment.servers import Connect, Server, bring_up
 from components.deployment.site import Site, announced
 from components.deployment.triton_client import Triton
 
@@ -219,11 +219,7 @@ def load_everywhere(site: Site, version: int, *, only_missing: bool = False) -> 
     def load(server: Server) -> None:
         if only_missing and server.is_ready(CANARY_NAME, version):
             return
-        server.load(CANARY_NAME)
-        wait_until_ready(server, CANARY_NAME, version, site.patience)
-        probe(server, CANARY_NAME, version, golden)
+        bring_up(server, CANARY_NAME, version, golden, site.patience)
         site.checkpoint("canary loaded on one")
 
-    site.fleet.tell(load)
-    while newcomers := site.fleet.newcomers():
-        site.fleet.tell(load, newcomers)
+    site.fleet.tell_all(load)
