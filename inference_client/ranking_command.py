@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import IO
 
 from components.contracts.errors import ContractError
-from components.contracts.log_urls import open_log
+from components.logs.locations import open_log
 from inference_client.client import ClientSettings
 from inference_client.publisher import RecordPublisher
 from inference_client.ranking import Ranking, rank

@@ -21,7 +21,7 @@ import numpy as np
 
 from components.contracts.durable import write_whole
 from components.contracts.errors import PermanentError, TemporaryError
-from components.contracts.log_urls import open_log
+from components.logs.locations import open_log
 from inference_client.client import ClientSettings
 from inference_client.publisher import RecordPublisher
 from inference_client.replay import Replay, ReplaySettings

@@ -45,11 +45,11 @@ def run(settings: MonitorSettings, stop: threading.Event) -> None:
     A log that is busy or away is tried again, at longer and longer pauses; any other failure ends the process, so
     that whoever supervises it sees it.
     """
-    from components.contracts.log_urls import open_log
-    from monitoring.exposition import Exposition, Server
+    from components.logs.locations import open_log
+    from monitoring.acting.triggers import make_trigger
+    from monitoring.memory.store import Store
     from monitoring.monitor import Monitor
-    from monitoring.store import Store
-    from monitoring.triggers import make_trigger
+    from monitoring.showing.exposition import Exposition, Server
 
     subscriber, lease_seconds = open_log(settings.log)
     store = Store(settings.state / "monitor.db")

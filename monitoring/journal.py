@@ -2,7 +2,7 @@
 
 One JSON object a line, appended and flushed to disk. After a crash an event can stand twice (it is written before
 the step that it tells of is recorded), never be missing. A file that is full becomes `<name>.1` in place of the last
-one. Prometheus metrics are left to `monitoring.exposition`.
+one. Prometheus metrics are left to `monitoring.showing.exposition`.
 """
 
 from __future__ import annotations

@@ -12,22 +12,26 @@ import time
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
+
 from components.contracts.errors import ContractError
 from components.contracts.event_log import Delivery, Subscriber
 from components.contracts.records import OutcomeBatch, PredictionBatch, decode
-from monitoring import policy
-from monitoring.archive import Archive, no_checkpoint
-from monitoring.exposition import Exposition, Snapshot
-from monitoring.intake import Watermark, read_record
-from monitoring.join import attribute_clicks, due_before
+from monitoring.acting.restraint import restrain
+from monitoring.acting.retraining import IDLE, Retraining
+from monitoring.acting.trigger import Trigger
+from monitoring.deciding.decision import Action, Decision
+from monitoring.deciding.evidence import Evidence, MaturedRows, Memory
+from monitoring.deciding.threshold import ThresholdPolicy
 from monitoring.journal import Journal
-from monitoring.kpis import Kpis, measure
-from monitoring.policy import Action, Decision
-from monitoring.retraining import IDLE, Retraining
+from monitoring.measures.kpis import Kpis, measure
+from monitoring.measures.window import VersionWindows
+from monitoring.memory.archive import Archive, no_checkpoint
+from monitoring.memory.intake import Watermark, read_record
+from monitoring.memory.join import attribute_clicks, due_before
+from monitoring.memory.store import MaturedRequest, Store, Waiting
 from monitoring.settings import MonitorSettings
-from monitoring.store import MaturedRequest, Store, Waiting
-from monitoring.trigger import Trigger
-from monitoring.window import VersionWindows
+from monitoring.showing.exposition import Exposition, Snapshot
 
 logger = logging.getLogger(__name__)
 
@@ -265,10 +269,24 @@ class Monitor:
             return
         now = self._clock()
         matured_total = int(self._store.counters.get("matured", 0))
-        decision, memory = policy.decide(
-            self._kpis[version], self.retraining.memory, self._settings, matured_total=matured_total, now=now
+        memory: Memory = self._store.read_document("judge") or {}
+        nothing = MaturedRows(
+            labels=np.zeros(0, np.uint8), scores=np.zeros(0, np.float32), groups=np.zeros(0, np.int64)
         )
-        self.retraining.remember(memory)
+        evidence = Evidence(
+            time=now,
+            version=version,
+            serving_since=now,
+            kpis=self._kpis[version],
+            rows=nothing,
+            matured_total=matured_total,
+            baseline=None,
+            drift=None,
+        )
+        decision, kept = ThresholdPolicy(self._settings).decide(evidence, memory)
+        if kept != memory:
+            self._store.write_documents({"judge": dict(kept)})
+        decision = restrain(decision, self.retraining.memory, self._settings, now=now)
         self._tell_change(decision)
         if decision.action is Action.RETRAIN and self.retraining.progress.phase == IDLE:
             self.retraining.begin(decision, now=now)
@@ -309,7 +327,7 @@ class Monitor:
             serving_version=self.windows.serving_version,
             windows=tuple(kpis for version, kpis in sorted(self._kpis.items()) if self._measured_at[version] > stale),
             decision=self._decision or None,
-            retraining={**progress, "policy": dataclasses.asdict(self.retraining.memory)},
+            retraining={**progress, "restraint": dataclasses.asdict(self.retraining.memory)},
         )
 
 

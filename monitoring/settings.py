@@ -1,7 +1,7 @@
 """Every setting of the monitor, and their way in: flags, else `EVERGREEN_MONITOR_*` variables, else defaults.
 
 Read once, in `__main__`; nothing below it looks at the environment. The policy's thresholds are described where they
-are used, in `monitoring.policy`.
+are used, in `monitoring.deciding.threshold`.
 """
 
 from __future__ import annotations
@@ -17,7 +17,8 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from components.contracts.errors import ContractError
-from monitoring.policy import PolicySettings
+from monitoring.acting.restraint import RestraintSettings
+from monitoring.deciding.threshold import ThresholdSettings
 
 ENVIRONMENT_PREFIX = "EVERGREEN_MONITOR_"
 TRIGGERS = ("none", "local", "kubeflow")
@@ -25,7 +26,7 @@ S = TypeVar("S")
 
 
 @dataclass(frozen=True, kw_only=True)
-class MonitorSettings(PolicySettings):
+class MonitorSettings(ThresholdSettings, RestraintSettings):
     """Settings of one monitor process."""
 
     log: str
@@ -77,7 +78,8 @@ class MonitorSettings(PolicySettings):
 
     def __post_init__(self) -> None:
         """Refuses settings that cannot work."""
-        super().__post_init__()
+        ThresholdSettings.__post_init__(self)
+        RestraintSettings.__post_init__(self)
         at_least_one = ("window_rows", "archive_roll_rows", "pull_messages")
         for name in at_least_one:
             if getattr(self, name) < 1:

@@ -1,8 +1,8 @@
 """Moves sealed archive files into the lake: `python -m monitoring.uploader --archive DIR --lake DIR`.
 
-In: `<archive>/day=*/part-*.parquet`, which `monitoring.archive` renames into place whole. Out: the same files below the
-lake, and `<archive>/uploaded/<name>.json` as the proof that the trigger waits for. Which rows a file holds is the
-archive's concern; reading the lake, extraction's. A bucket instead of a folder is a later issue.
+In: `<archive>/day=*/part-*.parquet`, which `monitoring.memory.archive` renames into place whole. Out: the same files
+below the lake, and `<archive>/uploaded/<name>.json` as the proof that the trigger waits for. Which rows a file holds is
+the archive's concern; reading the lake, extraction's. A bucket instead of a folder is a later issue.
 
 The order that survives a kill: copied aside, flushed, checked by size and SHA-256, renamed; then the marker; then the
 local file goes. Each step is repeated or skipped on the next pass.
@@ -23,7 +23,7 @@ from pathlib import Path
 
 from components.contracts.durable import fsync_path, sha256_file, write_whole
 from components.contracts.errors import ContractError, TemporaryError
-from monitoring.archive import marker_path, no_checkpoint
+from monitoring.memory.archive import marker_path, no_checkpoint
 from monitoring.settings import UploaderSettings, build_parser, read_settings
 
 logger = logging.getLogger(__name__)

@@ -3,7 +3,7 @@
 Joins the client's publisher to the monitor's subscriber. Delivery is at least once: a published message is delivered
 until it is acknowledged, possibly more than once and in any order; the consumer stores (fsync) before it
 acknowledges and recognises redeliveries by message id. A message that cannot be used is set aside with its reason,
-never dropped. Backends: `contracts.sqlite_log`; Pub/Sub and Kafka take the same exam when they come.
+never dropped. Backends: `logs.sqlite`; Pub/Sub and Kafka take the same exam when they come.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """What a version was asked and what it answered, out of the lake or the monitor's archive, a bounded batch at a time.
 
-Reads the raw rows that `monitoring.archive` wrote, those that one model version scored, for a caller or in the shadow.
-Judging the answers is `verify`'s.
+Reads the raw rows that `monitoring.memory.archive` wrote, those that one model version scored, for a caller or in the
+shadow. Judging the answers is `verify`'s.
 """
 
 from __future__ import annotations

@@ -10,15 +10,15 @@ import pyarrow.parquet as pq
 import pytest
 
 from components.contracts import criteo
-from components.contracts.log_urls import open_log
 from components.contracts.manifests import RawDataset
 from components.contracts.records import CONVERSION, OutcomeBatch, PredictionBatch, decode, encode, record_id
 from components.contracts.uris import local_path
 from components.extraction.__main__ import main as extraction
+from components.logs.locations import open_log
 from inference_client.publisher import RecordPublisher
+from monitoring.memory.store import Store
 from monitoring.monitor import Monitor
 from monitoring.settings import MonitorSettings
-from monitoring.store import Store
 from monitoring.uploader import Uploader
 from pipelines.local.demo_plan import DemoSettings, plan_for_world
 from pipelines.local.run import LocalFolders

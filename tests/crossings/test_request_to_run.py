@@ -12,12 +12,12 @@ import yaml
 from components.contracts.errors import PermanentError
 from components.contracts.retrain_request import RetrainRequest
 from components.extraction.window import resolve_window
-from monitoring.kubeflow_trigger import KubeflowTrigger
-from monitoring.local_trigger import LocalTrigger
-from monitoring.policy import Action, Decision
-from monitoring.retraining import OBSERVED_NUMBERS, Retraining
+from monitoring.acting.kubeflow_trigger import KubeflowTrigger
+from monitoring.acting.local_trigger import LocalTrigger
+from monitoring.acting.retraining import OBSERVED_NUMBERS, Retraining
+from monitoring.deciding.threshold import Action, Decision
+from monitoring.memory.store import Store
 from monitoring.settings import MonitorSettings
-from monitoring.store import Store
 from pipelines.__main__ import build_parser
 from pipelines.compile import compile_pipeline
 from pipelines.local import run as local_run
@@ -26,7 +26,7 @@ from pipelines.local.run import LocalFolders
 from pipelines.local.services import Services
 from pipelines.package import read_parameters
 from pipelines.placement import Placement
-from tests.monitoring.kfp_double import KfpDouble
+from tests.monitoring.acting.kfp_double import KfpDouble
 
 NOW = 1_767_225_600.5
 TYPES = {"STRING": str, "NUMBER_INTEGER": int, "NUMBER_DOUBLE": float, "BOOLEAN": bool}
@@ -81,7 +81,7 @@ def monitor_asks(tmp_path):
             upload_wait_seconds=0.0,
         )
         numbers = {**dict.fromkeys(OBSERVED_NUMBERS, 1.0), "auc": 0.61, "auc_low": None, "version": 3}
-        decision = Decision(action=Action.RETRAIN, reason='auc 0.610 < 0.700: "drift"', numbers=numbers)
+        decision = Decision(policy="threshold", action=Action.RETRAIN, reason='auc 0.610 < 0.700: "drift"', numbers=numbers)
         retraining.begin(decision, now=NOW)
         request = RetrainRequest(**retraining.progress.request)
         retraining.step(NOW)

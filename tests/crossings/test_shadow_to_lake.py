@@ -14,15 +14,15 @@ import pyarrow.parquet as pq
 import pytest
 
 from components.contracts import criteo
-from components.contracts.log_urls import open_log
 from components.contracts.manifests import RawDataset
 from components.contracts.records import CLICK, OutcomeBatch, PredictionBatch, encode, record_id
 from components.contracts.uris import local_path
 from components.deployment.canary.evidence import read_pairs
 from components.extraction.__main__ import main as extraction
+from components.logs.locations import open_log
+from monitoring.memory.store import Store
 from monitoring.monitor import Monitor
 from monitoring.settings import MonitorSettings
-from monitoring.store import Store
 from monitoring.uploader import Uploader
 
 BEGIN = 1_767_225_590.0  # ten seconds before a UTC midnight

@@ -228,7 +228,7 @@ def make_rows():
 def read_log():
     """All records in an SQLite log, in the order of publication."""
     from components.contracts.records import decode
-    from components.contracts.sqlite_log import SqliteLog
+    from components.logs.sqlite import SqliteLog
 
     def read(path: Path):
         log = SqliteLog(path)

@@ -15,10 +15,10 @@ import pyarrow.parquet as pq
 import pytest
 
 from components.contracts.errors import PermanentError
-from components.contracts.log_urls import OpenLog
 from components.contracts.records import PredictionBatch
 from components.contracts.serving import CANARY_NAME, MODEL_NAME
 from components.contracts.traffic_plan import TRAFFIC_FILE, Arm, TrafficPlan
+from components.logs.locations import OpenLog
 from components.storage.folder import FolderObjects
 from inference_client.__main__ import build_parser
 from inference_client.simulation.world import Drift, World

@@ -10,7 +10,7 @@ import pytest
 
 from components.contracts.errors import TemporaryError
 from components.contracts.records import OutcomeBatch, PredictionBatch
-from components.contracts.sqlite_log import SqliteLog
+from components.logs.sqlite import SqliteLog
 from inference_client.publisher import PublisherSettings, RecordPublisher
 
 

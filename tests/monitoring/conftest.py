@@ -13,12 +13,12 @@ import pytest
 
 from components.contracts import criteo
 from components.contracts.records import CLICK, OutcomeBatch, PredictionBatch, encode, record_id
-from components.contracts.sqlite_log import SqliteLog
-from monitoring.archive import no_checkpoint
+from components.logs.sqlite import SqliteLog
+from monitoring.acting.trigger import RunState
+from monitoring.memory.archive import no_checkpoint
+from monitoring.memory.store import Store
 from monitoring.monitor import Monitor
 from monitoring.settings import MonitorSettings
-from monitoring.store import Store
-from monitoring.trigger import RunState
 
 START = 1_763_000_000.0
 WINDOW = 60.0

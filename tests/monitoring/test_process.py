@@ -14,10 +14,10 @@ import urllib.request
 import numpy as np
 import pytest
 
-from components.contracts.sqlite_log import SqliteLog
+from components.logs.sqlite import SqliteLog
 from tests.conftest import REPOSITORY
 from tests.monitoring.conftest import clicks, prediction, publish, read_events, read_rows
-from tests.monitoring.test_archive import archived_rows, expected_rows
+from tests.monitoring.memory.test_archive import archived_rows, expected_rows
 
 DIRECT = urllib.request.build_opener(urllib.request.ProxyHandler({}))
 """Asks without the proxy that the environment may name."""

@@ -10,7 +10,7 @@ import pytest
 from components.contracts.errors import ContractError, TemporaryError
 from monitoring.settings import UploaderSettings
 from monitoring.uploader import Uploader
-from tests.monitoring.test_archive import Crash, crash_at
+from tests.monitoring.memory.test_archive import Crash, crash_at
 
 NAME = "day=2025-11-13/part-1.parquet"
 CONTENT = b"rows" * 100_000

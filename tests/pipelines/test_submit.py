@@ -15,7 +15,7 @@ from components.contracts.errors import ContractError, PermanentError, Temporary
 from pipelines.__main__ import main
 from pipelines.retraining import PIPELINE_NAME
 from pipelines.submit import submit
-from tests.monitoring.kfp_double import KfpDouble, Refused
+from tests.monitoring.acting.kfp_double import KfpDouble, Refused
 
 GOLDEN = Path(__file__).parent / "golden" / "retraining.yaml"
 

@@ -3,8 +3,8 @@
 Reads matured rows where the monitor leaves them, the archive and the lake (`day=YYYY-MM-DD/*.parquet` of
 `contracts.criteo` with its shadow columns). A row counts whichever arm served it: requests are drawn for the shadow
 alike in both arms, and nobody chose their rows. Ranked lists, whose rows the serving arm chose, have no shadow columns
-there (`monitoring.archive`), so where all traffic is ranked there are no pairs, and a person advances the canary. What
-the pairs say is `canary.policy`'s.
+there (`monitoring.memory.archive`), so where all traffic is ranked there are no pairs, and a person advances the
+canary. What the pairs say is `canary.policy`'s.
 """
 
 from __future__ import annotations

@@ -1,0 +1,1 @@
+"""What follows a decision: restraint, one run at a time, corrective actions, notifications."""

@@ -1,0 +1,193 @@
+"""Runs the pipeline on Kubeflow Pipelines, through kfp's client.
+
+KFP has no idempotency key and run names are not unique (kubeflow/pipelines issue 10446). So the run is named by the
+request, the experiment is searched for that name first, then for any active run; between check and creation only the
+rule of one monitor replica protects. What the run's parameters mean is the pipeline's concern.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from components.contracts.errors import ContractError, PermanentError, TemporaryError
+from components.contracts.kfp_requests import connect
+from components.contracts.retrain_request import RetrainRequest
+from components.contracts.run_notes import find_outcome
+from monitoring.acting.trigger import ALREADY, BUSY, FAILED, RELEASED, RUNNING, STARTED, UNKNOWN, RunState
+from monitoring.settings import MonitorSettings
+
+logger = logging.getLogger(__name__)
+
+ACTIVE_STATES = ("RUNTIME_STATE_UNSPECIFIED", "PENDING", "RUNNING", "PAUSED", "CANCELING")
+DEAD_STATES = ("FAILED", "CANCELED")
+"""A run of the same name in one of these does not keep the request from being submitted again."""
+REQUEST_TIMEOUT_SECONDS = (5.0, 15.0)
+"""To connect, to read."""
+_TOKEN_PATH = "/var/run/secrets/kubeflow/pipelines/token"  # noqa: S105
+
+
+class KubeflowTrigger:
+    """Submits to one experiment."""
+
+    poll_seconds = 15.0
+    """Two calls each time, of a run that takes minutes."""
+
+    def __init__(
+        self,
+        client: Any,
+        *,
+        experiment: str,
+        namespace: str = "",
+        package: str = "",
+        pipeline_id: str = "",
+        version_id: str = "",
+        arguments: dict[str, Any] | None = None,
+        store: Path | None = None,
+    ) -> None:
+        """Binds a `kfp.Client`; see `connect`.
+
+        Args:
+            client: The client.
+            experiment: Name of the experiment; created if missing.
+            namespace: Of a multi-user installation.
+            package: Compiled pipeline, or
+            pipeline_id: an uploaded pipeline, and
+            version_id: its version.
+            arguments: Pipeline parameters beside those that the request decides.
+            store: The model store, where the run leaves its outcome; None or not mounted = only KFP's word is known.
+        """
+        self._client, self._experiment, self._namespace = client, experiment, namespace
+        self._package, self._pipeline_id, self._version_id = package, pipeline_id, version_id
+        self._arguments, self._store = arguments or {}, store
+
+    @classmethod
+    def connect(
+        cls, settings: MonitorSettings, *, timeout_seconds: tuple[float, float] = REQUEST_TIMEOUT_SECONDS
+    ) -> KubeflowTrigger:
+        """The trigger that the settings describe; does not call the server.
+
+        Raises:
+            ContractError: the further pipeline parameters are no JSON object.
+        """
+        try:
+            arguments = json.loads(settings.pipeline_arguments)
+        except ValueError as error:
+            raise ContractError(f"pipeline_arguments is {settings.pipeline_arguments!r}: {error}") from error
+        if not isinstance(arguments, dict):
+            raise ContractError(f"pipeline_arguments is {settings.pipeline_arguments!r}, expected a JSON object")
+        return cls(
+            _connect(settings.kubeflow_host, settings.kubeflow_namespace, timeout_seconds),
+            experiment=settings.kubeflow_experiment,
+            namespace=settings.kubeflow_namespace,
+            package=settings.pipeline_package,
+            pipeline_id=settings.pipeline_id,
+            version_id=settings.pipeline_version_id,
+            arguments=arguments,
+            store=settings.store,
+        )
+
+    def submit(self, request: RetrainRequest) -> str:
+        """See `trigger.Trigger`."""
+        with _translated(f"submitting {request.request_id}"):
+            experiment_id = self._experiment_id()
+            if any(run.state not in DEAD_STATES for run in self._named(experiment_id, request.request_id)):
+                return ALREADY
+            if self._list(experiment_id, _predicate("state", "IN", stringValues={"values": list(ACTIVE_STATES)})):
+                return BUSY
+            version_id = self._version_id or (self._newest_version() if self._pipeline_id else None)
+            run = self._client.run_pipeline(
+                experiment_id,
+                request.request_id,
+                pipeline_package_path=self._package or None,
+                pipeline_id=self._pipeline_id or None,
+                version_id=version_id,
+                params={**self._arguments, **request.pipeline_arguments()},
+            )
+        logger.info("run %s started as %s", request.request_id, run.run_id)
+        return STARTED
+
+    def state(self, request_id: str) -> RunState:
+        """See `trigger.Trigger`.
+
+        KFP calls a refused run successful; its outcome in the model store tells them apart. Where there is none, a
+        successful run counts as released.
+        """
+        with _translated(f"looking for {request_id}"):
+            runs = self._named(self._experiment_id(), request_id)
+        if not runs:
+            return RunState(UNKNOWN, "the experiment has no run of this name")
+        newest = max(runs, key=lambda run: str(run.created_at))
+        if newest.state in ACTIVE_STATES or newest.state is None:
+            return RunState(RUNNING)
+        with _translated(f"reading the outcome of {request_id}"):
+            outcome = find_outcome(self._store, request_id) if self._store else None
+        if outcome is not None and (newest.state == "SUCCEEDED" or outcome.state == FAILED):
+            return RunState(outcome.state, f"{outcome.step}: {outcome.reason}", outcome.version)
+        reason = f"run {newest.run_id} is {newest.state}"
+        return RunState(RELEASED if newest.state == "SUCCEEDED" else FAILED, reason)
+
+    def _experiment_id(self) -> str:
+        found = self._client.create_experiment(self._experiment, namespace=self._namespace or None)
+        return str(found.experiment_id)
+
+    def _newest_version(self) -> str:
+        answer = self._client.list_pipeline_versions(self._pipeline_id, page_size=1, sort_by="created_at desc")
+        if not answer.pipeline_versions:
+            raise PermanentError(f"pipeline {self._pipeline_id} has no version, expected at least one")
+        return str(answer.pipeline_versions[0].pipeline_version_id)
+
+    def _named(self, experiment_id: str, name: str) -> list[Any]:
+        return self._list(experiment_id, _predicate("display_name", "EQUALS", stringValue=name))
+
+    def _list(self, experiment_id: str, predicate: dict[str, Any]) -> list[Any]:
+        runs: list[Any] = []
+        token = ""
+        while True:
+            answer = self._client.list_runs(
+                page_token=token,
+                page_size=100,
+                experiment_id=experiment_id,
+                filter=json.dumps({"predicates": [predicate]}),
+            )
+            runs += answer.runs or []
+            token = answer.next_page_token or ""
+            if not token:
+                return runs
+
+
+def _predicate(key: str, operation: str, **value: Any) -> dict[str, Any]:
+    return {"operation": operation, "key": key, **value}
+
+
+def _connect(host: str, namespace: str, timeout_seconds: tuple[float, float]) -> Any:
+    """A client that shows the server this pod's token, where there is one."""
+    import kfp.client
+
+    credentials = None
+    path = os.environ.get("KF_PIPELINES_SA_TOKEN_PATH", _TOKEN_PATH)
+    if os.path.exists(path):
+        credentials = kfp.client.ServiceAccountTokenVolumeCredentials(path)
+    return connect(kfp.client.Client, host=host, namespace=namespace, timeout=timeout_seconds, credentials=credentials)
+
+
+@contextmanager
+def _translated(action: str) -> Iterator[None]:
+    import urllib3.exceptions
+    from kfp_server_api.exceptions import ApiException
+
+    try:
+        yield
+    except ApiException as error:
+        text = f"{action}: KFP answered {error.status} {error.reason}"
+        temporary = not error.status or error.status >= 500 or error.status in (401, 403, 408, 429)
+        raise (TemporaryError if temporary else PermanentError)(text) from error
+    except urllib3.exceptions.HTTPError as error:
+        raise TemporaryError(f"{action}: {error}") from error
+    except (OSError, ValueError) as error:
+        raise PermanentError(f"{action}: {error}") from error

@@ -1,0 +1,47 @@
+"""Who runs the pipeline: what every trigger promises.
+
+In: a `RetrainRequest`. Out: whether a run started, and later how it ended. When to ask is decided elsewhere
+(`monitoring.deciding.threshold`, `monitoring.acting.retraining`).
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple, Protocol
+
+from components.contracts.retrain_request import RetrainRequest
+
+STARTED, BUSY, ALREADY = "started", "busy", "already"
+RUNNING, RELEASED, REFUSED, FAILED, UNKNOWN = "running", "released", "refused", "failed", "unknown"
+
+
+class RunState(NamedTuple):
+    """Where a run stands: `running`, `released`, `refused`, `failed`, or `unknown` where nothing is known of it."""
+
+    state: str
+    reason: str = ""
+    version: int | None = None
+    """The released version, where known."""
+
+
+class Trigger(Protocol):
+    """Starts runs, at most one at a time."""
+
+    @property
+    def poll_seconds(self) -> float:
+        """Shortest time between two questions for a run's state; 0 = whenever the monitor likes."""
+
+    def submit(self, request: RetrainRequest) -> str:
+        """`started`; `busy` while another run is active; `already` if this request was submitted before.
+
+        Raises:
+            TemporaryError: not reachable now; submit the same request again.
+            PermanentError: no run can be started this way.
+        """
+
+    def state(self, request_id: str) -> RunState:
+        """Where the run of a submitted request stands.
+
+        Raises:
+            TemporaryError: not reachable now.
+            PermanentError: it cannot be learned this way.
+        """

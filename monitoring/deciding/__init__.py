@@ -1,0 +1,1 @@
+"""Policies: evidence in, a decision with its reason and numbers out. Pure; acting is `monitoring.acting`'s."""

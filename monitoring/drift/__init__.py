@@ -1,0 +1,1 @@
+"""Whether what is served now looks like what the champion was trained on, without labels."""

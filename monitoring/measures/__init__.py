@@ -1,0 +1,1 @@
+"""Numbers of matured and of still open rows, per model version. Pure: no file, no clock, no network."""

@@ -1,0 +1,1 @@
+"""What people and Prometheus see of the monitor: metrics, health, the status page."""

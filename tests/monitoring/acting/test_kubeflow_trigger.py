@@ -1,0 +1,210 @@
+"""The Kubeflow trigger through the real kfp client against an HTTP double of the KFP API."""
+
+from __future__ import annotations
+
+import time
+
+import pytest
+
+from components.contracts.errors import ContractError, PermanentError, TemporaryError
+from components.contracts.run_notes import RunOutcome, write_outcome
+from monitoring.acting.kubeflow_trigger import ACTIVE_STATES, KubeflowTrigger
+from monitoring.settings import MonitorSettings
+from tests.monitoring.acting.kfp_double import KfpDouble
+from tests.monitoring.acting.test_local_trigger import request
+
+PIPELINE = """
+components: {}
+deploymentSpec: {}
+pipelineInfo: {name: retraining}
+root:
+  dag: {tasks: {}}
+  inputDefinitions:
+    parameters:
+      store: {parameterType: STRING}
+      trigger_id: {parameterType: STRING}
+      trigger_reason: {parameterType: STRING}
+      window_start: {parameterType: STRING}
+      window_end: {parameterType: STRING}
+      parent: {parameterType: STRING}
+      champion: {parameterType: STRING}
+schemaVersion: 2.1.0
+sdkVersion: kfp-2.17.0
+"""
+
+
+@pytest.fixture
+def server():
+    double = KfpDouble()
+    yield double
+    double.close()
+
+
+@pytest.fixture
+def connect(server, tmp_path, monkeypatch):
+    monkeypatch.setenv("HOME", str(tmp_path))
+    package = tmp_path / "pipeline.yaml"
+    package.write_text(PIPELINE)
+
+    def make(timeout_seconds=(2.0, 2.0), **changes) -> KubeflowTrigger:
+        values = {name: tmp_path / name for name in ("state", "archive", "store")}
+        values |= {"log": "sqlite:///x", "trigger": "kubeflow", "kubeflow_host": server.url}
+        values |= {"pipeline_arguments": '{"store": "/mnt/store"}', "pipeline_package": str(package)}
+        return KubeflowTrigger.connect(MonitorSettings(**{**values, **changes}), timeout_seconds=timeout_seconds)
+
+    return make
+
+
+@pytest.mark.parametrize("namespace", ["", "kubeflow", "team-a"])
+def test_connecting_calls_nobody(server, connect, namespace):
+    connect(kubeflow_namespace=namespace)
+    assert server.requests == []
+
+
+def test_a_request_becomes_a_run_of_its_name_with_its_parameters(server, connect):
+    assert connect().submit(request("drift-1")) == "started"
+    (run,) = server.runs
+    assert run["display_name"] == "drift-1"
+    parameters = run["body"]["runtime_config"]["parameters"]
+    assert parameters == {"store": "/mnt/store", **request("drift-1").pipeline_arguments()}
+    assert run["body"]["pipeline_spec"]["pipelineInfo"]["name"] == "retraining"
+    assert [each["display_name"] for each in server.experiments] == ["evergreen-retraining"]
+
+
+def test_an_uploaded_pipeline_runs_in_its_newest_version(server, connect):
+    server.versions = [{"pipeline_id": "p", "pipeline_version_id": "v9", "display_name": "new"}]
+    assert connect(pipeline_package="", pipeline_id="p").submit(request("a")) == "started"
+    reference = server.runs[0]["body"]["pipeline_version_reference"]
+    assert reference == {"pipeline_id": "p", "pipeline_version_id": "v9"}
+
+
+def test_an_uploaded_pipeline_without_a_version_is_a_permanent_error(connect):
+    with pytest.raises(PermanentError, match="pipeline p has no version"):
+        connect(pipeline_package="", pipeline_id="p").submit(request("a"))
+
+
+@pytest.mark.parametrize("state", ["PENDING", "RUNNING", "PAUSED", "CANCELING"])
+def test_any_active_run_of_the_experiment_is_busy(server, connect, state):
+    trigger = connect()
+    trigger.submit(request("first"))
+    server.runs[0]["state"] = state
+    assert trigger.submit(request("second")) == "busy"
+    assert len(server.runs) == 1
+
+
+@pytest.mark.parametrize("state", ["PENDING", "RUNNING", "SUCCEEDED", "PAUSED", "CANCELING", "SKIPPED"])
+def test_a_run_of_the_same_name_is_not_started_again(server, connect, state):
+    trigger = connect()
+    trigger.submit(request("a"))
+    server.runs[0]["state"] = state
+    assert trigger.submit(request("a")) == "already"
+    assert len(server.runs) == 1
+
+
+@pytest.mark.parametrize("state", ["FAILED", "CANCELED"])
+def test_a_dead_run_of_the_same_name_may_be_repeated(server, connect, state):
+    trigger = connect()
+    trigger.submit(request("a"))
+    server.runs[0]["state"] = state
+    assert trigger.submit(request("a")) == "started"
+    assert trigger.state("a").state == "running"
+
+
+def test_runs_of_other_experiments_do_not_make_it_busy(server, connect):
+    server.add_run("someone else's", "RUNNING", experiment_id="another")
+    assert connect().submit(request("a")) == "started"
+
+
+def test_a_run_beyond_the_first_page_is_seen(server, connect):
+    trigger = connect()
+    trigger.submit(request("a"))
+    server.runs[0]["state"] = "FAILED"
+    for state in ("FAILED", "FAILED", "CANCELED", "RUNNING"):
+        server.add_run("a", state)
+    assert trigger.submit(request("a")) == "already"
+
+
+@pytest.mark.parametrize(
+    ("state", "expected"),
+    [("SUCCEEDED", "released"), ("FAILED", "failed"), ("CANCELED", "failed"), ("SKIPPED", "failed")]
+    + [(state, "running") for state in ACTIVE_STATES if state != "RUNTIME_STATE_UNSPECIFIED"],
+)
+def test_run_states_are_translated(server, connect, state, expected):
+    trigger = connect()
+    trigger.submit(request("a"))
+    server.runs[0]["state"] = state
+    assert trigger.state("a").state == expected
+
+
+def test_a_successful_run_whose_gate_refused_is_told_from_a_release(server, connect, tmp_path):
+    trigger = connect()
+    trigger.submit(request("a"))
+    outcome = {"run": "r", "trigger_id": "a", "step": "evaluation", "reason": "auc fell", "version": None}
+    write_outcome(tmp_path / "store", RunOutcome(**outcome, state="refused", ended_at="2026-01-01"))
+    assert trigger.state("a").state == "running"
+    server.runs[0]["state"] = "SUCCEEDED"
+    assert trigger.state("a") == ("refused", "evaluation: auc fell", None)
+
+
+def test_a_failed_run_is_told_with_the_step_and_reason_that_it_left(server, connect, tmp_path):
+    trigger = connect()
+    trigger.submit(request("a"))
+    outcome = {"run": "r", "trigger_id": "a", "step": "training", "reason": "out of memory", "version": None}
+    write_outcome(tmp_path / "store", RunOutcome(**outcome, state="failed", ended_at="2026-01-01"))
+    server.runs[0]["state"] = "FAILED"
+    assert trigger.state("a") == ("failed", "training: out of memory", None)
+
+
+def test_an_outcome_that_cannot_be_read_is_an_error_of_ours(server, connect, tmp_path):
+    trigger = connect()
+    trigger.submit(request("a"))
+    server.runs[0]["state"] = "SUCCEEDED"
+    (tmp_path / "store" / "runs" / "r").mkdir(parents=True)
+    (tmp_path / "store" / "runs" / "r" / "outcome.json").write_text("{torn")
+    with pytest.raises(PermanentError, match="reading the outcome of a: "):
+        trigger.state("a")
+
+
+def test_a_run_that_is_not_there_is_unknown(connect):
+    assert connect().state("a").state == "unknown"
+
+
+@pytest.mark.parametrize("status", [401, 403, 429, 500, 503])
+def test_a_server_in_trouble_is_a_temporary_error(server, connect, status):
+    server.failure = status
+    with pytest.raises(TemporaryError, match=f"KFP answered {status}"):
+        connect().submit(request("a"))
+
+
+def test_a_refused_request_is_a_permanent_error(server, connect):
+    server.failure = 400
+    with pytest.raises(PermanentError, match="KFP answered 400"):
+        connect().submit(request("a"))
+
+
+def test_a_server_that_never_answers_is_given_up_in_time(server, connect):
+    server.silence.set()
+    trigger, begun = connect(timeout_seconds=(0.2, 0.2)), time.monotonic()
+    with pytest.raises(TemporaryError):
+        trigger.submit(request("a"))
+    assert time.monotonic() - begun < 5.0
+
+
+def test_no_server_is_a_temporary_error(server, connect):
+    trigger = connect()
+    server.close()
+    with pytest.raises(TemporaryError, match="submitting a"):
+        trigger.submit(request("a"))
+
+
+def test_a_package_that_is_gone_is_a_permanent_error(connect, tmp_path):
+    trigger = connect()
+    (tmp_path / "pipeline.yaml").unlink()
+    with pytest.raises(PermanentError, match="submitting a"):
+        trigger.submit(request("a"))
+
+
+@pytest.mark.parametrize("text", ["not json", "[]"])
+def test_arguments_that_are_no_object_are_refused(connect, text):
+    with pytest.raises(ContractError, match="pipeline_arguments is"):
+        connect(pipeline_arguments=text)

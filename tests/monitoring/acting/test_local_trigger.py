@@ -1,0 +1,117 @@
+"""Local runs: one at a time by the kernel's lock, found again by another trigger object, outcomes by code or note."""
+
+from __future__ import annotations
+
+import shlex
+import sys
+
+import pytest
+
+from components.contracts.errors import PermanentError
+from components.contracts.retrain_request import RetrainRequest
+from components.contracts.run_notes import RunOutcome, write_outcome
+from monitoring.acting.local_trigger import LocalTrigger
+from tests.monitoring.test_process import wait_until
+
+WAIT_FOR = "import sys, time, pathlib\nwhile not pathlib.Path({go!r}).exists(): time.sleep(0.01)\nsys.exit({code})"
+
+
+def request(name: str) -> RetrainRequest:
+    return RetrainRequest(
+        request_id=name, reason="a test", requested_at="", window_start="", window_end="", observed={"auc": 0.5}
+    )
+
+
+@pytest.fixture
+def make(tmp_path):
+    folder = tmp_path / "with a space"
+    folder.mkdir()
+
+    def trigger(code: int = 0) -> LocalTrigger:
+        script = WAIT_FOR.format(go=str(folder / "go"), code=code)
+        return LocalTrigger(folder / "state", folder / "store", shlex.join([sys.executable, "-c", script]))
+
+    trigger.go, trigger.folder = folder / "go", folder
+    yield trigger
+    trigger.go.touch()
+
+
+def ended(trigger, name):
+    return wait_until(lambda: (s := trigger.state(name)).state not in ("running",) and s, what="the end")
+
+
+def test_a_second_request_is_busy_and_the_same_one_already_there(make):
+    first = make()
+    assert first.submit(request("a")) == "started"
+    for trigger in (first, make()):  # the second as after the monitor's restart
+        assert trigger.submit(request("a")) == "already"
+        assert trigger.submit(request("b")) == "busy"
+        assert trigger.state("a").state == "running"
+        assert trigger.state("b").state == "unknown"
+    make.go.touch()
+    assert ended(make(), "a").state == "released"
+    assert first.submit(request("a")) == "already"
+    assert first.submit(request("b")) == "started"
+    assert ended(first, "b").state == "released"
+
+
+@pytest.mark.parametrize(("code", "state"), [(0, "released"), (1, "refused"), (2, "failed"), (9, "failed")])
+def test_exit_codes_say_how_the_run_ended(make, code, state):
+    trigger = make(code)
+    trigger.submit(request("a"))
+    make.go.touch()
+    found = ended(trigger, "a")
+    assert found.state == state
+    assert f"exit code {code}" in found.reason
+
+
+def test_the_runs_own_outcome_comes_before_its_exit_code(make):
+    trigger = make(0)
+    trigger.submit(request("a"))
+    outcome = RunOutcome(
+        run="run-7",
+        trigger_id="a",
+        state="refused",
+        step="evaluation",
+        reason="auc fell",
+        version=None,
+        ended_at="2026-01-01",
+    )
+    write_outcome(make.folder / "store", outcome)
+    assert trigger.state("a").state == "running"  # not before the process is gone
+    make.go.touch()
+    assert ended(trigger, "a") == ("refused", "evaluation: auc fell", None)
+
+
+def test_the_run_gets_the_request_file_and_its_output_is_kept(make):
+    echo = shlex.join([sys.executable, "-c", "import sys; print(sys.argv[1:]); print('loud', file=sys.stderr)"])
+    trigger = LocalTrigger(make.folder / "state", make.folder / "store", echo)
+    trigger.submit(request("a"))
+    ended(trigger, "a")
+    path = make.folder / "state" / "requests" / "a.json"
+    assert RetrainRequest.read(path) == request("a")
+    output = (make.folder / "state" / "runs" / "a.log").read_text()
+    assert f"['--request', {str(path)!r}]" in output
+    assert "loud" in output
+
+
+def test_a_killed_run_is_unknown(make):
+    import json
+    import os
+    import signal
+
+    trigger = make()
+    trigger.submit(request("a"))
+    os.killpg(json.loads((make.folder / "state" / "runs" / "a.json").read_text())["process_group"], signal.SIGKILL)
+    assert ended(trigger, "a").state == "unknown"
+
+
+def test_a_command_that_does_not_exist_fails(make):
+    trigger = LocalTrigger(make.folder / "state", make.folder / "store", "no-such-program --at all")
+    trigger.submit(request("a"))
+    assert ended(trigger, "a").state == "failed"
+
+
+def test_an_unfinished_quote_is_refused(make):
+    with pytest.raises(PermanentError, match="No closing quotation"):
+        LocalTrigger(make.folder / "state", make.folder / "store", "run 'it")

@@ -1,0 +1,352 @@
+"""From drift to the end of the run: one at a time, over restarts and crashes, and no loop after a failure."""
+
+from __future__ import annotations
+
+import json
+
+import numpy as np
+import pytest
+
+from components.contracts.errors import PermanentError, TemporaryError
+from components.contracts.retrain_request import RetrainRequest
+from monitoring.acting.trigger import RunState
+from monitoring.journal import Journal
+from monitoring.uploader import Uploader
+from tests.monitoring.conftest import START, WINDOW, clicks, prediction, publish
+from tests.monitoring.memory.test_archive import Crash, crash_at
+
+DRIFT = {"min_clicks": 20, "consecutive_breaches": 1, "window_rows": 1000, "cooldown_seconds": 1000.0}
+
+
+def traffic(b, name: str, *, auc: str, version: int = 1, rows: int = 400) -> None:
+    """Publishes a request whose clicks follow (`good`) or ignore (`bad`) its scores, and closes its window."""
+    scores = np.linspace(0.0, 1.0, rows)
+    rows_clicked = range(rows // 2, rows) if auc == "good" else range(0, rows, 2)
+    time = b.clock.time
+    publish(b.log, prediction(name, rows, time=time, version=version, scores=scores))
+    publish(b.log, clicks(f"o-{name}", [(name, row, time + 1) for row in rows_clicked]))
+    b.clock.time = time + WINDOW
+
+
+def test_drift_asks_for_one_run_and_the_new_version_is_judged_afresh(bench):
+    b = bench(**DRIFT)
+    monitor = b.start()
+    traffic(b, "good", auc="good")
+    monitor.tick()
+    assert b.trigger.requests == []
+    for i in range(5):
+        traffic(b, f"bad{i}", auc="bad")
+        monitor.tick()
+    (request,) = b.trigger.requests
+    assert request.request_id.startswith("drift-2025")
+    assert request.request_id.endswith("-v1")
+    assert request.window_start == ""
+    assert request.window_end == request.requested_at
+    assert request.observed["auc"] < request.observed["threshold"] == 0.74
+    assert "< 0.740 over" in request.reason
+    b.trigger.end("released", version=2)
+    traffic(b, "v1 goes on", auc="bad")
+    monitor.tick()
+    traffic(b, "v2", auc="good", version=2)
+    monitor.tick()
+    for i in range(3):
+        traffic(b, f"v2-{i}", auc="good", version=2)
+        monitor.tick()
+    b.clock.time += 2000  # the cool-down is over; the old version's window still breaches
+    traffic(b, "last", auc="good", version=2)
+    monitor.tick()
+    assert len(b.trigger.requests) == 1
+    kinds = b.kinds()
+    for kind in ("decision", "requested", "run_started", "run_ended", "recovered"):
+        assert kinds.count(kind) == 1, kind
+    assert kinds.count("version_seen") == 2
+
+
+@pytest.mark.parametrize("restart", [False, True], ids=["", "after a restart"])
+def test_rows_of_the_old_version_that_mature_after_a_release_never_retrigger(bench, restart):
+    b = bench(**{**DRIFT, "cooldown_seconds": 0.0})
+    monitor = b.start()
+    traffic(b, "bad", auc="bad")
+    monitor.tick()
+    scores = np.linspace(0.0, 1.0, 400)
+    publish(b.log, prediction("v1, label to come", 400, time=b.clock.time, scores=scores))
+    publish(b.log, clicks("o", [("v1, label to come", row, b.clock.time) for row in range(0, 400, 2)]))
+    b.clock.time += 1
+    publish(b.log, prediction("v2, label to come", 4, time=b.clock.time, version=2))
+    b.trigger.end("released", version=2)
+    monitor.tick()
+    monitor = b.start() if restart else monitor
+    b.clock.time += WINDOW - 0.5
+    monitor.tick()
+    assert len(monitor.windows[1]) == 800
+    assert monitor.windows.serving_version == 2
+    assert len(b.trigger.requests) == 1
+
+
+def test_files_sealed_after_the_flush_do_not_hold_the_run_up(bench):
+    b = bench(**DRIFT, upload_wait_seconds=1000.0, archive_roll_rows=1)
+    monitor = b.start()
+    traffic(b, "bad", auc="bad")
+    monitor.tick()
+    Uploader(b.settings.archive, b.folder / "lake").run_once()
+    traffic(b, "next", auc="bad")
+    monitor.tick()
+    assert len(b.archived) == 400  # sealed in this turn, and not uploaded
+    assert len(b.trigger.requests) == 1
+
+
+def test_the_archive_is_flushed_and_uploaded_before_the_run_is_asked_for(bench):
+    b = bench(**DRIFT, upload_wait_seconds=100.0)
+    monitor = b.start()
+    traffic(b, "bad", auc="bad")
+    monitor.tick()
+    assert monitor.retraining.progress.phase == "uploading"
+    assert len(b.archived) == 400
+    monitor.tick()
+    assert b.trigger.requests == []
+    Uploader(b.settings.archive, b.folder / "lake").run_once()
+    monitor.tick()
+    assert len(b.trigger.requests) == 1
+
+
+def test_an_uploader_that_never_comes_ends_the_request_and_backs_off(bench):
+    b = bench(**DRIFT, upload_wait_seconds=100.0)
+    monitor = b.start()
+    traffic(b, "bad", auc="bad")
+    monitor.tick()
+    b.clock.time += 100.0
+    monitor.tick()
+    assert b.trigger.requests == []
+    (ended,) = [event for event in b.events if event["kind"] == "run_ended"]
+    assert ended["outcome"] == "failed"
+    assert "1 files not uploaded within 100 s" in ended["text"]
+    traffic(b, "bad again", auc="bad")
+    monitor.tick()
+    assert b.kinds()[-1] == "held"
+
+
+@pytest.mark.parametrize("outcome", ["failed", "refused"])
+def test_a_run_without_a_release_is_not_repeated_in_a_loop(bench, outcome):
+    """Drift goes on for six hours, judged every ten minutes; every run ends the same way at once."""
+    b = bench(**{**DRIFT, "cooldown_seconds": 0.0}, daily_budget=100)
+    monitor = b.start()
+    begun = b.clock.time
+    while b.clock.time < begun + 6 * 3600:
+        traffic(b, f"bad at {b.clock.time}", auc="bad", rows=60)
+        b.clock.time += 540.0
+        monitor.tick()
+        if any(run.state == "running" for run in b.trigger.runs.values()):
+            b.trigger.end(outcome)
+            monitor.tick()
+    # At minutes 10, 30, 60, 120, 240: rests of 15, 30, 60, 120, 240 minutes, seen at the next ten.
+    assert len(b.trigger.requests) == 5
+
+
+def test_the_daily_budget_bounds_the_requests(bench):
+    b = bench(**{**DRIFT, "cooldown_seconds": 0.0}, daily_budget=2)
+    monitor = b.start()
+    for i in range(10):
+        traffic(b, f"bad{i}", auc="bad")
+        monitor.tick()
+        if any(run.state == "running" for run in b.trigger.runs.values()):
+            b.trigger.end("released")
+            monitor.tick()
+    assert len(b.trigger.requests) == 2
+    assert any("daily budget is 2" in event["text"] for event in b.events)
+
+
+def test_a_busy_trigger_is_asked_again_later_and_told_of_once(bench):
+    b = bench(**DRIFT)
+    b.trigger.runs["by hand"] = b.trigger.state("x")._replace(state="running")
+    monitor = b.start()
+    traffic(b, "bad", auc="bad")
+    for _ in range(5):
+        monitor.tick()
+        b.clock.time += 16.0
+    assert b.trigger.requests == []
+    assert b.kinds().count("busy") == 1
+    b.trigger.end("released")
+    monitor.tick()
+    assert len(b.trigger.requests) == 1
+
+
+def test_an_unreachable_trigger_is_asked_again_with_the_same_request(bench):
+    b = bench(**DRIFT)
+    submit, asked = b.trigger.submit, []
+
+    def flaky(request):
+        asked.append(request.request_id)
+        if len(asked) < 3:
+            raise TemporaryError("no answer")
+        return submit(request)
+
+    b.trigger.submit = flaky
+    monitor = b.start()
+    traffic(b, "bad", auc="bad")
+    for _ in range(3):
+        monitor.tick()
+        b.clock.time += 16.0
+    assert len(asked) == 3
+    assert b.kinds().count("unreachable") == 1
+    assert len(set(asked)) == 1
+    assert len(b.trigger.requests) == 1
+
+
+def test_a_trigger_that_cannot_start_a_run_backs_off(bench):
+    b = bench(**DRIFT)
+
+    def submit(request):
+        raise PermanentError("run_command is missing")
+
+    b.trigger.submit = submit
+    monitor = b.start()
+    traffic(b, "bad", auc="bad")
+    monitor.tick()
+    assert monitor.retraining.progress.phase == "idle"
+    assert "run_command is missing" in b.events[-1]["text"]
+    assert monitor.retraining.memory.failures == 1
+
+
+POINTS = ["retraining.decided", "archive.sealed", "retraining.submitted", "retraining.running", "retraining.ended"]
+
+
+@pytest.mark.parametrize("point", POINTS)
+def test_a_crash_at_any_step_leads_to_exactly_one_run(bench, point):
+    b = bench(**DRIFT)
+    b.checkpoint = crash_at(point)
+    monitor = b.start()
+    traffic(b, "bad", auc="bad")
+
+    def run(monitor) -> None:
+        for _ in range(3):
+            monitor.tick()
+            if any(each.state == "running" for each in b.trigger.runs.values()) and point == "retraining.ended":
+                b.trigger.end("released", version=2)
+
+    with pytest.raises(Crash):
+        run(monitor)
+    b.checkpoint = lambda name: None
+    monitor = b.start()
+    for i in range(3):
+        traffic(b, f"bad{i}", auc="bad")
+        monitor.tick()
+    assert len(b.trigger.requests) == 1
+    if point != "retraining.ended":
+        assert monitor.retraining.progress.phase == "running"
+        b.trigger.end("released", version=2)
+        monitor.tick()
+    assert monitor.retraining.progress.phase == "idle"
+    assert monitor.retraining.memory.blocked_until > b.clock.time
+    assert b.kinds().count("run_ended") == 1
+
+
+def test_a_run_that_its_trigger_never_heard_of_counts_as_failed_after_a_while(bench):
+    b = bench(**DRIFT)
+    monitor = b.start()
+    traffic(b, "bad", auc="bad")
+    monitor.tick()
+    b.trigger.runs.clear()
+    monitor.tick()
+    assert monitor.retraining.progress.phase == "running"
+    b.clock.time += 61
+    monitor.tick()
+    assert b.events[-1]["outcome"] == "failed"
+
+
+def test_a_trigger_that_cannot_tell_the_runs_state_ends_the_request_and_not_the_monitor(bench):
+    b = bench(**DRIFT)
+    monitor = b.start()
+    traffic(b, "bad", auc="bad")
+    monitor.tick()
+
+    def state(request_id):
+        raise PermanentError("looking for it: KFP answered 404 Not Found")
+
+    b.trigger.state = state
+    traffic(b, "next", auc="bad")
+    monitor.tick()
+    (ended,) = [event for event in b.events if event["kind"] == "run_ended"]
+    assert ended["outcome"] == "failed"
+    assert "KFP answered 404" in ended["text"]
+    assert b.store.counters["matured"] == 800
+    assert len(b.trigger.requests) == 1
+
+
+def test_a_remote_trigger_is_not_asked_at_every_turn(bench):
+    b = bench(**DRIFT)
+    b.trigger.poll_seconds = 15.0
+    state, asked = b.trigger.state, []
+    b.trigger.state = lambda request_id: asked.append(b.clock.time) or state(request_id)
+    monitor = b.start()
+    traffic(b, "bad", auc="bad")
+    for _ in range(31):
+        monitor.tick()
+        b.clock.time += 1.0
+    assert [time - asked[0] for time in asked] == [0.0, 15.0]
+
+
+def test_the_reason_of_the_end_is_told_and_none_is_no_empty_clause(bench):
+    b = bench(**DRIFT)
+    monitor = b.start()
+    traffic(b, "bad", auc="bad")
+    monitor.tick()
+    name = b.trigger.requests[0].request_id
+    b.trigger.runs[name] = RunState("released", "", 2)
+    monitor.tick()
+    assert b.events[-1]["text"] == f"run {name} released; no request for 1000 s"
+
+
+def test_without_a_trigger_drift_is_told_once_per_cool_down(bench):
+    b = bench(**DRIFT)
+    b.trigger = None
+    monitor = b.start()
+    for i in range(4):
+        traffic(b, f"bad{i}", auc="bad")
+        monitor.tick()
+    assert b.kinds().count("decision") == 1
+    assert b.store.counters["request_notified"] == 1
+
+
+def test_one_class_traffic_is_undecidable_and_its_auc_null(bench):
+    b = bench(**DRIFT)
+    monitor = b.start()
+    publish(b.log, prediction("a", 500))
+    b.clock.time += WINDOW
+    monitor.tick()
+    assert b.trigger.requests == []
+    (point,) = [json.loads(line) for line in (b.settings.state / "timeline.jsonl").read_text().splitlines()]
+    assert point["auc"] is point["auc_low"] is point["calibration"] is None
+    assert (point["rows"], point["clicks"], point["ctr"]) == (500, 0, 0.0)
+
+
+def test_the_timeline_names_its_numbers(bench):
+    b = bench()
+    monitor = b.start()
+    traffic(b, "a", auc="good")
+    monitor.tick()
+    point = json.loads((b.settings.state / "timeline.jsonl").read_text())
+    names = "time version rows clicks auc auc_low auc_high log_loss calibration ctr backlog matured_total pending"
+    assert sorted(point) == sorted(f"{names} duplicates set_aside archived late_outcomes".split())
+    assert point["time"] == START + WINDOW
+
+
+def test_a_request_survives_its_file(tmp_path, bench):
+    b = bench(**DRIFT)
+    monitor = b.start()
+    traffic(b, "bad", auc="bad")
+    monitor.tick()
+    (request,) = b.trigger.requests
+    request.write(tmp_path / "request.json")
+    assert RetrainRequest.read(tmp_path / "request.json") == request
+
+
+def test_a_full_timeline_makes_room_and_keeps_its_predecessor(tmp_path):
+    journal = Journal(tmp_path, clock=lambda: 1.0, max_file_bytes=1000)
+    for number in range(100):
+        journal.measure({"number": number})
+    kept = [(tmp_path / name).read_text().splitlines() for name in ("timeline.jsonl.1", "timeline.jsonl")]
+    numbers = [json.loads(line)["number"] for lines in kept for line in lines]
+    assert numbers == list(range(numbers[0], 100))
+    assert sum(path.stat().st_size for path in tmp_path.iterdir()) < 2100
+    journal.tell("stopped", "in time")
+    assert len((tmp_path / "events.jsonl").read_text().splitlines()) == 1

@@ -1,0 +1,252 @@
+"""Labels against a brute-force oracle, through the real log and store, under any order of arrival."""
+
+from __future__ import annotations
+
+import struct
+import zlib
+
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from components.contracts.records import CONVERSION
+from monitoring.memory.join import attribute_clicks
+from monitoring.memory.store import MaturedRequest, Store
+from tests.monitoring.conftest import START, WINDOW, clicks, prediction, publish
+
+
+@given(st.integers(1, 6), st.lists(st.tuples(st.integers(-2, 8), st.floats(0, 200)), max_size=12), st.floats(0, 100))
+def test_labels_equal_the_definition_row_by_row(num_rows, events, window):
+    found = attribute_clicks(num_rows, 50.0, events, window_seconds=window)
+    expected = [int(any(row == i and time <= 50.0 + window for row, time in events)) for i in range(num_rows)]
+    assert found.labels.tolist() == expected
+    assert found.num_unmatched == sum(not 0 <= row < num_rows for row, _ in events)
+    assert found.num_too_late == sum(0 <= row < num_rows and time > 50.0 + window for row, time in events)
+
+
+@settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(st.data())
+def test_any_order_with_any_repetition_gives_the_labels_of_the_oracle(tmp_path_factory, data):
+    names = [f"r{i}" for i in range(4)]
+    sizes = {name: data.draw(st.integers(1, 4)) for name in names}
+    events = data.draw(
+        st.lists(st.tuples(st.sampled_from(names), st.integers(0, 3), st.floats(0, 120)), min_size=1, max_size=8)
+    )
+    predictions = {name: prediction(name, size, time=100.0 + i) for i, (name, size) in enumerate(sizes.items())}
+    outcomes = [clicks(f"o{i}", [(n, row, 100.0 + t)]) for i, (n, row, t) in enumerate(events)]
+    records = data.draw(st.permutations([*predictions.values(), *outcomes]))
+    repeated = records + data.draw(st.lists(st.sampled_from(records), max_size=4))
+    store = Store(tmp_path_factory.mktemp("join") / "monitor.db")
+    for record in repeated:
+        is_prediction = hasattr(record, "scores")
+        store.add([(record, b"message")] if is_prediction else [], [] if is_prediction else [record], [], now=0.0)
+    for waiting in store.waiting(1e9, 100):
+        batch = predictions[waiting.request_id]
+        labels = attribute_clicks(len(batch), batch.time, waiting.clicks, window_seconds=WINDOW).labels
+        expected = [
+            int(any((n, r) == (batch.request_id, i) and 100.0 + t <= batch.time + WINDOW for n, r, t in events))
+            for i in range(len(batch))
+        ]
+        assert labels.tolist() == expected
+    assert store.counters["predicted"] == sum(sizes.values())
+    assert store.counters.get("duplicate", 0) == len(repeated) - len(records)
+    store.close()
+
+
+def test_rows_of_a_request_mature_together_when_the_window_closes(bench):
+    b = bench()
+    monitor = b.start()
+    publish(b.log, prediction("a", 3), clicks("o", [("a", 1, START + 5)]))
+    b.clock.time = START + WINDOW - 0.5
+    monitor.tick()
+    assert b.store.num_pending_rows == 3
+    assert monitor.windows.versions == ()
+    b.clock.time = START + WINDOW
+    monitor.tick()
+    assert monitor.windows[1].labels.tolist() == [0, 1, 0]
+
+
+def test_a_click_that_arrives_before_its_prediction_counts(bench):
+    b = bench()
+    monitor = b.start()
+    publish(b.log, clicks("o", [("a", 0, START + 5)]))
+    monitor.tick()
+    publish(b.log, prediction("a", 2))
+    b.clock.time = START + WINDOW
+    monitor.tick()
+    assert monitor.windows[1].labels.tolist() == [1, 0]
+
+
+def test_a_click_after_the_window_is_counted_as_late_and_changes_nothing(bench):
+    b = bench()
+    monitor = b.start()
+    publish(b.log, prediction("a", 2), clicks("too late", [("a", 0, START + WINDOW + 1)]))
+    b.clock.time = START + WINDOW + 2
+    monitor.tick()
+    publish(b.log, clicks("after closing", [("a", 1, START + 3)]))
+    monitor.tick()
+    assert monitor.windows[1].labels.tolist() == [0, 0]
+    assert b.store.counters["late_outcome"] == 2
+
+
+def test_a_conversion_is_no_click(bench):
+    b = bench()
+    monitor = b.start()
+    publish(b.log, prediction("a", 2), clicks("o", [("a", 0, START + 1)], event=CONVERSION))
+    b.clock.time = START + WINDOW
+    monitor.tick()
+    assert monitor.windows[1].labels.tolist() == [0, 0]
+    assert b.store.counters["late_outcome"] == 0
+
+
+def test_windows_stay_open_while_their_clicks_wait_in_the_log(bench):
+    """After a stop, everything is overdue by the clock; the clicks behind in the log must still count."""
+    b = bench(pull_messages=2)
+    publish(b.log, *[prediction(f"r{i}", 1) for i in range(50)], clicks("o", [("r0", 0, START + 1)]))
+    b.clock.time = START + 10 * WINDOW
+    monitor = b.start()
+    monitor.tick()
+    assert monitor.windows.versions == ()
+    assert b.log.backlog() == 51 - 40
+    monitor.tick()
+    assert monitor.windows[1].labels.sum() == 1
+
+
+def test_a_clock_set_back_lets_windows_opened_after_it_stay_open(bench):
+    b = bench()
+    monitor = b.start()
+    b.clock.time = START + 86_400.0  # wrong by a day, for one turn
+    monitor.tick()
+    b.clock.time = START
+    publish(b.log, prediction("a", 2))
+    monitor.tick()
+    assert b.store.num_pending_rows == 2
+    publish(b.log, clicks("o", [("a", 1, START + 5)]))
+    b.clock.time = START + WINDOW
+    monitor.tick()
+    assert monitor.windows[1].labels.tolist() == [0, 1]
+
+
+@pytest.mark.parametrize("restart", [False, True], ids=["", "after a restart"])
+def test_a_client_whose_clock_is_ahead_does_not_name_the_serving_version_for_hours(bench, restart):
+    b = bench()
+    monitor = b.start()
+    publish(b.log, prediction("from tomorrow", 2, time=START + 80_000.0, version=1))
+    monitor.tick()
+    if restart:
+        monitor = b.start()
+    b.clock.time = START + 1
+    publish(b.log, prediction("now", 2, time=START + 1, version=2))
+    monitor.tick()
+    assert monitor.windows.serving_version == 2
+
+
+def test_a_stop_under_a_flood_ends_and_leaves_the_rest_to_the_next_start(bench):
+    b = bench(pull_messages=2)
+    monitor = b.start()
+    publish(b.log, *[prediction(f"r{i}", 1) for i in range(5)])
+    coming = iter(range(1000))
+
+    def flood(name: str) -> None:
+        if name == "intake.pulled":
+            publish(b.log, *[prediction(f"flood{next(coming)}", 1) for _ in range(2)])
+
+    b.checkpoint = flood
+    monitor.stop()
+    assert b.kinds()[-1] == "stopped"
+    assert b.store.counters["predicted"] == 6
+    assert b.log.backlog() > 0
+
+
+def test_windows_stay_open_while_a_killed_predecessor_holds_leases(bench):
+    b = bench()
+    publish(b.log, clicks("o", [("a", 0, START + 1)]))
+    assert len(b.log.pull(10)) == 1  # the predecessor, killed before it stored
+    publish(b.log, prediction("a", 1))
+    b.clock.time += 4.0
+    monitor = b.start()
+    b.settings.__dict__["attribution_window_seconds"] = 2.0
+    monitor.tick()
+    assert b.store.num_pending_rows == 1
+    b.clock.time += 5.0
+    monitor.tick()
+    assert monitor.windows[1].labels.tolist() == [1]
+
+
+def test_ids_and_orphans_are_forgotten_only_when_old_and_archived(tmp_path):
+    store = Store(tmp_path / "monitor.db")
+    orphan = clicks("o", [("unknown", 0, 1.0)])
+    store.add([(prediction("a", 1), b"m"), (prediction("b", 1), b"m")], [orphan], [], now=10.0)
+    label, score = np.zeros(1, np.uint8), np.zeros(1, np.float32)
+    store.mature([MaturedRequest("a", START, 1, label, score)], {}, now=11.0)
+    store.intend_file("day=x/part-1.parquet", [1], 1)
+    store.seal_file("day=x/part-1.parquet", keep_rows=1)
+    store.forget(before=10.0)
+    store.add([(prediction("a", 1), b"m")], [], [], now=12.0)
+    assert store.counters["duplicate"] == 1
+    store.forget(before=11.0)
+    assert store.counters["unmatched_outcome"] == 1
+    store.add([(prediction("b", 1), b"m")], [], [], now=12.0)
+    assert store.counters["duplicate"] == 2  # b is not archived, so it is remembered
+    store.close()
+
+
+@pytest.mark.parametrize(
+    ("payload", "reason"),
+    [
+        (b"rubbish", "no log record"),
+        ("nan", "expected seconds since the epoch"),
+        ("far", "expected between 1970 and a day from now"),
+        ("text", "expected seconds since the epoch"),
+        ("version", "expected a 32-bit integer"),
+        ("surrogate", "request_id is 'x\\ud800', expected a name"),
+        ("surrogate in outcome", "request_id is 'a\\udfff', expected a name"),
+        ("integer beyond floats", "expected between 1970 and a day from now"),
+        ("integer beyond Python", "malformed header"),
+        ("deep", "malformed header"),
+    ],
+)
+def test_a_message_that_no_row_can_carry_is_set_aside_with_its_reason(bench, payload, reason):
+    from components.contracts.records import encode
+
+    bad = {
+        "far": lambda: encode(prediction("x", time=START * 1e6)),
+        "text": lambda: encode(prediction("x", time="noon")),
+        "version": lambda: encode(prediction("x", version=2**40)),
+        "nan": lambda: encode(clicks("x", [("a", 0, 1.0)]).__class__(**_nan_click())),
+        "surrogate": lambda: encode(prediction("x\ud800", seed=1)),
+        "surrogate in outcome": lambda: encode(clicks("x", [("a\udfff", 0, 1.0)])),
+        "integer beyond floats": lambda: encode(prediction("x", time=10**400)),
+        "integer beyond Python": lambda: _with_header(b'{"request_id":"x","time":' + b"9" * 5000 + b"}"),
+        "deep": lambda: _with_header(b"[" * 100_000),
+    }
+    message = payload if isinstance(payload, bytes) else bad[payload]()
+    b = bench()
+    b.log.publish([("bad", message)])
+    publish(b.log, prediction("good", 2))
+    monitor = b.start()
+    monitor.tick()
+    (aside,) = b.log.list_set_aside()
+    assert aside.payload == message
+    assert reason in aside.reason
+    assert b.store.counters["set_aside"] == 1
+    assert b.store.counters["predicted"] == 2
+    assert b.log.backlog() == 0
+    assert "set_aside" in b.kinds()
+
+
+def _with_header(header: bytes) -> bytes:
+    body = struct.pack("<4sBBI", b"EVGR", 1, 1, len(header)) + header
+    return body + struct.pack("<I", zlib.crc32(body))
+
+
+def _nan_click() -> dict:
+    return {
+        "batch_id": "x",
+        "time": 1.0,
+        "event": "click",
+        "request_ids": ("a",),
+        "rows": np.zeros(1, np.int32),
+        "times": np.array([np.nan]),
+    }
