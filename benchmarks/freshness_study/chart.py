@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from benchmarks.freshness_study.days import BEST, EXACT, FROZEN
-from pipelines.local.charts import ticks
+from components.charts.line_chart import ticks
 
 WIDTH, HEIGHT = 860, 380
 LEFT, RIGHT, TOP, BOTTOM = 62, 150, 40, 44

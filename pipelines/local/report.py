@@ -1,6 +1,6 @@
 """The demo's one-page report: AUC over time with every event on it, versions, gate, findings, latency.
 
-Self-contained HTML. The numbers are `pipelines.local.summary`'s; the lines are drawn by `pipelines.local.charts`.
+Self-contained HTML. The numbers are `pipelines.local.summary`'s; the lines are drawn by `components.charts.line_chart`.
 """
 
 from __future__ import annotations
@@ -10,9 +10,9 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from components.charts.line_chart import Line, Mark, line_chart
 from components.contracts.durable import write_whole
 from components.contracts.manifests import ValidationReport
-from pipelines.local.charts import Line, Mark, line_chart
 from pipelines.local.release_numbers import journal_events, told_release
 from pipelines.local.run import LocalFolders
 from pipelines.local.summary import remembered

@@ -1,4 +1,4 @@
-"""Line charts as inline SVG: no script, no network, readable on a phone. What they show is the report's."""
+"""Line charts: values over time with bands, levels and the marks of events. What they show is their pages' concern."""
 
 from __future__ import annotations
 
@@ -41,15 +41,17 @@ def line_chart(
     marks: Sequence[Mark] = (),
     levels: Sequence[tuple[float, str]] = (),
     from_zero: bool = False,
+    x_unit: str = "s",
 ) -> str:
     """The chart as SVG text; an empty string where there is no point to draw.
 
     Args:
-        lines: What is drawn; x in seconds.
+        lines: What is drawn; x in `x_unit`.
         y_label: What the vertical axis measures.
         marks: Events.
         levels: Horizontal lines, (value, label).
         from_zero: Whether the vertical axis begins at 0.
+        x_unit: Written beside the numbers of the horizontal axis.
     """
     xs = [x for line in lines for x in line.x]
     ys = [y for line in lines for values in (line.y, line.low, line.high) for y in values if y is not None]
@@ -75,7 +77,9 @@ def line_chart(
         parts.append(f'<line class="grid" x1="{LEFT}" x2="{WIDTH - RIGHT}" y1="{at_y(y):.1f}" y2="{at_y(y):.1f}"/>')
         parts.append(f'<text x="{LEFT - 6}" y="{at_y(y) + 4:.1f}" text-anchor="end">{y:.4g}</text>')
     for x in ticks(x_low, x_high, 8):
-        parts.append(f'<text x="{at_x(x):.1f}" y="{HEIGHT - 12}" text-anchor="middle">{x:g} s</text>')
+        parts.append(
+            f'<text x="{at_x(x):.1f}" y="{HEIGHT - 12}" text-anchor="middle">{x:g} {html.escape(x_unit)}</text>'
+        )
     for value, label in levels:
         parts.append(
             f'<line class="level" x1="{LEFT}" x2="{WIDTH - RIGHT}" y1="{at_y(value):.1f}" y2="{at_y(value):.1f}"/>'

@@ -4,7 +4,7 @@ import xml.etree.ElementTree as ElementTree
 
 import pytest
 
-from pipelines.local.charts import Line, Mark, line_chart, ticks
+from components.charts.line_chart import Line, Mark, line_chart, ticks
 
 
 def _svg(chart):
