@@ -6,6 +6,8 @@
 # make benchmark-serving    serving's latency and rows/s against named peers in one run (BENCHMARK_FLAGS=--quick: three minutes)
 # make benchmark-cache      when Triton's response cache pays, by model cost and hit rate (BENCHMARK_FLAGS=--quick: a minute)
 # make benchmark-graph      what large vocabularies and tables cost the served graph, up to its limits (BENCHMARK_FLAGS=--quick: a minute)
+# make benchmark-monitor    the monitor's AUC per record against named peers, and its rows/s (BENCHMARK_FLAGS=--quick: two minutes)
+# make benchmark-policies   false alarms and delays of the monitor's policies on planted streams (BENCHMARK_FLAGS=--quick: a minute)
 # Each builds the environments that it needs, once; later calls take what is there while the locks are unchanged.
 
 PYTHON ?= python3.11
@@ -13,7 +15,7 @@ DRIVER := .venvs/driver/bin/python
 SHELL := /bin/bash
 .DEFAULT_GOAL := help
 .PHONY: help python environments demo test check benchmarks benchmark-training benchmark-freshness \
-	benchmark-serving benchmark-cache benchmark-graph golden format lock clean
+	benchmark-serving benchmark-cache benchmark-graph benchmark-monitor benchmark-policies golden format lock clean
 
 help:
 	@sed -n 's/^# //p' Makefile
@@ -25,9 +27,10 @@ python:
 environments: python
 	@$(PYTHON) pipelines/local/environments.py
 
-# DATA=<file or folder> takes your own Criteo rows instead of the simulated ones.
+# DATA=<file or folder> takes your own Criteo rows instead of the simulated ones. LOG=pubsub keeps the records in Google's
+# Pub/Sub emulator (where the Cloud SDK has it), LOG=kafka in librdkafka's mock cluster, instead of a SQLite file.
 demo: environments
-	@exec $(DRIVER) -m pipelines demo $(if $(DATA),--data "$(DATA)") $(DEMO_FLAGS)
+	@exec $(DRIVER) -m pipelines demo $(if $(DATA),--data "$(DATA)") $(if $(LOG),--log "$(LOG)") $(DEMO_FLAGS)
 
 test: environments
 	@exec $(DRIVER) tests/everywhere.py $(TEST_FLAGS)
@@ -41,7 +44,8 @@ check: environments
 	@cmp build/check/retraining.yaml tests/pipelines/golden/retraining.yaml || { \
 	  echo "error: the compiled pipeline changed; if that is meant: make golden" >&2; exit 1; }
 
-benchmarks: benchmark-training benchmark-freshness benchmark-serving benchmark-cache benchmark-graph
+benchmarks: benchmark-training benchmark-freshness benchmark-serving benchmark-cache benchmark-graph benchmark-monitor \
+	benchmark-policies
 
 benchmark-training: python
 	@$(PYTHON) pipelines/local/environments.py benchmarks
@@ -60,6 +64,13 @@ benchmark-cache: environments
 benchmark-graph: environments
 	@exec $(DRIVER) -m benchmarks.graph_limits $(BENCHMARK_FLAGS)
 
+benchmark-monitor: python
+	@$(PYTHON) pipelines/local/environments.py monitor-peers
+	@exec .venvs/monitor-peers/bin/python -m benchmarks.monitor $(BENCHMARK_FLAGS)
+
+benchmark-policies: environments
+	@exec $(DRIVER) -m benchmarks.policies $(BENCHMARK_FLAGS)
+
 golden: environments
 	$(DRIVER) -m pipelines compile --output tests/pipelines/golden/retraining.yaml
 
@@ -68,7 +79,7 @@ format: environments
 	$(DRIVER) -m ruff format .
 
 lock:
-	$(PYTHON) requirements/lock.py $(or $(ENVIRONMENT),driver validation preprocessing training serving benchmarks serving-peers)
+	$(PYTHON) requirements/lock.py $(or $(ENVIRONMENT),driver validation preprocessing training serving benchmarks serving-peers monitor-peers)
 
 clean:
 	rm -rf build .venvs

@@ -29,7 +29,11 @@ def add_replay(parser: argparse.ArgumentParser) -> None:
         "ends with its parent; keep it open."
     )
     parser.add_argument("--server", required=True, help=_SERVER)
-    parser.add_argument("--log", required=True, help="sqlite:////absolute/path.db, or sqlite:///relative/path.db")
+    parser.add_argument(
+        "--log",
+        required=True,
+        help="sqlite:////absolute/path.db, sqlite:///relative/path.db, pubsub://project/topic or kafka://host:port/topic",
+    )
     rows = parser.add_mutually_exclusive_group(required=True)
     rows.add_argument("--world", type=Path, help="JSON of the world to draw from")
     rows.add_argument("--data", type=Path, help=f"{_ROWS}, with labels; replayed once in order")

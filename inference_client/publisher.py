@@ -1,8 +1,9 @@
 """Publishes what was scored, and later what came of it, to the log: at least once, in few commits.
 
 Prediction records wait for the next flush; clicks wait for their delay too, so an outcome never precedes its
-prediction. A flush that fails for now is repeated with the same ids, so the log stores each message once. How
-messages are stored is the log's; what they mean together is the monitor's.
+prediction. A flush that fails for now is repeated with the same ids, by which readers recognise what they have. While
+the log is away records wait here, up to a bound; what comes beyond it is dropped, counted and told. How messages are
+stored is the log's; what they mean together is the monitor's.
 """
 
 from __future__ import annotations
@@ -27,6 +28,8 @@ MAX_ROWS_PER_RECORD = 2048
 """A prediction record of this many rows takes 0.55 MB; the log takes 1 MB."""
 MAX_OUTCOMES_PER_MESSAGE = 4096
 """After an outage of the log all its clicks are due at once, and a message takes 1 MB: about 200 bytes a click."""
+MAX_ROWS_PER_FLUSH = 50_000
+"""About 14 MB: after an outage all in one would take the log longer than its timeout, again and again."""
 
 
 class _Flush(NamedTuple):
@@ -51,11 +54,15 @@ class PublisherSettings:
     max_backoff_seconds: float = 2.0
     give_up_seconds: float = 60.0
     """How long one flush is repeated while the log is unavailable."""
+    max_queued_rows: int = 500_000
+    """Most rows that wait for the log, about 140 MB; what is added beyond them is dropped."""
 
     def __post_init__(self) -> None:
         """Refuses settings that cannot work."""
         if self.interval_seconds <= 0:
             raise ContractError(f"interval_seconds is {self.interval_seconds}, expected more than 0")
+        if self.max_queued_rows < 1:
+            raise ContractError(f"max_queued_rows is {self.max_queued_rows}, expected at least 1")
 
 
 class RecordPublisher:
@@ -88,6 +95,10 @@ class RecordPublisher:
         self._flushing = asyncio.Lock()
         self._outcome_batches = 0
         self._stopping = False
+        self._queued_rows = 0
+        self._dropped_since_told = 0
+        self.dropped_rows = 0
+        """Rows that were added while `max_queued_rows` waited, and are lost with their clicks."""
         self.published_rows = 0
         """Rows in prediction records that the log has."""
         self.published_outcomes = 0
@@ -99,15 +110,24 @@ class RecordPublisher:
         return len(self._predictions)
 
     def add(self, prediction: PredictionBatch, clicks: Sequence[tuple[int, float]] = ()) -> None:
-        """Queues a prediction and its clicks, each a row and the seconds after the prediction's time."""
+        """Queues a prediction and its clicks, each a row and the seconds after the prediction's time.
+
+        Drops both where the queue is full: a click without its prediction would be of no use.
+        """
+        if self._queued_rows and self._queued_rows + len(prediction) > self._settings.max_queued_rows:
+            self.dropped_rows += len(prediction)
+            self._dropped_since_told += len(prediction)
+            return
         self._predictions.append(prediction)
+        self._queued_rows += len(prediction)
         for row, delay in clicks:
             heapq.heappush(self._clicks, _Click(prediction.time + delay, prediction.request_id, row))
 
     async def flush(self) -> None:
         """Publishes all queued predictions and the clicks that are due, in this order, in one commit.
 
-        What an earlier flush could not publish goes first.
+        What an earlier flush could not publish goes first, alone; of a queue longer than `MAX_ROWS_PER_FLUSH` only its
+        beginning goes.
 
         Raises:
             TemporaryError: the log stayed unavailable for `give_up_seconds`; the next flush tries again.
@@ -117,6 +137,7 @@ class RecordPublisher:
             if self._pending is None:
                 return
             await self._publish(self._pending.messages)
+            self._queued_rows -= self._pending.rows
             self.published_rows += self._pending.rows
             self.published_outcomes += self._pending.outcomes
             self._pending = None
@@ -139,15 +160,25 @@ class RecordPublisher:
     def _next_flush(self) -> _Flush | None:
         """What is due now; None when nothing is."""
         now = self._clock()
-        predictions, self._predictions = self._predictions, []
+        predictions, self._predictions = self._first(MAX_ROWS_PER_FLUSH)
         due = []
-        while self._clicks and self._clicks[0].due <= now:
+        # Clicks wait while predictions do: theirs may be among them.
+        while not self._predictions and self._clicks and self._clicks[0].due <= now:
             due.append(heapq.heappop(self._clicks))
         messages = [(p.request_id, encode(p)) for p in predictions]
         for start in range(0, len(due), MAX_OUTCOMES_PER_MESSAGE):
             outcomes = self._outcomes(due[start : start + MAX_OUTCOMES_PER_MESSAGE])
             messages.append((outcomes.batch_id, encode(outcomes)))
         return _Flush(messages, sum(len(p) for p in predictions), len(due)) if messages else None
+
+    def _first(self, max_rows: int) -> tuple[list[PredictionBatch], list[PredictionBatch]]:
+        """Queued predictions with at most so many rows, at least one prediction, and those left."""
+        rows = 0
+        for index, prediction in enumerate(self._predictions):
+            rows += len(prediction)
+            if index and rows > max_rows:
+                return self._predictions[:index], self._predictions[index:]
+        return self._predictions, []
 
     def _outcomes(self, due: list[_Click]) -> OutcomeBatch:
         self._outcome_batches += 1
@@ -167,10 +198,22 @@ class RecordPublisher:
             try:
                 # In a thread: a commit waits for the disk, and a busy log for its other writer.
                 await asyncio.to_thread(self._log.publish, messages)
+                self._tell_dropped()
                 return
             except TemporaryError as error:
                 if self._clock() >= give_up_at:
                     raise
                 logger.warning("log unavailable, publishing %d messages again: %s", len(messages), error)
+                self._tell_dropped()
             await self._sleep(backoff)
             backoff = min(2 * backoff, self._settings.max_backoff_seconds)
+
+    def _tell_dropped(self) -> None:
+        if self._dropped_since_told:
+            logger.error(
+                "dropped %d rows with their clicks, since %d rows wait for the log: %d in all",
+                self._dropped_since_told,
+                self._queued_rows,
+                self.dropped_rows,
+            )
+            self._dropped_since_told = 0

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import IO
 
 from components.contracts.errors import ContractError
-from components.logs.locations import open_log
+from components.logs.locations import open_publisher
 from inference_client.client import ClientSettings
 from inference_client.publisher import RecordPublisher
 from inference_client.ranking import Ranking, rank
@@ -76,7 +76,7 @@ async def _rank(
     settings: RankSettings, client: ClientSettings, context: FeatureRows, candidates: FeatureRows
 ) -> Ranking:
     # Opened first: a list that cannot be logged is not to be shown.
-    log = open_log(settings.log_url).log if settings.log_url else None
+    log = open_publisher(settings.log_url) if settings.log_url else None
     try:
         async with open_scorer(settings.server, client, plan_uri=settings.plan_uri) as scorer:
             ranking = await rank(

@@ -21,7 +21,7 @@ import numpy as np
 
 from components.contracts.durable import write_whole
 from components.contracts.errors import PermanentError, TemporaryError
-from components.logs.locations import open_log
+from components.logs.locations import open_publisher
 from inference_client.client import ClientSettings
 from inference_client.publisher import RecordPublisher
 from inference_client.replay import Replay, ReplaySettings
@@ -69,7 +69,7 @@ class _Session:
         self._session, self._settings, self._client_settings, self._traffic = session, replay, client, traffic
 
     async def run(self) -> dict[str, Any]:
-        log = open_log(self._session.log_url).log
+        log = open_publisher(self._session.log_url)
         random = np.random.default_rng([self._session.seed, 8])
         publisher = RecordPublisher(log, source=self._session.run)
         started = time.monotonic()
@@ -134,6 +134,7 @@ class _Session:
             **replay.statistics.summary(),
             "outcomes": publisher.published_outcomes,
             "published_rows": publisher.published_rows,
+            "dropped_rows": publisher.dropped_rows,
             "exhausted": replay.exhausted,
             "drift": self._traffic.drift_note,
             "behind_seconds": round(replay.forgiven_seconds, 3),

@@ -22,9 +22,13 @@ logger = logging.getLogger(__name__)
 ROOMS = {
     "monitor": ("monitoring", (), "watch the click log, decide when to retrain"),
     "uploader": ("monitoring.uploader", (), "move archived records into the lake"),
+    "log": ("components.logs", (), "check the record log; list or replay what was set aside"),
     "simulate": ("inference_client", ("simulate",), "write a lake of simulated clicks"),
     "drift": ("inference_client", ("drift",), "write a drifted copy of a simulated world"),
-    "replay": ("inference_client", ("replay",), "send traffic to Triton and log predictions and clicks"),
+    "traffic": ("inference_client", ("replay",), "send traffic to Triton and log predictions and clicks"),
+    "backtest": ("monitoring.backtest", (), "would these policies have fired over an archive's records?"),
+    "incident": ("monitoring.backtest.incident_command", (), "record a span of the monitor's records and decisions"),
+    "replay": ("monitoring.backtest.incident_command", ("replay",), "decide a recorded incident again, and compare"),
     "rank": ("inference_client", ("rank",), "rank rows of a file for one context"),
     "load": ("inference_client", ("load",), "put a stated load on a server and report latencies, errors and rates"),
     "score": ("inference_client", ("score",), "score rows of a file"),
@@ -42,17 +46,7 @@ def build_parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="evergreen", description="Keeps a recommender's click model fresh.")
     commands = parser.add_subparsers(dest="command", required=True)
 
-    demo = commands.add_parser("demo", help="turn the whole loop once on this machine")
-    demo.add_argument("--data", type=Path, help="Criteo file or folder to use instead of simulated clicks")
-    demo.add_argument("--folder", type=Path, default=Path("build/demo"), help="where everything is written")
-    demo.add_argument("--rows", type=int, default=400_000, help="rows of the first lake, or most rows read of --data")
-    demo.add_argument("--seed", type=int, default=7, help="seed of the simulated world")
-    demo.add_argument(
-        "--drift-columns",
-        default="",
-        help="with --data: category columns whose values are permuted, comma-separated (default: the short ones)",
-    )
-
+    _add_demo(commands)
     compile_ = commands.add_parser("compile", help="compile the retraining pipeline to KFP IR YAML")
     compile_.add_argument(
         "--output", type=Path, default=Path("build/retraining.yaml"), help="file to write (default: %(default)s)"
@@ -93,6 +87,24 @@ def build_parser() -> argparse.ArgumentParser:
     for name, (_, _, summary) in ROOMS.items():
         commands.add_parser(name, help=summary, add_help=False)
     return parser
+
+
+def _add_demo(commands: Any) -> None:
+    demo = commands.add_parser("demo", help="turn the whole loop once on this machine")
+    demo.add_argument("--data", type=Path, help="Criteo file or folder to use instead of simulated clicks")
+    demo.add_argument("--folder", type=Path, default=Path("build/demo"), help="where everything is written")
+    demo.add_argument("--rows", type=int, default=400_000, help="rows of the first lake, or most rows read of --data")
+    demo.add_argument("--seed", type=int, default=7, help="seed of the simulated world")
+    demo.add_argument(
+        "--log",
+        default="sqlite",
+        help="record log: sqlite, pubsub (Google's emulator, where installed) or kafka (librdkafka's mock cluster)",
+    )
+    demo.add_argument(
+        "--drift-columns",
+        default="",
+        help="with --data: category columns whose values are permuted, comma-separated (default: the short ones)",
+    )
 
 
 def _add_journal(commands: Any) -> None:
@@ -171,6 +183,7 @@ def _call(arguments: argparse.Namespace) -> int:
             data=arguments.data.resolve() if arguments.data else None,
             rows=arguments.rows,
             seed=arguments.seed,
+            log=arguments.log,
             drift_columns=tuple(filter(None, arguments.drift_columns.split(","))),
         )
         return run_demo(settings)

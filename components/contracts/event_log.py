@@ -3,12 +3,13 @@
 Joins the client's publisher to the monitor's subscriber. Delivery is at least once: a published message is delivered
 until it is acknowledged, possibly more than once and in any order; the consumer stores (fsync) before it
 acknowledges and recognises redeliveries by message id. A message that cannot be used is set aside with its reason,
-never dropped. Backends: `logs.sqlite`; Pub/Sub and Kafka take the same exam when they come.
+never dropped. Backends: `logs.sqlite`, `logs.pubsub` and `logs.kafka`; all take the same exam. Which one a URL names is
+left to `logs.locations`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from typing import NamedTuple, Protocol
 
 MAX_MESSAGE_BYTES = 1_000_000
@@ -23,7 +24,7 @@ class Delivery(NamedTuple):
     token: str
     """Names this delivery when it is acknowledged."""
     attempt: int
-    """1 for the first delivery."""
+    """1 for the first delivery; stays 1 where the backend does not count."""
 
 
 class SetAside(NamedTuple):
@@ -33,17 +34,22 @@ class SetAside(NamedTuple):
     payload: bytes
     reason: str
     time: float
+    """Seconds since the epoch when it was set aside."""
 
 
 class Publisher(Protocol):
     """The writing end."""
 
     def publish(self, messages: Sequence[tuple[str, bytes]]) -> None:
-        """Stores (id, payload) messages durably, all or none; an id published before is not stored again.
+        """Stores (id, payload) messages durably: all of them once this returns.
+
+        After an error some may be stored: publish all again, with the same ids. An id published twice may be delivered
+        twice; SQLite delivers it once.
 
         Raises:
-            ContractError: a payload is larger than `MAX_MESSAGE_BYTES`.
+            ContractError: a payload is larger than `MAX_MESSAGE_BYTES`; nothing was sent.
             TemporaryError: the log cannot be reached or is busy; publish the same messages again.
+            PermanentError: the log refuses, for ever (no such topic, no right to it).
         """
 
     def close(self) -> None:
@@ -51,22 +57,53 @@ class Publisher(Protocol):
 
 
 class Subscriber(Protocol):
-    """The reading end of one subscription; several readers share its messages."""
+    """The reading end of one subscription; several readers share its messages.
+
+    Every method but `problem` and `close` raises TemporaryError where the log cannot be reached or is busy, and
+    PermanentError where it refuses for ever.
+    """
 
     def pull(self, max_messages: int) -> list[Delivery]:
-        """Messages that nobody holds a lease on, oldest first; each is now leased to the caller. Never waits."""
+        """Messages that nobody holds a lease on, oldest first where the backend has an order; each is now leased.
+
+        Never waits for a message: short of `max_messages`, or empty, when no more are here now.
+        """
 
     def acknowledge(self, tokens: Iterable[str]) -> None:
         """Ends the delivery of these messages; a token whose lease ran out is ignored."""
 
     def set_aside(self, token: str, reason: str) -> None:
-        """Ends a delivery by keeping the message apart with `reason`."""
+        """Ends a delivery by keeping the message apart with `reason`: kept first, then acknowledged."""
 
     def list_set_aside(self) -> list[SetAside]:
-        """All messages set aside, oldest first."""
+        """All messages set aside, oldest first; listing takes none away."""
 
-    def backlog(self) -> int:
-        """Messages published and neither acknowledged nor set aside."""
+    def replay_set_aside(self, message_ids: Collection[str] | None) -> int:
+        """Publishes messages that were set aside again, with their original bytes, then keeps them aside no longer.
+
+        Args:
+            message_ids: Which; None = all. An id that is not set aside is passed over.
+
+        Returns:
+            How many were published again.
+        """
+
+    def read_up_to(self) -> float | None:
+        """Seconds since the epoch up to which every published message is read, as far as the backend can know.
+
+        Read means: pulled by a living reader, and where that is this one, also acknowledged or set aside. Ask after
+        acknowledging. None while unknown: before the first pull that left nothing, or while messages may be leased to a
+        killed predecessor. May move back where a clock is set right.
+        """
+
+    def problem(self) -> str | None:
+        """Why no message can arrive (stream ended, broker away, file gone); None while connected.
+
+        An idle log has no problem. Never raises, never waits for the network.
+        """
+
+    def backlog(self) -> int | None:
+        """Messages published and neither acknowledged nor set aside; None where the backend cannot tell."""
 
     def close(self) -> None:
         """Releases the connection; open leases run out by themselves."""

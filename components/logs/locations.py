@@ -1,53 +1,102 @@
-"""The URL that names a log, and how it is opened.
+"""The URL that names a log, and how its ends are opened.
 
-Joins the inference client, which publishes, to the monitor, which subscribes: both are given the same URL. Pub/Sub and
-Kafka join here when they come; the log itself is `contracts.event_log`'s.
+Joins the inference client, which publishes, to the monitor, which subscribes: both are given the same URL. A backend's
+library is imported only where its scheme is used. What a log promises is `contracts.event_log`'s.
+
+    sqlite:///relative.db, sqlite:////absolute.db           as SQLAlchemy writes them; [?lease_seconds=30]
+    pubsub://project/topic?subscription=name                see `logs.pubsub`
+    kafka://host:port[,host:port]/topic?group=name          see `logs.kafka`
 """
 
 from __future__ import annotations
 
+import time
+from collections.abc import Callable
 from pathlib import Path
-from typing import NamedTuple
-from urllib.parse import parse_qs, unquote, urlsplit
+from typing import NamedTuple, Protocol
 
 from components.contracts.errors import ContractError
+from components.contracts.event_log import Publisher, Subscriber
 from components.logs.sqlite import SqliteLog
+from components.logs.urls import LogUrl
 
 DEFAULT_LEASE_SECONDS = 30.0
+SCHEMES = ("sqlite", "pubsub", "kafka")
+
+
+class Backend(Protocol):
+    """What the module of one scheme offers; both functions raise as `open_publisher` and `open_subscriber` say."""
+
+    def open_publisher(self, url: LogUrl, *, clock: Callable[[], float]) -> Publisher:
+        """The writing end of the log at `url`."""
+
+    def open_subscriber(self, url: LogUrl, *, clock: Callable[[], float]) -> Subscriber:
+        """The reading end of the log at `url`."""
 
 
 class OpenLog(NamedTuple):
-    """Both ends of a log, and for how long a killed reader keeps its messages."""
+    """Both ends of a log; with SQLite they are one object."""
 
-    log: SqliteLog
-    lease_seconds: float
+    publisher: Publisher
+    subscriber: Subscriber
+
+    def close(self) -> None:
+        """Releases both connections."""
+        self.publisher.close()
+        self.subscriber.close()
 
 
-def open_log(url: str) -> OpenLog:
-    """The log that `url` names; the SQLite file is created where there is none.
-
-    `sqlite:///relative.db` and `sqlite:////absolute.db`, as SQLAlchemy writes them, percent-encoded where needed.
+def open_publisher(url: str, *, clock: Callable[[], float] = time.time) -> Publisher:
+    """The writing end of the log that `url` names; needs no right to read it.
 
     Raises:
-        ContractError: another scheme, a missing path or folder, or an unknown option.
+        ContractError: an unknown scheme or option, a missing path or folder, a topic that does not exist.
         TemporaryError: the log cannot be opened now.
     """
-    parts = urlsplit(url)
-    if parts.scheme != "sqlite":
-        raise ContractError(f"log is {url!r}, expected sqlite:///<path>; no other scheme is supported yet")
-    path = Path(unquote(parts.path[1:]))
-    if parts.netloc or not path.name:
-        raise ContractError(f"log is {url!r}, expected sqlite:///<path> with three slashes")
-    if not path.parent.is_dir():
-        raise ContractError(f"log is {url!r}, but {path.parent} is no folder")
-    options = parse_qs(parts.query)
-    if unknown := options.keys() - {"lease_seconds"}:
-        raise ContractError(f"log is {url!r}, with unknown options {sorted(unknown)}")
-    text = options.get("lease_seconds", [str(DEFAULT_LEASE_SECONDS)])[-1]
+    parts = LogUrl.parse(url)
+    return _backend(parts).open_publisher(parts, clock=clock)
+
+
+def open_subscriber(url: str, *, clock: Callable[[], float] = time.time) -> Subscriber:
+    """The reading end of the log that `url` names; errors as `open_publisher`'s."""
+    parts = LogUrl.parse(url)
+    return _backend(parts).open_subscriber(parts, clock=clock)
+
+
+def open_log(url: str, *, clock: Callable[[], float] = time.time) -> OpenLog:
+    """Both ends of the log that `url` names; errors as `open_publisher`'s."""
+    publisher = open_publisher(url, clock=clock)
+    if isinstance(publisher, SqliteLog):
+        return OpenLog(publisher, publisher)
     try:
-        lease_seconds = float(text)
-    except ValueError as error:
-        raise ContractError(f"log is {url!r}, expected lease_seconds to be a number") from error
-    if not lease_seconds > 0:
-        raise ContractError(f"log is {url!r}, expected lease_seconds above 0")
-    return OpenLog(SqliteLog(path, lease_seconds=lease_seconds), lease_seconds)
+        return OpenLog(publisher, open_subscriber(url, clock=clock))
+    except BaseException:
+        publisher.close()
+        raise
+
+
+def _backend(url: LogUrl) -> Backend:
+    if url.scheme == "sqlite":
+        return _Sqlite()
+    if url.scheme == "pubsub":
+        from components.logs.pubsub import location as pubsub
+
+        return pubsub
+    if url.scheme == "kafka":
+        from components.logs.kafka import location as kafka
+
+        return kafka
+    raise url.refuse(f"expected sqlite:///<path>, or another scheme of {', '.join(SCHEMES)}")
+
+
+class _Sqlite:
+    def open_publisher(self, url: LogUrl, *, clock: Callable[[], float]) -> SqliteLog:
+        path = Path(url.path)
+        if url.place or not path.name:
+            raise url.refuse("expected sqlite:///<path> with three slashes")
+        if not path.parent.is_dir():
+            raise ContractError(f"log is {url.text!r}, but {path.parent} is no folder")
+        url.expect_options(["lease_seconds"])
+        return SqliteLog(path, lease_seconds=url.number("lease_seconds", DEFAULT_LEASE_SECONDS), clock=clock)
+
+    open_subscriber = open_publisher

@@ -6,10 +6,11 @@ once; `synchronous=FULL` makes a returned `publish` durable. Not for a network d
 
 from __future__ import annotations
 
+import os
 import sqlite3
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -73,11 +74,19 @@ class SqliteLog:
             except BaseException:
                 self._connection.close()
                 raise
-        self._path = path
+        self._path, self._opened = path, _inode(path)
+        self._pulled: dict[str, float] = {}
+        """Deliveries from here that have not ended: token to the end of the lease."""
+        self._drained_at: float | None = None
+        self._read_up_to: float | None = None
+        self._inherited_until: float | None = None
+        self._settled = False
 
     def _prepare(self, deadline: float) -> None:
         while True:
             try:
+                # Of new files: a message of 64 rows is a chain of five pages of 4 kB, for 15 % more of a reader's time.
+                self._connection.execute("PRAGMA page_size=16384")
                 self._connection.execute("PRAGMA journal_mode=WAL")
                 self._connection.execute("PRAGMA synchronous=FULL")
                 self._connection.executescript(_SCHEMA)
@@ -102,6 +111,8 @@ class SqliteLog:
         """See `event_log.Subscriber`."""
         now = self._clock()
         with self._transaction() as connection:
+            if self._inherited_until is None:
+                self._inherited_until = self._longest_lease(connection)
             rows = connection.execute(
                 "SELECT number, message_id, payload, attempts + 1 FROM messages "
                 "WHERE state = 'waiting' AND leased_until <= ? ORDER BY number LIMIT ?",
@@ -111,15 +122,22 @@ class SqliteLog:
                 "UPDATE messages SET leased_until = ?, attempts = ? WHERE number = ?",
                 [(now + self._lease_seconds, attempt, number) for number, _, _, attempt in rows],
             )
-        return [Delivery(name, payload, f"{number}/{attempt}", attempt) for number, name, payload, attempt in rows]
+        if len(rows) < max_messages:
+            self._drained_at = now
+            # A lease of ours that has run out and is in no short pull was taken over by another reader.
+            self._pulled = {token: until for token, until in self._pulled.items() if until > now}
+        pulled = [Delivery(name, payload, f"{number}/{attempt}", attempt) for number, name, payload, attempt in rows]
+        self._pulled.update((delivery.token, now + self._lease_seconds) for delivery in pulled)
+        return pulled
 
     def acknowledge(self, tokens: Iterable[str]) -> None:
         """See `event_log.Subscriber`."""
+        ended = list(tokens)
         with self._transaction() as connection:
             connection.executemany(
                 "UPDATE messages SET state = 'acknowledged', payload = NULL "
                 "WHERE number = ? AND attempts = ? AND state = 'waiting'",
-                [tuple(map(int, token.split("/"))) for token in tokens],
+                [tuple(map(int, token.split("/"))) for token in ended],
             )
             # A few of the oldest each time, more than came in: the file stops growing, and no call takes long.
             connection.execute(
@@ -127,6 +145,8 @@ class SqliteLog:
                 " (SELECT number FROM messages WHERE state = 'acknowledged' ORDER BY number LIMIT ?)",
                 (self._clock() - self._keep_ids_seconds, _FORGOTTEN_AT_ONCE),
             )
+        for token in ended:
+            self._pulled.pop(token, None)
 
     def set_aside(self, token: str, reason: str) -> None:
         """See `event_log.Subscriber`."""
@@ -137,6 +157,7 @@ class SqliteLog:
                 "WHERE number = ? AND attempts = ? AND state = 'waiting'",
                 (reason, self._clock(), number, attempt),
             )
+        self._pulled.pop(token, None)
 
     def list_set_aside(self) -> list[SetAside]:
         """See `event_log.Subscriber`."""
@@ -146,6 +167,45 @@ class SqliteLog:
                 "WHERE state = 'set aside' ORDER BY number"
             ).fetchall()
         return [SetAside(*row) for row in rows]
+
+    def replay_set_aside(self, message_ids: Collection[str] | None) -> int:
+        """See `event_log.Subscriber`; one transaction, since the message never left the table."""
+        free = "UPDATE messages SET state = 'waiting', leased_until = 0, reason = NULL, set_aside_at = NULL"
+        with self._transaction() as connection:
+            if message_ids is None:
+                return connection.execute(f"{free} WHERE state = 'set aside'").rowcount
+            query = f"{free} WHERE state = 'set aside' AND message_id = ?"
+            return sum(connection.execute(query, (name,)).rowcount for name in set(message_ids))
+
+    def read_up_to(self) -> float | None:
+        """See `event_log.Subscriber`: when the last pull began that came back short of what was asked for.
+
+        The mark rests while a message pulled here waits for its acknowledgement, and until no message that a killed
+        predecessor had leased can be left: those are in no pull before their lease runs out.
+        """
+        if self._drained_at is not None and not self._pulled and self._is_settled(self._drained_at):
+            self._read_up_to = self._drained_at
+        return self._read_up_to
+
+    def _is_settled(self, now: float) -> bool:
+        if not self._settled:
+            assert self._inherited_until is not None
+            with self._lock, _translated(self._path):
+                # None of ours is among them: all that were pulled here are ended.
+                longest = self._longest_lease(self._connection)
+            self._settled = now >= min(self._inherited_until, longest)
+        return self._settled
+
+    @staticmethod
+    def _longest_lease(connection: sqlite3.Connection) -> float:
+        row = connection.execute("SELECT max(leased_until) FROM messages WHERE state = 'waiting'").fetchone()
+        return float(row[0] or 0.0)
+
+    def problem(self) -> str | None:
+        """See `event_log.Subscriber`: an opened file that was moved away still answers, and nothing arrives in it."""
+        if self._opened is not None and _inode(self._path) != self._opened:
+            return f"log {self._path} was moved or replaced since it was opened"
+        return None
 
     def backlog(self) -> int:
         """See `event_log.Subscriber`."""
@@ -171,6 +231,13 @@ class SqliteLog:
                 if self._connection.in_transaction:
                     self._connection.execute("ROLLBACK")
                 raise
+
+
+def _inode(path: str | Path) -> int | None:
+    try:
+        return os.stat(path).st_ino
+    except OSError:
+        return None
 
 
 @contextmanager

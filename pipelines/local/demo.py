@@ -23,6 +23,7 @@ from components.contracts.errors import ContractError, PermanentError, Temporary
 from pipelines.local.demo_data import check_data, prepare_lake, start_clean
 from pipelines.local.demo_plan import DemoPlan, DemoSettings
 from pipelines.local.demo_rollback import show_rollback
+from pipelines.local.log_server import check_log, start_log
 from pipelines.local.loopback import DIRECT, LOOPBACK
 from pipelines.local.observations import JsonLines, RunWatch, describe, last_word
 from pipelines.local.release_numbers import told_release
@@ -37,6 +38,8 @@ from pipelines.local.triton import TritonServer
 __all__ = ["DemoSettings", "run_demo"]
 
 PIPELINE_STEPS = 6
+PUBLISH_SECONDS = 2.0
+"""How long after a line of traffic what it counts may still be on its way into the log."""
 ENDING_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 SHOWN_EVENTS = ("breach", "recovered", "decision", "held", "busy", "unreachable", "run_started", "run_ended")
 
@@ -110,14 +113,19 @@ class Demo:
 
     def traffic_has_ended(self) -> bool:
         """Whether the replayed file came to its end and every label is known."""
-        return self.rows_ran_out() and self.settled()
+        return self.rows_ran_out() and self.settled(float(self.traffic.lines[-1]["time"]) + PUBLISH_SECONDS)
 
-    def settled(self) -> bool:
-        """Whether the monitor has read all records and no label is open."""
+    def settled(self, last_published: float) -> bool:
+        """Whether the monitor has read all records, the last of them published by then, and no label is open.
+
+        Pub/Sub cannot tell its backlog; up to when it is read, every log can.
+        """
         port = json.loads((self.services.monitor_state / "http.json").read_text())["port"]
         with DIRECT.open(f"http://{LOOPBACK}:{port}/status", timeout=10) as response:
             status = json.load(response)
-        return bool(status["pending_rows"] == 0 and status["log_backlog"] == 0)
+        read_up_to = status["log_read_up_to"]
+        is_read = read_up_to is not None and read_up_to >= last_published and not status["log_backlog"]
+        return bool(is_read and status["pending_rows"] == 0)
 
 
 def run_demo(settings: DemoSettings) -> int:
@@ -127,6 +135,7 @@ def run_demo(settings: DemoSettings) -> int:
         ContractError: the data is not there, or the folder is no demo's own.
     """
     check_data(settings)
+    check_log(settings.log)
     start_clean(settings.folder)
     folders = LocalFolders(root=settings.folder)
     folders.pipeline_arguments()
@@ -168,7 +177,9 @@ def _turn(settings: DemoSettings, folders: LocalFolders, screen: Screen, stack: 
         variables=stack.tag_variables,
     )
     with triton:
-        services = Services(settings=settings, plan=plan, folders=folders, triton_url=triton.grpc_url)
+        with screen.stage("log", f"start the record log ({settings.log})"):
+            log = start_log(settings.log, folders.root, stack)
+        services = Services(settings=settings, plan=plan, folders=folders, triton_url=triton.grpc_url, log=log)
         demo = Demo(services=services, screen=screen, stack=stack, triton=triton)
         with screen.stage("compile", "compile the pipeline"):
             _compile(services.package)
@@ -221,10 +232,11 @@ def _start_services(demo: Demo) -> None:
     services.monitor_state.mkdir()
     services.archive.mkdir()
     demo.stack.start("uploader", services.uploader_command())
-    demo.stack.start("monitor", services.monitor_command(demo.threshold))
+    demo.stack.start("monitor", services.monitor_command(demo.threshold), variables=services.log_variables)
     port = services.monitor_state / "http.json"
     demo.stack.wait_until(port.exists, what="the monitor's start", seconds=60, watch=demo.watch)
-    demo.stack.start("replay", services.replay_command(), stdin=True, may_end=True)
+    replay, variables = services.replay_command(), services.log_variables
+    demo.stack.start("replay", replay, stdin=True, may_end=True, variables=variables)
 
 
 def _wait_for_window(demo: Demo, *, version: int) -> None:
@@ -278,7 +290,8 @@ def _drain(demo: Demo) -> dict[str, Any]:
     code = demo.stack.wait_for_exit("replay", seconds=60)
     if code:
         raise PermanentError(f"the replay ended with code {code}, see {demo.folders.logs / 'replay.log'}")
-    demo.stack.wait_until(demo.settled, what="the last labels", seconds=120, watch=demo.watch)
+    ended_at = time.time()
+    demo.stack.wait_until(lambda: demo.settled(ended_at), what="the last labels", seconds=120, watch=demo.watch)
     demo.stack.stop("monitor")
     demo.watch()
     demo.stack.stop("uploader", seconds=60)

@@ -32,6 +32,8 @@ class DemoSettings:
     rows: int = 400_000
     """Rows of the simulated lake, or most rows read of `data`."""
     seed: int = 7
+    log: str = "sqlite"
+    """Kind of the record log, see `log_server.LOG_KINDS`."""
     drift_columns: tuple[str, ...] = ()
     """With `data`: columns whose values are permuted; empty = `LOW_CARDINALITY_COLUMNS`."""
     training_threads: int = 2

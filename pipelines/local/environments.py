@@ -23,7 +23,9 @@ BENCHMARKS = "benchmarks"
 """Holds what training is measured against."""
 SERVING_PEERS = "serving-peers"
 """Holds what serving is measured against."""
-ON_DEMAND = (BENCHMARKS, SERVING_PEERS)
+MONITOR_PEERS = "monitor-peers"
+"""Holds what the monitor is measured against."""
+ON_DEMAND = (BENCHMARKS, SERVING_PEERS, MONITOR_PEERS)
 """Built on request only, and without tests of their own."""
 REPOSITORY = Path(__file__).resolve().parents[2]
 STAMP = "locks.sha256"

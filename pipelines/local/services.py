@@ -10,9 +10,9 @@ import shlex
 import sys
 from dataclasses import dataclass
 from pathlib import Path
-from urllib.parse import quote
 
 from pipelines.local.demo_plan import DemoPlan, DemoSettings
+from pipelines.local.log_server import LogPlace, sqlite_log
 from pipelines.local.run import LocalFolders
 
 
@@ -24,6 +24,8 @@ class Services:
     plan: DemoPlan
     folders: LocalFolders
     triton_url: str
+    log: LogPlace | None = None
+    """The record log; None = a SQLite file in the demo's folder."""
 
     @property
     def package(self) -> Path:
@@ -43,7 +45,12 @@ class Services:
     @property
     def log_url(self) -> str:
         """The click log."""
-        return f"sqlite:///{quote(str(self.folders.root / 'click_log.sqlite'))}"
+        return (self.log or sqlite_log(self.folders.root)).url
+
+    @property
+    def log_variables(self) -> dict[str, str]:
+        """What the click log's users need in their environment."""
+        return self.log.variables if self.log else {}
 
     def run_command(self) -> list[str]:
         """Runs the pipeline here; the monitor adds `--request`."""
@@ -86,6 +93,7 @@ class Services:
             "archive-roll-rows": plan.archive_roll_rows,
             "archive-roll-seconds": 10,
             "tick-seconds": 0.5,
+            "decide-seconds": 0.5,
             "trigger": "local",
             "run-command": shlex.join(self.run_command()),
         }

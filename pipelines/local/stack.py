@@ -51,7 +51,13 @@ class Stack:
         return {TAG_VARIABLE: self._tag}
 
     def start(
-        self, name: str, command: Sequence[str], *, stdin: bool = False, may_end: bool = False
+        self,
+        name: str,
+        command: Sequence[str],
+        *,
+        stdin: bool = False,
+        may_end: bool = False,
+        variables: Mapping[str, str] | None = None,
     ) -> subprocess.Popen[str]:
         """Starts a process whose output goes to its log.
 
@@ -60,6 +66,7 @@ class Stack:
             command: What to start.
             stdin: Whether lines can be sent to it.
             may_end: Whether it may end by itself with code 0 while others are waited for.
+            variables: Environment variables for it alone, on top of the stack's.
         """
         with open(self._logs / f"{name}.log", "ab") as log:
             process = subprocess.Popen(
@@ -67,7 +74,7 @@ class Stack:
                 stdin=subprocess.PIPE if stdin else subprocess.DEVNULL,
                 stdout=log,
                 stderr=subprocess.STDOUT,
-                env=self._variables,
+                env={**self._variables, **(variables or {})},
                 start_new_session=True,  # Ctrl-C reaches the demo alone, which then ends them in order
                 text=True,
             )

@@ -18,7 +18,6 @@ from components.contracts.errors import PermanentError
 from components.contracts.records import PredictionBatch
 from components.contracts.serving import CANARY_NAME, MODEL_NAME
 from components.contracts.traffic_plan import TRAFFIC_FILE, Arm, TrafficPlan
-from components.logs.locations import OpenLog
 from components.storage.folder import FolderObjects
 from inference_client.__main__ import build_parser
 from inference_client.simulation.world import Drift, World
@@ -180,7 +179,7 @@ def test_a_log_that_is_lost_for_good_ends_the_replay_with_its_summary_written(se
         def close(self):
             pass
 
-    monkeypatch.setattr(session, "open_log", lambda url: OpenLog(LostLog(), 30.0))
+    monkeypatch.setattr(session, "open_publisher", lambda url: LostLog())
     stdin, held_open = os.pipe()
     settings = session.SessionSettings(
         server=server.url,

@@ -182,3 +182,65 @@ def test_a_commit_whose_answer_was_lost_is_stored_once(tmp_path, time, predictio
     publisher.add(prediction("r1"), [(0, 0.0)])
     asyncio.run(publisher.drain())
     assert len(read_log(path)) == 2
+
+
+class FlakyLog:
+    """Stores the first of every batch and then fails, as a broker may that is lost in mid-way, `failures` times."""
+
+    def __init__(self, failures: int) -> None:
+        self.failures, self.stored, self.sizes = failures, [], []
+
+    def publish(self, messages):
+        self.sizes.append(len(messages))
+        if self.failures > 0:
+            self.failures -= 1
+            self.stored += messages[:1]
+            raise TemporaryError("one confirmed, the rest not")
+        self.stored += messages
+
+    def close(self):
+        pass
+
+
+def test_a_log_that_stores_a_part_and_fails_gets_all_with_the_same_ids(time, prediction):
+    log = FlakyLog(failures=3)
+    publisher = RecordPublisher(log, source="s", clock=time.clock, sleep=time.sleep)
+    for i in range(5):
+        publisher.add(prediction(f"r{i}"), [(0, 0.0)])
+    asyncio.run(publisher.drain())
+    assert [name for name, _ in log.stored] == ["r0"] * 3 + [f"r{i}" for i in range(5)] + ["s-outcomes-1"]
+    assert len({name: payload for name, payload in log.stored}) == len(set(log.stored))
+    assert (publisher.published_rows, publisher.dropped_rows) == (20, 0)
+
+
+def test_a_full_queue_drops_the_newest_with_their_clicks_and_says_how_many(time, prediction, caplog):
+    log = FlakyLog(failures=2)
+    publisher = RecordPublisher(
+        log, source="s", settings=PublisherSettings(max_queued_rows=12), clock=time.clock, sleep=time.sleep
+    )
+    time.at_wake.append(lambda: [publisher.add(prediction(f"late-{time.now}-{i}"), [(0, 0.0)]) for i in range(2)])
+    publisher.add(prediction("r0"), [(0, 0.0)])
+    publisher.add(prediction("r1"), [(0, 0.0)])
+    asyncio.run(publisher.flush())
+    time.at_wake.clear()
+    asyncio.run(publisher.drain())
+    kept = [name for name, _ in log.stored if not name.startswith("s-")]
+    assert kept[-3:] == ["r0", "r1", "late-1000.1-0"]
+    assert (publisher.published_rows, publisher.dropped_rows, publisher.published_outcomes) == (12, 12, 3)
+    assert "dropped 4 rows" in caplog.text
+    assert "12 in all" in caplog.text
+    publisher.add(prediction("after"))
+    asyncio.run(publisher.drain())
+    assert publisher.published_rows == 16
+
+
+def test_a_long_queue_goes_in_parts_and_no_click_overtakes_its_prediction(time, prediction, monkeypatch):
+    monkeypatch.setattr("inference_client.publisher.MAX_ROWS_PER_FLUSH", 10)
+    log = FlakyLog(failures=0)
+    publisher = RecordPublisher(log, source="s", clock=time.clock, sleep=time.sleep)
+    for i in range(7):
+        publisher.add(prediction(f"r{i}"), [(0, 0.0)])
+    asyncio.run(publisher.drain())
+    assert log.sizes == [2, 2, 2, 2]
+    assert [name for name, _ in log.stored] == [*(f"r{i}" for i in range(7)), "s-outcomes-1"]
+    assert (publisher.published_rows, publisher.published_outcomes) == (28, 7)

@@ -13,8 +13,9 @@ def test_commands_are_the_promised_ones():
     actions = [action for action in build_parser()._actions if action.dest == "command"]
     assert set(actions[0].choices) == {"demo", "compile", "run", "submit", "models", "live-at", "model", *ROOMS}
     assert set(ROOMS) == {
-        "monitor", "uploader", "simulate", "drift", "replay", "score", "rank", "load", "ingest",
-        "rollback", "promote", "canary", "verify", "watchdog",
+        "log",
+        "monitor", "uploader", "simulate", "drift", "traffic", "score", "rank", "load", "ingest",
+        "rollback", "promote", "canary", "verify", "watchdog", "backtest", "incident", "replay",
     }  # fmt: skip
 
 

@@ -64,6 +64,13 @@ def test_serving_is_measured_against_the_versions_that_its_own_side_is_locked_to
     }.items() <= preprocessing.items()
 
 
+def test_monitor_is_measured_with_the_versions_that_it_is_locked_to():
+    peers, driver = _pins(environments.MONITOR_PEERS), _pins("driver")
+    shared = peers.keys() & driver.keys() - {"setuptools"}
+    assert {"numpy", "pyarrow", "scikit-learn", "prometheus_client"} <= shared
+    assert {name: driver[name] for name in shared} == {name: peers[name] for name in shared}
+
+
 def test_environment_whose_interpreter_is_gone_is_built_anew(repository):
     stamp = repository / ".venvs" / "serving" / environments.STAMP
     stamp.parent.mkdir(parents=True)

@@ -3,7 +3,7 @@
 import pytest
 
 from components.contracts.errors import ContractError
-from components.logs.locations import open_log
+from components.logs.locations import open_log, open_publisher, open_subscriber
 from components.logs.sqlite import SqliteLog
 
 
@@ -11,17 +11,29 @@ def test_a_log_url_opens_the_file_it_names(tmp_path):
     folder = tmp_path / "a log"
     folder.mkdir()
     SqliteLog(folder / "log.db").publish([("m", b"x")])
-    opened = open_log(f"sqlite:///{folder}/log.db?lease_seconds=7".replace(" ", "%20"))
-    assert opened.lease_seconds == 7.0
-    assert [delivery.message_id for delivery in opened.log.pull(5)] == ["m"]
+    now = [1000.0]
+    log = open_subscriber(f"sqlite:///{folder}/log.db?lease_seconds=7".replace(" ", "%20"), clock=lambda: now[0])
+    pulled = []
+    for now[0] in (1000.0, 1006.9, 1007.0):
+        pulled.append([delivery.message_id for delivery in log.pull(5)])
+    assert pulled == [["m"], [], ["m"]]
+
+
+def test_both_ends_that_a_url_opens_are_of_one_log(tmp_path):
+    url = f"sqlite:///{tmp_path}/log.db"
+    open_publisher(url).publish([("a", b"1")])
+    both = open_log(url)
+    both.publisher.publish([("b", b"2")])
+    assert [delivery.message_id for delivery in both.subscriber.pull(5)] == ["a", "b"]
+    both.close()
 
 
 def test_log_url_may_hold_spaces_and_be_relative(tmp_path, monkeypatch):
     (tmp_path / "a b").mkdir()
-    open_log(f"sqlite:///{tmp_path}/a b/plain.db").log.close()
-    open_log(f"sqlite:///{tmp_path}/a%20b/encoded.db").log.close()
+    open_log(f"sqlite:///{tmp_path}/a b/plain.db").close()
+    open_log(f"sqlite:///{tmp_path}/a%20b/encoded.db").close()
     monkeypatch.chdir(tmp_path / "a b")
-    open_log("sqlite:///relative.db").log.close()
+    open_log("sqlite:///relative.db").close()
     assert {p.name for p in (tmp_path / "a b").glob("*.db")} == {"plain.db", "encoded.db", "relative.db"}
 
 
@@ -30,7 +42,7 @@ def test_log_url_may_hold_spaces_and_be_relative(tmp_path, monkeypatch):
     [
         ("", "log is ''"),
         ("log.db", "expected sqlite:///<path>"),
-        ("pubsub://project/topic", "pubsub://project/topic"),
+        ("nats://host/topic", "nats://host/topic.*sqlite, pubsub, kafka"),
         ("sqlite://log.db", "three slashes"),
         ("sqlite:///", "expected sqlite:///<path>"),
         ("sqlite:////nowhere/at/all/log.db", "is no folder"),

@@ -91,6 +91,85 @@ def test_ids_of_acknowledged_messages_are_forgotten_in_time_and_no_others(path):
     log.close()
 
 
+def test_mark_waits_for_what_a_killed_predecessor_had_leased(path):
+    now = 1000.0
+    killed = SqliteLog(path, lease_seconds=30.0, clock=lambda: now)
+    killed.publish([("leased", b"1")])
+    killed.pull(1)
+    now = 1010.0
+    log = SqliteLog(path, lease_seconds=5.0, clock=lambda: now)  # its own leases are shorter
+    assert log.read_up_to() is None
+    marks = []
+    for moment in (1010.0, 1029.0, 1030.0):
+        now = moment
+        pulled = log.pull(10)
+        log.acknowledge(d.token for d in pulled)
+        marks.append((len(pulled), log.read_up_to()))
+    assert marks == [(0, None), (0, None), (1, 1030.0)]
+    killed.close()
+    log.close()
+
+
+def test_mark_need_not_wait_once_a_stopping_predecessor_has_acknowledged_what_it_held(path):
+    now = 1000.0
+    before = SqliteLog(path, clock=lambda: now)
+    before.publish([("held", b"1")])
+    (held,) = before.pull(1)
+    log = SqliteLog(path, clock=lambda: now)
+    assert (log.pull(10), log.read_up_to()) == ([], None)
+    before.acknowledge([held.token])
+    now = 1001.0
+    assert (log.pull(10), log.read_up_to()) == ([], 1001.0)
+    before.close()
+    log.close()
+
+
+def test_mark_moves_only_when_all_that_waits_was_pulled_and_acknowledged(path):
+    now = 1000.0
+    log = SqliteLog(path, lease_seconds=30.0, clock=lambda: now)
+    log.publish([(str(i), b"x") for i in range(5)])
+    first = log.pull(4)
+    log.acknowledge(d.token for d in first)
+    assert log.read_up_to() is None  # more may wait: the pull was full
+    now = 1001.0
+    (last,) = log.pull(4)
+    assert log.read_up_to() is None
+    log.acknowledge([last.token])
+    assert log.read_up_to() == 1001.0
+    now = 1002.0
+    log.publish([("not stored in time", b"x")])
+    log.pull(4)
+    now = 1003.0
+    assert (log.pull(4), log.read_up_to()) == ([], 1001.0)
+    now = 1033.0
+    log.acknowledge(d.token for d in log.pull(4))
+    assert log.read_up_to() == 1033.0
+    log.close()
+
+
+def test_mark_goes_back_with_a_clock_that_is_set_right(path):
+    now = 9000.0
+    log = SqliteLog(path, clock=lambda: now)
+    marks = []
+    for moment in (9000.0, 1000.0):
+        now = moment
+        log.pull(1)
+        marks.append(log.read_up_to())
+    assert marks == [9000.0, 1000.0]
+    log.close()
+
+
+def test_file_that_was_moved_away_is_a_problem_although_it_still_answers(path):
+    log = SqliteLog(path)
+    assert log.problem() is None
+    path.rename(path.with_name("moved"))
+    assert log.pull(1) == []
+    assert "was moved or replaced" in log.problem()
+    SqliteLog(path).close()
+    assert "was moved or replaced" in log.problem()
+    log.close()
+
+
 def test_threads_may_share_one_end(path):
     log = SqliteLog(path)
     with ThreadPoolExecutor(8) as pool:

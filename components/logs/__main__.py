@@ -1,0 +1,125 @@
+"""`evergreen log`: asks a log how it is, lists what was set aside, publishes it again.
+
+Joins whoever is called at night to the log of the monitor. Safe beside a monitor at work: nothing is pulled or
+acknowledged (a Pub/Sub stream that is opened to ask gives back at once what it was sent). What a log promises is
+`contracts.event_log`'s.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import logging
+import sys
+import time
+from collections.abc import Sequence
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+from urllib.parse import quote
+
+from components.contracts.durable import write_whole
+from components.contracts.errors import ContractError, PermanentError, TemporaryError
+from components.contracts.event_log import SetAside, Subscriber
+from components.logs.locations import open_subscriber
+from components.logs.urls import LogUrl
+
+SHOWN_BYTES = 60
+
+
+def build_parser() -> argparse.ArgumentParser:
+    """All commands and their flags."""
+    parser = argparse.ArgumentParser(prog="evergreen log", description="Looks after the record log.")
+    commands = parser.add_subparsers(dest="command", required=True)
+    check = commands.add_parser("check", help="connect, and tell what waits to be read and what is wrong")
+    aside = commands.add_parser("set-aside", help="messages that the monitor could not use")
+    actions = aside.add_subparsers(dest="command", required=True)
+    listing = actions.add_parser("list", help="list them, oldest first, with the reason why")
+    listing.add_argument("--save", type=Path, metavar="DIR", help="also write each message's original bytes to a file")
+    replay = actions.add_parser("replay", help="publish them again with their original bytes")
+    which = replay.add_mutually_exclusive_group(required=True)
+    which.add_argument("--all", action="store_true", help="every message that is set aside")
+    which.add_argument("--id", action="append", metavar="ID", help="this message (repeatable)")
+    for each in (check, listing, replay):
+        each.add_argument("url", metavar="URL", help="the log, as the monitor is given it")
+        each.add_argument("--json", action="store_true", help="print JSON")
+    return parser
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Runs one command; 0 done, 1 the log has a problem or an id is not set aside, 2 misuse, 3 the log failed."""
+    arguments = build_parser().parse_args(argv)
+    logging.basicConfig(level=logging.WARNING, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
+    try:
+        _check_file(arguments.url)
+        with closing(open_subscriber(arguments.url)) as log:
+            if arguments.command == "check":
+                return _check(log, arguments.json)
+            if arguments.command == "list":
+                return _list(log, arguments.save, arguments.json)
+            return _replay(log, arguments.id, arguments.json)
+    except ContractError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 2
+    except (PermanentError, TemporaryError, OSError) as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 3
+
+
+def _check_file(text: str) -> None:
+    """A mistyped path must not become a new, empty log."""
+    url = LogUrl.parse(text)
+    if url.scheme == "sqlite" and not Path(url.path).is_file():
+        raise ContractError(f"log is {text!r}, but there is no file {url.path}")
+
+
+def _check(log: Subscriber, as_json: bool) -> int:
+    backlog, problem = log.backlog(), log.problem()
+    if as_json:
+        print(json.dumps({"backlog": backlog, "problem": problem}))
+    else:
+        waiting = "its backlog is unknown" if backlog is None else f"{backlog} messages wait to be read"
+        print(f"problem: {problem}" if problem else f"connected; {waiting}")
+    return 1 if problem else 0
+
+
+def _list(log: Subscriber, save: Path | None, as_json: bool) -> int:
+    messages = log.list_set_aside()
+    told = [_told(message) for message in messages]
+    if save is not None:
+        for number, message in enumerate(messages):
+            told[number]["file"] = str(_save(save, number, message))
+    if as_json:
+        print(json.dumps(told))
+        return 0
+    for each, message in zip(told, messages):
+        begin = repr(message.payload[:SHOWN_BYTES])[2:-1] + ("..." if len(message.payload) > SHOWN_BYTES else "")
+        print(f"{each['time']}  {message.message_id}  {each['bytes']} bytes: {message.reason}\n    {begin}")
+    print(f"{len(messages)} messages set aside" + (f", their bytes in {save}" if save and messages else ""))
+    return 0
+
+
+def _told(message: SetAside) -> dict[str, Any]:
+    moment = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(message.time))
+    return {"message_id": message.message_id, "time": moment, "reason": message.reason, "bytes": len(message.payload)}
+
+
+def _save(folder: Path, number: int, message: SetAside) -> Path:
+    """Writes the original bytes; the number keeps apart two ids that are one file name."""
+    path = folder / f"{number:06d}-{quote(message.message_id, safe='')[:100]}.bin"
+    write_whole(path, message.payload)
+    return path
+
+
+def _replay(log: Subscriber, ids: list[str] | None, as_json: bool) -> int:
+    count = log.replay_set_aside(ids)
+    missing = 0 if ids is None else len(set(ids)) - count
+    if as_json:
+        print(json.dumps({"replayed": count, "not_set_aside": missing}))
+    else:
+        print(f"{count} messages published again" + (f"; {missing} ids are not set aside" if missing else ""))
+    return 1 if missing else 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

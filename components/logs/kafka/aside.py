@@ -1,0 +1,174 @@
+"""Messages set aside from a Kafka topic, in the topic `<topic>.set-aside`: kept, listed, replayed.
+
+A message is kept with its original bytes and key; reason and time are headers. Kafka forgets nothing on request: what
+was replayed is struck out by a later record that names its offset, and where everything before an offset is struck out
+the group `<group>.set-aside` commits it, so that listings begin there. The topic's retention limits how long messages
+are kept: give it one that suits, or compaction (a record that strikes out is a tombstone too).
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Collection
+from dataclasses import dataclass
+from typing import Any
+
+from confluent_kafka import Consumer, KafkaError, KafkaException, Message, TopicPartition
+
+from components.contracts.errors import TemporaryError
+from components.contracts.event_log import SetAside
+from components.logs.kafka.desk import Desk
+from components.logs.kafka.place import ASIDE_ENDING, KafkaPlace, sorted_error
+from components.logs.kafka.sender import Outgoing, Sender
+
+MAX_REASON_BYTES = 4096
+_REASON, _TIME, _STRUCK = "reason", "time", "replayed-offset"
+_BATCH = 500
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Entry:
+    kept: SetAside
+    partition: int
+    first_offset: int
+    """Where it lies first; a crash between keeping and acknowledging keeps a message twice."""
+    last_offset: int
+
+
+def message_id(message: Message) -> str:
+    """The key as text; where a message of a foreign client has none, its place in the topic."""
+    key = message.key()
+    if key is None:
+        return f"{message.topic()}/{message.partition()}/{message.offset()}"
+    return key if isinstance(key, str) else key.decode(errors="backslashreplace")
+
+
+class Aside:
+    """The set-aside topic beside one topic."""
+
+    def __init__(self, place: KafkaPlace, sender: Sender, clock: Callable[[], float], *, seconds: float = 30.0) -> None:
+        self._place, self._sender, self._clock, self._seconds = place, sender, clock, seconds
+        self._group = place.group + ASIDE_ENDING
+
+    def keep(self, name: str, payload: bytes, reason: str) -> None:
+        """Stores a message with the reason why; returns when the brokers have it, errors as `Sender.send`."""
+        told = reason.encode(errors="backslashreplace")[:MAX_REASON_BYTES]
+        headers = ((_REASON, told), (_TIME, repr(self._clock()).encode()))
+        outgoing = Outgoing(topic=self._place.aside_topic, message_id=name, payload=payload, headers=headers)
+        self._sender.send([outgoing])
+
+    def kept(self) -> list[SetAside]:
+        """What is kept and was not replayed since, oldest first; commits nothing.
+
+        Raises:
+            TemporaryError: no broker answers.
+            PermanentError: they refuse.
+        """
+        entries, _ = self._read()
+        return [entry.kept for entry in entries]
+
+    def replay(self, message_ids: Collection[str] | None) -> int:
+        """Publishes kept messages again, then strikes them out; how many. Killed in between, it publishes them twice.
+
+        Errors are those of `kept` and of `Sender.send`.
+        """
+        entries, ends = self._read()
+        chosen = [e for e in entries if message_ids is None or e.kept.message_id in message_ids]
+        for start in range(0, len(chosen), _BATCH):
+            batch = chosen[start : start + _BATCH]
+            again = [(e.kept.message_id, e.kept.payload) for e in batch]
+            self._sender.send([Outgoing(topic=self._place.topic, message_id=name, payload=p) for name, p in again])
+            self._sender.send([self._strike(entry) for entry in batch])
+        if chosen:
+            self._commit([entry for entry in entries if entry not in chosen], ends)
+        return len(chosen)
+
+    def _strike(self, entry: _Entry) -> Outgoing:
+        return Outgoing(
+            topic=self._place.aside_topic,
+            message_id=entry.kept.message_id,
+            payload=None,
+            headers=((_STRUCK, str(entry.last_offset).encode()),),
+            partition=entry.partition,
+        )
+
+    def _commit(self, left: Collection[_Entry], ends: dict[int, int]) -> None:
+        offsets = dict(ends)
+        for entry in left:
+            offsets[entry.partition] = min(offsets[entry.partition], entry.first_offset)
+        desk = Desk(self._place, topic=self._place.aside_topic, group=self._group)
+        try:
+            desk.commit(offsets)
+        finally:
+            desk.close()
+
+    def _read(self) -> tuple[list[_Entry], dict[int, int]]:
+        """What is kept, oldest first, and where each partition ended when it was read."""
+        desk = Desk(self._place, topic=self._place.aside_topic, group=self._group)
+        try:
+            partitions = desk.partitions()
+            starts, ends = desk.committed(partitions), desk.ends(partitions)
+        finally:
+            desk.close()
+        found: dict[tuple[int, str], _Entry] = {}
+        for message in self._messages({p: starts[p] for p in partitions if starts[p] < ends[p]}, ends):
+            _note(message, found)
+        return sorted(found.values(), key=lambda e: (e.kept.time, e.partition, e.first_offset)), ends
+
+    def _messages(self, starts: dict[int, int], ends: dict[int, int]) -> list[Message]:
+        """All messages from `starts` on, up to the end of each partition."""
+        topic, messages, open_ = self._place.aside_topic, [], set(starts)
+        if not starts:
+            return []
+        # The end of a partition is told as an event: its last offsets may be gaps, and would never come.
+        settings = self._place.client(
+            group_id=self._group, enable_auto_commit=False, enable_partition_eof=True, auto_offset_reset="earliest"
+        )
+        consumer = Consumer(settings)
+        try:
+            consumer.assign([TopicPartition(topic, number, offset) for number, offset in starts.items()])
+            deadline = time.monotonic() + self._seconds
+            while open_:
+                if time.monotonic() > deadline:
+                    raise TemporaryError(f"reading {topic} from {self._place.brokers} took over {self._seconds:.0f} s")
+                for message in consumer.consume(_BATCH, 0.1):
+                    error = message.error()
+                    number, offset = message.partition(), message.offset()
+                    if error is not None and error.code() != KafkaError._PARTITION_EOF:
+                        raise sorted_error(error, f"reading {topic}")
+                    if error is None and number in open_ and offset is not None:
+                        messages.append(message)
+                    if number in open_ and (error is not None or (offset or 0) + 1 >= ends[number]):
+                        open_.discard(number)
+        except KafkaException as error:
+            raise sorted_error(error, f"reading {topic}") from error
+        finally:
+            consumer.close()
+        return messages
+
+
+def _headers(message: Message) -> list[tuple[str, Any]]:
+    found: Any = message.headers()
+    return list(found or [])
+
+
+def _note(message: Message, found: dict[tuple[int, str], _Entry]) -> None:
+    """Adds a kept message to `found`, or strikes one out."""
+    headers = {name: value for name, value in _headers(message) if isinstance(value, bytes)}
+    partition, offset, name = message.partition() or 0, message.offset() or 0, message_id(message)
+    before = found.get((partition, name))
+    if _STRUCK in headers:
+        if before is not None and before.last_offset <= int(headers[_STRUCK]):
+            del found[partition, name]
+        return
+    value = message.value()
+    kept = SetAside(
+        name,
+        value if isinstance(value, bytes) else b"",
+        headers.get(_REASON, b"").decode(errors="replace"),
+        float(headers.get(_TIME, b"0")),
+    )
+    first = offset if before is None else before.first_offset
+    found[partition, name] = _Entry(
+        kept=before.kept if before else kept, partition=partition, first_offset=first, last_offset=offset
+    )

@@ -1,0 +1,128 @@
+"""Sends messages to Kafka and waits until each is stored: for publishing, setting aside and replaying alike.
+
+Which topic and which headers are the caller's to say.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from confluent_kafka import KafkaError, KafkaException, Message, Producer
+
+from components.contracts.errors import ContractError, TemporaryError
+from components.logs.kafka.place import MAX_SENT_BYTES, KafkaPlace, sorted_error
+
+Report = Callable[[KafkaError | None, Message], None]
+_POLL_SECONDS = 0.05
+_GRACE_SECONDS = 5.0
+"""By how much a report may come later than librdkafka's own deadline for it."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Outgoing:
+    """One message to send; its id is the key, so a repetition comes to the same partition."""
+
+    topic: str
+    message_id: str
+    payload: bytes | None
+    headers: tuple[tuple[str, bytes], ...] = ()
+    partition: int = -1
+    """-1 = by the key."""
+
+
+class Sender:
+    """An idempotent producer (acks=all) whose sends are awaited. Threads may share one.
+
+    Idempotent means that librdkafka's own retries store a message once; a message sent again by the caller is stored
+    again.
+    """
+
+    def __init__(self, place: KafkaPlace) -> None:
+        self._place = place
+        self._lock = threading.Lock()
+        self._producer: Producer | None = None
+
+    def send(self, messages: Sequence[Outgoing]) -> None:
+        """Returns when the brokers have stored all of `messages`.
+
+        Raises:
+            ContractError: a message is larger than a broker takes.
+            TemporaryError: some were not stored in `delivery_seconds`; which is unknown: send all again.
+            PermanentError: the brokers refuse.
+        """
+        producer = self._opened()
+        reports: list[KafkaError | None] = []
+
+        def report(error: KafkaError | None, _: Message) -> None:
+            reports.append(error)
+
+        deadline = time.monotonic() + self._place.delivery_seconds + _GRACE_SECONDS
+        try:
+            for message in messages:
+                self._enqueue(producer, message, report, deadline)
+        except KafkaException as error:
+            raise sorted_error(error, f"publishing to {self._place.brokers}") from error
+        while len(reports) < len(messages) and time.monotonic() < deadline:
+            producer.poll(_POLL_SECONDS)
+        errors = [error for error in reports if error is not None]
+        if any(error.fatal() for error in errors):
+            self._forget(producer)
+        if errors:
+            raise _gravest(errors, f"publishing {len(messages)} messages to {messages[0].topic}")
+        if len(reports) < len(messages):
+            raise TemporaryError(f"publishing to {messages[0].topic}: {self._place.brokers} did not answer in time")
+
+    def _enqueue(self, producer: Producer, message: Outgoing, report: Report, deadline: float) -> None:
+        while True:
+            try:
+                producer.produce(
+                    message.topic,
+                    message.payload,
+                    key=message.message_id.encode(),
+                    headers=list(message.headers),
+                    partition=message.partition,
+                    on_delivery=report,
+                )
+                return
+            except BufferError as error:  # librdkafka's queue is full: its reports make room
+                if time.monotonic() > deadline:
+                    raise TemporaryError(f"publishing to {message.topic}: the queue stayed full") from error
+                producer.poll(_POLL_SECONDS)
+
+    def close(self) -> None:
+        """Ends the producer; nothing is under way, since every send was awaited."""
+        with self._lock:
+            self._producer = None
+
+    def _opened(self) -> Producer:
+        with self._lock:
+            if self._producer is None:
+                settings = self._place.client(
+                    acks="all",
+                    enable_idempotence=True,
+                    linger_ms=5,
+                    message_max_bytes=MAX_SENT_BYTES,
+                    delivery_timeout_ms=int(self._place.delivery_seconds * 1000),
+                )
+                try:
+                    self._producer = Producer(settings)
+                except KafkaException as error:
+                    raise ContractError(f"Kafka's settings are refused: {error}") from error
+            return self._producer
+
+    def _forget(self, producer: Producer) -> None:
+        """After a fatal error a producer sends no more; the next send opens another."""
+        with self._lock:
+            if self._producer is producer:
+                self._producer = None
+
+
+def _gravest(errors: Sequence[KafkaError], what: str) -> Exception:
+    """What to tell of several failures: one that no repetition cures before one that it may."""
+    if any(error.fatal() for error in errors):
+        return TemporaryError(f"{what}: {errors[0].str()}; a new producer is needed")
+    found = [sorted_error(error, what) for error in errors]
+    return next((each for each in found if not isinstance(each, TemporaryError)), found[0])

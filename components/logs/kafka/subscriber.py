@@ -1,0 +1,257 @@
+"""The reading end of a Kafka log: one topic, read by one consumer group.
+
+Joins confluent-kafka to the protocol. Readers share a topic's partitions; each commits, per partition, the offset below
+which everything is acknowledged (`progress`), so a killed reader's messages come again to the next. Setting aside
+is `aside`'s, what is left of the topic `reach`'s.
+
+What a transaction writes leaves its marks among the offsets, so the end of such a topic is never reached: publish here
+with plain or idempotent producers.
+"""
+
+from __future__ import annotations
+
+import itertools
+import threading
+import time
+from collections.abc import Callable, Collection, Iterable
+
+from confluent_kafka import Consumer, KafkaError, KafkaException, Message, TopicPartition
+
+from components.contracts.errors import ContractError, PermanentError
+from components.contracts.event_log import Delivery, SetAside
+from components.logs.kafka.aside import Aside, message_id
+from components.logs.kafka.place import KafkaPlace, sorted_error
+from components.logs.kafka.progress import Progress
+from components.logs.kafka.reach import Reach
+from components.logs.kafka.sender import Sender
+
+MAX_HELD_BYTES = 256 * 2**20
+"""Pulled and not acknowledged, at most: a reader that cannot store must not fill its memory."""
+
+
+class KafkaSubscriber:
+    """The reading end of `contracts.event_log` on one topic. One thread at a time; a lock sees to that."""
+
+    def __init__(self, place: KafkaPlace, *, clock: Callable[[], float] = time.time) -> None:
+        """Opens the connections; the first `pull` joins the group, and messages come once it has partitions.
+
+        Who only asks or replays takes no partition from a reader at work.
+
+        Raises:
+            ContractError: librdkafka refuses a setting.
+        """
+        self._place, self._clock = place, clock
+        self._lock = threading.RLock()
+        self._progress: dict[int, Progress[Message]] = {}
+        self._generations = itertools.count(1)
+        self._held_bytes = 0
+        self._refused: str | None = None
+        """Why reading fails although they answer; until a partition or a message comes."""
+        self._fatal: str | None = None
+        self._joined = self._closed = False
+        self._read_up_to: float | None = None
+        self._sender = Sender(place)
+        self._aside = Aside(place, self._sender, clock)
+        try:
+            self._reach = Reach(place)
+            self._consumer = Consumer(self._consumer_settings())
+        except KafkaException as error:
+            raise ContractError(f"Kafka's settings are refused: {error}") from error
+
+    def _consumer_settings(self) -> dict[str, object]:
+        lease_ms = int(self._place.lease_seconds * 1000)
+        settings = self._place.client(
+            group_id=self._place.group,
+            enable_auto_commit=False,
+            enable_auto_offset_store=False,
+            auto_offset_reset="earliest",
+            allow_auto_create_topics=True,
+            # Other readers keep their partitions, and what they hold of them, when one comes or goes.
+            partition_assignment_strategy="cooperative-sticky",
+            session_timeout_ms=lease_ms,
+            heartbeat_interval_ms=max(1, min(3000, lease_ms // 3)),
+            max_poll_interval_ms=max(300_000, lease_ms),
+            # Full fetches under load, and no long wait for one when traffic is thin.
+            fetch_wait_max_ms=100,
+            fetch_queue_backoff_ms=50,
+            fetch_message_max_bytes=4 * 2**20,
+            queued_max_messages_kbytes=64 * 2**10,
+        )
+        return {**settings, "error_cb": self._noted_error, "on_commit": self._committed}
+
+    # -- called by the consumer, from within `consume`
+
+    def _assigned(self, _: Consumer, partitions: list[TopicPartition]) -> None:
+        self._refused = None
+        for each in partitions:
+            self._progress[each.partition] = Progress(next(self._generations))
+
+    def _revoked(self, _: Consumer, partitions: list[TopicPartition]) -> None:
+        for each in partitions:
+            gone = self._progress.pop(each.partition, None)
+            if gone is not None:
+                self._held_bytes -= sum(_size(held.message) for held in gone.held.values())
+
+    def _committed(self, error: KafkaError | None, partitions: list[TopicPartition]) -> None:
+        for each in partitions:
+            progress = self._progress.get(each.partition)
+            if progress is not None and (error is not None or each.error is not None):
+                progress.sent_offset = None  # sent again with the next pull
+
+    def _noted_error(self, error: KafkaError) -> None:
+        # A lost connection alone is no problem: librdkafka has others, or mends it.
+        told = f"{self._place.brokers}: {error.str()}"
+        if error.fatal():
+            self._fatal = told
+        elif error.code() in (KafkaError._ALL_BROKERS_DOWN, KafkaError._AUTHENTICATION, KafkaError._SSL):
+            self._reach.problem = told
+
+    # -- the protocol
+
+    def pull(self, max_messages: int) -> list[Delivery]:
+        """See `event_log.Subscriber`; in each partition oldest first. Nothing while no broker answers."""
+        if self._fatal is not None:
+            raise PermanentError(self._fatal)
+        now = self._clock()
+        until = now + self._place.lease_seconds
+        with self._lock:
+            self._join()
+            pulled = self._expired(now, max_messages, until)
+            while len(pulled) < max_messages and self._held_bytes < MAX_HELD_BYTES:
+                arrived = self._consume(max_messages - len(pulled))
+                if not arrived:
+                    break
+                pulled += [delivery for message in arrived for delivery in self._take(message, until)]
+            self._commit()
+        return pulled
+
+    def acknowledge(self, tokens: Iterable[str]) -> None:
+        """See `event_log.Subscriber`; a commit that fails is repeated, and an interrupted one means a redelivery."""
+        with self._lock:
+            for token in tokens:
+                self._end(token)
+            self._commit()
+
+    def set_aside(self, token: str, reason: str) -> None:
+        """See `event_log.Subscriber`; waits until the brokers have stored it."""
+        with self._lock:
+            generation, partition, offset, attempt = map(int, token.split("/"))
+            progress = self._progress.get(partition)
+            if progress is None or progress.generation != generation:
+                return
+            message = progress.find(offset, attempt)
+            if message is None:
+                return
+            self._aside.keep(message_id(message), _payload(message), reason)
+            self.acknowledge([token])
+
+    def list_set_aside(self) -> list[SetAside]:
+        """See `event_log.Subscriber`."""
+        return self._aside.kept()
+
+    def replay_set_aside(self, message_ids: Collection[str] | None) -> int:
+        """See `event_log.Subscriber`."""
+        return self._aside.replay(message_ids)
+
+    def read_up_to(self) -> float | None:
+        """See `event_log.Subscriber`: the time of a check at which nothing was left to read in any partition.
+
+        Of a partition of this reader that is: pulled and acknowledged to its end; of another reader's: committed to its
+        end. While no broker answers, the mark rests.
+        """
+        with self._lock:
+            asked_at = self._clock()
+            if self._reach.unfinished(self._progress) == 0:
+                self._read_up_to = asked_at
+            return self._read_up_to
+
+    def backlog(self) -> int | None:
+        """See `event_log.Subscriber`; None while no broker answers."""
+        with self._lock:
+            return self._reach.unfinished(self._progress)
+
+    def problem(self) -> str | None:
+        """See `event_log.Subscriber`."""
+        return self._fatal or self._reach.problem or self._refused
+
+    def close(self) -> None:
+        """See `event_log.Subscriber`; leaves the group, so that its partitions go to other readers at once."""
+        with self._lock:
+            if self._closed:
+                return
+            self._closed = True
+            self._commit()
+            self._consumer.close()
+            self._reach.close()
+            self._sender.close()
+
+    # -- parts
+
+    def _join(self) -> None:
+        if not self._joined:
+            self._joined = True
+            self._consumer.subscribe(
+                [self._place.topic], on_assign=self._assigned, on_revoke=self._revoked, on_lost=self._revoked
+            )
+
+    def _consume(self, count: int) -> list[Message]:
+        try:
+            return self._consumer.consume(count, 0)
+        except KafkaException as error:
+            raise sorted_error(error, f"reading {self._place.topic}") from error
+
+    def _expired(self, now: float, count: int, until: float) -> list[Delivery]:
+        pulled: list[Delivery] = []
+        for partition, progress in self._progress.items():
+            for offset in progress.take_expired(now, count - len(pulled), until=until):
+                pulled.append(_delivery(partition, offset, progress))
+        return pulled
+
+    def _take(self, message: Message, until: float) -> list[Delivery]:
+        """The delivery of a message, none for one of a partition that is not (or no longer) ours."""
+        error = message.error()
+        self._refused = f"reading {self._place.topic}: {error.str()}" if error is not None else None
+        if error is not None:
+            return []
+        partition, offset = message.partition(), message.offset()
+        progress = self._progress.get(-1 if partition is None else partition)
+        if progress is None or partition is None or offset is None or not progress.take(offset, message, until=until):
+            return []
+        self._held_bytes += _size(message)
+        return [_delivery(partition, offset, progress)]
+
+    def _end(self, token: str) -> None:
+        generation, partition, offset, attempt = map(int, token.split("/"))
+        progress = self._progress.get(partition)
+        if progress is not None and progress.generation == generation:
+            message = progress.end(offset, attempt)
+            if message is not None:
+                self._held_bytes -= _size(message)
+
+    def _commit(self) -> None:
+        """Tells the brokers what is done, without waiting: a lost commit means a redelivery, not a loss."""
+        moved = {number: p.offset_to_commit() for number, p in self._progress.items()}
+        told = [TopicPartition(self._place.topic, number, to) for number, to in moved.items() if to is not None]
+        if not told:
+            return
+        try:
+            self._consumer.commit(offsets=told, asynchronous=True)
+        except KafkaException:
+            return  # the consumer is between two assignments; the next pull tells it
+        for each in told:
+            self._progress[each.partition].sent_offset = each.offset
+
+
+def _delivery(partition: int, offset: int, progress: Progress[Message]) -> Delivery:
+    held = progress.held[offset]
+    token = f"{progress.generation}/{partition}/{offset}/{held.attempt}"
+    return Delivery(message_id(held.message), _payload(held.message), token, held.attempt)
+
+
+def _payload(message: Message) -> bytes:
+    value = message.value()
+    return value if isinstance(value, bytes) else b""
+
+
+def _size(message: Message) -> int:
+    return len(_payload(message))

@@ -1,0 +1,94 @@
+"""The writing end on Pub/Sub: messages go in batches, and `publish` returns when Pub/Sub has confirmed every one.
+
+Which messages, and what to do while Pub/Sub is away, is left to the caller (`inference_client.publisher`).
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import TimeoutError as FutureTimeoutError
+from typing import Any
+
+from google.api_core import exceptions
+
+from components.contracts.errors import ContractError, PermanentError, TemporaryError
+from components.contracts.event_log import MAX_MESSAGE_BYTES
+from components.logs.pubsub.clients import CALL_SECONDS
+from components.logs.pubsub.errors import translated
+from components.logs.pubsub.names import ID, MAX_ATTRIBUTE_BYTES, Names
+
+
+class PubsubPublisher:
+    """Publishes to one topic; threads may share one."""
+
+    def __init__(
+        self,
+        names: Names,
+        client: Any,
+        *,
+        recreate: Callable[[], None] | None = None,
+        close: Callable[[], None] = lambda: None,
+    ) -> None:
+        """Publishes through `client`.
+
+        Args:
+            names: The log.
+            client: A `clients.publisher_client`, closed with this.
+            recreate: Makes the topic and its subscription again where they are gone; None = that is an error.
+            close: Called at the end: releases whatever `recreate` uses.
+        """
+        self._names, self._client, self._recreate, self._close = names, client, recreate, close
+        self._closed = False
+
+    def publish(self, messages: Sequence[tuple[str, bytes]]) -> None:
+        """See `event_log.Publisher`; the id goes as an attribute, so it has at most 1024 bytes."""
+        for message_id, payload in messages:
+            if len(payload) > MAX_MESSAGE_BYTES:
+                raise ContractError(
+                    f"message {message_id} has {len(payload)} bytes, expected at most {MAX_MESSAGE_BYTES}"
+                )
+            if not 0 < len(message_id.encode()) <= MAX_ATTRIBUTE_BYTES:
+                raise ContractError(f"message id is {message_id[:40]!r}..., expected 1 to {MAX_ATTRIBUTE_BYTES} bytes")
+        outgoing = [(payload, {ID: message_id}) for message_id, payload in messages]
+        try:
+            publish_all(self._client, self._names.topic_path, outgoing)
+        except PermanentError as error:
+            # An emulator that was started anew knows nothing of what it held before.
+            if self._recreate is None or not isinstance(error.__cause__, exceptions.NotFound):
+                raise
+            self._recreate()
+            publish_all(self._client, self._names.topic_path, outgoing)
+
+    def close(self) -> None:
+        """See `event_log.Publisher`; nothing is left to send, since `publish` waits."""
+        if not self._closed:
+            self._closed = True
+            self._client.stop()
+            self._client.transport.close()
+            self._close()
+
+
+def publish_all(
+    client: Any, topic: str, messages: Sequence[tuple[bytes, Mapping[str, str]]], *, seconds: float = 2 * CALL_SECONDS
+) -> None:
+    """Publishes (data, attributes) messages and waits until Pub/Sub has confirmed all.
+
+    Raises:
+        TemporaryError: at least one was not confirmed within `seconds`; others may be stored.
+        PermanentError: Pub/Sub refuses at least one for ever.
+    """
+    deadline = time.monotonic() + seconds
+    futures = [client.publish(topic, data, **attributes) for data, attributes in messages]
+    failures: dict[int, BaseException] = {}
+    for future in futures:
+        try:
+            # Bounded: the library's sending thread dies of some errors without telling the futures.
+            error = future.exception(timeout=max(deadline - time.monotonic(), 0.0))
+        except FutureTimeoutError as too_late:
+            error = too_late
+        if error is not None:
+            failures[id(error)] = error  # the messages of one request share their error
+    found = [(translated(error, topic), error) for error in failures.values()]
+    for failure, error in sorted(found, key=lambda pair: isinstance(pair[0], TemporaryError)):
+        raise failure from error

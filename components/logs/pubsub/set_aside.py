@@ -1,0 +1,124 @@
+"""Messages kept apart in a topic of their own: put there, listed without being taken, published again.
+
+They are the payloads as they came, with id, reason and time as attributes. What Pub/Sub itself moved there as a dead
+letter has no reason of ours and is told apart by that. Pub/Sub has no way to look without pulling: while one list or
+replay runs, and for `lease_seconds` after one that was killed, another sees fewer messages.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Collection
+from typing import Any
+
+from google.api_core import exceptions
+
+from components.contracts.event_log import SetAside
+from components.logs.pubsub.clients import CALL_SECONDS
+from components.logs.pubsub.errors import translated
+from components.logs.pubsub.names import ID, REASON, SET_ASIDE_AT, Names, cut
+from components.logs.pubsub.publisher import publish_all
+
+DEAD_LETTER = "CloudPubSubDeadLetterSourceDeliveryCount"
+"""Attribute that Pub/Sub adds to a message it moves away itself."""
+_CHUNK = 1000
+"""Most messages in one request."""
+
+
+def message_id(message: Any) -> str:
+    """The id it was published with; one of another publisher, without an id, goes by the name Pub/Sub gave it."""
+    return str(message.attributes.get(ID) or f"pubsub-{message.message_id}")
+
+
+def send(subscriber: Any, call: str, subscription: str, ack_ids: list[str], **more: Any) -> None:
+    """Sends `acknowledge` or `modify_ack_deadline` for all ids and waits for Pub/Sub's answer.
+
+    Raises:
+        TemporaryError, PermanentError: Pub/Sub cannot be reached, or refuses.
+    """
+    for start in range(0, len(ack_ids), _CHUNK):
+        request = {"subscription": subscription, "ack_ids": ack_ids[start : start + _CHUNK], **more}
+        try:
+            getattr(subscriber, call)(request=request, retry=None, timeout=CALL_SECONDS)
+        except Exception as error:
+            raise translated(error, subscription) from error
+
+
+class Aside:
+    """The messages that one log's reader set aside."""
+
+    def __init__(self, names: Names, *, publisher: Any, subscriber: Any, wait_seconds: float) -> None:
+        """Reaches them through two clients.
+
+        Args:
+            names: The log whose messages they were.
+            publisher: A `clients.publisher_client`.
+            subscriber: A `clients.subscriber_client`.
+            wait_seconds: How long no message must come before all are thought to have come.
+        """
+        self._names, self._publisher, self._subscriber = names, publisher, subscriber
+        self._wait_seconds = wait_seconds
+
+    def add(self, name: str, payload: bytes, reason: str, now: float) -> None:
+        """Keeps a message apart; confirmed by Pub/Sub when this returns."""
+        attributes = {ID: name, REASON: cut(reason), SET_ASIDE_AT: repr(now)}
+        publish_all(self._publisher, self._names.aside.topic_path, [(payload, attributes)])
+
+    def read(self) -> list[SetAside]:
+        """All of them, oldest first."""
+        taken = self._take()
+        self._give_back(list(taken))
+        return sorted((_read(message) for message in taken.values()), key=lambda kept: kept.time)
+
+    def replay(self, message_ids: Collection[str] | None) -> int:
+        """Publishes these to the log again, all = None, and only then lets them go; how many."""
+        taken = self._take()
+        chosen = {a: m for a, m in taken.items() if message_ids is None or message_id(m) in message_ids}
+        try:
+            again = [(bytes(message.data), {ID: message_id(message)}) for message in chosen.values()]
+            publish_all(self._publisher, self._names.topic_path, again)
+            send(self._subscriber, "acknowledge", self._names.aside.subscription_path, list(chosen))
+        except BaseException:
+            self._give_back(list(taken))
+            raise
+        self._give_back([ack_id for ack_id in taken if ack_id not in chosen])
+        return len(chosen)
+
+    def _take(self) -> dict[str, Any]:
+        """Everything that comes, leased, until none has come for `wait_seconds`: acknowledgement id to message."""
+        taken: dict[str, Any] = {}
+        empty_since = time.monotonic()
+        while (left := empty_since + self._wait_seconds - time.monotonic()) > 0:
+            request = {"subscription": self._names.aside.subscription_path, "max_messages": _CHUNK}
+            try:
+                answer = self._subscriber.pull(request=request, retry=None, timeout=left)
+            except exceptions.DeadlineExceeded:
+                break
+            except Exception as error:
+                raise translated(error, self._names.aside.subscription_path) from error
+            if answer.received_messages:
+                taken.update((received.ack_id, received.message) for received in answer.received_messages)
+                empty_since = time.monotonic()
+        return taken
+
+    def _give_back(self, ack_ids: list[str]) -> None:
+        send(
+            self._subscriber,
+            "modify_ack_deadline",
+            self._names.aside.subscription_path,
+            ack_ids,
+            ack_deadline_seconds=0,
+        )
+
+
+def _read(message: Any) -> SetAside:
+    attributes = message.attributes
+    reason = attributes.get(REASON)
+    if reason is None:
+        reason = f"dead letter of Pub/Sub after {attributes.get(DEAD_LETTER, 'an unknown number of')} deliveries"
+    published = message.publish_time.timestamp()
+    try:
+        kept_at = float(attributes.get(SET_ASIDE_AT, published))
+    except ValueError:
+        kept_at = published
+    return SetAside(message_id(message), bytes(message.data), reason, kept_at)

@@ -1,0 +1,233 @@
+"""The reading end on Pub/Sub: a stream fills a bounded queue, and `pull` takes from it without waiting.
+
+The library leases every message while it is in hand and prolongs the lease; acknowledgements go in one confirmed
+request, since the library's own are sent later and their failure is told to nobody (it tells only with exactly-once
+delivery, which is off: it costs latency, and the monitor recognises redeliveries anyway). A message that was pulled
+and not acknowledged within `lease_seconds` is given out again from here, as another backend's lease would run out.
+Storing before acknowledging is the caller's; how far the log is read is estimated by `read_mark`.
+"""
+
+from __future__ import annotations
+
+import itertools
+import logging
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Collection, Iterable
+from dataclasses import dataclass
+from typing import Any
+
+from components.contracts.errors import PermanentError, TemporaryError
+from components.contracts.event_log import Delivery, SetAside
+from components.logs.pubsub.names import Names
+from components.logs.pubsub.read_mark import ReadMark
+from components.logs.pubsub.set_aside import Aside, message_id, send
+from components.logs.pubsub.stream import Stream, flow_control
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, kw_only=True)
+class PubsubSettings:
+    """How much is in hand, and how long one waits for what."""
+
+    lease_seconds: float = 30.0
+    """How long a killed reader keeps its messages from the next one; Pub/Sub takes 10 to 600."""
+    settle_seconds: float = 5.0
+    """How much later than others of its age a message may arrive; see `read_mark`."""
+    max_messages: int = 2000
+    """Most messages in hand: queued, or pulled and not acknowledged."""
+    max_bytes: int = 100_000_000
+    """Most bytes of them."""
+    list_seconds: float = 3.0
+    """How long no message must come before all that are set aside are thought to have come."""
+
+
+@dataclass
+class _InHand:
+    """A message that arrived and has not ended."""
+
+    message: Any
+    published: float
+    attempt: int
+    lease_ends: float = float("inf")
+
+
+class PubsubSubscriber:
+    """Reads one subscription; use from one thread."""
+
+    def __init__(
+        self,
+        names: Names,
+        settings: PubsubSettings,
+        *,
+        publisher: Any,
+        subscriber: Any,
+        recreate: Callable[[], None] | None = None,
+        clock: Callable[[], float] = time.time,
+        monotonic: Callable[[], float] = time.monotonic,
+    ) -> None:
+        """Opens the stream.
+
+        Args:
+            names: The log.
+            settings: See `PubsubSettings`.
+            publisher: A `clients.publisher_client` for messages set aside; closed with this.
+            subscriber: A `clients.subscriber_client`; closed with this.
+            recreate: Makes topic and subscription again where they are gone; None = that is a `PermanentError`.
+            clock: Seconds since the epoch.
+            monotonic: Seconds, never set back.
+        """
+        self._names, self._settings, self._clock, self._monotonic = names, settings, clock, monotonic
+        self._publisher, self._subscriber = publisher, subscriber
+        self._aside = Aside(names, publisher=publisher, subscriber=subscriber, wait_seconds=settings.list_seconds)
+        self._lock = threading.Lock()
+        self._queue: deque[_InHand] = deque()
+        self._pulled: dict[str, _InHand] = {}
+        self._ended: dict[str, Any] = {}
+        """Messages that the caller has ended and Pub/Sub has not confirmed: acknowledgement id to message."""
+        self._mark = ReadMark(settle_seconds=settings.settle_seconds, lease_seconds=settings.lease_seconds)
+        self._numbers = itertools.count()
+        self._closed = False
+        self._stream = Stream(
+            subscriber,
+            names.subscription_path,
+            self._receive,
+            flow_control=flow_control(
+                max_messages=settings.max_messages,
+                max_bytes=settings.max_bytes,
+                lease_seconds=settings.lease_seconds,
+            ),
+            monotonic=monotonic,
+            recreate=recreate,
+            reopened=self._forget,
+        )
+
+    def pull(self, max_messages: int) -> list[Delivery]:
+        """See `event_log.Subscriber`; while Pub/Sub is away there is nothing, and `problem` says so."""
+        self._stream.keep_open()
+        if self._ended:
+            try:
+                self._confirm()
+            except TemporaryError as error:
+                logger.warning("acknowledgements wait: %s", error)
+        pulled: list[Delivery] = []
+        now = self._monotonic()
+        with self._lock:
+            self._take_back(now)
+            while self._queue and len(pulled) < max_messages:
+                taken = self._queue.popleft()
+                taken.lease_ends = now + self._settings.lease_seconds
+                token = f"{next(self._numbers)}"
+                self._pulled[token] = taken
+                pulled.append(Delivery(message_id(taken.message), bytes(taken.message.data), token, taken.attempt))
+        return pulled
+
+    def acknowledge(self, tokens: Iterable[str]) -> None:
+        """See `event_log.Subscriber`; what cannot be confirmed now is tried again with every `pull`."""
+        with self._lock:
+            for token in tokens:
+                if (ended := self._pulled.pop(token, None)) is not None:
+                    self._ended[ended.message.ack_id] = ended.message
+        self._confirm()
+
+    def set_aside(self, token: str, reason: str) -> None:
+        """See `event_log.Subscriber`; of a reason longer than 1024 bytes the beginning is kept."""
+        if (kept := self._pulled.get(token)) is not None:
+            self._aside.add(message_id(kept.message), bytes(kept.message.data), reason, self._clock())
+            self.acknowledge([token])
+
+    def list_set_aside(self) -> list[SetAside]:
+        """See `event_log.Subscriber`; what a list beside another one misses, see `set_aside`."""
+        return self._aside.read()
+
+    def replay_set_aside(self, message_ids: Collection[str] | None) -> int:
+        """See `event_log.Subscriber`."""
+        return self._aside.replay(message_ids)
+
+    def read_up_to(self) -> float | None:
+        """See `event_log.Subscriber`: an estimate, made by `read_mark`."""
+        with self._lock:
+            in_hand = [held.published for held in (*self._queue, *self._pulled.values())]
+            return self._mark.value(
+                now=self._clock(),
+                at=self._monotonic(),
+                connected_at=self._stream.connected_at(),
+                oldest_in_hand=min(in_hand, default=None),
+            )
+
+    def problem(self) -> str | None:
+        """See `event_log.Subscriber`."""
+        return self._stream.problem()
+
+    def backlog(self) -> None:
+        """See `event_log.Subscriber`: Pub/Sub does not tell a subscriber, only Cloud Monitoring."""
+        return
+
+    @property
+    def num_queued(self) -> int:
+        """Messages that arrived and wait here to be pulled."""
+        return len(self._queue)
+
+    @property
+    def num_unconfirmed(self) -> int:
+        """Messages that the caller has ended and whose acknowledgement Pub/Sub has not confirmed."""
+        return len(self._ended)
+
+    def close(self) -> None:
+        """Ends the stream and gives back what is in hand, so that the next reader has it at once."""
+        if self._closed:
+            return
+        self._closed = True
+        self._stream.close()
+        with self._lock:
+            in_hand = [held.message.ack_id for held in (*self._queue, *self._pulled.values())]
+            self._queue.clear()
+            self._pulled.clear()
+        try:
+            self._confirm()
+            send(
+                self._subscriber,
+                "modify_ack_deadline",
+                self._names.subscription_path,
+                in_hand,
+                ack_deadline_seconds=0,
+            )
+        except (TemporaryError, PermanentError) as error:
+            logger.warning("messages in hand are delivered again only when their leases run out: %s", error)
+        self._publisher.stop()
+        self._publisher.transport.close()
+        self._subscriber.close()
+
+    def _receive(self, message: Any) -> None:
+        published = message.publish_time.timestamp()
+        arrived = _InHand(message, published, message.delivery_attempt or 1)
+        with self._lock:
+            self._queue.append(arrived)
+            self._mark.arrived(published, at=self._monotonic())
+
+    def _take_back(self, now: float) -> None:
+        """Puts what was pulled and not acknowledged in time in front of the queue again."""
+        overdue = [token for token, held in self._pulled.items() if held.lease_ends <= now]
+        for token in reversed(overdue):
+            held = self._pulled.pop(token)
+            held.attempt += 1
+            self._queue.appendleft(held)
+
+    def _confirm(self) -> None:
+        """Acknowledges what the caller has ended, and lets the library's lease on it go."""
+        if not self._ended:
+            return
+        sent = dict(self._ended)
+        send(self._subscriber, "acknowledge", self._names.subscription_path, list(sent))
+        for ack_id, message in sent.items():
+            del self._ended[ack_id]
+            message.drop()
+
+    def _forget(self) -> None:
+        """Lets go of what the ended stream brought: Pub/Sub delivers it again."""
+        with self._lock:
+            self._queue.clear()
+            self._pulled.clear()
+        self._ended.clear()

@@ -1,0 +1,70 @@
+"""A log's URL, taken apart: `scheme://place/path?option=value`, with errors that name the URL and what was expected.
+
+Every backend reads its own options from it; which backend a scheme means is left to `components.logs.locations`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from dataclasses import dataclass
+from urllib.parse import parse_qs, unquote, urlsplit
+
+from components.contracts.errors import ContractError
+
+
+@dataclass(frozen=True)
+class LogUrl:
+    """The parts of one URL, percent-decoded."""
+
+    text: str
+    scheme: str
+    place: str
+    """What stands between `//` and the next `/`."""
+    path: str
+    """What follows that slash."""
+    options: dict[str, str]
+
+    @classmethod
+    def parse(cls, text: str) -> LogUrl:
+        """The parts of `text`; of an option given twice the last counts."""
+        parts = urlsplit(text)
+        options = {name: values[-1] for name, values in parse_qs(parts.query, keep_blank_values=True).items()}
+        return cls(text, parts.scheme, unquote(parts.netloc), unquote(parts.path[1:]), options)
+
+    def refuse(self, expected: str) -> ContractError:
+        """The error that says what was expected instead; the caller raises it."""
+        return ContractError(f"log is {self.text!r}, {expected}")
+
+    def expect_options(self, known: Collection[str]) -> None:
+        """Checks that there is no option but these.
+
+        Raises:
+            ContractError: there is another one.
+        """
+        if unknown := self.options.keys() - set(known):
+            raise self.refuse(f"with unknown options {sorted(unknown)}, expected only {sorted(known)}")
+
+    def number(self, name: str, default: float) -> float:
+        """The option `name` as a number above 0.
+
+        Raises:
+            ContractError: it is none.
+        """
+        try:
+            value = float(self.options.get(name, default))
+        except ValueError as error:
+            raise self.refuse(f"expected {name} to be a number") from error
+        if not 0 < value < float("inf"):
+            raise self.refuse(f"expected {name} above 0")
+        return value
+
+    def flag(self, name: str) -> bool:
+        """Whether the option `name` is `true`; absent = false.
+
+        Raises:
+            ContractError: it is neither `true` nor `false`.
+        """
+        text = self.options.get(name, "false")
+        if text not in ("true", "false"):
+            raise self.refuse(f"expected {name} to be true or false")
+        return text == "true"

@@ -1,0 +1,38 @@
+"""librdkafka's mock Kafka cluster as a process of the demo: `python -m pipelines.local.kafka_cluster --address FILE`.
+
+It speaks Kafka's protocol on loopback, makes topics of four partitions by itself, and forgets everything at its end. It
+keeps 5 MB a partition and drops what is older, read or not: enough for a demo whose monitor keeps up, for nothing else.
+"""
+
+from __future__ import annotations
+
+import argparse
+import signal
+import threading
+from pathlib import Path
+
+from components.contracts.durable import write_whole
+
+START_SECONDS = 30.0
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Runs the cluster until SIGTERM; writes its brokers, host:port comma-separated, once they listen."""
+    from confluent_kafka import Producer
+
+    parser = argparse.ArgumentParser(prog="python -m pipelines.local.kafka_cluster", description=__doc__)
+    parser.add_argument("--address", type=Path, required=True, help="file to write the brokers' addresses to")
+    arguments = parser.parse_args(argv)
+    stop = threading.Event()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, lambda *_: stop.set())
+    # The cluster lives as long as this client.
+    producer = Producer({"bootstrap.servers": "mock:1", "test.mock.num.brokers": 1})
+    brokers = producer.list_topics(timeout=START_SECONDS).brokers.values()
+    write_whole(arguments.address, ",".join(f"{broker.host}:{broker.port}" for broker in brokers) + "\n")
+    stop.wait()
+    return 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

@@ -1,0 +1,57 @@
+"""A fresh log of every backend, and the servers that some of them need."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+
+from components.contracts.errors import ContractError
+from tests.components.logs.benches import BENCHES, Bench
+from tests.components.logs.emulator import Emulator
+from tests.components.logs.kafka_cluster import KafkaCluster
+
+
+@pytest.fixture(scope="session")
+def pubsub_server(tmp_path_factory) -> Iterator[Emulator]:
+    """Google's emulator, in the Cloud SDK where there is one; it takes 5 s to start."""
+    try:
+        emulator = Emulator(tmp_path_factory.mktemp("pubsub"))
+    except ContractError as error:
+        pytest.skip(str(error))
+    try:
+        emulator.start()
+        yield emulator
+    finally:
+        emulator.stop()
+
+
+@pytest.fixture(scope="session")
+def kafka_server() -> Iterator[KafkaCluster]:
+    """librdkafka's mock cluster, which every machine has."""
+    with KafkaCluster() as cluster:
+        yield cluster
+
+
+@pytest.fixture(scope="session")
+def sqlite_server() -> None:
+    """None is needed."""
+
+
+@pytest.fixture(params=BENCHES, ids=str)
+def bench(request, tmp_path) -> Iterator[Bench]:
+    bench = BENCHES[request.param](tmp_path, request.getfixturevalue(f"{request.param}_server"))
+    try:
+        yield bench
+    finally:
+        bench.close()
+
+
+@pytest.fixture
+def publisher(bench):
+    return bench.publisher()
+
+
+@pytest.fixture
+def subscriber(bench):
+    return bench.subscriber()

@@ -1,0 +1,71 @@
+"""Google's Pub/Sub emulator as a process of the tests: started once on a free port, always ended."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import socket
+import subprocess
+import time
+import urllib.error
+import urllib.request
+from pathlib import Path
+
+from pipelines.local.pubsub_emulator import emulator_command, find_emulator
+
+_DIRECT = urllib.request.build_opener(urllib.request.ProxyHandler({}))
+_START_SECONDS = 60.0
+
+
+class Emulator:
+    """One emulator; `start` after `stop` gives one on the same port that knows nothing of the first."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder, self._script = folder, find_emulator()
+        with socket.create_server(("127.0.0.1", 0)) as free:
+            self.port = free.getsockname()[1]
+        self._process: subprocess.Popen | None = None
+
+    @property
+    def address(self) -> str:
+        return f"127.0.0.1:{self.port}"
+
+    def start(self) -> None:
+        with open(self._folder / "emulator.log", "ab") as log:
+            self._process = subprocess.Popen(
+                emulator_command(self._script, self.port),
+                stdout=log,
+                stderr=log,
+                env={**os.environ, "JAVA_OPTS": "-Xmx512m -XX:TieredStopAtLevel=1"},
+                start_new_session=True,  # the script may leave Java as its child: both are one group
+            )
+        deadline = time.monotonic() + _START_SECONDS
+        while not self._answers():
+            if time.monotonic() > deadline or self._process.poll() is not None:
+                text = (self._folder / "emulator.log").read_text()
+                self.stop()
+                raise AssertionError(f"the Pub/Sub emulator did not start: {text[-2000:]}")
+            time.sleep(0.05)
+
+    def stop(self) -> None:
+        """Ends the script and its Java, as a power cut would."""
+        process, self._process = self._process, None
+        if process is not None:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)
+            process.wait(20)
+
+    def freeze(self) -> None:
+        """It answers nobody until `thaw`; its connections stay."""
+        os.killpg(self._process.pid, signal.SIGSTOP)
+
+    def thaw(self) -> None:
+        os.killpg(self._process.pid, signal.SIGCONT)
+
+    def _answers(self) -> bool:
+        try:
+            with _DIRECT.open(f"http://{self.address}/", timeout=2) as answer:
+                return answer.status == 200
+        except (urllib.error.URLError, OSError):
+            return False

@@ -1,0 +1,81 @@
+"""librdkafka's mock cluster: brokers that speak Kafka's protocol on loopback, in this process, and can be taken away.
+
+confluent-kafka's own switch, `test.mock.num.brokers`, starts the same cluster but offers no way to stop a broker; the
+library beside it does (`rd_kafka_mock_broker_set_down`), and so it is asked directly.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from pathlib import Path
+
+import confluent_kafka
+
+BROKERS = 2
+_PRODUCER = 0
+_POINTER = ctypes.c_void_p
+_SIGNATURES = {
+    "rd_kafka_conf_new": (_POINTER, []),
+    "rd_kafka_conf_set": (ctypes.c_int, [_POINTER, *[ctypes.c_char_p] * 3, ctypes.c_size_t]),
+    "rd_kafka_new": (_POINTER, [ctypes.c_int, _POINTER, ctypes.c_char_p, ctypes.c_size_t]),
+    "rd_kafka_destroy": (None, [_POINTER]),
+    "rd_kafka_mock_cluster_new": (_POINTER, [_POINTER, ctypes.c_int]),
+    "rd_kafka_mock_cluster_destroy": (None, [_POINTER]),
+    "rd_kafka_mock_cluster_bootstraps": (ctypes.c_char_p, [_POINTER]),
+    "rd_kafka_mock_topic_create": (ctypes.c_int, [_POINTER, ctypes.c_char_p, ctypes.c_int, ctypes.c_int]),
+    "rd_kafka_mock_topic_set_error": (None, [_POINTER, ctypes.c_char_p, ctypes.c_int]),
+    "rd_kafka_mock_group_initial_rebalance_delay_ms": (None, [_POINTER, ctypes.c_int32]),
+    "rd_kafka_mock_broker_set_down": (ctypes.c_int, [_POINTER, ctypes.c_int32]),
+    "rd_kafka_mock_broker_set_up": (ctypes.c_int, [_POINTER, ctypes.c_int32]),
+}
+
+
+def _library() -> ctypes.CDLL:
+    folder = Path(confluent_kafka.__file__).parents[1] / "confluent_kafka.libs"
+    library = ctypes.CDLL(str(next(folder.glob("librdkafka-*"))))
+    for name, (result, arguments) in _SIGNATURES.items():
+        function = getattr(library, name)
+        function.restype, function.argtypes = result, arguments
+    return library
+
+
+class KafkaCluster:
+    """A cluster of `BROKERS` brokers; a context manager."""
+
+    def __init__(self) -> None:
+        self._library = library = _library()
+        error = ctypes.create_string_buffer(512)
+        settings = library.rd_kafka_conf_new()
+        library.rd_kafka_conf_set(settings, b"log_level", b"0", error, len(error))
+        self._client = library.rd_kafka_new(_PRODUCER, settings, error, len(error))
+        assert self._client, error.value
+        self._cluster = library.rd_kafka_mock_cluster_new(self._client, BROKERS)
+        # A group's first rebalance waits 3 s for further readers, as a broker's does.
+        library.rd_kafka_mock_group_initial_rebalance_delay_ms(self._cluster, 0)
+        self.brokers: str = library.rd_kafka_mock_cluster_bootstraps(self._cluster).decode()
+
+    def create_topic(self, name: str, *, partitions: int = 4) -> None:
+        assert self._library.rd_kafka_mock_topic_create(self._cluster, name.encode(), partitions, 1) == 0
+
+    def refuse_topic(self, name: str, error: int) -> None:
+        """Answers every question about the topic with Kafka's error code; 0 ends it."""
+        self._library.rd_kafka_mock_topic_set_error(self._cluster, name.encode(), error)
+
+    def take_away(self) -> None:
+        """Closes every broker's port and connections; what they store stays."""
+        for number in range(1, BROKERS + 1):
+            assert self._library.rd_kafka_mock_broker_set_down(self._cluster, number) == 0
+
+    def bring_back(self) -> None:
+        for number in range(1, BROKERS + 1):
+            assert self._library.rd_kafka_mock_broker_set_up(self._cluster, number) == 0
+
+    def close(self) -> None:
+        self._library.rd_kafka_mock_cluster_destroy(self._cluster)
+        self._library.rd_kafka_destroy(self._client)
+
+    def __enter__(self) -> KafkaCluster:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()

@@ -1,0 +1,522 @@
+"""What is Kafka's alone: one offset for each partition, readers that come and go, brokers that go and come."""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+import logging
+import os
+import signal
+import subprocess
+import sys
+import time
+from contextlib import closing
+from pathlib import Path
+
+import pytest
+from confluent_kafka import Consumer, KafkaError, TopicPartition
+from hypothesis import given
+from hypothesis import strategies as st
+
+from components.contracts.errors import ContractError, PermanentError, TemporaryError
+from components.contracts.event_log import MAX_MESSAGE_BYTES
+from components.logs.kafka.place import KafkaPlace, sorted_error
+from components.logs.kafka.progress import Progress
+from components.logs.kafka.publisher import KafkaPublisher
+from components.logs.kafka.subscriber import KafkaSubscriber
+from components.logs.urls import LogUrl
+from tests.components.logs.kafka_cluster import KafkaCluster
+
+WAIT_SECONDS = 30.0
+REPOSITORY = Path(__file__).resolve().parents[3]
+names = itertools.count()
+
+
+@pytest.fixture(scope="module")
+def cluster():
+    with KafkaCluster() as cluster:
+        yield cluster
+
+
+class Ends:
+    """Publishers and readers of one new topic, closed after the test."""
+
+    def __init__(self, cluster: KafkaCluster, partitions: int) -> None:
+        self.cluster, self.now, self._open = cluster, 1_000_000.0, []
+        topic = f"clicks-{next(names)}"
+        cluster.create_topic(topic, partitions=partitions)
+        cluster.create_topic(f"{topic}.set-aside", partitions=partitions)
+        self.place = KafkaPlace(brokers=cluster.brokers, topic=topic, group=topic, lease_seconds=2.0)
+
+    def publisher(self, **changes: object) -> KafkaPublisher:
+        return self._kept(KafkaPublisher(dataclasses.replace(self.place, **changes)))
+
+    def reader(self) -> KafkaSubscriber:
+        return self._kept(KafkaSubscriber(self.place, clock=lambda: self.now))
+
+    def committed(self) -> int:
+        """What the group has committed over all partitions, asked by a client of the test's own."""
+        consumer = Consumer({"bootstrap.servers": self.place.brokers, "group.id": self.place.group})
+        partitions = consumer.list_topics(self.place.topic, timeout=10).topics[self.place.topic].partitions
+        found = consumer.committed([TopicPartition(self.place.topic, p) for p in partitions], timeout=10)
+        consumer.close()
+        return sum(max(0, each.offset) for each in found)
+
+    def close(self) -> None:
+        for end in self._open:
+            end.close()
+
+    def _kept(self, end):
+        self._open.append(end)
+        return end
+
+
+@pytest.fixture
+def ends(cluster):
+    ends = Ends(cluster, partitions=1)
+    yield ends
+    ends.close()
+
+
+@pytest.fixture
+def wide(cluster):
+    ends = Ends(cluster, partitions=4)
+    yield ends
+    ends.close()
+
+
+def until(condition):
+    """What `condition` answers once it is true."""
+    deadline = time.monotonic() + WAIT_SECONDS
+    while not (answer := condition()):
+        assert time.monotonic() < deadline, "the condition did not come true in time"
+        time.sleep(0.01)
+    return answer
+
+
+def pull(reader, count: int):
+    pulled = []
+    until(lambda: pulled.extend(reader.pull(count - len(pulled))) or len(pulled) >= count)
+    return pulled
+
+
+def batch(count: int, begin: int = 0):
+    return [(str(i), b"%d" % i) for i in range(begin, begin + count)]
+
+
+def ids(deliveries):
+    return [d.message_id for d in deliveries]
+
+
+def committed(ends, reader) -> int:
+    reader.pull(0)
+    return ends.committed()
+
+
+# -- one offset for each partition
+
+
+@given(st.permutations(list(range(8))), st.integers(0, 8))
+def test_the_committed_offset_is_the_first_that_is_not_acknowledged_whatever_the_order(order, count):
+    progress: Progress[str] = Progress(1)
+    for offset in range(8):
+        progress.take(10 + offset, "m", until=1.0)
+    for offset in order[:count]:
+        progress.end(10 + offset, 1)
+    open_ = set(order[count:])
+    assert progress.offset_to_commit() == 10 + (min(open_) if open_ else 8)
+    assert progress.unfinished(0, 18) == len(open_)
+
+
+def test_gaps_that_a_broker_left_count_as_done():
+    progress: Progress[str] = Progress(1)
+    for offset in (3, 7, 20):
+        progress.take(offset, "m", until=1.0)
+    progress.end(3, 1)
+    assert progress.offset_to_commit() == 7
+    progress.end(20, 1)
+    progress.end(7, 1)
+    assert progress.offset_to_commit() == 21
+
+
+def test_an_offset_is_committed_once_and_again_only_where_that_failed():
+    progress: Progress[str] = Progress(1)
+    assert progress.offset_to_commit() is None
+    progress.take(0, "m", until=1.0)
+    progress.end(0, 1)
+    progress.sent_offset = progress.offset_to_commit()
+    assert progress.offset_to_commit() is None
+    progress.sent_offset = None
+    assert progress.offset_to_commit() == 1
+
+
+def test_acknowledged_out_of_order_only_what_precedes_the_first_open_message_is_committed(ends):
+    ends.publisher().publish(batch(5))
+    reader = ends.reader()
+    deliveries = pull(reader, 5)
+    reader.acknowledge([deliveries[i].token for i in (4, 1, 2)])
+    assert reader.backlog() == 2
+    reader.acknowledge([deliveries[0].token])
+    until(lambda: committed(ends, reader) == 3)
+    reader.acknowledge([deliveries[3].token])
+    until(lambda: committed(ends, reader) == 5)
+
+
+def test_reader_that_dies_before_its_commit_leaves_its_messages_to_the_next(ends):
+    ends.publisher().publish(batch(4))
+    code = (
+        "import sys, time\n"
+        "from components.logs.locations import open_subscriber\n"
+        "reader, pulled = open_subscriber(sys.argv[1]), []\n"
+        "while len(pulled) < 4: pulled += reader.pull(4 - len(pulled))\n"
+        "reader.acknowledge([pulled[0].token, pulled[3].token])\n"
+        "while reader.backlog() != 2: reader.pull(0)\n"
+        "print('pulled', flush=True)\n"
+        "time.sleep(600)\n"
+    )
+    place = ends.place
+    url = f"kafka://{place.brokers}/{place.topic}?group={place.group}&lease_seconds={place.lease_seconds}"
+    killed = subprocess.Popen([sys.executable, "-c", code, url], stdout=subprocess.PIPE, cwd=REPOSITORY)
+    try:
+        assert killed.stdout is not None
+        assert killed.stdout.readline() == b"pulled\n"
+        until(lambda: ends.committed() == 1)
+        os.kill(killed.pid, signal.SIGKILL)
+    finally:
+        killed.kill()
+        killed.wait()
+    again = pull(ends.reader(), 3)
+    assert [(d.message_id, d.payload, d.attempt) for d in again] == [(str(i), b"%d" % i, 1) for i in (1, 2, 3)]
+
+
+# -- readers that come and go
+
+
+def test_partitions_are_shared_by_a_second_reader_and_tokens_of_what_it_took_over_are_void(wide):
+    wide.publisher().publish(batch(40))
+    one = wide.reader()
+    held = {d.message_id: d for d in pull(one, 40)}
+    two = wide.reader()
+    taken: list = []
+
+    def second_reads():
+        one.pull(100)
+        taken.extend(two.pull(100))
+        return taken
+
+    until(second_reads)
+    until(lambda: one.pull(100) or taken.extend(two.pull(100)) or two.backlog() == 40)
+    moved = set(ids(taken))
+    assert 0 < len(moved) < 40
+    # The first reader ends everything that it was ever given; what has moved is not its to end.
+    one.acknowledge([d.token for d in held.values()])
+    until(lambda: one.pull(100) or two.pull(100) or one.backlog() == len(moved))
+    two.acknowledge([d.token for d in taken])
+    until(lambda: two.pull(100) or one.pull(100) or one.backlog() == 0)
+
+
+def test_partitions_of_a_reader_that_leaves_go_to_the_other(wide):
+    one, two = wide.reader(), wide.reader()
+    publisher = wide.publisher()
+    publisher.publish(batch(40))
+    seen: dict[str, set[str]] = {"one": set(), "two": set()}
+
+    def both_read():
+        seen["one"].update(ids(one.pull(100)))
+        seen["two"].update(ids(two.pull(100)))
+        return len(seen["one"] | seen["two"]) == 40
+
+    until(both_read)
+    one.close()
+    publisher.publish(batch(40, begin=40))
+    until(lambda: seen["two"].update(ids(two.pull(100))) or len(seen["two"]) == 80)
+
+
+def test_nothing_is_read_up_to_now_while_another_reader_holds_messages(wide):
+    wide.publisher().publish(batch(8))
+    one, two = wide.reader(), wide.reader()
+    assert one.read_up_to() is None
+    held: list = []
+    until(lambda: held.extend(one.pull(8)) or held.extend(two.pull(8)) or len({d.message_id for d in held}) == 8)
+    assert two.read_up_to() is None
+    until(lambda: _acknowledge_all(one, two, held) or two.read_up_to() == wide.now)
+
+
+def _acknowledge_all(one, two, held):
+    for reader in (one, two):
+        held += reader.pull(8)
+        reader.acknowledge([d.token for d in held])
+
+
+def test_read_up_to_is_the_time_of_the_check_and_rests_while_messages_are_open(ends):
+    publisher, reader = ends.publisher(), ends.reader()
+    assert reader.read_up_to() == ends.now
+    publisher.publish(batch(1))
+    seen_at = ends.now
+    ends.now += 5
+    assert reader.read_up_to() == seen_at
+    (delivery,) = pull(reader, 1)
+    assert reader.read_up_to() == seen_at
+    reader.acknowledge([delivery.token])
+    assert reader.read_up_to() == ends.now
+
+
+def test_message_not_acknowledged_for_a_lease_comes_again_and_its_first_token_is_void(ends):
+    ends.publisher().publish(batch(2))
+    reader = ends.reader()
+    first, second = pull(reader, 2)
+    reader.acknowledge([second.token])
+    assert reader.pull(10) == []
+    ends.now += ends.place.lease_seconds
+    (again,) = reader.pull(10)
+    assert (again.message_id, again.payload, again.attempt) == ("0", b"0", 2)
+    reader.acknowledge([first.token])
+    assert reader.backlog() == 1
+    reader.acknowledge([again.token])
+    assert reader.backlog() == 0
+
+
+def test_reader_that_acknowledges_nothing_holds_a_bounded_number_of_bytes(ends, monkeypatch):
+    monkeypatch.setattr("components.logs.kafka.subscriber.MAX_HELD_BYTES", 2500)
+    ends.publisher().publish([(str(i), b"x" * 1000) for i in range(10)])
+    reader = ends.reader()
+    held = []
+    until(lambda: held.extend(reader.pull(1)) or len(held) == 3)
+    assert reader.pull(1) == []
+    reader.acknowledge([held[0].token])
+    assert ids(pull(reader, 1)) == ["3"]
+
+
+# -- brokers that go and come
+
+
+def test_broker_away_is_a_problem_that_ends_with_it_and_loses_nothing(ends):
+    publisher, reader = ends.publisher(delivery_seconds=2.0), ends.reader()
+    until(lambda: _published(publisher, batch(3)))
+    held = pull(reader, 3)
+    assert reader.problem() is None
+    mark = reader.read_up_to()
+    ends.cluster.take_away()
+    try:
+        until(lambda: reader.pull(10) == [] and reader.backlog() is None)
+        assert ends.place.brokers in reader.problem()
+        reader.acknowledge([d.token for d in held[:2]])
+        ends.now += 100
+        assert reader.read_up_to() == mark
+        with pytest.raises(TemporaryError, match="publishing 1 messages"):
+            publisher.publish([("late", b"late")])
+    finally:
+        ends.cluster.bring_back()
+    until(lambda: reader.backlog() is not None)
+    assert reader.problem() is None
+    until(lambda: _published(publisher, [("late", b"late")]))
+    # It may have been away for longer than the lease, and what was not acknowledged comes again then.
+    got = {}
+    until(lambda: got.update({d.message_id: d for d in reader.pull(10)}) or "late" in got)
+    reader.acknowledge([d.token for d in (*held, *got.values())])
+    until(lambda: reader.acknowledge([d.token for d in reader.pull(10)]) or reader.backlog() == 0)
+    assert reader.read_up_to() == ends.now
+
+
+def _published(publisher, messages):
+    try:
+        publisher.publish(messages)
+    except TemporaryError:
+        return False
+    return True
+
+
+def test_topic_that_does_not_exist_is_a_problem_until_it_does(cluster):
+    topic = f"clicks-{next(names)}"
+    cluster.refuse_topic(topic, KafkaError.UNKNOWN_TOPIC_OR_PART)
+    reader = KafkaSubscriber(KafkaPlace(brokers=cluster.brokers, topic=topic))
+    try:
+        reader.read_up_to()
+        assert f"topic {topic} does not exist" in reader.problem()
+        cluster.refuse_topic(topic, 0)
+        until(lambda: reader.read_up_to() is not None)
+        until(lambda: reader.pull(1) == [] and reader.problem() is None)
+    finally:
+        reader.close()
+
+
+def test_broker_that_hangs_is_a_problem_too_and_holds_no_caller_up_for_long(tmp_path):
+    address = tmp_path / "brokers"
+    command = [sys.executable, "-m", "pipelines.local.kafka_cluster", "--address", str(address)]
+    process = subprocess.Popen(command, cwd=REPOSITORY, stderr=subprocess.DEVNULL)
+    try:
+        until(address.exists)
+        place = KafkaPlace(brokers=address.read_text().strip(), topic="clicks", delivery_seconds=5.0)
+        with closing(KafkaPublisher(place)) as publisher, closing(KafkaSubscriber(place)) as reader:
+            publisher.publish(batch(1))
+            reader.acknowledge([d.token for d in pull(reader, 1)])
+            until(lambda: reader.backlog() == 0)
+            process.send_signal(signal.SIGSTOP)
+            until(lambda: reader.backlog() is None)
+            assert "Timed out" in reader.problem()
+            assert reader.pull(5) == []
+            process.send_signal(signal.SIGCONT)
+            until(lambda: reader.backlog() == 0)
+            assert reader.problem() is None
+    finally:
+        process.send_signal(signal.SIGCONT)
+        process.terminate()
+        process.wait(20)
+
+
+def test_lines_of_lost_connections_do_not_fill_the_log(ends, caplog):
+    reader = ends.reader()
+    ends.cluster.take_away()
+    try:
+        with caplog.at_level(logging.DEBUG):
+            until(lambda: reader.pull(1) == [] and reader.problem() is not None)
+    finally:
+        ends.cluster.bring_back()
+    assert not [r for r in caplog.records if "Connect to" in r.getMessage()]
+
+
+# -- set aside
+
+
+def test_set_aside_again_after_a_replay_stays_listed(ends):
+    ends.publisher().publish([("a", b"\x00"), ("b", b"")])
+    reader = ends.reader()
+    for delivery in pull(reader, 2):
+        reader.set_aside(delivery.token, "first")
+    assert reader.replay_set_aside(["b", "unknown"]) == 1
+    assert [(s.message_id, s.payload) for s in reader.list_set_aside()] == [("a", b"\x00")]
+    (again,) = pull(reader, 1)
+    assert (again.message_id, again.payload) == ("b", b"")
+    ends.now += 1
+    reader.set_aside(again.token, "second")
+    assert [(s.message_id, s.reason, s.time) for s in reader.list_set_aside()] == [
+        ("a", "first", ends.now - 1),
+        ("b", "second", ends.now),
+    ]
+    assert reader.replay_set_aside(None) == 2
+    assert reader.list_set_aside() == []
+
+
+def test_message_set_aside_twice_by_a_crash_in_between_is_listed_and_replayed_once(ends):
+    ends.publisher().publish([("a", b"1")])
+    reader = ends.reader()
+    (delivery,) = pull(reader, 1)
+    # The crash lay between keeping it and acknowledging it: kept once more by whoever read it next.
+    reader._aside.keep(delivery.message_id, delivery.payload, "before the crash")
+    reader.set_aside(delivery.token, "after it")
+    assert [s.reason for s in reader.list_set_aside()] == ["before the crash"]
+    assert reader.replay_set_aside(None) == 1
+    assert reader.list_set_aside() == []
+    assert ids(pull(reader, 1)) == ["a"]
+
+
+def test_listing_and_replaying_leave_the_readers_own_offsets_alone(ends):
+    ends.publisher().publish(batch(2))
+    reader = ends.reader()
+    bad, good = pull(reader, 2)
+    reader.set_aside(bad.token, "bad")
+    until(lambda: committed(ends, reader) == 1)
+    reader.list_set_aside()
+    reader.replay_set_aside(None)
+    assert committed(ends, reader) == 1
+    assert reader.backlog() == 2
+
+
+def test_message_stays_unacknowledged_where_it_cannot_be_set_aside(ends):
+    ends.publisher().publish(batch(1))
+    reader = ends.reader()
+    (delivery,) = pull(reader, 1)
+    ends.cluster.refuse_topic(ends.place.aside_topic, KafkaError.TOPIC_AUTHORIZATION_FAILED)
+    try:
+        with pytest.raises((PermanentError, TemporaryError)):
+            reader.set_aside(delivery.token, "bad")
+    finally:
+        ends.cluster.refuse_topic(ends.place.aside_topic, 0)
+    assert reader.backlog() == 1
+
+
+# -- names and settings
+
+
+def test_message_of_a_foreign_client_without_a_key_is_named_by_its_place(ends):
+    from confluent_kafka import Producer
+
+    producer = Producer({"bootstrap.servers": ends.place.brokers})
+    producer.produce(ends.place.topic, b"keyless")
+    producer.produce(ends.place.topic, None, key=b"\xff")
+    assert producer.flush(10) == 0
+    deliveries = pull(ends.reader(), 2)
+    assert [(d.message_id, d.payload) for d in deliveries] == [(f"{ends.place.topic}/0/0", b"keyless"), ("\\xff", b"")]
+
+
+def test_largest_message_with_a_long_name_and_a_long_reason_can_be_set_aside(ends):
+    ends.publisher().publish([("n" * 500, b"x" * MAX_MESSAGE_BYTES)])
+    reader = ends.reader()
+    (delivery,) = pull(reader, 1)
+    reader.set_aside(delivery.token, "é" * 100_000)
+    (kept,) = reader.list_set_aside()
+    assert len(kept.payload) == MAX_MESSAGE_BYTES
+    assert kept.reason.startswith("éé")
+
+
+def test_kafka_url_is_read_with_its_options_and_settings_file(tmp_path):
+    (tmp_path / "kafka.conf").write_text("# mine\nsecurity.protocol = SASL_SSL\nsasl.password=a=b\n\n")
+    url = f"kafka://a:9092,b:9093/clicks.v1?group=g&lease_seconds=6&delivery_seconds=3&config={tmp_path}/kafka.conf"
+    place = KafkaPlace.parse(LogUrl.parse(url))
+    assert (place.brokers, place.topic, place.aside_topic, place.group) == (
+        "a:9092,b:9093",
+        "clicks.v1",
+        "clicks.v1.set-aside",
+        "g",
+    )
+    assert (place.lease_seconds, place.delivery_seconds) == (6.0, 3.0)
+    settings = place.client(acks="all", enable_idempotence=True)
+    assert settings["security.protocol"] == "SASL_SSL"
+    assert settings["sasl.password"] == "a=b"
+    assert settings["acks"] == "all"
+    assert KafkaPlace.parse(LogUrl.parse("kafka://a:1/clicks")).group == "evergreen-monitor"
+
+
+@pytest.mark.parametrize(
+    ("url", "text"),
+    [
+        ("kafka:///clicks", "expected kafka://host:port"),
+        ("kafka://host/clicks", "expected kafka://host:port"),
+        ("kafka://host:9092", "expected a topic"),
+        ("kafka://host:9092/a/b", "expected a topic"),
+        ("kafka://host:9092/clicks?subscription=x", "unknown options"),
+        ("kafka://host:9092/clicks?group=", "expected group to be a name"),
+        ("kafka://host:9092/clicks?lease_seconds=0", "above 0"),
+        ("kafka://host:9092/clicks?config=/nowhere/at.all", "expected a file of name=value lines"),
+    ],
+)
+def test_another_kafka_url_is_refused(url, text):
+    with pytest.raises(ContractError, match=text):
+        KafkaPlace.parse(LogUrl.parse(url))
+
+
+def test_setting_that_librdkafka_does_not_know_is_refused_by_name(tmp_path, cluster):
+    (tmp_path / "kafka.conf").write_text("no.such.setting=1\n")
+    url = LogUrl.parse(f"kafka://{cluster.brokers}/clicks?config={tmp_path}/kafka.conf")
+    with pytest.raises(ContractError, match="no.such.setting"):
+        KafkaSubscriber(KafkaPlace.parse(url))
+    with pytest.raises(ContractError, match="no.such.setting"):
+        KafkaPublisher(KafkaPlace.parse(url)).publish([("a", b"1")])
+
+
+@pytest.mark.parametrize(
+    ("code", "kind"),
+    [
+        (KafkaError._ALL_BROKERS_DOWN, TemporaryError),
+        (KafkaError._MSG_TIMED_OUT, TemporaryError),
+        (KafkaError.NOT_ENOUGH_REPLICAS, TemporaryError),
+        (KafkaError.LEADER_NOT_AVAILABLE, TemporaryError),
+        (KafkaError.MSG_SIZE_TOO_LARGE, ContractError),
+        (KafkaError.TOPIC_AUTHORIZATION_FAILED, PermanentError),
+        (KafkaError._AUTHENTICATION, PermanentError),
+    ],
+)
+def test_errors_are_sorted_by_what_the_caller_must_do(code, kind):
+    found = sorted_error(KafkaError(code), "publishing")
+    assert type(found) is kind
+    assert str(found).startswith("publishing: ")

@@ -1,0 +1,70 @@
+"""A whole small monitor on every log: what was published is archived once, what it cannot read is set aside whole."""
+
+from __future__ import annotations
+
+import random
+import time
+import zlib
+
+from components.contracts import criteo
+from components.contracts.records import encode, record_id
+from monitoring.memory.store import Store
+from monitoring.monitor import Monitor
+from monitoring.settings import MonitorSettings
+from tests.components.logs.benches import wait_for
+from tests.monitoring.conftest import clicks, prediction, read_rows
+
+REQUESTS, ROWS = 40, 4
+
+
+def of_the_future(message: bytes) -> bytes:
+    """The same message, whole and with its checksum, in a format version that nobody knows yet."""
+    body = message[:4] + bytes([200]) + message[5:-4]
+    return body + zlib.crc32(body).to_bytes(4, "little")
+
+
+def test_monitor_archives_every_published_row_once_and_sets_the_unreadable_aside(bench, tmp_path):
+    began = time.time()
+    batches = [prediction(f"r{i}", ROWS, time=began + 0.001 * i) for i in range(REQUESTS)]
+    clicked = {(batch.request_id, i % ROWS) for i, batch in enumerate(batches)}
+    outcomes = [clicks(f"o-{b.request_id}", [(b.request_id, i % ROWS, b.time + 0.05)]) for i, b in enumerate(batches)]
+    messages = [(record_id(record), encode(record)) for record in (*batches, *outcomes)]
+    unreadable = {"future": of_the_future(encode(prediction("future", ROWS))), "garbage": b"\x00 no record"}
+    messages += [*messages[::7], *unreadable.items()]  # some twice
+    random.Random(1).shuffle(messages)
+    settings = MonitorSettings(
+        log=bench.url,
+        state=tmp_path / "state",
+        archive=tmp_path / "archive",
+        store=tmp_path / "store",
+        attribution_window_seconds=2.0,
+        archive_roll_rows=50,
+        upload_wait_seconds=0.0,
+    )
+    subscriber, store, publisher = bench.subscriber(), Store(settings.state / "monitor.db"), bench.publisher()
+    monitor = Monitor(settings, subscriber=subscriber, store=store, trigger=None)
+    for start in range(0, len(messages), 10):
+        publisher.publish(messages[start : start + 10])
+        monitor.tick()
+
+    def counted(name: str, number: int) -> bool:
+        monitor.tick()
+        return store.counters.get(name, 0) >= number
+
+    wait_for(lambda: counted("predicted", REQUESTS * ROWS), "all predictions")
+    wait_for(lambda: counted("set_aside", 2), "what is unreadable")
+    bench.forget_predecessors()
+    wait_for(lambda: counted("matured", REQUESTS * ROWS), "the end of the windows")
+    monitor.stop()
+    store.close()
+    rows = read_rows(settings.archive)
+    assert len(rows) == REQUESTS * ROWS
+    assert sum(row[criteo.LABEL] for row in rows) == len(clicked)
+    published = sorted(time for batch in batches for time in [round(batch.time * 1e6)] * ROWS)
+    assert sorted(round(row[criteo.EVENT_TIME].timestamp() * 1e6) for row in rows) == published
+    assert {kept.message_id: kept.payload for kept in subscriber.list_set_aside()} == unreadable
+    reasons = {kept.message_id: kept.reason for kept in subscriber.list_set_aside()}
+    assert "format version 200" in reasons["future"]
+    assert subscriber.replay_set_aside(["future"]) == 1
+    again = wait_for(lambda: subscriber.pull(10), "the replayed message")
+    assert [(d.message_id, d.payload) for d in again] == [("future", unreadable["future"])]

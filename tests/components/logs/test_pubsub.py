@@ -1,0 +1,201 @@
+"""What only Pub/Sub can suffer: an emulator that dies and forgets, resources that are absent, dead letters."""
+
+from __future__ import annotations
+
+import socket
+import time
+import traceback
+import uuid
+
+import pytest
+from google.cloud.pubsub_v1.types import Subscription
+
+from components.contracts.errors import ContractError, PermanentError, TemporaryError
+from components.logs.locations import open_log, open_publisher, open_subscriber
+from components.logs.pubsub import clients, resources, set_aside
+from components.logs.pubsub.names import Names
+from components.logs.pubsub.publisher import PubsubPublisher, publish_all
+from components.logs.pubsub.subscriber import PubsubSettings, PubsubSubscriber
+from tests.components.logs.benches import BENCHES, pull, wait_for
+from tests.components.logs.emulator import Emulator
+
+
+@pytest.fixture
+def bench(pubsub_server, tmp_path):
+    bench = BENCHES["pubsub"](tmp_path, pubsub_server)
+    try:
+        yield bench
+    finally:
+        bench.close()
+
+
+@pytest.fixture
+def mortal_server(pubsub_server, tmp_path):
+    """An emulator of this test's own, to be killed."""
+    emulator = Emulator(tmp_path)
+    try:
+        emulator.start()
+        yield emulator
+    finally:
+        emulator.stop()
+
+
+def test_server_that_dies_is_told_and_the_ends_reconnect_when_it_is_back(mortal_server, tmp_path):
+    bench = BENCHES["pubsub"](tmp_path, mortal_server)
+    subscriber = bench.subscriber()
+    publisher = PubsubPublisher(bench.names, clients.publisher_client(seconds=1.0), recreate=bench.recreate)
+    try:
+        publisher.publish([("before", b"1")])
+        subscriber.acknowledge(d.token for d in pull(subscriber, count=1))
+        assert subscriber.problem() is None
+        mortal_server.stop()
+        with pytest.raises(TemporaryError, match=bench.names.topic) as raised:
+            publisher.publish([("during", b"2"), ("too", b"3")])
+        # The messages of a request share one error: raised once for each, it grew into thousands of lines.
+        assert len(traceback.format_exception(raised.value)) < 100
+        problem = wait_for(subscriber.problem, "the problem")
+        assert "cannot be reached" in problem or "stream" in problem
+        assert subscriber.pull(10) == []
+        mark = subscriber.read_up_to()
+        bench.expire_leases()
+        assert subscriber.read_up_to() == mark  # nothing is known while nothing can come
+        mortal_server.start()
+
+        def back() -> bool:
+            assert subscriber.pull(10) == []
+            return subscriber.problem() is None
+
+        wait_for(back, "the connection")
+        publisher.publish([("during", b"2"), ("too", b"3")])
+        assert {(d.message_id, d.payload) for d in pull(subscriber, count=2)} == {("during", b"2"), ("too", b"3")}
+    finally:
+        publisher.close()
+        bench.close()
+
+
+def test_acknowledgement_that_a_frozen_server_did_not_confirm_is_sent_again_with_the_next_pulls(
+    mortal_server, tmp_path, monkeypatch
+):
+    monkeypatch.setattr(set_aside, "CALL_SECONDS", 0.5)
+    bench = BENCHES["pubsub"](tmp_path, mortal_server)
+    subscriber = bench.subscriber()
+    try:
+        bench.publisher().publish([("a", b"1")])
+        (delivery,) = pull(subscriber, count=1)
+        mortal_server.freeze()
+        with pytest.raises(TemporaryError, match=bench.names.subscription):
+            subscriber.acknowledge([delivery.token])
+        assert subscriber.pull(1) == []  # tried again, and not raised: the monitor has other things to do
+        assert subscriber.num_unconfirmed == 1
+        mortal_server.thaw()
+        wait_for(lambda: subscriber.pull(1) == [] and subscriber.num_unconfirmed == 0, "the confirmation")
+        bench.expire_leases()
+        assert bench.rest(subscriber) == []
+    finally:
+        mortal_server.thaw()
+        bench.close()
+
+
+def test_no_server_at_all_is_a_temporary_error(monkeypatch):
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        address = f"127.0.0.1:{free.getsockname()[1]}"
+    monkeypatch.setenv("PUBSUB_EMULATOR_HOST", address)
+    with pytest.raises(TemporaryError, match="evergreen-test"):
+        open_subscriber("pubsub://evergreen-test/nowhere")
+
+
+def test_absent_topic_and_subscription_are_named(bench):
+    absent = Names("evergreen-test", f"absent-{uuid.uuid4().hex[:6]}", "absent-subscription")
+    publisher = PubsubPublisher(absent, clients.publisher_client())
+    with pytest.raises(PermanentError, match=absent.topic):
+        publisher.publish([("a", b"1")])
+    publisher.close()
+    client = clients.subscriber_client()
+    with pytest.raises(ContractError, match="absent-subscription does not exist, expected a subscription of .*absent-"):
+        resources.check(absent, client)
+    wrong = Names("evergreen-test", "another-topic", bench.names.subscription)
+    with pytest.raises(ContractError, match="reads .*, expected projects/evergreen-test/topics/another-topic"):
+        resources.check(wrong, client)
+    client.close()
+
+
+def test_subscription_that_is_deleted_while_it_is_read_is_a_permanent_error(bench):
+    subscriber = PubsubSubscriber(
+        bench.names,
+        PubsubSettings(lease_seconds=10.0),
+        publisher=clients.publisher_client(),
+        subscriber=clients.subscriber_client(),
+    )
+    bench._open.append(subscriber)
+    bench.publisher().publish([("a", b"1")])
+    pull(subscriber, count=1)
+    client = clients.subscriber_client()
+    client.delete_subscription(subscription=bench.names.subscription_path)
+    client.close()
+
+    with pytest.raises(PermanentError, match=bench.names.subscription):
+        wait_for(lambda: subscriber.pull(1), "the error")
+    assert bench.names.subscription in subscriber.problem()
+
+
+def test_url_opens_both_ends_and_makes_what_is_missing_on_the_emulator(bench):
+    # Of a lease that is no whole number the library made no request, again and again, and said nothing.
+    name, options = uuid.uuid4().hex[:6], "lease_seconds=12.5&settle_seconds=0.5&max_messages=100"
+    both = open_log(f"pubsub://evergreen-test/fresh-{name}?subscription=mine-{name}&{options}")
+    both.publisher.publish([("a", b"1")])
+    assert [d.message_id for d in pull(both.subscriber, count=1)] == ["a"]
+    both.close()
+
+
+@pytest.mark.parametrize(
+    ("url", "text"),
+    [
+        ("pubsub://project", "expected pubsub://<project>/<topic>"),
+        ("pubsub:///topic", "expected pubsub://<project>/<topic>"),
+        ("pubsub://project/ab", "'ab' is no name of Pub/Sub's"),
+        ("pubsub://project/goog-topic", "is no name"),
+        ("pubsub://project/topic?subscription=a/b", "'a/b' is no name"),
+        ("pubsub://project/topic?leases=1", "unknown options"),
+        ("pubsub://project/topic?lease_seconds=5", "from 10 to 600"),
+        ("pubsub://project/topic?settle_seconds=soon", "to be a number"),
+        ("pubsub://project/topic?create=yes", "true or false"),
+    ],
+)
+@pytest.mark.parametrize("open_end", [open_publisher, open_subscriber])
+def test_another_url_is_refused(url, text, open_end):
+    with pytest.raises(ContractError, match=text):
+        open_end(url)
+
+
+def test_new_subscription_sends_what_cannot_be_delivered_to_the_set_aside_topic():
+    names = Names("project", "clicks", "clicks-monitor")
+    request = resources.subscription_request(
+        names, lease_seconds=30.0, dead_letters=names.aside.topic_path, emulated=False
+    )
+    made = Subscription(request)
+    assert made.dead_letter_policy.dead_letter_topic == "projects/project/topics/clicks-monitor-set-aside"
+    assert made.dead_letter_policy.max_delivery_attempts == 100
+    assert (made.ack_deadline_seconds, made.message_retention_duration.days) == (30, 31)
+    assert not made.enable_exactly_once_delivery
+    assert "expiration_policy" in made  # set, and without a time to live
+    assert not made.expiration_policy.ttl
+
+
+def test_dead_letter_and_a_message_of_another_publisher_are_listed_as_what_they_are(bench, subscriber):
+    client = clients.publisher_client()
+    publish_all(
+        client, bench.names.aside.topic_path, [(b"1", {"id": "m", "CloudPubSubDeadLetterSourceDeliveryCount": "100"})]
+    )
+    publish_all(client, bench.names.aside.topic_path, [(b"2", {})])
+    client.transport.close()
+    kept = {k.payload: k for k in subscriber.list_set_aside()}
+    assert (kept[b"1"].message_id, kept[b"1"].reason) == ("m", "dead letter of Pub/Sub after 100 deliveries")
+    assert kept[b"2"].message_id.startswith("pubsub-")
+    assert abs(kept[b"2"].time - time.time()) < 60
+
+
+def test_id_that_no_attribute_can_hold_is_refused(bench, publisher):
+    for message_id in ("", "é" * 513):
+        with pytest.raises(ContractError, match="expected 1 to 1024 bytes"):
+            publisher.publish([("fine", b"1"), (message_id, b"2")])
+    assert bench.rest(bench.subscriber()) == []

@@ -1,0 +1,42 @@
+"""The demo with its records in a log that is a server: every promise that it keeps with a file, and nothing left."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from components.contracts.errors import ContractError
+from pipelines.local.pubsub_emulator import find_emulator
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize("kind", ["pubsub", "kafka"])
+def test_loop_turns_and_loses_no_record_over_a_log_server(kind, tmp_path, run_to_end):
+    if kind == "pubsub":
+        try:
+            find_emulator()
+        except ContractError as error:
+            pytest.skip(str(error))
+    folder = tmp_path / "a demo"
+    ended = run_to_end(
+        ["demo", "--rows", "60000", "--folder", str(folder), "--log", kind],
+        output=tmp_path / "screen.log",
+        seconds=850,
+    )
+    assert ended.code == 0, ended.output
+    summary = json.loads((folder / "summary.json").read_text())
+    assert summary["requests"]["failed"] == 0
+    assert summary["records"]["archived"] == summary["records"]["published"] > 0
+    assert summary["records"]["set_aside"] == 0
+    assert summary["trigger"]["runs"] == 1
+    assert not (folder / "click_log.sqlite").exists()
+    assert ended.left == {}
+
+
+def test_demo_refuses_a_log_that_it_does_not_know_before_it_touches_the_folder(tmp_path, run_to_end):
+    ended = run_to_end(["demo", "--folder", str(tmp_path / "demo"), "--log", "rabbit"], output=tmp_path / "screen.log")
+    assert ended.code == 2
+    assert "log is 'rabbit', expected one of sqlite, pubsub, kafka" in ended.output
+    assert not (tmp_path / "demo").exists()

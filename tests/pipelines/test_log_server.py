@@ -1,0 +1,125 @@
+"""The demo's log: found early, started as a process of the stack, its variables given to whom they concern alone."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from components.contracts.errors import ContractError
+from components.logs.locations import open_log
+from pipelines.local.log_server import check_log, start_log
+from pipelines.local.pubsub_emulator import HOST_VARIABLE, find_emulator
+from pipelines.local.services import Services
+from pipelines.local.stack import Stack, tagged_processes
+
+
+def program(path: Path) -> Path:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text("#!/bin/sh\n")
+    path.chmod(0o755)
+    return path
+
+
+@pytest.fixture
+def java(tmp_path):
+    return program(tmp_path / "bin" / "java").parent
+
+
+def find(sdks=(), **environment):
+    return find_emulator({name: str(value) for name, value in environment.items()}, tuple(map(str, sdks)))
+
+
+@pytest.mark.parametrize("way", ["path", "variable", "gcloud", "home", "usual"])
+def test_emulator_is_found_wherever_the_cloud_sdk_lies(way, tmp_path, java):
+    sdk = tmp_path / "google-cloud-sdk"
+    script = program(sdk / "platform" / "pubsub-emulator" / "bin" / "cloud-pubsub-emulator")
+    gcloud = program(sdk / "bin" / "gcloud")
+    (tmp_path / "links").mkdir()
+    (tmp_path / "links" / "gcloud").symlink_to(gcloud)
+    found = {
+        "path": lambda: find(PATH=f"{java}{os.pathsep}{script.parent}"),
+        "variable": lambda: find(PATH=java, CLOUDSDK_ROOT_DIR=sdk),
+        "gcloud": lambda: find(PATH=f"{java}{os.pathsep}{tmp_path / 'links'}"),
+        "home": lambda: find(PATH=java, HOME=tmp_path),
+        "usual": lambda: find([sdk], PATH=java),
+    }[way]()
+    assert found.resolve() == script
+
+
+def test_missing_emulator_and_missing_java_are_each_named(tmp_path, java):
+    with pytest.raises(ContractError, match="emulator is not on this machine"):
+        find(PATH=java, HOME=tmp_path)
+    script = program(tmp_path / "sdk" / "platform" / "pubsub-emulator" / "bin" / "cloud-pubsub-emulator")
+    with pytest.raises(ContractError, match="needs Java"):
+        find([tmp_path / "sdk"], PATH=tmp_path / "empty")
+    assert find([tmp_path / "sdk"], PATH=tmp_path / "empty", JAVA_HOME=java.parent) == script
+
+
+def test_unknown_kind_of_log_is_refused():
+    with pytest.raises(ContractError, match="log is 'rabbit', expected one of sqlite, pubsub, kafka"):
+        check_log("rabbit")
+
+
+def test_variables_of_one_process_are_no_other_processs(tmp_path):
+    tell = [sys.executable, "-c", "import json, os; print(json.dumps(os.environ.get('ONLY_HERE')))"]
+    with Stack(logs=tmp_path, variables={}) as stack:
+        stack.start("told", tell, variables={"ONLY_HERE": "yes"})
+        stack.start("untold", tell)
+        assert [stack.wait_for_exit(name, seconds=30) for name in ("told", "untold")] == [0, 0]
+    assert [json.loads((tmp_path / f"{name}.log").read_text()) for name in ("told", "untold")] == ["yes", None]
+
+
+def exchange(place, monkeypatch):
+    """Publishes and reads one message as the demo's processes would, and returns what was read."""
+    for name, value in place.variables.items():
+        monkeypatch.setenv(name, value)
+    log = open_log(place.url)
+    try:
+        log.publisher.publish([("a", b"1")])
+        pulled, deadline = [], time.monotonic() + 60
+        while not pulled:
+            assert time.monotonic() < deadline, log.subscriber.problem()
+            pulled = log.subscriber.pull(5)
+            time.sleep(0.01)
+        log.subscriber.acknowledge([d.token for d in pulled])
+        return [(d.message_id, d.payload) for d in pulled]
+    finally:
+        log.close()
+
+
+def test_kafka_cluster_of_the_demo_carries_messages_and_ends_with_the_stack(tmp_path, monkeypatch):
+    with Stack(logs=tmp_path / "logs", variables={}) as stack:
+        place = start_log("kafka", tmp_path, stack)
+        assert exchange(place, monkeypatch) == [("a", b"1")]
+        (tag,) = stack.tag_variables.values()
+        assert tagged_processes(tag)
+    assert tagged_processes(tag) == []
+
+
+def test_pubsub_emulator_of_the_demo_carries_messages_and_ends_with_the_stack(tmp_path, monkeypatch):
+    try:
+        find_emulator()
+    except ContractError as error:
+        pytest.skip(str(error))
+    with Stack(logs=tmp_path / "logs", variables={}) as stack:
+        place = start_log("pubsub", tmp_path, stack)
+        assert set(place.variables) == {HOST_VARIABLE}
+        assert exchange(place, monkeypatch) == [("a", b"1")]
+        (tag,) = stack.tag_variables.values()
+    assert tagged_processes(tag) == []
+
+
+def test_demo_without_a_chosen_log_uses_a_file_in_its_folder(tmp_path):
+    from pipelines.local.demo_plan import DemoSettings, plan_for_world
+    from pipelines.local.run import LocalFolders
+
+    settings = DemoSettings(folder=tmp_path / "a demo")
+    folders = LocalFolders(root=settings.folder)
+    services = Services(settings=settings, plan=plan_for_world(settings), folders=folders, triton_url="")
+    assert services.log_url == f"sqlite:///{str(tmp_path).replace(' ', '%20')}/a%20demo/click_log.sqlite"
+    assert services.log_variables == {}
