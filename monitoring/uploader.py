@@ -1,11 +1,12 @@
-"""Moves sealed archive files into the lake: `python -m monitoring.uploader --archive DIR --lake DIR`.
+"""Moves sealed archive files into the lake: `python -m monitoring.uploader --archive DIR --lake DIR|gs://BUCKET/...`.
 
-In: `<archive>/day=*/part-*.parquet`, which `monitoring.memory.archive` renames into place whole. Out: the same files
-below the lake, and `<archive>/uploaded/<name>.json` as the proof that the trigger waits for. Which rows a file holds is
-the archive's concern; reading the lake, extraction's. A bucket instead of a folder is a later issue.
+In: `<archive>/day=*/part-*.parquet` and `<archive>/outcomes/day=*/part-*.parquet`, which `monitoring.memory` renames
+into place whole. Out: the same names below the lake, and `<archive>/uploaded/<name>.json` as the proof that the trigger
+waits for. Which rows a file holds is the archive's concern; reading the lake, extraction's; how bytes come to lie in a
+folder or a bucket, and how that is proved, `components.storage`'s.
 
-The order that survives a kill: copied aside, flushed, checked by size and SHA-256, renamed; then the marker; then the
-local file goes. Each step is repeated or skipped on the next pass.
+The order that survives a kill: stored in the lake and compared there with the local file; then the marker; then the
+local file goes. Each step is repeated or skipped on the next pass, by this uploader or by another at the same time.
 """
 
 from __future__ import annotations
@@ -13,7 +14,6 @@ from __future__ import annotations
 import json
 import logging
 import os
-import shutil
 import signal
 import sys
 import threading
@@ -21,14 +21,21 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
+from components.contracts.criteo import DAY_PARTITION, OUTCOME_PARTITION
 from components.contracts.durable import fsync_path, sha256_file, write_whole
-from components.contracts.errors import ContractError, TemporaryError
-from monitoring.memory.archive import marker_path, no_checkpoint
+from components.contracts.errors import ContractError, PermanentError, TemporaryError
+from components.storage.folder import FolderObjects
+from components.storage.locations import open_objects
+from components.storage.objects import Differs, Objects
+from monitoring.memory.archive import UPLOADED_FOLDER, marker_path, no_checkpoint
 from monitoring.settings import UploaderSettings, build_parser, read_settings
 
 logger = logging.getLogger(__name__)
 
 ENVIRONMENT_PREFIX = "EVERGREEN_UPLOADER_"
+MAX_PAUSE_SECONDS = 300.0
+"""Longest pause between two passes while the lake cannot be reached."""
+PATTERNS = tuple(f"{partition.format(day='*')}/part-*.parquet" for partition in (DAY_PARTITION, OUTCOME_PARTITION))
 
 
 class Uploader:
@@ -37,12 +44,12 @@ class Uploader:
     def __init__(
         self,
         archive: Path,
-        lake: Path,
+        lake: Path | Objects,
         *,
         clock: Callable[[], float] = time.time,
         checkpoint: Callable[[str], None] = no_checkpoint,
     ) -> None:
-        """Opens both folders; they are created where missing.
+        """Opens both; a folder is created where it is missing.
 
         Args:
             archive: The monitor's archive.
@@ -50,72 +57,104 @@ class Uploader:
             clock: Seconds since the epoch.
             checkpoint: Called with the name of each step that a crash may follow.
         """
-        self._archive, self._lake, self._clock, self._checkpoint = archive, lake, clock, checkpoint
-        for folder in (archive, lake):
-            folder.mkdir(parents=True, exist_ok=True)
+        self._archive, self._clock, self._checkpoint = archive, clock, checkpoint
+        self._lake = FolderObjects(lake) if isinstance(lake, Path) else lake
+        (archive / UPLOADED_FOLDER).mkdir(parents=True, exist_ok=True)
+        # Else a power cut could take the first proofs with their folder, after the local files went.
+        fsync_path(archive)
+        if isinstance(self._lake, FolderObjects):
+            self._lake.root.mkdir(parents=True, exist_ok=True)
+        self._failed: set[str] = set()
+        self.refused: dict[str, str] = {}
+        """Files whose names the lake has with other bytes, and what was said: they stay, and are not tried again."""
 
     def run_once(self) -> list[str]:
-        """Moves every file that is sealed now, oldest name first; their names.
+        """Moves every file that is sealed now, rows before outcomes and oldest day first; the names of those moved.
+
+        What failed for now in an earlier pass comes last, so that one bad file does not hold up the others.
 
         Raises:
-            TemporaryError: a file could not be copied; the others after it wait for the next pass.
+            TemporaryError: a file could not be moved now; it and those after it wait for the next pass.
+            PermanentError: no file can be moved until somebody changes something (permission, room, the bucket); all
+                that are not moved are kept. Or, after all others were moved, `Differs`: see `refused`.
         """
-        names = sorted(p.relative_to(self._archive).as_posix() for p in self._archive.glob("day=*/part-*.parquet"))
-        for name in names:
+        moved: list[str] = []
+        differing: list[Differs] = []
+        found = [p.relative_to(self._archive).as_posix() for pattern in PATTERNS for p in self._archive.glob(pattern)]
+        for name in sorted(set(found) - self.refused.keys(), key=lambda name: (name in self._failed, name)):
             try:
-                self._move(name)
-            except OSError as error:
+                if self._move(name):
+                    moved.append(name)
+            except Differs as error:
+                logger.error("%s is refused and kept: %s", name, error)
+                self.refused[name] = str(error)
+                differing.append(error)
+            except (TemporaryError, OSError) as error:
+                self._failed.add(name)
                 raise TemporaryError(f"{name} was not moved: {error}") from error
-        return names
+            except PermanentError as error:
+                raise PermanentError(
+                    f"{name} was not moved, it and what is sealed after it is kept: {error}"
+                ) from error
+            self._failed.discard(name)
+        if differing:
+            raise differing[0]
+        return moved
 
-    def _move(self, name: str) -> None:
-        source, target = self._archive / name, self._lake / name
-        digest, num_bytes = sha256_file(source), source.stat().st_size
-        if not target.exists() or sha256_file(target) != digest:
-            self._copy(source, target, digest, num_bytes)
-        fsync_path(target.parent)
-        self._checkpoint("uploader.renamed")
+    def _move(self, name: str) -> bool:
+        """Whether there was something to move: another uploader may be done with it by now."""
+        source = self._archive / name
+        try:
+            digest, num_bytes = sha256_file(source), source.stat().st_size
+            self._lake.upload(name, source)
+        except (PermanentError, OSError):
+            # Not there any more is no failure, with the proof of another uploader beside it.
+            if not source.exists() and marker_path(self._archive, name).exists():
+                return False
+            raise
+        self._checkpoint("uploader.stored")
         marker = {
             "name": name,
-            "lake_uri": target.resolve().as_uri(),
+            "lake_uri": self._uri(name),
             "num_bytes": num_bytes,
             "sha256": digest,
             "uploaded_at": self._clock(),
         }
         write_whole(marker_path(self._archive, name), json.dumps(marker, indent=2) + "\n")
         self._checkpoint("uploader.marked")
-        source.unlink()
+        source.unlink(missing_ok=True)
         fsync_path(source.parent)
         self._checkpoint("uploader.removed")
         logger.info("moved %s: %d bytes", name, num_bytes)
+        return True
 
-    def _copy(self, source: Path, target: Path, digest: str, num_bytes: int) -> None:
-        if not target.parent.exists():
-            target.parent.mkdir(parents=True)
-            fsync_path(target.parent.parent)
-        # One name per file, so a copy torn by a kill is overwritten, not left behind.
-        aside = target.with_name(f".{target.name}.aside")
-        shutil.copyfile(source, aside)
-        fsync_path(aside)
-        self._checkpoint("uploader.copied")
-        if aside.stat().st_size != num_bytes or sha256_file(aside) != digest:
-            aside.unlink()
-            raise TemporaryError(f"{target.name} reads back otherwise than it was written, expected sha256 {digest}")
-        os.rename(aside, target)
+    def _uri(self, name: str) -> str:
+        local = self._lake.local(name)
+        return f"{self._lake.uri}/{name}" if local is None else local.resolve().as_uri()
 
 
 def run(uploader: Uploader, stop: threading.Event, interval_seconds: float) -> None:
-    """Passes over the archive until `stop` is set, then once more; what fails waits for the next pass."""
-    while not stop.wait(interval_seconds):
+    """Passes over the archive until `stop` is set, then once more; what fails for now waits for a later pass.
+
+    Raises:
+        TemporaryError: the last pass failed.
+        PermanentError: see `Uploader.run_once`; a file that is refused ends nothing but its own move.
+    """
+    pause = interval_seconds
+    while not stop.wait(pause):
         try:
             uploader.run_once()
+            pause = interval_seconds
+        except Differs:
+            continue  # Told where it was found, and once more at the end.
         except TemporaryError as error:
-            logger.warning("pass ended early, next in %g s: %s", interval_seconds, error)
+            pause = min(2 * pause, max(interval_seconds, MAX_PAUSE_SECONDS))
+            logger.warning("pass ended early, next in %g s: %s", pause, error)
     uploader.run_once()
 
 
 def main(argv: Sequence[str] | None = None, environment: Mapping[str, str] = os.environ) -> int:
-    """Runs the uploader until SIGTERM or SIGINT; 0 stopped, 1 the last pass failed, 2 misuse."""
+    """Runs the uploader until SIGTERM or SIGINT, or once; 0 all moved, 1 files were kept, 2 misuse."""
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
     parser = build_parser(UploaderSettings, prog="python -m monitoring.uploader", description=__doc__.split("\n")[0])
     stop = threading.Event()
@@ -123,15 +162,22 @@ def main(argv: Sequence[str] | None = None, environment: Mapping[str, str] = os.
         signal.signal(number, lambda *_: stop.set())
     try:
         settings = read_settings(UploaderSettings, parser, argv, environment, ENVIRONMENT_PREFIX)
+        uploader = Uploader(settings.archive, open_objects(settings.lake_uri))
         logger.info("moving %s to %s", settings.archive, settings.lake)
-        run(Uploader(settings.archive, settings.lake), stop, settings.interval_seconds)
+        if settings.once:
+            stop.set()
+        run(uploader, stop, settings.interval_seconds)
     except ContractError as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
-    except TemporaryError as error:
+    except Differs:
+        pass
+    except (TemporaryError, PermanentError) as error:
         print(f"error: {error}", file=sys.stderr)
         return 1
-    return 0
+    for name, reason in uploader.refused.items():
+        print(f"error: {name} is kept: {reason}", file=sys.stderr)
+    return 1 if uploader.refused else 0
 
 
 if __name__ == "__main__":

@@ -95,6 +95,7 @@ def _run(arguments: argparse.Namespace) -> None:
             "duplicates": dataset.num_duplicates,
             "first_event_time": dataset.first_event_time,
             "last_event_time": dataset.last_event_time,
+            "late_clicks": dataset.num_late_clicks,
         }
 
 

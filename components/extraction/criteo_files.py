@@ -37,6 +37,8 @@ class CriteoFiles:
     """A Criteo file, or a folder of them."""
 
     path: Path
+    late = None
+    """See `Source.late`: Criteo's labels are final."""
 
     def describe(self) -> str:
         """See `Source.describe`."""
@@ -71,6 +73,10 @@ class CriteoFiles:
     def pieces_before(self, end: int, *, num_days: int, piece_rows: int) -> list[Piece] | None:
         """See `Source.pieces_before`: a packed text file cannot be entered in its middle."""
         return None if num_days and any(day * DAY_MICROS < end for day, _ in self._files()) else []
+
+    def read(self, piece: Piece, set_aside: SetAside) -> tuple[Any, int]:
+        """See `Source.read`; there is no piece to read."""
+        raise ContractError(f"{self.path} is read as a whole, expected no piece of day {piece.day}")
 
     def _files(self) -> list[tuple[int, Path]]:
         """Day number and path, by day.

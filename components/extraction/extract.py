@@ -94,6 +94,7 @@ def extract(source: Source, window: Span, folder: Path, settings: ExtractionSett
         cut_newest(parts.parts, num_holdout, older=aside / "train", newest=aside / "holdout")
         (aside / "all").rmdir()
         num_train = count.num_rows - num_holdout
+        num_late_clicks = source.late.num_joined if source.late else 0
         replay = draw_replay(
             source,
             count.first,
@@ -124,6 +125,8 @@ def extract(source: Source, window: Span, folder: Path, settings: ExtractionSett
         num_replay_holdout_rows=replay.num_holdout_rows,
         replay_share=settings.replay_share,
         replay_days=replay.days,
+        num_late_clicks=num_late_clicks,
+        outcomes_digest=source.late.digest() if source.late else None,
     )
 
 

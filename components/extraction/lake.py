@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import date
 from pathlib import Path
 from typing import Any
@@ -18,6 +18,7 @@ import numpy as np
 import pyarrow as pa
 
 from components.contracts.criteo import DAY_PARTITION, EVENT_TIME, REQUEST_ID, ROW
+from components.extraction.late_clicks import LateClicks
 from components.extraction.pieces import Piece, cut_evenly
 from components.extraction.raw_schema import RAW_SCHEMA
 from components.extraction.readers.raw_parquet import RawParquet
@@ -37,6 +38,12 @@ class Lake:
     folder: Path
     piece_rows: int = PIECE_ROWS
     """Rows sorted at a time, about."""
+    late: LateClicks = field(init=False, repr=False)
+    """See `Source.late`."""
+
+    def __post_init__(self) -> None:
+        """Looks for late clicks in the same folder."""
+        object.__setattr__(self, "late", LateClicks(self.folder))
 
     def days(self) -> dict[date, list[Path]]:
         """The visible Parquet files of each day that has any, in order.
@@ -65,7 +72,7 @@ class Lake:
             if not window.clipped(span).is_empty:
                 logger.info("reading day %s: %d files", day, len(files))
                 for i, piece in enumerate(cut_evenly(day, files, span.clipped(window), self.piece_rows)):
-                    table, num_duplicates = read_piece(piece, set_aside, with_strays=i == 0)
+                    table, num_duplicates = self.read(piece, set_aside, with_strays=i == 0)
                     if table.num_rows:
                         yield table, num_duplicates
 
@@ -81,22 +88,22 @@ class Lake:
                 found += [pieces] if pieces else []
         return [piece for pieces in reversed(found) for piece in pieces]
 
+    def read(self, piece: Piece, set_aside: SetAside, *, with_strays: bool = False) -> tuple[Any, int]:
+        """See `Source.read`: as `sorted_once` leaves the rows, with their late clicks.
 
-def read_piece(piece: Piece, set_aside: SetAside, *, with_strays: bool) -> tuple[Any, int]:
-    """The piece's rows as `sorted_once` leaves them, and how many were left out.
-
-    Args:
-        piece: What is read.
-        set_aside: Takes the malformed rows.
-        with_strays: See `RawParquet.with_strays`.
-    """
-    day = day_span(piece.day)
-    batches = [
-        batch
-        for path in piece.files
-        for batch in RawParquet(path=path, span=piece.span, day=day, with_strays=with_strays).batches(set_aside)
-    ]
-    return sorted_once(pa.Table.from_batches(batches, RAW_SCHEMA))
+        Args:
+            piece: What is read.
+            set_aside: Takes the malformed rows.
+            with_strays: See `RawParquet.with_strays`.
+        """
+        day = day_span(piece.day)
+        batches = [
+            batch
+            for path in piece.files
+            for batch in RawParquet(path=path, span=piece.span, day=day, with_strays=with_strays).batches(set_aside)
+        ]
+        table, num_duplicates = sorted_once(pa.Table.from_batches(batches, RAW_SCHEMA))
+        return self.late.join(table, piece.day), num_duplicates
 
 
 def sorted_once(table: Any) -> tuple[Any, int]:

@@ -24,11 +24,12 @@ BATCH_ROWS = 65_536
 """Rows of a batch in memory and of a row group on disk."""
 
 
-def _arrow_type(text: str) -> Any:
+def arrow_type(text: str) -> Any:
+    """The Arrow type that `contracts.criteo` spells `text`."""
     return pa.timestamp("us", tz="UTC") if text.startswith("timestamp") else getattr(pa, text)()
 
 
-RAW_SCHEMA = pa.schema([(name, _arrow_type(text)) for name, text in criteo.RAW_TYPES.items()])
+RAW_SCHEMA = pa.schema([(name, arrow_type(text)) for name, text in criteo.RAW_TYPES.items()])
 CLICK_COLUMNS = (criteo.LABEL, *criteo.FEATURES)
 """What Criteo publishes; the other columns of the raw schema say where a row came from."""
 KEY_COLUMNS = (criteo.REQUEST_ID, criteo.ROW, criteo.EVENT_TIME)

@@ -22,7 +22,6 @@ from numpy.typing import NDArray
 
 from components.contracts.criteo import REQUEST_ID, ROW
 from components.contracts.errors import ContractError
-from components.extraction.lake import read_piece
 from components.extraction.parquet_files import PartWriter
 from components.extraction.pieces import Piece
 from components.extraction.raw_schema import BATCH_ROWS
@@ -100,7 +99,7 @@ def _draw(source: Source, before: int, num_rows: int, num_holdout_rows: int, num
         logger.info("no old rows are held out: Criteo's own files cannot be entered in their middle")
         return Replay(num_rows=0, num_holdout_rows=0, days=[])
     wanted = {LEARNT: num_rows, HELD_OUT: min(num_holdout_rows, MAX_HELD_OUT_ROWS)}
-    days = _copy(pieces, wanted, np.uint64(before % 2**64), folder)
+    days = _copy(source, pieces, wanted, np.uint64(before % 2**64), folder)
     taken = {side: sum(counts[side] for counts in days.values()) for side in wanted}
     for side, num_taken in taken.items():
         if not num_taken:
@@ -114,14 +113,16 @@ def _draw(source: Source, before: int, num_rows: int, num_holdout_rows: int, num
     return Replay(num_rows=taken[LEARNT], num_holdout_rows=taken[HELD_OUT], days=drawn)
 
 
-def _copy(pieces: list[Piece], wanted: dict[str, int], salt: np.uint64, folder: Path) -> dict[str, dict[str, int]]:
+def _copy(
+    source: Source, pieces: list[Piece], wanted: dict[str, int], salt: np.uint64, folder: Path
+) -> dict[str, dict[str, int]]:
     """Writes the drawn rows and returns their numbers by day and side."""
     days: dict[str, dict[str, int]] = {}
     taken = dict.fromkeys(wanted, 0)
     with SetAside(folder / SET_ASIDE_FILE, max_fraction=1.0) as set_aside, ExitStack() as stack:
         writers = {side: stack.enter_context(PartWriter(folder / side)) for side in wanted}
         for piece, share_read in _spread(pieces, wanted, salt):
-            table, _ = read_piece(piece, set_aside, with_strays=False)
+            table, _ = source.read(piece, set_aside)
             identities = _identities(table)
             held_out = _mix(identities >> np.uint64(32)) < np.uint64(HELD_OUT_SHARE * 2**64)
             day = days.setdefault(piece.day.isoformat(), dict.fromkeys(wanted, 0))

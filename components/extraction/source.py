@@ -6,9 +6,11 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Protocol
 
+from components.contracts.criteo import DAY_PARTITION, OUTCOME_PARTITION
 from components.contracts.errors import ContractError
 from components.extraction.criteo_files import CriteoFiles
-from components.extraction.lake import PARTITION, Lake
+from components.extraction.lake import Lake
+from components.extraction.late_clicks import LateClicks
 from components.extraction.pieces import Piece
 from components.extraction.set_aside import SetAside
 from components.extraction.times import Span
@@ -16,6 +18,10 @@ from components.extraction.times import Span
 
 class Source(Protocol):
     """Rows on a time axis."""
+
+    @property
+    def late(self) -> LateClicks | None:
+        """Clicks that came after their rows were written, joined to the rows as they are read; None: never any."""
 
     def describe(self) -> str:
         """What it holds, first and last day included; for messages."""
@@ -41,14 +47,18 @@ class Source(Protocol):
             None where a part of such a day cannot be found without reading all of it.
         """
 
+    def read(self, piece: Piece, set_aside: SetAside) -> tuple[Any, int]:
+        """The rows of a piece of `pieces_before`, as `tables` gives them."""
+
 
 def find_source(path: Path) -> Source:
-    """The source that lies at `path`: a lake if it has day partitions, else Criteo's files.
+    """The source that lies at `path`: a lake if it has partitions or nothing visible, else Criteo's files.
 
     Raises:
         ContractError: nothing is there.
     """
-    if path.is_dir() and (any(path.glob(f"{PARTITION}*")) or not any(path.iterdir())):
+    partitions = (DAY_PARTITION.format(day="*"), OUTCOME_PARTITION.format(day="*"))
+    if path.is_dir() and (any(any(path.glob(each)) for each in partitions) or not any(path.glob("[!.]*"))):
         return Lake(folder=path)
     if not path.exists():
         raise ContractError(f"lake {path} does not exist, expected day partitions or Criteo files")

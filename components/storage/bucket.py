@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import base64
 import io
+import logging
 import os
 from contextlib import AbstractContextManager
 from pathlib import Path
@@ -26,7 +27,9 @@ from google.cloud.storage.retry import DEFAULT_RETRY
 from components.contracts.durable import whole_file
 from components.contracts.errors import ContractError, PermanentError, TemporaryError
 from components.storage.bucket_errors import translated
-from components.storage.objects import ABSENT, Changed, ObjectInfo, Stored, check_name, opened
+from components.storage.objects import ABSENT, Changed, Differs, ObjectInfo, Stored, check_name, opened
+
+logger = logging.getLogger(__name__)
 
 RETRY_SECONDS = 60.0
 FIRST_DELAY_SECONDS = 0.5
@@ -125,6 +128,31 @@ class BucketObjects:
                 return generation
             return int(blob.generation)
 
+    def upload(self, name: str, path: Path) -> bool:
+        """See `Objects.upload`."""
+        is_new = False
+        check_name(name, self.uri)
+        with self._translated(f"{self.uri}/{name}"), opened(path) as source:
+            sent = _crc32c(source), source.tell()
+        if (stored := self._kept(name)) is None:
+            try:
+                self.write(name, path, if_generation=ABSENT)
+                is_new = True
+            except Changed:
+                logger.info("%s/%s: another writer came first", self.uri, name)
+            except PermanentError as error:
+                # What the way damages arrives whole another time.
+                if isinstance(error.__cause__, refusals.BadRequest) and "crc32c" in str(error).lower():
+                    raise TemporaryError(str(error)) from error
+                raise
+            stored = self._kept(name)
+        if stored is None:
+            raise TemporaryError(f"{self.uri}/{name} was removed while it was uploaded")
+        if stored != sent:
+            told = f"(CRC32C {stored[0]}, {stored[1]} bytes), expected those of {path} ({sent[0]}, {sent[1]} bytes)"
+            raise Differs(f"{self.uri}/{name} is there with other bytes {told}")
+        return is_new
+
     def copy(self, source: str, target: str) -> int:
         """See `Objects.copy`."""
         return self._copy(self._blob(source), target)
@@ -198,6 +226,15 @@ class BucketObjects:
             if expected is not None:
                 problem = f"damaged (CRC32C {arriving.crc32c()}, expected {expected})"
         raise TemporaryError(f"{self.uri}/{name} was {problem} while it was read, {_READ_ATTEMPTS} times")
+
+    def _kept(self, name: str) -> tuple[str, int] | None:
+        """CRC32C and size of the object, as the service reckons them from what it stored; None if absent."""
+        with self._translated(f"{self.uri}/{name}"):
+            found = self._bucket.get_blob(self._full(name), **self._call)
+            if found is None:
+                self._check_bucket()
+                return None
+            return str(found.crc32c), int(found.size)
 
     def _crc32c_of(self, blob: Any) -> str | None:
         """The checksum of the very write that was read, where the last answer told none; None if it is gone."""

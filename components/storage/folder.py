@@ -24,7 +24,7 @@ from uuid import uuid4
 
 from components.contracts.durable import fsync_path, whole_file
 from components.contracts.errors import ContractError, PermanentError, TemporaryError
-from components.storage.objects import ABSENT, Changed, ObjectInfo, Stored, check_name, opened
+from components.storage.objects import ABSENT, Changed, Differs, ObjectInfo, Stored, check_name, opened
 
 _LOCK_FILE = ".objects.lock"
 _CHUNK_BYTES = 1 << 20
@@ -74,6 +74,26 @@ class FolderObjects:
             with opened(content) as source, whole_file(path) as copy:
                 _fill(copy, source, now)
             return _generation(path.stat())
+
+    def upload(self, name: str, path: Path) -> bool:
+        """See `Objects.upload`."""
+        final = self.local(name)
+        with self._changing(final) as now:
+            is_new = not final.is_file()
+            if is_new:
+                with open(path, "rb") as source, whole_file(final) as copy:
+                    _fill(copy, source, now)
+                    os.fsync(copy.fileno())
+                    if not _are_equal(Path(copy.name), path):
+                        raise TemporaryError(f"{final} reads back otherwise than it was written from {path}")
+            elif not _are_equal(final, path):
+                raise Differs(f"{final} is there with other bytes than {path}")
+            # The way to the file too: a killed predecessor may have made it and not flushed it.
+            for folder in (final.parent, *final.parent.parents):
+                fsync_path(folder)
+                if folder == self.root:
+                    break
+            return is_new
 
     def copy(self, source: str, target: str) -> int:
         """See `Objects.copy`; both names share one file, which no writer changes in place."""
@@ -195,6 +215,16 @@ def _fill(copy: BinaryIO, source: BinaryIO, now: int) -> None:
     shutil.copyfileobj(source, copy, _CHUNK_BYTES)
     copy.flush()
     os.utime(copy.fileno(), ns=(now, now))
+
+
+def _are_equal(one: Path, other: Path) -> bool:
+    with open(one, "rb") as first, open(other, "rb") as second:
+        while True:
+            here, there = first.read(_CHUNK_BYTES), second.read(_CHUNK_BYTES)
+            if here != there:
+                return False
+            if not here:
+                return True
 
 
 def _generation(status: os.stat_result) -> int:

@@ -13,7 +13,7 @@ from io import BytesIO
 from pathlib import Path
 from typing import BinaryIO, NamedTuple, Protocol
 
-from components.contracts.errors import ContractError, TemporaryError
+from components.contracts.errors import ContractError, PermanentError, TemporaryError
 
 ABSENT = 0
 """The generation of an object that does not exist, as Cloud Storage counts."""
@@ -25,6 +25,10 @@ MAX_PART_BYTES = 200
 
 class Changed(TemporaryError):
     """The object is not at the generation that the writer had seen: another writer came first."""
+
+
+class Differs(PermanentError):
+    """The object is there already with other bytes than those to upload: one name was given twice."""
 
 
 class ObjectInfo(NamedTuple):
@@ -75,6 +79,21 @@ class Objects(Protocol):
 
         Raises:
             Changed: the object is at another generation.
+        """
+
+    def upload(self, name: str, path: Path) -> bool:
+        """Makes the local file `path` the object `name` where there is none, and proves that its bytes are stored.
+
+        After it returns the file may go: what is stored was compared with it, byte for byte in a folder, by size and
+        by the CRC32C that the service keeps in a bucket, and is flushed to disk. An object of the same bytes is done,
+        whoever wrote it, so the call may be repeated, also by two at once.
+
+        Returns:
+            Whether this call wrote the object; False = it was there.
+
+        Raises:
+            Differs: the object is there with other bytes; it stays as it is.
+            TemporaryError: what arrived is not what was sent; it was not made an object.
         """
 
     def copy(self, source: str, target: str) -> int:

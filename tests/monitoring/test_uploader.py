@@ -1,78 +1,412 @@
-"""The uploader: whole files, markers, and a crash at any named point."""
+"""The uploader, into a folder and into a bucket: whole files, proved before the local one goes, whatever breaks."""
 
 from __future__ import annotations
 
+import base64
+import contextlib
 import hashlib
 import json
+import os
+import random
+import re
+import signal
+import subprocess
+import sys
+import threading
+import time
 
+import google_crc32c
 import pytest
+import requests
 
 from components.contracts.errors import ContractError, TemporaryError
+from components.storage import folder as folder_storage
+from components.storage.bucket import BucketObjects
+from components.storage.folder import FolderObjects
+from components.storage.objects import Differs
 from monitoring.settings import UploaderSettings
-from monitoring.uploader import Uploader
+from monitoring.uploader import MAX_PAUSE_SECONDS, Uploader, main, run
+from tests.conftest import REPOSITORY
 from tests.monitoring.memory.test_archive import Crash, crash_at
+from tests.monitoring.power_cut import Disk
 
 NAME = "day=2025-11-13/part-1.parquet"
-CONTENT = b"rows" * 100_000
+OUTCOMES = "outcomes/day=2025-11-13/part-2.parquet"
+CONTENT = {NAME: b"rows" * 100_000, OUTCOMES: b"late clicks"}
+POINTS = ["uploader.stored", "uploader.marked", "uploader.removed"]
+URI = "gs://models/a lake"
+
+
+def open_bucket(**settings):
+    patience = {"retry_seconds": 10.0, "first_delay_seconds": 0.001, "chunk_bytes": 2 << 20}
+    return BucketObjects(URI, **{**patience, **settings})
 
 
 @pytest.fixture
-def folders(tmp_path):
-    archive, lake = tmp_path / "an archive", tmp_path / "a lake"
-    (archive / "day=2025-11-13").mkdir(parents=True)
-    (archive / NAME).write_bytes(CONTENT)
-    (archive / "day=2025-11-13" / ".part-2.parquet.aside").write_bytes(b"torn")
-    return archive, lake
+def archive(tmp_path):
+    folder = tmp_path / "an archive"
+    for name, content in CONTENT.items():
+        (folder / name).parent.mkdir(parents=True)
+        (folder / name).write_bytes(content)
+    (folder / "day=2025-11-13" / ".part-2.parquet.aside").write_bytes(b"torn")
+    (folder / "day=2025-11-13" / "notes.txt").write_bytes(b"somebody's")
+    return folder
 
 
-def expect_moved(archive, lake):
-    assert sorted(p.relative_to(lake).as_posix() for p in lake.rglob("*") if p.is_file()) == [NAME]
-    assert (lake / NAME).read_bytes() == CONTENT
-    assert not (archive / NAME).exists()
+@pytest.fixture(params=["folder", "bucket"])
+def open_lake(request, tmp_path):
+    """Opens the lake; every call is one more handle on it."""
+    if request.param == "folder":
+        return lambda: FolderObjects(tmp_path / "a lake")
+    request.getfixturevalue("cloud_storage")
+    return open_bucket
+
+
+@pytest.fixture
+def bucket(cloud_storage):
+    """The bucket's front, where faults are put."""
+    return cloud_storage
+
+
+@pytest.fixture(autouse=True)
+def signals():
+    """The handlers of this process as they were: `main` sets its own."""
+    numbers = (signal.SIGTERM, signal.SIGINT)
+    before = [signal.getsignal(number) for number in numbers]
+    yield
+    for number, handler in zip(numbers, before):
+        signal.signal(number, handler)
+
+
+def kept(archive) -> list[str]:
+    return sorted(name for name in CONTENT if (archive / name).exists())
+
+
+def expect_moved(archive, lake, names=tuple(CONTENT)):
+    """Bucket manifest = volume manifest: names, sizes and bytes are those of the markers, and no file is left."""
+    assert [each.name for each in lake.list()] == sorted(names)
+    assert {name: lake.read(name).content for name in names} == {name: CONTENT[name] for name in names}
+    markers = [json.loads(path.read_text()) for path in (archive / "uploaded").glob("*.json")]
+    assert sorted((m["name"], m["num_bytes"], m["sha256"]) for m in markers) == sorted(
+        (name, len(CONTENT[name]), hashlib.sha256(CONTENT[name]).hexdigest()) for name in names
+    )
+    assert not set(kept(archive)) & set(names)
+
+
+def test_rows_and_late_outcomes_are_moved_and_leave_markers(archive, open_lake):
+    assert Uploader(archive, open_lake()).run_once() == [NAME, OUTCOMES]
+    expect_moved(archive, open_lake())
+    assert Uploader(archive, open_lake()).run_once() == []
+    assert sorted(path.name for path in (archive / "day=2025-11-13").iterdir()) == [
+        ".part-2.parquet.aside",
+        "notes.txt",
+    ]
+
+
+def test_a_folders_marker_is_what_it_always_was(archive, tmp_path):
+    Uploader(archive, tmp_path / "a lake", clock=lambda: 12.5).run_once()
+    assert (archive / "uploaded" / "part-1.parquet.json").read_text() == (
+        "{\n"
+        f'  "name": "{NAME}",\n'
+        f'  "lake_uri": "{(tmp_path / "a lake" / NAME).resolve().as_uri()}",\n'
+        f'  "num_bytes": {len(CONTENT[NAME])},\n'
+        f'  "sha256": "{hashlib.sha256(CONTENT[NAME]).hexdigest()}",\n'
+        '  "uploaded_at": 12.5\n'
+        "}\n"
+    )
+
+
+def test_a_buckets_marker_names_the_object(archive, bucket):
+    Uploader(archive, open_bucket()).run_once()
     marker = json.loads((archive / "uploaded" / "part-1.parquet.json").read_text())
-    assert marker["sha256"] == hashlib.sha256(CONTENT).hexdigest()
-    assert (marker["name"], marker["num_bytes"]) == (NAME, len(CONTENT))
+    assert marker["lake_uri"] == f"{URI}/{NAME}"
 
 
-def test_a_sealed_file_is_moved_and_leaves_a_marker(folders):
-    assert Uploader(*folders).run_once() == [NAME]
-    expect_moved(*folders)
-    assert Uploader(*folders).run_once() == []
-
-
-@pytest.mark.parametrize("point", ["uploader.copied", "uploader.renamed", "uploader.marked", "uploader.removed"])
-def test_a_crash_at_any_point_is_finished_by_the_next_pass(folders, point):
+@pytest.mark.parametrize("visit", [1, 2])
+@pytest.mark.parametrize("point", POINTS)
+def test_a_crash_at_any_point_is_finished_by_the_next_pass(archive, open_lake, point, visit):
     with pytest.raises(Crash):
-        Uploader(*folders, checkpoint=crash_at(point)).run_once()
-    Uploader(*folders).run_once()
-    expect_moved(*folders)
+        Uploader(archive, open_lake(), checkpoint=crash_at(point, visit)).run_once()
+    Uploader(archive, open_lake()).run_once()
+    expect_moved(archive, open_lake())
 
 
-def test_a_file_that_reads_back_otherwise_is_not_published(folders):
-    archive, lake = folders
+@pytest.mark.parametrize("after", [False, True], ids=["before", "after"])
+def test_a_crash_before_or_after_any_request_is_finished_by_the_next_pass(archive, bucket, monkeypatch, after):
+    request, calls = requests.Session.request, []
+    monkeypatch.setattr(requests.Session, "request", lambda *a, **k: (calls.append(0), request(*a, **k))[1])
+    Uploader(archive, open_bucket()).run_once()
+    num_calls = len(calls)
+    assert num_calls >= 2 * len(CONTENT)
+    for n in range(num_calls):
+        for name, content in CONTENT.items():
+            (archive / name).write_bytes(content)
+            open_bucket().delete(name)
+            (archive / "uploaded" / f"{name.rpartition('/')[2]}.json").unlink()
+        left = [n]
 
-    def spoil(name: str) -> None:
-        if name == "uploader.copied":
-            (aside,) = lake.glob("day=*/.*")
-            aside.write_bytes(CONTENT[:-1] + b"x")
+        def killed(*args, left=left, **more):
+            left[0] -= 1
+            if left[0] == -1 and not after:
+                raise Crash
+            answer = request(*args, **more)
+            if left[0] == -1:
+                raise Crash
+            return answer
 
-    with pytest.raises(TemporaryError, match="reads back otherwise"):
-        Uploader(*folders, checkpoint=spoil).run_once()
-    assert (archive / NAME).exists()
-    assert not (lake / NAME).exists()
-    Uploader(*folders).run_once()
-    expect_moved(*folders)
+        with monkeypatch.context() as patch:
+            patch.setattr(requests.Session, "request", killed)
+            with pytest.raises(Crash):
+                Uploader(archive, open_bucket()).run_once()
+        Uploader(archive, open_bucket()).run_once()
+        expect_moved(archive, open_bucket())
 
 
-def test_a_lake_that_cannot_be_written_is_a_temporary_error(folders):
-    archive, lake = folders
+def test_a_power_cut_at_any_moment_loses_neither_rows_nor_the_proof_of_an_upload(tmp_path, monkeypatch):
+    def make(case, moment):
+        archive, lake = tmp_path / f"{case}" / "archive", tmp_path / f"{case}" / "lake"
+        for name, content in CONTENT.items():
+            (archive / name).parent.mkdir(parents=True)
+            (archive / name).write_bytes(content)
+        lake.mkdir()
+        return archive, lake, Disk(tmp_path, moment)
+
+    archive, lake, disk = make("clean", None)
+    with monkeypatch.context() as patch:
+        disk.install(patch)
+        Uploader(archive, lake).run_once()
+    for moment in range(disk.seen + 1):
+        for seed in range(2):
+            archive, lake, broken = make(f"{moment} {seed}", moment)
+            with monkeypatch.context() as patch, contextlib.suppress(Crash):
+                broken.install(patch)
+                Uploader(archive, lake).run_once()
+            broken.cut_power(random.Random(seed))
+            for name, content in CONTENT.items():
+                stored = lake / name
+                assert not stored.exists() or stored.read_bytes() == content, f"torn after {moment}"
+                marker = archive / "uploaded" / f"{stored.name}.json"
+                assert (archive / name).exists() or (stored.exists() and marker.exists()), f"lost after {moment}"
+            Uploader(archive, lake).run_once()
+            expect_moved(archive, FolderObjects(lake))
+
+
+def test_a_file_that_reads_back_otherwise_is_not_published(archive, tmp_path, monkeypatch):
+    lake, fsync = tmp_path / "a lake", folder_storage.os.fsync
+
+    def spoil(descriptor):
+        for aside in lake.glob("day=*/.part*"):
+            aside.write_bytes(CONTENT[NAME][:-1] + b"x")
+        fsync(descriptor)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(folder_storage.os, "fsync", spoil)
+        with pytest.raises(TemporaryError, match="part-1.parquet was not moved: .*reads back otherwise"):
+            Uploader(archive, lake).run_once()
+    assert kept(archive) == [NAME, OUTCOMES]
+    assert FolderObjects(lake).list() == []
+    Uploader(archive, lake).run_once()
+    expect_moved(archive, FolderObjects(lake))
+
+
+def test_bytes_damaged_on_the_way_to_the_bucket_wait_for_the_next_pass(archive, bucket):
+    def damage(request):
+        if request.is_upload:
+            bucket.before = lambda request: None
+            request.body = request.body.replace(b"rowsrows", b"rowsrowz", 1)
+
+    bucket.before = damage
+    with pytest.raises(TemporaryError, match=r"part-1.parquet was not moved: .*CRC32C"):
+        Uploader(archive, open_bucket()).run_once()
+    assert kept(archive) == [NAME, OUTCOMES]
+    assert open_bucket().list() == []
+    Uploader(archive, open_bucket()).run_once()
+    expect_moved(archive, open_bucket())
+
+
+def test_no_local_file_goes_whose_checksum_the_service_tells_otherwise(archive, bucket):
+    """Its own word for what it stored, altered: as if it had damaged the bytes after it took them."""
+    true = base64.b64encode(google_crc32c.Checksum(CONTENT[NAME]).digest())
+    fault = bucket.fail(
+        lambda r: r.method == "GET" and r.name.endswith(NAME),
+        "damage",
+        times=2,
+        change=lambda body: body.replace(true, b"AAAAAA=="),
+    )
+    with pytest.raises(Differs, match=rf"CRC32C AAAAAA==, .* expected those of .*\({re.escape(true.decode())}, "):
+        Uploader(archive, open_bucket()).run_once()
+    assert fault.met == 2, "asked before the upload and after it"
+    assert kept(archive) == [NAME]
+    Uploader(archive, open_bucket()).run_once()
+    expect_moved(archive, open_bucket())
+
+
+@pytest.mark.parametrize("do", ["status", "cut", "lose"])
+def test_what_passes_is_survived_within_the_pass(archive, bucket, do):
+    faults = [bucket.fail(lambda request: True, do, status=status) for status in (503, 429, 500)]
+    assert Uploader(archive, open_bucket()).run_once() == [NAME, OUTCOMES]
+    assert [fault.met for fault in faults] == [1, 1, 1]
+    expect_moved(archive, open_bucket())
+
+
+@pytest.mark.parametrize(("do", "status"), [("status", 503), ("status", 429), ("cut", 0)])
+def test_an_outage_keeps_every_file_and_the_first_pass_after_it_moves_them(archive, bucket, do, status):
+    bucket.fail(lambda request: True, do, status=status, message="Quota exceeded for the moment", times=10**6)
+    with pytest.raises(TemporaryError, match=r"part-1.parquet was not moved"):
+        Uploader(archive, open_bucket(retry_seconds=0.05)).run_once()
+    assert kept(archive) == [NAME, OUTCOMES]
+    bucket.faults.clear()
+    Uploader(archive, open_bucket()).run_once()
+    expect_moved(archive, open_bucket())
+
+
+def test_passes_are_farther_and_farther_apart_while_the_lake_is_away_and_close_again_after(archive, bucket):
+    bucket.fail(lambda request: True, "status", times=10**6)
+    waits = []
+
+    class Stop:
+        def wait(self, seconds):
+            waits.append(seconds)
+            if len(waits) == 12:
+                bucket.faults.clear()
+            return len(waits) == 14
+
+    run(Uploader(archive, open_bucket(retry_seconds=0.01)), Stop(), 0.5)
+    assert waits == [min(0.5 * 2**n, MAX_PAUSE_SECONDS) for n in range(12)] + [0.5, 0.5]
+    expect_moved(archive, open_bucket())
+
+
+@pytest.mark.parametrize(
+    ("status", "message"),
+    [(403, "The bucket's quota is exceeded"), (403, "no storage.objects.create access"), (401, "Invalid credentials")],
+)
+def test_no_room_or_no_permission_stops_the_process_with_what_is_needed_and_keeps_the_files(
+    archive, bucket, capsys, status, message
+):
+    bucket.fail(lambda request: request.is_upload, "status", status=status, message=message, times=10**6)
+    argv = ["--archive", str(archive), "--lake", URI, "--interval-seconds", "0.01"]
+    assert main(argv, {}) == 1
+    error = capsys.readouterr().err
+    assert f"refused ({status} {message})" in error
+    assert "roles/storage.objectUser on bucket models" in error
+    assert kept(archive) == [NAME, OUTCOMES]
+    assert not list((archive / "uploaded").iterdir())
+
+
+def test_a_large_file_whose_upload_is_cut_midway_goes_on_where_it_was(archive, bucket):
+    content = random.Random(3).randbytes(9_000_003)
+    (archive / NAME).write_bytes(content)
+    parts = []
+    fault = bucket.fail(lambda r: r.method == "PUT" and (parts.append(len(r.body)) or len(parts) == 3), "cut")
+    Uploader(archive, open_bucket()).run_once()
+    assert fault.met == 1
+    assert open_bucket().read(NAME).content == content
+    assert sum(parts) < 1.5 * len(content), "what had arrived was not sent again"
+
+
+def test_the_same_name_with_other_bytes_is_refused_loudly_and_kept_while_others_move(archive, open_lake, capsys):
+    generation = open_lake().write(NAME, b"somebody else's")
+    uploader = Uploader(archive, open_lake())
+    with pytest.raises(Differs, match="part-1.parquet is there with other bytes"):
+        uploader.run_once()
+    assert (kept(archive), list(uploader.refused)) == ([NAME], [NAME])
+    assert open_lake().read(NAME) == (b"somebody else's", generation)
+    assert open_lake().read(OUTCOMES).content == CONTENT[OUTCOMES]
+    assert not (archive / "uploaded" / "part-1.parquet.json").exists()
+    assert uploader.run_once() == [], "it is not tried and told again and again"
+    assert main(["--archive", str(archive), "--lake", open_lake().uri.replace("%20", " "), "--once"], {}) == 1
+    assert "part-1.parquet is kept: " in capsys.readouterr().err
+
+
+def test_a_file_that_fails_does_not_hold_up_the_others_of_the_next_pass(archive, bucket):
+    bucket.fail(lambda r: r.is_upload and r.name.endswith(NAME), "status", times=10**6)
+    uploader = Uploader(archive, open_bucket(retry_seconds=0.05))
+    for _ in range(2):
+        with pytest.raises(TemporaryError, match="part-1.parquet was not moved"):
+            uploader.run_once()
+    assert kept(archive) == [NAME]
+
+
+def test_two_uploaders_at_once_do_no_harm(tmp_path, open_lake):
+    archive, contents = tmp_path / "an archive", {}
+    (archive / "day=2025-11-13").mkdir(parents=True)
+    for turn in range(12):
+        name = f"day=2025-11-13/part-{turn}.parquet"
+        contents[name] = f"rows of {turn}".encode() * 1000
+        (archive / name).write_bytes(contents[name])
+    start, moved, failed = threading.Barrier(3), [], []
+
+    def work():
+        uploader = Uploader(archive, open_lake())
+        start.wait(10)
+        try:
+            moved.extend(uploader.run_once())
+        except BaseException as error:
+            failed.append(error)
+
+    workers = [threading.Thread(target=work) for _ in range(3)]
+    [worker.start() for worker in workers]
+    [worker.join(60) for worker in workers]
+    assert failed == []
+    assert set(moved) == set(contents)
+    assert {each.name: open_lake().read(each.name).content for each in open_lake().list()} == contents
+    assert len(list((archive / "uploaded").glob("part-*.json"))) == len(contents)
+    assert not list(archive.glob("day=*/part-*"))
+
+
+def test_once_moves_what_is_there_and_ends(archive, open_lake, monkeypatch, tmp_path):
+    monkeypatch.chdir(tmp_path)
+    lake = URI if open_lake().uri.startswith("gs://") else "a lake"
+    assert main(["--archive", "an archive", "--lake", lake, "--once"], {}) == 0
+    expect_moved(archive, open_lake())
+
+
+def test_the_process_moves_to_a_bucket_what_is_sealed_while_it_runs_and_ends_at_sigterm(archive, bucket, tmp_path):
+    late = archive / "day=2025-11-14" / "part-3.parquet"
+    late.parent.mkdir()
+    argv = ["--archive", str(archive), "--lake", URI, "--interval-seconds", "0.05"]
+    process = subprocess.Popen(
+        [sys.executable, "-m", "monitoring.uploader", *argv], env={**os.environ, "PYTHONPATH": str(REPOSITORY)}
+    )
+    try:
+        deadline = time.monotonic() + 60
+        while kept(archive):
+            time.sleep(0.01)
+            assert time.monotonic() < deadline
+            assert process.poll() is None
+        (tmp_path / "aside").write_bytes(b"sealed later")
+        os.rename(tmp_path / "aside", late)
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(60) == 0
+    finally:
+        process.kill()
+        process.wait()
+    assert not late.exists(), "a last pass follows the signal"
+    assert open_bucket().read("day=2025-11-14/part-3.parquet").content == b"sealed later"
+
+
+def test_a_lake_that_cannot_be_written_stops_with_its_name_and_keeps_the_file(archive, tmp_path, capsys):
+    lake = tmp_path / "a lake"
     lake.mkdir()
     (lake / "day=2025-11-13").write_text("a file where a folder belongs")
+    assert main(["--archive", str(archive), "--lake", str(lake), "--once"], {}) == 1
+    assert "part-1.parquet was not moved, it and what is sealed after it is kept" in capsys.readouterr().err
+    assert kept(archive) == [NAME, OUTCOMES]
+
+
+def test_a_file_that_cannot_be_read_is_a_temporary_error(archive, tmp_path):
+    (archive / NAME).unlink()
+    (archive / NAME).mkdir()
     with pytest.raises(TemporaryError, match="part-1.parquet was not moved"):
-        Uploader(archive, lake).run_once()
-    assert (archive / NAME).exists()
+        Uploader(archive, tmp_path / "a lake").run_once()
 
 
 def test_archive_and_lake_must_differ(tmp_path):
     with pytest.raises(ContractError, match="expected another folder than the archive"):
-        UploaderSettings(archive=tmp_path, lake=tmp_path / "x" / "..")
+        UploaderSettings(archive=tmp_path, lake=str(tmp_path / "x" / ".."))
+
+
+@pytest.mark.parametrize("lake", ["s3://bucket/lake", "ftp://host/x"])
+def test_a_lake_of_another_kind_is_misuse(tmp_path, capsys, lake):
+    assert main(["--archive", str(tmp_path), "--lake", lake], {}) == 2
+    assert f"lake is '{lake}', expected a folder or gs://bucket/prefix" in capsys.readouterr().err

@@ -74,12 +74,13 @@ class Fault:
     on: Callable[[Request], bool]
     do: str
     """`status`: answered so, not passed on; `cut`: connection closed, not passed on; `lose`: passed on, answer not
-    sent; `half`: half of the answer's body, then closed; `damage`: one byte of the answer's body changed; `hang`: no
+    sent; `half`: half of the answer's body, then closed; `damage`: the answer's body changed by `change`; `hang`: no
     answer until the front is emptied."""
     status: int = 503
     message: str = "backendError"
     times: int = 1
     """How many requests it meets."""
+    change: Callable[[bytes], bytes] = lambda body: bytes([body[0] ^ 1]) + body[1:]
     met: int = 0
 
 
@@ -231,8 +232,8 @@ class _Handler(BaseHTTPRequestHandler):
         status, answered, content = self.service.pass_on(request, self.path, headers)
         if do == "lose":
             return self._hang_up()
-        if do == "damage":
-            content = bytes([content[0] ^ 1]) + content[1:]
+        if fault and do == "damage":
+            content = fault.change(content)
         return self._answer(status, answered, content, half=do == "half")
 
     do_GET = do_POST = do_PUT = do_DELETE = do_PATCH = handle_any

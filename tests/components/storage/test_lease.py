@@ -184,3 +184,41 @@ def test_a_lease_in_a_bucket_survives_a_lost_answer(open_bucket, cloud_storage, 
         lease.check()
     lease.release()
     other.check()
+
+
+def numbered(objects, holder, clocks):
+    settings = {"seconds": 60.0, "clock": lambda: clocks.wall, "monotonic": lambda: clocks.steady}
+    return Lease(objects, "numbered.lease", holder=holder, numbered=True, **settings)
+
+
+def test_terms_of_a_numbered_lease_rise_with_each_holder_also_after_it_was_given_back(objects):
+    clocks, terms = Clocks(), []
+    for holder in ("pod a", "pod b", "pod a"):
+        lease = numbered(objects, holder, clocks)
+        assert lease.term == 0
+        lease.acquire()
+        terms.append(lease.term)
+        lease.renew()
+        lease.release()
+        assert not lease.is_held
+    killed = numbered(objects, "pod c", clocks)
+    killed.acquire()
+    clocks.pass_(60.0)
+    assert not killed.is_held
+    lease = numbered(objects, "pod d", clocks)
+    lease.acquire()
+    assert [*terms, killed.term, lease.term] == [1, 2, 3, 4, 5]
+    killed.release()
+    lease.check()
+
+
+def test_only_an_heir_of_the_same_name_takes_a_lease_before_its_end(objects):
+    clocks = Clocks()
+    numbered(objects, "pod a", clocks).acquire()
+    with pytest.raises(TemporaryError, match="held by pod a"):
+        numbered(objects, "pod a", clocks).acquire()
+    with pytest.raises(TemporaryError, match="held by pod a"):
+        numbered(objects, "pod b", clocks).acquire(heir=True)
+    heir = numbered(objects, "pod a", clocks)
+    heir.acquire(heir=True)
+    assert heir.term == 2

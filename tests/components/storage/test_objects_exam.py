@@ -9,7 +9,7 @@ import threading
 import pytest
 
 from components.contracts.errors import ContractError
-from components.storage.objects import ABSENT, Changed, ObjectInfo
+from components.storage.objects import ABSENT, Changed, Differs, ObjectInfo
 
 BIG = random.Random(1).randbytes(9_000_003)
 
@@ -165,6 +165,62 @@ def test_a_big_file_arrives_byte_for_byte(open_again, tmp_path):
         objects.write("click_model/1/model.data", tmp_path / "model.data", if_generation=ABSENT)
 
 
+@pytest.mark.parametrize("content", [b"", b"rows", BIG], ids=["empty", "small", "in parts"])
+def test_an_uploaded_file_is_stored_byte_for_byte_and_uploading_it_again_is_done(open_again, tmp_path, content):
+    (tmp_path / "part").write_bytes(content)
+    assert open_again().upload("day=2026-01-01/part", tmp_path / "part")
+    (stored,) = open_again().list()
+    assert (stored.name, stored.size) == ("day=2026-01-01/part", len(content))
+    assert not open_again().upload("day=2026-01-01/part", tmp_path / "part")
+    assert open_again().list() == [stored], "the second upload wrote nothing"
+    assert open_again().read("day=2026-01-01/part").content == content
+
+
+@pytest.mark.parametrize("other", [b"rowz", b"row", b"rows and more", b""])
+def test_an_upload_over_other_bytes_is_refused_and_leaves_them(open_again, tmp_path, other):
+    (tmp_path / "part").write_bytes(b"rows")
+    generation = open_again().write("part", other)
+    with pytest.raises(Differs, match="part is there with other bytes"):
+        open_again().upload("part", tmp_path / "part")
+    assert open_again().read("part") == (other, generation)
+
+
+def test_of_many_uploaders_of_one_file_one_writes_it_and_all_are_done(open_again, tmp_path):
+    (tmp_path / "part").write_bytes(b"rows" * 10_000)
+    for turn in range(5):
+        start, answers = threading.Barrier(4), []
+
+        def upload(name=f"turn {turn}", start=start, answers=answers):
+            objects = open_again()
+            start.wait(10)
+            answers.append(objects.upload(name, tmp_path / "part"))
+
+        uploaders = [threading.Thread(target=upload) for _ in range(4)]
+        [each.start() for each in uploaders]
+        [each.join(30) for each in uploaders]
+        assert sorted(answers) == [False, False, False, True]
+        assert open_again().read(f"turn {turn}").content == b"rows" * 10_000
+
+
+def test_of_two_uploaders_of_different_bytes_one_is_refused(open_again, tmp_path):
+    start, done = threading.Barrier(2), {}
+
+    def upload(content):
+        path = tmp_path / content.decode()
+        path.write_bytes(content)
+        start.wait(10)
+        try:
+            done[content] = open_again().upload("part", path)
+        except Differs:
+            done[content] = None
+
+    uploaders = [threading.Thread(target=upload, args=(content,)) for content in (b"one", b"two")]
+    [each.start() for each in uploaders]
+    [each.join(30) for each in uploaders]
+    assert set(done.values()) == {True, None}
+    assert done[open_again().read("part").content] is True
+
+
 def test_a_listing_is_by_prefix_and_in_name_order(open_again):
     objects = open_again()
     names = ["b", "click_model/10/x", "click_model/2/x", "click_model/config.pbtxt", "click_model_canary/2/x", "z/z/z"]
@@ -251,6 +307,7 @@ def test_names_that_leave_the_root_or_cannot_be_are_refused_everywhere(open_agai
         lambda: objects.move(name, "b"),
         lambda: objects.move("a", name),
         lambda: objects.local(name),
+        lambda: objects.upload(name, tmp_path / "copy"),
     ):
         with pytest.raises(ContractError, match="object is .* expected"):
             call()

@@ -1,0 +1,102 @@
+"""Clicks that came after their rows were archived: the lake's `outcomes/day=*/`, joined to the rows as they are read.
+
+The monitor writes a row once, with the label that it had when its window closed; what comes later goes into files of
+its own (`contracts.criteo.OUTCOME_TYPES`). A row with a click among them has label 1, however late the click: which
+ones are worth a row there is the monitor's choice. Other events, outcomes of rows that are not read, and repetitions
+change nothing. Without such a folder nothing is read and no row is touched.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+from dataclasses import dataclass, field
+from datetime import date, timedelta
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from components.contracts.criteo import EVENT, LABEL, OUTCOME_PARTITION, OUTCOME_TYPES, REQUEST_ID, ROW
+from components.contracts.durable import sha256_file
+from components.contracts.errors import ContractError
+from components.contracts.records import CLICK
+from components.extraction.raw_schema import arrow_type, open_parquet, unreadable
+from components.extraction.times import parse_day
+
+logger = logging.getLogger(__name__)
+
+_PARTITION = OUTCOME_PARTITION.format(day="")
+_SCHEMA = pa.schema([(name, arrow_type(OUTCOME_TYPES[name])) for name in (REQUEST_ID, ROW, EVENT)])
+_KEY = [REQUEST_ID, ROW]
+_CLOCKS = timedelta(days=1)
+"""Two machines' clocks may put a click on the day before its prediction's."""
+
+
+@dataclass
+class LateClicks:
+    """The late clicks of one lake, read as far back as the rows that are asked about."""
+
+    lake: Path
+    num_joined: int = 0
+    """Rows so far whose label a late click turned from 0 to 1."""
+    _files: dict[Path, str] = field(default_factory=dict)
+    _clicks: dict[date, Any] = field(default_factory=dict)
+    """By partition: each clicked (request, row) once."""
+
+    def join(self, table: Any, day: date) -> Any:
+        """Raw rows of the UTC day `day` with label 1 where a late click says so; otherwise as they are.
+
+        Raises:
+            ContractError: a file of outcomes is damaged, lacks a column, or lies in a partition that names no day.
+        """
+        # A click whose prediction the monitor had forgotten by then lies on its own day, any number of days later.
+        late = [clicks for of_day, clicks in self._since(day - _CLOCKS).items() if of_day >= day - _CLOCKS]
+        if not late or not table.num_rows:
+            return table
+        requests = table.column(REQUEST_ID)
+        clicks = pa.concat_tables(late)
+        clicks = clicks.filter(pc.is_in(clicks.column(REQUEST_ID), value_set=requests.combine_chunks()))
+        if not clicks.num_rows:
+            return table
+        keys = table.select(_KEY).append_column("position", pa.array(np.arange(table.num_rows)))
+        keys = keys.filter(pc.is_in(requests, value_set=clicks.column(REQUEST_ID).combine_chunks()))
+        positions = keys.join(clicks, _KEY, join_type="left semi").column("position").to_numpy()
+        labels = table.column(LABEL).to_numpy().copy()
+        self.num_joined += int((labels[positions] == 0).sum())
+        labels[positions] = 1
+        at = table.schema.get_field_index(LABEL)
+        return table.set_column(at, table.schema.field(LABEL), pa.array(labels))
+
+    def digest(self) -> str | None:
+        """SHA-256 over names and bytes of the files looked at: the version of the outcomes; None if there was none."""
+        if not self._files:
+            return None
+        lines = "".join(
+            f"{path.relative_to(self.lake).as_posix()}\0{self._files[path]}\n" for path in sorted(self._files)
+        )
+        return hashlib.sha256(lines.encode()).hexdigest()
+
+    def _since(self, first: date) -> dict[date, Any]:
+        """All partitions read so far, after reading those of `first` and later days."""
+        for partition in sorted(self.lake.glob(f"{_PARTITION}*")):
+            day = parse_day(f"lake partition {partition}", partition.name.partition("=")[2])
+            if day >= first and day not in self._clicks:
+                files = sorted(p for p in partition.glob("*.parquet") if not p.name.startswith((".", "_")))
+                clicks = pa.concat_tables([_SCHEMA.empty_table(), *map(self._read, files)])
+                self._clicks[day] = clicks.select(_KEY).group_by(_KEY).aggregate([])
+                logger.info("late clicks on rows of %s: %d in %d files", day, self._clicks[day].num_rows, len(files))
+        return self._clicks
+
+    def _read(self, path: Path) -> Any:
+        file = open_parquet(path)
+        if missing := [name for name in _SCHEMA.names if name not in file.schema_arrow.names]:
+            raise ContractError(f"{path} lacks the columns {missing}, expected late outcomes")
+        self._files[path] = sha256_file(path)
+        try:
+            table = file.read(columns=_SCHEMA.names).select(_SCHEMA.names).cast(_SCHEMA)
+        except (pa.ArrowException, OSError) as error:
+            raise unreadable(path, error) from error
+        return table.filter(pc.equal(table.column(EVENT), CLICK)).drop_null()
