@@ -56,8 +56,37 @@ SHADOW_TYPES: dict[str, str] = {SHADOW_VERSION: "int32", SHADOW_SCORE: "float32"
 """Columns after the raw ones in files that hold a row scored in the shadow too (`contracts.traffic_plan`), null in its
 other rows. Readers of raw rows ask for columns by name and do not meet them; the canary's evidence does."""
 
+SESSION_ID = "session_id"
+POSITION = "position"
+SESSION_TYPES: dict[str, str] = {SESSION_ID: "string", POSITION: "int32"}
+"""Columns in files that hold a row of a ranked list: the list, and the row's place in it from 1; null in other rows."""
+CONVERTED = "converted"
+CONVERTED_TYPES: dict[str, str] = {CONVERTED: "int32"}
+"""Column in files of a monitor that awaits conversions: 1 = converted, as known when the click label became final."""
+CANARY = "canary"
+CANARY_TYPES: dict[str, str] = {CANARY: "bool"}
+"""Column in files that hold a row that a canary answered; false in other rows. Optional groups follow the raw columns
+in this order: shadow, session, converted, canary."""
+
 DAY_PARTITION = "day={day}"
 """Lake folder of one UTC day; `day` is YYYY-MM-DD of `event_time`."""
+
+OUTCOME_PARTITION = "outcomes/day={day}"
+"""Folder, of an archive and of a lake, of outcomes that came after their rows were archived. `day` is YYYY-MM-DD, in
+UTC, of the prediction where it is known, else of the outcome."""
+EVENT = "event"
+OUTCOME_TIME = "outcome_time"
+STORED_AT = "stored_at"
+OUTCOME_TYPES: dict[str, str] = {
+    REQUEST_ID: "string",
+    ROW: "int32",
+    EVENT: "string",
+    OUTCOME_TIME: "timestamp[us, tz=UTC]",
+    STORED_AT: "timestamp[us, tz=UTC]",
+}
+"""Arrow type of each column of a late outcome's file, in file order; none is null. `request_id` and `row` name the
+raw row; `event` is one of `records.EVENTS`; `stored_at` is when the monitor stored it, `outcome_time` when it
+happened. The same outcome may be there more than once."""
 
 
 def feature_matrix(batch: Any, names: Sequence[str], dtype: str, missing: float) -> NDArray[Any]:

@@ -65,20 +65,16 @@ class Watermark:
     """The time up to which every published record is in.
 
     The clock alone would close windows whose clicks still wait in the log, after a stop or under load. So the mark
-    moves to the clock only when a pull, begun at that time, came back short of what was asked for; also back, where
-    the clock was ahead and is set right, or every window opened from then on would close at once. Messages that a
-    killed predecessor had leased are in no pull until their lease runs out; until then, or until the log was seen
-    empty once, the mark rests.
+    follows what the log says it has given out (`event_log.Subscriber.read_up_to`, which knows of messages leased to a
+    killed predecessor); also back, where a clock was ahead and is set right, or every window opened from then on would
+    close at once. Where the log cannot tell, the mark rests.
     """
 
-    def __init__(self, *, started_at: float, lease_seconds: float) -> None:
-        self._settled_at = started_at + lease_seconds
-        self._settled = False
+    def __init__(self) -> None:
         self.time: float | None = None
         """Seconds since the epoch; None before the first mark."""
 
-    def drained(self, pulled_at: float, backlog: int) -> None:
-        """Notes that a pull begun at `pulled_at` left nothing to pull; `backlog` counts leased messages too."""
-        self._settled = self._settled or backlog == 0 or pulled_at >= self._settled_at
-        if self._settled:
-            self.time = pulled_at
+    def move(self, read_up_to: float | None) -> None:
+        """Takes the log's word, given after everything that was pulled is stored and acknowledged."""
+        if read_up_to is not None:
+            self.time = read_up_to

@@ -1,9 +1,9 @@
-"""The label of a row: was it clicked within the attribution window of its prediction?
+"""The label of a row: was it clicked, or did it convert, within the attribution window of its prediction?
 
-In: a prediction's time and the clicks that arrived for it. Out: labels. All rows of a request mature together when
-the window closes: counting clicks as they come and misses only at the end would lift the click rate, and with it
-every number, while the window is open. When a window may close, see `monitoring.memory.intake.Watermark`; keeping
-what waits is left to `monitoring.memory.store`.
+In: a prediction's time and the outcomes that arrived for it. Out: labels, and the outcomes that made none. All rows of
+a request mature together when the window closes: counting clicks as they come and misses only at the end would lift
+the click rate, and with it every number, while the window is open. When a window may close, see
+`monitoring.memory.intake.Watermark`; keeping what waits is left to `monitoring.memory.store`.
 """
 
 from __future__ import annotations
@@ -14,46 +14,105 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from components.contracts.records import CLICK, CONVERSION
+from monitoring.memory.database import count
+from monitoring.memory.rows import Event, LateOutcome, MaturedRequest, Settled, Waiting
+
 
 class Attribution(NamedTuple):
-    """Labels of one request, uint8 of shape [n], and the clicks that no row could use."""
+    """Labels of one request, uint8 of shape [n], and the outcomes that no row could use."""
 
     labels: NDArray[np.uint8]
-    num_too_late: int
-    """Clicks after the window."""
-    num_unmatched: int
-    """Clicks on rows that the request does not have."""
+    delays: NDArray[np.float32]
+    """Seconds from the prediction to the first outcome in time, shape [n]; NaN = none."""
+    too_late: list[Event]
+    """After the window."""
+    unmatched: list[Event]
+    """On rows that the request does not have."""
 
 
-def attribute_clicks(
-    num_rows: int, predicted_at: float, clicks: Iterable[tuple[int, float]], *, window_seconds: float
-) -> Attribution:
+def attribute(num_rows: int, predicted_at: float, events: Iterable[Event], *, window_seconds: float) -> Attribution:
     """Labels of the `num_rows` rows predicted at `predicted_at`.
 
-    A click counts if it happened at most `window_seconds` after the prediction. One that seems to precede its
+    An outcome counts if it happened at most `window_seconds` after the prediction. One that seems to precede its
     prediction counts too: the two times come from two machines' clocks.
 
     Args:
         num_rows: Rows in the request.
         predicted_at: Seconds since the epoch.
-        clicks: (row, seconds since the epoch) in any order, repetitions allowed.
+        events: (row, seconds since the epoch) in any order, repetitions allowed.
         window_seconds: Length of the attribution window.
 
-    >>> attribute_clicks(3, 100.0, [(1, 130.0), (2, 161.0), (7, 110.0)], window_seconds=60)
-    Attribution(labels=array([0, 1, 0], dtype=uint8), num_too_late=1, num_unmatched=1)
+    >>> attribute(3, 100.0, [(1, 130.0), (2, 161.0), (7, 110.0)], window_seconds=60)[:1]
+    (array([0, 1, 0], dtype=uint8),)
     """
     labels = np.zeros(num_rows, np.uint8)
-    num_too_late = num_unmatched = 0
-    for row, clicked_at in clicks:
+    delays = np.full(num_rows, np.nan, np.float32)
+    too_late: list[Event] = []
+    unmatched: list[Event] = []
+    for row, time in events:
         if not 0 <= row < num_rows:
-            num_unmatched += 1
-        elif clicked_at > predicted_at + window_seconds:
-            num_too_late += 1
+            unmatched.append((row, time))
+        elif time > predicted_at + window_seconds:
+            too_late.append((row, time))
         else:
             labels[row] = 1
-    return Attribution(labels, num_too_late, num_unmatched)
+            delays[row] = np.fmin(delays[row], time - predicted_at)
+    return Attribution(labels, delays, too_late, unmatched)
+
+
+def mature_request(
+    waiting: Waiting,
+    counts: dict[str, float],
+    late: list[LateOutcome],
+    *,
+    click_window: float,
+    conversion_window: float,
+) -> MaturedRequest:
+    """The request with its final click labels, and the conversions known by now.
+
+    Args:
+        waiting: Whose click window has closed.
+        counts: Counters to add to.
+        late: Takes the clicks that made no label.
+        click_window: Seconds.
+        conversion_window: Seconds; 0 = conversions are not awaited.
+    """
+    found = attribute(len(waiting.scores), waiting.time, waiting.clicks, window_seconds=click_window)
+    count(counts, "late_outcome", len(found.too_late))
+    count(counts, "unmatched_outcome", len(found.unmatched))
+    late += _late(waiting.request_id, waiting.time, CLICK, found)
+    converted = None
+    if conversion_window:
+        known = attribute(len(waiting.scores), waiting.time, waiting.conversions, window_seconds=conversion_window)
+        converted = known.labels
+    return MaturedRequest(
+        waiting.request_id,
+        waiting.time,
+        waiting.model_version,
+        found.labels,
+        waiting.scores,
+        converted,
+        waiting.session_id,
+        waiting.positions,
+        found.delays,
+    )
+
+
+def settle_request(
+    request: Settled, conversions: Iterable[Event], late: list[LateOutcome], *, conversion_window: float
+) -> Settled:
+    """The request with its final number of converted rows; `late` takes the conversions that count for none."""
+    found = attribute(request.num_rows, request.time, conversions, window_seconds=conversion_window)
+    late += _late(request.request_id, request.time, CONVERSION, found)
+    return request._replace(num_converted=int(found.labels.sum()))
 
 
 def due_before(watermark: float, *, window_seconds: float) -> float:
     """The newest prediction time whose window has closed once every record up to `watermark` is in."""
     return watermark - window_seconds
+
+
+def _late(request_id: str, predicted_at: float, event: str, found: Attribution) -> list[LateOutcome]:
+    events = (*found.too_late, *found.unmatched)
+    return [LateOutcome(request_id, row, event, time, predicted_at) for row, time in events]

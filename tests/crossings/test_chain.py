@@ -18,6 +18,7 @@ from components.contracts.serving import CATEGORICAL_INPUT, DENSE_INPUT, PROBABI
 from components.contracts.uris import local_path
 from components.contracts.workflow import FeatureWorkflow
 from components.run_outcome.outcome import record
+from monitoring.drift.references import StoredReferences
 from pipelines.local.environments import python_of
 
 pytestmark = pytest.mark.timeout(300)
@@ -179,6 +180,14 @@ def test_drift_is_measured_against_the_champions_own_statistics(chain):
     assert {entry["feature"] for entry in second.validation.drift} >= set(criteo.FEATURES)
     planted = {e["feature"]: e["distance"] for e in second.validation.drift}
     assert planted["C1"] is not None
+
+
+def test_the_monitor_finds_each_versions_own_training_statistics(chain):
+    find = StoredReferences(local_path(chain.uri("store")))
+    for turn in chain.rounds:
+        found = find(turn.deployment.version)
+        assert found.rows == turn.extraction.num_train_rows
+        assert found.scores.counts.sum() == turn.extraction.num_holdout_rows
 
 
 def test_second_version_follows_the_first_which_stays_to_go_back_to(chain):

@@ -14,7 +14,7 @@ from components.contracts.manifests import RawDataset
 from components.contracts.records import CONVERSION, OutcomeBatch, PredictionBatch, decode, encode, record_id
 from components.contracts.uris import local_path
 from components.extraction.__main__ import main as extraction
-from components.logs.locations import open_log
+from components.logs.locations import open_log, open_publisher, open_subscriber
 from inference_client.publisher import RecordPublisher
 from monitoring.memory.store import Store
 from monitoring.monitor import Monitor
@@ -73,9 +73,9 @@ def extracted(tmp_path_factory, predictions, clicks):
     folder = tmp_path_factory.mktemp("log to lake")
     clock = Clock(BEGIN)
     url = f"sqlite:///{folder}/click%20log.db?lease_seconds=5"
-    writing = open_log(url).log
+    writing = open_publisher(url, clock=clock)
     publisher = RecordPublisher(writing, source="test", clock=clock)
-    reading = open_log(url)
+    reading = open_subscriber(url, clock=clock)
     settings = MonitorSettings(
         log=url,
         state=folder / "state",
@@ -87,8 +87,7 @@ def extracted(tmp_path_factory, predictions, clicks):
     store = Store(settings.state / "monitor.db")
     monitor = Monitor(
         settings,
-        subscriber=reading.log,
-        lease_seconds=reading.lease_seconds,
+        subscriber=reading,
         store=store,
         trigger=None,
         clock=clock,
@@ -165,18 +164,18 @@ def test_scores_versions_and_times_are_the_predictions_own(rows, predictions):
             assert round(read[criteo.EVENT_TIME].timestamp() * 1e6) == round(prediction.time * 1e6)
 
 
-def test_labels_are_the_clicks_in_time_each_counted_once(rows, predictions):
-    clicked = {(p.request_id, row) for p in predictions for row in (2, 3)}
+def test_labels_are_the_clicks_in_time_and_the_late_ones_of_the_outcome_files_each_counted_once(rows, predictions):
+    clicked = {(p.request_id, row) for p in predictions for row in (2, 3, 4)}
     assert {identity for identity, row in rows.items() if row[criteo.LABEL] == 1} == clicked
     assert {row[criteo.LABEL] for row in rows.values()} == {0, 1}
 
 
 def test_message_of_the_client_is_the_monitors_record(tmp_path, predictions):
     url = f"sqlite:///{tmp_path}/log.db"
-    publisher = RecordPublisher(open_log(url).log, source="test", clock=lambda: BEGIN + 60)
+    publisher = RecordPublisher(open_publisher(url), source="test", clock=lambda: BEGIN + 60)
     publisher.add(predictions[0], [(1, 2.5)])
     asyncio.run(publisher.flush())
-    deliveries = open_log(url).log.pull(10)
+    deliveries = open_subscriber(url).pull(10)
     prediction, outcome = (decode(delivery.payload) for delivery in deliveries)
     assert prediction.dense.tobytes() == predictions[0].dense.tobytes()
     assert prediction.categorical.tobytes() == predictions[0].categorical.tobytes()
@@ -190,7 +189,7 @@ def test_demos_log_is_one_file_to_client_and_monitor_whatever_its_folder_is_call
     settings.folder.mkdir()
     folders = LocalFolders(root=settings.folder)
     url = Services(settings=settings, plan=plan_for_world(settings), folders=folders, triton_url="").log_url
-    for log in (open_log(url).log, open_log(url).log):
+    for log in (open_log(url), open_log(url)):
         log.close()
     assert [path.name for path in tmp_path.iterdir()] == [name]
     assert (settings.folder / "click_log.sqlite").exists()

@@ -14,8 +14,9 @@ from components.contracts.retrain_request import RetrainRequest
 from components.extraction.window import resolve_window
 from monitoring.acting.kubeflow_trigger import KubeflowTrigger
 from monitoring.acting.local_trigger import LocalTrigger
-from monitoring.acting.retraining import OBSERVED_NUMBERS, Retraining
-from monitoring.deciding.threshold import Action, Decision
+from monitoring.acting.request import OBSERVED_NUMBERS
+from monitoring.acting.retraining import Retraining
+from monitoring.deciding.decision import Action, Decision
 from monitoring.memory.store import Store
 from monitoring.settings import MonitorSettings
 from pipelines.__main__ import build_parser
@@ -81,7 +82,8 @@ def monitor_asks(tmp_path):
             upload_wait_seconds=0.0,
         )
         numbers = {**dict.fromkeys(OBSERVED_NUMBERS, 1.0), "auc": 0.61, "auc_low": None, "version": 3}
-        decision = Decision(policy="threshold", action=Action.RETRAIN, reason='auc 0.610 < 0.700: "drift"', numbers=numbers)
+        reason = 'auc 0.610 < 0.700: "drift"'
+        decision = Decision(policy="threshold", action=Action.RETRAIN, reason=reason, numbers=numbers)
         retraining.begin(decision, now=NOW)
         request = RetrainRequest(**retraining.progress.request)
         retraining.step(NOW)
@@ -120,7 +122,7 @@ def test_extraction_understands_the_requests_window(monitor_asks, tmp_path):
         start=request.window_start, end=request.window_end, store=tmp_path / "store", champion=request.champion
     )
     assert window.start is None
-    assert window.end == round(NOW * 1e6)
+    assert window.end == round(NOW * 1e6) + 1  # the row at that very time belongs to the run
 
 
 def test_local_triggers_command_line_is_one_that_evergreen_takes(monitor_asks, services, package, inputs, tmp_path):
@@ -208,3 +210,27 @@ def test_request_survives_the_file_that_carries_it(tmp_path):
     )
     request.write(tmp_path / "a request.json")
     assert RetrainRequest.read(tmp_path / "a request.json") == request
+
+
+def test_rollback_command_that_the_settings_describe_is_one_that_evergreen_takes(tmp_path):
+    """A long reason of several policies, as a journal line and a flag take it."""
+    from components.deployment.rollback import build_parser as rollback_parser
+    from monitoring.acting.correction import Correction
+    from monitoring.acting.kinds import KindSettings
+
+    documented = f"evergreen rollback --store {shlex.quote(str(tmp_path))} --to {{previous}} --reason {{reason}}"
+    settings = KindSettings(actions="threshold=rollback", rollback_command=documented)
+    store = Store(tmp_path / "monitor.db")
+    correction = Correction(
+        store, state=tmp_path / "state", store=tmp_path / "store", journal=Told(), settings=settings
+    )
+    reason = "auc 0.610 (95 % 0.55..0.67) < 0.700 over 400 rows; 'held' {previous} \"twice\" " * 20
+    correction.begin("rollback", 8, 7, reason, now=NOW)
+    correction.step(NOW)
+    store.close()
+    note = json.loads((tmp_path / "state" / "corrections" / "rollback-v8.json").read_text())
+    program, command, *line = note["command"]
+    assert (program, command) == ("evergreen", "rollback")
+    parsed = rollback_parser().parse_args(line)
+    assert parsed.to == 7
+    assert parsed.reason.strip() == reason.strip()

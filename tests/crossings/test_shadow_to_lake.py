@@ -19,7 +19,7 @@ from components.contracts.records import CLICK, OutcomeBatch, PredictionBatch, e
 from components.contracts.uris import local_path
 from components.deployment.canary.evidence import read_pairs
 from components.extraction.__main__ import main as extraction
-from components.logs.locations import open_log
+from components.logs.locations import open_publisher, open_subscriber
 from monitoring.memory.store import Store
 from monitoring.monitor import Monitor
 from monitoring.settings import MonitorSettings
@@ -68,11 +68,10 @@ def _archived(folder, records):
         attribution_window_seconds=WINDOW,
         archive_roll_rows=16,
     )
-    reading, store = open_log(url), Store(settings.state / "monitor.db")
+    reading, store = open_subscriber(url, clock=clock), Store(settings.state / "monitor.db")
     monitor = Monitor(
         settings,
-        subscriber=reading.log,
-        lease_seconds=reading.lease_seconds,
+        subscriber=reading,
         store=store,
         trigger=None,
         clock=clock,
@@ -85,7 +84,7 @@ def _archived(folder, records):
         rows=np.ones(len(records), np.int32),
         times=np.array([r.time + 1 for r in records]),
     )
-    open_log(url).log.publish([(record_id(r), encode(r)) for r in (*records, clicks)])
+    open_publisher(url).publish([(record_id(r), encode(r)) for r in (*records, clicks)])
     for _ in range(40):
         monitor.tick()
         clock.time += 3

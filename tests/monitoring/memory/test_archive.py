@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-import sqlite3
+import dataclasses
+import errno
 import subprocess
 import sys
 
@@ -11,9 +12,12 @@ import pyarrow.parquet as pq
 import pytest
 
 from components.contracts import criteo
-from monitoring.memory import archive
-from monitoring.memory.archive import SCHEMA
-from monitoring.memory.store import Store
+from components.contracts.errors import TemporaryError
+from components.contracts.records import encode
+from monitoring.memory import sealing
+from monitoring.memory.archive import Archive
+from monitoring.memory.archive_table import SCHEMA, build_table
+from monitoring.memory.store import ArchiveRow, MaturedRequest, Store
 from tests.conftest import REPOSITORY
 from tests.monitoring.conftest import START, WINDOW, clicks, prediction, publish, read_rows
 
@@ -84,8 +88,8 @@ def test_a_file_is_on_the_disk_before_its_name_and_its_name_before_the_store_let
         real = getattr(module, name)
         monkeypatch.setattr(module, name, lambda *args, **more: (calls.append(describe(*args)), real(*args, **more))[1])
 
-    told(archive, "fsync_path", lambda path: "fsync file" if path.suffix == ".aside" else f"fsync {path.name}")
-    told(archive.os, "rename", lambda *_: "rename")
+    told(sealing, "fsync_path", lambda path: "fsync file" if path.suffix == ".aside" else f"fsync {path.name}")
+    told(sealing.os, "rename", lambda *_: "rename")
     told(Store, "seal_file", lambda *_: "seal")
     b = bench()
     monitor = b.start()
@@ -93,7 +97,7 @@ def test_a_file_is_on_the_disk_before_its_name_and_its_name_before_the_store_let
     publish(b.log, prediction("a", 3))
     b.clock.time = START + WINDOW
     monitor.stop()
-    assert calls == ["fsync archive", "fsync file", "rename", "fsync day=2025-11-13", "seal"]
+    assert calls == ["fsync file", "rename", "fsync day=2025-11-13", "fsync archive", "seal"]
 
 
 def test_a_full_disk_is_named_and_leaves_the_store_as_it_was(bench):
@@ -102,12 +106,116 @@ def test_a_full_disk_is_named_and_leaves_the_store_as_it_was(bench):
     pages = b.store._connection.execute("PRAGMA page_count").fetchone()[0]
     b.store._connection.execute(f"PRAGMA max_page_count = {pages}")
     batches = [(prediction(f"r{i}", 64), b"x" * 20_000) for i in range(20)]
-    with pytest.raises(sqlite3.OperationalError, match="database or disk is full"):
+    with pytest.raises(TemporaryError, match="state .*: database or disk is full"):
         b.store.add(batches, [], [], now=START)
     assert b.store.counters.get("predicted", 0) == 0
     b.store._connection.execute("PRAGMA max_page_count = 100000")
     b.store.add(batches, [], [], now=START)
     assert b.store.counters["predicted"] == 20 * 64
+
+
+@pytest.mark.parametrize(
+    "error", [OSError(errno.ENOSPC, "No space left on device"), PermissionError(errno.EACCES, "Permission denied")]
+)
+@pytest.mark.parametrize("where", ["write_table", "fsync_path"])
+def test_an_archive_that_cannot_be_written_is_a_clear_error_and_loses_nothing(bench, monkeypatch, error, where):
+    b = bench(archive_roll_rows=4)
+    monitor = b.start()
+    publish(b.log, prediction("a", 4), prediction("b", 5))
+    b.clock.time = START + WINDOW
+
+    def refuse(*args):
+        raise error
+
+    with monkeypatch.context() as patched:
+        patched.setattr(sealing.pq if where == "write_table" else sealing, where, refuse)
+        for _ in range(2):
+            with pytest.raises(TemporaryError, match=f"archive file .*part-.* cannot be written: .*{error.strerror}"):
+                monitor.tick()
+    assert monitor.windows[1].labels.shape == (9,)  # it measured and judged all the same
+    assert b.archived == []
+    assert list(b.settings.archive.glob("day=*/.*")) == []  # nothing torn keeps the disk full
+    monitor.tick()
+    monitor.stop()
+    assert archived_rows(b.archived) == expected_rows([prediction("a", 4), prediction("b", 5)])
+    assert b.store.counters["archived"] == 9
+
+
+def test_folders_that_cannot_be_written_are_named(tmp_path):
+    (tmp_path / "a file").write_text("")
+    with pytest.raises(TemporaryError, match="state .*a file.* cannot be written"):
+        Store(tmp_path / "a file" / "state" / "monitor.db")
+    store = Store(tmp_path / "monitor.db")
+    with pytest.raises(TemporaryError, match="archive .*a file.* cannot be written"):
+        Archive(tmp_path / "a file" / "archive", store, roll_rows=1, roll_seconds=1, keep_rows=1)
+    store.close()
+
+
+def test_two_replicas_never_write_one_name(tmp_path):
+    """Names carry 122 random bits; what is left to chance is not tested, only that no two archives share a source."""
+    names = []
+    for replica in range(2):
+        store = Store(tmp_path / f"state {replica}" / "monitor.db")
+        archive = Archive(tmp_path / "archive", store, roll_rows=1, roll_seconds=1, keep_rows=1)
+        batches = [prediction(f"r{i}", 1) for i in range(20)]
+        store.add([(batch, encode(batch)) for batch in batches], [], [], now=START)
+        label = np.zeros(1, np.uint8)
+        store.mature([MaturedRequest(p.request_id, p.time, 1, label, p.scores) for p in batches], {}, now=START)
+        names += [name for name, _ in archive.flush()]
+        store.close()
+    assert len(names) == len(set(names)) == 40
+    assert len(list((tmp_path / "archive").glob("day=*/part-*.parquet"))) == 40
+
+
+def test_rows_are_held_for_each_version_and_for_the_judge(tmp_path):
+    store = Store(tmp_path / "monitor.db")
+
+    def mature_and_seal(number: int, version: int, keep_after: float) -> set[str]:
+        batch = prediction(f"{version}-{number}", 2, time=START + number, version=version)
+        store.add([(batch, b"m")], [], [], now=START)
+        label = np.zeros(2, np.uint8)
+        store.mature([MaturedRequest(batch.request_id, batch.time, version, label, batch.scores)], {}, now=START)
+        rows = store.oldest_unarchived(100)
+        store.intend_file(batch.request_id, [row.number for row in rows], 2)
+        store.seal_file(batch.request_id, keep_rows=4, keep_after=keep_after)
+        return {request.request_id for request in store.newest_rows()}
+
+    mature_and_seal(0, 7, START - 1)
+    for number in range(9):
+        held = mature_and_seal(number, 1, START - 1)
+    assert held == {"7-0", *(f"1-{number}" for number in range(9))}, "nothing is judged: all is held"
+    assert mature_and_seal(9, 1, START + 5) == {"7-0", "1-6", "1-7", "1-8", "1-9"}
+    assert mature_and_seal(10, 1, START + 10) == {"7-0", "1-9", "1-10"}
+    for version in range(11, 19):
+        held = mature_and_seal(11, version, START + 11)
+    assert held == {f"{version}-11" for version in range(11, 19)}, "the newest eight versions"
+    store.close()
+
+
+def test_optional_columns_are_in_the_files_whose_rows_need_them(tmp_path):
+    plain, ranked, canary = prediction("plain", 2), prediction("ranked", 3), prediction("canary", 1)
+    ranked = dataclasses.replace(ranked, session_id="s", positions=np.array([3, 1, 2], np.int32))
+    canary = dataclasses.replace(canary, canary=True)
+
+    def table(*batches, converted=None):
+        rows = [
+            ArchiveRow(i, b.time, len(b), encode(b), np.zeros(len(b), np.uint8), converted and converted[i])
+            for i, b in enumerate(batches)
+        ]
+        return build_table(rows)
+
+    raw = list(criteo.RAW_TYPES)
+    assert table(plain).column_names == raw
+    assert table(plain, canary).column_names == [*raw, "canary"]
+    found = table(plain, ranked, converted=[None, np.array([0, 1, 1], np.uint8)])
+    assert found.column_names == [*raw, "session_id", "position", "converted"]
+    assert found["session_id"].to_pylist() == [None, None, "s", "s", "s"]
+    assert found["position"].to_pylist() == [None, None, 3, 1, 2]
+    assert found["converted"].to_pylist() == [None, None, 0, 1, 1]
+    types = {**criteo.SESSION_TYPES, **criteo.CONVERTED_TYPES, **criteo.CANARY_TYPES}
+    every = table(plain, ranked, canary, converted=[None, np.zeros(3, np.uint8), None])
+    assert [(f.name, str(f.type)) for f in every.schema][len(raw) :] == list(types.items())
+    assert every["canary"].to_pylist() == [False] * 5 + [True]
 
 
 def test_a_file_holds_rows_of_one_utc_day(bench):
@@ -157,6 +265,10 @@ CRASH_POINTS = [
     ("archive.renamed", 1),
     ("archive.renamed", 2),
     ("archive.sealed", 1),
+    ("archive.written", 1),
+    ("archive.synced", 1),
+    ("judge.decided", 1),
+    ("judge.kept", 1),
 ]
 
 
@@ -238,7 +350,6 @@ def test_redeliveries_are_counted_and_archived_once(bench):
     batch = prediction("a", 3)
     publish(b.log, batch)
     monitor.tick()
-    from components.contracts.records import encode
 
     b.log.publish([("another message id", encode(batch))])
     b.clock.time = START + WINDOW

@@ -11,18 +11,18 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from components.contracts.records import CONVERSION
-from monitoring.memory.join import attribute_clicks
+from monitoring.memory.join import attribute
 from monitoring.memory.store import MaturedRequest, Store
 from tests.monitoring.conftest import START, WINDOW, clicks, prediction, publish
 
 
 @given(st.integers(1, 6), st.lists(st.tuples(st.integers(-2, 8), st.floats(0, 200)), max_size=12), st.floats(0, 100))
 def test_labels_equal_the_definition_row_by_row(num_rows, events, window):
-    found = attribute_clicks(num_rows, 50.0, events, window_seconds=window)
+    found = attribute(num_rows, 50.0, events, window_seconds=window)
     expected = [int(any(row == i and time <= 50.0 + window for row, time in events)) for i in range(num_rows)]
     assert found.labels.tolist() == expected
-    assert found.num_unmatched == sum(not 0 <= row < num_rows for row, _ in events)
-    assert found.num_too_late == sum(0 <= row < num_rows and time > 50.0 + window for row, time in events)
+    assert len(found.unmatched) == sum(not 0 <= row < num_rows for row, _ in events)
+    assert len(found.too_late) == sum(0 <= row < num_rows and time > 50.0 + window for row, time in events)
 
 
 @settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
@@ -43,7 +43,7 @@ def test_any_order_with_any_repetition_gives_the_labels_of_the_oracle(tmp_path_f
         store.add([(record, b"message")] if is_prediction else [], [] if is_prediction else [record], [], now=0.0)
     for waiting in store.waiting(1e9, 100):
         batch = predictions[waiting.request_id]
-        labels = attribute_clicks(len(batch), batch.time, waiting.clicks, window_seconds=WINDOW).labels
+        labels = attribute(len(batch), batch.time, waiting.clicks, window_seconds=WINDOW).labels
         expected = [
             int(any((n, r) == (batch.request_id, i) and 100.0 + t <= batch.time + WINDOW for n, r, t in events))
             for i in range(len(batch))

@@ -1,0 +1,310 @@
+"""The whole monitor process: rows per second of one core, and whether its memory stays flat.
+
+    python -m benchmarks.monitor_throughput [--quick] [--rows N] [--rows-per-message N] [--log NAME] [--json FILE]
+
+Measured is `Monitor.tick` and nothing else, on one core: pull, decode, store with fsync, sketch the features for drift,
+join clicks, mature, measure and judge, archive as Parquet with fsync. Messages are made between the turns, outside the
+clock; 3.2 % of the rows are clicked (as their scores say, so that no policy fires), and the clicks come a simulated
+second after their predictions, 100 requests' in a message. The log is either a list of encoded messages (what a
+backend whose client library is not ours costs at least) or the SQLite log, whose pulling and acknowledging then count
+too. A row is counted when it lies in a sealed file.
+"""
+
+from __future__ import annotations
+
+import argparse
+import cProfile
+import json
+import os
+import pstats
+import struct
+import tempfile
+import time
+import zlib
+from collections.abc import Collection, Iterable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from benchmarks import machine
+from benchmarks.step_process import memory_of
+from components.contracts import criteo
+from components.contracts.event_log import Delivery, SetAside
+from components.contracts.manifests import Model, Release
+from components.contracts.model_store import model_folder, release_path
+from components.contracts.records import CLICK, OutcomeBatch, PredictionBatch, encode
+from components.logs.sqlite import SqliteLog
+from components.validation.reference import ReferenceCounter
+from monitoring.memory.archive_table import build_table
+from monitoring.memory.rows import ArchiveRow
+from monitoring.memory.store import Store
+from monitoring.monitor import Monitor
+from monitoring.settings import MonitorSettings
+
+TARGET = 100_000
+CLICK_RATE = 0.032
+START = 1_763_000_000.0
+TICK_SECONDS, WINDOW_SECONDS = 1.0, 5.0
+MESSAGES_A_TICK = 1000
+_CLICK_BATCH = 100
+_ID = "request-{:012d}"
+
+
+class MemoryLog:
+    """A subscriber over a list: deliveries cost nothing."""
+
+    def __init__(self) -> None:
+        """Empty."""
+        self._waiting: list[tuple[str, bytes]] = []
+        self.time = START
+
+    def publish(self, messages: list[tuple[str, bytes]]) -> None:
+        """Takes messages in, in memory."""
+        self._waiting += messages
+
+    def pull(self, max_messages: int) -> list[Delivery]:
+        """The oldest messages; they count as leased."""
+        taken, self._waiting = self._waiting[:max_messages], self._waiting[max_messages:]
+        return [Delivery(name, payload, name, 1) for name, payload in taken]
+
+    def acknowledge(self, tokens: Iterable[str]) -> None:
+        """Nothing is left to forget."""
+
+    def set_aside(self, token: str, reason: str) -> None:
+        """No message of this benchmark is unusable."""
+        raise AssertionError(f"{token}: {reason}")
+
+    def list_set_aside(self) -> list[SetAside]:
+        """None."""
+        return []
+
+    def replay_set_aside(self, message_ids: Collection[str] | None) -> int:
+        """None."""
+        return 0
+
+    def read_up_to(self) -> float | None:
+        """Now, once all is pulled."""
+        return None if self._waiting else self.time
+
+    def problem(self) -> str | None:
+        """None."""
+        return None
+
+    def backlog(self) -> int:
+        """Messages not pulled."""
+        return len(self._waiting)
+
+    def close(self) -> None:
+        """Nothing is open."""
+
+
+class Traffic:
+    """Encoded messages of made-up requests: few bodies, each sent again and again under a new id and time."""
+
+    def __init__(self, rows_per_message: int, bodies: int = 64) -> None:
+        """Encodes `bodies` requests of `rows_per_message` rows each."""
+        random = np.random.default_rng(0)
+        self._rows, self._random, self._number = rows_per_message, random, 0
+        self.records = [self._prediction(random) for _ in range(bodies)]
+        """The requests, each body once."""
+        self._bodies = [(encode(record), record.scores) for record in self.records]
+        self._due: list[tuple[str, int, float]] = []
+
+    def _prediction(self, random: np.random.Generator) -> PredictionBatch:
+        n = self._rows
+        dense = random.integers(0, 1000, (n, criteo.NUM_DENSE)).astype(np.float32)
+        dense[random.random(dense.shape) < 0.2] = np.nan
+        # Heavy-tailed, as categories are: a dictionary page then pays, as it does on the real log.
+        categorical = (random.zipf(1.3, (n, criteo.NUM_CATEGORICAL)) * 2_654_435_761) % 2**32
+        categorical[random.random(categorical.shape) < 0.1] = criteo.MISSING_CATEGORY
+        return PredictionBatch(
+            request_id=_ID.format(0),
+            time=START,
+            model_version=1,
+            dense=dense,
+            categorical=categorical.astype(np.int64),
+            scores=random.beta(1.2, 1.2 * (1 / CLICK_RATE - 1), n).astype(np.float32),
+        )
+
+    def messages(self, count: int, now: float) -> list[tuple[str, bytes]]:
+        """`count` predictions made at `now`, after the clicks on those made at the turn before."""
+        made = list(self._click_messages(now))
+        for _ in range(count):
+            name = _ID.format(self._number)
+            body, scores = self._bodies[self._number % len(self._bodies)]
+            made.append((name, _renamed(body, name, now)))
+            clicked = np.flatnonzero(self._random.random(self._rows) < scores)
+            self._due += [(name, int(row), now + 1) for row in clicked]
+            self._number += 1
+        return made
+
+    def _click_messages(self, now: float) -> Iterator[tuple[str, bytes]]:
+        due, self._due = self._due, []
+        size = max(1, round(_CLICK_BATCH * CLICK_RATE * self._rows))
+        for start in range(0, len(due), size):
+            part = due[start : start + size]
+            name = f"outcomes-{now}-{start}"
+            batch = OutcomeBatch(
+                batch_id=name,
+                time=now,
+                event=CLICK,
+                request_ids=tuple(each[0] for each in part),
+                rows=np.array([each[1] for each in part], np.int32),
+                times=np.array([each[2] for each in part]),
+            )
+            yield name, encode(batch)
+
+
+def _renamed(body: bytes, name: str, now: float) -> bytes:
+    """The same message under another id of the same length, at another time of the same length."""
+    text = body[:-4].replace(_ID.format(0).encode(), name.encode(), 1)
+    text = text.replace(f'"time":{START}'.encode(), f'"time":{now}'.encode(), 1)
+    return text + struct.pack("<I", zlib.crc32(text))
+
+
+def _write_reference(store: Path, records: list[PredictionBatch]) -> None:
+    """Releases version 1 with training statistics of these rows, so that drift is measured too."""
+    rows = [ArchiveRow(i, r.time, len(r), encode(r), np.zeros(len(r), np.uint8), None) for i, r in enumerate(records)]
+    counter = ReferenceCounter()
+    for batch in build_table(rows).to_batches():
+        counter.add(batch)
+    texts: dict[str, Any] = dict.fromkeys(
+        ("model_uri", "graph_uri", "raw_digest", "repository_uri", "reason", "published_at"), "none"
+    )
+    release = Release(
+        model_name="benchmark",
+        version=1,
+        previous_version=None,
+        model_id="model",
+        sha256={},
+        parity_max_abs_diff=0.0,
+        parity_rows=1,
+        trigger_id=None,
+        **texts,
+    )
+    for path in (release_path(store, 1), model_folder(store, "model") / Model.REFERENCE):
+        path.parent.mkdir(parents=True, exist_ok=True)
+    release.write(release_path(store, 1))
+    counter.statistics().write(model_folder(store, "model") / Model.REFERENCE)
+
+
+def _settings(folder: Path) -> MonitorSettings:
+    return MonitorSettings(
+        log="sqlite:///unused",
+        state=folder / "state",
+        archive=folder / "archive",
+        store=folder / "store",
+        attribution_window_seconds=WINDOW_SECONDS,
+        auc_threshold=0.5,
+    )
+
+
+def measure(rows: int, rows_per_message: int, log: str, profile: Path | None = None) -> dict[str, Any]:
+    """Runs one monitor in this process until `rows` rows are archived; what it took."""
+    clock = {"time": START}
+    traffic = Traffic(rows_per_message)
+    with tempfile.TemporaryDirectory() as scratch:
+        folder = Path(scratch)
+        memory, sqlite = MemoryLog(), SqliteLog(folder / "log.db", clock=lambda: clock["time"])
+        subscriber: Any = sqlite if log == "sqlite" else memory
+        settings = _settings(folder)
+        _write_reference(settings.store, traffic.records)
+        store = Store(settings.state / "monitor.db")
+        monitor = Monitor(
+            settings,
+            subscriber=subscriber,
+            store=store,
+            trigger=None,
+            clock=lambda: clock["time"],
+        )
+        profiler = cProfile.Profile()
+        cpu = wall = 0.0
+        resident: list[tuple[int, int]] = []
+        while store.counters.get("archived", 0) < rows:
+            clock["time"] += TICK_SECONDS
+            memory.time = clock["time"]
+            subscriber.publish(traffic.messages(MESSAGES_A_TICK, clock["time"]))
+            began_cpu, began = time.process_time(), time.perf_counter()
+            if profile:
+                profiler.enable()
+            monitor.tick()
+            if profile:
+                profiler.disable()
+            cpu, wall = cpu + time.process_time() - began_cpu, wall + time.perf_counter() - began
+            resident.append((int(store.counters.get("archived", 0)), memory_of(os.getpid()).anonymous))
+            for path in settings.archive.glob("day=*/*.parquet"):
+                path.unlink()  # as an uploader would; 10 million rows are 2 GB
+        archived, clicks = int(store.counters["archived"]), int(store.counters["matured_click"])
+        buckets = int(store.counters.get("drift_bucket", 0))
+        database = (settings.state / "monitor.db").stat().st_size
+        store.close()
+        sqlite.close()
+    if profile:
+        pstats.Stats(profiler).dump_stats(profile)
+    return {
+        "log": log,
+        "rows_per_message": rows_per_message,
+        "rows": archived,
+        "clicks": clicks,
+        "cpu_seconds": cpu,
+        "wall_seconds": wall,
+        "rows_per_cpu_second": archived / cpu,
+        "rows_per_wall_second": archived / wall,
+        "database_bytes": database,
+        "drift_buckets": buckets,
+        "memory": _memory(resident),
+    }
+
+
+def _memory(resident: list[tuple[int, int]]) -> dict[str, int]:
+    """Anonymous memory after a tenth of the rows, half way and at the end, and its highest after the first tenth."""
+    total = resident[-1][0]
+    later = [size for archived, size in resident if archived >= total / 10]
+    half = [size for archived, size in resident if archived >= total / 2]
+    return {"after_a_tenth": later[0], "half_way": half[0], "at_the_end": later[-1], "highest": max(later)}
+
+
+def main() -> None:
+    """Measures and prints."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--quick", action="store_true", help="a million rows in place of ten, half a minute")
+    parser.add_argument("--rows", type=int, help="rows to archive (default: 10 million, --quick: one)")
+    parser.add_argument("--rows-per-message", type=int, help="one size (default: 64, then a tenth of the rows by 1)")
+    parser.add_argument("--log", choices=("memory", "sqlite"), help="one log (default: both)")
+    parser.add_argument("--profile", type=Path, help="writes cProfile's figures there; its overhead is in the rates")
+    parser.add_argument("--json", type=Path, help="writes the figures there")
+    flags = parser.parse_args()
+    os.sched_setaffinity(0, {min(os.sched_getaffinity(0))})
+    facts, others = machine.facts(), machine.OtherWork()
+    print("; ".join(f"{name} {value}" for name, value in facts.items()), flush=True)
+    rows = flags.rows or (1_000_000 if flags.quick else 10_000_000)
+    sizes = [flags.rows_per_message] if flags.rows_per_message else [64, 1]
+    results = []
+    for log in [flags.log] if flags.log else ["memory", "sqlite"]:
+        for size in sizes:
+            results.append(measure(rows if size >= 64 else max(1, rows // 50), size, log, flags.profile))
+            _print(results[-1])
+    if warning := others.warning():
+        print(warning)
+    if flags.json:
+        flags.json.write_text(json.dumps({"machine": facts, "runs": results}, indent=2, default=str) + "\n")
+
+
+def _print(run: dict[str, Any]) -> None:
+    rate, held = run["rows_per_cpu_second"], {name: size >> 20 for name, size in run["memory"].items()}
+    met = (
+        f", target {TARGET:,}: {'met' if rate >= TARGET else 'TARGET MISSED'}" if run["rows_per_message"] == 64 else ""
+    )
+    print(
+        f"{run['log']} log, {run['rows_per_message']} rows a message: {rate:,.0f} rows per second of one core{met}"
+        f" ({run['rows_per_wall_second']:,.0f} by the clock; {run['rows']:,} rows, {run['clicks']:,} clicks)\n"
+        f"  memory {held['after_a_tenth']} MiB after a tenth, {held['half_way']} half way, {held['at_the_end']} at the"
+        f" end, at most {held['highest']}; database {run['database_bytes'] >> 20} MiB;"
+        f" {run['drift_buckets']} buckets of drift judged",
+        flush=True,
+    )
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,277 @@
+"""From open to matured to settled: the part of the memory that the join works on.
+
+A request is open until its attribution window closes, then matured: its click labels are final. Where conversions are
+awaited it is then unsettled until their own window closes. All of it lies in SQLite, so memory does not grow with what
+is open; what is handed out at once is limited by the caller.
+"""
+
+from __future__ import annotations
+
+import sqlite3
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from components.contracts.records import CLICK, CONVERSION
+from monitoring.memory.database import Database, count
+from monitoring.memory.rows import Event, LateOutcome, MaturedRequest, OpenRows, Settled, Waiting
+
+_MATURED = "request_id, time, model_version, labels, scores, converted, session_id, positions, delays"
+
+
+class LabelTables(Database):
+    """See the module; `monitoring.memory.store.Store` is what is opened."""
+
+    def waiting(self, predicted_before: float, limit: int) -> list[Waiting]:
+        """Up to `limit` predictions made at or before this time and not matured, oldest first, with their outcomes."""
+        rows = self._connection.execute(
+            "SELECT request_id, time, model_version, scores, session_id, positions FROM predictions"
+            " WHERE matured = 0 AND time <= ? ORDER BY time, request_id LIMIT ?",
+            (predicted_before, limit),
+        ).fetchall()
+        ids = [row[0] for row in rows]
+        clicks, conversions = self._events("clicks", ids), self._events("conversions", ids)
+        return [
+            Waiting(
+                request_id,
+                time,
+                version,
+                np.frombuffer(scores, np.float32),
+                session_id,
+                _array(positions, np.int32),
+                clicks.get(request_id, []),
+                conversions.get(request_id, []),
+            )
+            for request_id, time, version, scores, session_id, positions in rows
+        ]
+
+    def newest_waiting(self) -> tuple[float, int] | None:
+        """Time and model version of the newest prediction that has not matured; None where all have."""
+        query = "SELECT time, model_version FROM predictions WHERE matured = 0 ORDER BY time DESC LIMIT 1"
+        row = self._connection.execute(query).fetchone()
+        return None if row is None else (float(row[0]), int(row[1]))
+
+    def predictions_after(self, time: float | None) -> Iterator[tuple[float, int, bool]]:
+        """Time, model version and whether by a canary, of the predictions held made after `time`; None = of all."""
+        query = "SELECT time, model_version, canary FROM predictions WHERE time > ?"
+        for predicted_at, version, canary in self._connection.execute(query, (-1.0 if time is None else time,)):
+            yield predicted_at, version, bool(canary)
+
+    def prediction_mark(self) -> int:
+        """Number of the prediction stored last; 0 = none. Numbers only grow."""
+        return int(self._connection.execute("SELECT coalesce(max(rowid), 0) FROM predictions").fetchone()[0])
+
+    def payloads_after(self, mark: int) -> Iterator[bytes]:
+        """Messages of the predictions stored after the one numbered `mark` and not archived yet, in this order."""
+        query = "SELECT payload FROM messages WHERE number > ? ORDER BY number"
+        return (payload for (payload,) in self._connection.execute(query, (mark,)))
+
+    def open_rows(self, *, now: float, window_seconds: float, limit: int = 200_000) -> tuple[dict[int, OpenRows], int]:
+        """The rows of each model version whose labels are not final, and how many older rows were left out.
+
+        Args:
+            now: Seconds since the epoch, from which ages are taken.
+            window_seconds: The attribution window; a click later than this is none.
+            limit: Most rows handed out, those of the newest requests; a request is handed out whole or not at all.
+        """
+        taken: dict[int, list[tuple[str, float, bytes]]] = {}
+        num_rows = 0
+        for request_id, time, version, n, scores in self._connection.execute(
+            "SELECT request_id, time, model_version, num_rows, scores FROM predictions WHERE matured = 0"
+            " ORDER BY time DESC, request_id"
+        ):
+            if num_rows + n > limit:
+                break
+            num_rows += n
+            taken.setdefault(version, []).append((request_id, time, scores))
+        clicks = self._events("clicks", [each[0] for requests in taken.values() for each in requests])
+        found = {version: _open_rows(requests, clicks, now, window_seconds) for version, requests in taken.items()}
+        return found, self.num_pending_rows - num_rows
+
+    def mature(
+        self,
+        requests: Sequence[MaturedRequest],
+        counts: dict[str, float],
+        *,
+        now: float,
+        late: Sequence[LateOutcome] = (),
+        awaits_conversions: bool = False,
+    ) -> None:
+        """Makes these click labels final.
+
+        Args:
+            requests: In the order in which they are to be archived.
+            counts: Counters to add to.
+            now: Seconds since the epoch.
+            late: Outcomes of these requests that made no label.
+            awaits_conversions: Whether the requests wait on for `settle_conversions`.
+        """
+        ids = [(r.request_id,) for r in requests]
+        count(counts, "matured", sum(len(r.labels) for r in requests))
+        count(counts, "matured_click", sum(int(r.labels.sum()) for r in requests))
+        with self._transaction(counts) as connection:
+            connection.executemany(
+                "INSERT INTO matured (request_id, time, model_version, num_rows, matured_at, labels, scores,"
+                " converted, session_id, positions, delays) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
+                [_matured_row(request, now) for request in requests],
+            )
+            connection.executemany("UPDATE predictions SET matured = 1 WHERE request_id = ?", ids)
+            connection.executemany("DELETE FROM clicks WHERE request_id = ?", ids)
+            self._keep_late(connection, late, now)
+            if awaits_conversions:
+                connection.executemany(
+                    "INSERT OR IGNORE INTO awaiting_conversion VALUES (?, ?, ?, ?)",
+                    [(r.request_id, r.time, r.model_version, len(r.labels)) for r in requests],
+                )
+            else:
+                connection.executemany("DELETE FROM conversions WHERE request_id = ?", ids)
+
+    @property
+    def num_pending_rows(self) -> int:
+        """Rows whose label is not final. From the counters: summing the waiting rows each tick would read them all."""
+        return int(self.counters.get("predicted", 0) - self.counters.get("matured", 0))
+
+    def newest_rows(self) -> Iterator[MaturedRequest]:
+        """The matured requests still held, oldest first: enough to fill the window of the version that serves."""
+        for (
+            request_id,
+            time,
+            version,
+            labels,
+            scores,
+            converted,
+            session_id,
+            positions,
+            delays,
+        ) in self._connection.execute(f"SELECT {_MATURED} FROM matured ORDER BY number"):
+            clicked = np.frombuffer(labels, np.uint8)
+            yield MaturedRequest(
+                request_id,
+                time,
+                version,
+                clicked,
+                np.frombuffer(scores, np.float32),
+                _array(converted, np.uint8),
+                session_id,
+                _array(positions, np.int32),
+                _spread(clicked, delays),
+            )
+
+    # -- conversions
+
+    def unsettled(self, predicted_before: float, limit: int) -> list[tuple[Settled, list[Event]]]:
+        """Matured requests predicted at or before this time, oldest first, and the conversions known of each.
+
+        Their `num_converted` is still 0.
+        """
+        rows = self._connection.execute(
+            "SELECT request_id, time, model_version, num_rows FROM awaiting_conversion WHERE time <= ?"
+            " ORDER BY time, request_id LIMIT ?",
+            (predicted_before, limit),
+        ).fetchall()
+        events = self._events("conversions", [row[0] for row in rows])
+        return [(Settled(name, time, version, n, 0), events.get(name, [])) for name, time, version, n in rows]
+
+    def settle(
+        self, requests: Sequence[Settled], *, now: float, late: Sequence[LateOutcome] = (), keep: int = 20_000
+    ) -> None:
+        """Makes these requests' conversions final; only the newest `keep` are held on.
+
+        Args:
+            requests: With their `num_converted`.
+            now: Seconds since the epoch.
+            late: Their conversions after the window.
+            keep: Settled requests held for `newest_settled`.
+        """
+        ids = [(r.request_id,) for r in requests]
+        counts = {
+            "settled": float(sum(r.num_rows for r in requests)),
+            "settled_conversion": float(sum(r.num_converted for r in requests)),
+        }
+        with self._transaction(counts) as connection:
+            connection.executemany(
+                "INSERT INTO settled (request_id, time, model_version, num_rows, num_converted) VALUES (?, ?, ?, ?, ?)",
+                requests,
+            )
+            connection.executemany("DELETE FROM awaiting_conversion WHERE request_id = ?", ids)
+            connection.executemany("DELETE FROM conversions WHERE request_id = ?", ids)
+            connection.execute("DELETE FROM settled WHERE number <= (SELECT max(number) FROM settled) - ?", (keep,))
+            counts[late_counter(CONVERSION)] = self._keep_late(connection, late, now)
+
+    def newest_settled(self) -> list[Settled]:
+        """The settled requests still held, oldest first."""
+        query = "SELECT request_id, time, model_version, num_rows, num_converted FROM settled ORDER BY number"
+        return list(map(Settled._make, self._connection.execute(query)))
+
+    # -- inside
+
+    def _keep_late(self, connection: sqlite3.Connection, late: Sequence[LateOutcome], now: float) -> int:
+        """Stores outcomes for the archive's outcome files; of several with one (request, row, event), the first.
+
+        How many were new.
+        """
+        if not late:
+            return 0
+        return connection.executemany(
+            "INSERT OR IGNORE INTO late_outcomes (request_id, row, event, time, predicted_at, stored_at)"
+            " VALUES (?, ?, ?, ?, ?, ?)",
+            [(*outcome, now) for outcome in late],
+        ).rowcount
+
+    def _events(self, table: str, ids: Sequence[str]) -> dict[str, list[Event]]:
+        events: dict[str, list[Event]] = {}
+        query = f"SELECT request_id, row, time FROM {table} WHERE request_id IN ({{ids}})"
+        for request_id, row, time in self._select_by_id(query, ids):
+            events.setdefault(request_id, []).append((row, time))
+        return events
+
+
+def late_counter(event: str) -> str:
+    """The counter of outcomes of this kind that came too late."""
+    return "late_outcome" if event == CLICK else "late_conversion"
+
+
+def _open_rows(
+    requests: Sequence[tuple[str, float, bytes]], clicks: dict[str, list[Event]], now: float, window_seconds: float
+) -> OpenRows:
+    scores = np.frombuffer(b"".join(blob for _, _, blob in requests), np.float32)
+    sizes = [len(blob) // scores.itemsize for _, _, blob in requests]
+    clicked = np.zeros(len(scores), np.bool_)
+    for (request_id, time, _), size, end in zip(requests, sizes, np.cumsum(sizes)):
+        for row, clicked_at in clicks.get(request_id, ()):
+            if 0 <= row < size and clicked_at <= time + window_seconds:
+                clicked[end - size + row] = True
+    ages = np.repeat(now - np.array([time for _, time, _ in requests]), sizes)
+    return OpenRows(scores, ages, clicked)
+
+
+def _matured_row(request: MaturedRequest, now: float) -> tuple[Any, ...]:
+    delays = request.click_delays
+    return (
+        request.request_id,
+        request.time,
+        request.model_version,
+        len(request.labels),
+        now,
+        request.labels.tobytes(),
+        request.scores.tobytes(),
+        None if request.converted is None else request.converted.tobytes(),
+        request.session_id,
+        None if request.positions is None else request.positions.tobytes(),
+        None if delays is None else delays[request.labels == 1].tobytes(),
+    )
+
+
+def _array(blob: bytes | None, dtype: type[Any]) -> NDArray[Any] | None:
+    return None if blob is None else np.frombuffer(blob, dtype)
+
+
+def _spread(labels: NDArray[np.uint8], delays: bytes | None) -> NDArray[np.float32] | None:
+    """The stored delays, of clicked rows alone, at their rows."""
+    if delays is None:
+        return None
+    spread = np.full(len(labels), np.nan, np.float32)
+    spread[labels == 1] = np.frombuffer(delays, np.float32)
+    return spread

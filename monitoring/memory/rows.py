@@ -1,0 +1,91 @@
+"""What the memory hands out: open, matured and settled requests, and outcomes that came too late for their row."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+Event = tuple[int, float]
+"""(row in its request, seconds since the epoch)."""
+
+
+class Waiting(NamedTuple):
+    """A stored prediction whose attribution window has closed, and the outcomes that arrived for it."""
+
+    request_id: str
+    time: float
+    model_version: int
+    scores: NDArray[np.float32]
+    session_id: str | None
+    positions: NDArray[np.int32] | None
+    clicks: list[Event]
+    conversions: list[Event]
+
+
+class MaturedRequest(NamedTuple):
+    """The rows of one request with their final labels; arrays are [n]."""
+
+    request_id: str
+    time: float
+    model_version: int
+    labels: NDArray[np.uint8]
+    """1 = clicked within the attribution window."""
+    scores: NDArray[np.float32]
+    converted: NDArray[np.uint8] | None = None
+    """1 = a conversion within its window had arrived when the click label became final; None = not awaited."""
+    session_id: str | None = None
+    positions: NDArray[np.int32] | None = None
+    click_delays: NDArray[np.float32] | None = None
+    """Seconds from the prediction to the click, NaN = no click; negative where two clocks differ so."""
+
+
+class LateOutcome(NamedTuple):
+    """An outcome that changes no label here; extraction joins it from a file of its own."""
+
+    request_id: str
+    row: int
+    event: str
+    time: float
+    predicted_at: float | None
+    """None where the request is unknown."""
+
+
+class Settled(NamedTuple):
+    """A request whose conversion window has closed."""
+
+    request_id: str
+    time: float
+    model_version: int
+    num_rows: int
+    num_converted: int
+
+
+class OpenRows(NamedTuple):
+    """Rows of one version whose attribution window is open, newest requests first; arrays are [n]."""
+
+    scores: NDArray[np.float32]
+    ages: NDArray[np.float64]
+    """Seconds since the prediction."""
+    clicked: NDArray[np.bool_]
+    """Whether a click in time has arrived: such a label is as good as final."""
+
+
+class ArchiveRow(NamedTuple):
+    """A matured request on its way to the archive: the stored message and its labels."""
+
+    number: int
+    time: float
+    num_rows: int
+    payload: bytes
+    labels: NDArray[np.uint8]
+    converted: NDArray[np.uint8] | None
+
+
+class ArchiveOutcome(NamedTuple):
+    """A late outcome on its way to the archive."""
+
+    number: int
+    outcome: LateOutcome
+    stored_at: float

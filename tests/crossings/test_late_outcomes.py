@@ -1,0 +1,202 @@
+"""A click that comes after its row was archived: monitor, uploader, lake, extraction; the label is the stream's truth.
+
+The stream is simulated with its own truth beside it: which rows are clicked at all, however long after their scoring
+and however often the log tells it.
+"""
+
+from __future__ import annotations
+
+import random
+from collections import Counter
+from itertools import groupby
+
+import numpy as np
+import pyarrow.parquet as pq
+import pytest
+
+from components.contracts import criteo
+from components.contracts.manifests import RawDataset
+from components.contracts.records import CLICK, CONVERSION, OutcomeBatch, PredictionBatch, encode, record_id
+from components.contracts.uris import local_path
+from components.extraction.__main__ import main as extraction
+from components.logs.sqlite import SqliteLog
+from components.storage.locations import open_objects
+from monitoring.memory.store import Store
+from monitoring.monitor import Monitor
+from monitoring.settings import MonitorSettings
+from monitoring.uploader import Uploader
+
+BEGIN = 1_767_225_400.0  # a midnight passes while rows come in, and another clicks do
+WINDOW, STEP, ROWS, NUM_REQUESTS = 30.0, 15.0, 5, 60
+
+
+class Clock:
+    time = BEGIN
+
+    def __call__(self):
+        return self.time
+
+
+def prediction(number: int) -> PredictionBatch:
+    values = np.random.default_rng(number)
+    return PredictionBatch(
+        request_id=f"request {number:02}",
+        time=BEGIN + 5 * number,
+        model_version=3,
+        dense=values.normal(0, 9, (ROWS, criteo.NUM_DENSE)).astype(np.float32),
+        categorical=values.integers(0, 2**32, (ROWS, criteo.NUM_CATEGORICAL), dtype=np.int64),
+        scores=values.random(ROWS).astype(np.float32),
+    )
+
+
+def outcome(number: int, batch: PredictionBatch, row: int, time: float, event: str) -> OutcomeBatch:
+    return OutcomeBatch(
+        batch_id=f"outcome {number}",
+        time=time,
+        event=event,
+        request_ids=(batch.request_id,),
+        rows=np.array([row], np.int32),
+        times=np.array([time]),
+    )
+
+
+class Stream:
+    """Messages with the time at which each is published, and the clicked rows."""
+
+    def __init__(self, seed: int) -> None:
+        source = random.Random(seed)
+        self.predictions = [prediction(number) for number in range(NUM_REQUESTS)]
+        self.messages = [(batch.time + 0.5, batch) for batch in self.predictions]
+        self.clicked: set[tuple[str, int]] = set()
+        self.kinds: Counter[str] = Counter()
+        for batch in self.predictions:
+            for row in range(ROWS):
+                kind = source.choice(["none"] * 5 + ["in time", "told late", "clicked late", "days late", "converted"])
+                self.kinds[kind] += 1
+                happened = batch.time + {"clicked late": 200.0, "days late": 86_400.0}.get(kind, source.uniform(1, 20))
+                told = happened + (120.0 if kind == "told late" else 1.0)
+                if kind == "none":
+                    continue
+                event = CONVERSION if kind == "converted" else CLICK
+                for _ in range(source.choice([1, 1, 2])):
+                    number = len(self.messages)
+                    self.messages.append((told, outcome(number, batch, row, happened, event)))
+                if event == CLICK:
+                    self.clicked.add((batch.request_id, row))
+        self.messages.sort(key=lambda message: message[0])
+
+
+class Place:
+    """One monitor, its archive and its lake."""
+
+    def __init__(self, folder, lake: str) -> None:
+        self.folder, self.lake, self.clock = folder, lake, Clock()
+        self.log = SqliteLog(folder / "log.db", lease_seconds=5.0, clock=self.clock)
+        settings = MonitorSettings(
+            log="sqlite:///unused",
+            state=folder / "state",
+            archive=folder / "archive",
+            store=folder / "store",
+            attribution_window_seconds=WINDOW,
+            archive_roll_rows=40,
+            archive_roll_seconds=60.0,
+            upload_wait_seconds=0.0,
+        )
+        self.store = Store(settings.state / "monitor.db")
+        self.monitor = Monitor(settings, subscriber=self.log, store=self.store, trigger=None, clock=self.clock)
+
+    def run(self, messages, until: float) -> None:
+        """Publishes the messages of each `STEP` seconds at its end, with a turn of the monitor; ends at `until`."""
+        for number, group in groupby(messages, key=lambda message: int((message[0] - BEGIN) // STEP)):
+            # An hour at a time where nothing is published for long.
+            while self.clock.time + 100 * STEP < BEGIN + number * STEP:
+                self.clock.time += 3600 if BEGIN + number * STEP - self.clock.time > 3700 else 10 * STEP
+                self.monitor.tick()
+            self.clock.time = max(self.clock.time, BEGIN + (number + 1) * STEP)
+            self.log.publish([(record_id(record), encode(record)) for _, record in group])
+            self.monitor.tick()
+        self.clock.time = max(self.clock.time, until)
+        self.monitor.tick()
+
+    def upload(self) -> None:
+        Uploader(self.folder / "archive", open_objects(self.lake), clock=self.clock).run_once()
+
+    def close(self) -> None:
+        self.monitor.stop()
+        self.upload()
+        self.store.close()
+        self.log.close()
+
+
+def extracted(folder, lake, *, run: str, start: str = "") -> tuple[RawDataset, dict]:
+    flags = {
+        "run": run, "store": folder / "store", "work": folder / "work", "lake": lake, "output": folder / f"{run}.json",
+        "window-start": start, "replay-days": 0,
+    }  # fmt: skip
+    assert extraction([f"--{name}={value}" for name, value in flags.items()]) == 0
+    raw = RawDataset.read(folder / f"{run}.json")
+    paths = [p for uri in (raw.train_uri, raw.holdout_uri) for p in sorted(local_path(uri).glob("*.parquet"))]
+    rows = [row for path in paths for row in pq.ParquetFile(path).read().to_pylist()]
+    labels = {(row["request_id"], row["row"]): row["label"] for row in rows}
+    assert len(labels) == len(rows)
+    return raw, labels
+
+
+def download(lake: str, folder) -> None:
+    """The bucket's objects as the files that a mounted bucket shows."""
+    objects = open_objects(lake)
+    for each in objects.list():
+        objects.download(each.name, folder / each.name)
+
+
+@pytest.mark.parametrize(("kind", "seed"), [("folder", 1), ("bucket", 2)])
+def test_labels_are_the_truth_of_the_stream_however_late_its_clicks_came(tmp_path, request, kind, seed):
+    if kind == "bucket":
+        request.getfixturevalue("cloud_storage")
+    lake = str(tmp_path / "a lake") if kind == "folder" else "gs://models/a lake"
+    stream, place = Stream(seed), Place(tmp_path, lake)
+    place.run(stream.messages, until=BEGIN + 90_000)
+    place.close()
+    if kind == "bucket":
+        lake = str(tmp_path / "mounted")
+        download("gs://models/a lake", tmp_path / "mounted")
+    raw, labels = extracted(tmp_path, lake, run="all")
+    assert labels == {
+        (p.request_id, row): int((p.request_id, row) in stream.clicked)
+        for p in stream.predictions
+        for row in range(ROWS)
+    }
+    late = sum(stream.kinds[kind] for kind in ("told late", "clicked late", "days late"))
+    assert late > 50
+    assert raw.num_late_clicks == late, "those in time were labels before"
+    assert (raw.num_duplicates, raw.num_set_aside) == (0, 0)
+
+
+def test_a_dataset_drawn_before_the_late_clicks_has_another_version_than_one_drawn_after(tmp_path):
+    stream, place = Stream(3), Place(tmp_path, str(tmp_path / "lake"))
+    soon = [(time, record) for time, record in stream.messages if time < BEGIN + 5 * NUM_REQUESTS + 60]
+    place.run(soon, until=BEGIN + 5 * NUM_REQUESTS + 400)
+    place.upload()
+    before, labels_before = extracted(tmp_path, tmp_path / "lake", run="before")
+    place.run(stream.messages[len(soon) :], until=BEGIN + 90_000)
+    place.close()
+    after, labels_after = extracted(tmp_path, tmp_path / "lake", run="after")
+    assert labels_before.keys() == labels_after.keys()
+    grown = {key for key in labels_after if labels_after[key] > labels_before[key]}
+    assert grown
+    assert {key for key, label in labels_after.items() if label} == stream.clicked
+    assert not {key for key in labels_after if labels_after[key] < labels_before[key]}
+    assert before.digest != after.digest
+    assert before.outcomes_digest != after.outcomes_digest
+    assert after.num_late_clicks - before.num_late_clicks == len(grown)
+
+
+def test_late_clicks_of_rows_before_the_window_change_nothing_in_it(tmp_path):
+    stream, place = Stream(4), Place(tmp_path, str(tmp_path / "lake"))
+    place.run(stream.messages, until=BEGIN + 90_000)
+    place.close()
+    raw, labels = extracted(tmp_path, tmp_path / "lake", run="second", start="2026-01-01")
+    inside = {p.request_id for p in stream.predictions if p.time >= 1_767_225_600}
+    assert {request for request, _ in labels} == inside
+    assert {key for key, label in labels.items() if label} == {key for key in stream.clicked if key[0] in inside}
+    assert 0 < raw.num_late_clicks < len(labels)

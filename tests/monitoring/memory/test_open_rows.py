@@ -1,0 +1,104 @@
+"""What is open: equal to a brute-force reading of the records, and bounded however much is open."""
+
+from __future__ import annotations
+
+import dataclasses
+import tracemalloc
+
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from components.contracts.records import PredictionBatch, encode
+from monitoring.memory.join import mature_request
+from monitoring.memory.store import Store
+from tests.monitoring.conftest import START, WINDOW, clicks, prediction, publish
+
+
+@settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(st.data())
+def test_open_rows_are_those_of_the_records_whose_window_is_open(tmp_path_factory, data):
+    store = Store(tmp_path_factory.mktemp("open") / "monitor.db")
+    requests = [
+        prediction(f"r{i}", data.draw(st.integers(1, 3)), time=100.0 + i, version=data.draw(st.integers(1, 2)))
+        for i in range(5)
+    ]
+    events = data.draw(
+        st.lists(
+            st.tuples(st.integers(0, 5), st.integers(0, 3), st.floats(100, 200)).map(lambda e: (f"r{e[0]}", *e[1:]))
+        )
+    )
+    for record in data.draw(st.permutations([*requests, *[clicks(f"o{i}", [e]) for i, e in enumerate(events)]])):
+        is_prediction = isinstance(record, PredictionBatch)
+        store.add([(record, b"m")] if is_prediction else [], [] if is_prediction else [record], [], now=0.0)
+    matured_until = data.draw(st.integers(99, 104))
+    waiting = store.waiting(matured_until, 10)
+    store.mature([mature_request(w, {}, [], click_window=50.0, conversion_window=0.0) for w in waiting], {}, now=1.0)
+    found, num_left_out = store.open_rows(now=160.0, window_seconds=50.0)
+    expected: dict[int, set] = {}
+    for batch in requests:
+        for row in range(len(batch)) if batch.time > matured_until else ():
+            clicked = any((n, r) == (batch.request_id, row) and t <= batch.time + 50 for n, r, t in events)
+            expected.setdefault(batch.model_version, set()).add((batch.scores[row], 160.0 - batch.time, clicked))
+    assert {version: set(zip(*map(np.ndarray.tolist, rows))) for version, rows in found.items()} == {
+        version: {(float(score), age, clicked) for score, age, clicked in rows} for version, rows in expected.items()
+    }
+    assert num_left_out == 0
+    store.close()
+
+
+def test_beyond_the_limit_the_newest_requests_are_handed_out_whole_and_the_others_counted(tmp_path):
+    store = Store(tmp_path / "monitor.db")
+    store.add([(prediction(f"r{i}", 4, time=100.0 + i), b"m") for i in range(10)], [], [], now=0.0)
+    found, num_left_out = store.open_rows(now=110.0, window_seconds=50.0, limit=11)
+    assert sorted(set(found[1].ages)) == [1.0, 2.0]
+    assert (len(found[1].scores), num_left_out) == (8, 32)
+    store.close()
+
+
+def test_estimates_of_open_labels_are_shown_and_follow_the_records(bench):
+    b = bench(decide_seconds=1.0)
+    monitor = b.start()
+    publish(
+        b.log, prediction("a", 8), prediction("b", 4, time=START + 1, version=2), clicks("o", [("a", 1, START + 1)])
+    )
+    b.clock.time = START + 2
+    monitor.tick()
+    first, second = monitor._measuring.open_labels
+    assert (first["version"], first["open_rows"], first["open_clicks"]) == (1, 8, 1)
+    assert (second["version"], second["open_rows"], second["final_at"]) == (2, 4, START + 1 + WINDOW)
+    assert (first["ctr_low"], first["ctr_high"]) == (1 / 8, 1.0)
+    assert first["auc"] is None  # no delay is known yet
+    b.clock.time = START + 1 + WINDOW
+    monitor.tick()
+    assert monitor._measuring.open_labels == ()
+    assert len(monitor._measuring._delays) == 1
+
+
+@pytest.mark.slow
+def test_memory_does_not_grow_with_what_is_open(bench):
+    """100,000 open requests, clicked and awaited: Python holds no more than with a tenth of them."""
+    b = bench(conversion_window_seconds=10 * WINDOW, archive_roll_rows=5000, window_rows=5000)
+    monitor = b.start()
+    held, template = {}, prediction("x", 1)
+    tracemalloc.start()
+    for i in range(100):
+        names = [f"r{i}-{k}" for k in range(1000)]
+        batches = [dataclasses.replace(template, request_id=name, time=START + i) for name in names]
+        outcome = clicks(f"o{i}", [(name, 0, START + i) for name in names[:32]])
+        b.store.add([(batch, encode(batch)) for batch in batches], [outcome], [], now=START)
+        b.clock.time = START + 1
+        if i in (9, 99):
+            monitor.tick()
+            held[i] = tracemalloc.get_traced_memory()[0]
+    assert b.store.num_pending_rows == 100_000
+    assert held[99] < held[9] + 1_000_000
+    tracemalloc.reset_peak()
+    b.clock.time = START + 100 + WINDOW
+    monitor.tick()  # matures all of them, 2,000 at a time
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert b.store.num_pending_rows == 0
+    assert b.store.counters["matured_click"] == 3200
+    assert peak < held[99] + 40_000_000

@@ -1,0 +1,237 @@
+"""Late outcomes: none is only counted; each lies in one outcome file, whatever crashes."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import numpy as np
+import pyarrow.parquet as pq
+import pytest
+
+from components.contracts import criteo
+from components.contracts.records import CLICK, CONVERSION
+from monitoring.memory.outcomes import SCHEMA
+from monitoring.monitor import FORGET_SECONDS, ORPHAN_SECONDS
+from tests.conftest import REPOSITORY
+from tests.monitoring.conftest import START, WINDOW, Bench, clicks, prediction, publish
+from tests.monitoring.memory.test_archive import Crash, archived_rows, crash_at, expected_rows
+
+MIDNIGHT = 1_763_078_400.0  # 2025-11-14
+
+
+def outcome_files(b) -> dict[str, list[tuple[str, int, str]]]:
+    """Day folder -> (request, row, event) of its files, in order; read by pyarrow alone."""
+    found: dict[str, list[tuple[str, int, str]]] = {}
+    for path in sorted(b.settings.archive.glob("outcomes/day=*/part-*.parquet")):
+        for row in pq.ParquetFile(path).read().to_pylist():
+            found.setdefault(path.parent.name, []).append((row["request_id"], row["row"], row["event"]))
+    return found
+
+
+def outcomes(b) -> list[tuple[str, int, str]]:
+    return sorted(each for rows in outcome_files(b).values() for each in rows)
+
+
+def test_clicks_after_their_window_are_archived_wherever_they_are_found_late(bench):
+    b = bench()
+    monitor = b.start()
+    publish(
+        b.log,
+        prediction("a", 3),
+        clicks("early in the log, late by its time", [("a", 0, START + WINDOW + 1)]),
+        clicks("on no row", [("a", 7, START + 1)]),
+        clicks("in time", [("a", 2, START + 1)]),
+    )
+    b.clock.time = START + WINDOW + 2
+    monitor.tick()
+    publish(b.log, clicks("in time, late in the log", [("a", 1, START + 3)]))
+    monitor.tick()
+    monitor.stop()
+    assert outcomes(b) == [("a", 0, CLICK), ("a", 1, CLICK), ("a", 7, CLICK)]
+    assert archived_rows(b.archived) == expected_rows([prediction("a", 3)], {("a", 2)})
+    assert b.store.counters["late_outcome"] == 2
+    assert b.store.counters["unmatched_outcome"] == 1
+    assert b.store.counters["archived_outcome"] == 3
+    assert b.store.num_unarchived_rows == 0
+
+
+def test_an_outcome_file_has_the_contracts_schema_and_values(bench):
+    b = bench()
+    monitor = b.start()
+    publish(b.log, prediction("a", 2, time=START + 0.25))
+    b.clock.time = START + WINDOW + 2
+    monitor.tick()
+    publish(b.log, clicks("late", [("a", 1, START + 3.5)]))
+    b.clock.time += 1.125
+    monitor.tick()
+    monitor.stop()
+    (path,) = b.settings.archive.glob("outcomes/day=2025-11-13/part-*.parquet")
+    table = pq.ParquetFile(path).read()
+    assert table.schema.equals(SCHEMA)
+    assert [(field.name, str(field.type)) for field in table.schema] == list(criteo.OUTCOME_TYPES.items())
+    (row,) = table.to_pylist()
+    assert (row["request_id"], row["row"], row["event"]) == ("a", 1, CLICK)
+    assert row["outcome_time"].timestamp() == START + 3.5
+    assert row["stored_at"].timestamp() == START + WINDOW + 3.125
+
+
+def test_the_day_is_the_predictions_and_where_it_is_unknown_the_outcomes(bench):
+    b = bench()
+    monitor = b.start()
+    publish(b.log, prediction("before", 1, time=MIDNIGHT - 1), clicks("orphan", [("unknown", 4, MIDNIGHT + 1)]))
+    b.clock.time = MIDNIGHT + WINDOW
+    monitor.tick()
+    publish(b.log, clicks("late", [("before", 0, MIDNIGHT + 2)]))
+    monitor.tick()
+    monitor.stop()
+    assert outcome_files(b) == {"day=2025-11-13": [("before", 0, CLICK)]}
+    b.clock.time += WINDOW + ORPHAN_SECONDS + FORGET_SECONDS + 1
+    monitor.tick()
+    monitor.stop()
+    assert outcome_files(b)["day=2025-11-14"] == [("unknown", 4, CLICK)]
+    assert b.store.counters["unmatched_outcome"] == 1
+
+
+def test_an_outcome_is_archived_once_however_often_it_comes(bench):
+    b = bench()
+    monitor = b.start()
+    publish(b.log, prediction("a", 2))
+    b.clock.time = START + WINDOW
+    monitor.tick()
+    for i in range(3):
+        publish(b.log, clicks(f"again {i}", [("a", 1, START + 3 + i)] * 2))
+        monitor.tick()
+        monitor.stop()
+    assert outcomes(b) == [("a", 1, CLICK)]
+
+
+def test_outcome_files_roll_by_number_and_by_seconds(bench):
+    b = bench(archive_roll_rows=10, archive_roll_seconds=30.0)
+    monitor = b.start()
+    publish(b.log, prediction("a", 40))
+    b.clock.time = START + WINDOW
+    monitor.tick()
+    publish(b.log, clicks("nine", [("a", row, START) for row in range(9)]))
+    monitor.tick()
+    assert outcomes(b) == []
+    publish(b.log, clicks("the tenth", [("a", 9, START)]))
+    monitor.tick()
+    assert len(outcomes(b)) == 10
+    publish(b.log, clicks("the eleventh", [("a", 10, START)]))
+    b.clock.time += 1
+    monitor.tick()
+    b.clock.time += 29
+    monitor.tick()
+    assert len(outcomes(b)) == 10
+    b.clock.time += 1
+    monitor.tick()
+    assert len(outcomes(b)) == 11
+
+
+def test_conversions_that_nobody_awaits_are_all_archived_and_in_no_number(bench):
+    b = bench()
+    monitor = b.start()
+    publish(b.log, prediction("a", 2), clicks("o", [("a", 0, START + 1), ("x", 3, START + 1)], event=CONVERSION))
+    b.clock.time = START + WINDOW
+    monitor.tick()
+    monitor.stop()
+    assert outcomes(b) == [("a", 0, CONVERSION), ("x", 3, CONVERSION)]
+    assert archived_rows(b.archived) == expected_rows([prediction("a", 2)])
+    assert b.store.counters["conversion"] == 2
+    assert b.store.counters.get("late_conversion", 0) == 0
+
+
+def stream(b: Bench) -> set[tuple[str, int, str]]:
+    """Predictions, then their clicks, half of them late, a conversion and an unknown request; what must be archived."""
+    publish(b.log, *[prediction(f"r{i}", 3, time=START + i) for i in range(12)])
+    publish(b.log, clicks("in time", [(f"r{i}", i % 3, START + i + 1) for i in range(0, 12, 2)]))
+    b.clock.time = START + 12 + WINDOW
+    b.monitor.tick()
+    publish(b.log, clicks("late", [(f"r{i}", i % 3, START + i + 1) for i in range(1, 12, 2)]))
+    publish(b.log, clicks("conversion", [("r5", 2, START + 9)], event=CONVERSION))
+    b.monitor.tick()
+    b.monitor.stop()
+    return {(f"r{i}", i % 3, CLICK) for i in range(1, 12, 2)} | {("r5", 2, CONVERSION)}
+
+
+POINTS = ["intended", "written", "written_aside", "renamed", "synced", "sealed"]
+
+
+@pytest.mark.parametrize("kind", ["archive", "outcomes"])
+@pytest.mark.parametrize("point", POINTS)
+def test_a_crash_at_any_step_of_a_file_loses_no_outcome_and_archives_none_twice(bench, kind, point):
+    b = bench(archive_roll_rows=20, pull_messages=4)
+    b.start()
+    b.checkpoint = crash_at(f"{kind}.{point}")
+    with pytest.raises(Crash):
+        stream(b)
+    b.checkpoint = lambda name: None
+    b.start()
+    b.clock.time += 6.0  # the leases of the crashed monitor run out
+    expected = stream(b)
+    assert outcomes(b) == sorted(expected)
+    in_time = {(f"r{i}", i % 3) for i in range(0, 12, 2)}
+    assert archived_rows(b.archived) == expected_rows([prediction(f"r{i}", 3) for i in range(12)], in_time)
+    assert not list(b.settings.archive.glob("**/.part-*"))
+    assert b.store.counters["archived"] == 36
+    assert b.store.counters["archived_outcome"] == len(expected)
+
+
+EXIT_AT = """
+import os, sys
+from pathlib import Path
+from tests.monitoring.conftest import Bench
+from tests.monitoring.memory.test_outcomes import stream
+b = Bench(Path(sys.argv[1]), archive_roll_rows=20)
+b.start()
+b.checkpoint = lambda name: os.kill(os.getpid(), 9) if name == sys.argv[2] else None
+stream(b)
+"""
+
+
+@pytest.mark.parametrize("point", ["outcomes.intended", "outcomes.written", "outcomes.renamed"])
+def test_a_process_killed_while_it_writes_outcomes_loses_none(tmp_path, bench, point):
+    code = subprocess.run([sys.executable, "-c", EXIT_AT, str(tmp_path), point], cwd=REPOSITORY, timeout=60).returncode
+    assert code == -9
+    b = bench(archive_roll_rows=20)
+    b.clock.time = START + 12 + WINDOW + 6.0
+    b.start()
+    expected = stream(b)
+    assert outcomes(b) == sorted(expected)
+    assert len(b.archived) == 36
+
+
+def test_outcomes_in_uploaded_files_are_not_written_again_and_are_forgotten_in_time(bench):
+    from monitoring.memory.sealing import marker_path
+
+    b = bench(keep_ids_seconds=0.0)
+    b.start()
+    b.checkpoint = crash_at("outcomes.renamed")
+    with pytest.raises(Crash):
+        stream(b)
+    (path,) = b.settings.archive.glob("outcomes/day=*/part-*.parquet")
+    marker = marker_path(b.settings.archive, path.name)  # the uploader has it, and says so
+    marker.parent.mkdir()
+    marker.write_text("{}")
+    path.unlink()
+    b.checkpoint = lambda name: None
+    b.start()
+    b.clock.time += FORGET_SECONDS + 1
+    b.monitor.tick()
+    assert outcomes(b) == []
+    assert b.store._connection.execute("SELECT count(*) FROM late_outcomes").fetchone() == (0,)
+    assert b.store.files("uploaded") == [path.relative_to(b.settings.archive).as_posix()]
+
+
+def test_labels_never_change_once_they_are_final(bench):
+    b = bench()
+    monitor = b.start()
+    publish(b.log, prediction("a", 4))
+    b.clock.time = START + WINDOW
+    monitor.tick()
+    before = monitor.windows[1].labels.copy()
+    publish(b.log, clicks("late", [("a", row, START + 1) for row in range(4)]))
+    monitor.tick()
+    monitor = b.start()
+    np.testing.assert_array_equal(monitor.windows[1].labels, before)
