@@ -1,4 +1,4 @@
-"""Metric definitions: AUC, log loss, normalized entropy, calibration, and how uncertain AUC is.
+"""Metric definitions: AUC and how uncertain it is, log loss, normalized entropy, calibration, ranked lists, scores.
 
 Joins evaluation's gate, training's early stopping, the simulated world's best-possible AUC and the monitor: one
 definition, so their numbers can be compared. A number that does not exist is `None`, never 0.5 or 0.
@@ -15,6 +15,10 @@ from components.contracts.errors import ContractError
 
 Z_95 = 1.959963984540054
 """Two-sided 95 % quantile of the normal distribution."""
+ECE_BINS = 15
+SCORE_QUANTILES = (0.01, 0.1, 0.25, 0.5, 0.75, 0.9, 0.99)
+SCORE_EDGES = (0.0, 0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0)
+"""Bins of the score distribution, finer where click probabilities lie: [0, 0.001), ..., [0.5, 1]."""
 
 
 class AucEstimate(NamedTuple):
@@ -42,25 +46,24 @@ def _checked(labels: ArrayLike, scores: ArrayLike) -> tuple[NDArray[np.bool_], N
         raise ContractError(
             f"labels and scores have shapes {label_array.shape} and {score_array.shape}, expected one same length"
         )
-    if not np.isin(label_array, (0, 1)).all():
+    if not ((label_array == 0) | (label_array == 1)).all():
         raise ContractError("labels hold values other than 0 and 1")
     if not np.isfinite(score_array).all():
         raise ContractError(f"{np.count_nonzero(~np.isfinite(score_array))} scores are NaN or infinite")
     return label_array.astype(bool), score_array
 
 
-def _midranks(values: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Ranks from 1, ties sharing their mean rank."""
-    _, inverse, counts = np.unique(values, return_inverse=True, return_counts=True)
-    last = np.cumsum(counts)
-    midranks: NDArray[np.float64] = (last - (counts - 1) / 2.0)[inverse.reshape(-1)]
-    return midranks
+def _wins(values: NDArray[np.float64], against: NDArray[np.float64]) -> NDArray[np.float64]:
+    """For each of `values` [n]: how many of `against` [m] lie below it, those equal to it counted half."""
+    ordered = np.sort(against)
+    wins: NDArray[np.float64] = (np.searchsorted(ordered, values) + np.searchsorted(ordered, values, "right")) / 2.0
+    return wins
 
 
 def roc_auc(labels: ArrayLike, scores: ArrayLike) -> float | None:
     """Exact area under the ROC curve, ties counted half; `None` unless both classes are present.
 
-    Mann-Whitney form: (sum of the clicks' midranks - n1 (n1 + 1) / 2) / (n1 n0).
+    Mann-Whitney form: the share of (click, other) pairs in which the click scores higher.
 
     Args:
         labels: 0 or 1, shape [n].
@@ -79,17 +82,27 @@ def roc_auc(labels: ArrayLike, scores: ArrayLike) -> float | None:
     num_others = len(click) - num_clicks
     if not num_clicks or not num_others:
         return None
-    rank_sum = float(_midranks(score)[click].sum())
-    return (rank_sum - num_clicks * (num_clicks + 1) / 2.0) / (num_clicks * num_others)
+    return float(_wins(score[click], score[~click]).sum()) / (num_clicks * num_others)
 
 
 def _placements(click: NDArray[np.bool_], score: NDArray[np.float64]) -> tuple[NDArray[np.float64], ...]:
     """Each click's share of non-clicks below it, and each non-click's share of clicks above it."""
     num_clicks, num_others = int(click.sum()), int((~click).sum())
-    ranks = _midranks(score)
-    clicks_won = (ranks[click] - _midranks(score[click])) / num_others
-    others_lost = 1.0 - (ranks[~click] - _midranks(score[~click])) / num_clicks
-    return clicks_won, others_lost
+    # One sort; what ties has equal numbers, of which the own half counts.
+    order, firsts = _runs(score)
+    sizes = np.diff(firsts, append=len(score))
+    clicks_in = np.add.reduceat(click[order].astype(np.int64), firsts)
+    clicks_to, others_to = np.cumsum(clicks_in), np.cumsum(sizes - clicks_in)
+    below = np.empty((2, len(score)))
+    below[:, order] = np.repeat([others_to - (sizes - clicks_in) / 2.0, clicks_to - clicks_in / 2.0], sizes, axis=1)
+    return below[0, click] / num_others, 1.0 - below[1, ~click] / num_clicks
+
+
+def _runs(score: NDArray[np.float64]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """The order of at least one score, and where in it each run of equal scores begins."""
+    order = np.argsort(score)
+    ordered = score[order]
+    return order, np.flatnonzero(np.concatenate([[True], ordered[1:] != ordered[:-1]]))
 
 
 def auc_estimate(labels: ArrayLike, scores: ArrayLike) -> AucEstimate | None:
@@ -192,3 +205,92 @@ def calibration(labels: ArrayLike, scores: ArrayLike) -> float | None:
     """Expected clicks per observed click (1 = calibrated); `None` without a click."""
     click, score = _checked(labels, scores)
     return float(score.sum() / click.sum()) if click.any() else None
+
+
+def expected_calibration_error(labels: ArrayLike, scores: ArrayLike, *, bins: int = ECE_BINS) -> float | None:
+    """Mean distance of expected and observed click rate over bins of equal mass; `None` with fewer rows than bins.
+
+    Sum over bins of (rows of the bin / rows) |mean score - click rate| (Naeini et al. 2015), the bins cut the rows by
+    rank (Nixon et al. 2019): bins of equal width would leave all but one empty at click rates of some percent. Rows of
+    one score share their click rate, so that the order of rows does not matter where a bin's edge falls among them. It
+    is not 0 for calibrated scores: noise alone adds about sqrt(2 bins rate / (pi rows)).
+
+    Args:
+        labels: 0 or 1, shape [n].
+        scores: Probabilities, shape [n].
+        bins: At least 1.
+
+    >>> expected_calibration_error([0, 1, 1, 1], [0.25, 0.25, 0.75, 0.75], bins=2)
+    0.25
+    """
+    click, score = _checked(labels, scores)
+    if bins < 1:
+        raise ContractError(f"bins is {bins}, expected at least 1")
+    if len(score) < bins:
+        return None
+    order, firsts = _runs(score)
+    sizes = np.diff(firsts, append=len(score))
+    rates = np.repeat(np.add.reduceat(click[order].astype(np.float64), firsts) / sizes, sizes)
+    edges = np.arange(bins) * len(score) // bins
+    return float(np.abs(np.add.reduceat(score[order] - rates, edges)).sum() / len(score))
+
+
+class ScoreDistribution(NamedTuple):
+    """Where scores lie: their `SCORE_QUANTILES`, and how many lie in each bin of `SCORE_EDGES`."""
+
+    quantiles: tuple[float, ...]
+    counts: tuple[int, ...]
+
+
+def score_distribution(scores: ArrayLike) -> ScoreDistribution | None:
+    """The distribution of probabilities [n]; `None` without rows.
+
+    A quantile q is the least score that at least a share q of the scores does not exceed: always a score that was seen.
+    """
+    ordered = np.sort(np.asarray(scores, np.float64))
+    if not len(ordered):
+        return None
+    if not (ordered[0] >= 0 and ordered[-1] <= 1):  # NaN is sorted to the end
+        raise ContractError(f"scores reach from {ordered[0]} to {ordered[-1]}, expected probabilities")
+    ranks = np.maximum(np.ceil(np.array(SCORE_QUANTILES) * len(ordered)).astype(int) - 1, 0)
+    below = np.r_[0, np.searchsorted(ordered, SCORE_EDGES[1:-1]), len(ordered)]
+    return ScoreDistribution(tuple(ordered[ranks].tolist()), tuple(np.diff(below).tolist()))
+
+
+def hit_at_k(positions_of_clicks: ArrayLike, *, k: int) -> bool:
+    """Whether one of a list's clicks lies at a place up to `k`, places counted from 1.
+
+    The hit rate@k is its mean over all lists. Lists without a click count as misses: what was shown and not clicked is
+    the failure that it measures, and where lists are no longer than k all others would be hits by definition.
+    """
+    return bool((_places(positions_of_clicks, k) <= k).any())
+
+
+def ndcg_at_k(positions_of_clicks: ArrayLike, *, k: int) -> float | None:
+    """Normalized discounted cumulative gain of one list, a click's gain being 1; `None` without a click.
+
+    DCG@k is the sum of 1 / log2(1 + place) over clicks at places up to k (Jarvelin and Kekalainen 2002); it is divided
+    by that of the same number of clicks at the first places. Without a click both are 0 and the list says nothing of
+    the order: a mean over lists leaves it out.
+
+    Args:
+        positions_of_clicks: Places of the clicked rows in their list, from 1, each once, in any order.
+        k: Last place that counts, at least 1.
+
+    >>> ndcg_at_k([1, 3], k=10)
+    0.9197207891481876
+    """
+    places = _places(positions_of_clicks, k)
+    if not len(places):
+        return None
+    ideal = (1.0 / np.log2(np.arange(2, min(k, len(places)) + 2))).sum()
+    return float((1.0 / np.log2(1.0 + places[places <= k])).sum() / ideal)
+
+
+def _places(positions: ArrayLike, k: int) -> NDArray[np.float64]:
+    places = np.asarray(positions, np.float64)
+    if k < 1:
+        raise ContractError(f"k is {k}, expected at least 1")
+    if (places < 1).any():
+        raise ContractError(f"a place in a list is {places.min():g}, expected at least 1")
+    return places

@@ -1,18 +1,19 @@
-"""The numbers of one window of matured rows. Definitions are `contracts.metrics`'; which rows, `window`'s."""
+"""The numbers of one model version's matured rows. Definitions are `contracts.metrics`'; which rows, `window`'s."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
 
 from components.contracts import metrics
+from monitoring.measures.window import VersionWindows
 
 
 @dataclass(frozen=True, kw_only=True)
 class Kpis:
-    """What a window says of one model version; a number that does not exist is None."""
+    """What the windows say of one model version; a number that does not exist is None."""
 
     version: int
     rows: int
@@ -26,15 +27,38 @@ class Kpis:
     calibration: float | None
     """Expected clicks per observed click; None without a click."""
     ctr: float | None
+    normalized_entropy: float | None = None
+    """Log loss over the entropy of the click rate; None unless both classes are present."""
+    calibration_error: float | None = None
+    """Expected calibration error (ECE), bins of equal mass; None with fewer rows than bins."""
+    score_quantiles: tuple[float, ...] | None = None
+    """At `metrics.SCORE_QUANTILES`."""
+    score_counts: tuple[int, ...] | None = None
+    """Rows per bin of `metrics.SCORE_EDGES`."""
+    timed_auc: float | None = None
+    """AUC over the window of time instead of the window of records; None where that is off, or one class only."""
+    timed_rows: int | None = None
+    """Rows in the window of time; None where it is off."""
+    timed_seconds: float | None = None
+    """From the oldest to the newest row in it: less than its length after a start, or where it held more than fit."""
+    ranked_lists: int | None = None
+    """Newest ranked lists that the next two are over; None where none was seen."""
+    hit_rate: float | None = None
+    """Share of all ranked lists with a click at a place up to k."""
+    ndcg: float | None = None
+    """Mean NDCG@k over the ranked lists with a click; None without one."""
+    conversion_rate: float | None = None
+    """Share of rows with a conversion, of those whose conversion window has closed; None where no row's has."""
 
 
 def measure(version: int, labels: NDArray[np.uint8], scores: NDArray[np.float32]) -> Kpis:
-    """The KPIs of `labels` and `scores`, both of shape [n].
+    """The KPIs of `labels` and `scores`, both of shape [n]: 5 ms for 20,000 rows.
 
     >>> measure(1, np.zeros(3, np.uint8), np.full(3, 0.5, np.float32)).auc is None
     True
     """
     estimate = metrics.auc_estimate(labels, scores)
+    distribution = metrics.score_distribution(scores)
     return Kpis(
         version=version,
         rows=len(labels),
@@ -45,4 +69,35 @@ def measure(version: int, labels: NDArray[np.uint8], scores: NDArray[np.float32]
         log_loss=metrics.log_loss(labels, scores),
         calibration=metrics.calibration(labels, scores),
         ctr=float(labels.mean()) if len(labels) else None,
+        normalized_entropy=metrics.normalized_entropy(labels, scores),
+        calibration_error=metrics.expected_calibration_error(labels, scores),
+        score_quantiles=distribution.quantiles if distribution else None,
+        score_counts=distribution.counts if distribution else None,
     )
+
+
+def measure_version(version: int, windows: VersionWindows) -> Kpis:
+    """The KPIs of all that `windows` holds of `version`.
+
+    Raises:
+        KeyError: no row of it is held.
+    """
+    rows = windows[version]
+    kpis = measure(version, rows.labels, rows.scores)
+    if windows.seconds:
+        timed = rows.within(windows.seconds)
+        kpis = replace(
+            kpis,
+            timed_auc=metrics.roc_auc(timed.labels, timed.scores),
+            timed_rows=len(timed.labels),
+            timed_seconds=float(timed.times[-1] - timed.times[0]) if len(timed.times) else None,
+        )
+    if lists := windows.lists(version):
+        gains = [each.ndcg for each in lists if each.ndcg is not None]
+        kpis = replace(
+            kpis,
+            ranked_lists=len(lists),
+            hit_rate=sum(each.is_hit for each in lists) / len(lists),
+            ndcg=sum(gains) / len(gains) if gains else None,
+        )
+    return replace(kpis, conversion_rate=windows.conversion_rate(version))

@@ -1,0 +1,61 @@
+"""The numbers in the running monitor: from records in the log to what is shown of each version."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import numpy as np
+import pytest
+from sklearn.metrics import ndcg_score, roc_auc_score
+
+from components.contracts.records import CONVERSION
+from tests.monitoring.conftest import START, WINDOW, clicks, prediction, publish
+
+
+def test_ranked_requests_conversions_and_a_window_of_time_reach_the_kpis(bench):
+    b = bench(window_seconds=1000.0, ranking_k=5, conversion_window_seconds=WINDOW)
+    monitor = b.start()
+    positions = np.array([3, 1, 2, 4, 6, 5, 8, 7], np.int32)
+    lists = [
+        dataclasses.replace(prediction(name, 8, time=START + i), session_id=name, positions=positions)
+        for i, name in enumerate(["a", "b", "c"])
+    ]
+    outcomes = [("a", 0, START + 5), ("a", 3, START + 6), ("b", 6, START + 7)]
+    publish(b.log, *lists, prediction("d", 8, time=START + 3), clicks("o", outcomes))
+    publish(b.log, clicks("p", [("a", 0, START + 9)], CONVERSION))
+    b.clock.time = START + WINDOW + 10
+    monitor.tick()
+    (kpis,) = monitor._measuring.shown
+    labels = np.zeros((4, 8), int)
+    for name, row, _ in outcomes:
+        labels["abcd".index(name), row] = 1
+    scores = np.concatenate([batch.scores for batch in lists] + [prediction("d", 8).scores])
+    assert (kpis.ranked_lists, kpis.hit_rate) == (3, pytest.approx(1 / 3))
+    assert kpis.ndcg == pytest.approx(ndcg_score(labels[:2], [-positions, -positions], k=5))
+    assert kpis.conversion_rate == 1 / 32
+    assert kpis.timed_rows == 32
+    assert kpis.timed_auc == pytest.approx(roc_auc_score(labels.ravel(), scores), abs=1e-12)
+
+
+def test_auc_without_labels_is_estimated_once_enough_rows_have_matured(bench):
+    random = np.random.default_rng(0)
+
+    def scored(name, time):
+        return prediction(name, 600, time=time, scores=random.beta(2, 5, 600))
+
+    b = bench(decide_seconds=1.0)
+    monitor = b.start()
+    first = scored("first", START)
+    clicked = np.flatnonzero(random.random(600) < first.scores)
+    publish(b.log, first, clicks("o", [("first", int(row), START + 1) for row in clicked]))
+    b.clock.time = START + 2
+    monitor.tick()
+    assert monitor._measuring.open_labels[0]["cbpe_auc"] is None
+    publish(b.log, scored("second", START + WINDOW))
+    b.clock.time = START + WINDOW + 2
+    monitor.tick()
+    (shown,) = monitor._measuring.open_labels
+    assert (shown["open_rows"], shown["open_clicks"]) == (600, 0)
+    truth = roc_auc_score(np.isin(np.arange(600), clicked), first.scores)
+    assert shown["cbpe_low"] < truth < shown["cbpe_high"]
+    assert 0.6 < shown["cbpe_auc"] < 0.9

@@ -1,0 +1,207 @@
+"""Open labels: bounds against every labeling there is, and simulated delays against what the rows matured to."""
+
+from __future__ import annotations
+
+import itertools
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from sklearn.metrics import log_loss, roc_auc_score
+
+from components.contracts.errors import ContractError
+from monitoring.measures.open_labels import MIN_DELAYS, ClickDelays, OpenEstimate, auc_bounds, estimate_open
+
+WINDOW = 600.0
+NUMBERS = ("auc", "ctr", "log_loss")
+DELAYS = {
+    "exponential": lambda random, n: random.exponential(90.0, n),
+    "uniform over the window": lambda random, n: random.uniform(0, WINDOW, n),
+    "heavy tail": lambda random, n: random.lognormal(3.5, 1.5, n),
+    "two humps": lambda random, n: np.where(random.random(n) < 0.5, random.normal(10, 2, n), random.normal(400, 30, n)),
+    "at once": lambda random, n: np.zeros(n),
+    "before the prediction, by its clock": lambda random, n: random.normal(0.0, 1.0, n),
+}
+
+
+def matured_value(number, labels, scores):
+    clipped = np.clip(np.asarray(scores, np.float64), 1e-7, 1 - 1e-7)
+    if number == "ctr":
+        return labels.mean()
+    if number == "log_loss":
+        return log_loss(labels, clipped, labels=[0, 1])
+    return roc_auc_score(labels, scores) if 0 < labels.sum() < len(labels) else None
+
+
+@st.composite
+def open_rows(draw):
+    n = draw(st.integers(1, 8))
+    scores = draw(st.lists(st.sampled_from([0.0, 0.1, 0.2, 0.5, 0.9, 1.0]), min_size=n, max_size=n))
+    states = draw(st.lists(st.sampled_from(["open", "clicked", "closed"]), min_size=n, max_size=n))
+    return np.array(scores, np.float32), np.array(states)
+
+
+@given(open_rows())
+@settings(max_examples=80, deadline=None)
+def test_bounds_are_the_extremes_over_every_labeling(rows):
+    scores, states = rows
+    still_open, clicked = states == "open", states == "clicked"
+    values = {number: [] for number in NUMBERS}
+    for extra in itertools.product([0, 1], repeat=int(still_open.sum())):
+        labels = clicked.astype(np.uint8)
+        labels[still_open] = extra
+        for number in NUMBERS:
+            values[number].append(matured_value(number, labels, scores))
+    ages = np.where(states == "closed", WINDOW, 1.0)
+    found = estimate_open(1, scores, ages, clicked, delays=ClickDelays(), window_seconds=WINDOW, now=0.0)
+    for number in NUMBERS:
+        existing = [value for value in values[number] if value is not None]
+        low, high = getattr(found, f"{number}_low"), getattr(found, f"{number}_high")
+        if not existing:
+            assert low is high is None
+            continue
+        assert low == pytest.approx(min(existing), abs=1e-12)
+        assert high == pytest.approx(max(existing), abs=1e-12)
+
+
+class World:
+    """Rows predicted over `span` seconds, scored well or badly, clicked after a delay; late clicks count as none."""
+
+    def __init__(self, draw_delays, seed, *, n=3000, span=900.0, is_changed=False):
+        random = np.random.default_rng(seed)
+        self.times = np.sort(random.uniform(0, span, n))
+        self.scores = random.beta(1.5, 12, n).astype(np.float32)
+        truth = random.permutation(self.scores) if is_changed else self.scores
+        self.delays = np.where(random.random(n) < truth, draw_delays(random, n), np.nan)
+        self.delays[self.delays > WINDOW] = np.nan
+        self.labels = ~np.isnan(self.delays)
+        self.matured = ClickDelays()
+        past = draw_delays(random, 4000)
+        self.matured.update(past[past <= WINDOW])
+
+    def at(self, now, rows) -> OpenEstimate:
+        ages = now - self.times[rows]
+        clicked = self.labels[rows] & (self.delays[rows] <= ages)
+        return estimate_open(
+            1, self.scores[rows], ages, clicked, delays=self.matured, window_seconds=WINDOW, now=float(now)
+        )
+
+
+@pytest.mark.parametrize("is_changed", [False, True], ids=["calibrated", "changed world"])
+@pytest.mark.parametrize("name", DELAYS)
+def test_at_every_moment_the_bounds_contain_the_matured_value(name, is_changed):
+    world = World(DELAYS[name], seed=3, is_changed=is_changed)
+    for now in np.linspace(1, 900 + WINDOW, 40):
+        rows = (world.times <= now) & (world.times > now - WINDOW)
+        if not rows.any():
+            continue
+        found = world.at(now, rows)
+        assert found.final_at is not None
+        assert now <= found.final_at <= now + WINDOW
+        for number in NUMBERS:
+            matured = matured_value(number, world.labels[rows], world.scores[rows])
+            low, high = getattr(found, f"{number}_low"), getattr(found, f"{number}_high")
+            if matured is not None:
+                assert low - 1e-9 <= matured <= high + 1e-9
+            estimate = getattr(found, number)
+            assert estimate is None or low - 1e-9 <= estimate <= high + 1e-9
+
+
+@pytest.mark.parametrize("is_changed", [False, True], ids=["calibrated", "changed world"])
+@pytest.mark.parametrize("name", ["exponential", "uniform over the window", "heavy tail", "two humps"])
+def test_bounds_close_and_the_error_of_the_estimate_shrinks_to_nothing(name, is_changed):
+    moments = [300.0, 400.0, 600.0, 899.0]
+    errors = {number: np.zeros(len(moments)) for number in NUMBERS}
+    widths = np.zeros(len(moments))
+    for seed in range(8):
+        world = World(DELAYS[name], seed, span=300.0, is_changed=is_changed)
+        rows = np.ones(len(world.times), bool)
+        for i, now in enumerate(moments):
+            found = world.at(now, rows)
+            widths[i] += found.auc_high - found.auc_low
+            for number in NUMBERS:
+                matured = matured_value(number, world.labels, world.scores)
+                errors[number][i] += abs(getattr(found, number) - matured) / 8
+        end = world.at(300.0 + WINDOW, rows)
+        for number in NUMBERS:
+            matured = matured_value(number, world.labels, world.scores)
+            for found in (number, f"{number}_low", f"{number}_high"):
+                assert getattr(end, found) == pytest.approx(matured, abs=1e-6)
+        assert end.final_at == 300.0 + WINDOW
+    assert (np.diff(widths) <= 0).all()
+    assert widths[-1] < widths[0] / 10
+    for number in NUMBERS:
+        assert errors[number][-1] < errors[number][0] / 2
+    # A third of the rows is young at the first moment; even then the estimate is far inside the bounds.
+    assert errors["auc"][0] < 0.08
+    assert errors["ctr"][0] < 0.015
+
+
+def test_uncorrected_numbers_would_be_further_off():
+    raw = corrected = 0.0
+    for seed in range(8):
+        world = World(DELAYS["exponential"], seed, span=300.0)
+        found = world.at(300.0, np.ones(len(world.times), bool))
+        raw += abs(found.open_clicks / found.open_rows - world.labels.mean())
+        corrected += abs(found.ctr - world.labels.mean())
+    assert corrected < raw / 3
+
+
+def test_world_that_changed_shows_before_its_labels_are_final():
+    world = World(DELAYS["exponential"], seed=5, span=300.0, is_changed=True)
+    found = world.at(350.0, np.ones(len(world.times), bool))
+    assert roc_auc_score(world.labels, world.scores) == pytest.approx(0.5, abs=0.05)
+    assert found.auc == pytest.approx(0.5, abs=0.08)
+
+
+def test_no_estimate_from_too_few_delays_but_bounds():
+    delays = ClickDelays()
+    delays.update(np.full(MIN_DELAYS - 1, 1.0))
+    rows = np.array([0.2, 0.7]), np.array([1.0, 2.0]), np.array([False, True])
+    found = estimate_open(1, *rows, delays=delays, window_seconds=WINDOW, now=100.0)
+    assert (found.auc, found.ctr, found.log_loss) == (None, None, None)
+    assert (found.auc_low, found.auc_high, found.ctr_low, found.ctr_high) == (1.0, 1.0, 0.5, 1.0)
+    assert found.final_at == 100.0 + WINDOW - 1.0
+
+
+def test_without_rows_there_is_no_number():
+    nothing = np.zeros(0), np.zeros(0), np.zeros(0, bool)
+    found = estimate_open(2, *nothing, delays=ClickDelays(), window_seconds=WINDOW, now=1.0)
+    assert found == OpenEstimate(version=2, open_rows=0, open_clicks=0, final_at=None)
+
+
+def test_order_of_rows_does_not_matter_even_with_ties():
+    world = World(DELAYS["exponential"], seed=1)
+    world.scores = np.round(world.scores, 2)
+    shuffled = np.random.default_rng(0).permutation(len(world.times))
+    first, second = (world.at(700.0, rows) for rows in (np.arange(len(world.times)), shuffled))
+    for number in NUMBERS:
+        assert getattr(first, number) == pytest.approx(getattr(second, number), abs=1e-9)
+
+
+def test_only_the_newest_delays_count():
+    delays = ClickDelays(kept=100)
+    delays.update(np.full(500, 50.0))
+    delays.update(np.r_[np.full(100, 5.0), np.nan])
+    assert len(delays) == 100
+    assert delays.share_within(np.array([4.9, 5.0])).tolist() == [0.0, 1.0]
+    assert np.isnan(ClickDelays().share_within(np.ones(1))).all()
+
+
+@pytest.mark.parametrize(
+    ("scores", "ages", "said"),
+    [([0.1, 0.2], [1.0], "shapes"), ([0.1, 1.2], [1.0, 1.0], "outside"), ([0.1, np.nan], [1.0, 1.0], "outside")],
+)
+def test_rows_that_make_no_sense_are_refused(scores, ages, said):
+    with pytest.raises(ContractError, match=said):
+        estimate_open(
+            1, np.array(scores), np.array(ages), np.zeros(2, bool), delays=ClickDelays(), window_seconds=1, now=0
+        )
+
+
+def test_bounds_of_many_rows_are_those_of_their_own_labels_once_closed():
+    random = np.random.default_rng(0)
+    scores, clicked = random.random(100_000).astype(np.float32), random.random(100_000) < 0.03
+    low, high = auc_bounds(scores, clicked, np.zeros(100_000, bool))
+    assert low == high == pytest.approx(roc_auc_score(clicked, scores), abs=1e-12)
