@@ -104,6 +104,10 @@ class RawDataset(Manifest):
     """Share of replayed rows among the rows learnt that the run asked for, in [0, 1)."""
     replay_days: list[dict[str, Any]] = field(default_factory=list)
     """Each: day (YYYY-MM-DD), num_rows, num_holdout_rows drawn from it."""
+    num_late_clicks: int = 0
+    """Rows of the window whose label a click made 1 that came after they were archived."""
+    outcomes_digest: str | None = None
+    """SHA-256 over the files of late outcomes that were joined, those of replayed days too; None = there was none."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -128,6 +132,9 @@ class ValidationReport(Manifest):
     """Self-contained HTML."""
     parent_statistics_uri: str | None
     raw_digest: str
+    reference_uri: str | None = None
+    """The training rows counted for the monitor (`contracts.reference_statistics`); None where a column is faulty, and
+    in older reports."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -176,6 +183,8 @@ class Model(Manifest):
     STATISTICS: ClassVar[str] = "statistics/statistics.pb"
     """TFDV statistics of the training rows."""
     SCHEMA: ClassVar[str] = "statistics/schema.pbtxt"
+    REFERENCE: ClassVar[str] = "statistics/reference.json"
+    """The same rows counted for the monitor (`contracts.reference_statistics`); absent in older models."""
 
     model_id: str
     uri: str

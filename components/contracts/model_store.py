@@ -4,9 +4,10 @@ Joins training (writes models), deployment (writes releases and the journal) and
 given references: `current` (what is live), `none`, or the id of a stored model.
 
 Layout: `<store>/models/<model_id>/` (see `manifests.Model`), `<store>/verdicts/<model_id>/{verdict,raw_dataset}.json`
-(what evaluation said last of it), `<store>/releases/<version>.json`, `<store>/graphs/<version>/` (a version's graph and
-golden rows, which outlive their place in Triton's repository), `<store>/serving.json` (`manifests.ServingPlace`),
-`<store>/journal.jsonl` (`contracts.promotion_journal`), `<store>/runs/` (`contracts.run_notes`).
+(what evaluation said last of it) and `scores.json` beside them (`contracts.reference_statistics`),
+`<store>/releases/<version>.json`, `<store>/graphs/<version>/` (a version's graph and golden rows, which outlive their
+place in Triton's repository), `<store>/serving.json` (`manifests.ServingPlace`), `<store>/journal.jsonl`
+(`contracts.promotion_journal`), `<store>/runs/` (`contracts.run_notes`).
 """
 
 from __future__ import annotations
@@ -39,6 +40,11 @@ def verdict_paths(store: Path, model_id: str) -> tuple[Path, Path]:
     """Where the last `Verdict` on a model lies, and the `RawDataset` whose rows it was judged by."""
     folder = store / "verdicts" / model_id
     return folder / "verdict.json", folder / "raw_dataset.json"
+
+
+def scores_path(store: Path, model_id: str) -> Path:
+    """Where the histogram of a model's scores of the held-out rows lies."""
+    return store / "verdicts" / model_id / "scores.json"
 
 
 def keep_verdict(store: Path, verdict: Verdict, raw: RawDataset) -> None:

@@ -11,7 +11,7 @@ from pathlib import Path
 from components.contracts.durable import write_whole
 from components.contracts.errors import ContractError
 from components.contracts.manifests import Model, RawDataset, TrainingSet, Verdict
-from components.contracts.model_store import champion, keep_verdict
+from components.contracts.model_store import champion, keep_verdict, scores_path
 from components.contracts.run_notes import noted
 from components.contracts.uris import local_path
 from components.dcn import share_cores
@@ -84,6 +84,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def _run(arguments: argparse.Namespace) -> Verdict:
     share_cores()
+    from components.contracts.reference_statistics import ScoreHistogram
     from components.evaluation.evaluate import evaluate
     from components.evaluation.gate import GateSettings
     from components.evaluation.outputs import metrics_document, roc_document, write_json
@@ -110,6 +111,9 @@ def _run(arguments: argparse.Namespace) -> Verdict:
         write_json(arguments.roc, roc_document(evaluation))
     if arguments.html:
         write_whole(Path(arguments.html), render_report(evaluation))
+    # The monitor compares served scores with them; the held-out ones, for the fitted ones are too sure.
+    scores = ScoreHistogram.of(evaluation.scored.candidate)
+    scores.write(scores_path(store, evaluation.verdict.candidate_model_id))
     keep_verdict(store, evaluation.verdict, raw)
     # Last: where the verdict is, everything is.
     evaluation.verdict.write(arguments.output)

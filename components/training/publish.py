@@ -107,7 +107,10 @@ def _copy_parts(parts: Path, workflow_path: Path, report: ValidationReport) -> N
         raise ContractError(f"feature workflow {workflow_path} is absent, expected a folder")
     shutil.copytree(workflow_path, parts / Model.WORKFLOW)
     (parts / Model.STATISTICS).parent.mkdir()
-    for uri, name in ((report.statistics_uri, Model.STATISTICS), (report.schema_uri, Model.SCHEMA)):
+    files = [(report.statistics_uri, Model.STATISTICS), (report.schema_uri, Model.SCHEMA)]
+    if report.reference_uri:
+        files.append((report.reference_uri, Model.REFERENCE))
+    for uri, name in files:
         source = local_path(uri)
         if not source.is_file():
             raise ContractError(f"{source} is absent, expected the validation report's file")

@@ -16,20 +16,11 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from components.contracts.criteo import DENSE
+from components.contracts.reference_statistics import DENSE_EDGES, count_between
 from components.validation.tfdv import CombinerStatsGenerator, statistics_pb2
 
 NAME = "log_histogram"
-_LIMIT = 1e12
-
-
-def _make_edges() -> NDArray[np.float64]:
-    small = np.arange(-3.5, 11)
-    growing = 10.5 * 1.3 ** np.arange(1, 97)
-    return np.concatenate([[-_LIMIT], small, growing[growing < _LIMIT], [_LIMIT]])
-
-
-EDGES = _make_edges()
-"""One bucket per integer from -3 to 10, then buckets that grow by 30 %; the outer two take the rest."""
+EDGES = DENSE_EDGES
 
 Counts = dict[str, NDArray[np.int64]]
 
@@ -48,9 +39,7 @@ class LogHistogramGenerator(CombinerStatsGenerator):
         """`accumulator` with the list columns of a batch counted in."""
         for name in set(DENSE) & set(input_record_batch.schema.names):
             values = np.asarray(input_record_batch.column(name).flatten(), dtype=np.float64)
-            bucket = np.searchsorted(EDGES[1:-1], values[~np.isnan(values)], side="right")
-            counts = np.bincount(bucket, minlength=len(EDGES) - 1)
-            accumulator[name] = accumulator.get(name, 0) + counts
+            accumulator[name] = accumulator.get(name, 0) + count_between(EDGES, values)
         return accumulator
 
     def merge_accumulators(self, accumulators: Any) -> Counts:

@@ -6,7 +6,7 @@ Which model is the champion is found by the caller; flags and the run's note are
 from __future__ import annotations
 
 import logging
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +15,7 @@ from components.contracts.manifests import RawDataset, ValidationReport
 from components.contracts.uris import local_path
 from components.validation import rules
 from components.validation.drift import measure_drift
+from components.validation.reference import ReferenceCounter
 from components.validation.report import write_html
 from components.validation.rows import COLUMNS, find_column_faults, parquet_files, read_batches
 from components.validation.schema import format_schema, infer_schema, read_schema
@@ -27,6 +28,7 @@ logger = logging.getLogger(__name__)
 STATISTICS_FILE = "statistics.pb"
 SCHEMA_FILE = "schema.pbtxt"
 HTML_FILE = "report.html"
+REFERENCE_FILE = "reference.json"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -56,7 +58,9 @@ def validate(
     files = parquet_files(local_path(raw.train_uri))
     faults = find_column_faults(files)
     faulty = {fault.column for fault in faults}
-    now = summarize(read_batches(files, [column for column in COLUMNS if column not in faulty]))
+    batches = read_batches(files, [column for column in COLUMNS if column not in faulty])
+    counter = None if faults else ReferenceCounter()
+    now = summarize(counter.counted(batches) if counter else batches)
     logger.info("statistics of %d rows in %d files", num_rows(now), len(files))
 
     schema = read_schema(parent.schema_path) if parent else infer_schema(now, range_factor=settings.range_factor)
@@ -77,7 +81,10 @@ def validate(
         (aside / SCHEMA_FILE).write_bytes(schema_bytes)
         page = write_html(title=title, decision=decision, findings=findings, drift=drift, now=now, before=before)
         (aside / HTML_FILE).write_text(page, encoding="utf-8")
-    return _make_report(raw, folder, parent, decision, findings, drift, num_rows(now))
+        if counter:
+            counter.statistics().write(aside / REFERENCE_FILE)
+    report = _make_report(raw, folder, parent, decision, findings, drift, num_rows(now))
+    return replace(report, reference_uri=(folder / REFERENCE_FILE).as_uri()) if counter else report
 
 
 def _make_report(

@@ -125,6 +125,14 @@ def test_what_a_later_promotion_needs_is_kept_in_the_store(make_round):
     assert not Verdict.read(kept).accepted
 
 
+def test_the_monitor_finds_how_the_scores_of_the_held_out_rows_lay(make_round):
+    made = make_round()
+    main(made.flags(min_auc=0.99))
+    document = json.loads(model_store.scores_path(made.store, "candidate").read_text())
+    expected = np.histogram(scores_of(verdict_of(made))["candidate"], document["edges"])[0]
+    assert document["counts"] == expected.tolist()
+
+
 def test_champion_may_be_named_or_left_out(make_round):
     made = make_round(1000)
     made.release_champion(made.planted.noisy(0.3, 1), "first", 1)

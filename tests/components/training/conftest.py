@@ -119,6 +119,7 @@ def validation_report(tmp_path):
     folder.mkdir()
     (folder / "statistics.pb").write_bytes(b"statistics")
     (folder / "schema.pbtxt").write_text("schema")
+    (folder / "reference.json").write_text("reference")
     return ValidationReport(
         decision="pass",
         reasons=[],
@@ -130,6 +131,7 @@ def validation_report(tmp_path):
         report_uri=(folder / "report.html").as_uri(),
         parent_statistics_uri=None,
         raw_digest="digest",
+        reference_uri=(folder / "reference.json").as_uri(),
     )
 
 

@@ -62,6 +62,15 @@ def training_set(world, make_training_set):
     return make_training_set(*world.rows(2_000)[:3])
 
 
+def test_a_report_older_than_the_reference_statistics_gives_a_model_without_them(
+    step, training_set, validation_report, tmp_path
+):
+    replace(validation_report, reference_uri=None).write(tmp_path / "older.json")
+    code, model, _ = step(training_set, validation_report=tmp_path / "older.json")
+    assert code == 0
+    assert not (local_path(model.uri) / Model.REFERENCE).exists()
+
+
 def test_a_model_folder_holds_all_that_the_next_steps_need(step, training_set, tmp_path, world):
     code, model, metrics = step(training_set)
     assert code == 0
@@ -73,6 +82,7 @@ def test_a_model_folder_holds_all_that_the_next_steps_need(step, training_set, t
         assert model.sha256[part] == sha256_tree(folder / part)
     assert (folder / Model.STATISTICS).read_bytes() == b"statistics"
     assert (folder / Model.SCHEMA).read_text() == "schema"
+    assert (folder / Model.REFERENCE).read_text() == "reference"
     assert FeatureWorkflow.load(folder / Model.WORKFLOW).slot_sizes == training_set.slot_sizes
     assert model.last_event_time == training_set.last_event_time
     network = load_network(folder / Model.WEIGHTS, DcnConfig.from_document(model.config), model.slot_sizes)

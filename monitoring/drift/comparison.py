@@ -1,0 +1,178 @@
+"""Compares one bucket with the training rows: distances, chance and the verdict on every column.
+
+Three tests of two samples to a column: the distribution of its values (a dense column's without outliers), its share of
+missing values, a dense column's share of outliers. All p-values of a bucket are adjusted together; a change counts if
+its adjusted p-value is at most `drift_false_discovery_rate` and its size at least the setting's, for in a huge bucket
+any difference is significant.
+
+Rows of one request are alike where they share their user. Each test is made as if there were fewer rows, by the design
+effect measured in this very bucket, and the same is assumed of the training rows. That rows of one user in several
+requests are alike too is not corrected: nothing in a record names the user. Where few users make most requests, the
+rate of false alarms is above the setting's.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from components.contracts.criteo import CATEGORICAL, DENSE, NUM_DENSE
+from components.contracts.reference_statistics import CategoryColumn, DenseColumn
+from monitoring.drift.chance import adjusted, design_effect, homogeneity, proportion
+from monitoring.drift.distances import jensen_shannon, l_infinity
+from monitoring.drift.layout import COLUMNS, SCORE
+from monitoring.drift.report import JENSEN_SHANNON, L_INFINITY, ColumnDrift
+from monitoring.drift.settings import DriftSettings
+from monitoring.drift.sketch import Sketch
+
+NAMED_SHARE = 0.005
+"""Least share of an unlisted category that is named."""
+MAX_NAMED = 3
+
+Counts = NDArray[np.int64]
+
+
+class _Sample(NamedTuple):
+    """A column in the bucket and before, and how many rows say as much as one independent row."""
+
+    now: Counts
+    before: Counts
+    fair: Counts
+    """Of `before`, the rows that tests may use (`contracts.reference_statistics`)."""
+    missing: tuple[int, int]
+    design: float
+    missing_design: float
+
+
+def compare(sketch: Sketch, settings: DriftSettings) -> tuple[ColumnDrift, ...]:
+    """Every judged column of the bucket, in column order."""
+    reference = sketch.layout.reference
+    columns = [_dense(sketch, name, reference.dense[name]) for name in DENSE]
+    columns += [_category(sketch, name, reference.categorical[name]) for name in CATEGORICAL]
+    if reference.scores:
+        columns.append(_score(sketch, reference.scores.counts))
+    return _judged(columns, settings)
+
+
+def _dense(sketch: Sketch, name: str, before: DenseColumn) -> ColumnDrift:
+    cells = sketch.cells[sketch.layout.slice_of(name)]
+    sample = _sample(sketch, name, cells[:-1], (before.counts, before.fair_counts), (int(cells[-1]), before.missing))
+    inner = slice(*before.inner)
+    (outliers, values), (outliers_before, values_before) = (
+        (int(side.sum() - side[inner].sum()), int(side.sum())) for side in (sample.now, sample.fair)
+    )
+    return replace(
+        _compared(name, JENSEN_SHANNON, sample),
+        distance=jensen_shannon(sample.now[inner], sample.before[inner]),
+        p_value=homogeneity(sample.now[inner], sample.fair[inner], sample.design),
+        outlier_rate=outliers / values if values else None,
+        outlier_rate_before=outliers_before / values_before if values_before else None,
+        outlier_p_value=proportion(outliers, values, outliers_before, values_before, sample.design),
+    )
+
+
+def _category(sketch: Sketch, name: str, before: CategoryColumn) -> ColumnDrift:
+    cells = sketch.cells[sketch.layout.slice_of(name)]
+    listed = (np.append(before.counts, before.others), np.append(before.fair_counts, before.fair_others))
+    sample = _sample(sketch, name, cells[:-1], listed, (int(cells[-1]), before.missing))
+    unlisted = sketch.unlisted_values(CATEGORICAL.index(name))
+    # For the distance, frequent unlisted values are values of their own; the rest stays together as one.
+    of_unlisted = np.array([value.rows for value in unlisted], np.int64)
+    rest = max(int(sample.now[-1]) - int(of_unlisted.sum()), 0)
+    now = np.concatenate([sample.now[:-1], of_unlisted, [rest]])
+    then = np.concatenate([before.counts, np.zeros(len(unlisted), np.int64), [before.others]])
+    values = [*before.values.tolist(), *(value.value for value in unlisted), None]
+    total = int(sample.now.sum())
+    shares = [(value.value, value.rows / total) for value in unlisted if value.rows >= NAMED_SHARE * total]
+    return replace(
+        _compared(name, L_INFINITY, sample),
+        distance=l_infinity(now, then),
+        p_value=homogeneity(sample.now, sample.fair, sample.design),
+        moved_value=values[int(np.abs(_shares(now) - _shares(then)).argmax())],
+        new_values=tuple(shares[:MAX_NAMED]),
+    )
+
+
+def _score(sketch: Sketch, before: Counts) -> ColumnDrift:
+    sample = _sample(sketch, SCORE, sketch.cells[sketch.layout.slice_of(SCORE)], (before, before), (0, 0))
+    return replace(
+        _compared(SCORE, JENSEN_SHANNON, sample),
+        distance=jensen_shannon(sample.now, sample.before),
+        p_value=homogeneity(sample.now, sample.before, sample.design),
+        missing_p_value=None,
+    )
+
+
+def _sample(sketch: Sketch, name: str, now: Counts, before: tuple[Counts, Counts], missing: tuple[int, int]) -> _Sample:
+    number, mean_rows = COLUMNS.index(name), sketch.mean_request_rows()
+    present = np.array([missing[0], now.sum()])
+    return _Sample(
+        now,
+        *before,
+        missing,
+        design_effect(*sketch.same_cell(number), _shares(now), mean_rows),
+        design_effect(*sketch.same_missing(number), _shares(present), mean_rows),
+    )
+
+
+def _shares(counts: Counts) -> NDArray[np.float64]:
+    """Shares of counts [k]; zeros where all are."""
+    return counts / max(int(counts.sum()), 1)
+
+
+def _compared(name: str, measure: str, sample: _Sample) -> ColumnDrift:
+    """What all columns have in common."""
+    missing, missing_before = sample.missing
+    rows, rows_before = missing + int(sample.now.sum()), missing_before + int(sample.before.sum())
+    return ColumnDrift(
+        column=name,
+        measure=measure,
+        distance=None,
+        p_value=None,
+        missing_share=missing / max(rows, 1),
+        missing_share_before=missing_before / max(rows_before, 1),
+        missing_p_value=proportion(missing, rows, missing_before, rows_before, sample.missing_design),
+        outlier_rate=None,
+        outlier_rate_before=None,
+        outlier_p_value=None,
+        design_effect=sample.design,
+        moved_value=None,
+        new_values=(),
+        drifted=False,
+        outlying=False,
+        excess=0.0,
+    )
+
+
+_TESTS = ("p_value", "missing_p_value", "outlier_p_value")
+
+
+def _judged(columns: list[ColumnDrift], settings: DriftSettings) -> tuple[ColumnDrift, ...]:
+    """The columns with their verdicts."""
+    made = [(i, test) for i, column in enumerate(columns) for test in _TESTS if getattr(column, test) is not None]
+    p_values = adjusted([getattr(columns[i], test) for i, test in made])
+    significant = {key for key, p in zip(made, p_values) if p <= settings.drift_false_discovery_rate}
+    return tuple(
+        _verdict(column, {test for test in _TESTS if (i, test) in significant}, settings)
+        for i, column in enumerate(columns)
+    )
+
+
+def _verdict(column: ColumnDrift, significant: set[str], settings: DriftSettings) -> ColumnDrift:
+    is_share = column.measure == L_INFINITY
+    least = settings.drift_min_share_change if is_share else settings.drift_min_divergence
+    change = abs(column.missing_share - column.missing_share_before)
+    excesses = []
+    if "p_value" in significant and column.distance is not None and column.distance >= least:
+        excesses.append(column.distance / max(least, 1e-12))
+    if "missing_p_value" in significant and change >= settings.drift_min_share_change:
+        excesses.append(change / max(settings.drift_min_share_change, 1e-12))
+    rise = (column.outlier_rate or 0.0) - (column.outlier_rate_before or 0.0)
+    outlying = "outlier_p_value" in significant and rise >= settings.drift_min_outlier_rise and rise > 0
+    return replace(column, drifted=bool(excesses), outlying=outlying, excess=max(excesses, default=0.0))
+
+
+assert COLUMNS[:NUM_DENSE] == DENSE

@@ -1,0 +1,124 @@
+"""The drift watch of one monitor, over restarts: what is kept in the store, and what is told of a report.
+
+In: predictions as they are stored, and the watermark. Out: events, counters, what the page shows, and the evidence for
+the judge. The watch's memory and the mark of the last prediction it has seen are one document, written every
+`KEEP_SECONDS`; after a restart whatever was stored beyond the mark is observed again. Nothing is lost unless a
+prediction came so late that its row was archived, and its message let go, within that time.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any
+
+from components.contracts.records import PredictionBatch, decode
+from monitoring.drift.report import ColumnDrift, DriftReport
+from monitoring.drift.watch import DriftWatch
+from monitoring.journal import Journal
+from monitoring.memory.store import Store
+
+DOCUMENT = "drift"
+KEEP_SECONDS = 10.0
+MAX_SHOWN = 8
+"""Versions whose newest report is shown."""
+
+
+class KeptWatch:
+    """See the module."""
+
+    def __init__(self, watch: DriftWatch, store: Store, journal: Journal, clock: Callable[[], float]) -> None:
+        """Takes up where a predecessor stopped.
+
+        Args:
+            watch: New.
+            store: Keeps its memory.
+            journal: Told of drift.
+            clock: Seconds since the epoch.
+        """
+        self._watch, self._store, self._journal, self._clock = watch, store, journal, clock
+        kept = store.read_document(DOCUMENT) or {"mark": 0, "watch": None, "shown": []}
+        self._shown: dict[int, dict[str, Any]] = {shown["version"]: shown for shown in kept["shown"]}
+        if kept["watch"]:
+            watch.restore(kept["watch"])
+        self._counted = Counter(watch.passed_over)
+        self._mark = int(kept["mark"])
+        for payload in store.payloads_after(self._mark):
+            record = decode(payload)
+            assert isinstance(record, PredictionBatch)
+            watch.observe(record)
+        self._keep_at = clock()
+
+    def observe(self, batches: Iterable[PredictionBatch]) -> None:
+        """Counts predictions in that were stored just now, before anything else can fail."""
+        for batch in batches:
+            self._watch.observe(batch)
+
+    def close(self, up_to: float | None) -> list[DriftReport]:
+        """Reports on what has ended by the watermark, tells of it, and keeps what is due.
+
+        Whoever gets reports has taken them in, in a document of the store, when `keep` is called next.
+        """
+        reports = self._watch.close(up_to) if up_to is not None else []
+        for report in reports:
+            self._shown.pop(report.version, None)
+            self._shown[report.version] = shown_of(report)
+            if len(self._shown) > MAX_SHOWN:
+                del self._shown[next(iter(self._shown))]
+            if report.drifted or report.outlying:
+                self._journal.tell("drift", report.text(), **_details(report))
+        return reports
+
+    def keep(self, documents: Mapping[str, Mapping[str, Any]], reports: Iterable[DriftReport] = ()) -> None:
+        """Writes the memory, with the documents of those who took in `reports`, and counts the reports."""
+        counts = Counter({f"drift_{name}_row": n for name, n in (self._watch.passed_over - self._counted).items()})
+        for report in reports:
+            counts.update(drift_bucket=1, drifted_bucket=int(bool(report.drifted)))
+            counts.update(outlying_bucket=int(bool(report.outlying)))
+        self._mark = self._store.prediction_mark()
+        kept = {"mark": self._mark, "watch": self._watch.memory(), "shown": list(self._shown.values())}
+        own = {DOCUMENT: kept, **{name: dict(document) for name, document in documents.items()}}
+        self._store.write_documents(own, {name: float(n) for name, n in counts.items() if n})
+        self._counted = Counter(self._watch.passed_over)
+        self._keep_at = self._clock() + KEEP_SECONDS
+
+    def keep_if_due(self) -> None:
+        """Writes the memory where the last time is long ago and predictions came since."""
+        if self._clock() >= self._keep_at and self._store.prediction_mark() != self._mark:
+            self.keep({})
+
+    def shown(self, version: int | None) -> dict[str, Any] | None:
+        """The newest report on `version`, or else on any, for the page; None before the first."""
+        if version in self._shown:
+            return self._shown[version]
+        return next(reversed(self._shown.values()), None)
+
+
+def shown_of(report: DriftReport) -> dict[str, Any]:
+    """A report as the page and the metrics take it."""
+    return {
+        "bucket_start": report.bucket_start,
+        "bucket_end": report.bucket_end,
+        "version": report.version,
+        "rows": report.rows,
+        "columns": [_row(column) for column in report.columns],
+    }
+
+
+def _row(column: ColumnDrift) -> dict[str, Any]:
+    names = ("column", "measure", "distance", "p_value", "drifted", "outlier_rate", "outlying", "missing_share")
+    return {**{name: getattr(column, name) for name in names}, "missing_share_before": column.missing_share_before}
+
+
+def _details(report: DriftReport) -> dict[str, Any]:
+    """Of an event: the columns that something is wrong with."""
+    wrong = {column.column: _row(column) for column in (*report.drifted, *report.outlying)}
+    return {
+        "version": report.version,
+        "bucket_start": report.bucket_start,
+        "bucket_end": report.bucket_end,
+        "rows": report.rows,
+        "drifted": [column.column for column in report.drifted],
+        "outlying": [column.column for column in report.outlying],
+        "columns": list(wrong.values()),
+    }

@@ -1,0 +1,176 @@
+"""Sorts predictions into buckets of event time and version, and reports on a bucket once no record of it can come.
+
+In: prediction batches as they are taken in, each once, in any order. Out: one `DriftReport` per closed bucket, which
+depends on its records alone, not on their order. The numbers are `monitoring.drift.comparison`'s.
+
+A bucket closes when the watermark passes its end; a record that comes later still (a client's clock that is far behind)
+is passed over and counted. A bucket of fewer than `drift_min_rows` rows joins the next one of its version.
+
+The memory holds every open bucket. Whoever keeps it in the monitor's store with the mark of the last prediction stored,
+and after a restart observes what was stored since, loses nothing; predictions whose payload was let go meanwhile are
+lost to this measure, and to no other.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable
+from typing import Any
+
+from components.contracts.records import PredictionBatch
+from components.contracts.reference_statistics import ReferenceStatistics
+from monitoring.deciding.points import microseconds
+from monitoring.drift.comparison import compare
+from monitoring.drift.layout import Layout
+from monitoring.drift.report import DriftReport
+from monitoring.drift.settings import DriftSettings
+from monitoring.drift.sketch import Sketch
+
+MAX_OPEN = 32
+"""Buckets held at a time, 2.1 MB each: clocks a day ahead and versions without end must not fill the memory."""
+MAX_LAYOUTS = 8
+MAX_UNKNOWN = 1000
+Key = tuple[int, int]
+
+
+class DriftWatch:
+    """The watch over all versions."""
+
+    def __init__(self, reference_of: Callable[[int], ReferenceStatistics | None], settings: DriftSettings) -> None:
+        """Watches nothing yet.
+
+        Args:
+            reference_of: A version's training statistics; None where there are none. Asked again for each new bucket.
+            settings: See `DriftSettings`; a bucket length of 0 watches nothing.
+        """
+        self._reference_of, self._settings = reference_of, settings
+        self._length = microseconds(settings.drift_bucket_seconds)
+        self._open: dict[Key, Sketch] = {}
+        """By (bucket number, version)."""
+        self._unknown: set[Key] = set()
+        self._carried: dict[int, tuple[int, Sketch]] = {}
+        """By version: the first bucket's number, and what was too small to judge."""
+        self._layouts: dict[int, Layout] = {}
+        self._closed_up_to: float | None = None
+        self.passed_over: Counter[str] = Counter()
+        """Rows that no report counts: `late`, `no_reference`, `too_many_buckets`."""
+
+    def observe(self, batch: PredictionBatch) -> None:
+        """Counts a prediction in; the caller sees to it that each comes once."""
+        if not self._length:
+            return
+        # In whole microseconds, as the archive keeps times: a backtest must find a record in the same bucket.
+        number = microseconds(batch.time) // self._length
+        sketch = self._open.get((number, batch.model_version)) or self._opened(number, batch)
+        if sketch is not None:
+            sketch.add(batch)
+
+    def _opened(self, number: int, batch: PredictionBatch) -> Sketch | None:
+        key = (number, batch.model_version)
+        if self._closed_up_to is not None and self._end(number) <= self._closed_up_to:
+            self.passed_over["late"] += len(batch)
+            return None
+        if key in self._unknown:
+            self.passed_over["no_reference"] += len(batch)
+            return None
+        if len(self._open) >= MAX_OPEN and not self._make_room(number):
+            self.passed_over["too_many_buckets"] += len(batch)
+            return None
+        layout = self._layout(batch.model_version)
+        if layout is None:
+            if len(self._unknown) < MAX_UNKNOWN:
+                self._unknown.add(key)
+            self.passed_over["no_reference"] += len(batch)
+            return None
+        return self._open.setdefault(key, Sketch(layout))
+
+    def _make_room(self, number: int) -> bool:
+        """Lets the bucket farthest ahead go for an earlier one: a clock that is wrong must not hide the present."""
+        farthest = max(self._open)
+        if farthest[0] <= number:
+            return False
+        self.passed_over["too_many_buckets"] += self._open.pop(farthest).rows
+        return True
+
+    def close(self, up_to: float) -> list[DriftReport]:
+        """Reports on the buckets that end by the event time `up_to`, oldest first; their records are forgotten."""
+        if not self._length or (self._closed_up_to is not None and up_to <= self._closed_up_to):
+            return []
+        self._closed_up_to = up_to
+        self._unknown = {key for key in self._unknown if self._end(key[0]) > up_to}
+        due = sorted(key for key in self._open if self._end(key[0]) <= up_to)
+        reports = [self._close_one(number, version, self._open.pop((number, version))) for number, version in due]
+        return [report for report in reports if report is not None]
+
+    def _close_one(self, number: int, version: int, sketch: Sketch) -> DriftReport | None:
+        first, carried = self._carried.pop(version, (number, None))
+        if carried is not None:
+            sketch.merge(carried)
+        if sketch.rows < self._settings.drift_min_rows:
+            self._carried[version] = (first, sketch)
+            if len(self._carried) > MAX_LAYOUTS:
+                del self._carried[next(iter(self._carried))]
+            return None
+        return DriftReport(
+            bucket_start=first * self._length / 1e6,
+            bucket_end=self._end(number),
+            version=version,
+            rows=sketch.rows,
+            requests=sketch.requests,
+            reference_rows=sketch.layout.reference.rows,
+            columns=compare(sketch, self._settings),
+        )
+
+    def _end(self, number: int) -> float:
+        return (number + 1) * self._length / 1e6
+
+    def _layout(self, version: int) -> Layout | None:
+        layout = self._layouts.pop(version, None)
+        if layout is None:
+            reference = self._reference_of(version)
+            if reference is None:
+                return None
+            layout = Layout(reference)
+        self._layouts[version] = layout
+        if len(self._layouts) > MAX_LAYOUTS:
+            del self._layouts[next(iter(self._layouts))]
+        return layout
+
+    # -- memory
+
+    def memory(self) -> dict[str, Any]:
+        """All open buckets, as JSON takes it; some 100 kB each."""
+        return {
+            "bucket_seconds": self._settings.drift_bucket_seconds,
+            "closed_up_to": self._closed_up_to,
+            "passed_over": dict(self.passed_over),
+            "open": [_kept(number, version, sketch) for (number, version), sketch in self._open.items()],
+            "carried": [_kept(number, version, sketch) for version, (number, sketch) in self._carried.items()],
+        }
+
+    def restore(self, memory: dict[str, Any]) -> None:
+        """Takes up what `memory()` told of.
+
+        A bucket whose length is another now, or whose model's statistics are absent or others, is forgotten.
+        """
+        self.passed_over.update(memory["passed_over"])
+        self._closed_up_to = memory["closed_up_to"]
+        if memory["bucket_seconds"] != self._settings.drift_bucket_seconds:
+            return
+        for kept in memory["open"]:
+            if sketch := self._restored(kept):
+                self._open[kept["number"], kept["version"]] = sketch
+        for kept in memory["carried"]:
+            if sketch := self._restored(kept):
+                self._carried[kept["version"]] = (kept["number"], sketch)
+
+    def _restored(self, kept: dict[str, Any]) -> Sketch | None:
+        layout = self._layout(kept["version"])
+        if layout is None or layout.digest != kept["layout"]:
+            self.passed_over["no_reference"] += kept["sketch"]["rows"]
+            return None
+        return Sketch.restore(layout, kept["sketch"])
+
+
+def _kept(number: int, version: int, sketch: Sketch) -> dict[str, Any]:
+    return {"number": number, "version": version, "layout": sketch.layout.digest, "sketch": sketch.memory()}

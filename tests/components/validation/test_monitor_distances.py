@@ -1,0 +1,125 @@
+"""The monitor measures drift as TFDV does: the same counts give the same distances, and so do the same rows.
+
+Here because TFDV lives in this environment only.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from components.contracts import criteo
+from components.contracts.records import PredictionBatch
+from components.validation.drift import measure_drift
+from components.validation.reference import ReferenceCounter
+from components.validation.settings import ValidationSettings
+from components.validation.summarize import summarize
+from components.validation.tfdv import schema_pb2, statistics_pb2, tfdv
+from monitoring.drift.comparison import compare
+from monitoring.drift.distances import jensen_shannon, l_infinity
+from monitoring.drift.layout import Layout
+from monitoring.drift.settings import DriftSettings
+from monitoring.drift.sketch import Sketch
+
+
+def compared(now, before):
+    """The monitor's sketch and report of the rows `now`, against `before` as validation counts them."""
+    counter = ReferenceCounter()
+    for batch in before.to_batches():
+        counter.add(batch)
+    sketch = Sketch(Layout(counter.statistics()))
+    for number, batch in enumerate(now.to_batches(max_chunksize=64)):
+        sketch.add(
+            PredictionBatch(
+                request_id=f"r{number}",
+                time=0.0,
+                model_version=1,
+                dense=criteo.feature_matrix(batch, criteo.DENSE, "float32", np.nan),
+                categorical=criteo.feature_matrix(batch, criteo.CATEGORICAL, "int64", criteo.MISSING_CATEGORY),
+                scores=np.full(batch.num_rows, 0.5, np.float32),
+            )
+        )
+    return sketch, {column.column: column for column in compare(sketch, DriftSettings())}
+
+
+def test_the_same_rows_have_tfdvs_distances(judged):
+    """TFDV counts both sides itself; no column has more values than it lists."""
+    before, now = judged(6000), judged(3000, seed=1)
+    sketch, ours = compared(now, before)
+    theirs = measure_drift(summarize(now.to_batches()), summarize(before.to_batches()), ValidationSettings())
+    reference = sketch.layout.reference
+    for entry in theirs:
+        name = entry["feature"]
+        if name in criteo.CATEGORICAL:
+            assert ours[name].distance == pytest.approx(entry["distance"], abs=1e-9)
+        else:
+            # TFDV sets no outliers apart, so here the monitor's counts of all values are compared.
+            counts = sketch.cells[sketch.layout.slice_of(name)][:-1]
+            assert jensen_shannon(counts, reference.dense[name].counts) == pytest.approx(entry["distance"], abs=1e-9)
+
+
+def test_without_its_outliers_a_dense_column_has_tfdvs_distance_of_the_other_values(judged):
+    before, now = judged(6000), judged(3000, seed=1)
+    sketch, ours = compared(now, before)
+    for name in criteo.DENSE:
+        column = sketch.layout.reference.dense[name]
+        inner = slice(*column.inner)
+        edges = sketch.layout.reference.dense_edges[inner.start : inner.stop + 1]
+        counts = sketch.cells[sketch.layout.slice_of(name)][:-1][inner]
+        theirs = tfdvs_jensen_shannon(counts, column.counts[inner], edges)
+        assert ours[name].distance == pytest.approx(theirs, abs=1e-9)
+
+
+def test_the_distances_of_any_counts_are_tfdvs():
+    random = np.random.default_rng(0)
+    for size in (2, 17, 900):
+        a, b = random.poisson(random.gamma(0.3, 60, (2, size)))
+        a[0] = b[1] = 1
+        assert l_infinity(a, b) == pytest.approx(tfdvs_l_infinity(a, b), abs=1e-9)
+        edges = np.arange(size + 1.0)
+        assert jensen_shannon(a, b) == pytest.approx(tfdvs_jensen_shannon(a, b, edges), abs=1e-9)
+
+
+def tfdvs_l_infinity(now, before):
+    def statistics(counts):
+        feature, result = _feature(statistics_pb2.FeatureNameStatistics.STRING, counts)
+        for rank, count in enumerate(counts):
+            bucket = {"low_rank": rank, "high_rank": rank, "label": str(rank), "sample_count": float(count)}
+            feature.string_stats.rank_histogram.buckets.add(**bucket)
+        return result
+
+    schema = schema_pb2.Schema()
+    feature = schema.feature.add(name="x", type=schema_pb2.BYTES)
+    feature.drift_comparator.infinity_norm.threshold = 1e-6
+    return _measured(statistics(now), statistics(before), schema)
+
+
+def tfdvs_jensen_shannon(now, before, edges):
+    def statistics(counts):
+        feature, result = _feature(statistics_pb2.FeatureNameStatistics.FLOAT, counts)
+        histogram = feature.num_stats.histograms.add()
+        for low, high, count in zip(edges, edges[1:], counts):
+            histogram.buckets.add(low_value=low, high_value=high, sample_count=float(count))
+        return result
+
+    schema = schema_pb2.Schema()
+    comparator = schema.feature.add(name="x", type=schema_pb2.FLOAT).drift_comparator.jensen_shannon_divergence
+    comparator.threshold = 1e-6
+    comparator.source.type = schema_pb2.HistogramSelection.STANDARD
+    return _measured(statistics(now), statistics(before), schema)
+
+
+def _feature(kind, counts):
+    result = statistics_pb2.DatasetFeatureStatisticsList()
+    feature = result.datasets.add(num_examples=int(sum(counts))).features.add(type=kind)
+    feature.path.step.append("x")
+    stats = feature.string_stats if kind == statistics_pb2.FeatureNameStatistics.STRING else feature.num_stats
+    stats.common_stats.num_non_missing = stats.common_stats.tot_num_values = int(sum(counts))
+    stats.common_stats.min_num_values = stats.common_stats.max_num_values = 1
+    return feature, result
+
+
+def _measured(now, before, schema):
+    anomalies = tfdv.validate_statistics(now, schema, previous_statistics=before)
+    ((measured,),) = (info.drift_measurements for info in anomalies.drift_skew_info)
+    return measured.value

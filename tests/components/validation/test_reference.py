@@ -1,0 +1,112 @@
+"""What validation counts for the monitor: exact, in two fair halves, and where the monitor looks for it."""
+
+from __future__ import annotations
+
+import numpy as np
+import pyarrow as pa
+import pytest
+
+from components.contracts import criteo
+from components.contracts.reference_statistics import DENSE_EDGES, LISTED_VALUES, read_reference
+from components.contracts.uris import local_path
+from components.validation.reference import BLOCK_ROWS, ReferenceCounter, ValueCounts
+from components.validation.summarize import by_feature, num_missing, summarize, value_counts
+
+from .test_step import step  # noqa: F401  a fixture
+
+
+def counted(*tables):
+    counter = ReferenceCounter()
+    for table in tables:
+        for batch in table.to_batches():
+            counter.add(batch)
+    return counter.statistics()
+
+
+def test_counts_are_tfdvs_where_tfdv_counts_exactly(judged):
+    table = judged(5000)
+    statistics, theirs = counted(table), by_feature(summarize(table.to_batches()))
+    assert statistics.rows == 5000
+    for name in criteo.DENSE:
+        expected = np.histogram(table[name].drop_null().to_numpy(), DENSE_EDGES)[0]
+        np.testing.assert_array_equal(statistics.dense[name].counts, expected)
+        assert statistics.dense[name].missing == num_missing(theirs[name])
+    for name in criteo.CATEGORICAL:
+        column = statistics.categorical[name]
+        expected = {int(value): count for value, count in value_counts(theirs[name]).items()}
+        ours = dict(zip(column.values.tolist(), column.counts.tolist()))
+        assert {value: expected[value] for value in ours} == ours
+        assert column.others == sum(count for value, count in expected.items() if value not in ours)
+        assert column.missing == num_missing(theirs[name])
+
+
+def test_the_values_are_chosen_by_every_other_block_and_counted_fairly_in_the_rest(judged):
+    table = judged(6000)
+    statistics = counted(table)
+    fair = (np.arange(6000) // BLOCK_ROWS) % 2 == 1
+    for name in criteo.CATEGORICAL:
+        column = table[name].to_pandas()
+        chosen, listed = column[~fair].value_counts(), statistics.categorical[name]
+        assert set(listed.values.tolist()) == set(chosen.index.astype(int))
+        assert [chosen[value] for value in listed.values] == sorted(chosen, reverse=True)
+        expected = column[fair].value_counts()
+        assert listed.fair_counts.tolist() == [expected.get(value, 0) for value in listed.values]
+        assert listed.fair_others == expected.sum() - listed.fair_counts.sum()
+    for name in criteo.DENSE:
+        values = table[name].to_pandas().to_numpy()[fair]
+        expected = np.histogram(values[~np.isnan(values)], DENSE_EDGES)[0]
+        np.testing.assert_array_equal(statistics.dense[name].fair_counts, expected)
+
+
+def test_batches_of_any_size_give_the_same_statistics(judged, tmp_path):
+    table = judged(4000)
+    whole, parts = counted(table), ReferenceCounter()
+    for batch in table.to_batches(max_chunksize=333):
+        parts.add(batch)
+    whole.write(tmp_path / "a.json")
+    parts.statistics().write(tmp_path / "b.json")
+    assert (tmp_path / "a.json").read_bytes() == (tmp_path / "b.json").read_bytes()
+
+
+def test_the_list_is_bounded_and_the_rest_is_counted_as_one(judged):
+    random = np.random.default_rng(0)
+    column = pa.array(random.integers(0, 5000, 20_000), pa.int64())
+    found = counted(judged(20_000, C3=column)).categorical["C3"]
+    assert len(found.values) == LISTED_VALUES
+    assert found.counts.sum() + found.others == 20_000
+    values, counts = np.unique(column.to_numpy(), return_counts=True)
+    expected = dict(zip(values.tolist(), counts.tolist()))
+    assert [expected[value] for value in found.values.tolist()] == found.counts.tolist()
+
+
+def test_beyond_its_capacity_a_count_is_too_low_by_a_bounded_part_of_the_rows_only():
+    random = np.random.default_rng(1)
+    counts, values = ValueCounts(50), random.zipf(1.2, 30_000) % 10_000
+    for part in np.array_split(values, 30):
+        counts.add(part)
+    assert len(counts.values) <= 50
+    for value, count in zip(counts.values.tolist(), counts.counts.tolist()):
+        true = int((values == value).sum())
+        assert true - 30_000 / 51 <= count <= true
+    assert set(np.unique(values, return_counts=True)[0][:1]) <= set(counts.values.tolist())
+
+
+@pytest.mark.parametrize("parented", [False, True])
+def test_the_step_writes_the_statistics_of_its_window(step, write_rows, raw_table, release_model, parented):  # noqa: F811
+    first = raw_table(3000)
+    _, report = step(write_rows(first))
+    if parented:
+        release_model(report)
+        first = raw_table(2000, seed=1)
+        _, report = step(write_rows(first, name="raw2"), run="r2")
+    found = read_reference(local_path(report.reference_uri))
+    assert found.rows == first.num_rows
+    assert found.scores is None
+    expected = np.histogram(first["I5"].drop_null().to_numpy(), DENSE_EDGES)[0]
+    np.testing.assert_array_equal(found.dense["I5"].counts, expected)
+
+
+def test_rows_with_a_faulty_column_have_no_reference_statistics(step, write_rows, raw_table):  # noqa: F811
+    table = raw_table(500)
+    code, report = step(write_rows(table.drop(["I3"])))
+    assert (code, report.decision, report.reference_uri) == (1, "block", None)

@@ -1,0 +1,54 @@
+"""The simulated world's rows as a reference, as requests and as counts made with NumPy alone."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from components.contracts.records import PredictionBatch
+from components.contracts.reference_statistics import ReferenceStatistics, ScoreHistogram
+from components.validation.reference import ReferenceCounter
+from inference_client.simulation.lake import raw_table
+from inference_client.simulation.world import World
+
+
+def reference_of(rows) -> ReferenceStatistics:
+    """As validation writes it, with the scores as evaluation does."""
+    n = len(rows.label)
+    table = raw_table(rows, request_ids=[""] * n, row=np.arange(n, dtype=np.int32), times=np.zeros(n))
+    counter = ReferenceCounter()
+    for batch in table.to_batches(max_chunksize=10_000):
+        counter.add(batch)
+    return replace(counter.statistics(), scores=ScoreHistogram.of(rows.probability))
+
+
+def requests_of(rows, *, size=50, time=1000.0, version=1, prefix="r", scores=None) -> list[PredictionBatch]:
+    scores = rows.probability if scores is None else scores
+    return [
+        PredictionBatch(
+            request_id=f"{prefix}{at // size}",
+            time=time,
+            model_version=version,
+            dense=rows.dense[at : at + size],
+            categorical=rows.categorical[at : at + size],
+            scores=scores[at : at + size].astype(np.float32),
+        )
+        for at in range(0, len(rows.label), size)
+    ]
+
+
+@pytest.fixture(scope="session")
+def world():
+    return World.create(11)
+
+
+@pytest.fixture(scope="session")
+def training_rows(world):
+    return world.draw(40_000, np.random.default_rng(1))
+
+
+@pytest.fixture(scope="session")
+def reference(training_rows):
+    return reference_of(training_rows)

@@ -1,0 +1,112 @@
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from scipy import stats
+
+from monitoring.drift.chance import MIN_EXPECTED, adjusted, chi_square_tail, design_effect, homogeneity, proportion
+from monitoring.drift.distances import jensen_shannon, l_infinity
+
+
+def test_the_tail_of_the_chi_square_equals_scipys():
+    for freedom in (1, 2, 3, 10, 57, 200, 1000):
+        for statistic in (1e-6, 0.1, 1.0, freedom / 2, freedom, freedom + 3.0, 2.0 * freedom, 5.0 * freedom + 20):
+            expected = stats.chi2.sf(statistic, freedom)
+            assert chi_square_tail(statistic, freedom) == pytest.approx(expected, rel=1e-9, abs=1e-14)
+
+
+def test_a_statistic_without_end_has_no_probability_and_none_has_all():
+    assert chi_square_tail(0.0, 5) == 1.0
+    assert chi_square_tail(1e6, 5) == 0.0
+
+
+def scipys(now, before):
+    """Twice the smaller of Pearson's test and of Bonferroni's over likelihood ratio tests of each cell."""
+    pearson = stats.chi2_contingency([now, before], correction=False).pvalue
+    tables = [[[a, sum(now) - a], [b, sum(before) - b]] for a, b in zip(now, before)]
+    ratio = {"correction": False, "lambda_": "log-likelihood"}
+    one = min(stats.chi2_contingency(table, **ratio).pvalue for table in tables if np.sum(table, axis=0).all())
+    return min(1.0, 2 * min(pearson, one * len(now)))
+
+
+def test_the_homogeneity_test_equals_scipys_where_no_cell_is_rare():
+    random = np.random.default_rng(0)
+    for _ in range(20):
+        now, before = random.integers(20, 200, 12), random.integers(20, 900, 12)
+        assert homogeneity(now, before, 1.0) == pytest.approx(scipys(now, before), rel=1e-9)
+
+
+def test_one_cell_of_many_is_seen_where_the_chi_square_alone_does_not():
+    before = np.full(400, 2000)
+    noise = np.random.default_rng(3).poisson(20, 400)
+    now = noise.copy()
+    now[7] = 60
+    assert stats.chi2_contingency([now, before], correction=False).pvalue > 1e-3
+    assert homogeneity(now, before, 1.0) < 1e-8
+    assert homogeneity(noise, before, 1.0) > 0.05
+
+
+def test_the_proportion_test_equals_scipys_and_takes_shares_of_none():
+    for a, n, b, m in ((3, 100, 20, 900), (50, 60, 10, 400), (0, 100, 5, 300)):
+        table = [[a, n - a], [b, m - b]]
+        expected = stats.chi2_contingency(table, correction=False, lambda_="log-likelihood").pvalue
+        assert proportion(a, n, b, m, 1.0) == pytest.approx(expected, rel=1e-9)
+    assert proportion(0, 10, 0, 20, 1.0) == 1.0
+    assert proportion(10, 10, 20, 20, 1.0) == 1.0
+    assert proportion(0, 0, 1, 20, 1.0) is None
+
+
+def test_rare_cells_are_taken_together_until_each_expects_enough():
+    now = np.array([1, 22, 0, 100, 3, 40, 0, 1])
+    before = np.array([2, 31, 1, 300, 4, 60, 1, 0])
+    n, m = now.sum(), before.sum()
+    groups, held, start = [], 0.0, 0
+    for cell in range(8):
+        if held >= MIN_EXPECTED:
+            groups.append(slice(start, cell))
+            start, held = cell, 0.0
+        held += (now[cell] + before[cell]) * min(n, m) / (n + m)
+    groups.append(slice(start, 8))
+    if held < MIN_EXPECTED:
+        groups[-2:] = [slice(groups[-2].start, 8)]
+    table = [[side[group].sum() for group in groups] for side in (now, before)]
+    assert homogeneity(now, before, 1.0) == pytest.approx(scipys(*table))
+
+
+def test_a_sample_that_is_empty_or_has_one_value_only_is_no_test():
+    assert homogeneity(np.array([0, 0]), np.array([5, 5]), 1.0) is None
+    assert homogeneity(np.array([50, 0]), np.array([70, 0]), 1.0) == 1.0
+
+
+def test_adjusted_p_values_equal_scipys():
+    random = np.random.default_rng(1)
+    for size in (1, 2, 39, 92):
+        for power in (1, 4):
+            p_values = random.random(size) ** power
+            expected = stats.false_discovery_control(p_values, method="bh")
+            assert adjusted(p_values.tolist()) == pytest.approx(expected, rel=1e-12)
+    assert adjusted([]) == []
+
+
+def test_the_design_effect_is_one_for_independent_rows_and_the_request_for_equal_ones():
+    shares = np.array([0.5, 0.3, 0.2])
+    assert design_effect(380, 1000, shares, 64.0) == 1.0
+    assert design_effect(1000, 1000, shares, 64.0) == 64.0
+    assert design_effect(690, 1000, shares, 65.0) == pytest.approx(33.0)
+    assert design_effect(100, 1000, shares, 64.0) == 1.0
+    assert design_effect(0, 0, shares, 64.0) == 64.0
+    assert design_effect(5, 5, np.array([1.0]), 64.0) == 64.0
+    assert design_effect(5, 5, shares, 1.0) == 1.0
+
+
+def test_distances_follow_their_definitions():
+    random = np.random.default_rng(2)
+    for _ in range(20):
+        a, b = random.integers(0, 50, 30), random.integers(0, 50, 30)
+        p, q = a / a.sum(), b / b.sum()
+        middle = (p + q) / 2
+        expected = (stats.entropy(p, middle, base=2) + stats.entropy(q, middle, base=2)) / 2
+        assert jensen_shannon(a, b) == pytest.approx(expected, abs=1e-12)
+        assert l_infinity(a, b) == max(abs(p - q))
+    assert jensen_shannon(np.array([0, 0]), np.array([1, 0])) is None
+    assert l_infinity(np.array([1, 0]), np.array([0, 0])) is None

@@ -1,0 +1,158 @@
+"""The monitor watches drift: what it finds is told, shown, counted and judged, and a kill loses none of it."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from components.contracts import criteo
+from components.contracts.manifests import Model, Release
+from components.contracts.model_store import model_folder, release_path, scores_path
+from monitoring.drift.references import StoredReferences
+from tests.monitoring.conftest import START, publish
+
+from .conftest import requests_of
+
+FIRST = START - START % 600 + 600
+"""The start of a bucket."""
+DRIFT = {"drift_bucket_seconds": 600.0, "drift_min_rows": 1000, "attribution_window_seconds": 30.0}
+
+
+def release(store, version, model_id="m1"):
+    Release(
+        model_name="click_model",
+        version=version,
+        previous_version=None,
+        model_id=model_id,
+        model_uri=model_folder(store, model_id).as_uri(),
+        graph_uri="file:///graph",
+        sha256={},
+        raw_digest="d",
+        parity_max_abs_diff=0.0,
+        parity_rows=1,
+        repository_uri="file:///repository",
+        trigger_id=None,
+        reason="test",
+        published_at="2026-01-01T00:00:00Z",
+    ).write(release_path(store, version))
+
+
+@pytest.fixture
+def watched(bench, reference):
+    """A monitor of a store that holds version 1 with its training statistics."""
+    made = bench(**DRIFT)
+    store = made.settings.store
+    reference.write(model_folder(store, "m1") / Model.REFERENCE)
+    reference.scores.write(scores_path(store, "m1"))
+    release(store, 1)
+    made.clock.time = FIRST
+    made.start()
+    return made
+
+
+def predictions(world, *, seed, prefix, drifted=False, rows=3000):
+    drawn = world.draw(rows, np.random.default_rng(seed))
+    if drifted:
+        drawn.categorical[: rows // 3, criteo.CATEGORICAL.index("C14")] = 31_337
+    spread = np.linspace(FIRST + 1, FIRST + 590, rows // 50)
+    return [replace(r, time=t) for r, t in zip(requests_of(drawn, prefix=prefix), spread.tolist())]
+
+
+def pass_bucket(bench):
+    bench.clock.time = FIRST + 601
+    bench.monitor.tick()
+
+
+def drift_events(bench):
+    return [event for event in bench.events if event["kind"] == "drift"]
+
+
+def test_a_drifted_bucket_is_told_shown_counted_and_judged(watched, world):
+    publish(watched.log, *predictions(world, seed=1, prefix="a", drifted=True))
+    watched.monitor.tick()
+    assert drift_events(watched) == []
+    pass_bucket(watched)
+    (event,) = drift_events(watched)
+    assert (event["drifted"], event["version"], event["rows"]) == (["C14"], 1, 3000)
+    assert "C14 L-inf" in event["text"]
+    shown = watched.monitor._snapshot().drift
+    assert [row["column"] for row in shown["columns"]] == [*criteo.FEATURES, "score"]
+    assert [row["column"] for row in shown["columns"] if row["drifted"]] == ["C14"]
+    json.dumps(shown, allow_nan=False)
+    assert watched.store.counters["drift_bucket"] == watched.store.counters["drifted_bucket"] == 1
+    noted = watched.store.read_document("drift")
+    assert noted["shown"][0]["bucket_end"] == FIRST + 600
+
+
+def test_a_bucket_without_drift_is_shown_and_no_event(watched, world):
+    publish(watched.log, *predictions(world, seed=2, prefix="a"))
+    pass_bucket(watched)
+    assert drift_events(watched) == []
+    assert watched.monitor._snapshot().drift["rows"] == 3000
+    assert watched.store.counters["drift_bucket"] == 1
+    assert "drifted_bucket" not in watched.store.counters
+
+
+@pytest.mark.parametrize("kept", [False, True])
+def test_a_kill_loses_no_prediction_and_counts_none_twice(watched, world, kept):
+    records = predictions(world, seed=3, prefix="a", drifted=True)
+    publish(watched.log, *records[:20])
+    watched.monitor.tick()
+    if kept:
+        watched.clock.time += 11
+        watched.monitor.tick()
+    publish(watched.log, *records[20:40], *records[:5])
+
+    def crash(name):
+        if name == "intake.stored":
+            raise RuntimeError("killed")
+
+    watched.checkpoint = crash
+    with pytest.raises(RuntimeError):
+        watched.monitor.tick()
+    watched.checkpoint = lambda name: None
+    watched.clock.time += 6  # the lease of what was not acknowledged
+    watched.start()
+    publish(watched.log, *records[40:])
+    watched.monitor.tick()
+    watched.start()
+    pass_bucket(watched)
+    assert watched.monitor._snapshot().drift["rows"] == 3000
+    assert drift_events(watched)[0]["drifted"] == ["C14"]
+    watched.start()
+    watched.monitor.tick()
+    assert len(drift_events(watched)) == 1
+    assert watched.monitor._snapshot().drift["rows"] == 3000
+
+
+def test_a_version_without_statistics_is_archived_as_ever_and_counted(watched, world):
+    records = [replace(record, model_version=9) for record in predictions(world, seed=4, prefix="a")]
+    publish(watched.log, *records)
+    pass_bucket(watched)
+    watched.monitor.stop()
+    assert watched.monitor._snapshot().drift is None
+    assert watched.store.counters["drift_no_reference_row"] == 3000
+    assert watched.store.counters["predicted"] == 3000
+
+
+def test_a_store_answers_by_version_and_a_damaged_file_is_no_statistics(tmp_path, reference, caplog):
+    find = StoredReferences(tmp_path)
+    assert find(1) is None
+    release(tmp_path, 1)
+    assert find(1) is None
+    path = model_folder(tmp_path, "m1") / Model.REFERENCE
+    reference.write(path)
+    assert find(1).scores is None
+    release(tmp_path, 2, "m2")
+    reference.write(model_folder(tmp_path, "m2") / Model.REFERENCE)
+    reference.scores.write(scores_path(tmp_path, "m2"))
+    assert find(2).scores is not None
+    release(tmp_path, 3, "m3")
+    broken = model_folder(tmp_path, "m3") / Model.REFERENCE
+    broken.parent.mkdir(parents=True)
+    broken.write_text("{}")
+    assert find(3) is None
+    assert "version 3" in caplog.text

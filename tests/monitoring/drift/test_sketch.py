@@ -1,0 +1,149 @@
+from __future__ import annotations
+
+import json
+
+import numpy as np
+import pytest
+
+from components.contracts import criteo
+from components.contracts.records import PredictionBatch
+from monitoring.drift.layout import COLUMNS, SCORE, Layout
+from monitoring.drift.sketch import Sketch
+
+from .conftest import reference_of, requests_of
+
+
+def sketch_of(layout, requests):
+    sketch = Sketch(layout)
+    for request in requests:
+        sketch.add(request)
+    return sketch
+
+
+@pytest.fixture(scope="module")
+def layout(training_rows):
+    return Layout(reference_of(training_rows))
+
+
+def test_every_row_is_counted_in_the_cell_that_numpy_says(layout, world):
+    rows = world.draw(9000, np.random.default_rng(2))
+    cells = sketch_of(layout, requests_of(rows)).cells
+    reference = layout.reference
+    for i, name in enumerate(criteo.DENSE):
+        column, found = rows.dense[:, i], cells[layout.slice_of(name)]
+        expected = np.histogram(column[~np.isnan(column)], reference.dense_edges)[0]
+        np.testing.assert_array_equal(found, [*expected, np.isnan(column).sum()])
+    for i, name in enumerate(criteo.CATEGORICAL):
+        column, found = rows.categorical[:, i].tolist(), cells[layout.slice_of(name)]
+        listed = reference.categorical[name].values.tolist()
+        expected = [column.count(value) for value in listed]
+        missing = column.count(criteo.MISSING_CATEGORY)
+        assert found.tolist() == [*expected, len(column) - sum(expected) - missing, missing]
+    expected = np.histogram(rows.probability.astype(np.float32), reference.scores.edges)[0]
+    np.testing.assert_array_equal(cells[layout.slice_of(SCORE)], expected)
+
+
+def test_extreme_values_fall_into_the_outer_buckets_and_nan_is_missing(layout):
+    dense = np.full((4, 13), 3.0, np.float32)
+    dense[:, 0] = [np.inf, -np.inf, 3e38, np.nan]
+    batch = PredictionBatch(
+        request_id="a",
+        time=0.0,
+        model_version=1,
+        dense=dense,
+        categorical=np.zeros((4, 26), np.int64) + criteo.MAX_CATEGORY,
+        scores=np.array([0.0, 1.0, 0.5, 0.5], np.float32),
+    )
+    sketch = sketch_of(layout, [batch])
+    found = sketch.cells[layout.slice_of("I1")]
+    assert (found[0], found[-2], found[-1], found.sum()) == (1, 2, 1, 4)
+    scores = sketch.cells[layout.slice_of(SCORE)]
+    assert (scores[0], scores[-1]) == (1, 1)
+
+
+def test_the_order_of_requests_leaves_no_trace(layout, world):
+    requests = requests_of(world.draw(12_000, np.random.default_rng(3)), size=7)
+    forward, shuffled = sketch_of(layout, requests), Sketch(layout)
+    parts = [Sketch(layout) for _ in range(3)]
+    for i in np.random.default_rng(4).permutation(len(requests)):
+        parts[i % 3].add(requests[i])
+    for part in parts:
+        shuffled.merge(part)
+    assert shuffled.memory() == forward.memory()
+
+
+def test_memory_survives_json_and_goes_on_as_if_never_interrupted(layout, world):
+    requests = requests_of(world.draw(9_000, np.random.default_rng(5)))
+    whole = sketch_of(layout, requests)
+    half = sketch_of(layout, requests[:77])
+    again = Sketch.restore(layout, json.loads(json.dumps(half.memory())))
+    for request in requests[77:]:
+        again.add(request)
+    assert again.memory() == whole.memory()
+
+
+def test_frequent_unlisted_values_are_named_with_their_exact_counts_where_few_are_unlisted(layout, world):
+    rows = world.draw(5000, np.random.default_rng(6))
+    place = criteo.CATEGORICAL.index("C9")
+    rows.categorical[:600, place] = 123_456_789
+    rows.categorical[600:650, place] = 987_654_321
+    sketch = sketch_of(layout, requests_of(rows))
+    assert sketch.unlisted_values(place)[:2] == [(123_456_789, 600), (987_654_321, 50)]
+
+
+def test_a_frequent_unlisted_value_is_named_among_thousands_of_rare_ones(layout):
+    random = np.random.default_rng(7)
+    n = 20_000
+    categorical = random.integers(0, criteo.MAX_CATEGORY, (n, 26))
+    categorical[random.random(n) < 0.04, 3] = 77_777_777
+    expected = int((categorical[:, 3] == 77_777_777).sum())
+    batch = PredictionBatch(
+        request_id="a",
+        time=0.0,
+        model_version=1,
+        dense=np.zeros((n, 13), np.float32),
+        categorical=categorical,
+        scores=np.full(n, 0.5, np.float32),
+    )
+    found = sketch_of(layout, [batch]).unlisted_values(3)
+    assert found[0].value == 77_777_777
+    assert found[0].rows == pytest.approx(expected, rel=0.1)
+    # No other value is frequent, and none is made up.
+    assert [value for value in found if value.rows > 0.01 * n] == found[:1]
+
+
+def test_agreement_within_requests_is_measured_without_bias_whatever_their_order(layout):
+    """Requests of 10 sorted rows, of which neighbours agree more often than rows far apart."""
+    random = np.random.default_rng(8)
+    listed = layout.reference.categorical["C1"].values[:4]
+    requests, pairs_alike, pairs = [], 0, 0
+    for number in range(4000):
+        values = np.sort(listed[random.integers(0, 4, 10)])
+        alike = values[:, None] == values[None, :]
+        pairs_alike, pairs = pairs_alike + int(alike.sum()) - 10, pairs + 90
+        categorical = np.full((10, 26), criteo.MISSING_CATEGORY)
+        categorical[:, 0] = values
+        requests.append(
+            PredictionBatch(
+                request_id=f"q{number}",
+                time=0.0,
+                model_version=1,
+                dense=np.zeros((10, 13), np.float32),
+                categorical=categorical,
+                scores=np.full(10, 0.5, np.float32),
+            )
+        )
+    sketch = sketch_of(layout, requests)
+    same, seen = sketch.same_cell(COLUMNS.index("C1"))
+    assert seen == 40_000
+    assert same / seen == pytest.approx(pairs_alike / pairs, abs=0.01)
+    assert sketch.same_missing(COLUMNS.index("C2")) == (40_000, 40_000)
+    assert sketch.mean_request_rows() == 10.0
+
+
+def test_requests_of_one_row_say_nothing_of_pairs(layout, world):
+    sketch = sketch_of(layout, requests_of(world.draw(50, np.random.default_rng(9)), size=1))
+    assert sketch.same_cell(0) == (0, 0)
+    assert sketch.mean_request_rows() == 1.0
+    mixed = sketch_of(layout, requests_of(world.draw(53, np.random.default_rng(9)), size=4))
+    assert mixed.same_missing(0)[1] == 52

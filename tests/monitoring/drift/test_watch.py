@@ -1,0 +1,331 @@
+"""Planted shifts are found, a stationary world raises no alarms, and neither order nor a restart changes a report."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from scipy import stats
+
+from components.contracts import criteo
+from monitoring.drift.comparison import compare
+from monitoring.drift.layout import Layout
+from monitoring.drift.settings import DriftSettings
+from monitoring.drift.sketch import Sketch
+from monitoring.drift.watch import DriftWatch
+
+from .conftest import reference_of, requests_of
+
+SETTINGS = DriftSettings(drift_bucket_seconds=100.0, drift_min_rows=1000)
+ANY_SIZE = {"drift_min_divergence": 0.0, "drift_min_share_change": 0.0, "drift_min_outlier_rise": 0.0}
+
+
+def report_on(reference, rows, *, settings=SETTINGS, **requests):
+    watch = DriftWatch(lambda version: reference, settings)
+    for request in requests_of(rows, **requests):
+        watch.observe(request)
+    (report,) = watch.close(1100.0)
+    return report
+
+
+def column(report, name):
+    (found,) = [each for each in report.columns if each.column == name]
+    return found
+
+
+def names(columns):
+    return {each.column for each in columns}
+
+
+@pytest.fixture
+def rows(world):
+    """A fresh bucket of the world that the reference is of."""
+    drawn = world.draw(8000, np.random.default_rng(21))
+    return replace_arrays(drawn)
+
+
+def replace_arrays(drawn, **arrays):
+    return drawn._replace(**{"dense": drawn.dense.copy(), "categorical": drawn.categorical.copy(), **arrays})
+
+
+def test_an_unchanged_world_has_no_drift_and_every_column_is_judged(reference, rows):
+    report = report_on(reference, rows)
+    assert (report.drifted, report.outlying) == ((), ())
+    assert [each.column for each in report.columns] == [*criteo.FEATURES, "score"]
+    assert all(each.distance is not None and each.p_value is not None for each in report.columns)
+    assert (report.rows, report.requests, report.bucket_start, report.bucket_end) == (8000, 160, 1000.0, 1100.0)
+    assert "no drift" in report.text()
+
+
+def test_a_category_that_doubles_is_found_and_named(reference, rows):
+    place = criteo.CATEGORICAL.index("C14")
+    values = rows.categorical[:, place]
+    ranked = reference.categorical["C14"].values
+    value = int(ranked[2])
+    now = int((values == value).sum())
+    others = np.flatnonzero((values != value) & (values != criteo.MISSING_CATEGORY))
+    values[np.random.default_rng(0).choice(others, now, replace=False)] = value
+    report = report_on(reference, rows)
+    assert names(report.drifted) == {"C14"}
+    assert column(report, "C14").moved_value == value
+    before = reference.categorical["C14"]
+    share = before.counts[2] / before.counts.sum()
+    assert column(report, "C14").distance == pytest.approx(2 * now / (values != -1).sum() - share)
+
+
+def test_ten_points_more_of_missing_values_are_found_in_both_kinds_of_columns(reference, rows):
+    lost = np.random.default_rng(1).random(len(rows.label)) < 0.1
+    rows.dense[lost, criteo.DENSE.index("I2")] = np.nan
+    rows.categorical[lost, criteo.CATEGORICAL.index("C5")] = criteo.MISSING_CATEGORY
+    report = report_on(reference, rows)
+    assert names(report.drifted) == {"I2", "C5"}
+    assert column(report, "I2").missing_share == pytest.approx(0.1, abs=0.01)
+    assert column(report, "I2").missing_share_before == 0.0
+
+
+def test_a_mean_moved_by_a_fifth_of_a_standard_deviation_is_found(reference, world):
+    from inference_client.simulation.world import Drift
+
+    moved = world.drifted(Drift(seed=1, columns=(), new_category_columns=(), dense_shift={"I5": 0.2}))
+    report = report_on(reference, moved.draw(8000, np.random.default_rng(3)))
+    assert names(report.drifted) - {"score"} == {"I5"}
+    assert column(report, "I5").distance > SETTINGS.drift_min_divergence
+
+
+def test_swapped_columns_are_found_both(reference, rows):
+    for kind, a, b in ((criteo.DENSE, "I3", "I9"), (criteo.CATEGORICAL, "C6", "C17")):
+        table = rows.dense if kind == criteo.DENSE else rows.categorical
+        places = [kind.index(a), kind.index(b)]
+        table[:, places] = table[:, places[::-1]]
+    assert names(report_on(reference, rows).drifted) == {"I3", "I9", "C6", "C17"}
+
+
+def test_a_unit_change_is_an_alarm_of_outliers(reference, rows):
+    rows.dense[:, criteo.DENSE.index("I5")] *= 1000
+    report = report_on(reference, rows)
+    assert names(report.outlying) == {"I5"}
+    assert column(report, "I5").outlier_rate > 0.4
+    assert column(report, "I5").outlier_rate_before < 0.003
+    assert "outliers: I5" in report.text()
+
+
+def test_outliers_are_set_apart_before_drift_is_judged(reference, rows):
+    """One value in fifty turned to rubbish is an alarm of its own, and no drift of the others."""
+    rubbish = np.random.default_rng(4).random(len(rows.label)) < 0.02
+    rows.dense[rubbish, criteo.DENSE.index("I2")] = 4e9
+    report = report_on(reference, rows)
+    assert names(report.outlying) == {"I2"}
+    assert report.drifted == ()
+
+
+def test_new_categories_are_found_and_named(reference, rows):
+    place = criteo.CATEGORICAL.index("C10")
+    new = np.random.default_rng(5).random(len(rows.label)) < 0.06
+    rows.categorical[new, place] = 424_242_424
+    report = report_on(reference, rows)
+    assert names(report.drifted) == {"C10"}
+    ((value, share),) = column(report, "C10").new_values
+    assert (value, share) == (424_242_424, pytest.approx(new.mean(), abs=0.005))
+
+
+def test_a_flood_of_new_rare_categories_is_drift_though_none_is_frequent(reference, rows):
+    place = criteo.CATEGORICAL.index("C14")
+    new = np.random.default_rng(6).random(len(rows.label)) < 0.3
+    rows.categorical[new, place] = np.random.default_rng(7).integers(0, criteo.MAX_CATEGORY, int(new.sum()))
+    report = report_on(reference, rows)
+    assert names(report.drifted) == {"C14"}
+    assert column(report, "C14").moved_value is None
+
+
+def test_other_scores_are_drift_of_the_score_alone(reference, rows):
+    report = report_on(reference, rows, scores=np.clip(rows.probability * 1.3, 0, 1))
+    assert names(report.drifted) == {"score"}
+    assert report.evidence().drifted == ("score",)
+    without = report_on(replace(reference, scores=None), rows)
+    assert "score" not in names(without.columns)
+
+
+def test_a_change_too_small_to_matter_is_none_however_many_rows_show_it(reference, rows):
+    """Everything counts with the least sizes at 0, and nothing with them at 1."""
+    rows.dense[:, criteo.DENSE.index("I5")] *= 2
+    assert names(report_on(reference, rows).drifted) == {"I5"}
+    large = replace(SETTINGS, drift_min_divergence=1.0)
+    assert report_on(reference, rows, settings=large).drifted == ()
+
+
+def alike_in_requests(world, n, random, size=40):
+    """Rows of which every second column is its request's: what a user's features are in a ranked list."""
+    drawn = replace_arrays(world.draw(n, random))
+    users = world.draw(n // size, random)
+    of_row = np.repeat(np.arange(n // size), size)
+    drawn.dense[:, 1::2] = users.dense[of_row, 1::2]
+    drawn.categorical[:, 1::2] = users.categorical[of_row, 1::2]
+    return drawn
+
+
+@pytest.mark.parametrize("pairs", [50, pytest.param(200, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("alike", [False, True])
+def test_stationary_buckets_raise_alarms_at_most_at_the_stated_rate(world, alike, pairs):
+    """Pairs of a reference and a bucket; any change counts, however small. Seeded: the count is always the same."""
+    settings = DriftSettings(drift_false_discovery_rate=0.02, **ANY_SIZE)
+    alarms = 0
+    for seed in range(pairs // 5):
+        random = np.random.default_rng([31, seed])
+        draw = alike_in_requests if alike else type(world).draw
+        layout = Layout(reference_of(draw(world, 16_000, random)))
+        for _ in range(5):
+            sketch = Sketch(layout)
+            for request in requests_of(draw(world, 4000, random), size=40):
+                sketch.add(request)
+            alarms += any(each.drifted or each.outlying for each in compare(sketch, settings))
+    # At a rate of 0.02, more than this many come once in a thousand times.
+    assert alarms <= stats.binom.isf(0.001, pairs, 0.02)
+    print(f"{alarms} alarms in {pairs} stationary buckets, rows of a request {'alike' if alike else 'independent'}")
+
+
+def test_rows_alike_within_requests_would_be_alarms_without_the_design_effect(reference, world):
+    rows = alike_in_requests(world, 8000, np.random.default_rng(8))
+    report = report_on(reference, rows, size=40)
+    assert report.drifted == ()
+    assert column(report, "C2").design_effect == pytest.approx(40, rel=0.01)
+    assert column(report, "C1").design_effect < 2
+    cells = requests_of(rows, size=1)
+    watch = DriftWatch(lambda version: reference, SETTINGS)
+    for request in cells:
+        watch.observe(request)
+    (blind,) = watch.close(1100.0)
+    assert len(blind.drifted) > 5
+
+
+def test_the_same_records_in_any_order_give_the_same_report(reference, world):
+    random = np.random.default_rng(9)
+    requests = []
+    for part in range(4):
+        drawn = world.draw(3000, random)
+        requests += requests_of(drawn, size=23, time=1000.0 + 60 * part, version=1 + part % 2, prefix=f"p{part}-")
+
+    def reports(order, restart_at):
+        watch, made = DriftWatch(lambda version: reference, SETTINGS), []
+        for number, i in enumerate(order):
+            if number in restart_at:
+                kept = json.loads(json.dumps(watch.memory()))
+                watch = DriftWatch(lambda version: reference, SETTINGS)
+                watch.restore(kept)
+            watch.observe(requests[i])
+        for up_to in (1050.0, 1100.0, 1200.0, 1500.0):
+            made += watch.close(up_to)
+        return made
+
+    expected = reports(range(len(requests)), ())
+    assert [(report.bucket_end, report.version, report.rows) for report in expected] == [
+        (1100.0, 1, 3000),
+        (1100.0, 2, 3000),
+        (1200.0, 1, 3000),
+        (1200.0, 2, 3000),
+    ]
+    assert reports(random.permutation(len(requests)), (100, 300)) == expected
+
+
+def test_a_bucket_too_small_joins_the_next_of_its_version(reference, world):
+    watch = DriftWatch(lambda version: reference, SETTINGS)
+    random = np.random.default_rng(10)
+    for request in requests_of(world.draw(600, random), time=1050.0):
+        watch.observe(request)
+    assert watch.close(1100.0) == []
+    kept = watch.memory()
+    watch = DriftWatch(lambda version: reference, SETTINGS)
+    watch.restore(kept)
+    for request in requests_of(world.draw(700, random), time=1350.0):
+        watch.observe(request)
+    (report,) = watch.close(1400.0)
+    assert (report.bucket_start, report.bucket_end, report.rows) == (1000.0, 1400.0, 1300)
+    assert watch.close(1400.0) == []
+
+
+def test_a_record_of_a_closed_bucket_is_passed_over_and_counted(reference, rows):
+    watch = DriftWatch(lambda version: reference, SETTINGS)
+    requests = requests_of(rows)
+    for request in requests[:-1]:
+        watch.observe(request)
+    (report,) = watch.close(1100.0)
+    watch.observe(requests[-1])
+    assert watch.close(2000.0) == []
+    assert (report.rows, dict(watch.passed_over)) == (7950, {"late": 50})
+
+
+def test_versions_without_statistics_are_counted_and_asked_for_again(reference, rows):
+    asked = []
+
+    def reference_of_version(version):
+        asked.append(version)
+        return reference if len(asked) > 1 else None
+
+    watch = DriftWatch(reference_of_version, SETTINGS)
+    for time in (1050.0, 1150.0):
+        for request in requests_of(rows, time=time, version=7):
+            watch.observe(request)
+    (report,) = watch.close(1200.0)
+    assert (report.bucket_end, report.version, asked) == (1200.0, 7, [7, 7])
+    assert dict(watch.passed_over) == {"no_reference": 8000}
+
+
+def test_memory_is_bounded_whatever_times_and_versions_come(reference, rows):
+    watch = DriftWatch(lambda version: reference, SETTINGS)
+    (request, *_) = requests_of(rows)
+    for number in range(200):
+        watch.observe(replace(request, time=1000.0 + 100 * number, model_version=number % 7))
+    assert len(watch.memory()["open"]) == 32
+    assert dict(watch.passed_over) == {"too_many_buckets": 50 * 168}
+
+
+def test_clocks_ahead_do_not_crowd_out_the_present(reference, rows):
+    watch = DriftWatch(lambda version: reference, SETTINGS)
+    first, *requests = requests_of(rows)
+    for number in range(1, 60):
+        watch.observe(replace(first, time=1000.0 + 100 * number))
+    for request in requests:
+        watch.observe(request)
+    (report,) = watch.close(1100.0)
+    assert report.rows == 7950
+
+
+def test_a_record_lies_in_the_bucket_of_its_time_in_whole_microseconds(reference, rows):
+    """As the archive keeps it: a backtest must not count it elsewhere."""
+    watch = DriftWatch(lambda version: reference, SETTINGS)
+    for request in requests_of(rows, time=1100.0 - 1e-7):
+        watch.observe(request)
+    assert watch.close(1100.0) == []
+    (report,) = watch.close(1200.0)
+    assert report.bucket_start == 1100.0
+
+
+def test_a_restart_with_other_statistics_of_a_version_forgets_its_bucket(reference, world, rows):
+    watch = DriftWatch(lambda version: reference, SETTINGS)
+    for request in requests_of(rows):
+        watch.observe(request)
+    other = reference_of(world.draw(3000, np.random.default_rng(12)))
+    after = DriftWatch(lambda version: other, SETTINGS)
+    after.restore(watch.memory())
+    assert after.close(1100.0) == []
+    assert dict(after.passed_over) == {"no_reference": 8000}
+
+
+def test_columns_without_values_have_no_distance(reference, rows):
+    rows.dense[:, 0] = np.nan
+    rows.categorical[:, 0] = criteo.MISSING_CATEGORY
+    report = report_on(reference, rows)
+    for name in ("I1", "C1"):
+        assert column(report, name).distance is None
+        assert column(report, name).missing_share == 1.0
+        assert column(report, name).drifted
+    assert "I1" not in report.evidence().distances
+    json.dumps(report.document(), allow_nan=False)
+
+
+def test_no_bucket_length_watches_nothing(reference, rows):
+    watch = DriftWatch(lambda version: reference, replace(SETTINGS, drift_bucket_seconds=0.0))
+    for request in requests_of(rows):
+        watch.observe(request)
+    assert watch.close(1e9) == []
