@@ -62,16 +62,28 @@ class Evidence:
     version: int
     """The serving version."""
     serving_since: float
-    """Event time of the serving version's first prediction."""
+    """Event time of the serving version's first prediction since it serves, to within one decision span."""
     kpis: Kpis
     """Of the serving version's window."""
     rows: MaturedRows
     matured_total: int
-    """Rows matured so far, of all versions; only grows."""
+    """Rows judged so far, of all versions; only grows."""
     baseline: Baseline | None
     """None where the model store holds no verdict on the version, or the gate had no AUC."""
-    drift: FeatureDrift | None
-    """The newest closed bucket of the serving version that no decision has seen yet."""
+    drift: tuple[FeatureDrift, ...]
+    """The closed buckets of the serving version that no decision has seen yet, oldest first."""
+
+    def window_numbers(self) -> dict[str, float | None]:
+        """The window's numbers, as every decision reports them."""
+        kpis = self.kpis
+        return {
+            "auc": kpis.auc,
+            "auc_low": kpis.auc_low,
+            "auc_high": kpis.auc_high,
+            "rows": kpis.rows,
+            "clicks": kpis.clicks,
+            "version": self.version,
+        }
 
 
 Memory = Mapping[str, Any]

@@ -7,10 +7,12 @@ from dataclasses import replace
 import pytest
 
 from components.contracts.errors import ContractError
-from monitoring.deciding.threshold import DAY_SECONDS, Action, PolicyMemory, PolicySettings, decide, ended, requested
+from monitoring.deciding.decision import Action
+from monitoring.deciding.threshold import ThresholdPolicy, ThresholdSettings
 from monitoring.measures.kpis import Kpis
+from tests.monitoring.deciding.conftest import evidence_of
 
-SETTINGS = PolicySettings(consecutive_breaches=1)
+SETTINGS = ThresholdSettings(consecutive_breaches=1)
 LOW = Kpis(
     version=1,
     rows=20_000,
@@ -25,8 +27,8 @@ LOW = Kpis(
 HIGH = replace(LOW, auc=0.76, auc_low=0.751, auc_high=0.769)
 
 
-def judge(kpis=LOW, memory=None, settings=SETTINGS, *, total=0, now=0.0):
-    return decide(kpis, memory or PolicyMemory(), settings, matured_total=total, now=now)
+def judge(kpis=LOW, memory=None, settings=SETTINGS, *, total=0):
+    return ThresholdPolicy(settings).decide(evidence_of(kpis, matured_total=total), memory or {})
 
 
 @pytest.mark.parametrize(
@@ -86,7 +88,7 @@ def test_decision_names_action_and_reason(kpis, changes, action, reason):
 
 
 def test_confirmation_needs_breaches_in_a_row_and_rows_since_the_first():
-    settings, memory, actions = PolicySettings(consecutive_breaches=2, min_rows_since_breach=100), None, []
+    settings, memory, actions = ThresholdSettings(consecutive_breaches=2, min_rows_since_breach=100), None, []
     for kpis, total in [(LOW, 10), (HIGH, 20), (LOW, 30), (LOW, 40), (LOW, 129), (LOW, 130)]:
         decision, memory = judge(kpis, memory, settings, total=total)
         actions.append(decision.action.value)
@@ -95,64 +97,16 @@ def test_confirmation_needs_breaches_in_a_row_and_rows_since_the_first():
 
 
 def test_an_undecidable_window_neither_confirms_nor_clears_a_breach():
-    settings = PolicySettings(consecutive_breaches=2)
+    settings = ThresholdSettings(consecutive_breaches=2)
     _, memory = judge(LOW, None, settings)
     _, memory = judge(replace(LOW, auc_high=0.75), memory, settings)
     assert judge(LOW, memory, settings)[0].action is Action.RETRAIN
 
 
 def test_breaches_of_an_old_version_do_not_count_against_the_new_one():
-    settings = PolicySettings(consecutive_breaches=2)
+    settings = ThresholdSettings(consecutive_breaches=2)
     _, memory = judge(LOW, None, settings)
     assert judge(replace(LOW, version=2), memory, settings)[0].action is Action.BREACH
-
-
-def test_a_release_rests_the_cool_down():
-    memory = ended(requested(PolicyMemory(version=1), now=0.0), "released", SETTINGS, now=100.0)
-    decision, _ = judge(LOW, memory, now=100.0)
-    assert decision.action is Action.HELD
-    assert "held 3600 s more: cool-down after a release" in decision.reason
-    assert judge(LOW, memory, now=3700.0)[0].action is Action.RETRAIN
-
-
-def test_runs_without_a_release_back_off_longer_each_time_up_to_a_day():
-    settings, memory, rests = replace(SETTINGS, cooldown_seconds=0.0), PolicyMemory(), []
-    for outcome in ["failed", "refused", "failed"] + ["failed"] * 40:
-        memory = ended(memory, outcome, settings, now=0.0)
-        rests.append(memory.blocked_until)
-    assert rests[:3] == [900.0, 1800.0, 3600.0]
-    assert rests[-1] == DAY_SECONDS
-    assert ended(memory, "released", settings, now=0.0).failures == 0
-
-
-def test_the_daily_budget_holds_over_any_24_hours():
-    memory = PolicyMemory()
-    for hour in range(4):
-        memory = requested(memory, now=hour * 3600.0)
-    decision, _ = judge(LOW, memory, now=DAY_SECONDS - 1)
-    assert decision.action is Action.HELD
-    assert "daily budget is 4" in decision.reason
-    assert judge(LOW, memory, now=DAY_SECONDS)[0].action is Action.RETRAIN
-    assert len(requested(memory, now=2 * DAY_SECONDS).requested_at) == 1
-
-
-def test_a_clock_set_back_does_not_hold_for_longer_than_the_longest_rest():
-    """The clock was a year ahead when a run was asked for and ended."""
-    year = 365 * DAY_SECONDS
-    memory = requested(PolicyMemory(version=1), now=year)
-    for _ in range(SETTINGS.daily_budget):
-        memory = requested(memory, now=year)
-    memory = ended(memory, "released", SETTINGS, now=year)
-    assert judge(LOW, memory, now=year)[0].action is Action.HELD
-    assert judge(LOW, memory, now=100.0)[0].action is Action.RETRAIN
-
-
-def test_a_clock_set_back_by_seconds_spends_the_budget_all_the_same():
-    memory = PolicyMemory()
-    for _ in range(4):
-        memory = requested(memory, now=1000.0)
-    assert judge(LOW, memory, now=995.0)[0].action is Action.HELD
-    assert len(requested(memory, now=995.0).requested_at) == 5
 
 
 @pytest.mark.parametrize(
@@ -162,11 +116,7 @@ def test_a_clock_set_back_by_seconds_spends_the_budget_all_the_same():
         {"auc_threshold": 1.0},
         {"auc_threshold": float("nan")},
         {"min_clicks": 0},
-        {"daily_budget": 0},
         {"consecutive_breaches": 0},
-        {"cooldown_seconds": -1.0},
-        {"cooldown_seconds": float("nan")},
-        {"failure_backoff_seconds": 0.0},
         {"min_rows_since_breach": -1},
     ],
     ids=str,
@@ -174,4 +124,4 @@ def test_a_clock_set_back_by_seconds_spends_the_budget_all_the_same():
 def test_settings_out_of_range_are_refused_with_their_value(changes):
     ((name, value),) = changes.items()
     with pytest.raises(ContractError, match=f"{name} is {value}"):
-        PolicySettings(**changes)
+        ThresholdSettings(**changes)

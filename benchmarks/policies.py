@@ -1,0 +1,250 @@
+"""False alarms and delays of the monitor's policies on planted streams: `make benchmark-policies`.
+
+Stationary streams with an AUC of .80, on which every request for a run is a false alarm, and streams that fall to .70;
+at three click rates. Then streams whose rows share their user, one bet per row against one per request. Streams are
+`benchmarks.policy_study`'s, policies the monitor's own.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+import sys
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+import numpy as np
+
+from benchmarks.policy_study.contestants import (
+    Windows,
+    first_run,
+    reference_first_run,
+    relative_drop,
+    sequential,
+    threshold,
+)
+from benchmarks.policy_study.streams import Traffic, draw, joined, pooled_auc
+from components.contracts.metrics import Z_95
+from monitoring.deciding.evidence import MaturedRows, Policy
+from monitoring.deciding.sequential import SequentialSettings
+from monitoring.deciding.threshold import ThresholdSettings
+
+GOOD, FALLEN = 0.80, 0.70
+WINDOW_ROWS = 20_000
+EDGE_ALPHA = 0.05
+"""Of the test at the edge of its claim, where the bound is used up: large enough to be counted in 1,000 streams."""
+
+
+@dataclass(frozen=True)
+class Case:
+    """One click rate."""
+
+    traffic: Traffic
+    window_step: int
+    """Rows between two looks at a window of 20,000, which moves slowly and costs milliseconds to measure."""
+    stationary: int
+    """Rows of a stationary stream."""
+    before: int
+    """Rows before the fall."""
+    fallen: int
+    """Rows after it."""
+
+
+CASES = {
+    "0.1 %": Case(Traffic(0.001, 5_000), 5_000, 300_000, 100_000, 600_000),
+    "3 %": Case(Traffic(0.03, 500), 2_000, 60_000, 30_000, 40_000),
+    "25 %": Case(Traffic(0.25, 250), 2_000, 40_000, 30_000, 30_000),
+}
+USERS = {
+    "3 %, 10 rows a request": Traffic(0.03, 1_000, rows_per_request=10, user_spread=1.0),
+    "25 %, 10 rows a request": Traffic(0.25, 1_000, rows_per_request=10, user_spread=1.0),
+}
+USER_ROWS = 40_000
+
+
+def build_parser() -> argparse.ArgumentParser:
+    """The flags."""
+    parser = argparse.ArgumentParser(
+        prog="python -m benchmarks.policies",
+        description="False alarms on stationary streams, and rows until a fall of the AUC from .80 to .70 is found.",
+        formatter_class=argparse.ArgumentDefaultsHelpFormatter,
+    )
+    add = parser.add_argument
+    add("--quick", action="store_true", help="50 streams in place of 1,000: whether it runs, not what it says")
+    add("--streams", type=int, default=1_000, help="stationary streams of each kind")
+    add("--falls", type=int, default=200, help="streams that fall, of each kind")
+    add("--seed", type=int, default=1, help="of all streams")
+    add("--output", type=Path, help="file for the figures as JSON")
+    return parser
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Runs the study; 0 = done and within the bounds, 1 = more false alarms than the bound explains."""
+    flags = build_parser().parse_args(argv)
+    streams, falls = (50, 20) if flags.quick else (flags.streams, flags.falls)
+    began = time.monotonic()
+
+    def say(line: str) -> None:
+        print(f"{time.monotonic() - began:6.0f} s  {line}", flush=True)
+
+    result: dict[str, Any] = {"seed": flags.seed, "good_auc": GOOD, "fallen_auc": FALLEN, "rates": {}, "users": {}}
+    for name, case in CASES.items():
+        say(f"click rate {name}: {streams} stationary streams of {case.stationary:,} rows, {falls} that fall")
+        result["rates"][name] = study(case, streams=streams, falls=falls, seed=flags.seed)
+        keep(result, flags.output)
+    for name, traffic in USERS.items():
+        say(f"rows that share their user, {name}: {streams} streams of {USER_ROWS:,} rows")
+        result["users"][name] = study_users(traffic, streams=streams, seed=flags.seed)
+        keep(result, flags.output)
+    say("done")
+    print(table(result))
+    return int(bool(broken_bounds(result)))
+
+
+def keep(result: dict[str, Any], path: Path | None) -> None:
+    """Writes the figures so far as JSON: a run takes minutes, and one that is stopped has said something."""
+    if path is not None:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(json.dumps(result, indent=1) + "\n")
+
+
+FirstRun = Callable[[MaturedRows, Windows, int], "int | None"]
+"""(stream, its windows, row after which an answer counts) -> row of the first request for a run."""
+
+
+def contestants(case: Case) -> dict[str, tuple[float | None, FirstRun]]:
+    """By name: the bound on false alarms, None where there is none, and the contestant."""
+    alpha, tolerance = SequentialSettings.sequential_alpha, SequentialSettings.sequential_tolerance
+
+    def run(policy: Policy, step: int = case.window_step) -> FirstRun:
+        return lambda stream, windows, after: first_run(
+            policy, stream, step=step, windows=windows, gate_auc=GOOD, after=after
+        )
+
+    return {
+        f"sequential, alpha {alpha:g}, tolerance {tolerance:g}": (
+            alpha,
+            run(sequential(alpha, tolerance), case.traffic.rows_per_decision),
+        ),
+        f"sequential at its edge, alpha {EDGE_ALPHA:g}": (
+            EDGE_ALPHA,
+            run(sequential(EDGE_ALPHA, 0.0), case.traffic.rows_per_decision),
+        ),
+        "threshold with confidence": (None, run(threshold(require_confidence=True))),
+        "threshold without": (None, run(threshold(require_confidence=False))),
+        "relative drop": (None, run(relative_drop())),
+        "reference, 200 rows": (
+            None,
+            lambda stream, _, after: reference_first_run(stream, ThresholdSettings.auc_threshold, after=after),
+        ),
+    }
+
+
+def study(case: Case, *, streams: int, falls: int, seed: int, names: Sequence[str] | None = None) -> dict[str, Any]:
+    """False alarms and delays of every contestant (or those whose name begins with one of `names`) at one rate."""
+    compared = {
+        name: each for name, each in contestants(case).items() if names is None or name.startswith(tuple(names))
+    }
+    alarms: dict[str, list[int | None]] = {name: [] for name in compared}
+    delays: dict[str, list[int | None]] = {name: [] for name in compared}
+    for number in range(streams):
+        stream = draw(np.random.default_rng((seed, 0, number)), case.traffic, case.stationary, GOOD)
+        windows = Windows(stream, WINDOW_ROWS)
+        for name, (_, first) in compared.items():
+            alarms[name].append(first(stream, windows, 0))
+    for number in range(falls):
+        random = np.random.default_rng((seed, 1, number))
+        before = draw(random, case.traffic, case.before, GOOD)
+        stream = joined(before, draw(random, case.traffic, case.fallen, FALLEN))
+        windows = Windows(stream, WINDOW_ROWS)
+        for name, (_, first) in compared.items():
+            delays[name].append(first(stream, windows, case.before))
+    return {
+        name: {**false_alarms(alarms[name], bound), **delay(delays[name], case.before)}
+        for name, (bound, _) in compared.items()
+    }
+
+
+def study_users(traffic: Traffic, *, streams: int, seed: int) -> dict[str, Any]:
+    """False alarms of one bet per request and of one per row, both at the edge: the gate measured the pooled AUC."""
+    gate = pooled_auc(traffic, GOOD)
+    policy = sequential(EDGE_ALPHA, 0.0)
+    alarms: dict[str, list[int | None]] = {"by request": [], "by row": []}
+    for number in range(streams):
+        stream = draw(np.random.default_rng((seed, 2, number)), traffic, USER_ROWS, GOOD)
+        by_row = replace(stream, groups=np.arange(len(stream.groups)))
+        for name, each in (("by request", stream), ("by row", by_row)):
+            alarms[name].append(first_run(policy, each, step=traffic.rows_per_decision, windows=None, gate_auc=gate))
+    bounds = {"by request": EDGE_ALPHA, "by row": None}
+    return {"pooled_auc": gate, **{name: false_alarms(alarms[name], bounds[name]) for name in alarms}}
+
+
+def false_alarms(alarms: Sequence[int | None], bound: float | None) -> dict[str, Any]:
+    """How many streams had one, as a share with its 95 % interval (Wilson), beside the bound."""
+    count, total = sum(each is not None for each in alarms), len(alarms)
+    low, high = wilson(count, total)
+    return {"streams": total, "false_alarms": count, "share": count / total, "low": low, "high": high, "bound": bound}
+
+
+def delay(found: Sequence[int | None], before: int) -> dict[str, Any]:
+    """Median rows from the fall to the request; None where more than half did not ask. Alarms before do not count."""
+    rows = [math.inf if each is None else each - before for each in found if each is None or each > before]
+    middle = median(rows) if rows else math.inf
+    missed = sum(each == math.inf for each in rows)
+    return {"falls": len(rows), "missed": missed, "median_rows": None if middle == math.inf else middle}
+
+
+def wilson(count: int, total: int) -> tuple[float, float]:
+    """95 % interval of a share (Wilson 1927).
+
+    >>> [round(end, 4) for end in wilson(0, 1000)]
+    [0.0, 0.0038]
+    """
+    share, spread = count / total, Z_95**2 / total
+    middle = (share + spread / 2) / (1 + spread)
+    half = Z_95 / (1 + spread) * math.sqrt(share * (1 - share) / total + spread / (4 * total))
+    return max(0.0, middle - half), min(1.0, middle + half)
+
+
+def broken_bounds(result: dict[str, Any]) -> list[str]:
+    """Contestants whose share of false alarms lies above their bound by more than chance, with the rate."""
+    rooms = [*result["rates"].items(), *result["users"].items()]
+    return [
+        f"{rate}: {name}"
+        for rate, found in rooms
+        for name, figures in found.items()
+        if isinstance(figures, dict) and figures["bound"] is not None and figures["low"] > figures["bound"]
+    ]
+
+
+def table(result: dict[str, Any]) -> str:
+    """The figures for people."""
+    lines = []
+    for rate, found in result["rates"].items():
+        columns = f"{'false alarms [95 %]':>28}{'bound':>8}{'rows to find .70':>18}{'missed':>9}"
+        lines += ["", f"{'clicks ' + rate:<40}{columns}"]
+        for name, figures in found.items():
+            rows = "never" if figures["median_rows"] is None else f"{figures['median_rows']:,.0f}"
+            missed = f"{figures['missed']}/{figures['falls']}"
+            lines.append(f"{name:<40}{_share(figures)}{rows:>18}{missed:>9}")
+    for rate, found in result["users"].items():
+        lines += ["", f"{'rows share their user, ' + rate:<50} pooled AUC {found['pooled_auc']:.4f}, at its edge"]
+        lines += [f"{'one bet ' + name:<40}{_share(found[name])}" for name in ("by request", "by row")]
+    for broken in broken_bounds(result):
+        lines.append(f"above its bound: {broken}")
+    return "\n".join(lines)
+
+
+def _share(figures: dict[str, Any]) -> str:
+    bound = "none" if figures["bound"] is None else f"{figures['bound']:g}"
+    said = f"{figures['false_alarms']}/{figures['streams']} [{figures['low']:.3f}, {figures['high']:.3f}]"
+    return f"{said:>28}{bound:>8}"
+
+
+if __name__ == "__main__":
+    sys.exit(main())

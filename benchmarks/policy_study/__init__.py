@@ -1,0 +1,1 @@
+"""Streams of rows with planted AUC, and when each policy speaks on them."""

@@ -1,0 +1,42 @@
+"""What the gate measured of a version before it served: its AUC with interval, from the model store's verdict.
+
+The path is version -> release -> model -> last verdict. What is made of it is left to the policies; remembering it, so
+that a later verdict on the same model changes no decision, to `monitoring.deciding.judge`.
+"""
+
+from __future__ import annotations
+
+import logging
+from pathlib import Path
+
+from components.contracts.errors import ContractError
+from components.contracts.manifests import Release, Verdict
+from components.contracts.model_store import release_path, verdict_paths
+from monitoring.deciding.evidence import Baseline
+
+logger = logging.getLogger(__name__)
+
+
+class GateBaselines:
+    """Baselines of the versions in a model store."""
+
+    def __init__(self, store: Path) -> None:
+        """Reads the model store in the folder `store`."""
+        self._store = store
+
+    def __call__(self, version: int) -> Baseline | None:
+        """The gate's AUC of `version`; None where there is no release, no verdict, or the gate had no AUC.
+
+        A file that cannot be read counts as absent, and is told of in the log: judging goes on without a baseline.
+        """
+        release, verdict = release_path(self._store, version), None
+        try:
+            if release.exists():
+                path, _ = verdict_paths(self._store, Release.read(release).model_id)
+                verdict = Verdict.read(path) if path.exists() else None
+        except (ContractError, OSError) as error:
+            logger.warning("no baseline of version %d: %s", version, error)
+        if verdict is None:
+            return None
+        auc, low, high = (verdict.candidate.get(name) for name in ("auc", "auc_low", "auc_high"))
+        return None if auc is None or low is None or high is None else Baseline(auc=auc, low=low, high=high)

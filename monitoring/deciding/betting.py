@@ -1,0 +1,245 @@
+"""Bets against "the AUC is at least theta", whose wealth is large only if it is not: the proof behind `sequential`.
+
+In: matured rows in order. Out: the wealth. What follows from it is left to `monitoring.deciding.sequential`.
+
+A round is a fixed number of successive requests. Its payoff X is the sum of (1 if the click scores above the
+non-click, 1/2 for a tie, else 0) - theta over every pair of a click and a non-click of *different* requests of the
+round, divided by a number fixed before the round (`RoundPlan.pairs`), so that X lies in [-theta, 1 - theta]. A click
+is compared with non-clicks that no other round uses; rows of one request, which share their user, meet in one round
+and never in a pair. If the AUC over pairs of such rows is at least theta, E[X | earlier rounds] >= 0, so each factor
+1 - lambda X, with lambda chosen before the round in [0, 1 / (1 - theta)), has a mean of at most 1: a product of them
+is a nonnegative supermartingale (betting on a bounded mean: Waudby-Smith and Ramdas 2024, JRSS-B 86).
+
+Wealth: the bet may start before any round s, with the share w_s of the capital, w_1 + w_2 + ... = 1; what has not
+started yet is kept as cash; each share is split over `FRACTIONS` of the largest lambda. A mixture of supermartingales
+is one, so by Ville's inequality (1939) P(wealth ever reaches 1 / alpha) <= alpha: over all time, at every look. Late
+starts make a drift after long service found: the first rounds' capital is lost by then, and of a start at round t
+only log(1 / w_t) is, some log t. The restarted e-detectors of Shin, Ramdas and Rinaldo (2024) find it sooner, and
+bound the mean time between false alarms in place of the probability that there ever is one.
+
+Exact where rows are independent given their labels, or requests are independent and no round has more pairs than
+`RoundPlan.pairs`; a round with more is scaled down, which for dependent rows moves the null by a little. Not covered:
+a user who comes back in another request soon.
+"""
+
+from __future__ import annotations
+
+import base64
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from monitoring.deciding.evidence import MaturedRows
+
+FRACTIONS = tuple(0.9 / 2**k for k in range(6))
+"""Of the largest lambda. From bold, for a steep drop, to careful, for one just below theta."""
+ROUND_CLICKS, ROUND_OTHERS = 1.0, 6.0
+"""A round has about as many, at least: a click is compared with several non-clicks, and the losses that a round must
+be able to bear, which limit lambda, stay small."""
+FIRST_CLICKS = 10
+"""Clicks that are only counted, so that the first round has a size that fits."""
+REMEMBERED_CLICKS = 1000.0
+"""About as many of the newest clicks plan the next rounds."""
+MAX_REQUESTS = 20_000
+"""Of a round, which is kept until it is whole; below one click in as many requests, rounds without a click are void."""
+_SPREADS = 2.0
+"""Standard deviations above the mean that the planned pairs allow for clicks and for non-clicks."""
+
+
+@dataclass(frozen=True)
+class RoundPlan:
+    """Fixed before a round, from earlier rows."""
+
+    requests: int
+    pairs: float
+    """Divides the payoffs; a round with more pairs is divided by its own."""
+
+
+class Wealth:
+    """What bets against one null have become."""
+
+    def __init__(self, theta: float, memory: Mapping[str, Any]) -> None:
+        """Goes on from what `memory()` gave; empty, or of another theta = anew.
+
+        Args:
+            theta: The AUC that the null claims at least, inside (0, 1).
+            memory: As JSON takes it.
+        """
+        if memory.get("theta") != theta:
+            memory = {}  # Evidence against another claim says nothing about this one.
+        self.theta = theta
+        self._lambdas = [fraction / (1.0 - theta) for fraction in FRACTIONS]
+        self._shares: list[float] = list(memory.get("shares", (0.0,) * len(FRACTIONS)))
+        self.rounds = int(memory.get("rounds", 0))
+        """Rounds with at least one pair so far."""
+        self.clicks = int(memory.get("clicks", 0))
+        """Clicks in them."""
+        # Requests, clicks, their squares, non-clicks, their squares; per request.
+        self._sums = np.asarray(memory.get("sums", np.zeros(5)))
+        self._rows = _unpack(memory["rows"]) if "rows" in memory else _no_rows()
+
+    def memory(self) -> dict[str, Any]:
+        """What a successor needs, as JSON takes it."""
+        return {
+            "theta": self.theta,
+            "shares": list(self._shares),
+            "rounds": self.rounds,
+            "clicks": self.clicks,
+            "sums": self._sums.tolist(),
+            "rows": _pack(self._rows),
+        }
+
+    @property
+    def value(self) -> float:
+        """The wealth, 1 before the first round."""
+        return sum(self._shares) / len(self._shares) + 1.0 / math.log2(self.rounds + 2)
+
+    def bet(self, rows: MaturedRows, enough: float) -> bool:
+        """Bets on every round that `rows` complete; True once the wealth has reached `enough`, and bets no more."""
+        plan = self._plan()
+        self._count(rows)
+        if plan is None:
+            return False
+        self._rows = _joined(self._rows, rows)
+        num_rounds = (int(self._rows.groups[-1]) + 1) // plan.requests
+        if not num_rounds:
+            return False
+        used = int(np.searchsorted(self._rows.groups, num_rounds * plan.requests))
+        labels, scores, groups = self._rows.labels[:used], self._rows.scores[:used], self._rows.groups[:used]
+        self._rows = MaturedRows(
+            labels=self._rows.labels[used:],
+            scores=self._rows.scores[used:],
+            groups=self._rows.groups[used:] - num_rounds * plan.requests,
+        )
+        wins, pairs = cross_wins(labels, scores, groups, groups // plan.requests, num_rounds)
+        payoffs = (wins - self.theta * pairs) / np.maximum(pairs, plan.pairs)
+        clicks = np.bincount(groups // plan.requests, labels, num_rounds)
+        played = pairs > 0
+        return self._compound(payoffs[played].tolist(), clicks[played].tolist(), enough)
+
+    def _compound(self, payoffs: list[float], clicks: list[float], enough: float) -> bool:
+        """Plays the rounds, and the one that is enough is the last. Python's floats: faster than six in an array."""
+        for payoff, of_round in zip(payoffs, clicks):
+            self.rounds += 1
+            self.clicks += int(of_round)
+            start = 1.0 / math.log2(self.rounds + 1) - 1.0 / math.log2(self.rounds + 2)
+            self._shares = [(s + start) * (1.0 - bet * payoff) for s, bet in zip(self._shares, self._lambdas)]
+            if self.value >= enough:
+                return True
+        return False
+
+    def _plan(self) -> RoundPlan | None:
+        """From the rows counted so far; None before there are enough to tell."""
+        requests, clicks, clicks_squared, others, others_squared = self._sums.tolist()
+        if clicks < FIRST_CLICKS or not others:
+            return None
+        needed = max(ROUND_CLICKS * requests / clicks, ROUND_OTHERS * requests / others, 2.0)
+        size = min(math.ceil(needed), MAX_REQUESTS)
+        most = [
+            size * total / requests
+            + _SPREADS * math.sqrt(size * max(squared / requests - (total / requests) ** 2, 0.0))
+            for total, squared in ((clicks, clicks_squared), (others, others_squared))
+        ]
+        return RoundPlan(size, max(most[0], 1.0) * max(most[1], 1.0))
+
+    def _count(self, rows: MaturedRows) -> None:
+        clicks = np.bincount(rows.groups, rows.labels)
+        others = np.bincount(rows.groups) - clicks
+        new = [len(clicks), clicks.sum(), (clicks**2).sum(), others.sum(), (others**2).sum()]
+        self._sums = self._sums + np.array(new, np.float64)
+        if self._sums[1] > 2 * REMEMBERED_CLICKS:
+            self._sums = self._sums / 2.0
+
+
+def cross_wins(
+    labels: NDArray[np.uint8],
+    scores: NDArray[np.float32],
+    groups: NDArray[np.int64],
+    rounds: NDArray[np.int64],
+    num_rounds: int,
+) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+    """Per round, over pairs of a click and a non-click of different groups: pairs that the click wins, and pairs.
+
+    A tie is half a win.
+
+    Args:
+        labels: 0 or 1, shape [n].
+        scores: Shape [n].
+        groups: Integers from 0, ascending, shape [n].
+        rounds: Integers from 0, ascending, shape [n]; a group lies in one round.
+        num_rounds: Rounds, some of which may have no row.
+
+    >>> wins, pairs = cross_wins(
+    ...     np.array([1, 0, 0, 1], np.uint8),
+    ...     np.array([0.5, 0.5, 0.4, 0.3], np.float32),
+    ...     np.array([0, 1, 1, 2]),
+    ...     np.array([0, 0, 0, 0]),
+    ...     1,
+    ... )
+    >>> wins.tolist(), pairs.tolist()
+    ([1.5], [4.0])
+    """
+    wins, pairs = _wins(labels, scores, rounds, num_rounds)
+    num_groups = int(groups[-1]) + 1
+    if num_groups < len(groups):
+        round_of_group = np.zeros(num_groups, np.int64)
+        round_of_group[groups] = rounds
+        within = (np.bincount(round_of_group, each, num_rounds) for each in _wins(labels, scores, groups, num_groups))
+        wins, pairs = wins - next(within), pairs - next(within)
+    return wins, pairs
+
+
+def _wins(
+    labels: NDArray[np.uint8], scores: NDArray[np.float32], keys: NDArray[np.int64], num_keys: int
+) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+    """Per key: pairs of its click and its non-click that the click wins, and pairs. Whole and half numbers, exact."""
+    order = np.lexsort((scores, keys))
+    label, score, key = labels[order], scores[order], keys[order]
+    others = np.concatenate(([0], np.cumsum(label == 0)))
+    is_first = np.concatenate(([True], (score[1:] != score[:-1]) | (key[1:] != key[:-1])))
+    run = np.cumsum(is_first) - 1
+    starts = np.flatnonzero(is_first)
+    ends = np.append(starts[1:], len(order))
+    key_starts = np.searchsorted(key, np.arange(num_keys))
+    clicks = np.flatnonzero(label)
+    below = others[starts[run[clicks]]] - others[key_starts[key[clicks]]]
+    ties = others[ends[run[clicks]]] - others[starts[run[clicks]]]
+    wins = np.bincount(key[clicks], below + 0.5 * ties, num_keys).astype(np.float64)
+    num_clicks = np.bincount(keys, labels, num_keys).astype(np.float64)
+    return wins, num_clicks * (np.bincount(keys, minlength=num_keys) - num_clicks)
+
+
+def _no_rows() -> MaturedRows:
+    return MaturedRows(labels=np.zeros(0, np.uint8), scores=np.zeros(0, np.float32), groups=np.zeros(0, np.int64))
+
+
+def _joined(first: MaturedRows, second: MaturedRows) -> MaturedRows:
+    if not len(first.labels):
+        return second
+    return MaturedRows(
+        labels=np.concatenate((first.labels, second.labels)),
+        scores=np.concatenate((first.scores, second.scores)),
+        groups=np.concatenate((first.groups, second.groups + first.groups[-1] + 1)),
+    )
+
+
+def _pack(rows: MaturedRows) -> dict[str, Any]:
+    """Rows as JSON: clicks are few, and requests mostly of one row."""
+    sizes = np.bincount(rows.groups)
+    return {
+        "clicks": np.flatnonzero(rows.labels).tolist(),
+        "scores": base64.b64encode(rows.scores.astype("<f4").tobytes()).decode(),
+        "sizes": None if (sizes == 1).all() else sizes.tolist(),
+    }
+
+
+def _unpack(packed: Mapping[str, Any]) -> MaturedRows:
+    scores = np.frombuffer(base64.b64decode(packed["scores"]), "<f4").astype(np.float32)
+    labels = np.zeros(len(scores), np.uint8)
+    labels[packed["clicks"]] = 1
+    sizes = np.ones(len(scores), np.int64) if packed["sizes"] is None else np.asarray(packed["sizes"])
+    return MaturedRows(labels=labels, scores=scores, groups=np.repeat(np.arange(len(sizes)), sizes))

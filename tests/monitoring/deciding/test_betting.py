@@ -1,0 +1,118 @@
+"""The bets behind the sequential test: payoffs against brute force, and a capital that is never more than fair."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from benchmarks.policy_study.streams import Traffic, draw, part, pooled_auc
+from monitoring.deciding.betting import FRACTIONS, Wealth, cross_wins
+from tests.monitoring.deciding.conftest import rows_of
+
+NEVER = float("inf")
+
+
+def by_brute_force(labels, scores, groups, rounds, num_rounds):
+    wins, pairs = np.zeros(num_rounds), np.zeros(num_rounds)
+    for i in np.flatnonzero(labels == 1):
+        for j in np.flatnonzero(labels == 0):
+            if rounds[i] == rounds[j] and groups[i] != groups[j]:
+                wins[rounds[i]] += (scores[i] > scores[j]) + 0.5 * (scores[i] == scores[j])
+                pairs[rounds[i]] += 1
+    return wins, pairs
+
+
+@settings(max_examples=200, deadline=None)
+@given(
+    sizes=st.lists(st.integers(1, 4), min_size=1, max_size=12),
+    per_round=st.integers(2, 4),
+    seed=st.integers(0, 2**32 - 1),
+)
+def test_pairs_of_different_requests_of_one_round_are_counted(sizes, per_round, seed):
+    random = np.random.default_rng(seed)
+    groups = np.repeat(np.arange(len(sizes)), sizes)
+    labels = (random.random(len(groups)) < 0.4).astype(np.uint8)
+    scores = random.integers(0, 5, len(groups)).astype(np.float32)  # many ties
+    rounds, num_rounds = groups // per_round, len(sizes) // per_round + 1
+    found = cross_wins(labels, scores, groups, rounds, num_rounds)
+    for ours, expected in zip(found, by_brute_force(labels, scores, groups, rounds, num_rounds)):
+        np.testing.assert_array_equal(ours, expected)
+
+
+def test_bets_that_neither_win_nor_lose_keep_the_capital_whole():
+    """Every pair ties, theta is a half: what late starts were given and what is kept as cash sum to one."""
+    wealth = Wealth(0.5, {})
+    for _ in range(50):
+        wealth.bet(rows_of([1, 0, 0, 0] * 10, [0.5] * 40), NEVER)
+        assert wealth.value == pytest.approx(1.0, abs=1e-12)
+    assert wealth.rounds > 100
+
+
+def test_no_round_loses_the_whole_capital_even_where_every_click_is_on_top():
+    wealth = Wealth(0.9, {})
+    for _ in range(20):
+        wealth.bet(rows_of([1, 0, 0, 0] * 10, [0.9, 0.1, 0.2, 0.3] * 10), NEVER)
+        assert 0.0 < wealth.value <= 1.0
+    assert all(0.0 < fraction < 1.0 for fraction in FRACTIONS)
+
+
+def test_a_memory_kept_as_json_goes_on_as_if_nothing_had_happened():
+    random = np.random.default_rng(1)
+    traffic = Traffic(0.1, 100, rows_per_request=3)
+    stream = draw(random, traffic, 3_000, 0.7)
+    whole, memory = Wealth(0.75, {}), {}
+    for begin in range(0, 3_000, 90):
+        rows = part(stream, begin, min(begin + 90, 3_000))
+        whole.bet(rows, NEVER)
+        resumed = Wealth(0.75, memory)
+        resumed.bet(rows, NEVER)
+        memory = json.loads(json.dumps(resumed.memory()))
+        assert resumed.value == whole.value
+    assert whole.rounds > 50
+
+
+def test_requests_that_fill_no_round_yet_are_kept_apart_for_the_next():
+    wealth = Wealth(0.75, {})
+    wealth.bet(rows_of([1, 0, 0, 0] * 10, [0.5] * 40), NEVER)  # counted only: rounds of 8 requests from here on
+    sizes = [1, 2, 1, 1, 3, 1, 1, 1, 2, 1, 3]
+    labels = [0] * sum(sizes)
+    wealth.bet(rows_of(labels, np.arange(len(labels)), np.repeat(np.arange(len(sizes)), sizes)), NEVER)
+    left = wealth.memory()["rows"]
+    assert (left["sizes"], left["clicks"]) == ([2, 1, 3], [])
+    kept = Wealth(0.75, wealth.memory())
+    for each in (wealth, kept):
+        each.bet(rows_of([0, 0], [0.1, 0.2], [0, 0]), NEVER)
+        assert each.memory()["rows"]["sizes"] == [2, 1, 3, 2]
+
+
+def test_evidence_against_another_claim_is_not_carried_over():
+    wealth = Wealth(0.75, {})
+    wealth.bet(rows_of([1, 0, 0, 0] * 10, [0.0, 0.1, 0.2, 0.3] * 10), NEVER)
+    assert Wealth(0.7, wealth.memory()).rounds == 0
+
+
+def mean_payoff(traffic: Traffic, *, is_by_row: bool) -> tuple[float, float]:
+    """Mean of a round's payoff in pairs, at theta = the pooled AUC, and its standard error."""
+    stream = draw(np.random.default_rng(5), traffic, 400_000, 0.8)
+    if is_by_row:
+        stream = replace(stream, groups=np.arange(len(stream.labels)))
+    per_round = (20 if is_by_row else 2) * 2
+    rounds = stream.groups // per_round
+    num = int(rounds[-1]) + 1
+    wins, pairs = cross_wins(stream.labels, stream.scores, stream.groups, rounds, num)
+    payoffs = wins - pooled_auc(traffic, 0.8, rows=2_000_000) * pairs
+    return float(payoffs.mean()), float(payoffs.std() / np.sqrt(num))
+
+
+def test_rows_that_share_their_user_are_a_fair_bet_by_request_and_an_unfair_one_by_row():
+    """One user's rows are alike, clicks and others: pairs of one request win less often than pairs of two."""
+    traffic = Traffic(0.25, 1_000, rows_per_request=10, user_spread=1.0)
+    mean, error = mean_payoff(traffic, is_by_row=False)
+    assert abs(mean) < 4 * error
+    mean, error = mean_payoff(traffic, is_by_row=True)
+    assert mean < -10 * error

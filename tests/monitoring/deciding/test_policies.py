@@ -1,0 +1,205 @@
+"""The policies beside the threshold, as tables of cases, and how they are combined."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+
+import pytest
+
+from components.contracts.errors import ContractError
+from components.contracts.metrics import Z_95
+from monitoring.acting.request import OBSERVED_NUMBERS
+from monitoring.deciding.data_drift import DataDriftPolicy, DataDriftSettings
+from monitoring.deciding.decision import Action, Decision, combine
+from monitoring.deciding.evidence import Baseline, FeatureDrift
+from monitoring.deciding.policies import POLICIES, PolicySettings, make_policies
+from monitoring.deciding.relative_drop import RelativeDropPolicy, RelativeDropSettings
+from monitoring.deciding.schedule import SchedulePolicy, ScheduleSettings
+from monitoring.deciding.volume import MIN_SPANS, VolumePolicy, VolumeSettings
+from tests.monitoring.deciding.conftest import KPIS, evidence_of, rows_of
+
+GATE = Baseline(auc=0.80, low=0.79, high=0.81)
+
+
+@pytest.mark.parametrize("name", POLICIES)
+def test_every_policy_answers_bare_evidence_with_what_a_request_reports_and_a_memory_for_json(name):
+    (policy,) = make_policies(PolicySettings(policies=name))
+    decision, memory = policy.decide(evidence_of(rows=rows_of([1, 0], [0.5, 0.4])), {})
+    assert decision.policy == policy.name == name
+    assert set(OBSERVED_NUMBERS) <= set(decision.numbers)
+    assert decision.numbers["version"] == 1
+    assert json.loads(json.dumps(memory, allow_nan=False)) == memory
+    assert decision.action in (Action.OK, Action.UNDECIDABLE)
+
+
+# -- relative drop
+
+
+def drop(kpis, baseline=GATE, **changes):
+    settings = RelativeDropSettings(**{"consecutive_breaches": 1, **changes})
+    return RelativeDropPolicy(settings).decide(evidence_of(kpis, baseline=baseline), {})[0]
+
+
+def window(auc, half):
+    return replace(KPIS, auc=auc, auc_low=auc - half, auc_high=auc + half)
+
+
+@pytest.mark.parametrize(
+    ("kpis", "baseline", "action", "reason"),
+    [
+        pytest.param(window(0.77, 0.01), GATE, Action.OK, "0.770 against 0.800 at the gate", id="within the share"),
+        pytest.param(window(0.75, 0.02), GATE, Action.UNDECIDABLE, "needs more rows", id="straddles"),
+        pytest.param(window(0.70, 0.02), GATE, Action.RETRAIN, "+0.060", id="dropped"),
+        pytest.param(window(0.70, 0.02), None, Action.UNDECIDABLE, "not known", id="no gate"),
+        pytest.param(
+            replace(KPIS, auc=None, auc_low=None, auc_high=None), GATE, Action.UNDECIDABLE, "undefined", id="no auc"
+        ),
+        pytest.param(replace(window(0.6, 0.2), clicks=199), GATE, Action.UNDECIDABLE, "199 clicks", id="few clicks"),
+    ],
+)
+def test_a_drop_counts_where_both_intervals_together_leave_no_doubt(kpis, baseline, action, reason):
+    decision = drop(kpis, baseline)
+    assert decision.action is action
+    assert reason in decision.reason
+
+
+def test_the_uncertainty_of_gate_and_window_adds_as_variances():
+    """The drop is just significant where it is 1.96 standard errors of the difference of independent estimates."""
+    window_error, gate_error = 0.004, 0.006
+    error = (window_error**2 + (0.95 * gate_error) ** 2) ** 0.5
+    gate = Baseline(auc=0.8, low=0.8 - Z_95 * gate_error, high=0.8 + Z_95 * gate_error)
+    for shift, action in ((0.999, Action.UNDECIDABLE), (1.001, Action.RETRAIN)):
+        auc = 0.95 * 0.8 - shift * Z_95 * error
+        assert drop(window(auc, Z_95 * window_error), gate).action is action
+
+
+# -- data drift
+
+
+def bucket(*columns, version=1, end=100.0):
+    distances = {column: 0.3 for column in columns} | {"I1": 0.01}
+    return FeatureDrift(bucket_end=end, version=version, rows=1000, drifted=columns, distances=distances)
+
+
+def drifts(*points, **changes):
+    policy, memory, actions = DataDriftPolicy(DataDriftSettings(**changes)), {}, []
+    for i, buckets in enumerate(points):
+        decision, memory = policy.decide(evidence_of(drift=buckets, matured_total=1000 * i), memory)
+        memory = json.loads(json.dumps(memory))
+        actions.append(decision.action.value)
+    return actions, decision
+
+
+def test_drift_that_lasts_over_buckets_asks_for_a_run_and_goes_on_asking():
+    bad, good = (bucket("C1"),), (bucket(),)
+    actions, decision = drifts((), bad, (), bad, good, bad, bad, bad, (), drift_buckets=3)
+    assert actions == ["undecidable", "breach", "breach", "breach", "ok", "breach", "breach", "retrain", "retrain"]
+    assert "1 of 2 columns drifted over 1000 rows (C1 0.300)" in decision.reason
+    assert decision.numbers["drifted_columns"] == 1
+    assert decision.numbers["judged_columns"] == 2
+    assert decision.numbers["rows_since_breach"] == 3000
+
+
+def test_buckets_that_close_together_count_each():
+    assert drifts((bucket("C1"), bucket("C1", end=200.0)), drift_buckets=2)[0] == ["retrain"]
+    assert drifts((bucket("C1"), bucket(end=200.0)), drift_buckets=1)[0] == ["ok"]
+
+
+def test_a_bucket_counts_from_so_many_columns_on():
+    assert drifts((bucket("C1"),), (bucket("C1", "C2"),), drift_buckets=1, drift_columns=2)[0] == ["ok", "retrain"]
+
+
+def test_another_versions_drift_is_forgotten():
+    policy = DataDriftPolicy(DataDriftSettings(drift_buckets=2))
+    _, memory = policy.decide(evidence_of(drift=(bucket("C1"),)), {})
+    other = replace(KPIS, version=2)
+    decision, _ = policy.decide(evidence_of(other, drift=(bucket("C1", version=2),)), memory)
+    assert decision.action is Action.BREACH
+
+
+# -- volume
+
+
+def volumes(*spans, **changes):
+    """Decisions after spans of (rows, seconds)."""
+    policy, memory, time, total, actions = VolumePolicy(VolumeSettings(**changes)), {}, 0.0, 0, []
+    for rows, seconds in ((1, 1.0), *spans):
+        time, total = time + seconds, total + rows
+        decision, memory = policy.decide(evidence_of(time=time, matured_total=total), memory)
+        actions.append(decision.action.value)
+    return actions[-1], decision.reason
+
+
+USUAL = [(1000, 10.0)] * MIN_SPANS
+
+
+def test_volume_far_from_usual_is_told_and_never_retrains():
+    assert volumes(*USUAL, (1000, 10.0))[0] == "ok"
+    assert volumes(*USUAL, (150, 10.0)) == ("undecidable", "150 rows in 10 s, usual 1000: less than a 5th")
+    assert volumes(*USUAL, (6000, 10.0)) == ("breach", "6000 rows in 10 s, usual 1000: more than 5 times as many")
+
+
+def test_a_silence_counts_by_its_length():
+    assert volumes(*USUAL, (1000, 300.0))[0] == "undecidable"
+    assert volumes(*USUAL, (30_000, 300.0))[0] == "ok"
+
+
+def test_what_is_usual_is_not_known_at_once_and_few_rows_are_no_sign():
+    assert volumes(*USUAL[:-2], (1, 10.0))[0] == "ok"
+    assert volumes(*[(10, 10.0)] * MIN_SPANS, (1, 10.0))[0] == "ok"
+
+
+# -- schedule
+
+
+def test_the_schedule_asks_once_a_version_has_served_for_long_enough():
+    policy = SchedulePolicy(ScheduleSettings(max_serving_seconds=3600.0))
+    for time, action in ((4599.0, Action.OK), (4600.0, Action.RETRAIN), (9999.0, Action.RETRAIN)):
+        decision, _ = policy.decide(evidence_of(time=time, serving_since=1000.0), {})
+        assert decision.action is action
+    assert "model version 1 has served 8999 s of at most 3600 s" in decision.reason
+
+
+# -- together
+
+
+def said(policy, action):
+    return Decision(policy=policy, action=action, reason=policy, numbers={"version": 1})
+
+
+@pytest.mark.parametrize(
+    ("actions", "first"),
+    [
+        ((Action.OK, Action.RETRAIN, Action.RETRAIN), 1),
+        ((Action.BREACH, Action.RETRAIN), 1),
+        ((Action.OK, Action.BREACH), 1),
+        ((Action.UNDECIDABLE, Action.OK), 0),
+        ((Action.OK, Action.UNDECIDABLE), 0),
+    ],
+)
+def test_any_retrain_wins_and_the_first_gives_the_reason(actions, first):
+    decisions = tuple(said(f"p{i}", action) for i, action in enumerate(actions))
+    assert combine(decisions) is decisions[first]
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"max_relative_drop": 1.0},
+        {"max_relative_drop": float("nan")},
+        {"sequential_alpha": 0.0},
+        {"sequential_alpha": float("nan")},
+        {"sequential_tolerance": -0.01},
+        {"drift_buckets": 0},
+        {"drift_columns": 0},
+        {"volume_factor": 1.0},
+        {"volume_spans": 11},
+        {"max_serving_seconds": 0.0},
+    ],
+    ids=str,
+)
+def test_settings_out_of_range_are_refused_with_their_value(changes):
+    ((name, value),) = changes.items()
+    with pytest.raises(ContractError, match=f"{name} is {value}"):
+        PolicySettings(**changes)
