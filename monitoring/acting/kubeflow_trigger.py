@@ -1,8 +1,10 @@
 """Runs the pipeline on Kubeflow Pipelines, through kfp's client.
 
 KFP has no idempotency key and run names are not unique (kubeflow/pipelines issue 10446). So the run is named by the
-request, the experiment is searched for that name first, then for any active run; between check and creation only the
-rule of one monitor replica protects. What the run's parameters mean is the pipeline's concern.
+request, the experiment is searched for that name first, then for any active run. Between check and creation another
+replica may create a run too (one that was frozen and does not know yet that it leads no more): after creating, each
+looks again, and of several active runs only the one that the server created first stays; whoever sees a later one of
+its own terminates it. What the run's parameters mean is the pipeline's concern.
 """
 
 from __future__ import annotations
@@ -109,8 +111,8 @@ class KubeflowTrigger:
                 version_id=version_id,
                 params={**self._arguments, **request.pipeline_arguments()},
             )
-        logger.info("run %s started as %s", request.request_id, run.run_id)
-        return STARTED
+            logger.info("run %s started as %s", request.request_id, run.run_id)
+            return self._settled(experiment_id, request.request_id, str(run.run_id))
 
     def state(self, request_id: str) -> RunState:
         """See `trigger.Trigger`.
@@ -119,18 +121,41 @@ class KubeflowTrigger:
         successful run counts as released.
         """
         with _translated(f"looking for {request_id}"):
-            runs = self._named(self._experiment_id(), request_id)
+            experiment_id = self._existing_experiment_id()
+            runs = self._named(experiment_id, request_id) if experiment_id else []
         if not runs:
-            return RunState(UNKNOWN, "the experiment has no run of this name")
-        newest = max(runs, key=lambda run: str(run.created_at))
-        if newest.state in ACTIVE_STATES or newest.state is None:
-            return RunState(RUNNING)
+            missing = "run of this name" if experiment_id else f"experiment {self._experiment} any more"
+            return RunState(UNKNOWN, f"the server has no {missing}")
+        newest = _telling(runs)
+        if _is_active(newest):
+            # `reason` is only for people: a paused run is one that somebody has to resume.
+            return RunState(RUNNING, f"it is {newest.state}" if newest.state in ("PAUSED", "CANCELING") else "")
         with _translated(f"reading the outcome of {request_id}"):
             outcome = find_outcome(self._store, request_id) if self._store else None
         if outcome is not None and (newest.state == "SUCCEEDED" or outcome.state == FAILED):
             return RunState(outcome.state, f"{outcome.step}: {outcome.reason}", outcome.version)
         reason = f"run {newest.run_id} is {newest.state}"
         return RunState(RELEASED if newest.state == "SUCCEEDED" else FAILED, reason)
+
+    def _settled(self, experiment_id: str, name: str, run_id: str) -> str:
+        """What became of the run that was just created, beside those that others created at the same time."""
+        active = self._list(experiment_id, _predicate("state", "IN", stringValues={"values": list(ACTIVE_STATES)}))
+        first = min(active, key=_age, default=None)
+        if first is None or first.run_id == run_id or run_id not in {run.run_id for run in active}:
+            return STARTED
+        logger.warning("run %s was created first, terminating %s", first.run_id, run_id)
+        self._client.terminate_run(run_id)
+        return ALREADY if first.display_name == name else BUSY
+
+    def _existing_experiment_id(self) -> str | None:
+        """Looked for, not created: a run that is followed is not found in a new experiment."""
+        try:
+            found = self._client.get_experiment(experiment_name=self._experiment, namespace=self._namespace or None)
+        except ValueError as error:
+            if not str(error).startswith("No experiment is found"):
+                raise
+            return None
+        return str(found.experiment_id)
 
     def _experiment_id(self) -> str:
         found = self._client.create_experiment(self._experiment, namespace=self._namespace or None)
@@ -161,6 +186,26 @@ class KubeflowTrigger:
                 return runs
 
 
+def _is_active(run: Any) -> bool:
+    return run.state is None or run.state in ACTIVE_STATES
+
+
+def _age(run: Any) -> tuple[str, str]:
+    """Orders runs by their creation, as the server counts; runs of one second by id, so that all see one order."""
+    return str(run.created_at), str(run.run_id)
+
+
+def _telling(runs: list[Any]) -> Any:
+    """The run of a name that tells how the request fares: one at work, else one that succeeded, else the newest.
+
+    A name has several where a dead run was repeated, or where two replicas created it at the same time.
+    """
+    for kind in ([run for run in runs if _is_active(run)], [run for run in runs if run.state == "SUCCEEDED"], runs):
+        if kind:
+            return max(kind, key=_age)
+    raise AssertionError("no runs")
+
+
 def _predicate(key: str, operation: str, **value: Any) -> dict[str, Any]:
     return {"operation": operation, "key": key, **value}
 
@@ -185,7 +230,7 @@ def _translated(action: str) -> Iterator[None]:
         yield
     except ApiException as error:
         text = f"{action}: KFP answered {error.status} {error.reason}"
-        temporary = not error.status or error.status >= 500 or error.status in (401, 403, 408, 429)
+        temporary = not error.status or error.status >= 500 or error.status in (401, 403, 408, 409, 429)
         raise (TemporaryError if temporary else PermanentError)(text) from error
     except urllib3.exceptions.HTTPError as error:
         raise TemporaryError(f"{action}: {error}") from error

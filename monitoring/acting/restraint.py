@@ -72,13 +72,25 @@ def requested(memory: RestraintMemory, *, now: float) -> RestraintMemory:
     return replace(memory, requested_at=(*recent, now))
 
 
-def ended(memory: RestraintMemory, outcome: str, settings: RestraintSettings, *, now: float) -> RestraintMemory:
-    """The memory after a run ended: `released` rests the cool-down, anything else backs off, longer each time."""
+def ended(
+    memory: RestraintMemory, outcome: str, settings: RestraintSettings, *, now: float, deed: str = ""
+) -> RestraintMemory:
+    """The memory after an action ended: `released` rests the cool-down, anything else backs off, longer each time.
+
+    Args:
+        memory: From before.
+        outcome: Of a run, `released` or another; of another action, `released` where it was done.
+        settings: See the class.
+        now: Seconds since the epoch.
+        deed: The action, such as `a rollback`; empty = a run of the pipeline.
+    """
     if outcome == "released":
-        rest, failures, cause = settings.cooldown_seconds, 0, "cool-down after a release"
+        rest, failures, cause = settings.cooldown_seconds, 0, f"cool-down after {deed or 'a release'}"
     else:
         failures = memory.failures + 1
         rest = max(settings.cooldown_seconds, settings.failure_backoff_seconds * 2.0 ** min(failures - 1, 30))
         rest = max(min(rest, DAY_SECONDS), settings.cooldown_seconds)
         cause = f"back-off after {failures} run{'s' if failures > 1 else ''} without a release"
+        if deed:
+            cause = f"back-off after {deed} that failed"
     return replace(memory, blocked_until=now + rest, blocked_by=cause, failures=failures)

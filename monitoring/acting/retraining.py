@@ -1,51 +1,57 @@
 """From a decision to the end of its run, one step at a time, over restarts.
 
 decided -> archive flushed -> uploads awaited -> submitted -> running -> ended. In: the policy's decision, the time.
-Out: at most one run at any moment; events; the restraint's memory after the run. Every transition is kept in
-`monitoring.memory.store` before the next begins, and each step can be repeated: the request's id comes from the
-decision, so a trigger recognises it.
+Out: at most one run at any moment; events; the restraint's memory after the run. Every transition is kept
+before the next begins (`monitoring.acting.ledger`, where replicas share it), and each step can be repeated: the
+request's id comes from the version of the data (`monitoring.acting.request`), so a trigger recognises it. What a look
+at a run means is `monitoring.acting.following`'s.
 """
 
 from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable
-from datetime import datetime, timezone
-from typing import Any
+from typing import Any, Protocol
 
 from components.contracts.errors import ContractError, PermanentError, TemporaryError
 from components.contracts.retrain_request import RetrainRequest
-from monitoring.acting import restraint, trigger
-from monitoring.acting.restraint import RestraintMemory, RestraintSettings
+from monitoring.acting import recipe, restraint, trigger
+from monitoring.acting.following import follow
+from monitoring.acting.progress import (
+    DECIDED,
+    IDLE,
+    PROGRESS,
+    RECIPE,
+    RESTRAINT,
+    RUNNING,
+    SUBMITTING,
+    UPLOADING,
+    Documents,
+    Progress,
+    read_all,
+)
+from monitoring.acting.recipe import RecipeMemory
+from monitoring.acting.request import make_request
+from monitoring.acting.restraint import RestraintMemory
+from monitoring.acting.settings import RetrainingSettings
 from monitoring.acting.trigger import Trigger
 from monitoring.deciding.decision import Decision
 from monitoring.journal import Journal
 from monitoring.memory.archive import Archive, no_checkpoint
-from monitoring.memory.store import Store
 
-IDLE, DECIDED, UPLOADING, SUBMITTING, RUNNING = "idle", "decided", "uploading", "submitting", "running"
 RETRY_SECONDS = 15.0
 """Pause before a busy or unreachable trigger is asked again."""
-UNKNOWN_SECONDS = 60.0
-"""How long a submitted run may be unknown to its trigger before it counts as failed."""
-OBSERVED_NUMBERS = ("auc", "auc_low", "auc_high", "threshold", "rows", "clicks", "version", "rows_since_breach")
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class Progress:
-    """Where the request under way stands; kept as JSON."""
+class Guard(Protocol):
+    """Returns if this replica may act."""
 
-    phase: str = IDLE
-    request: dict[str, Any] | None = None
-    """The `RetrainRequest`'s fields; None when idle."""
-    decided_at: float = 0.0
-    upload_deadline: float = 0.0
-    next_try_at: float = 0.0
-    awaited: tuple[str, ...] = ()
-    """Files sealed when the archive was flushed; those that follow belong to the next run."""
-    told: str = ""
-    """The obstacle told of last: `busy` or `unreachable`; each is told once."""
-    started_at: float = 0.0
+    def __call__(self) -> None:
+        """See the class.
+
+        Raises:
+            TemporaryError: it may not, or nobody knows.
+        """
 
 
 class Retraining:
@@ -54,12 +60,14 @@ class Retraining:
     def __init__(
         self,
         *,
-        store: Store,
+        store: Documents,
         archive: Archive,
         trigger: Trigger | None,
         journal: Journal,
-        settings: RestraintSettings,
+        settings: RetrainingSettings,
         upload_wait_seconds: float,
+        fence: int = 0,
+        guard: Guard = lambda: None,
         checkpoint: Callable[[str], None] = no_checkpoint,
     ) -> None:
         """Takes up where a predecessor stopped.
@@ -69,36 +77,42 @@ class Retraining:
             archive: Flushed before a run is asked for.
             trigger: Runs the pipeline; None = only notify.
             journal: Told of every transition.
-            settings: Cool-down and back-off.
+            settings: Cool-down and back-off, incremental or full.
             upload_wait_seconds: Longest wait for the uploader; 0 = none.
+            fence: Term of the lease that this replica holds; 0 = there is no lease.
+            guard: Called before the trigger is asked for a run.
             checkpoint: Called with the name of each step that a crash may follow.
         """
         self._store, self._archive, self._trigger, self._journal = store, archive, trigger, journal
         self._settings, self._upload_wait_seconds, self._checkpoint = settings, upload_wait_seconds, checkpoint
-        progress = store.read_document("retraining") or {}
-        self.progress = Progress(**{**progress, "awaited": tuple(progress.get("awaited", ()))})
-        memory = store.read_document("restraint") or {}
-        self.memory = RestraintMemory(**{**memory, "requested_at": tuple(memory.get("requested_at", ()))})
-        """What restrains the next request."""
+        self._fence, self._guard = fence, guard
+        self.progress, self.memory, self._past = read_all(store)
 
-    def begin(self, decision: Decision, *, now: float) -> None:
-        """Makes a request of a decision to retrain; only when idle."""
+    def begin(self, decision: Decision, *, now: float, data_until: float | None = None, note: str = "") -> None:
+        """Makes a request of a decision to retrain; only when idle.
+
+        Args:
+            decision: Confirmed, and not restrained.
+            now: Seconds since the epoch.
+            data_until: Event time up to which every row is matured; None = now.
+            note: Why it is a run, where another action was meant.
+        """
         assert self.progress.phase == IDLE
-        version = decision.numbers["version"]
-        request = RetrainRequest(
-            request_id=f"drift-{_utc(now).strftime('%Y%m%dT%H%M%SZ')}-v{version}",
-            reason=decision.reason,
-            requested_at=_utc(now).isoformat(),
-            window_start="",
-            window_end=_utc(now).isoformat(),
-            observed={name: decision.numbers[name] for name in OBSERVED_NUMBERS},
+        past = recipe.looked(self._past, now=now)
+        parent, why = recipe.choose(past, self._settings, decision.numbers, now=now)
+        until = now if data_until is None else data_until
+        why = f"{note}; {why}" if note else why
+        request = make_request(decision, parent=parent, recipe=why, data_until=until, now=now, fence=self._fence)
+        self._journal.tell(
+            "decision", request.reason, request_id=request.request_id, policy=decision.policy, **decision.numbers
         )
-        self._journal.tell("decision", decision.reason, request_id=request.request_id, **decision.numbers)
-        self.memory = restraint.requested(self.memory, now=now)
+        memory = restraint.requested(self.memory, now=now)
         if self._trigger is None:
-            self._end(trigger.RunState("notified", "no trigger is configured"), request.request_id, now)
+            self.memory = memory
+            self._end(trigger.RunState("notified", "no trigger is configured"), request, now)
             return
-        self._keep(Progress(phase=DECIDED, request=dataclasses.asdict(request), decided_at=now))
+        progress = Progress(phase=DECIDED, request=dataclasses.asdict(request), decided_at=now)
+        self._keep(progress, memory=memory, past=past)
         self._checkpoint("retraining.decided")
 
     def step(self, now: float) -> None:
@@ -133,18 +147,19 @@ class Retraining:
             self._move(SUBMITTING)
         elif now >= self.progress.upload_deadline:
             reason = f"{len(waiting)} files not uploaded within {self._upload_wait_seconds:g} s, first {waiting[0]}"
-            self._end(trigger.RunState(trigger.FAILED, reason), self._request().request_id, now)
+            self._end(trigger.RunState(trigger.FAILED, reason), self._request(), now)
 
     def _submit(self, now: float) -> None:
         assert self._trigger is not None
         request = self._request()
+        self._guard()
         try:
             answer = self._trigger.submit(request)
         except TemporaryError as error:
             self._wait_for("unreachable", str(error), now)
             return
         except (PermanentError, ContractError, OSError) as error:
-            self._end(trigger.RunState(trigger.FAILED, str(error)), request.request_id, now)
+            self._end(trigger.RunState(trigger.FAILED, str(error)), request, now)
             return
         self._checkpoint("retraining.submitted")
         if answer == trigger.BUSY:
@@ -157,23 +172,20 @@ class Retraining:
 
     def _watch(self, now: float) -> None:
         assert self._trigger is not None
-        name = self._request().request_id
         try:
-            run = self._trigger.state(name)
+            progress, end = follow(self._trigger, self.progress, self._request().request_id, now)
         except TemporaryError as error:
             self._wait_for("unreachable", str(error), now)
             return
-        except (PermanentError, ContractError, OSError) as error:
-            # Asking again is useless, and to end the monitor over a lost run would stop the archive too.
-            run = trigger.RunState(trigger.FAILED, str(error))
-        if run.state == trigger.UNKNOWN and now < self.progress.started_at + UNKNOWN_SECONDS:
+        if end is not None:
+            self._end(end, self._request(), now)
             return
-        if run.state == trigger.UNKNOWN:
-            run = trigger.RunState(trigger.FAILED, run.reason)
-        if run.state != trigger.RUNNING:
-            self._end(run, name, now)
-        elif self._trigger.poll_seconds:
-            self._move(RUNNING, next_try_at=now + self._trigger.poll_seconds, told="")
+        if progress.is_overdue and not self.progress.is_overdue:
+            seconds, name = now - progress.started_at, self._request().request_id
+            text = f"run {name} has been at work for {seconds / 3600:.1f} h"
+            self._journal.tell("overdue", text, request_id=name, seconds=round(seconds, 3))
+        if progress != self.progress:
+            self._keep(progress)
 
     def _wait_for(self, obstacle: str, text: str, now: float) -> None:
         """Stays in this phase for a while; tells of an obstacle when it is new."""
@@ -181,28 +193,38 @@ class Retraining:
             self._journal.tell(obstacle, text, request_id=self._request().request_id)
         self._move(self.progress.phase, next_try_at=now + RETRY_SECONDS, told=obstacle)
 
-    def _end(self, run: trigger.RunState, name: str, now: float) -> None:
-        self.memory = restraint.ended(self.memory, run.state, self._settings, now=now)
+    def _end(self, run: trigger.RunState, request: RetrainRequest, now: float) -> None:
+        memory = restraint.ended(self.memory, run.state, self._settings, now=now)
+        past = recipe.ended(self._past, run.state, request.parent, now=now)
         self._journal.tell(
             "run_ended",
-            f"run {name} {run.state}{run.reason and f': {run.reason}'}; "
-            f"no request for {self.memory.blocked_until - now:.0f} s",
-            request_id=name,
+            f"run {request.request_id} {run.state}{run.reason and f': {run.reason}'}; "
+            f"no request for {memory.blocked_until - now:.0f} s",
+            request_id=request.request_id,
             outcome=run.state,
             version=run.version,
             seconds=round(now - self.progress.started_at, 3) if self.progress.started_at else None,
         )
-        self._keep(Progress(), {f"request_{run.state}": 1})
+        self._keep(Progress(), {f"request_{run.state}": 1}, memory=memory, past=past)
         self._checkpoint("retraining.ended")
 
     def _move(self, phase: str, counts: dict[str, float] | None = None, **changes: Any) -> None:
         self._keep(dataclasses.replace(self.progress, phase=phase, **changes), counts)
 
-    def _keep(self, progress: Progress, counts: dict[str, float] | None = None) -> None:
-        self.progress = progress
-        documents = {"retraining": dataclasses.asdict(progress), "restraint": dataclasses.asdict(self.memory)}
+    def _keep(
+        self,
+        progress: Progress,
+        counts: dict[str, float] | None = None,
+        *,
+        memory: RestraintMemory | None = None,
+        past: RecipeMemory | None = None,
+    ) -> None:
+        memory, past = memory or self.memory, past or self._past
+        documents = {
+            PROGRESS: dataclasses.asdict(progress),
+            RESTRAINT: dataclasses.asdict(memory),
+            RECIPE: dataclasses.asdict(past),
+        }
         self._store.write_documents(documents, counts)
-
-
-def _utc(time: float) -> datetime:
-    return datetime.fromtimestamp(time, timezone.utc)
+        # Only now: a write that failed is a step that was not made, and the next turn makes it.
+        self.progress, self.memory, self._past = progress, memory, past

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import threading
 import time
+from contextlib import suppress
 
 import pytest
 
@@ -169,7 +171,7 @@ def test_a_run_that_is_not_there_is_unknown(connect):
     assert connect().state("a").state == "unknown"
 
 
-@pytest.mark.parametrize("status", [401, 403, 429, 500, 503])
+@pytest.mark.parametrize("status", [401, 403, 409, 429, 500, 503])
 def test_a_server_in_trouble_is_a_temporary_error(server, connect, status):
     server.failure = status
     with pytest.raises(TemporaryError, match=f"KFP answered {status}"):
@@ -208,3 +210,135 @@ def test_a_package_that_is_gone_is_a_permanent_error(connect, tmp_path):
 def test_arguments_that_are_no_object_are_refused(connect, text):
     with pytest.raises(ContractError, match="pipeline_arguments is"):
         connect(pipeline_arguments=text)
+
+
+def test_a_run_that_was_cancelled_by_hand_counts_as_failed_at_its_end_and_not_before(server, connect):
+    trigger = connect()
+    trigger.submit(request("a"))
+    trigger._client.terminate_run(server.runs[0]["run_id"])
+    assert trigger.state("a") == ("running", "it is CANCELING", None)
+    server.runs[0]["state"] = "CANCELED"
+    assert trigger.state("a").state == "failed"
+
+
+def test_a_paused_run_is_followed_and_said_to_be_paused(server, connect):
+    trigger = connect()
+    trigger.submit(request("a"))
+    server.runs[0]["state"] = "PAUSED"
+    assert trigger.state("a") == ("running", "it is PAUSED", None)
+
+
+def test_an_archived_run_is_followed_all_the_same(server, connect):
+    trigger = connect()
+    trigger.submit(request("a"))
+    trigger._client.archive_run(server.runs[0]["run_id"])
+    assert server.runs[0]["storage_state"] == "ARCHIVED"
+    assert trigger.state("a").state == "running"
+    assert trigger.submit(request("b")) == "busy"
+
+
+def test_an_experiment_that_vanished_leaves_the_run_unknown_and_is_not_made_anew(server, connect):
+    trigger = connect()
+    trigger.submit(request("a"))
+    server.experiments.clear()
+    server.runs.clear()
+    assert trigger.state("a") == ("unknown", "the server has no experiment evergreen-retraining any more", None)
+    assert server.experiments == []
+
+
+def test_a_run_that_was_created_although_its_answer_was_lost_is_found_and_not_repeated(server, connect):
+    trigger = connect()
+    server.lost.append(("POST", "/runs"))
+    with pytest.raises(TemporaryError):
+        trigger.submit(request("a"))
+    assert trigger.submit(request("a")) == "already"
+    assert len(server.runs) == 1
+
+
+@pytest.mark.parametrize(("other", "answer"), [("a", "already"), ("b", "busy")])
+def test_of_two_runs_created_at_the_same_time_only_the_first_stays(server, connect, other, answer):
+    """A replica that was frozen after its checks wakes up and creates its run after its successor's."""
+    stale, leader = connect(), connect()
+
+    def the_leader_is_faster(body):
+        server.before_create = lambda body: None
+        assert leader.submit(request(other)) == "started"
+
+    server.before_create = the_leader_is_faster
+    assert stale.submit(request("a")) == answer
+    assert [(run["display_name"], run["state"]) for run in server.runs] == [(other, "PENDING"), ("a", "CANCELING")]
+    server.runs[1]["state"] = "CANCELED"
+    assert leader.state(other).state == "running"
+    server.runs[0]["state"] = "SUCCEEDED"
+    assert leader.state(other).state == "released"
+
+
+def test_two_replicas_racing_leave_exactly_one_active_run(server, connect):
+    """Both have looked and found nothing before either creates; then they look again in any order."""
+    meet = threading.Barrier(2, timeout=20)
+    server.before_create = lambda body: meet.wait()
+    triggers, answers = [connect(), connect()], {}
+
+    def submit(number):
+        while number not in answers:
+            with suppress(TemporaryError):  # both create the experiment: one is told that it exists already
+                answers[number] = triggers[number].submit(request(f"drift-{number}"))
+
+    threads = [threading.Thread(target=submit, args=(number,)) for number in range(2)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(30)
+    for run in server.runs:
+        run["state"] = "CANCELED" if run["state"] == "CANCELING" else run["state"]
+    assert len(server.runs) == 2
+    assert [run["run_id"] for run in server.active] == ["run-0"]
+    assert sorted(answers.values()) == ["busy", "started"]
+
+
+def test_the_pods_token_is_shown_and_read_anew_when_it_was_rotated(server, connect, tmp_path, monkeypatch):
+    token = tmp_path / "token"
+    token.write_text("first")
+    monkeypatch.setenv("KF_PIPELINES_SA_TOKEN_PATH", str(token))
+    server.token, trigger = "first", connect()
+    assert trigger.submit(request("a")) == "started"
+    server.token = "second"
+    with pytest.raises(TemporaryError, match="KFP answered 401"):
+        trigger.state("a")
+    token.write_text("second")
+    assert trigger.state("a").state == "running"
+
+
+CALLS = {
+    "healthz": lambda client: client._healthz_api.healthz_service_get_healthz(),
+    "experiments": lambda client: client.create_experiment("e"),
+    "experiment": lambda client: client.get_experiment(experiment_name="e"),
+    "runs": lambda client: client.list_runs(),
+    "run": lambda client: client.get_run("r"),
+    "terminate": lambda client: client.terminate_run("r"),
+    "versions": lambda client: client.list_pipeline_versions("p"),
+    "pipelines": lambda client: client.get_pipeline_id("p"),
+    "recurring runs": lambda client: client.list_recurring_runs(),
+    "upload": lambda client: client._upload_api.upload_pipeline(__file__, name="n"),
+}
+
+
+@pytest.mark.parametrize("call", CALLS.values(), ids=list(CALLS))
+def test_no_call_of_the_client_waits_for_a_server_that_never_answers(server, connect, call):
+    client = connect(timeout_seconds=(0.2, 0.2))._client
+    server.silence.set()
+    begun = time.monotonic()
+    with pytest.raises(Exception, match="(?i)timed out|timeout"):
+        call(client)
+    assert time.monotonic() - begun < 5.0
+
+
+@pytest.mark.parametrize("statuses", [[503], [500, 429, 502]], ids=str)
+def test_a_server_that_recovers_is_asked_again_with_success(server, connect, statuses):
+    trigger = connect()
+    server.failures = list(statuses)
+    for _ in statuses:
+        with pytest.raises(TemporaryError):
+            trigger.submit(request("a"))
+    assert trigger.submit(request("a")) == "started"
+    assert len(server.runs) == 1

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import shlex
 import sys
 
@@ -110,6 +111,22 @@ def test_a_command_that_does_not_exist_fails(make):
     trigger = LocalTrigger(make.folder / "state", make.folder / "store", "no-such-program --at all")
     trigger.submit(request("a"))
     assert ended(trigger, "a").state == "failed"
+
+
+def test_a_replica_that_leads_no_more_is_refused_by_its_term(make):
+    trigger = make()
+    make.go.touch()
+
+    def asked(name, fence):
+        answer = trigger.submit(dataclasses.replace(request(name), fence=fence))
+        ended(trigger, name)
+        return answer
+
+    assert [asked("by term 1", 1), asked("by term 3", 3)] == ["started", "started"]
+    with pytest.raises(PermanentError, match="late is of term 2, term 3 has asked since"):
+        make().submit(dataclasses.replace(request("late"), fence=2))
+    assert trigger.state("late").state == "unknown"
+    assert [asked("again", 3), asked("without a lease", 0)] == ["started", "started"]
 
 
 def test_an_unfinished_quote_is_refused(make):

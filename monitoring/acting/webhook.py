@@ -1,0 +1,78 @@
+"""One POST of one message to a webhook, in bounded time. Keeping and retrying messages is `monitoring.acting.outbox`'s.
+
+The address is a secret (who knows it can write to the channel), so it is read from a file at each sending, and nothing
+here puts it, or what the server says of it, into an error.
+"""
+
+from __future__ import annotations
+
+import http.client
+import time
+from email.utils import parsedate_to_datetime
+from pathlib import Path
+from typing import NamedTuple
+from urllib.parse import urlsplit
+
+TIMEOUT_SECONDS = 10.0
+"""To connect, and for each read."""
+MAX_RETRY_AFTER_SECONDS = 3600.0
+
+
+class Answer(NamedTuple):
+    """What became of one sending."""
+
+    state: str
+    """`delivered`, `retry` (later) or `refused` (never)."""
+    reason: str = ""
+    """Without the address."""
+    retry_after: float | None = None
+    """Seconds that the server asked for."""
+
+
+def post(url_file: Path, body: bytes, *, timeout_seconds: float = TIMEOUT_SECONDS) -> Answer:
+    """Sends `body` (JSON) to the address that `url_file` holds; raises nothing."""
+    try:
+        parts = urlsplit(url_file.read_text().strip())
+        port = parts.port
+    except (OSError, ValueError) as error:
+        # A secret is mounted anew while it is replaced; the error's text could hold the address.
+        return Answer("retry", f"webhook_file cannot be read: {type(error).__name__}")
+    if parts.scheme not in ("http", "https") or not parts.hostname:
+        return Answer("retry", "webhook_file holds no http or https address")
+    kind = http.client.HTTPSConnection if parts.scheme == "https" else http.client.HTTPConnection
+    connection = kind(parts.hostname, port, timeout=timeout_seconds)
+    try:
+        target = (parts.path or "/") + (f"?{parts.query}" if parts.query else "")
+        connection.request("POST", target, body, {"Content-Type": "application/json", "Connection": "close"})
+        response = connection.getresponse()
+        return _answer(response.status, response.getheader("Retry-After"))
+    except (OSError, http.client.HTTPException) as error:
+        return Answer("retry", f"no answer: {type(error).__name__}")
+    finally:
+        connection.close()
+
+
+def _answer(status: int, retry_after: str | None) -> Answer:
+    if 200 <= status < 300:
+        return Answer("delivered")
+    if status in (408, 425, 429) or status >= 500:
+        return Answer("retry", f"answered {status}", parse_retry_after(retry_after, now=time.time()))
+    # A redirect would turn the POST into a GET elsewhere; anything else is a wrong address or message.
+    return Answer("refused", f"answered {status}")
+
+
+def parse_retry_after(text: str | None, *, now: float) -> float | None:
+    """Seconds to wait, from the header's number of seconds or its HTTP date; None where there is neither.
+
+    >>> parse_retry_after("120", now=0.0), parse_retry_after("Thu, 01 Jan 1970 00:01:00 GMT", now=10.0)
+    (120.0, 50.0)
+    >>> parse_retry_after("soon", now=0.0), parse_retry_after("999999", now=0.0)
+    (None, 3600.0)
+    """
+    if not text:
+        return None
+    try:
+        seconds = float(text) if text.strip().isdigit() else parsedate_to_datetime(text).timestamp() - now
+    except (ValueError, TypeError, OverflowError):
+        return None
+    return min(max(seconds, 0.0), MAX_RETRY_AFTER_SECONDS)

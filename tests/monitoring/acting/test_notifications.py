@@ -1,0 +1,331 @@
+"""Who is told of what: a monitor's incidents over real HTTP, to a server that fails, hangs and asks for patience."""
+
+from __future__ import annotations
+
+import json
+import logging
+import time
+
+import pytest
+
+from components.contracts.errors import ContractError
+from monitoring.acting.message import compose
+from monitoring.acting.notifications import NotificationSettings, Notifier
+from monitoring.acting.outbox import Outbox
+from monitoring.acting.webhook import Answer, post
+from tests.monitoring.acting.test_retraining import DRIFT, traffic
+from tests.monitoring.acting.webhook_server import SECRET, WebhookServer
+from tests.monitoring.conftest import Clock
+from tests.monitoring.test_process import wait_until
+
+
+class Kept:
+    """Documents as a restart finds them: as JSON."""
+
+    def __init__(self):
+        self.texts, self.counts = {}, {}
+
+    def read_document(self, name):
+        return json.loads(self.texts[name]) if name in self.texts else None
+
+    def write_documents(self, documents, counts=None):
+        self.texts |= {name: json.dumps(document) for name, document in documents.items()}
+        for name, number in (counts or {}).items():
+            self.counts[name] = self.counts.get(name, 0) + number
+
+
+@pytest.fixture
+def server():
+    made = WebhookServer()
+    yield made
+    made.close()
+
+
+@pytest.fixture
+def webhook_file(server, tmp_path):
+    path = tmp_path / "webhook address"
+    path.write_text(server.url + "\n")
+    return path
+
+
+def texts(server):
+    return [message["text"].split("\n")[0] for message in server.messages]
+
+
+def turn(monitor, until, *, what="the messages"):
+    """Lets the loop look in until the messages are through; the clock of the monitor stands still."""
+
+    def look():
+        monitor.acting.notifier.step(monitor._clock())
+        return until()
+
+    wait_until(look, what=what)
+
+
+@pytest.fixture
+def told(bench, server, webhook_file):
+    def make(**changes):
+        return bench(**{**DRIFT, "webhook_file": str(webhook_file), **changes})
+
+    return make
+
+
+def test_a_drift_is_told_once_with_what_how_much_since_when_what_was_done_and_a_link(told, server):
+    b = told(status_url="https://monitor.example/page")
+    monitor = b.start()
+    for i in range(5):
+        traffic(b, f"bad{i}", auc="bad")
+        monitor.tick()
+    b.trigger.end("released", version=2)
+    monitor.tick()
+    traffic(b, "v2", auc="good", version=2)
+    monitor.tick()
+    turn(monitor, lambda: len(monitor.acting.notifier.outbox) == 0)
+    titles = [text.split(":")[0] for text in texts(server)]
+    assert titles == ["Drift confirmed", "Retraining requested", "A new version was released", "Recovered"]
+    first = server.messages[0]
+    assert "AUC 0.497" in first["text"]
+    assert "threshold 0.740, rows 400, clicks 200" in first["text"]
+    assert "Since: 2025-11-13 02:14:20 UTC" in first["text"]
+    assert first["text"].endswith("https://monitor.example/page")
+    assert [block["type"] for block in first["blocks"]] == ["section", "section", "context"]
+    assert "Done: a run was started" in server.messages[1]["text"]
+    assert f"Run: {b.trigger.requests[0].request_id}" in server.messages[1]["text"]
+    assert b.store.counters["notification_delivered"] == 4
+
+
+def test_an_open_incident_is_recalled_and_an_ended_one_is_not(told, server):
+    b = told(remind_seconds=1000.0, cooldown_seconds=1e6)
+    monitor = b.start()
+    traffic(b, "bad", auc="bad")
+    monitor.tick()
+    b.trigger.end("released", version=2)
+    for _ in range(25):
+        b.clock.time += 100.0
+        monitor.tick()
+    turn(monitor, lambda: not len(monitor.acting.notifier.outbox))
+    assert sum(text.startswith("Still: ") for text in texts(server)) == 2
+    traffic(b, "v2", auc="good", version=2)
+    monitor.tick()
+    for _ in range(25):
+        b.clock.time += 100.0
+        monitor.tick()
+    turn(monitor, lambda: not len(monitor.acting.notifier.outbox))
+    assert texts(server)[-1].startswith("Recovered")
+    assert sum(text.startswith("Still: ") for text in texts(server)) == 2
+
+
+def test_a_restart_neither_forgets_nor_repeats(told, server):
+    b = told()
+    server.answers = [(503, {})] * 3
+    monitor = b.start()
+    traffic(b, "bad", auc="bad")
+    monitor.tick()
+    waiting = len(monitor.acting.notifier.outbox)
+    assert waiting == 2
+    wait_until(lambda: server.asked, what="the first try")
+    for number in range(3):  # as after a kill, while the server is down
+        monitor = b.start()
+        traffic(b, f"bad{number}", auc="bad")
+        monitor.tick()
+
+    def through():
+        b.clock.time += 10.0
+        monitor.acting.notifier.step(b.clock.time)
+        return not len(monitor.acting.notifier.outbox)
+
+    wait_until(through, what="the messages")
+    titles = [text.split(":")[0] for text in texts(server)]
+    assert list(dict.fromkeys(titles)) == ["Drift confirmed", "Retraining requested"]
+
+
+def test_a_server_that_hangs_does_not_hold_the_loop_up(told, server):
+    server.hang.set()
+    b = told()
+    monitor = b.start()
+    begun = time.monotonic()
+    for i in range(5):
+        traffic(b, f"bad{i}", auc="bad")
+        monitor.tick()
+    assert time.monotonic() - begun < 9.0  # less than one timeout
+    assert b.store.counters["matured"] == 2000
+    assert server.asked <= 1
+
+
+def test_dead_log_is_told_after_a_minute_and_so_is_its_return(told, server):
+    b = told()
+    monitor = b.start()
+    for _ in range(10):
+        monitor.acting.step(b.clock.time, log_problem="broker 127.0.0.1:9092 does not answer")
+        b.clock.time += 10.0
+    for _ in range(3):
+        monitor.acting.step(b.clock.time, log_problem=None)
+    turn(monitor, lambda: not len(monitor.acting.notifier.outbox))
+    expected = ["The record log is not reached: broker 127.0.0.1:9092 does not answer", "The record log is reached"]
+    assert [text[: len(want)] for text, want in zip(texts(server), expected)] == expected
+    assert len(texts(server)) == 2
+
+
+def test_growing_set_aside_is_told_once_and_its_amount_recalled(told, server):
+    b = told(remind_seconds=1000.0)
+    monitor = b.start()
+    for number in range(3):
+        b.log.publish([(f"poison-{number}", b"no record")])
+        monitor.tick()
+        b.clock.time += 300.0
+    b.clock.time += 1000.0
+    monitor.tick()
+    b.clock.time += 1000.0
+    monitor.tick()  # nothing came since: it ends in silence
+    turn(monitor, lambda: not len(monitor.acting.notifier.outbox))
+    assert [text.split(":")[0] for text in texts(server)] == ["Messages could not be used", "Still"]
+    assert "messages 3" in server.messages[1]["text"]
+    assert monitor.acting.notifier.open == {}
+
+
+# -- the outbox, under a clock of the test's own
+
+
+def deliver(outbox, clock, server, *, until, seconds=1.0):
+    def look():
+        clock.time += seconds
+        outbox.step(clock.time)
+        return until()
+
+    wait_until(look, what="the outbox")
+
+
+@pytest.fixture
+def outbox(server, webhook_file):
+    def make(kept, **options):
+        return Outbox(kept, lambda body: post(webhook_file, body, timeout_seconds=0.3), **options)
+
+    return make
+
+
+def test_failures_are_retried_in_order_and_retry_after_is_kept_to(server, outbox):
+    clock, kept = Clock(), Kept()
+    server.answers = [(500, {}), (429, {"Retry-After": "120"}), (503, {"Retry-After": "soon"})]
+    box, tries = outbox(kept), []
+    for number in range(3):
+        box.put({"text": str(number)}, now=clock.time)
+
+    def until():
+        if len(tries) < server.asked:
+            tries.append(clock.time)
+        return not len(box)
+
+    deliver(box, clock, server, until=until)
+    assert [message["text"] for message in server.messages] == ["0", "1", "2"]
+    pauses = [later - earlier for earlier, later in zip(tries, tries[1:])]
+    assert pauses[1] >= 120.0
+    assert pauses[0] >= 2.0
+    assert kept.counts == {"notification_delivered": 3}
+
+
+def test_a_message_that_the_server_refuses_is_dropped_and_the_next_goes_out(server, outbox):
+    clock, kept = Clock(), Kept()
+    server.answers = [(404, {}), (302, {"Location": "http://127.0.0.1:1/"})]
+    box = outbox(kept)
+    for number in range(3):
+        box.put({"text": str(number)}, now=clock.time)
+    deliver(box, clock, server, until=lambda: not len(box))
+    assert [message["text"] for message in server.messages] == ["2"]
+    assert kept.counts == {"notification_delivered": 1, "notification_dropped": 2}
+
+
+def test_room_is_bounded_the_newest_stay_and_the_drop_is_counted(server, outbox):
+    clock, kept = Clock(), Kept()
+    server.answers = [(503, {})] * 1000
+    box = outbox(kept, room=3)
+    for number in range(10):
+        box.put({"text": str(number)}, now=clock.time)
+    assert len(box) == 3
+    assert kept.counts["notification_dropped"] == 7
+    server.answers = []
+    deliver(outbox(kept, room=3), clock, server, until=lambda: len(server.messages) == 3)
+    assert [message["text"] for message in server.messages] == ["7", "8", "9"]
+
+
+def test_a_message_older_than_a_day_is_given_up(server, outbox):
+    clock, kept = Clock(), Kept()
+    server.answers = [(503, {})] * 1000
+    box = outbox(kept)
+    box.put({"text": "old"}, now=clock.time)
+    deliver(box, clock, server, until=lambda: not len(box), seconds=3600.0)
+    assert kept.counts == {"notification_dropped": 1}
+
+
+def test_a_sending_that_never_ends_is_abandoned():
+    import threading
+
+    steady, kept, clock, never = Clock(0.0), Kept(), Clock(), threading.Event()
+    asked = []
+
+    def send(body):
+        asked.append(body)
+        if len(asked) == 1:
+            never.wait(30)
+        return Answer("delivered")
+
+    box = Outbox(kept, send, monotonic=steady)
+    box.put({"text": "a"}, now=clock.time)
+    box.step(clock.time)
+    steady.time += 61.0
+    box.step(clock.time)  # gives it up
+    deliver(box, clock, None, until=lambda: not len(box))
+    never.set()
+    assert len(asked) == 2
+
+
+def test_the_address_never_reaches_log_store_or_error(server, outbox, webhook_file, caplog):
+    caplog.set_level(logging.DEBUG)
+    clock, kept = Clock(), Kept()
+    server.answers = [(503, {}), (302, {"Location": server.url})]
+    box = outbox(kept)
+    box.put({"text": "a"}, now=clock.time)
+    deliver(box, clock, server, until=lambda: not len(box))
+    server.close()
+    reasons = [post(webhook_file, b"{}", timeout_seconds=0.3).reason]
+    webhook_file.write_text("http://127.0.0.1:not-a-port" + SECRET)
+    reasons.append(post(webhook_file, b"{}").reason)
+    webhook_file.unlink()
+    reasons.append(post(webhook_file, b"{}").reason)
+    assert all(reasons)
+    assert "a-secret" not in "".join([caplog.text, *kept.texts.values(), *reasons])
+    assert "a notification was not delivered: answered 503" in caplog.text
+
+
+def test_an_address_given_in_place_of_its_file_is_refused_without_being_repeated():
+    with pytest.raises(ContractError, match="webhook_file is an address") as error:
+        NotificationSettings(webhook_file="https://hooks.example" + SECRET)
+    assert "a-secret" not in str(error.value)
+
+
+def test_a_rotated_address_is_used_at_the_next_try(server, outbox, webhook_file):
+    clock, kept, url = Clock(), Kept(), webhook_file.read_text()
+    webhook_file.write_text("")
+    box = outbox(kept)
+    box.put({"text": "a"}, now=clock.time)
+    box.step(clock.time)
+    webhook_file.write_text(url)
+    deliver(box, clock, server, until=lambda: not len(box))
+    assert len(server.messages) == 1
+
+
+def test_without_a_webhook_incidents_are_known_all_the_same():
+    notifier = Notifier(Kept(), None, NotificationSettings(), Clock())
+    notifier.hear({"kind": "held", "text": "why", "time": 0.0})
+    notifier.step(1e12)
+    assert list(notifier.open) == ["drift"]
+
+
+def test_a_message_shows_what_exists_and_escapes_what_slack_reads():
+    numbers = {"auc": None, "rows": 20_000, "clicks": 0}
+    message = compose("auc < 0.7 & falling", numbers=numbers, since=0.0, done="", link="")
+    assert (
+        message["text"] == "auc &lt; 0.7 &amp; falling\nHow much: rows 20000, clicks 0\nSince: 1970-01-01 00:00:00 UTC"
+    )
+    assert json.dumps(message, allow_nan=False)
+    long = compose("x" * 10_000, numbers={}, since=0.0, done="", link="")
+    assert max(len(block.get("text", {}).get("text", "")) for block in long["blocks"]) < 3000
