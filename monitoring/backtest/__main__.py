@@ -1,0 +1,109 @@
+"""`evergreen backtest ARCHIVE`: would these policies have fired over the records of an archive or a lake?
+
+Parses and calls; the flags of judging are the monitor's own. Judging is left to `monitoring.backtest.judging`, what a
+fire means to `run`, the output to `report`.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Sequence
+from dataclasses import fields, replace
+from pathlib import Path
+
+from components.contracts.durable import write_whole
+from components.contracts.errors import ContractError, PermanentError, TemporaryError
+from components.contracts.promotion_journal import moment_of
+from components.contracts.uris import typed_folder, typed_uri
+from components.storage.locations import open_objects
+from components.storage.objects import Objects
+from monitoring.backtest import report
+from monitoring.backtest.archived_requests import Span, read_requests
+from monitoring.backtest.judging import judge_requests, no_reference
+from monitoring.backtest.run import Backtest, backtest
+from monitoring.backtest.settings import CostSettings, JudgingSettings
+from monitoring.deciding.baseline import GateBaselines
+from monitoring.deciding.judge import no_baseline
+from monitoring.drift.references import StoredReferences
+from monitoring.settings import build_parser
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Prints the table; 0 done, 1 the records cannot be read now, 2 misuse."""
+    try:
+        _run(_parser().parse_args(argv))
+    except ContractError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 2
+    except (PermanentError, TemporaryError) as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 1
+    return 0
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = build_parser(JudgingSettings, prog="evergreen backtest", description=(__doc__ or "").split("\n")[0])
+    parser.add_argument("archive", metavar="ARCHIVE", help="a monitor's archive or a lake: folder or gs://bucket/path")
+    parser.add_argument(
+        "--policy",
+        action="append",
+        metavar="NAMES",
+        help="like --policies; repeated, to compare several settings of policies over the same records",
+    )
+    parser.add_argument("--store", metavar="DIR", help="model store: what the gate measured, what models learnt from")
+    parser.add_argument("--start", type=parse_time, metavar="TIME", help="first event time, ISO 8601 or seconds")
+    parser.add_argument("--end", type=parse_time, metavar="TIME", help="event time to stop before")
+    parser.add_argument("--drift-at", type=parse_time, metavar="TIME", help="when the world changed, if that is known")
+    for name in ("run_seconds", "gpu_hours_per_run"):
+        default = getattr(CostSettings(), name)
+        text = {"run_seconds": "seconds from a fire to its release", "gpu_hours_per_run": "GPU hours of one run"}[name]
+        parser.add_argument(f"--{name.replace('_', '-')}", type=float, help=f"{text} (default: {default!r})")
+    parser.add_argument("--json", action="store_true", default=False, help="print JSON instead of the table")
+    parser.add_argument("--html", type=Path, metavar="FILE", help="also write a page with the chart")
+    return parser
+
+
+def _run(arguments: argparse.Namespace) -> None:
+    values = vars(arguments)
+    names = {field.name for field in fields(JudgingSettings)}
+    settings = JudgingSettings(**{name: value for name, value in values.items() if name in names})
+    costs = CostSettings(**{f.name: values[f.name] for f in fields(CostSettings) if f.name in values})
+    archive = open_objects(typed_uri(arguments.archive))
+    span = Span(values.get("start"), values.get("end"))
+    store = typed_folder(values["store"], "--store") if "store" in values else None
+    backtests = [
+        _backtest(archive, span, replace(settings, policies=policies), costs, store)
+        for policies in values.get("policy", [settings.policies])
+    ]
+    if "html" in values:
+        write_whole(values["html"], report.as_page(backtests, drift_at=costs.drift_at))
+    print(report.as_json(backtests) if arguments.json else report.as_table(backtests), end="")
+
+
+def _backtest(
+    archive: Objects, span: Span, settings: JudgingSettings, costs: CostSettings, store: Path | None
+) -> Backtest:
+    judgements = judge_requests(
+        read_requests(archive, span, features=store is not None and bool(settings.drift_bucket_seconds)),
+        settings,
+        baseline=GateBaselines(store) if store else no_baseline,
+        reference=StoredReferences(store) if store else no_reference,
+    )
+    return backtest(judgements, settings, costs)
+
+
+def parse_time(text: str) -> float:
+    """Seconds since the epoch."""
+    try:
+        return float(text)
+    except ValueError:
+        pass
+    try:
+        return moment_of(text).timestamp()
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(f"{text!r} is no ISO 8601 time and no seconds since the epoch") from error
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,155 @@
+"""The requests of an archive or a lake as the live judge saw them: matured, in order of event time, day by day.
+
+Reads the files that `monitoring.memory.archive` wrote, in a folder or a bucket; rows that no model of ours served are
+passed over. Labels are those of the click window, as archived: late outcomes changed no live decision and change none
+here. Memory holds one day. Judging is left to `monitoring.backtest.run`.
+"""
+
+from __future__ import annotations
+
+import re
+import tempfile
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+
+from components.contracts import criteo
+from components.contracts.errors import ContractError
+from components.contracts.records import PredictionBatch
+from components.storage.objects import Objects
+from monitoring.memory.rows import MaturedRequest
+
+_FILE = re.compile(r"^day=(\d{4}-\d{2}-\d{2})/[^/]+\.parquet$")
+_NEEDED = (criteo.LABEL, criteo.REQUEST_ID, criteo.ROW, criteo.EVENT_TIME, criteo.MODEL_VERSION, criteo.SCORE)
+
+
+class ArchivedRequest(NamedTuple):
+    """One request of the archive."""
+
+    matured: MaturedRequest
+    """`time` in seconds, of whole microseconds."""
+    is_canary: bool
+    features: PredictionBatch | None
+    """With the features, where they were asked for."""
+
+
+class Span(NamedTuple):
+    """Event times to read, seconds since the epoch; None = no end."""
+
+    start: float | None = None
+    """Inclusive."""
+    end: float | None = None
+    """Exclusive."""
+
+
+WHOLE = Span()
+
+
+def read_requests(archive: Objects, span: Span = WHOLE, *, features: bool = False) -> Iterator[ArchivedRequest]:
+    """Every served request in `span`, by (time, request id).
+
+    Args:
+        archive: `day=YYYY-MM-DD/*.parquet` below it are read.
+        span: Which event times.
+        features: Whether drift is to be judged: 39 columns more to read.
+
+    Raises:
+        ContractError: there is no such file, or one lacks a column; names it.
+    """
+    for _, table in read_days(archive, span, features=features):
+        yield from _requests(table)
+
+
+def read_days(
+    archive: Objects, span: Span = WHOLE, *, features: bool = False, newest_first: bool = False
+) -> Iterator[tuple[str, pa.Table]]:
+    """Each day that `span` touches, with its served rows by (time, request id, row); else as `read_requests`."""
+    by_day: dict[str, list[str]] = {}
+    for found in archive.list("day="):
+        if match := _FILE.match(found.name):
+            by_day.setdefault(match[1], []).append(found.name)
+    if not by_day:
+        raise ContractError(f"{archive.uri} has no day=YYYY-MM-DD/*.parquet, expected a monitor's archive or a lake")
+    for day in sorted(by_day, reverse=newest_first):
+        if _touches(day, span):
+            yield day, _table(archive, by_day[day], span, features)
+
+
+def _touches(day: str, span: Span) -> bool:
+    start = np.datetime64(day, "s").astype(np.int64)
+    after_start = span.start is None or span.start < start + 86_400
+    return bool(after_start and (span.end is None or span.end > start))
+
+
+def _table(archive: Objects, names: Sequence[str], span: Span, features: bool) -> pa.Table:
+    """The day's served rows, in order."""
+    columns = [*_NEEDED, *(criteo.FEATURES if features else ())]
+    tables = []
+    for name in names:
+        with _file(archive, name) as path:
+            schema = pq.read_schema(path)
+            if missing := [column for column in columns if column not in schema.names]:
+                raise ContractError(f"{archive.uri}/{name} lacks column {missing[0]}, expected the raw columns")
+            optional = [column for column in (criteo.CANARY,) if column in schema.names]
+            tables.append(pq.read_table(path, columns=[*columns, *optional]))
+    table = pa.concat_tables(tables, promote_options="default")
+    served = pc.and_(pc.is_valid(table[criteo.SCORE]), pc.is_valid(table[criteo.MODEL_VERSION]))
+    time = pc.cast(table[criteo.EVENT_TIME], pa.timestamp("us", tz="UTC"))
+    table = table.set_column(table.schema.get_field_index(criteo.EVENT_TIME), criteo.EVENT_TIME, time)
+    micros = pc.cast(time, pa.int64())
+    for bound, keeps in ((span.start, pc.greater_equal), (span.end, pc.less)):
+        if bound is not None:
+            served = pc.and_(served, keeps(micros, round(bound * 1e6)))
+    order = [(criteo.EVENT_TIME, "ascending"), (criteo.REQUEST_ID, "ascending"), (criteo.ROW, "ascending")]
+    return table.filter(served).sort_by(order).combine_chunks()
+
+
+@contextmanager
+def _file(archive: Objects, name: str) -> Iterator[Path]:
+    if (local := archive.local(name)) is not None:
+        yield local
+        return
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "part.parquet"
+        archive.download(name, path)
+        yield path
+
+
+def _requests(table: pa.Table) -> Iterator[ArchivedRequest]:
+    if not len(table):
+        return
+    times = table[criteo.EVENT_TIME].cast(pa.int64()).to_numpy()
+    names = np.asarray(table[criteo.REQUEST_ID].to_pylist(), object)
+    starts = np.flatnonzero(np.r_[True, (times[1:] != times[:-1]) | (names[1:] != names[:-1])])
+    ends = np.r_[starts[1:], len(table)]
+    labels = table[criteo.LABEL].to_numpy().astype(np.uint8)
+    scores = table[criteo.SCORE].to_numpy().astype(np.float32)
+    versions = table[criteo.MODEL_VERSION].to_numpy()
+    canary = table[criteo.CANARY].fill_null(False).to_numpy() if criteo.CANARY in table.column_names else None
+    dense = categorical = None
+    if criteo.DENSE[0] in table.column_names:
+        batch = table.to_batches()[0]
+        dense = criteo.feature_matrix(batch, criteo.DENSE, "float32", np.nan)
+        categorical = criteo.feature_matrix(batch, criteo.CATEGORICAL, "int64", criteo.MISSING_CATEGORY)
+    for start, end in zip(starts.tolist(), ends.tolist()):
+        rows = slice(start, end)
+        time, name, version = float(times[start]) / 1e6, str(names[start]), int(versions[start])
+        is_canary = canary is not None and bool(canary[start])
+        features = None
+        if dense is not None and categorical is not None:
+            features = PredictionBatch(
+                request_id=name,
+                time=time,
+                model_version=version,
+                dense=dense[rows],
+                categorical=categorical[rows],
+                scores=scores[rows],
+                canary=is_canary,
+            )
+        yield ArchivedRequest(MaturedRequest(name, time, version, labels[rows], scores[rows]), is_canary, features)

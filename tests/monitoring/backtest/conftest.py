@@ -1,0 +1,97 @@
+"""A monitor that ran over a known stream: version 1, a canary beside it, a change of the world, then version 2."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from monitoring.backtest.settings import JudgingSettings, judging_of, write_judging
+from tests.monitoring.conftest import START, WINDOW, Bench, clicks, prediction, publish
+
+SECONDS = 300
+CHANGED_AT = START + 120.0
+RELEASED_AT = START + 220.0
+SETTINGS = {
+    "window_rows": 600,
+    "decide_seconds": 5.0,
+    "min_clicks": 20,
+    "auc_threshold": 0.7,
+    "consecutive_breaches": 2,
+    "cooldown_seconds": 100.0,
+    "drift_bucket_seconds": 0.0,
+}
+
+
+@dataclass
+class Ran:
+    """What the monitor left behind."""
+
+    bench: Bench
+    settings: JudgingSettings
+
+    @property
+    def lines(self) -> list[str]:
+        return (self.bench.settings.state / "decisions.jsonl").read_text().splitlines()
+
+    @property
+    def archive(self) -> Path:
+        return self.bench.settings.archive
+
+    @property
+    def state(self) -> Path:
+        return self.bench.settings.state
+
+
+def stream(seed: int = 5):
+    """(second, records to publish in it): four requests of eight rows a second; clicks follow within the window."""
+    random = np.random.default_rng(seed)
+    for second in range(SECONDS):
+        records = []
+        for number in range(4):
+            time = START + second + float(random.random())
+            changed = CHANGED_AT <= time < RELEASED_AT
+            is_canary = RELEASED_AT - 60 <= time < RELEASED_AT and number == 0
+            version = 2 if is_canary or time >= RELEASED_AT else 1
+            labels = random.random(8) < 0.3
+            # Scores say something of the label, or nothing once the world has changed and version 1 serves still.
+            scores = np.clip(
+                0.3 + 0.25 * labels * (0 if changed and not is_canary else 1) + 0.15 * random.normal(size=8), 0, 1
+            )
+            name = f"r{second:03d}-{number}"
+            batch = replace(prediction(name, 8, time=time, version=version, scores=scores), canary=is_canary)
+            records.append(batch)
+            events = [(name, int(row), time + 20.0 * float(random.random())) for row in np.flatnonzero(labels)]
+            if events:
+                records.append(clicks(f"c-{name}", events))
+        yield second, records
+
+
+def run_monitor(bench: Bench, *, every: int, restart_every: int = 0) -> Ran:
+    """Runs the real monitor over the stream, a turn every `every` seconds of it, killed now and then."""
+    bench.start()
+    for second, records in stream():
+        publish(bench.log, *records)
+        bench.clock.time = START + second + 1.0
+        if second % every == 0:
+            bench.monitor.tick()
+        if restart_every and second % restart_every == restart_every - 1:
+            bench.start()
+    bench.clock.time = START + SECONDS + WINDOW + 30.0
+    bench.monitor.tick()
+    bench.monitor.stop()
+    settings = judging_of(bench.settings)
+    write_judging(bench.settings.state, settings)
+    return Ran(bench, settings)
+
+
+@pytest.fixture(scope="session")
+def ran(tmp_path_factory):
+    """The stream taken in by turns of three seconds; treat as read-only."""
+    bench = Bench(tmp_path_factory.mktemp("ran"), **SETTINGS)
+    made = run_monitor(bench, every=3)
+    bench.kill()
+    yield made
+    bench.log.close()

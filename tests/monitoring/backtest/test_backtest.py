@@ -1,0 +1,128 @@
+"""What a backtest says of policies, against judgements with known answers and the command over a real archive."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+
+from monitoring.backtest.__main__ import main
+from monitoring.backtest.run import backtest
+from monitoring.backtest.settings import CostSettings, JudgingSettings
+from monitoring.deciding.decision import Action, Decision, Judgement
+from monitoring.measures.kpis import Kpis
+from tests.monitoring.backtest.conftest import CHANGED_AT, SETTINGS
+from tests.monitoring.conftest import WINDOW
+
+SETTINGS_10 = JudgingSettings(attribution_window_seconds=10.0, cooldown_seconds=100.0, daily_budget=2)
+
+
+def judged(actions: str, *, every: float = 50.0, auc: float = 0.7, baseline: float | None = 0.8) -> list[Judgement]:
+    """A judgement every `every` seconds: `.` all is well, `!` retrain."""
+    made = []
+    for number, sign in enumerate(actions):
+        decision = Decision(
+            policy="threshold",
+            action=Action.RETRAIN if sign == "!" else Action.OK,
+            reason="r",
+            numbers={"version": 1.0},
+        )
+        kpis = Kpis(
+            version=1, rows=10, clicks=5, auc=auc, auc_low=None, auc_high=None, log_loss=None, calibration=None, ctr=0.5
+        )
+        known = None if baseline is None else {"auc": baseline, "low": baseline, "high": baseline}
+        memory = {"matured_total": 100 * (number + 1), "baselines": {"1": known}}
+        made.append(
+            Judgement(
+                time=every * number, version=1, decision=decision, decisions=(decision,), kpis=kpis, memory=memory
+            )
+        )
+    return made
+
+
+def test_fires_are_what_the_live_restraint_lets_through():
+    """Fires at 60 s; running to 90 s and resting to 190 s; fires at 210 s; the budget of two is spent then."""
+    costs = CostSettings(run_seconds=30.0, gpu_hours_per_run=1.5)
+    found = backtest(judged(".!!!!!!!!!"), SETTINGS_10, costs)
+    assert [fire.time for fire in found.fires] == [60.0, 210.0]
+    assert found.held == 7
+    assert found.gpu_hours == 3.0
+
+
+def test_delay_and_false_alarms_need_the_time_of_the_change():
+    unknown = backtest(judged("!...!"), SETTINGS_10, CostSettings(run_seconds=0.0))
+    assert (unknown.false_alarms, unknown.delay_seconds, unknown.delay_rows) == (None, None, None)
+    known = backtest(judged("!...!"), SETTINGS_10, CostSettings(run_seconds=0.0, drift_at=100.0))
+    assert (known.false_alarms, known.delay_seconds) == (1, 110.0)
+    assert known.delay_rows == 300, "matured up to the fire's point, less those up to the last one before the change"
+
+
+def test_a_change_that_nobody_noticed_has_no_delay():
+    found = backtest(judged("....."), SETTINGS_10, CostSettings(drift_at=100.0))
+    assert (found.false_alarms, found.delay_seconds, found.delay_rows) == (0, None, None)
+
+
+def test_auc_lost_is_the_area_below_the_baseline_until_the_fire():
+    found = backtest(judged("....!..", auc=0.7), SETTINGS_10, CostSettings(drift_at=65.0))
+    # From the point at 110 s (the first after 65 s) to the fire at 210 s, 0.1 below.
+    times = np.array([60.0, 110.0, 160.0, 210.0])
+    assert found.auc_hours_lost == pytest.approx(0.1 * (times[-1] - times[0]) / 3600)
+    assert backtest(judged(".....", auc=0.9), SETTINGS_10, CostSettings()).auc_hours_lost == 0.0
+
+
+def test_without_a_baseline_no_loss_is_named():
+    assert backtest(judged("....", baseline=None), SETTINGS_10, CostSettings()).auc_hours_lost is None
+    assert backtest([], SETTINGS_10, CostSettings()).auc_hours_lost is None
+
+
+FLAGS = [
+    f"--{name.replace('_', '-')}={value}"
+    for name, value in {**SETTINGS, "attribution_window_seconds": WINDOW, "run_seconds": 10}.items()
+]
+
+
+def test_the_command_compares_policies_on_one_archive(ran, tmp_path, capsys):
+    page = tmp_path / "backtest.html"
+    command = [str(ran.archive), *FLAGS, "--policy", "threshold", f"--drift-at={CHANGED_AT}", f"--html={page}"]
+    assert main([*command, "--json"]) == 0
+    (told,) = json.loads(capsys.readouterr().out)
+    assert told["policies"] == "threshold"
+    assert told["false_alarms"] == 0
+    lines = [json.loads(line) for line in ran.lines]
+    first = next(line["time"] for line in lines if line["action"] == "retrain")
+    assert told["delay_seconds"] == pytest.approx(first + WINDOW - CHANGED_AT)
+    assert told["decision_points"] == len(lines)
+    text = page.read_text()
+    assert text.count("<polyline") >= 2
+    assert "the world changes" in text
+    assert "<script" not in text
+    assert main(command) == 0
+    assert "threshold" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("arguments", "expected"),
+    [
+        (["--policy", "guess"], "policies is 'guess', expected some of"),
+        (["--start", "3026-01-01"], "0 matured rows"),
+        (["--run-seconds=-1"], "run_seconds is -1.0, expected at least 0"),
+    ],
+)
+def test_misuse_is_told_by_name(ran, capsys, arguments, expected):
+    main([str(ran.archive), *arguments])
+    told = capsys.readouterr()
+    assert expected in told.err + told.out
+
+
+def test_a_folder_without_records_is_refused(tmp_path, capsys):
+    assert main([str(tmp_path)]) == 2
+    assert "expected a monitor's archive or a lake" in capsys.readouterr().err
+
+
+def test_evergreen_backtest_is_a_command(tmp_path):
+    command = [sys.executable, "-m", "pipelines", "backtest", "--help"]
+    done = subprocess.run(command, capture_output=True, text=True, check=True, timeout=60)
+    assert "--auc-threshold" in done.stdout
