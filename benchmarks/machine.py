@@ -26,7 +26,7 @@ def facts() -> dict[str, Any]:
         "cores": os.cpu_count(),
         "memory_gib": round(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30, 1),
         "python": sys.version.split()[0],
-        **{name: _version(name) for name in ("torch", "numpy", "pyarrow", "pandas", "deepctr-torch")},
+        **{name: version_of(name) for name in ("torch", "numpy", "pyarrow", "pandas", "deepctr-torch")},
         "revision": revision + (" with changes" if changed else "") if revision else None,
         "load_average": round(os.getloadavg()[0], 2),
     }
@@ -67,7 +67,8 @@ def _own_seconds() -> float:
     return sum(u.ru_utime + u.ru_stime for u in used)
 
 
-def _version(name: str) -> str | None:
+def version_of(name: str) -> str | None:
+    """Version of an installed distribution; None where it is not."""
     try:
         return importlib.metadata.version(name)
     except importlib.metadata.PackageNotFoundError:

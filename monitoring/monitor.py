@@ -12,34 +12,38 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-import numpy as np
-
-from components.contracts.errors import ContractError
+from components.contracts.errors import ContractError, TemporaryError
 from components.contracts.event_log import Delivery, Subscriber
-from components.contracts.records import OutcomeBatch, PredictionBatch, decode
-from monitoring.acting.restraint import restrain
-from monitoring.acting.retraining import IDLE, Retraining
+from components.contracts.records import CLICK, CONVERSION, OutcomeBatch, PredictionBatch
+from monitoring.acting.acting import Acting
+from monitoring.acting.ledger import Ledger
+from monitoring.acting.retraining import Guard
 from monitoring.acting.trigger import Trigger
-from monitoring.deciding.decision import Action, Decision
-from monitoring.deciding.evidence import Evidence, MaturedRows, Memory
-from monitoring.deciding.threshold import ThresholdPolicy
+from monitoring.deciding.policies import policy_names
+from monitoring.drift.kept import KeptWatch
+from monitoring.drift.references import StoredReferences
+from monitoring.drift.watch import DriftWatch
 from monitoring.journal import Journal
-from monitoring.measures.kpis import Kpis, measure
-from monitoring.measures.window import VersionWindows
+from monitoring.judging import KeptJudge
+from monitoring.measuring import Measuring
 from monitoring.memory.archive import Archive, no_checkpoint
 from monitoring.memory.intake import Watermark, read_record
-from monitoring.memory.join import attribute_clicks, due_before
-from monitoring.memory.store import MaturedRequest, Store, Waiting
+from monitoring.memory.join import due_before, mature_request, settle_request
+from monitoring.memory.rows import LateOutcome, MaturedRequest
+from monitoring.memory.store import Store
 from monitoring.settings import MonitorSettings
-from monitoring.showing.exposition import Exposition, Snapshot
+from monitoring.showing.exposition import Exposition
+from monitoring.showing.snapshot import Snapshot
 
 logger = logging.getLogger(__name__)
 
 MATURE_REQUESTS = 2000
 """Most requests matured in one transaction."""
 FORGET_SECONDS = 600.0
-STALE_SECONDS = 900.0
-"""KPIs of a version without a new row for longer are shown no more: its window says nothing of the present."""
+ORPHAN_SECONDS = 3600.0
+"""How long, beyond its window, an outcome waits for a request that nobody knows; then it is archived as late."""
+_LAST_MOMENT = 2e-6
+"""Seconds; more than times are rounded by where judgement counts in microseconds."""
 TICK_PULLS = 20
 """Most pulls in one turn: under a flood the loop still measures, and shows that it lives."""
 
@@ -52,9 +56,10 @@ class Monitor:
         settings: MonitorSettings,
         *,
         subscriber: Subscriber,
-        lease_seconds: float,
         store: Store,
         trigger: Trigger | None,
+        ledger: Ledger | None = None,
+        guard: Guard = lambda: None,
         exposition: Exposition | None = None,
         clock: Callable[[], float] = time.time,
         checkpoint: Callable[[str], None] = no_checkpoint,
@@ -64,9 +69,10 @@ class Monitor:
         Args:
             settings: See `MonitorSettings`.
             subscriber: The record log.
-            lease_seconds: How long the log keeps a killed predecessor's messages from us.
             store: The memory.
             trigger: Runs the pipeline; None = only notify.
+            ledger: What all replicas must see; None = this is the only replica.
+            guard: Called before anything is started; raises where this replica may not act.
             exposition: Shown over HTTP.
             clock: Seconds since the epoch.
             checkpoint: Called with the name of each step that a crash may follow; tests crash there.
@@ -75,34 +81,32 @@ class Monitor:
         self._clock, self._checkpoint = clock, checkpoint
         self._exposition = exposition or Exposition()
         self.journal = Journal(settings.state, clock)
-        self._archive = Archive(
-            settings.archive,
-            store,
-            roll_rows=settings.archive_roll_rows,
-            roll_seconds=settings.archive_roll_seconds,
-            keep_rows=settings.window_rows,
-            checkpoint=checkpoint,
-        )
-        self.retraining = Retraining(
+        self._archive = _open_archive(settings, store, checkpoint)
+        self.acting = Acting(
+            settings,
             store=store,
+            ledger=ledger,
             archive=self._archive,
             trigger=trigger,
             journal=self.journal,
-            settings=settings,
-            upload_wait_seconds=settings.upload_wait_seconds,
+            clock=clock,
+            guard=guard,
             checkpoint=checkpoint,
         )
-        self.windows = VersionWindows(settings.window_rows)
+        self.retraining = self.acting.retraining
+        self._measuring = Measuring(settings, store, clock)
+        self.windows = self._measuring.windows
         known = store.read_document("versions") or {"seen": []}
         self._versions_seen = set(known["seen"])
         self.windows.canaries = set(known.get("canaries", []))  # absent in a state folder older than canaries
+        self._judging = KeptJudge(settings, store, self.journal, checkpoint)
         self._rebuild_windows()
-        self._watermark = Watermark(started_at=clock(), lease_seconds=lease_seconds)
-        self._kpis: dict[int, Kpis] = {}
+        watch = DriftWatch(StoredReferences(settings.store), settings)
+        self._drift = KeptWatch(watch, store, self.journal, clock)
+        self._watermark = Watermark()
         self._last_record_time: float | None = None
-        self._told: Action | None = None
-        self._measured_at: dict[int, float] = {}
         self._decision = ""
+        self._decisions: tuple[dict[str, Any], ...] = ()
         self._forget_at = clock() + FORGET_SECONDS
         self._tell_started()
 
@@ -110,23 +114,33 @@ class Monitor:
         """One turn of the loop.
 
         Raises:
-            TemporaryError: the log is busy; the next turn repeats what is missing.
+            TemporaryError: the log is busy, or the disk is full; the next turn repeats what is missing.
         """
         self._drain(TICK_PULLS)
+        self._close_drift()
         touched = self._mature()
-        self._tell_archived(self._archive.roll(self._clock()))
+        self._settle()
+        not_archived = self._roll()
         if touched:
             self._measure(touched)
-            self._judge()
-        self.retraining.step(self._clock())
+        self._measuring.estimate_open(self._watermark.time)
+        self._judge()
+        self.acting.step(self._clock(), log_problem=self._subscriber.problem())
         self._forget()
         self._exposition.beat(self._snapshot())
+        if not_archived is not None:
+            raise not_archived
 
     def stop(self) -> None:
         """Takes in what is in the log now, archives every matured row; the others stay for the next start."""
         # What comes in meanwhile is for the next start: under a flood the stop would never end.
-        self._drain(1 + self._subscriber.backlog() // self._settings.pull_messages)
-        if touched := self._mature():
+        backlog = self._subscriber.backlog()
+        self._drain(TICK_PULLS if backlog is None else 1 + backlog // self._settings.pull_messages)
+        self._close_drift()
+        self._drift.keep({})
+        touched = self._mature()
+        self._settle()
+        if touched:
             self._measure(touched)
         self._tell_archived(self._archive.flush())
         self._exposition.beat(self._snapshot())
@@ -138,8 +152,11 @@ class Monitor:
         )
 
     def _rebuild_windows(self) -> None:
-        for request in self._store.newest_rows():
+        requests = list(self._store.newest_rows())
+        for request in requests:
             self._watch(request)
+        self._measuring.watch_settled(self._store.newest_settled())
+        self._judging.restore(requests)
         if newest := self._store.newest_waiting():
             self.windows.note_prediction(newest[1], min(newest[0], self._clock()))
 
@@ -164,8 +181,8 @@ class Monitor:
                 self._checkpoint("intake.pulled")
                 self._take_in(deliveries, pulled_at)
             if len(deliveries) < self._settings.pull_messages:
-                self._watermark.drained(pulled_at, self._subscriber.backlog())
-                return
+                break
+        self._watermark.move(self._subscriber.read_up_to())
 
     def _take_in(self, deliveries: list[Delivery], now: float) -> None:
         predictions: list[tuple[PredictionBatch, bytes]] = []
@@ -182,7 +199,8 @@ class Monitor:
             else:
                 outcomes.append(record)
         unusable = [(delivery.message_id, reason) for delivery, reason in bad]
-        self._store.add(predictions, outcomes, unusable, now=now)
+        joined = (CLICK, CONVERSION) if self._settings.conversion_window_seconds else (CLICK,)
+        self._drift.observe(self._store.add(predictions, outcomes, unusable, now=now, joined=joined))
         self._checkpoint("intake.stored")
         aside = {delivery.token for delivery, _ in bad}
         self._subscriber.acknowledge([d.token for d in deliveries if d.token not in aside])
@@ -190,6 +208,7 @@ class Monitor:
         for delivery, reason in bad:
             self._subscriber.set_aside(delivery.token, reason)
         if bad:
+            self._checkpoint("intake.set_aside")
             first, reason = bad[0]
             text = f"{len(bad)} messages, the first {first.message_id}: {reason}"
             self.journal.tell("set_aside", text, messages=len(bad), message_id=first.message_id)
@@ -199,6 +218,7 @@ class Monitor:
         for batch in batches:
             # A client whose clock is ahead must not name the serving version until we get there.
             predicted_at = min(batch.time, now)
+            self._judging.judge.note_prediction(batch.time, batch.model_version, is_canary=batch.canary)
             changed = self.windows.note_arm(batch.model_version, is_canary=batch.canary)
             self.windows.note_prediction(batch.model_version, predicted_at)
             self._last_record_time = max(predicted_at, self._last_record_time or 0.0)
@@ -224,38 +244,46 @@ class Monitor:
         before = due_before(self._watermark.time, window_seconds=window_seconds)
         while waiting := self._store.waiting(before, MATURE_REQUESTS):
             counts: dict[str, float] = {}
-            requests = [self._label(request, counts) for request in waiting]
-            self._store.mature(requests, counts, now=self._clock())
+            late: list[LateOutcome] = []
+            windows = {"click_window": window_seconds, "conversion_window": self._settings.conversion_window_seconds}
+            requests = [mature_request(request, counts, late, **windows) for request in waiting]
+            awaits = bool(self._settings.conversion_window_seconds)
+            self._store.mature(requests, counts, now=self._clock(), late=late, awaits_conversions=awaits)
             self._checkpoint("join.matured")
             for request in requests:
                 self._watch(request)
+                self._judging.judge.observe(request)
                 touched.add(request.model_version)
+            # Others of the last one's time may be in the next bite.
+            self._judging.decide(before if len(requests) < MATURE_REQUESTS else requests[-1].time - _LAST_MOMENT)
+        self._judging.decide(before)
         return touched
 
-    def _label(self, waiting: Waiting, counts: dict[str, float]) -> MaturedRequest:
-        batch = decode(waiting.payload)
-        assert isinstance(batch, PredictionBatch)
-        found = attribute_clicks(
-            len(batch), batch.time, waiting.clicks, window_seconds=self._settings.attribution_window_seconds
-        )
-        counts["late_outcome"] = counts.get("late_outcome", 0) + found.num_too_late
-        counts["unmatched_outcome"] = counts.get("unmatched_outcome", 0) + found.num_unmatched
-        return MaturedRequest(batch.request_id, batch.time, batch.model_version, found.labels, batch.scores)
+    def _settle(self) -> None:
+        """Makes conversions final whose own window has closed."""
+        if self._watermark.time is None:
+            return
+        # Where they are awaited no longer, what had waited is settled by what came until then.
+        window = self._settings.conversion_window_seconds or self._settings.attribution_window_seconds
+        before = due_before(self._watermark.time, window_seconds=window)
+        while unsettled := self._store.unsettled(before, MATURE_REQUESTS):
+            late: list[LateOutcome] = []
+            settled = [settle_request(each, events, late, conversion_window=window) for each, events in unsettled]
+            self._store.settle(settled, now=self._clock(), late=late, keep=self._settings.window_rows)
+            self._checkpoint("join.settled")
+            self._measuring.watch_settled(settled)
 
     def _watch(self, request: MaturedRequest) -> None:
-        self.windows.update(request.model_version, request.time, request.labels, request.scores)
+        self._measuring.watch(request)
 
     # -- numbers and judgement
 
     def _measure(self, versions: set[int]) -> None:
-        for version in sorted(versions & set(self.windows.versions)):
-            window = self.windows[version]
-            self._kpis[version] = measure(version, window.labels, window.scores)
-            self._measured_at[version] = self._clock()
+        for kpis in self._measuring.measure(versions):
             counters = self._store.counters
             self.journal.measure(
                 {
-                    **dataclasses.asdict(self._kpis[version]),
+                    **dataclasses.asdict(kpis),
                     "backlog": self._subscriber.backlog(),
                     "matured_total": int(counters.get("matured", 0)),
                     "pending": self._store.num_pending_rows,
@@ -264,46 +292,31 @@ class Monitor:
             )
 
     def _judge(self) -> None:
-        version = self.windows.serving_version
-        if version not in self._kpis:
+        """Acts on the newest judgement of this turn."""
+        if (judgement := self._judging.take()) is None:
             return
-        now = self._clock()
-        matured_total = int(self._store.counters.get("matured", 0))
-        memory: Memory = self._store.read_document("judge") or {}
-        nothing = MaturedRows(
-            labels=np.zeros(0, np.uint8), scores=np.zeros(0, np.float32), groups=np.zeros(0, np.int64)
+        decision = self.acting.consider(
+            judgement.decision, judgement.decisions, now=self._clock(), data_until=judgement.time
         )
-        evidence = Evidence(
-            time=now,
-            version=version,
-            serving_since=now,
-            kpis=self._kpis[version],
-            rows=nothing,
-            matured_total=matured_total,
-            baseline=None,
-            drift=None,
-        )
-        decision, kept = ThresholdPolicy(self._settings).decide(evidence, memory)
-        if kept != memory:
-            self._store.write_documents({"judge": dict(kept)})
-        decision = restrain(decision, self.retraining.memory, self._settings, now=now)
-        self._tell_change(decision)
-        if decision.action is Action.RETRAIN and self.retraining.progress.phase == IDLE:
-            self.retraining.begin(decision, now=now)
-
-    def _tell_change(self, decision: Decision) -> None:
-        """Events for the first breach, for a hold and for the recovery; a request tells of itself."""
         self._decision = f"{decision.action.value}: {decision.reason}"
-        action, told = decision.action, self._told
-        if action is Action.RETRAIN:
-            self._told = Action.BREACH
-        elif action is Action.HELD or (action is Action.BREACH and told is None):
-            if action is not told:
-                self.journal.tell(action.value, decision.reason, **decision.numbers)
-            self._told = action
-        elif action is Action.OK and told is not None:
-            self.journal.tell("recovered", decision.reason, **decision.numbers)
-            self._told = None
+        self._decisions = tuple(dataclasses.asdict(each) for each in judgement.decisions)
+
+    def _close_drift(self) -> None:
+        """Tells the judge of the buckets of features that ended, and keeps what is open."""
+        if reports := self._drift.close(self._watermark.time):
+            for report in reports:
+                self._judging.judge.note_drift(report.evidence())
+            known = {"judge": self._judging.judge.memory()}
+            self._drift.keep(known, reports)
+        self._drift.keep_if_due()
+
+    def _roll(self) -> TemporaryError | None:
+        """Writes what is due to the archive; why it could not. A full disk is no reason not to judge."""
+        try:
+            self._tell_archived(self._archive.roll(self._clock()))
+        except TemporaryError as error:
+            return error
+        return None
 
     def _tell_archived(self, files: list[tuple[str, int]]) -> None:
         for name, rows in files:
@@ -313,22 +326,47 @@ class Monitor:
         now = self._clock()
         if now >= self._forget_at:
             self._archive.waiting_for_upload()
-            self._store.forget(before=now - self._settings.keep_ids_seconds)
+            windows = (self._settings.attribution_window_seconds, self._settings.conversion_window_seconds)
+            self._store.forget(
+                before=now - self._settings.keep_ids_seconds, orphans_before=now - max(windows) - ORPHAN_SECONDS
+            )
+            self._checkpoint("store.forgotten")
             self._forget_at = now + FORGET_SECONDS
 
     def _snapshot(self) -> Snapshot:
         progress: dict[str, Any] = dataclasses.asdict(self.retraining.progress)
-        stale = self._clock() - STALE_SECONDS
         return Snapshot(
+            time=self._clock(),
             counters=dict(self._store.counters),
             pending_rows=self._store.num_pending_rows,
             log_backlog=self._subscriber.backlog(),
+            log_read_up_to=self._watermark.time,
+            log_problem=self._subscriber.problem(),
             last_record_time=self._last_record_time,
             serving_version=self.windows.serving_version,
-            windows=tuple(kpis for version, kpis in sorted(self._kpis.items()) if self._measured_at[version] > stale),
+            windows=self._measuring.shown,
+            open_labels=self._measuring.open_labels,
+            drift=self._drift.shown(self.windows.serving_version),
             decision=self._decision or None,
-            retraining={**progress, "restraint": dataclasses.asdict(self.retraining.memory)},
+            decisions=self._decisions,
+            threshold=self._settings.auc_threshold if "threshold" in policy_names(self._settings.policies) else None,
+            retraining={
+                **progress,
+                "restraint": dataclasses.asdict(self.retraining.memory),
+                "told": self.acting.shown(self._clock()),
+            },
         )
 
 
 _TIMELINE_COUNTERS = (("duplicate", "s"), ("set_aside", ""), ("archived", ""), ("late_outcome", "s"))
+
+
+def _open_archive(settings: MonitorSettings, store: Store, checkpoint: Callable[[str], None]) -> Archive:
+    return Archive(
+        settings.archive,
+        store,
+        roll_rows=settings.archive_roll_rows,
+        roll_seconds=settings.archive_roll_seconds,
+        keep_rows=settings.window_rows,
+        checkpoint=checkpoint,
+    )

@@ -17,8 +17,13 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from components.contracts.errors import ContractError
-from monitoring.acting.restraint import RestraintSettings
-from monitoring.deciding.threshold import ThresholdSettings
+from components.contracts.uris import local_path, typed_uri
+from monitoring.acting.settings import ActingSettings
+from monitoring.deciding.judge import JudgeSettings
+from monitoring.deciding.policies import PolicySettings
+from monitoring.drift.settings import DriftSettings
+from monitoring.json_logs import FORMATS, TEXT
+from monitoring.measures.window import WindowSettings
 
 ENVIRONMENT_PREFIX = "EVERGREEN_MONITOR_"
 TRIGGERS = ("none", "local", "kubeflow")
@@ -26,11 +31,11 @@ S = TypeVar("S")
 
 
 @dataclass(frozen=True, kw_only=True)
-class MonitorSettings(ThresholdSettings, RestraintSettings):
+class MonitorSettings(JudgeSettings, PolicySettings, ActingSettings, WindowSettings, DriftSettings):
     """Settings of one monitor process."""
 
     log: str
-    """URL of the record log: `sqlite:///<path>[?lease_seconds=<s>]`."""
+    """URL of the record log: `sqlite:///<path>`, `pubsub://<project>/<topic>` or `kafka://<host>:<port>/<topic>`."""
     state: Path
     """Folder of the monitor's memory, timeline and events; survives restarts, one monitor at a time."""
     archive: Path
@@ -41,10 +46,10 @@ class MonitorSettings(ThresholdSettings, RestraintSettings):
     """Address of /metrics, /healthz and /status."""
     http_port: int = 9464
     """Port of the same; 0 = a free one, written to `<state>/http.json`."""
-    window_rows: int = 20_000
-    """Newest matured rows of each model version that the KPIs are computed over."""
-    attribution_window_seconds: float = 1800.0
-    """How long after its prediction a click counts; the label is final when this has passed."""
+    log_format: str = TEXT
+    """Lines on standard error: `text` for people, `json` for a cluster's log collector."""
+    conversion_window_seconds: float = 0.0
+    """How long after its prediction a conversion counts; 0 = not awaited: archived for the lake, and in no number."""
     archive_roll_rows: int = 50_000
     """Matured rows that fill an archive file."""
     archive_roll_seconds: float = 300.0
@@ -78,22 +83,33 @@ class MonitorSettings(ThresholdSettings, RestraintSettings):
 
     def __post_init__(self) -> None:
         """Refuses settings that cannot work."""
-        ThresholdSettings.__post_init__(self)
-        RestraintSettings.__post_init__(self)
-        at_least_one = ("window_rows", "archive_roll_rows", "pull_messages")
+        JudgeSettings.__post_init__(self)
+        PolicySettings.__post_init__(self)
+        ActingSettings.__post_init__(self)
+        WindowSettings.__post_init__(self)
+        DriftSettings.__post_init__(self)
+        at_least_one = ("archive_roll_rows", "pull_messages")
         for name in at_least_one:
             if getattr(self, name) < 1:
                 raise ContractError(f"{name} is {getattr(self, name)}, expected at least 1")
         if self.window_rows < 2 * self.min_clicks:
             needed = f"{2 * self.min_clicks}: min_clicks clicks and as many rows without one, or no window is judged"
             raise ContractError(f"window_rows is {self.window_rows}, expected at least {needed}")
-        for name in ("attribution_window_seconds", "archive_roll_seconds", "upload_wait_seconds", "keep_ids_seconds"):
+        for name in (
+            "attribution_window_seconds",
+            "conversion_window_seconds",
+            "archive_roll_seconds",
+            "upload_wait_seconds",
+            "keep_ids_seconds",
+        ):
             if not getattr(self, name) >= 0:
                 raise ContractError(f"{name} is {getattr(self, name)}, expected at least 0")
         if not self.tick_seconds > 0:
             raise ContractError(f"tick_seconds is {self.tick_seconds}, expected above 0")
         if not 0 <= self.http_port < 65536:
             raise ContractError(f"http_port is {self.http_port}, expected 0 to 65535")
+        if self.log_format not in FORMATS:
+            raise ContractError(f"log_format is {self.log_format!r}, expected one of {', '.join(FORMATS)}")
         self._check_trigger()
 
     def _check_trigger(self) -> None:
@@ -113,17 +129,30 @@ class UploaderSettings:
 
     archive: Path
     """The monitor's archive."""
-    lake: Path
-    """Where sealed files go, under `day=YYYY-MM-DD/`."""
+    lake: str
+    """Where sealed files go, under `day=YYYY-MM-DD/`: a folder, or gs://bucket/prefix."""
     interval_seconds: float = 5.0
-    """Pause between two looks at the archive."""
+    """Pause between two looks at the archive; longer and longer, up to 5 minutes, while the lake cannot be reached."""
+    once: bool = False
+    """Move what is sealed now and end, as a CronJob does; else until SIGTERM."""
 
     def __post_init__(self) -> None:
         """Refuses settings that cannot work."""
         if not self.interval_seconds > 0:
             raise ContractError(f"interval_seconds is {self.interval_seconds}, expected above 0")
-        if self.archive.resolve() == self.lake.resolve():
+        if self.lake_uri.startswith("gs://"):
+            return
+        try:
+            folder = local_path(self.lake_uri)
+        except ContractError as error:
+            raise ContractError(f"lake is {self.lake!r}, expected a folder or gs://bucket/prefix") from error
+        if self.archive.resolve() == folder.resolve():
             raise ContractError(f"lake is {self.lake}, expected another folder than the archive")
+
+    @property
+    def lake_uri(self) -> str:
+        """The lake as `storage.locations.open_objects` takes it; a relative path counts from the working folder."""
+        return typed_uri(str(self.lake))
 
 
 def build_parser(settings: type[Any], *, prog: str, description: str) -> argparse.ArgumentParser:

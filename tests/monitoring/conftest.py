@@ -128,7 +128,6 @@ class Bench:
         self.monitor = Monitor(
             self.settings,
             subscriber=self.log,
-            lease_seconds=5.0,
             store=self.store,
             trigger=self.trigger,
             clock=self.clock,

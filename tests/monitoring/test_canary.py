@@ -10,7 +10,7 @@ import pytest
 from components.contracts.errors import ContractError
 from components.contracts.records import decode, encode
 from monitoring.measures.window import VersionWindows
-from monitoring.memory.archive import SCHEMA, SHADOW_SCHEMA, build_table
+from monitoring.memory.archive_table import SCHEMA, SHADOW_SCHEMA, build_table
 from monitoring.memory.intake import read_record
 from monitoring.memory.store import ArchiveRow
 from tests.monitoring.conftest import START, WINDOW, prediction, publish

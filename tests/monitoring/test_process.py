@@ -50,6 +50,7 @@ class Processes:
             "store": self.folder / "store",
             "http_port": 0,
             "tick_seconds": 0.05,
+            "decide_seconds": 0.1,
             "attribution_window_seconds": 1.0,
             "archive_roll_rows": 200,
             **flags,
@@ -152,6 +153,7 @@ def test_drift_starts_one_local_run_that_survives_the_monitors_death(processes, 
     p = processes
     command = shlex.join([sys.executable, "-c", RUN.format(folder=str(p.folder), code=code)])
     flags = {"trigger": "local", "run_command": command, "min_clicks": 20, "consecutive_breaches": 1}
+    flags |= {"decide_seconds": 0.1}
     flags |= {"upload_wait_seconds": 30.0, "attribution_window_seconds": 0.2}
     uploader = p.start("monitoring.uploader", {"archive": p.archive, "lake": p.lake, "interval_seconds": 0.05})
     monitor = p.monitor(**flags)
@@ -182,16 +184,18 @@ def test_drift_starts_one_local_run_that_survives_the_monitors_death(processes, 
     assert p.end(uploader) == 0
     (request_id,) = (p.folder / "runs.txt").read_text().split()
     assert [(event["request_id"], event["outcome"]) for event in ended()] == [(request_id, outcome)]
-    kinds = [event["kind"] for event in read_events(p.state)]
+    # Killed between an act and its record, the monitor tells of the act again.
+    kinds = list(dict.fromkeys(event["kind"] for event in read_events(p.state)))
     order = ["decision", "archived", "uploaded", "requested", "run_started", "run_ended"]
     assert [kind for kind in kinds if kind in order and kind != "archived"] == [k for k in order if k != "archived"]
-    assert read_events(p.state)[kinds.index("decision")]["auc"] == pytest.approx(0.5, abs=0.1)
+    (decision,) = [event for event in read_events(p.state) if event["kind"] == "decision"]
+    assert decision["auc"] == pytest.approx(0.5, abs=0.1)
 
 
-def test_two_monitors_cannot_share_a_state_folder(processes):
-    first = processes.monitor()
-    wait_until((processes.state / "http.json").exists, what="the first monitor")
-    second = processes.monitor()
+def test_without_a_lease_two_monitors_cannot_share_a_state_folder(processes):
+    first = processes.monitor(lease="none")
+    wait_until((processes.state / "events.jsonl").exists, what="the first monitor")
+    second = processes.monitor(lease="none")
     assert second.wait(20) == 1
     assert "is held by another monitor" in (processes.folder / "monitoring.1.log").read_text()
     assert first.poll() is None
@@ -200,7 +204,7 @@ def test_two_monitors_cannot_share_a_state_folder(processes):
 @pytest.mark.parametrize(
     ("flags", "message"),
     [
-        ({"log": "kafka://broker/topic"}, "log is 'kafka://broker/topic', expected sqlite:///<path>"),
+        ({"log": "ftp://broker/topic"}, "log is 'ftp://broker/topic', expected sqlite:///<path>"),
         ({"log": "sqlite:///no/such/folder/log.db"}, "no/such/folder is no folder"),
         ({"trigger": "local"}, "run_command is empty"),
         ({"window_rows": 0}, "window_rows is 0, expected at least 1"),

@@ -1,0 +1,269 @@
+"""The status page: one HTML file without script or outside asset, made anew for each request, readable on a phone.
+
+In: the exposition, the near past, the time. Out: HTML. Everything that a record or a file may have written is escaped.
+Lines are drawn by `components.charts`; answering requests is left to `showing.server`.
+"""
+
+from __future__ import annotations
+
+import html
+from collections.abc import Iterable, Mapping, Sequence
+from datetime import datetime, timezone
+from typing import Any
+
+from components.charts.line_chart import Line, Mark, line_chart
+from monitoring.measures.kpis import Kpis
+from monitoring.showing.exposition import Exposition
+from monitoring.showing.history import History
+from monitoring.showing.page_style import STYLE
+from monitoring.showing.snapshot import STANDBY, Snapshot
+
+REFRESH_SECONDS = 15
+MARKED_EVENTS = {
+    "decision": "trigger",
+    "release": "release",
+    "rollback": "rollback",
+    "promote": "promoted",
+    "drift": "feature drift",
+}
+"""Kinds of events with a mark in the chart, and what it says."""
+QUIET_EVENTS = ("archived", "uploaded", "started", "stopped")
+"""Kinds that are left out of the list: they come by the minute and change nothing that anybody decides."""
+MAX_EVENTS = 40
+MAX_DRIFT_ROWS = 12
+COLORS = ("#2563eb", "#059669", "#9333ea", "#b45309", "#be185d", "#0e7490", "#4d7c0f", "#7c2d12")
+UNITS = ((120.0, 1.0, "s"), (7200.0, 60.0, "min"), (172_800.0, 3600.0, "h"), (float("inf"), 86_400.0, "d"))
+"""Longest span drawn in a unit, the unit in seconds, its name."""
+
+
+def status_page(exposition: Exposition, history: History, *, now: float) -> str:
+    """The page as of `now`, seconds since the epoch."""
+    shown = exposition.snapshot
+    body = [
+        "<h1>Evergreen monitor</h1>",
+        _health(exposition, now),
+        _tiles(shown, now),
+        "<h2>AUC</h2>",
+        _auc_chart(shown, history, now) or "<p>No window has an AUC yet.</p>",
+        _decisions(shown),
+        "<h2>Model versions</h2>",
+        _versions(shown.windows, shown.serving_version),
+        _open_labels(shown.open_labels, now),
+        "<h2>Feature drift</h2>",
+        _drift(shown.drift, now),
+        "<h2>Acting</h2>",
+        _acting(shown, now),
+        "<h2>Events</h2>",
+        _events(history.events, now),
+        f"<p class=foot>As of {_moment(now)}; read again every {REFRESH_SECONDS} s. "
+        "For machines: <code>/status</code>, <code>/metrics</code>, <code>/healthz</code>, <code>/readyz</code>.</p>",
+    ]
+    return (
+        '<!doctype html><html lang="en"><head><meta charset="utf-8">'
+        '<meta name="viewport" content="width=device-width, initial-scale=1">'
+        f'<meta http-equiv="refresh" content="{REFRESH_SECONDS}"><title>Evergreen monitor</title>'
+        f"<style>{STYLE}</style></head><body>{''.join(body)}</body></html>\n"
+    )
+
+
+def _health(exposition: Exposition, now: float) -> str:
+    if reason := exposition.unhealthy():
+        return f'<p class="banner bad" id="health">Not working: {_text(reason)}</p>'
+    if reason := exposition.unready():
+        return f'<p class="banner bad" id="health">Not ready: {_text(reason)}</p>'
+    if exposition.snapshot.role == STANDBY:
+        return '<p class="banner wait" id="health">Standing by: another replica holds the lease.</p>'
+    last = exposition.snapshot.last_record_time
+    if last is None:
+        return '<p class="banner wait" id="health">Connected to the log; no prediction has come yet.</p>'
+    return f'<p class="banner good" id="health">Working; the newest prediction is {_span(now - last)} old.</p>'
+
+
+def _tiles(shown: Snapshot, now: float) -> str:
+    serving = next((kpis for kpis in shown.windows if kpis.version == shown.serving_version), None)
+    lag = None if shown.log_read_up_to is None else max(0.0, now - shown.log_read_up_to)
+    tiles = [
+        ("serving", "nothing yet" if shown.serving_version is None else f"version {shown.serving_version}"),
+        ("AUC, 95 %", "undefined" if serving is None or serving.auc is None else _with_band(serving)),
+        ("click rate", _share(serving.ctr if serving else None)),
+        ("log lag", "unknown" if lag is None else _span(lag)),
+        ("messages waiting", "unknown" if shown.log_backlog is None else f"{shown.log_backlog:,}"),
+        ("rows with open labels", f"{shown.pending_rows:,}"),
+        ("set aside", f"{int(shown.counters.get('set_aside', 0)):,}"),
+        ("rows archived", f"{int(shown.counters.get('archived', 0)):,}"),
+    ]
+    return (
+        '<div class="tiles">' + "".join(f"<div>{name}<b>{_text(value)}</b></div>" for name, value in tiles) + "</div>"
+    )
+
+
+def _auc_chart(shown: Snapshot, history: History, now: float) -> str:
+    versions = sorted({int(point["version"]) for point in history.points})
+    if not versions:
+        return ""
+    start = min(float(point["time"]) for point in history.points)
+    scale, unit = next((scale, unit) for span, scale, unit in UNITS if now - start <= span)
+    lines = []
+    for number, version in enumerate(versions):
+        points = [point for point in history.points if int(point["version"]) == version]
+        lines.append(
+            Line(
+                label=f"version {version}",
+                color=COLORS[number % len(COLORS)],
+                x=[(float(point["time"]) - now) / scale for point in points],
+                y=[point["auc"] for point in points],
+                low=[point["auc_low"] for point in points],
+                high=[point["auc_high"] for point in points],
+            )
+        )
+    marks = [
+        Mark(x=(float(event["time"]) - now) / scale, text=MARKED_EVENTS[event["kind"]])
+        for event in history.events
+        if event["kind"] in MARKED_EVENTS and float(event["time"]) >= start
+    ]
+    levels = [] if shown.threshold is None else [(shown.threshold, f"threshold {shown.threshold:.3f}")]
+    return line_chart(lines, y_label="AUC with its 95 % interval", marks=marks, levels=levels, x_unit=unit)
+
+
+def _decisions(shown: Snapshot) -> str:
+    rows = [[d["policy"], d["action"], d["reason"]] for d in shown.decisions]
+    return _table(["policy", "says", "because"], rows) if rows else "<p>No decision point has passed yet.</p>"
+
+
+def _versions(windows: Sequence[Kpis], serving: int | None) -> str:
+    if not windows:
+        return "<p>No label is final yet.</p>"
+    head = ["version", "rows", "clicks", "AUC, 95 %", "log loss", "norm. entropy", "calibration", "ECE", "click rate"]
+    head += ["conversion rate", "hit rate@k", "NDCG@k"]
+    rows = [
+        [
+            f"{kpis.version}{' (serving)' if kpis.version == serving else ''}",
+            f"{kpis.rows:,}",
+            f"{kpis.clicks:,}",
+            _with_band(kpis),
+            _number(kpis.log_loss),
+            _number(kpis.normalized_entropy),
+            _number(kpis.calibration),
+            _number(kpis.calibration_error),
+            _share(kpis.ctr),
+            _share(kpis.conversion_rate),
+            _number(kpis.hit_rate),
+            _number(kpis.ndcg),
+        ]
+        for kpis in windows
+    ]
+    return _table(head, rows, wide=True)
+
+
+def _open_labels(estimates: Sequence[Mapping[str, Any]], now: float) -> str:
+    if not estimates:
+        return ""
+    rows = []
+    for estimate in estimates:
+        final_at = estimate.get("final_at")
+        rows.append(
+            [
+                estimate["version"],
+                f"{estimate['open_rows']:,}",
+                *(
+                    _band(*(estimate[f"{name}{end}"] for end in ("", "_low", "_high")))
+                    for name in ("auc", "ctr", "log_loss")
+                ),
+                _band(*(estimate.get(f"cbpe_{name}") for name in ("auc", "low", "high"))),
+                "now" if final_at is None else f"in {_span(final_at - now)}",
+            ]
+        )
+    head = ["version", "open rows", "AUC", "click rate", "log loss", "AUC from scores alone", "final"]
+    return "<h2>While labels are open: estimate (hard bounds)</h2>" + _table(head, rows, wide=True)
+
+
+def _drift(drift: Mapping[str, Any] | None, now: float) -> str:
+    if drift is None:
+        return "<p>No bucket of predictions has been judged yet.</p>"
+    columns = sorted(drift["columns"], key=_worst_first)
+    num_drifted = sum(bool(row["drifted"]) for row in columns)
+    told = (
+        f"<p>{num_drifted} of {len(columns)} columns drifted in the {drift['rows']:,} predictions up to "
+        f"{_span(now - drift['bucket_end'])} ago, against the training rows of version {drift['version']}.</p>"
+    )
+    rows = [
+        [
+            row["column"],
+            "drifted" if row["drifted"] else "outlying" if row.get("outlying") else "",
+            f"{_number(row['distance'])} {row['measure']}",
+            _number(row["p_value"]),
+            f"{_share(row.get('missing_share_before'))} to {_share(row.get('missing_share'))}",
+            _share(row.get("outlier_rate")),
+        ]
+        for row in columns[: max(MAX_DRIFT_ROWS, num_drifted)]
+    ]
+    return told + _table(["column", "", "distance", "p", "missing", "outliers"], rows)
+
+
+def _worst_first(row: Mapping[str, Any]) -> tuple[bool, float, float]:
+    p_value = row["p_value"]
+    quiet = not row["drifted"] and not row.get("outlying")
+    return (quiet, 1.0 if p_value is None else p_value, -(row["distance"] or 0.0))
+
+
+def _acting(shown: Snapshot, now: float) -> str:
+    doing = shown.retraining
+    if not doing:
+        return "<p>Nothing is asked for.</p>"
+    restraint = doing.get("restraint", {})
+    rest = float(restraint.get("blocked_until", 0.0)) - now
+    request = doing.get("request") or {}
+    rows = [["request", f"{doing.get('phase', 'idle')} {request.get('request_id', '')}"]]
+    if rest > 0:
+        rows.append(["resting", f"{_span(rest)} more: {restraint.get('blocked_by', '')}"])
+    asked = [t for t in restraint.get("requested_at", ()) if now - float(t) < 86_400.0]
+    rows.append(["asked for in the last day", f"{len(asked)}"])
+    rows += [[name.replace("_", " "), str(value)] for name, value in doing.get("told", {}).items()]
+    return _table(["what", "state"], rows)
+
+
+def _events(events: Sequence[Mapping[str, Any]], now: float) -> str:
+    told = [event for event in events if event["kind"] not in QUIET_EVENTS][-MAX_EVENTS:][::-1]
+    if not told:
+        return "<p>None yet.</p>"
+    rows = [[f"{_span(now - float(e['time']))} ago", str(e["kind"]).replace("_", " "), e["text"]] for e in told]
+    return _table(["when", "what", "details"], rows)
+
+
+def _table(head: Sequence[str], rows: Iterable[Sequence[Any]], *, wide: bool = False) -> str:
+    heads = "".join(f"<th>{_text(name)}</th>" for name in head)
+    lines = "".join("<tr>" + "".join(f"<td>{_text(value)}</td>" for value in row) + "</tr>" for row in rows)
+    return f'<div class="scroll{" wide" if wide else ""}"><table><tr>{heads}</tr>{lines}</table></div>'
+
+
+def _with_band(kpis: Kpis) -> str:
+    return _band(kpis.auc, kpis.auc_low, kpis.auc_high)
+
+
+def _band(value: float | None, low: float | None, high: float | None) -> str:
+    if value is None and low is None:
+        return "undefined"
+    return f"{_number(value)} ({_number(low)} .. {_number(high)})" if low is not None else _number(value)
+
+
+def _number(value: float | None) -> str:
+    return "undefined" if value is None else f"{value:.3f}" if 0.0005 <= abs(value) < 100 else f"{value:.3g}"
+
+
+def _share(value: float | None) -> str:
+    return "undefined" if value is None else f"{100 * value:.3g} %"
+
+
+def _span(seconds: float) -> str:
+    for limit, scale, unit in ((120.0, 1.0, "s"), (7200.0, 60.0, "min"), (172_800.0, 3600.0, "h")):
+        if abs(seconds) < limit:
+            return f"{seconds / scale:.0f} {unit}"
+    return f"{seconds / 86_400.0:.0f} d"
+
+
+def _moment(time: float) -> str:
+    return datetime.fromtimestamp(time, timezone.utc).strftime("%Y-%m-%d %H:%M:%S UTC")
+
+
+def _text(value: Any) -> str:
+    return html.escape(str(value))

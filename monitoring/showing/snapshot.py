@@ -1,0 +1,48 @@
+"""What the loop puts on show, once per turn; a number that does not exist is None. Showing it is left to the others."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from monitoring.measures.kpis import Kpis
+
+LEADER, STANDBY = "leader", "standby"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Snapshot:
+    """Everything shown, as of one turn of the loop."""
+
+    time: float | None = None
+    """When it was made, seconds since the epoch; None before the first turn."""
+    role: str = LEADER
+    """`leader`, or `standby` while another replica holds the lease."""
+    counters: dict[str, float] = field(default_factory=dict)
+    """Everything counted since the state folder was created; see `monitoring.memory.store`."""
+    pending_rows: int = 0
+    """Rows whose attribution window is open."""
+    log_backlog: int | None = None
+    """Messages published and not acknowledged; None where the log cannot tell."""
+    log_read_up_to: float | None = None
+    """Every record published before this time is in; None = not known."""
+    log_problem: str | None = None
+    """Why nothing can arrive from the log; None while connected."""
+    last_record_time: float | None = None
+    """Time of the newest prediction."""
+    serving_version: int | None = None
+    windows: tuple[Kpis, ...] = ()
+    """One per model version."""
+    open_labels: tuple[Mapping[str, Any], ...] = ()
+    """`measures.open_labels` per model version, as JSON takes it."""
+    drift: Mapping[str, Any] | None = None
+    """The newest closed bucket of feature drift, as JSON takes it; None before one has closed."""
+    decisions: tuple[Mapping[str, Any], ...] = ()
+    """What each policy said at the last decision point: `policy`, `action`, `reason`, `numbers`."""
+    threshold: float | None = None
+    """AUC below which the threshold policy speaks of a breach; drawn on the page."""
+    decision: str | None = None
+    """The answer of all policies together, with its reason."""
+    retraining: dict[str, Any] = field(default_factory=dict)
+    """Where the request under way stands, and what restrains the next."""

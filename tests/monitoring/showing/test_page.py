@@ -1,0 +1,150 @@
+"""What the status page says, read as a browser's parser reads it; how it looks is test_page_in_browser's."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from html.parser import HTMLParser
+
+import pytest
+
+from components.contracts import promotion_journal
+from monitoring.showing.exposition import Exposition
+from monitoring.showing.history import MAX_POINTS, History, read_history, tail
+from monitoring.showing.page import status_page
+from monitoring.showing.snapshot import STANDBY, Snapshot
+from tests.monitoring.showing.test_metrics import DECISION, DRIFT, EMPTY, FULL, KPIS
+
+NOW = 10_000.0
+POINTS = [
+    {"time": NOW - 300 + 3 * i, "version": 3, "auc": 0.75 - i / 1000, "auc_low": 0.7, "auc_high": 0.8}
+    for i in range(100)
+]
+EVENTS = [
+    {"time": NOW - 200, "kind": "decision", "text": "auc 0.6 < 0.7"},
+    {"time": NOW - 100, "kind": "release", "text": "model version 3 serves: passed the gate"},
+    {"time": NOW - 50, "kind": "rollback", "text": "model version 2 serves: it was worse"},
+    {"time": NOW - 20, "kind": "archived", "text": "rows in a file"},
+]
+
+
+class Text(HTMLParser):
+    """The text of each element with a class or id that the tests ask for, and every tag and address."""
+
+    def __init__(self, page: str) -> None:
+        super().__init__()
+        self.tags, self.addresses, self.words = [], [], []
+        self.feed(page)
+        self.text = " ".join(" ".join(self.words).split())
+
+    def handle_starttag(self, tag, attrs):
+        self.tags.append(tag)
+        self.addresses += [value for name, value in attrs if name in ("src", "href", "action")]
+
+    def handle_data(self, data):
+        self.words.append(data)
+
+
+def page(snapshot: Snapshot, history: History | None = None) -> Text:
+    exposition = Exposition()
+    exposition.beat(replace(snapshot, time=NOW))
+    return Text(status_page(exposition, history or History([], []), now=NOW))
+
+
+def test_everything_that_the_on_call_asks_is_on_it():
+    shown = page(
+        replace(FULL, open_labels=(), last_record_time=NOW - 3, threshold=0.7, counters={"set_aside": 4}),
+        History(POINTS, EVENTS),
+    )
+    for expected in (
+        "Working; the newest prediction is 3 s old",
+        "0.750 (0.700 .. 0.800)",
+        "threshold 0.700",
+        "trigger",
+        "release",
+        "rollback",
+        "1 of 3 columns drifted in the 5,000 predictions",
+        "set aside 4",
+        "auc 0.6 < 0.7",
+        "3 min ago",
+    ):
+        assert expected in shown.text, expected
+
+
+def test_the_page_is_whole_in_itself():
+    shown = page(replace(FULL, open_labels=()), History(POINTS, EVENTS))
+    assert shown.addresses == []
+    assert not {"script", "img", "link", "iframe", "object"} & set(shown.tags)
+
+
+def test_a_number_that_does_not_exist_is_called_undefined():
+    shown = page(Snapshot(windows=(EMPTY,), serving_version=4))
+    assert "AUC, 95 % undefined" in shown.text
+    assert "log lag unknown" in shown.text
+    assert "No window has an AUC yet" in shown.text
+
+
+@pytest.mark.parametrize(
+    ("changes", "expected"),
+    [
+        pytest.param({}, "no prediction has come yet", id="idle"),
+        pytest.param({"log_problem": "stream ended"}, "Not ready: the log cannot deliver: stream ended", id="dead"),
+        pytest.param({"role": STANDBY}, "Standing by", id="standby"),
+    ],
+)
+def test_an_idle_log_a_dead_one_and_a_standby_are_told_apart(changes, expected):
+    assert expected in page(Snapshot(**changes)).text
+
+
+def test_what_a_record_says_is_text_and_never_markup():
+    evil = '<script>alert(1)</script><img src="http://x">'
+    shown = page(
+        Snapshot(windows=(KPIS,), decisions=({**DECISION, "reason": evil},), log_problem=evil),
+        History([], [{"time": NOW, "kind": evil, "text": evil}]),
+    )
+    assert "script" not in shown.tags
+    assert "img" not in shown.tags
+    assert evil in shown.text
+
+
+def test_the_worst_column_comes_first_and_one_not_judged_last():
+    columns = [{**row, "drifted": row["column"] == "C2"} for row in DRIFT["columns"]]
+    shown = page(Snapshot(drift={**DRIFT, "columns": columns}))
+    assert shown.text.index("C2 drifted") < shown.text.index("I1") < shown.text.index("C3")
+
+
+def promotion(**changes):
+    fields = {"time": "1970-01-01T02:00:00Z", "action": "release", "version": 3, "previous_version": 2}
+    fields |= {"model_id": "m", "model_uri": "file:///m", "release_uri": "file:///r", "trigger_id": None}
+    return promotion_journal.Promotion(**{**fields, "reason": "passed", **changes})
+
+
+def test_history_joins_the_monitors_files_and_the_stores_promotions_in_order_of_time(tmp_path):
+    state, store = tmp_path / "state", tmp_path / "store"
+    state.mkdir()
+    store.mkdir()
+    (state / "events.jsonl").write_text(json.dumps({"time": 7300.0, "kind": "decision", "text": "drift"}) + '\n{"torn')
+    promotion_journal.append_promotion(store, promotion())
+    promotion_journal.append_promotion(store, promotion(time="1970-01-01T02:10:00Z", action="rollback", version=2))
+    events = read_history(state, store).events
+    assert [(event["time"], event["kind"]) for event in events] == [
+        (7200.0, "release"),
+        (7300.0, "decision"),
+        (7800.0, "rollback"),
+    ]
+
+
+def test_a_long_timeline_is_thinned_and_keeps_its_newest_point(tmp_path):
+    lines = [json.dumps({"time": float(i), "version": i % 2, "auc": None}) for i in range(5000)]
+    (tmp_path / "timeline.jsonl").write_text("\n".join(lines) + "\n")
+    points = read_history(tmp_path, tmp_path).points
+    assert points[-2:] == [{"time": 4998.0, "version": 0, "auc": None}, {"time": 4999.0, "version": 1, "auc": None}]
+    assert len(points) <= 2 * MAX_POINTS
+
+
+def test_only_the_end_of_a_large_file_is_read_from_a_whole_line_on(tmp_path):
+    path = tmp_path / "events.jsonl"
+    path.write_text("".join(json.dumps({"n": i}) + "\n" for i in range(100)))
+    found = tail(path, num_bytes=25)
+    assert found == [{"n": 98}, {"n": 99}]
+    assert tail(tmp_path / "absent.jsonl") == []

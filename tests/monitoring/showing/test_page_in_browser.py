@@ -1,0 +1,119 @@
+"""The status page in a real browser, on a desk and on a phone; screenshots are kept under build/."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+import subprocess
+
+import pytest
+
+from monitoring.showing.exposition import Exposition
+from monitoring.showing.history import History
+from monitoring.showing.page import status_page
+from monitoring.showing.server import Server
+from monitoring.showing.snapshot import Snapshot
+from tests.conftest import REPOSITORY
+from tests.monitoring.showing.test_metrics import DECISION, DRIFT, EMPTY, FULL
+from tests.monitoring.showing.test_page import EVENTS, NOW, POINTS
+
+BROWSER = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
+FLAGS = [
+    "--headless",
+    "--no-sandbox",
+    "--disable-gpu",
+    "--disable-quic",
+    "--no-first-run",
+    "--disable-background-networking",
+    "--disable-component-update",
+    "--disable-sync",
+    "--hide-scrollbars",
+]
+OPEN_LABELS = {
+    "version": 3,
+    "open_rows": 1200,
+    "final_at": NOW + 600,
+    **{f"{name}{end}": 0.5 for name in ("auc", "ctr", "log_loss") for end in ("", "_low", "_high")},
+}
+SHOWN = Snapshot(
+    **{
+        **{name: getattr(FULL, name) for name in ("windows", "serving_version", "log_backlog", "decisions", "drift")},
+        "time": NOW,
+        "last_record_time": NOW - 2,
+        "log_read_up_to": NOW - 1,
+        "threshold": 0.7,
+        "windows": (*FULL.windows, EMPTY),
+        "open_labels": (OPEN_LABELS,),
+        "decisions": (DECISION, {**DECISION, "policy": "sequential", "action": "ok", "reason": "wealth 0.8 of 20"}),
+        "drift": {**DRIFT, "bucket_end": NOW - 60},
+    }
+)
+
+pytestmark = pytest.mark.skipif(BROWSER is None, reason="no chromium on this machine (Debian: apt install chromium)")
+
+
+@pytest.fixture(scope="module")
+def address(tmp_path_factory):
+    state = tmp_path_factory.mktemp("state")
+    exposition = Exposition()
+    exposition.beat(SHOWN)
+    measured = (
+        "<script>document.title=JSON.stringify([document.documentElement.scrollWidth,innerWidth,"
+        "document.querySelectorAll('svg polyline').length,document.querySelectorAll('table').length])</script>"
+    )
+    server = Server(
+        exposition,
+        host="127.0.0.1",
+        port=0,
+        state=state,
+        page=lambda: status_page(exposition, History(POINTS, EVENTS), now=NOW),
+    )
+    told = json.loads((state / "http.json").read_text())
+    yield f"http://{told['host']}:{told['port']}/", measured
+    server.close()
+
+
+def browse(tmp_path, *flags: str) -> str:
+    """Runs the browser to its end and answers what it printed."""
+    # Without a session bus and a display of its own, as on a server; its profile goes with the test.
+    environment = {**os.environ, "HOME": str(tmp_path)}
+    command = [BROWSER, *FLAGS, f"--user-data-dir={tmp_path / 'profile'}", *flags]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=90, env=environment, check=False)
+    assert done.returncode == 0, done.stderr[-2000:]
+    return done.stdout
+
+
+@pytest.mark.parametrize(("name", "width", "height"), [("desk", 1100, 1700), ("phone", 412, 2600)])
+def test_the_page_is_drawn_and_a_screenshot_kept(address, tmp_path, name, width, height):
+    picture = REPOSITORY / "build" / "screenshots" / f"status_page_{name}.png"
+    picture.parent.mkdir(parents=True, exist_ok=True)
+    picture.unlink(missing_ok=True)
+    browse(tmp_path, f"--window-size={width},{height}", f"--screenshot={picture}", address[0])
+    assert picture.read_bytes().startswith(b"\x89PNG")
+    assert picture.stat().st_size > 20_000, "an empty page is a few kilobytes"
+
+
+def test_the_browser_finds_lines_tables_and_the_health_where_they_belong(address, tmp_path):
+    page = browse(tmp_path, "--window-size=1100,1000", "--dump-dom", address[0])
+    assert re.search(r'class="banner good" id="health">Working', page)
+    assert page.count("<polyline") == 1
+    assert page.count("<polygon") == 1, "the band"
+    assert page.count("<table") >= 5
+
+
+def test_a_phone_scrolls_the_page_down_only(address, tmp_path):
+    """Wide tables scroll in their own boxes; the browser's own layout tells the widths."""
+    from urllib.request import ProxyHandler, build_opener
+
+    # Loaded as a file, where the measuring script may run: the server's own pages may run none.
+    with build_opener(ProxyHandler({})).open(address[0], timeout=10) as answer:
+        page = answer.read().decode()
+    copy = tmp_path / "page.html"
+    copy.write_text(page.replace("</body>", address[1] + "</body>").replace('http-equiv="refresh"', ""))
+    told = browse(tmp_path, "--window-size=500,1000", "--dump-dom", copy.as_uri())
+    scroll, inner, lines, tables = json.loads(re.search(r"<title>(.*?)</title>", told).group(1))
+    assert lines == 1
+    assert tables >= 5
+    assert scroll <= inner

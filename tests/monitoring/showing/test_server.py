@@ -1,0 +1,59 @@
+"""Pages over real HTTP."""
+
+from __future__ import annotations
+
+import json
+import urllib.error
+import urllib.request
+
+import pytest
+
+from components.contracts.errors import PermanentError
+from monitoring.showing.exposition import Exposition
+from monitoring.showing.server import Server
+from monitoring.showing.snapshot import Snapshot
+from tests.monitoring.showing.test_metrics import EMPTY
+
+
+@pytest.fixture
+def served(tmp_path):
+    exposition = Exposition()
+    server = Server(exposition, host="127.0.0.1", port=0, state=tmp_path, page=lambda: "<p>a page</p>")
+    address = json.loads((tmp_path / "http.json").read_text())
+    direct = urllib.request.build_opener(urllib.request.ProxyHandler({}))
+
+    def get(path: str) -> tuple[int, str]:
+        try:
+            with direct.open(f"http://{address['host']}:{address['port']}{path}", timeout=5) as answer:
+                get.headers = answer.headers
+                return answer.status, answer.read().decode()
+        except urllib.error.HTTPError as error:
+            return error.code, error.read().decode()
+
+    get.exposition, get.port = exposition, address["port"]
+    yield get
+    server.close()
+
+
+def test_pages_answer(served):
+    assert served("/readyz") == (503, "no turn of the loop has ended yet\n")
+    served.exposition.beat(Snapshot(time=1.0, windows=(EMPTY,), pending_rows=5))
+    assert served("/healthz") == served("/readyz") == (200, "ok\n")
+    assert "ctr_monitor_pending_rows 5.0" in served("/metrics")[1]
+    status = json.loads(served("/status")[1])
+    assert status["windows"][0]["auc"] is None
+    assert status["unhealthy"] is None
+    assert served("/elsewhere")[0] == 404
+    assert served("/healthz?from=probe") == (200, "ok\n")
+    served.exposition.end("killed by the test")
+    assert served("/healthz") == served("/readyz") == (503, "the loop has ended: killed by the test\n")
+
+
+def test_the_status_page_may_load_nothing(served):
+    assert served("/") == (200, "<p>a page</p>")
+    assert served.headers["Content-Security-Policy"].startswith("default-src 'none'")
+
+
+def test_a_taken_port_is_a_permanent_error(served, tmp_path):
+    with pytest.raises(PermanentError, match=f"http_port {served.port} on 127.0.0.1 cannot be used"):
+        Server(Exposition(), host="127.0.0.1", port=served.port, state=tmp_path)
