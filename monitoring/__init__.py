@@ -1,5 +1,6 @@
-"""The monitor: joins clicks to predictions, watches AUC, archives every row and asks for a retraining run on drift.
+"""The monitor: stores every record, joins outcomes, measures, decides and acts, and hands each row on to the lake.
 
-Pure modules (`join`, `window`, `kpis`, `policy`) compute and decide; the others touch a file, a process or the
-network; `monitor` only sequences them. Knows `components.contracts` and nothing else of this repository.
+Pure rooms (`measures`, `drift`, `deciding`) compute; `memory`, `acting`, `showing`, `uploader` touch files, processes
+and the network; `monitor` only sequences them. `backtest` feeds the live judge from an archive. Knows the contracts,
+storage, logs and charts, and nothing else of this repository.
 """

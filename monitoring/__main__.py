@@ -64,7 +64,7 @@ def run(settings: MonitorSettings, stop: threading.Event) -> None:
         return status_page(exposition, read_history(settings.state, settings.store), now=time.time())
 
     leadership = open_leadership(settings, state=settings.state, model_store=settings.store)
-    server = Server(exposition, host=settings.http_host, port=settings.http_port, state=settings.state, page=page)
+    server = Server(exposition, host=settings.http_host, port=settings.http_port, page=page)
     try:
         while not stop.is_set():
             with leading(
@@ -73,6 +73,7 @@ def run(settings: MonitorSettings, stop: threading.Event) -> None:
                 stop=stop,
                 pause_seconds=settings.tick_seconds,
                 tell=lambda reason: _stand_by(exposition, reason),
+                own=lambda: server.write_address(settings.state),
             ) as claim:
                 try:
                     if claim is not None:

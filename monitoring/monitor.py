@@ -201,6 +201,8 @@ class Monitor:
         unusable = [(delivery.message_id, reason) for delivery, reason in bad]
         joined = (CLICK, CONVERSION) if self._settings.conversion_window_seconds else (CLICK,)
         self._drift.observe(self._store.add(predictions, outcomes, unusable, now=now, joined=joined))
+        # At once: what follows may fail for now, and what is stored is not delivered again.
+        self._note_predictions([batch for batch, _ in predictions], now)
         self._checkpoint("intake.stored")
         aside = {delivery.token for delivery, _ in bad}
         self._subscriber.acknowledge([d.token for d in deliveries if d.token not in aside])
@@ -212,7 +214,6 @@ class Monitor:
             first, reason = bad[0]
             text = f"{len(bad)} messages, the first {first.message_id}: {reason}"
             self.journal.tell("set_aside", text, messages=len(bad), message_id=first.message_id)
-        self._note_predictions([batch for batch, _ in predictions], now)
 
     def _note_predictions(self, batches: list[PredictionBatch], now: float) -> None:
         for batch in batches:
@@ -303,10 +304,13 @@ class Monitor:
 
     def _close_drift(self) -> None:
         """Tells the judge of the buckets of features that ended, and keeps what is open."""
-        if reports := self._drift.close(self._watermark.time):
+        read_up_to = self._watermark.time
+        # Clients publish after the event: at the mark itself the last of a bucket's predictions may be on their way.
+        closed = None if read_up_to is None else read_up_to - self._settings.drift_grace_seconds
+        if reports := self._drift.close(closed):
             for report in reports:
                 self._judging.judge.note_drift(report.evidence())
-            known = {"judge": self._judging.judge.memory()}
+            known = {"judge": self._judging.memory()}
             self._drift.keep(known, reports)
         self._drift.keep_if_due()
 
@@ -368,5 +372,6 @@ def _open_archive(settings: MonitorSettings, store: Store, checkpoint: Callable[
         roll_rows=settings.archive_roll_rows,
         roll_seconds=settings.archive_roll_seconds,
         keep_rows=settings.window_rows,
+        windows={CLICK: settings.attribution_window_seconds, CONVERSION: settings.conversion_window_seconds},
         checkpoint=checkpoint,
     )

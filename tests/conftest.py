@@ -25,9 +25,12 @@ ENVIRONMENT_OF_FOLDER = {
 }
 """Every other folder runs in `driver`."""
 
-SERVING_FOLDERS = ("components/deployment", "components/storage", "e2e", "inference_client")
-"""The part `serving` of the driver's tests: `everywhere.py` runs it beside the rest, since together they take longest.
-`EVERGREEN_TEST_PART` says which part a pytest is; unset = both."""
+FOLDERS_OF_PART = {
+    "serving": ("components/deployment", "components/storage", "e2e", "inference_client"),
+    "monitor": ("components/logs", "monitoring"),
+}
+"""Parts of the driver's tests, which take longest: `everywhere.py` runs them beside each other and beside the `rest`.
+`EVERGREEN_TEST_PART` says which part a pytest is; unset = all."""
 
 
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
@@ -43,7 +46,7 @@ def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool 
     is_parent = any(f.startswith(f"{relative}/") for f in ENVIRONMENT_OF_FOLDER) or relative == "."
     if is_parent or home != here:
         return None if is_parent else True
-    part = "serving" if relative.startswith(SERVING_FOLDERS) else "rest"
+    part = next((part for part, folders in FOLDERS_OF_PART.items() if relative.startswith(folders)), "rest")
     return None if os.environ.get("EVERGREEN_TEST_PART", "") in ("", part) else True
 
 

@@ -13,8 +13,15 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 REPOSITORY = Path(__file__).resolve().parents[1]
-PARTS = (("driver", "rest"), ("driver", "serving"), ("training", ""), ("preprocessing", ""), ("validation", ""))
-"""Environment and part (`conftest.SERVING_FOLDERS`), the longest first. The serving environment holds a server, which
+PARTS = (
+    ("driver", "rest"),
+    ("driver", "serving"),
+    ("driver", "monitor"),
+    ("training", ""),
+    ("preprocessing", ""),
+    ("validation", ""),
+)
+"""Environment and part (`conftest.FOLDERS_OF_PART`), the longest first. The serving environment holds a server, which
 the driver's tests start."""
 NO_TESTS_COLLECTED = 5
 

@@ -77,16 +77,20 @@ UTC, of the prediction where it is known, else of the outcome."""
 EVENT = "event"
 OUTCOME_TIME = "outcome_time"
 STORED_AT = "stored_at"
+WINDOW_SECONDS = "window_seconds"
 OUTCOME_TYPES: dict[str, str] = {
     REQUEST_ID: "string",
     ROW: "int32",
     EVENT: "string",
     OUTCOME_TIME: "timestamp[us, tz=UTC]",
     STORED_AT: "timestamp[us, tz=UTC]",
+    WINDOW_SECONDS: "float64",
 }
 """Arrow type of each column of a late outcome's file, in file order; none is null. `request_id` and `row` name the
 raw row; `event` is one of `records.EVENTS`; `stored_at` is when the monitor stored it, `outcome_time` when it
-happened. The same outcome may be there more than once."""
+happened. `window_seconds` is the attribution window of its kind that the monitor had when it wrote the file, 0 where it
+awaits none of the kind: the outcome counts if `outcome_time` is at most that long after its row's `event_time`,
+both in whole microseconds. The same outcome may be there more than once."""
 
 
 def feature_matrix(batch: Any, names: Sequence[str], dtype: str, missing: float) -> NDArray[Any]:

@@ -1,9 +1,10 @@
 """Clicks that came after their rows were archived: the lake's `outcomes/day=*/`, joined to the rows as they are read.
 
 The monitor writes a row once, with the label that it had when its window closed; what comes later goes into files of
-its own (`contracts.criteo.OUTCOME_TYPES`). A row with a click among them has label 1, however late the click: which
-ones are worth a row there is the monitor's choice. Other events, outcomes of rows that are not read, and repetitions
-change nothing. Without such a folder nothing is read and no row is touched.
+its own (`contracts.criteo.OUTCOME_TYPES`). A row with a click among them has label 1 if the click happened within the
+attribution window that the file names, however late it was told of: so a label means here what it means in the monitor.
+A click after the window, other events, outcomes of rows that are not read, and repetitions change nothing. Without such
+a folder nothing is read and no row is touched.
 """
 
 from __future__ import annotations
@@ -19,7 +20,17 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from components.contracts.criteo import EVENT, LABEL, OUTCOME_PARTITION, OUTCOME_TYPES, REQUEST_ID, ROW
+from components.contracts.criteo import (
+    EVENT,
+    EVENT_TIME,
+    LABEL,
+    OUTCOME_PARTITION,
+    OUTCOME_TIME,
+    OUTCOME_TYPES,
+    REQUEST_ID,
+    ROW,
+    WINDOW_SECONDS,
+)
 from components.contracts.durable import sha256_file
 from components.contracts.errors import ContractError
 from components.contracts.records import CLICK
@@ -29,8 +40,14 @@ from components.extraction.times import parse_day
 logger = logging.getLogger(__name__)
 
 _PARTITION = OUTCOME_PARTITION.format(day="")
-_SCHEMA = pa.schema([(name, arrow_type(OUTCOME_TYPES[name])) for name in (REQUEST_ID, ROW, EVENT)])
+_SCHEMA = pa.schema(
+    [(name, arrow_type(OUTCOME_TYPES[name])) for name in (REQUEST_ID, ROW, EVENT, OUTCOME_TIME, WINDOW_SECONDS)]
+)
 _KEY = [REQUEST_ID, ROW]
+_COUNTS_FROM = "counts_from"
+"""Event time of the oldest row that a click is in time for: its own time less the window, microseconds since the epoch
+as float64, which is exact to the year 2255."""
+_MICROS = pa.timestamp("us", tz="UTC")
 _CLOCKS = timedelta(days=1)
 """Two machines' clocks may put a click on the day before its prediction's."""
 
@@ -44,7 +61,7 @@ class LateClicks:
     """Rows so far whose label a late click turned from 0 to 1."""
     _files: dict[Path, str] = field(default_factory=dict)
     _clicks: dict[date, Any] = field(default_factory=dict)
-    """By partition: each clicked (request, row) once."""
+    """By partition: each clicked (request, row) once, with the least `_COUNTS_FROM` of its clicks."""
 
     def join(self, table: Any, day: date) -> Any:
         """Raw rows of the UTC day `day` with label 1 where a late click says so; otherwise as they are.
@@ -63,7 +80,10 @@ class LateClicks:
             return table
         keys = table.select(_KEY).append_column("position", pa.array(np.arange(table.num_rows)))
         keys = keys.filter(pc.is_in(requests, value_set=clicks.column(REQUEST_ID).combine_chunks()))
-        positions = keys.join(clicks, _KEY, join_type="left semi").column("position").to_numpy()
+        found = keys.join(clicks, _KEY, join_type="inner")
+        clicked = found.column("position").to_numpy()
+        times = table.column(EVENT_TIME).cast(_MICROS).cast(pa.int64()).to_numpy()
+        positions = np.unique(clicked[times[clicked] >= found.column(_COUNTS_FROM).to_numpy()])
         labels = table.column(LABEL).to_numpy().copy()
         self.num_joined += int((labels[positions] == 0).sum())
         labels[positions] = 1
@@ -85,8 +105,9 @@ class LateClicks:
             day = parse_day(f"lake partition {partition}", partition.name.partition("=")[2])
             if day >= first and day not in self._clicks:
                 files = sorted(p for p in partition.glob("*.parquet") if not p.name.startswith((".", "_")))
-                clicks = pa.concat_tables([_SCHEMA.empty_table(), *map(self._read, files)])
-                self._clicks[day] = clicks.select(_KEY).group_by(_KEY).aggregate([])
+                clicks = _with_counts_from(pa.concat_tables([_SCHEMA.empty_table(), *map(self._read, files)]))
+                least = clicks.group_by(_KEY).aggregate([(_COUNTS_FROM, "min")])
+                self._clicks[day] = least.select([*_KEY, f"{_COUNTS_FROM}_min"]).rename_columns([*_KEY, _COUNTS_FROM])
                 logger.info("late clicks on rows of %s: %d in %d files", day, self._clicks[day].num_rows, len(files))
         return self._clicks
 
@@ -100,3 +121,9 @@ class LateClicks:
         except (pa.ArrowException, OSError) as error:
             raise unreadable(path, error) from error
         return table.filter(pc.equal(table.column(EVENT), CLICK)).drop_null()
+
+
+def _with_counts_from(clicks: Any) -> Any:
+    windows = np.round(clicks.column(WINDOW_SECONDS).to_numpy() * 1e6)
+    times = clicks.column(OUTCOME_TIME).cast(pa.int64()).to_numpy()
+    return clicks.select(_KEY).append_column(_COUNTS_FROM, pa.array(times - windows))

@@ -32,6 +32,8 @@ CREATE INDEX IF NOT EXISTS waiting ON messages (number) WHERE state = 'waiting';
 """
 
 _FORGOTTEN_AT_ONCE = 2000
+_LONGEST_LEASE_SECONDS = 3600.0
+"""A lease that ends later was taken before the clock was set back (unless ours are as long), and counts as over."""
 
 
 class SqliteLog:
@@ -64,6 +66,7 @@ class SqliteLog:
             PermanentError: the file is no log.
         """
         self._lease_seconds, self._clock, self._keep_ids_seconds = lease_seconds, clock, keep_ids_seconds
+        self._longest_seconds = max(_LONGEST_LEASE_SECONDS, lease_seconds)
         self._lock = threading.Lock()
         with _translated(path):
             self._connection = sqlite3.connect(
@@ -115,8 +118,8 @@ class SqliteLog:
                 self._inherited_until = self._longest_lease(connection)
             rows = connection.execute(
                 "SELECT number, message_id, payload, attempts + 1 FROM messages "
-                "WHERE state = 'waiting' AND leased_until <= ? ORDER BY number LIMIT ?",
-                (now, max_messages),
+                "WHERE state = 'waiting' AND NOT (leased_until > ? AND leased_until <= ?) ORDER BY number LIMIT ?",
+                (now, now + self._longest_seconds, max_messages),
             ).fetchall()
             connection.executemany(
                 "UPDATE messages SET leased_until = ?, attempts = ? WHERE number = ?",
@@ -125,7 +128,8 @@ class SqliteLog:
         if len(rows) < max_messages:
             self._drained_at = now
             # A lease of ours that has run out and is in no short pull was taken over by another reader.
-            self._pulled = {token: until for token, until in self._pulled.items() if until > now}
+            latest = now + self._longest_seconds
+            self._pulled = {token: until for token, until in self._pulled.items() if now < until <= latest}
         pulled = [Delivery(name, payload, f"{number}/{attempt}", attempt) for number, name, payload, attempt in rows]
         self._pulled.update((delivery.token, now + self._lease_seconds) for delivery in pulled)
         return pulled

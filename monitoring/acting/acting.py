@@ -88,6 +88,8 @@ class Acting:
         self.notifier = Notifier(store, outbox, settings, clock)
         journal.listener = self.notifier.hear
         self._told = ToldDrift(self._documents, journal)
+        if not self._told.is_open and self.is_idle:
+            self.notifier.forget(DRIFT)
         self._log = LogWatch(journal, is_told=lambda: LOG in self.notifier.open)
 
     def consider(

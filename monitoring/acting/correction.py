@@ -107,7 +107,11 @@ class Correction:
     def step(self, now: float) -> str | None:
         """Moves the command on without waiting; its outcome in the turn in which it ended, `done` or `failed`."""
         if self.memory.phase == DECIDED:
-            self._start(now)
+            try:
+                self._start(now)
+            except (ContractError, OSError) as error:
+                # To end the monitor over it would end it at every start from now on.
+                return self._end("failed", f"it could not be started: {error}")
         if self.memory.phase != RUNNING:
             return None
         if self._processes.running() == self.memory.name:

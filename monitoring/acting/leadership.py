@@ -33,8 +33,9 @@ class LeadershipSettings:
     """How replicas agree on who works."""
 
     lease: str = ""
-    """Folder or bucket (URI) where replicas agree on who works; empty = `leases` in the model store, `none` = this is
-    the only replica. Replicas of different models need different ones."""
+    """Folder or bucket (URI) where replicas agree on who works; empty = `leases` in the model store, or in
+    the state folder where the store is read-only (replicas must then share that); `none` = this is the only replica.
+    Replicas of different models need different ones."""
     lease_seconds: float = 30.0
     """A replica silent for longer is replaced. Longer than two machines' clocks may differ."""
 

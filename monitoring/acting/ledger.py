@@ -57,8 +57,10 @@ class Ledger:
         """
         self._number += 1
         if self._objects is not None:
-            self._shared = {**self._shared, **documents}
-            self._write(self._objects)
+            # Kept here only after it is kept there: a step that failed must not go out with the next one.
+            shared = {**self._shared, **documents}
+            self._write(self._objects, shared)
+            self._shared = shared
         self._store.write_documents({**documents, _NUMBER: {"number": self._number}}, counts)
 
     def _take_over(self, objects: Objects) -> None:
@@ -70,10 +72,10 @@ class Ledger:
             self._generation = found.generation
             if document["number"] >= self._number:
                 self._number, self._shared = document["number"], document["documents"]
-        self._write(objects)
+        self._write(objects, self._shared)
 
-    def _write(self, objects: Objects) -> None:
-        document = {"term": self.term, "number": self._number, "documents": self._shared}
+    def _write(self, objects: Objects, documents: Documents) -> None:
+        document = {"term": self.term, "number": self._number, "documents": documents}
         content = (json.dumps(document) + "\n").encode()
         try:
             self._generation = objects.write(LEDGER_FILE, content, if_generation=self._generation)

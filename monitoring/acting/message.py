@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from datetime import datetime, timezone
 from typing import Any
@@ -57,6 +58,6 @@ def _how_much(numbers: Mapping[str, Any]) -> str:
 
 
 def _clean(text: str) -> str:
-    """Slack reads `&`, `<` and `>` as its own."""
-    text = text[:MAX_FIELD_CHARACTERS]
-    return text.replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")
+    """Slack reads `&`, `<` and `>` as its own, and counts what stands for them."""
+    text = text.replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")
+    return text if len(text) <= MAX_FIELD_CHARACTERS else re.sub(r"&[a-z]*$", "", text[:MAX_FIELD_CHARACTERS])

@@ -65,6 +65,18 @@ _RULES = {
     "set_aside": _Rule(SET_ASIDE, "Messages could not be used", "set aside, with their bytes"),
 }
 _ENDS = {"recovered": (DRIFT, "Recovered"), "log_up": (LOG, "The record log is reached again")}
+_AFTERMATH = (
+    "requested",
+    "overdue",
+    "released",
+    "refused",
+    "failed",
+    "rollback_done",
+    "rollback_failed",
+    "shadow_done",
+    "shadow_failed",
+)
+"""What a drift brings with it: a run may end when its drift is over, and then it is no drift that could recover."""
 _RUN_EVENTS = ("requested", "overdue", "released", "refused", "failed")
 """Told once for each run, where the others are told once for an incident."""
 
@@ -118,7 +130,7 @@ class Notifier:
             if abs(now - incident.sent_at) < self._settings.remind_seconds:
                 continue
             if name == SET_ASIDE and incident.last_at <= incident.sent_at:
-                self._keep({key: each for key, each in self.open.items() if key != name})
+                self.forget(name)
                 continue
             self._send("Still: " + incident.text, incident, incident.numbers, "", now)
             self._keep({**self.open, name: dataclasses.replace(incident, sent_at=now)})
@@ -127,6 +139,7 @@ class Notifier:
 
     def _note(self, kind: str, rule: _Rule, event: dict[str, Any]) -> None:
         now, text = self._clock(), str(event["text"])
+        is_open = rule.incident in self.open
         known = self.open.get(rule.incident) or Incident(since=now, last_at=now, sent_at=now)
         key = f"{kind} {event.get('request_id')}" if kind in _RUN_EVENTS else kind
         numbers = {name: value for name, value in event.items() if name not in ("time", "kind", "text")}
@@ -141,14 +154,20 @@ class Notifier:
         if key not in known.told:
             self._send(f"{rule.title}: {text}", incident, numbers, rule.done, now)
             incident = dataclasses.replace(incident, sent_at=now)
-        self._keep({**self.open, rule.incident: incident})
+        if is_open or kind not in _AFTERMATH:
+            self._keep({**self.open, rule.incident: incident})
+
+    def forget(self, name: str) -> None:
+        """Ends an incident in silence: its end was told by another replica, or there is nobody to tell it of."""
+        if name in self.open:
+            self._keep({key: each for key, each in self.open.items() if key != name})
 
     def _close(self, name: str, title: str, event: dict[str, Any]) -> None:
         incident = self.open.get(name)
         if incident is None:
             return
         self._send(f"{title}: {event['text']}", incident, event, "", self._clock())
-        self._keep({key: each for key, each in self.open.items() if key != name})
+        self.forget(name)
 
     def _send(self, text: str, incident: Incident, numbers: dict[str, Any], done: str, now: float) -> None:
         if self.outbox is not None:

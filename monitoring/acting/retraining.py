@@ -86,6 +86,7 @@ class Retraining:
         self._store, self._archive, self._trigger, self._journal = store, archive, trigger, journal
         self._settings, self._upload_wait_seconds, self._checkpoint = settings, upload_wait_seconds, checkpoint
         self._fence, self._guard = fence, guard
+        self._poll_seconds = trigger.poll_seconds if trigger else 0.0
         self.progress, self.memory, self._past = read_all(store)
 
     def begin(self, decision: Decision, *, now: float, data_until: float | None = None, note: str = "") -> None:
@@ -121,9 +122,11 @@ class Retraining:
             self._flush(now)
         if self.progress.phase == UPLOADING:
             self._await_uploads(now)
-        if self.progress.phase == SUBMITTING and now >= self.progress.next_try_at:
+        # No pause is longer: one that seems so was noted by a clock that has since been set back.
+        is_time = not 0 < self.progress.next_try_at - now <= max(RETRY_SECONDS, self._poll_seconds)
+        if self.progress.phase == SUBMITTING and is_time:
             self._submit(now)
-        elif self.progress.phase == RUNNING and now >= self.progress.next_try_at:
+        elif self.progress.phase == RUNNING and is_time:
             self._watch(now)
 
     def _request(self) -> RetrainRequest:

@@ -11,11 +11,13 @@ the pipeline passes to the successor at once.
 
 from __future__ import annotations
 
+import errno
 import logging
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from tempfile import TemporaryFile
 from typing import NamedTuple
 
 from components.contracts.errors import PermanentError, TemporaryError
@@ -28,6 +30,8 @@ logger = logging.getLogger(__name__)
 
 STORE_FILE = "monitor.db"
 LEASES = "leases"
+_REMEDY = "set `lease` to a folder or bucket that the monitor may write, or to `none` for a single replica"
+_NO_RIGHT = (errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOTDIR)
 
 
 class Claim(NamedTuple):
@@ -66,8 +70,22 @@ def open_leadership(settings: LeadershipSettings, *, state: Path, model_store: P
     """
     if settings.lease == NO_LEASE:
         return None
-    objects = open_objects(settings.lease or str((model_store / LEASES).absolute()))
+    objects = open_objects(settings.lease or str(_default_folder(state, model_store).absolute()))
     return Leadership(objects, replica=replica_name(state), seconds=settings.lease_seconds)
+
+
+def _default_folder(state: Path, model_store: Path) -> Path:
+    """A monitor only reads the model store, and may have no right to write it."""
+    folder = model_store / LEASES
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        with TemporaryFile(dir=folder):
+            return folder
+    except OSError as error:
+        if error.errno not in _NO_RIGHT:
+            raise PermanentError(f"the lease cannot be taken: {error}; {_REMEDY}") from error
+        logger.warning("%s: only replicas that share the state folder agree on who works; %s", error, _REMEDY)
+        return state / LEASES
 
 
 @contextmanager
@@ -78,6 +96,7 @@ def leading(
     stop: threading.Event,
     pause_seconds: float,
     tell: Callable[[str], None],
+    own: Callable[[], None] = lambda: None,
 ) -> Iterator[Claim | None]:
     """Yields the claim once this replica leads; None where `stop` came first.
 
@@ -87,6 +106,7 @@ def leading(
         stop: Ends the waiting.
         pause_seconds: Between two tries.
         tell: Given the reason at each try that failed.
+        own: Called at each try at which the state folder is this replica's and no other's, whoever leads.
 
     Raises:
         TemporaryError: without a lease, another monitor holds the state folder.
@@ -95,7 +115,7 @@ def leading(
     claim = None
     while claim is None:
         try:
-            claim = _claim(leadership, state)
+            claim = _claim(leadership, state, own)
         except TemporaryError as error:
             if leadership is None:
                 raise
@@ -114,9 +134,10 @@ def leading(
         claim.store.close()
 
 
-def _claim(leadership: Leadership | None, state: Path) -> Claim:
+def _claim(leadership: Leadership | None, state: Path, own: Callable[[], None]) -> Claim:
     store = Store(state / STORE_FILE)
     try:
+        own()
         if leadership is None:
             return Claim(store, None, None)
         leadership.take(after=last_term(leadership.objects))
@@ -126,5 +147,4 @@ def _claim(leadership: Leadership | None, state: Path) -> Claim:
         raise
     except PermanentError as error:
         store.close()
-        remedy = "set `lease` to a folder or bucket that the monitor may write, or to `none` for a single replica"
-        raise PermanentError(f"the lease cannot be taken: {error}; {remedy}") from error
+        raise PermanentError(f"the lease cannot be taken: {error}; {_REMEDY}") from error

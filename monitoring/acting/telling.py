@@ -26,6 +26,11 @@ class ToldDrift:
         self._documents, self._journal = documents, journal
         self._action = str((documents.read_document(TOLD) or {"action": ""})["action"])
 
+    @property
+    def is_open(self) -> bool:
+        """Whether a drift was told of that has not ended."""
+        return bool(self._action)
+
     def tell(self, decision: Decision) -> None:
         """Events for the first breach, for a hold and for the recovery; a request tells of itself."""
         action, told = decision.action, self._action
@@ -69,5 +74,6 @@ class LogWatch:
             self._since = None
         elif self._since is None:
             self._since = now
-        elif now - self._since >= LOG_DOWN_SECONDS and not self._is_told():
+        # A clock that was set back tells too early rather than never.
+        elif abs(now - self._since) >= LOG_DOWN_SECONDS and not self._is_told():
             self._journal.tell("log_down", problem)

@@ -7,14 +7,19 @@ here puts it, or what the server says of it, into an error.
 from __future__ import annotations
 
 import http.client
+import socket
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from email.utils import parsedate_to_datetime
 from pathlib import Path
+from threading import Timer
 from typing import NamedTuple
 from urllib.parse import urlsplit
 
 TIMEOUT_SECONDS = 10.0
-"""To connect, and for each read."""
+"""To connect, for each read, and, `WHOLE` times as long, for everything together."""
+WHOLE = 3
 MAX_RETRY_AFTER_SECONDS = 3600.0
 
 
@@ -43,13 +48,32 @@ def post(url_file: Path, body: bytes, *, timeout_seconds: float = TIMEOUT_SECOND
     connection = kind(parts.hostname, port, timeout=timeout_seconds)
     try:
         target = (parts.path or "/") + (f"?{parts.query}" if parts.query else "")
-        connection.request("POST", target, body, {"Content-Type": "application/json", "Connection": "close"})
-        response = connection.getresponse()
+        connection.connect()
+        with _ended_after(connection.sock, WHOLE * timeout_seconds):
+            connection.request("POST", target, body, {"Content-Type": "application/json", "Connection": "close"})
+            response = connection.getresponse()
         return _answer(response.status, response.getheader("Retry-After"))
     except (OSError, http.client.HTTPException) as error:
         return Answer("retry", f"no answer: {type(error).__name__}")
     finally:
         connection.close()
+
+
+@contextmanager
+def _ended_after(connected: socket.socket, seconds: float) -> Iterator[None]:
+    """Ends the connection where the server sends a byte now and then: each read alone would be in time."""
+
+    def end() -> None:
+        with suppress(OSError):
+            connected.shutdown(socket.SHUT_RDWR)
+
+    timer = Timer(seconds, end)
+    timer.daemon = True
+    timer.start()
+    try:
+        yield
+    finally:
+        timer.cancel()
 
 
 def _answer(status: int, retry_after: str | None) -> Answer:

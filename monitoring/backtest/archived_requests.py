@@ -23,9 +23,11 @@ from components.contracts import criteo
 from components.contracts.errors import ContractError
 from components.contracts.records import PredictionBatch
 from components.storage.objects import Objects
+from monitoring.memory.days import arrow_schema
 from monitoring.memory.rows import MaturedRequest
 
-_FILE = re.compile(r"^day=(\d{4}-\d{2}-\d{2})/[^/]+\.parquet$")
+_FILE = re.compile(r"^day=(\d{4}-\d{2}-\d{2})/[^/._][^/]*\.parquet$")
+"""As extraction reads a lake: a dot or an underscore in front is no rows' file."""
 _NEEDED = (criteo.LABEL, criteo.REQUEST_ID, criteo.ROW, criteo.EVENT_TIME, criteo.MODEL_VERSION, criteo.SCORE)
 
 
@@ -60,7 +62,7 @@ def read_requests(archive: Objects, span: Span = WHOLE, *, features: bool = Fals
         features: Whether drift is to be judged: 39 columns more to read.
 
     Raises:
-        ContractError: there is no such file, or one lacks a column; names it.
+        ContractError: there is no such file, or one is damaged, lacks a column or has one of another type; names it.
     """
     for _, table in read_days(archive, span, features=features):
         yield from _requests(table)
@@ -93,21 +95,35 @@ def _table(archive: Objects, names: Sequence[str], span: Span, features: bool) -
     tables = []
     for name in names:
         with _file(archive, name) as path:
-            schema = pq.read_schema(path)
+            schema = _schema(archive, name, path)
             if missing := [column for column in columns if column not in schema.names]:
                 raise ContractError(f"{archive.uri}/{name} lacks column {missing[0]}, expected the raw columns")
             optional = [column for column in (criteo.CANARY,) if column in schema.names]
-            tables.append(pq.read_table(path, columns=[*columns, *optional]))
+            tables.append(_read(archive, name, path, [*columns, *optional]))
     table = pa.concat_tables(tables, promote_options="default")
     served = pc.and_(pc.is_valid(table[criteo.SCORE]), pc.is_valid(table[criteo.MODEL_VERSION]))
-    time = pc.cast(table[criteo.EVENT_TIME], pa.timestamp("us", tz="UTC"))
-    table = table.set_column(table.schema.get_field_index(criteo.EVENT_TIME), criteo.EVENT_TIME, time)
-    micros = pc.cast(time, pa.int64())
+    micros = pc.cast(table[criteo.EVENT_TIME], pa.int64())
     for bound, keeps in ((span.start, pc.greater_equal), (span.end, pc.less)):
         if bound is not None:
             served = pc.and_(served, keeps(micros, round(bound * 1e6)))
     order = [(criteo.EVENT_TIME, "ascending"), (criteo.REQUEST_ID, "ascending"), (criteo.ROW, "ascending")]
     return table.filter(served).sort_by(order).combine_chunks()
+
+
+def _schema(archive: Objects, name: str, path: Path) -> pa.Schema:
+    try:
+        return pq.read_schema(path)
+    except (pa.ArrowException, OSError) as error:
+        raise ContractError(f"{archive.uri}/{name} is no readable Parquet file: {error}") from error
+
+
+def _read(archive: Objects, name: str, path: Path, columns: list[str]) -> pa.Table:
+    """These columns in the contract's types."""
+    types = arrow_schema({**criteo.RAW_TYPES, **criteo.CANARY_TYPES})
+    try:
+        return pq.ParquetFile(path).read(columns=columns).select(columns).cast(pa.schema(map(types.field, columns)))
+    except (pa.ArrowException, OSError, ValueError) as error:
+        raise ContractError(f"{archive.uri}/{name} has other columns than a monitor's archive: {error}") from error
 
 
 @contextmanager

@@ -37,8 +37,11 @@ def _parser() -> argparse.ArgumentParser:
     recorded.add_argument("--state", required=True, help="the monitor's state folder")
     recorded.add_argument("--archive", required=True, help="its archive, or the lake: folder or gs://bucket/path")
     recorded.add_argument("--store", required=True, help="model store")
-    recorded.add_argument("--start", type=parse_time, required=True, help="ISO 8601 or seconds since the epoch")
-    recorded.add_argument("--end", type=parse_time, required=True, help="the last decision point")
+    moment = "ISO 8601 or seconds since the epoch"
+    recorded.add_argument(
+        "--start", type=parse_time, default=0.0, help=f"{moment} (default: before the first decision)"
+    )
+    recorded.add_argument("--end", type=parse_time, help="the last decision point (default: the last decision)")
     recorded.add_argument("--out", type=Path, required=True, help="folder to make")
     recorded.set_defaults(call=_record)
     replayed = commands.add_parser("replay", help="decide a recorded incident again and compare")

@@ -67,7 +67,9 @@ class _Stream:
         judged = judge.judged_until
         self._judged = -math.inf if judged is None else judged
         self._known_until = self._judged + settings.attribution_window_seconds
-        """What the judge's memory knows already of who served and what drifted."""
+        """What the judge's memory knows already of who served."""
+        self._drift_known_until = self._known_until - settings.drift_grace_seconds
+        """And of what drifted."""
 
     def take_in(self, request: ArchivedRequest) -> None:
         matured = request.matured
@@ -85,8 +87,8 @@ class _Stream:
     def pass_until(self, predicted_until: float) -> Iterator[Judgement]:
         """Judges what is final once every prediction before `predicted_until` is in."""
         before = predicted_until - 1e-6  # requests of that very microsecond may follow
-        for report in self._watch.close(before):
-            if report.bucket_end > self._known_until:
+        for report in self._watch.close(before - self._settings.drift_grace_seconds):
+            if report.bucket_end > self._drift_known_until:
                 self._judge.note_drift(report.evidence())
         final_until = before - self._settings.attribution_window_seconds
         if final_until > self._judged:
@@ -97,7 +99,7 @@ class _Stream:
         """Judges the rest: every bucket and point that the last request belongs to is over."""
         if self._newest is not None:
             settings = self._settings
-            yield from self.pass_until(self._newest + settings.drift_bucket_seconds)
+            yield from self.pass_until(self._newest + settings.drift_bucket_seconds + settings.drift_grace_seconds)
             last = self._newest + settings.decide_seconds
             yield from self.pass_until(last + settings.attribution_window_seconds)
 

@@ -7,6 +7,7 @@ name is a whole incident.
 from __future__ import annotations
 
 import json
+import math
 import os
 import shutil
 from collections import Counter
@@ -20,8 +21,8 @@ import pyarrow.parquet as pq
 from components.contracts import criteo, promotion_journal
 from components.contracts.durable import fsync_path, sha256_file
 from components.contracts.errors import ContractError
-from components.contracts.manifests import Model
-from components.contracts.model_store import model_folder, scores_path
+from components.contracts.manifests import Model, Release
+from components.contracts.model_store import model_folder, release_path, scores_path
 from components.storage.objects import Objects
 from monitoring.backtest import incident
 from monitoring.backtest.archived_requests import Span, read_days
@@ -30,7 +31,14 @@ from monitoring.journal import DECISIONS_FILE
 
 
 def record(
-    out: Path, *, state: Path, archive: Objects, store: Path, settings: JudgingSettings, start: float, end: float
+    out: Path,
+    *,
+    state: Path,
+    archive: Objects,
+    store: Path,
+    settings: JudgingSettings,
+    start: float,
+    end: float | None,
 ) -> int:
     """Writes the incident of the decision points in (start, end] to the folder `out`; how many there are.
 
@@ -41,16 +49,17 @@ def record(
         store: The model store.
         settings: As the monitor had them.
         start: Seconds since the epoch.
-        end: Seconds since the epoch; the labels of the rows before must be final.
+        end: Seconds since the epoch; the labels of the rows before must be final. None = the last decision written.
 
     Raises:
         ContractError: `out` exists, no decision was written in the span, or the archive holds no row of it.
     """
     if out.exists():
         raise ContractError(f"{out} exists, expected the name of a folder to make")
-    before, lines = _decisions(state, start, end)
+    before, lines = _decisions(state, start, math.inf if end is None else end)
     if not lines:
-        raise ContractError(f"{state} holds no decision between {start} and {end}")
+        raise ContractError(f"{state} holds no decision between {start} and {'now' if end is None else end}")
+    end = json.loads(lines[-1])["time"] if end is None else end
     memory = json.loads(before)["memory"] if before else None
     aside = out.with_name(f".{out.name}.aside")
     shutil.rmtree(aside, ignore_errors=True)
@@ -78,7 +87,11 @@ def record(
 
 
 def _decisions(state: Path, start: float, end: float) -> tuple[str | None, list[str]]:
-    """The last line up to `start`, and the lines after it up to `end`."""
+    """The last line up to `start`, and the lines after it up to `end`.
+
+    Where lines may have rolled away before all that are left, the first one left stands for `start`: without its memory
+    the decisions after it could not be made again.
+    """
     before, lines = None, []
     for path in (state / f"{DECISIONS_FILE}.1", state / DECISIONS_FILE):
         if not path.exists():
@@ -90,6 +103,8 @@ def _decisions(state: Path, start: float, end: float) -> tuple[str | None, list[
                 before = line
             elif time <= end:
                 lines.append(line)
+    if before is None and (state / f"{DECISIONS_FILE}.1").exists():
+        return (lines[0], lines[1:]) if lines else (None, [])
     return before, lines
 
 
@@ -119,11 +134,18 @@ def _copy_rows(
 
 
 def _copy_models(folder: Path, store: Path, versions: set[int]) -> dict[str, Any]:
-    """Copies what the models were trained on; their ids and hashes by version, as far as the journal knows them."""
+    """Copies what the models were trained on; their ids and hashes by version, as far as the store knows them.
+
+    Statistics are looked for as the live monitor does, by the version's release.
+    """
     models: dict[str, Any] = {}
     for entry in promotion_journal.read_entries(store):
         if entry.version in versions:
             models[str(entry.version)] = {"model_id": entry.model_id, "sha256": entry.sha256}
+    for number in sorted(versions):
+        if release_path(store, number).exists():
+            release = Release.read(release_path(store, number))
+            models[str(number)] = {"model_id": release.model_id, "sha256": release.sha256}
     for version, model in models.items():
         reference = model_folder(store, model["model_id"]) / Model.REFERENCE
         if reference.exists():

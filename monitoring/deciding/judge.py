@@ -39,6 +39,8 @@ class JudgeSettings:
     """How long after its prediction a click counts; the label is final when this has passed."""
     decide_seconds: float = 10.0
     """Event time between two decision points, which are its multiples."""
+    drift_grace_seconds: float = 60.0
+    """How long after its end a bucket of features waits for predictions that reach the log late."""
 
     def __post_init__(self) -> None:
         """Refuses settings that judge nothing or never."""
@@ -49,6 +51,8 @@ class JudgeSettings:
             raise ContractError(f"attribution_window_seconds is {value}, expected at least 0")
         if not self.decide_seconds >= MIN_DECIDE_SECONDS:
             raise ContractError(f"decide_seconds is {self.decide_seconds}, expected at least {MIN_DECIDE_SECONDS}")
+        if not self.drift_grace_seconds >= 0:
+            raise ContractError(f"drift_grace_seconds is {self.drift_grace_seconds}, expected at least 0")
 
 
 def no_baseline(version: int) -> Baseline | None:
@@ -81,13 +85,15 @@ class Judge:
         """
         assert policies
         self._capacity, self._policies, self._baseline = settings.window_rows, tuple(policies), baseline
-        self._span = microseconds(settings.decide_seconds)
+        self._span, self._grace = microseconds(settings.decide_seconds), microseconds(settings.drift_grace_seconds)
         self._timeline = ServingTimeline(self._span, microseconds(settings.attribution_window_seconds))
         self._windows: dict[int, RowWindow] = {}
         self._pending: list[MaturedRequest] = []
         known = memory if memory and "judged" in memory else {}
         self._judged: int | None = known.get("judged")
         self._timeline.version, self._timeline.since = known.get("serving") or (None, 0)
+        self._timeline.reached = self._judged
+        self._timeline.last = tuple(known["last_prediction"]) if known.get("last_prediction") else None
         self._matured_total = int(known.get("matured_total", 0))
         self._memories: dict[str, Any] = dict(known.get("policies", {}))
         self._baselines: dict[str, Any] = dict(known.get("baselines", {}))
@@ -111,6 +117,7 @@ class Judge:
         return {
             **self._memory_at(self._judged),
             "judged_until": self.judged_until,
+            "last_prediction": self._timeline.last,
             "drift": [asdict(each) for each in self._drift],
             "num_passed_over": self.num_passed_over,
             "passed_over": self._passed_over,
@@ -133,7 +140,7 @@ class Judge:
             self._timeline.note(microseconds(time), version)
 
     def note_drift(self, drift: FeatureDrift) -> None:
-        """Takes in a closed bucket, before the decision point one attribution window before its end is passed."""
+        """Takes in a closed bucket, before any decision point that is shown it: see `_drift_until`."""
         if all((each.version, each.bucket_end) != (drift.version, drift.bucket_end) for each in self._drift):
             self._drift.append(drift)
 
@@ -230,8 +237,11 @@ class Judge:
         return Baseline(**self._baselines[key]) if self._baselines[key] else None
 
     def _drift_until(self, point: int, version: int) -> tuple[FeatureDrift, ...]:
-        """The buckets of `version` closed by now; lets go of them and of those that came before of other versions."""
-        ahead = (point + self._timeline.window) / 1e6
+        """The buckets of `version` closed by now; lets go of them and of those that came before of other versions.
+
+        When `point` is judged, all is read up to one attribution window later, and all but the grace of it is closed.
+        """
+        ahead = (point + self._timeline.window - self._grace) / 1e6
         closed = sorted((each for each in self._drift if each.bucket_end <= ahead), key=lambda each: each.bucket_end)
         self._drift = [each for each in self._drift if each.bucket_end > ahead]
         return tuple(each for each in closed if each.version == version)

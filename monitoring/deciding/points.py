@@ -43,10 +43,22 @@ class ServingTimeline:
         """The version that serves at the point reached; None before the first prediction."""
         self.since = 0
         """Its first prediction, within the span in which it took over."""
+        self.reached: int | None = None
+        """The last point passed; None before the first."""
+        self.last: tuple[int, int] | None = None
+        """Time and version of the newest prediction that a point passed knew; None where that is not known."""
 
     def note(self, time: int, version: int) -> None:
-        """Takes in a prediction that no canary made, in any order; before `advance` has passed it."""
-        of_point = self._notes.setdefault(point_after(time - self.window, self._span), {})
+        """Takes in a prediction that no canary made, in any order.
+
+        One whose point `advance` has passed counts at the next one if it is newer than what was known: clients publish
+        a little after the event. An older one says nothing of who serves now, and is let go.
+        """
+        point = point_after(time - self.window, self._span)
+        is_past = self.reached is not None and point <= self.reached
+        if is_past and self.last is not None and (time, version) <= self.last:
+            return
+        of_point = self._notes.setdefault(point, {})
         first, last = of_point.get(version, (time, time))
         of_point[version] = (min(first, time), max(last, time))
 
@@ -55,5 +67,8 @@ class ServingTimeline:
         for due in sorted(each for each in self._notes if each <= point):
             of_point = self._notes.pop(due)
             newest = max(of_point, key=lambda version: (of_point[version][1], version))
+            last = (of_point[newest][1], newest)
+            self.last = last if self.last is None else max(self.last, last)
             if newest != self.version:
                 self.version, self.since = newest, of_point[newest][0]
+        self.reached = point

@@ -3,7 +3,8 @@
 In: prediction batches as they are taken in, each once, in any order. Out: one `DriftReport` per closed bucket, which
 depends on its records alone, not on their order. The numbers are `monitoring.drift.comparison`'s.
 
-A bucket closes when the watermark passes its end; a record that comes later still (a client's clock that is far behind)
+A bucket closes when its caller says that no record of it can come: the watermark less `drift_grace_seconds`, since a
+client publishes after the event. A record that comes later still (a client's clock that is far behind)
 is passed over and counted. A bucket of fewer than `drift_min_rows` rows joins the next one of its version.
 
 The memory holds every open bucket. Whoever keeps it in the monitor's store with the mark of the last prediction stored,
@@ -27,7 +28,7 @@ from monitoring.drift.settings import DriftSettings
 from monitoring.drift.sketch import Sketch
 
 MAX_OPEN = 32
-"""Buckets held at a time, 2.1 MB each: clocks a day ahead and versions without end must not fill the memory."""
+"""Buckets held at a time, 2.5 MB each: clocks a day ahead and versions without end must not fill the memory."""
 MAX_LAYOUTS = 8
 MAX_UNKNOWN = 1000
 Key = tuple[int, int]

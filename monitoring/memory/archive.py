@@ -9,7 +9,7 @@ file and when. The steps that survive a kill are `monitoring.memory.sealing`'s, 
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from itertools import groupby
 from math import inf
 from pathlib import Path
@@ -38,6 +38,7 @@ class Archive:
         roll_rows: int,
         roll_seconds: float,
         keep_rows: int,
+        windows: Mapping[str, float] | None = None,
         checkpoint: Callable[[str], None] = no_checkpoint,
         unique: Callable[[], str] = lambda: uuid4().hex,
     ) -> None:
@@ -50,6 +51,7 @@ class Archive:
             roll_seconds: Longest wait of a matured row or late outcome.
             keep_rows: Archived rows of each version to keep in the store, for the windows. Rows that the judge has not
                 judged yet (document `judge`, `judged_until`) are kept beside them.
+            windows: Attribution window of each event in seconds, written beside late outcomes; 0 where absent.
             checkpoint: Called with the name of each step that a crash may follow.
             unique: A name never used before, in this process or in a replica of it.
 
@@ -64,6 +66,7 @@ class Archive:
             store,
             roll_rows=roll_rows,
             roll_seconds=roll_seconds,
+            windows=windows or {},
             unique=unique,
         )
         self._finish_intended()

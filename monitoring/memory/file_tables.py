@@ -120,8 +120,10 @@ class FileTables(Database):
     def seal_outcome_file(self, name: str) -> None:
         """Notes that the file is whole on disk; `Store.forget` lets its outcomes go."""
         with self._transaction({}) as connection:
-            (num_rows,) = connection.execute("SELECT num_rows FROM files WHERE name = ?", (name,)).fetchone()
-            connection.execute("UPDATE files SET state = 'sealed' WHERE name = ?", (name,))
+            # Not what was intended: while a disk refused the file, an earlier outcome may have taken the place of one.
+            query = "SELECT count(*) FROM late_outcomes WHERE file = ?"
+            (num_rows,) = connection.execute(query, (name,)).fetchone()
+            connection.execute("UPDATE files SET state = 'sealed', num_rows = ? WHERE name = ?", (num_rows, name))
             self._add_counts(connection, {"archived_outcome": num_rows, "archived_file": 1})
 
     # -- files

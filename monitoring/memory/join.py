@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 
 from components.contracts.records import CLICK, CONVERSION
 from monitoring.memory.database import count
+from monitoring.memory.days import microseconds
 from monitoring.memory.rows import Event, LateOutcome, MaturedRequest, Settled, Waiting
 
 
@@ -34,8 +35,9 @@ class Attribution(NamedTuple):
 def attribute(num_rows: int, predicted_at: float, events: Iterable[Event], *, window_seconds: float) -> Attribution:
     """Labels of the `num_rows` rows predicted at `predicted_at`.
 
-    An outcome counts if it happened at most `window_seconds` after the prediction. One that seems to precede its
-    prediction counts too: the two times come from two machines' clocks.
+    An outcome counts if it happened at most `window_seconds` after the prediction, in whole microseconds as in the
+    archive: extraction, which joins what came too late, must not see the end of a window elsewhere. One that seems to
+    precede its prediction counts too: the two times come from two machines' clocks.
 
     Args:
         num_rows: Rows in the request.
@@ -50,10 +52,11 @@ def attribute(num_rows: int, predicted_at: float, events: Iterable[Event], *, wi
     delays = np.full(num_rows, np.nan, np.float32)
     too_late: list[Event] = []
     unmatched: list[Event] = []
+    last = microseconds(predicted_at) + microseconds(window_seconds)
     for row, time in events:
         if not 0 <= row < num_rows:
             unmatched.append((row, time))
-        elif time > predicted_at + window_seconds:
+        elif microseconds(time) > last:
             too_late.append((row, time))
         else:
             labels[row] = 1

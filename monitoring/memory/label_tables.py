@@ -16,9 +16,16 @@ from numpy.typing import NDArray
 
 from components.contracts.records import CLICK, CONVERSION
 from monitoring.memory.database import Database, count
+from monitoring.memory.days import microseconds
 from monitoring.memory.rows import Event, LateOutcome, MaturedRequest, OpenRows, Settled, Waiting
 
 _MATURED = "request_id, time, model_version, labels, scores, converted, session_id, positions, delays"
+
+KEEP_EARLIEST = (
+    "ON CONFLICT DO UPDATE SET time = excluded.time, stored_at = excluded.stored_at, file = NULL"
+    " WHERE excluded.time < late_outcomes.time"
+)
+"""The earliest says whether the row had an outcome of its kind within the window."""
 
 
 class LabelTables(Database):
@@ -128,6 +135,14 @@ class LabelTables(Database):
             else:
                 connection.executemany("DELETE FROM conversions WHERE request_id = ?", ids)
 
+    def matured_mark(self) -> int:
+        """Number of the request that matured last; 0 = none. Numbers only grow, and the newest one is held on."""
+        return int(self._connection.execute("SELECT coalesce(max(number), 0) FROM matured").fetchone()[0])
+
+    def num_matured_after(self, mark: int) -> int:
+        """Requests held that matured after the one numbered `mark`."""
+        return int(self._connection.execute("SELECT count(*) FROM matured WHERE number > ?", (mark,)).fetchone()[0])
+
     @property
     def num_pending_rows(self) -> int:
         """Rows whose label is not final. From the counters: summing the waiting rows each tick would read them all."""
@@ -208,15 +223,15 @@ class LabelTables(Database):
     # -- inside
 
     def _keep_late(self, connection: sqlite3.Connection, late: Sequence[LateOutcome], now: float) -> int:
-        """Stores outcomes for the archive's outcome files; of several with one (request, row, event), the first.
+        """Stores outcomes for the archive's outcome files; of several with one (request, row, event), the earliest.
 
-        How many were new.
+        How many were new, or earlier than the one known: such a one goes into a file also where that lies in one.
         """
         if not late:
             return 0
         return connection.executemany(
-            "INSERT OR IGNORE INTO late_outcomes (request_id, row, event, time, predicted_at, stored_at)"
-            " VALUES (?, ?, ?, ?, ?, ?)",
+            "INSERT INTO late_outcomes (request_id, row, event, time, predicted_at, stored_at)"
+            f" VALUES (?, ?, ?, ?, ?, ?) {KEEP_EARLIEST}",
             [(*outcome, now) for outcome in late],
         ).rowcount
 
@@ -241,7 +256,7 @@ def _open_rows(
     clicked = np.zeros(len(scores), np.bool_)
     for (request_id, time, _), size, end in zip(requests, sizes, np.cumsum(sizes)):
         for row, clicked_at in clicks.get(request_id, ()):
-            if 0 <= row < size and clicked_at <= time + window_seconds:
+            if 0 <= row < size and microseconds(clicked_at) <= microseconds(time) + microseconds(window_seconds):
                 clicked[end - size + row] = True
     ages = np.repeat(now - np.array([time for _, time, _ in requests]), sizes)
     return OpenRows(scores, ages, clicked)

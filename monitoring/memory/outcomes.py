@@ -8,7 +8,7 @@ prediction, in UTC, or where it is unknown that of the outcome. Joining them to 
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from itertools import groupby
 
 import numpy as np
@@ -36,6 +36,7 @@ class OutcomeArchive:
         *,
         roll_rows: int,
         roll_seconds: float,
+        windows: Mapping[str, float],
         unique: Callable[[], str],
     ) -> None:
         """Finishes what an interrupted predecessor had begun.
@@ -45,10 +46,11 @@ class OutcomeArchive:
             store: Where the outcomes are.
             roll_rows: Outcomes that fill a file.
             roll_seconds: Longest wait of an outcome.
+            windows: Attribution window of each event in seconds, written beside its outcomes; 0 where absent.
             unique: A name never used before.
         """
         self._files, self._store, self._unique = files, store, unique
-        self._roll_rows, self._roll_seconds = roll_rows, roll_seconds
+        self._roll_rows, self._roll_seconds, self._windows = roll_rows, roll_seconds, windows
         self.finish_intended()
 
     def finish_intended(self) -> None:
@@ -81,21 +83,23 @@ class OutcomeArchive:
 
     def _finish(self, name: str, outcomes: Sequence[ArchiveOutcome] | None = None) -> None:
         self._files.make(
-            name, lambda: build_table(self._store.outcomes_of_file(name) if outcomes is None else outcomes)
+            name,
+            lambda: build_table(self._store.outcomes_of_file(name) if outcomes is None else outcomes, self._windows),
         )
         self._store.seal_outcome_file(name)
         self._files.reached("sealed")
         logger.info("sealed %s", name)
 
 
-def build_table(outcomes: Sequence[ArchiveOutcome]) -> pa.Table:
-    """These outcomes in the schema of the contract, in the order given."""
+def build_table(outcomes: Sequence[ArchiveOutcome], windows: Mapping[str, float]) -> pa.Table:
+    """These outcomes in the schema of the contract, in the order given; `windows` as `OutcomeArchive` takes them."""
     columns = {
         criteo.REQUEST_ID: [each.outcome.request_id for each in outcomes],
         criteo.ROW: [each.outcome.row for each in outcomes],
         criteo.EVENT: [each.outcome.event for each in outcomes],
         criteo.OUTCOME_TIME: np.array([microseconds(each.outcome.time) for each in outcomes], np.int64),
         criteo.STORED_AT: np.array([microseconds(each.stored_at) for each in outcomes], np.int64),
+        criteo.WINDOW_SECONDS: np.array([windows.get(each.outcome.event, 0.0) for each in outcomes], np.float64),
     }
     return pa.table([pa.array(columns[field.name]).cast(field.type) for field in SCHEMA], schema=SCHEMA)
 

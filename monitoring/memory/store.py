@@ -18,7 +18,7 @@ from collections.abc import Collection, Sequence
 from components.contracts.records import CLICK, CONVERSION, OutcomeBatch, PredictionBatch
 from monitoring.memory.database import count
 from monitoring.memory.file_tables import FileTables
-from monitoring.memory.label_tables import LabelTables, late_counter
+from monitoring.memory.label_tables import KEEP_EARLIEST, LabelTables, late_counter
 from monitoring.memory.rows import ArchiveRow, LateOutcome, MaturedRequest, OpenRows, Settled, Waiting
 
 __all__ = ["ArchiveRow", "LateOutcome", "MaturedRequest", "OpenRows", "Settled", "Store", "Waiting"]
@@ -171,8 +171,8 @@ class Store(LabelTables, FileTables):
             for event, table in ((CLICK, "clicks"), (CONVERSION, "conversions")):
                 condition = "stored_at < ? AND request_id NOT IN (SELECT request_id FROM predictions)"
                 connection.execute(
-                    "INSERT OR IGNORE INTO late_outcomes (request_id, row, event, time, predicted_at, stored_at)"
-                    f" SELECT request_id, row, ?, time, NULL, stored_at FROM {table} WHERE {condition}",
+                    "INSERT INTO late_outcomes (request_id, row, event, time, predicted_at, stored_at)"
+                    f" SELECT request_id, row, ?, time, NULL, stored_at FROM {table} WHERE {condition} {KEEP_EARLIEST}",
                     (event, orphaned),
                 )
                 orphans = connection.execute(f"DELETE FROM {table} WHERE {condition}", (orphaned,)).rowcount

@@ -24,6 +24,7 @@ RECORD_OUTCOMES = {
     "late_outcome": "outcomes after their attribution window",
     "unmatched_outcome": "outcomes on rows or requests that were never predicted",
     "set_aside": "messages that could not be used",
+    "passed_over": "requests after their decision point: archived, in no judgement",
 }
 DRIFT_OUTCOMES = {
     "drift_bucket": "buckets of predictions compared with the training rows",

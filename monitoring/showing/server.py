@@ -29,16 +29,13 @@ HTTP_FILE = "http.json"
 class Server:
     """Serves one exposition from a daemon thread."""
 
-    def __init__(
-        self, exposition: Exposition, *, host: str, port: int, state: Path, page: Callable[[], str] | None = None
-    ) -> None:
-        """Listens; the address goes to `<state>/http.json`.
+    def __init__(self, exposition: Exposition, *, host: str, port: int, page: Callable[[], str] | None = None) -> None:
+        """Listens.
 
         Args:
             exposition: What is shown.
             host: Address to listen on.
             port: 0 = a free one.
-            state: The monitor's state folder.
             page: Makes the status page, HTML; None = there is none.
 
         Raises:
@@ -55,9 +52,14 @@ class Server:
             raise PermanentError(f"http_port {port} on {host} cannot be used: {error}") from error
         self._server.daemon_threads = True
         self.host, self.port = host, int(self._server.server_address[1])
-        write_whole(state / HTTP_FILE, json.dumps({"host": self.host, "port": self.port}) + "\n")
         threading.Thread(target=self._server.serve_forever, kwargs={"poll_interval": 0.2}, daemon=True).start()
         logger.info("listening on http://%s:%d", self.host, self.port)
+
+    def write_address(self, state: Path) -> None:
+        """Says in `<state>/http.json` where this listens, unless it says so already; for whose folder that is."""
+        path, text = state / HTTP_FILE, json.dumps({"host": self.host, "port": self.port}) + "\n"
+        if not path.exists() or path.read_text() != text:
+            write_whole(path, text)
 
     def close(self) -> None:
         """Stops listening."""

@@ -20,8 +20,10 @@ from typing import Any
 from components.contracts import promotion_journal
 from components.contracts.durable import write_whole
 from components.contracts.errors import ContractError, PermanentError, TemporaryError
+from pipelines.local.decision_numbers import retrain_decision, told_decisions
 from pipelines.local.demo_data import check_data, prepare_lake, start_clean
 from pipelines.local.demo_plan import DemoPlan, DemoSettings
+from pipelines.local.demo_proofs import backtest_policies, replay_decisions, verify_scores
 from pipelines.local.demo_rollback import show_rollback
 from pipelines.local.log_server import check_log, start_log
 from pipelines.local.loopback import DIRECT, LOOPBACK
@@ -58,11 +60,18 @@ class Demo:
     """The rollback that was shown, see `demo_rollback`; empty = none."""
     verified: list[dict[str, Any]] = field(default_factory=list)
     """What `evergreen verify` found of each version."""
+    replayed: dict[str, Any] | None = None
+    """What `evergreen replay` found of all decisions."""
+    backtests: list[dict[str, Any]] = field(default_factory=list)
+    """What `evergreen backtest` said of single policies."""
+    status_page: str | None = None
+    """Where the monitor's page is, once it is up."""
 
     def __post_init__(self) -> None:
         """Prepares the readers of what the processes will write."""
         self.timeline = JsonLines(self.services.monitor_state / "timeline.jsonl")
         self.events = JsonLines(self.services.monitor_state / "events.jsonl")
+        self.decisions = JsonLines(self.services.monitor_state / "decisions.jsonl")
         self.traffic = JsonLines(self.folders.root / "traffic.jsonl")
         self.runs = RunWatch(self.folders.store)
 
@@ -107,6 +116,10 @@ class Demo:
         """Whether the monitor has told of such an event."""
         return any(event["kind"] == kind for event in self.events.lines)
 
+    def has_decided(self) -> bool:
+        """Whether the monitor has asked for a run."""
+        return retrain_decision(self.events.lines) is not None
+
     def rows_ran_out(self) -> bool:
         """Whether the replayed file came to its end."""
         return bool(self.traffic.lines) and bool(self.traffic.lines[-1]["exhausted"])
@@ -115,14 +128,18 @@ class Demo:
         """Whether the replayed file came to its end and every label is known."""
         return self.rows_ran_out() and self.settled(float(self.traffic.lines[-1]["time"]) + PUBLISH_SECONDS)
 
+    def monitor_status(self) -> dict[str, Any]:
+        """The monitor's account of itself."""
+        with DIRECT.open(f"{self.status_page}status", timeout=10) as response:
+            status: dict[str, Any] = json.load(response)
+        return status
+
     def settled(self, last_published: float) -> bool:
         """Whether the monitor has read all records, the last of them published by then, and no label is open.
 
         Pub/Sub cannot tell its backlog; up to when it is read, every log can.
         """
-        port = json.loads((self.services.monitor_state / "http.json").read_text())["port"]
-        with DIRECT.open(f"http://{LOOPBACK}:{port}/status", timeout=10) as response:
-            status = json.load(response)
+        status = self.monitor_status()
         read_up_to = status["log_read_up_to"]
         is_read = read_up_to is not None and read_up_to >= last_published and not status["log_backlog"]
         return bool(is_read and status["pending_rows"] == 0)
@@ -200,8 +217,10 @@ def _turn(settings: DemoSettings, folders: LocalFolders, screen: Screen, stack: 
                     demo.walks = show_rollback(demo)
         with screen.stage("drain", "stop and account for every record"):
             traffic = _drain(demo)
-        with screen.stage("verify", "recompute every logged score offline"):
-            demo.verified = _verify(demo)
+        with screen.stage("verify", "recompute every logged score offline, make every decision again"):
+            demo.verified = verify_scores(demo)
+            demo.replayed = replay_decisions(demo)
+            demo.backtests = backtest_policies(demo, traffic["drift_time"])
     return _conclude(demo, traffic)
 
 
@@ -235,6 +254,16 @@ def _start_services(demo: Demo) -> None:
     demo.stack.start("monitor", services.monitor_command(demo.threshold), variables=services.log_variables)
     port = services.monitor_state / "http.json"
     demo.stack.wait_until(port.exists, what="the monitor's start", seconds=60, watch=demo.watch)
+    demo.status_page = f"http://{LOOPBACK}:{json.loads(port.read_text())['port']}/"
+    demo.screen.say(f"  status page: {demo.status_page}")
+    # Pub/Sub cannot say for a lease what it has given out. Rows sent meanwhile would only put the world before the
+    # change into what the next model learns from.
+    demo.stack.wait_until(
+        lambda: demo.monitor_status()["log_read_up_to"] is not None,
+        what="the monitor's first look at the log",
+        seconds=60,
+        watch=demo.watch,
+    )
     replay, variables = services.replay_command(), services.log_variables
     demo.stack.start("replay", replay, stdin=True, may_end=True, variables=variables)
 
@@ -262,12 +291,12 @@ def _drift(demo: Demo) -> bool:
         last = demo.timeline.lines[-1] if demo.timeline.lines else nothing
         auc = f", auc {last['auc']:.4f}" if last["auc"] is not None else ""
         demo.screen.advance(last["matured_total"] - start, f"threshold {demo.threshold:.4f}{auc}")
-        return demo.has_event("decision") or demo.traffic_has_ended()
+        return demo.has_decided() or demo.traffic_has_ended()
 
     demo.stack.wait_until(decided, what="the monitor's decision", seconds=600, watch=demo.watch)
-    if not demo.has_event("decision"):
+    if not demo.has_decided():
         demo.screen.say("  the rows ran out before the monitor could be sure: it asks for no run", "yellow")
-    return demo.has_event("decision")
+    return demo.has_decided()
 
 
 def _wait_for_run(demo: Demo) -> bool:
@@ -299,23 +328,6 @@ def _drain(demo: Demo) -> dict[str, Any]:
     return summary
 
 
-def _verify(demo: Demo) -> list[dict[str, Any]]:
-    """What `evergreen verify` finds of each version that answered, side by side."""
-    versions = sorted({int(version) for line in demo.traffic.lines for version in line["versions"]})
-    for version in versions:
-        demo.stack.start(f"verify_{version}", demo.services.verify_command(version))
-    found = []
-    for version in versions:
-        code, log = (
-            demo.stack.wait_for_exit(f"verify_{version}", seconds=600),
-            demo.folders.logs / f"verify_{version}.log",
-        )
-        if code not in (0, 1):
-            raise PermanentError(f"verify of version {version} ended with code {code}: {last_word(log)}")
-        found.append(json.loads(last_word(log)))
-    return found
-
-
 def _conclude(demo: Demo, traffic: dict[str, Any]) -> int:
     """Writes summary and report, says what held; the exit code."""
     root, timeline, events = demo.folders.root, demo.timeline.lines, demo.events.lines
@@ -330,6 +342,10 @@ def _conclude(demo: Demo, traffic: dict[str, Any]) -> int:
         seconds_of_traffic=demo.traffic.lines,
         walks=demo.walks,
         verified=demo.verified,
+        decisions=demo.decisions.update(),
+        replayed=demo.replayed,
+        backtests=demo.backtests,
+        status_page=demo.status_page,
     )
     write_whole(root / "summary.json", json.dumps(summary, indent=2) + "\n")
     write_report(demo.folders, summary, timeline=timeline, events=events, traffic=demo.traffic.lines)
@@ -339,7 +355,7 @@ def _conclude(demo: Demo, traffic: dict[str, Any]) -> int:
         demo.screen.say(sentence)
     told = ", ".join("none" if seconds is None else f"{seconds:.1f} s" for seconds in training_seconds(summary))
     demo.screen.say(f"training, run by run: {told}")
-    for sentence in told_release(summary):
+    for sentence in (*told_decisions(summary), *told_release(summary)):
         demo.screen.say(sentence)
     for sentence in summary["uncertain"]:
         demo.screen.say(f"uncertain: {sentence}", "yellow")

@@ -58,6 +58,12 @@ class DemoPlan:
     label_delay_seconds: float = 0.6
     """Mean; no label takes longer than four times this."""
     attribution_window_seconds: float = 3.0
+    drift_bucket_seconds: float = 2.0
+    """Event time over which features are compared with the training rows."""
+    drift_grace_seconds: float = 1.5
+    """How long a bucket waits for predictions that are late; the client publishes every 0.15 s."""
+    drift_min_rows: int = 2_000
+    """Fewest rows of a bucket that is judged; a smaller one joins the next."""
     drift_columns: tuple[str, ...] = ()
     parameters: dict[str, Any] = field(default_factory=dict)
     """Pipeline parameters that differ from their defaults."""
@@ -129,6 +135,7 @@ def plan_for_data(settings: DemoSettings, *, replay_rows: int, lake_rows: int) -
         min_rows_since_breach=window,
         archive_roll_rows=max(500, window),
         auc_drop=0.02,
+        drift_min_rows=max(200, min(2_000, window // 4)),
         drift_columns=settings.drift_columns or LOW_CARDINALITY_COLUMNS,
         parameters={
             "min_auc": 0.55,

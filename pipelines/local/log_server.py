@@ -74,7 +74,9 @@ def _start_emulator(stack: Stack) -> LogPlace:
         port: int = probe.getsockname()[1]
     stack.start("pubsub_emulator", emulator_command(find_emulator(), port))
     stack.wait_until(lambda: _answers(port), what="the start of the Pub/Sub emulator", seconds=READY_SECONDS)
-    return LogPlace(url="pubsub://evergreen-demo/clicks", variables={HOST_VARIABLE: f"{LOOPBACK}:{port}"})
+    # After connecting nothing is known of what is read for a lease: 10 s is the shortest that Pub/Sub takes.
+    url = "pubsub://evergreen-demo/clicks?lease_seconds=10&settle_seconds=1"
+    return LogPlace(url=url, variables={HOST_VARIABLE: f"{LOOPBACK}:{port}"})
 
 
 def _answers(port: int) -> bool:

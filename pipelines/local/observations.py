@@ -60,6 +60,13 @@ def last_word(log: Path) -> str:
     return lines[-1] if lines else "no word"
 
 
+def printed_json(log: Path) -> Any:
+    """The JSON that a process printed; it is indented, and warnings may stand before it."""
+    lines = log.read_text(errors="replace").splitlines()
+    start = next((n for n, line in enumerate(lines) if line in ("{", "[")), 0)
+    return json.loads("\n".join(lines[start:]))
+
+
 def describe(note: StepNote) -> str:
     """One line about a step that ended: its time and what a person asks first."""
     facts = note.facts

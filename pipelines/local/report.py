@@ -13,6 +13,7 @@ from typing import Any
 from components.charts.line_chart import Line, Mark, line_chart
 from components.contracts.durable import write_whole
 from components.contracts.manifests import ValidationReport
+from pipelines.local.decision_numbers import told_decisions
 from pipelines.local.release_numbers import journal_events, told_release
 from pipelines.local.run import LocalFolders
 from pipelines.local.summary import remembered
@@ -66,6 +67,9 @@ def write_report(
         *_sentences(remembered(summary)),
         "<h2>What was served</h2>",
         *_sentences(told_release(summary)),
+        "<h2>How it was decided</h2>",
+        *_sentences(told_decisions(summary)),
+        _backtests(summary["backtests"]),
         "<h2>What validation found</h2>",
         _findings(folders),
         "<h2>Latency of scoring requests</h2>",
@@ -197,6 +201,23 @@ def _versions(summary: Mapping[str, Any]) -> str:
         "parity",
     ]
     return _table(header, rows)
+
+
+def _backtests(backtests: Lines) -> str:
+    """What each policy alone would have done over the same rows."""
+    header = ["policy alone", "runs", "false alarms", "seconds to the first", "rows to it", "held back"]
+    rows = [
+        [
+            each["policies"],
+            str(len(each["fires"])),
+            _number(each["false_alarms"]),
+            _number(each["delay_seconds"]),
+            "none" if each["delay_rows"] is None else f"{each['delay_rows']:,}",
+            str(each["held"]),
+        ]
+        for each in backtests
+    ]
+    return _table(header, rows) if rows else ""
 
 
 def _old_auc(old: Mapping[str, Any] | None) -> str:

@@ -15,6 +15,10 @@ from pipelines.local.demo_plan import DemoPlan, DemoSettings
 from pipelines.local.log_server import LogPlace, sqlite_log
 from pipelines.local.run import LocalFolders
 
+POLICIES = ("threshold", "sequential", "data_drift")
+"""The monitor's, in order: the first that is sure gives a run its reason."""
+BACKTESTED = ("threshold", "sequential", "relative_drop")
+
 
 @dataclass(frozen=True, kw_only=True)
 class Services:
@@ -41,6 +45,11 @@ class Services:
     def monitor_state(self) -> Path:
         """The monitor's memory, timeline and events."""
         return self.folders.root / "monitor"
+
+    @property
+    def incident(self) -> Path:
+        """The monitor's records and decisions, to be replayed anywhere."""
+        return self.folders.root / "incident"
 
     @property
     def log_url(self) -> str:
@@ -74,15 +83,10 @@ class Services:
         flags = {"archive": self.archive, "lake": self.folders.lake, "interval-seconds": 0.5}
         return _command("monitoring.uploader", flags)
 
-    def monitor_command(self, threshold: float) -> list[str]:
-        """Watches the log; asks for a run when the AUC falls below `threshold`."""
+    def _judging(self, threshold: float) -> dict[str, object]:
+        """How rows are judged: the monitor's flags, and the backtest's."""
         plan = self.plan
-        flags = {
-            "log": self.log_url,
-            "state": self.monitor_state,
-            "archive": self.archive,
-            "store": self.folders.store,
-            "http-port": 0,
+        return {
             "window-rows": plan.window_rows,
             "auc-threshold": round(threshold, 4),
             "min-clicks": plan.min_clicks,
@@ -90,10 +94,27 @@ class Services:
             "cooldown-seconds": 3600,
             "daily-budget": 2,
             "attribution-window-seconds": plan.attribution_window_seconds,
+            "decide-seconds": 0.5,
+        }
+
+    def monitor_command(self, threshold: float) -> list[str]:
+        """Watches the log; asks for a run when the AUC falls below `threshold`, tells of features that drift."""
+        plan = self.plan
+        flags = {
+            "log": self.log_url,
+            "state": self.monitor_state,
+            "archive": self.archive,
+            "store": self.folders.store,
+            "http-port": 0,
+            **self._judging(threshold),
+            "policies": ",".join(POLICIES),
+            "actions": "data_drift=notify",
+            "drift-bucket-seconds": plan.drift_bucket_seconds,
+            "drift-grace-seconds": plan.drift_grace_seconds,
+            "drift-min-rows": plan.drift_min_rows,
             "archive-roll-rows": plan.archive_roll_rows,
             "archive-roll-seconds": 10,
             "tick-seconds": 0.5,
-            "decide-seconds": 0.5,
             "trigger": "local",
             "run-command": shlex.join(self.run_command()),
         }
@@ -114,6 +135,29 @@ class Services:
         """Recomputes what a version answered; its findings as JSON."""
         flags: dict[str, object] = {"store": self.folders.store, "lake": self.folders.lake}
         return _command("components.deployment.verify", flags, str(version), "--json")
+
+    def incident_command(self) -> list[str]:
+        """Copies all that the monitor decided, and the lake's rows that it decided over, into a folder."""
+        flags: dict[str, object] = {
+            "state": self.monitor_state,
+            "archive": self.folders.lake,
+            "store": self.folders.store,
+            "out": self.incident,
+        }
+        return _command("monitoring.backtest.incident_command", flags, "record")
+
+    def decide_again_command(self) -> list[str]:
+        """Replays that incident; what it found as JSON."""
+        return _command("monitoring.backtest.incident_command", {}, "replay", str(self.incident), "--json")
+
+    def backtest_command(self, threshold: float, drift_time: float | None) -> list[str]:
+        """What single policies would have done over the lake's rows, as JSON."""
+        # Features take the longest to read, and none of these policies looks at them.
+        flags = {**self._judging(threshold), "store": self.folders.store, "drift-bucket-seconds": 0}
+        if drift_time is not None:
+            flags["drift-at"] = drift_time
+        policies = (word for name in BACKTESTED for word in ("--policy", name))
+        return _command("monitoring.backtest", flags, str(self.folders.lake), "--json", *policies)
 
     def replay_command(self) -> list[str]:
         """Sends traffic and logs it; obeys lines on its standard input."""

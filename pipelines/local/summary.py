@@ -15,6 +15,7 @@ from components.contracts import criteo
 from components.contracts.manifests import Model, Release, Verdict
 from components.contracts.run_notes import read_notes, read_outcomes
 from components.contracts.uris import local_path
+from pipelines.local.decision_numbers import decided_failures, feature_drift, first_sure, policies_say, retrain_decision
 from pipelines.local.demo_plan import DemoPlan, read_verdicts
 from pipelines.local.release_numbers import release_numbers, released_failures, rollback_numbers
 from pipelines.local.run import LocalFolders
@@ -39,6 +40,10 @@ def summarize(
     seconds_of_traffic: Lines = (),
     walks: Lines = (),
     verified: Lines = (),
+    decisions: Lines = (),
+    replayed: Mapping[str, Any] | None = None,
+    backtests: Lines = (),
+    status_page: str | None = None,
 ) -> dict[str, Any]:
     """All numbers of one demo, JSON-ready; what does not exist is None.
 
@@ -53,12 +58,14 @@ def summarize(
         seconds_of_traffic: The replay's lines, one a second.
         walks: The rollback that was shown, see `release_numbers.rollback_numbers`.
         verified: What `evergreen verify` found, version by version.
+        decisions: The monitor's decisions, one a decision point.
+        replayed: What `evergreen replay` found of them, see `demo_proofs`; None = they were not replayed.
+        backtests: What `evergreen backtest` said, policy by policy.
+        status_page: Where the monitor's page was.
     """
     releases = [Release.read(p) for p in sorted((folders.store / "releases").glob("*.json"), key=lambda p: int(p.stem))]
     drift_time = traffic["drift_time"]
-    decision = next((e for e in events if e["kind"] == "decision"), None)
-    decided_at = decision["time"] if decision else None
-    served_at = next((e["time"] for e in events if e["kind"] == "version_seen" and e["version"] == 2), None)
+    decision = retrain_decision(events)
     summary = {
         "created_at": datetime.now(timezone.utc).isoformat(timespec="seconds"),
         "machine": {"cores": os.cpu_count(), "load_average": [round(x, 2) for x in os.getloadavg()]},
@@ -71,18 +78,32 @@ def summarize(
         "requests": traffic["requests"],
         "latency_ms": traffic["latency_ms"],
         "records": _records(folders.lake, traffic, timeline),
-        "trigger": _trigger(events, decision, traffic, drift_time, timeline),
-        "seconds": {
-            **seconds,
-            "drift_to_detection": _between(drift_time, decided_at),
-            "trigger_to_serving": _between(decided_at, served_at),
-        },
+        "trigger": _trigger(events, decision, traffic, drift_time, timeline)
+        | {"policies": policies_say(decisions, decision)},
+        **_judged(events, decisions, drift_time),
+        **{"decisions": replayed, "backtests": list(backtests), "status_page": status_page},
+        "seconds": {**seconds, **_spans(events, drift_time, decision)},
         "serving_parity_max_abs_diff": max((r.parity_max_abs_diff for r in releases), default=None),
         "window_rows": plan.window_rows,
         "drift": traffic["drift"],
         "runs": _runs(folders.store),
     }
     return {**summary, "uncertain": uncertainties(summary, timeline, min_clicks=plan.min_clicks)}
+
+
+def _spans(events: Lines, drift_time: float | None, decision: Mapping[str, Any] | None) -> dict[str, float | None]:
+    """Seconds from the change to the decision, and from there to the new version's first answer."""
+    decided_at = decision["time"] if decision else None
+    served_at = next((e["time"] for e in events if e["kind"] == "version_seen" and e["version"] == 2), None)
+    return {
+        "drift_to_detection": _between(drift_time, decided_at),
+        "trigger_to_serving": _between(decided_at, served_at),
+    }
+
+
+def _judged(events: Lines, decisions: Lines, drift_time: float | None) -> dict[str, Any]:
+    """When each policy was sure, and what moved in the features."""
+    return {"policies": first_sure(decisions, drift_time), "feature_drift": feature_drift(events, drift_time)}
 
 
 def _aucs(
@@ -293,4 +314,5 @@ def failed_promises(summary: Mapping[str, Any], *, simulated: bool) -> list[str]
         ]
     else:
         promises.append((runs <= 1, f"{runs} runs were triggered, expected at most 1"))
-    return [*(sentence for held, sentence in promises if not held), *released_failures(summary)]
+    unheld = [sentence for held, sentence in promises if not held]
+    return [*unheld, *released_failures(summary), *decided_failures(summary)]

@@ -1,6 +1,6 @@
-"""The steps' images without Docker: what each Dockerfile copies is there, suffices and starts.
+"""The images of steps and programs without Docker: what each Dockerfile copies is there, suffices and starts.
 
-The COPY lines are replayed into an empty folder, where the step's own code is then all there is.
+The COPY lines are replayed into an empty folder, where the image's own code is then all there is.
 """
 
 from __future__ import annotations
@@ -21,15 +21,23 @@ from pipelines.images import ENVIRONMENT_OF_STEP, TRAINING_IMAGES, image_name, s
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 STEPS = sorted(ENVIRONMENT_OF_STEP)
-IMAGES = sorted({*STEPS, *TRAINING_IMAGES.values()})
+PROGRAMS = ("inference_client", "monitoring")
+"""Images that are no step of the pipeline; both install the driver's lock."""
+IMAGES = sorted({*STEPS, *TRAINING_IMAGES.values(), *PROGRAMS})
+OURS = ("components", "inference_client", "monitoring", "pipelines")
 HEAVY = ("kfp", "pyarrow", "torch", "nvtabular", "pandas", "dask", "tensorflow", "tritonclient", "onnx", "onnxruntime")
+
+
+def module(image: str) -> str:
+    """What `python -m` runs in the image."""
+    return image if image in PROGRAMS else f"components.{step_of_image(image_name(image))}"
 
 
 def instructions(image: str) -> list[tuple[str, str]]:
     """Keyword and argument of each instruction of the image's Dockerfile."""
-    step = step_of_image(image_name(image))
+    step = image if image in PROGRAMS else step_of_image(image_name(image))
     name = "Dockerfile" if image == step else f"Dockerfile.{image.removeprefix(f'{step}_')}"
-    text = (REPOSITORY / "components" / step / name).read_text().replace("\\\n", " ")
+    text = (REPOSITORY / module(image).replace(".", "/") / name).read_text().replace("\\\n", " ")
     lines = [line.strip() for line in text.splitlines() if line.strip() and not line.startswith("#")]
     return [(keyword, rest) for keyword, _, rest in (line.partition(" ") for line in lines)]
 
@@ -64,26 +72,26 @@ def python_path(name: str) -> str:
 
 
 @pytest.mark.parametrize("name", IMAGES)
-def test_image_holds_every_module_of_ours_that_its_step_may_import(name, image):
+def test_image_holds_every_module_of_ours_that_its_code_may_import(name, image):
     folder = image(name) / python_path(name).lstrip("/")
     missing = set()
-    for path in folder.rglob("*.py"):
-        for node in ast.walk(ast.parse(path.read_text())):
+    for source in folder.rglob("*.py"):
+        for node in ast.walk(ast.parse(source.read_text())):
             names = [node.module] if isinstance(node, ast.ImportFrom) else []
             names += [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
             for imported in names:
-                if imported and imported.split(".")[0] == "components":
-                    module = folder.joinpath(*imported.split("."))
-                    if not module.is_dir() and not module.with_suffix(".py").exists():
+                if imported and imported.split(".")[0] in OURS:
+                    path = folder.joinpath(*imported.split("."))
+                    if not path.is_dir() and not path.with_suffix(".py").exists():
                         missing.add(imported)
     assert not missing
 
 
 @pytest.mark.parametrize("name", IMAGES)
-def test_image_starts_its_step_and_helps_without_a_heavy_import(name, image):
-    root, step = image(name), step_of_image(image_name(name))
+def test_image_starts_its_program_and_helps_without_a_heavy_import(name, image):
+    root = image(name)
     report = "import json, sys, runpy; sys.argv[1:] = ['--help']\n"
-    report += f"try: runpy.run_module('components.{step}', run_name='__main__', alter_sys=True)\n"
+    report += f"try: runpy.run_module('{module(name)}', run_name='__main__', alter_sys=True)\n"
     report += "finally: print(json.dumps([sorted(sys.modules), sys.modules['components'].__file__]))"
     done = subprocess.run(
         [sys.executable, "-c", report],
@@ -94,22 +102,22 @@ def test_image_starts_its_step_and_helps_without_a_heavy_import(name, image):
         timeout=60,
     )
     assert done.returncode == 0, done.stderr
-    assert done.stdout.startswith(f"usage: python -m components.{step} ")
+    assert done.stdout.startswith(f"usage: python -m {module(name)} ")
     loaded, package = json.loads(done.stdout.splitlines()[-1])
     assert Path(package).is_relative_to(root), "the image's own code was not what ran"
     assert {name.partition(".")[0] for name in loaded}.isdisjoint(HEAVY)
 
 
-@pytest.mark.parametrize("step", STEPS)
-def test_image_installs_its_environments_lock_and_its_command_is_its_step_as_nobody_special(step):
-    found = instructions(step)
-    lock = f"requirements/{ENVIRONMENT_OF_STEP[step]}.lock"
+@pytest.mark.parametrize("name", [*STEPS, *PROGRAMS])
+def test_image_installs_its_environments_lock_and_runs_its_program_as_nobody_special(name):
+    found = instructions(name)
+    lock = f"requirements/{ENVIRONMENT_OF_STEP.get(name, 'driver')}.lock"
     copied = [argument.split() for keyword, argument in found if keyword == "COPY"]
     (target,) = [target for source, target in copied if source == lock]
     (install,) = [argument for keyword, argument in found if keyword == "RUN"]
     assert f"--no-deps -r {target}" in install
     commands = [argument for keyword, argument in found if keyword == "ENTRYPOINT"]
-    assert [json.loads(command) for command in commands] == [["python", "-m", f"components.{step}"]]
+    assert [json.loads(command) for command in commands] == [["python", "-m", module(name)]]
     assert ("USER", "10001") in found
 
 

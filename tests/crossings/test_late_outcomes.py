@@ -1,7 +1,7 @@
 """A click that comes after its row was archived: monitor, uploader, lake, extraction; the label is the stream's truth.
 
-The stream is simulated with its own truth beside it: which rows are clicked at all, however long after their scoring
-and however often the log tells it.
+The stream is simulated with its own truth beside it: which rows are clicked within the attribution window, however late
+and however often the log tells it. A click after the window is none, in the monitor and in training alike.
 """
 
 from __future__ import annotations
@@ -28,6 +28,7 @@ from monitoring.uploader import Uploader
 
 BEGIN = 1_767_225_400.0  # a midnight passes while rows come in, and another clicks do
 WINDOW, STEP, ROWS, NUM_REQUESTS = 30.0, 15.0, 5, 60
+OTHERS = ["at the end", "both", "just late", "clicked late", "days late", "converted"]
 
 
 class Clock:
@@ -71,17 +72,26 @@ class Stream:
         self.kinds: Counter[str] = Counter()
         for batch in self.predictions:
             for row in range(ROWS):
-                kind = source.choice(["none"] * 5 + ["in time", "told late", "clicked late", "days late", "converted"])
+                kind = source.choice(["none"] * 5 + ["in time", "told late", "told late", *OTHERS])
                 self.kinds[kind] += 1
-                happened = batch.time + {"clicked late": 200.0, "days late": 86_400.0}.get(kind, source.uniform(1, 20))
-                told = happened + (120.0 if kind == "told late" else 1.0)
+                delays = {
+                    "clicked late": 200.0,
+                    "just late": WINDOW + 1e-6,
+                    "days late": 86_400.0,
+                    "at the end": WINDOW,
+                }
+                happened = batch.time + delays.get(kind, source.uniform(1, 20))
+                told = happened + (120.0 if kind in ("told late", "at the end", "both") else 1.0)
                 if kind == "none":
                     continue
                 event = CONVERSION if kind == "converted" else CLICK
+                if kind == "both":
+                    # Stored before the one that counts.
+                    self.messages.append((told - 60.0, outcome(len(self.messages), batch, row, told - 61.0, event)))
                 for _ in range(source.choice([1, 1, 2])):
                     number = len(self.messages)
                     self.messages.append((told, outcome(number, batch, row, happened, event)))
-                if event == CLICK:
+                if event == CLICK and kind not in ("just late", "clicked late", "days late"):
                     self.clicked.add((batch.request_id, row))
         self.messages.sort(key=lambda message: message[0])
 
@@ -166,9 +176,10 @@ def test_labels_are_the_truth_of_the_stream_however_late_its_clicks_came(tmp_pat
         for p in stream.predictions
         for row in range(ROWS)
     }
-    late = sum(stream.kinds[kind] for kind in ("told late", "clicked late", "days late"))
+    late = sum(stream.kinds[kind] for kind in ("told late", "at the end", "both"))
     assert late > 50
-    assert raw.num_late_clicks == late, "those in time were labels before"
+    assert all(stream.kinds[kind] > 5 for kind in OTHERS)
+    assert raw.num_late_clicks == late, "those told of in time were labels before"
     assert (raw.num_duplicates, raw.num_set_aside) == (0, 0)
 
 

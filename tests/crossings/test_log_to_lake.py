@@ -164,8 +164,8 @@ def test_scores_versions_and_times_are_the_predictions_own(rows, predictions):
             assert round(read[criteo.EVENT_TIME].timestamp() * 1e6) == round(prediction.time * 1e6)
 
 
-def test_labels_are_the_clicks_in_time_and_the_late_ones_of_the_outcome_files_each_counted_once(rows, predictions):
-    clicked = {(p.request_id, row) for p in predictions for row in (2, 3, 4)}
+def test_labels_are_the_clicks_within_the_window_each_counted_once_and_one_after_it_is_none(rows, predictions):
+    clicked = {(p.request_id, row) for p in predictions for row in (2, 3)}
     assert {identity for identity, row in rows.items() if row[criteo.LABEL] == 1} == clicked
     assert {row[criteo.LABEL] for row in rows.values()} == {0, 1}
 

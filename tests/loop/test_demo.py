@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 import re
@@ -90,6 +91,44 @@ def test_every_archived_score_was_recomputed_and_is_the_one_that_was_served(turn
     assert sum(found["num_rows"] for found in summary["verified"]) == summary["records"]["archived"]
 
 
+def test_every_decision_was_made_again_from_the_lake_and_is_the_one_that_was_made(turned):
+    folder, ended, summary = turned
+    written = (folder / "monitor" / "decisions.jsonl").read_bytes()
+    found = summary["decisions"]
+    assert found["equal"]
+    assert found["points"] == len(written.splitlines()) > 20
+    assert found["digest"] == hashlib.sha256(written).hexdigest()
+    assert f"{found['points']} decisions replayed from the lake, all equal" in ended.output
+
+
+def test_every_policys_say_is_kept_and_only_one_of_them_asked_for_a_run(turned):
+    _, _, summary = turned
+    said = {each["policy"]: each for each in summary["trigger"]["policies"]}
+    assert list(said) == ["threshold", "sequential", "data_drift"]
+    assert "retrain" in (said["threshold"]["action"], said["sequential"]["action"])
+    assert any(summary["trigger"]["reason"].startswith(each["reason"]) for each in said.values())
+    # Sure of the change, and of nothing before it.
+    assert all(seconds is None or seconds > 0 for seconds in summary["policies"].values())
+    backtests = {each["policies"]: each for each in summary["backtests"]}
+    assert list(backtests) == ["threshold", "sequential", "relative_drop"]
+    assert all((len(each["fires"]), each["false_alarms"]) == (1, 0) for each in backtests.values())
+
+
+def test_new_categories_of_the_changed_world_are_seen_without_a_label(turned):
+    _, _, summary = turned
+    drift = summary["feature_drift"]
+    assert drift["buckets_before"] == 0
+    assert list(drift["columns"])[:2] in (["C2", "C14"], ["C14", "C2"])
+    assert set(summary["drift"]["new_category_columns"]) == {"C2", "C14"}
+    assert summary["policies"]["data_drift"] is not None
+
+
+def test_status_page_is_told_once_it_is_up(turned):
+    _, ended, summary = turned
+    assert re.fullmatch(r"http://127\.0\.0\.1:\d+/", summary["status_page"])
+    assert f"status page: {summary['status_page']}" in ended.output
+
+
 def test_report_needs_no_network(turned):
     folder, _, _ = turned
     page = (folder / "report.html").read_text()
@@ -97,6 +136,8 @@ def test_report_needs_no_network(turned):
     assert "rolled back" in page
     assert "forward again in" in page
     assert "logged scores recomputed offline" in page
+    assert "decisions replayed from the lake, all equal" in page
+    assert "policy alone" in page
     assert "rows from before its window, version 2 has an auc of" in page
     assert re.findall(r"https?://(?!www\.w3\.org/2000/svg)", page) == []
     assert re.findall(r"<(?:script|link|img|iframe)\b", page) == []

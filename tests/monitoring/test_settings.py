@@ -23,6 +23,7 @@ def test_defaults_are_frozen():
     assert defaults == {
         "policies": "threshold",
         "decide_seconds": 10.0,
+        "drift_grace_seconds": 60.0,
         "auc_threshold": 0.74,
         "min_clicks": 200,
         "require_confidence": True,
@@ -45,12 +46,28 @@ def test_defaults_are_frozen():
         "cooldown_seconds": 3600.0,
         "failure_backoff_seconds": 900.0,
         "daily_budget": 4,
+        "full_every_releases": 0,
+        "full_every_seconds": 0.0,
+        "full_after_refusals": 0,
+        "full_drift_share": 0.0,
+        "actions": "",
+        "rollback_command": "",
+        "rollback_within_seconds": 86_400.0,
+        "shadow_command": "",
+        "command_timeout_seconds": 600.0,
+        "webhook_file": "",
+        "remind_seconds": 21_600.0,
+        "status_url": "",
+        "lease": "",
+        "lease_seconds": 30.0,
         "http_host": "127.0.0.1",
         "http_port": 9464,
+        "log_format": "text",
         "window_rows": 20_000,
         "window_seconds": 0.0,
         "ranking_k": 10,
         "attribution_window_seconds": 1800.0,
+        "conversion_window_seconds": 0.0,
         "archive_roll_rows": 50_000,
         "archive_roll_seconds": 300.0,
         "tick_seconds": 1.0,
@@ -67,7 +84,7 @@ def test_defaults_are_frozen():
         "pipeline_version_id": "",
         "pipeline_arguments": "{}",
     }
-    assert [f.name for f in dataclasses.fields(UploaderSettings)] == ["archive", "lake", "interval_seconds"]
+    assert [f.name for f in dataclasses.fields(UploaderSettings)] == ["archive", "lake", "interval_seconds", "once"]
 
 
 def test_flags_come_before_variables_and_variables_before_defaults():

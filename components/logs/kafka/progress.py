@@ -47,8 +47,11 @@ class Progress(Generic[M]):
         return True
 
     def take_expired(self, now: float, count: int, *, until: float) -> list[int]:
-        """Offsets of at most `count` messages whose lease ran out, oldest first; each is leased anew."""
-        expired = [offset for offset, held in self.held.items() if held.until <= now][:count]
+        """Offsets of at most `count` messages whose lease ran out, oldest first; each is leased anew.
+
+        A lease that ends later than a new one was taken before the clock was set back, and counts as over.
+        """
+        expired = [offset for offset, held in self.held.items() if not now < held.until <= until][:count]
         for offset in expired:
             self.held[offset].until = until
             self.held[offset].attempt += 1

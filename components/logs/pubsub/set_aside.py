@@ -86,7 +86,7 @@ class Aside:
 
     def _take(self) -> dict[str, Any]:
         """Everything that comes, leased, until none has come for `wait_seconds`: acknowledgement id to message."""
-        taken: dict[str, Any] = {}
+        taken: dict[str, tuple[str, Any]] = {}
         empty_since = time.monotonic()
         while (left := empty_since + self._wait_seconds - time.monotonic()) > 0:
             request = {"subscription": self._names.aside.subscription_path, "max_messages": _CHUNK}
@@ -96,10 +96,12 @@ class Aside:
                 break
             except Exception as error:
                 raise translated(error, self._names.aside.subscription_path) from error
-            if answer.received_messages:
-                taken.update((received.ack_id, received.message) for received in answer.received_messages)
+            received = {each.message.message_id: (each.ack_id, each.message) for each in answer.received_messages}
+            if received.keys() - taken.keys():
                 empty_since = time.monotonic()
-        return taken
+            # What takes longer than its lease comes again, under a new id for its acknowledgement, without end.
+            taken.update(received)
+        return dict(taken.values())
 
     def _give_back(self, ack_ids: list[str]) -> None:
         send(

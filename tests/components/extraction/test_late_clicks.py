@@ -46,12 +46,13 @@ def run_step(tmp_path):
     return run
 
 
-def write_outcomes(lake, day, outcomes, *, name="part-1", event=CLICK):
-    """Outcomes of (request id, row) pairs as one file of the partition `day`."""
+def write_outcomes(lake, day, outcomes, *, name="part-1", event=CLICK, time=START - HOUR, window=1800.0):
+    """Outcomes at `time` of (request id, row) pairs as one file of the partition `day`; by default before any row."""
     folder = lake / criteo.OUTCOME_PARTITION.format(day=day)
     folder.mkdir(parents=True, exist_ok=True)
     rows = [
-        {"request_id": request, "row": row, "event": event, "outcome_time": START + HOUR, "stored_at": START + HOUR}
+        {"request_id": request, "row": row, "event": event, "outcome_time": time, "stored_at": START + HOUR}
+        | {"window_seconds": window}
         for request, row in outcomes
     ]
     pq.write_table(pa.Table.from_pylist(rows, SCHEMA), folder / f"{name}.parquet")
@@ -94,6 +95,31 @@ def test_every_late_click_makes_its_rows_label_1_and_changes_nothing_else(lake, 
     rows_now = pa.concat_tables(read.values())
     assert rows_now.drop_columns("label").equals(table.drop_columns("label")), "order, times and features are as before"
     assert (dataset.num_duplicates, dataset.num_set_aside) == (before.num_duplicates, before.num_set_aside) == (0, 0)
+
+
+def test_a_click_counts_to_the_microsecond_in_which_its_window_ends_and_no_longer(lake, table, run_step):
+    """A label must mean one thing: what the monitor calls no click must not be one in training."""
+    last, after = timedelta(seconds=1800), timedelta(seconds=1800, microseconds=1)
+    missed = [row for row in table.to_pylist() if not row["label"]][:90]
+    expected = set()
+    for i, row in enumerate(missed):
+        key = (row["request_id"], row["row"])
+        delays = [[last], [after], [after, last], [timedelta(days=3)], [timedelta(seconds=-5)]][i % 5]
+        for n, delay in enumerate(delays):
+            write_outcomes(lake, row["event_time"].date(), [key], name=f"part-{i}-{n}", time=row["event_time"] + delay)
+        if min(delays) <= last:
+            expected.add(key)
+    dataset = run_step(lake)
+    assert labels_of(dataset.train_uri, dataset.holdout_uri) == truth(table, expected)
+    assert dataset.num_late_clicks == len(expected) == 54
+
+
+@pytest.mark.parametrize(("window", "counts"), [(0.0, 0), (0.25, 0), (3600.0, 1), (float("inf"), 1), (float("nan"), 0)])
+def test_the_window_is_the_one_that_the_file_names(lake, table, run_step, window, counts):
+    row = next(row for row in table.to_pylist() if not row["label"])
+    time = row["event_time"] + timedelta(seconds=0.5)
+    write_outcomes(lake, time.date(), [(row["request_id"], row["row"])], time=time, window=window)
+    assert run_step(lake).num_late_clicks == counts
 
 
 def test_the_datasets_version_tells_new_late_clicks(lake, table, run_step):
@@ -163,7 +189,7 @@ def test_unfinished_files_are_passed_over(lake, run_step):
     ("content", "message"),
     [
         (b"PAR1 and no more", "part-1.parquet is not a readable Parquet file"),
-        (None, "lacks the columns .'row', 'event'"),
+        (None, "lacks the columns .'row', 'event', 'outcome_time', 'window_seconds'"),
     ],
 )
 def test_a_damaged_file_of_outcomes_stops_the_step_and_is_named(lake, run_step, content, message):

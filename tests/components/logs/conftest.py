@@ -28,7 +28,7 @@ def pubsub_server(tmp_path_factory) -> Iterator[Emulator]:
 
 @pytest.fixture(scope="session")
 def kafka_server() -> Iterator[KafkaCluster]:
-    """librdkafka's mock cluster, which every machine has."""
+    """librdkafka's mock cluster."""
     with KafkaCluster() as cluster:
         yield cluster
 

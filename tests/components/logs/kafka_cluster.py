@@ -10,6 +10,7 @@ import ctypes
 from pathlib import Path
 
 import confluent_kafka
+import pytest
 
 BROKERS = 2
 _PRODUCER = 0
@@ -32,7 +33,10 @@ _SIGNATURES = {
 
 def _library() -> ctypes.CDLL:
     folder = Path(confluent_kafka.__file__).parents[1] / "confluent_kafka.libs"
-    library = ctypes.CDLL(str(next(folder.glob("librdkafka-*"))))
+    paths = list(folder.glob("librdkafka-*"))
+    if not paths:  # only wheels for Linux have it there
+        pytest.skip("no librdkafka beside confluent-kafka, whose mock cluster the tests need")
+    library = ctypes.CDLL(str(paths[0]))
     for name, (result, arguments) in _SIGNATURES.items():
         function = getattr(library, name)
         function.restype, function.argtypes = result, arguments

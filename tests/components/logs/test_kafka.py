@@ -139,6 +139,13 @@ def test_gaps_that_a_broker_left_count_as_done():
     assert progress.offset_to_commit() == 21
 
 
+def test_a_lease_taken_before_the_clock_was_set_back_is_over():
+    progress: Progress[str] = Progress(1)
+    progress.take(5, "m", until=86_445.0)
+    assert progress.take_expired(0.0, 10, until=45.0) == [5]
+    assert progress.take_expired(1.0, 10, until=46.0) == []
+
+
 def test_an_offset_is_committed_once_and_again_only_where_that_failed():
     progress: Progress[str] = Progress(1)
     assert progress.offset_to_commit() is None

@@ -6,9 +6,10 @@ import socket
 import time
 import traceback
 import uuid
+from datetime import datetime, timezone
 
 import pytest
-from google.cloud.pubsub_v1.types import Subscription
+from google.cloud.pubsub_v1.types import PubsubMessage, PullResponse, ReceivedMessage, Subscription
 
 from components.contracts.errors import ContractError, PermanentError, TemporaryError
 from components.logs.locations import open_log, open_publisher, open_subscriber
@@ -199,3 +200,28 @@ def test_id_that_no_attribute_can_hold_is_refused(bench, publisher):
         with pytest.raises(ContractError, match="expected 1 to 1024 bytes"):
             publisher.publish([("fine", b"1"), (message_id, b"2")])
     assert bench.rest(bench.subscriber()) == []
+
+
+class Slow:
+    """A subscriber client whose leases are over before the next pull: everything comes again, under new ids."""
+
+    def __init__(self, messages):
+        self.messages, self.pulls, self.freed = messages, 0, []
+
+    def pull(self, **_):
+        self.pulls += 1
+        assert self.pulls < 1_000_000, "the listing never ends"
+        received = [ReceivedMessage(ack_id=f"{m.message_id}/{self.pulls}", message=m) for m in self.messages]
+        return PullResponse(received_messages=received)
+
+    def modify_ack_deadline(self, request, **_):
+        self.freed += request["ack_ids"]
+
+
+def test_listing_ends_although_what_it_took_comes_again_meanwhile():
+    now = datetime.now(timezone.utc)
+    messages = [PubsubMessage(data=b"x", message_id=name, attributes={"id": name}, publish_time=now) for name in "ab"]
+    client = Slow(messages)
+    aside = set_aside.Aside(Names("p", "t", "s"), publisher=None, subscriber=client, wait_seconds=0.1)
+    assert {kept.message_id for kept in aside.read()} == {"a", "b"}
+    assert client.freed == [f"a/{client.pulls}", f"b/{client.pulls}"]

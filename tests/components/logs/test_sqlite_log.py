@@ -211,3 +211,21 @@ def test_sigkill_loses_no_published_message_and_leaves_no_half_batch(path):
     log = SqliteLog(path)
     assert [d.message_id for d in log.pull(10)] == ["kept"]
     log.close()
+
+
+def test_a_clock_that_was_set_back_holds_up_neither_the_messages_nor_the_mark(path):
+    now = [86_400.0 + 1000.0]
+    dead = SqliteLog(path, clock=lambda: now[0])
+    dead.publish([("a", b"1"), ("b", b"2")])
+    dead.pull(1)
+    dead.close()
+    log = SqliteLog(path, clock=lambda: now[0])
+    log.pull(10)  # "b", whose lease is of the wrong clock too
+    now[0] -= 86_400.0
+    again = log.pull(10)
+    assert [delivery.message_id for delivery in again] == ["a", "b"]
+    log.acknowledge([delivery.token for delivery in again])
+    now[0] += 31.0
+    assert log.pull(10) == []
+    assert log.read_up_to() == now[0]
+    log.close()

@@ -14,6 +14,7 @@ from components.contracts.errors import ContractError
 from components.contracts.manifests import Release, Verdict
 from components.contracts.promotion_journal import Promotion, append_promotion
 from monitoring.acting.kinds import KindSettings, against_rollback, parse_actions
+from monitoring.acting.processes import Processes
 from monitoring.acting.request import utc
 from monitoring.acting.restraint import RestraintMemory
 from monitoring.deciding.decision import Action, Decision
@@ -82,6 +83,8 @@ def release(store, version, *, auc, at=START, previous=None, action="release"):
 def roll(bench, tmp_path):
     """A monitor whose threshold policy rolls back; version 1, AUC .80 before the gate, was replaced by version 2."""
 
+    made = []
+
     def make(*, previous_auc=0.80, live_at=START - 600.0, script=ROLL_BACK, **changes):
         store = tmp_path / "a monitor" / "store"
         words = [sys.executable, "-c", script, str(store), "{previous}", "{reason}"]
@@ -90,9 +93,13 @@ def roll(bench, tmp_path):
         release(store, 1, auc=previous_auc, at=START - 86_400.0)
         release(store, 2, auc=0.81, at=live_at, previous=1)
         b.model_store = store
+        made.append(b.settings.state)
         return b
 
-    return make
+    yield make
+    for state in made:  # a command outlives its monitor, and a test that failed
+        processes = Processes(state / "correction.lock", state / "corrections")
+        processes.stop(processes.running() or "")
 
 
 def settle(b, monitor):
@@ -188,6 +195,20 @@ def test_a_damaged_journal_leads_to_a_run(roll):
     monitor = b.start()
     drift(b, monitor, "bad", 2)
     assert "no rollback: " in b.trigger.requests[0].reason
+
+
+def test_a_journal_that_is_damaged_after_the_decision_ends_the_rollback_and_not_the_monitor(roll):
+    b = roll()
+    b.checkpoint = crash_at("correction.decided")
+    monitor = b.start()
+    with pytest.raises(Crash):
+        drift(b, monitor, "bad", 2)
+    b.checkpoint = lambda name: None
+    (b.model_store / "journal.jsonl").write_text("{torn\n")
+    settle(b, b.start())
+    (event,) = [event for event in b.events if event["kind"] == "rollback_failed"]
+    assert "it could not be started: " in event["text"]
+    assert "is not a promotion" in event["text"]
 
 
 def test_a_rollback_that_fails_is_told_backs_off_and_is_followed_by_a_run(roll):

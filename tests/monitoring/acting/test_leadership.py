@@ -10,6 +10,7 @@ from components.contracts.errors import ContractError, PermanentError, Temporary
 from components.storage.folder import FolderObjects
 from monitoring.acting.leadership import Leadership, LeadershipSettings, NotLeading, replica_name
 from monitoring.acting.ledger import LEDGER_FILE, Ledger, last_term
+from monitoring.acting.standby import open_leadership
 from monitoring.memory.store import Store
 from monitoring.monitor import Monitor
 from monitoring.uploader import Uploader
@@ -120,6 +121,21 @@ def test_a_write_whose_answer_was_lost_is_no_takeover(objects, store, monkeypatc
     ledger.write_documents({"a": {"n": 1}})
     ledger.write_documents({"a": {"n": 2}})
     assert Ledger(store("b"), objects, term=2).read_document("a") == {"n": 2}
+
+
+def test_a_step_that_could_not_be_kept_is_in_no_later_write(objects, store, monkeypatch):
+    ledger, write = Ledger(store("a"), objects, term=1), objects.write
+    ledger.write_documents({"retraining": {"phase": "idle"}})
+
+    def fail(*_, **__):
+        monkeypatch.setattr(objects, "write", write)
+        raise TemporaryError("away")
+
+    monkeypatch.setattr(objects, "write", fail)
+    with pytest.raises(TemporaryError, match="away"):
+        ledger.write_documents({"retraining": {"phase": "decided"}})
+    ledger.write_documents({"told": {"action": "breach"}})
+    assert Ledger(store("b"), objects, term=2).read_document("retraining") == {"phase": "idle"}
 
 
 def test_a_crash_between_the_shared_write_and_the_local_one_counts_the_shared_one(objects, store, tmp_path):
@@ -291,3 +307,15 @@ def test_the_ledger_is_readable_by_people(objects, store):
     Ledger(store("a"), objects, term=7).write_documents({"restraint": {"failures": 1}})
     document = json.loads(objects.read(LEDGER_FILE).content)
     assert document == {"term": 7, "number": 1, "documents": {"restraint": {"failures": 1}}}
+
+
+@pytest.mark.parametrize("is_read_only", [False, True])
+def test_without_a_lease_of_its_own_a_monitor_takes_one_wherever_it_may_write(tmp_path, caplog, is_read_only):
+    state, model_store = tmp_path / "state", tmp_path / "file" / "store"
+    if is_read_only:
+        (tmp_path / "file").write_text("")  # nobody can write below it, root neither
+    leadership = open_leadership(LeadershipSettings(), state=state, model_store=model_store)
+    leadership.take()
+    assert leadership.leads
+    assert leadership.objects.uri == ((state if is_read_only else model_store) / "leases").as_uri()
+    assert ("replicas that share the state folder" in caplog.text) == is_read_only

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import logging
+import socket
+import threading
 import time
 
 import pytest
@@ -115,6 +118,32 @@ def test_an_open_incident_is_recalled_and_an_ended_one_is_not(told, server):
     assert sum(text.startswith("Still: ") for text in texts(server)) == 2
 
 
+def test_a_run_that_ends_after_the_drift_is_over_is_told_and_opens_no_incident():
+    clock, kept = Clock(), Kept()
+    notifier = Notifier(kept, Outbox(kept, lambda body: Answer("delivered")), NotificationSettings(), clock)
+    for event in (
+        {"kind": "decision", "text": "auc fell"},
+        {"kind": "requested", "text": "auc fell", "request_id": "r"},
+        {"kind": "recovered", "text": "auc is back"},
+        {"kind": "run_ended", "outcome": "released", "text": "run r released", "request_id": "r"},
+    ):
+        notifier.hear({"time": clock.time, **event})
+    assert len(notifier.outbox) == 4
+    assert notifier.open == {}  # or "Still: run r released" would be told for ever
+
+
+def test_an_incident_whose_end_another_replica_told_is_not_recalled_for_ever(told):
+    b = told(cooldown_seconds=1e6)
+    monitor = b.start()
+    traffic(b, "bad", auc="bad")
+    monitor.tick()
+    b.trigger.end("released", version=2)
+    monitor.tick()
+    assert list(monitor.acting.notifier.open) == ["drift"]
+    b.store.write_documents({"told": {"action": ""}})  # as the shared ledger has it after the other one's "recovered"
+    assert b.start().acting.notifier.open == {}
+
+
 def test_a_restart_neither_forgets_nor_repeats(told, server):
     b = told()
     server.answers = [(503, {})] * 3
@@ -164,6 +193,14 @@ def test_dead_log_is_told_after_a_minute_and_so_is_its_return(told, server):
     expected = ["The record log is not reached: broker 127.0.0.1:9092 does not answer", "The record log is reached"]
     assert [text[: len(want)] for text, want in zip(texts(server), expected)] == expected
     assert len(texts(server)) == 2
+
+
+def test_a_dead_log_is_told_although_the_clock_was_set_back(told):
+    b = told()
+    acting = b.start().acting
+    acting.step(b.clock.time, log_problem="away")
+    acting.step(b.clock.time - 3600.0, log_problem="away")
+    assert list(acting.notifier.open) == ["log"]
 
 
 def test_growing_set_aside_is_told_once_and_its_amount_recalled(told, server):
@@ -257,8 +294,6 @@ def test_a_message_older_than_a_day_is_given_up(server, outbox):
 
 
 def test_a_sending_that_never_ends_is_abandoned():
-    import threading
-
     steady, kept, clock, never = Clock(0.0), Kept(), Clock(), threading.Event()
     asked = []
 
@@ -276,6 +311,26 @@ def test_a_sending_that_never_ends_is_abandoned():
     deliver(box, clock, None, until=lambda: not len(box))
     never.set()
     assert len(asked) == 2
+
+
+def test_a_server_that_answers_a_byte_at_a_time_is_given_up(webhook_file):
+    listener, over = socket.create_server(("127.0.0.1", 0)), threading.Event()
+
+    def drip():
+        connection, _ = listener.accept()
+        with connection, contextlib.suppress(OSError):
+            while not over.wait(0.02):
+                connection.sendall(b"H")
+
+    dripping = threading.Thread(target=drip)
+    dripping.start()
+    webhook_file.write_text(f"http://127.0.0.1:{listener.getsockname()[1]}/")
+    try:
+        assert post(webhook_file, b"{}", timeout_seconds=0.2).state == "retry"
+    finally:
+        over.set()
+        dripping.join()
+        listener.close()
 
 
 def test_the_address_never_reaches_log_store_or_error(server, outbox, webhook_file, caplog):
@@ -329,3 +384,7 @@ def test_a_message_shows_what_exists_and_escapes_what_slack_reads():
     assert json.dumps(message, allow_nan=False)
     long = compose("x" * 10_000, numbers={}, since=0.0, done="", link="")
     assert max(len(block.get("text", {}).get("text", "")) for block in long["blocks"]) < 3000
+    escaped = compose("<" * 10_000, numbers={}, since=0.0, done="&" * 5000, link="")
+    fields = [field["text"] for block in escaped["blocks"] for field in block.get("fields", [])]
+    assert max(map(len, fields)) < 2000
+    assert escaped["blocks"][0]["text"]["text"].replace("&lt;", "") == ""

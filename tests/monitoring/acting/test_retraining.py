@@ -286,6 +286,19 @@ def test_a_remote_trigger_is_not_asked_at_every_turn(bench):
     assert [time - asked[0] for time in asked] == [0.0, 15.0]
 
 
+def test_a_clock_that_is_set_back_does_not_hold_up_the_look_at_a_run(bench):
+    b = bench(**DRIFT)
+    b.trigger.poll_seconds = 15.0
+    monitor = b.start()
+    traffic(b, "bad", auc="bad")
+    monitor.tick()
+    monitor.tick()
+    b.trigger.end("released", version=2)
+    b.clock.time -= 86_400.0
+    monitor.tick()
+    assert "run_ended" in b.kinds()
+
+
 def test_the_reason_of_the_end_is_told_and_none_is_no_empty_clause(bench):
     b = bench(**DRIFT)
     monitor = b.start()

@@ -32,6 +32,11 @@ class Replicas(Processes):
         with DIRECT.open(self.address(process) + "/status", timeout=5) as answer:
             return json.loads(answer.read())
 
+    def addresses(self, names) -> list[str]:
+        """Where the monitors of these folders can be asked, as the folders say."""
+        told = [json.loads((self.folder / name / "state" / "http.json").read_text()) for name in names]
+        return [f"http://{each['host']}:{each['port']}" for each in told]
+
     def role(self, process) -> str:
         return self.status(process)["role"]
 
@@ -67,6 +72,8 @@ def test_a_standby_takes_nothing_until_the_leader_is_dead(replicas, folders):
     for number in range(5):
         send(replicas, f"to the leader {number}")
     wait_until(lambda: replicas.predicted(first) == 40, what="the messages")
+    shown = replicas.address(first if folders[0] == folders[1] else second)
+    assert replicas.addresses(folders) == [replicas.address(first), shown]
     status = replicas.status(second)
     assert status["role"] == "standby"
     assert status["counters"] == {}
@@ -77,6 +84,7 @@ def test_a_standby_takes_nothing_until_the_leader_is_dead(replicas, folders):
     first.wait()
     send(replicas, "to the successor")
     wait_until(lambda: replicas.leads(second), what="the takeover")
+    assert replicas.addresses(folders)[1] == replicas.address(second)
     expected = 48 if folders[0] == folders[1] else 8
     wait_until(lambda: replicas.predicted(second) == expected, what="the message")
     assert replicas.end(second) == 0

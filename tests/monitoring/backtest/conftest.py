@@ -31,6 +31,8 @@ class Ran:
 
     bench: Bench
     settings: JudgingSettings
+    folder: Path | None = None
+    """Its state, where that is not the bench's."""
 
     @property
     def lines(self) -> list[str]:
@@ -42,7 +44,7 @@ class Ran:
 
     @property
     def state(self) -> Path:
-        return self.bench.settings.state
+        return self.folder or self.bench.settings.state
 
 
 def stream(seed: int = 5):

@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 import json
+import shutil
 import subprocess
 import sys
 
 import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 
+from components.storage.folder import FolderObjects
 from monitoring.backtest.__main__ import main
+from monitoring.backtest.archived_requests import read_requests
 from monitoring.backtest.run import backtest
 from monitoring.backtest.settings import CostSettings, JudgingSettings
 from monitoring.deciding.decision import Action, Decision, Judgement
@@ -120,6 +125,37 @@ def test_misuse_is_told_by_name(ran, capsys, arguments, expected):
 def test_a_folder_without_records_is_refused(tmp_path, capsys):
     assert main([str(tmp_path)]) == 2
     assert "expected a monitor's archive or a lake" in capsys.readouterr().err
+
+
+def test_outcomes_hidden_and_marked_files_beside_the_rows_change_nothing(ran, tmp_path):
+    """As the lake's other readers: names with a dot or an underscore in front are nobody's rows."""
+    lake = tmp_path / "lake"
+    shutil.copytree(ran.archive, lake)
+    day = next(lake.glob("day=*"))
+    for name in ("_metadata.parquet", ".part-1.parquet", ".part-1.parquet.aside", "notes.txt"):
+        (day / name).write_bytes(b"no rows")
+    for folder in ("outcomes/day=2025-11-13", "uploaded"):
+        (lake / folder).mkdir(parents=True, exist_ok=True)
+        (lake / folder / "part-1.parquet").write_bytes(b"no rows")
+    told = [[r.matured.request_id for r in read_requests(FolderObjects(each))] for each in (ran.archive, lake)]
+    assert told[0] == told[1] != []
+
+
+@pytest.mark.parametrize("content", [b"no rows", pa.table({"event_time": ["noon"]}), "text for times"], ids=str)
+def test_a_file_that_is_no_archives_is_named_and_no_stack_is_shown(ran, tmp_path, capsys, content):
+    path = tmp_path / "day=2025-11-13" / "part-1.parquet"
+    path.parent.mkdir()
+    if isinstance(content, bytes):
+        path.write_bytes(content)
+    elif isinstance(content, pa.Table):
+        pq.write_table(content, path)
+    else:
+        (file,) = list(ran.archive.glob("day=*/*.parquet"))[:1]
+        table = pq.ParquetFile(file).read()
+        at = table.schema.get_field_index("event_time")
+        pq.write_table(table.set_column(at, "event_time", pa.array(["noon"] * len(table))), path)
+    assert main([str(tmp_path)]) == 2
+    assert "day=2025-11-13/part-1.parquet" in capsys.readouterr().err
 
 
 def test_evergreen_backtest_is_a_command(tmp_path):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+from dataclasses import replace
 
 import pytest
 
@@ -18,7 +19,8 @@ SPAN = (CHANGED_AT - 31.0, RELEASED_AT + 12.5)
 def record(ran, out, start=SPAN[0], end=SPAN[1]) -> int:
     store = ran.bench.settings.store
     store.mkdir(exist_ok=True)
-    flags = {"state": ran.state, "archive": ran.archive, "store": store, "start": start, "end": end, "out": out}
+    flags = {"state": ran.state, "archive": ran.archive, "store": store, "out": out}
+    flags |= {name: value for name, value in (("start", start), ("end", end)) if value is not None}
     return main(["record", *(word for name, value in flags.items() for word in (f"--{name}", str(value)))])
 
 
@@ -40,6 +42,26 @@ def test_an_incident_from_the_middle_replays_to_the_monitors_own_lines(ran, inci
 def test_an_incident_from_the_very_beginning_needs_no_memory(ran, tmp_path):
     assert record(ran, tmp_path / "all", START - 1000.0, SPAN[1]) == 0
     assert replay(read_incident(tmp_path / "all")).first_difference is None
+
+
+def test_an_incident_without_start_and_end_holds_every_decision_that_was_written(ran, tmp_path):
+    assert record(ran, tmp_path / "all", None, None) == 0
+    replayed = replay(read_incident(tmp_path / "all"))
+    assert list(replayed.lines) == ran.lines
+    assert replayed.first_difference is None
+
+
+def test_where_the_first_decisions_have_rolled_away_an_incident_begins_with_what_is_left(ran, tmp_path):
+    """Two full files are kept: the first line left gives its memory, the lines after it are replayed."""
+    shutil.copytree(ran.state, tmp_path / "state")
+    left = ran.lines[len(ran.lines) // 3 :]
+    for name, lines in (("decisions.jsonl.1", left[:10]), ("decisions.jsonl", left[10:])):
+        (tmp_path / "state" / name).write_text("".join(f"{line}\n" for line in lines))
+    ran = replace(ran, folder=tmp_path / "state")
+    assert record(ran, tmp_path / "all", 0.0, SPAN[1]) == 0
+    replayed = replay(read_incident(tmp_path / "all"))
+    assert replayed.first_difference is None
+    assert list(replayed.lines) == [line for line in left[1:] if json.loads(line)["time"] <= SPAN[1]]
 
 
 def test_two_replays_in_two_places_give_one_digest(incident, tmp_path, capsys):

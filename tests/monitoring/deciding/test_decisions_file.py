@@ -92,6 +92,37 @@ def test_a_crash_between_any_two_steps_of_judging_changes_no_byte(bench, expecte
     assert play(bench(**SETTINGS), 2.0, crash=name) == expected
 
 
+@pytest.mark.parametrize("name", ["", "join.matured", "judge.kept"])
+def test_a_request_after_its_point_is_counted_once_and_in_no_window_also_after_a_kill(tmp_path, name):
+    """Published when its label is final already: archived, judged by nobody, and told by a counter."""
+    lines = {}
+    for killed in dict.fromkeys(("", name)):
+        (tmp_path / (killed or "unkilled")).mkdir(exist_ok=True)
+        b = Bench(tmp_path / (killed or "unkilled"), **{**SETTINGS, "policies": "threshold"})
+        b.start()
+        publish(b.log, prediction("a", 8, time=START), prediction("b", 8, time=START + 5.0))
+        b.clock.time = START + 14.0
+        b.monitor.tick()
+        publish(b.log, prediction("late", 8, time=START + 1.0), prediction("c", 8, time=START + 9.0))
+        b.clock.time = START + 17.0
+        b.checkpoint = crash_at(killed)
+        try:
+            b.monitor.tick()
+            assert not killed
+        except Crash:
+            b.checkpoint = lambda name: None
+            b.start()
+        b.clock.time = START + 30.0
+        b.monitor.tick()
+        assert b.store.counters["passed_over"] == 1
+        assert b.store.counters["matured"] == 32
+        lines[killed] = decisions(b.settings.state)
+        b.kill()
+        b.log.close()
+        assert [json.loads(line)["decisions"][0]["numbers"]["rows"] for line in lines[killed]][-1] == 24
+    assert lines[""] == lines[name]
+
+
 def test_a_line_that_was_written_is_not_written_again_also_after_the_file_was_full(tmp_path):
     lines = {float(i): json.dumps({"time": float(i)}) for i in range(6)}
     first = Journal(tmp_path, lambda: 0.0, max_file_bytes=50)

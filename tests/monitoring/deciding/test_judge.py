@@ -17,8 +17,8 @@ from monitoring.deciding.policies import POLICIES, PolicySettings, make_policies
 from monitoring.memory.rows import MaturedRequest
 from tests.monitoring.conftest import START
 
-WINDOW = 7.0
-JUDGE = JudgeSettings(window_rows=60, attribution_window_seconds=WINDOW, decide_seconds=4.0)
+WINDOW, GRACE = 7.0, 2.0
+JUDGE = JudgeSettings(window_rows=60, attribution_window_seconds=WINDOW, decide_seconds=4.0, drift_grace_seconds=GRACE)
 POLICY = PolicySettings(policies=",".join(POLICIES), min_clicks=2, consecutive_breaches=2)
 
 
@@ -62,7 +62,7 @@ def judge_in_bites(made, seed: int, *, bites: int, restarts: bool) -> list[str]:
         for request, is_canary in new:
             judge.note_prediction(request.time, request.model_version, is_canary=is_canary)
         for drift in DRIFTS:
-            if began < drift.bucket_end <= end:
+            if began - GRACE < drift.bucket_end <= end - GRACE:
                 judge.note_drift(drift)
         due = [made[i][0] for i in random.permutation(len(made))]
         for request in due:
@@ -100,7 +100,7 @@ def test_an_incident_may_start_in_the_middle_from_the_memory_of_a_line():
         if request.time > judge.judged_until + WINDOW:
             judge.note_prediction(request.time, request.model_version, is_canary=is_canary)
     for drift in DRIFTS:
-        if drift.bucket_end > middle["time"] + WINDOW:
+        if drift.bucket_end > middle["time"] + WINDOW - GRACE:
             judge.note_drift(drift)
     assert [decision_line(each) for each in judge.decide_up_to(START + 193.0)] == lines[len(lines) // 2 + 1 :]
 
@@ -161,6 +161,24 @@ def test_a_request_that_comes_after_its_point_is_passed_over_also_after_a_restar
         assert judgement.decision.numbers["rows"] == 12
         lines.append(decision_line(judgement))
     assert lines[0] == lines[1]
+
+
+@pytest.mark.parametrize("is_restarted", [False, True])
+def test_a_prediction_told_of_after_its_point_changes_neither_who_serves_nor_since_when(is_restarted):
+    """A client that was cut off tells of version 1 when version 2 has served for long: it began when it began."""
+    judge = fed(make_judge(), requests(0.0), requests(20.0, 30.0, 40.0, version=2))
+    judge.decide_up_to(START + 40.0)
+    judge.note_prediction(START + 1.0, 1, is_canary=False)
+    if is_restarted:
+        judge = make_judge(json.loads(json.dumps(judge.memory())))
+        judge.restore([])
+        judge.note_prediction(START + 2.0, 1, is_canary=False)
+    (judgement,) = fed(judge, requests(47.0, version=2)).decide_up_to(START + 48.0)
+    assert judgement.version == 2
+    assert judgement.memory["serving"] == [2, round((START + 20.0) * 1e6)]
+    judge.note_prediction(START + 1.0, 1, is_canary=False)
+    judge.decide_up_to(START + 60.0)
+    assert judge.serving_version == 2
 
 
 def test_a_baseline_is_read_once_per_version_and_remembered_over_a_restart():

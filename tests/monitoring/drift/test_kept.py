@@ -18,7 +18,12 @@ from .conftest import requests_of
 
 FIRST = START - START % 600 + 600
 """The start of a bucket."""
-DRIFT = {"drift_bucket_seconds": 600.0, "drift_min_rows": 1000, "attribution_window_seconds": 30.0}
+DRIFT = {
+    "drift_bucket_seconds": 600.0,
+    "drift_grace_seconds": 0.5,
+    "drift_min_rows": 1000,
+    "attribution_window_seconds": 30.0,
+}
 
 
 def release(store, version, model_id="m1"):

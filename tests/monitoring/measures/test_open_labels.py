@@ -36,7 +36,7 @@ def matured_value(number, labels, scores):
 
 @st.composite
 def open_rows(draw):
-    n = draw(st.integers(1, 8))
+    n = draw(st.integers(1, 6))
     scores = draw(st.lists(st.sampled_from([0.0, 0.1, 0.2, 0.5, 0.9, 1.0]), min_size=n, max_size=n))
     states = draw(st.lists(st.sampled_from(["open", "clicked", "closed"]), min_size=n, max_size=n))
     return np.array(scores, np.float32), np.array(states)

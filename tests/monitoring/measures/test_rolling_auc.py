@@ -70,7 +70,7 @@ def in_calls(rolling, labels, scores, times, cuts):
     st.sampled_from([1, 3, 16, 512]),
     st.sampled_from([0, 5, 100]),
 )
-@settings(max_examples=120, deadline=None)
+@settings(max_examples=60, deadline=None)
 def test_every_window_of_records_and_of_time_equals_scikit_learn(stream, max_rows, seconds, block_rows, few_rows):
     labels, scores, times, cuts = stream
     if max_rows is None and seconds is None:

@@ -298,6 +298,79 @@ def test_a_crash_at_any_point_loses_no_row_and_archives_none_twice(bench, point,
     assert b.log.backlog() == 0
 
 
+@pytest.mark.parametrize("point", ["intake.acknowledged", "intake.set_aside"])
+def test_a_crash_beside_messages_that_cannot_be_used_sets_each_aside_once(bench, point):
+    b = bench()
+    b.start()
+    b.log.publish([(f"bad {i}", b"no record") for i in range(3)])
+    publish(b.log, prediction("a", 3))
+    b.checkpoint = crash_at(point)
+    with pytest.raises(Crash):
+        b.monitor.tick()
+    b.checkpoint = lambda name: None
+    b.clock.time += WINDOW + 6.0  # the leases of the crashed monitor run out
+    b.start().tick()
+    b.monitor.stop()
+    assert b.store.counters["set_aside"] == 3
+    assert sorted(each.message_id for each in b.log.list_set_aside()) == ["bad 0", "bad 1", "bad 2"]
+    assert archived_rows(b.archived) == expected_rows([prediction("a", 3)])
+    assert b.log.backlog() == 0
+
+
+def test_predictions_beside_a_message_that_cannot_be_set_aside_now_are_known_all_the_same(bench, monkeypatch):
+    """They are acknowledged by then and never come again; the bad one does."""
+    b = bench()
+    b.start()
+    b.log.publish([("bad", b"no record")])
+    publish(b.log, prediction("a", 3, version=7))
+    set_aside, refused = b.log.set_aside, []
+
+    def refuse_once(token, reason):
+        if not refused:
+            refused.append(token)
+            raise TemporaryError("the topic for messages set aside is away")
+        set_aside(token, reason)
+
+    monkeypatch.setattr(b.log, "set_aside", refuse_once)
+    with pytest.raises(TemporaryError):
+        b.monitor.tick()
+    b.clock.time += WINDOW + 6.0
+    b.monitor.tick()
+    assert b.monitor.windows.serving_version == 7
+    assert b.monitor._judging.judge.serving_version == 7
+    assert [event["version"] for event in b.events if event["kind"] == "version_seen"] == [7]
+    assert [each.message_id for each in b.log.list_set_aside()] == ["bad"]
+    assert b.store.counters["set_aside"] == 1
+
+
+def test_a_crash_after_forgetting_forgets_nothing_that_is_needed(bench):
+    """Ids go, what is open, waits for its file or for its conversion stays; an outcome of nobody is late once."""
+    b = bench(keep_ids_seconds=0.0, conversion_window_seconds=10_000.0, archive_roll_seconds=100.0)
+    b.start()
+    publish(b.log, prediction("done", 3), clicks("orphan", [("nobody", 1, START + 1)]))
+    b.clock.time = START + WINDOW + 1
+    b.monitor.tick()
+    b.clock.time += 101.0
+    b.monitor.tick()
+    b.clock.time = START + 10_000.0 + 3600.0 + 700.0
+    publish(b.log, prediction("matured", 2, time=b.clock.time - WINDOW), prediction("open", 4, time=b.clock.time))
+    b.checkpoint = crash_at("store.forgotten")
+    with pytest.raises(Crash):
+        b.monitor.tick()
+    b.checkpoint = lambda name: None
+    b.start().tick()
+    publish(b.log, clicks("for open", [("open", 2, b.clock.time)]))
+    b.clock.time += WINDOW + 700.0
+    b.monitor.tick()
+    b.monitor.stop()
+    batches = [prediction("done", 3), prediction("matured", 2), prediction("open", 4)]
+    assert archived_rows(b.archived) == expected_rows(batches, {("open", 2)})
+    (path,) = b.settings.archive.glob("outcomes/day=*/part-*.parquet")
+    assert pq.ParquetFile(path).read().column("request_id").to_pylist() == ["nobody"]
+    assert b.store.counters["unmatched_outcome"] == 1
+    assert b.store.counters["settled"] == 3
+
+
 EXIT_AT = """
 import os, sys
 from pathlib import Path

@@ -16,13 +16,28 @@ from monitoring.memory.store import MaturedRequest, Store
 from tests.monitoring.conftest import START, WINDOW, clicks, prediction, publish
 
 
+def micros(time: float) -> int:
+    """As the archive keeps times, and as extraction compares them."""
+    return round(time * 1e6)
+
+
 @given(st.integers(1, 6), st.lists(st.tuples(st.integers(-2, 8), st.floats(0, 200)), max_size=12), st.floats(0, 100))
 def test_labels_equal_the_definition_row_by_row(num_rows, events, window):
     found = attribute(num_rows, 50.0, events, window_seconds=window)
-    expected = [int(any(row == i and time <= 50.0 + window for row, time in events)) for i in range(num_rows)]
+    last = micros(50.0) + micros(window)
+    expected = [int(any(row == i and micros(time) <= last for row, time in events)) for i in range(num_rows)]
     assert found.labels.tolist() == expected
     assert len(found.unmatched) == sum(not 0 <= row < num_rows for row, _ in events)
-    assert len(found.too_late) == sum(0 <= row < num_rows and time > 50.0 + window for row, time in events)
+    assert len(found.too_late) == sum(0 <= row < num_rows and micros(time) > last for row, time in events)
+
+
+def test_a_window_ends_in_one_microsecond_wherever_floats_round():
+    """At 1.7e9 s floats lie 0.24 microseconds apart: their sum may fall on either side of the same moment."""
+    for predicted_at in np.random.default_rng(0).uniform(1.7e9, 1.8e9, 200).tolist():
+        last = (micros(predicted_at) + micros(1800.3)) / 1e6
+        for time, label in ((last, 1), (last + 1e-6, 0)):
+            found = attribute(1, predicted_at, [(0, time)], window_seconds=1800.3)
+            assert found.labels.tolist() == [label]
 
 
 @settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
@@ -45,7 +60,12 @@ def test_any_order_with_any_repetition_gives_the_labels_of_the_oracle(tmp_path_f
         batch = predictions[waiting.request_id]
         labels = attribute(len(batch), batch.time, waiting.clicks, window_seconds=WINDOW).labels
         expected = [
-            int(any((n, r) == (batch.request_id, i) and 100.0 + t <= batch.time + WINDOW for n, r, t in events))
+            int(
+                any(
+                    (n, r) == (batch.request_id, i) and micros(100.0 + t) <= micros(batch.time) + micros(WINDOW)
+                    for n, r, t in events
+                )
+            )
             for i in range(len(batch))
         ]
         assert labels.tolist() == expected

@@ -69,11 +69,51 @@ def test_an_outcome_file_has_the_contracts_schema_and_values(bench):
     (path,) = b.settings.archive.glob("outcomes/day=2025-11-13/part-*.parquet")
     table = pq.ParquetFile(path).read()
     assert table.schema.equals(SCHEMA)
-    assert [(field.name, str(field.type)) for field in table.schema] == list(criteo.OUTCOME_TYPES.items())
+    told = [(field.name, str(field.type).replace("double", "float64")) for field in table.schema]
+    assert told == list(criteo.OUTCOME_TYPES.items())
     (row,) = table.to_pylist()
     assert (row["request_id"], row["row"], row["event"]) == ("a", 1, CLICK)
     assert row["outcome_time"].timestamp() == START + 3.5
     assert row["stored_at"].timestamp() == START + WINDOW + 3.125
+    assert row["window_seconds"] == WINDOW
+
+
+def test_each_kind_of_outcome_names_its_own_window(bench):
+    b = bench(conversion_window_seconds=500.0)
+    monitor = b.start()
+    publish(b.log, prediction("a", 2))
+    b.clock.time = START + WINDOW
+    monitor.tick()
+    publish(b.log, clicks("c", [("a", 1, START + 3)]), clicks("v", [("a", 0, START + 4)], event=CONVERSION))
+    monitor.tick()
+    monitor.stop()
+    (path,) = b.settings.archive.glob("outcomes/day=2025-11-13/part-*.parquet")
+    windows = {row["event"]: row["window_seconds"] for row in pq.ParquetFile(path).read().to_pylist()}
+    assert windows == {CLICK: WINDOW, CONVERSION: 500.0}
+
+
+@pytest.mark.parametrize("archived_between", [False, True])
+def test_a_click_in_time_is_kept_though_one_after_the_window_was_stored_before_it(bench, archived_between):
+    """Of a row's late clicks the earliest is what says whether it was clicked within the window."""
+    b = bench()
+    monitor = b.start()
+    publish(b.log, prediction("a", 2))
+    b.clock.time = START + 5 * WINDOW
+    monitor.tick()
+    for name, time in (("after", START + 4 * WINDOW), ("in time", START + 3), ("again", START + 9)):
+        publish(b.log, clicks(name, [("a", 1, time)]))
+        monitor.tick()
+        if archived_between:
+            monitor.stop()
+    monitor.stop()
+    times = [
+        row["outcome_time"].timestamp()
+        for path in b.settings.archive.glob("outcomes/day=*/part-*.parquet")
+        for row in pq.ParquetFile(path).read().to_pylist()
+    ]
+    assert min(times) == START + 3
+    assert len(times) == (2 if archived_between else 1)
+    assert b.store.counters["archived_outcome"] == len(times)
 
 
 def test_the_day_is_the_predictions_and_where_it_is_unknown_the_outcomes(bench):

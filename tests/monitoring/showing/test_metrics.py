@@ -108,7 +108,7 @@ def test_outcomes_are_frozen():
             outcomes.setdefault(name, []).append(labels[0][1])
     records = ["predicted", "outcome", "matured", "archived", "duplicate", "late_outcome", "unmatched_outcome"]
     assert outcomes == {
-        "ctr_monitor_records_total": sorted([*records, "set_aside"]),
+        "ctr_monitor_records_total": sorted([*records, "set_aside", "passed_over"]),
         "ctr_monitor_retrain_requests_total": sorted(["started", "released", "refused", "failed", "notified"]),
         "ctr_monitor_drift_checks_total": sorted(DRIFT_OUTCOMES),
     }

@@ -55,8 +55,7 @@ pytestmark = pytest.mark.skipif(BROWSER is None, reason="no chromium on this mac
 
 
 @pytest.fixture(scope="module")
-def address(tmp_path_factory):
-    state = tmp_path_factory.mktemp("state")
+def address():
     exposition = Exposition()
     exposition.beat(SHOWN)
     measured = (
@@ -67,11 +66,9 @@ def address(tmp_path_factory):
         exposition,
         host="127.0.0.1",
         port=0,
-        state=state,
         page=lambda: status_page(exposition, History(POINTS, EVENTS), now=NOW),
     )
-    told = json.loads((state / "http.json").read_text())
-    yield f"http://{told['host']}:{told['port']}/", measured
+    yield f"http://{server.host}:{server.port}/", measured
     server.close()
 
 

@@ -18,7 +18,8 @@ from tests.monitoring.showing.test_metrics import EMPTY
 @pytest.fixture
 def served(tmp_path):
     exposition = Exposition()
-    server = Server(exposition, host="127.0.0.1", port=0, state=tmp_path, page=lambda: "<p>a page</p>")
+    server = Server(exposition, host="127.0.0.1", port=0, page=lambda: "<p>a page</p>")
+    server.write_address(tmp_path)
     address = json.loads((tmp_path / "http.json").read_text())
     direct = urllib.request.build_opener(urllib.request.ProxyHandler({}))
 
@@ -56,4 +57,4 @@ def test_the_status_page_may_load_nothing(served):
 
 def test_a_taken_port_is_a_permanent_error(served, tmp_path):
     with pytest.raises(PermanentError, match=f"http_port {served.port} on 127.0.0.1 cannot be used"):
-        Server(Exposition(), host="127.0.0.1", port=served.port, state=tmp_path)
+        Server(Exposition(), host="127.0.0.1", port=served.port)

@@ -1,0 +1,146 @@
+"""The policy of data drift with statistics of training rows: live, backtest and replayed incident decide alike."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from components.contracts import criteo
+from components.contracts.manifests import Model
+from components.contracts.model_store import model_folder, scores_path
+from components.storage.folder import FolderObjects
+from inference_client.simulation.world import World
+from monitoring.backtest.archived_requests import read_requests
+from monitoring.backtest.incident import STATISTICS, read_incident, replay
+from monitoring.backtest.incident_command import main
+from monitoring.backtest.judging import judge_requests
+from monitoring.backtest.settings import judging_of, write_judging
+from monitoring.deciding.baseline import GateBaselines
+from monitoring.deciding.decision import decision_line
+from monitoring.drift.references import StoredReferences
+from tests.monitoring.backtest.conftest import Ran
+from tests.monitoring.conftest import START, WINDOW, Bench, clicks, publish
+from tests.monitoring.drift.conftest import reference_of, requests_of
+from tests.monitoring.drift.test_kept import release
+
+SECONDS, ROWS = 400, 25
+CHANGED_AT, RELEASED_AT = START + 150.0, START + 320.0
+SETTINGS = {
+    "policies": "threshold,data_drift",
+    "window_rows": 3000,
+    "min_clicks": 50,
+    "auc_threshold": 0.5,
+    "decide_seconds": 5.0,
+    "drift_bucket_seconds": 30.0,
+    "drift_min_rows": 500,
+    "drift_buckets": 2,
+    "drift_grace_seconds": 5.0,
+    "cooldown_seconds": 1000.0,
+}
+
+
+@pytest.fixture(scope="module")
+def stream():
+    """(second, records): four requests of 25 rows a second; a third of C14 is one value once the world has changed."""
+    world, random = World.create(11), np.random.default_rng(3)
+    drawn = world.draw(SECONDS * 4 * ROWS, np.random.default_rng(2))
+    times = np.sort(START + SECONDS * random.random(SECONDS * 4))
+    changed = np.repeat(times >= CHANGED_AT, ROWS) & (np.arange(len(drawn.label)) % 3 == 0)
+    drawn.categorical[changed, criteo.CATEGORICAL.index("C14")] = 31_337
+    made: list[list] = [[] for _ in range(SECONDS)]
+    for i, (request, time) in enumerate(zip(requests_of(drawn, size=ROWS), times.tolist())):
+        batch = replace(request, time=time, model_version=2 if time >= RELEASED_AT else 1)
+        records = [batch]
+        rows = np.flatnonzero(drawn.label[i * ROWS : (i + 1) * ROWS])
+        if len(rows):
+            records.append(
+                clicks(f"c-{i}", [(batch.request_id, int(row), time + 20 * random.random()) for row in rows])
+            )
+        made[int(time - START)] += records
+    return made
+
+
+@pytest.fixture(scope="module")
+def reference():
+    return reference_of(World.create(11).draw(40_000, np.random.default_rng(1)))
+
+
+def run_monitor(folder, stream, reference, *, every: int, restart_every: int = 0) -> Ran:
+    bench = Bench(folder, **SETTINGS)
+    store = bench.settings.store
+    for version, model in ((1, "m1"), (2, "m2")):
+        reference.write(model_folder(store, model) / Model.REFERENCE)
+        reference.scores.write(scores_path(store, model))
+        release(store, version, model)
+    bench.start()
+    for second, records in enumerate(stream):
+        publish(bench.log, *records)
+        bench.clock.time = START + second + 1.0
+        if second % every == 0:
+            bench.monitor.tick()
+        if restart_every and second % restart_every == restart_every - 1:
+            bench.start()
+    bench.clock.time = START + SECONDS + WINDOW + 30.0
+    bench.monitor.tick()
+    bench.monitor.stop()
+    settings = judging_of(bench.settings)
+    write_judging(bench.settings.state, settings)
+    bench.kill()
+    bench.log.close()
+    return Ran(bench, settings)
+
+
+@pytest.fixture(scope="module")
+def ran(tmp_path_factory, stream, reference):
+    return run_monitor(tmp_path_factory.mktemp("drifted"), stream, reference, every=3)
+
+
+def backtested(ran) -> list[str]:
+    store = ran.bench.settings.store
+    judged = judge_requests(
+        read_requests(FolderObjects(ran.archive), features=True),
+        ran.settings,
+        baseline=GateBaselines(store),
+        reference=StoredReferences(store),
+    )
+    return [decision_line(each) for each in judged]
+
+
+def test_the_monitors_lines_are_the_backtests_and_say_that_the_column_drifted(ran):
+    lines = [json.loads(line) for line in ran.lines]
+    drifts = [each for line in lines for each in line["decisions"] if each["policy"] == "data_drift"]
+    assert {each["action"] for each in drifts} == {"ok", "breach", "retrain"}
+    fired = next(line["time"] for line in lines if line["policy"] == "data_drift" and line["action"] == "retrain")
+    # Two whole buckets after the one in which the world changed; what is drifted ahead of the matured rows is judged.
+    assert CHANGED_AT - WINDOW < fired < CHANGED_AT + 95.0
+    assert any("C14" in each["reason"] for each in drifts)
+    assert {line["version"] for line in lines} == {1, 2}
+    assert backtested(ran) == ran.lines
+
+
+@pytest.mark.parametrize(("every", "restart_every"), [(1, 0), (11, 40)], ids=["each second", "killed"])
+def test_no_turn_and_no_restart_changes_what_drift_decides(ran, tmp_path, stream, reference, every, restart_every):
+    other = run_monitor(tmp_path, stream, reference, every=every, restart_every=restart_every)
+    assert other.lines == ran.lines
+    assert backtested(other) == ran.lines
+
+
+def test_predictions_that_reach_the_log_within_the_grace_count_in_their_own_bucket(ran, tmp_path, stream, reference):
+    late = run_monitor(tmp_path, [[], [], [], *stream], reference, every=1)
+    assert late.lines == ran.lines
+    assert backtested(late) == ran.lines
+
+
+@pytest.mark.parametrize(("start", "end"), [(0.0, START + 1000.0), (START + 113.0, START + 288.0)], ids=["all", "part"])
+def test_an_incident_carries_the_statistics_and_replays_without_the_store(ran, tmp_path, start, end):
+    store = ran.bench.settings.store
+    flags = {"state": ran.state, "archive": ran.archive, "store": store, "out": tmp_path / "incident"}
+    flags |= {"start": start, "end": end}
+    assert main(["record", *(word for name, value in flags.items() for word in (f"--{name}", str(value)))]) == 0
+    assert (tmp_path / "incident" / STATISTICS / "1").is_dir()
+    replayed = replay(read_incident(tmp_path / "incident"))
+    assert list(replayed.lines) == [line for line in ran.lines if start < json.loads(line)["time"] <= end]
+    assert replayed.first_difference is None
