@@ -69,14 +69,12 @@ def summarize(
     summary = {
         "created_at": datetime.now(timezone.utc).isoformat(timespec="seconds"),
         "machine": {"cores": os.cpu_count(), "load_average": [round(x, 2) for x in os.getloadavg()]},
-        "bayes_auc": traffic["bayes_auc"],
+        **{name: traffic[name] for name in ("bayes_auc", "requests", "latency_ms", "drift")},
         "auc": _aucs(timeline, drift_time, decision, threshold, until=walks[0]["started_at"] if walks else None),
         "versions": [_version(release, read_verdicts(folders)) for release in releases],
         "release": release_numbers(folders.store, seconds_of_traffic, releases[-1].version) if releases[1:] else None,
         "rollback": rollback_numbers(walks, seconds_of_traffic),
         "verified": list(verified),
-        "requests": traffic["requests"],
-        "latency_ms": traffic["latency_ms"],
         "records": _records(folders.lake, traffic, timeline),
         "trigger": _trigger(events, decision, traffic, drift_time, timeline)
         | {"policies": policies_say(decisions, decision)},
@@ -85,7 +83,6 @@ def summarize(
         "seconds": {**seconds, **_spans(events, drift_time, decision)},
         "serving_parity_max_abs_diff": max((r.parity_max_abs_diff for r in releases), default=None),
         "window_rows": plan.window_rows,
-        "drift": traffic["drift"],
         "runs": _runs(folders.store),
     }
     return {**summary, "uncertain": uncertainties(summary, timeline, min_clicks=plan.min_clicks)}
