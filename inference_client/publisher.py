@@ -20,7 +20,7 @@ import numpy as np
 
 from components.contracts.errors import ContractError, TemporaryError
 from components.contracts.event_log import Publisher
-from components.contracts.records import CLICK, OutcomeBatch, PredictionBatch, encode
+from components.contracts.records import CLICK, EVENTS, OutcomeBatch, PredictionBatch, encode
 
 logger = logging.getLogger(__name__)
 
@@ -38,10 +38,11 @@ class _Flush(NamedTuple):
     outcomes: int
 
 
-class _Click(NamedTuple):
+class _Outcome(NamedTuple):
     due: float
     request_id: str
     row: int
+    event: str
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -66,7 +67,7 @@ class PublisherSettings:
 
 
 class RecordPublisher:
-    """Queues predictions and clicks, and publishes what is due; use in one event loop."""
+    """Queues predictions and outcomes, and publishes what is due; use in one event loop."""
 
     def __init__(
         self,
@@ -89,7 +90,8 @@ class RecordPublisher:
         self._log, self._source, self._settings = log, source, settings or PublisherSettings()
         self._clock, self._sleep = clock, sleep
         self._predictions: list[PredictionBatch] = []
-        self._clicks: list[_Click] = []
+        self._waiting: list[_Outcome] = []
+        """A heap by time."""
         self._pending: _Flush | None = None
         """The flush under way: kept as it is until the log has it, so that its ids never name other content."""
         self._flushing = asyncio.Lock()
@@ -102,7 +104,7 @@ class RecordPublisher:
         self.published_rows = 0
         """Rows in prediction records that the log has."""
         self.published_outcomes = 0
-        """Clicks that the log has."""
+        """Outcomes that the log has."""
 
     @property
     def queued_predictions(self) -> int:
@@ -121,7 +123,23 @@ class RecordPublisher:
         self._predictions.append(prediction)
         self._queued_rows += len(prediction)
         for row, delay in clicks:
-            heapq.heappush(self._clicks, _Click(prediction.time + delay, prediction.request_id, row))
+            self.tell(prediction.request_id, row, prediction.time + delay)
+
+    def tell(self, request_id: str, row: int, time: float, *, event: str = CLICK) -> None:
+        """Queues an outcome of a request that any publisher of this log may have predicted.
+
+        Args:
+            request_id: The prediction's.
+            row: Which of its rows, from 0.
+            time: When it happened, seconds since the epoch; published once that time has come.
+            event: `click` or `conversion`.
+
+        Raises:
+            ContractError: another event.
+        """
+        if event not in EVENTS:
+            raise ContractError(f"outcome event is {event!r}, expected one of {EVENTS}")
+        heapq.heappush(self._waiting, _Outcome(time, request_id, row, event))
 
     async def flush(self) -> None:
         """Publishes all queued predictions and the clicks that are due, in this order, in one commit.
@@ -149,11 +167,11 @@ class RecordPublisher:
             await self._sleep(self._settings.interval_seconds)
 
     async def drain(self) -> None:
-        """Publishes everything still queued, waiting for each click's time; `run` ends too."""
+        """Publishes everything still queued, waiting for each outcome's time; `run` ends too."""
         self._stopping = True
         await self.flush()
-        while self._clicks or self._predictions or self._pending:
-            wait = self._clicks[0].due - self._clock() if self._clicks else 0.0
+        while self._waiting or self._predictions or self._pending:
+            wait = self._waiting[0].due - self._clock() if self._waiting else 0.0
             await self._sleep(max(wait, self._settings.interval_seconds))
             await self.flush()
 
@@ -161,15 +179,18 @@ class RecordPublisher:
         """What is due now; None when nothing is."""
         now = self._clock()
         predictions, self._predictions = self._first(MAX_ROWS_PER_FLUSH)
-        due = []
-        # Clicks wait while predictions do: theirs may be among them.
-        while not self._predictions and self._clicks and self._clicks[0].due <= now:
-            due.append(heapq.heappop(self._clicks))
+        due: dict[str, list[_Outcome]] = {}
+        # Outcomes wait while predictions do: theirs may be among them.
+        while not self._predictions and self._waiting and self._waiting[0].due <= now:
+            outcome = heapq.heappop(self._waiting)
+            due.setdefault(outcome.event, []).append(outcome)
         messages = [(p.request_id, encode(p)) for p in predictions]
-        for start in range(0, len(due), MAX_OUTCOMES_PER_MESSAGE):
-            outcomes = self._outcomes(due[start : start + MAX_OUTCOMES_PER_MESSAGE])
-            messages.append((outcomes.batch_id, encode(outcomes)))
-        return _Flush(messages, sum(len(p) for p in predictions), len(due)) if messages else None
+        for of_event in due.values():
+            for start in range(0, len(of_event), MAX_OUTCOMES_PER_MESSAGE):
+                outcomes = self._outcomes(of_event[start : start + MAX_OUTCOMES_PER_MESSAGE])
+                messages.append((outcomes.batch_id, encode(outcomes)))
+        num_outcomes = sum(len(of_event) for of_event in due.values())
+        return _Flush(messages, sum(len(p) for p in predictions), num_outcomes) if messages else None
 
     def _first(self, max_rows: int) -> tuple[list[PredictionBatch], list[PredictionBatch]]:
         """Queued predictions with at most so many rows, at least one prediction, and those left."""
@@ -180,15 +201,15 @@ class RecordPublisher:
                 return self._predictions[:index], self._predictions[index:]
         return self._predictions, []
 
-    def _outcomes(self, due: list[_Click]) -> OutcomeBatch:
+    def _outcomes(self, due: list[_Outcome]) -> OutcomeBatch:
         self._outcome_batches += 1
         return OutcomeBatch(
             batch_id=f"{self._source}-outcomes-{self._outcome_batches}",
             time=due[-1].due,
-            event=CLICK,
-            request_ids=tuple(click.request_id for click in due),
-            rows=np.array([click.row for click in due], dtype=np.int32),
-            times=np.array([click.due for click in due], dtype=np.float64),
+            event=due[-1].event,
+            request_ids=tuple(outcome.request_id for outcome in due),
+            rows=np.array([outcome.row for outcome in due], dtype=np.int32),
+            times=np.array([outcome.due for outcome in due], dtype=np.float64),
         )
 
     async def _publish(self, messages: list[tuple[str, bytes]]) -> None:

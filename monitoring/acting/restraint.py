@@ -75,17 +75,19 @@ def requested(memory: RestraintMemory, *, now: float) -> RestraintMemory:
 def ended(
     memory: RestraintMemory, outcome: str, settings: RestraintSettings, *, now: float, deed: str = ""
 ) -> RestraintMemory:
-    """The memory after an action ended: `released` rests the cool-down, anything else backs off, longer each time.
+    """The memory after an action ended: what was done rests the cool-down, anything else backs off, longer each time.
 
     Args:
         memory: From before.
-        outcome: Of a run, `released` or another; of another action, `released` where it was done.
+        outcome: Of a run, `released`, `notified` (there is nobody to run it) or another; of another action, `released`
+            where it was done.
         settings: See the class.
         now: Seconds since the epoch.
         deed: The action, such as `a rollback`; empty = a run of the pipeline.
     """
-    if outcome == "released":
-        rest, failures, cause = settings.cooldown_seconds, 0, f"cool-down after {deed or 'a release'}"
+    if outcome in ("released", "notified"):
+        deed = deed or ("a release" if outcome == "released" else "a notice")
+        rest, failures, cause = settings.cooldown_seconds, 0, f"cool-down after {deed}"
     else:
         failures = memory.failures + 1
         rest = max(settings.cooldown_seconds, settings.failure_backoff_seconds * 2.0 ** min(failures - 1, 30))

@@ -8,7 +8,7 @@ import sqlite3
 import numpy as np
 import pytest
 
-from components.contracts.errors import TemporaryError
+from components.contracts.errors import ContractError, TemporaryError
 from components.contracts.records import OutcomeBatch, PredictionBatch
 from components.logs.sqlite import SqliteLog
 from inference_client.publisher import PublisherSettings, RecordPublisher
@@ -244,3 +244,31 @@ def test_a_long_queue_goes_in_parts_and_no_click_overtakes_its_prediction(time, 
     assert log.sizes == [2, 2, 2, 2]
     assert [name for name, _ in log.stored] == [*(f"r{i}" for i in range(7)), "s-outcomes-1"]
     assert (publisher.published_rows, publisher.published_outcomes) == (28, 7)
+
+
+def test_conversions_travel_beside_clicks_and_not_before_their_time(tmp_path, time, prediction, read_log):
+    publisher = publisher_of(tmp_path / "log.db", time)
+    publisher.add(prediction("r1"), [(0, 1.0)])
+    publisher.tell("r1", 0, 1001.0, event="conversion")
+    publisher.tell("of another publisher", 2, 1005.0, event="conversion")
+    asyncio.run(publisher.flush())
+    asyncio.run(publisher.drain())
+    outcomes = [record for record in read_log(tmp_path / "log.db") if isinstance(record, OutcomeBatch)]
+    told = {
+        (batch.event, name, int(row), when)
+        for batch in outcomes
+        for name, row, when in zip(batch.request_ids, batch.rows, batch.times.tolist())
+    }
+    assert told == {
+        ("click", "r1", 0, 1001.0),
+        ("conversion", "r1", 0, 1001.0),
+        ("conversion", "of another publisher", 2, 1005.0),
+    }
+    assert len({batch.batch_id for batch in outcomes}) == len(outcomes)
+    assert publisher.published_outcomes == 3
+
+
+def test_an_unknown_event_is_refused_before_it_is_queued(tmp_path, time):
+    publisher = publisher_of(tmp_path / "log.db", time)
+    with pytest.raises(ContractError, match="outcome event is 'purchase', expected one of"):
+        publisher.tell("r1", 0, 1001.0, event="purchase")

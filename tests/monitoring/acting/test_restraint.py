@@ -94,3 +94,14 @@ def test_settings_out_of_range_are_refused_with_their_value(changes):
     ((name, value),) = changes.items()
     with pytest.raises(ContractError, match=f"{name} is {value}"):
         RestraintSettings(**changes)
+
+
+def test_a_notice_where_nobody_runs_the_pipeline_is_no_failure():
+    """With `--trigger none` every drift is told at the same pace, however often it was told before."""
+    memory, rests = RestraintMemory(), []
+    for _ in range(5):
+        memory = ended(memory, "notified", SETTINGS, now=0.0)
+        rests.append(memory.blocked_until)
+    assert rests == [SETTINGS.cooldown_seconds] * 5
+    assert memory.failures == 0
+    assert memory.blocked_by == "cool-down after a notice"
