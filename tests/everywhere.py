@@ -1,6 +1,6 @@
 """Runs every test, each folder in the environment of its image, and closes with one line over all of them.
 
-Two at a time: most tests use one core. Arguments go to every pytest.
+Three at a time: most tests use one core, and those with servers wait a lot. Arguments go to every pytest.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ def run(environment: str, part: str, arguments: list[str]) -> tuple[str, int, di
     python = REPOSITORY / ".venvs" / environment / "bin" / "python"
     chosen = arguments if "-m" in arguments else ["-m", "not slow and not gpu", *arguments]
     command = [str(python), "-m", "pytest", "-q", "--color=no", f"--junitxml={junit}", *chosen]
-    # One thread per library: two environments share two cores.
+    # One thread per library: three environments share the cores.
     variables = {**os.environ, "OMP_NUM_THREADS": "1", "TF_CPP_MIN_LOG_LEVEL": "3", "EVERGREEN_TEST_PART": part}
     with open(log, "wb") as output:
         code = subprocess.run(
@@ -56,7 +56,7 @@ def _counts(junit: Path) -> dict[str, int]:
 
 def main(arguments: list[str]) -> int:
     """Runs all environments; 0 when every test passed."""
-    with ThreadPoolExecutor(2) as runners:
+    with ThreadPoolExecutor(3) as runners:
         results = list(runners.map(lambda part: run(*part, arguments), PARTS))
     total = {key: sum(counts[key] for _, _, counts in results) for key in ("tests", "failed", "skipped")}
     broken = [name for name, code, _ in results if code not in (0, NO_TESTS_COLLECTED)]

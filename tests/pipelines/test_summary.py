@@ -25,6 +25,7 @@ GOOD = {
     "release": None,
     "rollback": None,
     "verified": [],
+    "decisions": {"points": 20, "equal": True, "digest": "00"},
 }
 
 
@@ -52,6 +53,7 @@ def test_good_run_fails_no_promise():
         ("trigger.runs", 0, "0 runs were triggered"),
         ("auc.regained_share", 0.69, "regained 0.69"),
         ("auc.regained_share", None, "regained None"),
+        ("decisions.equal", False, "decision"),
     ],
 )
 def test_broken_promise_is_named_with_its_number(path, value, words):
