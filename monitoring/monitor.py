@@ -300,7 +300,7 @@ class Monitor:
             judgement.decision, judgement.decisions, now=self._clock(), data_until=judgement.time
         )
         self._decision = f"{decision.action.value}: {decision.reason}"
-        self._decisions = tuple(dataclasses.asdict(each) for each in judgement.decisions)
+        self._decisions = tuple(each.document() for each in judgement.decisions)
 
     def _close_drift(self) -> None:
         """Tells the judge of the buckets of features that ended, and keeps what is open."""

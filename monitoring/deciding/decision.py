@@ -36,6 +36,10 @@ class Decision:
     numbers: dict[str, float | None]
     """Always with `version`, and what `contracts.retrain_request` should be told that was observed."""
 
+    def document(self) -> dict[str, Any]:
+        """As JSON takes it."""
+        return {"policy": self.policy, "action": self.action.value, "reason": self.reason, "numbers": self.numbers}
+
 
 @dataclass(frozen=True, kw_only=True)
 class Judgement:
@@ -82,10 +86,7 @@ def decision_line(judgement: Judgement) -> str:
         "action": judgement.decision.action.value,
         "policy": judgement.decision.policy,
         "reason": judgement.decision.reason,
-        "decisions": [
-            {"policy": each.policy, "action": each.action.value, "reason": each.reason, "numbers": each.numbers}
-            for each in judgement.decisions
-        ],
+        "decisions": [each.document() for each in judgement.decisions],
         "memory": judgement.memory,
     }
     return json.dumps(line, sort_keys=True, separators=(",", ":"), allow_nan=False)

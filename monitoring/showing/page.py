@@ -9,6 +9,7 @@ from __future__ import annotations
 import html
 from collections.abc import Iterable, Mapping, Sequence
 from datetime import datetime, timezone
+from itertools import groupby
 from typing import Any
 
 from components.charts.line_chart import Line, Mark, line_chart
@@ -118,11 +119,24 @@ def _auc_chart(shown: Snapshot, history: History, now: float) -> str:
         )
     marks = [
         Mark(x=(float(event["time"]) - now) / scale, text=MARKED_EVENTS[event["kind"]])
-        for event in history.events
-        if event["kind"] in MARKED_EVENTS and float(event["time"]) >= start
+        for event in _firsts(history.events, apart=(now - start) / 8)
+        if float(event["time"]) >= start
     ]
     levels = [] if shown.threshold is None else [(shown.threshold, f"threshold {shown.threshold:.3f}")]
     return line_chart(lines, y_label="AUC with its 95 % interval", marks=marks, levels=levels, x_unit=unit)
+
+
+def _firsts(events: Sequence[Mapping[str, Any]], *, apart: float) -> list[Mapping[str, Any]]:
+    """Marked events, of a series of one kind less than `apart` seconds from each other the first alone."""
+    last: dict[str, float] = {}
+    firsts = []
+    for event in events:
+        kind, time = str(event["kind"]), float(event["time"])
+        if kind in MARKED_EVENTS:
+            if time - last.get(kind, float("-inf")) >= apart:
+                firsts.append(event)
+            last[kind] = time
+    return firsts
 
 
 def _decisions(shown: Snapshot) -> str:
@@ -191,7 +205,7 @@ def _drift(drift: Mapping[str, Any] | None, now: float) -> str:
             row["column"],
             "drifted" if row["drifted"] else "outlying" if row.get("outlying") else "",
             f"{_number(row['distance'])} {row['measure']}",
-            _number(row["p_value"]),
+            "< 0.001" if row["p_value"] is not None and row["p_value"] < 0.001 else _number(row["p_value"]),
             f"{_share(row.get('missing_share_before'))} to {_share(row.get('missing_share'))}",
             _share(row.get("outlier_rate")),
         ]
@@ -218,15 +232,23 @@ def _acting(shown: Snapshot, now: float) -> str:
         rows.append(["resting", f"{_span(rest)} more: {restraint.get('blocked_by', '')}"])
     asked = [t for t in restraint.get("requested_at", ()) if now - float(t) < 86_400.0]
     rows.append(["asked for in the last day", f"{len(asked)}"])
-    rows += [[name.replace("_", " "), str(value)] for name, value in doing.get("told", {}).items()]
+    told = {name: value for name, value in doing.get("told", {}).items() if value is not None}
+    if (since := told.pop("incident_since", None)) is not None:
+        rows.append(["drifted since", f"{_span(now - since)} ago"])
+    rows += [[name.replace("_", " "), str(value)] for name, value in told.items() if not name.startswith("blocked")]
     return _table(["what", "state"], rows)
 
 
 def _events(events: Sequence[Mapping[str, Any]], now: float) -> str:
-    told = [event for event in events if event["kind"] not in QUIET_EVENTS][-MAX_EVENTS:][::-1]
+    told = [event for event in events if event["kind"] not in QUIET_EVENTS][::-1]
     if not told:
         return "<p>None yet.</p>"
-    rows = [[f"{_span(now - float(e['time']))} ago", str(e["kind"]).replace("_", " "), e["text"]] for e in told]
+    rows = []
+    for kind, group in groupby(told, key=lambda event: str(event["kind"])):
+        newest, *others = group
+        name = kind.replace("_", " ") + (f", {len(others) + 1} in a row" if others else "")
+        rows.append([f"{_span(now - float(newest['time']))} ago", name, newest["text"]])
+    rows = rows[:MAX_EVENTS]
     return _table(["when", "what", "details"], rows)
 
 

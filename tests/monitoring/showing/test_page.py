@@ -16,6 +16,7 @@ from monitoring.showing.snapshot import STANDBY, Snapshot
 from tests.monitoring.showing.test_metrics import DECISION, DRIFT, EMPTY, FULL, KPIS
 
 NOW = 10_000.0
+FULL_BUT_OPEN = replace(FULL, open_labels=())
 POINTS = [
     {"time": NOW - 300 + 3 * i, "version": 3, "auc": 0.75 - i / 1000, "auc_low": 0.7, "auc_high": 0.8}
     for i in range(100)
@@ -148,3 +149,18 @@ def test_only_the_end_of_a_large_file_is_read_from_a_whole_line_on(tmp_path):
     found = tail(path, num_bytes=25)
     assert found == [{"n": 98}, {"n": 99}]
     assert tail(tmp_path / "absent.jsonl") == []
+
+
+def test_a_series_of_one_kind_is_one_line_and_one_mark():
+    drifts = [{"time": NOW - 100 + 2 * i, "kind": "drift", "text": f"bucket {i}"} for i in range(20)]
+    shown = page(FULL_BUT_OPEN, History(POINTS, drifts))
+    assert "drift, 20 in a row bucket 19" in shown.text
+    assert shown.text.count("feature drift") == 1
+
+
+def test_what_is_not_known_of_acting_is_left_out():
+    told = {"budget_left": 3, "incident_since": NOW - 90, "correction": None}
+    shown = page(Snapshot(retraining={"phase": "idle", "restraint": {}, "told": told}))
+    assert "budget left 3" in shown.text
+    assert "drifted since 90 s ago" in shown.text
+    assert "correction" not in shown.text
