@@ -121,7 +121,7 @@ def _row(each: Backtest) -> list[str]:
         "-" if each.false_alarms is None else str(each.false_alarms),
         str(each.held),
         f"{each.gpu_hours:g}",
-        "-" if each.auc_hours_lost is None else f"{each.auc_hours_lost:.4f}",
+        "-" if each.auc_hours_lost is None else f"{each.auc_hours_lost:.3g}",
     ]
 
 
