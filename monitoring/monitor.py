@@ -29,7 +29,7 @@ from monitoring.measuring import Measuring
 from monitoring.memory.archive import Archive, no_checkpoint
 from monitoring.memory.intake import Watermark, read_record
 from monitoring.memory.join import due_before, mature_request, settle_request
-from monitoring.memory.rows import LateOutcome, MaturedRequest
+from monitoring.memory.rows import LateOutcome
 from monitoring.memory.store import Store
 from monitoring.settings import MonitorSettings
 from monitoring.showing.exposition import Exposition
@@ -154,7 +154,7 @@ class Monitor:
     def _rebuild_windows(self) -> None:
         requests = list(self._store.newest_rows())
         for request in requests:
-            self._watch(request)
+            self._measuring.watch(request)
         self._measuring.watch_settled(self._store.newest_settled())
         self._judging.restore(requests)
         if newest := self._store.newest_waiting():
@@ -252,7 +252,7 @@ class Monitor:
             self._store.mature(requests, counts, now=self._clock(), late=late, awaits_conversions=awaits)
             self._checkpoint("join.matured")
             for request in requests:
-                self._watch(request)
+                self._measuring.watch(request)
                 self._judging.judge.observe(request)
                 touched.add(request.model_version)
             # Others of the last one's time may be in the next bite.
@@ -273,9 +273,6 @@ class Monitor:
             self._store.settle(settled, now=self._clock(), late=late, keep=self._settings.window_rows)
             self._checkpoint("join.settled")
             self._measuring.watch_settled(settled)
-
-    def _watch(self, request: MaturedRequest) -> None:
-        self._measuring.watch(request)
 
     # -- numbers and judgement
 

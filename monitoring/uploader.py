@@ -171,7 +171,7 @@ def main(argv: Sequence[str] | None = None, environment: Mapping[str, str] = os.
         print(f"error: {error}", file=sys.stderr)
         return 2
     except Differs:
-        pass
+        pass  # told below, with every other file that was refused
     except (TemporaryError, PermanentError) as error:
         print(f"error: {error}", file=sys.stderr)
         return 1

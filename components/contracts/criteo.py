@@ -68,6 +68,19 @@ CANARY_TYPES: dict[str, str] = {CANARY: "bool"}
 """Column in files that hold a row that a canary answered; false in other rows. Optional groups follow the raw columns
 in this order: shadow, session, converted, canary."""
 
+
+def microseconds(time: float) -> int:
+    """Seconds since the epoch as `event_time` keeps them, in whole microseconds.
+
+    Whoever compares a live time with an archived one counts so: in floats, an archived row could fall on the other side
+    of a bound than the live row.
+
+    >>> microseconds(1763000000.25), microseconds(1.0000006)
+    (1763000000250000, 1000001)
+    """
+    return round(time * 1e6)
+
+
 DAY_PARTITION = "day={day}"
 """Lake folder of one UTC day; `day` is YYYY-MM-DD of `event_time`."""
 

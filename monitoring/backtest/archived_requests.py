@@ -105,7 +105,7 @@ def _table(archive: Objects, names: Sequence[str], span: Span, features: bool) -
     micros = pc.cast(table[criteo.EVENT_TIME], pa.int64())
     for bound, keeps in ((span.start, pc.greater_equal), (span.end, pc.less)):
         if bound is not None:
-            served = pc.and_(served, keeps(micros, round(bound * 1e6)))
+            served = pc.and_(served, keeps(micros, criteo.microseconds(bound)))
     order = [(criteo.EVENT_TIME, "ascending"), (criteo.REQUEST_ID, "ascending"), (criteo.ROW, "ascending")]
     return table.filter(served).sort_by(order).combine_chunks()
 

@@ -15,10 +15,11 @@ from typing import Any
 
 import numpy as np
 
+from components.contracts.criteo import microseconds
 from components.contracts.errors import ContractError
 from monitoring.deciding.decision import Judgement, combine
 from monitoring.deciding.evidence import Baseline, Evidence, FeatureDrift, MaturedRows, Policy
-from monitoring.deciding.points import ServingTimeline, microseconds, point_after
+from monitoring.deciding.points import ServingTimeline, point_after
 from monitoring.measures.kpis import measure
 from monitoring.measures.window import MAX_VERSIONS, RowWindow
 from monitoring.memory.rows import MaturedRequest

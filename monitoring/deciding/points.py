@@ -1,20 +1,10 @@
 """Decision points, and which version serves at each: functions of event times alone, in whole microseconds.
 
-Points are the multiples of `decide_seconds`. Microseconds, because that is how the archive keeps times: counted in
-floats, a row of the archive could fall on the other side of a point than the live row. Collecting rows between points
-is left to `monitoring.deciding.judge`.
+Points are the multiples of `decide_seconds`. Microseconds: see `contracts.criteo.microseconds`. Collecting rows between
+points is left to `monitoring.deciding.judge`.
 """
 
 from __future__ import annotations
-
-
-def microseconds(time: float) -> int:
-    """Seconds as the archive keeps them.
-
-    >>> microseconds(1763000000.25)
-    1763000000250000
-    """
-    return round(time * 1e6)
 
 
 def point_after(time: int, span: int) -> int:

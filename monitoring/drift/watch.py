@@ -18,9 +18,9 @@ from collections import Counter
 from collections.abc import Callable
 from typing import Any
 
+from components.contracts.criteo import microseconds
 from components.contracts.records import PredictionBatch
 from components.contracts.reference_statistics import ReferenceStatistics
-from monitoring.deciding.points import microseconds
 from monitoring.drift.comparison import compare
 from monitoring.drift.layout import Layout
 from monitoring.drift.report import DriftReport

@@ -14,8 +14,9 @@ import numpy as np
 import pyarrow as pa
 
 from components.contracts import criteo
+from components.contracts.criteo import microseconds
 from components.contracts.records import PredictionBatch, decode
-from monitoring.memory.days import arrow_schema, microseconds
+from monitoring.memory.days import arrow_schema
 from monitoring.memory.rows import ArchiveRow
 
 SCHEMA = arrow_schema(criteo.RAW_TYPES)

@@ -1,4 +1,4 @@
-"""Times and types as archive files spell them: whole microseconds, UTC days, Arrow schemas of the contract's texts."""
+"""Times and types as archive files spell them: UTC days, Arrow schemas of the contract's texts."""
 
 from __future__ import annotations
 
@@ -7,16 +7,9 @@ from functools import lru_cache
 
 import pyarrow as pa
 
+from components.contracts.criteo import microseconds
+
 _DAY_SECONDS = 86_400
-
-
-def microseconds(time: float) -> int:
-    """Whole microseconds of a time in seconds since the epoch.
-
-    >>> microseconds(1.0000004), microseconds(1.0000006)
-    (1000000, 1000001)
-    """
-    return round(time * 1e6)
 
 
 def utc_day(time: float) -> str:

@@ -14,9 +14,9 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from components.contracts.criteo import microseconds
 from components.contracts.records import CLICK, CONVERSION
 from monitoring.memory.database import count
-from monitoring.memory.days import microseconds
 from monitoring.memory.rows import Event, LateOutcome, MaturedRequest, Settled, Waiting
 
 

@@ -14,9 +14,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from components.contracts.criteo import microseconds
 from components.contracts.records import CLICK, CONVERSION
 from monitoring.memory.database import Database, count
-from monitoring.memory.days import microseconds
 from monitoring.memory.rows import Event, LateOutcome, MaturedRequest, OpenRows, Settled, Waiting
 
 _MATURED = "request_id, time, model_version, labels, scores, converted, session_id, positions, delays"

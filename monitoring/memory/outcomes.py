@@ -15,7 +15,8 @@ import numpy as np
 import pyarrow as pa
 
 from components.contracts import criteo
-from monitoring.memory.days import arrow_schema, microseconds, utc_day
+from components.contracts.criteo import microseconds
+from monitoring.memory.days import arrow_schema, utc_day
 from monitoring.memory.rows import ArchiveOutcome
 from monitoring.memory.sealing import SealedFiles
 from monitoring.memory.store import Store

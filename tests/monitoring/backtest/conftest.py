@@ -73,15 +73,19 @@ def stream(seed: int = 5):
 
 def run_monitor(bench: Bench, *, every: int, restart_every: int = 0) -> Ran:
     """Runs the real monitor over the stream, a turn every `every` seconds of it, killed now and then."""
+    return run_over(bench, stream(), SECONDS, every=every, restart_every=restart_every)
+
+
+def run_over(bench: Bench, records_by_second, seconds: int, *, every: int, restart_every: int) -> Ran:
     bench.start()
-    for second, records in stream():
+    for second, records in records_by_second:
         publish(bench.log, *records)
         bench.clock.time = START + second + 1.0
         if second % every == 0:
             bench.monitor.tick()
         if restart_every and second % restart_every == restart_every - 1:
             bench.start()
-    bench.clock.time = START + SECONDS + WINDOW + 30.0
+    bench.clock.time = START + seconds + WINDOW + 30.0
     bench.monitor.tick()
     bench.monitor.stop()
     settings = judging_of(bench.settings)

@@ -17,12 +17,11 @@ from monitoring.backtest.archived_requests import read_requests
 from monitoring.backtest.incident import STATISTICS, read_incident, replay
 from monitoring.backtest.incident_command import main
 from monitoring.backtest.judging import judge_requests
-from monitoring.backtest.settings import judging_of, write_judging
 from monitoring.deciding.baseline import GateBaselines
 from monitoring.deciding.decision import decision_line
 from monitoring.drift.references import StoredReferences
-from tests.monitoring.backtest.conftest import Ran
-from tests.monitoring.conftest import START, WINDOW, Bench, clicks, publish
+from tests.monitoring.backtest.conftest import Ran, run_over
+from tests.monitoring.conftest import START, WINDOW, Bench, clicks
 from tests.monitoring.drift.conftest import reference_of, requests_of
 from tests.monitoring.drift.test_kept import release
 
@@ -75,22 +74,10 @@ def run_monitor(folder, stream, reference, *, every: int, restart_every: int = 0
         reference.write(model_folder(store, model) / Model.REFERENCE)
         reference.scores.write(scores_path(store, model))
         release(store, version, model)
-    bench.start()
-    for second, records in enumerate(stream):
-        publish(bench.log, *records)
-        bench.clock.time = START + second + 1.0
-        if second % every == 0:
-            bench.monitor.tick()
-        if restart_every and second % restart_every == restart_every - 1:
-            bench.start()
-    bench.clock.time = START + SECONDS + WINDOW + 30.0
-    bench.monitor.tick()
-    bench.monitor.stop()
-    settings = judging_of(bench.settings)
-    write_judging(bench.settings.state, settings)
+    ran = run_over(bench, enumerate(stream), SECONDS, every=every, restart_every=restart_every)
     bench.kill()
     bench.log.close()
-    return Ran(bench, settings)
+    return ran
 
 
 @pytest.fixture(scope="module")
