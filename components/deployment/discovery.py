@@ -2,11 +2,13 @@
 
 `dns:///triton-headless:8001` is a Kubernetes headless Service: one address per pod. It needs `publishNotReadyAddresses:
 true`: a pod that read the old configuration while it started, and was listed only once it was ready, would be told of
-nothing and serve the old version from then on. Listed from its start, it is waited for and told. What a resolver's
-cache still hides when a switch ends is left to the watchdog, which compares every replica with the journal.
+nothing and serve the old version from then on. Listed from its start, it is told as soon as it listens. What a
+resolver's cache still hides when a switch ends is left to the watchdog, which compares every replica with the journal.
 
 A replica that appears is told too; one that stopped answering is no failure once its name has forgotten it, and is
-one while it is still listed.
+one while it is still listed. One whose port is closed is no failure either: a pod has its address minutes before its
+image is there, and neither a release nor a rollback may hang on that. It is waited for last, when all others serve, and
+then passed over: it reads what is published when it starts.
 """
 
 from __future__ import annotations
@@ -17,7 +19,7 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 
 from components.contracts.errors import ContractError, PermanentError, TemporaryError
-from components.deployment.servers import Connect, Patience, Server, wait_until_live
+from components.deployment.servers import Connect, NotListening, Patience, Server, wait_until_live
 
 logger = logging.getLogger(__name__)
 
@@ -106,10 +108,18 @@ class Fleet:
         self._servers: dict[str, Server] = {}
         try:
             addresses(self._urls, resolve)
-            self.newcomers()
+            self._first_servers()
         except BaseException:
             self.close()
             raise
+
+    def _first_servers(self) -> None:
+        """Meets who is there; where nobody listens yet, waits for the first who does."""
+        deadline = self._patience.clock() + self._patience.ready_seconds
+        while self._urls and not self._look() and not self._servers:
+            if self._patience.clock() >= deadline:
+                raise TemporaryError(f"no server of {', '.join(self._urls)} listens")
+            self._patience.sleep(self._patience.poll_seconds)
 
     @property
     def servers(self) -> list[Server]:
@@ -120,29 +130,60 @@ class Fleet:
         """Connections to servers that are listed and were not known yet, each live.
 
         Raises:
-            TemporaryError: one does not answer, or none is left. A replica behind a name is waited for, since it may be
-                starting.
+            TemporaryError: one listens and does not answer, or none is left.
         """
-        found = []
-        for url in self._urls:
-            for address in self._addresses(url):
-                if address not in self._servers:
-                    server = self._connect(address)
-                    self._servers[address] = server
-                    try:
-                        if url.startswith(DNS):
-                            wait_until_live(server, self._patience)
-                        else:
-                            server.check_live()
-                    except TemporaryError:
-                        if not self._has_left(address):
-                            raise
-                        self._forget(address)
-                        continue
-                    found.append(server)
+        found = self._look()
         if self._urls and not self._servers:
             raise TemporaryError(f"no server is left of {', '.join(self._urls)}")
         return found
+
+    def _look(self) -> list[Server]:
+        listed = dict.fromkeys((address, url) for url in self._urls for address in self._addresses(url))
+        return [server for address, url in listed if (server := self._meet(address, url)) is not None]
+
+    def _meet(self, address: str, url: str) -> Server | None:
+        """A connection to a server that is new; None for one that is known, has left, or does not listen yet."""
+        if address in self._servers:
+            return None
+        server = self._servers[address] = self._connect(address)
+        try:
+            if not url.startswith(DNS):
+                server.check_live()
+            elif not self._listens(server):
+                self._forget(address)
+                return None
+            else:
+                wait_until_live(server, self._patience)
+        except TemporaryError:
+            if not self._has_left(address):
+                raise
+            self._forget(address)
+            return None
+        return server
+
+    def _listens(self, server: Server) -> bool:
+        try:
+            server.check_live()
+        except NotListening:
+            return False
+        except TemporaryError:
+            pass
+        return True
+
+    def _wait_for_the_starting(self) -> list[Server]:
+        """Those listed that begin to listen, as soon as one does; none when all listen, or after `ready_seconds`."""
+        deadline = self._patience.clock() + self._patience.ready_seconds
+        while starting := self._not_listening():
+            if found := self.newcomers():
+                return found
+            if self._patience.clock() >= deadline:
+                logger.warning("passed over, since nothing listens there: %s", ", ".join(starting))
+                break
+            self._patience.sleep(self._patience.poll_seconds)
+        return []
+
+    def _not_listening(self) -> list[str]:
+        return [address for url in self._urls for address in self._addresses(url) if address not in self._servers]
 
     def tell(self, act: Callable[[Server], None], servers: Sequence[Server] | None = None) -> None:
         """Does `act` on one server after another; a replica that failed and has left is passed over.
@@ -166,9 +207,12 @@ class Fleet:
                 self._forget(address)
 
     def tell_all(self, act: Callable[[Server], None]) -> None:
-        """As `tell`, then the same for servers that appeared meanwhile, until no new one is listed."""
+        """As `tell`, then the same for servers that appeared meanwhile, until no new one is listed.
+
+        Those that do not listen yet are waited for at the end.
+        """
         self.tell(act)
-        while newcomers := self.newcomers():
+        while newcomers := self.newcomers() or self._wait_for_the_starting():
             self.tell(act, newcomers)
 
     def close(self) -> None:

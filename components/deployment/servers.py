@@ -44,6 +44,10 @@ class Server(Protocol):
         """Probabilities [n] and the version that gave them."""
 
 
+class NotListening(TemporaryError):
+    """Nothing listens at the server's address: its process has not got so far yet, or is gone; it answers nobody."""
+
+
 Connect = Callable[[str], Server]
 """Makes a connection from host:port."""
 
@@ -55,9 +59,10 @@ class Patience:
     lock_seconds: float = 10.0
     """For another deployment to end, or a watchdog that heals a server; 0 = not at all."""
     ready_seconds: float = 60.0
-    """For one version to say it is ready after its load returned, and for a replica that is starting to answer."""
-    leave_seconds: float = 10.0
-    """For a name to forget a replica that stopped answering."""
+    """For one version to say it is ready after its load returned, and for a replica that is starting to listen."""
+    leave_seconds: float = 20.0
+    """For a name to forget a replica that stopped answering: one that ends refuses calls for 4 s (Triton 2.51), and
+    a cluster's DNS may answer from its cache for 5 to 10 s more."""
     poll_seconds: float = 0.05
     """Between two questions."""
     clock: Callable[[], float] = time.monotonic

@@ -6,6 +6,7 @@ Deadlines are generous on purpose: Triton 2.51 can crash when gRPC calls are can
 
 from __future__ import annotations
 
+import socket
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -15,12 +16,26 @@ from numpy.typing import NDArray
 
 from components.contracts.errors import PermanentError, TemporaryError
 from components.contracts.serving import CATEGORICAL_INPUT, DENSE_INPUT, GRPC_OPTIONS, PROBABILITY_OUTPUT
+from components.deployment.servers import NotListening
 
 CALL_SECONDS = 30.0
+CONNECT_SECONDS = 5.0
 LOAD_SECONDS = 120.0
 """Loading a model of 700 MB takes 3 s and 5 GB of memory; a model that hangs its loader is given up after this."""
 
 _TEMPORARY = ("UNAVAILABLE", "DEADLINE_EXCEEDED", "RESOURCE_EXHAUSTED", "ABORTED", "CANCELLED")
+
+
+def _is_closed(url: str) -> bool:
+    """Whether the host refuses connections to the port; gRPC tells it from other failures in its prose only."""
+    host, _, port = url.rpartition(":")
+    try:
+        socket.create_connection((host.strip("[]"), int(port)), timeout=CONNECT_SECONDS).close()
+    except ConnectionRefusedError:
+        return True
+    except OSError:
+        return False
+    return False
 
 
 class Triton:
@@ -42,11 +57,17 @@ class Triton:
         """Returns if the server answers.
 
         Raises:
-            TemporaryError: it does not.
+            NotListening: its port is closed.
+            TemporaryError: it does not answer, or says that it is not live.
         """
-        with self._translated("liveness"):
-            if not self._client.is_server_live(client_timeout=CALL_SECONDS):
-                raise TemporaryError(f"triton {self.url} is not live")
+        try:
+            with self._translated("liveness"):
+                if not self._client.is_server_live(client_timeout=CALL_SECONDS):
+                    raise TemporaryError(f"triton {self.url} is not live")
+        except TemporaryError as error:
+            if _is_closed(self.url):
+                raise NotListening(str(error)) from error
+            raise
 
     def load(self, name: str) -> None:
         """Loads or reloads the model as its folder now says; the versions that stay keep answering meanwhile."""

@@ -12,10 +12,11 @@ import shutil
 from pathlib import Path
 from uuid import uuid4
 
-from components.contracts.errors import ContractError, PermanentError, TemporaryError
+from components.contracts.errors import ContractError, PermanentError
 from components.contracts.serving import MODEL_NAME
 from components.deployment.graph.parity import GoldenRows, open_graph, score
 from components.deployment.repository.triton_config import versions_of, warmup_files_of
+from components.deployment.servers import NotListening
 
 
 class FileTriton:
@@ -42,7 +43,7 @@ class FileTriton:
 
     def check_live(self):
         if self._down.exists():
-            raise TemporaryError(f"triton {self.url}: connection refused")
+            raise NotListening(f"triton {self.url}: connection refused")
 
     def load(self, name):
         self.check_live()

@@ -12,8 +12,8 @@ from components.contracts.serving import MODEL_NAME
 from components.deployment.discovery import Fleet, parse_urls, resolve
 from components.deployment.release import release
 from components.deployment.release_settings import ReleaseSettings
-from components.deployment.servers import Patience
-from components.deployment.triton_client import Triton
+from components.deployment.servers import NotListening, Patience
+from components.deployment.triton_client import Triton, _is_closed
 from tests.components.deployment.file_triton import FileTriton
 
 NAME = "dns:///triton-headless:8001"
@@ -100,6 +100,74 @@ def test_a_replica_that_is_starting_is_waited_for(cluster, make_candidate):
         lambda url: Starting(url, repository=cluster.settings.repository, state=cluster.root / "state"),
     )
     assert starting.loaded() == [1]
+
+
+def test_a_pod_whose_image_is_still_pulled_holds_nobody_up_and_reads_what_was_published(
+    cluster, make_candidate, caplog
+):
+    cluster.add("10.0.0.1")
+    cluster.pod("10.0.0.2").crash()
+    cluster.listed.append("10.0.0.2")
+    done = cluster.release(make_candidate(cluster.settings.store, 1))
+    assert cluster.pod("10.0.0.1").loaded() == [done.version] == [1]
+    assert "passed over, since nothing listens there: 10.0.0.2:8001" in caplog.text
+    assert cluster.pod("10.0.0.2").start().loaded() == [1]
+
+
+def test_others_serve_before_a_pod_that_does_not_listen_is_waited_for(cluster, make_candidate):
+    cluster.add("10.0.0.1")
+    cluster.pod("10.0.0.2").crash()
+    cluster.listed.append("10.0.0.2")
+    seen = []
+
+    class Starting(FileTriton):
+        def check_live(self):
+            if self.url.startswith("10.0.0.2"):
+                seen.append(cluster.pod("10.0.0.1").loaded())
+            super().check_live()
+
+    cluster.release(
+        make_candidate(cluster.settings.store, 1),
+        lambda url: Starting(url, repository=cluster.settings.repository, state=cluster.root / "state"),
+    )
+    assert seen[0] == []
+    # Asked once when the release began, and again and again when all others served.
+    assert seen[1:] == [[1]] * len(seen[1:])
+    assert len(seen) > 10
+
+
+def test_where_nobody_listens_a_release_fails_for_now(cluster, make_candidate):
+    cluster.pod("10.0.0.1").crash()
+    cluster.listed.append("10.0.0.1")
+    with pytest.raises(TemporaryError, match="no server of dns:///triton-headless:8001 listens"):
+        cluster.release(make_candidate(cluster.settings.store, 1))
+    assert current(cluster.settings.store) is None
+
+
+def test_a_server_that_listens_and_does_not_answer_is_still_a_failure(cluster, make_candidate):
+    cluster.add("10.0.0.1", "10.0.0.2")
+
+    class Hanging(FileTriton):
+        def check_live(self):
+            if self.url.startswith("10.0.0.2"):
+                raise TemporaryError("deadline exceeded")
+            super().check_live()
+
+    with pytest.raises(TemporaryError, match="deadline exceeded"):
+        cluster.release(
+            make_candidate(cluster.settings.store, 1),
+            lambda url: Hanging(url, repository=cluster.settings.repository, state=cluster.root / "state"),
+        )
+    assert current(cluster.settings.store) is None
+
+
+def test_the_client_tells_a_closed_port_from_a_server_that_does_not_answer():
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+        port = listening.getsockname()[1]
+        assert not _is_closed(f"127.0.0.1:{port}")
+    assert _is_closed(f"127.0.0.1:{port}")
+    with pytest.raises(NotListening, match="liveness"):
+        Triton(f"127.0.0.1:{port}").check_live()
 
 
 def test_a_replica_that_was_deleted_meanwhile_is_no_failure(cluster, make_candidate):
