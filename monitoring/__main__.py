@@ -12,7 +12,7 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import closing
 from typing import TYPE_CHECKING
 
@@ -22,6 +22,7 @@ from monitoring.json_logs import configure_logging
 from monitoring.settings import MonitorSettings, build_parser, read_settings
 
 if TYPE_CHECKING:
+    from components.contracts.event_log import Subscriber
     from monitoring.acting.standby import Claim
     from monitoring.showing.exposition import Exposition
 
@@ -102,7 +103,10 @@ def _lead(settings: MonitorSettings, claim: Claim, exposition: Exposition, stop:
     from monitoring.monitor import Monitor
 
     write_judging(settings.state, judging_of(settings))
-    with closing(open_subscriber(settings.log)) as subscriber:
+    subscriber = _open_patiently(lambda: open_subscriber(settings.log), settings.tick_seconds, claim, exposition, stop)
+    if subscriber is None:
+        return
+    with closing(subscriber):
         monitor = Monitor(
             settings,
             subscriber=subscriber,
@@ -125,6 +129,28 @@ def _lead(settings: MonitorSettings, claim: Claim, exposition: Exposition, stop:
                 exposition.stumble(str(error))
                 logger.warning("turn cut short, next in %g s: %s", pause, error)
         monitor.stop()
+
+
+def _open_patiently(
+    open_log: Callable[[], Subscriber], pause: float, claim: Claim, exposition: Exposition, stop: threading.Event
+) -> Subscriber | None:
+    """The log as soon as it can be opened, tried at longer and longer pauses; None where `stop` came first.
+
+    Nothing is gained by ending: a supervisor would start the process again, at pauses of its own.
+
+    Raises:
+        NotLeading: another replica leads now.
+    """
+    while not stop.is_set():
+        try:
+            return open_log()
+        except TemporaryError as error:
+            exposition.stumble(str(error))
+            logger.warning("the log cannot be opened, next try in %g s: %s", pause, error)
+        stop.wait(pause)
+        claim.expect_leading()
+        pause = min(2 * pause, MAX_RETRY_SECONDS)
+    return None
 
 
 def _stand_by(exposition: Exposition, reason: str) -> None:

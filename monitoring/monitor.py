@@ -34,6 +34,7 @@ from monitoring.memory.store import Store
 from monitoring.settings import MonitorSettings
 from monitoring.showing.exposition import Exposition
 from monitoring.showing.snapshot import Snapshot
+from monitoring.showing.surroundings import Lookout
 
 logger = logging.getLogger(__name__)
 
@@ -100,14 +101,16 @@ class Monitor:
         self._versions_seen = set(known["seen"])
         self.windows.canaries = set(known.get("canaries", []))  # absent in a state folder older than canaries
         self._judging = KeptJudge(settings, store, self.journal, checkpoint)
-        self._rebuild_windows()
         watch = DriftWatch(StoredReferences(settings.store), settings)
         self._drift = KeptWatch(watch, store, self.journal, clock)
         self._watermark = Watermark()
+        self._lookout = Lookout(settings.store, store, self._archive, has_uploader=settings.upload_wait_seconds > 0)
         self._last_record_time: float | None = None
         self._decision = ""
+        self._decided_at: float | None = None
         self._decisions: tuple[dict[str, Any], ...] = ()
         self._forget_at = clock() + FORGET_SECONDS
+        self._rebuild_windows()
         self._tell_started()
 
     def tick(self) -> None:
@@ -159,6 +162,8 @@ class Monitor:
         self._judging.restore(requests)
         if newest := self._store.newest_waiting():
             self.windows.note_prediction(newest[1], min(newest[0], self._clock()))
+        if (newest_at := self._store.newest_prediction_at()) is not None:
+            self._last_record_time = min(newest_at, self._clock())
 
     def _tell_started(self) -> None:
         store = self._store
@@ -296,7 +301,7 @@ class Monitor:
         decision = self.acting.consider(
             judgement.decision, judgement.decisions, now=self._clock(), data_until=judgement.time
         )
-        self._decision = f"{decision.action.value}: {decision.reason}"
+        self._decision, self._decided_at = f"{decision.action.value}: {decision.reason}", judgement.time
         self._decisions = tuple(each.document() for each in judgement.decisions)
 
     def _close_drift(self) -> None:
@@ -336,6 +341,7 @@ class Monitor:
 
     def _snapshot(self) -> Snapshot:
         progress: dict[str, Any] = dataclasses.asdict(self.retraining.progress)
+        around = self._lookout.look(self._clock())  # before the counters, which it adds to
         return Snapshot(
             time=self._clock(),
             counters=dict(self._store.counters),
@@ -348,6 +354,7 @@ class Monitor:
             windows=self._measuring.shown,
             open_labels=self._measuring.open_labels,
             drift=self._drift.shown(self.windows.serving_version),
+            decided_at=self._decided_at,
             decision=self._decision or None,
             decisions=self._decisions,
             threshold=self._settings.auc_threshold if "threshold" in policy_names(self._settings.policies) else None,
@@ -356,6 +363,7 @@ class Monitor:
                 "restraint": dataclasses.asdict(self.retraining.memory),
                 "told": self.acting.shown(self._clock()),
             },
+            around=around,
         )
 
 

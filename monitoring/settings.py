@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from components.contracts.errors import ContractError
+from components.contracts.kfp_requests import EXPERIMENT
 from components.contracts.uris import local_path, typed_uri
 from monitoring.acting.settings import ActingSettings
 from monitoring.deciding.judge import JudgeSettings
@@ -70,10 +71,15 @@ class MonitorSettings(JudgeSettings, PolicySettings, ActingSettings, WindowSetti
     """Kubeflow trigger: URL of the KFP API."""
     kubeflow_namespace: str = ""
     """Namespace of a multi-user installation; empty on a single-user one."""
-    kubeflow_experiment: str = "evergreen-retraining"
+    kubeflow_experiment: str = EXPERIMENT
     """Experiment that the runs belong to; runs in it are the ones that make the trigger busy."""
+    kubeflow_service_account: str = ""
+    """Kubernetes service account of the runs' pods; empty = the server's default. A server that checks these names
+    must allow it (ALLOWEDSERVICEACCOUNTS)."""
     pipeline_package: str = ""
-    """Compiled pipeline (IR YAML) to run; or name an uploaded one by the next two."""
+    """Compiled pipeline (IR YAML) to run; or name an uploaded one by its name or id."""
+    pipeline_name: str = ""
+    """Uploaded pipeline to run, by its name; its newest version unless `pipeline_version_id` names one."""
     pipeline_id: str = ""
     """Uploaded pipeline to run; its newest version unless `pipeline_version_id` names one."""
     pipeline_version_id: str = ""
@@ -119,8 +125,13 @@ class MonitorSettings(JudgeSettings, PolicySettings, ActingSettings, WindowSetti
             raise ContractError("run_command is empty, expected a command line for the local trigger")
         if self.trigger == "kubeflow" and not self.kubeflow_host:
             raise ContractError("kubeflow_host is empty, expected the URL of the KFP API for the kubeflow trigger")
-        if self.trigger == "kubeflow" and bool(self.pipeline_package) == bool(self.pipeline_id):
-            raise ContractError("pipeline_package or pipeline_id is expected, exactly one, for the kubeflow trigger")
+        ways = (self.pipeline_package, self.pipeline_name, self.pipeline_id)
+        if self.trigger == "kubeflow" and sum(map(bool, ways)) != 1:
+            raise ContractError(
+                "pipeline_package, pipeline_name or pipeline_id is expected, exactly one, for the kubeflow trigger"
+            )
+        if self.pipeline_package and self.pipeline_version_id:
+            raise ContractError("pipeline_version_id is given with pipeline_package, expected it with an uploaded one")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -135,11 +146,15 @@ class UploaderSettings:
     """Pause between two looks at the archive; longer and longer, up to 5 minutes, while the lake cannot be reached."""
     once: bool = False
     """Move what is sealed now and end, as a CronJob does; else until SIGTERM."""
+    log_format: str = TEXT
+    """Lines on standard error: `text` for people, `json` for a cluster's log collector."""
 
     def __post_init__(self) -> None:
         """Refuses settings that cannot work."""
         if not self.interval_seconds > 0:
             raise ContractError(f"interval_seconds is {self.interval_seconds}, expected above 0")
+        if self.log_format not in FORMATS:
+            raise ContractError(f"log_format is {self.log_format!r}, expected one of {', '.join(FORMATS)}")
         if self.lake_uri.startswith("gs://"):
             return
         try:

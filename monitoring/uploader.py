@@ -27,6 +27,7 @@ from components.contracts.errors import ContractError, PermanentError, Temporary
 from components.storage.folder import FolderObjects
 from components.storage.locations import open_objects
 from components.storage.objects import Differs, Objects
+from monitoring.json_logs import configure_logging
 from monitoring.memory.archive import UPLOADED_FOLDER, marker_path, no_checkpoint
 from monitoring.settings import UploaderSettings, build_parser, read_settings
 
@@ -155,13 +156,13 @@ def run(uploader: Uploader, stop: threading.Event, interval_seconds: float) -> N
 
 def main(argv: Sequence[str] | None = None, environment: Mapping[str, str] = os.environ) -> int:
     """Runs the uploader until SIGTERM or SIGINT, or once; 0 all moved, 1 files were kept, 2 misuse."""
-    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
     parser = build_parser(UploaderSettings, prog="python -m monitoring.uploader", description=__doc__.split("\n")[0])
     stop = threading.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: stop.set())
     try:
         settings = read_settings(UploaderSettings, parser, argv, environment, ENVIRONMENT_PREFIX)
+        configure_logging(settings.log_format)
         uploader = Uploader(settings.archive, open_objects(settings.lake_uri))
         logger.info("moving %s to %s", settings.archive, settings.lake)
         if settings.once:

@@ -11,11 +11,11 @@ import logging
 import os
 import sys
 from collections.abc import Sequence
-from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
 from components.contracts.errors import ContractError, PermanentError, TemporaryError
+from pipelines.cluster_commands import add_compile, add_submit, run_compile, run_submit
 
 logger = logging.getLogger(__name__)
 
@@ -27,6 +27,7 @@ ROOMS = {
     "drift": ("inference_client", ("drift",), "write a drifted copy of a simulated world"),
     "traffic": ("inference_client", ("replay",), "send traffic to Triton and log predictions and clicks"),
     "backtest": ("monitoring.backtest", (), "would these policies have fired over an archive's records?"),
+    "scale": ("pipelines.scaling", (), "try the autoscaler without a cluster: simulate it over a trace of requests"),
     "incident": ("monitoring.backtest.incident_command", (), "record a span of the monitor's records and decisions"),
     "replay": ("monitoring.backtest.incident_command", ("replay",), "decide a recorded incident again, and compare"),
     "rank": ("inference_client", ("rank",), "rank rows of a file for one context"),
@@ -47,25 +48,7 @@ def build_parser() -> argparse.ArgumentParser:
     commands = parser.add_subparsers(dest="command", required=True)
 
     _add_demo(commands)
-    compile_ = commands.add_parser("compile", help="compile the retraining pipeline to KFP IR YAML")
-    compile_.add_argument(
-        "--output", type=Path, default=Path("build/retraining.yaml"), help="file to write (default: %(default)s)"
-    )
-    compile_.add_argument("--registry", default="", help="prefix of the images")
-    compile_.add_argument("--tag", default="dev", help="tag of the images; on a cluster the git revision")
-    compile_.add_argument("--volume", default="evergreen", help="name of the shared volume claim")
-    compile_.add_argument("--accelerator", default="nvidia.com/gpu", help="GPU resource of GPU steps; empty = none")
-    compile_.add_argument(
-        "--backend", choices=("pytorch", "hugectr"), default="pytorch", help="trainer; its image runs the training step"
-    )
-    compile_.add_argument("--training-gpus", type=int, default=1, help="GPUs of the training step (hugectr)")
-    compile_.add_argument("--num-retries", type=int, default=2, help="tries of any other failed step after the first")
-    compile_.add_argument(
-        "--training-retries",
-        type=int,
-        default=4,
-        help="tries of a failed training after the first; each goes on from its last save",
-    )
+    add_compile(commands)
 
     run = commands.add_parser("run", help="run the compiled pipeline on this machine")
     run.add_argument("--package", type=Path, required=True, help="compiled pipeline")
@@ -73,13 +56,7 @@ def build_parser() -> argparse.ArgumentParser:
     run.add_argument("--request", type=Path, help="retrain request (JSON) to run for")
     _add_parameters(run)
 
-    submit = commands.add_parser("submit", help="start a run on a Kubeflow Pipelines server")
-    submit.add_argument("--package", type=Path, required=True, help="compiled pipeline")
-    submit.add_argument("--host", required=True, help="address of the KFP API")
-    submit.add_argument("--namespace", default="", help="of a multi-user installation; none on a single-user one")
-    submit.add_argument("--experiment", default="evergreen")
-    submit.add_argument("--upload-version", help="also upload the file as this pipeline version")
-    _add_parameters(submit)
+    _add_parameters(add_submit(commands))
 
     _add_journal(commands)
     _add_model(commands.add_parser("model", help="look into one stored model"))
@@ -164,16 +141,6 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 3
 
 
-def _compile(arguments: argparse.Namespace) -> int:
-    from pipelines.compile import compile_pipeline
-    from pipelines.placement import Placement
-
-    names = {field.name for field in fields(Placement)}
-    chosen = {name: value for name, value in vars(arguments).items() if name in names}
-    compile_pipeline(arguments.output, Placement(**chosen))
-    return 0
-
-
 def _call(arguments: argparse.Namespace) -> int:
     if arguments.command == "demo":
         from pipelines.local.demo import DemoSettings, run_demo
@@ -188,7 +155,7 @@ def _call(arguments: argparse.Namespace) -> int:
         )
         return run_demo(settings)
     if arguments.command == "compile":
-        return _compile(arguments)
+        return run_compile(arguments)
     if arguments.command == "run":
         from components.contracts.retrain_request import RetrainRequest
         from pipelines.local.run import EXIT_CODES, LocalFolders, run_once
@@ -201,20 +168,7 @@ def _call(arguments: argparse.Namespace) -> int:
         print(f"{outcome.state} at {outcome.step}: {outcome.reason}")
         return EXIT_CODES[outcome.state]
     if arguments.command == "submit":
-        from pipelines.package import read_parameters
-        from pipelines.submit import submit
-
-        print(
-            submit(
-                arguments.package,
-                host=arguments.host,
-                namespace=arguments.namespace,
-                experiment=arguments.experiment,
-                parameters=read_parameters(arguments.package, arguments.parameter),
-                upload_version=arguments.upload_version,
-            )
-        )
-        return 0
+        return run_submit(arguments)
     if arguments.command == "model":
         from pipelines.model_report import print_inspection
 

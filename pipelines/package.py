@@ -1,4 +1,4 @@
-"""The compiled pipeline as a file: which parameters it takes, and of which types.
+"""The compiled pipeline as a file: which parameters it takes, of which types, and which build of the images it runs.
 
 Asked before a run, so that a wrong name or value is told at once and not by a server or a traceback. Writing the file
 is `pipelines.compile`'s.
@@ -72,15 +72,41 @@ def _check_names(names: Sequence[str], types: Mapping[str, str]) -> None:
         raise ContractError(f"parameter {unknown[0]} is unknown, expected some of {', '.join(sorted(types))}")
 
 
+def image_tag(package: Path) -> str:
+    """The tag that all images of the compiled pipeline have: the git revision that they were built from.
+
+    Raises:
+        ContractError: the package is absent or no compiled pipeline, or its images have not one immutable tag.
+    """
+    document = _document(package)
+    try:
+        images = [each["container"]["image"] for each in document["deploymentSpec"]["executors"].values()]
+    except (KeyError, TypeError, AttributeError) as error:
+        raise _no_package(package) from error
+    tags = {image.rpartition("/")[2].partition(":")[2] for image in images}
+    if len(tags) != 1 or not tags.isdisjoint({"", "dev", "latest"}):
+        told = ", ".join(sorted(tag or "none" for tag in tags))
+        raise ContractError(f"images of {package} have tag {told}, expected one revision: evergreen compile --tag")
+    return str(tags.pop())
+
+
 def _types(package: Path) -> dict[str, str]:
     """KFP's type of each parameter of the compiled pipeline."""
     try:
-        document = next(iter(yaml.safe_load_all(package.read_text())))
-        inputs = document["root"]["inputDefinitions"]["parameters"]
+        inputs = _document(package)["root"]["inputDefinitions"]["parameters"]
         return {name: described["parameterType"] for name, described in inputs.items()}
+    except (KeyError, TypeError, AttributeError) as error:
+        raise _no_package(package) from error
+
+
+def _document(package: Path) -> Any:
+    try:
+        return next(iter(yaml.safe_load_all(package.read_text())))
     except OSError as error:
         raise ContractError(f"package {package} cannot be read: {error.strerror}") from error
-    except (yaml.YAMLError, StopIteration, KeyError, TypeError, ValueError, AttributeError) as error:
-        raise ContractError(
-            f"package {package} is no compiled pipeline, expected one of `evergreen compile`"
-        ) from error
+    except (yaml.YAMLError, StopIteration, ValueError) as error:
+        raise _no_package(package) from error
+
+
+def _no_package(package: Path) -> ContractError:
+    return ContractError(f"package {package} is no compiled pipeline, expected one of `evergreen compile`")

@@ -1,60 +1,25 @@
-"""Where each step runs and with what: image, shared volume, GPU, memory, retries, timeout, caching.
+"""Where each step runs and with what: image, nodes, GPU, volume, memory, variables, user, retries, timeout, caching.
 
-The laptop's runner ignores what a laptop has not (volumes, GPUs, limits); the compiled file is the same. What the
-steps do and how data flows between them is `pipelines.retraining`'s.
+The laptop's runner ignores what a laptop has not (volumes, GPUs, limits); the compiled file is the same. A cluster's
+choice may lie in a file, which `pipelines.placement_file` reads. What the steps do and how data flows between them is
+`pipelines.retraining`'s.
 """
 
 from __future__ import annotations
 
+import dataclasses
 import json
-from dataclasses import dataclass
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
 
 from kfp import dsl, kubernetes
 
 from components.contracts.errors import ContractError
 from pipelines.images import TRAINING_IMAGES, image_reference
 
-
-@dataclass(frozen=True, kw_only=True)
-class Placement:
-    """The cluster's side of the pipeline; fixed when it is compiled."""
-
-    registry: str = ""
-    """Prefix of the images, such as `europe-docker.pkg.dev/project/repository`; empty = local names."""
-    tag: str = "dev"
-    """Tag of the images; on a cluster the git revision, never `latest`."""
-    volume: str = "evergreen"
-    """Name of the ReadWriteMany volume claim that holds lake, work and model store."""
-    mount_path: str = "/evergreen"
-    accelerator: str = "nvidia.com/gpu"
-    """Extended resource asked for by the GPU steps, such as `nvidia.com/mig-1g.5gb`; empty = none."""
-    backend: str = "pytorch"
-    """Which trainer's image runs the training step, and the default of the pipeline's parameter of that name."""
-    training_gpus: int = 1
-    """GPUs of the training step; more than one only for `hugectr`, whose setting `vvgpu` then names them."""
-    num_retries: int = 2
-    """Tries after the first, whatever the exit code: steps replace their own partial output. A pod that vanished with
-    its node has no exit code; Argo tries it again only where the workflow controller's defaults say
-    `retryPolicy: Always`."""
-    training_retries: int = 4
-    """The same of training, which is the longest step and goes on from its checkpoint, so that each loss of a node
-    costs it minutes. More on nodes that come and go; an error that no try can mend waits 10 s * 3^n longer for each
-    to be told, with 4 of them 7 minutes."""
-
-    def __post_init__(self) -> None:
-        """Refuses GPUs that nobody would use."""
-        if self.training_gpus < 1:
-            raise ContractError(f"training_gpus is {self.training_gpus}, expected at least 1")
-        if self.training_gpus > 1 and self.backend != "hugectr":
-            raise ContractError(
-                f"training_gpus is {self.training_gpus} with backend {self.backend}, which trains on one GPU; "
-                "expected 1, or backend hugectr"
-            )
-
-    @property
-    def solver(self) -> str:
-        """Default of the pipeline's parameter of that name: HugeCTR trains on all GPUs of its step."""
-        return "" if self.training_gpus == 1 else json.dumps({"vvgpu": [list(range(self.training_gpus))]})
+EFFECTS = ("NoSchedule", "PreferNoSchedule", "NoExecute")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -73,17 +38,183 @@ MAX_WAIT_SECONDS = 600
 NEEDS = {
     "extraction": Needs(cpu="4", memory="8Gi", timeout_seconds=2 * 3600),
     "validation": Needs(cpu="4", memory="16Gi", timeout_seconds=2 * 3600),
-    "preprocessing": Needs(cpu="8", memory="32Gi", timeout_seconds=4 * 3600, gpu=True),
+    "preprocessing": Needs(cpu="8", memory="32Gi", timeout_seconds=4 * 3600),
     "training": Needs(cpu="8", memory="32Gi", timeout_seconds=8 * 3600, gpu=True),
     "evaluation": Needs(cpu="4", memory="16Gi", timeout_seconds=3600),
     "deployment": Needs(cpu="2", memory="16Gi", timeout_seconds=1800),
     "run_outcome": Needs(cpu="1", memory="512Mi", timeout_seconds=600),
 }
+"""Only training computes on a GPU: preprocessing encodes on CPU in either of its images."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Toleration:
+    """One taint that a pod may be scheduled in spite of."""
+
+    key: str
+    operator: str = "Exists"
+    """`Exists`: whatever the taint's value; `Equal`: that `value`."""
+    value: str = ""
+    effect: str = "NoSchedule"
+
+    def __post_init__(self) -> None:
+        """Refuses what Kubernetes refuses only when the pod is made."""
+        if self.operator not in ("Exists", "Equal"):
+            raise ContractError(f"toleration of {self.key}: operator is {self.operator!r}, expected Exists or Equal")
+        if self.operator == "Exists" and self.value:
+            raise ContractError(f"toleration of {self.key} has value {self.value!r}, expected none with Exists")
+        if self.effect not in EFFECTS:
+            raise ContractError(
+                f"toleration of {self.key}: effect is {self.effect!r}, expected one of {', '.join(EFFECTS)}"
+            )
+
+
+@dataclass(frozen=True, kw_only=True)
+class Nodes:
+    """Which nodes take a step's pods."""
+
+    selector: Mapping[str, str] = field(default_factory=dict)
+    """Labels that a node must have; empty = any node."""
+    tolerations: tuple[Toleration, ...] = ()
+
+
+@dataclass(frozen=True, kw_only=True)
+class Variables:
+    """Environment variables from a Secret or a ConfigMap of the pipeline's namespace.
+
+    Always optional: without the object the pod starts, and the variable is absent.
+    """
+
+    name: str
+    """Of the Secret or ConfigMap."""
+    keys: Mapping[str, str]
+    """Its keys -> names of variables."""
+    steps: tuple[str, ...] = ()
+    """Steps that get them; empty = all."""
+
+    def __post_init__(self) -> None:
+        """Refuses steps that there are not."""
+        if unknown := [step for step in self.steps if step not in NEEDS]:
+            raise ContractError(f"variables of {self.name}: step {unknown[0]!r} is none of {', '.join(NEEDS)}")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Placement:
+    """The cluster's side of the pipeline; fixed when it is compiled."""
+
+    registry: str = ""
+    """Prefix of the images, such as `europe-docker.pkg.dev/project/repository`; empty = local names."""
+    tag: str = "dev"
+    """Tag of the images; on a cluster the git revision, never `latest`."""
+    image_pull_secrets: tuple[str, ...] = ()
+    """Secrets with the registry's credentials, where the nodes' own do not suffice."""
+    volume: str = "evergreen"
+    """Name of the ReadWriteMany volume claim that holds lake, work and model store."""
+    mount_path: str = "/evergreen"
+    accelerator: str = "nvidia.com/gpu"
+    """Extended resource asked for by training; empty = none. GKE offers a MIG slice as `nvidia.com/gpu` too, on
+    nodes that `gpu_nodes` selects by their partition size; NVIDIA's device plugin in its mixed strategy names it, such
+    as `nvidia.com/mig-1g.5gb`."""
+    gpu_nodes: Nodes = Nodes(tolerations=(Toleration(key="nvidia.com/gpu"),))
+    """For the steps that ask for the accelerator; of no effect without one."""
+    cpu_nodes: Nodes = Nodes()
+    """For all other steps."""
+    shared_memory: str = "8Gi"
+    """Size of /dev/shm of the steps with a GPU; counts against their memory."""
+    needs: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    """Step -> what it asks for instead of `NEEDS`: some of `cpu`, `memory`, `timeout_seconds`."""
+    run_as_user: int | None = None
+    """User id of the steps' containers, which are then refused as root; None = the image's own user, unchecked. Takes a
+    backend of 2.17 (kubeflow/pipelines pull request 12832); the images' own user is 10001."""
+    labels: Mapping[str, str] = field(default_factory=dict)
+    """Further labels of the pods, such as a cost centre."""
+    secrets: tuple[Variables, ...] = ()
+    config_maps: tuple[Variables, ...] = ()
+    repository: str = ""
+    """Default of the pipeline's parameter: Triton's model repository, folder or gs://bucket/prefix; empty =
+    `repository` on the volume."""
+    triton_urls: str = ""
+    """Default of the pipeline's parameter: the servers that a release reaches."""
+    server: str = "onnxruntime"
+    """Default of the pipeline's parameter: which Triton serves the model."""
+    device: str = "cpu"
+    """Default of the pipeline's parameter: what onnxruntime runs on."""
+    backend: str = "pytorch"
+    """Which trainer's image runs the training step, and the default of the pipeline's parameter of that name."""
+    training_gpus: int = 1
+    """GPUs of the training step; more than one only for `hugectr`, whose setting `vvgpu` then names them."""
+    num_retries: int = 2
+    """Tries after the first, whatever the exit code: steps replace their own partial output. A pod that vanished with
+    its node has no exit code; Argo tries it again only where the workflow controller's defaults say
+    `retryPolicy: Always`."""
+    training_retries: int = 4
+    """The same of training, which is the longest step and goes on from its checkpoint, so that each loss of a node
+    costs it minutes. More on nodes that come and go; an error that no try can mend waits 10 s * 3^n longer for each
+    to be told, with 4 of them 7 minutes."""
+
+    def __post_init__(self) -> None:
+        """Refuses GPUs that nobody would use, and what the cluster would refuse in the middle of a run."""
+        if self.training_gpus < 1:
+            raise ContractError(f"training_gpus is {self.training_gpus}, expected at least 1")
+        if self.training_gpus > 1 and self.backend != "hugectr":
+            raise ContractError(
+                f"training_gpus is {self.training_gpus} with backend {self.backend}, which trains on one GPU; "
+                "expected 1, or backend hugectr"
+            )
+        if self.backend not in TRAINING_IMAGES:
+            raise ContractError(f"backend is {self.backend!r}, expected one of {', '.join(TRAINING_IMAGES)}")
+        if self.backend == "hugectr" and not self.accelerator:
+            raise ContractError("backend is hugectr without an accelerator, expected one: it trains on GPUs only")
+        for name, allowed in (("server", ("onnxruntime", "python")), ("device", ("cpu", "gpu"))):
+            if getattr(self, name) not in allowed:
+                raise ContractError(f"{name} is {getattr(self, name)!r}, expected one of {', '.join(allowed)}")
+        for name in ("num_retries", "training_retries"):
+            if getattr(self, name) < 0:
+                raise ContractError(f"{name} is {getattr(self, name)}, expected at least 0")
+        if self.run_as_user is not None and self.run_as_user < 1:
+            raise ContractError(f"run_as_user is {self.run_as_user}, expected at least 1: 0 is root")
+        for key, value in self.labels.items():
+            if not _LABEL_VALUE.fullmatch(value) or len(value) > 63:
+                raise ContractError(f"label {key} is {value!r}, expected at most 63 letters, digits, '-', '_' or '.'")
+        for step in self.needs:
+            self.needs_of(step)
+
+    def needs_of(self, step: str) -> Needs:
+        """What `step` asks for on this cluster.
+
+        Raises:
+            ContractError: `needs` names no step, or what no step asks for.
+        """
+        given = self.needs.get(step, {})
+        if step not in NEEDS:
+            raise ContractError(f"needs: step {step!r} is none of {', '.join(NEEDS)}")
+        if unknown := given.keys() - {"cpu", "memory", "timeout_seconds"}:
+            raise ContractError(f"needs of {step}: {min(unknown)!r} is none of cpu, memory, timeout_seconds")
+        for name, value in given.items():
+            if name == "timeout_seconds" and (not isinstance(value, int) or value < 1):
+                raise ContractError(f"needs of {step}: timeout_seconds is {value!r}, expected a whole number above 0")
+            if name != "timeout_seconds" and not isinstance(value, str):
+                raise ContractError(f"needs of {step}: {name} is {value!r}, expected text, such as '4' or '16Gi'")
+        return dataclasses.replace(NEEDS[step], **given)
+
+    @property
+    def solver(self) -> str:
+        """Default of the pipeline's parameter of that name: HugeCTR trains on all GPUs of its step."""
+        return "" if self.training_gpus == 1 else json.dumps({"vvgpu": [list(range(self.training_gpus))]})
+
+    @property
+    def default_repository(self) -> str:
+        """Default of the pipeline's parameter `repository`."""
+        return self.repository or f"{self.mount_path}/repository"
+
+
+_LABEL_VALUE = re.compile(r"([A-Za-z0-9]([A-Za-z0-9_.-]*[A-Za-z0-9])?)?")
+"""What Kubernetes takes, besides its length."""
 
 
 def place(task: dsl.PipelineTask, step: str, placement: Placement) -> dsl.PipelineTask:
-    """Applies the image, resources, volume, retries and timeout of `step` to its task; returns the task."""
-    needs = NEEDS[step]
+    """Applies the image, nodes, resources, volume, variables, retries and timeout of `step` to its task; returns it."""
+    needs = placement.needs_of(step)
     image = TRAINING_IMAGES[placement.backend] if step == "training" else step
     task.set_container_image(image_reference(image, registry=placement.registry, tag=placement.tag))
     task.set_display_name(step.replace("_", " "))
@@ -97,16 +228,53 @@ def place(task: dsl.PipelineTask, step: str, placement: Placement) -> dsl.Pipeli
         # them at their longest would end a retry, or forbid it, in the middle of its work.
         longest = (num_retries + 1) * (needs.timeout_seconds + MAX_WAIT_SECONDS)
         task.set_retry(num_retries, backoff_duration="10s", backoff_factor=3.0, backoff_max_duration=f"{longest}s")
-    if needs.gpu and placement.accelerator:
+    uses_gpu = needs.gpu and bool(placement.accelerator)
+    if uses_gpu:
         task.set_accelerator_type(placement.accelerator)
         task.set_accelerator_limit(placement.training_gpus if step == "training" else 1)
-        kubernetes.add_toleration(task, key="nvidia.com/gpu", operator="Exists", effect="NoSchedule")
-        # NVTabular and DataLoader workers exchange batches over shared memory; Kubernetes gives 64 MB by default.
+    _send_to(task, placement.gpu_nodes if uses_gpu else placement.cpu_nodes)
+    if uses_gpu:
+        # NCCL exchanges gradients between GPUs over shared memory; Kubernetes gives 64 MB by default.
         kubernetes.empty_dir_mount(
-            task, volume_name="shared-memory", mount_path="/dev/shm", medium="Memory", size_limit="8Gi"
+            task,
+            volume_name="shared-memory",
+            mount_path="/dev/shm",
+            medium="Memory",
+            size_limit=placement.shared_memory,
         )
     kubernetes.set_timeout(task, needs.timeout_seconds)
     kubernetes.mount_pvc(task, pvc_name=placement.volume, mount_path=placement.mount_path)
+    _label(task, step, placement)
+    _let_in(task, step, placement)
+    return task
+
+
+def _send_to(task: dsl.PipelineTask, nodes: Nodes) -> None:
+    for key, value in nodes.selector.items():
+        kubernetes.add_node_selector(task, label_key=key, label_value=value)
+    for each in nodes.tolerations:
+        kubernetes.add_toleration(
+            task, key=each.key, operator=each.operator, value=each.value or None, effect=each.effect
+        )
+
+
+def _label(task: dsl.PipelineTask, step: str, placement: Placement) -> None:
+    """The pod's labels; the run's own id is `pipeline/runid`, which KFP adds."""
     kubernetes.add_pod_label(task, "app.kubernetes.io/part-of", "evergreen")
     kubernetes.add_pod_label(task, "app.kubernetes.io/component", step.replace("_", "-"))
-    return task
+    for key, value in placement.labels.items():
+        kubernetes.add_pod_label(task, key, value)
+
+
+def _let_in(task: dsl.PipelineTask, step: str, placement: Placement) -> None:
+    """The container's user, the registry's credentials and the step's variables."""
+    if placement.run_as_user is not None:
+        kubernetes.set_security_context(task, run_as_user=placement.run_as_user, run_as_non_root=True)
+    if placement.image_pull_secrets:
+        kubernetes.set_image_pull_secrets(task, list(placement.image_pull_secrets))
+    for each in placement.secrets:
+        if not each.steps or step in each.steps:
+            kubernetes.use_secret_as_env(task, each.name, dict(each.keys), optional=True)
+    for each in placement.config_maps:
+        if not each.steps or step in each.steps:
+            kubernetes.use_config_map_as_env(task, each.name, dict(each.keys), optional=True)

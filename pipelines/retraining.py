@@ -10,6 +10,7 @@ from typing import Any
 
 from kfp import dsl
 
+from components.contracts.kfp_requests import PIPELINE_NAME
 from components.deployment.component import deployment
 from components.evaluation.component import evaluation
 from components.extraction.component import extraction
@@ -18,8 +19,6 @@ from components.run_outcome.component import run_outcome
 from components.training.component import training
 from components.validation.component import validation
 from pipelines.placement import Placement, place
-
-PIPELINE_NAME = "evergreen-retraining"
 
 
 def retraining_pipeline(placement: Placement) -> Callable[..., Any]:
@@ -34,10 +33,10 @@ def retraining_pipeline(placement: Placement) -> Callable[..., Any]:
         lake: str = f"{root}/lake",
         store: str = f"{root}/store",
         work: str = f"{root}/work",
-        repository: str = f"{root}/repository",
-        triton_urls: str = "",
-        server: str = "onnxruntime",
-        device: str = "cpu",
+        repository: str = placement.default_repository,
+        triton_urls: str = placement.triton_urls,
+        server: str = placement.server,
+        device: str = placement.device,
         rollout: str = "full",
         instances: int = 2,
         response_cache: bool = False,
@@ -79,7 +78,7 @@ def retraining_pipeline(placement: Placement) -> Callable[..., Any]:
             lake: Folder of the click logs: day=YYYY-MM-DD partitions of Parquet, or Criteo files.
             store: Folder of the model store: models, releases, promotion journal, notes of runs.
             work: Folder for the runs' intermediate files.
-            repository: Triton's model repository.
+            repository: Triton's model repository, a folder or gs://bucket/prefix.
             triton_urls: Triton servers to load the new version, each host:grpc_port or dns:///name:grpc_port (every
                 address of a headless Service), comma-separated; empty = only publish it.
             server: Which Triton serves it, onnxruntime (NGC images) or python (the server bundled for laptops).

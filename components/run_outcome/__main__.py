@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import argparse
 import logging
+import os
 from collections.abc import Sequence
 
+from components.run_outcome.notice import ADDRESS_VARIABLE
 from components.run_outcome.outcome import record
 
 
@@ -21,10 +23,11 @@ def build_parser() -> argparse.ArgumentParser:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Records the outcome and prints it."""
+    """Records the outcome, tells the webhook that the environment names, and prints it."""
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(name)s %(message)s")
     arguments = build_parser().parse_args(argv)
-    print(record(**vars(arguments)))
+    # An address on a command line could be read by everyone on the machine.
+    print(record(**vars(arguments), notify_url=os.environ.get(ADDRESS_VARIABLE, "")))
     return 0
 
 

@@ -11,7 +11,7 @@ def run_outcome(
     trigger_reason: str,
     status: dsl.PipelineTaskFinalStatus,
 ) -> str:
-    """Records how the run ended, which step decided it and why.
+    """Records how the run ended, which step decided it and why, and tells a webhook where one is set.
 
     Args:
         run: Name of the run.
@@ -23,6 +23,16 @@ def run_outcome(
     Returns:
         One sentence: released, refused or failed, by which step, and why.
     """
+    import os
+
+    from components.run_outcome.notice import ADDRESS_VARIABLE
     from components.run_outcome.outcome import record
 
-    return record(run=run, store=store, trigger_id=trigger_id, trigger_reason=trigger_reason, kfp_state=status.state)
+    return record(
+        run=run,
+        store=store,
+        trigger_id=trigger_id,
+        trigger_reason=trigger_reason,
+        kfp_state=status.state,
+        notify_url=os.environ.get(ADDRESS_VARIABLE, ""),
+    )

@@ -1,7 +1,8 @@
 """How a run ended, read off its steps' notes and KFP's word, and written beside them.
 
 KFP alone cannot tell: the hosted backend passes COMPLETE or FAILED without a message, the local one SUCCEEDED or FAILED
-and names the exit handler itself. What each step notes is `contracts.run_notes`'; telling people is the monitor's.
+and names the exit handler itself. What each step notes is `contracts.run_notes`'; telling people is `notice`'s, or the
+monitor's where it asked for the run.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ from datetime import datetime, timezone
 
 from components.contracts.run_notes import RunOutcome, StepNote, read_notes, write_outcome
 from components.contracts.uris import local_path
+from components.run_outcome.notice import tell
 
 logger = logging.getLogger(__name__)
 
@@ -18,11 +20,21 @@ FAILED_STATES = frozenset({"FAILED", "CANCELED", "CANCELLED", "ERROR"})
 LAST_STEP = "deployment"
 
 
-def record(*, run: str, store: str, trigger_id: str, trigger_reason: str, kfp_state: str) -> str:
-    """Writes the run's outcome to the store and returns it as one sentence."""
+def record(*, run: str, store: str, trigger_id: str, trigger_reason: str, kfp_state: str, notify_url: str = "") -> str:
+    """Writes the run's outcome to the store, tells it, and returns it as one sentence.
+
+    Args:
+        run: Name of the run.
+        store: Folder of the model store.
+        trigger_id: The monitor's request; empty for a run that a person or a schedule started.
+        trigger_reason: Why it was asked for.
+        kfp_state: How KFP says the run ended.
+        notify_url: Webhook to tell, see `notice.tell`; empty = none.
+    """
     folder = local_path(store)
+    notes = read_notes(folder, run)
     outcome = decide(
-        read_notes(folder, run),
+        notes,
         run=run,
         trigger_id=trigger_id,
         kfp_state=kfp_state,
@@ -31,6 +43,7 @@ def record(*, run: str, store: str, trigger_id: str, trigger_reason: str, kfp_st
     write_outcome(folder, outcome)
     sentence = f"{outcome.state} at {outcome.step}: {outcome.reason}"
     logger.info("run %s (%s) %s", run, trigger_reason or "started by hand", sentence)
+    logger.info("notification: %s", tell(outcome, notes, notify_url))
     return sentence
 
 

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from components.contracts.errors import ContractError, PermanentError, TemporaryError
+from components.notices.webhook import post_to_file
 from monitoring.acting import kinds, restraint
 from monitoring.acting.correction import Correction
 from monitoring.acting.kinds import NOTIFY, RETRAIN, ROLLBACK
@@ -25,7 +26,6 @@ from monitoring.acting.restraint import RestraintMemory, restrain
 from monitoring.acting.retraining import Guard, Retraining
 from monitoring.acting.telling import LogWatch, ToldDrift
 from monitoring.acting.trigger import Trigger
-from monitoring.acting.webhook import post
 from monitoring.deciding.decision import Action, Decision
 from monitoring.journal import Journal
 from monitoring.memory.archive import Archive, no_checkpoint
@@ -84,7 +84,7 @@ class Acting:
             checkpoint=checkpoint,
         )
         url_file = Path(settings.webhook_file)
-        outbox = Outbox(store, partial(post, url_file)) if settings.webhook_file else None
+        outbox = Outbox(store, partial(post_to_file, url_file)) if settings.webhook_file else None
         self.notifier = Notifier(store, outbox, settings, clock)
         journal.listener = self.notifier.hear
         self._told = ToldDrift(self._documents, journal)
@@ -135,6 +135,7 @@ class Acting:
         spent = sum(abs(t - now) < restraint.DAY_SECONDS for t in memory.requested_at)
         drift = self.notifier.open.get(DRIFT)
         return {
+            "daily_budget": self._settings.daily_budget,
             "budget_left": max(0, self._settings.daily_budget - spent),
             "blocked_until": memory.blocked_until if memory.blocked_until > now else None,
             "blocked_by": memory.blocked_by if memory.blocked_until > now else None,

@@ -11,14 +11,13 @@ from __future__ import annotations
 
 import json
 import logging
-import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 from components.contracts.errors import ContractError, PermanentError, TemporaryError
-from components.contracts.kfp_requests import connect
+from components.contracts.kfp_requests import connect, find_pipeline, token_path
 from components.contracts.retrain_request import RetrainRequest
 from components.contracts.run_notes import find_outcome
 from monitoring.acting.trigger import ALREADY, BUSY, FAILED, RELEASED, RUNNING, STARTED, UNKNOWN, RunState
@@ -31,7 +30,6 @@ DEAD_STATES = ("FAILED", "CANCELED")
 """A run of the same name in one of these does not keep the request from being submitted again."""
 REQUEST_TIMEOUT_SECONDS = (5.0, 15.0)
 """To connect, to read."""
-_TOKEN_PATH = "/var/run/secrets/kubeflow/pipelines/token"  # noqa: S105
 
 
 class KubeflowTrigger:
@@ -48,7 +46,9 @@ class KubeflowTrigger:
         namespace: str = "",
         package: str = "",
         pipeline_id: str = "",
+        pipeline_name: str = "",
         version_id: str = "",
+        service_account: str = "",
         arguments: dict[str, Any] | None = None,
         store: Path | None = None,
     ) -> None:
@@ -59,14 +59,17 @@ class KubeflowTrigger:
             experiment: Name of the experiment; created if missing.
             namespace: Of a multi-user installation.
             package: Compiled pipeline, or
-            pipeline_id: an uploaded pipeline, and
-            version_id: its version.
+            pipeline_id: an uploaded pipeline, or
+            pipeline_name: the same by its name, and
+            version_id: its version; empty = the newest at each request.
+            service_account: Kubernetes service account of the run's pods; empty = the server's own choice.
             arguments: Pipeline parameters beside those that the request decides.
             store: The model store, where the run leaves its outcome; None or not mounted = only KFP's word is known.
         """
         self._client, self._experiment, self._namespace = client, experiment, namespace
-        self._package, self._pipeline_id, self._version_id = package, pipeline_id, version_id
-        self._arguments, self._store = arguments or {}, store
+        self._package, self._version_id = package, version_id
+        self._pipeline_id, self._pipeline_name = pipeline_id, pipeline_name
+        self._service_account, self._arguments, self._store = service_account, arguments or {}, store
 
     @classmethod
     def connect(
@@ -89,7 +92,9 @@ class KubeflowTrigger:
             namespace=settings.kubeflow_namespace,
             package=settings.pipeline_package,
             pipeline_id=settings.pipeline_id,
+            pipeline_name=settings.pipeline_name,
             version_id=settings.pipeline_version_id,
+            service_account=settings.kubeflow_service_account,
             arguments=arguments,
             store=settings.store,
         )
@@ -102,14 +107,15 @@ class KubeflowTrigger:
                 return ALREADY
             if self._list(experiment_id, _predicate("state", "IN", stringValues={"values": list(ACTIVE_STATES)})):
                 return BUSY
-            version_id = self._version_id or (self._newest_version() if self._pipeline_id else None)
+            pipeline_id, version_id = self._uploaded()
             run = self._client.run_pipeline(
                 experiment_id,
                 request.request_id,
                 pipeline_package_path=self._package or None,
-                pipeline_id=self._pipeline_id or None,
+                pipeline_id=pipeline_id,
                 version_id=version_id,
                 params={**self._arguments, **request.pipeline_arguments()},
+                service_account=self._service_account or None,
             )
             logger.info("run %s started as %s", request.request_id, run.run_id)
             return self._settled(experiment_id, request.request_id, str(run.run_id))
@@ -161,11 +167,23 @@ class KubeflowTrigger:
         found = self._client.create_experiment(self._experiment, namespace=self._namespace or None)
         return str(found.experiment_id)
 
-    def _newest_version(self) -> str:
-        answer = self._client.list_pipeline_versions(self._pipeline_id, page_size=1, sort_by="created_at desc")
+    def _uploaded(self) -> tuple[str | None, str | None]:
+        """The uploaded pipeline and its version to run; none of both where a package is run.
+
+        Looked for at each request, so that whoever uploads a version need not restart the monitor.
+        """
+        if self._package:
+            return None, None
+        pipeline_id = self._pipeline_id or find_pipeline(self._client, self._pipeline_name, namespace=self._namespace)
+        if pipeline_id is None:
+            raise PermanentError(f"pipeline {self._pipeline_name} is not on the server, expected it to be uploaded")
+        if self._version_id:
+            return pipeline_id, self._version_id
+        answer = self._client.list_pipeline_versions(pipeline_id, page_size=1, sort_by="created_at desc")
         if not answer.pipeline_versions:
-            raise PermanentError(f"pipeline {self._pipeline_id} has no version, expected at least one")
-        return str(answer.pipeline_versions[0].pipeline_version_id)
+            named = self._pipeline_name or pipeline_id
+            raise PermanentError(f"pipeline {named} has no version, expected at least one")
+        return pipeline_id, str(answer.pipeline_versions[0].pipeline_version_id)
 
     def _named(self, experiment_id: str, name: str) -> list[Any]:
         return self._list(experiment_id, _predicate("display_name", "EQUALS", stringValue=name))
@@ -214,10 +232,8 @@ def _connect(host: str, namespace: str, timeout_seconds: tuple[float, float]) ->
     """A client that shows the server this pod's token, where there is one."""
     import kfp.client
 
-    credentials = None
-    path = os.environ.get("KF_PIPELINES_SA_TOKEN_PATH", _TOKEN_PATH)
-    if os.path.exists(path):
-        credentials = kfp.client.ServiceAccountTokenVolumeCredentials(path)
+    path = token_path()
+    credentials = kfp.client.ServiceAccountTokenVolumeCredentials(path) if path else None
     return connect(kfp.client.Client, host=host, namespace=namespace, timeout=timeout_seconds, credentials=credentials)
 
 

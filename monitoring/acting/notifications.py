@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 from components.contracts.errors import ContractError
-from monitoring.acting.message import compose
+from components.notices.message import compose
 from monitoring.acting.outbox import Outbox
 from monitoring.acting.progress import Documents
 

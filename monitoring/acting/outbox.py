@@ -16,8 +16,8 @@ from functools import partial
 from typing import Any
 from uuid import uuid4
 
+from components.notices.webhook import Answer
 from monitoring.acting.progress import Documents
-from monitoring.acting.webhook import Answer
 
 logger = logging.getLogger(__name__)
 

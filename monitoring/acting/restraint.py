@@ -44,6 +44,8 @@ class RestraintMemory:
     blocked_by: str = ""
     failures: int = 0
     """Runs in a row that released nothing."""
+    failed: int = 0
+    """The last of them in a row that failed, where others were refused."""
     requested_at: tuple[float, ...] = ()
     """Times of the requests of the last day."""
 
@@ -88,11 +90,12 @@ def ended(
     if outcome in ("released", "notified"):
         deed = deed or ("a release" if outcome == "released" else "a notice")
         rest, failures, cause = settings.cooldown_seconds, 0, f"cool-down after {deed}"
+        failed = 0
     else:
-        failures = memory.failures + 1
+        failures, failed = memory.failures + 1, memory.failed + 1 if outcome == "failed" else 0
         rest = max(settings.cooldown_seconds, settings.failure_backoff_seconds * 2.0 ** min(failures - 1, 30))
         rest = max(min(rest, DAY_SECONDS), settings.cooldown_seconds)
         cause = f"back-off after {failures} run{'s' if failures > 1 else ''} without a release"
         if deed:
             cause = f"back-off after {deed} that failed"
-    return replace(memory, blocked_until=now + rest, blocked_by=cause, failures=failures)
+    return replace(memory, blocked_until=now + rest, blocked_by=cause, failures=failures, failed=failed)

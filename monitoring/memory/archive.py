@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from itertools import groupby
 from math import inf
 from pathlib import Path
@@ -101,6 +102,14 @@ class Archive:
         uploaded = [name for name in sealed if marker_path(self._folder, name).exists()]
         self._store.mark_uploaded(uploaded)
         return [name for name in sealed if name not in set(uploaded)]
+
+    def first_written(self, names: Sequence[str]) -> float | None:
+        """When the first of these files was written, seconds since the epoch; None where none is here any more."""
+        times = []
+        for name in names:
+            with suppress(FileNotFoundError):  # the uploader has just moved it
+                times.append((self._folder / name).stat().st_mtime)
+        return min(times, default=None)
 
     def _flush_rows(self) -> list[tuple[str, int]]:
         written: list[tuple[str, int]] = []

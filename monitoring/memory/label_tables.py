@@ -60,6 +60,11 @@ class LabelTables(Database):
         row = self._connection.execute(query).fetchone()
         return None if row is None else (float(row[0]), int(row[1]))
 
+    def newest_prediction_at(self) -> float | None:
+        """Time of the newest prediction held, matured or not; None where there is none."""
+        (time,) = self._connection.execute("SELECT max(time) FROM predictions").fetchone()
+        return None if time is None else float(time)
+
     def predictions_after(self, time: float | None) -> Iterator[tuple[float, int, bool]]:
         """Time, model version and whether by a canary, of the predictions held made after `time`; None = of all."""
         query = "SELECT time, model_version, canary FROM predictions WHERE time > ?"

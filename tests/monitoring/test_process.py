@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import shlex
 import signal
+import socket
+import sqlite3
 import subprocess
 import sys
 import time
+import urllib.error
 import urllib.request
 
 import numpy as np
@@ -84,6 +88,18 @@ class Processes:
                 return answer.read().decode()
         except OSError:
             return ""
+
+    def refusal(self, path: str) -> str:
+        """What a page says that is not to be had now, where the loop has a reason; empty otherwise."""
+        try:
+            address = json.loads((self.state / "http.json").read_text())
+            DIRECT.open(f"http://{address['host']}:{address['port']}{path}", timeout=5).close()
+        except urllib.error.HTTPError as error:
+            reason = error.read().decode()
+            return "" if "no turn of the loop has ended yet" in reason else reason
+        except OSError:
+            pass
+        return ""
 
 
 @pytest.fixture
@@ -219,9 +235,29 @@ def test_misuse_is_one_line_and_exit_code_2(processes, flags, message):
     assert message in lines[-1]
 
 
-def test_a_taken_port_is_a_clear_error(processes):
-    import socket
+def test_a_log_that_is_away_at_the_start_is_waited_for_and_the_process_stays_healthy(processes):
+    p = processes
+    with contextlib.closing(sqlite3.connect(p.folder / "log.db", isolation_level=None)) as somebody:
+        somebody.execute("BEGIN EXCLUSIVE")
+        monitor = p.monitor()
+        reason = wait_until(lambda: p.refusal("/readyz"), what="the reason")
+        assert "cut short" in reason
+        assert p.page("/healthz") == "ok\n"
+        somebody.execute("ROLLBACK")
+    wait_until(lambda: p.page("/readyz") == "ok\n", what="readiness")
+    assert p.end(monitor) == 0
 
+
+def test_a_monitor_that_waits_for_its_log_ends_at_once_when_asked(processes):
+    p = processes
+    with socket.create_server(("127.0.0.1", 0)) as closed:
+        port = closed.getsockname()[1]
+    monitor = p.monitor(log=f"kafka://127.0.0.1:{port}/records?group=monitor")
+    assert "the log cannot deliver" in wait_until(lambda: p.refusal("/readyz"), what="the reason")
+    assert p.end(monitor) == 0
+
+
+def test_a_taken_port_is_a_clear_error(processes):
     with socket.create_server(("127.0.0.1", 0)) as taken:
         process = processes.monitor(http_port=taken.getsockname()[1])
         assert process.wait(20) == 1

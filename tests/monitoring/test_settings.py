@@ -11,6 +11,7 @@ from components.contracts.errors import ContractError
 from monitoring.settings import MonitorSettings, UploaderSettings, build_parser, read_settings
 
 REQUIRED = ["--log", "sqlite:///x.db", "--state", "s", "--archive", "a", "--store", "m"]
+KUBEFLOW = [*REQUIRED, "--trigger", "kubeflow", "--kubeflow-host", "http://x"]
 
 
 def read(argv, environment=None, settings=MonitorSettings):
@@ -79,12 +80,20 @@ def test_defaults_are_frozen():
         "kubeflow_host": "",
         "kubeflow_namespace": "",
         "kubeflow_experiment": "evergreen-retraining",
+        "kubeflow_service_account": "",
         "pipeline_package": "",
+        "pipeline_name": "",
         "pipeline_id": "",
         "pipeline_version_id": "",
         "pipeline_arguments": "{}",
     }
-    assert [f.name for f in dataclasses.fields(UploaderSettings)] == ["archive", "lake", "interval_seconds", "once"]
+    assert [f.name for f in dataclasses.fields(UploaderSettings)] == [
+        "archive",
+        "lake",
+        "interval_seconds",
+        "once",
+        "log_format",
+    ]
 
 
 def test_flags_come_before_variables_and_variables_before_defaults():
@@ -112,6 +121,9 @@ def test_required_settings_may_come_from_variables_alone():
         ([*REQUIRED, "--trigger", "cron"], {}, "trigger is 'cron', expected one of none, local, kubeflow"),
         ([*REQUIRED, "--trigger", "kubeflow"], {}, "kubeflow_host is empty"),
         ([*REQUIRED, "--trigger", "kubeflow", "--kubeflow-host", "http://x"], {}, "exactly one"),
+        ([*KUBEFLOW, "--pipeline-name", "a", "--pipeline-id", "b"], {}, "exactly one"),
+        ([*KUBEFLOW, "--pipeline-name", "a", "--pipeline-package", "b"], {}, "exactly one"),
+        ([*KUBEFLOW, "--pipeline-package", "a", "--pipeline-version-id", "b"], {}, "pipeline_version_id is given with"),
         ([*REQUIRED, "--tick-seconds", "0"], {}, "tick_seconds is 0.0, expected above 0"),
         ([*REQUIRED, "--http-port", "70000"], {}, "http_port is 70000"),
         ([*REQUIRED, "--attribution-window-seconds", "nan"], {}, "attribution_window_seconds is nan"),

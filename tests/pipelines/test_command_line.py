@@ -15,7 +15,7 @@ def test_commands_are_the_promised_ones():
     assert set(ROOMS) == {
         "log",
         "monitor", "uploader", "simulate", "drift", "traffic", "score", "rank", "load", "ingest",
-        "rollback", "promote", "canary", "verify", "watchdog", "backtest", "incident", "replay",
+        "rollback", "promote", "canary", "verify", "watchdog", "backtest", "incident", "replay", "scale",
     }  # fmt: skip
 
 

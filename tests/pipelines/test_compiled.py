@@ -8,13 +8,13 @@ import yaml
 from kfp import components
 
 from pipelines.compile import compile_pipeline
-from pipelines.images import ENVIRONMENT_OF_STEP, image_reference, step_of_image
+from pipelines.images import image_reference, step_of_image
 from pipelines.placement import NEEDS, Placement
+from tests.pipelines.compiled import STEPS, Compiled, dashed
 
 GOLDEN = Path(__file__).parent / "golden" / "retraining.yaml"
 REPOSITORY = Path(__file__).resolve().parents[2]
-STEPS = tuple(ENVIRONMENT_OF_STEP)
-GPU_STEPS = {"preprocessing", "training"}
+GPU_STEPS = {"training"}
 
 INPUTS = {
     "lake": ("STRING", "/evergreen/lake"),
@@ -62,37 +62,6 @@ INPUTS = {
 """A change here is a change for everyone who starts runs: say it in CHANGELOG.md."""
 
 
-class Compiled:
-    """One compiled file, by its parts."""
-
-    def __init__(self, path: Path) -> None:
-        self.path, self.text = path, path.read_text()
-        self.spec, platform = yaml.safe_load_all(self.text)
-        self.kubernetes = platform["platforms"]["kubernetes"]["deploymentSpec"]["executors"]
-        self.tasks = {
-            name: (task, owner)
-            for owner, dag in [("root", self.spec["root"]), *self.spec["components"].items()]
-            for name, task in dag.get("dag", {}).get("tasks", {}).items()
-        }
-
-    def executor(self, step: str) -> dict:
-        return self.spec["deploymentSpec"]["executors"][f"exec-{_dashed(step)}"]["container"]
-
-    def platform(self, step: str) -> dict:
-        return self.kubernetes[f"exec-{_dashed(step)}"]
-
-    def task(self, step: str) -> dict:
-        return self.tasks[_dashed(step)][0]
-
-    def owner(self, task: str) -> str:
-        """The component whose graph holds `task`."""
-        return self.tasks[task][1]
-
-
-def _dashed(step: str) -> str:
-    return step.replace("_", "-")
-
-
 @pytest.fixture(scope="module")
 def compile_with(tmp_path_factory):
     def make(**placement) -> Compiled:
@@ -126,7 +95,7 @@ def test_every_input_is_described_and_has_a_default(compiled):
 
 @pytest.mark.parametrize("step", STEPS)
 def test_every_input_of_a_step_is_described(compiled, step):
-    inputs = compiled.spec["components"][f"comp-{_dashed(step)}"]["inputDefinitions"]
+    inputs = compiled.spec["components"][f"comp-{dashed(step)}"]["inputDefinitions"]
     for name, value in {**inputs["parameters"], **inputs.get("artifacts", {})}.items():
         told_by_kfp = value.get("parameterType") == "TASK_FINAL_STATUS"
         assert told_by_kfp or value["description"].strip(), name
@@ -134,13 +103,13 @@ def test_every_input_of_a_step_is_described(compiled, step):
 
 def test_file_holds_the_steps_and_no_others(compiled):
     executors = compiled.spec["deploymentSpec"]["executors"]
-    assert set(executors) == {f"exec-{_dashed(step)}" for step in STEPS} == set(compiled.kubernetes)
+    assert set(executors) == {f"exec-{dashed(step)}" for step in STEPS} == set(compiled.kubernetes)
 
 
 @pytest.mark.parametrize("step", STEPS)
 def test_task_runs_its_own_image_within_its_limits(compiled, step):
     container, needs = compiled.executor(step), NEEDS[step]
-    assert container["image"] == f"evergreen-{_dashed(step)}:dev"
+    assert container["image"] == f"evergreen-{dashed(step)}:dev"
     assert step_of_image(container["image"]) == step
     assert container["resources"]["resourceCpuLimit"] == needs.cpu
     assert container["resources"]["resourceMemoryLimit"] == needs.memory
@@ -170,13 +139,13 @@ def test_task_mounts_the_volume_and_is_labelled_and_is_never_cached(compiled, st
     platform = compiled.platform(step)
     (mount,) = platform["pvcMount"]
     assert (mount["pvcNameParameter"]["runtimeValue"]["constant"], mount["mountPath"]) == ("evergreen", "/evergreen")
-    labels = {"app.kubernetes.io/part-of": "evergreen", "app.kubernetes.io/component": _dashed(step)}
+    labels = {"app.kubernetes.io/part-of": "evergreen", "app.kubernetes.io/component": dashed(step)}
     assert platform["podMetadata"]["labels"] == labels
     assert not compiled.task(step)["cachingOptions"].get("enableCache", False)
 
 
 @pytest.mark.parametrize("accelerator", ["nvidia.com/gpu", "nvidia.com/mig-1g.5gb"])
-def test_only_preprocessing_and_training_ask_for_a_gpu_by_the_name_given(compile_with, accelerator):
+def test_only_training_asks_for_a_gpu_by_the_name_given(compile_with, accelerator):
     compiled = compile_with(accelerator=accelerator)
     for step in STEPS:
         asked = compiled.executor(step)["resources"].get("accelerator")
@@ -202,7 +171,6 @@ def test_the_backend_chosen_decides_the_training_image_its_gpus_and_the_default(
     assert image == "evergreen-training-hugectr:dev"
     assert step_of_image(image) == "training"
     assert compiled.executor("training")["resources"]["accelerator"]["resourceCount"] == "4"
-    assert compiled.executor("preprocessing")["resources"]["accelerator"]["resourceCount"] == "1"
     assert compiled.executor("evaluation")["image"] == "evergreen-evaluation:dev"
     parameters = compiled.spec["root"]["inputDefinitions"]["parameters"]
     assert parameters["backend"]["defaultValue"] == "hugectr"
@@ -213,7 +181,7 @@ def test_images_volume_and_retries_are_the_clusters_choice(compile_with):
     compiled = compile_with(**choice, mount_path="/mnt/loop", num_retries=0, training_retries=0)
     for step in STEPS:
         image = compiled.executor(step)["image"]
-        assert image == f"europe-docker.pkg.dev/project/images/evergreen-{_dashed(step)}:3f2a9c1"
+        assert image == f"europe-docker.pkg.dev/project/images/evergreen-{dashed(step)}:3f2a9c1"
         assert step_of_image(image) == step
         (mount,) = compiled.platform(step)["pvcMount"]
         assert (mount["pvcNameParameter"]["runtimeValue"]["constant"], mount["mountPath"]) == ("shared", "/mnt/loop")
@@ -229,7 +197,7 @@ def test_images_volume_and_retries_are_the_clusters_choice(compile_with):
     "form", ["{name}", "{name}:dev", "localhost:5000/{name}:dev", "r.dev/p/{name}@sha256:" + "0" * 64]
 )
 def test_step_of_any_form_of_its_image_is_known(step, form):
-    assert step_of_image(form.format(name=f"evergreen-{_dashed(step)}")) == step
+    assert step_of_image(form.format(name=f"evergreen-{dashed(step)}")) == step
     assert step_of_image(image_reference(step, registry="r.dev/p", tag="t")) == step
 
 
@@ -250,7 +218,7 @@ def test_exit_handler_wraps_every_other_step_and_is_told_how_it_ended(compiled):
 def test_gates_stand_before_learning_and_before_release_on_plain_bools(compiled):
     assert compiled.owner("extraction") == compiled.owner("validation") == "comp-exit-handler-1"
     assert compiled.owner("condition-2") == "comp-exit-handler-1"
-    assert {compiled.owner(_dashed(s)) for s in ("preprocessing", "training", "evaluation")} == {"comp-condition-2"}
+    assert {compiled.owner(dashed(s)) for s in ("preprocessing", "training", "evaluation")} == {"comp-condition-2"}
     assert compiled.owner("condition-3") == "comp-condition-2"
     assert compiled.owner("deployment") == "comp-condition-3"
     for gate, step in (("condition-2", "validation"), ("condition-3", "evaluation")):

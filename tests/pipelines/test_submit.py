@@ -6,7 +6,6 @@ import json
 import re
 import time
 from pathlib import Path
-from urllib.parse import parse_qs, urlsplit
 
 import pytest
 import yaml
@@ -14,61 +13,10 @@ import yaml
 from components.contracts.errors import ContractError, PermanentError, TemporaryError
 from pipelines.__main__ import main
 from pipelines.retraining import PIPELINE_NAME
-from pipelines.submit import submit
-from tests.monitoring.acting.kfp_double import KfpDouble, Refused
+from pipelines.submit import KfpServer, Run, submit
+from tests.pipelines.kfp_server import KfpWithPipelines
 
 GOLDEN = Path(__file__).parent / "golden" / "retraining.yaml"
-
-
-class KfpWithPipelines(KfpDouble):
-    """The double, with the API that keeps pipelines and their versions."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.pipelines: list[dict] = []
-        self.uploads: list[bytes] = []
-
-    def reply(self, method: str, target: str, body: bytes) -> dict:
-        parts = urlsplit(target)
-        query = {key: values[0] for key, values in parse_qs(parts.query).items()}
-        path = parts.path.removeprefix("/apis/v2beta1/")
-        if self.failure is None and path.startswith("pipelines"):
-            self.requests.append((method, parts.path))
-            if (method, path) == ("GET", "pipelines"):
-                return {"pipelines": self.select(self.pipelines, query)}
-            if (method, path) == ("POST", "pipelines/upload"):
-                return self.upload_pipeline(query, body)
-            if (method, path) == ("POST", "pipelines/upload_version"):
-                return self.upload_version(query, body)
-        return super().reply(method, target, body)
-
-    def upload_pipeline(self, query: dict, body: bytes) -> dict:
-        if "namespace" in query:
-            raise Refused(400, "in single-user mode a request shouldn't contain a namespace")
-        if any(pipeline["display_name"] == query["name"] for pipeline in self.pipelines):
-            raise Refused(409, f"the name {query['name']} is taken")
-        self.uploads.append(uploaded_file(body))
-        pipeline = {"pipeline_id": f"p{len(self.pipelines) + 1}", "display_name": query["name"]}
-        self.pipelines.append(pipeline)
-        return pipeline
-
-    def upload_version(self, query: dict, body: bytes) -> dict:
-        if query["pipelineid"] not in {pipeline["pipeline_id"] for pipeline in self.pipelines}:
-            raise Refused(404, f"pipeline {query['pipelineid']}")
-        if any(version["display_name"] == query["name"] for version in self.versions):
-            raise Refused(409, f"the version {query['name']} is taken")
-        self.uploads.append(uploaded_file(body))
-        version = {"pipeline_version_id": f"v{len(self.versions) + 1}", "display_name": query["name"]}
-        self.versions.append({**version, "pipeline_id": query["pipelineid"]})
-        return version
-
-
-def uploaded_file(body: bytes) -> bytes:
-    """The one file of a multipart form."""
-    boundary = body.partition(b"\r\n")[0]
-    header, _, content = body.split(boundary)[1].partition(b"\r\n\r\n")
-    assert b'name="uploadfile"' in header
-    return content.removesuffix(b"\r\n")
 
 
 @pytest.fixture
@@ -82,12 +30,32 @@ def server():
 def send(server, tmp_path, monkeypatch):
     monkeypatch.setenv("HOME", str(tmp_path))
 
-    def make(package=GOLDEN, **changes) -> str:
-        values = {"host": server.url, "namespace": "", "experiment": "evergreen", "parameters": {}}
-        values |= {"upload_version": None, "timeout_seconds": (2.0, 2.0)}
-        return submit(package, **{**values, **changes})
+    def make(package=GOLDEN, *, namespace="", timeout_seconds=(2.0, 2.0), **changes) -> str:
+        target = KfpServer(server.url, namespace=namespace, timeout_seconds=timeout_seconds)
+        return submit(package, target, **{"parameters": {}, "experiment": "evergreen", **changes})
 
     return make
+
+
+@pytest.fixture
+def kfp(server, tmp_path, monkeypatch):
+    monkeypatch.setenv("HOME", str(tmp_path))
+    return KfpServer(server.url, timeout_seconds=(2.0, 2.0))
+
+
+@pytest.fixture
+def command(server, tmp_path, monkeypatch):
+    """Runs `evergreen submit` with further words; its exit code."""
+    monkeypatch.setenv("HOME", str(tmp_path))
+
+    def run(*words: str, package=GOLDEN) -> int:
+        return main(["submit", "--package", str(package), "--host", server.url, *words])
+
+    return run
+
+
+def version_names(server) -> list[str]:
+    return [version["display_name"] for version in server.versions]
 
 
 def test_run_is_created_in_the_experiment_with_the_parameters_given(server, send):
@@ -114,16 +82,257 @@ def test_first_upload_makes_the_pipeline_and_later_ones_only_versions(server, se
     send(upload_version="9c13f2a")
     (pipeline,) = server.pipelines
     assert pipeline["display_name"] == PIPELINE_NAME
-    assert [(v["display_name"], v["pipeline_id"]) for v in server.versions] == [("3f2a9c1", "p1"), ("9c13f2a", "p1")]
+    assert version_names(server) == [PIPELINE_NAME, "3f2a9c1", "9c13f2a"]
+    assert {version["pipeline_id"] for version in server.versions} == {"p1"}
     assert set(server.uploads) == {GOLDEN.read_bytes()}
     assert len(server.runs) == 2
 
 
-def test_version_name_that_is_taken_starts_no_run(server, send):
+def test_run_of_an_upload_is_a_run_of_that_version(server, send):
+    send(upload_version="3f2a9c1")
+    (body,) = [run["body"] for run in server.runs]
+    assert body["pipeline_version_reference"] == {"pipeline_id": "p1", "pipeline_version_id": "v2"}
+    assert "pipeline_spec" not in body
+    assert server.versions[1]["display_name"] == "3f2a9c1"
+
+
+def test_version_that_is_there_with_the_same_content_is_used_and_not_sent_again(server, kfp, caplog):
+    caplog.set_level("INFO")
+    first = kfp.upload(GOLDEN, "3f2a9c1")
+    assert kfp.upload(GOLDEN, "3f2a9c1") == first
+    assert version_names(server) == [PIPELINE_NAME, "3f2a9c1"]
+    assert "version 3f2a9c1 is there already, and used" in caplog.text
+
+
+def test_version_name_of_another_file_is_refused_and_starts_no_run(server, send, tmp_path):
+    other = tmp_path / "other.yaml"
+    other.write_text(GOLDEN.read_text().replace("defaultValue: 0.6", "defaultValue: 0.9"))
     send(upload_version="same")
-    with pytest.raises(PermanentError, match=r"answered 409 .*the version same is taken"):
-        send(upload_version="same")
+    with pytest.raises(PermanentError, match="version same is on .* with other content"):
+        send(other, upload_version="same")
     assert len(server.runs) == 1
+    assert version_names(server) == [PIPELINE_NAME, "same"]
+
+
+def test_version_that_another_client_uploads_in_between_is_used(server, kfp):
+    kfp.upload(GOLDEN, "first")
+    other = KfpServer(server.url)
+
+    def meanwhile():
+        server.before_upload = lambda: None
+        other.upload(GOLDEN, "same")
+
+    server.before_upload = meanwhile
+    assert kfp.upload(GOLDEN, "same").version_id == "v3"
+    assert version_names(server) == [PIPELINE_NAME, "first", "same"]
+    assert [path for method, path in server.requests if path.endswith("upload_version")] != []
+
+
+def test_version_uploaded_by_hand_is_used_and_said_to_be_unknown(server, kfp, caplog):
+    caplog.set_level("INFO")
+    kfp.upload(GOLDEN, "first")
+    server.add_version({"pipelineid": "p1", "name": "by-hand"})
+    assert kfp.upload(GOLDEN, "by-hand").version_id == "v3"
+    assert "said nothing of its content" in caplog.text
+
+
+def test_upload_is_named_by_the_revision_of_its_images(server, command, tmp_path, capsys):
+    package = tmp_path / "retraining.yaml"
+    assert main(["compile", "--output", str(package), "--tag", "3f2a9c1", "--registry", "localhost:5000/p"]) == 0
+    assert command("--upload", "--no-run", package=package) == 0
+    assert server.versions[-1]["display_name"] == "3f2a9c1"
+    assert capsys.readouterr().out.strip() == server.versions[-1]["pipeline_version_id"]
+    assert server.runs == server.experiments == []
+
+
+def test_upload_of_images_without_a_revision_wants_a_name(server, command, capsys):
+    assert command("--upload") == 2
+    assert "have tag dev, expected one revision" in capsys.readouterr().err
+    assert server.requests == []
+
+
+def test_candidate_is_kept_apart_from_what_the_monitor_runs(server, command):
+    assert command("--upload-version", "a", "--pipeline", "evergreen-candidate", "--no-run") == 0
+    assert [pipeline["display_name"] for pipeline in server.pipelines] == ["evergreen-candidate"]
+
+
+@pytest.mark.parametrize(
+    ("words", "account"), [((), "evergreen-pipeline"), (("--service-account", ""), None)], ids=["ours", "the server's"]
+)
+def test_steps_run_under_the_pipelines_service_account(server, command, words, account):
+    assert command(*words) == 0
+    assert command(*words, "--recurring", "0 0 3 * * *") == 0
+    assert server.runs[0]["body"].get("service_account") == account
+    assert server.schedules[0].get("service_account") == account
+
+
+def test_experiment_is_the_monitors_so_that_it_sees_a_persons_run(server, command):
+    from monitoring.settings import MonitorSettings
+
+    assert command() == 0
+    assert [each["display_name"] for each in server.experiments] == [MonitorSettings.kubeflow_experiment]
+
+
+def test_schedule_runs_the_version_one_at_a_time_and_makes_up_only_the_last(server, command, capsys):
+    assert command("--upload-version", "3f2a9c1", "--recurring", "0 30 3 * * *", "-p", "max_epochs=2") == 0
+    (schedule,) = server.schedules
+    assert capsys.readouterr().out.strip() == schedule["recurring_run_id"]
+    assert schedule["trigger"] == {"cron_schedule": {"cron": "0 30 3 * * *"}}
+    assert (schedule["max_concurrency"], schedule["no_catchup"], schedule["mode"]) == (1, True, "ENABLE")
+    assert schedule["pipeline_version_reference"] == {"pipeline_id": "p1", "pipeline_version_id": "v2"}
+    asked = {"max_epochs": 2, "trigger_reason": "schedule 0 30 3 * * *"}
+    assert schedule["runtime_config"]["parameters"] == asked
+    assert server.runs == []
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        ("--recurring", "0 0 4 * * *"),
+        ("--recurring", "0 0 3 * * *", "-p", "max_epochs=3"),
+        ("--recurring", "0 0 3 * * *", "--service-account", "another"),
+        ("--recurring", "0 0 3 * * *", "--upload-version", "another"),
+    ],
+    ids=["time", "parameters", "account", "version"],
+)
+def test_schedule_that_changed_replaces_the_one_before(server, command, change):
+    common = ("--recurring", "0 0 3 * * *", "--upload-version", "first")
+    assert command(*common) == 0
+    server.create_schedule({**server.schedules[0], "display_name": "someone else's"})
+    duplicate = {key: value for key, value in server.schedules[0].items() if key != "recurring_run_id"}
+    server.create_schedule(duplicate)
+    assert command(*(() if "--upload-version" in change else ("--upload-version", "first")), *change) == 0
+    assert sorted(s["display_name"] for s in server.schedules) == [PIPELINE_NAME, "someone else's"]
+    (mine,) = [s for s in server.schedules if s["display_name"] == PIPELINE_NAME]
+    assert mine["recurring_run_id"] == "s4"
+
+
+@pytest.mark.parametrize("words", [("--upload-version", "first"), ()], ids=["version", "file"])
+def test_schedule_that_is_there_already_is_kept(server, command, words):
+    for _ in range(2):
+        assert command(*words, "--recurring", " 0 0  3 * * *") == 0
+    assert [schedule["recurring_run_id"] for schedule in server.schedules] == ["s1"]
+
+
+def test_schedule_of_another_file_replaces_the_one_before(server, command, tmp_path):
+    other = tmp_path / "other.yaml"
+    other.write_text(GOLDEN.read_text().replace("defaultValue: 0.6", "defaultValue: 0.9"))
+    assert command("--recurring", "0 0 3 * * *") == 0
+    assert command("--recurring", "0 0 3 * * *", package=other) == 0
+    assert [schedule["recurring_run_id"] for schedule in server.schedules] == ["s2"]
+
+
+def test_schedule_that_the_new_one_could_not_replace_is_still_there(server, command):
+    assert command("--recurring", "0 0 3 * * *") == 0
+    assert command("--recurring", "0 0 x;y * * *") == 3
+    assert [schedule["recurring_run_id"] for schedule in server.schedules] == ["s1"]
+
+
+@pytest.mark.parametrize("cron", ["0 3 * * *", "@daily", "0 0 3 * * * 2026"])
+def test_schedule_without_six_fields_is_refused_before_anything_is_sent(server, command, cron, capsys):
+    # The server would take five and run every hour.
+    assert command("--recurring", cron) == 2
+    assert "expected 6: second, minute, hour, day, month, weekday" in capsys.readouterr().err
+    assert server.requests == []
+
+
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        (("--no-run",), "nothing to do"),
+        (("--upload-version", "v", "--no-run", "--recurring", "0 0 3 * * *"), "exclude each other"),
+        (("--wait", "--recurring", "0 0 3 * * *"), "--wait needs a run"),
+        (("--wait", "--wait-hours", "0"), "--wait-hours is 0.0, expected above 0"),
+    ],
+)
+def test_flags_that_contradict_each_other_are_refused(server, command, words, told, capsys):
+    assert command(*words) == 2
+    assert told in capsys.readouterr().err
+    assert server.requests == []
+
+
+def run_through(server, kfp, states, *, seconds=60.0):
+    """Waits for a run that goes through these states, one at each look."""
+    run_id = kfp.start(Run(source=GOLDEN, parameters={}))
+    left = list(states)
+
+    def next_state(_seconds: float) -> None:
+        server.runs[0]["state"] = left.pop(0)
+
+    next_state(0.0)
+    kfp.wait(run_id, seconds=seconds, poll_seconds=0.0, sleep=next_state)
+    return left
+
+
+def test_waiting_ends_with_a_run_that_succeeded(server, kfp):
+    assert run_through(server, kfp, ["PENDING", "RUNNING", "PAUSED", "RUNNING", "SUCCEEDED", "never looked at"]) == [
+        "never looked at"
+    ]
+
+
+@pytest.mark.parametrize("state", ["FAILED", "CANCELED", "SKIPPED"])
+def test_waiting_for_a_run_that_ends_otherwise_is_an_error(server, kfp, state):
+    server.errors["run-0"] = "no node has a GPU"
+    with pytest.raises(PermanentError, match=f"run run-0 ended {state}: no node has a GPU"):
+        run_through(server, kfp, ["RUNNING", "CANCELING", state])
+
+
+def test_waiting_survives_a_server_that_restarts(server, kfp):
+    run_id = kfp.start(Run(source=GOLDEN, parameters={}))
+    server.runs[0]["state"] = "SUCCEEDED"
+    server.failures = [503, 502]
+    kfp.wait(run_id, seconds=60.0, poll_seconds=0.0)
+    assert server.requests.count(("GET", "/apis/v2beta1/runs/run-0")) == 3
+
+
+def test_waiting_is_given_up_after_its_time_and_the_run_goes_on(server, kfp):
+    run_id = kfp.start(Run(source=GOLDEN, parameters={}))
+    with pytest.raises(TemporaryError, match="run run-0 is PENDING after 0 s, and goes on"):
+        kfp.wait(run_id, seconds=0.0, poll_seconds=0.01)
+    assert server.runs[0]["state"] == "PENDING"
+
+
+def test_command_that_waited_tells_the_end_by_its_exit_code(server, command, capsys, monkeypatch):
+    create = server.create_run
+    ends = iter(["SUCCEEDED", "CANCELED"])
+
+    def created(body):
+        shown = create(body)
+        server.runs[-1]["state"] = next(ends)
+        return shown
+
+    monkeypatch.setattr(server, "create_run", created)
+    assert command("--wait") == 0
+    assert command("--wait") == 3
+    told = capsys.readouterr()
+    assert told.out.split() == ["run-0", "run-1"]
+    assert "run run-1 ended CANCELED" in told.err
+
+
+def test_token_is_read_anew_at_each_request(server, command, tmp_path, capsys):
+    token = tmp_path / "a token"
+    server.token = "first"
+    token.write_text("first")
+    assert command("--token-file", str(token)) == 0
+    server.token = "second"
+    assert command("--token-file", str(token)) == 3
+    assert "answered 401" in capsys.readouterr().err
+    token.write_text("second")
+    assert command("--token-file", str(token)) == 0
+
+
+def test_pods_own_token_is_shown_without_being_asked_for(server, command, tmp_path, monkeypatch):
+    token = tmp_path / "token"
+    token.write_text("projected")
+    server.token = "projected"
+    monkeypatch.setenv("KF_PIPELINES_SA_TOKEN_PATH", str(token))
+    assert command() == 0
+
+
+def test_absent_token_file_is_refused_by_its_name(server, command, tmp_path, capsys):
+    assert command("--token-file", str(tmp_path / "absent")) == 2
+    assert "absent is absent" in capsys.readouterr().err
+    assert server.requests == []
 
 
 def test_single_user_installation_is_never_told_of_a_namespace(server, send, capsys):

@@ -29,6 +29,7 @@ class KfpDouble:
     def __init__(self) -> None:
         self.experiments: list[dict] = []
         self.runs: list[dict] = []
+        self.pipelines: list[dict] = []
         self.versions: list[dict] = []
         self.requests: list[tuple[str, str]] = []
         self.failure: int | None = None
@@ -48,6 +49,9 @@ class KfpDouble:
 
             def do_POST(self):
                 self.answer("POST")
+
+            def do_DELETE(self):
+                self.answer("DELETE")
 
             def answer(self, method):
                 body = self.rfile.read(int(self.headers.get("Content-Length", 0)))
@@ -150,13 +154,22 @@ class KfpDouble:
             return answer
         if (method, path) == ("POST", "runs"):
             return self.create_run(json.loads(body))
-        if method == "GET" and re.fullmatch(r"pipelines/[^/]+/versions", path):
-            return {"pipeline_versions": self.versions}
+        if (method, path) == ("GET", "pipelines"):
+            return {"pipelines": self.select(self.pipelines, query)}
+        if method == "GET" and (found := re.fullmatch(r"pipelines/([^/]+)/versions", path)):
+            return {"pipeline_versions": self.versions_of(found[1], query)}
         if (method, path) == ("GET", "healthz"):
             return {"multi_user": False}
         if found := re.fullmatch(r"runs/([^/:]+)(:terminate|:archive)?", path):
             return self.change_run(method, *found.groups())
         raise Refused(404, f"{method} {path}")
+
+    def versions_of(self, pipeline_id: str, query: dict) -> list[dict]:
+        if unknown := query.get("sort_by", "").replace("created_at desc", ""):
+            raise Refused(400, f"this double does not sort by {unknown}")
+        chosen = self.select([each for each in self.versions if each["pipeline_id"] == pipeline_id], query)
+        # They are kept in the order in which they came.
+        return (chosen[::-1] if query.get("sort_by") else chosen)[: int(query.get("page_size") or 10)]
 
     def change_run(self, method: str, run_id: str, verb: str | None) -> dict:
         runs = [run for run in self.runs if run["run_id"] == run_id]

@@ -85,6 +85,42 @@ def test_an_uploaded_pipeline_without_a_version_is_a_permanent_error(connect):
         connect(pipeline_package="", pipeline_id="p").submit(request("a"))
 
 
+def test_a_pipeline_named_is_found_at_each_request_and_runs_in_its_newest_version(server, connect):
+    server.pipelines = [{"pipeline_id": "p0", "display_name": "another"}, {"pipeline_id": "p", "display_name": "ours"}]
+    server.versions = [{"pipeline_id": "p0", "pipeline_version_id": "v0", "display_name": "theirs"}]
+    server.versions += [{"pipeline_id": "p", "pipeline_version_id": "v1", "display_name": "old"}]
+    trigger = connect(pipeline_package="", pipeline_name="ours")
+    assert trigger.submit(request("a")) == "started"
+    server.runs[0]["state"] = "SUCCEEDED"
+    server.versions.append({"pipeline_id": "p", "pipeline_version_id": "v2", "display_name": "new"})
+    assert trigger.submit(request("b")) == "started"
+    references = [run["body"]["pipeline_version_reference"] for run in server.runs]
+    assert references == [{"pipeline_id": "p", "pipeline_version_id": version} for version in ("v1", "v2")]
+
+
+def test_a_pipeline_named_runs_in_the_version_that_is_pinned(server, connect):
+    server.pipelines = [{"pipeline_id": "p", "display_name": "ours"}]
+    server.versions = [{"pipeline_id": "p", "pipeline_version_id": v, "display_name": v} for v in ("v1", "v2")]
+    connect(pipeline_package="", pipeline_name="ours", pipeline_version_id="v1").submit(request("a"))
+    assert server.runs[0]["body"]["pipeline_version_reference"]["pipeline_version_id"] == "v1"
+
+
+def test_a_pipeline_that_is_not_there_or_twice_is_a_permanent_error(server, connect):
+    trigger = connect(pipeline_package="", pipeline_name="ours")
+    with pytest.raises(PermanentError, match="pipeline ours is not on the server"):
+        trigger.submit(request("a"))
+    server.pipelines = [{"pipeline_id": each, "display_name": "ours"} for each in "pq"]
+    with pytest.raises(PermanentError, match="2 pipelines are named ours"):
+        trigger.submit(request("a"))
+    assert server.runs == []
+
+
+@pytest.mark.parametrize("account", ["evergreen-pipeline", ""])
+def test_a_run_acts_under_the_service_account_of_the_settings(server, connect, account):
+    connect(kubeflow_service_account=account).submit(request("a"))
+    assert server.runs[0]["body"].get("service_account", "") == account
+
+
 @pytest.mark.parametrize("state", ["PENDING", "RUNNING", "PAUSED", "CANCELING"])
 def test_any_active_run_of_the_experiment_is_busy(server, connect, state):
     trigger = connect()

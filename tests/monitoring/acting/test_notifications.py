@@ -12,10 +12,10 @@ import time
 import pytest
 
 from components.contracts.errors import ContractError
-from monitoring.acting.message import compose
+from components.notices.message import compose
+from components.notices.webhook import Answer, post_to_file
 from monitoring.acting.notifications import NotificationSettings, Notifier
 from monitoring.acting.outbox import Outbox
-from monitoring.acting.webhook import Answer, post
 from tests.monitoring.acting.test_retraining import DRIFT, traffic
 from tests.monitoring.acting.webhook_server import SECRET, WebhookServer
 from tests.monitoring.conftest import Clock
@@ -235,7 +235,7 @@ def deliver(outbox, clock, server, *, until, seconds=1.0):
 @pytest.fixture
 def outbox(server, webhook_file):
     def make(kept, **options):
-        return Outbox(kept, lambda body: post(webhook_file, body, timeout_seconds=0.3), **options)
+        return Outbox(kept, lambda body: post_to_file(webhook_file, body, timeout_seconds=0.3), **options)
 
     return make
 
@@ -326,7 +326,7 @@ def test_a_server_that_answers_a_byte_at_a_time_is_given_up(webhook_file):
     dripping.start()
     webhook_file.write_text(f"http://127.0.0.1:{listener.getsockname()[1]}/")
     try:
-        assert post(webhook_file, b"{}", timeout_seconds=0.2).state == "retry"
+        assert post_to_file(webhook_file, b"{}", timeout_seconds=0.2).state == "retry"
     finally:
         over.set()
         dripping.join()
@@ -341,11 +341,11 @@ def test_the_address_never_reaches_log_store_or_error(server, outbox, webhook_fi
     box.put({"text": "a"}, now=clock.time)
     deliver(box, clock, server, until=lambda: not len(box))
     server.close()
-    reasons = [post(webhook_file, b"{}", timeout_seconds=0.3).reason]
+    reasons = [post_to_file(webhook_file, b"{}", timeout_seconds=0.3).reason]
     webhook_file.write_text("http://127.0.0.1:not-a-port" + SECRET)
-    reasons.append(post(webhook_file, b"{}").reason)
+    reasons.append(post_to_file(webhook_file, b"{}").reason)
     webhook_file.unlink()
-    reasons.append(post(webhook_file, b"{}").reason)
+    reasons.append(post_to_file(webhook_file, b"{}").reason)
     assert all(reasons)
     assert "a-secret" not in "".join([caplog.text, *kept.texts.values(), *reasons])
     assert "a notification was not delivered: answered 503" in caplog.text

@@ -50,6 +50,14 @@ def test_runs_without_a_release_back_off_longer_each_time_up_to_a_day():
     assert ended(memory, "released", settings, now=0.0).failures == 0
 
 
+def test_failed_runs_in_a_row_are_counted_apart_from_refused_ones():
+    memory, seen = RestraintMemory(), []
+    for outcome in ("failed", "failed", "refused", "failed", "released", "failed", "notified"):
+        memory = ended(memory, outcome, SETTINGS, now=0.0)
+        seen.append((memory.failures, memory.failed))
+    assert seen == [(1, 1), (2, 2), (3, 0), (4, 1), (0, 0), (1, 1), (0, 0)]
+
+
 def test_the_daily_budget_holds_over_any_24_hours():
     memory = RestraintMemory()
     for hour in range(4):

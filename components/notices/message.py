@@ -21,15 +21,18 @@ _AMOUNTS = (
 )
 
 
-def compose(text: str, *, numbers: Mapping[str, Any], since: float, done: str, link: str) -> dict[str, Any]:
+def compose(
+    text: str, *, numbers: Mapping[str, Any], since: float, done: str, link: str, link_title: str = "status page"
+) -> dict[str, Any]:
     """The message.
 
     Args:
         text: What happened, in one line.
         numbers: Of the event; those that say how much are shown, one that does not exist is left out.
-        since: When the incident began, seconds since the epoch.
+        since: When the incident, or the run, began, seconds since the epoch.
         done: What was done; empty = nothing to say.
-        link: To the status page; empty = none.
+        link: To where more is told; empty = none.
+        link_title: What is there.
     """
     begun = datetime.fromtimestamp(since, timezone.utc).strftime("%Y-%m-%d %H:%M:%S UTC")
     fields = {"How much": _how_much(numbers), "Since": begun, "Done": done, "Run": str(numbers.get("request_id") or "")}
@@ -43,7 +46,7 @@ def compose(text: str, *, numbers: Mapping[str, Any], since: float, done: str, l
         },
     ]
     if link:
-        context = {"type": "mrkdwn", "text": f"<{link}|status page>"}
+        context = {"type": "mrkdwn", "text": f"<{link}|{link_title}>"}
         sections.append({"type": "context", "elements": [context]})
     return {"text": _clean("\n".join(what)), "blocks": sections}
 

@@ -1,7 +1,7 @@
-"""One POST of one message to a webhook, in bounded time. Keeping and retrying messages is `monitoring.acting.outbox`'s.
+"""One POST of one message to a webhook, in bounded time. When to try again is the caller's.
 
-The address is a secret (who knows it can write to the channel), so it is read from a file at each sending, and nothing
-here puts it, or what the server says of it, into an error.
+The address is a secret (who knows it can write to the channel): nothing here puts it, or what the server says of it,
+into an error. A program that lives long reads it from a file at each sending, so that it can be changed.
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ TIMEOUT_SECONDS = 10.0
 """To connect, for each read, and, `WHOLE` times as long, for everything together."""
 WHOLE = 3
 MAX_RETRY_AFTER_SECONDS = 3600.0
+NO_ADDRESS = "what should be the webhook's address is no http or https address"
 
 
 class Answer(NamedTuple):
@@ -34,16 +35,28 @@ class Answer(NamedTuple):
     """Seconds that the server asked for."""
 
 
-def post(url_file: Path, body: bytes, *, timeout_seconds: float = TIMEOUT_SECONDS) -> Answer:
-    """Sends `body` (JSON) to the address that `url_file` holds; raises nothing."""
+def post_to_file(url_file: Path, body: bytes, *, timeout_seconds: float = TIMEOUT_SECONDS) -> Answer:
+    """Sends `body` (JSON) to the address that `url_file` holds; raises nothing.
+
+    A wrong address is a reason to try again: a secret is mounted anew while it is replaced.
+    """
     try:
-        parts = urlsplit(url_file.read_text().strip())
-        port = parts.port
+        url = url_file.read_text().strip()
     except (OSError, ValueError) as error:
-        # A secret is mounted anew while it is replaced; the error's text could hold the address.
         return Answer("retry", f"webhook_file cannot be read: {type(error).__name__}")
+    answer = post(url, body, timeout_seconds=timeout_seconds)
+    return answer._replace(state="retry") if answer.reason == NO_ADDRESS else answer
+
+
+def post(url: str, body: bytes, *, timeout_seconds: float = TIMEOUT_SECONDS) -> Answer:
+    """Sends `body` (JSON) to `url`; raises nothing."""
+    try:
+        parts = urlsplit(url)
+        port = parts.port
+    except ValueError:  # its text holds the address
+        return Answer("refused", NO_ADDRESS)
     if parts.scheme not in ("http", "https") or not parts.hostname:
-        return Answer("retry", "webhook_file holds no http or https address")
+        return Answer("refused", NO_ADDRESS)
     kind = http.client.HTTPSConnection if parts.scheme == "https" else http.client.HTTPConnection
     connection = kind(parts.hostname, port, timeout=timeout_seconds)
     try:

@@ -1,0 +1,83 @@
+"""Tells people how a run ended, where nobody else does: a run that a person or a schedule started.
+
+A run that the monitor asked for has a `trigger_id` and is announced by the monitor, as part of its incident; telling it
+here too would tell it twice. Nothing here fails a run: it has ended, and its outcome lies in the store. The message's
+form and the sending are `components.notices`'.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import time
+from collections.abc import Callable, Sequence
+from datetime import datetime
+
+from components.contracts.run_notes import RunOutcome, StepNote
+from components.notices.message import compose
+from components.notices.webhook import TIMEOUT_SECONDS, post
+
+logger = logging.getLogger(__name__)
+
+ADDRESS_VARIABLE = "EVERGREEN_NOTIFY_URL"
+"""Environment variable with the webhook's address, from an optional secret; empty or absent = nobody is told."""
+PAUSES_SECONDS = (2.0, 10.0, 30.0)
+"""Between tries; all of them end long before the exit handler's own time limit (600 s)."""
+
+
+def tell(
+    outcome: RunOutcome,
+    notes: Sequence[StepNote],
+    url: str,
+    *,
+    timeout_seconds: float = TIMEOUT_SECONDS,
+    sleep: Callable[[float], None] = time.sleep,
+) -> str:
+    """Sends one message about the outcome and raises nothing.
+
+    Args:
+        outcome: How the run ended.
+        notes: Of its steps, for the time when it began.
+        url: The webhook's address; empty = nobody is told.
+        timeout_seconds: To connect and for each read, of each try.
+        sleep: Waits between tries.
+
+    Returns:
+        `delivered`; `nobody` where none is to be told; `left` where the monitor tells it; `lost` where the webhook
+        refused it or never answered.
+    """
+    if outcome.trigger_id:
+        return "left"
+    if not url.strip():
+        return "nobody"
+    try:
+        return _send(json.dumps(message(outcome, notes)).encode(), url.strip(), timeout_seconds, sleep)
+    except Exception as error:  # noqa: BLE001 - the run has ended well or badly; this must not change it
+        logger.warning("the run's end was not told: %s", type(error).__name__)
+        return "lost"
+
+
+def message(outcome: RunOutcome, notes: Sequence[StepNote]) -> dict[str, object]:
+    """The message: what became of the run, which step decided it and why, and what serves now."""
+    ended = datetime.fromisoformat(outcome.ended_at).timestamp()
+    begun = min((datetime.fromisoformat(n.started_at).timestamp() for n in notes if n.started_at), default=ended)
+    if outcome.state == "released":
+        title, done = f"Version {outcome.version} was released", f"{outcome.reason}" or "released"
+    elif outcome.state == "refused":
+        title, done = f"The new model was refused by {outcome.step}: {outcome.reason}", "what was live stays live"
+    else:
+        title, done = f"A retraining run failed at {outcome.step}: {outcome.reason}", "what was live stays live"
+    return compose(title, numbers={"request_id": outcome.run}, since=begun, done=done, link="")
+
+
+def _send(body: bytes, url: str, timeout_seconds: float, sleep: Callable[[float], None]) -> str:
+    for pause in (*PAUSES_SECONDS, None):
+        answer = post(url, body, timeout_seconds=timeout_seconds)
+        if answer.state == "delivered":
+            return "delivered"
+        if answer.state == "refused" or pause is None:
+            break
+        # Asked for more patience than the longest pause, the message is as good as lost to a task that should end.
+        sleep(min(max(pause, answer.retry_after or 0.0), max(PAUSES_SECONDS)))
+    logger.warning("the run's end was not told: %s", answer.reason)
+    return "lost"

@@ -1,0 +1,173 @@
+"""The exit handler tells people how a run ended, once, and never fails a run: real HTTP to a bad webhook."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+
+from components.contracts.run_notes import RunOutcome, StepNote, find_outcome, noted, read_outcomes
+from components.run_outcome import notice
+from components.run_outcome.component import run_outcome
+from components.run_outcome.notice import ADDRESS_VARIABLE, PAUSES_SECONDS, tell
+from components.run_outcome.outcome import record
+from tests.monitoring.acting.webhook_server import SECRET, WebhookServer
+
+REPOSITORY = Path(__file__).resolve().parents[2]
+
+
+@pytest.fixture
+def server():
+    made = WebhookServer()
+    yield made
+    made.close()
+
+
+def outcome(**changes) -> RunOutcome:
+    values = {"run": "evergreen-x1", "trigger_id": "", "state": "released", "step": "deployment", "version": 4}
+    values |= {"reason": "all traffic", "ended_at": "2026-01-02T03:04:05+00:00"}
+    return RunOutcome(**{**values, **changes})
+
+
+NOTES = [
+    StepNote(step="extraction", state="done", started_at="2026-01-02T01:00:00+00:00"),
+    StepNote(step="deployment", state="done", started_at="2026-01-02T03:00:00+00:00"),
+]
+
+
+def ended(store, *, url="", trigger_id="") -> str:
+    with noted(store, "run", "extraction"):
+        pass
+    with noted(store, "run", "evaluation") as note:
+        note.state, note.reason = "refused", "auc 0.70 trails 0.75"
+    return record(
+        run="run", store=store.as_uri(), trigger_id=trigger_id, trigger_reason="", kfp_state="COMPLETE", notify_url=url
+    )
+
+
+@pytest.mark.parametrize(
+    ("changes", "title", "done"),
+    [
+        ({}, "Version 4 was released", "all traffic"),
+        (
+            {"state": "refused", "step": "evaluation", "reason": "auc fell", "version": None},
+            "The new model was refused by evaluation: auc fell",
+            "what was live stays live",
+        ),
+        (
+            {"state": "failed", "step": "training", "reason": "out of memory", "version": None},
+            "A retraining run failed at training: out of memory",
+            "what was live stays live",
+        ),
+    ],
+    ids=["released", "refused", "failed"],
+)
+def test_message_says_what_became_of_the_run_which_step_decided_and_why(server, changes, title, done):
+    assert tell(outcome(**changes), NOTES, server.url) == "delivered"
+    (message,) = server.messages
+    lines = message["text"].split("\n")
+    assert lines == [title, "Since: 2026-01-02 01:00:00 UTC", f"Done: {done}", "Run: evergreen-x1"]
+    assert message["blocks"][0]["text"]["text"] == title
+
+
+def test_run_of_a_person_or_a_schedule_is_told_once_it_is_recorded(server, tmp_path):
+    assert ended(tmp_path, url=server.url) == "refused at evaluation: auc 0.70 trails 0.75"
+    assert [m["text"].split("\n")[0] for m in server.messages] == [
+        "The new model was refused by evaluation: auc 0.70 trails 0.75"
+    ]
+    assert [each.state for each in read_outcomes(tmp_path)] == ["refused"]
+
+
+def test_run_that_the_monitor_asked_for_is_left_to_the_monitor(server, tmp_path):
+    ended(tmp_path, url=server.url, trigger_id="drift-1")
+    assert server.asked == 0
+    assert find_outcome(tmp_path, "drift-1").state == "refused"
+    assert tell(outcome(trigger_id="drift-1"), NOTES, server.url) == "left"
+
+
+@pytest.mark.parametrize("url", ["", "  \n"])
+def test_without_an_address_nobody_is_told(url):
+    assert tell(outcome(), NOTES, url) == "nobody"
+
+
+def test_message_is_tried_again_with_growing_pauses(server):
+    server.answers = [(503, {}), (429, {"Retry-After": "7"}), (500, {})]
+    pauses = []
+    assert tell(outcome(), NOTES, server.url, sleep=pauses.append) == "delivered"
+    assert pauses == [PAUSES_SECONDS[0], max(7.0, PAUSES_SECONDS[1]), PAUSES_SECONDS[2]]
+    assert len(server.messages) == 1
+
+
+def test_server_that_wants_more_patience_than_a_task_has_does_not_hold_the_run(server):
+    server.answers = [(429, {"Retry-After": "3600"})] * 10
+    pauses = []
+    assert tell(outcome(), NOTES, server.url, sleep=pauses.append) == "lost"
+    assert pauses == [max(PAUSES_SECONDS)] * len(PAUSES_SECONDS)
+    assert server.asked == len(PAUSES_SECONDS) + 1
+
+
+def closed(server):
+    server.close()
+    return server.url
+
+
+@pytest.mark.parametrize(
+    "address",
+    [
+        lambda server: server.url.replace(SECRET, "/another"),  # 404: refused
+        closed,
+        lambda server: "not an address" + SECRET,
+        lambda server: "http://127.0.0.1:not-a-port" + SECRET,
+        lambda server: server.url + "/größe",
+        lambda server: "http://127.0.0.1:1/a b" + SECRET,
+    ],
+    ids=["refused", "absent", "no address", "no port", "not ascii", "a space"],
+)
+def test_webhook_that_fails_changes_nothing_of_the_run_and_shows_no_secret(
+    server, tmp_path, caplog, monkeypatch, address
+):
+    caplog.set_level("DEBUG")
+    monkeypatch.setattr(notice, "PAUSES_SECONDS", ())
+    sentence = ended(tmp_path, url=address(server))
+    assert sentence == "refused at evaluation: auc 0.70 trails 0.75"
+    assert [each.state for each in read_outcomes(tmp_path)] == ["refused"]
+    assert server.messages == []
+    assert "the run's end was not told" in caplog.text
+    assert SECRET not in caplog.text
+
+
+def test_server_that_never_answers_is_given_up_in_time(server, monkeypatch):
+    server.hang.set()
+    monkeypatch.setattr(notice, "PAUSES_SECONDS", ())
+    assert tell(outcome(), NOTES, server.url, timeout_seconds=0.2) == "lost"
+    assert server.asked == 1
+
+
+def test_component_reads_the_address_from_its_environment(server, tmp_path, monkeypatch):
+    """As the optional secret gives it to the pod; the address is no parameter, which everyone sees in the UI."""
+    monkeypatch.setenv(ADDRESS_VARIABLE, server.url)
+    values = {"run": "run", "store": tmp_path.as_uri(), "trigger_id": "", "trigger_reason": ""}
+    said = run_outcome.python_func(**values, status=SimpleNamespace(state="FAILED"))
+    assert said.startswith("failed at none")
+    assert len(server.messages) == 1
+
+
+def test_command_reads_the_address_from_its_environment(server, tmp_path):
+    words = ["--run", "run", "--store", tmp_path.as_uri(), "--kfp-state", "FAILED"]
+    done = subprocess.run(
+        [sys.executable, "-m", "components.run_outcome", *words],
+        cwd=REPOSITORY,
+        env={**os.environ, ADDRESS_VARIABLE: server.url},
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    assert done.returncode == 0, done.stderr
+    assert len(server.messages) == 1
+    assert SECRET not in done.stdout + done.stderr
+    assert json.loads((tmp_path / "runs" / "run" / "outcome.json").read_text())["state"] == "failed"
