@@ -1,7 +1,8 @@
 """The snapshot as Prometheus metrics; a gauge whose number does not exist is absent.
 
 Names are an interface: dashboards and alert rules ask for them, and a test freezes them. What the numbers mean is
-`monitoring.measures`' and `monitoring.memory.store`'s.
+`monitoring.measures`' and `monitoring.memory.store`'s. Here: what is measured and judged; runs, releases, messages and
+files are `showing.operations`'. A standby, and a monitor before its first turn, shows what it is and nothing else.
 """
 
 from __future__ import annotations
@@ -10,11 +11,11 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from prometheus_client import CollectorRegistry, generate_latest
-from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client.core import GaugeMetricFamily, Metric
 
-from monitoring.showing.snapshot import LEADER, Snapshot
+from monitoring.showing.operations import PREFIX, counters, operations, software
+from monitoring.showing.snapshot import Snapshot
 
-PREFIX = "ctr_monitor_"
 RECORD_OUTCOMES = {
     "predicted": "rows of stored prediction batches",
     "outcome": "stored outcomes",
@@ -66,10 +67,16 @@ class _Collector:
 
     def collect(self) -> Iterator[Metric]:
         shown = self._shown
+        leads = float(shown.is_at_work)
+        yield GaugeMetricFamily(PREFIX + "leader", "1 on the replica that holds the lease and has begun", value=leads)
+        yield from software(shown)
+        if not shown.is_at_work:
+            # Zeros here would be counters that fall at each restart, and an alert's rate would see them rise again.
+            return
         yield from _kpis(shown)
-        yield _counters("records", "Records by what became of them", RECORD_OUTCOMES, shown.counters, "")
-        yield _counters("retrain_requests", "Retraining runs", REQUEST_OUTCOMES, shown.counters, "request_")
-        yield _counters(
+        yield counters("records", "Records by what became of them", RECORD_OUTCOMES, shown.counters, "")
+        yield counters("retrain_requests", "Retraining runs", REQUEST_OUTCOMES, shown.counters, "request_")
+        yield counters(
             "drift_checks", "Feature drift: buckets by verdict, rows passed over", DRIFT_OUTCOMES, shown.counters, ""
         )
         yield from _drift(shown.drift)
@@ -81,10 +88,12 @@ class _Collector:
             ("log_backlog", "Messages published and not acknowledged; absent where unknown", shown.log_backlog),
             ("log_read_up_to_timestamp_seconds", "Every record published before is in", shown.log_read_up_to),
             ("log_connected", "1 while the log can deliver, idle or not", float(shown.log_problem is None)),
-            ("leader", "1 on the replica that holds the lease", float(shown.role == LEADER)),
             ("pending_rows", "Rows whose attribution window is open", shown.pending_rows),
+            ("auc_threshold", "AUC below which the threshold policy fires; absent without it", shown.threshold),
+            ("last_decision_timestamp_seconds", "Event time of the last decision point", shown.decided_at),
         ):
             yield GaugeMetricFamily(PREFIX + name, text, value=value)
+        yield from operations(shown)
 
 
 def _kpis(shown: Snapshot) -> Iterator[Metric]:
@@ -130,10 +139,3 @@ def _decisions(shown: Snapshot) -> Iterator[Metric]:
     for decision in shown.decisions:
         gauge.add_metric([decision["policy"], decision["action"]], 1.0)
     yield gauge
-
-
-def _counters(name: str, text: str, outcomes: Any, counters: Mapping[str, float], prefix: str) -> CounterMetricFamily:
-    family = CounterMetricFamily(PREFIX + name, text, labels=["outcome"])
-    for outcome in outcomes:
-        family.add_metric([outcome], counters.get(prefix + outcome, 0))
-    return family

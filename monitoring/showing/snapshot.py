@@ -12,6 +12,29 @@ LEADER, STANDBY = "leader", "standby"
 
 
 @dataclass(frozen=True, kw_only=True)
+class Surroundings:
+    """What the last look found; a number that does not exist is None."""
+
+    store_problem: str | None = None
+    """Why the model store cannot be read; then what follows of it is None or empty."""
+    promotions: dict[str, int] = field(default_factory=dict)
+    """Lines of the journal by action, intents left out."""
+    live_version: int | None = None
+    live_action: str | None = None
+    """What made it live: `release`, `rollback` or `promote`."""
+    live_since: float | None = None
+    gate_refusals: int | None = None
+    """Runs in a row that reached the gate and were refused by it."""
+    last_run_end: float | None = None
+    last_run_seconds: float | None = None
+    """From the start of the last run's first step to its end."""
+    unuploaded_files: int | None = None
+    """Sealed archive files that are not in the lake; None without an uploader."""
+    oldest_unuploaded: float | None = None
+    """When the first of them was written."""
+
+
+@dataclass(frozen=True, kw_only=True)
 class Snapshot:
     """Everything shown, as of one turn of the loop."""
 
@@ -42,7 +65,16 @@ class Snapshot:
     """What each policy said at the last decision point: `policy`, `action`, `reason`, `numbers`."""
     threshold: float | None = None
     """AUC below which the threshold policy speaks of a breach; drawn on the page."""
+    decided_at: float | None = None
+    """The last decision point: event time."""
     decision: str | None = None
     """The answer of all policies together, with its reason."""
     retraining: dict[str, Any] = field(default_factory=dict)
     """Where the request under way stands, and what restrains the next."""
+    around: Surroundings | None = None
+    """The model store and the archive, as of a minute ago at most; None before the first look."""
+
+    @property
+    def is_at_work(self) -> bool:
+        """Whether the numbers are those of a turn of the loop: not before the first one, and not of a standby."""
+        return self.time is not None and self.role == LEADER

@@ -1,0 +1,53 @@
+"""The names that alerts and dashboards ask Triton for are those that the real server exports."""
+
+from __future__ import annotations
+
+import re
+import urllib.request
+
+import numpy as np
+import pytest
+
+from components.deployment.repository.triton_config import ServingOptions, triton_config
+from components.deployment.triton_client import Triton
+from pipelines.local.triton import TritonServer, TritonSettings
+from tests.e2e.test_triton_server import ECHO
+from tests.k8s import metric_names
+
+pytestmark = [pytest.mark.e2e, pytest.mark.timeout(60)]
+
+
+class Server(TritonServer):
+    """With what the Deployment asks of its metrics."""
+
+    def _flags(self, *arguments):
+        return [*super()._flags(*arguments), "--metrics-config=summary_latencies=true"]
+
+
+def test_the_recorded_names_and_labels_are_the_servers(tmp_path):
+    # Two, since the summary of whole requests is not there for a model whose answers may come from the cache.
+    models = {"click_model": True, "click_model_canary": False}
+    for name, cached in models.items():
+        folder = tmp_path / "repository" / name
+        (folder / "1").mkdir(parents=True)
+        (folder / "config.pbtxt").write_text(triton_config(name, ServingOptions(response_cache=cached), [1]))
+        (folder / "1" / "model.py").write_text(ECHO)
+        (folder / "1" / "model.onnx").touch()
+    settings = TritonSettings(cache_bytes=1 << 20)
+    with Server(tmp_path / "repository", log=tmp_path / "triton.log", settings=settings) as server:
+        client = Triton(server.grpc_url)
+        for name in models:
+            client.infer(name, np.zeros((3, 13), np.float32), np.zeros((3, 26), np.int64))
+        client.close()
+        text = urllib.request.urlopen(server.metrics_url, timeout=5).read().decode()
+    found: dict[str, frozenset[str]] = {}
+    values: dict[str, set[str]] = {"reason": set(), "quantile": set()}
+    # By hand: the Python client's parser gives counters a `_total` that Triton's do not have.
+    for line in filter(lambda line: line and not line.startswith("#"), text.splitlines()):
+        labels = dict(re.findall(r'(\w+)="([^"]*)"', line))
+        name = re.split(r"[{ ]", line)[0]
+        found[name] = found.get(name, frozenset()) | frozenset(labels)
+        for label in values.keys() & labels.keys():
+            values[label].add(labels[label])
+    assert found == metric_names.TRITON
+    assert values == {"reason": metric_names.FAILURE_REASONS, "quantile": metric_names.QUANTILES}

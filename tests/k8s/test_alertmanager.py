@@ -1,0 +1,68 @@
+"""The example of Alertmanager's configuration: whole, without secrets, and alerts reach whom their severity says."""
+
+from __future__ import annotations
+
+import re
+import shutil
+import subprocess
+
+import pytest
+import yaml
+
+from tests.k8s.rendering import K8S
+from tests.k8s.test_alerts import ALERTS
+
+PATH = K8S / "components" / "observability" / "alertmanager" / "alertmanager.yml"
+CONFIG = yaml.safe_load(PATH.read_text())
+
+
+def amtool(*words: str) -> str:
+    if shutil.which("amtool") is None:
+        pytest.skip("amtool is not installed (Debian: prometheus-alertmanager): the example cannot be checked")
+    done = subprocess.run(["amtool", *words], capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout
+
+
+def test_amtool_takes_it():
+    assert "SUCCESS" in amtool("check-config", str(PATH))
+
+
+@pytest.mark.parametrize("name", ALERTS)
+def test_an_alert_reaches_whom_its_severity_says(name):
+    severity = ALERTS[name]["labels"]["severity"]
+    labels = (f"alertname={name}", f"severity={severity}", "namespace=evergreen")
+    found = amtool("config", "routes", "test", f"--config.file={PATH}", *labels)
+    assert found.strip() == {"page": "pages", "ticket": "tickets"}[severity]
+
+
+def test_somebody_elses_alert_reaches_nobody_here():
+    found = amtool("config", "routes", "test", f"--config.file={PATH}", "alertname=NodeDown", "severity=page")
+    assert found.strip() == "nobody"
+
+
+def test_addresses_and_keys_are_files_of_a_secret():
+    text = PATH.read_text()
+    assert "://" not in re.sub(r"#.*", "", text)
+    files = re.findall(r"(\w+_file): (\S+)", text)
+    assert {name for name, _ in files} == {"routing_key_file", "api_url_file"}
+    assert all(path.startswith("/etc/alertmanager/secrets/evergreen-alerting/") for _, path in files)
+
+
+def test_what_silences_and_what_is_silenced_are_alerts_of_ours_and_a_page_is_never_silenced_by_a_ticket():
+    for rule in CONFIG["inhibit_rules"]:
+        sources, targets = (
+            {name for name in ALERTS if all(_matches(m, name) for m in rule[f"{end}_matchers"])}
+            for end in ("source", "target")
+        )
+        (target,) = rule["target_matchers"]
+        assert len(sources) == 1
+        assert len(targets) == len(re.search(r"\((.*)\)", target)[1].split("|")), f"{target} names an alert not ours"
+        (source,) = sources
+        assert ALERTS[source]["labels"]["severity"] == "page", f"{source} silences others and wakes nobody"
+
+
+def _matches(matcher: str, name: str) -> bool:
+    label, operator, value = re.fullmatch(r'(\w+) (=~?) "(.*)"', matcher).groups()
+    assert label == "alertname"
+    return name == value if operator == "=" else re.fullmatch(value, name) is not None

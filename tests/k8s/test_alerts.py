@@ -1,0 +1,202 @@
+"""Every alert fires at the minute it must, says the numbers, stays silent just below, and ends, as promtool runs it.
+
+The cases are in alert_cases.yaml. The rules are read from the manifest, which is their only home; what promtool is
+given and what it says is kept in build/promtool/.
+"""
+
+from __future__ import annotations
+
+import re
+import shutil
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import promql_parser as promql
+import pytest
+import yaml
+
+from pipelines.scaling.shipped_query import read_targets
+from tests.k8s.metric_names import FAILURE_REASONS, QUANTILES, Labels, known, selectors, strangers
+from tests.k8s.rendering import K8S, REPOSITORY
+
+MANIFEST = K8S / "components" / "observability" / "alerts.yaml"
+RUNBOOK = REPOSITORY / "docs" / "runbook.md"
+BUILD = REPOSITORY / "build" / "promtool"
+# Everything is text: to YAML's own types `0x30`, which is thirty zeros here, is 48.
+CASES = yaml.load((Path(__file__).parent / "alert_cases.yaml").read_text(), Loader=yaml.BaseLoader)  # noqa: S506
+SPEC = yaml.safe_load(MANIFEST.read_text())["spec"]
+RULES = [rule for group in SPEC["groups"] for rule in group["rules"]]
+ALERTS = {rule["alert"]: rule for rule in RULES if "alert" in rule}
+RECORDED = {rule["record"]: rule["expr"] for rule in RULES if "record" in rule}
+DEFAULTS = {
+    "ctr_monitor_": {"namespace": "evergreen", "pod": "monitor-0"},
+    "nv_": {"namespace": "evergreen", "pod": "triton-0", "model": "click_model", "version": "1"},
+    "kube_deployment_": {"namespace": "evergreen", "deployment": "triton"},
+    "kube_horizontalpodautoscaler_": {"namespace": "evergreen", "horizontalpodautoscaler": "triton"},
+}
+SERIES = re.compile(r"(?P<name>\w+)(\{(?P<labels>.*)\})?")
+
+
+def with_defaults(series: str) -> tuple[str, dict[str, str]]:
+    """Name and labels of a case's series."""
+    found = SERIES.fullmatch(series)
+    (default,) = [labels for prefix, labels in DEFAULTS.items() if found["name"].startswith(prefix)]
+    return found["name"], {**default, **dict(re.findall(r'(\w+)="([^"]*)"', found["labels"] or ""))}
+
+
+def promtool_test(case: dict[str, Any]) -> dict[str, Any]:
+    """The case as promtool takes it."""
+    rule = ALERTS[case["alert"]]
+    expected = [{"eval_time": time, "alertname": case["alert"], "exp_alerts": []} for time in case.get("silent", ())]
+    for time, description in case.get("fires", {}).items():
+        alert = {
+            "exp_labels": {"severity": rule["labels"]["severity"], **case["labels"]},
+            "exp_annotations": {**rule["annotations"], "description": description},
+        }
+        expected.append({"eval_time": time, "alertname": case["alert"], "exp_alerts": [alert]})
+    series = []
+    for each, values in case["series"].items():
+        name, labels = with_defaults(each)
+        text = ",".join(f'{label}="{value}"' for label, value in labels.items())
+        series.append({"series": f"{name}{{{text}}}", "values": values})
+    return {"interval": "1m", "name": case["case"], "input_series": series, "alert_rule_test": expected}
+
+
+def rules_for(alert: dict[str, Any]) -> list[dict[str, Any]]:
+    """The alert and the recording rules that it rests on, those first."""
+    needed: list[dict[str, Any]] = []
+    for selector in selectors(alert["expr"]):
+        if selector.name in RECORDED:
+            needed += rules_for({"record": selector.name, "expr": RECORDED[selector.name]})
+    return [*(rule for number, rule in enumerate(needed) if rule not in needed[:number]), alert]
+
+
+def run_promtool(folder: Path, alerts: list[dict[str, Any]]) -> dict[str, str]:
+    """What promtool says against each alert; one file of rules and one of tests for each, kept in `folder`."""
+    if shutil.which("promtool") is None:
+        pytest.skip("promtool is not installed: alert rules cannot be run")
+    folder.mkdir(parents=True, exist_ok=True)
+    said = {}
+    for alert in alerts:
+        name = alert["alert"]
+        rules = {"groups": [{"name": "evergreen", "rules": rules_for(alert)}]}
+        (folder / f"{name}.rules.yaml").write_text(yaml.safe_dump(rules, sort_keys=False, width=1000))
+        tests = {
+            "rule_files": [f"{name}.rules.yaml"],
+            "evaluation_interval": "30s",
+            "tests": [promtool_test(case) for case in CASES if case["alert"] == name],
+        }
+        (folder / f"{name}.test.yaml").write_text(yaml.safe_dump(tests, sort_keys=False, width=1000))
+        command = ["promtool", "test", "rules", f"{name}.test.yaml"]
+        done = subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=120)
+        (folder / f"{name}.output.txt").write_text(done.stdout + done.stderr)
+        if done.returncode:
+            said[name] = done.stdout + done.stderr
+    return said
+
+
+def test_promtool_takes_the_rules_as_they_are():
+    if shutil.which("promtool") is None:
+        pytest.skip("promtool is not installed: alert rules cannot be checked")
+    BUILD.mkdir(parents=True, exist_ok=True)
+    (BUILD / "rules.yaml").write_text(yaml.safe_dump(SPEC, sort_keys=False, width=1000))
+    command = ["promtool", "check", "rules", "--lint-fatal", str(BUILD / "rules.yaml")]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert f"{len(RULES)} rules found" in done.stdout
+
+
+def test_alerts_fire_and_end_as_their_cases_say():
+    said = run_promtool(BUILD, list(ALERTS.values()))
+    assert not said, "\n".join(said.values())
+
+
+@pytest.mark.parametrize("change", [{"expr": "vector(0) > 1"}, {"for": "5h"}, {"expr": "vector(1)", "for": "0s"}])
+def test_the_cases_notice_a_rule_that_is_deaf_late_or_loud(change, tmp_path):
+    """The harness itself: no alert could be silenced, delayed or left on without a case of its own that fails."""
+    said = run_promtool(tmp_path, [{**rule, **change} for rule in ALERTS.values()])
+    assert said.keys() == ALERTS.keys()
+
+
+def test_every_alert_has_a_case_that_fires_and_ends_and_one_that_stays_silent():
+    for name in ALERTS:
+        cases = [case for case in CASES if case["alert"] == name]
+        assert any(case.get("fires") for case in cases), f"{name} never fires"
+        assert any(case.get("silent") for case in cases), f"{name} is never silent"
+    assert {case["alert"] for case in CASES} <= ALERTS.keys()
+
+
+def test_cases_use_series_that_exist():
+    names = known()
+    for case in CASES:
+        for series in case["series"]:
+            name, labels = with_defaults(series)
+            assert name in names, f"{case['alert']}: nobody exports {name}"
+            assert labels.keys() <= names[name], f"{case['alert']}: {name} has no labels {labels.keys() - names[name]}"
+
+
+def labels_of_record(name: str) -> Labels:
+    """By Prometheus' convention the first part of a recorded name is its labels."""
+    return frozenset(name.split(":")[0].split("_"))
+
+
+def test_expressions_ask_only_for_what_is_exported():
+    recorded = {name: labels_of_record(name) for name in RECORDED}
+    for rule in RULES:
+        found = strangers(rule["expr"], recorded)
+        assert not found, f"{rule.get('alert', rule.get('record'))} asks for {found}, which nobody exports"
+
+
+def test_label_values_asked_for_are_those_that_exist():
+    from components.contracts import promotion_journal
+    from monitoring.deciding.decision import Action
+    from monitoring.deciding.policies import POLICIES
+    from monitoring.showing.metrics import RECORD_OUTCOMES
+
+    allowed = {
+        "action": {*(action.value for action in Action), *promotion_journal.ACTIONS},
+        "policy": set(POLICIES),
+        "outcome": {*RECORD_OUTCOMES, "done", "failed", "delivered", "dropped"},
+        "kind": {"rollback", "shadow"},
+        "reason": FAILURE_REASONS,
+        "quantile": QUANTILES,
+        "model": {"click_model", "click_model_canary"},
+        "condition": {"ScalingActive", "AbleToScale", "ScalingLimited"},
+        "status": {"true", "false", "unknown"},
+        "namespace": {"evergreen"},
+        "deployment": {"triton"},
+        "horizontalpodautoscaler": {"triton"},
+    }
+    for rule in RULES:
+        for selector in selectors(rule["expr"]):
+            for matcher in selector.matchers.matchers:
+                assert set(matcher.value.split("|")) <= allowed[matcher.name], f"{rule.get('alert')}: {matcher.value}"
+
+
+@pytest.mark.parametrize("name", ALERTS)
+def test_an_alert_says_how_urgent_it_is_what_happened_and_where_its_runbook_is(name):
+    rule = ALERTS[name]
+    assert rule["labels"] == {"severity": rule["labels"]["severity"]}
+    assert rule["labels"]["severity"] in ("page", "ticket")
+    assert rule["annotations"].keys() == {"summary", "description", "runbook_url"}
+    assert "{{" not in rule["annotations"]["summary"], "a summary names the alert; numbers are the description's"
+    assert rule["annotations"]["runbook_url"].endswith(f"/docs/runbook.md#{name.lower()}")
+
+
+def test_every_alert_has_a_section_of_the_runbook_and_every_section_its_alert():
+    sections = re.findall(r"^### (Evergreen\w+)$", RUNBOOK.read_text(), flags=re.M)
+    assert sorted(sections) == sorted(ALERTS)
+
+
+def test_recording_rules_are_named_by_level_metric_and_operation_and_each_is_used():
+    used = {selector.name for rule in RULES for selector in selectors(rule["expr"])}
+    for name, expression in RECORDED.items():
+        assert re.fullmatch(r"[a-z_]+:[a-z_]+:[a-z0-9_]+", name), name
+        assert name in used, f"nothing asks for {name}"
+        promql.parse(expression)
+
+
+def test_the_queues_limit_is_the_autoscalers_target():
+    target = read_targets(K8S / "base" / "triton" / "autoscaler.yaml")["triton_queue_microseconds_per_request"]
+    assert f"rate5m > {target.value:g}\n" in ALERTS["EvergreenQueueAtMaxReplicas"]["expr"]

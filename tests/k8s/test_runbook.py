@@ -1,0 +1,165 @@
+"""docs/runbook.md: each command parses as its program parses it, runs where it is said to, and names what exists."""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import importlib.util
+import re
+import shlex
+import sys
+from dataclasses import fields
+from pathlib import Path
+
+import pytest
+import yaml
+
+from components.contracts import promotion_journal
+from monitoring.settings import MonitorSettings
+from pipelines import __main__ as command_line
+from tests.k8s.metric_names import known
+from tests.k8s.rendering import K8S, REPOSITORY
+
+PAGE = (REPOSITORY / "docs" / "runbook.md").read_text()
+DOCKERFILES = {
+    "evergreen-monitoring": "monitoring/Dockerfile",
+    "evergreen-deployment": "components/deployment/Dockerfile",
+}
+
+
+def commands() -> list[str]:
+    """Every command of the page, from its blocks and from inside its sentences, without comments."""
+    blocks = re.findall(r"^```sh\n(.*?)^```$", PAGE, flags=re.M | re.S)
+    lines = [line for block in blocks for line in block.splitlines()]
+    prose = re.sub(r"^```.*?^```$", "", PAGE, flags=re.M | re.S)
+    lines += [" ".join(code.split()) for code in re.findall(r"`([^`]+)`", prose)]
+    return [re.sub(r"\s{2,}#.*", "", line) for line in lines if line.startswith(("evergreen ", "kubectl ", "python "))]
+
+
+COMMANDS = commands()
+EXEC = [line for line in COMMANDS if " exec " in line]
+
+
+class Parsed(Exception):
+    """The program's parser took the line; nothing of it was run."""
+
+
+@pytest.fixture
+def parse(monkeypatch):
+    """Gives a line to the program that it names, as far as its parser."""
+    real = argparse.ArgumentParser.parse_args
+
+    def stop(self, *arguments, **named):
+        raise Parsed(real(self, *arguments, **named))
+
+    monkeypatch.setattr(argparse.ArgumentParser, "parse_args", stop)
+
+    def parse(words: list[str]) -> None:
+        if words[0] == "evergreen" and words[1] in command_line.ROOMS:
+            module, first, _ = command_line.ROOMS[words[1]]
+            words = ["python", "-m", module, *first, *words[2:]]
+        if words[0] == "evergreen":
+            name, argv = "pipelines", words[1:]
+        else:
+            assert words[:2] == ["python", "-m"], words
+            name, argv = words[2], words[3:]
+        if importlib.util.find_spec(name).submodule_search_locations is not None:
+            name += ".__main__"
+        monkeypatch.setattr(sys, "argv", [name, *argv])
+        with pytest.raises(Parsed):
+            importlib.import_module(name).main(argv)
+
+    return parse
+
+
+def inner(line: str) -> list[str] | None:
+    """What `kubectl exec` runs in the pod; None for a program that is not ours."""
+    words = shlex.split(line.partition(" -- ")[2])
+    words = shlex.split(words[2]) if words[:2] == ["sh", "-c"] else words
+    return words if words[:1] == ["python"] else None
+
+
+def test_the_page_has_commands_of_each_kind():
+    assert len([line for line in COMMANDS if line.startswith("evergreen ")]) >= 10
+    assert len([line for line in EXEC if inner(line)]) >= 8
+
+
+@pytest.mark.parametrize("line", [line for line in COMMANDS if not line.startswith("kubectl ")])
+def test_commands_parse_as_their_program_parses_them(line, parse):
+    parse(shlex.split(line))
+
+
+@pytest.mark.parametrize("line", [line for line in EXEC if inner(line)])
+def test_commands_in_pods_parse_and_their_image_has_the_program(line, parse):
+    parse(inner(line))
+    workload = re.search(r"exec deploy/(\w+)( -c (\w+))? -- ", line)
+    manifest = workload_manifest(workload[1])
+    containers = {each["name"]: each for each in manifest["spec"]["template"]["spec"]["containers"]}
+    image = containers[workload[3] or workload[1]]["image"]
+    (dockerfile,) = [path for name, path in DOCKERFILES.items() if name in image]
+    copied = re.findall(r"^COPY (?!--from)(\S+) ", (REPOSITORY / dockerfile).read_text(), flags=re.M)
+    path = inner(line)[2].replace(".", "/")
+    assert any(path == each or path.startswith(f"{each}/") for each in copied), f"{dockerfile} has no {path}"
+
+
+def workload_manifest(name: str):
+    """The Deployment of that name in the base."""
+    (found,) = [
+        each
+        for path in (K8S / "base" / name).glob("*.yaml")
+        for each in yaml.safe_load_all(path.read_text())
+        if each and each["kind"] == "Deployment" and each["metadata"]["name"] == name
+    ]
+    return found
+
+
+def test_a_line_that_no_program_takes_is_noticed(parse):
+    for line in ("evergreen rollback --store S --too 3 --reason r", "evergreen live-at --store S", "evergreen undo"):
+        with pytest.raises(SystemExit):
+            parse(shlex.split(line))
+
+
+def test_pods_containers_and_objects_named_are_those_of_the_base():
+    for kind, name in re.findall(r"\b(deploy|hpa|configmap|pvc|scaledobject)[ /]([a-z][a-z-]+)", PAGE):
+        owner = {"configmap": "monitor", "pvc": "monitor", "hpa": "triton"}.get(kind, name)
+        if kind in ("scaledobject",) or name in ("ml-pipeline",):
+            continue
+        texts = "".join(path.read_text() for path in (K8S / "base" / owner).glob("*.yaml"))
+        assert re.search(rf"^  name: {name}$", texts, flags=re.M), f"{kind}/{name} is not in k8s/base/{owner}"
+
+
+def test_settings_and_metrics_named_exist():
+    names = {field.name for field in fields(MonitorSettings)}
+    for name in re.findall(r"EVERGREEN_MONITOR_([A-Z_]+)", PAGE):
+        assert name.lower() in names, f"EVERGREEN_MONITOR_{name} is no setting"
+    for name in ("upload_wait_seconds", "auc_threshold", "daily_budget", "attribution_window_seconds", "lease_seconds"):
+        assert f"`{name}`" in PAGE
+        assert name in names
+    for name in re.findall(r"\b(?:ctr_monitor|nv|kube)_[a-z0-9_]+", PAGE):
+        assert name in known(), f"nobody exports {name}"
+
+
+def test_links_lead_somewhere():
+    anchors = {re.sub(r"[^a-z0-9 -]", "", h.lower()).replace(" ", "-") for h in re.findall(r"^#+ (.+)$", PAGE, re.M)}
+    for target in re.findall(r"\]\(([^)]+)\)", PAGE):
+        path, _, anchor = target.partition("#")
+        assert (REPOSITORY / "docs" / path).exists()
+        assert path or anchor in anchors, f"no heading #{anchor}"
+
+
+def test_a_copied_journal_alone_tells_which_model_was_live(tmp_path, capsys):
+    """As the page does it: `cat` of the file on the cluster into an empty folder here."""
+    store, copy = tmp_path / "store", tmp_path / "copy"
+    store.mkdir()
+    copy.mkdir()
+    values = {"previous_version": None, "model_id": "m", "model_uri": "", "release_uri": "", "trigger_id": None}
+    for action, version, day in (("release", 1, 1), ("release", 2, 2), ("rollback", 1, 3)):
+        line = promotion_journal.Promotion(
+            time=f"2026-01-0{day}T00:00:00+00:00", action=action, version=version, reason="r", **values
+        )
+        promotion_journal.append_promotion(store, line)
+    (copy / "journal.jsonl").write_bytes(Path(store / "journal.jsonl").read_bytes())
+    assert command_line.main(["live-at", "2026-01-02T12:00:00Z", "--store", str(copy)]) == 0
+    assert "version 2" in capsys.readouterr().out
+    assert command_line.main(["models", "--store", str(copy)]) == 0
+    assert "rollback" in capsys.readouterr().out
