@@ -1,0 +1,197 @@
+"""No panel of a dashboard is empty: each query is answered by a real Prometheus with numbers.
+
+It scrapes a real tritonserver under traffic and the monitor's own server with a snapshot in which every number is
+present. No cluster and no GPU are here: what kube-state-metrics, the DCGM exporter and a Triton with a GPU would show
+is the text below, in their names and labels.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+import threading
+from contextlib import ExitStack
+from dataclasses import replace
+from functools import partial
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+
+import numpy as np
+import pytest
+
+from components.deployment.repository.triton_config import ServingOptions, triton_config
+from components.deployment.triton_client import Triton
+from monitoring.showing.exposition import Exposition
+from monitoring.showing.server import Server as MonitorServer
+from pipelines.local.loopback import LOOPBACK
+from pipelines.local.triton import TritonSettings
+from tests.e2e.processes import wait_for
+from tests.e2e.prometheus import Prometheus
+from tests.e2e.test_metric_names import Server as TritonServer
+from tests.e2e.test_triton_server import ECHO
+from tests.k8s import metric_names
+from tests.k8s.grafana import DASHBOARDS, Asked, offered, queries
+from tests.monitoring.showing.test_metrics import FULL
+
+pytestmark = [pytest.mark.e2e, pytest.mark.timeout(120)]
+
+NOT_HERE = """\
+kube_deployment_status_replicas_available{deployment="triton"} 2
+kube_horizontalpodautoscaler_spec_min_replicas{horizontalpodautoscaler="triton"} 2
+kube_horizontalpodautoscaler_spec_max_replicas{horizontalpodautoscaler="triton"} 8
+kube_horizontalpodautoscaler_status_desired_replicas{horizontalpodautoscaler="triton"} 3
+kube_horizontalpodautoscaler_spec_target_metric{horizontalpodautoscaler="triton",\
+metric_name="triton_queue_microseconds_per_request",metric_target_type="average"} 2000
+kube_horizontalpodautoscaler_spec_target_metric{horizontalpodautoscaler="triton",\
+metric_name="triton_pending_requests",metric_target_type="average"} 8
+kube_pod_container_status_restarts_total{container="triton",uid="u"} 1
+nv_gpu_utilization{gpu_uuid="GPU-1"} 0.5
+nv_gpu_memory_total_bytes{gpu_uuid="GPU-1"} 8e10
+nv_gpu_memory_used_bytes{gpu_uuid="GPU-1"} 2e10
+DCGM_FI_PROF_GR_ENGINE_ACTIVE{gpu="0",Hostname="node",GPU_I_PROFILE="1g.5gb"} 0.25
+"""
+MODELS = {"click_model": True, "click_model_canary": False}
+"""And whether its answers may come from the cache: a model of which they may has no quantiles."""
+
+
+class Asking(Prometheus):
+    """Also with whole answers."""
+
+    def numbers(self, query: str) -> list[float]:
+        """Every sample's value."""
+        return [float(sample["value"][1]) for sample in self._get("query", query=query)["result"]]
+
+
+class Page(BaseHTTPRequestHandler):
+    """Answers every request with one text."""
+
+    text = ""
+
+    def do_GET(self):
+        body = self.text.encode()
+        self.send_response(200)
+        self.send_header("Content-Type", "text/plain; version=0.0.4")
+        self.send_header("Content-Length", str(len(body)))
+        self.end_headers()
+        self.wfile.write(body)
+
+    def log_message(self, *_):
+        pass
+
+
+def page(stack: ExitStack, text: str) -> str:
+    """URL of a page with that text, until the stack ends."""
+    server = ThreadingHTTPServer((LOOPBACK, 0), type("Stated", (Page,), {"text": text}))
+    stack.callback(server.server_close)
+    threading.Thread(target=partial(server.serve_forever, 0.05), daemon=True).start()
+    stack.callback(server.shutdown)
+    return f"http://{LOOPBACK}:{server.server_port}/metrics"
+
+
+def monitor(stack: ExitStack, snapshot) -> str:
+    """URL of the monitor's metrics page with that snapshot."""
+    exposition = Exposition()
+    exposition.beat(snapshot)
+    server = MonitorServer(exposition, host=LOOPBACK, port=0)
+    stack.callback(server.close)
+    return f"http://{LOOPBACK}:{server.port}/metrics"
+
+
+def triton(stack: ExitStack, folder):
+    """A server of both models, and a call that sends each the same row twice."""
+    for name, cached in MODELS.items():
+        model = folder / "repository" / name
+        (model / "1").mkdir(parents=True)
+        (model / "config.pbtxt").write_text(triton_config(name, ServingOptions(response_cache=cached), [1]))
+        (model / "1" / "model.py").write_text(ECHO)
+        (model / "1" / "model.onnx").touch()
+    settings = TritonSettings(cache_bytes=1 << 20)
+    server = stack.enter_context(TritonServer(folder / "repository", log=folder / "triton.log", settings=settings))
+    client = Triton(server.grpc_url)
+    stack.callback(client.close)
+
+    def send(count: int) -> None:
+        for name in MODELS:
+            row = np.full((1, 13), count, np.float32), np.zeros((1, 26), np.int64)
+            client.infer(name, *row)
+            client.infer(name, *row)
+
+    return server, send
+
+
+@pytest.fixture(scope="module")
+def prometheus(tmp_path_factory):
+    """Once it holds several scrapes of every target, with traffic between them."""
+    folder = tmp_path_factory.mktemp("dashboards")
+    with ExitStack() as stack:
+        server, send = triton(stack, folder)
+        released = replace(FULL, around=replace(FULL.around, live_action="release"))
+        pods = {
+            "triton-0": server.metrics_url,
+            "monitor-0": monitor(stack, FULL),
+            "monitor-1": monitor(stack, released),
+            "stated": page(stack, NOT_HERE),
+        }
+        asking = stack.enter_context(Asking(folder / "prometheus", pods))
+        sent = 0
+
+        def is_scraped() -> bool:
+            nonlocal sent
+            send(sent)
+            sent += 1
+            return asking.ask("min(count_over_time(up[1m]))").get("", 0) >= 4 and min(asking.ask("up").values()) == 1
+
+        wait_for(is_scraped)
+        yield asking
+
+
+@pytest.mark.parametrize("asked", list(queries()), ids=str)
+def test_a_query_is_answered_with_numbers(prometheus, asked: Asked):
+    numbers = prometheus.numbers(asked.expr)
+    assert numbers, asked.expr
+    assert all(math.isfinite(number) for number in numbers), numbers
+
+
+def answer(prometheus, dashboard, title, letter="A"):
+    (asked,) = [a for a in queries() if (a.dashboard, a.title, a.letter) == (dashboard, title, letter)]
+    return prometheus.numbers(asked.expr)
+
+
+@pytest.mark.parametrize(
+    ("dashboard", "title", "letter", "number"),
+    [
+        ("model", "AUC", "A", 0.75),
+        ("model", "AUC of version $version", "D", 0.74),
+        ("model", "Drifted columns", "A", 1),
+        ("model", "Set aside", "A", 0),
+        ("pipeline", "Live version", "A", 2),
+        ("pipeline", "Budget left", "A", 1),
+        ("pipeline", "Live since", "A", 900_000),
+        ("pipeline", "Rollbacks", "mark", 900_000),
+        ("serving", "Queue time per request", "B", 2000),
+        ("serving", "Replicas", "D", 8),
+        ("serving", "GPU memory", "A", 0.25),
+    ],
+)
+def test_the_number_is_the_one_that_was_put_in(prometheus, dashboard, title, letter, number):
+    assert answer(prometheus, dashboard, title, letter) == [pytest.approx(number)]
+
+
+def test_half_of_the_cached_models_requests_are_hits(prometheus):
+    """Each row was sent twice; a scrape may lie between the two."""
+    assert answer(prometheus, "serving", "Cache hits") == [pytest.approx(0.5, abs=0.2)]
+
+
+@pytest.mark.parametrize("name", sorted(DASHBOARDS))
+def test_every_variable_offers_a_value(prometheus, name):
+    for variable, series, label in offered(DASHBOARDS[name]):
+        values = {found.get(label) for found in prometheus.series(series)}
+        assert values - {None}, variable
+
+
+def test_what_is_stated_here_is_named_as_the_list_of_known_metrics_has_it():
+    for name, labels in re.findall(r"^(\w+)\{(.*)\} ", NOT_HERE, re.MULTILINE):
+        assert {label for label, _ in re.findall(r'(\w+)="([^"]*)"', labels)} <= metric_names.known()[name]
+
+
+def test_a_query_for_a_name_that_nobody_exports_is_not_answered(prometheus):
+    assert prometheus.numbers("max(ctr_monitor_rolling_auk)") == []

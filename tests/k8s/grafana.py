@@ -1,0 +1,60 @@
+"""The dashboards that ship, and their queries as Prometheus gets them once Grafana has filled in its variables."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator
+from typing import Any, NamedTuple
+
+from tests.k8s.rendering import K8S
+
+FOLDER = K8S / "components" / "observability" / "dashboards"
+DASHBOARDS: dict[str, dict[str, Any]] = {path.stem: json.loads(path.read_text()) for path in FOLDER.glob("*.json")}
+"""By the name of the file."""
+CHOSEN = {"namespace": "evergreen", "version": ".+", "model": ".+", "__rate_interval": "1m", "__range": "1h"}
+"""What stands for a variable: a namespace, all versions and models, and Grafana's own. Its least rate interval is four
+scrapes."""
+
+
+class Asked(NamedTuple):
+    """A query, and where it stands."""
+
+    dashboard: str
+    title: str
+    letter: str
+    """Name of the query within its panel; `mark` for an annotation."""
+    expr: str
+    """With no variable left in it."""
+
+    def __str__(self) -> str:
+        return f"{self.dashboard} / {self.title} / {self.letter}"
+
+
+def panels(dashboard: dict[str, Any]) -> list[dict[str, Any]]:
+    """Its panels without the headings of rows."""
+    return [panel for panel in dashboard["panels"] if panel["type"] != "row"]
+
+
+def filled(text: str) -> str:
+    """The text with Grafana's variables replaced; KeyError for one that nothing stands for."""
+    return re.sub(r"\$\{?(\w+)\}?", lambda match: CHOSEN[match[1]], text)
+
+
+def queries() -> Iterator[Asked]:
+    """Every query of every panel, and of the marks, of every dashboard."""
+    for name, dashboard in sorted(DASHBOARDS.items()):
+        for panel in panels(dashboard):
+            for target in panel["targets"]:
+                yield Asked(name, panel["title"], target["refId"], filled(target["expr"]))
+        for mark in dashboard["annotations"]["list"]:
+            yield Asked(name, mark["name"], "mark", filled(mark["expr"]))
+
+
+def offered(dashboard: dict[str, Any]) -> Iterator[tuple[str, str, str]]:
+    """Variables that offer a label's values: name, selector of the series, label."""
+    for variable in dashboard["templating"]["list"]:
+        if variable["type"] == "query":
+            match = re.fullmatch(r"label_values\((.+), (\w+)\)", variable["query"]["query"])
+            assert match, variable
+            yield variable["name"], filled(match[1]), match[2]

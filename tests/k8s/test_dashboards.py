@@ -1,0 +1,203 @@
+"""The dashboards ask for metrics that exist, and are JSON as Grafana takes it.
+
+Whether their queries return numbers is asked of a real Prometheus in tests/e2e/test_dashboards_on_prometheus.py.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from itertools import combinations
+
+import promql_parser as promql
+import pytest
+
+from pipelines.dashboards.__main__ import dashboards
+from pipelines.dashboards.board import dashboard_text
+from pipelines.scaling.shipped_query import read_queries
+from tests.k8s import metric_names
+from tests.k8s.grafana import DASHBOARDS, FOLDER, Asked, filled, offered, panels, queries
+from tests.k8s.rendering import K8S, find
+
+UNITS = {"short", "none", "s", "µs", "percentunit", "reqps", "cps", "dateTimeFromNow"}
+"""Of Grafana's ids in packages/grafana-data/src/valueFormats/categories.ts, those in use here."""
+MONITOR_ALONE = {"ctr_monitor_info"}
+"""Metrics that no dashboard needs: who runs which software is a question for the status page."""
+
+every_query = pytest.mark.parametrize("asked", list(queries()), ids=str)
+every_dashboard = pytest.mark.parametrize("name", sorted(DASHBOARDS))
+
+
+def parts(expression) -> list:
+    """The expression and every expression inside it."""
+    inner = [getattr(expression, name, None) for name in ("expr", "lhs", "rhs", "param", "vector_selector")]
+    inner += getattr(expression, "args", None) or []
+    return [expression, *(each for part in inner if isinstance(part, promql.Expr) for each in parts(part))]
+
+
+def unknown_labels(text: str) -> set[str]:
+    """Labels by which an expression groups or joins, and that a metric inside does not carry."""
+    found = set()
+    for part in parts(promql.parse(text)):
+        if isinstance(part, promql.AggregateExpr) and part.modifier is not None:
+            grouped = part.modifier.labels
+        elif isinstance(part, promql.BinaryExpr) and part.modifier is not None and part.modifier.matching is not None:
+            grouped = part.modifier.matching.labels
+        else:
+            continue
+        for inside in parts(part):
+            if isinstance(inside, promql.VectorSelector):
+                found |= set(grouped) - metric_names.known()[inside.name]
+    return found
+
+
+@every_query
+def test_a_query_is_promql_and_asks_for_metrics_and_labels_that_are_exported(asked: Asked):
+    assert metric_names.strangers(asked.expr) == []
+    assert unknown_labels(asked.expr) == set()
+
+
+def test_a_query_with_a_wrong_name_label_or_grouping_is_found():
+    assert metric_names.strangers("ctr_monitor_rolling_auk") == ["ctr_monitor_rolling_auk"]
+    assert metric_names.strangers('ctr_monitor_rolling_auc{versoin="3"}') == ["ctr_monitor_rolling_auc{versoin}"]
+    assert unknown_labels("max by (versoin) (ctr_monitor_rolling_auc)") == {"versoin"}
+    assert unknown_labels("sum by (versoin) (rate(nv_inference_count[1m]))") == {"versoin"}
+    assert unknown_labels("max(up) / on (pot) nv_gpu_utilization") == {"pot"}
+    assert unknown_labels("max by (version) (ctr_monitor_rolling_auc)") == set()
+
+
+def test_every_metric_of_the_monitor_is_on_a_dashboard():
+    asked = {selector.name for each in queries() for selector in metric_names.selectors(each.expr)}
+    assert metric_names.monitor().keys() - asked == MONITOR_ALONE
+
+
+@every_query
+def test_a_legend_names_only_labels_that_the_series_have(asked: Asked):
+    panel = next((p for p in panels(DASHBOARDS[asked.dashboard]) if p["title"] == asked.title), None)
+    if panel is None:
+        return
+    (target,) = [t for t in panel["targets"] if t["refId"] == asked.letter]
+    named = set(re.findall(r"\{\{(\w+)\}\}", target["legendFormat"]))
+    kept = [
+        set(p.modifier.labels)
+        for p in parts(promql.parse(asked.expr))
+        if isinstance(p, promql.AggregateExpr) and p.modifier
+    ]
+    assert named <= set().union(*kept)
+
+
+@every_dashboard
+def test_the_file_is_what_its_definition_gives(name):
+    """`python -m pipelines.dashboards` writes it."""
+    assert (FOLDER / f"{name}.json").read_text() == dashboard_text(dashboards()[f"{name}.json"])
+
+
+def test_the_queue_panels_ask_what_the_autoscaler_asks():
+    shipped = read_queries(K8S / "components" / "prometheus-adapter", pods=("POD",))
+    expected = {name: query.replace('pod="POD"', 'pod=~"triton-.+"') for name, query in shipped.items()}
+    drawn = {panel["title"]: filled(panel["targets"][0]["expr"]) for panel in panels(DASHBOARDS["serving"])}
+    assert drawn["Queue time per request"] == expected["triton_queue_microseconds_per_request"]
+    assert drawn["Pending requests"] == expected["triton_pending_requests"]
+
+
+def test_addresses_are_unique():
+    assert len({dashboard["uid"] for dashboard in DASHBOARDS.values()}) == len(DASHBOARDS) == 3
+
+
+@every_dashboard
+def test_panels_are_told_apart_and_lie_beside_each_other(name):
+    placed = DASHBOARDS[name]["panels"]
+    assert len({panel["id"] for panel in placed}) == len(placed)
+    assert len({panel["title"] for panel in placed}) == len(placed)
+    for panel in placed:
+        at = panel["gridPos"]
+        assert at["x"] >= 0
+        assert at["x"] + at["w"] <= 24
+    for one, other in combinations([panel["gridPos"] for panel in placed], 2):
+        apart = (
+            one["x"] + one["w"] <= other["x"]
+            or other["x"] + other["w"] <= one["x"]
+            or one["y"] + one["h"] <= other["y"]
+            or other["y"] + other["h"] <= one["y"]
+        )
+        assert apart, (one, other)
+
+
+@every_dashboard
+def test_every_panel_says_what_it_shows_in_which_unit_from_the_chosen_data_source(name):
+    for panel in panels(DASHBOARDS[name]):
+        assert len(panel["description"]) > 20, panel["title"]
+        assert panel["description"].endswith("."), panel["title"]
+        assert panel["fieldConfig"]["defaults"]["unit"] in UNITS, panel["title"]
+        sources = [panel["datasource"], *(target["datasource"] for target in panel["targets"])]
+        assert all(source == {"type": "prometheus", "uid": "${datasource}"} for source in sources)
+        letters = [target["refId"] for target in panel["targets"]]
+        assert letters == sorted(set(letters))
+
+
+@every_dashboard
+def test_styles_are_of_series_that_the_panel_has(name):
+    """A limit or a band by a name that no query gives would silently be drawn as any other line."""
+    for panel in panels(DASHBOARDS[name]):
+        legends = {target["legendFormat"] for target in panel["targets"]}
+        for override in panel["fieldConfig"]["overrides"]:
+            assert override["matcher"]["options"] in legends, panel["title"]
+            below = [p["value"] for p in override["properties"] if p["id"] == "custom.fillBelowTo"]
+            assert set(below) <= legends, panel["title"]
+
+
+@every_dashboard
+def test_a_tables_columns_are_labels_or_values_of_its_queries(name):
+    for panel in (p for p in panels(DASHBOARDS[name]) if p["type"] == "table"):
+        letters = [target["refId"] for target in panel["targets"]]
+        values = {"Value"} if len(letters) == 1 else {f"Value #{letter}" for letter in letters}
+        labels = set()
+        for target in panel["targets"]:
+            for part in parts(promql.parse(filled(target["expr"]))):
+                if isinstance(part, promql.AggregateExpr) and part.modifier:
+                    labels |= set(part.modifier.labels)
+        _, chosen, order = panel["transformations"]
+        columns = set(chosen["options"]["include"]["names"])
+        assert columns == set(order["options"]["indexByName"])
+        assert columns <= labels | values, panel["title"]
+        assert labels <= columns, panel["title"]
+
+
+@every_dashboard
+def test_every_variable_is_defined_before_it_is_used_and_offers_a_label_that_exists(name):
+    dashboard = DASHBOARDS[name]
+    defined = [variable["name"] for variable in dashboard["templating"]["list"]]
+    assert defined[:2] == ["datasource", "namespace"]
+    used = set(re.findall(r"\$\{?(\w+)\}?", json.dumps(dashboard)))
+    assert {each for each in used if not each.startswith("__")} == set(defined)
+    assert {panel["repeat"] for panel in panels(dashboard) if "repeat" in panel} <= set(defined)
+    for _, series, label in offered(dashboard):
+        assert metric_names.strangers(series) == []
+        (selector,) = metric_names.selectors(series)
+        assert label in metric_names.known()[selector.name]
+
+
+@every_dashboard
+def test_dashboards_lead_to_each_other_and_to_the_runbook(name):
+    dashboard = DASHBOARDS[name]
+    runbook, beside = dashboard["links"]
+    assert set(beside["tags"]) <= set(dashboard["tags"])
+    assert beside["keepTime"]
+    assert runbook["url"].endswith("docs/runbook.md")
+    assert [mark["name"] for mark in dashboard["annotations"]["list"]] == ["Releases", "Rollbacks"]
+
+
+def test_grafanas_sidecar_finds_each_dashboard_in_a_config_map(manifests, overlay):
+    """Whole, but for the runbook's address, which is the overlay's."""
+    lines = (K8S / "overlays" / overlay / "cluster.env").read_text().splitlines()
+    (runbook,) = [line.partition("=")[2] for line in lines if line.startswith("RUNBOOK_URL=")]
+    for name, dashboard in DASHBOARDS.items():
+        config_map = find(manifests, "ConfigMap", f"evergreen-dashboard-{name}")
+        assert config_map["metadata"]["labels"]["grafana_dashboard"] == "1"
+        assert config_map["metadata"]["annotations"]["grafana_folder"] == "Evergreen"
+        ((key, text),) = config_map["data"].items()
+        sent = json.loads(text)
+        assert key == f"{name}.json"
+        assert sent["links"][0]["url"] == runbook
+        sent["links"][0]["url"] = dashboard["links"][0]["url"]
+        assert sent == dashboard

@@ -1,0 +1,94 @@
+"""Prometheus finds the pods' metrics pages, often enough for the autoscaler, and keeps the labels queries ask for."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+import yaml
+
+from monitoring.showing.exposition import Exposition
+from monitoring.showing.server import Server
+from pipelines.local.loopback import DIRECT, LOOPBACK
+from pipelines.scaling.shipped_query import read_queries
+from tests.k8s.rendering import K8S, find
+
+NAMES = ("triton", "monitor")
+every_monitor = pytest.mark.parametrize("name", NAMES)
+SECONDS = {"s": 1, "m": 60, "h": 3600}
+
+
+def seconds(duration: str) -> int:
+    number, unit = re.fullmatch(r"(\d+)([smh])", duration).groups()
+    return int(number) * SECONDS[unit]
+
+
+def endpoint(manifests, name):
+    (found,) = find(manifests, "PodMonitor", name)["spec"]["podMetricsEndpoints"]
+    return found
+
+
+@every_monitor
+def test_it_selects_the_pods_of_one_deployment_and_one_of_their_ports(manifests, name):
+    monitor = find(manifests, "PodMonitor", name)
+    labels = monitor["spec"]["selector"]["matchLabels"]
+    deployments = [m for m in manifests if m["kind"] == "Deployment"]
+    selected = [d for d in deployments if labels.items() <= d["spec"]["template"]["metadata"]["labels"].items()]
+    assert [d["metadata"]["name"] for d in selected] == [name]
+    assert monitor["metadata"]["namespace"] == selected[0]["metadata"]["namespace"]
+    containers = selected[0]["spec"]["template"]["spec"]["containers"]
+    ports = [port["name"] for container in containers for port in container.get("ports", ())]
+    assert ports.count(endpoint(manifests, name)["port"]) == 1
+
+
+def test_the_monitors_page_is_where_it_is_scraped(manifests):
+    server = Server(Exposition(), host=LOOPBACK, port=0)
+    try:
+        url = f"http://{LOOPBACK}:{server.port}{endpoint(manifests, 'monitor')['path']}"
+        with DIRECT.open(url, timeout=5) as answer:
+            assert b"ctr_monitor_leader" in answer.read()
+    finally:
+        server.close()
+
+
+@every_monitor
+def test_job_names_are_the_workloads(manifests, name):
+    """Alerts on `up` ask for them."""
+    monitor = find(manifests, "PodMonitor", name)
+    label = monitor["spec"]["jobLabel"]
+    assert find(manifests, "Deployment", name)["spec"]["template"]["metadata"]["labels"][label] == name
+
+
+def test_the_autoscalers_window_holds_four_scrapes(manifests):
+    interval = seconds(endpoint(manifests, "triton")["interval"])
+    windows = {
+        seconds(window)
+        for folder in ("prometheus-adapter", "keda")
+        for query in read_queries(K8S / "components" / folder).values()
+        for window in re.findall(r"\[(\w+)\]", query)
+    }
+    assert windows
+    assert 4 * interval <= min(windows)
+
+
+@every_monitor
+def test_a_scrape_ends_before_the_next_begins(manifests, name):
+    """The operator refuses the object otherwise."""
+    scraped = endpoint(manifests, name)
+    assert seconds(scraped["scrapeTimeout"]) <= seconds(scraped["interval"])
+
+
+@every_monitor
+def test_namespace_and_pod_stay_as_the_operator_sets_them(manifests, name):
+    scraped = endpoint(manifests, name)
+    assert not {"relabelings", "metricRelabelings", "honorLabels"} & scraped.keys()
+
+
+def test_the_operators_prometheus_selects_every_object_of_ours_by_its_release(manifests):
+    """kube-prometheus-stack selects by its release's name, which the documentation gives."""
+    ours = [m for m in manifests if m["kind"] in ("PodMonitor", "PrometheusRule")]
+    (release,) = {m["metadata"]["labels"]["release"] for m in ours}
+    text = (K8S.parent / "docs" / "observability.md").read_text()
+    assert f"helm upgrade --install {release} " in text
+    values = yaml.safe_load((K8S / "components" / "observability" / "values.yaml").read_text())
+    assert values["prometheus"]["prometheusSpec"]["podMonitorSelectorNilUsesHelmValues"] is False
