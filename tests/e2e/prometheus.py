@@ -1,0 +1,99 @@
+"""A real Prometheus on this machine, scraping given servers as a PodMonitor's pods, and what it answers."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import signal
+import socket
+import subprocess
+import urllib.parse
+import urllib.request
+from contextlib import closing
+
+import pytest
+import yaml
+
+from pipelines.local.loopback import DIRECT, LOOPBACK
+from pipelines.local.tether import tethered
+from tests.e2e.processes import wait_for
+
+
+class Prometheus:
+    """Between `with` and its end. `pods`: the metrics URL of each pod, by its name.
+
+    The target's labels are those that the Prometheus Operator gives a PodMonitor's target; `interval` is as short as
+    the tests need.
+    """
+
+    def __init__(self, folder, pods, *, interval="1s", namespace="evergreen"):
+        if shutil.which("prometheus") is None:
+            pytest.skip("prometheus is not installed: there is no real one to ask")
+        self._folder = folder
+        folder.mkdir(parents=True)
+        targets = [
+            {"targets": [urllib.parse.urlsplit(url).netloc], "labels": {"namespace": namespace, "pod": pod}}
+            for pod, url in pods.items()
+        ]
+        config = {
+            "global": {"scrape_interval": interval, "scrape_timeout": interval},
+            "scrape_configs": [{"job_name": f"{namespace}/triton", "static_configs": targets}],
+        }
+        (folder / "prometheus.yml").write_text(yaml.safe_dump(config))
+
+    def __enter__(self):
+        with closing(socket.socket()) as probe:
+            probe.bind((LOOPBACK, 0))
+            port = probe.getsockname()[1]
+        self._url = f"http://{LOOPBACK}:{port}"
+        with open(self._folder / "prometheus.log", "wb") as log:
+            self._process = subprocess.Popen(
+                tethered(
+                    [
+                        "prometheus",
+                        f"--config.file={self._folder / 'prometheus.yml'}",
+                        f"--storage.tsdb.path={self._folder / 'data'}",
+                        f"--web.listen-address={LOOPBACK}:{port}",
+                    ],
+                    signal.SIGKILL,
+                ),
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=subprocess.STDOUT,
+            )
+        try:
+            wait_for(self._is_ready)
+        except BaseException:
+            self.__exit__()
+            raise
+        return self
+
+    def __exit__(self, *_):
+        self._process.terminate()
+        try:
+            self._process.wait(10)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            self._process.wait()
+
+    def _is_ready(self):
+        assert self._process.poll() is None, (self._folder / "prometheus.log").read_text()[-2000:]
+        try:
+            with DIRECT.open(f"{self._url}/-/ready", timeout=1) as answer:
+                return answer.status == 200
+        except OSError:
+            return False
+
+    def ask(self, query):
+        """The instant query's samples: value by the label `pod`; "" for a sample without one."""
+        found = self._get("query", query=query)["result"]
+        return {each["metric"].get("pod", ""): float(each["value"][1]) for each in found}
+
+    def series(self, selector):
+        """Labels of the series that match, as prometheus-adapter finds out what there is."""
+        return self._get("series", **{"match[]": selector})
+
+    def _get(self, path, **parameters):
+        url = f"{self._url}/api/v1/{path}?{urllib.parse.urlencode(parameters)}"
+        with DIRECT.open(urllib.request.Request(url), timeout=10) as answer:
+            return json.load(answer)["data"]

@@ -1,0 +1,95 @@
+"""The metric that scales Triton, from a real server under load through a real Prometheus, against the server's word.
+
+The truth is not read where Prometheus reads: the statistics extension of the server counts nanoseconds of its own, the
+clients count answers. Both servers begin at zero before the first scrape and all load lies in the query's window, so
+what the query covers is all that they counted.
+"""
+
+from __future__ import annotations
+
+import pytest
+import yaml
+
+from benchmarks.queue_series import Client, running
+from components.contracts.serving import CANARY_NAME, MODEL_NAME
+from pipelines.scaling.shipped_query import metric_name, read_queries
+from tests.e2e.processes import wait_for
+from tests.e2e.prometheus import Prometheus
+from tests.k8s.rendering import K8S
+
+pytestmark = [pytest.mark.e2e, pytest.mark.timeout(120)]
+
+ADAPTER, KEDA = K8S / "components/prometheus-adapter", K8S / "components/keda"
+QUEUE, PENDING = "triton_queue_microseconds_per_request", "triton_pending_requests"
+BUSY, IDLE = PODS = ("triton-7d9f-busy", "triton-7d9f-idle")
+SECONDS = {MODEL_NAME: 0.004, CANARY_NAME: 0.03}
+
+
+@pytest.fixture(scope="module")
+def servers(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("servers")
+    with running(folder / "busy", SECONDS) as busy, running(folder / "idle", SECONDS) as idle:
+        yield dict(zip(PODS, (busy, idle)))
+
+
+@pytest.fixture(scope="module")
+def prometheus(servers, tmp_path_factory):
+    urls = {pod: server.metrics_url for pod, (server, _) in servers.items()}
+    with Prometheus(tmp_path_factory.mktemp("prometheus") / "it", urls) as running_prometheus:
+        yield running_prometheus
+
+
+def statistics(client: Client):
+    """Microseconds in the queue and successful requests, all models together, as the server's statistics count."""
+    models = client.grpc.get_inference_statistics(as_json=True)["model_stats"]
+    queue_ns = sum(int(each["inference_stats"]["queue"].get("ns", 0)) for each in models)
+    return queue_ns / 1000, sum(int(each["inference_stats"]["success"].get("count", 0)) for each in models)
+
+
+def send(client: Client):
+    """246 answered requests, in two models whose traffic and queues differ much: a mean of means would be far off."""
+    threads = client.ask_at_once(240) + client.ask_at_once(6, CANARY_NAME)
+    for thread in threads:
+        thread.join(60)
+        assert not thread.is_alive()
+
+
+def test_the_shipped_query_is_the_servers_own_mean_under_load_and_zero_when_idle(servers, prometheus):
+    per_pod, client = read_queries(ADAPTER, pods=PODS), servers[BUSY][1]
+    # A rate needs values from before the load: three scrapes.
+    scrapes = f'min by (pod) (count_over_time(nv_inference_request_success{{model="{MODEL_NAME}"}}[1m]))'
+    wait_for(lambda: prometheus.ask(scrapes).keys() == set(PODS) and min(prometheus.ask(scrapes).values()) >= 3)
+    assert prometheus.ask(per_pod[QUEUE]) == prometheus.ask(per_pod[PENDING]) == dict.fromkeys(PODS, 0.0)
+
+    # Once is enough where a scrape falls into the load.
+    wait_for(lambda: send(client) or prometheus.ask(per_pod[PENDING])[BUSY] > 0)
+    # The server counts a request after it has answered it.
+    wait_for(lambda: statistics(client)[1] >= client.answered)
+    microseconds, requests = statistics(client)
+    assert requests == client.answered >= 246
+    # Everything is scraped, twice: in a scrape under way one counter may be older than the other.
+    counted = f'sum by (pod) (nv_inference_request_success{{pod="{BUSY}"}})'
+    wait_for(lambda: prometheus.ask(f"min_over_time(({counted})[2s:1s])") == {BUSY: requests})
+
+    said, fleet = prometheus.ask(per_pod[QUEUE]), prometheus.ask(read_queries(KEDA)[QUEUE])
+    # The metrics hold whole microseconds, rounded down for each request: up to 1 lower than the statistics. Prometheus
+    # extrapolates all counters over the same stretch, as all begin at zero: the ratio is exact but for float.
+    truth = microseconds / requests
+    assert truth > 1000, "the requests queued"
+    assert truth - 1 <= said[BUSY] * (1 + 1e-6)
+    assert said[BUSY] <= truth * (1 + 1e-6)
+    assert said[IDLE] == 0
+    # The idle pod has no requests, so the mean of all is the busy pod's.
+    assert truth - 1 <= fleet[""] * (1 + 1e-6)
+    assert fleet[""] <= truth * (1 + 1e-6)
+    assert prometheus.ask(per_pod[PENDING])[IDLE] == 0
+
+
+def test_the_adapter_finds_every_rules_series_by_pod_and_namespace(servers, prometheus):
+    rules = yaml.safe_load((ADAPTER / "rules.yaml").read_text())["rules"]
+    for rule in rules:
+        wait_for(lambda rule=rule: {s["pod"] for s in prometheus.series(rule["seriesQuery"])} == set(PODS))
+        found = prometheus.series(rule["seriesQuery"])
+        assert {s["namespace"] for s in found} == {"evergreen"}
+        assert {s["model"] for s in found} == set(SECONDS)
+        assert metric_name(rule) in (QUEUE, PENDING)

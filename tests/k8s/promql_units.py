@@ -1,0 +1,62 @@
+"""PromQL judged by promtool's own engine: queries over given series, with what they must answer.
+
+Files and promtool's words stay in `build/promtool/`. promtool compares exactly; a tolerance is part of the query.
+"""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+from typing import Any, NamedTuple
+
+import pytest
+import yaml
+
+from tests.k8s.rendering import REPOSITORY
+
+FOLDER = REPOSITORY / "build" / "promtool"
+
+
+class Question(NamedTuple):
+    """One query at one moment, and the samples it must answer with: labels (`{pod="a"}`) to value."""
+
+    query: str
+    at: str
+    answers: dict[str, float]
+
+
+def ask(name: str, series: dict[str, str], questions: list[Question], *, interval: str = "5s") -> None:
+    """Returns if promtool finds every answer as it should be; its words are the assertion's otherwise.
+
+    Args:
+        name: Name of the files.
+        series: Values by series, in promtool's notation (`0+10x5`, `_` = no sample), one each `interval`.
+        questions: What to ask.
+        interval: Between two values.
+    """
+    if shutil.which("promtool") is None:
+        pytest.skip("promtool is not installed: queries cannot be evaluated as Prometheus does")
+    case: dict[str, Any] = {
+        "interval": interval,
+        "input_series": [{"series": key, "values": values} for key, values in series.items()],
+        "promql_expr_test": [
+            {
+                "expr": question.query,
+                "eval_time": question.at,
+                "exp_samples": [{"labels": labels, "value": value} for labels, value in question.answers.items()],
+            }
+            for question in questions
+        ],
+    }
+    FOLDER.mkdir(parents=True, exist_ok=True)
+    path = FOLDER / f"{name}.yaml"
+    path.write_text(yaml.safe_dump({"evaluation_interval": interval, "tests": [case]}, sort_keys=False, width=200))
+    done = subprocess.run(["promtool", "test", "rules", str(path)], capture_output=True, text=True, timeout=60)
+    said = done.stdout + done.stderr
+    path.with_suffix(".txt").write_text(said)
+    assert done.returncode == 0, said
+
+
+def close_to(query: str, truth: float, *, share: float = 1e-9) -> str:
+    """The query whose answer is 1 where `query` is within `share` of `truth`, and 0 where it is not."""
+    return f"abs(({query}) / {truth!r} - 1) < bool {share!r}"

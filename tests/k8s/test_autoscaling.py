@@ -1,0 +1,142 @@
+"""What decides the number of replicas fits together: target, metrics, bounds and pace, in both ways of serving them."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+import yaml
+
+from components.contracts.errors import ContractError
+from pipelines.scaling.shipped_query import read_behaviour, read_bounds, read_queries, read_targets
+from tests.k8s.crds import validate_crd
+from tests.k8s.rendering import K8S, OVERLAYS, find, render_variant
+
+ADAPTER, KEDA = K8S / "components/prometheus-adapter", K8S / "components/keda"
+AUTOSCALER, SCALED_OBJECT = K8S / "base/triton/autoscaler.yaml", KEDA / "scaled-object.yaml"
+SCALERS = ("HorizontalPodAutoscaler", "ScaledObject")
+SLOWEST_START_SECONDS = 300
+"""A GPU node, its image and the model: what is taken away is back no sooner (docs/autoscaling.md)."""
+
+
+def scalers_of(manifests, target="triton"):
+    return [m for m in manifests if m["kind"] in SCALERS and m["spec"]["scaleTargetRef"]["name"] == target]
+
+
+def test_the_hpa_scales_the_deployment_triton(manifests):
+    [scaler] = scalers_of(manifests)
+    assert scaler["apiVersion"] == "autoscaling/v2"
+    reference = scaler["spec"]["scaleTargetRef"]
+    deployment = find(manifests, reference["kind"], reference["name"])
+    assert deployment["apiVersion"] == reference["apiVersion"]
+    assert deployment["metadata"]["namespace"] == scaler["metadata"]["namespace"]
+    assert "replicas" not in deployment["spec"], "apply would set back what the HPA decided"
+
+
+def test_the_hpa_asks_for_the_metrics_that_the_adapter_publishes_per_pod(manifests):
+    [scaler] = scalers_of(manifests)
+    asked = {metric["pods"]["metric"]["name"] for metric in scaler["spec"]["metrics"]}
+    published = yaml.safe_load(find(manifests, "ConfigMap", "triton-adapter-rules")["data"]["config.yaml"])["rules"]
+    assert {rule["name"]["as"] for rule in published} == asked
+    for rule in published:
+        # How the adapter knows which of the API's objects a series belongs to.
+        assert rule["resources"]["overrides"] == {name: {"resource": name} for name in ("namespace", "pod")}
+        assert rule["seriesQuery"].endswith('{namespace!="",pod!=""}')
+
+
+def test_the_adapter_is_told_of_the_config_map_that_is_sent(rendered):
+    values = yaml.safe_load((ADAPTER / "values.yaml").read_text())
+    config = find(rendered(OVERLAYS[0]), "ConfigMap", values["rules"]["existing"])
+    assert set(config["data"]) == {"config.yaml"}, "the chart starts the adapter with that file"
+    assert config["metadata"]["namespace"] == "monitoring"
+    address = values["prometheus"]["url"] + f":{values['prometheus']['port']}"
+    triggers = yaml.safe_load(SCALED_OBJECT.read_text())["spec"]["triggers"]
+    assert {trigger["metadata"]["serverAddress"] for trigger in triggers} == {address}
+
+
+def test_keda_decides_by_the_same_targets_bounds_and_pace_as_the_hpa():
+    ours, theirs = read_targets(AUTOSCALER), read_targets(SCALED_OBJECT)
+    assert {name: target.value for name, target in theirs.items()} == {n: t.value for n, t in ours.items()}
+    assert read_queries(KEDA).keys() == read_queries(ADAPTER).keys() == ours.keys()
+    assert read_bounds(SCALED_OBJECT) == read_bounds(AUTOSCALER)
+    assert read_behaviour(SCALED_OBJECT) == read_behaviour(AUTOSCALER)
+
+
+def test_keda_compares_a_mean_as_it_is_and_a_sum_by_pod():
+    targets = read_targets(SCALED_OBJECT)
+    for name, query in read_queries(KEDA).items():
+        is_ratio = " / clamp_min(" in query
+        assert targets[name].is_per_pod is not is_ratio, query
+        assert not re.search(r"\bby\b|\bwithout\b", query), "KEDA takes one value and refuses more"
+    assert all(target.is_per_pod for target in read_targets(AUTOSCALER).values())
+
+
+@pytest.mark.parametrize("overlay", OVERLAYS)
+def test_keda_is_the_only_scaler_where_it_is_switched_on(rendered, overlay):
+    [scaler] = scalers_of(rendered(f"{overlay}+keda"))
+    assert scaler["kind"] == "ScaledObject"
+    # The HPA that KEDA makes takes the place of one applied before, under the name that alerts look for.
+    assert scaler["spec"]["advanced"]["horizontalPodAutoscalerConfig"]["name"] == "triton"
+    assert scaler["metadata"]["annotations"]["scaledobject.keda.sh/transfer-hpa-ownership"] == "true"
+
+
+def test_scaling_to_zero_is_an_option_and_something_beside_the_servers_wakes_them(rendered, tmp_path):
+    [without] = scalers_of(rendered("gke+keda"))
+    assert "idleReplicaCount" not in without["spec"]
+    text = render_variant("gke+keda+keda/scale-to-zero", tmp_path)
+    [scaler] = scalers_of([m for m in yaml.safe_load_all(text) if m])
+    validate_crd(scaler)
+    spec = scaler["spec"]
+    assert spec["idleReplicaCount"] == 0 < spec["minReplicaCount"]
+    [cron] = [trigger for trigger in spec["triggers"] if trigger["type"] == "cron"]
+    assert cron["metadata"]["start"] != cron["metadata"]["end"]
+    assert int(cron["metadata"]["desiredReplicas"]) >= spec["minReplicaCount"]
+    # An error, which KEDA does not take for inactivity while servers run; 0 would end them where Prometheus is lost.
+    assert all(t["metadata"]["ignoreNullValues"] == "false" for t in spec["triggers"] if t is not cron)
+
+
+def test_replicas_go_slowly_and_come_fast():
+    behaviour = read_behaviour(AUTOSCALER)
+    down, up = behaviour["scaleDown"], behaviour["scaleUp"]
+    assert down["stabilizationWindowSeconds"] >= SLOWEST_START_SECONDS
+    for policy in down["policies"]:
+        assert policy["type"] == "Pods", "a share of many replicas is many at once"
+        assert policy["value"] == 1
+        assert policy["periodSeconds"] >= 60
+    assert up["stabilizationWindowSeconds"] == 0
+    assert up["selectPolicy"] == "Max"
+    doubling = [p["periodSeconds"] for p in up["policies"] if p["type"] == "Percent" and p["value"] >= 100]
+    assert min(doubling) <= 60
+
+
+def test_one_node_that_goes_leaves_a_replica(manifests):
+    [scaler] = scalers_of(manifests)
+    assert 2 <= scaler["spec"]["minReplicas"] < scaler["spec"]["maxReplicas"]
+
+
+def test_the_window_of_the_rates_holds_four_scrapes(manifests):
+    monitors = [m for m in manifests if m["kind"] == "PodMonitor" and "triton" in str(m["spec"]["selector"])]
+    assert monitors, "no PodMonitor scrapes triton"
+    [interval] = {e["interval"] for m in monitors for e in m["spec"]["podMetricsEndpoints"]}
+    for query in (*read_queries(ADAPTER).values(), *read_queries(KEDA).values()):
+        for window in re.findall(r"\[(\d+)m\]", query):
+            assert int(interval.removesuffix("s")) * 4 <= int(window) * 60
+        # The divisor's floor is one request in that window.
+        for requests, seconds in re.findall(r"(\d+) / (\d+)\)", query):
+            assert (requests, seconds) == ("1", str(60 * int(window)))
+
+
+def test_a_folder_without_exactly_one_autoscaler_is_refused(tmp_path):
+    with pytest.raises(ContractError, match="has 0 autoscalers"):
+        read_targets(tmp_path)
+    (tmp_path / "two.yaml").write_text(AUTOSCALER.read_text() + "---\n" + SCALED_OBJECT.read_text())
+    with pytest.raises(ContractError, match="has 2 autoscalers"):
+        read_bounds(tmp_path)
+    (tmp_path / "two.yaml").write_text(
+        AUTOSCALER.read_text().replace("type: Pods\n      pods", "type: Object\n      x")
+    )
+    with pytest.raises(ContractError, match="type Object, expected Pods"):
+        read_targets(tmp_path)
+    (tmp_path / "two.yaml").write_text("kind: [")
+    with pytest.raises(ContractError, match="is no manifest"):
+        read_queries(tmp_path)
