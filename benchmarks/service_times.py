@@ -1,0 +1,124 @@
+"""How long a Triton instance is taken by one batch, by rows: what `evergreen scale simulate` calls service times.
+
+`python -m benchmarks.service_times --output FILE` serves a network of the cache's benchmark from the bundled
+tritonserver and asks it, one request at a time, so that nothing waits and no two are batched. The time is the server's
+own: what its counters say of each request's input, inference and output. With `--server` and `--model` a running
+Triton is asked instead, which is how times of a GPU are had; it must have no other callers meanwhile.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+import tempfile
+import time
+from collections.abc import Sequence
+from contextlib import ExitStack
+from datetime import datetime, timezone
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import tritonclient.grpc as grpc_client
+
+from benchmarks import machine
+from benchmarks.cache_model import NETWORKS, Requests, write_models
+from benchmarks.serving_model import DrawnLog
+from components.contracts.durable import write_whole
+from components.contracts.errors import TemporaryError
+from components.contracts.serving import GRPC_OPTIONS, MODEL_NAME
+from pipelines.local.triton import TritonServer
+
+ROWS = (1, 16, 64, 256, 1024, 4096)
+QUANTILES = (0.0, 0.1, 0.25, 0.5, 0.75, 0.9, 0.99, 1.0)
+_PARTS = ("compute_input", "compute_infer", "compute_output")
+
+
+def measure(address: str, model: str, log: DrawnLog, *, seconds: float) -> list[dict[str, Any]]:
+    """Per number of rows: requests asked, and quantiles of the seconds that an instance worked on one.
+
+    Args:
+        address: host:port of a Triton's gRPC.
+        model: Name of a model with the contract's tensors.
+        log: Gives rows.
+        seconds: Of asking, per number of rows.
+    """
+    client = grpc_client.InferenceServerClient(address, channel_args=list(GRPC_OPTIONS))
+    measured = []
+    for rows in ROWS:
+        requests = Requests(log, rows).fresh(32)
+        for request in requests[:4]:
+            client.infer(model, request)
+        (count, before), began, times = _worked(client, model), time.monotonic(), []
+        while time.monotonic() < began + seconds:
+            client.infer(model, requests[len(times) % len(requests)])
+            # A request may be counted a moment after it was answered.
+            while (worked := _worked(client, model))[0] < count + len(times) + 1:
+                if time.monotonic() > began + seconds + 60:
+                    raise TemporaryError(f"{address} did not count a request that it answered")
+            times.append(worked[1] - before)
+            before = worked[1]
+        quantiles = {str(q): float(np.quantile(times, q)) for q in QUANTILES}
+        measured.append({"rows": rows, "requests": len(times), "seconds": quantiles})
+    client.close()
+    return measured
+
+
+def _worked(client: Any, model: str) -> tuple[int, float]:
+    """Requests that the model answered so far, and the seconds that its instances worked on them."""
+    versions = client.get_inference_statistics(model, as_json=True)["model_stats"]
+    statistics = [version["inference_stats"] for version in versions]
+    nanoseconds = sum(int(each.get(part, {}).get("ns", 0)) for each in statistics for part in _PARTS)
+    return sum(int(each["success"].get("count", 0)) for each in statistics), nanoseconds / 1e9
+
+
+def build_parser() -> argparse.ArgumentParser:
+    """The benchmark's flags."""
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.service_times", description=__doc__)
+    parser.add_argument("--output", type=Path, required=True, help="JSON file to write")
+    parser.add_argument("--network", choices=sorted(NETWORKS), default="sample", help="what the bundled server serves")
+    parser.add_argument("--server", help="host:grpc_port of a running Triton to measure instead")
+    parser.add_argument("--model", default=MODEL_NAME, help="its model (default: %(default)s)")
+    parser.add_argument("--describe", default="", help="with --server: what it runs on, such as the GPU's name")
+    parser.add_argument("--seconds", type=float, default=4.0, help="of asking, per number of rows")
+    return parser
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Measures and writes; 0."""
+    arguments = build_parser().parse_args(argv)
+    log, others = DrawnLog(), machine.OtherWork()
+    with ExitStack() as stack:
+        if arguments.server:
+            address, model, what = arguments.server, arguments.model, arguments.describe or "a Triton, not described"
+        else:
+            scratch = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="evergreen-service-times-")))
+            (model, _) = write_models(scratch / "repository", arguments.network, log, scratch)
+            server = stack.enter_context(TritonServer(scratch / "repository", log=scratch / "triton.log"))
+            address = server.grpc_url
+            client = grpc_client.InferenceServerClient(address)
+            client.load_model(model)
+            client.close()
+            config = NETWORKS[arguments.network]
+            what = (
+                f"network {arguments.network!r} ({config.num_cross_layers} cross layers, tower "
+                f"{'-'.join(map(str, config.tower))}), the bundled tritonserver's python backend on the CPU"
+            )
+        measured = measure(address, model, log, seconds=arguments.seconds)
+    document = {
+        "what": what,
+        "how": "python -m benchmarks.service_times: one request at a time; compute input + infer + output per request",
+        "measured_at": datetime.now(timezone.utc).isoformat(timespec="seconds"),
+        "other_work": round(others.share(), 2),
+        "machine": machine.facts(),
+        "service_times": measured,
+    }
+    write_whole(arguments.output, json.dumps(document, indent=2).encode() + b"\n")
+    for each in measured:
+        print(f"{each['rows']:>5} rows: p50 {1e3 * each['seconds']['0.5']:.3f} ms, {each['requests']} requests")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
