@@ -1,6 +1,8 @@
 # make demo   the whole loop on this machine, once
 # make test   every test, each in the environment of its image
-# make check  style, types, dependency arrows, compiled pipeline
+# make check  style, types, dependency arrows, compiled pipeline, manifests
+# make manifests            what each overlay sends to a cluster, in build/manifests (needs kubectl)
+# make images               every image, tagged by git revision, with docker or podman (REGISTRY=... PUSH=1 DIRTY=1 DRY_RUN=1)
 # make benchmark-training   training's speed against named peers in one run (BENCHMARK_FLAGS=--quick: two minutes)
 # make benchmark-freshness  AUC gained by retraining more often, in a drifting world (BENCHMARK_FLAGS=--quick: a minute)
 # make benchmark-serving    serving's latency and rows/s against named peers in one run (BENCHMARK_FLAGS=--quick: three minutes)
@@ -14,7 +16,7 @@ PYTHON ?= python3.11
 DRIVER := .venvs/driver/bin/python
 SHELL := /bin/bash
 .DEFAULT_GOAL := help
-.PHONY: help python environments demo test check benchmarks benchmark-training benchmark-freshness \
+.PHONY: help python environments demo test check manifests images benchmarks benchmark-training benchmark-freshness \
 	benchmark-serving benchmark-cache benchmark-graph benchmark-monitor benchmark-policies golden format lock clean
 
 help:
@@ -43,6 +45,23 @@ check: environments
 	$(DRIVER) -m pipelines compile --output build/check/retraining.yaml
 	@cmp build/check/retraining.yaml tests/pipelines/golden/retraining.yaml || { \
 	  echo "error: the compiled pipeline changed; if that is meant: make golden" >&2; exit 1; }
+	$(DRIVER) -m pytest -q tests/k8s -m "not e2e and not slow"
+
+# Written aside and renamed, so that a failed rendering leaves no half of one. Names what is still to be filled in.
+manifests:
+	@command -v kubectl >/dev/null || { echo "error: kubectl renders the manifests and is not installed" >&2; exit 2; }
+	@mkdir -p build/manifests; for folder in k8s/overlays/*/; do overlay=$$(basename "$$folder"); \
+	  kubectl kustomize "$$folder" > "build/manifests/.$$overlay" || exit 1; \
+	  mv "build/manifests/.$$overlay" "build/manifests/$$overlay.yaml"; \
+	  echo "build/manifests/$$overlay.yaml: $$(grep -c '^kind:' "build/manifests/$$overlay.yaml") objects"; \
+	  ! grep -q '^[A-Z_]*=.*my-' "$${folder}cluster.env" || \
+	    echo "  to be filled in, in $${folder}cluster.env: $$(grep -o '^[A-Z_]*=.*my-[a-z-]*' "$${folder}cluster.env" | tr '\n' ' ')"; done
+
+# IMAGES="training monitoring" chooses; TAG= and REVISION= where git is not asked; ENGINE=podman.
+images: python
+	@$(PYTHON) -m pipelines.build_images $(IMAGES) $(if $(REGISTRY),--registry "$(REGISTRY)") $(if $(TAG),--tag "$(TAG)") \
+	  $(if $(REVISION),--revision "$(REVISION)") $(if $(SOURCE),--source "$(SOURCE)") $(if $(ENGINE),--engine "$(ENGINE)") \
+	  $(if $(PUSH),--push) $(if $(DIRTY),--dirty) $(if $(DRY_RUN),--dry-run)
 
 benchmarks: benchmark-training benchmark-freshness benchmark-serving benchmark-cache benchmark-graph benchmark-monitor \
 	benchmark-policies

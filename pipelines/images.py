@@ -1,7 +1,7 @@
 """Which image runs which step, and which local environment stands in for each image.
 
 One image per step (its Dockerfile lies beside it), one pinned lock per environment; steps with the same needs share a
-lock. Where a step runs and with what resources is `pipelines.placement`'s.
+lock. Where a step runs and with what resources is `pipelines.placement`'s; building is `pipelines.build_images`'s.
 """
 
 from __future__ import annotations
@@ -21,11 +21,25 @@ TRAINING_IMAGES = {"pytorch": "training", "hugectr": "training_hugectr"}
 """Training backend -> the image with its library. `components/training/Dockerfile.hugectr` is NVIDIA's image with our
 code: no lock and no environment of ours stands for it."""
 
+DOCKERFILES = {
+    **{step: f"components/{step}/Dockerfile" for step in ENVIRONMENT_OF_STEP},
+    "training_hugectr": "components/training/Dockerfile.hugectr",
+    "preprocessing_gpu": "components/preprocessing/Dockerfile.gpu",
+    "inference_client": "inference_client/Dockerfile",
+    "monitoring": "monitoring/Dockerfile",
+}
+"""Every image of the project -> its Dockerfile, from the repository's root, where all are built."""
+
+STEP_OF_VARIANT = {"training_hugectr": "training", "preprocessing_gpu": "preprocessing"}
+"""Image -> the step that it runs on NVIDIA's Merlin image instead of the step's own lock."""
+
 _PREFIX = "evergreen-"
 
 
 def image_name(step: str) -> str:
-    """The image of `step`, without registry and tag, as it stands in the component until the pipeline is compiled.
+    """The image of `step` (or of another key of `DOCKERFILES`), without registry and tag.
+
+    So it stands in the component until the pipeline is compiled.
 
     >>> image_name("run_outcome"), image_name(TRAINING_IMAGES["hugectr"])
     ('evergreen-run-outcome', 'evergreen-training-hugectr')
@@ -53,11 +67,12 @@ def step_of_image(reference: str) -> str:
 
     >>> step_of_image("europe-docker.pkg.dev/p/r/evergreen-run-outcome:3f2a9c1")
     'run_outcome'
+    >>> step_of_image("evergreen-preprocessing-gpu:3f2a9c1")
+    'preprocessing'
     """
     name = reference.rsplit("/", 1)[-1].split(":", 1)[0].split("@", 1)[0]
     step = name.removeprefix(_PREFIX).replace("-", "_")
-    if step in TRAINING_IMAGES.values():
-        step = "training"
+    step = STEP_OF_VARIANT.get(step, step)
     if not name.startswith(_PREFIX) or step not in ENVIRONMENT_OF_STEP:
         raise ValueError(f"image {reference!r} belongs to no step, expected one of {sorted(ENVIRONMENT_OF_STEP)}")
     return step

@@ -1,6 +1,7 @@
-"""The images of steps and programs without Docker: what each Dockerfile copies is there, suffices and starts.
+"""The images of steps and programs without Docker: what each Dockerfile says, and that what it copies is enough.
 
-The COPY lines are replayed into an empty folder, where the image's own code is then all there is.
+The COPY lines are replayed into an empty folder, where the image's own code is then all there is. That the programs do
+their work there is `test_image_steps.py`'s; how images are built, `test_image_builds.py`'s.
 """
 
 from __future__ import annotations
@@ -8,67 +9,61 @@ from __future__ import annotations
 import ast
 import importlib
 import json
-import os
-import shlex
+import re
 import shutil
 import subprocess
 import sys
+from collections import defaultdict
 from pathlib import Path
 
 import pytest
 
-from pipelines.images import ENVIRONMENT_OF_STEP, TRAINING_IMAGES, image_name, step_of_image
+from pipelines.images import DOCKERFILES, ENVIRONMENT_OF_STEP, STEP_OF_VARIANT, TRAINING_IMAGES, image_name
+from pipelines.local.environments import locks_of, python_of
+from tests.architecture.dockerfiles import REPOSITORY, VENV, entrypoint, environment, lay_out, module, stages
 
-REPOSITORY = Path(__file__).resolve().parents[2]
 STEPS = sorted(ENVIRONMENT_OF_STEP)
-PROGRAMS = ("inference_client", "monitoring")
-"""Images that are no step of the pipeline; both install the driver's lock."""
-IMAGES = sorted({*STEPS, *TRAINING_IMAGES.values(), *PROGRAMS})
+IMAGES = sorted(DOCKERFILES)
+OURS_ALONE = [image for image in IMAGES if environment(image)]
+"""Images with one of our locks; the others are NVIDIA's with our code."""
 OURS = ("components", "inference_client", "monitoring", "pipelines")
 HEAVY = ("kfp", "pyarrow", "torch", "nvtabular", "pandas", "dask", "tensorflow", "tritonclient", "onnx", "onnxruntime")
-
-
-def module(image: str) -> str:
-    """What `python -m` runs in the image."""
-    return image if image in PROGRAMS else f"components.{step_of_image(image_name(image))}"
-
-
-def instructions(image: str) -> list[tuple[str, str]]:
-    """Keyword and argument of each instruction of the image's Dockerfile."""
-    step = image if image in PROGRAMS else step_of_image(image_name(image))
-    name = "Dockerfile" if image == step else f"Dockerfile.{image.removeprefix(f'{step}_')}"
-    text = (REPOSITORY / module(image).replace(".", "/") / name).read_text().replace("\\\n", " ")
-    lines = [line.strip() for line in text.splitlines() if line.strip() and not line.startswith("#")]
-    return [(keyword, rest) for keyword, _, rest in (line.partition(" ") for line in lines)]
+IN_SLIM_BASE = {
+    *("libc.so.6", "libm.so.6", "libdl.so.2", "librt.so.1", "libpthread.so.0", "ld-linux-x86-64.so.2"),
+    *("libgcc_s.so.1", "libstdc++.so.6", "libz.so.1"),
+}
+"""glibc, GCC's run-time libraries and zlib: Debian marks their packages required, or apt depends on them."""
+OPTIONAL = ("tbbpool.cpython-311-x86_64-linux-gnu.so", "omppool.cpython-311-x86_64-linux-gnu.so")
+"""Numba's threading layers: it takes its own where these do not load."""
+DEBIAN_12_GLIBC_MINOR = 36
+HADOLINT = Path(sys.executable).with_name("hadolint")
 
 
 @pytest.fixture
 def image(tmp_path):
     """Replays the COPY lines of an image's Dockerfile; gives the folder that is the image's root."""
-
-    def build(name: str) -> Path:
-        root, here = tmp_path / "image", "/"
-        for keyword, argument in instructions(name):
-            if keyword == "WORKDIR":
-                here = argument
-            if keyword == "COPY":
-                source, target = argument.split()
-                target += Path(source).name if target.endswith("/") else ""
-                final = root / os.path.join(here, target).lstrip("/")
-                final.parent.mkdir(parents=True, exist_ok=True)
-                if (REPOSITORY / source).is_dir():
-                    shutil.copytree(REPOSITORY / source, final, ignore=shutil.ignore_patterns("__pycache__"))
-                else:
-                    shutil.copyfile(REPOSITORY / source, final)
-        return root
-
-    return build
+    return lambda name: lay_out(name, tmp_path / "image")
 
 
 def python_path(name: str) -> str:
     """Where the image's Python finds our code first."""
-    variables = " ".join(argument for keyword, argument in instructions(name) if keyword == "ENV")
-    return dict(assignment.split("=", 1) for assignment in shlex.split(variables))["PYTHONPATH"].split(":")[0]
+    return stages(name)[-1].variables({})["PYTHONPATH"].split(":")[0]
+
+
+def test_every_dockerfile_of_the_repository_is_an_image_that_is_built():
+    # Hidden folders and build/ hold what git ignores.
+    folders = [p for p in REPOSITORY.iterdir() if p.is_dir() and p.name[0] != "." and p.name != "build"]
+    found = [p for folder in folders for p in folder.rglob("Dockerfile*")]
+    assert sorted(p.relative_to(REPOSITORY).as_posix() for p in found) == sorted(DOCKERFILES.values())
+    assert set(TRAINING_IMAGES.values()) | set(STEP_OF_VARIANT) | set(ENVIRONMENT_OF_STEP) <= set(DOCKERFILES)
+
+
+@pytest.mark.parametrize("name", IMAGES)
+def test_hadolint_finds_nothing(name):
+    if not HADOLINT.exists():
+        pytest.skip("hadolint is not in this environment")
+    done = subprocess.run([HADOLINT, REPOSITORY / DOCKERFILES[name]], capture_output=True, text=True, timeout=60)
+    assert (done.returncode, done.stdout + done.stderr) == (0, "")
 
 
 @pytest.mark.parametrize("name", IMAGES)
@@ -85,6 +80,21 @@ def test_image_holds_every_module_of_ours_that_its_code_may_import(name, image):
                     if not path.is_dir() and not path.with_suffix(".py").exists():
                         missing.add(imported)
     assert not missing
+
+
+@pytest.mark.parametrize("name", IMAGES)
+def test_image_holds_no_package_of_ours_that_its_code_never_imports(name, image):
+    folder = image(name) / python_path(name).lstrip("/")
+    packages = {path.relative_to(folder).parts for path in folder.glob("*/*") if path.is_dir()}
+    packages = {parts for parts in packages if parts[0] == "components"}
+    wanted = {tuple(module(name).split("."))}
+    for source in folder.rglob("*.py"):
+        here = source.relative_to(folder).parts[:2]
+        for node in ast.walk(ast.parse(source.read_text())):
+            names = [node.module or ""] if isinstance(node, ast.ImportFrom) else []
+            names += [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
+            wanted |= {tuple(n.split(".")[:2]) for n in names if tuple(n.split(".")[:2]) != here}
+    assert packages <= wanted
 
 
 @pytest.mark.parametrize("name", IMAGES)
@@ -108,30 +118,89 @@ def test_image_starts_its_program_and_helps_without_a_heavy_import(name, image):
     assert {name.partition(".")[0] for name in loaded}.isdisjoint(HEAVY)
 
 
-@pytest.mark.parametrize("name", [*STEPS, *PROGRAMS])
-def test_image_installs_its_environments_lock_and_runs_its_program_as_nobody_special(name):
-    found = instructions(name)
-    lock = f"requirements/{ENVIRONMENT_OF_STEP.get(name, 'driver')}.lock"
-    copied = [argument.split() for keyword, argument in found if keyword == "COPY"]
-    (target,) = [target for source, target in copied if source == lock]
-    (install,) = [argument for keyword, argument in found if keyword == "RUN"]
-    assert f"--no-deps -r {target}" in install
-    commands = [argument for keyword, argument in found if keyword == "ENTRYPOINT"]
-    assert [json.loads(command) for command in commands] == [["python", "-m", module(name)]]
-    assert ("USER", "10001") in found
+@pytest.mark.parametrize("name", OURS_ALONE)
+def test_image_installs_its_environments_lock_in_a_stage_that_is_left_behind(name):
+    build, shipped = stages(name)
+    assert build.copies() == [("", f"requirements/{environment(name)}.lock", "/tmp/requirements.lock")]
+    assert locks_of(environment(name), REPOSITORY)[0] == REPOSITORY / build.copies()[0][1]
+    (install,) = build.all("RUN")
+    assert f"python -m venv --without-pip {VENV} " in install
+    assert f"pip --python {VENV}/bin/python install --no-cache-dir --no-deps -r /tmp/requirements.lock" in install
+    assert ("build", VENV, VENV) in shipped.copies()
+    assert shipped.all("RUN") == []
+    assert shipped.variables({"PATH": "/usr/local/bin"})["PATH"] == f"{VENV}/bin:/usr/local/bin"
 
 
-def test_hugectrs_image_is_nvidias_with_our_code_first_and_hugectr_still_found():
-    found = instructions("training_hugectr")
-    assert ("FROM", "nvcr.io/nvidia/merlin/merlin-hugectr:24.06") in found
-    (variables,) = [argument for keyword, argument in found if keyword == "ENV"]
-    assert "PYTHONPATH=/app:${PYTHONPATH}" in variables
-    locked = (REPOSITORY / "requirements" / "training.lock").read_text().splitlines()
-    asked = (REPOSITORY / "requirements" / "training-hugectr.txt").read_text().splitlines()
+def test_images_of_one_lock_share_their_layers_up_to_the_code():
+    beginnings = defaultdict(set)
+    for name in OURS_ALONE:
+        build, shipped = stages(name)
+        beginnings[environment(name)].add((build.base, *build.instructions, shipped.base, shipped.instructions[0]))
+    assert {lock: len(found) for lock, found in beginnings.items()} == dict.fromkeys(beginnings, 1)
+
+
+def test_every_base_is_pinned_and_both_stages_have_the_same_python():
+    bases = {name: [stage.base for stage in stages(name)] for name in IMAGES}
+    for name in OURS_ALONE:
+        full, slim = bases[name]
+        assert re.fullmatch(r"python:3\.11\.\d+-bookworm", full)
+        # The environment's `python` is a link to the interpreter of the stage that made it.
+        assert slim == full.replace("-bookworm", "-slim-bookworm")
+    assert len({bases[name][0] for name in OURS_ALONE}) == 1
+    for name in STEP_OF_VARIANT:
+        assert bases[name] == ["nvcr.io/nvidia/merlin/merlin-hugectr:24.06"]
+
+
+@pytest.mark.parametrize("name", IMAGES)
+def test_image_tells_what_it_is_and_runs_as_nobody_special(name):
+    shipped = stages(name)[-1]
+    assert shipped.all("USER") == ["10001"], "runAsNonRoot needs a number"
+    assert entrypoint(name) == ["python", "-m", module(name)]
+    told = shipped.labels({"REVISION": "3f2a9c1", "VERSION": "v7", "SOURCE": "https://git.example/e"})
+    assert told == {
+        "org.opencontainers.image.title": image_name(name),
+        "org.opencontainers.image.version": "v7",
+        "org.opencontainers.image.revision": "3f2a9c1",
+        "org.opencontainers.image.source": "https://git.example/e",
+        "org.opencontainers.image.licenses": "Apache-2.0",
+    }
+    # What differs from one commit to the next comes last, so that no layer is built anew for a label.
+    kinds = [keyword for keyword, _ in shipped.instructions]
+    assert kinds.index("ARG") > max(i for i, kind in enumerate(kinds) if kind in ("COPY", "RUN", "ENV", "WORKDIR"))
+
+
+@pytest.mark.parametrize("name", IMAGES)
+def test_image_writes_no_bytecode_and_has_its_home_where_pods_can_write(name):
+    variables = stages(name)[-1].variables({})
+    assert (variables["PYTHONDONTWRITEBYTECODE"], variables["PYTHONUNBUFFERED"]) == ("1", "1")
+    assert variables["HOME"] == "/tmp"
+
+
+@pytest.mark.parametrize("lock", sorted({environment(name) for name in OURS_ALONE}))
+def test_compiled_packages_ask_for_no_library_that_the_slim_base_lacks(lock):
+    if shutil.which("readelf") is None:
+        pytest.skip("readelf is not installed")
+    packages = python_of(lock, REPOSITORY).parents[1] / "lib" / "python3.11" / "site-packages"
+    files = [path for path in packages.rglob("*.so*") if path.is_file() and path.name not in OPTIONAL]
+    command = ["readelf", "--dynamic", "--wide", *files]
+    told = subprocess.run(command, capture_output=True, text=True, timeout=240).stdout
+    needed = set(re.findall(r"\(NEEDED\)\s+Shared library: \[([^]]+)\]", told))
+    assert "libc.so.6" in needed
+    bundled = {path.name for path in packages.rglob("*.so*")}
+    assert needed - bundled <= IN_SLIM_BASE
+    tags = " ".join(path.read_text() for path in packages.glob("*.dist-info/WHEEL"))
+    assert max(int(minor) for minor in re.findall(r"-manylinux_2_(\d+)_x86_64", tags)) <= DEBIAN_12_GLIBC_MINOR
+
+
+@pytest.mark.parametrize("name", sorted(STEP_OF_VARIANT))
+def test_merlins_image_has_our_code_first_and_its_own_packages_still_found(name):
+    (only,) = stages(name)
+    assert only.variables({"PYTHONPATH": "/usr/local/hugectr/lib"})["PYTHONPATH"] == "/app:/usr/local/hugectr/lib"
+    locked = (
+        (REPOSITORY / "requirements" / f"{ENVIRONMENT_OF_STEP[STEP_OF_VARIANT[name]]}.lock").read_text().split("\n")
+    )
+    asked = (REPOSITORY / only.copies()[0][1]).read_text().splitlines()
     assert {line for line in asked if not line.startswith("#")} <= set(locked)
-    commands = [argument for keyword, argument in found if keyword == "ENTRYPOINT"]
-    assert [json.loads(command) for command in commands] == [["python", "-m", "components.training"]]
-    assert ("USER", "10001") in found
 
 
 @pytest.mark.parametrize("step", STEPS)

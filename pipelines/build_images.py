@@ -1,0 +1,203 @@
+"""Builds and pushes the project's images with the container engine that is there: `make images`.
+
+Which images there are is said in `pipelines.images`; what is in one, in its Dockerfile. Needs git, docker or podman,
+and no package: a build machine has no environment of ours.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import re
+import shlex
+import shutil
+import subprocess
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from urllib.parse import urlsplit
+
+from components.contracts.errors import ContractError, PermanentError
+from pipelines.images import DOCKERFILES, STEP_OF_VARIANT, image_name, image_reference
+
+REPOSITORY = Path(__file__).resolve().parents[1]
+ENGINES = ("docker", "podman")
+"""In the order in which they are tried."""
+DIGESTS = REPOSITORY / "build" / "images.txt"
+"""One pushed image a line, by digest: what is signed and described, since a tag may move."""
+ENGINE_SECONDS = 60.0
+"""An engine that has not answered by then is taken for dead."""
+INDEXES = ("PIP_INDEX_URL", "PIP_EXTRA_INDEX_URL")
+"""pip's own variables; the build stages of our own locks take them, NVIDIA's images install one package only."""
+_TAG = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,127}")
+
+
+def build_parser() -> argparse.ArgumentParser:
+    """The command's flags."""
+    parser = argparse.ArgumentParser(prog="python -m pipelines.build_images", description=__doc__)
+    parser.add_argument("images", nargs="*", metavar="IMAGE", help=f"default: all of {', '.join(sorted(DOCKERFILES))}")
+    parser.add_argument("--registry", default="", help="prefix of the images; empty = local names")
+    parser.add_argument("--tag", default="", help="default: the git revision")
+    parser.add_argument("--revision", default="", help="what is built, for the label; default: asked of git")
+    parser.add_argument("--source", default="", help="address of the repository, for the label; default: git's origin")
+    parser.add_argument("--dirty", action="store_true", help="build uncommitted changes too; says so in the tag")
+    parser.add_argument("--push", action="store_true", help=f"push too, and write their digests to {DIGESTS.name}")
+    parser.add_argument("--engine", choices=ENGINES, help="default: the first that answers")
+    parser.add_argument("--dry-run", action="store_true", help="print the commands, as a shell takes them, and end")
+    return parser
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Builds; 0 done, 2 misuse or a dirty tree, 3 no engine or a failed build."""
+    arguments = build_parser().parse_args(argv)
+    try:
+        names = _chosen(arguments.images)
+        revision = arguments.revision or git_revision(arguments.dirty)
+        tag = arguments.tag or revision
+        if not _TAG.fullmatch(tag) or tag == "latest":
+            raise ContractError(f"--tag is {tag!r}, expected one that never moves, of letters, digits, _ . -")
+        if arguments.push and not arguments.registry:
+            raise ContractError("--push without --registry: expected the registry to push to")
+        source = arguments.source or git_source()
+        engine = arguments.engine or ("docker" if arguments.dry_run else find_engine())
+        references = {name: image_reference(name, registry=arguments.registry, tag=tag) for name in names}
+        commands = [
+            build_command(engine, name, references[name], tag=tag, revision=revision, source=source) for name in names
+        ]
+        if arguments.push:
+            commands += [[engine, "push", references[name]] for name in names]
+        if arguments.dry_run:
+            print("\n".join(shlex.join(command) for command in commands))
+            return 0
+        for command in commands:
+            _run(command)
+        if arguments.push:
+            write_digests(engine, list(references.values()), DIGESTS)
+    except ContractError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 2
+    except PermanentError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 3
+    print("\n".join(references.values()))
+    return 0
+
+
+def build_command(engine: str, name: str, reference: str, *, tag: str, revision: str, source: str) -> list[str]:
+    """The engine's command that builds image `name`; to be run in the repository's root, which is the context.
+
+    Wheels come from another index where the environment of the caller names one (`INDEXES`): the engine takes the
+    value of a `--build-arg` without one from there, so the address stands in no file and no log of ours.
+    """
+    facts = {"VERSION": tag, "REVISION": revision, "SOURCE": source}
+    command = [engine, "build", "--file", DOCKERFILES[name], "--tag", reference]
+    for key, value in facts.items():
+        command += ["--build-arg", f"{key}={value}"]
+    if name not in STEP_OF_VARIANT:
+        command += [word for key in INDEXES if key in os.environ for word in ("--build-arg", key)]
+    return [*command, "."]
+
+
+def find_engine() -> str:
+    """The first engine whose daemon or service answers.
+
+    Raises:
+        PermanentError: none is installed, or none of those installed answers.
+    """
+    silent = []
+    for engine in ENGINES:
+        if shutil.which(engine) is None:
+            continue
+        try:
+            done = subprocess.run([engine, "info"], capture_output=True, text=True, timeout=ENGINE_SECONDS)
+        except subprocess.TimeoutExpired:
+            silent.append(f"{engine}: no answer in {ENGINE_SECONDS:.0f} s")
+            continue
+        if done.returncode == 0:
+            return engine
+        silent.append(f"{engine}: {(done.stderr.strip() or done.stdout.strip() or 'no word').splitlines()[-1]}")
+    if silent:
+        raise PermanentError(f"no container engine answers: {'; '.join(silent)}")
+    raise PermanentError(f"no container engine on PATH, expected one of {', '.join(ENGINES)}")
+
+
+def git_revision(dirty: bool) -> str:
+    """The full SHA of what is checked out; with `-dirty` behind it where files differ and `dirty` allows that.
+
+    Raises:
+        ContractError: no git checkout, or files differ from their commit.
+    """
+    revision = _git("rev-parse", "HEAD")
+    changed = _git("status", "--porcelain").splitlines()
+    if changed and not dirty:
+        raise ContractError(
+            f"{len(changed)} files are not committed, such as {changed[0].split(maxsplit=1)[1]}: a tag by revision "
+            "would not tell what is in the image; commit, or say DIRTY=1 (--dirty)"
+        )
+    return f"{revision}-dirty" if changed else revision
+
+
+def git_source() -> str:
+    """Where git fetches from, without user and password; `unknown` where it fetches from nowhere or from a folder."""
+    try:
+        address = _git("remote", "get-url", "origin")
+    except ContractError:
+        return "unknown"
+    parts = urlsplit(address)
+    if parts.scheme in ("http", "https", "ssh", "git") and parts.hostname:
+        return f"https://{parts.hostname}{parts.path.removesuffix('.git')}"
+    short = re.fullmatch(r"[\w.-]+@([\w.-]+):(.+)", address)
+    return f"https://{short[1]}/{short[2].removesuffix('.git')}" if short else "unknown"
+
+
+def write_digests(engine: str, references: Sequence[str], path: Path) -> None:
+    """Asks the engine for what the registry calls the pushed images, and writes one `repository@sha256:...` a line.
+
+    Raises:
+        PermanentError: the engine knows no digest of one of them, so it was not pushed.
+    """
+    lines = []
+    for reference in references:
+        command = [engine, "image", "inspect", "--format", "{{json .RepoDigests}}", reference]
+        done = subprocess.run(command, capture_output=True, text=True, cwd=REPOSITORY)
+        repository = reference.rsplit(":", 1)[0]
+        known = json.loads(done.stdout.strip() or "[]") or [] if done.returncode == 0 else []
+        digests = [digest for digest in known if digest.partition("@")[0] == repository]
+        if not digests:
+            raise PermanentError(f"{engine} knows no digest of {reference}: {done.stderr.strip() or known}")
+        lines.append(digests[0])
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text("".join(f"{line}\n" for line in lines))
+
+
+def _chosen(names: Sequence[str]) -> list[str]:
+    """The images asked for, by key or by name; all where none is."""
+    keys = {key: key for key in DOCKERFILES} | {image_name(key): key for key in DOCKERFILES}
+    unknown = sorted(set(names) - set(keys))
+    if unknown:
+        raise ContractError(
+            f"no image is called {', '.join(unknown)}, expected some of {', '.join(sorted(DOCKERFILES))}"
+        )
+    return [keys[name] for name in names] or sorted(DOCKERFILES)
+
+
+def _git(*words: str) -> str:
+    try:
+        done = subprocess.run(["git", *words], capture_output=True, text=True, cwd=REPOSITORY)
+    except FileNotFoundError as error:
+        raise ContractError("git is not on PATH, so --revision and --tag must say what is built") from error
+    if done.returncode:
+        raise ContractError(f"git {words[0]} failed, so --revision must say what is built: {done.stderr.strip()}")
+    return done.stdout.strip()
+
+
+def _run(command: Sequence[str]) -> None:
+    print(shlex.join(command), flush=True)
+    code = subprocess.run(command, cwd=REPOSITORY).returncode
+    if code:
+        raise PermanentError(f"{shlex.join(command[:2])} of {command[-1]} ended with code {code}")
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

@@ -1,0 +1,112 @@
+"""Reads our Dockerfiles as a builder would, and lays out on this machine what an image's last stage would hold.
+
+Only what our Dockerfiles use: FROM, ARG, COPY of one source, RUN, ENV, WORKDIR, LABEL, USER, ENTRYPOINT. Anything else
+is an error, so that no instruction passes unread.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shlex
+import shutil
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from pipelines.images import DOCKERFILES, ENVIRONMENT_OF_STEP, STEP_OF_VARIANT
+
+REPOSITORY = Path(__file__).resolve().parents[2]
+VENV = "/opt/venv"
+PROGRAMS = ("inference_client", "monitoring")
+"""Images that are no step of the pipeline; both install the driver's lock."""
+KNOWN = {"FROM", "ARG", "COPY", "RUN", "ENV", "WORKDIR", "LABEL", "USER", "ENTRYPOINT"}
+
+
+@dataclass
+class Stage:
+    """One FROM and what follows it."""
+
+    base: str
+    name: str = ""
+    instructions: list[tuple[str, str]] = field(default_factory=list)
+
+    def all(self, keyword: str) -> list[str]:
+        return [argument for found, argument in self.instructions if found == keyword]
+
+    def copies(self) -> list[tuple[str, str, str]]:
+        """Stage copied from (empty: the context), source and absolute target of each COPY."""
+        here, found = "/", []
+        for keyword, argument in self.instructions:
+            if keyword == "WORKDIR":
+                here = os.path.join(here, argument)
+            if keyword == "COPY":
+                words = argument.split()
+                origin = words.pop(0).removeprefix("--from=") if words[0].startswith("--from=") else ""
+                source, target = words
+                target += Path(source).name if target.endswith("/") else ""
+                found.append((origin, source, os.path.join(here, target)))
+        return found
+
+    def variables(self, inherited: dict[str, str]) -> dict[str, str]:
+        """ENV over what the base image has, with `${NAME}` filled in."""
+        found = dict(inherited)
+        for argument in self.all("ENV"):
+            for assignment in shlex.split(argument):
+                name, _, value = assignment.partition("=")
+                found[name] = re.sub(r"\$\{(\w+)\}", lambda match: found.get(match[1], ""), value)
+        return found
+
+    def labels(self, arguments: dict[str, str]) -> dict[str, str]:
+        """LABEL with ARG's defaults, or `arguments` in their place, filled in."""
+        known: dict[str, str] = {}
+        for argument in self.all("ARG"):
+            name, _, default = argument.partition("=")
+            known[name] = arguments.get(name, default)
+        pairs = (pair.partition("=") for argument in self.all("LABEL") for pair in shlex.split(argument))
+        return {name: re.sub(r"\$\{(\w+)\}", lambda match: known[match[1]], value) for name, _, value in pairs}
+
+
+def stages(image: str) -> list[Stage]:
+    """The stages of the image's Dockerfile; the last is what is shipped."""
+    text = (REPOSITORY / DOCKERFILES[image]).read_text()
+    text = "\n".join(line for line in text.splitlines() if not line.lstrip().startswith("#")).replace("\\\n", " ")
+    found: list[Stage] = []
+    for line in filter(None, (line.strip() for line in text.splitlines())):
+        keyword, _, argument = line.partition(" ")
+        assert keyword in KNOWN, f"{DOCKERFILES[image]}: {keyword} is not read here"
+        if keyword == "FROM":
+            base, _, name = argument.partition(" AS ")
+            found.append(Stage(base, name))
+        else:
+            found[-1].instructions.append((keyword, argument))
+    return found
+
+
+def environment(image: str) -> str | None:
+    """The environment whose lock the image installs; None: NVIDIA's image has the packages."""
+    return None if image in STEP_OF_VARIANT else ENVIRONMENT_OF_STEP.get(image, "driver")
+
+
+def module(image: str) -> str:
+    """What `python -m` runs in the image."""
+    return image if image in PROGRAMS else f"components.{STEP_OF_VARIANT.get(image, image)}"
+
+
+def entrypoint(image: str) -> list[str]:
+    (command,) = stages(image)[-1].all("ENTRYPOINT")
+    return json.loads(command)
+
+
+def lay_out(image: str, root: Path, context: Path = REPOSITORY) -> Path:
+    """Copies what the last stage takes out of the context to where it lies in the image, below `root`; returns that."""
+    for origin, source, target in stages(image)[-1].copies():
+        if origin:
+            continue  # what another stage has built
+        final = root / target.lstrip("/")
+        final.parent.mkdir(parents=True, exist_ok=True)
+        if (context / source).is_dir():
+            shutil.copytree(context / source, final, ignore=shutil.ignore_patterns("__pycache__"))
+        else:
+            shutil.copyfile(context / source, final)
+    return root

@@ -1,0 +1,334 @@
+"""CI and CD as files: GitHub Actions, Cloud Build, Skaffold, and the scripts of `.ci/` that they call.
+
+Files are judged by published schemas (check-jsonschema carries them) and zizmor; scripts run here, against the KFP
+server's double and a kubectl that notes what it is told. No workflow and no build ran on GitHub's or Google's machines.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import shlex
+import shutil
+import socket
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+import yaml
+
+from pipelines.images import DOCKERFILES, STEP_OF_VARIANT, image_name
+from tests.architecture.dockerfiles import REPOSITORY
+from tests.k8s.rendering import OVERLAYS, render
+from tests.pipelines.kfp_server import KfpWithPipelines
+
+WORKFLOWS = sorted((REPOSITORY / ".github" / "workflows").glob("*.yaml"))
+SCRIPTS = sorted(path for path in (REPOSITORY / ".ci").iterdir())
+TOOLS = Path(sys.executable).parent
+REVISION = "0123456789abcdef0123456789abcdef01234567"
+PINNED = re.compile(r"uses: +([\w.-]+/[\w./-]+)@[0-9a-f]{40} # v\d+(\.\d+)*$")
+
+
+def load(name: str) -> dict:
+    # YAML 1.1 reads `on` as true; nothing here looks at it.
+    return yaml.safe_load((REPOSITORY / name).read_text())
+
+
+def jobs() -> dict[str, dict]:
+    return {
+        f"{path.stem}/{name}": job
+        for path in WORKFLOWS
+        for name, job in yaml.safe_load(path.read_text())["jobs"].items()
+    }
+
+
+def tool(name: str) -> Path:
+    if not (TOOLS / name).exists():
+        pytest.skip(f"{name} is not in this environment")
+    return TOOLS / name
+
+
+@pytest.mark.parametrize(
+    ("schema", "paths"),
+    [
+        ("vendor.github-workflows", WORKFLOWS),
+        ("custom.github-workflows-require-timeout", WORKFLOWS),
+        ("vendor.cloudbuild", [REPOSITORY / "cloudbuild.yaml"]),
+    ],
+    ids=["github-workflows", "github-timeouts", "cloudbuild"],
+)
+def test_files_agree_with_the_published_schema(schema, paths):
+    command = [tool("check-jsonschema"), "--builtin-schema", schema, *paths]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+def test_zizmor_finds_no_weakness_in_the_workflows():
+    command = [tool("zizmor"), "--offline", "--no-progress", "--color", "never", REPOSITORY / ".github"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0, done.stdout
+
+
+def test_every_action_of_others_is_pinned_by_commit():
+    lines = [line.strip() for path in WORKFLOWS for line in path.read_text().splitlines() if "uses: " in line]
+    others = [line.removeprefix("- ") for line in lines if "uses: ./" not in line]
+    assert others
+    assert [line for line in others if not PINNED.fullmatch(line)] == []
+
+
+def test_jobs_may_read_the_code_and_prove_who_they_are_and_hold_no_secret():
+    for path in WORKFLOWS:
+        assert yaml.safe_load(path.read_text())["permissions"] == {}
+        assert "secrets." not in path.read_text()
+        assert "credentials_json" not in path.read_text()
+    for name, job in jobs().items():
+        allowed = {"contents": "read"} | ({} if name.endswith("/test") else {"id-token": "write"})
+        assert job["permissions"] == allowed, name
+
+
+def test_release_goes_through_tests_images_and_sample_before_promotion():
+    needs = {name.partition("/")[2]: job.get("needs") for name, job in jobs().items() if name.startswith("release/")}
+    assert needs == {"test": None, "images": "test", "sample": "images", "promote": "sample"}
+    assert jobs()["release/promote"]["environment"] == "production"
+    build = load("cloudbuild.yaml")["steps"]
+    assert [step["id"] for step in build] == ["test", "plan", "images", "token", "sample", "roll-out", "promote"]
+    # A step without `waitFor` waits for all before it.
+    assert {step["id"]: step["waitFor"] for step in build if "waitFor" in step} == {
+        "token": ["images"], "sample": ["images"], "roll-out": ["sample", "token"],
+    }  # fmt: skip
+
+
+def test_every_image_is_built_once_by_github_and_by_cloud_build():
+    matrix = jobs()["release/images"]["strategy"]["matrix"]["include"]
+    assert sorted(name for entry in matrix for name in entry["images"].split()) == sorted(DOCKERFILES)
+    without_nvidias = load("cloudbuild.yaml")["substitutions"]["_IMAGES"].split()
+    assert sorted(without_nvidias) == sorted(set(DOCKERFILES) - set(STEP_OF_VARIANT))
+
+
+def test_skaffold_builds_the_same_images_from_the_same_files():
+    config = load("skaffold.yaml")
+    assert config["apiVersion"] == "skaffold/v4beta13"
+    artifacts = config["build"]["artifacts"]
+    for profile in config["profiles"]:
+        artifacts = artifacts + profile.get("build", {}).get("artifacts", [])
+    registry = registry_of("gke")
+    assert {artifact["image"]: artifact["docker"]["dockerfile"] for artifact in artifacts} == {
+        f"{registry}/{image_name(name)}": path for name, path in DOCKERFILES.items()
+    }
+    assert {artifact["context"] for artifact in artifacts} == {"."}
+    for part in [config, *config["profiles"]]:
+        for folder in part.get("manifests", {}).get("kustomize", {}).get("paths", []):
+            assert registry_of(Path(folder).name) == registry, "skaffold would not find its images there"
+
+
+def registry_of(overlay: str) -> str:
+    text = (REPOSITORY / "k8s" / "overlays" / overlay / "cluster.env").read_text()
+    return re.search(r"^REGISTRY=(.+)$", text, re.MULTILINE)[1]
+
+
+def images_of(text: str) -> set[str]:
+    return set(re.findall(r"""(?:^|[\s"'])image: *["']?([^\s"']+)""", text))
+
+
+@pytest.mark.parametrize("overlay", OVERLAYS)
+def test_every_image_of_ours_that_a_manifest_names_is_built(overlay):
+    found = images_of(render(REPOSITORY / "k8s" / "overlays" / overlay))
+    ours = {reference.rpartition(":")[0] for reference in found if "/evergreen-" in reference}
+    assert f"{registry_of(overlay)}/evergreen-monitoring" in ours
+    assert ours <= {f"{registry_of(overlay)}/{image_name(name)}" for name in DOCKERFILES}
+
+
+@pytest.mark.parametrize("backend", ["pytorch", "hugectr"])
+def test_every_image_that_the_compiled_pipeline_names_is_built(backend, tmp_path):
+    output = tmp_path / "pipeline.yaml"
+    placement = REPOSITORY / "k8s" / "overlays" / "gke" / "placement.yaml"
+    line = [
+        sys.executable,
+        "-m",
+        "pipelines",
+        "compile",
+        "--placement",
+        placement,
+        "--backend",
+        backend,
+        "--tag",
+        REVISION,
+    ]
+    subprocess.run([*line, "--output", output], check=True, cwd=REPOSITORY, capture_output=True, timeout=120)
+    found = images_of(output.read_text())
+    assert len(found) >= 7
+    assert found <= {f"{registry_of('gke')}/{image_name(name)}:{REVISION}" for name in DOCKERFILES}
+
+
+def commands() -> list[str]:
+    """Every shell text of the workflows and of Cloud Build, as the shell gets it."""
+    found = [step["run"] for job in jobs().values() for step in job.get("steps", []) if "run" in step]
+    for step in load("cloudbuild.yaml")["steps"]:
+        flags, *rest = step.get("args", [""])
+        found += [rest[0].replace("$$", "$")] if flags == "-euc" else [" ".join(step.get("args", []))]
+    return found
+
+
+def test_shell_texts_and_scripts_are_bash_and_what_they_call_is_there():
+    for text in [*commands(), *(path.read_text() for path in SCRIPTS)]:
+        done = subprocess.run(["bash", "-n"], input=text, capture_output=True, text=True)
+        assert done.returncode == 0, f"{text}: {done.stderr}"
+    assert all(os.access(path, os.X_OK) for path in SCRIPTS)
+    joined = "\n".join(commands())
+    called = set(re.findall(r"\.ci/[\w-]+", joined))
+    assert called == {f".ci/{path.name}" for path in SCRIPTS}
+    makefile = (REPOSITORY / "Makefile").read_text()
+    targets = set(re.findall(r"\bmake (?:--\S+ )*([a-z-]+)", joined))
+    assert targets == {"check", "test", "images"}
+    assert targets <= set(re.findall(r"^([a-z-]+):", makefile, re.MULTILINE))
+    for program in set(re.findall(r"python3\.11 (\S+\.py)", joined)):
+        assert (REPOSITORY / program).exists()
+
+
+def test_cloud_builds_plan_is_a_script_that_builds_and_pushes(tmp_path):
+    (text,) = [text for text in commands() if "DRY_RUN" in text]
+    names = load("cloudbuild.yaml")["substitutions"]["_IMAGES"]
+    text = text.replace("$_IMAGES", names).replace("build/images.sh", str(tmp_path / "images.sh"))
+    text = text.replace("make ", f"make PYTHON={shlex.quote(sys.executable)} ")
+    environment = {**os.environ, "OVERLAY": "k8s/overlays/gke", "REVISION": REVISION}
+    subprocess.run(["bash", "-euc", text], check=True, cwd=REPOSITORY, env=environment, timeout=60)
+    lines = [shlex.split(line) for line in (tmp_path / "images.sh").read_text().splitlines()]
+    wanted = [f"{registry_of('gke')}/{image_name(name)}:{REVISION}" for name in names.split()]
+    assert [line[line.index("--tag") + 1] for line in lines if line[1] == "build"] == wanted
+    assert [line[2] for line in lines if line[1] == "push"] == wanted
+
+
+@pytest.fixture
+def checkout(tmp_path):
+    """What the scripts touch, in a folder of its own; `evergreen` is this environment's."""
+    folder = tmp_path / "checkout"
+    shutil.copytree(REPOSITORY / ".ci", folder / ".ci")
+    shutil.copytree(REPOSITORY / "k8s", folder / "k8s")
+    (folder / ".venvs" / "driver").mkdir(parents=True)
+    (folder / ".venvs" / "driver" / "bin").symlink_to(TOOLS)
+    return folder
+
+
+def script(checkout: Path, *words: str, **variables: str) -> subprocess.CompletedProcess:
+    environment = {
+        **os.environ,
+        "HOME": str(checkout),
+        "PYTHONPATH": str(REPOSITORY),
+        "REVISION": REVISION,
+        **variables,
+    }
+    return subprocess.run(
+        [checkout / words[0], *words[1:]], env=environment, capture_output=True, text=True, timeout=200, cwd="/"
+    )
+
+
+@pytest.fixture
+def kfp(monkeypatch):
+    double = KfpWithPipelines()
+    create = double.create_run
+
+    def created(body):
+        shown = create(body)
+        double.runs[-1]["state"] = double.end
+        return shown
+
+    double.end = "SUCCEEDED"
+    monkeypatch.setattr(double, "create_run", created)
+    yield double
+    double.close()
+
+
+def test_candidate_is_tried_apart_and_promoted_unchanged(checkout, kfp, tmp_path):
+    kfp.token = "of the build"
+    (tmp_path / "token").write_text("of the build")
+    server = {"KFP_HOST": kfp.url, "KFP_TOKEN_FILE": str(tmp_path / "token")}
+    done = script(checkout, ".ci/sample", **server)
+    assert done.returncode == 0, done.stderr
+    assert [pipeline["display_name"] for pipeline in kfp.pipelines] == ["evergreen-candidate"]
+    (run,) = kfp.runs
+    given = run["body"]["runtime_config"]["parameters"]
+    sample = f"file:///evergreen/sample/{REVISION}"
+    places = {name: f"{sample}/{name}" for name in ("store", "work", "repository")}
+    assert run["body"]["pipeline_version_reference"]["pipeline_id"] == "p1"
+    assert given == {
+        "lake": "file:///evergreen/sample/lake", **places,
+        "triton_urls": "", "min_auc": 0.0, "accept_inconclusive": True,
+    }  # fmt: skip
+    assert REVISION in kfp.uploads[-1].decode()
+
+    done = script(checkout, ".ci/promote", **server)
+    assert done.returncode == 0, done.stderr
+    assert [pipeline["display_name"] for pipeline in kfp.pipelines] == ["evergreen-candidate", "evergreen-retraining"]
+    assert REVISION in {each["display_name"] for each in kfp.versions if each["pipeline_id"] == "p2"}
+    assert kfp.uploads[-1] == kfp.uploads[0]
+    assert len(kfp.runs) == 1, "promotion starts no run"
+
+
+def test_sample_that_fails_ends_the_release(checkout, kfp):
+    kfp.end = "FAILED"
+    done = script(checkout, ".ci/sample", KFP_HOST=kfp.url)
+    assert done.returncode == 3, done.stderr
+
+
+@pytest.fixture
+def kubectl(tmp_path):
+    """PATH with a kubectl that notes what it is told and answers a port-forward by a server; and its notes."""
+    folder, notes = tmp_path / "bin", tmp_path / "kubectl"
+    folder.mkdir()
+    (folder / "kubectl").write_text(f"""#!{sys.executable}
+import http.server, os, sys
+with open({str(notes)!r}, "a") as file:
+    print(os.getpid(), *sys.argv[1:], file=file)
+class Answer(http.server.BaseHTTPRequestHandler):
+    def do_GET(self):
+        self.send_response(200 if self.path == "/apis/v2beta1/healthz" else 404)
+        self.send_header("Content-Length", "0")
+        self.end_headers()
+if "port-forward" in sys.argv:
+    http.server.HTTPServer(("127.0.0.1", int(sys.argv[-1].split(":")[0])), Answer).serve_forever()
+""")
+    (folder / "kubectl").chmod(0o755)
+    return f"{folder}:{os.environ['PATH']}", notes
+
+
+def test_roll_out_gives_every_image_of_ours_the_revision(checkout, kubectl):
+    path, notes = kubectl
+    settings = checkout / "k8s" / "overlays" / "gke" / "cluster.env"
+    settings.write_text(settings.read_text().replace("my-", "our-"))
+    done = script(checkout, ".ci/roll-out", PATH=path)
+    assert done.returncode == 0, done.stderr
+    told = [line.split()[1:] for line in notes.read_text().splitlines()]
+    assert told[0] == ["apply", "-k", "k8s/overlays/gke"]
+    assert told[1][:5] == ["--namespace", "evergreen", "rollout", "status", "deployment"]
+    ours = {image for image in images_of(render(settings.parent)) if "/evergreen-" in image}
+    assert {image.rpartition(":")[2] for image in ours} == {REVISION}
+
+
+def test_roll_out_refuses_settings_that_nobody_filled_in(checkout, kubectl):
+    path, notes = kubectl
+    done = script(checkout, ".ci/roll-out", PATH=path)
+    assert done.returncode == 2
+    assert "to be filled in, in k8s/overlays/gke/cluster.env" in done.stderr
+    assert not notes.exists()
+
+
+def test_tunnel_leads_to_the_api_and_ends_with_the_command(checkout, kubectl):
+    path, notes = kubectl
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = str(free.getsockname()[1])
+    done = script(checkout, ".ci/with-kfp", "sh", "-c", "echo $KFP_HOST; exit 7", PATH=path, KFP_PORT=port)
+    assert (done.returncode, done.stdout.strip()) == (7, f"http://127.0.0.1:{port}"), done.stderr
+    (line,) = notes.read_text().splitlines()
+    pid, *told = line.split()
+    assert told == ["--namespace", "kubeflow", "port-forward", "service/ml-pipeline", f"{port}:8888"]
+    wait_gone(int(pid))
+
+
+def wait_gone(pid: int, seconds: float = 20.0) -> None:
+    deadline = time.monotonic() + seconds
+    while Path(f"/proc/{pid}").exists() and "Z" not in Path(f"/proc/{pid}/stat").read_text().split()[2]:
+        assert time.monotonic() < deadline, "the tunnel outlived its command"
+        time.sleep(0.05)

@@ -1,0 +1,271 @@
+"""`make images`: which commands are run, from what, and when none is; and what docker sends to its daemon.
+
+Where the real docker command is installed, it speaks to a daemon that keeps what it is sent (`docker_daemon.py`); other
+tests put a script called docker or podman on PATH that notes its arguments. No image is built.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shlex
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from pipelines import build_images
+from pipelines.images import DOCKERFILES, image_name
+from tests.architecture.docker_daemon import DIGEST, Daemon
+from tests.architecture.dockerfiles import REPOSITORY, environment, lay_out, stages
+
+DOCKER = shutil.which("docker")
+GIT = shutil.which("git")
+REGISTRY = "europe-docker.pkg.dev/my-project/evergreen"
+SCRIPT = f"""#!{sys.executable}
+import json, os, sys
+with open(os.environ["ENGINE_NOTES"], "a") as notes:
+    print(json.dumps(sys.argv), file=notes)
+if sys.argv[1] == os.environ.get("ENGINE_FAILS"):
+    sys.exit("the engine says no")
+"""
+
+
+def git(folder: Path, *words: str) -> str:
+    identity = ["-c", "user.name=test", "-c", "user.email=test@example.org"]
+    done = subprocess.run([GIT, *identity, *words], cwd=folder, check=True, capture_output=True, text=True)
+    return done.stdout.strip()
+
+
+@pytest.fixture(scope="module")
+def original(tmp_path_factory):
+    """A commit of what is in this checkout, committed or not, with files beside it that no image may see."""
+    if GIT is None:
+        pytest.skip("git is not installed")
+    folder = tmp_path_factory.mktemp("original")
+    for name in git(REPOSITORY, "ls-files", "-co", "--exclude-standard").splitlines():
+        if (REPOSITORY / name).is_file():
+            (folder / name).parent.mkdir(parents=True, exist_ok=True)
+            shutil.copyfile(REPOSITORY / name, folder / name)
+    git(folder, "init", "-q")
+    git(folder, "add", "-A")
+    git(folder, "commit", "-qm", "as it is")
+    (folder / ".git" / "info" / "exclude").write_text("*.key\n")
+    for planted in (
+        "service-account.key", "components/secret.key", ".venvs/driver/pyvenv.cfg", "build/data.parquet",
+        "components/contracts/__pycache__/old.cpython-311.pyc", "monitoring/__pycache__/deep/old.pyc",
+    ):  # fmt: skip
+        (folder / planted).parent.mkdir(parents=True, exist_ok=True)
+        (folder / planted).write_text("not for an image")
+    return folder
+
+
+@pytest.fixture
+def tree(original, tmp_path, monkeypatch):
+    """A clean checkout of one's own."""
+    folder = tmp_path / "checkout"
+    shutil.copytree(original, folder)
+    monkeypatch.setattr(build_images, "REPOSITORY", folder)
+    monkeypatch.setattr(build_images, "DIGESTS", folder / "build" / "images.txt")
+    for variable in build_images.INDEXES:
+        monkeypatch.delenv(variable, raising=False)
+    return folder
+
+
+@pytest.fixture
+def engines(tmp_path, monkeypatch):
+    """`engines("docker")` puts scripts of these names on PATH, alone with git; the result reads what they were told."""
+    folder, notes = tmp_path / "bin", tmp_path / "notes"
+
+    def install(*names: str):
+        folder.mkdir()
+        for name in names:
+            (folder / name).write_text(SCRIPT)
+            (folder / name).chmod(0o755)
+        (folder / "git").symlink_to(GIT)
+        monkeypatch.setenv("PATH", str(folder))
+        monkeypatch.setenv("ENGINE_NOTES", str(notes))
+
+        def told() -> list[list[str]]:
+            lines = notes.read_text().splitlines() if notes.exists() else []
+            return [[Path(words[0]).name, *words[1:]] for words in map(json.loads, lines)]
+
+        return told
+
+    return install
+
+
+def flags(command: list[str], name: str) -> list[str]:
+    return [value for flag, value in zip(command, command[1:]) if flag == name]
+
+
+def test_every_image_is_built_from_its_dockerfile_and_named_by_the_revision(tree, engines):
+    told = engines("docker")
+    assert build_images.main(["--registry", REGISTRY]) == 0
+    revision = git(tree, "rev-parse", "HEAD")
+    builds = [command for command in told() if command[1] == "build"]
+    assert {flags(command, "--file")[0]: flags(command, "--tag") for command in builds} == {
+        path: [f"{REGISTRY}/{image_name(name)}:{revision}"] for name, path in DOCKERFILES.items()
+    }
+    for command in builds:
+        assert flags(command, "--build-arg") == [f"VERSION={revision}", f"REVISION={revision}", "SOURCE=unknown"]
+        assert command[-1] == "."
+    assert not [command for command in told() if command[1] == "push"]
+
+
+def test_uncommitted_changes_are_refused_and_told_in_the_tag_where_they_are_allowed(tree, engines, capsys):
+    told = engines("docker")
+    (tree / "components" / "new.py").write_text("")
+    assert build_images.main([]) == 2
+    assert "1 files are not committed, such as components/new.py" in capsys.readouterr().err
+    assert told() == []
+    assert build_images.main(["--dirty", "monitoring"]) == 0
+    (tag,) = flags(told()[-1], "--tag")
+    assert tag == f"evergreen-monitoring:{git(tree, 'rev-parse', 'HEAD')}-dirty"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "word"),
+    [
+        (["--tag", "latest"], "never moves"),
+        (["--tag", "a b"], "never moves"),
+        (["--push"], "--registry"),
+        (["nothing"], "no image is called nothing"),
+    ],
+)
+def test_misuse_is_refused_before_anything_is_built(tree, engines, capsys, arguments, word):
+    told = engines("docker")
+    assert build_images.main(arguments) == 2
+    assert word in capsys.readouterr().err
+    assert told() == []
+
+
+def test_podman_is_taken_where_docker_is_not_there_or_has_no_daemon(tree, engines, tmp_path, monkeypatch):
+    told = engines("docker", "podman")
+    (tmp_path / "bin" / "docker").write_text("#!/bin/sh\necho 'Cannot connect to the Docker daemon' >&2; exit 1\n")
+    assert build_images.main(["extraction"]) == 0
+    assert [command[0] for command in told()] == ["podman", "podman"]
+
+
+def test_without_an_engine_that_answers_the_reason_is_told(tree, engines, capsys, monkeypatch):
+    engines()
+    assert build_images.main(["extraction"]) == 3
+    assert "no container engine on PATH, expected one of docker, podman" in capsys.readouterr().err
+    (Path(os.environ["PATH"]) / "docker").write_text("#!/bin/sh\necho 'is the docker daemon running?' >&2; exit 1\n")
+    (Path(os.environ["PATH"]) / "docker").chmod(0o755)
+    assert build_images.main(["extraction"]) == 3
+    assert "docker: is the docker daemon running?" in capsys.readouterr().err
+
+
+def test_failed_build_pushes_nothing(tree, engines, monkeypatch, capsys):
+    told = engines("docker")
+    monkeypatch.setenv("ENGINE_FAILS", "build")
+    assert build_images.main(["--registry", REGISTRY, "--push"]) == 3
+    assert "ended with code 1" in capsys.readouterr().err
+    assert [command[1] for command in told()] == ["info", "build"]
+
+
+def test_address_of_a_private_index_is_passed_on_without_being_written_down(tree, monkeypatch):
+    monkeypatch.setenv("PIP_INDEX_URL", "https://user:word@index.example/simple")
+    for name in DOCKERFILES:
+        command = build_images.build_command("docker", name, "x:1", tag="1", revision="1", source="s")
+        assert ("PIP_INDEX_URL" in flags(command, "--build-arg")) == (environment(name) is not None)
+        assert "user:word" not in shlex.join(command)
+        # An ARG that no stage declares would be an error; one in the last stage would be told by the image.
+        build, *later = stages(name)
+        assert ("PIP_INDEX_URL" in build.all("ARG")) == (environment(name) is not None)
+        assert not any("PIP_INDEX_URL" in stage.all("ARG") for stage in later)
+
+
+@pytest.mark.parametrize(
+    ("origin", "told"),
+    [
+        ("https://user:word@git.example/team/evergreen.git", "https://git.example/team/evergreen"),
+        ("git@git.example:team/evergreen.git", "https://git.example/team/evergreen"),
+        ("ssh://git@git.example/team/evergreen.git", "https://git.example/team/evergreen"),
+        ("/srv/evergreen", "unknown"),
+    ],
+)
+def test_source_label_names_the_repository_without_credentials(tree, origin, told):
+    git(tree, "remote", "add", "origin", origin)
+    assert build_images.git_source() == told
+
+
+def test_dry_run_prints_a_script_that_does_the_same(tree, engines, capsys):
+    told = engines("docker")
+    assert build_images.main(["--registry", REGISTRY, "--push", "--dry-run"]) == 0
+    script = capsys.readouterr().out
+    assert told() == []
+    subprocess.run(["/bin/sh", "-ec", script], check=True, cwd=tree)
+    by_script = told()
+    assert len(by_script) == 2 * len(DOCKERFILES)
+    build_images.main(["--registry", REGISTRY, "--push"])
+    assert [c for c in told()[len(by_script) :] if c[1] in ("build", "push")] == by_script
+
+
+def test_make_hands_its_variables_on(tree):
+    if shutil.which("make") is None:
+        pytest.skip("make is not installed")
+    line = [
+        "make",
+        "-s",
+        "images",
+        f"PYTHON={sys.executable}",
+        "DRY_RUN=1",
+        "REVISION=abc",
+        f"REGISTRY={REGISTRY}",
+        "PUSH=1",
+    ]
+    done = subprocess.run([*line, "IMAGES=monitoring", "TAG=v1"], cwd=tree, capture_output=True, text=True, check=True)
+    build, push = done.stdout.splitlines()
+    assert push == f"docker push {REGISTRY}/evergreen-monitoring:v1"
+    assert "REVISION=abc" in shlex.split(build)
+
+
+@pytest.fixture
+def daemon(tmp_path, monkeypatch):
+    if DOCKER is None:
+        pytest.skip("the docker command is not installed")
+    # A socket's path has at most 107 characters, pytest's folders more.
+    short = Path("/tmp") / f"evergreen-daemon-{os.getpid()}"
+    monkeypatch.setenv("DOCKER_HOST", f"unix://{short}")
+    monkeypatch.setenv("DOCKER_CONFIG", str(tmp_path / "docker"))
+    # BuildKit fetches single files; the older protocol sends the whole context, which is what is to be seen.
+    monkeypatch.setenv("DOCKER_BUILDKIT", "0")
+    try:
+        with Daemon(short) as server:
+            yield server
+    finally:
+        short.unlink(missing_ok=True)
+
+
+def laid_out(name: str, root: Path, context: Path) -> set[str]:
+    """The files of ours in the image; Dockerfiles are none, of which docker sends the one that it builds."""
+    found = {path.relative_to(root).as_posix() for path in lay_out(name, root, context).rglob("*") if path.is_file()}
+    return {path for path in found if not Path(path).name.startswith("Dockerfile")}
+
+
+def test_docker_sends_what_images_copy_and_nothing_that_lies_beside_it(tree, daemon, tmp_path):
+    assert build_images.main(["--engine", "docker", "--registry", REGISTRY, "--push"]) == 0
+    revision = git(tree, "rev-parse", "HEAD")
+    committed = set(git(tree, "ls-files").splitlines())
+    assert {build.settings["dockerfile"] for build in daemon.builds} == set(DOCKERFILES.values())
+    for build in daemon.builds:
+        (name,) = [name for name, path in DOCKERFILES.items() if path == build.settings["dockerfile"]]
+        assert build.settings["t"] == f"{REGISTRY}/{image_name(name)}:{revision}"
+        assert json.loads(build.settings["buildargs"])["REVISION"] == revision
+        sent = build.names()
+        assert DOCKERFILES[name] in sent
+        code = {path for path in sent if not path.startswith(("components/", "inference_client/", "monitoring/"))}
+        assert {Path(path).parent.name for path in code - {".dockerignore"}} == {"requirements"}
+        # `components/secret.key` lies in a folder of code, which the list allows whole.
+        assert sent - committed == {"components/secret.key"}
+        context = build.extract(tmp_path / name)
+        for stage in stages(name):
+            assert all((context / source).exists() for origin, source, _ in stage.copies() if not origin)
+        assert laid_out(name, tmp_path / f"{name}-sent", context) == laid_out(name, tmp_path / f"{name}-here", tree)
+    assert daemon.pushes == [build.settings["t"] for build in daemon.builds]
+    told = (tree / "build" / "images.txt").read_text().splitlines()
+    assert told == [f"{reference.rpartition(':')[0]}@{DIGEST}" for reference in daemon.pushes]
