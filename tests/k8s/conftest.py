@@ -5,21 +5,22 @@ from __future__ import annotations
 import pytest
 import yaml
 
-from tests.k8s.rendering import K8S, OVERLAYS, RENDERED, Manifest, render
+from tests.k8s.rendering import OVERLAYS, RENDERED, VARIANTS, Manifest, render_variant
 
 
 @pytest.fixture(scope="session")
-def rendered():
-    """`rendered(overlay)`: the objects of that overlay, each rendered once a session."""
+def rendered(tmp_path_factory):
+    """`rendered(overlay or variant)`: its objects, rendered once a session."""
     known: dict[str, list[Manifest]] = {}
+    scratch = tmp_path_factory.mktemp("kustomizations")
 
-    def objects(overlay: str) -> list[Manifest]:
-        if overlay not in known:
-            text = render(K8S / "overlays" / overlay)
+    def objects(variant: str) -> list[Manifest]:
+        if variant not in known:
+            text = render_variant(variant, scratch)
             RENDERED.mkdir(parents=True, exist_ok=True)
-            (RENDERED / f"{overlay}.yaml").write_text(text)
-            known[overlay] = [m for m in yaml.safe_load_all(text) if m]
-        return known[overlay]
+            (RENDERED / f"{variant}.yaml").write_text(text)
+            known[variant] = [m for m in yaml.safe_load_all(text) if m]
+        return known[variant]
 
     return objects
 
@@ -34,3 +35,9 @@ def overlay(request) -> str:
 def manifests(rendered, overlay) -> list[Manifest]:
     """The objects of one overlay."""
     return rendered(overlay)
+
+
+@pytest.fixture(params=VARIANTS)
+def variant(request, rendered) -> list[Manifest]:
+    """The objects of each overlay, and of overlays with further components, in turn."""
+    return rendered(request.param)

@@ -2,20 +2,25 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 import subprocess
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 K8S = REPOSITORY / "k8s"
 OVERLAYS = sorted(path.name for path in (K8S / "overlays").iterdir() if path.is_dir())
+VARIANTS = (*OVERLAYS, "cpu+redis-cache", "gke+redis-cache", "gke+keda", "cpu+simulation")
+"""What the manifests' tests judge: each overlay, and overlays with components that a user may switch on."""
 RENDERED = REPOSITORY / "build" / "manifests"
 
 Manifest = dict[str, Any]
-"""One Kubernetes object."""
+"""One Kubernetes object, or a part of it."""
 
 
 def render(folder: Path) -> str:
@@ -27,17 +32,80 @@ def render(folder: Path) -> str:
     return done.stdout
 
 
+def render_variant(variant: str, scratch: Path) -> str:
+    """Renders `<overlay>` or `<overlay>+<component>...`; the latter by a kustomization written into `scratch`."""
+    overlay, *components = variant.split("+")
+    if not components:
+        return render(K8S / "overlays" / overlay)
+    folder = scratch / variant
+    folder.mkdir(parents=True, exist_ok=True)
+    kustomization = {
+        "resources": [os.path.relpath((K8S / "overlays" / overlay).resolve(), folder.resolve())],
+        "components": [os.path.relpath((K8S / "components" / name).resolve(), folder.resolve()) for name in components],
+    }
+    (folder / "kustomization.yaml").write_text(yaml.safe_dump(kustomization))
+    return render(folder)
+
+
 def find(manifests: list[Manifest], kind: str, name: str) -> Manifest:
     """The one object of that kind and name."""
     (found,) = [m for m in manifests if m["kind"] == kind and m["metadata"]["name"] == name]
     return found
 
 
-def pod_spec(manifest: Manifest) -> Manifest | None:
-    """The pod that a workload makes; None if it makes none."""
+def title(manifest: Manifest) -> str:
+    """How a failed test names the object."""
+    metadata = manifest["metadata"]
+    return f"{manifest['kind']} {metadata.get('namespace', '-')}/{metadata['name']}"
+
+
+def pod_template(manifest: Manifest) -> Manifest | None:
+    """Metadata and spec of the pods that a workload makes; None if it makes none."""
     kind, spec = manifest["kind"], manifest.get("spec", {})
-    if kind == "Pod":
-        return spec
     if kind == "CronJob":
-        return spec["jobTemplate"]["spec"]["template"]["spec"]
-    return spec["template"]["spec"] if kind in ("Deployment", "StatefulSet", "DaemonSet", "Job") else None
+        template: Manifest = spec["jobTemplate"]["spec"]["template"]
+        return template
+    return spec["template"] if kind in ("Deployment", "StatefulSet", "DaemonSet", "Job") else None
+
+
+def pod_spec(manifest: Manifest) -> Manifest | None:
+    """Spec of the pods that a workload makes; None if it makes none."""
+    template = pod_template(manifest)
+    return template and template["spec"]
+
+
+def workloads(manifests: list[Manifest]) -> Iterator[tuple[Manifest, Manifest]]:
+    """Each workload with its pods' spec."""
+    for manifest in manifests:
+        if (spec := pod_spec(manifest)) is not None:
+            yield manifest, spec
+
+
+def containers(spec: Manifest) -> list[Manifest]:
+    """All containers of a pod, those that only initialise included."""
+    return [*spec.get("initContainers", ()), *spec["containers"]]
+
+
+def matches(selector: Manifest, labels: dict[str, str]) -> bool:
+    """Whether a LabelSelector selects an object with these labels; an empty one selects all.
+
+    Raises:
+        ValueError: the selector has an operator that Kubernetes does not know.
+    """
+    if any(labels.get(key) != value for key, value in (selector.get("matchLabels") or {}).items()):
+        return False
+    for term in selector.get("matchExpressions") or ():
+        key, operator, values = term["key"], term["operator"], term.get("values", [])
+        if operator == "In":
+            holds = labels.get(key) in values
+        elif operator == "NotIn":
+            holds = labels.get(key) not in values
+        elif operator == "Exists":
+            holds = key in labels
+        elif operator == "DoesNotExist":
+            holds = key not in labels
+        else:
+            raise ValueError(f"operator is {operator!r}, expected In, NotIn, Exists or DoesNotExist")
+        if not holds:
+            return False
+    return True

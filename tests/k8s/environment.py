@@ -1,0 +1,61 @@
+"""What a rendered pod gives its processes: environment, command, and which folders they may write.
+
+For tests that hold manifests against code. Nothing here knows Evergreen's settings.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path, PurePosixPath
+
+from tests.k8s.rendering import REPOSITORY, Manifest, find
+
+
+def container(workload: Manifest, name: str) -> Manifest:
+    """The container of that name, those that only initialise included."""
+    spec = workload["spec"]["template"]["spec"]
+    (found,) = [c for c in (*spec.get("initContainers", ()), *spec["containers"]) if c["name"] == name]
+    return found
+
+
+def environment_of(manifests: list[Manifest], workload: Manifest, name: str) -> dict[str, str]:
+    """Variables of a container: whole ConfigMaps first, then those that it states itself, as Kubernetes orders them."""
+    found: dict[str, str] = {}
+    ours = container(workload, name)
+    for source in ours.get("envFrom", ()):
+        found |= find(manifests, "ConfigMap", source["configMapRef"]["name"])["data"]
+    for entry in ours.get("env", ()):
+        if "value" in entry:
+            found[entry["name"]] = entry["value"]
+    return found
+
+
+def command(workload: Manifest, name: str, dockerfile: str) -> list[str]:
+    """What the container runs: its own command, else its image's."""
+    ours = container(workload, name)
+    if "command" in ours:
+        return [*ours["command"], *ours.get("args", ())]
+    (entry,) = re.findall(r"^ENTRYPOINT (\[.*\])$", (REPOSITORY / dockerfile).read_text(), re.MULTILINE)
+    return [*json.loads(entry), *ours.get("args", ())]
+
+
+def volume_at(workload: Manifest, name: str, path: str) -> tuple[Manifest, bool]:
+    """The volume under which `path` lies in a container, and whether it may be written.
+
+    Raises:
+        LookupError: it lies on the image's own file system.
+    """
+    mounts = sorted(container(workload, name)["volumeMounts"], key=lambda m: -len(m["mountPath"]))
+    for mount in mounts:
+        if PurePosixPath(path).is_relative_to(mount["mountPath"]):
+            volumes = workload["spec"]["template"]["spec"]["volumes"]
+            (volume,) = [v for v in volumes if v["name"] == mount["name"]]
+            return volume, not mount.get("readOnly", False)
+    raise LookupError(f"{path} lies under no mount of container {name}")
+
+
+def mounted(workload: Manifest, name: str, text: str, root: Path) -> str:
+    """`text` with every path below a mount of the container moved below `root`, where a test has made them."""
+    paths = sorted((m["mountPath"] for m in container(workload, name)["volumeMounts"]), key=len, reverse=True)
+    return re.sub(rf"(?<![\w/.])({'|'.join(map(re.escape, paths))})(?=/|$)", rf"{root}\1", text)

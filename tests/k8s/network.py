@@ -1,0 +1,93 @@
+"""Whether NetworkPolicies let a connection through, by the rules of Kubernetes' documentation ("Network Policies").
+
+A pod that a policy selects for a direction is isolated in it: only what some policy selecting it lists is let through.
+A connection needs the egress of its source and the ingress of its destination. Where the documentation leaves open
+whether an `ipBlock` also matches pods' own addresses, it does here: what is denied is denied by either reading. Whether
+a cluster's network enforces policies at all is not known here.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+from dataclasses import dataclass, field
+from typing import Any
+
+from tests.k8s.rendering import Manifest, matches
+
+TCP, UDP = "TCP", "UDP"
+
+
+@dataclass(frozen=True)
+class End:
+    """One end of a connection: a pod, or an address outside."""
+
+    address: str
+    namespace: str = ""
+    """Empty = no pod."""
+    labels: dict[str, str] = field(default_factory=dict)
+    namespace_labels: dict[str, str] = field(default_factory=dict)
+    ports: dict[str, int] = field(default_factory=dict)
+    """Named ports."""
+
+
+def allowed(policies: list[Manifest], source: End, destination: End, port: int, protocol: str = TCP) -> bool:
+    """Whether `source` may open a connection to `port` of `destination`."""
+    out = _lets(policies, source, destination, destination, port, protocol, "Egress")
+    return out and _lets(policies, destination, source, destination, port, protocol, "Ingress")
+
+
+def _lets(
+    policies: list[Manifest], pod: End, peer: End, destination: End, port: int, protocol: str, direction: str
+) -> bool:
+    """Whether the policies of `pod` let a connection with `peer` through in that direction."""
+    if not pod.namespace:
+        return True
+    ours = [p for p in policies if p["metadata"]["namespace"] == pod.namespace and _isolates(p, pod, direction)]
+    if not ours:
+        return True
+    key, side = ("egress", "to") if direction == "Egress" else ("ingress", "from")
+    return any(
+        _is_peer(rule.get(side), peer, pod.namespace) and _is_port(rule.get("ports"), destination, port, protocol)
+        for policy in ours
+        for rule in policy["spec"].get(key) or ()
+    )
+
+
+def _isolates(policy: Manifest, pod: End, direction: str) -> bool:
+    spec = policy["spec"]
+    # Without the field: Ingress always, Egress where the policy has such rules.
+    types = spec.get("policyTypes") or ["Ingress", *(["Egress"] if spec.get("egress") else [])]
+    return direction in types and matches(spec["podSelector"] or {}, pod.labels)
+
+
+def _is_peer(peers: list[Manifest] | None, end: End, namespace: str) -> bool:
+    return not peers or any(_is_one(peer, end, namespace) for peer in peers)
+
+
+def _is_one(peer: Manifest, end: End, namespace: str) -> bool:
+    if block := peer.get("ipBlock"):
+        address = ipaddress.ip_address(end.address)
+        inside = address in ipaddress.ip_network(block["cidr"])
+        return inside and not any(address in ipaddress.ip_network(each) for each in block.get("except", ()))
+    if not end.namespace:
+        return False
+    if "namespaceSelector" in peer:
+        in_namespace = matches(peer["namespaceSelector"] or {}, end.namespace_labels)
+    else:
+        in_namespace = end.namespace == namespace
+    return in_namespace and matches(peer.get("podSelector") or {}, end.labels)
+
+
+def _is_port(ports: list[Manifest] | None, destination: End, port: int, protocol: str) -> bool:
+    return not ports or any(_is_one_port(each, destination, port, protocol) for each in ports)
+
+
+def _is_one_port(entry: Manifest, destination: End, port: int, protocol: str) -> bool:
+    if entry.get("protocol", TCP) != protocol:
+        return False
+    first: Any = entry.get("port")
+    if first is None:
+        return True
+    if isinstance(first, str):
+        return destination.ports.get(first) == port
+    return bool(first <= port <= entry.get("endPort", first))

@@ -1,0 +1,174 @@
+"""Triton's container as a manifest describes it, run by this machine's server wheel and asked as a kubelet asks it.
+
+The arguments are the manifest's own, in their order. Only what this machine must have otherwise is changed: the
+repository's path, the ports' numbers (free ones), and, added at the end, loopback addresses and where the wheel keeps
+its backend. What a cluster does with the answers of the probes is for the tests to say.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import subprocess
+import urllib.error
+import urllib.request
+from contextlib import suppress
+from pathlib import Path
+
+from pipelines.local.loopback import DIRECT, LOOPBACK
+from pipelines.local.tether import tethered
+from pipelines.local.triton import DEFAULT_VENV, Ports, _free_ports
+from pipelines.local.triton_wheel import prepare
+from tests.e2e.processes import wait_for
+from tests.k8s.rendering import Manifest, containers, find
+
+PROBES = ("startupProbe", "readinessProbe", "livenessProbe")
+
+
+def triton_container(manifests: list[Manifest]) -> Manifest:
+    """The one container of Deployment `triton`."""
+    (container,) = containers(find(manifests, "Deployment", "triton")["spec"]["template"]["spec"])
+    return container
+
+
+def variables(manifests: list[Manifest], container: Manifest) -> dict[str, str]:
+    """What the container's environment holds, read from the ConfigMaps that it names; what Secrets hold is left out."""
+    found = {}
+    for entry in container.get("env", ()):
+        if "value" in entry:
+            found[entry["name"]] = entry["value"]
+        elif source := entry["valueFrom"].get("configMapKeyRef"):
+            found[entry["name"]] = find(manifests, "ConfigMap", source["name"])["data"][source["key"]]
+    return found
+
+
+def expanded(text: str, values: dict[str, str]) -> str:
+    """`$(NAME)` replaced as Kubernetes does it: a name that is not defined stays as it stands."""
+    return re.sub(r"\$\((\w+)\)", lambda found: values.get(found[1], found[0]), text)
+
+
+def flag(container: Manifest, name: str) -> str:
+    """The value of the one argument `--name=value`."""
+    (found,) = [a.partition("=")[2] for a in container["args"] if a.startswith(f"--{name}=")]
+    return found
+
+
+class TritonPod:
+    """One container between `start` and `stop`, or in a `with`; its log is kept in `folder`.
+
+    Args:
+        manifests: A rendered overlay.
+        repository: Stands for the model repository that the manifest names: a folder or a URI.
+        folder: For the log and the prepared backend.
+        change: Flag -> another value, for a test that shows what the manifest's value is good for.
+        environment: Variables beside this process's own.
+        until: The probe that must have passed before the `with` begins; None = nothing is waited for.
+    """
+
+    def __init__(
+        self,
+        manifests: list[Manifest],
+        repository: Path | str,
+        folder: Path,
+        *,
+        change: dict[str, str] | None = None,
+        environment: dict[str, str] | None = None,
+        until: str | None = None,
+    ) -> None:
+        self._until = until
+        self.container = triton_container(manifests)
+        self._values = {**variables(manifests, self.container), "MODEL_REPOSITORY": str(repository)}
+        self._folder, self._change, self._environment = folder, change or {}, environment or {}
+        self.ports: Ports
+        self.process: subprocess.Popen[bytes]
+
+    def __enter__(self) -> TritonPod:
+        """Starts the server, and waits for the probe that was asked for."""
+        self._folder.mkdir(parents=True, exist_ok=True)
+        wheel = prepare(DEFAULT_VENV, self._folder / "runtime")
+        self.ports = _free_ports()
+        command, *arguments = self.container["args"]
+        assert command == wheel.binary.name
+        own = {**self._change, **{f"{name}-port": str(port) for name, port in self.ports._asdict().items()}}
+        flags = []
+        for argument in arguments:
+            name = argument.partition("=")[0].removeprefix("--")
+            flags.append(f"--{name}={own[name]}" if name in own else expanded(argument, self._values))
+        flags += [f"--{name}-address={LOOPBACK}" for name in Ports._fields]
+        flags += [
+            f"--backend-directory={wheel.backends}",
+            f"--backend-config=python,shm-region-prefix-name={self._shm}",
+        ]
+        flags += [f"--backend-config=python,shm-{kind}-byte-size=4194304" for kind in ("default", "growth")]
+        with open(self._folder / "triton.log", "wb") as log:
+            self.process = subprocess.Popen(
+                tethered([str(wheel.binary), *flags], signal.SIGKILL),
+                env={**os.environ, **self._environment, **wheel.variables},
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,
+            )
+        try:
+            if self._until:
+                self.wait_for(self._until)
+        except BaseException:
+            self.__exit__()
+            raise
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        """Ends the server and its stubs, by their group, and sweeps their shared memory."""
+        with suppress(ProcessLookupError):
+            os.killpg(self.process.pid, signal.SIGKILL)
+        self.process.wait()
+        for leftover in Path("/dev/shm").glob(f"{self._shm}*"):
+            leftover.unlink(missing_ok=True)
+
+    @property
+    def _shm(self) -> str:
+        return f"evergreen_{os.getpid()}_pod{self.ports.grpc}_"
+
+    @property
+    def grpc_url(self) -> str:
+        """host:port that stands for the pod's address and its port `grpc`."""
+        return f"{LOOPBACK}:{self.ports.grpc}"
+
+    @property
+    def log(self) -> str:
+        """What the server has said."""
+        return (self._folder / "triton.log").read_text(errors="replace")
+
+    def get(self, path: str, *, port: str = "http", timeout: float = 5.0) -> int | None:
+        """HTTP status of a path; None where nobody answers."""
+        try:
+            with DIRECT.open(f"http://{LOOPBACK}:{getattr(self.ports, port)}{path}", timeout=timeout) as answer:
+                return int(answer.status)
+        except urllib.error.HTTPError as refused:
+            return refused.code
+        except OSError:
+            return None
+
+    def passes(self, probe: str) -> bool:
+        """Whether a kubelet would count this probe as passed now: any status from 200 to 399."""
+        asked = self.container[probe]["httpGet"]
+        status = self.get(asked["path"], port=asked["port"], timeout=self.container[probe]["timeoutSeconds"])
+        return status is not None and 200 <= status < 400
+
+    def wait_for(self, probe: str, seconds: float = 60.0) -> None:
+        """Returns once the probe passes, or says what the server said."""
+
+        def passes() -> bool:
+            assert self.process.poll() is None, f"triton ended with {self.process.returncode}: {self.log[-2000:]}"
+            return self.passes(probe)
+
+        wait_for(passes, seconds)
+
+    def metrics(self) -> str:
+        """The Prometheus text of port `metrics`."""
+        with DIRECT.open(
+            urllib.request.Request(f"http://{LOOPBACK}:{self.ports.metrics}/metrics"), timeout=5
+        ) as answer:
+            text: str = answer.read().decode()
+        return text

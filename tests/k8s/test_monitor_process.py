@@ -1,0 +1,162 @@
+"""The real monitor and uploader, started as the manifests start them: command, environment, folders, probes, stop.
+
+What a machine without a cluster must change: mounts lie below a temporary folder, the port is a free one on 127.0.0.1,
+and the log is a SQLite file. Everything else is the rendered text. Where the kernel allows it, a run has the root
+file system read-only, as the pod has.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+import urllib.error
+import urllib.request
+from pathlib import Path
+
+import pytest
+from prometheus_client.parser import text_string_to_metric_families
+
+from components.logs.sqlite import SqliteLog
+from tests.k8s.environment import command, container, environment_of, mounted
+from tests.k8s.rendering import REPOSITORY, Manifest, find
+from tests.monitoring.conftest import clicks, prediction, publish
+from tests.monitoring.test_process import DIRECT, wait_until
+
+DOCKERFILE = "monitoring/Dockerfile"
+# The folder stays writable by its own mount; then everything else is not.
+READ_ONLY_ROOT = ["unshare", "-Urm", "sh", "-c", 'mount --bind "$0" "$0" && mount -o remount,ro,bind / && exec "$@"']
+
+
+class Pod:
+    """The monitor's pod on this machine."""
+
+    def __init__(self, manifests: list[Manifest], root: Path, prefix: list[str]) -> None:
+        self.root, self.prefix, self._manifests = root, prefix, manifests
+        self.deployment = find(manifests, "Deployment", "monitor")
+        self.started: list[subprocess.Popen[bytes]] = []
+        for name in ("monitor", "uploader"):
+            for mount in container(self.deployment, name)["volumeMounts"]:
+                (root / mount["mountPath"].lstrip("/")).mkdir(parents=True, exist_ok=True)
+        self.log = SqliteLog(root / "log.db")
+        with socket.create_server(("127.0.0.1", 0)) as free:
+            self.port = free.getsockname()[1]
+
+    @property
+    def grace_seconds(self) -> float:
+        return float(self.deployment["spec"]["template"]["spec"]["terminationGracePeriodSeconds"])
+
+    def variables(self, name: str) -> dict[str, str]:
+        found = environment_of(self._manifests, self.deployment, name)
+        found = {key: mounted(self.deployment, name, value, self.root) for key, value in found.items()}
+        if name == "monitor":
+            found["EVERGREEN_MONITOR_LOG"] = f"sqlite:///{self.root / 'log.db'}"
+            found["EVERGREEN_MONITOR_HTTP_HOST"] = "127.0.0.1"
+            found["EVERGREEN_MONITOR_HTTP_PORT"] = str(self.port)
+        return found
+
+    def start(self, name: str, **changes: str) -> subprocess.Popen[bytes]:
+        argv = [mounted(self.deployment, name, word, self.root) for word in command(self.deployment, name, DOCKERFILE)]
+        argv = [sys.executable, *argv[1:]] if argv[0] == "python" else argv
+        # Nothing of this session's environment but the way to programs: the pod has none of it either.
+        variables = {"PATH": os.environ["PATH"], "PYTHONPATH": str(REPOSITORY), "PYTHONDONTWRITEBYTECODE": "1"}
+        with open(self.root / f"{name}.log", "ab") as lines:
+            process = subprocess.Popen(
+                [*self.prefix, *([str(self.root)] if self.prefix else []), *argv],
+                cwd="/",
+                env={**variables, **self.variables(name), **changes},
+                stderr=lines,
+            )
+        self.started.append(process)
+        return process
+
+    def stop(self, process: subprocess.Popen[bytes]) -> int:
+        process.send_signal(signal.SIGTERM)
+        return process.wait(self.grace_seconds)
+
+    def probe(self, name: str) -> int:
+        """The status that the probe of that name gets; 0 = no answer."""
+        probe = container(self.deployment, "monitor")[name]["httpGet"]
+        ports = {p["name"]: p["containerPort"] for p in container(self.deployment, "monitor")["ports"]}
+        assert ports[probe["port"]] == 9464  # here: self.port
+        return self.get(probe["path"])[0]
+
+    def get(self, path: str) -> tuple[int, str]:
+        try:
+            with DIRECT.open(f"http://127.0.0.1:{self.port}{path}", timeout=5) as answer:
+                return answer.status, answer.read().decode()
+        except urllib.error.HTTPError as error:
+            return error.code, error.read().decode()
+        except OSError:
+            return 0, ""
+
+    def lines(self, name: str) -> list[dict]:
+        return [json.loads(line) for line in (self.root / f"{name}.log").read_text().splitlines()]
+
+    def close(self) -> None:
+        for process in self.started:
+            process.kill()
+            process.wait()
+        self.log.close()
+
+
+@pytest.fixture
+def make_pod(tmp_path):
+    pods = []
+
+    def make(manifests: list[Manifest], prefix: list[str] | None = None) -> Pod:
+        pods.append(Pod(manifests, tmp_path / f"pod-{len(pods)}", prefix or []))
+        return pods[-1]
+
+    (tmp_path / "pod-0").mkdir()
+    yield make
+    for pod in pods:
+        pod.close()
+
+
+def _lives(pod: Pod) -> None:
+    """From the folders' container to the end by SIGTERM, with records on their way."""
+    assert pod.start("folders").wait(30) == 0
+    monitor = pod.start("monitor", EVERGREEN_MONITOR_ATTRIBUTION_WINDOW_SECONDS="0.2")
+    uploader = pod.start("uploader", EVERGREEN_UPLOADER_INTERVAL_SECONDS="0.1")
+    wait_until(lambda: pod.probe("startupProbe") == 200, what="the startup probe")
+    wait_until(lambda: pod.probe("readinessProbe") == 200, what="the readiness probe")
+    batch = prediction("r1", 64, time=time.time())
+    publish(pod.log, batch, clicks("o1", [("r1", 3, batch.time)]))
+    wait_until(lambda: '"matured": 64' in pod.get("/status")[1], what="the labels")
+    assert list(text_string_to_metric_families(pod.get("/metrics")[1]))
+    assert pod.probe("livenessProbe") == 200
+    assert pod.stop(monitor) == 0
+    lake = pod.root / "evergreen/lake"
+    wait_until(lambda: list(lake.glob("day=*/part-*.parquet")), what="the lake's file")
+    assert pod.stop(uploader) == 0
+    assert not list((pod.root / "var/lib/evergreen/archive").glob("day=*/part-*.parquet"))
+    assert [line["message"] for line in pod.lines("monitor") if line["message"].startswith("stopped")]
+    assert [line["message"] for line in pod.lines("uploader") if line["message"].startswith("moved day=")]
+
+
+def test_the_pod_lives_from_its_probes_to_its_stop(manifests, make_pod):
+    _lives(make_pod(manifests))
+
+
+def test_the_pod_lives_on_a_read_only_root(rendered, make_pod, tmp_path):
+    probe = subprocess.run(
+        [*READ_ONLY_ROOT, str(tmp_path), "sh", "-c", f"touch '{tmp_path}/in' && ! touch /evergreen-test 2>/dev/null"],
+        capture_output=True,
+        text=True,
+    )
+    if probe.returncode != 0:
+        pytest.skip(f"this kernel lets us make no read-only root: {probe.stderr.strip() or probe.returncode}")
+    _lives(make_pod(rendered("gke"), READ_ONLY_ROOT))
+
+
+def test_a_pod_whose_share_is_not_writable_says_so_before_the_monitor_starts(rendered, make_pod):
+    pod = make_pod(rendered("gke"))
+    (pod.root / "evergreen").rmdir()
+    (pod.root / "evergreen").write_text("not a folder")
+    assert pod.start("folders").wait(30) != 0
+    assert "evergreen" in (pod.root / "folders.log").read_text()

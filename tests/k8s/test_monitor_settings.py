@@ -1,0 +1,193 @@
+"""The monitor's manifests against its code: every key a setting, every path on a volume, every port the same."""
+
+from __future__ import annotations
+
+import pytest
+
+from components.contracts.errors import ContractError
+from components.contracts.kfp_requests import TOKEN_PATH
+from components.logs.locations import SCHEMES
+from components.logs.urls import LogUrl
+from monitoring.acting.kubeflow_trigger import REQUEST_TIMEOUT_SECONDS
+from monitoring.settings import MonitorSettings, UploaderSettings, build_parser, read_settings
+from monitoring.showing.exposition import STALL_SECONDS
+from monitoring.uploader import ENVIRONMENT_PREFIX as UPLOADER_PREFIX
+from pipelines.retraining import PIPELINE_NAME
+from tests.k8s.environment import command, container, environment_of, volume_at
+from tests.k8s.rendering import Manifest, find
+
+CASES = ("cpu", "gke", "gke-mig", "gke+webhook", "cpu+webhook+kubeflow-network+kubeflow-multi-user")
+
+
+@pytest.fixture(params=CASES)
+def manifests(request, rendered) -> list[Manifest]:
+    return rendered(request.param)
+
+
+@pytest.fixture
+def monitor(manifests) -> Manifest:
+    return find(manifests, "Deployment", "monitor")
+
+
+def read(settings, variables: dict[str, str], **options):
+    return read_settings(settings, build_parser(settings, prog="x", description=""), [], variables, **options)
+
+
+@pytest.fixture
+def settings(manifests, monitor) -> MonitorSettings:
+    """As the process reads them."""
+    return read(MonitorSettings, environment_of(manifests, monitor, "monitor"))
+
+
+@pytest.fixture
+def uploader(manifests, monitor) -> UploaderSettings:
+    return read(UploaderSettings, environment_of(manifests, monitor, "uploader"), prefix=UPLOADER_PREFIX)
+
+
+def test_the_processes_take_their_settings(settings, uploader):
+    assert settings.trigger == "kubeflow"
+    assert uploader.archive == settings.archive
+
+
+def test_a_key_that_names_no_setting_is_refused(manifests, monitor):
+    variables = environment_of(manifests, monitor, "monitor")
+    with pytest.raises(ContractError, match="EVERGREEN_MONITOR_WINDOW_ROW names no setting"):
+        read(MonitorSettings, {**variables, "EVERGREEN_MONITOR_WINDOW_ROW": "5"})
+
+
+def test_no_setting_is_given_twice_with_one_of_them_lost(monitor):
+    """A variable that a container states itself would silently win over the ConfigMap's."""
+    for name in ("monitor", "uploader"):
+        assert not [e["name"] for e in container(monitor, name)["env"] if e["name"].startswith("EVERGREEN_")]
+
+
+def test_services_of_the_namespace_cannot_be_taken_for_settings(monitor):
+    """Kubernetes tells each Service in variables: EVERGREEN_MONITOR_SERVICE_HOST would end the monitor at its start."""
+    assert monitor["spec"]["template"]["spec"]["enableServiceLinks"] is False
+
+
+def test_every_folder_lies_on_a_volume_of_the_kind_that_it_needs(monitor, settings, uploader):
+    own, share = "monitor-state", "evergreen"
+    places = [("monitor", settings.state, own), ("monitor", settings.archive, own), ("monitor", settings.store, share)]
+    places += [("uploader", uploader.archive, own), ("uploader", uploader.lake, share)]
+    for name, path, claim in places:
+        volume, is_writable = volume_at(monitor, name, str(path))
+        assert volume["persistentVolumeClaim"]["claimName"] == claim, path
+        assert is_writable, path
+
+
+def test_state_is_kept_where_one_node_writes_and_the_share_where_all_do(manifests):
+    modes = {
+        (m["metadata"]["namespace"], m["metadata"]["name"]): m["spec"]["accessModes"]
+        for m in manifests
+        if m["kind"] == "PersistentVolumeClaim"
+    }
+    assert modes["evergreen", "monitor-state"] == ["ReadWriteOnce"]
+    assert modes["evergreen", "evergreen"] == modes["kubeflow", "evergreen"] == ["ReadWriteMany"]
+
+
+def test_a_pod_that_replaces_another_waits_for_its_disk(monitor):
+    """A rolling update would start the new pod first, which could not mount the disk on another node."""
+    assert monitor["spec"]["strategy"] == {"type": "Recreate"}
+    assert monitor["spec"]["replicas"] == 1
+
+
+def test_both_claims_of_the_share_are_bound_to_one_share_that_outlives_them(manifests):
+    volumes = {m["metadata"]["name"]: m["spec"] for m in manifests if m["kind"] == "PersistentVolume"}
+    claims = [m for m in manifests if m["kind"] == "PersistentVolumeClaim" and m["metadata"]["name"] == "evergreen"]
+    assert sorted(c["metadata"]["namespace"] for c in claims) == ["evergreen", "kubeflow"]
+    sources = []
+    for claim in claims:
+        volume = volumes[claim["spec"]["volumeName"]]
+        assert volume["claimRef"]["namespace"] == claim["metadata"]["namespace"]
+        assert volume["claimRef"]["name"] == "evergreen"
+        assert volume["storageClassName"] == claim["spec"]["storageClassName"] == ""
+        assert volume["accessModes"] == claim["spec"]["accessModes"]
+        assert volume["capacity"] == claim["spec"]["resources"]["requests"]
+        assert volume["persistentVolumeReclaimPolicy"] == "Retain"
+        sources.append(volume.get("csi") or volume["nfs"])
+    assert sources[0] == sources[1]
+    if sources[0].get("driver") == "filestore.csi.storage.gke.io":
+        mode, zone, instance, share = sources[0]["volumeHandle"].split("/")
+        assert (mode, share) == ("modeInstance", sources[0]["volumeAttributes"]["volume"])
+        assert zone
+        assert instance
+        assert sources[0]["volumeAttributes"]["ip"]
+
+
+def test_the_pages_are_at_one_port_everywhere(manifests, monitor, settings):
+    (port,) = container(monitor, "monitor")["ports"]
+    (served,) = find(manifests, "Service", "monitor")["spec"]["ports"]
+    assert settings.http_port == port["containerPort"] == served["port"]
+    assert served["targetPort"] == port["name"]
+    # Probes and Prometheus come from other machines.
+    assert settings.http_host == "0.0.0.0"
+
+
+def test_a_stuck_loop_is_restarted_and_an_unreachable_log_is_not(monitor):
+    probes = container(monitor, "monitor")
+    for name in ("startupProbe", "livenessProbe"):
+        assert probes[name]["httpGet"]["path"] == "/healthz", name
+    assert probes["readinessProbe"]["httpGet"]["path"] == "/readyz"
+    # The process is told from stuck by its own clock; the probes must not be quicker than that at a slow start.
+    startup = probes["startupProbe"]
+    assert startup["periodSeconds"] * startup["failureThreshold"] > STALL_SECONDS
+
+
+def test_a_stop_leaves_time_for_the_longest_call_that_it_may_wait_for(monitor):
+    grace = monitor["spec"]["template"]["spec"]["terminationGracePeriodSeconds"]
+    assert grace > 2 * sum(REQUEST_TIMEOUT_SECONDS)
+
+
+def test_lines_are_what_a_cluster_collects(settings, uploader):
+    assert settings.log_format == uploader.log_format == "json"
+
+
+def test_runs_are_asked_for_at_kubeflows_api_as_the_pipelines_account(manifests, settings):
+    assert settings.kubeflow_host == "http://ml-pipeline.kubeflow.svc.cluster.local:8888"
+    assert settings.pipeline_name == PIPELINE_NAME
+    account = find(manifests, "ServiceAccount", settings.kubeflow_service_account)
+    assert account["metadata"]["namespace"] == "kubeflow"
+
+
+def test_the_token_for_kubeflow_lies_where_the_trigger_looks_and_is_good_for_nothing_else(monitor):
+    volume, is_writable = volume_at(monitor, "monitor", TOKEN_PATH)
+    (source,) = volume["projected"]["sources"]
+    (mount,) = [m for m in container(monitor, "monitor")["volumeMounts"] if m["name"] == volume["name"]]
+    assert f"{mount['mountPath']}/{source['serviceAccountToken']['path']}" == TOKEN_PATH
+    assert source["serviceAccountToken"]["audience"] == "pipelines.kubeflow.org"
+    assert not is_writable
+
+
+def test_the_uploader_is_given_no_token(monitor):
+    with pytest.raises(LookupError):
+        volume_at(monitor, "uploader", TOKEN_PATH)
+
+
+def test_the_log_is_one_that_several_machines_reach(settings):
+    log = LogUrl.parse(settings.log)
+    assert log.scheme in set(SCHEMES) - {"sqlite"}
+    assert log.place
+    assert log.path
+
+
+def test_a_webhooks_address_is_read_from_an_optional_secret_and_stands_nowhere_else(manifests, monitor, settings):
+    if not settings.webhook_file:
+        assert "evergreen-notifications" not in str(monitor)
+        return
+    volume, _ = volume_at(monitor, "monitor", settings.webhook_file)
+    assert volume["secret"] == {"secretName": "evergreen-notifications", "optional": True}
+    assert not [m for m in manifests if m["kind"] == "Secret"]
+
+
+def test_the_shares_folders_are_made_before_anybody_needs_them(monitor, settings, uploader):
+    """By the user that may: the pipeline's pods have no group of the share's root."""
+    made = command(monitor, "folders", "monitoring/Dockerfile")
+    assert made[:2] == ["mkdir", "-p"]
+    assert {str(settings.store), str(uploader.lake), "/evergreen/work", "/evergreen/repository"} == set(made[2:])
+    user = monitor["spec"]["template"]["spec"]["securityContext"]
+    assert (user["runAsUser"], user["fsGroup"]) == (10001, 10001)
+
+
+def test_all_containers_are_of_one_image(monitor):
+    assert len({container(monitor, name)["image"] for name in ("folders", "monitor", "uploader")}) == 1

@@ -1,0 +1,322 @@
+"""Who may speak to whom: every flow that the system needs is let through, every other one that was thought of is not.
+
+The flows are judged on the rendered policies by `tests.k8s.network`, with the labels that the rendered pods and the
+compiled pipeline's pods carry. That a cluster enforces them is its network plugin's promise, and was not tried.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterator
+from typing import NamedTuple
+
+import pytest
+import yaml
+
+from tests.k8s.network import TCP, UDP, End, allowed
+from tests.k8s.rendering import REPOSITORY, Manifest, pod_template, workloads
+
+OVERLAYS = ("cpu", "gke", "gke-mig")
+INTERNET, PRIVATE = End("142.250.74.10"), End("10.8.0.1")
+METADATA, METADATA_CALICO, PRIVATE_GOOGLE = End("169.254.169.254"), End("169.254.169.252"), End("199.36.153.9")
+
+
+def outsider(namespace: str, labels: dict[str, str], address: str, **namespace_labels: str) -> End:
+    """A pod that is not ours."""
+    known = {"kubernetes.io/metadata.name": namespace, **namespace_labels}
+    return End(address, namespace, labels, known)
+
+
+def step(name: str) -> End:
+    """A pod of the compiled pipeline, with the labels that its platform specification gives it."""
+    compiled = (REPOSITORY / "tests/pipelines/golden/retraining.yaml").read_text()
+    executors = list(yaml.safe_load_all(compiled))[1]["platforms"]["kubernetes"]["deploymentSpec"]["executors"]
+    return outsider("kubeflow", executors[f"exec-{name}"]["podMetadata"]["labels"], "10.4.2.1")
+
+
+CLIENT = End("10.4.1.1", "shop", {}, {"kubernetes.io/metadata.name": "shop", "evergreen.io/serving-client": "true"})
+OTHERS = {
+    "client": CLIENT,
+    "stranger": outsider("default", {"app.kubernetes.io/name": "prometheus"}, "10.4.1.2"),
+    "prometheus": outsider("monitoring", {"app.kubernetes.io/name": "prometheus"}, "10.4.1.3"),
+    "grafana": outsider("monitoring", {"app.kubernetes.io/name": "grafana"}, "10.4.1.4"),
+    "dns": outsider("kube-system", {"k8s-app": "kube-dns"}, "10.4.1.5"),
+    "node dns": End("169.254.20.10"),
+    "metrics server": outsider("kube-system", {"k8s-app": "metrics-server"}, "10.4.1.6"),
+    "kubeflow api": outsider("kubeflow", {"app": "ml-pipeline"}, "10.4.1.7"),
+    "kubeflow ui": outsider("kubeflow", {"app": "ml-pipeline-ui"}, "10.4.1.8"),
+    "kubeflow database": outsider("kubeflow", {"app": "mysql"}, "10.4.1.9"),
+    "broker": outsider("kafka", {"app.kubernetes.io/name": "kafka"}, "10.4.1.10"),
+    "deployment step": step("deployment"),
+    "training step": step("training"),
+    "internet": INTERNET,
+    "private address": PRIVATE,
+    "metadata": METADATA,
+    "metadata by calico": METADATA_CALICO,
+    "google privately": PRIVATE_GOOGLE,
+}
+
+
+class Flow(NamedTuple):
+    """A connection."""
+
+    source: str
+    destination: str
+    port: int
+    protocol: str = TCP
+
+
+NEEDED = {
+    *(
+        Flow(each, "dns", 53, protocol)
+        for each in ("triton", "monitor", "watchdog", "canary")
+        for protocol in (TCP, UDP)
+    ),
+    *(Flow(each, "node dns", 53, UDP) for each in ("triton", "monitor", "watchdog", "canary")),
+    Flow("client", "triton", 8000),
+    Flow("client", "triton", 8001),
+    Flow("deployment step", "triton", 8001),
+    *(Flow(each, "triton", port) for each in ("watchdog", "canary") for port in (8001, 8002)),
+    Flow("prometheus", "triton", 8002),
+    Flow("prometheus", "monitor", 9464),
+    Flow("monitor", "kubeflow api", 8888),
+}
+ON_GOOGLE = {
+    Flow(each, *where)
+    for each in ("triton", "monitor", "watchdog", "canary")
+    for where in (("internet", 443), ("google privately", 443), ("metadata", 80), ("metadata by calico", 988))
+}
+NEEDED_OF = {
+    "cpu": NEEDED | {Flow("monitor", "broker", 9092), Flow("monitor", "broker", 9093)},
+    "gke": NEEDED | ON_GOOGLE,
+    "gke-mig": NEEDED | ON_GOOGLE,
+    "cpu+webhook": NEEDED | {Flow("monitor", "internet", 443), *(Flow("monitor", "broker", p) for p in (9092, 9093))},
+    "gke+redis-cache": NEEDED | ON_GOOGLE | {Flow("triton", "redis", 6379)},
+}
+FORBIDDEN = {
+    *(Flow(each, "triton", port) for each in ("stranger", "grafana", "training step") for port in (8000, 8001, 8002)),
+    *(Flow(each, "monitor", 9464) for each in ("stranger", "grafana", "client", "training step", "triton", "watchdog")),
+    *(Flow(each, "watchdog", 8080) for each in ("client", "stranger", "prometheus", "triton")),
+    *(Flow("prometheus", "triton", port) for port in (8000, 8001)),
+    Flow("client", "triton", 8002),
+    Flow("deployment step", "triton", 8000),
+    Flow("deployment step", "triton", 8002),
+    Flow("monitor", "triton", 8001),
+    Flow("triton", "kubeflow api", 8888),
+    Flow("watchdog", "kubeflow api", 8888),
+    Flow("monitor", "kubeflow ui", 3000),
+    Flow("monitor", "kubeflow database", 3306),
+    Flow("monitor", "metrics server", 443),
+    Flow("monitor", "dns", 443),
+    *(Flow(each, "private address", 443) for each in ("triton", "monitor", "watchdog", "canary")),
+    *(Flow(each, "internet", 80) for each in ("triton", "monitor", "watchdog", "canary")),
+}
+FORBIDDEN_OF = {
+    "cpu": FORBIDDEN
+    | {Flow(each, *where) for each in ("triton", "monitor") for where in (("internet", 443), ("metadata", 80))}
+    | {Flow("triton", "broker", 9092)},
+    "gke": FORBIDDEN | {Flow("monitor", "broker", 9092)},
+    "gke-mig": FORBIDDEN | {Flow("monitor", "broker", 9092)},
+    "cpu+webhook": FORBIDDEN | {Flow("triton", "internet", 443), Flow("monitor", "metadata", 80)},
+    "gke+redis-cache": FORBIDDEN
+    | {Flow(each, "redis", 6379) for each in ("client", "stranger", "monitor", "watchdog", "deployment step")}
+    | {Flow("redis", "internet", 443), Flow("redis", "triton", 8001)},
+}
+
+
+def ends(manifests: list[Manifest]) -> dict[str, End]:
+    """Both ends' pods by name: ours as rendered, and the others."""
+    spaces = {m["metadata"]["name"]: m["metadata"].get("labels", {}) for m in manifests if m["kind"] == "Namespace"}
+    ours = {}
+    for number, (workload, _) in enumerate(workloads(manifests)):
+        template, namespace = pod_template(workload), workload["metadata"]["namespace"]
+        assert template is not None
+        ports = {p["name"]: p["containerPort"] for c in template["spec"]["containers"] for p in c.get("ports", ())}
+        labels = {"kubernetes.io/metadata.name": namespace, **spaces[namespace]}
+        ours[workload["metadata"]["name"]] = End(
+            f"10.4.0.{number + 1}", namespace, template["metadata"]["labels"], labels, ports
+        )
+    return {**OTHERS, **ours}
+
+
+def policies_of(manifests: list[Manifest]) -> list[Manifest]:
+    return [m for m in manifests if m["kind"] == "NetworkPolicy"]
+
+
+def passing(policies: list[Manifest], known: dict[str, End], flows: set[Flow]) -> set[Flow]:
+    """Those of the flows that the policies let through."""
+    return {f for f in flows if allowed(policies, known[f.source], known[f.destination], f.port, f.protocol)}
+
+
+@pytest.fixture(params=sorted(NEEDED_OF))
+def case(request, rendered):
+    """Policies, ends, needed and forbidden flows of one rendering."""
+    manifests = rendered(request.param)
+    return policies_of(manifests), ends(manifests), NEEDED_OF[request.param], FORBIDDEN_OF[request.param]
+
+
+def test_every_flow_that_is_needed_is_let_through(case):
+    policies, known, needed, _ = case
+    assert needed - passing(policies, known, needed) == set()
+
+
+def test_flows_that_nobody_needs_are_refused(case):
+    policies, known, _, forbidden = case
+    assert passing(policies, known, forbidden) == set()
+
+
+TOLERATED = {
+    *(Flow("redis", each, 53, protocol) for each in ("dns", "node dns") for protocol in (TCP, UDP)),
+    *(Flow(each, "node dns", 53, TCP) for each in ("triton", "monitor", "watchdog", "canary")),
+    # What GKE's data planes listen on beside the ports that are needed everywhere: 8080 and Cloud DNS, 987.
+    *(
+        Flow(each, *where)
+        for each in ("triton", "monitor", "watchdog", "canary")
+        for where in (("metadata", 8080), ("metadata", 53), ("metadata", 53, UDP), ("metadata by calico", 987))
+    ),
+    # Addresses of Google's lie among the public ones.
+    Flow("monitor", "google privately", 443),
+}
+"""Open without a need of ours, and why that is."""
+
+
+def test_nothing_else_is_open(case):
+    """Every pair of ends, at every port that any policy names, its neighbours, and some that attackers like."""
+    policies, known, needed, _ = case
+    named = {n for n in _numbers([policy["spec"] for policy in policies]) if n > 1}
+    tried = {22, 80, 443, 6443, 10250, 65535} | {n + step for n in named for step in (-1, 0, 1)}
+    pairs = [(a, b) for a in known for b in known if a != b and {a, b} - OTHERS.keys()]
+    flows = {Flow(a, b, port, protocol) for a, b in pairs for port in tried for protocol in (TCP, UDP)}
+    assert passing(policies, known, flows) - needed - TOLERATED == set()
+
+
+def _numbers(node) -> Iterator[int]:
+    if isinstance(node, int):
+        yield node
+    for child in node.values() if isinstance(node, dict) else node if isinstance(node, list) else ():
+        yield from _numbers(child)
+
+
+def test_no_policy_could_be_left_out(case):
+    """Each one lets through what is needed, and the first refuses what is not: none is there for show."""
+    policies, known, needed, forbidden = case
+    for policy in policies:
+        others = [p for p in policies if p is not policy]
+        lost, opened = needed - passing(others, known, needed), passing(others, known, forbidden)
+        assert lost or opened, f"{policy['metadata']['name']} changes no flow that is listed here"
+
+
+def test_no_rule_could_be_left_out(case):
+    """Nor one of its rules, peers or ports that stand for a flow of ours."""
+    policies, known, needed, _ = case
+    idle = []
+    for number, policy in enumerate(policies):
+        for key in ("ingress", "egress"):
+            for index in range(len(policy["spec"].get(key) or ())):
+                changed = copy.deepcopy(policies)
+                del changed[number]["spec"][key][index]
+                if passing(changed, known, needed) == needed:
+                    idle.append(f"{policy['metadata']['name']} {key}[{index}]")
+    assert idle == []
+
+
+def test_every_pod_of_ours_is_isolated_in_both_directions(variant):
+    """Whatever workload comes later, and whatever its labels are, nothing is open that was not opened."""
+    policies = policies_of(variant)
+    newcomer = End("10.4.0.99", "evergreen", {"app": "new"}, {"kubernetes.io/metadata.name": "evergreen"})
+    for other in (INTERNET, PRIVATE, CLIENT, OTHERS["stranger"]):
+        assert not allowed(policies, newcomer, other, 443)
+        assert not allowed(policies, other, newcomer, 8080)
+
+
+KUBEFLOWS_OWN = {
+    "kind": "NetworkPolicy",
+    "metadata": {"name": "default-allow-same-namespace", "namespace": "kubeflow"},
+    "spec": {"podSelector": {}, "policyTypes": ["Ingress"], "ingress": [{"from": [{"podSelector": {}}]}]},
+}
+"""As newer manifests of Kubeflow Pipelines have it (manifests/kustomize/base/pipeline)."""
+
+
+def test_a_kubeflow_that_lets_in_its_own_namespace_alone_is_opened_for_the_monitor_alone(rendered):
+    known = ends(rendered("gke"))
+    monitor, triton, api, ui = (known[name] for name in ("monitor", "triton", "kubeflow api", "kubeflow ui"))
+    closed = [*policies_of(rendered("gke")), KUBEFLOWS_OWN]
+    opened = [*policies_of(rendered("gke+kubeflow-network")), KUBEFLOWS_OWN]
+    assert not allowed(closed, monitor, api, 8888)
+    assert allowed(opened, monitor, api, 8888)
+    assert allowed(opened, ui, api, 8888)
+    assert not allowed(opened, triton, api, 8888)
+    assert not allowed(opened, OTHERS["stranger"], api, 8888)
+    assert not allowed(opened, monitor, ui, 3000)
+
+
+# The evaluator itself, by sentences of the documentation.
+
+A = End("10.0.0.1", "a", {"app": "a"}, {"team": "x"})
+B = End("10.0.0.2", "b", {"app": "b"}, {"team": "y"}, {"web": 8080})
+
+
+def policy(namespace: str = "b", **spec) -> Manifest:
+    return {"metadata": {"name": "p", "namespace": namespace}, "spec": {"podSelector": {}, **spec}}
+
+
+@pytest.mark.parametrize(
+    ("policies", "expected"),
+    [
+        ([], True),  # "By default, a pod is non-isolated"
+        ([policy(policyTypes=["Ingress"])], False),  # default deny
+        ([policy("a", policyTypes=["Egress"])], False),
+        ([policy("a", policyTypes=["Ingress"])], True),  # replies and egress are not ingress
+        ([policy(policyTypes=["Ingress"], ingress=[{}])], True),  # an empty rule allows all
+        ([policy(ingress=[{"from": [{"podSelector": {}}]}])], False),  # a bare podSelector: the policy's namespace
+        ([policy(ingress=[{"from": [{"namespaceSelector": {"matchLabels": {"team": "x"}}}]}])], True),
+        (
+            [
+                policy(
+                    ingress=[
+                        {
+                            "from": [
+                                {
+                                    "namespaceSelector": {"matchLabels": {"team": "x"}},
+                                    "podSelector": {"matchLabels": {"app": "b"}},
+                                }
+                            ]
+                        }
+                    ]
+                )
+            ],
+            False,  # both selectors of one entry must match
+        ),
+        (
+            [
+                policy(
+                    ingress=[
+                        {
+                            "from": [
+                                {"namespaceSelector": {"matchLabels": {"team": "x"}}},
+                                {"podSelector": {"matchLabels": {"app": "b"}}},
+                            ]
+                        }
+                    ]
+                )
+            ],
+            True,  # of two entries either
+        ),
+        ([policy(policyTypes=["Ingress"]), policy(ingress=[{}])], True),  # policies add up
+        ([policy(podSelector={"matchLabels": {"app": "c"}}, policyTypes=["Ingress"])], True),  # selects another pod
+        ([policy(ingress=[{"ports": [{"port": 8080}]}])], True),
+        ([policy(ingress=[{"ports": [{"port": 8081}]}])], False),
+        ([policy(ingress=[{"ports": [{"port": 8080, "protocol": "UDP"}]}])], False),
+        ([policy(ingress=[{"ports": [{"port": "web"}]}])], True),
+        ([policy(ingress=[{"ports": [{"port": "grpc"}]}])], False),
+        ([policy(ingress=[{"ports": [{"port": 8000, "endPort": 8100}]}])], True),
+        ([policy(ingress=[{"from": [{"ipBlock": {"cidr": "10.0.0.0/8", "except": ["10.0.0.0/24"]}}]}])], False),
+        ([policy("a", egress=[{"to": [{"ipBlock": {"cidr": "10.0.0.2/32"}}]}])], True),
+        (
+            [policy("a", egress=[{"to": [{"ipBlock": {"cidr": "10.0.0.2/32"}}]}]), policy(policyTypes=["Ingress"])],
+            False,
+        ),
+    ],
+)
+def test_the_evaluator_follows_the_documentation(policies, expected):
+    assert allowed(policies, A, B, 8080) is expected

@@ -1,0 +1,171 @@
+"""The overlays: one file to edit reaches every place it should, and each puts Triton on the hardware that it promises.
+
+What a name on GKE or of NVIDIA's device plugin means is from their documentation; no cluster was asked.
+"""
+
+from __future__ import annotations
+
+import re
+import shutil
+
+import pytest
+import yaml
+
+from components.deployment.graph.memory_targets import parse_target
+from tests.k8s.pod import triton_container, variables
+from tests.k8s.rendering import K8S, OVERLAYS, find, pod_template, render, render_variant, title, workloads
+
+PLACEHOLDER = re.compile(r"\bmy-[a-z]")
+GPU_RESOURCES = re.compile(r"nvidia\.com/.*")
+
+
+def read_env(path):
+    lines = [line for line in path.read_text().splitlines() if line and not line.startswith("#")]
+    return dict(line.split("=", 1) for line in lines)
+
+
+@pytest.fixture
+def changed(tmp_path):
+    """`changed(overlay, values)`: that overlay as rendered after a user edited its `cluster.env`."""
+    copies = []
+
+    def do(overlay, values):
+        copy = tmp_path / f"k8s-{len(copies)}"
+        copies.append(copy)
+        shutil.copytree(K8S, copy)
+        path = copy / "overlays" / overlay / "cluster.env"
+        path.write_text("".join(f"{k}={v}\n" for k, v in {**read_env(path), **values}.items()))
+        return [m for m in yaml.safe_load_all(render(copy / "overlays" / overlay)) if m]
+
+    return do
+
+
+def filled(values):
+    """A user's own values: no placeholder is left, the form of each stays."""
+    return {key: re.sub(PLACEHOLDER, "our-p", value) for key, value in values.items()}
+
+
+def test_nothing_is_left_to_replace_once_the_one_file_is_edited(overlay, rendered, changed):
+    values = read_env(K8S / "overlays" / overlay / "cluster.env")
+    assert any(PLACEHOLDER.search(value) for value in values.values())
+    assert PLACEHOLDER.search(yaml.safe_dump_all(rendered(overlay)))
+    left = [title(m) for m in changed(overlay, filled(values)) if PLACEHOLDER.search(yaml.safe_dump(m))]
+    assert not left
+
+
+def test_every_line_of_the_one_file_reaches_the_cluster(overlay, changed):
+    values = filled(read_env(K8S / "overlays" / overlay / "cluster.env"))
+    before = changed(overlay, values)
+    for key, value in values.items():
+        assert changed(overlay, {**values, key: f"{value}x"}) != before, f"{key} changes nothing"
+
+
+def test_the_file_itself_is_not_sent(manifests):
+    assert not [title(m) for m in manifests if m["metadata"]["name"].startswith(("cluster-", "google-"))]
+
+
+@pytest.mark.parametrize("registry", ["registry.example/team/evergreen", "registry.example:5000/evergreen"])
+def test_every_image_of_ours_comes_from_the_registry_with_the_tag(registry, overlay, changed):
+    objects = changed(overlay, {"REGISTRY": registry, "TAG": "3f2a9c1"})
+    images = [
+        container["image"]
+        for _, spec in workloads(objects)
+        for container in (*spec.get("initContainers", ()), *spec["containers"])
+    ]
+    others = {image for image in images if not image.startswith(registry)}
+    assert others == {"nvcr.io/nvidia/tritonserver:26.10-py3"}
+    ours = {image.removeprefix(f"{registry}/evergreen-") for image in images if image.startswith(registry)}
+    assert ours >= {"monitoring:3f2a9c1", "deployment:3f2a9c1"}
+    assert all(re.fullmatch(r"[a-z-]+:3f2a9c1", image) for image in ours)
+
+
+@pytest.mark.parametrize("overlay", ["gke", "gke-mig"], indirect=False)
+def test_on_gke_models_are_in_the_bucket_and_each_account_is_the_projects(overlay, changed):
+    objects = changed(overlay, {"PROJECT": "shop-7", "BUCKET": "shop-models"})
+    assert variables(objects, triton_container(objects))["MODEL_REPOSITORY"] == "gs://shop-models/repository"
+    accounts = {
+        m["metadata"]["name"]: m["metadata"].get("annotations", {}).get("iam.gke.io/gcp-service-account")
+        for m in objects
+        if m["kind"] == "ServiceAccount"
+    }
+    assert accounts == {
+        name: f"evergreen-{name.removeprefix('evergreen-')}@shop-7.iam.gserviceaccount.com" for name in accounts
+    }
+    assert {"triton", "monitor", "watchdog", "evergreen-pipeline"} <= set(accounts)
+
+
+def test_a_changed_setting_is_a_new_template_and_so_rolls_out(changed):
+    def template(bucket):
+        return pod_template(find(changed("gke", {"BUCKET": bucket}), "Deployment", "triton"))
+
+    assert template("one") == template("one")
+    assert template("one") != template("two")
+
+
+def gpus(manifests):
+    limits = triton_container(manifests)["resources"]["limits"]
+    return {name: int(count) for name, count in limits.items() if GPU_RESOURCES.fullmatch(name)}
+
+
+def selector(manifests):
+    return find(manifests, "Deployment", "triton")["spec"]["template"]["spec"].get("nodeSelector", {})
+
+
+def test_without_a_gpu_models_are_on_the_share_which_triton_may_only_read(rendered):
+    manifests = rendered("cpu")
+    assert gpus(manifests) == {}
+    assert selector(manifests) == {}
+    container = triton_container(manifests)
+    folder = variables(manifests, container)["MODEL_REPOSITORY"]
+    (mount,) = [m for m in container["volumeMounts"] if m["mountPath"] == folder]
+    assert mount["readOnly"] is True
+    assert mount["subPath"] == "repository", "answers and clicks lie beside it, and are none of Triton's business"
+
+
+def test_on_gke_a_pod_has_a_whole_gpu_of_the_pools_kind(rendered, changed):
+    assert gpus(rendered("gke")) == {"nvidia.com/gpu": 1}
+    assert selector(rendered("gke")) == {"cloud.google.com/gke-accelerator": "nvidia-tesla-a100"}
+    assert selector(changed("gke", {"ACCELERATOR": "nvidia-l4"})) == {"cloud.google.com/gke-accelerator": "nvidia-l4"}
+
+
+@pytest.mark.parametrize("size", ["1g.5gb", "3g.20gb"])
+def test_on_gke_a_slice_is_a_gpu_on_nodes_of_that_partition(size, changed):
+    manifests = changed("gke-mig", {"PARTITION": size})
+    assert parse_target(f"mig-{size}").num_bytes > 4 * 2**30, "deployment knows the slice too"
+    assert gpus(manifests) == {"nvidia.com/gpu": 1}
+    assert selector(manifests)["cloud.google.com/gke-gpu-partition-size"] == size
+
+
+@pytest.mark.parametrize("size", ["1g.5gb", "3g.20gb"])
+def test_with_nvidias_device_plugin_a_slice_is_a_resource_of_its_own_name(size, tmp_path):
+    objects = [m for m in yaml.safe_load_all(render_variant(f"cpu+nvidia-mig-{size}", tmp_path)) if m]
+    assert gpus(objects) == {f"nvidia.com/mig-{size}": 1}
+    assert selector(objects) == {}
+
+
+def test_pods_with_a_gpu_bear_the_taint_of_gpu_nodes(rendered, tmp_path):
+    mig = [m for m in yaml.safe_load_all(render_variant("cpu+nvidia-mig-1g.5gb", tmp_path)) if m]
+    for manifests in (rendered("gke"), rendered("gke-mig"), mig):
+        spec = find(manifests, "Deployment", "triton")["spec"]["template"]["spec"]
+        assert {"key": "nvidia.com/gpu", "operator": "Exists", "effect": "NoSchedule"} in spec["tolerations"]
+    assert "tolerations" not in find(rendered("cpu"), "Deployment", "triton")["spec"]["template"]["spec"]
+
+
+def test_serving_goes_before_watching_and_watching_before_batch_work(manifests):
+    classes = {m["metadata"]["name"]: m for m in manifests if m["kind"] == "PriorityClass"}
+    values = [classes[f"evergreen-{name}"]["value"] for name in ("serving", "monitor", "batch")]
+    assert values == sorted(values, reverse=True)
+    assert len(set(values)) == 3
+    assert classes["evergreen-batch"]["preemptionPolicy"] == "Never"
+    assert not any(each.get("globalDefault") for each in classes.values()), "pods of others are not ours to rank"
+
+
+def test_every_overlay_is_listed_with_what_it_needs(overlay):
+    text = (K8S / "README.md").read_text()
+    assert f"`{overlay}`" in text
+    for component in (K8S / "components").iterdir():
+        assert f"`{component.name}`" in text, f"k8s/README.md does not name component {component.name}"
+
+
+def test_there_are_the_three_overlays_that_are_promised():
+    assert OVERLAYS == ["cpu", "gke", "gke-mig"]

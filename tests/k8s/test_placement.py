@@ -1,0 +1,153 @@
+"""Each overlay's placement of the pipeline agrees with what that overlay's manifests put on the cluster."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+
+from pipelines.__main__ import main
+from pipelines.images import DOCKERFILES
+from pipelines.placement_file import read_placement, read_values
+from pipelines.submit import SERVICE_ACCOUNT
+from tests.k8s.rendering import K8S, OVERLAYS, REPOSITORY, find
+from tests.pipelines.compiled import STEPS, Compiled
+
+KUBEFLOW = "kubeflow"
+"""Namespace of the pipeline's pods."""
+
+
+@pytest.fixture(scope="module")
+def compiled(tmp_path_factory):
+    """`compiled(overlay)`: as a user compiles it, with the revision as only flag."""
+    known: dict[str, Compiled] = {}
+
+    def make(overlay: str) -> Compiled:
+        if overlay not in known:
+            path = tmp_path_factory.mktemp("compiled") / "retraining.yaml"
+            placement = K8S / "overlays" / overlay / "placement.yaml"
+            assert main(["compile", "--output", str(path), "--placement", str(placement), "--tag", "3f2a9c1"]) == 0
+            known[overlay] = Compiled(path)
+        return known[overlay]
+
+    return make
+
+
+def in_kubeflow(manifests, kind: str) -> list[dict]:
+    return [m for m in manifests if m["kind"] == kind and m["metadata"].get("namespace") == KUBEFLOW]
+
+
+def triton(manifests) -> dict:
+    return find(manifests, "Deployment", "triton")["spec"]["template"]["spec"]
+
+
+def tolerates(toleration: dict, taint: dict) -> bool:
+    """Kubernetes' rule: whether a toleration of a pod covers what another one covers."""
+    same_value = toleration.get("operator", "Equal") == "Exists" or (
+        taint.get("operator", "Equal") == "Equal" and toleration.get("value", "") == taint.get("value", "")
+    )
+    return toleration["key"] == taint["key"] and toleration["effect"] == taint["effect"] and same_value
+
+
+def test_every_step_mounts_a_claim_of_the_pipelines_namespace_that_many_may_write(compiled, manifests, overlay):
+    claims = {m["metadata"]["name"]: m["spec"]["accessModes"] for m in in_kubeflow(manifests, "PersistentVolumeClaim")}
+    for step in STEPS:
+        (mount,) = compiled(overlay).platform(step)["pvcMount"]
+        assert "ReadWriteMany" in claims[mount["pvcNameParameter"]["runtimeValue"]["constant"]]
+
+
+def test_steps_find_the_store_where_the_monitor_finds_it(compiled, manifests, overlay):
+    settings = find(manifests, "ConfigMap", "monitor-settings")["data"]
+    assert compiled(overlay).defaults["store"] == settings["EVERGREEN_MONITOR_STORE"]
+
+
+def test_training_goes_to_the_gpu_nodes_of_the_serving_servers(compiled, manifests, overlay):
+    limits = triton(manifests)["containers"][0]["resources"]["limits"]
+    gpus = {name for name in limits if name.startswith("nvidia.com/")}
+    asked = compiled(overlay).executor("training")["resources"].get("accelerator")
+    assert ({asked["resourceType"]} if asked else set()) == gpus
+    platform = compiled(overlay).platform("training")
+    assert platform.get("nodeSelector", {}).get("labels", {}) == triton(manifests).get("nodeSelector", {})
+    mine = platform.get("tolerations", [])
+    for needed in triton(manifests).get("tolerations", []):
+        assert any(tolerates(each, needed) for each in mine), needed
+
+
+def test_only_training_asks_for_gpu_nodes(compiled, overlay):
+    for step in set(STEPS) - {"training"}:
+        assert compiled(overlay).platform(step).keys().isdisjoint({"nodeSelector", "tolerations", "emptyDirMounts"})
+        assert "accelerator" not in compiled(overlay).executor(step)["resources"]
+
+
+def test_release_reaches_every_pod_of_the_serving_servers(compiled, manifests, overlay):
+    found = re.fullmatch(
+        r"dns:///([a-z-]+)\.([a-z]+)\.svc\.cluster\.local:(\d+)", compiled(overlay).defaults["triton_urls"]
+    )
+    service = find(manifests, "Service", found[1])
+    assert service["metadata"]["namespace"] == found[2]
+    assert service["spec"]["clusterIP"] == "None"
+    assert {port["port"] for port in service["spec"]["ports"] if port["name"] == "grpc"} == {int(found[3])}
+
+
+def test_release_is_written_where_the_servers_read(compiled, manifests, overlay):
+    (settings,) = [
+        m for m in manifests if m["kind"] == "ConfigMap" and m["metadata"]["name"].startswith("triton-settings")
+    ]
+    assert compiled(overlay).defaults["repository"] == settings["data"]["MODEL_REPOSITORY"]
+
+
+def test_model_is_exported_for_what_the_servers_run_on(compiled, manifests, overlay):
+    limits = triton(manifests)["containers"][0]["resources"]["limits"]
+    on_gpu = any(name.startswith("nvidia.com/") for name in limits)
+    defaults = compiled(overlay).defaults
+    assert (defaults["server"], defaults["device"]) == ("onnxruntime", "gpu" if on_gpu else "cpu")
+
+
+def test_account_that_runs_are_given_exists_where_they_run(manifests):
+    assert SERVICE_ACCOUNT in {m["metadata"]["name"] for m in in_kubeflow(manifests, "ServiceAccount")}
+    settings = find(manifests, "ConfigMap", "monitor-settings")["data"]
+    assert settings["EVERGREEN_MONITOR_KUBEFLOW_SERVICE_ACCOUNT"] == SERVICE_ACCOUNT
+
+
+def test_steps_images_come_from_where_the_monitors_comes(compiled, manifests, overlay):
+    monitor = find(manifests, "Deployment", "monitor")["spec"]["template"]["spec"]["containers"][0]["image"]
+    registry, _, name = monitor.rpartition("/")
+    assert name.startswith("evergreen-monitoring:")
+    for step in STEPS:
+        image = compiled(overlay).executor(step)["image"]
+        assert image.startswith(f"{registry}/evergreen-{step.replace('_', '-')}:")
+        assert image.endswith(":3f2a9c1")
+
+
+def test_without_a_flag_the_images_are_those_of_the_cluster_file(overlay):
+    folder = K8S / "overlays" / overlay
+    values = read_values(folder / "cluster.env")
+    placement = read_placement(folder / "placement.yaml", {})
+    assert (placement.registry, placement.tag) == (values["REGISTRY"], values["TAG"])
+
+
+def test_steps_run_as_the_user_that_their_images_have(compiled, overlay):
+    for step in STEPS:
+        users = re.findall(r"^USER (\d+)", (REPOSITORY / DOCKERFILES[step]).read_text(), re.MULTILINE)
+        context = compiled(overlay).platform(step)["securityContext"]
+        assert (context["runAsUser"], context["runAsNonRoot"]) == (users[-1], True)
+
+
+def test_only_the_exit_handler_may_see_the_webhooks_address_and_the_secret_need_not_exist(compiled, overlay):
+    for step in STEPS:
+        secrets = compiled(overlay).platform(step).get("secretAsEnv", [])
+        assert [each["secretName"] for each in secrets] == (
+            ["evergreen-notifications"] if step == "run_outcome" else []
+        )
+        assert all(each["optional"] for each in secrets)
+
+
+def test_run_from_the_ui_needs_no_parameter(compiled, overlay):
+    for name, parameter in compiled(overlay).spec["root"]["inputDefinitions"]["parameters"].items():
+        assert parameter["isOptional"], name
+        assert parameter["description"].strip(), name
+    assert compiled(overlay).defaults["trigger_id"] == ""
+
+
+def test_there_is_a_placement_of_every_overlay():
+    assert [o for o in OVERLAYS if not (K8S / "overlays" / o / "placement.yaml").exists()] == []

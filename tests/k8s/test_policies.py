@@ -1,0 +1,213 @@
+"""What every workload must be, whoever writes it: confined, bounded, watched, private, of a known image.
+
+The rules of Pod Security's `restricted` profile are those of Kubernetes' documentation ("Pod Security Standards"); the
+others are ours. Each is shown to refuse a workload that breaks it, so that none is a rule that cannot fail.
+"""
+
+from __future__ import annotations
+
+import copy
+import re
+
+import pytest
+
+from tests.k8s.rendering import Manifest, containers, title, workloads
+
+RESTRICTED_VOLUMES = {
+    "configMap", "csi", "downwardAPI", "emptyDir", "ephemeral", "persistentVolumeClaim", "projected", "secret",
+}  # fmt: skip
+UNPROBED = {
+    "uploader": "serves nothing; it ends when it cannot go on, and its lag has an alert",
+    "traffic": "serves nothing; it ends when it cannot go on",
+}
+IMAGE = re.compile(
+    r"(?P<name>[a-z0-9.:/_-]+?)(:(?P<tag>[A-Za-z0-9_][A-Za-z0-9_.-]*))?(@sha256:(?P<digest>[0-9a-f]{64}))?"
+)
+MUTABLE_TAGS = {"latest", "dev", "main", "master", "stable", "edge", "nightly"}
+SECRET_WORDS = re.compile(r"(password|passwd|secret|token|api_?key|webhook|credential)", re.IGNORECASE)
+
+
+def refusals(workload: Manifest, spec: Manifest) -> list[str]:
+    """Every rule that the workload's pods break, in words; empty if it keeps all."""
+    found = [f"{title(workload)}: {text}" for text in _of_pod(spec)]
+    for container in containers(spec):
+        where = f"{title(workload)} container {container['name']}"
+        found += [f"{where}: {text}" for text in (*_of_container(container, spec), *_of_resources(container))]
+        found += [f"{where}: {text}" for text in (*_of_image(container["image"]), *_of_environment(container))]
+    if workload["kind"] in ("Deployment", "StatefulSet", "DaemonSet"):
+        found += [f"{title(workload)} container {c['name']}: {t}" for c in spec["containers"] for t in _of_probes(c)]
+    return found
+
+
+def _of_pod(spec: Manifest) -> list[str]:
+    """The pod's own part of the restricted profile, and no way to the API server by default."""
+    security = spec.get("securityContext", {})
+    found = [f"{key} is set" for key in ("hostNetwork", "hostPID", "hostIPC") if spec.get(key)]
+    found += [
+        f"volume {v['name']} is of a kind that the restricted profile refuses"
+        for v in spec.get("volumes", ())
+        if not (set(v) - {"name"}) <= RESTRICTED_VOLUMES
+    ]
+    if security.get("runAsNonRoot") is not True or security.get("runAsUser", 1) == 0:
+        found.append("does not run as non-root")
+    if security.get("seccompProfile", {}).get("type") not in ("RuntimeDefault", "Localhost"):
+        found.append("has no seccomp profile")
+    if spec.get("automountServiceAccountToken") is not False:
+        found.append("mounts a service-account token")
+    if spec.get("serviceAccountName", "default") == "default":
+        found.append("runs as the default service account")
+    if not spec.get("priorityClassName"):
+        found.append("has no priority class")
+    return found
+
+
+def _of_container(container: Manifest, spec: Manifest) -> list[str]:
+    security = container.get("securityContext", {})
+    found = []
+    if security.get("allowPrivilegeEscalation") is not False:
+        found.append("may escalate privileges")
+    if security.get("privileged"):
+        found.append("is privileged")
+    capabilities = security.get("capabilities", {})
+    if capabilities.get("drop") != ["ALL"] or capabilities.get("add"):
+        found.append("keeps capabilities")
+    if security.get("readOnlyRootFilesystem") is not True:
+        found.append("has a writable root filesystem")
+    if security.get("runAsNonRoot") is False or security.get("runAsUser", 1) == 0:
+        found.append("runs as root")
+    if any("hostPort" in port for port in container.get("ports", ())):
+        found.append("takes a port of its node")
+    known = {v["name"] for v in spec.get("volumes", ())}
+    found += [f"mounts unknown volume {m['name']}" for m in container.get("volumeMounts", ()) if m["name"] not in known]
+    return found
+
+
+def _of_resources(container: Manifest) -> list[str]:
+    """Requests for what is shared, a limit on what cannot be taken back; CPU may be borrowed, so it needs no limit."""
+    resources = container.get("resources", {})
+    requests, limits = resources.get("requests", {}), resources.get("limits", {})
+    found = [f"requests no {name}" for name in ("cpu", "memory") if name not in requests]
+    return [*found, *(["has no memory limit"] if "memory" not in limits else [])]
+
+
+def _of_image(image: str) -> list[str]:
+    match = IMAGE.fullmatch(image)
+    if match is None:
+        return [f"image {image!r} is no image reference"]
+    if match["digest"]:
+        return []
+    return [f"image {image!r} has no immutable tag"] if not match["tag"] or match["tag"] in MUTABLE_TAGS else []
+
+
+def _of_environment(container: Manifest) -> list[str]:
+    """A value that a secret's name promises must come from a Secret."""
+    return [
+        f"variable {entry['name']} holds what belongs in a Secret"
+        for entry in container.get("env", ())
+        if SECRET_WORDS.search(entry["name"]) and entry.get("value", "").strip() and "/" not in entry["value"]
+    ]
+
+
+def _of_probes(container: Manifest) -> list[str]:
+    if container["name"] in UNPROBED:
+        return []
+    wanted = ("startupProbe", "readinessProbe", "livenessProbe")
+    return [f"has no {probe}" for probe in wanted if probe not in container]
+
+
+def test_every_workload_keeps_every_rule(variant):
+    checked = list(workloads(variant))
+    assert len(checked) >= 2
+    assert not [text for workload, spec in checked for text in refusals(workload, spec)]
+
+
+def _without(*path):
+    def change(spec: Manifest) -> None:
+        node = spec
+        for key in path[:-1]:
+            node = node[key]
+        del node[path[-1]]
+
+    return change
+
+
+def _with(value, *path):
+    def change(spec: Manifest) -> None:
+        node = spec
+        for key in path[:-1]:
+            node = node.setdefault(key, {}) if isinstance(node, dict) else node[key]
+        node[path[-1]] = value
+
+    return change
+
+
+BREAKS = {
+    "hostNetwork is set": _with(True, "hostNetwork"),
+    "of a kind that the restricted profile refuses": _with([{"name": "x", "hostPath": {"path": "/"}}], "volumes"),
+    "does not run as non-root": _with(False, "securityContext", "runAsNonRoot"),
+    "has no seccomp profile": _without("securityContext", "seccompProfile"),
+    "mounts a service-account token": _with(True, "automountServiceAccountToken"),
+    "runs as the default service account": _without("serviceAccountName"),
+    "has no priority class": _without("priorityClassName"),
+    "may escalate privileges": _without("containers", 0, "securityContext", "allowPrivilegeEscalation"),
+    "is privileged": _with(True, "containers", 0, "securityContext", "privileged"),
+    "keeps capabilities": _with(["NET_RAW"], "containers", 0, "securityContext", "capabilities", "drop"),
+    "has a writable root filesystem": _with(False, "containers", 0, "securityContext", "readOnlyRootFilesystem"),
+    "runs as root": _with(0, "containers", 0, "securityContext", "runAsUser"),
+    "takes a port of its node": _with([{"containerPort": 1, "hostPort": 1}], "containers", 0, "ports"),
+    "mounts unknown volume": _with([{"name": "nowhere", "mountPath": "/x"}], "containers", 0, "volumeMounts"),
+    "requests no cpu": _without("containers", 0, "resources", "requests", "cpu"),
+    "has no memory limit": _without("containers", 0, "resources", "limits", "memory"),
+    "has no immutable tag": _with("registry.example/evergreen-monitoring:latest", "containers", 0, "image"),
+    "belongs in a Secret": _with([{"name": "REDIS_PASSWORD", "value": "hunter2"}], "containers", 0, "env"),
+    "has no livenessProbe": _without("containers", 0, "livenessProbe"),
+    "has no startupProbe": _without("containers", 0, "startupProbe"),
+}
+
+
+@pytest.mark.parametrize("text", BREAKS)
+@pytest.mark.parametrize("name", ["triton", "monitor"])
+def test_a_workload_is_refused_that(text, name, rendered):
+    ((workload, spec),) = [(w, s) for w, s in workloads(rendered("gke")) if w["metadata"]["name"] == name]
+    broken = copy.deepcopy(spec)
+    BREAKS[text](broken)
+    assert any(text in refusal for refusal in refusals(workload, broken))
+
+
+def test_nothing_is_reachable_from_outside_the_cluster(variant):
+    assert not [title(m) for m in variant if m["kind"] in ("Ingress", "Gateway", "HTTPRoute", "GRPCRoute")]
+    for service in (m for m in variant if m["kind"] == "Service"):
+        assert service["spec"].get("type", "ClusterIP") == "ClusterIP", title(service)
+        assert "externalIPs" not in service["spec"], title(service)
+
+
+def test_no_secret_is_in_the_manifests(variant):
+    assert not [title(m) for m in variant if m["kind"] == "Secret" and (m.get("data") or m.get("stringData"))]
+
+
+def test_the_namespace_of_our_pods_refuses_what_is_not_restricted(variant):
+    homes = {w["metadata"]["namespace"] for w, _ in workloads(variant)} - {"evergreen-simulation"}
+    enforced = {
+        m["metadata"]["name"]
+        for m in variant
+        if m["kind"] == "Namespace" and m["metadata"]["labels"]["pod-security.kubernetes.io/enforce"] == "restricted"
+    }
+    assert homes == enforced - {"evergreen-simulation"} == {"evergreen"}
+
+
+def test_serving_never_drops_below_its_capacity_in_an_update(variant):
+    (triton,) = [w for w, _ in workloads(variant) if w["metadata"]["name"] == "triton"]
+    update = triton["spec"]["strategy"]["rollingUpdate"]
+    assert triton["spec"]["strategy"]["type"] == "RollingUpdate"
+    assert update["maxUnavailable"] == 0
+    assert update["maxSurge"] not in (0, "0%")
+
+
+def test_a_pod_has_time_to_end_after_its_pre_stop_hook(variant):
+    for workload, spec in workloads(variant):
+        grace = spec.get("terminationGracePeriodSeconds", 30)
+        for container in containers(spec):
+            hook = container.get("lifecycle", {}).get("preStop", {})
+            text = " ".join(hook.get("exec", {}).get("command", ())) or str(hook.get("sleep", {}).get("seconds", ""))
+            seconds = max((int(number) for number in re.findall(r"\b\d+\b", text)), default=0)
+            assert seconds + 5 <= grace, f"{title(workload)}: {seconds} s of preStop in {grace} s"

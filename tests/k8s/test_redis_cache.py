@@ -1,0 +1,163 @@
+"""The optional Redis for Triton's response cache, run for real by its manifest's own arguments.
+
+That Triton's cache speaks to it was not run: the server wheel of a laptop holds no Redis cache. The variable of the
+password is the one that Triton's own test of that cache sets (server repository, qa/L0_redis).
+"""
+
+from __future__ import annotations
+
+import shutil
+import signal
+import socket
+import subprocess
+from contextlib import closing, contextmanager
+
+import pytest
+
+from components.contracts.response_cache import redis_cache_flags
+from pipelines.local.loopback import LOOPBACK
+from pipelines.local.tether import tethered
+from tests.e2e.processes import wait_for
+from tests.k8s.pod import triton_container
+from tests.k8s.rendering import find, matches, pod_template
+
+MI = 2**20
+
+
+@pytest.fixture(params=["cpu+redis-cache", "gke+redis-cache"])
+def with_cache(rendered, request):
+    """The objects of an overlay with the component switched on."""
+    return rendered(request.param)
+
+
+@pytest.fixture
+def redis_pod(rendered):
+    """Spec of Redis' pods."""
+    return pod_template(find(rendered("cpu+redis-cache"), "Deployment", "redis"))["spec"]
+
+
+def test_triton_gets_exactly_the_flags_of_the_contract_and_nothing_else_changes(with_cache, rendered, request):
+    overlay = request.node.callspec.params["with_cache"].partition("+")[0]
+    args, plain = triton_container(with_cache)["args"], triton_container(rendered(overlay))["args"]
+    service = find(with_cache, "Service", "redis")
+    port = service["spec"]["ports"][0]["port"]
+    assert args == [*plain, *redis_cache_flags(service["metadata"]["name"], port)]
+
+
+def test_the_password_comes_from_a_secret_that_may_be_absent(with_cache):
+    (entry,) = [e for e in triton_container(with_cache)["env"] if e["name"] == "TRITONCACHE_REDIS_PASSWORD"]
+    assert entry["valueFrom"]["secretKeyRef"] == {"name": "redis", "key": "password", "optional": True}
+
+
+def test_only_triton_reaches_redis_and_redis_reaches_nobody(with_cache):
+    policy = find(with_cache, "NetworkPolicy", "redis")["spec"]
+    assert set(policy["policyTypes"]) == {"Ingress", "Egress"}
+    assert policy.get("egress", []) == []
+    (rule,) = policy["ingress"]
+    (peer,) = rule["from"]
+    assert set(peer) == {"podSelector"}, "no other namespace"
+    reached = {
+        workload["metadata"]["name"]
+        for workload in with_cache
+        if (template := pod_template(workload)) and matches(peer["podSelector"], template["metadata"]["labels"])
+    }
+    assert reached == {"triton"}
+
+
+def test_redis_leaves_room_below_its_containers_limit(redis_pod):
+    (container,) = redis_pod["containers"]
+    limit = container["resources"]["limits"]["memory"]
+    assert limit.endswith("Mi")
+    assert option(container["args"], "--maxmemory") == "1gb"
+    assert int(limit.removesuffix("Mi")) >= 1024 * 1.25
+
+
+def option(arguments, name):
+    return arguments[arguments.index(name) + 1]
+
+
+@contextmanager
+def redis(container, folder, change):
+    """The real server with the container's command and arguments; `change` has what this machine must have else."""
+    if shutil.which("redis-server") is None:
+        pytest.skip("redis-server is not installed")
+    with closing(socket.create_server((LOOPBACK, 0))) as free:
+        port = free.getsockname()[1]
+    change = {"--port": str(port), "--dir": str(folder), **change}
+    arguments = list(container["args"])
+    for name, value in change.items():
+        arguments[arguments.index(name) + 1] = value
+    command = [*container["command"], *arguments, "--bind", LOOPBACK]
+    with open(folder / "redis.log", "wb") as log:
+        process = subprocess.Popen(tethered(command), stdout=log, stderr=subprocess.STDOUT)
+
+    def answers():
+        assert process.poll() is None, (folder / "redis.log").read_text()
+        try:
+            return ask(port, "PING")
+        except OSError:
+            return None
+
+    try:
+        wait_for(answers)
+        yield port, process
+    finally:
+        process.kill()
+        process.wait()
+
+
+def ask(port, *words, password=None):
+    """One command in Redis' protocol (RESP); the first line of what comes back, without its end."""
+    commands = [["AUTH", password], list(words)] if password else [list(words)]
+    with socket.create_connection((LOOPBACK, port), timeout=5) as connection, connection.makefile("rb") as answers:
+        for command in commands:
+            parts = [w.encode() if isinstance(w, str) else w for w in command]
+            connection.sendall(b"*%d\r\n" % len(parts) + b"".join(b"$%d\r\n%b\r\n" % (len(p), p) for p in parts))
+            line = answers.readline().rstrip()
+        if line.startswith(b"*"):
+            values = [(answers.readline(), answers.readline().rstrip().decode())[1] for _ in range(int(line[1:]))]
+            return dict(zip(values[::2], values[1::2]))
+        if line.startswith(b"$") and int(line[1:]) >= 0:
+            return answers.read(int(line[1:])).decode()
+    return line.decode()
+
+
+def info(port, name):
+    (line,) = [each for each in ask(port, "INFO").splitlines() if each.startswith(f"{name}:")]
+    return int(line.partition(":")[2])
+
+
+def test_it_keeps_within_its_memory_by_forgetting_and_writes_nothing(redis_pod, tmp_path):
+    (container,) = redis_pod["containers"]
+    data = tmp_path / "data"
+    data.mkdir()
+    with redis(container, tmp_path, {"--maxmemory": "8mb", "--dir": str(data)}) as (port, process):
+        assert ask(port, "CONFIG", "GET", "maxmemory-policy") == {"maxmemory-policy": "allkeys-lru"}
+        for at in range(400):
+            assert ask(port, "HSET", f"entry {at}", "0", b"x" * 64 * 1024) == ":1"
+        assert info(port, "evicted_keys") > 0
+        assert info(port, "used_memory") <= 8 * MI
+        assert ask(port, "EXISTS", "entry 399") == ":1"
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(30) == 0
+    assert list(data.iterdir()) == []
+
+
+def test_without_the_secret_it_answers_and_with_it_only_who_knows_the_password(redis_pod, tmp_path):
+    (container,) = redis_pod["containers"]
+    (mount,) = [m for m in container["volumeMounts"] if m["name"] == "secret"]
+    pattern = option(container["args"], "--include")
+    assert pattern == f"{mount['mountPath']}/*.conf"
+    secret = tmp_path / "secret"
+    secret.mkdir()
+    with redis(container, tmp_path, {"--include": f"{secret}/*.conf"}) as (port, _):
+        assert ask(port, "PING") == "+PONG"
+    (volume,) = [v["secret"] for v in redis_pod["volumes"] if v["name"] == "secret"]
+    assert volume["optional"] is True
+    (secret / volume["items"][0]["path"]).write_text("requirepass a-word\n")
+    with redis(container, tmp_path, {"--include": f"{secret}/*.conf"}) as (port, _):
+        assert ask(port, "PING").startswith("-NOAUTH")
+        assert ask(port, "PING", password="another").startswith("-NOAUTH")
+        assert ask(port, "PING", password="a-word") == "+PONG"
+        values = ask(port, "CONFIG", "GET", "maxmemory", password="a-word")
+        assert values == {"maxmemory": str(1024 * MI)}, "the file adds to the arguments"

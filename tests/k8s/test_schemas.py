@@ -1,0 +1,105 @@
+"""Every object that a cluster would be sent is valid in every Kubernetes from 1.29 on, by the published schemas.
+
+Kubernetes' own kinds are judged by `kubernetes-validate`, which ships the API's schemas, in strict form: a field that
+the version does not know is refused. Kinds of custom resources are judged by `tests.k8s.crds`.
+"""
+
+from __future__ import annotations
+
+import functools
+import re
+
+import kubernetes_validate
+import pytest
+from kubernetes_validate import utils
+from tests.k8s.crds import validate_crd
+
+from tests.k8s.rendering import Manifest, title
+
+OLDEST = (1, 29)
+VERSIONS = [v for v in utils.all_versions() if tuple(map(int, v.split(".")[:2])) >= OLDEST]
+BUILT_IN_GROUPS = re.compile(r"^(v1|(apps|autoscaling|batch|policy)/.+|[a-z.]+\.k8s\.io/.+)$")
+NAME = re.compile(r"[a-z0-9]([-a-z0-9.]*[a-z0-9])?")
+LABEL_VALUE = re.compile(r"([A-Za-z0-9]([-A-Za-z0-9_.]*[A-Za-z0-9])?)?")
+QUANTITY = re.compile(r"[0-9]+(\.[0-9]+)?(m|k|Ki|M|Mi|G|Gi|T|Ti)?")
+
+
+@pytest.fixture(autouse=True, scope="session")
+def read_each_schema_once():
+    """The library parses 1.5 MB of definitions for every object; over 300 objects and nine versions that is minutes."""
+    patch = pytest.MonkeyPatch()
+    patch.setattr(utils, "schema_contents", functools.cache(utils.schema_contents))
+    yield
+    patch.undo()
+
+
+def is_built_in(manifest: Manifest) -> bool:
+    return bool(BUILT_IN_GROUPS.match(manifest["apiVersion"]))
+
+
+def validate(manifest: Manifest, version: str) -> None:
+    """Raises what the library raises for an object that this version would not take."""
+    kubernetes_validate.validate(manifest, version, strict=True)
+
+
+def test_the_schemas_reach_from_the_oldest_version_promised_to_a_recent_one():
+    assert VERSIONS[0].startswith("1.29.")
+    assert len(VERSIONS) >= 9
+
+
+@pytest.mark.parametrize("version", VERSIONS)
+def test_every_built_in_object_is_valid_in(version, variant):
+    built_in = [m for m in variant if is_built_in(m)]
+    assert len(built_in) > 10
+    for manifest in built_in:
+        try:
+            validate(manifest, version)
+        except (kubernetes_validate.ValidationError, kubernetes_validate.SchemaNotFoundError) as error:
+            pytest.fail(f"{title(manifest)} in Kubernetes {version}: {error.message}")
+
+
+def test_every_custom_resource_is_valid_by_its_definitions_facts(variant):
+    for manifest in variant:
+        if not is_built_in(manifest):
+            validate_crd(manifest)
+
+
+@pytest.mark.parametrize("group", ["autoscaling/v2beta2", "policy/v1beta1", "batch/v1beta1"])
+def test_a_removed_api_is_refused(group):
+    kind = {"autoscaling": "HorizontalPodAutoscaler", "policy": "PodDisruptionBudget", "batch": "CronJob"}
+    manifest = {"apiVersion": group, "kind": kind[group.split("/")[0]], "metadata": {"name": "x"}}
+    with pytest.raises(kubernetes_validate.SchemaNotFoundError):
+        validate(manifest, "1.29")
+
+
+def test_a_misspelt_field_is_refused(rendered):
+    deployment = next(m for m in rendered("cpu") if m["kind"] == "Deployment")
+    with pytest.raises(kubernetes_validate.ValidationError):
+        validate({**deployment, "spec": {**deployment["spec"], "replica": 2}}, VERSIONS[-1])
+
+
+def _walk(node, path=""):
+    yield path, node
+    children = node.items() if isinstance(node, dict) else enumerate(node) if isinstance(node, list) else ()
+    for key, child in children:
+        yield from _walk(child, f"{path}.{key}")
+
+
+def test_names_labels_and_quantities_are_ones_that_the_api_takes(variant):
+    """The published schemas call them strings; the API server refuses more."""
+    for manifest in variant:
+        where = title(manifest)
+        assert NAME.fullmatch(manifest["metadata"]["name"]), where
+        assert len(manifest["metadata"]["name"]) <= 63, where
+        for path, node in _walk(manifest):
+            if path.endswith(".labels") and isinstance(node, dict) and manifest["kind"] != "PrometheusRule":
+                bad = {k: v for k, v in node.items() if not LABEL_VALUE.fullmatch(str(v)) or len(str(v)) > 63}
+                assert not bad, f"{where}{path}: {bad}"
+            if path.endswith((".requests", ".limits")) and isinstance(node, dict) and is_built_in(manifest):
+                bad = {k: v for k, v in node.items() if not QUANTITY.fullmatch(str(v))}
+                assert not bad, f"{where}{path}: {bad}"
+
+
+def test_no_object_is_sent_twice(variant):
+    keys = [(m["apiVersion"].split("/")[0], title(m)) for m in variant]
+    assert len(keys) == len(set(keys))

@@ -1,0 +1,164 @@
+"""Who may do what: nobody asks Kubernetes for anything, and Kubeflow is asked for exactly what was granted.
+
+What the API server of Kubeflow Pipelines checks where it has several users stands in its source (run_server.go,
+experiment_server.go and pipeline_server.go below backend/src/apiserver/server): each HTTP call is one verb on one
+resource; creating a run also reads its pipeline, and asks for the right to act as the service account that it names.
+"""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+
+from monitoring.acting.kubeflow_trigger import KubeflowTrigger
+from monitoring.settings import MonitorSettings
+from tests.k8s.environment import environment_of
+from tests.k8s.rendering import Manifest, find, title, workloads
+from tests.monitoring.acting.kfp_double import KfpDouble
+from tests.monitoring.acting.test_local_trigger import request as retrain_request
+
+KFP = "pipelines.kubeflow.org"
+Right = tuple[str, str, str]
+"""API group, resource, verb."""
+
+CALLS: list[tuple[str, str, Right]] = [
+    ("GET", r"experiments", (KFP, "experiments", "list")),
+    ("POST", r"experiments", (KFP, "experiments", "create")),
+    ("GET", r"experiments/[^/]+", (KFP, "experiments", "get")),
+    ("GET", r"runs", (KFP, "runs", "list")),
+    ("POST", r"runs", (KFP, "runs", "create")),
+    ("GET", r"runs/[^/:]+", (KFP, "runs", "get")),
+    ("POST", r"runs/[^/:]+:terminate", (KFP, "runs", "terminate")),
+    ("GET", r"pipelines", (KFP, "pipelines", "list")),
+    ("GET", r"pipelines/[^/]+", (KFP, "pipelines", "get")),
+    ("GET", r"pipelines/[^/]+/versions", (KFP, "pipelines", "list")),
+]
+
+
+def right(method: str, path: str) -> Right:
+    """What the server asks Kubernetes for at that call."""
+    name = path.removeprefix("/apis/v2beta1/")
+    (found,) = [each for known, pattern, each in CALLS if known == method and re.fullmatch(pattern, name)]
+    return found
+
+
+def granted(role: Manifest) -> set[Right]:
+    return {
+        (g, r, v) for rule in role["rules"] for g in rule["apiGroups"] for r in rule["resources"] for v in rule["verbs"]
+    }
+
+
+@pytest.fixture
+def kubeflow():
+    double = KfpDouble()
+    double.pipelines = [{"pipeline_id": "p", "display_name": "evergreen-retraining"}]
+    double.versions = [{"pipeline_id": "p", "pipeline_version_id": "v1", "display_name": "1"}]
+    yield double
+    double.close()
+
+
+def used(kubeflow: KfpDouble, settings: MonitorSettings) -> set[Right]:
+    """All that the trigger asks for, through the real client: looking, submitting, following, ending a second run."""
+    trigger, other = KubeflowTrigger.connect(settings), KubeflowTrigger.connect(settings)
+    assert trigger.state("drift-0").state == "unknown"
+    assert trigger.submit(retrain_request("drift-1")) == "started"
+    assert trigger.submit(retrain_request("drift-2")) == "busy"
+    assert trigger.state("drift-1").state == "running"
+    kubeflow.runs[0]["state"] = "SUCCEEDED"
+
+    def another_is_faster(body) -> None:
+        kubeflow.before_create = lambda body: None
+        assert other.submit(retrain_request("drift-3")) == "started"
+
+    kubeflow.before_create = another_is_faster
+    assert trigger.submit(retrain_request("drift-4")) == "busy"
+    found = {right(method, path) for method, path in kubeflow.requests}
+    created = [run["body"] for run in kubeflow.runs]
+    if any("pipeline_version_reference" in body for body in created):
+        found.add((KFP, "pipelines", "get"))
+    if any(body.get("service_account") for body in created):
+        found.add(("", "serviceaccounts", "use"))
+    return found
+
+
+def test_every_verb_granted_at_kubeflow_is_used_and_every_one_used_is_granted(
+    rendered, kubeflow, tmp_path, monkeypatch
+):
+    monkeypatch.setenv("HOME", str(tmp_path))
+    manifests = rendered("gke+kubeflow-multi-user")
+    variables = environment_of(manifests, find(manifests, "Deployment", "monitor"), "monitor")
+    settings = MonitorSettings(
+        log="sqlite:///x",
+        state=tmp_path / "state",
+        archive=tmp_path / "archive",
+        store=tmp_path / "store",
+        trigger=variables["EVERGREEN_MONITOR_TRIGGER"],
+        kubeflow_host=kubeflow.url,
+        pipeline_name=variables["EVERGREEN_MONITOR_PIPELINE_NAME"],
+        kubeflow_service_account=variables["EVERGREEN_MONITOR_KUBEFLOW_SERVICE_ACCOUNT"],
+    )
+    assert granted(find(manifests, "Role", "evergreen-monitor")) == used(kubeflow, settings)
+
+
+def test_the_right_to_act_as_an_account_is_for_the_pipelines_alone(rendered):
+    role = find(rendered("gke+kubeflow-multi-user"), "Role", "evergreen-monitor")
+    (rule,) = [rule for rule in role["rules"] if "serviceaccounts" in rule["resources"]]
+    assert rule["resourceNames"] == ["evergreen-pipeline"]
+
+
+def test_the_monitor_is_bound_where_its_settings_say_that_the_runs_are(rendered):
+    manifests = rendered("gke+kubeflow-multi-user")
+    place = find(manifests, "ConfigMap", "monitor-settings")["data"]["EVERGREEN_MONITOR_KUBEFLOW_NAMESPACE"]
+    for kind in ("Role", "RoleBinding"):
+        assert find(manifests, kind, "evergreen-monitor")["metadata"]["namespace"] == place
+    (subject,) = find(manifests, "RoleBinding", "evergreen-monitor")["subjects"]
+    assert (subject["name"], subject["namespace"]) == ("monitor", "evergreen")
+
+
+def test_no_workload_of_ours_has_a_right_at_the_kubernetes_api(variant):
+    """The lease lies in the store, models in a bucket or folder: nothing asks the API server, so nothing may."""
+    accounts = {(w["metadata"]["namespace"], spec["serviceAccountName"]) for w, spec in workloads(variant)}
+    bound = {
+        (subject["namespace"], subject["name"]): title(binding)
+        for binding in variant
+        if binding["kind"] in ("RoleBinding", "ClusterRoleBinding")
+        for subject in binding["subjects"]
+    }
+    assert not {key: bound[key] for key in accounts & bound.keys()}
+
+
+def test_the_only_rights_given_are_kubeflows_own_to_the_pipelines_account(variant):
+    kinds = ("Role", "ClusterRole", "RoleBinding", "ClusterRoleBinding")
+    (binding,) = [m for m in variant if m["kind"] in kinds]
+    assert title(binding) == "RoleBinding kubeflow/evergreen-pipeline"
+    assert binding["roleRef"] == {"apiGroup": "rbac.authorization.k8s.io", "kind": "Role", "name": "pipeline-runner"}
+    assert [(s["namespace"], s["name"]) for s in binding["subjects"]] == [("kubeflow", "evergreen-pipeline")]
+
+
+def test_no_token_that_the_kubernetes_api_takes_reaches_a_pod(variant):
+    for workload, spec in workloads(variant):
+        assert spec["automountServiceAccountToken"] is False, title(workload)
+        for volume in spec.get("volumes", ()):
+            for source in volume.get("projected", {}).get("sources", ()):
+                audience = source.get("serviceAccountToken", {"audience": "none"}).get("audience")
+                assert audience, f"{title(workload)}: a token without an audience is for the API server"
+
+
+def test_every_deployment_has_an_account_of_its_own(variant):
+    """Rights in the cloud hang on accounts: one shared by two would give each the other's."""
+    accounts = [spec["serviceAccountName"] for w, spec in workloads(variant) if w["kind"] == "Deployment"]
+    assert len(accounts) >= 3
+    assert len(accounts) == len(set(accounts))
+
+
+def test_on_google_cloud_each_account_that_needs_rights_is_another_one(rendered):
+    """Redis asks nothing of Google; the canary works for the watchdog."""
+    named = {
+        m["metadata"]["name"]: m["metadata"]["annotations"]["iam.gke.io/gcp-service-account"]
+        for m in rendered("gke+redis-cache")
+        if m["kind"] == "ServiceAccount" and m["metadata"].get("annotations")
+    }
+    assert set(named) == {"triton", "monitor", "watchdog", "evergreen-pipeline"}
+    assert len(set(named.values())) == len(named)
+    assert all(re.fullmatch(r"evergreen-[a-z]+@my-project\.iam\.gserviceaccount\.com", v) for v in named.values())

@@ -1,0 +1,56 @@
+"""The simulated clicks of a new cluster: the lake's world and the traffic's are one, and the flags are real ones."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+
+from tests.k8s.rendering import REPOSITORY, find, pod_spec
+
+
+@pytest.fixture
+def variant(rendered):
+    return rendered("cpu+simulation")
+
+
+def words(container, replaced) -> list[str]:
+    """The container's command as a process on this machine, its paths moved."""
+    arguments = list(container["args"])
+    for old, new in replaced.items():
+        arguments = [word.replace(old, new) for word in arguments]
+    return [sys.executable, "-m", "inference_client", *arguments]
+
+
+def test_the_traffic_draws_from_the_world_whose_days_are_in_the_lake(variant, tmp_path):
+    (lake,) = pod_spec(find(variant, "Job", "simulated-lake"))["containers"]
+    world, drifted = pod_spec(find(variant, "Deployment", "traffic"))["initContainers"]
+    for name, container in (("lake", lake), ("traffic", world), ("traffic", drifted)):
+        (tmp_path / name).mkdir(exist_ok=True)
+        moved = {"/tmp/": f"{tmp_path}/{name}/", "/evergreen/": f"{tmp_path}/{name}/", "--rows=400000": "--rows=1000"}
+        subprocess.run(words(container, moved), cwd=REPOSITORY, check=True, capture_output=True)
+    assert (tmp_path / "lake" / "world.json").read_bytes() == (tmp_path / "traffic" / "world.json").read_bytes()
+    assert (tmp_path / "traffic" / "drifted.json").read_bytes() != (tmp_path / "traffic" / "world.json").read_bytes()
+    assert len(list((tmp_path / "lake" / "lake").glob("day=*"))) == 4
+
+
+def test_the_traffics_flags_are_ones_that_it_takes(variant):
+    (traffic,) = pod_spec(find(variant, "Deployment", "traffic"))["containers"]
+    known = subprocess.run(
+        [sys.executable, "-m", "inference_client", "replay", "--help"], cwd=REPOSITORY, capture_output=True, text=True
+    ).stdout
+    assert traffic["args"][0] == "replay"
+    assert all(flag.partition("=")[0] in known for flag in traffic["args"][1:])
+    assert traffic["stdin"] is True
+
+
+def test_the_traffic_logs_where_the_monitor_reads(variant):
+    client = find(variant, "ConfigMap", "client-settings")["data"]["LOG_URL"]
+    names = {
+        e["valueFrom"]["configMapKeyRef"]["name"]
+        for e in pod_spec(find(variant, "Deployment", "traffic"))["containers"][0]["env"]
+    }
+    assert names == {"client-settings"}
+    settings = [m for m in variant if m["kind"] == "ConfigMap" and "EVERGREEN_MONITOR_LOG" in m.get("data", {})]
+    assert [m["data"]["EVERGREEN_MONITOR_LOG"] for m in settings] == [client]

@@ -1,0 +1,239 @@
+"""What ends when a pod of Triton ends: by its manifest's numbers nothing that was begun, and no request of a client.
+
+Kubernetes takes a pod that is being deleted out of its Service, runs the preStop hook, and only then sends SIGTERM; a
+gRPC client would keep its one connection to it all that time. So connections are given an age, and the hook outlasts
+it. The Service is played by a forwarder: new connections go where it points now, old ones stay where they are.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import re
+import selectors
+import signal
+import socket
+import threading
+from contextlib import suppress
+
+import numpy as np
+import pytest
+
+from components.contracts.errors import PermanentError, TemporaryError
+from components.contracts.serving import MODEL_NAME
+from components.deployment.repository.triton_config import ServingOptions, triton_config
+from inference_client.client import ClientSettings, ScoringClient
+from pipelines.local.loopback import LOOPBACK
+from tests.e2e.processes import wait_for
+from tests.k8s.pod import TritonPod, flag, triton_container
+from tests.k8s.rendering import pod_template, workloads
+
+pytestmark = [pytest.mark.e2e, pytest.mark.timeout(180)]
+
+JITTER = 1.1
+"""gRPC ends a connection up to a tenth later than its age says."""
+SECONDS_TO_FORGET = 5
+"""For every node to take an ending pod out of its Service, while new connections still reach it."""
+QUEUE_SECONDS = ServingOptions().queue_timeout_microseconds / 1e6 + 0.5
+"""The longest that an accepted request may wait before it is computed: Triton looks every half second."""
+SLOW = """\
+import time
+
+import triton_python_backend_utils as pb_utils
+
+
+class TritonPythonModel:
+    def execute(self, requests):
+        dense = [pb_utils.get_input_tensor_by_name(r, "dense").as_numpy() for r in requests]
+        time.sleep({seconds})
+        return [pb_utils.InferenceResponse([pb_utils.Tensor("probability", d[:, :1])]) for d in dense]
+"""
+
+
+def spec_of_triton(manifests):
+    return next(spec for workload, spec in workloads(manifests) if workload["metadata"]["name"] == "triton")
+
+
+def pre_stop_seconds(container):
+    command, seconds = container["lifecycle"]["preStop"]["exec"]["command"]
+    assert command == "sleep"
+    return float(seconds)
+
+
+def test_a_pod_waits_longer_than_any_connection_lives_and_has_time_left_to_end(variant):
+    container = triton_container(variant)
+    age = int(flag(container, "grpc-max-connection-age")) / 1000
+    assert not any("connection-age-grace" in argument for argument in container["args"]), "it would cut calls off"
+    waits, drains = pre_stop_seconds(container), int(flag(container, "exit-timeout-secs"))
+    assert waits >= age * JITTER + SECONDS_TO_FORGET
+    assert drains >= QUEUE_SECONDS + 10
+    assert spec_of_triton(variant)["terminationGracePeriodSeconds"] >= waits + drains + 5
+
+
+def test_an_update_brings_the_new_pod_before_it_takes_the_old_one(variant):
+    (triton,) = [w for w, _ in workloads(variant) if w["metadata"]["name"] == "triton"]
+    assert triton["spec"]["strategy"]["rollingUpdate"] == {"maxUnavailable": 0, "maxSurge": 1}
+    start = pod_template(triton)["spec"]["containers"][0]["startupProbe"]
+    assert triton["spec"]["progressDeadlineSeconds"] > start["periodSeconds"] * start["failureThreshold"]
+
+
+class Service:
+    """A TCP forwarder to `target`, which may change; counts the connections that are open to each target."""
+
+    def __init__(self, target: int) -> None:
+        self.target, self.open = target, dict.fromkeys([target], 0)
+        self._listener = socket.create_server((LOOPBACK, 0))
+        self._listener.settimeout(0.05)
+        self._is_over = threading.Event()
+        self._lock = threading.Lock()
+        self._threads = [threading.Thread(target=self._accept)]
+
+    @property
+    def url(self) -> str:
+        return f"{LOOPBACK}:{self._listener.getsockname()[1]}"
+
+    def __enter__(self) -> Service:
+        self._threads[0].start()
+        return self
+
+    def __exit__(self, *_) -> None:
+        self._is_over.set()
+        for thread in self._threads:
+            thread.join()
+        self._listener.close()
+
+    def _accept(self) -> None:
+        while not self._is_over.is_set():
+            with suppress(TimeoutError):
+                client, _ = self._listener.accept()
+                thread = threading.Thread(target=self._forward, args=(client, self.target))
+                self._threads.append(thread)
+                thread.start()
+
+    def _forward(self, client: socket.socket, target: int) -> None:
+        with client, suppress(OSError), socket.create_connection((LOOPBACK, target)) as server:
+            self._count(target, 1)
+            try:
+                with selectors.DefaultSelector() as ready:
+                    ready.register(client, selectors.EVENT_READ, server)
+                    ready.register(server, selectors.EVENT_READ, client)
+                    while not self._is_over.is_set():
+                        for key, _ in ready.select(0.05):
+                            if not (data := key.fileobj.recv(65536)):
+                                return
+                            key.data.sendall(data)
+            finally:
+                self._count(target, -1)
+
+    def _count(self, target: int, change: int) -> None:
+        with self._lock:
+            self.open[target] = self.open.get(target, 0) + change
+
+
+class Client:
+    """Scores the same row again and again, each once: what fails is not repeated, and kept."""
+
+    def __init__(self, url: str, *, attempts: int = 1) -> None:
+        self.answers, self.failures = 0, []
+        self._url, self._attempts, self._is_over = url, attempts, threading.Event()
+        self._thread = threading.Thread(target=lambda: asyncio.run(self._run()))
+
+    async def _run(self) -> None:
+        row = np.zeros((1, 13), np.float32), np.zeros((1, 26), np.int64)
+        async with ScoringClient(self._url, ClientSettings(max_attempts=self._attempts)) as client:
+            while not self._is_over.is_set():
+                try:
+                    await client.score(*row)
+                    self.answers += 1
+                except (TemporaryError, PermanentError) as error:
+                    self.failures.append(error)
+
+    def __enter__(self) -> Client:
+        self._thread.start()
+        self.more()
+        return self
+
+    def __exit__(self, *_) -> None:
+        self._is_over.set()
+        self._thread.join()
+
+    def more(self, count: int = 20) -> None:
+        """Returns after `count` more answers."""
+        wanted = self.answers + count
+        wait_for(lambda: self.answers >= wanted)
+
+
+@pytest.fixture
+def make_pod(rendered, tmp_path):
+    """`make_pod(name, seconds=, age=)`: a ready pod whose model takes that long; connections live `age` ms."""
+    opened = []
+
+    def make(name, *, seconds=0.0, age=1000):
+        repository = tmp_path / name / "repository"
+        (repository / MODEL_NAME / "1").mkdir(parents=True)
+        (repository / MODEL_NAME / "1" / "model.py").write_text(SLOW.format(seconds=seconds))
+        (repository / MODEL_NAME / "config.pbtxt").write_text(
+            triton_config(MODEL_NAME, ServingOptions(instances=1), [1])
+        )
+        pod = TritonPod(
+            rendered("cpu"),
+            repository,
+            tmp_path / name,
+            change={"grpc-max-connection-age": str(age)},
+            until="readinessProbe",
+        )
+        opened.append(pod.__enter__())
+        return pod
+
+    yield make
+    for pod in opened:
+        pod.__exit__()
+
+
+def test_a_pod_is_replaced_under_load_and_no_request_fails(make_pod):
+    old, new = make_pod("old"), make_pod("new")
+    with Service(old.ports.grpc) as service, Client(service.url) as client:
+        service.target = new.ports.grpc
+        # The preStop hook: nothing but time passes, in which connections reach their age.
+        wait_for(lambda: service.open[old.ports.grpc] == 0 and service.open.get(new.ports.grpc, 0) > 0)
+        client.more()
+        old.process.send_signal(signal.SIGTERM)
+        old.process.wait(30)
+        client.more()
+        assert not client.failures
+        assert old.process.returncode == 0
+
+
+def test_without_an_age_a_client_stays_with_the_pod_that_ends(make_pod):
+    """What the flag is for: with Triton's default the client is on the old pod to its last moment, and is refused."""
+    old, new = make_pod("old", age=2**31 - 1), make_pod("new")
+    with Service(old.ports.grpc) as service, Client(service.url) as client:
+        service.target = new.ports.grpc
+        client.more(2000)
+        assert service.open == {old.ports.grpc: 1}
+        old.process.send_signal(signal.SIGTERM)
+        old.process.wait(30)
+        client.more()
+        assert client.failures
+
+
+def waiting(pod) -> int:
+    """Requests that wait in the server's queue; the one that is computed is not among them."""
+    with suppress(OSError):
+        return sum(int(n) for n in re.findall(r"nv_inference_pending_request_count\{[^}]*\} (\d+)", pod.metrics()))
+    return 0
+
+
+def test_what_was_begun_at_the_signal_is_answered(make_pod):
+    pod = make_pod("slow", seconds=2.0, age=30000)
+    row = np.zeros((1, 13), np.float32), np.zeros((1, 26), np.int64)
+
+    async def three_and_the_signal() -> list[object]:
+        async with ScoringClient(pod.grpc_url, ClientSettings(max_attempts=1)) as client:
+            calls = [asyncio.ensure_future(client.score(*row)) for _ in range(3)]
+            await asyncio.to_thread(wait_for, lambda: waiting(pod) == 2)
+            pod.process.send_signal(signal.SIGTERM)
+            return await asyncio.gather(*calls, return_exceptions=True)
+
+    answers = asyncio.run(three_and_the_signal())
+    assert [getattr(answer, "model_version", answer) for answer in answers] == [1, 1, 1]
+    assert pod.process.wait(60) == 0

@@ -1,0 +1,258 @@
+"""What a pod of Triton does when it starts, by its manifest's own arguments and probes, with the real server.
+
+Before any release, with a model, with a canary, with a version in rehearsal, with a broken one, without a repository:
+whether it takes traffic, whether it would be killed, and whether a release can reach it.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import stat
+import subprocess
+import threading
+
+import pytest
+
+from components.contracts.serving import CANARY_NAME, CANDIDATE_NAME, MODEL_NAME
+from components.deployment.release import release
+from components.deployment.release_settings import ReleaseSettings
+from components.deployment.repository.triton_config import ServingOptions, triton_config
+from components.deployment.triton_client import Triton
+from pipelines.local.triton import DEFAULT_VENV
+from pipelines.local.triton_wheel import prepare
+
+# ruff: noqa: F811  a fixture is imported by the name that its users ask for
+from tests.components.deployment.conftest import (  # noqa: F401  pytest finds fixtures by these names
+    make_candidate,
+    make_parts,
+    raw_rows,
+    reference_scores,
+)
+from tests.e2e.processes import wait_for
+from tests.k8s.pod import TritonPod, flag, triton_container
+from tests.k8s.rendering import find, workloads
+
+pytestmark = [pytest.mark.e2e, pytest.mark.timeout(180)]
+
+ECHO = """\
+import triton_python_backend_utils as pb_utils
+
+
+class TritonPythonModel:
+    def execute(self, requests):
+        dense = [pb_utils.get_input_tensor_by_name(r, "dense").as_numpy() for r in requests]
+        return [pb_utils.InferenceResponse([pb_utils.Tensor("probability", d[:, :1])]) for d in dense]
+"""
+BROKEN = "class TritonPythonModel:\n    def initialize(self, args):\n        raise ValueError('half a table')\n"
+HALF_COPIED = "class TritonPythonModel:\n    def execute(self, requ"
+
+
+@pytest.fixture
+def repository(tmp_path):
+    """An empty model repository, as it is made before the first pod starts."""
+    folder = tmp_path / "repository"
+    folder.mkdir()
+    return folder
+
+
+@pytest.fixture
+def put(repository):
+    """`put(name, code)`: a published model of that name in the repository."""
+
+    def model(name=MODEL_NAME, code=ECHO, version=1):
+        (repository / name / str(version)).mkdir(parents=True, exist_ok=True)
+        (repository / name / str(version) / "model.py").write_text(code)
+        (repository / name / "config.pbtxt").write_text(triton_config(name, ServingOptions(instances=1), [version]))
+
+    return model
+
+
+@pytest.fixture
+def pod(rendered, repository, tmp_path):
+    """`pod()`: a pod of the cpu overlay over the repository; the arguments of all overlays are the same."""
+    return lambda **more: TritonPod(rendered("cpu"), repository, tmp_path / "pod", **more)
+
+
+def loaded(pod, name):
+    return pod.get(f"/v2/models/{name}/ready") == 200
+
+
+def test_every_overlay_starts_triton_with_the_same_arguments(manifests, rendered):
+    assert triton_container(manifests)["args"] == triton_container(rendered("cpu"))["args"]
+
+
+@pytest.fixture(scope="module")
+def help_text(tmp_path_factory):
+    """What the real binary says of its flags."""
+    wheel = prepare(DEFAULT_VENV, tmp_path_factory.mktemp("runtime"))
+    done = subprocess.run(
+        [wheel.binary, "--help"], env={**os.environ, **wheel.variables}, capture_output=True, text=True, timeout=60
+    )
+    return done.stdout + done.stderr
+
+
+def known_flags(help_text):
+    current, _, _ = help_text.partition("DEPRECATED:")
+    return set(re.findall(r"^  --([a-z0-9-]+)", current, re.MULTILINE))
+
+
+def test_every_argument_is_a_flag_of_the_real_binary_and_none_a_deprecated_one(variant, help_text):
+    used = {argument.partition("=")[0].removeprefix("--") for argument in triton_container(variant)["args"][1:]}
+    assert len(known_flags(help_text)) > 60
+    assert used <= known_flags(help_text)
+
+
+@pytest.mark.parametrize("wrong", ["grpc-max-connection-agee", "response-cache-byte-size"])
+def test_a_misspelt_and_a_deprecated_flag_would_be_seen(wrong, help_text):
+    assert wrong not in known_flags(help_text)
+
+
+def test_models_and_ports_are_those_that_clients_and_releases_use(manifests):
+    container = triton_container(manifests)
+    asked_for = [a.removeprefix("--load-model=") for a in container["args"] if a.startswith("--load-model=")]
+    assert asked_for == [MODEL_NAME, CANARY_NAME]
+    assert container["readinessProbe"]["httpGet"]["path"] == f"/v2/models/{MODEL_NAME}/ready"
+    named = {port["name"]: port["containerPort"] for port in container["ports"]}
+    assert named == {name: int(flag(container, f"{name}-port")) for name in ("http", "grpc", "metrics")}
+
+
+def test_without_a_model_a_pod_stays_takes_no_traffic_and_is_reached_by_the_first_release(
+    pod,
+    repository,
+    tmp_path,
+    make_candidate,
+):
+    with pod(until="startupProbe") as started:
+        assert started.passes("livenessProbe")
+        assert not started.passes("readinessProbe")
+        assert started.get("/v2/health/ready") == 200, "which is why readiness does not ask this"
+        settings = ReleaseSettings(
+            store=tmp_path / "store", repository=repository.as_uri(), triton_urls=(started.grpc_url,), instances=1
+        )
+        released = release(*make_candidate(settings.store, 1), settings)
+        assert released.version == 1
+        assert started.passes("readinessProbe")
+        assert started.passes("livenessProbe")
+        assert 'nv_inference_request_success{model="click_model",version="1"}' in started.metrics()
+
+
+def test_what_a_release_writes_can_be_read_by_triton_who_is_another_user(
+    rendered, repository, tmp_path, make_candidate
+):
+    """On the share a release writes as our images' user; Triton has its own, and no group with it."""
+    settings = ReleaseSettings(store=tmp_path / "store", repository=repository.as_uri(), instances=1)
+    release(*make_candidate(settings.store, 1), settings)
+    written = [path for path in repository.rglob("*") if not path.name.startswith(".")]
+    assert [path for path in written if path.name == "model.onnx"]
+    hidden = [p for p in written if not p.stat().st_mode & (stat.S_IXOTH if p.is_dir() else stat.S_IROTH)]
+    assert not hidden
+    users = {
+        spec.get("securityContext", {}).get("runAsUser")
+        for workload, spec in workloads(rendered("cpu"))
+        if workload["metadata"]["name"] in ("triton", "watchdog")
+    }
+    assert len(users) == 2
+
+
+def test_over_a_bucket_a_first_object_is_needed_and_then_a_pod_starts_without_a_model(
+    rendered, cloud_storage, tmp_path
+):
+    """Why the setup of a cluster writes one object below the repository's prefix before the first apply."""
+    from components.storage.bucket import BucketObjects
+
+    host = cloud_storage.host
+    environment = {"CLOUD_STORAGE_EMULATOR_ENDPOINT": host, "STORAGE_EMULATOR_HOST": host}
+    uri = "gs://models/repository"
+    with TritonPod(rendered("gke"), uri, tmp_path / "early", environment=environment) as early:
+        wait_for(lambda: early.get("/v2/health/live") is not None)
+        assert not early.passes("startupProbe"), "a kubelet starts it anew, until the object is there"
+    BucketObjects(uri).write("README", b"")
+    with TritonPod(rendered("gke"), uri, tmp_path / "late", environment=environment) as late:
+        late.wait_for("startupProbe")
+        assert late.passes("livenessProbe")
+        assert not late.passes("readinessProbe")
+
+
+def test_a_pod_without_its_repository_is_started_anew_instead_of_staying_useless(pod, repository):
+    repository.rmdir()
+    with pod() as started:
+        wait_for(lambda: started.get("/v2/health/live") is not None)
+        assert not started.passes("startupProbe")
+        repository.mkdir()
+        assert not started.passes("startupProbe"), "this server never sees it"
+    with pod() as again:
+        again.wait_for("startupProbe")
+
+
+def test_a_published_model_is_served_at_once_and_its_canary_too(pod, put):
+    put(MODEL_NAME)
+    put(CANARY_NAME)
+    with pod(until="readinessProbe") as started:
+        assert started.passes("startupProbe")
+        assert loaded(started, CANARY_NAME)
+
+
+def test_without_a_canary_a_pod_is_ready_all_the_same(pod, put):
+    put(MODEL_NAME)
+    with pod(until="readinessProbe") as started:
+        assert not loaded(started, CANARY_NAME)
+
+
+@pytest.mark.parametrize("code", [ECHO, HALF_COPIED], ids=["whole", "half-copied"])
+def test_a_version_in_rehearsal_is_left_alone_by_a_pod_that_starts_meanwhile(pod, put, code):
+    put(MODEL_NAME)
+    put(CANDIDATE_NAME, code)
+    with pod(until="readinessProbe") as started:
+        assert not loaded(started, CANDIDATE_NAME)
+        assert CANDIDATE_NAME not in started.log
+
+
+def test_a_broken_canary_does_not_keep_the_live_model_from_its_traffic(pod, put):
+    put(MODEL_NAME)
+    put(CANARY_NAME, BROKEN)
+    with pod(until="readinessProbe") as started:
+        assert not loaded(started, CANARY_NAME)
+        assert started.get("/v2/health/ready") != 200, "readiness of the whole server would take every pod away"
+
+
+def test_a_pod_with_a_broken_model_takes_no_traffic_lives_and_is_healed_by_a_load(pod, put):
+    put(MODEL_NAME, BROKEN)
+    with pod(until="startupProbe") as started:
+        assert started.passes("livenessProbe")
+        assert not started.passes("readinessProbe")
+        put(MODEL_NAME, ECHO, version=2)
+        client = Triton(started.grpc_url)
+        client.load(MODEL_NAME)
+        client.close()
+        started.wait_for("readinessProbe")
+
+
+def test_readiness_holds_while_new_versions_are_loaded(pod, put):
+    put(MODEL_NAME)
+    with pod(until="readinessProbe") as started:
+        answers, is_over = [], threading.Event()
+
+        def ask():
+            while not is_over.is_set():
+                answers.append(started.passes("readinessProbe"))
+
+        asking = threading.Thread(target=ask)
+        asking.start()
+        client = Triton(started.grpc_url)
+        try:
+            for version in (2, 3, 4):
+                put(MODEL_NAME, ECHO, version=version)
+                client.load(MODEL_NAME)
+        finally:
+            is_over.set()
+            asking.join()
+            client.close()
+        assert len(answers) > 20
+        assert all(answers)
+
+
+def test_releases_see_pods_that_are_not_ready_and_clients_do_not(manifests):
+    assert find(manifests, "Service", "triton-headless")["spec"]["publishNotReadyAddresses"] is True
+    assert find(manifests, "Service", "triton-headless")["spec"]["clusterIP"] == "None"
+    assert not find(manifests, "Service", "triton")["spec"].get("publishNotReadyAddresses", False)

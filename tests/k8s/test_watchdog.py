@@ -1,0 +1,112 @@
+"""The watchdog and the canary's steps as the manifests start them: real processes, the manifest's own words.
+
+What they find and heal with real servers is tested with the deployment step; here, that a cluster starts them right.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from components.deployment.canary.__main__ import build_parser as canary_parser
+from components.deployment.discovery import parse_urls
+from components.deployment.watchdog import build_parser as watchdog_parser
+from pipelines.images import image_name
+from tests.k8s.rendering import REPOSITORY, Manifest, find, pod_spec
+
+NOBODY = "127.0.0.1:1"
+"""An address at which no server answers."""
+
+
+def only_container(manifest: Manifest) -> Manifest:
+    (container,) = pod_spec(manifest)["containers"]
+    return container
+
+
+def command_line(container: Manifest, variables: dict[str, str], replaced: dict[str, str]) -> list[str]:
+    """Command and arguments as the kubelet and then this test would have them: variables filled in, paths moved."""
+    words = [*container["command"], *container["args"]]
+    for old, new in {**{f"$({name})": value for name, value in variables.items()}, **replaced}.items():
+        words = [word.replace(old, new) for word in words]
+    assert words[0] == "python"
+    return [sys.executable, *words[1:]]
+
+
+def wait_until(condition, seconds: float = 60.0):
+    deadline = time.monotonic() + seconds
+    while not (found := condition()):
+        assert time.monotonic() < deadline, f"did not come within {seconds} s"
+        time.sleep(0.05)
+    return found
+
+
+@pytest.fixture
+def share(tmp_path) -> Path:
+    """The share as the first container of the pod leaves it."""
+    (tmp_path / "share" / "store").mkdir(parents=True)
+    return tmp_path / "share"
+
+
+def test_the_watchdog_starts_before_any_release_turns_green_and_ends_when_told(rendered, share):
+    container = only_container(find(rendered("cpu"), "Deployment", "watchdog"))
+    status = share.parent / "watchdog.json"
+    places = {
+        "/evergreen/store": str(share / "store"),
+        "/tmp/watchdog.json": str(status),
+        "dns:///triton-headless.evergreen.svc.cluster.local:8001": NOBODY,
+    }
+    words = command_line(container, {"MODEL_REPOSITORY": str(share / "repository")}, places)
+    probe = [word.replace("/tmp/watchdog.json", str(status)) for word in container["livenessProbe"]["exec"]["command"]]
+    assert subprocess.run(probe).returncode != 0, "it is called alive before it looked"
+    process = subprocess.Popen(words, cwd=REPOSITORY, stderr=subprocess.PIPE, text=True)
+    try:
+        wait_until(lambda: status.exists() or process.poll() is not None)
+        assert process.poll() is None, process.stderr.read()
+        assert subprocess.run(probe).returncode == 0
+        assert json.loads(status.read_text())["servers"] == {}
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(timeout=30) == 0
+    finally:
+        process.kill()
+        process.communicate()
+
+
+def test_the_watchdog_is_called_dead_when_its_last_round_is_long_past(rendered, share):
+    container = only_container(find(rendered("cpu"), "Deployment", "watchdog"))
+    status = share.parent / "watchdog.json"
+    status.write_text("{}")
+    probe = [word.replace("/tmp/watchdog.json", str(status)) for word in container["livenessProbe"]["exec"]["command"]]
+    assert subprocess.run(probe).returncode == 0
+    long_ago = time.time() - 600
+    os.utime(status, (long_ago, long_ago))
+    assert subprocess.run(probe).returncode != 0
+
+
+def test_flags_are_ones_that_the_commands_take_and_addresses_ones_that_they_resolve(variant):
+    watchdog = only_container(find(variant, "Deployment", "watchdog"))
+    canary = only_container(find(variant, "CronJob", "canary"))
+    assert [watchdog["command"][2], canary["command"][2]] == [
+        "components.deployment.watchdog",
+        "components.deployment.canary",
+    ]
+    parsed = watchdog_parser().parse_args(watchdog["args"])
+    step = canary_parser().parse_args([*canary["command"][3:], *canary["args"]])
+    assert step.command == "step"
+    services = {m["metadata"]["name"] for m in variant if m["kind"] == "Service"}
+    for url in [*parse_urls(parsed.triton_urls), *parse_urls(step.triton_urls), *parse_urls(step.metrics_urls)]:
+        host = url.removeprefix("dns:///").rsplit(":", 1)[0]
+        assert host.split(".")[:3] == ["triton-headless", "evergreen", "svc"]
+        assert host.split(".")[0] in services
+
+
+def test_both_run_the_deployment_steps_image(variant):
+    for kind, name in (("Deployment", "watchdog"), ("CronJob", "canary")):
+        image = only_container(find(variant, kind, name))["image"]
+        assert image.rsplit("/", 1)[-1].split(":")[0] == image_name("deployment")
