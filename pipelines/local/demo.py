@@ -30,6 +30,7 @@ from pipelines.local.loopback import DIRECT, LOOPBACK
 from pipelines.local.observations import JsonLines, RunWatch, describe, last_word
 from pipelines.local.release_numbers import told_release
 from pipelines.local.report import write_report
+from pipelines.local.request_trace import recorded_trace
 from pipelines.local.run import LocalFolders
 from pipelines.local.screen import Screen
 from pipelines.local.services import Services
@@ -349,6 +350,7 @@ def _conclude(demo: Demo, traffic: dict[str, Any]) -> int:
     )
     write_whole(root / "summary.json", json.dumps(summary, indent=2) + "\n")
     write_report(demo.folders, summary, timeline=timeline, events=events, traffic=demo.traffic.lines)
+    write_whole(root / "requests.csv", recorded_trace(demo.traffic.lines).as_csv())
     numbers = ", ".join(f"{name} {value:.4f}" for name, value in summary["auc"].items() if value is not None)
     demo.screen.say(f"auc: {numbers}", "bold")
     for sentence in remembered(summary):
@@ -366,6 +368,7 @@ def _conclude(demo: Demo, traffic: dict[str, Any]) -> int:
     )
     demo.screen.say(f"report:  {root / 'report.html'}")
     demo.screen.say(f"summary: {root / 'summary.json'}")
+    demo.screen.say(f"traffic: {root / 'requests.csv'} (evergreen scale simulate --trace)")
     failures = failed_promises(summary, simulated=demo.services.settings.data is None)
     for failure in failures:
         demo.screen.say(f"not held: {failure}", "red")

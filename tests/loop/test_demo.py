@@ -20,6 +20,7 @@ from pipelines.local.services import Services
 from pipelines.local.stack import Stack
 from pipelines.local.summary import count_served_rows
 from pipelines.local.triton import TritonServer
+from pipelines.scaling.traces import read_trace
 
 
 @pytest.fixture(scope="module")
@@ -127,6 +128,11 @@ def test_status_page_is_told_once_it_is_up(turned):
     _, ended, summary = turned
     assert re.fullmatch(r"http://127\.0\.0\.1:\d+/", summary["status_page"])
     assert f"status page: {summary['status_page']}" in ended.output
+
+
+def test_its_traffic_is_a_trace_for_the_autoscalers_simulation(turned):
+    folder, _, summary = turned
+    assert read_trace(folder / "requests.csv").num_expected == pytest.approx(summary["requests"]["sent"], rel=0.01)
 
 
 def test_report_needs_no_network(turned):
