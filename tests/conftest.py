@@ -27,7 +27,7 @@ ENVIRONMENT_OF_FOLDER = {
 
 FOLDERS_OF_PART = {
     "serving": ("components/deployment", "components/storage", "e2e", "inference_client"),
-    "monitor": ("components/logs", "monitoring"),
+    "monitor": ("components/logs", "k8s", "monitoring"),
 }
 """Parts of the driver's tests, which take longest: `everywhere.py` runs them beside each other and beside the `rest`.
 `EVERGREEN_TEST_PART` says which part a pytest is; unset = all."""

@@ -20,6 +20,8 @@ PIPELINE_NAME = "evergreen-retraining"
 """Of the uploaded pipeline."""
 EXPERIMENT = "evergreen-retraining"
 """Runs in one experiment see each other: the monitor starts none while another is active in it."""
+SERVICE_ACCOUNT = "evergreen-pipeline"
+"""Kubernetes service account of the steps' pods, made by `k8s/base/pipelines`."""
 TOKEN_PATH = "/var/run/secrets/kubeflow/pipelines/token"  # noqa: S105
 TOKEN_PATH_VARIABLE = "KF_PIPELINES_SA_TOKEN_PATH"  # noqa: S105
 
@@ -57,6 +59,12 @@ def connect(make_client: Callable[..., Any], *, host: str, namespace: str, timeo
     return client
 
 
+def named(name: str) -> str:
+    """The API's filter for what has this display name."""
+    predicate = {"operation": "EQUALS", "key": "display_name", "stringValue": name}
+    return json.dumps({"predicates": [predicate]})
+
+
 def find_pipeline(client: Any, name: str, *, namespace: str) -> str | None:
     """Id of the uploaded pipeline of that name; None where there is none.
 
@@ -68,10 +76,9 @@ def find_pipeline(client: Any, name: str, *, namespace: str) -> str | None:
     Raises:
         ValueError: several have the name.
     """
-    predicate = {"operation": "EQUALS", "key": "display_name", "stringValue": name}
     # The client sends any text, also an empty one, and a single-user server refuses that.
     scope = {"namespace": namespace} if namespace else {}
-    answer = client.list_pipelines(filter=json.dumps({"predicates": [predicate]}), **scope)
+    answer = client.list_pipelines(filter=named(name), **scope)
     found = answer.pipelines or []
     if len(found) > 1:
         raise ValueError(f"{len(found)} pipelines are named {name}, expected one")

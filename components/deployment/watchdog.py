@@ -216,19 +216,30 @@ def watch(
         watchdog: Who looks.
         interval_seconds: Between the end of a round and the next.
         wait: Waits seconds; True = stop.
-        status: JSON file with the last findings and the counts, written after each round; None = none.
+        status: JSON file with the last round's findings, the counts, and why the round failed, if it did; written after
+            each round, so that its age tells a loop that turns from one that hangs; None = none.
     """
     while True:
+        findings: dict[str, str] = {}
+        problem = None
         try:
             findings = watchdog.look()
-            if status is not None:
-                counts = {finding: watchdog.counts[finding] for finding in FINDINGS}
-                document = {"servers": findings, "counts": counts, "recovered": watchdog.num_recovered}
-                write_whole(status, json.dumps(document) + "\n")
         except (ContractError, PermanentError, TemporaryError, OSError) as error:
+            problem = str(error)
             logger.error("this round failed: %s", error)
+        if status is not None:
+            _tell(watchdog, findings, problem, status)
         if wait(interval_seconds):
             return
+
+
+def _tell(watchdog: Watchdog, findings: dict[str, str], problem: str | None, status: Path) -> None:
+    counts = {finding: watchdog.counts[finding] for finding in FINDINGS}
+    document = {"servers": findings, "counts": counts, "recovered": watchdog.num_recovered, "problem": problem}
+    try:
+        write_whole(status, json.dumps(document) + "\n")
+    except OSError as error:
+        logger.error("the status cannot be written: %s", error)
 
 
 def build_parser() -> argparse.ArgumentParser:
@@ -236,7 +247,9 @@ def build_parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="evergreen watchdog", description=__doc__)
     add_site_flags(parser)
     parser.add_argument("--interval-seconds", type=float, default=5.0, help="between rounds (default: %(default)s)")
-    parser.add_argument("--status", type=Path, help="JSON file with the last findings and the counts")
+    parser.add_argument(
+        "--status", type=Path, help="JSON file with the last round's findings or failure, and the counts"
+    )
     return parser
 
 

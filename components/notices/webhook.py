@@ -66,6 +66,8 @@ def post(url: str, body: bytes, *, timeout_seconds: float = TIMEOUT_SECONDS) -> 
             connection.request("POST", target, body, {"Content-Type": "application/json", "Connection": "close"})
             response = connection.getresponse()
         return _answer(response.status, response.getheader("Retry-After"))
+    except (ValueError, http.client.InvalidURL):  # a name or path that no request can hold; its text holds it too
+        return Answer("refused", NO_ADDRESS)
     except (OSError, http.client.HTTPException) as error:
         return Answer("retry", f"no answer: {type(error).__name__}")
     finally:

@@ -57,16 +57,16 @@ class Lookout:
     def look(self, now: float) -> Surroundings | None:
         """What is there as of at most `LOOK_SECONDS` ago; None before the first look that succeeded.
 
-        A store that cannot be read is told in what is returned; a memory that cannot be written leaves the last look.
+        A store that cannot be read is told in what is returned; a memory that cannot be written and an archive that
+        cannot be read leave the last look for another minute.
         """
         # A clock that was set back looks too early rather than never.
         if self._looked_at is None or abs(now - self._looked_at) >= LOOK_SECONDS:
+            self._looked_at = now
             try:
                 self._seen = Surroundings(**self._of_store(now), **self._of_archive())
-            except TemporaryError as error:
+            except (TemporaryError, OSError) as error:
                 logger.warning("what lies around could not be noted: %s", error)
-            else:
-                self._looked_at = now
         return self._seen
 
     def _of_store(self, now: float) -> dict[str, Any]:

@@ -24,13 +24,15 @@ from tests.architecture.dockerfiles import REPOSITORY, environment, lay_out, sta
 DOCKER = shutil.which("docker")
 GIT = shutil.which("git")
 REGISTRY = "europe-docker.pkg.dev/my-project/evergreen"
-SCRIPT = f"""#!{sys.executable}
+NOTING = """
 import json, os, sys
 with open(os.environ["ENGINE_NOTES"], "a") as notes:
-    print(json.dumps(sys.argv), file=notes)
-if sys.argv[1] == os.environ.get("ENGINE_FAILS"):
+    print(json.dumps(sys.argv[1:]), file=notes)
+if sys.argv[2] == os.environ.get("ENGINE_FAILS"):
     sys.exit("the engine says no")
 """
+# A line `#!` could not name a Python whose path has a space.
+SCRIPT = f'#!/bin/sh\nexec {shlex.join([sys.executable, "-c", NOTING])} "$0" "$@"\n'
 
 
 def git(folder: Path, *words: str) -> str:
@@ -44,8 +46,12 @@ def original(tmp_path_factory):
     """A commit of what is in this checkout, committed or not, with files beside it that no image may see."""
     if GIT is None:
         pytest.skip("git is not installed")
+    try:
+        listed = git(REPOSITORY, "ls-files", "-co", "--exclude-standard").splitlines()
+    except subprocess.CalledProcessError as error:
+        pytest.skip(f"git does not tell which files are ours: {error.stderr.strip()}")
     folder = tmp_path_factory.mktemp("original")
-    for name in git(REPOSITORY, "ls-files", "-co", "--exclude-standard").splitlines():
+    for name in listed:
         if (REPOSITORY / name).is_file():
             (folder / name).parent.mkdir(parents=True, exist_ok=True)
             shutil.copyfile(REPOSITORY / name, folder / name)
@@ -159,6 +165,12 @@ def test_without_an_engine_that_answers_the_reason_is_told(tree, engines, capsys
     assert "docker: is the docker daemon running?" in capsys.readouterr().err
 
 
+def test_engine_that_is_asked_for_and_absent_is_named(tree, engines, capsys):
+    engines("docker")
+    assert build_images.main(["extraction", "--engine", "podman"]) == 3
+    assert "podman is not on PATH" in capsys.readouterr().err
+
+
 def test_failed_build_pushes_nothing(tree, engines, monkeypatch, capsys):
     told = engines("docker")
     monkeypatch.setenv("ENGINE_FAILS", "build")
@@ -212,7 +224,7 @@ def test_make_hands_its_variables_on(tree):
         "make",
         "-s",
         "images",
-        f"PYTHON={sys.executable}",
+        f"PYTHON={shlex.quote(sys.executable)}",
         "DRY_RUN=1",
         "REVISION=abc",
         f"REGISTRY={REGISTRY}",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import subprocess
 from collections.abc import Iterator
@@ -48,8 +49,9 @@ def render_variant(variant: str, scratch: Path) -> str:
 
 
 def find(manifests: list[Manifest], kind: str, name: str) -> Manifest:
-    """The one object of that kind and name."""
-    (found,) = [m for m in manifests if m["kind"] == kind and m["metadata"]["name"] == name]
+    """The one object of that kind and name, be it with the hash of its contents that kustomize puts behind a name."""
+    hashed = re.compile(rf"{re.escape(name)}(-[2456789bcdfghkmt]{{10}})?")
+    (found,) = [m for m in manifests if m["kind"] == kind and hashed.fullmatch(m["metadata"]["name"])]
     return found
 
 

@@ -165,7 +165,7 @@ def test_label_values_asked_for_are_those_that_exist():
         "condition": {"ScalingActive", "AbleToScale", "ScalingLimited"},
         "status": {"true", "false", "unknown"},
         "namespace": {"evergreen"},
-        "deployment": {"triton"},
+        "deployment": {"triton", "watchdog"},
         "horizontalpodautoscaler": {"triton"},
     }
     for rule in RULES:
@@ -197,6 +197,6 @@ def test_recording_rules_are_named_by_level_metric_and_operation_and_each_is_use
         promql.parse(expression)
 
 
-def test_the_queues_limit_is_the_autoscalers_target():
+def test_the_queues_limit_is_twice_the_autoscalers_target():
     target = read_targets(K8S / "base" / "triton" / "autoscaler.yaml")["triton_queue_microseconds_per_request"]
-    assert f"rate5m > {target.value:g}\n" in ALERTS["EvergreenQueueAtMaxReplicas"]["expr"]
+    assert f"rate5m > {2 * target.value:g}\n" in ALERTS["EvergreenQueueAtMaxReplicas"]["expr"]

@@ -27,6 +27,8 @@ from tests.k8s.rendering import REPOSITORY, Manifest, find
 from tests.monitoring.conftest import clicks, prediction, publish
 from tests.monitoring.test_process import DIRECT, wait_until
 
+pytestmark = pytest.mark.e2e
+
 DOCKERFILE = "monitoring/Dockerfile"
 # The folder stays writable by its own mount; then everything else is not.
 READ_ONLY_ROOT = ["unshare", "-Urm", "sh", "-c", 'mount --bind "$0" "$0" && mount -o remount,ro,bind / && exec "$@"']
@@ -139,8 +141,8 @@ def _lives(pod: Pod) -> None:
     assert [line["message"] for line in pod.lines("uploader") if line["message"].startswith("moved day=")]
 
 
-def test_the_pod_lives_from_its_probes_to_its_stop(manifests, make_pod):
-    _lives(make_pod(manifests))
+def test_the_pod_lives_from_its_probes_to_its_stop(rendered, make_pod):
+    _lives(make_pod(rendered("cpu")))
 
 
 def test_the_pod_lives_on_a_read_only_root(rendered, make_pod, tmp_path):

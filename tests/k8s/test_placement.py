@@ -6,10 +6,10 @@ import re
 
 import pytest
 
+from components.contracts.kfp_requests import SERVICE_ACCOUNT
 from pipelines.__main__ import main
 from pipelines.images import DOCKERFILES
 from pipelines.placement_file import read_placement, read_values
-from pipelines.submit import SERVICE_ACCOUNT
 from tests.k8s.rendering import K8S, OVERLAYS, REPOSITORY, find
 from tests.pipelines.compiled import STEPS, Compiled
 

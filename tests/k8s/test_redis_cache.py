@@ -127,6 +127,7 @@ def info(port, name):
     return int(line.partition(":")[2])
 
 
+@pytest.mark.e2e
 def test_it_keeps_within_its_memory_by_forgetting_and_writes_nothing(redis_pod, tmp_path):
     (container,) = redis_pod["containers"]
     data = tmp_path / "data"
@@ -143,6 +144,7 @@ def test_it_keeps_within_its_memory_by_forgetting_and_writes_nothing(redis_pod, 
     assert list(data.iterdir()) == []
 
 
+@pytest.mark.e2e
 def test_without_the_secret_it_answers_and_with_it_only_who_knows_the_password(redis_pod, tmp_path):
     (container,) = redis_pod["containers"]
     (mount,) = [m for m in container["volumeMounts"] if m["name"] == "secret"]

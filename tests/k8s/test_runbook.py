@@ -10,6 +10,7 @@ import shlex
 import sys
 from dataclasses import fields
 from pathlib import Path
+from urllib.parse import urlsplit
 
 import pytest
 import yaml
@@ -145,6 +146,15 @@ def test_links_lead_somewhere():
         path, _, anchor = target.partition("#")
         assert (REPOSITORY / "docs" / path).exists()
         assert path or anchor in anchors, f"no heading #{anchor}"
+
+
+def test_the_monitors_account_may_publish_what_the_page_replays_in_its_pod():
+    """A replay publishes to the log itself: in Pub/Sub that is a right that the monitor needs for nothing else."""
+    assert any("deploy/monitor" in line and "set-aside replay" in line for line in EXEC)
+    settings = dict(re.findall(r"^(EVERGREEN_\w+)=(.+)$", (K8S / "base/monitor/monitor.env").read_text(), re.M))
+    topic = urlsplit(settings["EVERGREEN_MONITOR_LOG"]).path.strip("/")
+    granted = f"on_topic evergreen-monitor {topic} roles/pubsub.publisher"
+    assert granted in (REPOSITORY / "docs" / "gke.md").read_text()
 
 
 def test_a_copied_journal_alone_tells_which_model_was_live(tmp_path, capsys):

@@ -24,7 +24,7 @@ def words(container, replaced) -> list[str]:
 
 
 def test_the_traffic_draws_from_the_world_whose_days_are_in_the_lake(variant, tmp_path):
-    (lake,) = pod_spec(find(variant, "Job", "simulated-lake"))["containers"]
+    (lake,) = pod_spec(find(variant, "CronJob", "simulated-lake"))["containers"]
     world, drifted = pod_spec(find(variant, "Deployment", "traffic"))["initContainers"]
     for name, container in (("lake", lake), ("traffic", world), ("traffic", drifted)):
         (tmp_path / name).mkdir(exist_ok=True)
@@ -33,6 +33,12 @@ def test_the_traffic_draws_from_the_world_whose_days_are_in_the_lake(variant, tm
     assert (tmp_path / "lake" / "world.json").read_bytes() == (tmp_path / "traffic" / "world.json").read_bytes()
     assert (tmp_path / "traffic" / "drifted.json").read_bytes() != (tmp_path / "traffic" / "world.json").read_bytes()
     assert len(list((tmp_path / "lake" / "lake").glob("day=*"))) == 4
+
+
+def test_an_apply_with_another_revision_changes_no_field_that_cannot_change(variant):
+    """A Job's template is immutable: with the next TAG the whole apply would be refused. Nothing starts by itself."""
+    assert [m for m in variant if m["kind"] == "Job"] == []
+    assert find(variant, "CronJob", "simulated-lake")["spec"]["suspend"] is True
 
 
 def test_the_traffics_flags_are_ones_that_it_takes(variant):

@@ -11,12 +11,15 @@ import signal
 import subprocess
 import sys
 import time
+from collections import Counter
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
 from components.deployment.canary.__main__ import build_parser as canary_parser
 from components.deployment.discovery import parse_urls
+from components.deployment.watchdog import FINDINGS, ILL, watch
 from components.deployment.watchdog import build_parser as watchdog_parser
 from pipelines.images import image_name
 from tests.k8s.rendering import REPOSITORY, Manifest, find, pod_spec
@@ -47,6 +50,12 @@ def wait_until(condition, seconds: float = 60.0):
     return found
 
 
+def says_yes(container: Manifest, probe: str, status: Path) -> bool:
+    """What the kubelet hears from the container's probe."""
+    words = [word.replace("/tmp/watchdog.json", str(status)) for word in container[probe]["exec"]["command"]]
+    return subprocess.run(words, capture_output=True).returncode == 0
+
+
 @pytest.fixture
 def share(tmp_path) -> Path:
     """The share as the first container of the pod leaves it."""
@@ -54,6 +63,7 @@ def share(tmp_path) -> Path:
     return tmp_path / "share"
 
 
+@pytest.mark.e2e
 def test_the_watchdog_starts_before_any_release_turns_green_and_ends_when_told(rendered, share):
     container = only_container(find(rendered("cpu"), "Deployment", "watchdog"))
     status = share.parent / "watchdog.json"
@@ -63,14 +73,22 @@ def test_the_watchdog_starts_before_any_release_turns_green_and_ends_when_told(r
         "dns:///triton-headless.evergreen.svc.cluster.local:8001": NOBODY,
     }
     words = command_line(container, {"MODEL_REPOSITORY": str(share / "repository")}, places)
-    probe = [word.replace("/tmp/watchdog.json", str(status)) for word in container["livenessProbe"]["exec"]["command"]]
-    assert subprocess.run(probe).returncode != 0, "it is called alive before it looked"
+    assert not says_yes(container, "livenessProbe", status), "it is called alive before it looked"
+    assert not says_yes(container, "readinessProbe", status)
     process = subprocess.Popen(words, cwd=REPOSITORY, stderr=subprocess.PIPE, text=True)
     try:
         wait_until(lambda: status.exists() or process.poll() is not None)
         assert process.poll() is None, process.stderr.read()
-        assert subprocess.run(probe).returncode == 0
+        assert says_yes(container, "livenessProbe", status)
+        assert says_yes(container, "readinessProbe", status)
         assert json.loads(status.read_text())["servers"] == {}
+        # A round that fails is no reason for a restart, which would help nothing and end what on-call runs in the pod.
+        (share / "store" / "journal.jsonl").write_text("not a promotion\n")
+        wait_until(lambda: not says_yes(container, "readinessProbe", status))
+        os.utime(status, (0, 0))
+        assert not says_yes(container, "livenessProbe", status)
+        wait_until(lambda: says_yes(container, "livenessProbe", status))
+        assert not says_yes(container, "readinessProbe", status)
         process.send_signal(signal.SIGTERM)
         assert process.wait(timeout=30) == 0
     finally:
@@ -82,11 +100,20 @@ def test_the_watchdog_is_called_dead_when_its_last_round_is_long_past(rendered, 
     container = only_container(find(rendered("cpu"), "Deployment", "watchdog"))
     status = share.parent / "watchdog.json"
     status.write_text("{}")
-    probe = [word.replace("/tmp/watchdog.json", str(status)) for word in container["livenessProbe"]["exec"]["command"]]
-    assert subprocess.run(probe).returncode == 0
-    long_ago = time.time() - 600
+    assert says_yes(container, "livenessProbe", status)
+    long_ago = time.time() - 3600
     os.utime(status, (long_ago, long_ago))
-    assert subprocess.run(probe).returncode != 0
+    assert not says_yes(container, "livenessProbe", status)
+
+
+@pytest.mark.parametrize("finding", FINDINGS)
+def test_a_server_that_cannot_be_healed_makes_the_watchdog_unready_and_no_other_finding_does(rendered, share, finding):
+    container = only_container(find(rendered("cpu"), "Deployment", "watchdog"))
+    status = share.parent / "watchdog.json"
+    found = SimpleNamespace(look=lambda: {f"{NOBODY} click_model": finding}, counts=Counter(), num_recovered=0)
+    watch(found, 1.0, lambda seconds: True, status)
+    assert says_yes(container, "readinessProbe", status) == (finding != ILL)
+    assert says_yes(container, "livenessProbe", status)
 
 
 def test_flags_are_ones_that_the_commands_take_and_addresses_ones_that_they_resolve(variant):

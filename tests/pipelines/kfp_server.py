@@ -90,7 +90,7 @@ class KfpWithPipelines(KfpDouble):
         if len(cron) not in (5, 6) or not all(CRON_FIELD.fullmatch(part) for part in cron):
             raise Refused(400, "Schedule cron is not a supported format")
         if not 1 <= int(body["max_concurrency"]) <= 10:
-            raise Refused(400, "The max concurrency of the job must be between 1 and 10")
+            raise Refused(400, "Max concurrency of a recurring run must be at least 1 and at most 10")
         self.made_schedules += 1
         schedule = {**body, "recurring_run_id": f"s{self.made_schedules}", "status": "ENABLED"}
         self.schedules.append(schedule)

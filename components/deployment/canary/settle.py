@@ -8,11 +8,14 @@ from __future__ import annotations
 import logging
 from dataclasses import replace
 from datetime import datetime
+from pathlib import Path
 
+from components.contracts import promotion_journal
 from components.contracts.promotion_journal import Promotion
 from components.contracts.traffic_plan import TrafficPlan
 from components.deployment.canary import state as canary_state
 from components.deployment.canary.terms import DRAINING, ENDED, NONE, CanarySettings, Step
+from components.deployment.repository.model_repository import ModelRepository
 from components.deployment.site import Site
 
 logger = logging.getLogger(__name__)
@@ -35,6 +38,17 @@ def settle(site: Site, settings: CanarySettings) -> Step | None:
     if plan.canary_share != at_work.share:
         site.append(_with_share(site, at_work, plan))
     return None
+
+
+def at_rest(repository: ModelRepository, store: Path) -> bool:
+    """Whether no step has anything to do: no canary planned, at work or left over, no deployment broken off."""
+    plan = repository.read_plan()
+    return (
+        (plan is None or plan.canary is None)
+        and not promotion_journal.interrupted(store)
+        and canary_state.active(store) is None
+        and not repository.canary_versions()
+    )
 
 
 def _with_share(site: Site, at_work: Promotion, plan: TrafficPlan) -> Promotion:

@@ -18,9 +18,19 @@ from components.deployment.canary import state as canary_state
 from components.deployment.canary.evidence import read_pairs
 from components.deployment.canary.metrics import read_baseline, since, uncounted
 from components.deployment.canary.policy import ABORT, GROW, Judgement, judge
-from components.deployment.canary.settle import settle
+from components.deployment.canary.settle import at_rest, settle
 from components.deployment.canary.start import grow, load_everywhere
-from components.deployment.canary.terms import ABORTED, CHANGED, GROWN, RELEASED, CanarySettings, Step, aborted, held
+from components.deployment.canary.terms import (
+    ABORTED,
+    CHANGED,
+    GROWN,
+    NONE,
+    RELEASED,
+    CanarySettings,
+    Step,
+    aborted,
+    held,
+)
 from components.deployment.discovery import addresses
 from components.deployment.promote import promote_version
 from components.deployment.recovery import opened
@@ -44,6 +54,9 @@ def step(settings: CanarySettings) -> Step:
     try:
         plan = _look(settings)
     except TemporaryError as error:
+        if at_rest(ModelRepository(open_objects(settings.site.repository)), settings.site.store):
+            # Before the first model, or scaled to zero: no reason for a failed step every few minutes.
+            return Step(action=NONE, reason=f"no canary is at work; {error}")
         if (done := _abort_without_servers(settings)) is not None:
             logger.warning("%s", error)
             return done

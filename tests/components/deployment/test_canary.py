@@ -475,6 +475,13 @@ def test_a_server_that_is_down_does_not_keep_a_bad_canary_going(place):
     assert place.plan().canary is None
 
 
+def test_without_a_canary_a_step_needs_no_server(place):
+    """It is called every few minutes, also before the first model and where everything is scaled to zero."""
+    for server in place.servers.values():
+        server.is_up = False
+    assert place.step().action == "none"
+
+
 def test_an_abort_takes_back_what_a_killed_start_had_published(place):
     place.checkpoints.clear()
     place.start()

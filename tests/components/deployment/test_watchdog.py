@@ -294,20 +294,24 @@ def test_a_round_that_fails_is_logged_and_the_next_one_comes(deploy, watchdog, s
     deploy(1)
     journal = settings.store / JOURNAL_FILE
     whole = journal.read_bytes()
-    waits = []
+    waits, told = [], []
 
     def wait(seconds):
         waits.append(seconds)
+        told.append(json.loads((tmp_path / "status.json").read_text()))
         journal.write_bytes(b"not a promotion\n" if len(waits) == 1 else whole)
         return len(waits) == 3
 
     watch(watchdog, 7.0, wait, tmp_path / "status.json")
     assert waits == [7.0] * 3
+    assert told[1]["servers"] == {}
+    assert str(journal) in told[1]["problem"] or "not a promotion" in told[1]["problem"]
     assert "this round failed" in caplog.text
     assert json.loads((tmp_path / "status.json").read_text()) == {
         "servers": {f"{settings.triton_urls[0]} {MODEL_NAME}": WELL},
         "counts": {**dict.fromkeys(module.FINDINGS, 0), WELL: 2},
         "recovered": 0,
+        "problem": None,
     }
 
 

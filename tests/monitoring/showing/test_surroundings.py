@@ -11,6 +11,7 @@ import pytest
 from components.contracts import promotion_journal
 from components.contracts.run_notes import STEPS, noted
 from components.run_outcome.outcome import record
+from monitoring.memory.archive import Archive
 from monitoring.showing import surroundings
 from monitoring.showing.surroundings import LOOK_SECONDS
 from monitoring.uploader import Uploader
@@ -171,6 +172,36 @@ def test_a_store_that_cannot_be_read_is_told_and_stops_nothing(bench, broken):
     found = shown.after()
     assert found["ctr_monitor_model_store_readable",] == 1
     assert found["ctr_monitor_live_version",] == 1
+
+
+def test_a_new_installation_is_told_from_one_whose_store_was_lost(bench):
+    """By what is absent; alerts on Triton are silent in the first case and not in the second."""
+    b = bench()
+    shown = Shown(b)
+    alike = {"ctr_monitor_live_version", "ctr_monitor_serving_version"}
+    found = shown.after()
+    assert found["ctr_monitor_model_store_readable",] == 1
+    assert not alike & {name for name, *_ in found}
+    publish(b.log, prediction("a", time=b.clock.time))
+    found = shown.after()
+    assert alike & {name for name, *_ in found} == {"ctr_monitor_serving_version"}
+    assert ("ctr_monitor_serving_version",) in Shown(b).after(), "a restart in a night without requests forgets nothing"
+
+
+def test_an_archive_that_cannot_be_read_leaves_the_last_look_and_stops_nothing(bench, monkeypatch):
+    b = bench(upload_wait_seconds=600.0)
+    shown = Shown(b)
+    assert shown.after()["ctr_monitor_unuploaded_files",] == 0
+    asked = []
+
+    def refuse(archive):
+        asked.append(archive)
+        raise PermissionError("as the test says")
+
+    monkeypatch.setattr(Archive, "waiting_for_upload", refuse)
+    assert shown.after()["ctr_monitor_unuploaded_files",] == 0
+    assert shown.after(1.0)["ctr_monitor_last_turn_timestamp_seconds",] == b.clock.time
+    assert len(asked) == 1, "it is asked again in a minute, not in each turn"
 
 
 def test_the_store_is_looked_at_once_a_minute_and_not_in_each_turn(bench, monkeypatch):

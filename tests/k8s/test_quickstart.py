@@ -1,0 +1,167 @@
+"""The commands of docs/gke.md against what they prepare: pods fit the nodes, settings are filled in, no file is lost.
+
+Nothing is asked of Google here: sizes of machines and what GKE keeps of them are from its documentation.
+"""
+
+from __future__ import annotations
+
+import re
+import shutil
+import subprocess
+from dataclasses import dataclass
+
+import pytest
+import yaml
+
+from components.logs.pubsub.resources import MAX_DELIVERY_ATTEMPTS, RETENTION_SECONDS
+from pipelines.placement import NEEDS
+from pipelines.placement_file import read_placement
+from tests.k8s.rendering import K8S, REPOSITORY, find, pod_spec, render
+
+GUIDE = (REPOSITORY / "docs" / "gke.md").read_text()
+POOL = {"gke": "gpu", "gke-mig": "mig"}
+"""Overlay -> the node pool that the guide makes for it."""
+MACHINES = {"e2-standard-8": (8, 32.0), "e2-standard-16": (16, 64.0), "a2-highgpu-1g": (12, 85.0)}
+"""Machine type -> cores, GiB."""
+SLICES = {"": 1, "1g.5gb": 7, "3g.20gb": 2}
+"""Size of a slice -> how many a GPU of 40 GB has."""
+SYSTEM_CORES, SYSTEM_GIB = 1.0, 2.0
+"""What the node's own pods (network, logs, metrics, drivers) are given here, generously; an assumption."""
+
+
+def command(start: str) -> str:
+    """The guide's only command that begins so, its continued lines joined."""
+    (found,) = [line for line in commands() if line.startswith(start)]
+    return found
+
+
+def commands() -> list[str]:
+    joined = re.sub(r"\\\n\s*", "", GUIDE)
+    return [line.strip() for line in joined.splitlines() if line.startswith("    ")]
+
+
+def flag(line: str, name: str) -> str:
+    (found,) = re.findall(rf"--{name}=(\S+)", line)
+    return found
+
+
+@dataclass(frozen=True)
+class Node:
+    cores: float
+    gib: float
+
+
+def room(machine: str) -> Node:
+    """What pods of ours may ask for on an empty node: GKE's published reservations, and the system's pods."""
+    cores, gib = MACHINES[machine]
+    kept_cores = sum(
+        share * max(0, min(cores, upper) - lower)
+        for share, lower, upper in ((0.06, 0, 1), (0.01, 1, 2), (0.005, 2, 4), (0.0025, 4, 1e9))
+    )
+    kept_gib = 100 / 1024 + sum(
+        share * max(0.0, min(gib, upper) - lower)
+        for share, lower, upper in ((0.25, 0, 4), (0.2, 4, 8), (0.1, 8, 16), (0.06, 16, 128), (0.02, 128, 1e9))
+    )
+    return Node(cores - kept_cores - SYSTEM_CORES, gib - kept_gib - SYSTEM_GIB)
+
+
+def cores(text: str) -> float:
+    return float(text[:-1]) / 1000 if text.endswith("m") else float(text)
+
+
+def gib(text: str) -> float:
+    number, unit = re.fullmatch(r"([\d.]+)(Mi|Gi)", text).groups()
+    return float(number) / (1024 if unit == "Mi" else 1)
+
+
+def asks(manifests) -> Node:
+    """What one of Triton's pods asks for."""
+    requests = pod_spec(find(manifests, "Deployment", "triton"))["containers"][0]["resources"]["requests"]
+    return Node(cores(requests["cpu"]), gib(requests["memory"]))
+
+
+@pytest.mark.parametrize("overlay", POOL)
+def test_every_step_of_the_pipeline_fits_an_empty_node_of_the_pool_that_it_is_sent_to(overlay):
+    placement = read_placement(K8S / "overlays" / overlay / "placement.yaml", {})
+    for step in NEEDS:
+        needs = placement.needs_of(step)
+        start = (
+            f"gcloud container node-pools create {POOL[overlay]} " if needs.gpu else "gcloud container clusters create"
+        )
+        node = room(flag(command(start), "machine-type"))
+        assert cores(needs.cpu) <= node.cores, (step, node)
+        assert gib(needs.memory) <= node.gib, (step, node)
+
+
+@pytest.mark.parametrize("overlay", POOL)
+def test_a_gpu_nodes_slices_can_all_be_used(rendered, overlay):
+    line = command(f"gcloud container node-pools create {POOL[overlay]} ")
+    (partition,) = re.findall(r"gpu-partition-size=([\w.]+)", line) or [""]
+    node, pod = room(flag(line, "machine-type")), asks(rendered(overlay))
+    assert pod.cores * SLICES[partition] <= node.cores
+    assert pod.gib * SLICES[partition] <= node.gib
+
+
+@pytest.mark.parametrize("overlay", POOL)
+def test_the_pool_may_grow_to_all_replicas_one_that_is_rolled_out_and_a_training_step(rendered, overlay):
+    line = command(f"gcloud container node-pools create {POOL[overlay]} ")
+    (partition,) = re.findall(r"gpu-partition-size=([\w.]+)", line) or [""]
+    manifests = rendered(overlay)
+    most = find(manifests, "HorizontalPodAutoscaler", "triton")["spec"]["maxReplicas"]
+    surge = find(manifests, "Deployment", "triton")["spec"]["strategy"]["rollingUpdate"]["maxSurge"]
+    assert most + surge + 1 <= int(flag(line, "max-nodes")) * SLICES[partition]
+
+
+def test_subscriptions_are_those_that_the_code_would_make():
+    for name in ("evergreen-records-monitor", "evergreen-records-monitor-set-aside"):
+        line = command(f"gcloud pubsub subscriptions create {name} ")
+        assert flag(line, "message-retention-duration") == f"{RETENTION_SECONDS // 86_400}d"
+        assert flag(line, "expiration-period") == "never"
+    line = command("gcloud pubsub subscriptions create evergreen-records-monitor ")
+    assert int(flag(line, "max-delivery-attempts")) == MAX_DELIVERY_ATTEMPTS
+    assert flag(line, "dead-letter-topic") == "evergreen-records-monitor-set-aside"
+
+
+@pytest.mark.parametrize("overlay", POOL)
+def test_the_guides_sed_fills_in_all_but_the_runbooks_address(tmp_path, overlay):
+    folder = tmp_path / "k8s" / "overlays" / overlay
+    shutil.copytree(K8S / "overlays" / overlay, folder)
+    names = "\n".join(
+        re.sub(r" TAG=.*", " TAG=0123abc", line) for line in commands() if line.startswith("export PROJECT")
+    )
+    registry = command("export BUCKET=").replace("$(git rev-parse HEAD)", "0123abc")
+    script = "\n".join([
+        names.replace("my-project", "a-project").replace("OVERLAY=gke", f"OVERLAY={overlay}"),
+        registry, "export FILESTORE_IP=10.0.0.2", command("sed -i"),
+    ])  # fmt: skip
+    done = subprocess.run(["bash", "-euc", script], cwd=tmp_path, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    lines = (folder / "cluster.env").read_text().splitlines()
+    left = [line.partition("=")[0] for line in lines if not line.startswith("#") and "my-" in line]
+    assert left == ["RUNBOOK_URL"]
+    settings = dict(line.split("=", 1) for line in lines if line and not line.startswith("#"))
+    assert settings["LOG_URL"] == "pubsub://a-project/evergreen-records?subscription=evergreen-records-monitor"
+    assert settings["REGISTRY"] == "europe-west4-docker.pkg.dev/a-project/evergreen"
+
+
+def test_every_manifest_beside_a_kustomization_is_named_in_it():
+    for kustomization in K8S.rglob("kustomization.yaml"):
+        text = kustomization.read_text()
+        for path in kustomization.parent.glob("*.yaml"):
+            if path != kustomization and isinstance(first := next(yaml.safe_load_all(path.read_text())), dict):
+                is_manifest = "kind" in first and "apiVersion" in first
+                assert not is_manifest or path.name in text, f"{path.relative_to(K8S)} is sent by nobody"
+
+
+@pytest.mark.parametrize(
+    ("changed", "workload"),
+    [(("LOG_URL=.*", "LOG_URL=pubsub://p/t?subscription=s"), "monitor"), (("BUCKET=.*", "BUCKET=another"), "triton")],
+)
+def test_a_changed_setting_reaches_the_pods_by_the_apply_alone(rendered, tmp_path, changed, workload):
+    """Processes read their settings at their start: only another pod template starts them anew."""
+    shutil.copytree(K8S, tmp_path / "k8s")
+    path = tmp_path / "k8s" / "overlays" / "gke" / "cluster.env"
+    path.write_text(re.sub(f"^{changed[0]}$", changed[1], path.read_text(), flags=re.MULTILINE))
+    after = [m for m in yaml.safe_load_all(render(path.parent)) if m]
+    before = find(rendered("gke"), "Deployment", workload)["spec"]["template"]
+    assert find(after, "Deployment", workload)["spec"]["template"] != before
