@@ -14,7 +14,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, closing
 from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
@@ -32,6 +32,8 @@ from pipelines.local.triton import TritonServer
 
 ROWS = (1, 16, 64, 256, 1024, 4096)
 QUANTILES = (0.0, 0.1, 0.25, 0.5, 0.75, 0.9, 0.99, 1.0)
+COUNTED_SECONDS = 60.0
+"""Within which a server counts what it answered."""
 _PARTS = ("compute_input", "compute_infer", "compute_output")
 
 
@@ -43,26 +45,53 @@ def measure(address: str, model: str, log: DrawnLog, *, seconds: float) -> list[
         model: Name of a model with the contract's tensors.
         log: Gives rows.
         seconds: Of asking, per number of rows.
+
+    Raises:
+        TemporaryError: the model has other callers, whose work would be taken for ours, or does not count.
     """
-    client = grpc_client.InferenceServerClient(address, channel_args=list(GRPC_OPTIONS))
     measured = []
-    for rows in ROWS:
-        requests = Requests(log, rows).fresh(32)
-        for request in requests[:4]:
-            client.infer(model, request)
-        (count, before), began, times = _worked(client, model), time.monotonic(), []
-        while time.monotonic() < began + seconds:
-            client.infer(model, requests[len(times) % len(requests)])
-            # A request may be counted a moment after it was answered.
-            while (worked := _worked(client, model))[0] < count + len(times) + 1:
-                if time.monotonic() > began + seconds + 60:
-                    raise TemporaryError(f"{address} did not count a request that it answered")
-            times.append(worked[1] - before)
-            before = worked[1]
-        quantiles = {str(q): float(np.quantile(times, q)) for q in QUANTILES}
-        measured.append({"rows": rows, "requests": len(times), "seconds": quantiles})
-    client.close()
+    with closing(grpc_client.InferenceServerClient(address, channel_args=list(GRPC_OPTIONS))) as client:
+        for rows in ROWS:
+            requests = Requests(log, rows).fresh(32)
+            for request in requests[:4]:
+                client.infer(model, request)
+            times = _asked(client, model, requests, seconds)
+            quantiles = {str(q): float(np.quantile(times, q)) for q in QUANTILES}
+            measured.append({"rows": rows, "requests": len(times), "seconds": quantiles})
     return measured
+
+
+def _asked(client: Any, model: str, requests: Sequence[list[Any]], seconds: float) -> list[float]:
+    """Seconds that an instance worked on each request of a while; at least one.
+
+    Raises:
+        TemporaryError: the server answered a request and never counted it, or counted others' too.
+    """
+    began, times = time.monotonic(), list[float]()
+    count, before = _settled(client, model)
+    while not times or time.monotonic() < began + seconds:
+        client.infer(model, requests[len(times) % len(requests)])
+        asked, expected = time.monotonic(), count + len(times) + 1
+        # A request may be counted a moment after it was answered.
+        while (worked := _worked(client, model))[0] < expected:
+            if time.monotonic() > asked + COUNTED_SECONDS:
+                raise TemporaryError(f"model {model} did not count a request that it answered")
+        if worked[0] > expected:
+            raise TemporaryError(f"model {model} counted {worked[0]} requests, expected {expected}: others ask it too")
+        times.append(worked[1] - before)
+        before = worked[1]
+    return times
+
+
+def _settled(client: Any, model: str) -> tuple[int, float]:
+    """As `_worked`, once the warm-up's last request is counted too."""
+    began, before = time.monotonic(), _worked(client, model)
+    while time.monotonic() < began + COUNTED_SECONDS:
+        time.sleep(0.05)
+        if (now := _worked(client, model)) == before:
+            return now
+        before = now
+    raise TemporaryError(f"model {model} is at work though nothing is asked: others ask it too")
 
 
 def _worked(client: Any, model: str) -> tuple[int, float]:

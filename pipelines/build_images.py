@@ -18,6 +18,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from urllib.parse import urlsplit
 
+from components.contracts.durable import write_whole
 from components.contracts.errors import ContractError, PermanentError
 from pipelines.images import DOCKERFILES, STEP_OF_VARIANT, image_name, image_reference
 
@@ -167,8 +168,7 @@ def write_digests(engine: str, references: Sequence[str], path: Path) -> None:
         if not digests:
             raise PermanentError(f"{engine} knows no digest of {reference}: {done.stderr.strip() or known}")
         lines.append(digests[0])
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text("".join(f"{line}\n" for line in lines))
+    write_whole(path, "".join(f"{line}\n" for line in lines))
 
 
 def _chosen(names: Sequence[str]) -> list[str]:
@@ -194,7 +194,10 @@ def _git(*words: str) -> str:
 
 def _run(command: Sequence[str]) -> None:
     print(shlex.join(command), flush=True)
-    code = subprocess.run(command, cwd=REPOSITORY).returncode
+    try:
+        code = subprocess.run(command, cwd=REPOSITORY).returncode
+    except FileNotFoundError as error:
+        raise PermanentError(f"{command[0]} is not on PATH") from error
     if code:
         raise PermanentError(f"{shlex.join(command[:2])} of {command[-1]} ended with code {code}")
 

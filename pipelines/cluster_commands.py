@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from components.contracts.errors import ContractError
-from components.contracts.kfp_requests import EXPERIMENT, PIPELINE_NAME
+from components.contracts.kfp_requests import EXPERIMENT, PIPELINE_NAME, SERVICE_ACCOUNT
 
 _NO_PLACEMENT = ("command", "output", "placement")
 
@@ -74,7 +74,7 @@ def add_submit(commands: Any) -> argparse.ArgumentParser:
     parser.add_argument("--experiment", default=EXPERIMENT, help="created if absent (default: %(default)s)")
     parser.add_argument(
         "--service-account",
-        default="evergreen-pipeline",
+        default=SERVICE_ACCOUNT,
         help="Kubernetes service account of the steps' pods; empty = the server's choice (default: %(default)s)",
     )
     parser.add_argument("--upload", action="store_true", help="offer the file as a version of the pipeline, and run it")

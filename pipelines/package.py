@@ -7,6 +7,7 @@ is `pipelines.compile`'s.
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -52,8 +53,12 @@ def _value(name: str, text: str, kind: str) -> Any:
         value = json.loads(text)
     except ValueError:
         value = text
-    # A bool is an int to Python.
-    if not isinstance(value, wanted) or isinstance(value, bool) != (kind == "BOOLEAN"):
+    # A bool is an int to Python, and NaN a number to its JSON.
+    if (
+        not isinstance(value, wanted)
+        or isinstance(value, bool) != (kind == "BOOLEAN")
+        or (isinstance(value, float) and not math.isfinite(value))
+    ):
         raise ContractError(f"parameter {name} is {text!r}, expected {written}")
     return value
 

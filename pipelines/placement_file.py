@@ -54,6 +54,8 @@ def read_values(path: Path) -> dict[str, str]:
         lines = path.read_text().splitlines()
     except OSError as error:
         raise ContractError(f"{path} cannot be read: {error.strerror}") from error
+    except UnicodeDecodeError as error:
+        raise ContractError(f"{path} is no text, expected NAME=VALUE lines") from error
     for line in lines:
         if not line.strip() or line.lstrip().startswith("#"):
             continue
@@ -131,7 +133,7 @@ def _converted(wanted: Any, value: Any, where: str) -> Any:
     if isinstance(wanted, type) and dataclasses.is_dataclass(wanted):
         return value if isinstance(value, wanted) else _made(wanted, value, where)
     # A bool is an int to Python, and YAML reads `on` as one.
-    if wanted is not Any and (not isinstance(value, wanted) or isinstance(value, bool)):
+    if wanted is not Any and (not isinstance(value, wanted) or (isinstance(value, bool) and wanted is not bool)):
         raise ContractError(f"{where} is {_kind(value)} {value!r}, expected {_KINDS.get(wanted, wanted.__name__)}")
     return value
 

@@ -7,7 +7,6 @@ is asked twice is done once: a version of the same name and content is kept, a s
 from __future__ import annotations
 
 import hashlib
-import json
 import logging
 import sys
 import time
@@ -19,7 +18,15 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from components.contracts.errors import ContractError, PermanentError, TemporaryError
-from components.contracts.kfp_requests import EXPERIMENT, PIPELINE_NAME, connect, find_pipeline, token_path
+from components.contracts.kfp_requests import (
+    EXPERIMENT,
+    PIPELINE_NAME,
+    SERVICE_ACCOUNT,
+    connect,
+    find_pipeline,
+    named,
+    token_path,
+)
 from pipelines.package import check_parameters
 
 logger = logging.getLogger(__name__)
@@ -28,8 +35,6 @@ REQUEST_TIMEOUT_SECONDS = (5.0, 30.0)
 """To connect, to read."""
 POLL_SECONDS = 15.0
 ENDED_STATES = ("SUCCEEDED", "SKIPPED", "FAILED", "CANCELED")
-SERVICE_ACCOUNT = "evergreen-pipeline"
-"""Kubernetes service account of the steps' pods, made by `k8s/base/pipelines`."""
 _PAGE = 100
 
 
@@ -216,7 +221,7 @@ class KfpServer:
         return str(self._client.create_experiment(name, namespace=self._namespace or None).experiment_id)
 
     def _version(self, pipeline_id: str, name: str) -> Any | None:
-        answer = self._client.list_pipeline_versions(pipeline_id, filter=_named(name))
+        answer = self._client.list_pipeline_versions(pipeline_id, filter=named(name))
         return answer.pipeline_versions[0] if answer.pipeline_versions else None
 
     def _kept(self, known: Any, name: str, digest: str) -> Version:
@@ -235,7 +240,7 @@ class KfpServer:
         token = ""
         while True:
             answer = self._client.list_recurring_runs(
-                page_token=token, page_size=_PAGE, experiment_id=experiment_id, filter=_named(name)
+                page_token=token, page_size=_PAGE, experiment_id=experiment_id, filter=named(name)
             )
             found += answer.recurring_runs or []
             token = answer.next_page_token or ""
@@ -285,11 +290,6 @@ def check_cron(cron: str) -> str:
             f"schedule {cron!r} has {len(fields)} fields, expected 6: second, minute, hour, day, month, weekday"
         )
     return " ".join(fields)
-
-
-def _named(name: str) -> str:
-    predicate = {"operation": "EQUALS", "key": "display_name", "stringValue": name}
-    return json.dumps({"predicates": [predicate]})
 
 
 def _source(run: Run) -> dict[str, Any]:

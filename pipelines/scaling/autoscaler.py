@@ -35,6 +35,15 @@ def read_autoscaler(scaler: str, path: Path | None = None) -> Autoscaler:
         ContractError: an unknown scaler, or a manifest that cannot be simulated; names what.
     """
     path = path or _AUTOSCALER[_known(scaler)]
+    try:
+        return _read(scaler, path)
+    except (KeyError, IndexError, TypeError, AttributeError, ValueError) as error:
+        if isinstance(error, ContractError):
+            raise
+        raise ContractError(f"{path} is no autoscaler of autoscaling/v2 or KEDA: {error!r}") from error
+
+
+def _read(scaler: str, path: Path) -> Autoscaler:
     least, most = shipped_query.read_bounds(path)
     if least < 1:
         raise ContractError(f"{path}: least replicas are {least}; waking from none is KEDA's, and is not simulated")
@@ -79,6 +88,8 @@ class Readings:
     def __init__(self, scaler: str, path: Path | None = None) -> None:
         self._scaler, self._path = scaler, path or _QUERIES[_known(scaler)]
         self._queries: dict[tuple[str, ...], dict[str, Query]] = {}
+        self.names = frozenset(shipped_query.read_queries(self._path))
+        """Metrics that there are queries for."""
 
     def at(self, store: SeriesStore, seconds: float, pods: Sequence[str]) -> dict[str, PerPod | float | None]:
         """Each metric's value by pod (hpa), or value (keda); None where there is none.
@@ -121,5 +132,5 @@ def _rules(given: Mapping[str, Any] | None, default: Rules) -> Rules:
         if policies
         else default.policies,
         select=given.get("selectPolicy", default.select),
-        tolerance=float(given.get("tolerance", default.tolerance)),
+        tolerance=shipped_query.quantity(given.get("tolerance", default.tolerance)),
     )

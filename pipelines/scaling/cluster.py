@@ -49,7 +49,8 @@ class Node:
     ready_at: float
     started_at: float
     pods: int = 0
-    has_image: bool = False
+    image_at: float = math.inf
+    """When the image is on it; infinite until a pod has asked for it."""
     idle_since: float = math.inf
     removed_at: float = math.inf
 
@@ -115,7 +116,7 @@ class Cluster:
         for pod in self.pods:
             pod.running_at = pod.serving_at = pod.ready_at = pod.node.ready_at = 0.0
             pod.queue = self.new_queue(0.0)
-            pod.node.has_image = True
+            pod.node.image_at = 0.0
 
     def scale(self, now: float, wanted: int) -> None:
         """Creates pods, or begins to take some away: unready ones first, then the newest."""
@@ -161,9 +162,11 @@ class Cluster:
         if node is None:
             node = Node(ready_at=now + self.times.node, started_at=now)
             self.nodes.append(node)
-        begins = max(now, node.ready_at) + (0.0 if node.has_image else self.times.image)
+        # The first pod pulls the image; one that comes meanwhile waits for the same pull.
+        node.image_at = min(node.image_at, max(now, node.ready_at) + self.times.image)
+        begins = max(now, node.image_at)
         serving = begins + self.times.pod
-        node.pods, node.idle_since, node.has_image = node.pods + 1, math.inf, True
+        node.pods, node.idle_since = node.pods + 1, math.inf
         self.pods.append(
             Pod(
                 name=f"triton-{self._number}",

@@ -90,8 +90,10 @@ class Autoscaler:
         if not 1 <= self.least <= self.most:
             raise ContractError(f"replicas are {self.least} to {self.most}, expected 1 or more, and not falling")
         for metric in self.metrics:
-            if metric.target <= 0:
-                raise ContractError(f"target of {metric.name} is {metric.target}, expected more than 0")
+            if not 0.001 <= metric.target < math.inf:
+                raise ContractError(
+                    f"target of {metric.name} is {metric.target}, expected 0.001 or more: quantities are thousandths"
+                )
         if not self.metrics:
             raise ContractError("metrics are empty, expected at least one")
 
@@ -228,6 +230,8 @@ class Controller:
 
 def _milli(value: float) -> int:
     """Thousandths, cut off: how the metrics APIs carry numbers."""
+    if math.isinf(value):
+        raise ContractError(f"a query's value is {value}, which no quantity holds; expected a finite one")
     return int(value * 1000)
 
 

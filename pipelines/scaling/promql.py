@@ -87,7 +87,10 @@ def _test(name: str, op: str, value: str) -> Callable[[Labels], bool]:
     kind = op.rpartition(".")[2]
     if kind in ("Equal", "NotEqual"):
         return lambda labels: (dict(labels).get(name, "") == value) == (kind == "Equal")
-    pattern = re.compile(value)
+    try:
+        pattern = re.compile(value)
+    except re.error as error:
+        raise ContractError(f"query matches {name} with {value!r}, which is not simulated: {error}") from error
     return lambda labels: bool(pattern.fullmatch(dict(labels).get(name, ""))) == (kind == "Re")
 
 
@@ -125,6 +128,9 @@ def _over_range(name: str, argument: Any, store: SeriesStore, now: int) -> Vecto
     selector = argument.vector_selector
     last = _shifted(selector, now)
     first = last - round(argument.range.total_seconds() * 1000)
+    if store.known_from is not None and first < store.known_from:
+        kept = (now - store.known_from) / 1000
+        raise ContractError(f"query reaches back {(now - first) / 1000:g} s, expected at most {kept:g} s")
     found = []
     for labels, series in _matching(selector, store):
         value = OVER_RANGE[name](series.between(first, last), first, last)

@@ -31,9 +31,9 @@ def _power(a: float, b: float) -> float:
     try:
         return math.pow(a, b)
     except OverflowError:
-        return math.inf
-    except ValueError:
-        return math.nan
+        return math.copysign(math.inf, a) if b % 2 == 1 else math.inf
+    except ValueError:  # a root of what is negative, or 0 to a negative power
+        return math.inf if a == 0 else math.nan
 
 
 ARITHMETIC: dict[str, Callable[[float, float], float]] = {

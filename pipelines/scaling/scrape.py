@@ -54,8 +54,8 @@ class Scraper:
             self._unseen.append((now, known[key], value))
 
     def end(self, pod: Pod, now: float) -> None:
-        """The pod is gone."""
-        self._unseen += [(now, labels, None) for labels in self._labels.pop(pod.name, {}).values()]
+        """The pod is gone; the markers come after a scrape of the same moment."""
+        self._unseen += [(now + 1e-3, labels, None) for labels in self._labels.pop(pod.name, {}).values()]
 
     def show(self, now: float) -> None:
         """Gives queries the samples that are old enough to be seen."""

@@ -66,6 +66,8 @@ class SeriesStore:
     """All series, found by the metric's name."""
 
     def __init__(self) -> None:
+        self.known_from: int | None = None
+        """Milliseconds before which samples were forgotten; None = none were."""
         self._by_name: dict[str, dict[Labels, Series]] = {}
 
     def add(self, labels: Labels, milliseconds: int, value: float | None) -> None:
@@ -92,6 +94,7 @@ class SeriesStore:
 
     def forget(self, before: int) -> None:
         """Drops samples before a time, and the series that are empty then."""
+        self.known_from = before
         for of_name in self._by_name.values():
             for labels, series in list(of_name.items()):
                 series.forget(before)

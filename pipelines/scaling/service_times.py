@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from components.contracts.errors import ContractError
 
 SHIPPED = Path(__file__).with_name("service_times")
-"""Measured files that come with the project; the one that is used unless told otherwise is `sample-cpu.json`."""
+"""Measured files that come with the project, by the network that was served; the shipped target is `demo`'s."""
 
 
 @dataclass(frozen=True)
@@ -77,6 +77,12 @@ class ServiceTimes:
         high = min(max(bisect.bisect_left(self.rows, rows), 1), len(self.rows) - 1)
         (a, b), (at_a, at_b) = self.rows[high - 1 : high + 1], self.medians[high - 1 : high + 1]
         return max(at_a + (at_b - at_a) * (rows - a) / (b - a), min(at_a, at_b))
+
+
+def shipped_or_file(text: str) -> Path:
+    """The file that `text` means: that of a shipped network by its name, or else a path."""
+    shipped = SHIPPED / f"{text}-cpu.json"
+    return shipped if shipped.is_file() else Path(text)
 
 
 def read_service_times(path: Path) -> ServiceTimes:

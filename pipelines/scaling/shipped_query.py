@@ -18,6 +18,7 @@ from components.contracts.errors import ContractError
 
 NAMESPACE = "evergreen"
 _FIELDS = ("LabelMatchers", "GroupBy")
+_SUFFIXES = {"": 1.0, "m": 1e-3, "k": 1e3, "M": 1e6, "G": 1e9}
 _TEMPLATE = re.compile(r"<<\s*(.*?)\s*>>")
 
 Document = dict[str, Any]
@@ -74,7 +75,7 @@ def read_targets(path: Path) -> dict[str, Target]:
     if scaler["kind"] == "ScaledObject":
         return {
             trigger["name"]: Target(
-                float(trigger["metadata"]["threshold"]), trigger.get("metricType", "AverageValue") == "AverageValue"
+                quantity(trigger["metadata"]["threshold"]), trigger.get("metricType", "AverageValue") == "AverageValue"
             )
             for trigger in _prometheus_triggers(scaler)
         }
@@ -82,31 +83,33 @@ def read_targets(path: Path) -> dict[str, Target]:
     for metric in scaler["spec"]["metrics"]:
         if metric["type"] != "Pods":
             raise ContractError(f"{path}: a metric of type {metric['type']}, expected Pods")
-        targets[metric["pods"]["metric"]["name"]] = Target(float(metric["pods"]["target"]["averageValue"]), True)
+        targets[metric["pods"]["metric"]["name"]] = Target(quantity(metric["pods"]["target"]["averageValue"]), True)
     return targets
 
 
 def read_bounds(path: Path) -> Bounds:
-    """The least and the most replicas of the one autoscaler of `path`.
+    """The least and the most replicas of the one autoscaler of `path`; what it leaves out as Kubernetes and KEDA do.
 
     Raises:
         ContractError: there is not exactly one.
     """
     scaler = _scaler(path)
-    suffix = "ReplicaCount" if scaler["kind"] == "ScaledObject" else "Replicas"
-    return Bounds(int(scaler["spec"][f"min{suffix}"]), int(scaler["spec"][f"max{suffix}"]))
+    spec = scaler["spec"]
+    if scaler["kind"] == "ScaledObject":
+        return Bounds(int(spec.get("minReplicaCount", 0)), int(spec.get("maxReplicaCount", 100)))
+    return Bounds(int(spec.get("minReplicas", 1)), int(spec["maxReplicas"]))
 
 
 def read_behaviour(path: Path) -> Document:
-    """`behavior` of the one autoscaler of `path`, as autoscaling/v2 defines it.
+    """`behavior` of the one autoscaler of `path`, as autoscaling/v2 defines it; empty where it says none.
 
     Raises:
         ContractError: there is not exactly one.
     """
     spec = _scaler(path)["spec"]
     if "advanced" in spec:
-        spec = spec["advanced"]["horizontalPodAutoscalerConfig"]
-    behaviour: Document = spec["behavior"]
+        spec = spec["advanced"].get("horizontalPodAutoscalerConfig", {})
+    behaviour: Document = spec.get("behavior", {})
     return behaviour
 
 
@@ -143,6 +146,17 @@ def metric_name(rule: Mapping[str, Any]) -> str:
     return str(rule["name"]["as"])
 
 
+def quantity(given: object) -> float:
+    """The number of a Kubernetes quantity, such as `1500m` or `2k`.
+
+    Raises:
+        ValueError: it is none.
+    """
+    text = str(given)
+    digits = text.rstrip("".join(_SUFFIXES))
+    return float(digits) * _SUFFIXES[text[len(digits) :] or ""]
+
+
 def _found(path: Path, namespace: str, pods: Sequence[str]) -> Iterator[tuple[str, str]]:
     for document in _documents(path):
         if document.get("kind") == "ScaledObject":
@@ -169,6 +183,6 @@ def _documents(path: Path) -> Iterator[Document]:
     for file in files:
         try:
             documents = list(yaml.safe_load_all(file.read_text()))
-        except (OSError, yaml.YAMLError) as error:
+        except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
             raise ContractError(f"{file} is no manifest: {error}") from error
         yield from (document for document in documents if isinstance(document, dict))

@@ -46,9 +46,11 @@ class Settings:
 
     def __post_init__(self) -> None:
         """Refuses what cannot be."""
-        if self.scrape_seconds <= 0:
-            raise ContractError(f"scrape_seconds is {self.scrape_seconds}, expected more than 0")
-        if self.metric_lag_seconds < 0:
+        if not 1 <= self.scrape_seconds <= 3600:
+            raise ContractError(f"scrape_seconds is {self.scrape_seconds}, expected 1 to 3600")
+        if self.seed < 0:
+            raise ContractError(f"seed is {self.seed}, expected 0 or more")
+        if not 0 <= self.metric_lag_seconds < math.inf:
             raise ContractError(f"metric_lag_seconds is {self.metric_lag_seconds}, expected 0 or more")
         if self.initial_replicas is not None and self.initial_replicas < 1:
             raise ContractError(f"initial_replicas is {self.initial_replicas}, expected 1 or more")
@@ -92,9 +94,21 @@ class Simulation:
         spec: The autoscaler.
         readings: The queries through which it sees.
         settings: All else.
+
+    Raises:
+        ContractError: the trace ends before the autoscaler looks once, or no query answers one of its metrics.
     """
 
     def __init__(self, trace: Trace, spec: Autoscaler, readings: Readings, settings: Settings) -> None:
+        if trace.seconds < SYNC_SECONDS:
+            raise ContractError(
+                f"trace {trace.name} lasts {trace.seconds:g} s, expected {SYNC_SECONDS:g} or more: so often the "
+                "autoscaler looks"
+            )
+        if unknown := {metric.name for metric in spec.metrics} - readings.names:
+            raise ContractError(
+                f"metric is {min(unknown)}, expected one that a query answers: {', '.join(sorted(readings.names))}"
+            )
         self._trace, self._settings = trace, settings
         self._controller, self._readings = Controller(spec), readings
         offsets = np.random.default_rng([settings.seed, 1]).random(100_003) * settings.scrape_seconds

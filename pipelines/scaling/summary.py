@@ -12,7 +12,7 @@ from itertools import groupby
 import numpy as np
 from numpy.typing import NDArray
 
-from pipelines.scaling.hpa import Autoscaler
+from pipelines.scaling.hpa import SYNC_SECONDS, Autoscaler
 from pipelines.scaling.simulation import Moment, Outcome
 
 WINDOW_SECONDS = 300.0
@@ -101,16 +101,16 @@ def time_line(outcome: Outcome, seconds: float = WINDOW_SECONDS) -> list[Point]:
 
     pairs = zip(outcome.moments, (waits for _, waits in outcome.waits))
     points = []
-    for span, group in groupby(pairs, number):
+    for _, group in groupby(pairs, number):
         moments, waits = zip(*group)
         together = _joined(waits)
         p50, p99 = _quantiles(together)
         points.append(
             Point(
-                seconds=span * seconds,
+                seconds=moments[-1].seconds,
                 ready=float(np.mean([moment.ready for moment in moments])),
                 wanted=float(np.mean([moment.wanted for moment in moments])),
-                served_per_second=len(together) / seconds,
+                served_per_second=len(together) / (len(moments) * SYNC_SECONDS),
                 queue_p50_ms=p50,
                 queue_p99_ms=p99,
             )

@@ -22,6 +22,9 @@ COLUMNS = ("seconds", "requests_per_second")
 ROWS_COLUMN = "rows_per_request"
 DEFAULT_ROWS = 1024
 """Candidates that one request ranks, where the trace does not say."""
+MOST_SECONDS = 31 * 86400.0
+MOST_OF_STEP = 2e7
+"""Requests of one step, which are drawn together: half a gigabyte of numbers."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -61,8 +64,8 @@ class Trace:
     def as_csv(self) -> str:
         """The trace as `read_trace` reads it."""
         lines = [",".join((*COLUMNS, ROWS_COLUMN))]
-        lines += [f"{s:g},{r:.4f},{n}" for s, r, n in zip(self.starts, self.rates, self.rows)]
-        return "\n".join([*lines, f"{self.seconds:g},0,{self.rows[-1]}", ""])
+        lines += [f"{float(s)!r},{float(r)!r},{n}" for s, r, n in zip(self.starts, self.rates, self.rows)]
+        return "\n".join([*lines, f"{self.seconds!r},0,{self.rows[-1]}", ""])
 
 
 @dataclass(frozen=True, eq=False)
@@ -83,24 +86,33 @@ def read_trace(path: Path) -> Trace:
     A line's rate holds from its second to the next line's; the last line only ends the trace.
 
     Raises:
-        ContractError: no such file, a column that is missing, or a line that cannot be; names file and line.
+        ContractError: no such file, a column that is missing, a line that cannot be, or more than can be simulated;
+            names file and line.
     """
     try:
-        with open(path, newline="") as file:
+        # Spreadsheets put a byte order mark first.
+        with open(path, newline="", encoding="utf-8-sig") as file:
             table = csv.DictReader(file)
             if missing := [name for name in COLUMNS if name not in (table.fieldnames or ())]:
                 raise ContractError(f"{path} has no column {missing[0]}, expected {','.join(COLUMNS)}")
-            lines = [_line(path, number, row) for number, row in enumerate(table, start=2)]
+            lines = [_line(path, table.line_num, row) for row in table]
     except OSError as error:
         raise ContractError(f"trace {path} cannot be read: {error.strerror}") from error
     except UnicodeDecodeError as error:
         raise ContractError(f"trace {path} is no text, expected CSV") from error
+    except csv.Error as error:
+        raise ContractError(f"trace {path} is no CSV: {error}") from error
     if len(lines) < 2:
         raise ContractError(f"{path} has {len(lines)} lines, expected two or more: the last one ends the trace")
     seconds, rates, rows = zip(*lines)
     if seconds[0] != 0 or any(b <= a for a, b in zip(seconds, seconds[1:])):
         raise ContractError(f"{path}: seconds begin at {seconds[0]:g} or do not rise, expected 0 and rising")
-    return Trace(np.array(seconds), np.array(rates[:-1]), np.array(rows[:-1]), path.name)
+    trace = Trace(np.array(seconds), np.array(rates[:-1]), np.array(rows[:-1]), path.name)
+    if trace.seconds > MOST_SECONDS:
+        raise ContractError(f"{path} lasts {trace.seconds:g} s, expected at most {MOST_SECONDS:g}")
+    if (most := float((trace.rates * np.diff(trace.starts)).max())) > MOST_OF_STEP:
+        raise ContractError(f"{path} has a step of {most:.3g} requests, expected at most {MOST_OF_STEP:g}: divide it")
+    return trace
 
 
 def _line(path: Path, number: int, row: dict[str, str]) -> tuple[float, float, int]:
@@ -111,7 +123,8 @@ def _line(path: Path, number: int, row: dict[str, str]) -> tuple[float, float, i
         raise ContractError(f"{path} line {number} is {list(row.values())}, expected numbers") from error
     if not (math.isfinite(seconds) and 0 <= rate < 1e6 and 1 <= rows <= MAX_BATCH_ROWS):
         raise ContractError(
-            f"{path} line {number}: rate {rate:g}, rows {rows}; expected 0 to 1e6 a second, 1 to {MAX_BATCH_ROWS} rows"
+            f"{path} line {number}: seconds {seconds:g}, rate {rate:g}, rows {rows}; expected 0 to 1e6 a second, "
+            f"1 to {MAX_BATCH_ROWS} rows"
         )
     return seconds, rate, rows
 

@@ -28,6 +28,8 @@ GOLDEN = Path(__file__).parent / "golden" / "retraining.yaml"
         ("min_auc", "parameter 'min_auc' has no '=', expected NAME=VALUE"),
         ("min_acu=0.7", "parameter min_acu is unknown, expected some of accept_inconclusive, "),
         ("min_auc=high", "parameter min_auc is 'high', expected a number"),
+        ("min_auc=NaN", "parameter min_auc is 'NaN', expected a number"),
+        ("min_auc=1e999", "parameter min_auc is '1e999', expected a number"),
         ("seed=1.5", "parameter seed is '1.5', expected a whole number"),
         ("seed=true", "parameter seed is 'true', expected a whole number"),
         ("accept_inconclusive=1", "parameter accept_inconclusive is '1', expected true or false"),

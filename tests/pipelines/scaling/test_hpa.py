@@ -216,3 +216,8 @@ def _most(direction: Rules, numbers: list[int], is_up: bool) -> int:
 def test_what_the_api_server_refuses_is_refused_by_name(make, named):
     with pytest.raises(ContractError, match=named):
         make()
+
+
+def test_value_that_no_quantity_holds_is_refused():
+    with pytest.raises(ContractError, match="value is inf"):
+        once([math.inf])

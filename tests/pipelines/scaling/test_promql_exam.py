@@ -47,6 +47,7 @@ QUERIES = [
     "sum by (pod) (avg_over_time(pending[1m])) + sum by (pod) (max_over_time(pending[90s])) ^ 2",
     "min_over_time(pending[1m]) % 3 - -sum_over_time(pending[1m]) + count_over_time(pending[1m])",
     "last_over_time(pending[30s])",
+    "0 ^ (0 - pending) + (pending - 9) ^ 401",
     "clamp_max(pending, 4) * 2 - abs(delta(pending[1m]))",
     "sum(pending) / 0 or vector(1)",
     "scalar(sum(pending)) + vector(0)",
@@ -234,3 +235,16 @@ def test_several_matches_where_one_may_be_are_refused():
         store.add(labels_of("x", {"pod": pod}), 0, 1.0)
     with pytest.raises(ContractError, match="several series"):
         Query("x / on(model) x").at(store, 0)
+
+
+def test_range_that_reaches_beyond_the_kept_samples_is_refused_and_not_cut_short():
+    store = store_of(random_series(0))
+    store.forget(START + 600_000)
+    Query("rate(queue_us[10m])").at(store, START + 1_200_000)
+    with pytest.raises(ContractError, match="reaches back 660 s, expected at most 600 s"):
+        Query("rate(queue_us[11m])").at(store, START + 1_200_000)
+
+
+def test_pattern_of_another_regular_expression_language_is_refused_by_name():
+    with pytest.raises(ContractError, match="query matches pod"):
+        Query(r'pending{pod=~"\\pL+"}').at(store_of(random_series(0)), START)

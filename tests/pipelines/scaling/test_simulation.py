@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -14,9 +15,11 @@ from pipelines.scaling.__main__ import main
 from pipelines.scaling.autoscaler import HPA, KEDA, Readings, read_autoscaler, with_targets
 from pipelines.scaling.cluster import Cluster, StartTimes
 from pipelines.scaling.queueing import PodQueue, PodSettings
+from pipelines.scaling.scrape import Scraper
 from pipelines.scaling.series import SeriesStore, labels_of
 from pipelines.scaling.service_times import SHIPPED, ServiceTimes, read_service_times
 from pipelines.scaling.simulation import Settings, Simulation
+from pipelines.scaling.summary import time_line
 from pipelines.scaling.traces import SYNTHETIC, Trace, read_trace
 
 TIMES = ServiceTimes((1, 64), (0.05, 3.2))
@@ -106,6 +109,46 @@ def test_two_slices_of_one_node_need_one_node():
     assert len(cluster.nodes) == 2
 
 
+def test_second_slice_of_a_fresh_node_waits_for_the_image_too():
+    cluster = Cluster(QUICK, 2, lambda now: PodQueue(PodSettings(), TIMES.of_rows, now), lambda number: 0.0)
+    cluster.scale(0.0, 1)
+    cluster.scale(70.0, 2)
+    # Node 60 s, its one pull 30 s, start 10 s, readiness 5 s.
+    assert [pod.ready_at for pod in cluster.pods] == [105.0, 105.0]
+    cluster.scale(70.0, 1)
+    cluster.settle(85.0)
+    cluster.scale(200.0, 2)
+    assert [pod.ready_at for pod in cluster.pods] == [105.0, 215.0]
+
+
+def test_pod_that_goes_right_after_a_scrape_ends_its_series_and_no_simulation():
+    store = SeriesStore()
+    cluster = Cluster(QUICK, 1, lambda now: PodQueue(PodSettings(), TIMES.of_rows, now), lambda number: 0.0)
+    cluster.start_at_once(1)
+    scraper = Scraper(store, 15.0, 1.0)
+    scraper.scrape(cluster.pods[0], 14.9997)
+    scraper.end(cluster.pods[0], 15.0)
+    scraper.show(17.0)
+    ((_, series),) = store.named("nv_inference_request_success")
+    assert series.times == [15_000, 15_001]
+    assert series.values[-1] is None
+
+
+def test_time_lines_last_span_has_the_rate_of_the_seconds_that_it_has():
+    outcome = simulated(steps(20, seconds=330))
+    whole, rest = time_line(outcome)
+    assert (whole.seconds, rest.seconds) == (300, 330)
+    assert whole.served_per_second == pytest.approx(20, rel=0.1)
+    assert rest.served_per_second == pytest.approx(20, rel=0.3)
+
+
+def test_metric_that_no_query_answers_is_refused_and_not_a_silent_standstill():
+    spec = read_autoscaler(HPA)
+    strange = replace(spec, metrics=(replace(spec.metrics[0], name="queue_depth"),))
+    with pytest.raises(ContractError, match="metric is queue_depth"):
+        Simulation(steps(1), strange, Readings(HPA), Settings(service_times=TIMES))
+
+
 def test_shipped_queries_read_what_is_scraped_and_nan_is_no_value(tmp_path):
     store = SeriesStore()
     for name, step in (("nv_inference_queue_duration_us", 600_000), ("nv_inference_request_success", 60)):
@@ -122,7 +165,7 @@ def test_recorded_trace_is_read_as_it_was_written(tmp_path):
     (tmp_path / "day.csv").write_text(trace.as_csv())
     read = read_trace(tmp_path / "day.csv")
     assert np.array_equal(read.starts, trace.starts)
-    assert np.allclose(read.rates, trace.rates, atol=1e-4)
+    assert np.array_equal(read.rates, trace.rates)
     assert np.array_equal(read.rows, trace.rows)
 
 

@@ -1,0 +1,59 @@
+"""The service times' benchmark against a real Triton whose model takes a known time, and the file that it writes."""
+
+from __future__ import annotations
+
+import threading
+
+import pytest
+
+from benchmarks import service_times
+from benchmarks.queue_series import running
+from benchmarks.serving_model import DrawnLog
+from components.contracts.errors import TemporaryError
+from components.contracts.serving import MODEL_NAME
+from pipelines.scaling.service_times import read_service_times
+
+pytestmark = [pytest.mark.e2e, pytest.mark.timeout(120)]
+
+SLEEP = 0.1
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory):
+    with running(tmp_path_factory.mktemp("server") / "it", {MODEL_NAME: SLEEP}) as (server, client):
+        yield server.grpc_url, client
+
+
+def test_file_has_the_seconds_that_the_model_takes_and_the_simulator_reads_it(server, tmp_path, monkeypatch):
+    monkeypatch.setattr(service_times, "ROWS", (1, 8))
+    out = tmp_path / "times.json"
+    line = ["--server", server[0], "--describe", "a model that sleeps", "--seconds", "0.5", "--output", str(out)]
+    assert service_times.main(line) == 0
+    times = read_service_times(out)
+    assert times.rows == (1, 8)
+    # Never less than its sleep; each request was measured alone, so none holds two sleeps.
+    assert all(SLEEP <= each < 2 * SLEEP for each in times.medians)
+    assert times.quantiles[0][1] * min(times.medians) > 0.9 * SLEEP
+    assert times.what.startswith("a model that sleeps; measured 20")
+
+
+def test_other_callers_are_noticed_and_not_counted_as_the_models_time(server, monkeypatch):
+    monkeypatch.setattr(service_times, "ROWS", (1,))
+    address, client = server
+    going = threading.Event()
+    going.set()
+
+    def ask_on() -> None:
+        while going.is_set():
+            client.ask()
+
+    others = [threading.Thread(target=ask_on, daemon=True) for _ in range(2)]
+    for each in others:
+        each.start()
+    try:
+        with pytest.raises(TemporaryError, match="others ask it too"):
+            service_times.measure(address, MODEL_NAME, DrawnLog(), seconds=5.0)
+    finally:
+        going.clear()
+        for each in others:
+            each.join(30)
