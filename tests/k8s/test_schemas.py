@@ -12,8 +12,8 @@ import re
 import kubernetes_validate
 import pytest
 from kubernetes_validate import utils
-from tests.k8s.crds import validate_crd
 
+from tests.k8s.crds import validate_crd
 from tests.k8s.rendering import Manifest, title
 
 OLDEST = (1, 29)
