@@ -33,8 +33,14 @@ IN_SLIM_BASE = {
     *("libgcc_s.so.1", "libstdc++.so.6", "libz.so.1"),
 }
 """glibc, GCC's run-time libraries and zlib: Debian marks their packages required, or apt depends on them."""
-OPTIONAL = ("tbbpool.cpython-311-x86_64-linux-gnu.so", "omppool.cpython-311-x86_64-linux-gnu.so")
-"""Numba's threading layers: it takes its own where these do not load."""
+OPTIONAL = (
+    *("tbbpool.cpython-311-x86_64-linux-gnu.so", "omppool.cpython-311-x86_64-linux-gnu.so"),
+    "libcaffe2_nvrtc.so",
+)
+"""Numba's threading layers: it takes its own where these do not load. Torch's compiler of kernels: its library is the
+GPU's driver, which a node with a GPU mounts."""
+CUDA_FOLDER = "nvidia"
+"""CUDA's own packages, where torch is its CUDA build: transports for networks that a node may have or not."""
 DEBIAN_12_GLIBC_MINOR = 36
 HADOLINT = Path(sys.executable).with_name("hadolint")
 
@@ -181,7 +187,11 @@ def test_compiled_packages_ask_for_no_library_that_the_slim_base_lacks(lock):
     if shutil.which("readelf") is None:
         pytest.skip("readelf is not installed")
     packages = python_of(lock, REPOSITORY).parents[1] / "lib" / "python3.11" / "site-packages"
-    files = [path for path in packages.rglob("*.so*") if path.is_file() and path.name not in OPTIONAL]
+    files = [
+        path
+        for path in packages.rglob("*.so*")
+        if path.is_file() and path.name not in OPTIONAL and CUDA_FOLDER not in path.relative_to(packages).parts
+    ]
     command = ["readelf", "--dynamic", "--wide", *files]
     told = subprocess.run(command, capture_output=True, text=True, timeout=240).stdout
     needed = set(re.findall(r"\(NEEDED\)\s+Shared library: \[([^]]+)\]", told))

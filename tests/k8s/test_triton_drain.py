@@ -44,6 +44,7 @@ import triton_python_backend_utils as pb_utils
 class TritonPythonModel:
     def execute(self, requests):
         dense = [pb_utils.get_input_tensor_by_name(r, "dense").as_numpy() for r in requests]
+        open({begun!r}, "w").close()
         time.sleep({seconds})
         return [pb_utils.InferenceResponse([pb_utils.Tensor("probability", d[:, :1])]) for d in dense]
 """
@@ -170,7 +171,9 @@ def make_pod(rendered, tmp_path):
     def make(name, *, seconds=0.0, age=1000):
         repository = tmp_path / name / "repository"
         (repository / MODEL_NAME / "1").mkdir(parents=True)
-        (repository / MODEL_NAME / "1" / "model.py").write_text(SLOW.format(seconds=seconds))
+        (repository / MODEL_NAME / "1" / "model.py").write_text(
+            SLOW.format(seconds=seconds, begun=str(tmp_path / name / "begun"))
+        )
         (repository / MODEL_NAME / "config.pbtxt").write_text(
             triton_config(MODEL_NAME, ServingOptions(instances=1), [1])
         )
@@ -223,14 +226,18 @@ def waiting(pod) -> int:
     return 0
 
 
-def test_what_was_begun_at_the_signal_is_answered(make_pod):
+def test_what_was_begun_at_the_signal_is_answered(make_pod, tmp_path):
+    begun = tmp_path / "slow" / "begun"
     pod = make_pod("slow", seconds=2.0, age=30000)
     row = np.zeros((1, 13), np.float32), np.zeros((1, 26), np.int64)
 
     async def three_and_the_signal() -> list[object]:
         async with ScoringClient(pod.grpc_url, ClientSettings(max_attempts=1)) as client:
-            calls = [asyncio.ensure_future(client.score(*row)) for _ in range(3)]
-            await asyncio.to_thread(wait_for, lambda: waiting(pod) == 2)
+            calls = [asyncio.ensure_future(client.score(*row))]
+            # One is computed, and only then do two come to wait: all three at once could be one batch.
+            await asyncio.to_thread(wait_for, begun.exists)
+            calls += [asyncio.ensure_future(client.score(*row)) for _ in range(2)]
+            await asyncio.to_thread(wait_for, lambda: waiting(pod) == 2 or calls[0].done())
             pod.process.send_signal(signal.SIGTERM)
             return await asyncio.gather(*calls, return_exceptions=True)
 
