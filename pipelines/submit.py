@@ -27,7 +27,6 @@ from components.contracts.kfp_requests import (
     named,
     token_path,
 )
-from pipelines.package import check_parameters
 
 logger = logging.getLogger(__name__)
 
@@ -252,27 +251,6 @@ class KfpServer:
         # kfp prints links for people; standard output is ids alone.
         with _translated(self._host), redirect_stdout(sys.stderr):
             yield
-
-
-def submit(
-    package: Path,
-    server: KfpServer,
-    *,
-    parameters: Mapping[str, Any],
-    experiment: str = EXPERIMENT,
-    service_account: str = SERVICE_ACCOUNT,
-    upload_version: str | None = None,
-) -> str:
-    """Starts one run of the file, of its uploaded version where one is named, and returns its id.
-
-    Raises:
-        ContractError: the package is no compiled pipeline, or has no such parameter.
-    """
-    check_parameters(package, parameters)
-    source = server.upload(package, upload_version) if upload_version is not None else package
-    return server.start(
-        Run(source=source, parameters=parameters, experiment=experiment, service_account=service_account)
-    )
 
 
 def check_cron(cron: str) -> str:

@@ -12,7 +12,7 @@ import json
 import signal
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 from datetime import datetime, timezone
@@ -21,6 +21,7 @@ from typing import Any
 
 from components.contracts.durable import write_whole
 from components.contracts.errors import ContractError, Preempted
+from components.contracts.promotion_journal import moment_of
 
 OUTCOME_FILE = "outcome.json"
 STEPS = ("extraction", "validation", "preprocessing", "training", "evaluation", "deployment")
@@ -124,6 +125,11 @@ def read_notes(store: Path, run: str) -> list[StepNote]:
     """The notes of a run in step order; a step that never started has none."""
     paths = [run_folder(store, run) / f"{step}.json" for step in STEPS]
     return [StepNote(**json.loads(path.read_text())) for path in paths if path.exists()]
+
+
+def begun_at(notes: Iterable[StepNote]) -> datetime | None:
+    """When the first of these steps started; None where none says it."""
+    return min((moment_of(note.started_at) for note in notes if note.started_at), default=None)
 
 
 def write_outcome(store: Path, outcome: RunOutcome) -> None:

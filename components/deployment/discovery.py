@@ -115,11 +115,8 @@ class Fleet:
 
     def _first_servers(self) -> None:
         """Meets who is there; where nobody listens yet, waits for the first who does."""
-        deadline = self._patience.clock() + self._patience.ready_seconds
-        while self._urls and not self._look() and not self._servers:
-            if self._patience.clock() >= deadline:
-                raise TemporaryError(f"no server of {', '.join(self._urls)} listens")
-            self._patience.sleep(self._patience.poll_seconds)
+        if self._urls and not self._patience.until(self._look, self._patience.ready_seconds):
+            raise TemporaryError(f"no server of {', '.join(self._urls)} listens")
 
     @property
     def servers(self) -> list[Server]:
@@ -164,10 +161,8 @@ class Fleet:
     def _listens(self, server: Server) -> bool:
         try:
             server.check_live()
-        except NotListening:
-            return False
-        except TemporaryError:
-            pass
+        except TemporaryError as error:
+            return not isinstance(error, NotListening)
         return True
 
     def _wait_for_the_starting(self) -> list[Server]:
@@ -227,12 +222,11 @@ class Fleet:
         """Whether no name lists `address` any more; waits a little for the names to forget it."""
         if address in self._urls:
             return False
-        deadline = self._patience.clock() + self._patience.leave_seconds
-        while any(address in self._addresses(url) for url in self._urls):
-            if self._patience.clock() >= deadline:
-                return False
-            self._patience.sleep(self._patience.poll_seconds)
-        return True
+
+        def is_forgotten() -> bool:
+            return not any(address in self._addresses(url) for url in self._urls)
+
+        return self._patience.until(is_forgotten, self._patience.leave_seconds)
 
     def _forget(self, address: str) -> None:
         with suppress(TemporaryError, PermanentError):

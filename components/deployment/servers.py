@@ -9,13 +9,15 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Protocol, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
 from components.contracts.errors import ContractError, PermanentError, TemporaryError
 from components.deployment.graph.parity import TOLERANCE, GoldenRows, check_scores
+
+T = TypeVar("T")
 
 
 class Server(Protocol):
@@ -76,6 +78,13 @@ class Patience:
         if self.lock_seconds < 0:
             raise ContractError(f"lock_seconds is {self.lock_seconds}, expected 0 or more")
 
+    def until(self, answer: Callable[[], T], seconds: float) -> T:
+        """What `answer` gives, asked again and again: the first that is true, or the one after `seconds`."""
+        deadline = self.clock() + seconds
+        while not (given := answer()) and self.clock() < deadline:
+            self.sleep(self.poll_seconds)
+        return given
+
 
 def wait_until_ready(server: Server, name: str, version: int, patience: Patience) -> None:
     """Returns once the version says it is ready.
@@ -83,13 +92,10 @@ def wait_until_ready(server: Server, name: str, version: int, patience: Patience
     Raises:
         TemporaryError: it did not within `patience.ready_seconds`.
     """
-    deadline = patience.clock() + patience.ready_seconds
-    while not server.is_ready(name, version):
-        if patience.clock() >= deadline:
-            raise TemporaryError(
-                f"version {version} of {name} on triton {server.url} is not ready after {patience.ready_seconds} s"
-            )
-        patience.sleep(patience.poll_seconds)
+    if not patience.until(lambda: server.is_ready(name, version), patience.ready_seconds):
+        raise TemporaryError(
+            f"version {version} of {name} on triton {server.url} is not ready after {patience.ready_seconds} s"
+        )
 
 
 def bring_up(server: Server, name: str, version: int, golden: GoldenRows, patience: Patience) -> None:

@@ -11,9 +11,9 @@ import json
 import logging
 import time
 from collections.abc import Callable, Sequence
-from datetime import datetime
 
-from components.contracts.run_notes import RunOutcome, StepNote
+from components.contracts.promotion_journal import moment_of
+from components.contracts.run_notes import RunOutcome, StepNote, begun_at
 from components.notices.message import compose
 from components.notices.webhook import TIMEOUT_SECONDS, post
 
@@ -59,15 +59,14 @@ def tell(
 
 def message(outcome: RunOutcome, notes: Sequence[StepNote]) -> dict[str, object]:
     """The message: what became of the run, which step decided it and why, and what serves now."""
-    ended = datetime.fromisoformat(outcome.ended_at).timestamp()
-    begun = min((datetime.fromisoformat(n.started_at).timestamp() for n in notes if n.started_at), default=ended)
+    begun = begun_at(notes) or moment_of(outcome.ended_at)
     if outcome.state == "released":
         title, done = f"Version {outcome.version} was released", f"{outcome.reason}" or "released"
     elif outcome.state == "refused":
         title, done = f"The new model was refused by {outcome.step}: {outcome.reason}", "what was live stays live"
     else:
         title, done = f"A retraining run failed at {outcome.step}: {outcome.reason}", "what was live stays live"
-    return compose(title, numbers={"request_id": outcome.run}, since=begun, done=done, link="")
+    return compose(title, numbers={"request_id": outcome.run}, since=begun.timestamp(), done=done, link="")
 
 
 def _send(body: bytes, url: str, timeout_seconds: float, sleep: Callable[[float], None]) -> str:

@@ -156,8 +156,8 @@ def _outcome(store: Path, run: str) -> run_notes.RunOutcome | None:
 
 def _span(store: Path, outcome: run_notes.RunOutcome) -> dict[str, float]:
     end = _seconds(outcome.ended_at)
-    starts = [_seconds(note.started_at) for note in run_notes.read_notes(store, outcome.run) if note.started_at]
-    return {"end": end, **({"seconds": end - min(starts)} if starts else {})}
+    begun = run_notes.begun_at(run_notes.read_notes(store, outcome.run))
+    return {"end": end, **({"seconds": end - begun.timestamp()} if begun else {})}
 
 
 def _promotions(store: Path) -> dict[str, Any]:

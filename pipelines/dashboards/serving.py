@@ -7,14 +7,10 @@ Metrics are Triton's, kube-state-metrics' and the DCGM exporter's; the two queri
 from __future__ import annotations
 
 from functools import partial
-from pathlib import Path
 
 from pipelines.dashboards.board import Dashboard, Variable
 from pipelines.dashboards.panels import GREEN, RED, YELLOW, Panel, Query, Row
-from pipelines.scaling.shipped_query import read_queries
-
-ADAPTER = Path(__file__).resolve().parents[2] / "k8s" / "components" / "prometheus-adapter"
-QUEUE_TIME, PENDING = "triton_queue_microseconds_per_request", "triton_pending_requests"
+from pipelines.scaling.shipped_query import ADAPTER, PENDING_METRIC, QUEUE_METRIC, read_queries
 
 _MODEL = 'namespace="$namespace",model=~"$model"'
 _HPA = 'namespace="$namespace",horizontalpodautoscaler="triton"'
@@ -192,7 +188,7 @@ def _scaling() -> list[Panel]:
             title="Queue time per request",
             description="The autoscaler's own query: mean microseconds in the queue per completed request of the last "
             "minute, by pod. It adds pods when the mean over pods is above the target.",
-            queries=[Query(shipped[QUEUE_TIME], "{{pod}}"), target(QUEUE_TIME, 0)],
+            queries=[Query(shipped[QUEUE_METRIC], "{{pod}}"), target(QUEUE_METRIC, 0)],
             unit="µs",
             dashed=["target"],
             least=0,
@@ -201,7 +197,7 @@ def _scaling() -> list[Panel]:
             title="Pending requests",
             description="The autoscaler's second query: requests in a pod's queue, mean of the last minute. It still "
             "rises where a pod completes nothing.",
-            queries=[Query(shipped[PENDING], "{{pod}}"), target(PENDING, 1)],
+            queries=[Query(shipped[PENDING_METRIC], "{{pod}}"), target(PENDING_METRIC, 1)],
             dashed=["target"],
             least=0,
         ),

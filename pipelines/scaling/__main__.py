@@ -24,10 +24,10 @@ from pipelines.scaling.cluster import StartTimes
 from pipelines.scaling.hpa import Autoscaler
 from pipelines.scaling.queueing import PodSettings
 from pipelines.scaling.service_times import read_service_times, shipped_or_file
+from pipelines.scaling.shipped_query import PENDING_METRIC, QUEUE_METRIC
 from pipelines.scaling.simulation import Outcome, Settings, Simulation
 from pipelines.scaling.traces import DEFAULT_ROWS, SYNTHETIC, Trace, read_trace
 
-QUEUE_METRIC, PENDING_METRIC = "triton_queue_microseconds_per_request", "triton_pending_requests"
 _FULL = 0.6
 """Share of their capacity at which the pods are with which a simulation begins."""
 

@@ -16,12 +16,12 @@ from pipelines.scaling import shipped_query
 from pipelines.scaling.hpa import DEFAULT_DOWN, DEFAULT_UP, EXTERNAL, PODS, Autoscaler, Metric, PerPod, Policy, Rules
 from pipelines.scaling.promql import Query
 from pipelines.scaling.series import SeriesStore
+from pipelines.scaling.shipped_query import MANIFESTS
 
 HPA, KEDA = "hpa", "keda"
 SCALERS = (HPA, KEDA)
-MANIFESTS = Path(__file__).resolve().parents[2] / "k8s"
 _AUTOSCALER = {HPA: MANIFESTS / "base" / "triton" / "autoscaler.yaml", KEDA: MANIFESTS / "components" / "keda"}
-_QUERIES = {HPA: MANIFESTS / "components" / "prometheus-adapter", KEDA: MANIFESTS / "components" / "keda"}
+_QUERIES = {HPA: shipped_query.ADAPTER, KEDA: MANIFESTS / "components" / "keda"}
 
 
 def read_autoscaler(scaler: str, path: Path | None = None) -> Autoscaler:

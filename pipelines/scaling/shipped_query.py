@@ -17,6 +17,10 @@ import yaml
 from components.contracts.errors import ContractError
 
 NAMESPACE = "evergreen"
+QUEUE_METRIC, PENDING_METRIC = "triton_queue_microseconds_per_request", "triton_pending_requests"
+"""What Triton is scaled by; the manifests' rules publish them under these names."""
+MANIFESTS = Path(__file__).resolve().parents[2] / "k8s"
+ADAPTER = MANIFESTS / "components" / "prometheus-adapter"
 _FIELDS = ("LabelMatchers", "GroupBy")
 _SUFFIXES = {"": 1.0, "m": 1e-3, "k": 1e3, "M": 1e6, "G": 1e9}
 _TEMPLATE = re.compile(r"<<\s*(.*?)\s*>>")

@@ -23,6 +23,7 @@ import pytest
 import yaml
 
 from pipelines.images import DOCKERFILES, STEP_OF_VARIANT, image_name
+from pipelines.placement_file import read_values
 from tests.architecture.dockerfiles import REPOSITORY
 from tests.k8s.rendering import OVERLAYS, render
 from tests.pipelines.kfp_server import KfpWithPipelines
@@ -134,8 +135,7 @@ def test_skaffold_builds_the_same_images_from_the_same_files():
 
 
 def registry_of(overlay: str) -> str:
-    text = (REPOSITORY / "k8s" / "overlays" / overlay / "cluster.env").read_text()
-    return re.search(r"^REGISTRY=(.+)$", text, re.MULTILINE)[1]
+    return read_values(REPOSITORY / "k8s" / "overlays" / overlay / "cluster.env")["REGISTRY"]
 
 
 def images_of(text: str) -> set[str]:

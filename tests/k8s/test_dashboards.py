@@ -14,6 +14,7 @@ import pytest
 
 from pipelines.dashboards.__main__ import dashboards
 from pipelines.dashboards.board import dashboard_text
+from pipelines.placement_file import read_values
 from pipelines.scaling.shipped_query import read_queries
 from tests.k8s import metric_names
 from tests.k8s.grafana import DASHBOARDS, FOLDER, Asked, filled, offered, panels, queries
@@ -189,8 +190,7 @@ def test_dashboards_lead_to_each_other_and_to_the_runbook(name):
 
 def test_grafanas_sidecar_finds_each_dashboard_in_a_config_map(manifests, overlay):
     """Whole, but for the runbook's address, which is the overlay's."""
-    lines = (K8S / "overlays" / overlay / "cluster.env").read_text().splitlines()
-    (runbook,) = [line.partition("=")[2] for line in lines if line.startswith("RUNBOOK_URL=")]
+    runbook = read_values(K8S / "overlays" / overlay / "cluster.env")["RUNBOOK_URL"]
     for name, dashboard in DASHBOARDS.items():
         config_map = find(manifests, "ConfigMap", f"evergreen-dashboard-{name}")
         assert config_map["metadata"]["labels"]["grafana_dashboard"] == "1"

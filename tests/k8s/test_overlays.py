@@ -12,16 +12,12 @@ import pytest
 import yaml
 
 from components.deployment.graph.memory_targets import parse_target
+from pipelines.placement_file import read_values
 from tests.k8s.pod import triton_container, variables
 from tests.k8s.rendering import K8S, OVERLAYS, find, pod_template, render, render_variant, title, workloads
 
 PLACEHOLDER = re.compile(r"\bmy-[a-z]")
 GPU_RESOURCES = re.compile(r"nvidia\.com/.*")
-
-
-def read_env(path):
-    lines = [line for line in path.read_text().splitlines() if line and not line.startswith("#")]
-    return dict(line.split("=", 1) for line in lines)
 
 
 @pytest.fixture
@@ -34,7 +30,7 @@ def changed(tmp_path):
         copies.append(copy)
         shutil.copytree(K8S, copy)
         path = copy / "overlays" / overlay / "cluster.env"
-        path.write_text("".join(f"{k}={v}\n" for k, v in {**read_env(path), **values}.items()))
+        path.write_text("".join(f"{k}={v}\n" for k, v in {**read_values(path), **values}.items()))
         return [m for m in yaml.safe_load_all(render(copy / "overlays" / overlay)) if m]
 
     return do
@@ -46,7 +42,7 @@ def filled(values):
 
 
 def test_nothing_is_left_to_replace_once_the_one_file_is_edited(overlay, rendered, changed):
-    values = read_env(K8S / "overlays" / overlay / "cluster.env")
+    values = read_values(K8S / "overlays" / overlay / "cluster.env")
     assert any(PLACEHOLDER.search(value) for value in values.values())
     assert PLACEHOLDER.search(yaml.safe_dump_all(rendered(overlay)))
     left = [title(m) for m in changed(overlay, filled(values)) if PLACEHOLDER.search(yaml.safe_dump(m))]
@@ -54,7 +50,7 @@ def test_nothing_is_left_to_replace_once_the_one_file_is_edited(overlay, rendere
 
 
 def test_every_line_of_the_one_file_reaches_the_cluster(overlay, changed):
-    values = filled(read_env(K8S / "overlays" / overlay / "cluster.env"))
+    values = filled(read_values(K8S / "overlays" / overlay / "cluster.env"))
     # No text of ours has such an end, nor has another line.
     marked = {key: f"{value}q{number}q" for number, (key, value) in enumerate(values.items())}
     sent = yaml.safe_dump_all(changed(overlay, marked), width=10_000)

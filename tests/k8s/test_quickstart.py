@@ -15,7 +15,7 @@ import yaml
 
 from components.logs.pubsub.resources import MAX_DELIVERY_ATTEMPTS, RETENTION_SECONDS
 from pipelines.placement import NEEDS
-from pipelines.placement_file import read_placement
+from pipelines.placement_file import read_placement, read_values
 from tests.k8s.rendering import K8S, REPOSITORY, find, pod_spec, render
 
 GUIDE = (REPOSITORY / "docs" / "gke.md").read_text()
@@ -139,7 +139,7 @@ def test_the_guides_sed_fills_in_all_but_the_runbooks_address(tmp_path, overlay)
     lines = (folder / "cluster.env").read_text().splitlines()
     left = [line.partition("=")[0] for line in lines if not line.startswith("#") and "my-" in line]
     assert left == ["RUNBOOK_URL"]
-    settings = dict(line.split("=", 1) for line in lines if line and not line.startswith("#"))
+    settings = read_values(folder / "cluster.env")
     assert settings["LOG_URL"] == "pubsub://a-project/evergreen-records?subscription=evergreen-records-monitor"
     assert settings["REGISTRY"] == "europe-west4-docker.pkg.dev/a-project/evergreen"
 

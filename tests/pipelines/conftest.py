@@ -1,4 +1,4 @@
-"""A tiny pipeline of real KFP components under our images' names, and a runner for it."""
+"""A tiny pipeline of real KFP components under our images' names, and a runner for it; ours, compiled as placed."""
 
 import os
 import sys
@@ -7,8 +7,11 @@ from pathlib import Path
 import pytest
 from kfp import compiler, dsl
 
+from pipelines.compile import compile_pipeline
 from pipelines.images import ENVIRONMENT_OF_STEP
 from pipelines.local.runner import run_pipeline
+from pipelines.placement import Placement
+from tests.pipelines.compiled import Compiled
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 
@@ -86,3 +89,15 @@ def run_tiny(tmp_path):
     run.folder = folder
     assert "_KFP_RUNTIME" not in os.environ
     return run
+
+
+@pytest.fixture(scope="module")
+def compile_with(tmp_path_factory):
+    """`compile_with(**placement)`: our pipeline, compiled for that placement."""
+
+    def make(**placement) -> Compiled:
+        path = tmp_path_factory.mktemp("a folder") / "retraining.yaml"
+        compile_pipeline(path, Placement(**placement))
+        return Compiled(path)
+
+    return make

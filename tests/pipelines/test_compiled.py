@@ -7,10 +7,9 @@ import pytest
 import yaml
 from kfp import components
 
-from pipelines.compile import compile_pipeline
 from pipelines.images import image_reference, step_of_image
-from pipelines.placement import NEEDS, Placement
-from tests.pipelines.compiled import STEPS, Compiled, dashed
+from pipelines.placement import NEEDS
+from tests.pipelines.compiled import STEPS, dashed
 
 GOLDEN = Path(__file__).parent / "golden" / "retraining.yaml"
 REPOSITORY = Path(__file__).resolve().parents[2]
@@ -60,16 +59,6 @@ INPUTS = {
     "accept_inconclusive": ("BOOLEAN", False),
 }
 """A change here is a change for everyone who starts runs: say it in CHANGELOG.md."""
-
-
-@pytest.fixture(scope="module")
-def compile_with(tmp_path_factory):
-    def make(**placement) -> Compiled:
-        path = tmp_path_factory.mktemp("a folder") / "retraining.yaml"
-        compile_pipeline(path, Placement(**placement))
-        return Compiled(path)
-
-    return make
 
 
 @pytest.fixture(scope="module")

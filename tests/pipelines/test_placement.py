@@ -12,7 +12,6 @@ from kfp.pipeline_spec import pipeline_spec_pb2
 from components.contracts.errors import ContractError
 from components.run_outcome.notice import ADDRESS_VARIABLE
 from pipelines.__main__ import main
-from pipelines.compile import compile_pipeline
 from pipelines.placement import NEEDS, Nodes, Placement, Toleration, Variables
 from tests.pipelines.compiled import STEPS, Compiled, dashed
 
@@ -35,16 +34,6 @@ EVERYTHING = {
     ),
     "config_maps": (Variables(name="pipeline-settings", keys={"level": "LOG_LEVEL"}, steps=("training",)),),
 }
-
-
-@pytest.fixture(scope="module")
-def compile_with(tmp_path_factory):
-    def make(**placement) -> Compiled:
-        path = tmp_path_factory.mktemp("a folder") / "retraining.yaml"
-        compile_pipeline(path, Placement(**placement))
-        return Compiled(path)
-
-    return make
 
 
 @pytest.fixture(scope="module")

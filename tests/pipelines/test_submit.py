@@ -6,14 +6,16 @@ import json
 import re
 import time
 from pathlib import Path
+from types import MappingProxyType
 
 import pytest
 import yaml
 
 from components.contracts.errors import ContractError, PermanentError, TemporaryError
 from pipelines.__main__ import main
+from pipelines.package import read_parameters
 from pipelines.retraining import PIPELINE_NAME
-from pipelines.submit import KfpServer, Run, submit
+from pipelines.submit import KfpServer, Run
 from tests.pipelines.kfp_server import KfpWithPipelines
 
 GOLDEN = Path(__file__).parent / "golden" / "retraining.yaml"
@@ -30,9 +32,14 @@ def server():
 def send(server, tmp_path, monkeypatch):
     monkeypatch.setenv("HOME", str(tmp_path))
 
-    def make(package=GOLDEN, *, namespace="", timeout_seconds=(2.0, 2.0), **changes) -> str:
+    def make(
+        package=GOLDEN, *, parameters=MappingProxyType({}), upload_version="", namespace="", timeout_seconds=(2.0, 2.0)
+    ) -> str:
+        texts = {name: value if isinstance(value, str) else json.dumps(value) for name, value in parameters.items()}
+        read = read_parameters(package, [f"{name}={text}" for name, text in texts.items()])
         target = KfpServer(server.url, namespace=namespace, timeout_seconds=timeout_seconds)
-        return submit(package, target, **{"parameters": {}, "experiment": "evergreen", **changes})
+        source = target.upload(package, upload_version) if upload_version else package
+        return target.start(Run(source=source, parameters=read, experiment="evergreen"))
 
     return make
 
