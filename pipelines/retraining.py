@@ -51,8 +51,18 @@ def retraining_pipeline(placement: Placement) -> Callable[..., Any]:
         max_malformed_fraction: float = 0.01,
         replay_share: float = 0.0,
         replay_days: int = 7,
+        window_days: float = 0.0,
+        columns: str = "",
+        negative_rate: float = 1.0,
+        attribution_hours: float = 0.0,
+        immature_rows: str = "leave",
+        rules: str = "",
+        served: str = "",
+        false_alarm_rate: float = 0.05,
+        beam_options: str = "",
         frequency_threshold: int = 5,
         category_ttl_days: float = 0.0,
+        dask_scheduler: str = "",
         backend: str = placement.backend,
         learning_rate: float = 0.001,
         batch_size: int = 2048,
@@ -100,8 +110,19 @@ def retraining_pipeline(placement: Placement) -> Callable[..., Any]:
                 window alone.
             replay_days: Newest days with rows before the window, from which old rows are drawn: those to replay, and
                 (whatever the share) some to measure what is remembered; 0 = none is read.
+            window_days: Days that the window has, counted back from its end; 0 = `window_start` says.
+            columns: Features to learn from, comma-separated; empty = all 39. Must equal the parent's.
+            negative_rate: Share of the training rows without a click that is kept; scores are corrected for it.
+            attribution_hours: Hours after a row in which its click may still come; 0 = every label counts as final.
+            immature_rows: What becomes of younger rows: leave (for the next round), weight, or keep.
+            rules: Validation rules over the defaults: a JSON object, or the URI of a file with one; empty = none.
+            served: Archive of served rows that training rows are compared with; empty = not compared.
+            false_alarm_rate: Share of the features called drifted that may be called so by chance.
+            beam_options: Beam pipeline options for statistics of very large windows, such as --runner=DataflowRunner;
+                empty = the cores of the step's pod.
             frequency_threshold: Sightings in windows so far that a category needs to get an id of its own.
             category_ttl_days: Days unseen after which a category loses its id; 0 = never.
+            dask_scheduler: Address of a running Dask scheduler for preprocessing; empty = the step's pod.
             backend: Trainer, pytorch or hugectr (needs its image and a GPU).
             learning_rate: Adam's learning rate, for dense parameters and embeddings.
             batch_size: Rows per optimizer step.
@@ -137,11 +158,26 @@ def retraining_pipeline(placement: Placement) -> Callable[..., Any]:
                 max_malformed_fraction=max_malformed_fraction,
                 replay_share=replay_share,
                 replay_days=replay_days,
+                window_days=window_days,
+                columns=columns,
+                negative_rate=negative_rate,
+                attribution_hours=attribution_hours,
+                immature_rows=immature_rows,
             )
             place(extracted, "extraction", placement)
-            raw_dataset = extracted.outputs["raw_dataset"]
-            validated = validation(run=run, store=store, work=work, champion=champion, raw_dataset=raw_dataset)
+            validated = validation(
+                run=run,
+                store=store,
+                work=work,
+                champion=champion,
+                rules=rules,
+                served=served,
+                false_alarm_rate=false_alarm_rate,
+                beam_options=beam_options,
+                raw_dataset=extracted.outputs["raw_dataset"],
+            )
             place(validated, "validation", placement)
+            raw_dataset = validated.outputs["valid_dataset"]
             with dsl.If(validated.outputs["Output"] == True, name="data is fit to learn from"):  # noqa: E712
                 preprocessed = preprocessing(
                     run=run,
@@ -150,6 +186,7 @@ def retraining_pipeline(placement: Placement) -> Callable[..., Any]:
                     parent=parent,
                     frequency_threshold=frequency_threshold,
                     category_ttl_days=category_ttl_days,
+                    dask_scheduler=dask_scheduler,
                     raw_dataset=raw_dataset,
                 )
                 place(preprocessed, "preprocessing", placement)

@@ -108,6 +108,21 @@ class RawDataset(Manifest):
     """Rows of the window whose label a click made 1 that came after they were archived."""
     outcomes_digest: str | None = None
     """SHA-256 over the files of late outcomes that were joined, those of replayed days too; None = there was none."""
+    excluded_columns: list[str] = field(default_factory=list)
+    """Features that the run left out: null in every row, and nothing that is served depends on them."""
+    negative_rate: float = 1.0
+    """Share of the training rows without a click that was kept, in (0, 1]; held-out rows are never thinned."""
+    num_sampled_out: int = 0
+    """Training rows left out by `negative_rate`."""
+    attribution_seconds: float = 0.0
+    """Time after a row in which its click may still come; 0 = every label counts as final."""
+    num_immature: int = 0
+    """Rows younger than that: left for the next round, or those among the training rows that were weighted."""
+    days: list[dict[str, Any]] = field(default_factory=list)
+    """What was read of each day of the window: day (YYYY-MM-DD), version (int), digest (SHA-256), num_rows."""
+    num_quarantined: int = 0
+    """Training rows that validation set aside, with their reason, in `quarantine_uri`."""
+    quarantine_uri: str | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -135,6 +150,14 @@ class ValidationReport(Manifest):
     reference_uri: str | None = None
     """The training rows counted for the monitor (`contracts.reference_statistics`); None where a column is faulty, and
     in older reports."""
+    json_uri: str | None = None
+    """The report for machines; None in older reports."""
+    label: dict[str, Any] | None = None
+    """Change of the click rate: rate_now, rate_before, difference, low, high (95 %), p_value; None without a parent."""
+    skew: list[dict[str, Any]] = field(default_factory=list)
+    """Per feature, training rows against served rows, as `drift`; empty where no served rows were named."""
+    windows_uri: str | None = None
+    """Summaries of the windows that the model will have learnt from, for the next round's drift; None in older ones."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -164,6 +187,12 @@ class TrainingSet(Manifest):
     num_replay_holdout_rows: int = 0
     replay_share: float = 0.0
     """Share of replayed rows among the rows that training learns from, asked for by the run, in [0, 1)."""
+    excluded_columns: list[str] = field(default_factory=list)
+    """See `RawDataset.excluded_columns`."""
+    negative_rate: float = 1.0
+    """See `RawDataset.negative_rate`; the model's bias is corrected by its logarithm."""
+    days: list[dict[str, Any]] = field(default_factory=list)
+    """See `RawDataset.days`."""
     tombstones: list[int] = field(default_factory=list)
     """Per categorical column, ids whose category was evicted and that no category has now; empty = none anywhere."""
 
@@ -207,6 +236,10 @@ class Model(Manifest):
     sha256: dict[str, str]
     """Hash of each part's tree: `weights`, `workflow`, `statistics`."""
     created_at: str
+    negative_rate: float = 1.0
+    """See `RawDataset.negative_rate`. The stored weights are corrected already: scores are of all rows."""
+    days: list[dict[str, Any]] = field(default_factory=list)
+    """Which version of which day it learnt from in its own round; see `RawDataset.days`."""
 
 
 @dataclass(frozen=True, kw_only=True)

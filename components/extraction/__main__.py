@@ -46,6 +46,31 @@ def build_parser() -> argparse.ArgumentParser:
         help="newest days with rows before the window, from which old rows are drawn: to replay, and (whatever the "
         "share) to measure what is remembered; 0: none is read",
     )
+    parser.add_argument(
+        "--window-days",
+        type=float,
+        default=0.0,
+        help="days that the window has, counted back from its end; 0: --window-start says",
+    )
+    parser.add_argument("--columns", default="", help="features to learn from, comma-separated; empty: all 39")
+    parser.add_argument(
+        "--negative-rate",
+        type=float,
+        default=1.0,
+        help="share of the training rows without a click that is kept, in (0, 1]; held-out rows are never thinned",
+    )
+    parser.add_argument(
+        "--attribution-hours",
+        type=float,
+        default=0.0,
+        help="hours after a row in which its click may still come; 0: every label counts as final",
+    )
+    parser.add_argument(
+        "--immature-rows",
+        default="leave",
+        choices=("leave", "weight", "keep"),
+        help="what becomes of rows younger than that: left for the next round, weighted by thinning, or kept",
+    )
     parser.add_argument("--output", required=True, help="where the RawDataset manifest is written")
     return parser
 

@@ -17,6 +17,11 @@ def extraction(
     max_malformed_fraction: float,
     replay_share: float,
     replay_days: int,
+    window_days: float,
+    columns: str,
+    negative_rate: float,
+    attribution_hours: float,
+    immature_rows: str,
     raw_dataset: Output[Dataset],
     metrics: Output[Metrics],
 ) -> None:
@@ -35,6 +40,11 @@ def extraction(
         replay_share: Share of rows from days before the window among those that training learns from; 0 = none.
         replay_days: Newest days with rows before the window from which old rows are drawn, also for measuring what is
             remembered; 0 = none is read.
+        window_days: Days that the window has, counted back from its end; 0 = `window_start` says.
+        columns: Features to learn from, comma-separated; empty = all 39.
+        negative_rate: Share of the training rows without a click that is kept; 1 = all.
+        attribution_hours: Hours after a row in which its click may still come; 0 = every label counts as final.
+        immature_rows: What becomes of younger rows: leave (for the next round), weight, or keep.
         raw_dataset: RawDataset manifest of the rows.
         metrics: Counts of rows.
     """
@@ -45,7 +55,9 @@ def extraction(
         "--run": run, "--store": store, "--work": work, "--lake": lake, "--window-start": window_start,
         "--window-end": window_end, "--champion": champion, "--holdout-fraction": holdout_fraction,
         "--max-malformed-fraction": max_malformed_fraction, "--replay-share": replay_share,
-        "--replay-days": replay_days, "--output": raw_dataset.path,
+        "--replay-days": replay_days, "--window-days": window_days, "--columns": columns,
+        "--negative-rate": negative_rate, "--attribution-hours": attribution_hours, "--immature-rows": immature_rows,
+        "--output": raw_dataset.path,
     }  # fmt: skip
     if code := main([f"{flag}={value}" for flag, value in flags.items()]):
         raise SystemExit(code)

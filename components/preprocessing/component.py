@@ -12,6 +12,7 @@ def preprocessing(
     parent: str,
     frequency_threshold: int,
     category_ttl_days: float,
+    dask_scheduler: str,
     raw_dataset: Input[Dataset],
     training_set: Output[Dataset],
     metrics: Output[Metrics],
@@ -25,6 +26,7 @@ def preprocessing(
         parent: Model whose workflow is extended: current, none or a model's id.
         frequency_threshold: Sightings in training rows, summed over rounds, that a category needs to get an id.
         category_ttl_days: Days unseen after which a category loses its id; 0 = never.
+        dask_scheduler: Address of a running Dask scheduler; empty = this machine.
         raw_dataset: Manifest of the raw rows.
         training_set: Manifest of the encoded rows.
         metrics: Rows, ids, and the categories that came and went.
@@ -35,6 +37,7 @@ def preprocessing(
 
     flags = {"run": run, "store": store, "work": work, "parent": parent, "frequency-threshold": frequency_threshold}
     flags |= {"category-ttl-days": category_ttl_days, "raw-dataset": raw_dataset.path, "output": training_set.path}
+    flags |= {"dask-scheduler": dask_scheduler}
     if code := main([f"--{name}={value}" for name, value in flags.items()]):
         raise SystemExit(code)
     for note in read_notes(local_path(store), run):

@@ -32,6 +32,7 @@ _THRESHOLDS = {
     "new_value_share": "largest share of rows with a category unknown to the champion that passes without a warning",
     "missing_share_jump": "largest change of a column's share of missing values that passes without a warning",
     "click_rate_factor": "how many times larger or smaller the share of clicks may be without a warning",
+    "false_alarm_rate": "share of the features called drifted that may be called so by chance",
     "range_factor": "how many times the extremes of this run a later value may be (used when the schema is inferred)",
 }
 
@@ -45,6 +46,12 @@ def build_parser() -> argparse.ArgumentParser:
     parser.add_argument("--champion", default=CURRENT, help="`current`, `none` or the id of a released model")
     parser.add_argument("--raw-dataset", required=True, type=Path, help="RawDataset manifest to judge")
     parser.add_argument("--output", required=True, type=Path, help="where to write the ValidationReport manifest")
+    parser.add_argument("--valid-dataset", type=Path, help="where to write the RawDataset without quarantined rows")
+    parser.add_argument(
+        "--rules", default="", help="rules over the defaults: a JSON object or the URI of a file with one"
+    )
+    parser.add_argument("--served", default="", help="archive of served rows to compare with; empty: not compared")
+    parser.add_argument("--beam-options", default="", help="Beam pipeline options; empty: the cores of this machine")
     parser.add_argument("--html", type=Path, help="where to copy the report for people")
     for field in fields(ValidationSettings):
         flag = f"--{field.name.replace('_', '-')}"
@@ -78,6 +85,8 @@ def _run(arguments: argparse.Namespace) -> int:
         title = f"Validation of run {arguments.run}"
         report = validate(raw, folder, parent=parent, settings=settings, title=title)
         report.write(arguments.output)
+        if arguments.valid_dataset:
+            raw.write(arguments.valid_dataset)
         if arguments.html:
             arguments.html.parent.mkdir(parents=True, exist_ok=True)
             shutil.copyfile(local_path(report.report_uri), arguments.html)

@@ -30,6 +30,8 @@ class ValidationSettings:
     """Largest change of a column's share of missing values."""
     click_rate_factor: float = 2.0
     """How many times larger or smaller the share of clicks may be than in the champion's rows."""
+    false_alarm_rate: float = 0.05
+    """False discovery rate: share of the features called drifted that may be called so by chance."""
     range_factor: float = 10.0
     """How many times the first run's extremes a value may be before it is named; the tails of counts are heavy."""
 

@@ -14,7 +14,7 @@ from components.run_outcome.component import run_outcome
 
 FLAG_OF_OUTPUT = {
     "extraction": {"raw_dataset": "output"},
-    "validation": {"report": "output", "html": "html"},
+    "validation": {"report": "output", "html": "html", "valid_dataset": "valid_dataset"},
     "preprocessing": {"training_set": "output"},
     "training": {"model": "output"},
     "evaluation": {"verdict": "output", "metrics": "metrics", "roc": "roc", "report": "html"},
@@ -27,6 +27,7 @@ SPECIAL = {
     "server": "onnxruntime",
     "device": "gpu",
     "rollout": "canary",
+    "immature_rows": "weight",
     "triton_urls": "a:8001,b:8001",
 }
 TEXTS = ["plain", "a folder with spaces/and = signs", "--looks-like-a-flag", "", "quoted \"'$HOME"]
