@@ -37,8 +37,18 @@ INPUTS = {
     "max_malformed_fraction": ("NUMBER_DOUBLE", 0.01),
     "replay_share": ("NUMBER_DOUBLE", 0.0),
     "replay_days": ("NUMBER_INTEGER", 7),
+    "window_days": ("NUMBER_DOUBLE", 0.0),
+    "columns": ("STRING", ""),
+    "negative_rate": ("NUMBER_DOUBLE", 1.0),
+    "attribution_hours": ("NUMBER_DOUBLE", 0.0),
+    "immature_rows": ("STRING", "leave"),
+    "rules": ("STRING", ""),
+    "served": ("STRING", ""),
+    "false_alarm_rate": ("NUMBER_DOUBLE", 0.05),
+    "beam_options": ("STRING", ""),
     "frequency_threshold": ("NUMBER_INTEGER", 5),
     "category_ttl_days": ("NUMBER_DOUBLE", 0.0),
+    "dask_scheduler": ("STRING", ""),
     "backend": ("STRING", "pytorch"),
     "learning_rate": ("NUMBER_DOUBLE", 0.001),
     "batch_size": ("NUMBER_INTEGER", 2048),
@@ -220,7 +230,8 @@ def test_gates_stand_before_learning_and_before_release_on_plain_bools(compiled)
 def test_steps_wait_for_the_steps_whose_artifacts_they_read(compiled):
     after = {name: set(task.get("dependentTasks", ())) for name, (task, _) in compiled.tasks.items()}
     assert after["validation"] == {"extraction"}
-    assert after["condition-2"] == {"extraction", "validation"}
+    # Later steps read the rows that validation let through, none those that extraction wrote.
+    assert after["condition-2"] == {"validation"}
     assert after["training"] == {"preprocessing"}
     assert after["evaluation"] == {"preprocessing", "training"}
     assert after["condition-3"] == {"evaluation", "training"}
