@@ -21,6 +21,7 @@ from typing import Any
 
 from components.contracts.durable import write_whole
 from components.contracts.errors import ContractError, Preempted
+from components.contracts.interpreter import end_quickly
 from components.contracts.promotion_journal import moment_of
 
 OUTCOME_FILE = "outcome.json"
@@ -95,8 +96,10 @@ def _told_of_sigterm() -> Iterator[None]:
 def noted(store: Path, run: str, step: str) -> Iterator[StepNote]:
     """Keeps the note of `step` current: running, then done (or what the body set), preempted, or failed with the error.
 
-    A retry of the step begins a new note; that of the try before is gone.
+    A retry of the step begins a new note; that of the try before is gone. The process, which has nothing else to do,
+    will end quickly (`interpreter.end_quickly`).
     """
+    end_quickly()
     started = time.monotonic()
     note = StepNote(step=step, started_at=datetime.now(timezone.utc).isoformat())
     path = run_folder(store, run) / f"{step}.json"

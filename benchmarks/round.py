@@ -1,0 +1,181 @@
+"""A whole round's cost, from trigger to serving, by step: `make benchmark-round`.
+
+A first model learns a day's first rows and is released to a real Triton. Then incremental rounds follow, each over the
+next rows of that day, of every size in turn. A round is what the monitor's local trigger starts: `evergreen run` as a
+process, every step in the environment of its image, the released version loaded and proven. It is triggered when that
+process is started, and serves when Triton's own HTTP endpoint says that the new version is ready.
+
+The fixed cost is that of a round of `EMPTY_ROWS` rows, measured like the others. What the gate would say does not
+matter here: it accepts every model, so that every round is one that goes through to the end.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Sequence
+from datetime import date, datetime, timezone
+from pathlib import Path
+from typing import Any
+
+import pyarrow.parquet as pq
+
+from benchmarks import machine
+from benchmarks.round_steps import EMPTY_ROWS, RoundSeconds, report, round_seconds
+from components.contracts import promotion_journal
+from components.contracts.criteo import DAY_PARTITION, EVENT_TIME
+from components.contracts.manifests import Model
+from components.contracts.run_notes import read_notes
+from components.contracts.serving import MODEL_NAME
+from components.contracts.uris import local_path
+from inference_client.simulation.lake import write_lake
+from inference_client.simulation.world import World
+from pipelines.local.run import LocalFolders
+from pipelines.local.triton import TritonServer
+
+BASE_ROWS = 100_000
+SIZES = {EMPTY_ROWS: 5, 10_000: 3, 100_000: 3, 1_000_000: 1}
+"""Rows of a round -> how many rounds."""
+QUICK_SIZES = {EMPTY_ROWS: 2, 10_000: 1}
+_DAY = date(2026, 3, 1)
+_POLL_SECONDS = 0.01
+_RUN_SECONDS = 1800.0
+ACCEPT_ALL = ("min_auc=0.01", "max_auc_loss=1.0", "accept_inconclusive=true")
+
+
+class RoundFailed(Exception):
+    """A round did not end with a release; the message ends with its last words."""
+
+
+class Bench:
+    """One lake, one store and one Triton, and rounds over them."""
+
+    def __init__(self, folder: Path, server: TritonServer, times: Any) -> None:
+        """Compiles the pipeline.
+
+        Args:
+            folder: What `LocalFolders` names lies below it, the lake too.
+            server: Runs, over the folder's model repository.
+            times: Event times of all rows of the lake [n], ascending, datetimes in UTC.
+        """
+        self._folders, self._server, self._times = LocalFolders(root=folder), server, times
+        self._package = folder / "retraining.yaml"
+        _run([sys.executable, "-m", "pipelines", "compile", f"--output={self._package}"])
+
+    def round(self, rows: int) -> RoundSeconds:
+        """The next `rows` rows of the lake, from trigger to serving."""
+        first = self._num_learnt()
+        parameters = [*ACCEPT_ALL, f"triton_urls={self._server.grpc_url}"]
+        if first + rows < len(self._times):
+            parameters.append(f"window_end={self._times[first + rows].isoformat()}")
+        command = [sys.executable, "-m", "pipelines", "run", f"--package={self._package}"]
+        command += [f"--folder={self._folders.root}", *(f"-p{each}" for each in parameters)]
+        version = self._version() + 1
+        ready = _ReadyWatch(f"{self._server.http_url}/v2/models/{MODEL_NAME}/versions/{version}/ready")
+        triggered = datetime.now(timezone.utc)
+        with ready:
+            _run(command)
+        ended = datetime.now(timezone.utc)
+        if ready.since is None or self._version() != version:
+            raise RoundFailed(f"version {version} does not serve after a round of {rows} rows")
+        run = max((self._folders.store / "runs").iterdir(), key=lambda path: path.stat().st_mtime).name
+        notes = read_notes(self._folders.store, run)
+        learnt = self._num_learnt() - first
+        if learnt != rows:
+            raise RoundFailed(f"a round of {rows} rows read {learnt}")
+        return round_seconds(rows, notes, triggered=triggered, serving=ready.since, ended=ended)
+
+    def _version(self) -> int:
+        live = promotion_journal.current(self._folders.store)
+        return live.version if live else 0
+
+    def _num_learnt(self) -> int:
+        """Rows up to the live model's watermark."""
+        live = promotion_journal.current(self._folders.store)
+        if live is None:
+            return 0
+        watermark = datetime.fromisoformat(Model.read(local_path(live.model_uri) / Model.MANIFEST).last_event_time)
+        return sum(time <= watermark for time in self._times)
+
+
+class _ReadyWatch:
+    """Asks a URL until it answers 200, in a thread of its own; a context manager that ends it."""
+
+    def __init__(self, url: str) -> None:
+        self.since: datetime | None = None
+        """When it first answered."""
+        self._url, self._is_over = url, threading.Event()
+        self._thread = threading.Thread(target=self._ask, daemon=True)
+
+    def __enter__(self) -> _ReadyWatch:
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._is_over.set()
+        self._thread.join()
+
+    def _ask(self) -> None:
+        opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
+        while not self._is_over.wait(_POLL_SECONDS):
+            try:
+                with opener.open(self._url, timeout=5):
+                    self.since = datetime.now(timezone.utc)
+                    return
+            except (urllib.error.URLError, OSError):
+                continue
+
+
+def _run(command: Sequence[str]) -> None:
+    done = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=_RUN_SECONDS)
+    if done.returncode:
+        raise RoundFailed(f"{command[2:4]} ended with {done.returncode}: {(done.stdout + done.stderr)[-800:]}")
+
+
+def measure(folder: Path, sizes: dict[int, int], *, seed: int) -> dict[int, list[RoundSeconds]]:
+    """Rounds of every size, in turns as long as a size has any left; the first model's round is not among them."""
+    world = World.create(seed)
+    total = BASE_ROWS + sum(rows * count for rows, count in sizes.items())
+    write_lake(world, folder / "lake", rows=total, days=1, last_day=_DAY, seed=seed)
+    times = pq.read_table(folder / "lake" / DAY_PARTITION.format(day=_DAY), columns=[EVENT_TIME]).column(0)
+    results: dict[int, list[RoundSeconds]] = {rows: [] for rows in sizes}
+    with TritonServer(folder / "repository", log=folder / "logs" / "triton.log") as server:
+        bench = Bench(folder, server, sorted(times.to_pylist()))
+        bench.round(BASE_ROWS)
+        for turn in range(max(sizes.values())):
+            for rows, count in sizes.items():
+                if turn < count:
+                    results[rows].append(bench.round(rows))
+                    print(f"  round of {rows:,} rows: {results[rows][-1].serving:.1f} s", file=sys.stderr, flush=True)
+    return results
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Runs the benchmark."""
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.round", description=__doc__)
+    parser.add_argument("--quick", action="store_true", help="small rounds only")
+    parser.add_argument("--seed", type=int, default=7, help="seed of the simulated world")
+    parser.add_argument("--output", type=Path, default=Path("build/benchmarks/round.json"), help="JSON file to write")
+    flags = parser.parse_args(argv)
+    found, work = machine.facts(), machine.OtherWork()
+    print("; ".join(f"{name} {value}" for name, value in found.items() if value is not None), flush=True)
+    began = time.monotonic()
+    with tempfile.TemporaryDirectory(prefix="evergreen-round-") as folder:
+        results = measure(Path(folder), QUICK_SIZES if flags.quick else SIZES, seed=flags.seed)
+    document = {"machine": found, **report(results), "seconds": time.monotonic() - began}
+    if warning := work.warning():
+        print(warning)
+    flags.output.parent.mkdir(parents=True, exist_ok=True)
+    flags.output.write_text(json.dumps(document, indent=1) + "\n")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,49 @@
+"""The round benchmark's figures: every second between trigger and serving is in one step or between the steps."""
+
+from datetime import datetime, timedelta, timezone
+
+import numpy as np
+import pytest
+
+from benchmarks.round_steps import STARTS, RoundSeconds, by_step, report, round_seconds, seconds_per_row
+from components.contracts.run_notes import StepNote
+
+BEGIN = datetime(2026, 3, 1, 12, tzinfo=timezone.utc)
+
+
+def at(seconds):
+    return BEGIN + timedelta(seconds=seconds)
+
+
+def note(step, begins, seconds):
+    return StepNote(step=step, started_at=at(begins).isoformat(), seconds=seconds)
+
+
+def test_seconds_of_steps_and_between_them_add_up_to_trigger_to_serving():
+    notes = [note("extraction", 1, 2.0), note("training", 4, 5.0), note("deployment", 10, 4.0)]
+    found = round_seconds(10, notes, triggered=BEGIN, serving=at(12.5), ended=at(16))
+    # The server is ready in the middle of deployment's own seconds.
+    assert found.steps == pytest.approx({"extraction": 2, "training": 5, "deployment": 2.5, STARTS: 3})
+    assert (found.serving, found.whole) == (12.5, 16)
+    assert sum(found.steps.values()) == pytest.approx(found.serving)
+
+
+@pytest.mark.parametrize(("begins", "seconds"), [(-1, 2.0), (1, None)])
+def test_notes_of_another_round_or_of_a_step_at_work_are_refused(begins, seconds):
+    with pytest.raises(ValueError, match="note of training begins at"):
+        round_seconds(10, [note("training", begins, seconds)], triggered=BEGIN, serving=at(9), ended=at(9))
+
+
+def test_line_is_numpys_least_squares_line():
+    random = np.random.default_rng(3)
+    rounds = [RoundSeconds(int(n), 8 + n / 5000 + random.normal(), {}, 0) for n in random.integers(1, 10**6, 12)]
+    slope, fixed = np.polyfit([each.rows for each in rounds], [each.serving for each in rounds], 1)
+    assert seconds_per_row(rounds) == pytest.approx((fixed, slope))
+
+
+@pytest.mark.parametrize(("seconds", "said"), [(14.9, "met"), (15.1, "TARGET MISSED")])
+def test_fixed_cost_is_held_against_its_target_by_the_median(capsys, seconds, said):
+    rounds = [RoundSeconds(1000, s, {"training": s}, s) for s in (1.0, seconds, 99.0)]
+    report({1000: rounds, 10_000: [RoundSeconds(10_000, 30.0, {"training": 30.0}, 31.0)]})
+    assert f"fixed cost: {seconds} s, target 15 s: {said}" in capsys.readouterr().out
+    assert by_step(rounds)["training"].median == seconds
