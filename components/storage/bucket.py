@@ -9,16 +9,15 @@ credentials.
 
 from __future__ import annotations
 
-import base64
 import io
 import logging
 import os
+from collections.abc import Callable
 from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any, BinaryIO
 from uuid import uuid4
 
-import google_crc32c
 import requests
 from google.api_core import exceptions as refusals
 from google.cloud import storage
@@ -26,7 +25,9 @@ from google.cloud.storage.retry import DEFAULT_RETRY
 
 from components.contracts.durable import whole_file
 from components.contracts.errors import ContractError, PermanentError, TemporaryError
+from components.storage.arriving import Arriving, file_crc32c
 from components.storage.bucket_errors import translated
+from components.storage.growing import growing, unheard
 from components.storage.objects import ABSENT, Changed, Differs, ObjectInfo, Stored, check_name, opened
 
 logger = logging.getLogger(__name__)
@@ -41,6 +42,8 @@ CALL_SECONDS = 60.0
 """Without a byte from the service, one try of a call is given up."""
 _READ_ATTEMPTS = 5
 """An object replaced, or damaged on the way, while it is read is read again, so often."""
+_FETCH_ATTEMPTS = 3
+"""The same of a large object, whose replacement is told."""
 _SIGNATURE = "evergreen-write"
 _CONTENT_TYPE = "application/octet-stream"
 
@@ -99,13 +102,28 @@ class BucketObjects:
         except OSError as error:
             raise PermanentError(f"{path}: {error.strerror or error}") from error
 
+    def fetch(self, wanted: ObjectInfo, part: Path, *, arrived: Callable[[int], None] = unheard) -> None:
+        """See `Objects.fetch`."""
+        thing = f"{self.uri}/{check_name(wanted.name, self.uri)}"
+        with self._translated(thing), growing(part) as file:
+            arriving = Arriving(file, keep=True, arrived=arrived)
+            for _ in range(_FETCH_ATTEMPTS):
+                while arriving.size < wanted.size:
+                    self._append(wanted, arriving)
+                if (arriving.size, arriving.crc32c()) == (wanted.size, wanted.crc32c):
+                    return
+                found = f"CRC32C {arriving.crc32c()}, {arriving.size} bytes"
+                logger.warning("%s arrived damaged (%s): begun anew", thing, found)
+                arriving.restart()
+        raise TemporaryError(f"{thing} was damaged ({found}), expected CRC32C {wanted.crc32c}, {wanted.size} bytes")
+
     def write(self, name: str, content: bytes | Path, *, if_generation: int | None = None) -> int:
         """See `Objects.write`."""
         blob = self._blob(name)
         signature = uuid4().hex
         blob.metadata = {_SIGNATURE: signature}
         with self._translated(f"{self.uri}/{name}"), opened(content) as source:
-            checksum, size = _crc32c(source), source.tell()
+            checksum, size = file_crc32c(source), source.tell()
             is_large = size > ONE_REQUEST_BYTES
             blob.chunk_size = self._chunk_bytes if is_large else None
             try:
@@ -133,7 +151,7 @@ class BucketObjects:
         is_new = False
         check_name(name, self.uri)
         with self._translated(f"{self.uri}/{name}"), opened(path) as source:
-            sent = _crc32c(source), source.tell()
+            sent = file_crc32c(source), source.tell()
         if (stored := self._kept(name)) is None:
             try:
                 self.write(name, path, if_generation=ABSENT)
@@ -161,7 +179,7 @@ class BucketObjects:
         """See `Objects.list`; hidden names are not objects here either."""
         with self._translated(f"{self.uri}/{prefix}"):
             blobs = self._client.list_blobs(self._bucket, prefix=self._root + prefix, **self._call)
-            found = [ObjectInfo(b.name[len(self._root) :], int(b.size), int(b.generation)) for b in blobs]
+            found = [ObjectInfo(b.name[len(self._root) :], int(b.size), int(b.generation), b.crc32c) for b in blobs]
         return sorted(each for each in found if not any(part[:1] in ("", ".") for part in each.name.split("/")))
 
     def delete(self, name: str, *, if_generation: int | None = None) -> None:
@@ -207,7 +225,7 @@ class BucketObjects:
         """Fills `file` with the object's content; its generation, None if there is no such object."""
         problem = "replaced"
         for _ in range(_READ_ATTEMPTS):
-            blob, arriving = self._blob(name), _Arriving(file)
+            blob, arriving = self._blob(name), Arriving(file)
             with self._translated(f"{self.uri}/{name}"):
                 try:
                     # One request says content, generation and checksum of one and the same write. The client's own
@@ -226,6 +244,31 @@ class BucketObjects:
             if expected is not None:
                 problem = f"damaged (CRC32C {arriving.crc32c()}, expected {expected})"
         raise TemporaryError(f"{self.uri}/{name} was {problem} while it was read, {_READ_ATTEMPTS} times")
+
+    def _append(self, wanted: ObjectInfo, arriving: Arriving) -> None:
+        """Asks for the bytes that are still missing; returns where some came.
+
+        The client's patience counts from the call's begin, however much has come since: a connection cut in the
+        tenth minute of a large object would end it.
+        """
+        before = arriving.size
+        blob = self._bucket.blob(self._full(wanted.name), generation=wanted.generation)
+        try:
+            with self._translated(f"{self.uri}/{wanted.name}"):
+                try:
+                    blob.download_to_file(
+                        arriving, start=before or None, raw_download=True, checksum=None, **self._call
+                    )
+                except (refusals.NotFound, refusals.RequestRangeNotSatisfiable) as error:
+                    self._check_bucket()
+                    told = f"{self.uri}/{wanted.name} is no longer at generation {wanted.generation}"
+                    raise Changed(f"{told}: it was replaced or removed after it was listed") from error
+        except Changed:
+            raise
+        except TemporaryError as error:
+            if arriving.size == before:
+                raise
+            logger.info("going on at byte %d of %d: %s", arriving.size, wanted.size, error)
 
     def _kept(self, name: str) -> tuple[str, int] | None:
         """CRC32C and size of the object, as the service reckons them from what it stored; None if absent."""
@@ -279,25 +322,6 @@ class BucketObjects:
         return translated(thing, self._name)
 
 
-class _Arriving:
-    """A file that starts anew, and knows the checksum of what has been written to it."""
-
-    def __init__(self, file: BinaryIO) -> None:
-        file.seek(0)
-        file.truncate()
-        self._file = file
-        self._checksum = google_crc32c.Checksum()
-        self.size = 0
-
-    def write(self, content: bytes) -> int:
-        self._checksum.update(content)
-        self.size += len(content)
-        return self._file.write(content)
-
-    def crc32c(self) -> str:
-        return _text(self._checksum)
-
-
 def _client() -> Any:
     # Else the client asks for the bucket's own properties in the background, for traces that nobody takes, by a
     # permission that the role does not give.
@@ -308,16 +332,3 @@ def _client() -> Any:
     session = requests.Session()
     session.trust_env = False
     return storage.Client(_http=session)
-
-
-def _crc32c(file: BinaryIO) -> str:
-    """CRC32C of a file from its start, as Cloud Storage writes it; leaves the file at its end."""
-    file.seek(0)
-    checksum = google_crc32c.Checksum()
-    while chunk := file.read(1 << 20):
-        checksum.update(chunk)
-    return _text(checksum)
-
-
-def _text(checksum: Any) -> str:
-    return base64.b64encode(checksum.digest()).decode()

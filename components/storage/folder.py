@@ -16,7 +16,7 @@ import os
 import re
 import shutil
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import BinaryIO
@@ -24,6 +24,7 @@ from uuid import uuid4
 
 from components.contracts.durable import fsync_path, whole_file
 from components.contracts.errors import ContractError, PermanentError, TemporaryError
+from components.storage.growing import growing, unheard
 from components.storage.objects import ABSENT, Changed, Differs, ObjectInfo, Stored, check_name, opened
 
 _LOCK_FILE = ".objects.lock"
@@ -65,6 +66,28 @@ class FolderObjects:
             if not source.is_file():
                 raise ContractError(f"{source} is absent, expected an object") from error
             raise _translated(error, Path(error.filename or path)) from error
+
+    def fetch(self, wanted: ObjectInfo, part: Path, *, arrived: Callable[[int], None] = unheard) -> None:
+        """See `Objects.fetch`."""
+        source = self.local(wanted.name)
+        try:
+            with open(source, "rb") as file, growing(part) as copy:
+                _expect_open(file, source, wanted)
+                for _ in range(2):
+                    file.seek(copy.seek(0, os.SEEK_END))
+                    while content := file.read(_CHUNK_BYTES):
+                        copy.write(content)
+                        arrived(len(content))
+                    copy.flush()
+                    if _are_equal(source, part):
+                        return _expect_open(file, source, wanted)
+                    arrived(-copy.tell())
+                    copy.truncate(0)
+        except OSError as error:
+            if not source.is_file():
+                raise Changed(f"{source} is absent, expected what was listed: it was removed since") from error
+            raise _translated(error, Path(error.filename or part)) from error
+        raise TemporaryError(f"{part} reads back otherwise than it was copied from {source}")
 
     def write(self, name: str, content: bytes | Path, *, if_generation: int | None = None) -> int:
         """See `Objects.write`."""
@@ -225,6 +248,12 @@ def _are_equal(one: Path, other: Path) -> bool:
                 return False
             if not here:
                 return True
+
+
+def _expect_open(file: BinaryIO, path: Path, wanted: ObjectInfo) -> None:
+    """Refuses an open file that is not the write that was listed."""
+    if (found := _generation(os.fstat(file.fileno()))) != wanted.generation:
+        raise Changed(f"{path} is at generation {found}, expected {wanted.generation}: it was replaced since")
 
 
 def _generation(status: os.stat_result) -> int:

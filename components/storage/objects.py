@@ -7,13 +7,14 @@ Cloud Storage's generation preconditions do, which is what lets two writers noti
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from io import BytesIO
 from pathlib import Path
 from typing import BinaryIO, NamedTuple, Protocol
 
 from components.contracts.errors import ContractError, PermanentError, TemporaryError
+from components.storage.growing import unheard
 
 ABSENT = 0
 """The generation of an object that does not exist, as Cloud Storage counts."""
@@ -40,6 +41,8 @@ class ObjectInfo(NamedTuple):
     """Bytes."""
     generation: int
     """Differs after every write; never `ABSENT`."""
+    crc32c: str | None = None
+    """Of the content, in base64 as Cloud Storage writes it; None for a folder, which keeps none."""
 
 
 class Stored(NamedTuple):
@@ -67,6 +70,26 @@ class Objects(Protocol):
 
         Raises:
             ContractError: there is no such object.
+        """
+
+    def fetch(self, wanted: ObjectInfo, part: Path, *, arrived: Callable[[int], None] = unheard) -> None:
+        """Makes the local file `part` the bytes of one write of an object, going on where an earlier call ended.
+
+        What `part` holds is taken for the object's first bytes, and only the rest is asked for: after a cut connection
+        as after a kill. The whole is proven at last, by the CRC32C of the listing in a bucket, byte for byte in a
+        folder, and flushed to disk; what proves wrong is fetched again from its start, a few times. On error `part`
+        keeps what arrived. For large objects; one call at a time for one `part`.
+
+        Args:
+            wanted: What `list` told of the object.
+            part: Local file; made where it is absent.
+            arrived: Called with the number of bytes of each piece that arrives, less than 0 where bytes are given up;
+                what it raises ends the call.
+
+        Raises:
+            Changed: the object is no longer at that generation.
+            TemporaryError: nothing came for as long as one call is tried again, or the bytes stay wrong.
+            PermanentError: also where the local disk fails; the OSError is its cause.
         """
 
     def write(self, name: str, content: bytes | Path, *, if_generation: int | None = None) -> int:

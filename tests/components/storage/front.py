@@ -40,6 +40,8 @@ class Request:
     path: str
     query: dict[str, list[str]]
     body: bytes
+    range: str = ""
+    """Its Range header."""
 
     @property
     def name(self) -> str:
@@ -74,8 +76,8 @@ class Fault:
     on: Callable[[Request], bool]
     do: str
     """`status`: answered so, not passed on; `cut`: connection closed, not passed on; `lose`: passed on, answer not
-    sent; `half`: half of the answer's body, then closed; `damage`: the answer's body changed by `change`; `hang`: no
-    answer until the front is emptied."""
+    sent; `half`: half of the answer's body, then closed; `stall`: half of it, and no more until the front is emptied;
+    `damage`: the answer's body changed by `change`; `hang`: no answer until the front is emptied."""
     status: int = 503
     message: str = "backendError"
     times: int = 1
@@ -95,6 +97,8 @@ class Front:
     """Called before each request is passed on, outside the lock: where another writer may come between."""
     released: threading.Event = field(default_factory=threading.Event)
     """Set to end what hangs."""
+    choosing: threading.Lock = field(default_factory=threading.Lock)
+    """Held while a request meets its fault, so that none meets more than it should."""
 
     def fail(self, on: Callable[[Request], bool], do: str, **more) -> Fault:
         """Adds a fault."""
@@ -214,10 +218,12 @@ class _Handler(BaseHTTPRequestHandler):
             body = self._chunks()
         parsed = urlsplit(self.path)
         request = Request(self.command, parsed.path, parse_qs(parsed.query, keep_blank_values=True), body)
+        request.range = self.headers.get("Range", "")
         self.front.seen.append(request)
-        fault = next((f for f in self.front.faults if f.met < f.times and f.on(request)), None)
-        if fault:
-            fault.met += 1
+        with self.front.choosing:
+            fault = next((f for f in self.front.faults if f.met < f.times and f.on(request)), None)
+            if fault:
+                fault.met += 1
         do = fault.do if fault else ""
         if do == "hang":
             self.front.released.wait(60)
@@ -234,7 +240,7 @@ class _Handler(BaseHTTPRequestHandler):
             return self._hang_up()
         if fault and do == "damage":
             content = fault.change(content)
-        return self._answer(status, answered, content, half=do == "half")
+        return self._answer(status, answered, content, half=do in ("half", "stall"), stall=do == "stall")
 
     do_GET = do_POST = do_PUT = do_DELETE = do_PATCH = handle_any
 
@@ -246,7 +252,9 @@ class _Handler(BaseHTTPRequestHandler):
         self.rfile.readline()
         return body
 
-    def _answer(self, status: int, headers: dict[str, str], body: bytes, *, half: bool = False) -> None:
+    def _answer(
+        self, status: int, headers: dict[str, str], body: bytes, *, half: bool = False, stall: bool = False
+    ) -> None:
         self.send_response(status)
         for name, value in headers.items():
             if name.lower() not in ("content-length", "connection", "server", "date"):
@@ -254,6 +262,9 @@ class _Handler(BaseHTTPRequestHandler):
         self.send_header("Content-Length", str(len(body)))
         self.end_headers()
         self.wfile.write(body[: len(body) // 2] if half else body)
+        if stall:
+            self.wfile.flush()
+            self.front.released.wait(60)
         if half:
             self._hang_up()
 

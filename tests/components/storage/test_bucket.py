@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import random
+import resource
 import socket
+from contextlib import contextmanager
 
 import pytest
 
@@ -251,6 +253,127 @@ def test_an_object_replaced_during_a_download_in_parts_is_read_anew(cloud_storag
     cloud_storage.before = replace_before_the_second_part
     assert objects.read("object").content == b"2" * 90_000
     assert len(passed) == 2
+
+
+def put(objects, name, content):
+    """Stores an object and gives what a listing tells of it."""
+    objects.write(name, content)
+    return next(each for each in objects.list() if each.name == name)
+
+
+def first_bytes(requests):
+    """Where each download that was asked for begins."""
+    return [int(r.range.removeprefix("bytes=").split("-")[0] or 0) for r in requests if r.is_download and r.range]
+
+
+def test_a_fetch_cut_midway_goes_on_at_the_byte_reached(cloud_storage, open_bucket, tmp_path):
+    objects = open_bucket()
+    wanted = put(objects, "big", BIG)
+    fault = cloud_storage.fail(is_download, "half", times=2)
+    objects.fetch(wanted, tmp_path / "part")
+    half = len(BIG) // 2
+    assert fault.met == 2
+    assert first_bytes(cloud_storage.seen) == [half, half + (len(BIG) - half) // 2]
+    asked = [r.query["generation"] for r in cloud_storage.seen if r.is_download]
+    assert asked == [[str(wanted.generation)]] * 3
+    assert (tmp_path / "part").read_bytes() == BIG
+
+
+def test_patience_with_a_large_object_counts_from_its_last_byte(cloud_storage, open_bucket, tmp_path):
+    # No patience at all: every cut ends a call, and every call brings half of what is missing.
+    objects = open_bucket(retry_seconds=0.0)
+    wanted = put(objects, "big", BIG)
+    fault = cloud_storage.fail(is_download, "half", times=12)
+    pieces = []
+    objects.fetch(wanted, tmp_path / "part", arrived=pieces.append)
+    assert fault.met == 12
+    assert sum(pieces) == len(BIG)
+    assert min(pieces) > 0
+    assert (tmp_path / "part").read_bytes() == BIG
+
+
+def test_a_storm_of_refusals_midway_is_outlasted_without_a_byte_fetched_twice(cloud_storage, open_bucket, tmp_path):
+    objects, pieces = open_bucket(), []
+    wanted = put(objects, "big", BIG)
+    cut = cloud_storage.fail(is_download, "half")
+    storm = cloud_storage.fail(is_download, "status", status=503, times=6)
+    objects.fetch(wanted, tmp_path / "part", arrived=pieces.append)
+    assert (cut.met, storm.met, sum(pieces), min(pieces) > 0) == (1, 6, len(BIG), True)
+    assert (tmp_path / "part").read_bytes() == BIG
+
+
+def test_a_fetch_that_is_given_up_keeps_what_came_and_the_next_one_asks_for_the_rest(
+    cloud_storage, open_bucket, tmp_path
+):
+    objects = open_bucket(retry_seconds=0.05)
+    wanted = put(objects, "big", BIG)
+    cloud_storage.fail(is_download, "half")
+    storm = cloud_storage.fail(is_download, "status", status=503, times=10**6)
+    with pytest.raises(TemporaryError, match="a prefix/big: .*503"):
+        objects.fetch(wanted, tmp_path / "part")
+    half = len(BIG) // 2
+    assert (tmp_path / "part").read_bytes() == BIG[:half]
+    cloud_storage.faults.remove(storm)
+    cloud_storage.seen.clear()
+    open_bucket().fetch(wanted, tmp_path / "part")
+    assert first_bytes(cloud_storage.seen) == [half]
+    assert (tmp_path / "part").read_bytes() == BIG
+
+
+def test_what_is_fetched_damaged_is_begun_anew_and_if_it_stays_so_not_handed_out(cloud_storage, open_bucket, tmp_path):
+    objects = open_bucket()
+    wanted = put(objects, "big", BIG)
+    fault = cloud_storage.fail(is_download, "damage")
+    objects.fetch(wanted, tmp_path / "part")
+    assert (fault.met, (tmp_path / "part").read_bytes()) == (1, BIG)
+    cloud_storage.fail(is_download, "damage", times=10**6)
+    with pytest.raises(TemporaryError, match=rf"big was damaged \(CRC32C .{{8}}, {len(BIG)} bytes\), expected CRC32C"):
+        objects.fetch(wanted, tmp_path / "other")
+    assert (tmp_path / "other").read_bytes() == b""
+
+
+def test_an_object_replaced_in_the_middle_of_a_fetch_is_not_mixed_with_its_successor(
+    cloud_storage, open_bucket, tmp_path
+):
+    objects = open_bucket()
+    wanted = put(objects, "big", BIG)
+    cloud_storage.fail(is_download, "half")
+    passed = []
+
+    def replace_before_the_second_part(request):
+        passed.append(request)
+        if len(passed) == 2:
+            cloud_storage.before = lambda request: None
+            open_bucket().write("big", BIG[::-1])
+
+    cloud_storage.before = replace_before_the_second_part
+    with pytest.raises(Changed, match=rf"big is no longer at generation {wanted.generation}"):
+        objects.fetch(wanted, tmp_path / "part")
+
+
+@contextmanager
+def files_of_at_most(num_bytes):
+    """The kernel refuses to make a file of this process larger (EFBIG), as it refuses what a full disk cannot hold."""
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (num_bytes, before[1]))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+
+
+def test_a_disk_without_room_ends_a_fetch_for_good_and_says_why(cloud_storage, open_bucket, tmp_path):
+    objects = open_bucket()
+    wanted = put(objects, "big", BIG)
+    cloud_storage.seen.clear()
+    with files_of_at_most(3_000_000), pytest.raises(PermanentError, match="big: File too large") as refused:
+        objects.fetch(wanted, tmp_path / "part")
+    assert isinstance(refused.value.__cause__, OSError)
+    assert sum(request.is_download for request in cloud_storage.seen) == 1, "no disk grows by asking again"
+    here = (tmp_path / "part").read_bytes()
+    assert here == BIG[: len(here)]
+    objects.fetch(wanted, tmp_path / "part")
+    assert (tmp_path / "part").read_bytes() == BIG
 
 
 @pytest.mark.parametrize("status", [401, 403])
