@@ -84,6 +84,13 @@ def microseconds(time: float) -> int:
 DAY_PARTITION = "day={day}"
 """Lake folder of one UTC day; `day` is YYYY-MM-DD of `event_time`."""
 
+VERSION_PARTITION = "version={version}"
+"""Sub-folder of a day's folder with a back-filled version of the day, from 1 up; Parquet files directly in the day's
+folder are version 0, which the uploader goes on appending to. The highest complete version is the day, and beside it
+files of version 0 that its marker does not name: they came later (`extraction.versions`)."""
+VERSION_COMPLETE = "_SUCCESS"
+"""Marker in such a folder, written last, since a bucket has no rename: without it the version does not exist."""
+
 OUTCOME_PARTITION = "outcomes/day={day}"
 """Folder, of an archive and of a lake, of outcomes that came after their rows were archived. `day` is YYYY-MM-DD, in
 UTC, of the prediction where it is known, else of the outcome."""

@@ -19,7 +19,12 @@ def build_parser() -> argparse.ArgumentParser:
     parser.add_argument("--run", required=True, help="name of the run")
     parser.add_argument("--store", required=True, help="model store: file:// URI or absolute path")
     parser.add_argument("--work", required=True, help="folder for big data: file:// URI or absolute path")
-    parser.add_argument("--lake", required=True, help="lake with day=YYYY-MM-DD folders, or a Criteo file or folder")
+    parser.add_argument(
+        "--lake",
+        required=True,
+        help="lake with day=YYYY-MM-DD folders, or a Criteo file or folder: absolute path, file:// or gs://, of which "
+        "what the window needs is fetched into <work>/.lake-cache",
+    )
     parser.add_argument(
         "--window-start",
         default="",
@@ -52,6 +57,13 @@ def build_parser() -> argparse.ArgumentParser:
         default=0.0,
         help="days that the window has, counted back from its end; 0: --window-start says",
     )
+    _add_row_flags(parser)
+    parser.add_argument("--output", required=True, help="where the RawDataset manifest is written")
+    return parser
+
+
+def _add_row_flags(parser: argparse.ArgumentParser) -> None:
+    """What of the window's rows and their columns is learnt from."""
     parser.add_argument("--columns", default="", help="features to learn from, comma-separated; empty: all 39")
     parser.add_argument(
         "--negative-rate",
@@ -71,45 +83,69 @@ def build_parser() -> argparse.ArgumentParser:
         choices=("leave", "weight", "keep"),
         help="what becomes of rows younger than that: left for the next round, weighted by thinning, or kept",
     )
-    parser.add_argument("--output", required=True, help="where the RawDataset manifest is written")
-    return parser
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Runs the step; 0 done, 2 misuse or unusable input, told on stderr."""
+    """Runs the step; 0 done, 2 misuse or unusable input, 3 the lake's storage or this disk fails, told on stderr."""
     arguments = build_parser().parse_args(argv)
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
-    from components.contracts.errors import ContractError
+    from components.contracts.errors import ContractError, PermanentError, TemporaryError
 
     try:
         _run(arguments)
     except (ContractError, OSError) as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
+    except (TemporaryError, PermanentError) as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 3
     return 0
 
 
 def _run(arguments: argparse.Namespace) -> None:
     from components.contracts.run_notes import noted
     from components.contracts.uris import local_path
+    from components.extraction.columns import excluded_columns, unread_columns
     from components.extraction.extract import ExtractionSettings, extract
+    from components.extraction.lake_folder import opened_lake
+    from components.extraction.maturity import Maturity
     from components.extraction.source import find_source
     from components.extraction.window import resolve_window
 
     store = local_path(arguments.store)
     with noted(store, arguments.run, STEP) as note:
+        excluded = excluded_columns(arguments.columns)
+        maturity = Maturity(attribution_hours=arguments.attribution_hours, immature_rows=arguments.immature_rows)
         settings = ExtractionSettings(
             holdout_fraction=arguments.holdout_fraction,
             max_malformed_fraction=arguments.max_malformed_fraction,
             replay_share=arguments.replay_share,
             replay_days=arguments.replay_days,
+            negative_rate=arguments.negative_rate,
+            excluded=tuple(excluded),
+            maturity=maturity,
         )
-        window = resolve_window(
-            start=arguments.window_start, end=arguments.window_end, store=store, champion=arguments.champion
-        )
-        lake = local_path(arguments.lake)
-        folder = local_path(arguments.work) / arguments.run / STEP
-        dataset = extract(find_source(lake), window, folder, settings, source_uri=lake.as_uri())
+        unread = unread_columns(excluded, store, arguments.champion)
+        work = local_path(arguments.work)
+        with opened_lake(arguments.lake, work=work) as lake:
+
+            def newest() -> int | None:
+                lake.fetch_newest()
+                return find_source(lake.path).newest()
+
+            window = resolve_window(
+                start=arguments.window_start,
+                end=arguments.window_end,
+                store=store,
+                champion=arguments.champion,
+                days=arguments.window_days,
+                maturity=maturity,
+                newest=newest,
+            )
+            lake.fetch(window, replay_days=settings.replay_days)
+            folder = work / arguments.run / STEP
+            source = find_source(lake.path, unread=unread)
+            dataset = extract(source, window, folder, settings, source_uri=lake.uri, named=lake.named)
         dataset.write(arguments.output)
         note.facts = {
             "train_rows": dataset.num_train_rows,
@@ -121,6 +157,7 @@ def _run(arguments: argparse.Namespace) -> None:
             "first_event_time": dataset.first_event_time,
             "last_event_time": dataset.last_event_time,
             "late_clicks": dataset.num_late_clicks,
+            "immature_rows": dataset.num_immature,
         }
 
 

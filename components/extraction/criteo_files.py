@@ -18,12 +18,14 @@ import numpy as np
 import pyarrow as pa
 
 from components.contracts.errors import ContractError
+from components.extraction.columns import without_columns
 from components.extraction.origin import with_origin
 from components.extraction.pieces import Piece
 from components.extraction.readers.forms import click_log_files, find_reader
 from components.extraction.readers.raw_parquet import RawParquet
 from components.extraction.set_aside import SetAside
 from components.extraction.times import DAY_MICROS, Span, to_iso
+from components.extraction.versions import DayFiles, DayState
 
 ROW_MICROS = 400
 """A day has room for 216 million rows; Criteo 1TB's largest has 196 million."""
@@ -37,17 +39,33 @@ class CriteoFiles:
     """A Criteo file, or a folder of them."""
 
     path: Path
+    unread: frozenset[str] = frozenset()
+    """Features that are null in every row; text is parsed as a whole all the same."""
     late = None
     """See `Source.late`: Criteo's labels are final."""
 
     def describe(self) -> str:
         """See `Source.describe`."""
-        days = [to_iso(day * DAY_MICROS)[:10] for day, _ in self._files()]
+        days = [to_iso(day * DAY_MICROS)[:10] for day, _ in self.numbered()]
         return f"{self.path} holds days {days[0]} to {days[-1]}"
+
+    def newest(self) -> int | None:
+        """See `Source.newest`."""
+        return (self.numbered()[-1][0] + 1) * DAY_MICROS - 1
+
+    def version_of(self, day: date) -> int:
+        """See `Source.version_of`: nothing is back-filled here."""
+        return 0
+
+    def state_of(self, day: date, window: Span) -> DayState:
+        """See `Source.state_of`: over the day's whole file."""
+        number = day.toordinal() - date(1970, 1, 1).toordinal()
+        files = [path for each, path in self.numbered() if each == number]
+        return DayState.of_files(DayFiles(0, files), files)
 
     def tables(self, window: Span, set_aside: SetAside) -> Iterator[tuple[Any, int]]:
         """See `Source.tables`; nothing is a duplicate, since every row is its own request's."""
-        for day, path in self._files():
+        for day, path in self.numbered():
             start = day * DAY_MICROS
             if not window.overlaps(start, start + DAY_MICROS - 1):
                 continue
@@ -68,17 +86,17 @@ class CriteoFiles:
                     mask = (times >= (window.start or times[0])) & (times < (window.end or times[-1] + 1))
                     dated = dated.filter(pa.array(mask))
                 if dated.num_rows:
-                    yield pa.Table.from_batches([dated]), 0
+                    yield without_columns(pa.Table.from_batches([dated]), self.unread), 0
 
     def pieces_before(self, end: int, *, num_days: int, piece_rows: int) -> list[Piece] | None:
         """See `Source.pieces_before`: a packed text file cannot be entered in its middle."""
-        return None if num_days and any(day * DAY_MICROS < end for day, _ in self._files()) else []
+        return None if num_days and any(day * DAY_MICROS < end for day, _ in self.numbered()) else []
 
     def read(self, piece: Piece, set_aside: SetAside) -> tuple[Any, int]:
         """See `Source.read`; there is no piece to read."""
         raise ContractError(f"{self.path} is read as a whole, expected no piece of day {piece.day}")
 
-    def _files(self) -> list[tuple[int, Path]]:
+    def numbered(self) -> list[tuple[int, Path]]:
         """Day number and path, by day.
 
         Raises:

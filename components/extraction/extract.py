@@ -1,5 +1,7 @@
 """The step's work: one window of rows, in time order, split into training rows and the newest as holdout.
 
+Rows whose label is not final (see `maturity`) follow the others into training and are never held out.
+
 The output folder `<work>/<run>/extraction/` appears whole: `train/` and `holdout/` with Parquet files in the raw
 schema, `replay/` and `replay_holdout/` with rows older than the window (see `replay`), and `set_aside.jsonl` where a
 row was malformed. A retried task replaces it.
@@ -9,24 +11,31 @@ from __future__ import annotations
 
 import hashlib
 import logging
-from dataclasses import dataclass
+from collections import Counter
+from dataclasses import dataclass, field
+from datetime import date
 from pathlib import Path
+from typing import Any
 
-import pyarrow.compute as pc
+import numpy as np
+import pyarrow as pa
 
 from components.contracts.criteo import EVENT_TIME
 from components.contracts.durable import sha256_tree, whole_directory
 from components.contracts.errors import ContractError
 from components.contracts.manifests import RawDataset
+from components.extraction.maturity import ALL_FINAL, ClickDelays, Maturity, YoungRows
 from components.extraction.parquet_files import PartWriter, cut_newest
-from components.extraction.replay import HELD_OUT, LEARNT, draw_replay
-from components.extraction.set_aside import DEFAULT_MAX_MALFORMED_FRACTION, SetAside
+from components.extraction.replay import HELD_OUT, LEARNT, Replay, draw_replay
+from components.extraction.set_aside import DEFAULT_MAX_MALFORMED_FRACTION, Named, SetAside
 from components.extraction.source import Source
-from components.extraction.times import Span, to_iso, to_micros
+from components.extraction.times import DAY_MICROS, Span, to_iso
 
 logger = logging.getLogger(__name__)
 
 MIN_ROWS = 10
+MATURE, YOUNG = "all", "young"
+"""Folders while the step works."""
 SET_ASIDE_FILE = "set_aside.jsonl"
 
 
@@ -39,7 +48,7 @@ class ExtractionSettings:
     """
 
     holdout_fraction: float = 0.1
-    """Share of the rows, the newest ones, that are kept from training; in (0, 1). Each side gets at least one row."""
+    """Share of the mature rows, the newest ones, kept from training; in (0, 1). Each side gets one at least."""
     max_malformed_fraction: float = DEFAULT_MAX_MALFORMED_FRACTION
     """Share of a file's rows that may be malformed and set aside before the step stops; in [0, 1]."""
     replay_share: float = 0.0
@@ -48,6 +57,11 @@ class ExtractionSettings:
     """Days before the window, the newest that have rows, from which old rows are drawn: those to replay, and as many
     as the window's holdout (100,000 at most) for measuring what is remembered, whatever `replay_share` is. 0 = none is
     read: measured over six days of 300,000 rows, in one file each, the reading took 3.5 s of a core."""
+    negative_rate: float = 1.0
+    """Share of the training rows without a click that preprocessing is to keep, in (0, 1]."""
+    excluded: tuple[str, ...] = ()
+    """Features that the run does not learn from, in the order of files."""
+    maturity: Maturity = ALL_FINAL
 
     def __post_init__(self) -> None:
         """Refuses values out of range."""
@@ -57,6 +71,8 @@ class ExtractionSettings:
             raise ContractError(f"max_malformed_fraction is {self.max_malformed_fraction}, expected 0 to 1")
         if not 0 <= self.replay_share < 1:
             raise ContractError(f"replay_share is {self.replay_share}, expected at least 0 and less than 1")
+        if not 0 < self.negative_rate <= 1:
+            raise ContractError(f"negative_rate is {self.negative_rate}, expected more than 0 and at most 1")
         if self.replay_days < 0:
             raise ContractError(f"replay_days is {self.replay_days}, expected at least 0")
         if self.replay_share and not self.replay_days:
@@ -74,37 +90,41 @@ class ExtractionSettings:
 @dataclass
 class _Count:
     num_rows: int = 0
+    """Mature rows."""
+    num_young: int = 0
+    """Kept rows that are not."""
     num_duplicates: int = 0
     first: int = 0
+    days: Counter[int] = field(default_factory=Counter)
+    """Rows read of each day, by its number since 1970."""
     last: int = 0
+    """Of all rows read, also where the last ones were not kept: the next round begins after it."""
 
 
-def extract(source: Source, window: Span, folder: Path, settings: ExtractionSettings, *, source_uri: str) -> RawDataset:
+def extract(
+    source: Source, window: Span, folder: Path, settings: ExtractionSettings, *, source_uri: str, named: Named = str
+) -> RawDataset:
     """Writes the window's rows below `folder`, replacing what was there, and returns their manifest.
+
+    `named` says what a file of the source is called beside the rows of it that are set aside.
 
     Raises:
         ContractError: the window holds too few rows, or a file of the source is damaged or too malformed.
     """
     with whole_directory(folder, replace=True) as aside:
-        with SetAside(aside / SET_ASIDE_FILE, max_fraction=settings.max_malformed_fraction) as set_aside:
-            count, parts = _copy(source, window, aside / "all", set_aside)
+        with SetAside(aside / SET_ASIDE_FILE, max_fraction=settings.max_malformed_fraction, named=named) as set_aside:
+            count, parts = _copy(source, window, aside, set_aside, settings.maturity)
             set_aside.judge()
-        _expect_rows(count.num_rows, window, source)
+        _expect_rows(count, window, source)
         num_holdout = min(max(1, round(count.num_rows * settings.holdout_fraction)), count.num_rows - 1)
         cut_newest(parts.parts, num_holdout, older=aside / "train", newest=aside / "holdout")
-        (aside / "all").rmdir()
-        num_train = count.num_rows - num_holdout
+        _append_young(aside)
+        (aside / MATURE).rmdir()
+        num_train = count.num_rows + count.num_young - num_holdout
         num_late_clicks = source.late.num_joined if source.late else 0
-        replay = draw_replay(
-            source,
-            count.first,
-            num_rows=settings.num_replayed(num_train),
-            num_holdout_rows=num_holdout if settings.replay_days else 0,
-            num_days=settings.replay_days,
-            folder=aside,
-        )
+        replay = _drawn(source, count.first, num_train, num_holdout, settings, aside)
         digest = data_digest(aside)
-    logger.info("extracted %d rows of %s, %d held out", count.num_rows, window, num_holdout)
+    logger.info("extracted %d rows of %s, %d held out", num_train + num_holdout, window, num_holdout)
     return RawDataset(
         source_uri=source_uri,
         window_start=to_iso(window.start) if window.start is not None else None,
@@ -127,6 +147,25 @@ def extract(source: Source, window: Span, folder: Path, settings: ExtractionSett
         replay_days=replay.days,
         num_late_clicks=num_late_clicks,
         outcomes_digest=source.late.digest() if source.late else None,
+        excluded_columns=list(settings.excluded),
+        negative_rate=settings.negative_rate,
+        attribution_seconds=settings.maturity.attribution / 1e6,
+        num_immature=count.num_young,
+        days=_days_read(source, window, count.days),
+    )
+
+
+def _drawn(
+    source: Source, before: int, num_train: int, num_holdout: int, settings: ExtractionSettings, folder: Path
+) -> Replay:
+    """Draws rows older than `before` into `folder`."""
+    return draw_replay(
+        source,
+        before,
+        num_rows=settings.num_replayed(num_train),
+        num_holdout_rows=num_holdout if settings.replay_days else 0,
+        num_days=settings.replay_days,
+        folder=folder,
     )
 
 
@@ -137,22 +176,67 @@ def data_digest(folder: Path) -> str:
     return hashlib.sha256(trees.encode()).hexdigest()
 
 
-def _copy(source: Source, window: Span, folder: Path, set_aside: SetAside) -> tuple[_Count, PartWriter]:
-    count = _Count()
-    with PartWriter(folder) as writer:
+def _copy(
+    source: Source, window: Span, folder: Path, set_aside: SetAside, maturity: Maturity
+) -> tuple[_Count, PartWriter]:
+    """Writes mature rows below `folder`/all and what is kept of young ones below `folder`/young."""
+    count, mature_before, young_rows = _Count(), None, None
+    if maturity.attribution and not maturity.leaves:
+        end = window.end if window.end is not None else 1 + (source.newest() or 0)
+        mature_before = end - maturity.attribution
+        if maturity.weights:
+            young_rows = YoungRows(mature_before, _watched(source, known_by=end))
+    with PartWriter(folder / MATURE) as writer, PartWriter(folder / YOUNG) as young_writer:
         for table, num_duplicates in source.tables(window, set_aside):
+            times = table.column(EVENT_TIME).cast(pa.int64()).to_numpy()
+            assert times.min() >= count.last or not (count.num_rows or count.num_young), "rows come in time order"
             count.num_duplicates += num_duplicates
-            if not count.num_rows:
-                count.first = to_micros(table.column(EVENT_TIME)[0].as_py())
-            first = to_micros(pc.min(table.column(EVENT_TIME)).as_py())
-            assert first >= count.last or not count.num_rows, "a source yields rows in time order"
-            count.last = to_micros(table.column(EVENT_TIME)[-1].as_py())
-            count.num_rows += table.num_rows
-            writer.write(table)
+            count.days.update(
+                dict(zip(*(each.tolist() for each in np.unique(times // DAY_MICROS, return_counts=True))))
+            )
+            count.first = count.first if count.num_rows or count.num_young else int(times[0])
+            count.last = int(times[-1])
+            num_mature = len(times) if mature_before is None else int(np.searchsorted(times, mature_before))
+            mature, young = table.slice(0, num_mature), table.slice(num_mature)
+            writer.write(mature)
+            count.num_rows += num_mature
+            if young_rows is not None:
+                young_rows.count(mature)
+                young = young_rows.thinned(young) if young.num_rows else young
+            young_writer.write(young)
+            count.num_young += young.num_rows
+    if source.late is not None:
+        source.late.delays = None  # what is replayed was mature long ago
     return count, writer
 
 
-def _expect_rows(num_rows: int, window: Span, source: Source) -> None:
-    if num_rows < MIN_ROWS:
-        found = f"{num_rows} rows" if num_rows else "no rows"
-        raise ContractError(f"window {window} holds {found}, expected at least {MIN_ROWS}; {source.describe()}")
+def _days_read(source: Source, window: Span, num_rows: Counter[int]) -> list[dict[str, Any]]:
+    """See `RawDataset.days`."""
+    days = [(date.fromisoformat(to_iso(number * DAY_MICROS)[:10]), num) for number, num in sorted(num_rows.items())]
+    return [{"day": str(day), **source.state_of(day, window)._asdict(), "num_rows": num} for day, num in days]
+
+
+def _watched(source: Source, *, known_by: int) -> ClickDelays:
+    """Lets the source's late clicks tell how late they were, and hides those that were not known by then."""
+    if source.late is None:
+        raise ContractError(
+            f"{source.describe()}: immature_rows is weight and no click of it is told of later than its row, expected "
+            "a lake with late outcomes, or immature_rows leave or keep"
+        )
+    source.late.delays = ClickDelays(known_by=known_by)
+    return source.late.delays
+
+
+def _append_young(folder: Path) -> None:
+    """Moves the young rows' files behind those of the training rows, which are older."""
+    number = len(list((folder / "train").iterdir()))
+    for i, path in enumerate(sorted((folder / YOUNG).iterdir())):
+        path.rename(folder / "train" / f"part-{number + i:05d}.parquet")
+    (folder / YOUNG).rmdir()
+
+
+def _expect_rows(count: _Count, window: Span, source: Source) -> None:
+    if count.num_rows < MIN_ROWS:
+        found = f"{count.num_rows} rows" if count.num_rows else "no rows"
+        found += f" that are mature, and {count.num_young} younger ones," if count.num_young else ","
+        raise ContractError(f"window {window} holds {found} expected at least {MIN_ROWS}; {source.describe()}")

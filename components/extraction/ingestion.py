@@ -79,16 +79,17 @@ def ingest(files: list[Path], *, lake: Path, replay: Path, settings: IngestSetti
     Raises:
         ContractError: a file is of no known form, damaged or too malformed, or there is no row at all.
     """
-    source = _name_of(files)
-    with _workshop(lake) as aside, _workshop(replay.parent) as replay_aside:
+    source = name_of(files)
+    with workshop(lake) as aside, workshop(replay.parent) as replay_aside:
         malformed = replay_aside / "set_aside.jsonl"
         with SetAside(malformed, max_fraction=settings.max_malformed_fraction) as set_aside:
-            total, clicks = _spool(files, aside / "spool", set_aside, settings.max_rows)
+            total, clicks = spool_rows(files, aside / "spool", set_aside, settings.max_rows)
             set_aside.judge()
         if total == 0:
             raise ContractError(f"{files[0].parent} holds no row, expected Criteo rows")
         num_lake = max(1, int(total * settings.lake_fraction))
-        rows = _dated(aside / "spool", source, total, settings)
+        first_day = settings.last_day - timedelta(days=settings.days - 1)
+        rows = dated(aside / "spool", source, total, first_day=first_day, days=settings.days)
         with pq.ParquetWriter(replay_aside / "replay", RAW_SCHEMA) as replay_file:
             _lay_out(rows, num_lake, aside / "days", source, replay_file)
         _publish_lake(aside / "days", lake, source)
@@ -106,14 +107,14 @@ def ingest(files: list[Path], *, lake: Path, replay: Path, settings: IngestSetti
     }
 
 
-def _name_of(files: list[Path]) -> str:
+def name_of(files: list[Path], *, prefix: str = "ingest") -> str:
     """Names these files in request ids and lake files, whatever folder they lie in: by their names and sizes."""
     text = "\n".join(f"{path.name} {path.stat().st_size}" for path in files)
-    return f"ingest-{hashlib.sha256(text.encode()).hexdigest()[:12]}"
+    return f"{prefix}-{hashlib.sha256(text.encode()).hexdigest()[:12]}"
 
 
 @contextmanager
-def _workshop(folder: Path) -> Iterator[Path]:
+def workshop(folder: Path) -> Iterator[Path]:
     """A folder in `folder` that no reader looks at, gone afterwards."""
     folder.mkdir(parents=True, exist_ok=True)
     aside = folder / f".ingest.{uuid4().hex}"
@@ -124,7 +125,7 @@ def _workshop(folder: Path) -> Iterator[Path]:
         shutil.rmtree(aside, ignore_errors=True)
 
 
-def _spool(files: list[Path], path: Path, set_aside: SetAside, max_rows: int | None) -> tuple[int, int]:
+def spool_rows(files: list[Path], path: Path, set_aside: SetAside, max_rows: int | None) -> tuple[int, int]:
     """Copies the sound rows to an Arrow stream file; how many they are, and how many of them are clicks."""
     total = clicks = 0
     with pa.ipc.new_stream(path, _SPOOL_SCHEMA, options=pa.ipc.IpcWriteOptions(compression="lz4")) as spool:
@@ -142,9 +143,10 @@ def _spool(files: list[Path], path: Path, set_aside: SetAside, max_rows: int | N
     return total, clicks
 
 
-def _dated(spool: Path, source: str, total: int, settings: IngestSettings) -> Iterator[tuple[Any, NDArray[np.int64]]]:
-    """The spooled rows in the raw schema, and their times."""
-    first_day = settings.last_day - timedelta(days=settings.days - 1)
+def dated(
+    spool: Path, source: str, total: int, *, first_day: date, days: int
+) -> Iterator[tuple[Any, NDArray[np.int64]]]:
+    """The `total` spooled rows in the raw schema, and their times, spread evenly over `days` days from `first_day`."""
     start = day_span(first_day).start
     assert start is not None
     row = 0
@@ -152,7 +154,7 @@ def _dated(spool: Path, source: str, total: int, settings: IngestSettings) -> It
         for batch in stream:
             for at in range(0, batch.num_rows, BATCH_ROWS):
                 piece = batch.slice(at, BATCH_ROWS)
-                times = spread(row, piece.num_rows, start=start, length=settings.days * DAY_MICROS, total=total)
+                times = spread(row, piece.num_rows, start=start, length=days * DAY_MICROS, total=total)
                 yield with_origin(piece, source=source, first_row=row, times=times), times
                 row += piece.num_rows
 

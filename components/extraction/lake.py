@@ -19,11 +19,12 @@ import pyarrow as pa
 
 from components.contracts.criteo import DAY_PARTITION, EVENT_TIME, REQUEST_ID, ROW
 from components.extraction.late_clicks import LateClicks
-from components.extraction.pieces import Piece, cut_evenly
+from components.extraction.pieces import Piece, cut_evenly, may_hold_rows, newest_time
 from components.extraction.raw_schema import RAW_SCHEMA
 from components.extraction.readers.raw_parquet import RawParquet
 from components.extraction.set_aside import SetAside
 from components.extraction.times import Span, day_span, parse_day
+from components.extraction.versions import DayFiles, DayState, files_of_day
 
 logger = logging.getLogger(__name__)
 
@@ -38,6 +39,8 @@ class Lake:
     folder: Path
     piece_rows: int = PIECE_ROWS
     """Rows sorted at a time, about."""
+    unread: frozenset[str] = frozenset()
+    """See `RawParquet.unread`."""
     late: LateClicks = field(init=False, repr=False)
     """See `Source.late`."""
 
@@ -46,18 +49,31 @@ class Lake:
         object.__setattr__(self, "late", LateClicks(self.folder))
 
     def days(self) -> dict[date, list[Path]]:
-        """The visible Parquet files of each day that has any, in order.
+        """The Parquet files that are each day that has any (see `versions`), in order.
 
         Names that start with a dot or underscore are someone's unfinished work.
 
         Raises:
-            ContractError: a partition's name holds no date.
+            ContractError: a partition's name holds no date, or a back-filled version is damaged.
         """
-        found: dict[date, list[Path]] = {}
+        return {day: read.files for day, read in self._days().items()}
+
+    def version_of(self, day: date) -> int:
+        """See `Source.version_of`."""
+        return self._days()[day].version
+
+    def state_of(self, day: date, window: Span) -> DayState:
+        """See `Source.state_of`: over the day's files that may hold a row of the window."""
+        read = self._days()[day]
+        span = day_span(day).clipped(window)
+        return DayState.of_files(read, [path for path in read.files if may_hold_rows(path, span)])
+
+    def _days(self) -> dict[date, DayFiles]:
+        found: dict[date, DayFiles] = {}
         for partition in sorted(self.folder.glob(f"{PARTITION}*")):
-            files = sorted(p for p in partition.glob("*.parquet") if not p.name.startswith((".", "_")))
-            if files:
-                found[parse_day(f"lake partition {partition}", partition.name.removeprefix(PARTITION))] = files
+            read = files_of_day(partition)
+            if read.files:
+                found[parse_day(f"lake partition {partition}", partition.name.removeprefix(PARTITION))] = read
         return found
 
     def describe(self) -> str:
@@ -67,14 +83,23 @@ class Lake:
 
     def tables(self, window: Span, set_aside: SetAside) -> Iterator[tuple[Any, int]]:
         """See `Source.tables`."""
-        for day, files in self.days().items():
+        for day, found in self._days().items():
             span = day_span(day)
             if not window.clipped(span).is_empty:
-                logger.info("reading day %s: %d files", day, len(files))
-                for i, piece in enumerate(cut_evenly(day, files, span.clipped(window), self.piece_rows)):
+                logger.info("reading day %s: version %d, %d files", day, found.version, len(found.files))
+                found.warn(self.folder / DAY_PARTITION.format(day=day))
+                for i, piece in enumerate(cut_evenly(day, found.files, span.clipped(window), self.piece_rows)):
                     table, num_duplicates = self.read(piece, set_aside, with_strays=i == 0)
                     if table.num_rows:
                         yield table, num_duplicates
+
+    def newest(self) -> int | None:
+        """See `Source.newest`; only footers are read, and times where they do not tell."""
+        for day, files in reversed(self.days().items()):
+            times = [time for time in (newest_time(path, day_span(day)) for path in files) if time is not None]
+            if times:
+                return max(times)
+        return None
 
     def pieces_before(self, end: int, *, num_days: int, piece_rows: int) -> list[Piece]:
         """See `Source.pieces_before`; only the footers of those days' files are read."""
@@ -100,7 +125,9 @@ class Lake:
         batches = [
             batch
             for path in piece.files
-            for batch in RawParquet(path=path, span=piece.span, day=day, with_strays=with_strays).batches(set_aside)
+            for batch in RawParquet(
+                path=path, span=piece.span, day=day, with_strays=with_strays, unread=self.unread
+            ).batches(set_aside)
         ]
         table, num_duplicates = sorted_once(pa.Table.from_batches(batches, RAW_SCHEMA))
         return self.late.join(table, piece.day), num_duplicates

@@ -29,26 +29,28 @@ from components.contracts.criteo import (
     OUTCOME_TYPES,
     REQUEST_ID,
     ROW,
+    STORED_AT,
     WINDOW_SECONDS,
 )
 from components.contracts.durable import sha256_file
 from components.contracts.errors import ContractError
 from components.contracts.records import CLICK
+from components.extraction.maturity import ClickDelays
 from components.extraction.raw_schema import arrow_type, open_parquet, unreadable
 from components.extraction.times import parse_day
 
 logger = logging.getLogger(__name__)
 
 _PARTITION = OUTCOME_PARTITION.format(day="")
-_SCHEMA = pa.schema(
-    [(name, arrow_type(OUTCOME_TYPES[name])) for name in (REQUEST_ID, ROW, EVENT, OUTCOME_TIME, WINDOW_SECONDS)]
-)
+_SCHEMA = pa.schema([(name, arrow_type(text)) for name, text in OUTCOME_TYPES.items()])
 _KEY = [REQUEST_ID, ROW]
 _COUNTS_FROM = "counts_from"
 """Event time of the oldest row that a click is in time for: its own time less the window, microseconds since the epoch
 as float64, which is exact to the year 2255."""
+_KNOWN_AT = "known_at"
+"""When a click had happened and was stored, whichever came later; microseconds since the epoch as float64."""
 _MICROS = pa.timestamp("us", tz="UTC")
-_CLOCKS = timedelta(days=1)
+CLOCKS = timedelta(days=1)
 """Two machines' clocks may put a click on the day before its prediction's."""
 
 
@@ -59,9 +61,11 @@ class LateClicks:
     lake: Path
     num_joined: int = 0
     """Rows so far whose label a late click turned from 0 to 1."""
+    delays: ClickDelays | None = None
+    """Is told of each such row, and says which clicks are not to be known yet; None = all are known."""
     _files: dict[Path, str] = field(default_factory=dict)
     _clicks: dict[date, Any] = field(default_factory=dict)
-    """By partition: each clicked (request, row) once, with the least `_COUNTS_FROM` of its clicks."""
+    """By partition: each clicked (request, row) once, with the least `_COUNTS_FROM` and `_KNOWN_AT` of its clicks."""
 
     def join(self, table: Any, day: date) -> Any:
         """Raw rows of the UTC day `day` with label 1 where a late click says so; otherwise as they are.
@@ -70,7 +74,7 @@ class LateClicks:
             ContractError: a file of outcomes is damaged, lacks a column, or lies in a partition that names no day.
         """
         # A click whose prediction the monitor had forgotten by then lies on its own day, any number of days later.
-        late = [clicks for of_day, clicks in self._since(day - _CLOCKS).items() if of_day >= day - _CLOCKS]
+        late = [clicks for of_day, clicks in self._since(day - CLOCKS).items() if of_day >= day - CLOCKS]
         if not late or not table.num_rows:
             return table
         requests = table.column(REQUEST_ID)
@@ -83,10 +87,18 @@ class LateClicks:
         found = keys.join(clicks, _KEY, join_type="inner")
         clicked = found.column("position").to_numpy()
         times = table.column(EVENT_TIME).cast(_MICROS).cast(pa.int64()).to_numpy()
-        positions = np.unique(clicked[times[clicked] >= found.column(_COUNTS_FROM).to_numpy()])
+        known_at = found.column(_KNOWN_AT).to_numpy()
         labels = table.column(LABEL).to_numpy().copy()
-        self.num_joined += int((labels[positions] == 0).sum())
+        counts = (times[clicked] >= found.column(_COUNTS_FROM).to_numpy()) & (labels[clicked] == 0)
+        if self.delays is not None:
+            counts &= known_at <= self.delays.known_by
+        positions, places = np.unique(clicked[counts], return_inverse=True)
+        self.num_joined += len(positions)
         labels[positions] = 1
+        if self.delays is not None:
+            first_known = np.full(len(positions), np.inf)
+            np.minimum.at(first_known, places, known_at[counts])  # a row may have clicks in several partitions
+            self.delays.saw(times[positions], first_known)
         at = table.schema.get_field_index(LABEL)
         return table.set_column(at, table.schema.field(LABEL), pa.array(labels))
 
@@ -105,9 +117,10 @@ class LateClicks:
             day = parse_day(f"lake partition {partition}", partition.name.partition("=")[2])
             if day >= first and day not in self._clicks:
                 files = sorted(p for p in partition.glob("*.parquet") if not p.name.startswith((".", "_")))
-                clicks = _with_counts_from(pa.concat_tables([_SCHEMA.empty_table(), *map(self._read, files)]))
-                least = clicks.group_by(_KEY).aggregate([(_COUNTS_FROM, "min")])
-                self._clicks[day] = least.select([*_KEY, f"{_COUNTS_FROM}_min"]).rename_columns([*_KEY, _COUNTS_FROM])
+                clicks = _with_times(pa.concat_tables([_SCHEMA.empty_table(), *map(self._read, files)]))
+                least = clicks.group_by(_KEY).aggregate([(_COUNTS_FROM, "min"), (_KNOWN_AT, "min")])
+                least = least.select([*_KEY, f"{_COUNTS_FROM}_min", f"{_KNOWN_AT}_min"])
+                self._clicks[day] = least.rename_columns([*_KEY, _COUNTS_FROM, _KNOWN_AT])
                 logger.info("late clicks on rows of %s: %d in %d files", day, self._clicks[day].num_rows, len(files))
         return self._clicks
 
@@ -123,7 +136,9 @@ class LateClicks:
         return table.filter(pc.equal(table.column(EVENT), CLICK)).drop_null()
 
 
-def _with_counts_from(clicks: Any) -> Any:
+def _with_times(clicks: Any) -> Any:
     windows = np.round(clicks.column(WINDOW_SECONDS).to_numpy() * 1e6)
     times = clicks.column(OUTCOME_TIME).cast(pa.int64()).to_numpy()
-    return clicks.select(_KEY).append_column(_COUNTS_FROM, pa.array(times - windows))
+    known_at = np.maximum(times, clicks.column(STORED_AT).cast(pa.int64()).to_numpy()).astype(np.float64)
+    keyed = clicks.select(_KEY).append_column(_COUNTS_FROM, pa.array(times - windows))
+    return keyed.append_column(_KNOWN_AT, pa.array(known_at))

@@ -7,9 +7,11 @@ from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
+import pyarrow as pa
 
 from components.contracts.criteo import EVENT_TIME
-from components.extraction.raw_schema import open_parquet
+from components.contracts.errors import ContractError
+from components.extraction.raw_schema import RAW_SCHEMA, open_parquet
 from components.extraction.readers.raw_parquet import group_times
 from components.extraction.times import Span
 
@@ -23,6 +25,37 @@ class Piece(NamedTuple):
     span: Span
     num_rows: float
     """Rows that lie in the span, by the row groups' statistics: about."""
+
+
+def newest_time(path: Path, day: Span) -> int | None:
+    """Event time of the newest row of a raw file that lies in its day, microseconds since the epoch; None without one.
+
+    Raises:
+        ContractError: the file is not whole Parquet, or has no event times.
+    """
+    file = open_parquet(path)
+    if EVENT_TIME not in file.schema_arrow.names:
+        raise ContractError(f"{path} lacks the column {EVENT_TIME}, expected the raw schema")
+    found: list[int] = []
+    for group in range(file.num_row_groups):
+        stated = group_times(file.metadata.row_group(group))
+        if stated is not None and day.holds(stated.last):
+            found.append(stated.last)
+        elif stated is None or day.overlaps(stated.first, stated.last):
+            times = file.read_row_group(group, columns=[EVENT_TIME]).column(0).cast(RAW_SCHEMA.field(EVENT_TIME).type)
+            found += [time for time in times.drop_null().cast(pa.int64()).to_pylist() if day.holds(time)]
+    return max(found, default=None)
+
+
+def may_hold_rows(path: Path, span: Span) -> bool:
+    """Whether a raw file can hold a row of the span, by its row groups' statistics; True where there are none.
+
+    Raises:
+        ContractError: the file is not whole Parquet.
+    """
+    metadata = open_parquet(path).metadata
+    times = [group_times(metadata.row_group(group)) for group in range(metadata.num_row_groups)]
+    return any(time is None or span.overlaps(time.first, time.last) for time in times)
 
 
 def cut_evenly(day: date, files: list[Path], span: Span, piece_rows: int) -> list[Piece]:

@@ -10,9 +10,9 @@ from __future__ import annotations
 
 import logging
 import shutil
-import zlib
 from contextlib import ExitStack
 from dataclasses import dataclass
+from datetime import date
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +22,7 @@ from numpy.typing import NDArray
 
 from components.contracts.criteo import REQUEST_ID, ROW
 from components.contracts.errors import ContractError
+from components.contracts.row_hash import mix, row_identities
 from components.extraction.parquet_files import PartWriter
 from components.extraction.pieces import Piece
 from components.extraction.raw_schema import BATCH_ROWS
@@ -105,7 +106,12 @@ def _draw(source: Source, before: int, num_rows: int, num_holdout_rows: int, num
         if not num_taken:
             (folder / side).rmdir()
     drawn = [
-        {"day": day, "num_rows": counts[LEARNT], "num_holdout_rows": counts[HELD_OUT]}
+        {
+            "day": day,
+            "version": source.version_of(date.fromisoformat(day)),
+            "num_rows": counts[LEARNT],
+            "num_holdout_rows": counts[HELD_OUT],
+        }
         for day, counts in days.items()
         if any(counts.values())
     ]
@@ -123,12 +129,12 @@ def _copy(
         writers = {side: stack.enter_context(PartWriter(folder / side)) for side in wanted}
         for piece, share_read in _spread(pieces, wanted, salt):
             table, _ = source.read(piece, set_aside)
-            identities = _identities(table)
-            held_out = _mix(identities >> np.uint64(32)) < np.uint64(HELD_OUT_SHARE * 2**64)
+            identities = row_identities(table.column(REQUEST_ID).combine_chunks(), table.column(ROW).to_numpy())
+            held_out = mix(identities >> np.uint64(32)) < np.uint64(HELD_OUT_SHARE * 2**64)
             day = days.setdefault(piece.day.isoformat(), dict.fromkeys(wanted, 0))
             for side, is_ours in ((LEARNT, ~held_out), (HELD_OUT, held_out)):
                 due = int(wanted[side] * share_read) - taken[side]
-                rows = _smallest(_mix(identities ^ _mix(salt)), np.flatnonzero(is_ours), due)
+                rows = _smallest(mix(identities ^ mix(salt)), np.flatnonzero(is_ours), due)
                 writers[side].write(table.take(pa.array(rows)))
                 taken[side] += len(rows)
                 day[side] += len(rows)
@@ -146,30 +152,11 @@ def _spread(pieces: list[Piece], wanted: dict[str, int], salt: np.uint64) -> lis
     to_read = READ_PER_DRAWN * max(wanted[LEARNT] / (1 - HELD_OUT_SHARE), wanted[HELD_OUT] / HELD_OUT_SHARE)
     num_read = min(len(pieces), max(MIN_PIECES, -int(-to_read // BATCH_ROWS)))
     edges = np.arange(num_read + 1) * len(pieces) // num_read
-    places = edges[:-1] + (_mix(np.arange(num_read, dtype=np.uint64) ^ salt) % np.diff(edges).astype(np.uint64)).astype(
+    places = edges[:-1] + (mix(np.arange(num_read, dtype=np.uint64) ^ salt) % np.diff(edges).astype(np.uint64)).astype(
         int
     )
     ends = np.cumsum([piece.num_rows for piece in pieces])[edges[1:] - 1]
     return [(pieces[place], end) for place, end in zip(places, (ends / ends[-1]).tolist())]
-
-
-def _identities(table: Any) -> NDArray[np.uint64]:
-    """A number for each row: CRC-32 of its request's id in the upper half, its row in the lower."""
-    requests = table.column(REQUEST_ID).combine_chunks().dictionary_encode()
-    hashes = np.array([zlib.crc32(text.encode()) for text in requests.dictionary.to_pylist()], np.uint64)
-    rows = table.column(ROW).to_numpy().astype(np.uint32).astype(np.uint64)
-    places = requests.indices.to_numpy()
-    identities: NDArray[np.uint64] = (hashes[places] << np.uint64(32)) | rows
-    return identities
-
-
-def _mix(values: Any) -> Any:
-    """SplitMix64's output function (Steele, Lea, Flood 2014): every bit of the input changes half of the output's."""
-    with np.errstate(over="ignore"):
-        values = values + np.uint64(0x9E3779B97F4A7C15)
-        values = (values ^ (values >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
-        values = (values ^ (values >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
-        return values ^ (values >> np.uint64(31))
 
 
 def _smallest(hashes: NDArray[np.uint64], candidates: NDArray[np.int64], num: int) -> NDArray[np.int64]:

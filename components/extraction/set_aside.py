@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import logging
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import TracebackType
@@ -23,6 +24,8 @@ concatenation scar pass, and stops at a file whose columns have moved."""
 JUDGED_FROM_ROWS = 10_000
 """A file is judged while it is read once it has shown this many rows, so garbage stops early; and always at its end."""
 NUM_EXAMPLES = 3
+Named = Callable[[Path], str]
+"""What people call a file."""
 
 
 @dataclass
@@ -38,15 +41,22 @@ class SetAside:
     Args:
         path: Where the rows go; in a folder that is published as a whole, or discarded.
         max_fraction: Share of each file's rows that may be malformed, in [0, 1].
+        named: What a file is called in the JSONL file: its path, or where it was copied from.
     """
 
-    def __init__(self, path: Path, *, max_fraction: float = DEFAULT_MAX_MALFORMED_FRACTION) -> None:
+    def __init__(
+        self,
+        path: Path,
+        *,
+        max_fraction: float = DEFAULT_MAX_MALFORMED_FRACTION,
+        named: Named = str,
+    ) -> None:
         if not 0 <= max_fraction <= 1:
             raise ContractError(f"max_malformed_fraction is {max_fraction}, expected 0 to 1")
         self.path = path
         self.num_rows = 0
         """Rows set aside so far, over all files."""
-        self._max_fraction = max_fraction
+        self._max_fraction, self._named = max_fraction, named
         self._tallies: dict[Path, _Tally] = {}
         self._file: IO[str] | None = None
 
@@ -63,7 +73,7 @@ class SetAside:
         """Sets one row aside; it still has to be counted by `saw`."""
         if self._file is None:
             self._file = self.path.open("w", encoding="utf-8")
-        self._file.write(json.dumps({"file": str(path), "line": line, "reason": reason, "text": text}) + "\n")
+        self._file.write(json.dumps({"file": self._named(path), "line": line, "reason": reason, "text": text}) + "\n")
         self.num_rows += 1
         tally = self._tallies.setdefault(path, _Tally())
         tally.num_malformed += 1

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from datetime import date
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -14,6 +15,7 @@ from components.extraction.late_clicks import LateClicks
 from components.extraction.pieces import Piece
 from components.extraction.set_aside import SetAside
 from components.extraction.times import Span
+from components.extraction.versions import DayState
 
 
 class Source(Protocol):
@@ -25,6 +27,22 @@ class Source(Protocol):
 
     def describe(self) -> str:
         """What it holds, first and last day included; for messages."""
+
+    def newest(self) -> int | None:
+        """Event time of the newest row, microseconds since the epoch; None where there is none.
+
+        Criteo's own files are not read for it: theirs is the end of the newest day.
+        """
+
+    def version_of(self, day: date) -> int:
+        """The back-filled version of a day that has rows; 0 where it was never back-filled."""
+
+    def state_of(self, day: date, window: Span) -> DayState:
+        """What a reader of the window reads of a day that has rows in it: version and digest.
+
+        Raises:
+            ContractError: a file of the day is damaged.
+        """
 
     def tables(self, window: Span, set_aside: SetAside) -> Iterator[tuple[Any, int]]:
         """The window's rows as tables in the raw schema, each with how many duplicates were left out of it.
@@ -51,15 +69,19 @@ class Source(Protocol):
         """The rows of a piece of `pieces_before`, as `tables` gives them."""
 
 
-def find_source(path: Path) -> Source:
+def find_source(path: Path, *, unread: frozenset[str] = frozenset()) -> Source:
     """The source that lies at `path`: a lake if it has partitions or nothing visible, else Criteo's files.
+
+    Args:
+        path: Folder or file.
+        unread: Features that are null in every row, whatever the files hold.
 
     Raises:
         ContractError: nothing is there.
     """
     partitions = (DAY_PARTITION.format(day="*"), OUTCOME_PARTITION.format(day="*"))
     if path.is_dir() and (any(any(path.glob(each)) for each in partitions) or not any(path.glob("[!.]*"))):
-        return Lake(folder=path)
+        return Lake(folder=path, unread=unread)
     if not path.exists():
         raise ContractError(f"lake {path} does not exist, expected day partitions or Criteo files")
-    return CriteoFiles(path=path)
+    return CriteoFiles(path=path, unread=unread)

@@ -1,18 +1,38 @@
-"""Which rows a run trains on: the asked-for window, or from the champion's last trained row on."""
+"""Which rows a run trains on: the asked-for window, or from the champion's last trained row on.
+
+The watermark is the champion's: a round that failed, or that validation or the gate refused, leaves no champion behind,
+so the next one reads its rows again, with its own.
+"""
 
 from __future__ import annotations
 
+import math
+from collections.abc import Callable
 from pathlib import Path
 
 from components.contracts import model_store
 from components.contracts.errors import ContractError
 from components.contracts.manifests import Model
 from components.contracts.uris import local_path
-from components.extraction.times import Span, parse_time
+from components.extraction.maturity import ALL_FINAL, Maturity
+from components.extraction.times import DAY_MICROS, Span, parse_time, to_iso
 
 
-def resolve_window(*, start: str, end: str, store: Path, champion: str) -> Span:
+def resolve_window(
+    *,
+    start: str,
+    end: str,
+    store: Path,
+    champion: str,
+    days: float = 0.0,
+    maturity: Maturity = ALL_FINAL,
+    newest: Callable[[], int | None] = lambda: None,
+) -> Span:
     """The window [start, end).
+
+    Where younger rows are left for the next round, the window ends `maturity.attribution` before its end as asked for,
+    or before the end of the lake: a row's age counts from there, not from this machine's clock, so a try that is
+    repeated later reads the same.
 
     Args:
         start: ISO 8601, inclusive; empty = after the champion's last trained row, or from the first row without a
@@ -20,13 +40,36 @@ def resolve_window(*, start: str, end: str, store: Path, champion: str) -> Span:
         end: ISO 8601, exclusive; empty = to the last row.
         store: The model store.
         champion: `current`, `none` or a released model's id.
+        days: Length of the window, counted back from its end; 0 = `start` says.
+        maturity: When a row's label is final.
+        newest: Time of the newest row, microseconds since the epoch, None where there is none. Asked only where the
+            window depends on it, since it may cost a transfer.
 
     Raises:
-        ContractError: a time is not ISO 8601, the window is empty by its bounds, or the champion is unknown.
+        ContractError: a time is not ISO 8601, `days` contradicts `start` or is no length of time, the window is empty
+            by its bounds, or the champion is unknown.
     """
-    first = parse_time("window_start", start) if start else _after_champion(store, champion)
-    last = parse_time("window_end", end) if end else None
+    if not (math.isfinite(days) and days >= 0):
+        raise ContractError(f"window_days is {days}, expected 0 (window_start says) or more")
+    if days and start:
+        raise ContractError(f"window_days is {days} with window_start {start!r}, expected one of the two")
+    asked = last = parse_time("window_end", end) if end else None
+    if asked is None and (days or maturity.attribution):
+        last = newest()
+        asked = last = None if last is None else last + 1
+    if last is not None and maturity.leaves:
+        last -= maturity.attribution
+    first = parse_time("window_start", start) if start else None
+    if days:
+        first = None if last is None else last - round(days * DAY_MICROS)
+    elif not start:
+        first = _after_champion(store, champion)
     window = Span(first, last)
+    if window.is_empty and asked != last:
+        raise ContractError(
+            f"window {window} holds no mature row: of rows up to {to_iso(asked or 0)} those of the last "
+            f"{maturity.attribution_hours:g} hours (attribution_hours) are left for the next round"
+        )
     if window.is_empty:
         raise ContractError(f"window {window} is empty, expected its start before its end")
     return window

@@ -27,7 +27,7 @@ from components.extraction.raw_schema import (
     unreadable,
     without_rows,
 )
-from components.extraction.readers.fields import parse_hex
+from components.extraction.readers.values import parse_hex
 from components.extraction.set_aside import SetAside
 
 

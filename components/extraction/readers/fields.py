@@ -1,31 +1,33 @@
 """Delimited text to raw rows: what every text form shares. One form differs from another by its `Layout` alone.
 
-pyarrow splits the fields and encodes each column as a dictionary; values are then checked and parsed once per distinct
-value. Only a block that holds something malformed is looked at line by line. Quoting does not exist in these forms.
+pyarrow splits the fields. A block in which all is well is read the short way; any other is split and checked once more
+by column and distinct value, and what is malformed is then found line by line. Quoting does not exist in these forms.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.csv as pv
-from numpy.typing import NDArray
 
-from components.contracts.criteo import CATEGORICAL, DENSE, EXPECTED_TEXT, HEX_PATTERN, INTEGER_PATTERN, LABEL
+from components.contracts.criteo import CATEGORICAL, EXPECTED_TEXT, LABEL
 from components.extraction.raw_schema import CLICK_COLUMNS, raw_batch, without_rows
+from components.extraction.readers.ahead import in_order
 from components.extraction.readers.blocks import Block, blocks
+from components.extraction.readers.values import HEX_WIDTH, PARSERS, parse_hex_of_width
 from components.extraction.set_aside import SetAside
 
-_NIBBLE = np.zeros(256, dtype=np.int64)
-_NIBBLE[np.frombuffer(b"0123456789abcdef", np.uint8)] = np.arange(16)
-_NIBBLE[np.frombuffer(b"ABCDEF", np.uint8)] = np.arange(10, 16)
-_PLACES = 16 ** np.arange(7, -1, -1, dtype=np.int64)
+_ENCODED = pa.dictionary(pa.int32(), pa.binary())
+# Binary, because a byte that is not UTF-8 must spoil its line and not the file.
+_CAREFUL_TYPES = dict.fromkeys(CLICK_COLUMNS, _ENCODED)
+_SOUND_TYPES = {**_CAREFUL_TYPES, **dict.fromkeys(CATEGORICAL, pa.binary(HEX_WIDTH))}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -39,33 +41,66 @@ class Layout:
     """Whether the first line holds names."""
 
 
+class Parsed(NamedTuple):
+    """A block's rows."""
+
+    batch: Any
+    """The sound ones, in the raw schema."""
+    malformed: list[tuple[int, str, str]]
+    """Line number, reason and original text of each other."""
+
+
 def read_rows(path: Path, layout: Layout, set_aside: SetAside) -> Iterator[Any]:
     """Raw record batches of a text file; empty lines do not count.
+
+    Blocks are unpacked and parsed ahead by threads; what is set aside and counted is so in the order of the file, and
+    not before the caller has come to it.
 
     Raises:
         ContractError: see `Reader.batches`.
     """
-    for block in blocks(path):
-        if layout.has_header and block.first_line == 1:
-            block = Block(2, block.content.partition(b"\n")[2])
-        if not block.content.strip(b"\r\n"):
-            continue
-        table, num_ragged = _split(block.content, layout)
-        columns, reasons = _parse(table)
-        if num_ragged or reasons:
-            for line, reason, text in _malformed(block, layout, reasons):
-                set_aside.add(path, line, reason, text)
-        set_aside.saw(path, table.num_rows + num_ragged)
-        batch = without_rows(raw_batch(columns), reasons)
-        if batch.num_rows:
-            yield batch
+    for parsed in in_order(blocks(path), partial(parse_block, layout=layout)):
+        for line, reason, text in parsed.malformed:
+            set_aside.add(path, line, reason, text)
+        set_aside.saw(path, parsed.batch.num_rows + len(parsed.malformed))
+        if parsed.batch.num_rows:
+            yield parsed.batch
 
 
-def _split(content: bytes, layout: Layout) -> tuple[Any, int]:
-    """The fields of all lines with the right number of them, dictionary-encoded, and how many lines have another."""
-    if b"\r" in content:
-        # pyarrow would end a line at a lone carriage return; as a character it makes its field malformed.
-        content = content.replace(b"\r\n", b"\n").replace(b"\r", b"?")
+def parse_block(block: Block, layout: Layout) -> Parsed:
+    """The rows of a block."""
+    if layout.has_header and block.first_line == 1:
+        block = Block(2, block.content.partition(b"\n")[2])
+    if not block.content.strip(b"\r\n"):
+        return Parsed(raw_batch({LABEL: pa.array([], pa.int32())}), [])
+    if (batch := parse_sound(block, layout)) is not None:
+        return Parsed(batch, [])
+    return parse_carefully(block, layout)
+
+
+def parse_sound(block: Block, layout: Layout) -> Any | None:
+    """The rows of a block of which every line is sound and every category has 8 digits or none; else None.
+
+    Skips the dictionaries of categories, whose values are mostly different: half the time of `parse_carefully`.
+    """
+    if b"\0" in block.content:
+        return None
+    try:
+        table = _split(block.content, layout, _SOUND_TYPES)
+    except pa.ArrowInvalid:
+        return None
+    columns = {}
+    for name in CLICK_COLUMNS:
+        fields = _one_array(table.column(name))
+        values = parse_hex_of_width(fields) if name in CATEGORICAL else _values_of(name, fields)
+        if values is None or values.null_count > (0 if name == LABEL else fields.null_count):
+            return None
+        columns[name] = values
+    return raw_batch(columns)
+
+
+def parse_carefully(block: Block, layout: Layout) -> Parsed:
+    """The rows of any block."""
     num_ragged = 0
 
     def skip(_: Any) -> str:
@@ -73,19 +108,45 @@ def _split(content: bytes, layout: Layout) -> tuple[Any, int]:
         num_ragged += 1
         return "skip"
 
-    table = pv.read_csv(
+    table = _split(block.content, layout, _CAREFUL_TYPES, skip)
+    columns, reasons = _parse(table)
+    malformed = list(_malformed(block, layout, reasons)) if num_ragged or reasons else []
+    return Parsed(without_rows(raw_batch(columns), reasons), malformed)
+
+
+def _split(content: bytes, layout: Layout, types: dict[str, Any], ragged: Any = None) -> Any:
+    """The fields of all lines with the right number of them, as `types`; `ragged` is asked about each other line.
+
+    Raises:
+        pa.ArrowInvalid: a field is not of its type, or a line has another number of fields and nobody is asked.
+    """
+    if b"\r" in content:
+        # pyarrow would end a line at a lone carriage return; as a character it makes its field malformed.
+        content = content.replace(b"\r\n", b"\n").replace(b"\r", b"?")
+    return pv.read_csv(
         pa.BufferReader(content),
-        read_options=pv.ReadOptions(column_names=list(layout.columns), block_size=len(content) + 1),
-        parse_options=pv.ParseOptions(delimiter=layout.delimiter, quote_char=False, invalid_row_handler=skip),
+        # Blocks are the threads' work already (`in_order`).
+        read_options=pv.ReadOptions(column_names=list(layout.columns), block_size=len(content) + 1, use_threads=False),
+        parse_options=pv.ParseOptions(delimiter=layout.delimiter, quote_char=False, invalid_row_handler=ragged),
         convert_options=pv.ConvertOptions(
-            # Binary, because a byte that is not UTF-8 must spoil its line and not the file.
-            column_types=dict.fromkeys(CLICK_COLUMNS, pa.dictionary(pa.int32(), pa.binary())),
-            include_columns=list(CLICK_COLUMNS),
-            null_values=[""],
-            strings_can_be_null=True,
+            column_types=types, include_columns=list(CLICK_COLUMNS), null_values=[""], strings_can_be_null=True
         ),
     )
-    return table, num_ragged
+
+
+def _one_array(column: Any) -> Any:
+    """A column of `_split` as one array."""
+    if pa.types.is_dictionary(column.type):
+        column = column.unify_dictionaries()
+    combined = column.combine_chunks()
+    if isinstance(combined, pa.ChunkedArray):
+        combined = combined.chunk(0) if combined.num_chunks else pa.array([], combined.type)
+    return combined
+
+
+def _values_of(name: str, encoded: Any) -> Any:
+    """Typed values of a dictionary-encoded column, null where one is missing or malformed."""
+    return PARSERS[name](encoded.dictionary).take(encoded.indices)
 
 
 def _parse(table: Any) -> tuple[dict[str, Any], dict[int, str]]:
@@ -93,14 +154,11 @@ def _parse(table: Any) -> tuple[dict[str, Any], dict[int, str]]:
     columns: dict[str, Any] = {}
     reasons: dict[int, str] = {}
     for name in CLICK_COLUMNS:
-        encoded = table.column(name).unify_dictionaries().combine_chunks()
-        if isinstance(encoded, pa.ChunkedArray):
-            encoded = encoded.chunk(0) if encoded.num_chunks else pa.array([], encoded.type)
-        distinct, indices = encoded.dictionary, encoded.indices
-        values = _PARSERS[name](distinct)
-        columns[name] = values.take(indices)
-        if values.null_count or name == LABEL:
-            wrong = pc.is_null(columns[name]) if name == LABEL else pc.and_(indices.is_valid(), columns[name].is_null())
+        encoded = _one_array(table.column(name))
+        columns[name] = _values_of(name, encoded)
+        if columns[name].null_count > (0 if name == LABEL else encoded.null_count):
+            wrong = pc.is_null(columns[name])
+            wrong = wrong if name == LABEL else pc.and_(encoded.indices.is_valid(), wrong)
             for at in np.flatnonzero(wrong.to_numpy(zero_copy_only=False)):
                 text = (encoded[int(at)].as_py() or b"").decode(errors="backslashreplace")
                 reasons.setdefault(int(at), f"{name} is {text!r}, expected {EXPECTED_TEXT[name]}")
@@ -121,37 +179,3 @@ def _malformed(block: Block, layout: Layout, reasons: dict[int, str]) -> Iterato
             row += 1
         if reason:
             yield number, reason, stripped.decode(errors="backslashreplace")
-
-
-def parse_hex(distinct: Any) -> Any:
-    """The int64 values of categories (binary array); null where one is not 1 to 8 hex digits.
-
-    `contracts.criteo.parse_category` on arrays.
-    """
-    text = _matching(distinct, HEX_PATTERN)
-    if not len(text):
-        return pa.array([], pa.int64())
-    padded = pc.ascii_lpad(text.fill_null("0"), 8, "0")
-    digits: NDArray[np.uint8] = np.frombuffer(padded.buffers()[2], np.uint8)[: 8 * len(text)].reshape(-1, 8)
-    return pa.array(_NIBBLE[digits] @ _PLACES, mask=text.is_null().to_numpy(zero_copy_only=False))
-
-
-def _parse_integers(distinct: Any) -> Any:
-    return _matching(distinct, INTEGER_PATTERN).cast(pa.float64()).cast(pa.float32())
-
-
-def _parse_labels(distinct: Any) -> Any:
-    return _matching(distinct, "^[01]$").cast(pa.int32())
-
-
-def _matching(distinct: Any, pattern: str) -> Any:
-    """The values that match, as strings; null elsewhere."""
-    matches = pc.match_substring_regex(distinct, pattern)
-    return pc.if_else(matches, distinct, pa.scalar(None, distinct.type)).cast(pa.string())
-
-
-_PARSERS = {
-    LABEL: _parse_labels,
-    **dict.fromkeys(DENSE, _parse_integers),
-    **dict.fromkeys(CATEGORICAL, parse_hex),
-}

@@ -41,11 +41,13 @@ class RawParquet:
     """Rows outside their file's day are malformed: the order of days would not be the order of rows."""
     with_strays: bool = True
     """Whether rows of no time or of another day are set aside by this reader; one of a day's readers does it."""
+    unread: frozenset[str] = frozenset()
+    """Features that are null in the rows, whatever the file holds; it need not have them."""
 
     def batches(self, set_aside: SetAside) -> Iterator[Any]:
         """See `Reader.batches`."""
         file = open_parquet(self.path)
-        if missing := [name for name in RAW_SCHEMA.names if name not in file.schema_arrow.names]:
+        if missing := [name for name in self._names if name not in file.schema_arrow.names]:
             raise ContractError(f"{self.path} lacks the columns {missing}, expected the raw schema")
         # Arrow would cast any integer to a time.
         if not pa.types.is_timestamp(found := file.schema_arrow.field(EVENT_TIME).type):
@@ -56,9 +58,14 @@ class RawParquet:
                 yield from self._group(file, group, first_row, set_aside)
             first_row += file.metadata.row_group(group).num_rows
 
+    @property
+    def _names(self) -> list[str]:
+        """The columns that are read."""
+        return [name for name in RAW_SCHEMA.names if name not in self.unread]
+
     def _group(self, file: Any, group: int, first_row: int, set_aside: SetAside) -> Iterator[Any]:
         try:
-            for found in file.iter_batches(batch_size=BATCH_ROWS, row_groups=[group], columns=RAW_SCHEMA.names):
+            for found in file.iter_batches(batch_size=BATCH_ROWS, row_groups=[group], columns=self._names):
                 batch = self._conform(found)
                 times = batch.column(EVENT_TIME)
                 strays = pc.invert(_within(times, self.day))
@@ -83,7 +90,7 @@ class RawParquet:
     def _conform(self, found: Any) -> Any:
         """The batch in the exact types of the raw schema."""
         columns = {}
-        for field in RAW_SCHEMA:
+        for field in [RAW_SCHEMA.field(name) for name in self._names]:
             values = found.column(field.name)
             if values.type != field.type:
                 try:

@@ -7,13 +7,17 @@ import gzip
 import io
 import json
 import random
+from datetime import datetime, timezone
 from pathlib import Path
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from components.contracts import criteo
+from components.contracts import criteo, promotion_journal
+from components.contracts.manifests import Model, Release
+from components.contracts.model_store import model_folder, release_path
+from components.extraction.__main__ import main
 from components.extraction.set_aside import SetAside
 
 
@@ -107,3 +111,57 @@ def write_lake():
         return folder
 
     return write
+
+
+START = datetime(2026, 3, 1, tzinfo=timezone.utc)
+
+
+@pytest.fixture
+def flags(tmp_path, raw_table, write_lake):
+    lake = write_lake(tmp_path / "my lake", raw_table(1000, start=START.timestamp(), seconds=2 * 86_400))
+    return {
+        "--run": "run 1",
+        "--store": (tmp_path / "my store").as_uri(),
+        "--work": str(tmp_path / "my work"),
+        "--lake": lake.as_uri(),
+        "--output": str(tmp_path / "out" / "raw.json"),
+    }
+
+
+@pytest.fixture
+def released(tmp_path):
+    """Releases a model whose newest row is of `last_event_time`."""
+
+    def release(last_event_time: str, *, model_id: str = "m1", version: int = 1) -> None:
+        store = tmp_path / "my store"
+        folder = model_folder(store, model_id)
+        model = Model(
+            model_id=model_id, uri=folder.as_uri(), backend="pytorch", config={}, slot_sizes=[4] * 26,
+            parent_model_id=None, seed=0, num_train_rows=1, optimizer_step=1, early_stopping={},
+            last_event_time=last_event_time, raw_digest="", sha256={}, created_at="",
+        )  # fmt: skip
+        model.write(folder / Model.MANIFEST)
+        Release(
+            model_name="dcn", version=version, previous_version=None, model_id=model_id, model_uri=folder.as_uri(),
+            graph_uri="", sha256={}, raw_digest="", parity_max_abs_diff=0.0, parity_rows=1, trigger_id=None,
+            repository_uri="", reason="", published_at="",
+        ).write(release_path(store, version))  # fmt: skip
+        promotion = promotion_journal.Promotion(
+            time="2026-03-03T00:00:00+00:00", action="release", version=version, previous_version=None,
+            model_id=model_id, model_uri=folder.as_uri(), release_uri=release_path(store, version).as_uri(),
+            trigger_id=None, reason="",
+        )  # fmt: skip
+        promotion_journal.append_promotion(store, promotion)
+
+    return release
+
+
+@pytest.fixture
+def run_main():
+    """Runs the step's command line with some flags changed; gives its exit code."""
+
+    def run(flags: dict[str, str], **more: str) -> int:
+        changed = {f"--{name.replace('_', '-')}": value for name, value in more.items()}
+        return main([f"{flag}={value}" for flag, value in {**flags, **changed}.items()])
+
+    return run

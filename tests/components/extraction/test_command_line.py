@@ -10,62 +10,16 @@ from datetime import datetime, timezone
 import pytest
 from kfp import dsl
 
-from components.contracts import promotion_journal
-from components.contracts.manifests import Model, RawDataset, Release
-from components.contracts.model_store import model_folder, release_path
+from components.contracts.manifests import RawDataset
 from components.contracts.run_notes import read_notes
-from components.extraction.__main__ import build_parser, main
+from components.extraction.__main__ import build_parser
 from components.extraction.component import extraction
 from components.extraction.window import resolve_window
 
 START = datetime(2026, 3, 1, tzinfo=timezone.utc)
 
 
-@pytest.fixture
-def flags(tmp_path, raw_table, write_lake):
-    lake = write_lake(tmp_path / "my lake", raw_table(1000, start=START.timestamp(), seconds=2 * 86_400))
-    return {
-        "--run": "run 1",
-        "--store": (tmp_path / "my store").as_uri(),
-        "--work": str(tmp_path / "my work"),
-        "--lake": lake.as_uri(),
-        "--output": str(tmp_path / "out" / "raw.json"),
-    }
-
-
-def run_main(flags: dict[str, str], **more: str) -> int:
-    return main([f"{k}={v}" for k, v in {**flags, **{f"--{k.replace('_', '-')}": v for k, v in more.items()}}.items()])
-
-
-@pytest.fixture
-def released(tmp_path):
-    """Releases a model whose newest row is of `last_event_time`."""
-
-    def release(last_event_time: str, *, model_id: str = "m1", version: int = 1) -> None:
-        store = tmp_path / "my store"
-        folder = model_folder(store, model_id)
-        model = Model(
-            model_id=model_id, uri=folder.as_uri(), backend="pytorch", config={}, slot_sizes=[4] * 26,
-            parent_model_id=None, seed=0, num_train_rows=1, optimizer_step=1, early_stopping={},
-            last_event_time=last_event_time, raw_digest="", sha256={}, created_at="",
-        )  # fmt: skip
-        model.write(folder / Model.MANIFEST)
-        Release(
-            model_name="dcn", version=version, previous_version=None, model_id=model_id, model_uri=folder.as_uri(),
-            graph_uri="", sha256={}, raw_digest="", parity_max_abs_diff=0.0, parity_rows=1, trigger_id=None,
-            repository_uri="", reason="", published_at="",
-        ).write(release_path(store, version))  # fmt: skip
-        promotion = promotion_journal.Promotion(
-            time="2026-03-03T00:00:00+00:00", action="release", version=version, previous_version=None,
-            model_id=model_id, model_uri=folder.as_uri(), release_uri=release_path(store, version).as_uri(),
-            trigger_id=None, reason="",
-        )  # fmt: skip
-        promotion_journal.append_promotion(store, promotion)
-
-    return release
-
-
-def test_paths_with_spaces_and_uris_are_served(flags, tmp_path):
+def test_paths_with_spaces_and_uris_are_served(flags, tmp_path, run_main):
     assert run_main(flags) == 0
     dataset = RawDataset.read(flags["--output"])
     assert dataset.num_train_rows == 900
@@ -74,13 +28,13 @@ def test_paths_with_spaces_and_uris_are_served(flags, tmp_path):
     assert (note.step, note.state, note.facts["train_rows"]) == ("extraction", "done", 900)
 
 
-def test_without_a_champion_the_window_starts_at_the_first_row(flags):
+def test_without_a_champion_the_window_starts_at_the_first_row(flags, run_main):
     assert run_main(flags, champion="current") == 0
     dataset = RawDataset.read(flags["--output"])
     assert (dataset.window_start, dataset.first_event_time) == (None, "2026-03-01T00:00:00+00:00")
 
 
-def test_the_window_starts_after_the_champions_last_trained_row(flags, released):
+def test_the_window_starts_after_the_champions_last_trained_row(flags, released, run_main):
     first_half = RawDataset
     assert run_main(flags, window_end="2026-03-02T00:00:00Z") == 0
     trained = first_half.read(flags["--output"])
@@ -92,7 +46,7 @@ def test_the_window_starts_after_the_champions_last_trained_row(flags, released)
     assert trained.last_event_time < dataset.window_start <= dataset.first_event_time
 
 
-def test_champion_none_and_a_stated_start_ignore_the_watermark(flags, released):
+def test_champion_none_and_a_stated_start_ignore_the_watermark(flags, released, run_main):
     released("2026-03-02T00:00:00+00:00")
     assert run_main(flags, champion="none") == 0
     assert RawDataset.read(flags["--output"]).num_train_rows == 900
@@ -113,13 +67,22 @@ REFUSED = {
     "not a time": ({"window_start": "yesterday"}, "window_start is 'yesterday', expected an ISO 8601 time"),
     "unknown champion": ({"champion": "m9"}, "champion 'm9' was never released"),
     "holdout of all": ({"holdout_fraction": "1"}, "holdout_fraction is 1.0, expected"),
+    "days and a start": ({"window_days": "2", "window_start": "2026-03-01"}, "window_days is 2.0 with window_start"),
+    "negative days": ({"window_days": "-1"}, "window_days is -1.0, expected 0"),
+    "no column": ({"columns": "I1,label"}, "columns name ['label'], expected some of I1 to I13 and C1 to C26"),
+    "column twice": ({"columns": "C1,I1,C1"}, "columns name ['C1'] twice"),
+    "rate above one": ({"negative_rate": "1.5"}, "negative_rate is 1.5, expected more than 0 and at most 1"),
+    "rate of nothing": ({"negative_rate": "0"}, "negative_rate is 0.0"),
+    "negative hours": ({"attribution_hours": "-1"}, "attribution_hours is -1.0"),
+    "nothing mature": ({"attribution_hours": "99", "window_start": "2026-03-01"}, "holds no mature row"),
+    "unknown delays": ({"attribution_hours": "6", "immature_rows": "weight"}, "how long clicks take cannot be"),
     "relative lake": ({"lake": "lake"}, "uri is 'lake', expected file:///... or an absolute path"),
     "no lake": ({"lake": "/no/such/lake"}, "lake /no/such/lake does not exist"),
 }
 
 
 @pytest.mark.parametrize(("changed", "message"), REFUSED.values(), ids=REFUSED.keys())
-def test_unusable_input_is_one_line_on_stderr_and_code_2(flags, tmp_path, capsys, changed, message):
+def test_unusable_input_is_one_line_on_stderr_and_code_2(flags, tmp_path, capsys, changed, message, run_main):
     assert run_main(flags, **changed) == 2
     (line,) = [text for text in capsys.readouterr().err.splitlines() if text.startswith("error: ")]
     assert message in line
@@ -143,6 +106,11 @@ def test_the_flags_are_a_promise():
         "--max-malformed-fraction": 0.01,
         "--replay-share": 0.0,
         "--replay-days": 7,
+        "--window-days": 0.0,
+        "--columns": "",
+        "--negative-rate": 1.0,
+        "--attribution-hours": 0.0,
+        "--immature-rows": "leave",
         "--output": None,
     }
 
@@ -153,7 +121,8 @@ def test_the_component_writes_the_manifest_and_counts(flags, tmp_path):
     arguments = {
         "run": "r", "store": flags["--store"], "work": flags["--work"], "lake": flags["--lake"], "window_start": "",
         "window_end": "", "champion": "current", "holdout_fraction": 0.2, "max_malformed_fraction": 0.0,
-        "replay_share": 0.0, "replay_days": 7,
+        "replay_share": 0.0, "replay_days": 7, "window_days": 0.0, "columns": "", "negative_rate": 1.0,
+        "attribution_hours": 0.0, "immature_rows": "leave",
     }  # fmt: skip
     extraction.python_func(**arguments, raw_dataset=raw_dataset, metrics=metrics)
     assert RawDataset.read(raw_dataset.path).num_holdout_rows == 200
@@ -174,13 +143,14 @@ def test_the_component_names_its_inputs_for_the_pipeline():
     spec = extraction.component_spec
     assert list(spec.inputs) == [
         "run", "store", "work", "lake", "window_start", "window_end", "champion", "holdout_fraction",
-        "max_malformed_fraction", "replay_share", "replay_days",
+        "max_malformed_fraction", "replay_share", "replay_days", "window_days", "columns", "negative_rate",
+        "attribution_hours", "immature_rows",
     ]  # fmt: skip
     assert sorted(spec.outputs) == ["metrics", "raw_dataset"]
     assert json.loads(json.dumps(spec.description)).startswith("Copies one time window")
 
 
-@pytest.mark.parametrize("module", ["times", "origin"])
+@pytest.mark.parametrize("module", ["times", "origin", "columns"])
 def test_the_examples_in_docstrings_hold(module):
     results = doctest.testmod(importlib.import_module(f"components.extraction.{module}"))
     assert results.attempted

@@ -189,7 +189,7 @@ def test_unfinished_files_are_passed_over(lake, run_step):
     ("content", "message"),
     [
         (b"PAR1 and no more", "part-1.parquet is not a readable Parquet file"),
-        (None, "lacks the columns .'row', 'event', 'outcome_time', 'window_seconds'"),
+        (None, "lacks the columns .'row', 'event', 'outcome_time', 'stored_at', 'window_seconds'"),
     ],
 )
 def test_a_damaged_file_of_outcomes_stops_the_step_and_is_named(lake, run_step, content, message):

@@ -13,6 +13,7 @@ from components.contracts import criteo
 from components.contracts.errors import ContractError
 from components.extraction.readers import blocks as blocks_module
 from components.extraction.readers import fields
+from components.extraction.readers import values as values_module
 from components.extraction.readers.blocks import blocks
 from components.extraction.readers.criteo_tsv import CriteoTsv
 from components.extraction.readers.forms import find_reader
@@ -151,7 +152,7 @@ def test_every_line_is_read_or_set_aside_wherever_blocks_end(
     path = tmp_path / "day_0.gz"
     path.write_bytes(gzip.compress("\n".join(lines).encode()))
     monkeypatch.setattr(fields, "blocks", lambda p: blocks(p, block_bytes=block_bytes))
-    monkeypatch.setattr(blocks_module, "_READ_BYTES", 64)
+    monkeypatch.setattr(blocks_module, "_PACKED_BYTES", 64)
     found, malformed = read(CriteoTsv(path=path))
     assert found == truth([row for i, row in enumerate(rows) if i not in noise])
     assert [(m["line"], m["text"]) for m in malformed] == [(i + 1, t) for i, t in sorted(noise.items()) if t]
@@ -166,7 +167,7 @@ def test_hex_on_arrays_agrees_with_the_contract(values):
         except ContractError:
             return None
 
-    assert fields.parse_hex(pa.array(values, pa.binary())).to_pylist() == [one(v) for v in values]
+    assert values_module.parse_hex(pa.array(values, pa.binary())).to_pylist() == [one(v) for v in values]
 
 
 @pytest.mark.parametrize("keep", [0.3, 0.98])

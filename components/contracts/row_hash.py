@@ -1,0 +1,52 @@
+"""A number for each raw row that any step can make again: rows drawn by it are the same in every try.
+
+Joins extraction, which draws old rows to replay, and preprocessing, which keeps a share of the rows without a click.
+What is drawn, and by which salt, is theirs.
+"""
+
+from __future__ import annotations
+
+import zlib
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+
+def row_identities(request_ids: Any, rows: NDArray[Any]) -> NDArray[np.uint64]:
+    """CRC-32 of each row's request id in the upper half, its row in the lower.
+
+    Args:
+        request_ids: Arrow array of strings, [n]; pyarrow is asked for, but is no dependency of the contracts.
+        rows: `row` of each, [n].
+    """
+    requests = request_ids.dictionary_encode()
+    hashes = np.array([zlib.crc32(text.encode()) for text in requests.dictionary.to_pylist()], np.uint64)
+    places = requests.indices.to_numpy(zero_copy_only=False)
+    identities: NDArray[np.uint64] = (hashes[places] << np.uint64(32)) | rows.astype(np.uint32).astype(np.uint64)
+    return identities
+
+
+def mix(values: Any) -> Any:
+    """SplitMix64's output function (Steele, Lea, Flood 2014): every bit of the input changes half of the output's.
+
+    Args:
+        values: uint64, an array or a scalar.
+    """
+    with np.errstate(over="ignore"):
+        values = values + np.uint64(0x9E3779B97F4A7C15)
+        values = (values ^ (values >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+        values = (values ^ (values >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+        return values ^ (values >> np.uint64(31))
+
+
+def uniforms(identities: NDArray[np.uint64], salt: int) -> NDArray[np.float64]:
+    """A number in [0, 1) for each identity, as good as drawn evenly and, for another salt, independently.
+
+    >>> uniforms(np.array([5, 6], np.uint64), 1).round(3).tolist() == uniforms(np.array([5], np.uint64), 1).tolist()
+    False
+    """
+    hashes = mix(identities ^ mix(np.uint64(salt % 2**64)))
+    # The 53 upper bits are exact in float64; rounding all 64 could give 1.
+    evenly: NDArray[np.float64] = (hashes >> np.uint64(11)).astype(np.float64) * 2.0**-53
+    return evenly

@@ -1,0 +1,91 @@
+"""The folder that a lake is read from: itself where it is mounted, a mirror where it lies in a bucket."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol
+
+from components.contracts.errors import ContractError
+from components.contracts.uris import local_path
+from components.extraction.times import Span
+
+
+class LakeFolder(Protocol):
+    """A lake, or what is asked for of one, on this machine."""
+
+    @property
+    def uri(self) -> str:
+        """Where the lake itself lies: `file://` or `gs://`."""
+
+    @property
+    def path(self) -> Path:
+        """What `find_source` takes."""
+
+    def named(self, path: Path) -> str:
+        """What people call a file below `path`: itself, or the object that it is a copy of."""
+
+    def fetch(self, window: Span, *, replay_days: int) -> None:
+        """Brings all that `extract` reads for this window: its days, older ones to replay, and late outcomes.
+
+        Raises:
+            ContractError: the lake holds nothing, or no day of the window.
+            TemporaryError: the bucket cannot be reached, or objects change faster than they are read.
+            PermanentError: no permission, no bucket, or no room on the disk.
+        """
+
+    def fetch_newest(self) -> None:
+        """Brings the newest day that has rows, for whoever must know the lake's end before the window; errors alike.
+
+        Of Criteo's own files the names, which tell their days.
+        """
+
+
+@dataclass(frozen=True)
+class MountedLake:
+    """A lake that is a folder of this machine: all of it is there."""
+
+    path: Path
+
+    @property
+    def uri(self) -> str:
+        """See `LakeFolder.uri`."""
+        return self.path.as_uri()
+
+    def named(self, path: Path) -> str:
+        """See `LakeFolder.named`."""
+        return str(path)
+
+    def fetch(self, window: Span, *, replay_days: int) -> None:
+        """See `LakeFolder.fetch`."""
+
+    def fetch_newest(self) -> None:
+        """See `LakeFolder.fetch_newest`."""
+
+
+@contextmanager
+def opened_lake(uri: str, *, work: Path, **settings: Any) -> Iterator[LakeFolder]:
+    """Opens the lake at `uri`; what was made for this run alone is gone afterwards, the cache stays.
+
+    A `ContractError` from inside names the lake's own files, not those of the mirror.
+
+    Args:
+        uri: `gs://bucket/prefix`, `file://` or an absolute path.
+        work: Folder for big data; the cache is `work/.lake-cache/`.
+        settings: Of `Mirror`, where the lake is in a bucket.
+
+    Raises:
+        ContractError: `uri` is none of these.
+    """
+    if not uri.startswith("gs://"):
+        yield MountedLake(local_path(uri))
+        return
+    from components.extraction.mirror.mirror import opened_mirror
+
+    with opened_mirror(uri, work, **settings) as mirror:
+        try:
+            yield mirror
+        except ContractError as error:
+            raise ContractError(str(error).replace(str(mirror.path), mirror.uri)) from error

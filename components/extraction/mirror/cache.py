@@ -1,0 +1,143 @@
+"""Objects of one lake on this machine's disk, by name and generation, so that none is fetched twice.
+
+`objects/<name>/<generation>` is whole and never changed; `objects/<name>/<generation>.part` is what has come of one so
+far. One process at a time fills the cache, behind `lock`. What no run needs any more goes by a bound; a run that still
+reads it has its own link (see `view`).
+"""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import logging
+import os
+import shutil
+import time
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+from components.contracts.errors import PermanentError
+from components.extraction.mirror.progress import Progress
+from components.extraction.mirror.transfer import NUM_TRANSFERS, Errand, transfer
+from components.storage.objects import ObjectInfo, Objects
+
+logger = logging.getLogger(__name__)
+
+SPARE_BYTES = 8 << 30
+"""Of what the newest run did not need, so much stays, the latest used first: for a round that looks further back."""
+_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+_PART = ".part"
+
+
+def free_bytes(folder: Path) -> int:
+    """Bytes that this process may still write on the folder's disk."""
+    return shutil.disk_usage(folder).free
+
+
+@dataclass(frozen=True, kw_only=True)
+class Cache:
+    """The objects of one lake."""
+
+    folder: Path
+    spare_bytes: int = SPARE_BYTES
+    num_transfers: int = NUM_TRANSFERS
+    free: Callable[[Path], int] = free_bytes
+    clock: Callable[[], float] = time.monotonic
+
+    def path(self, wanted: ObjectInfo) -> Path:
+        """Where the object is once it is whole."""
+        return self.folder / "objects" / wanted.name / str(wanted.generation)
+
+    def holds(self, wanted: ObjectInfo) -> bool:
+        """Whether this very write of the object is here, whole."""
+        path = self.path(wanted)
+        return path.is_file() and path.stat().st_size == wanted.size
+
+    @contextmanager
+    def locked(self) -> Iterator[None]:
+        """Keeps other processes from changing the cache; waits for the one that does."""
+        self.folder.mkdir(parents=True, exist_ok=True)
+        with open(self.folder / "lock", "w") as lock:
+            try:
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                logger.info("waiting for another run that fills %s", self.folder)
+                fcntl.flock(lock, fcntl.LOCK_EX)
+            yield
+
+    def fill(self, objects: Objects, wanted: list[ObjectInfo]) -> None:
+        """Brings those of the objects that are not here; `locked`.
+
+        Raises:
+            Changed, TemporaryError: see `Objects.fetch`; what came is kept, and the next call asks for the rest.
+            PermanentError: also where the disk has no room, before or during the transfer. What is whole is kept.
+        """
+        errands = [self._errand(each) for each in wanted if not self.holds(each)]
+        if not errands:
+            return
+        self._make_room(objects.uri, errands, wanted)
+        missing = sum(errand.wanted.size - _size(errand.part) for errand in errands)
+        progress = Progress(objects.uri, num_files=len(errands), num_bytes=missing, clock=self.clock)
+        try:
+            transfer(
+                objects,
+                errands,
+                arrived=progress.arrived,
+                finished=progress.finish_file,
+                num_transfers=self.num_transfers,
+            )
+        except PermanentError as error:
+            if isinstance(error.__cause__, OSError) and error.__cause__.errno in _FULL:
+                raise self._full(objects.uri, errands) from error
+            raise
+        finally:
+            progress.close()
+
+    def prune(self, needed: Iterable[ObjectInfo], spare_bytes: int | None = None) -> None:
+        """Removes what is not needed, but `spare_bytes` of the whole objects, the latest used; `locked`."""
+        kept = {self.path(each) for each in needed}
+        now = time.time()
+        for path in kept:
+            if path.exists():
+                os.utime(path, (now, now))
+        others = [p for p in (self.folder / "objects").rglob("*") if p.is_file() and p not in kept]
+        others = [p for p in others if p.suffix != _PART or p.with_suffix("") not in kept]
+        room = self.spare_bytes if spare_bytes is None else spare_bytes
+        for path in sorted(others, key=lambda p: (p.suffix == _PART, -p.stat().st_mtime)):
+            room -= path.stat().st_size
+            if room < 0 or path.suffix == _PART:
+                path.unlink()
+                self._tidy(path.parent)
+
+    def _errand(self, wanted: ObjectInfo) -> Errand:
+        path = self.path(wanted)
+        return Errand(wanted, path.with_name(path.name + _PART), path)
+
+    def _make_room(self, uri: str, errands: list[Errand], wanted: list[ObjectInfo]) -> None:
+        needed = sum(errand.wanted.size - _size(errand.part) for errand in errands)
+        if self.free(self.folder) < needed:
+            self.prune(wanted, 0)
+        if (free := self.free(self.folder)) < needed:
+            raise PermanentError(self._told(uri, errands, needed, free))
+
+    def _full(self, uri: str, errands: list[Errand]) -> PermanentError:
+        """Gives back the room of what was under way: nothing can go on where the disk is full."""
+        for errand in errands:
+            errand.part.unlink(missing_ok=True)
+        needed = sum(errand.wanted.size for errand in errands if not self.holds(errand.wanted))
+        return PermanentError("the disk became full; " + self._told(uri, errands, needed, self.free(self.folder)))
+
+    def _told(self, uri: str, errands: list[Errand], needed: int, free: int) -> str:
+        return f"{self.folder}: {len(errands)} files of {uri} need {needed} bytes more, {free} are free on the disk"
+
+    def _tidy(self, folder: Path) -> None:
+        """Removes `folder` and those above it while they are empty."""
+        while folder != self.folder and not any(folder.iterdir()):
+            folder.rmdir()
+            folder = folder.parent
+
+
+def _size(path: Path) -> int:
+    return path.stat().st_size if path.exists() else 0

@@ -1,0 +1,337 @@
+"""Back-fills: the next version is whole or not there, what comes later is not lost, of two at once both are written."""
+
+from __future__ import annotations
+
+import json
+import os
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+from datetime import date, datetime, timezone
+from pathlib import Path
+from threading import Barrier
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from components.contracts import criteo
+from components.contracts.durable import sha256_file
+from components.contracts.errors import ContractError
+from components.extraction import backfilling, version_places
+from components.extraction.backfill import main
+from components.extraction.backfilling import BackfillSettings, backfill
+from components.extraction.extract import ExtractionSettings, extract
+from components.extraction.lake import Lake
+from components.extraction.parquet_files import PartWriter
+from components.extraction.raw_schema import RAW_SCHEMA
+from components.extraction.times import Span
+from components.extraction.versions import read_marker
+from tests.components.extraction.bucket_lakes import URI, extract_lake, put
+
+START = datetime(2026, 3, 1, tzinfo=timezone.utc)
+DAY = date(2026, 3, 1)
+SETTINGS = BackfillSettings(day=DAY, reason="labels were wrong")
+
+
+@pytest.fixture
+def table(raw_table):
+    """Two days of rows."""
+    return raw_table(1000, start=START.timestamp(), seconds=2 * 86_400)
+
+
+@pytest.fixture
+def lake(tmp_path, table, write_lake):
+    return write_lake(tmp_path / "la ke", table, num_files=2)
+
+
+def labelled(table, label: int):
+    """The rows of the first day, all with one label."""
+    day = table.filter(pa.array([t.date() == DAY for t in table.column(criteo.EVENT_TIME).to_pylist()]))
+    return day.set_column(0, criteo.LABEL, pa.array([label] * day.num_rows, pa.int32()))
+
+
+@pytest.fixture
+def corrected(tmp_path, table):
+    """A file of the first day's rows in no order, all clicked."""
+    day = labelled(table, 1)
+    path = tmp_path / "corrected rows.parquet"
+    pq.write_table(day.take(pa.array(list(range(day.num_rows))[::-1])), path)
+    return path
+
+
+def run_step(lake: Path, tmp_path: Path, **settings):
+    folder = tmp_path / "work" / "extraction"
+    dataset = extract(Lake(folder=lake), Span(), folder, ExtractionSettings(**settings), source_uri=lake.as_uri())
+    rows = [row for part in ("train", "holdout") for row in pq.read_table(folder / part).to_pylist()]
+    return dataset, rows
+
+
+def hidden(folder: Path) -> list[str]:
+    return [path.name for path in folder.rglob(".*")]
+
+
+def test_training_again_gets_the_back_filled_rows(lake, tmp_path, table, corrected):
+    before, _ = run_step(lake, tmp_path)
+    done = backfill([corrected], lake=lake.as_uri(), settings=SETTINGS)
+    after, rows = run_step(lake, tmp_path)
+    first = labelled(table, 1)
+    assert done == (1, first.num_rows, 0, 0, ["part-0.parquet", "part-1.parquet"])
+    assert rows == [*first.to_pylist(), *table.slice(first.num_rows).to_pylist()]
+    assert [(d["day"], d["version"], d["num_rows"]) for d in before.days] == [
+        ("2026-03-01", 0, 500), ("2026-03-02", 0, 500)
+    ]  # fmt: skip
+    assert [(d["day"], d["version"], d["num_rows"]) for d in after.days] == [
+        ("2026-03-01", 1, 500), ("2026-03-02", 0, 500)
+    ]  # fmt: skip
+    assert before.days[0]["digest"] != after.days[0]["digest"]
+    assert before.days[1] == after.days[1]
+    assert not hidden(lake)
+
+
+def test_the_marker_says_what_was_done(lake, corrected):
+    backfill([corrected], lake=str(lake), settings=SETTINGS)
+    folder = lake / "day=2026-03-01" / "version=1"
+    marker = read_marker(folder / criteo.VERSION_COMPLETE)
+    assert (marker.day, marker.version, marker.num_rows, marker.reason) == ("2026-03-01", 1, 500, "labels were wrong")
+    assert [(m.name, m.size, m.sha256) for m in marker.files] == [
+        (path.name, path.stat().st_size, sha256_file(path)) for path in sorted(folder.glob("*.parquet"))
+    ]
+
+
+def test_replayed_days_name_their_version(lake, tmp_path, corrected):
+    backfill([corrected], lake=str(lake), settings=SETTINGS)
+    second = int(datetime(2026, 3, 2, tzinfo=timezone.utc).timestamp() * 1e6)
+    dataset = extract(
+        Lake(folder=lake), Span(second, None), tmp_path / "x" / "e", ExtractionSettings(replay_share=0.2),
+        source_uri="",
+    )  # fmt: skip
+    assert [(each["day"], each["version"]) for each in dataset.replay_days] == [("2026-03-01", 1)]
+    assert dataset.num_replay_rows > 0
+    assert [(each["day"], each["version"], each.get("replay", False)) for each in dataset.seen_days()] == [
+        ("2026-03-02", 0, False), ("2026-03-01", 1, True)
+    ]  # fmt: skip
+
+
+def test_files_that_come_later_are_read_beside_the_version_with_a_warning(lake, tmp_path, table, corrected, caplog):
+    backfill([corrected], lake=str(lake), settings=SETTINGS)
+    late = labelled(table, 0).slice(0, 3)
+    late = late.set_column(late.schema.get_field_index("request_id"), "request_id", pa.array(["late"] * 3))
+    late = late.set_column(late.schema.get_field_index("row"), "row", pa.array([0, 1, 2], pa.int32()))
+    pq.write_table(late.cast(RAW_SCHEMA), lake / "day=2026-03-01" / "part-9.parquet")
+    dataset, rows = run_step(lake, tmp_path)
+    assert [(row["row"], row["label"]) for row in rows if row["request_id"] == "late"] == [(0, 0), (1, 0), (2, 0)]
+    assert dataset.days[0]["num_rows"] == 503
+    assert "1 files came after version 1 was back-filled and are read beside it: ['part-9.parquet']" in caplog.text
+
+
+def test_of_a_row_that_came_later_again_the_back_filled_one_stays(lake, tmp_path, table, corrected):
+    backfill([corrected], lake=str(lake), settings=SETTINGS)
+    pq.write_table(labelled(table, 0).slice(0, 50), lake / "day=2026-03-01" / "part-again.parquet")
+    dataset, rows = run_step(lake, tmp_path)
+    assert dataset.num_duplicates == 50
+    assert [row["label"] for row in rows[:500]] == [1] * 500
+
+
+def test_a_file_that_arrives_during_the_back_fill_is_not_replaced(lake, tmp_path, table, corrected, monkeypatch):
+    rows_of = backfilling._day_rows
+
+    def slow(*arguments):
+        pq.write_table(labelled(table, 0).slice(0, 10), lake / "day=2026-03-01" / "part-new.parquet")
+        yield from rows_of(*arguments)
+
+    monkeypatch.setattr(backfilling, "_day_rows", slow)
+    done = backfill([corrected], lake=str(lake), settings=SETTINGS)
+    assert done.replaces == ["part-0.parquet", "part-1.parquet"]
+    assert "part-new.parquet" in [path.name for path in Lake(folder=lake).days()[DAY]]
+
+
+def test_a_later_version_replaces_an_earlier_one_and_what_came_between(lake, tmp_path, table, corrected):
+    backfill([corrected], lake=str(lake), settings=SETTINGS)
+    pq.write_table(labelled(table, 0).slice(0, 50), lake / "day=2026-03-01" / "part-between.parquet")
+    pq.write_table(labelled(table, 0).slice(0, 60), tmp_path / "second.parquet")
+    done = backfill([tmp_path / "second.parquet"], lake=str(lake), settings=SETTINGS)
+    assert (done.version, done.replaces) == (2, ["part-0.parquet", "part-1.parquet", "part-between.parquet"])
+    dataset, rows = run_step(lake, tmp_path)
+    assert [(d["version"], d["num_rows"]) for d in dataset.days] == [(2, 60), (0, 500)]
+    assert rows[:60] == labelled(table, 0).slice(0, 60).to_pylist()
+
+
+class Killed(BaseException):
+    pass
+
+
+@pytest.mark.parametrize("moment", ["write", "rename"])
+def test_an_interrupted_back_fill_is_invisible(lake, tmp_path, corrected, monkeypatch, moment):
+    _, rows = run_step(lake, tmp_path)
+
+    def killed(*_, **__):
+        raise Killed
+
+    with monkeypatch.context() as patch:
+        patch.setattr(*((PartWriter, "_write_group") if moment == "write" else (version_places.os, "rename")), killed)
+        with pytest.raises(Killed):
+            backfill([corrected], lake=str(lake), settings=SETTINGS)
+    assert run_step(lake, tmp_path)[1] == rows
+    assert not list(lake.glob("day=*/version=*"))
+    assert backfill([corrected], lake=str(lake), settings=SETTINGS).version == 1
+
+
+def test_a_version_without_its_marker_is_passed_over_with_a_warning(lake, tmp_path, corrected, caplog):
+    backfill([corrected], lake=str(lake), settings=SETTINGS)
+    _, rows = run_step(lake, tmp_path)
+    incomplete = lake / "day=2026-03-01" / "version=7"
+    incomplete.mkdir()
+    (incomplete / "part-00000.parquet").write_bytes(b"half")
+    assert run_step(lake, tmp_path)[1] == rows
+    assert "passed over versions [7]" in caplog.text
+    assert backfill([corrected], lake=str(lake), settings=SETTINGS).version == 8
+
+
+@pytest.mark.timeout(120)
+def test_of_two_back_fills_at_once_both_are_written(lake, tmp_path, table, monkeypatch):
+    paths = []
+    for label in (0, 1):
+        paths.append(tmp_path / f"all {label}.parquet")
+        pq.write_table(labelled(table, label), paths[-1])
+    together = Barrier(2)
+    rows_of = backfilling._day_rows
+
+    def meeting(*arguments):
+        yield from rows_of(*arguments)
+        together.wait(60)
+
+    monkeypatch.setattr(backfilling, "_day_rows", meeting)
+    with ThreadPoolExecutor(2) as pool:
+        versions = [
+            done.version for done in pool.map(lambda path: backfill([path], lake=str(lake), settings=SETTINGS), paths)
+        ]
+    assert sorted(versions) == [1, 2]
+    dataset, rows = run_step(lake, tmp_path)
+    assert dataset.days[0]["version"] == 2
+    assert [row["label"] for row in rows[:500]] == [versions.index(2)] * 500
+    assert not hidden(lake)
+
+
+def test_criteo_rows_are_spread_over_the_day(lake, tmp_path, criteo_rows, write_text, truth, clicks):
+    files = [write_text(tmp_path / f"{i}.tsv.gz", criteo_rows(30, seed=i)) for i in range(2)]
+    backfill(files, lake=str(lake), settings=replace(SETTINGS, day=date(2026, 4, 2)))
+    found = pa.concat_tables(
+        pq.read_table(path, partitioning=None) for path in Lake(folder=lake).days()[date(2026, 4, 2)]
+    )
+    assert clicks(found) == truth(criteo_rows(30, seed=0) + criteo_rows(30, seed=1))
+    times = found.column(criteo.EVENT_TIME).to_pylist()
+    assert {(b - a).total_seconds() for a, b in zip(times, times[1:])} == {86_400 / 60}
+    assert {t.date() for t in times} == {date(2026, 4, 2)}
+
+
+def test_rows_of_another_day_are_malformed(lake, tmp_path, table):
+    pq.write_table(table, tmp_path / "both days.parquet")
+    with pytest.raises(ContractError, match=r"500 of 1000 rows are malformed"):
+        backfill([tmp_path / "both days.parquet"], lake=str(lake), settings=SETTINGS)
+    done = backfill(
+        [tmp_path / "both days.parquet"], lake=str(lake), settings=replace(SETTINGS, max_malformed_fraction=0.5)
+    )
+    assert (done.num_rows, done.num_set_aside) == (500, 500)
+    aside = lake / "day=2026-03-01" / "version=1" / backfilling.SET_ASIDE_FILE
+    assert len(aside.read_text().splitlines()) == 500
+
+
+def test_a_changed_file_of_a_version_is_told(lake, corrected):
+    backfill([corrected], lake=str(lake), settings=SETTINGS)
+    path = lake / "day=2026-03-01" / "version=1" / "part-00000.parquet"
+    path.write_bytes(path.read_bytes()[:-1])
+    with pytest.raises(ContractError, match=r"version=1/part-00000.parquet is absent or changed, expected \d+ bytes"):
+        Lake(folder=lake).days()
+
+
+@pytest.mark.parametrize("text", ["", "[]", "{}", '{"format_version": 2}', '{"format_version": 1, "files": [1]}'])
+def test_a_damaged_marker_is_told(lake, corrected, text):
+    backfill([corrected], lake=str(lake), settings=SETTINGS)
+    (lake / "day=2026-03-01" / "version=1" / "_SUCCESS").write_text(text)
+    with pytest.raises(ContractError, match="_SUCCESS is"):
+        Lake(folder=lake).days()
+
+
+def refusals(tmp_path: Path, table, write_text, criteo_rows) -> dict[str, tuple[list[Path], str]]:
+    pq.write_table(RAW_SCHEMA.empty_table(), tmp_path / "empty.parquet")
+    pq.write_table(labelled(table, 1), tmp_path / "raw.parquet")
+    text = write_text(tmp_path / "day_0", criteo_rows(10))
+    return {
+        "no rows": ([tmp_path / "empty.parquet"], "hold no row of 2026-03-01"),
+        "mixed": ([tmp_path / "raw.parquet", text], "expected files of one kind"),
+        "absent": ([tmp_path / "none"], "none does not exist"),
+    }
+
+
+@pytest.mark.parametrize("case", ["no rows", "mixed", "absent"])
+def test_the_command_refuses_in_one_line_and_leaves_nothing(
+    lake, tmp_path, table, write_text, criteo_rows, capsys, case
+):
+    files, message = refusals(tmp_path, table, write_text, criteo_rows)[case]
+    assert main(["--lake", str(lake), "--day", "2026-03-01", *map(str, files)]) == 2
+    assert message in capsys.readouterr().err
+    assert not list(lake.glob("day=*/version=*"))
+    assert not hidden(lake)
+
+
+def test_the_command_prints_what_it_did(lake, corrected, capsys):
+    assert main(["--lake", lake.as_uri(), "--day", "2026-03-01", "--reason", "a bug", str(corrected)]) == 0
+    assert json.loads(capsys.readouterr().out) == {
+        "day": "2026-03-01", "version": 1, "num_rows": 500, "num_set_aside": 0, "num_duplicates": 0,
+        "replaces": ["part-0.parquet", "part-1.parquet"],
+    }  # fmt: skip
+    assert main(["--lake", str(lake / "nowhere"), "--day", "2026-03-01", str(corrected)]) == 2
+    assert main(["--lake", str(lake), "--day", "1.3.2026", str(corrected)]) == 2
+
+
+def test_a_lake_in_a_bucket_is_back_filled_as_a_folder_is(lake, tmp_path, corrected, cloud_storage):
+    put(lake)
+    done = backfill([corrected], lake=URI, settings=SETTINGS)
+    backfill([corrected], lake=str(lake), settings=SETTINGS)
+    dataset = extract_lake(URI, tmp_path / "bucket work", Span())
+    in_folder, rows = run_step(lake, tmp_path)
+    folder = tmp_path / "bucket work" / "run" / "extraction"
+    found = [row for part in ("train", "holdout") for row in pq.read_table(folder / part).to_pylist()]
+    assert done.version == 1
+    assert found == rows
+    assert dataset.days == in_folder.days
+
+
+def test_a_bucket_s_back_fill_that_was_cut_off_is_invisible(lake, tmp_path, corrected, cloud_storage, monkeypatch):
+    put(lake)
+    from components.storage.bucket import BucketObjects
+
+    write = BucketObjects.write
+
+    def cut(self, name, content, **more):
+        if name.endswith(criteo.VERSION_COMPLETE):
+            raise Killed
+        return write(self, name, content, **more)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(BucketObjects, "write", cut)
+        with pytest.raises(Killed):
+            backfill([corrected], lake=URI, settings=SETTINGS)
+    dataset = extract_lake(URI, tmp_path / "bucket work", Span())
+    assert [each["version"] for each in dataset.days] == [0, 0]
+    assert backfill([corrected], lake=URI, settings=SETTINGS).version == 2
+    assert [each["version"] for each in extract_lake(URI, tmp_path / "other", Span()).days] == [2, 0]
+
+
+def test_nothing_of_the_work_stays_on_this_machine(lake, corrected, cloud_storage, tmp_path, monkeypatch):
+    put(lake)
+    monkeypatch.setattr(backfilling.tempfile, "tempdir", str(tmp_path / "tmp"))
+    os.mkdir(tmp_path / "tmp")
+    backfill([corrected], lake=URI, settings=SETTINGS)
+    assert not os.listdir(tmp_path / "tmp")
+
+
+def test_a_day_s_digest_is_of_the_files_that_the_window_reads(lake, tmp_path, table):
+    noon = int(datetime(2026, 3, 1, 12, tzinfo=timezone.utc).timestamp() * 1e6)
+    before = Lake(folder=lake).state_of(DAY, Span(noon, None))
+    morning = labelled(table, 0).slice(0, 10)
+    pq.write_table(morning, lake / "day=2026-03-01" / "part-morning.parquet")
+    assert Lake(folder=lake).state_of(DAY, Span(noon, None)) == before
+    assert Lake(folder=lake).state_of(DAY, Span()) != Lake(folder=lake).state_of(DAY, Span(noon, None))
+    pq.write_table(labelled(table, 0).slice(490, 10), lake / "day=2026-03-01" / "part-evening.parquet")
+    assert Lake(folder=lake).state_of(DAY, Span(noon, None)) != before

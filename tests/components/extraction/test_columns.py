@@ -1,0 +1,103 @@
+"""Features that a run leaves out: not read, unless the champion must be judged by them."""
+
+from __future__ import annotations
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from components.contracts.criteo import CATEGORICAL, FEATURES
+from components.contracts.errors import ContractError
+from components.contracts.manifests import Model, RawDataset
+from components.contracts.model_store import model_folder
+from components.contracts.uris import local_path
+from components.contracts.workflow import FeatureWorkflow
+from components.extraction.columns import excluded_columns, unread_columns
+
+EXCLUDED = ["I2", "I13", "C7", "C26"]
+ASKED = ",".join(name for name in FEATURES if name not in EXCLUDED)
+
+
+@pytest.fixture
+def champion_without(released, tmp_path):
+    """Releases a model that learnt without some features."""
+
+    def release(*excluded):
+        released("2026-02-01T00:00:00+00:00")
+        FeatureWorkflow(
+            vocabularies=tuple(np.zeros(0, np.int64) for _ in CATEGORICAL),
+            fill=0.0,
+            clip_min=0.0,
+            means=np.zeros(13, np.float32),
+            stds=np.ones(13, np.float32),
+            frequency_threshold=1,
+            excluded=excluded,
+        ).save(model_folder(tmp_path / "my store", "m1") / Model.WORKFLOW)
+
+    return release
+
+
+def values_in(dataset, names):
+    """Number of values per column and part."""
+    found = {}
+    for part in ("train", "holdout"):
+        paths = sorted(local_path(getattr(dataset, f"{part}_uri")).iterdir())
+        table = pa.concat_tables([pq.read_table(path, partitioning=None) for path in paths])
+        found[part] = {name: table.num_rows - table[name].null_count for name in names}
+    return found
+
+
+def test_names_are_features_each_once_and_the_order_is_the_files():
+    assert excluded_columns("") == excluded_columns("  ") == excluded_columns(",".join(FEATURES)) == []
+    assert excluded_columns(" C1 ,I1") == [name for name in FEATURES if name not in ("I1", "C1")]
+    assert excluded_columns(ASKED) == EXCLUDED
+    for wrong in ("I0", "label", "C27", "c1", "I1,,C1", "request_id"):
+        with pytest.raises(ContractError, match="columns name"):
+            excluded_columns(wrong)
+
+
+def test_excluded_columns_are_null_in_the_rows_and_named_in_the_manifest(flags, run_main):
+    assert run_main(flags, columns=ASKED) == 0
+    dataset = RawDataset.read(flags["--output"])
+    assert dataset.excluded_columns == EXCLUDED
+    found = values_in(dataset, FEATURES)
+    for part in found.values():
+        assert {name for name, num in part.items() if num == 0} == set(EXCLUDED)
+
+
+def test_a_lake_that_lacks_an_excluded_column_is_read(flags, run_main, capsys):
+    for path in local_path(flags["--lake"]).rglob("*.parquet"):
+        pq.write_table(pq.read_table(path, partitioning=None).drop(["C7"]), path)
+    assert run_main(flags) == 2
+    assert "lacks the columns ['C7']" in capsys.readouterr().err
+    assert run_main(flags, columns=ASKED) == 0
+    assert RawDataset.read(flags["--output"]).num_train_rows == 900
+
+
+def test_what_the_champion_learns_from_is_read_all_the_same(flags, run_main, champion_without):
+    champion_without("I13", "C26", "C1")
+    assert run_main(flags, columns=ASKED) == 0
+    dataset = RawDataset.read(flags["--output"])
+    assert dataset.excluded_columns == EXCLUDED
+    found = values_in(dataset, EXCLUDED)
+    for part in found.values():
+        assert (part["I13"], part["C26"]) == (0, 0)
+        assert min(part["I2"], part["C7"]) > 0
+
+
+def test_a_chain_of_rounds_without_a_column_reads_it_in_none(tmp_path, champion_without):
+    champion_without(*EXCLUDED)
+    store = tmp_path / "my store"
+    assert unread_columns(EXCLUDED, store, "current") == set(EXCLUDED)
+    assert unread_columns(EXCLUDED, store, "none") == set(EXCLUDED)
+    assert unread_columns([], store, "no such model") == set()
+
+
+def test_text_has_no_columns_to_leave_unread_but_its_rows_are_null_there_too(
+    tmp_path, criteo_rows, write_text, flags, run_main
+):
+    write_text(tmp_path / "criteo" / "day_0.gz", criteo_rows(200))
+    assert run_main(flags, lake=str(tmp_path / "criteo"), columns=ASKED) == 0
+    found = values_in(RawDataset.read(flags["--output"]), FEATURES)
+    assert {name for name, num in found["train"].items() if num == 0} == set(EXCLUDED)

@@ -1,0 +1,170 @@
+"""Which model saw which version of which day, itself and through its parents."""
+
+from __future__ import annotations
+
+import json
+from datetime import date, datetime, timezone
+
+import pyarrow.parquet as pq
+import pytest
+
+from components.contracts import promotion_journal
+from components.contracts.errors import ContractError
+from components.contracts.manifests import Model
+from components.contracts.model_store import model_folder
+from components.extraction.backfilling import BackfillSettings, backfill
+from components.extraction.descent import descents, lake_versions
+from components.extraction.lineage import main
+from tests.components.extraction.bucket_lakes import URI, put
+
+START = datetime(2026, 3, 1, tzinfo=timezone.utc)
+
+
+def saw(day: str, version: int, num_rows: int, **more) -> dict:
+    return {"day": day, "version": version, "digest": "d", "num_rows": num_rows, **more}
+
+
+@pytest.fixture
+def store(tmp_path):
+    """m1 from scratch, m2 from m1 (live), m3 from m2, other from scratch; old from a model that is gone."""
+    days = {
+        "m1": (None, [saw("2026-03-01", 0, 100), saw("2026-03-02", 0, 50)]),
+        "m2": ("m1", [saw("2026-03-02", 0, 60), saw("2026-03-01", 1, 20, replay=True)]),
+        "m3": ("m2", [saw("2026-03-03", 0, 70)]),
+        "other": (None, [saw("2026-03-02", 1, 110)]),
+        "old": ("gone", []),
+    }
+    root = tmp_path / "my store"
+    for model_id, (parent, seen) in days.items():
+        folder = model_folder(root, model_id)
+        Model(
+            model_id=model_id, uri=folder.as_uri(), backend="pytorch", config={}, slot_sizes=[4] * 26,
+            parent_model_id=parent, seed=0, num_train_rows=1, optimizer_step=1, early_stopping={},
+            last_event_time="", raw_digest="", sha256={}, created_at="", days=seen,
+        ).write(folder / Model.MANIFEST)  # fmt: skip
+    promotion_journal.append_promotion(
+        root,
+        promotion_journal.Promotion(
+            time="2026-03-03T00:00:00+00:00", action="release", version=1, previous_version=None, model_id="m2",
+            model_uri="", release_uri="", trigger_id=None, reason="",
+        ),
+    )  # fmt: skip
+    return root
+
+
+@pytest.fixture
+def lake(tmp_path, raw_table, write_lake):
+    """Three days, the first back-filled once and the second twice."""
+    table = raw_table(300, start=START.timestamp(), seconds=3 * 86_400)
+    folder = write_lake(tmp_path / "la ke", table)
+    for day in (1, 2, 2):
+        source = folder / f"day=2026-03-0{day}" / "part-0.parquet"
+        pq.write_table(pq.read_table(source, partitioning=None), tmp_path / "again.parquet")
+        backfill([tmp_path / "again.parquet"], lake=str(folder), settings=BackfillSettings(day=date(2026, 3, day)))
+    return folder
+
+
+@pytest.fixture
+def told(store, capsys):
+    """Runs the command; the models of its JSON document by id."""
+
+    def run(*more: str) -> dict[str, dict]:
+        assert main(["--store", store.as_uri(), "--json", *more]) == 0
+        return {each["model_id"]: each for each in json.loads(capsys.readouterr().out)["models"]}
+
+    return run
+
+
+def short(days: list[dict]) -> list[tuple]:
+    return [(each["day"][-2:], each["version"], each["num_rows"], each["replay"], each["model_id"]) for each in days]
+
+
+def test_a_model_carries_what_its_line_of_descent_saw(told):
+    (m3,) = told("--model", "m3").values()
+    assert short(m3["days"]) == [
+        ("03", 0, 70, False, "m3"),
+        ("02", 0, 60, False, "m2"),
+        ("01", 1, 20, True, "m2"),
+        ("01", 0, 100, False, "m1"),
+        ("02", 0, 50, False, "m1"),
+    ]
+    assert (m3["parent_model_id"], m3["is_live"], m3["unknown"]) == ("m2", False, [])
+
+
+def test_a_day_names_every_model_that_carries_it(told):
+    found = told("--day", "2026-03-03")
+    assert [model_id for model_id, each in found.items() if each["days"]] == ["m3"]
+    found = told("--day", "2026-03-01")
+    assert [model_id for model_id, each in found.items() if each["days"]] == ["m1", "m2", "m3"]
+
+
+def test_the_lake_tells_which_rows_are_outdated(told, lake):
+    assert lake_versions(str(lake)) == {"2026-03-01": 1, "2026-03-02": 2, "2026-03-03": 0}
+    found = told("--lake", lake.as_uri())
+    outdated = {
+        model_id: [
+            (seen["day"][-2:], seen["version"], seen["lake_version"]) for seen in each["days"] if seen["outdated"]
+        ]
+        for model_id, each in found.items()
+    }
+    assert outdated == {
+        "m1": [("01", 0, 1), ("02", 0, 2)],
+        "m2": [("02", 0, 2), ("01", 0, 1), ("02", 0, 2)],
+        "m3": [("02", 0, 2), ("01", 0, 1), ("02", 0, 2)],
+        "other": [("02", 1, 2)],
+        "old": [],
+    }
+
+
+def test_an_incomplete_version_outdates_nothing(told, lake):
+    (lake / "day=2026-03-03" / "version=1").mkdir()
+    (lake / "day=2026-03-03" / "version=1" / "part.parquet").write_bytes(b"half")
+    (m3,) = told("--lake", str(lake), "--model", "m3").values()
+    assert (m3["days"][0]["lake_version"], m3["days"][0]["outdated"]) == (0, False)
+
+
+def test_a_lake_in_a_bucket_is_asked_as_a_folder_is(lake, cloud_storage):
+    put(lake)
+    assert lake_versions(URI) == lake_versions(str(lake))
+
+
+def test_what_nobody_noted_is_said(told):
+    assert told("--model", "old")["old"]["unknown"] == ["old", "gone"]
+
+
+def test_current_is_the_live_model(told):
+    assert [(each["model_id"], each["is_live"]) for each in told("--model", "current").values()] == [("m2", True)]
+
+
+def test_lines_for_people_say_the_same(store, lake, capsys):
+    assert main(["--store", str(store), "--lake", str(lake), "--model", "m2"]) == 0
+    assert capsys.readouterr().out.splitlines() == [
+        "m2 (live), continues m1",
+        "  2026-03-02 version 0: 60 rows",
+        "    OUTDATED: the lake has version 2",
+        "  2026-03-01 version 1: 20 rows, replayed",
+        "  2026-03-01 version 0: 100 rows, through m1",
+        "    OUTDATED: the lake has version 1",
+        "  2026-03-02 version 0: 50 rows, through m1",
+        "    OUTDATED: the lake has version 2",
+    ]
+    assert main(["--store", str(store), "--day", "2027-01-01"]) == 0
+    assert capsys.readouterr().out == "no model saw it\n"
+
+
+@pytest.mark.parametrize(
+    ("flags", "message"),
+    [
+        (["--model", "nobody"], "model 'nobody' is not in the model store"),
+        (["--day", "yesterday"], "day is 'yesterday', expected a date YYYY-MM-DD"),
+        (["--lake", "/no/such"], "lake /no/such does not exist"),
+    ],
+)
+def test_a_bad_flag_is_told_in_one_line(store, capsys, flags, message):
+    assert main(["--store", str(store), *flags]) == 2
+    assert f"error: {message}" in capsys.readouterr().err
+
+
+def test_a_store_that_is_not_there_is_told(tmp_path):
+    with pytest.raises(ContractError, match="does not exist, expected a folder"):
+        descents(tmp_path / "none")

@@ -1,0 +1,186 @@
+"""Which rows a chain of rounds reads: by days, by the watermark, and leaving rows whose label is not final."""
+
+from __future__ import annotations
+
+from collections import Counter
+from datetime import datetime, timedelta, timezone
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from components.contracts import criteo
+from components.contracts.errors import ContractError
+from components.contracts.manifests import RawDataset
+from components.contracts.uris import local_path
+from components.extraction.criteo_files import CriteoFiles
+from components.extraction.lake import Lake
+from components.extraction.maturity import Maturity
+from components.extraction.times import DAY_MICROS, Span, parse_time
+from components.extraction.window import resolve_window
+from tests.components.extraction.bucket_lakes import URI, fetched, put
+
+START = datetime(2026, 3, 1, tzinfo=timezone.utc)
+HOUR_MICROS = DAY_MICROS // 24
+NEWEST = parse_time("newest", "2026-03-05T12:00:00Z")
+
+
+@pytest.fixture
+def resolve(tmp_path):
+    """The window of a store without a champion and a lake whose newest row is `NEWEST`."""
+
+    def run(start="", end="", newest=NEWEST, **policy):
+        return resolve_window(
+            start=start, end=end, store=tmp_path / "store", champion="none", newest=lambda: newest, **policy
+        )
+
+    return run
+
+
+def rows_of(*datasets: RawDataset) -> Counter:
+    """How often each (request, row) is among the rows that the datasets learn from or hold out."""
+    found: Counter = Counter()
+    for dataset in datasets:
+        for uri in (dataset.train_uri, dataset.holdout_uri):
+            for path in sorted(local_path(uri).iterdir()):
+                table = pq.read_table(path, columns=["request_id", "row"], partitioning=None)
+                found.update((row["request_id"], row["row"]) for row in table.to_pylist())
+    return found
+
+
+def test_a_window_of_days_ends_where_asked_or_at_the_newest_row(resolve):
+    assert resolve(days=2.0) == Span(NEWEST + 1 - 2 * DAY_MICROS, NEWEST + 1)
+    end = parse_time("end", "2026-03-03")
+    assert resolve(end="2026-03-03", days=0.5) == Span(end - DAY_MICROS // 2, end)
+    assert resolve(newest=None, days=2.0) == Span()
+
+
+def test_a_window_of_days_ignores_the_watermark_and_counts_mature_days(resolve):
+    late = Maturity(attribution_hours=6)
+    end = NEWEST + 1 - 6 * HOUR_MICROS
+    assert resolve(days=1.0, maturity=late) == Span(end - DAY_MICROS, end)
+
+
+@pytest.mark.parametrize("policy", ["weight", "keep"])
+def test_only_leaving_moves_the_windows_end(resolve, policy):
+    maturity = Maturity(attribution_hours=6, immature_rows=policy)
+    assert resolve(maturity=maturity) == Span(None, NEWEST + 1)
+    assert resolve(end="2026-03-04", maturity=maturity).end == parse_time("end", "2026-03-04")
+
+
+def test_an_asked_end_is_what_ages_count_from_so_that_a_later_try_reads_the_same(resolve):
+    late = Maturity(attribution_hours=12)
+    windows = {resolve(end="2026-03-04", maturity=late, newest=NEWEST + days * DAY_MICROS) for days in range(3)}
+    assert windows == {Span(None, parse_time("end", "2026-03-03T12:00:00Z"))}
+
+
+def test_labels_that_are_final_leave_the_window_open(resolve):
+    def unasked() -> int:
+        raise AssertionError("a transfer for nothing")
+
+    assert resolve() == Span()
+    assert resolve_window(start="2026-03-01", end="", store=None, champion="none", newest=unasked).end is None
+
+
+@pytest.mark.parametrize("days", [-1.0, float("nan"), float("inf")])
+def test_days_that_are_no_length_are_refused(resolve, days):
+    with pytest.raises(ContractError, match="window_days is"):
+        resolve(days=days)
+
+
+def test_the_newest_row_is_found_whatever_the_footers_say(tmp_path, raw_table, write_lake):
+    table = raw_table(500, start=START.timestamp(), seconds=3 * 86_400)
+    lake = Lake(folder=write_lake(tmp_path / "lake", table, num_files=2))
+    truth = table[criteo.EVENT_TIME].cast(pa.int64()).to_numpy().max()
+    assert lake.newest() == truth
+    newest_day = lake.folder / "day=2026-03-03"
+    for path in newest_day.iterdir():
+        pq.write_table(pq.read_table(path, partitioning=None), path, write_statistics=False)
+    assert lake.newest() == truth
+    # A row of another day in this one's folder, and a row without time, are malformed and tell nothing.
+    stray = table.slice(0, 2)
+    times = pa.array([np.datetime64("2026-04-01", "us"), None]).cast(stray.schema.field(criteo.EVENT_TIME).type)
+    at = stray.column_names.index(criteo.EVENT_TIME)
+    pq.write_table(stray.set_column(at, criteo.EVENT_TIME, times), newest_day / "stray.parquet")
+    assert lake.newest() == truth
+    for path in newest_day.iterdir():
+        path.rename(path.with_name(f"_{path.name}"))
+    assert (
+        lake.newest()
+        == table.filter(pa.array(days_of(table) < "2026-03-03"))[criteo.EVENT_TIME].cast(pa.int64()).to_numpy().max()
+    )
+    assert Lake(folder=tmp_path / "nothing").newest() is None
+
+
+def test_a_day_of_criteos_own_files_is_the_day_of_its_name(tmp_path, criteo_rows, write_text):
+    write_text(tmp_path / "criteo" / "day_0", criteo_rows(30))
+    write_text(tmp_path / "criteo" / "day_4", criteo_rows(20))
+    source = CriteoFiles(path=tmp_path / "criteo")
+    window = resolve_window(start="", end="", store=tmp_path, champion="none", days=1.0, newest=source.newest)
+    assert window == Span(4 * DAY_MICROS, 5 * DAY_MICROS)
+
+
+def days_of(table):
+    return np.array([time.date().isoformat() for time in table[criteo.EVENT_TIME].to_pylist()])
+
+
+def test_the_last_days_are_read(flags, run_main):
+    assert run_main(flags, window_days="0.5") == 0
+    dataset = RawDataset.read(flags["--output"])
+    assert sum(rows_of(dataset).values()) == 250
+    assert dataset.last_event_time.startswith("2026-03-02T23:57")
+
+
+def test_rounds_that_failed_or_were_refused_are_read_again_and_no_row_twice(
+    flags, run_main, released, raw_table, write_lake, tmp_path
+):
+    """A chain of rounds while the lake grows; rows younger than 12 hours wait for a round in which they are mature.
+
+    Round 1 is accepted; round 2 fails before it writes anything; round 3 is refused by the gate; round 4 is accepted.
+    """
+    table = raw_table(1_000, start=START.timestamp(), seconds=5 * 86_400)
+    times = np.array(table[criteo.EVENT_TIME].to_pylist())
+    flags = {**flags, "--lake": (tmp_path / "growing").as_uri(), "--attribution-hours": "12"}
+    accepted, version = [], 0
+    for number, (days, fate) in enumerate([(1.5, "accepted"), (2.5, "failed"), (3.25, "refused"), (5.1, "accepted")]):
+        now = START + timedelta(days=days)
+        write_lake(tmp_path / "growing", table.filter(pa.array(times < now)))
+        changed = {"max_malformed_fraction": "2"} if fate == "failed" else {}
+        assert run_main(flags, run=f"round {number}", **changed) == (2 if fate == "failed" else 0)
+        if fate == "failed":
+            continue
+        dataset = RawDataset.read(flags["--output"])
+        if fate == "accepted":
+            version += 1
+            released(dataset.last_event_time, model_id=f"m{version}", version=version)
+            accepted.append(dataset)
+            newest = times[times < now].max()
+            youngest = parse_time("now", newest.isoformat()) - 12 * HOUR_MICROS
+            assert parse_time("last", dataset.last_event_time) <= youngest
+    found = rows_of(*accepted)
+    assert set(found.values()) == {1}
+    mature = times <= times.max() - timedelta(hours=12)
+    keys = zip(table["request_id"].to_pylist(), table["row"].to_pylist())
+    assert set(found) == {key for key, is_mature in zip(keys, mature) if is_mature}
+    assert [dataset.num_immature for dataset in accepted] == [0, 0]
+    assert {dataset.attribution_seconds for dataset in accepted} == {43_200.0}
+
+
+def test_the_last_mature_days_of_a_lake_in_a_bucket_are_those_of_the_folder(
+    flags, run_main, raw_table, write_lake, cloud_storage, tmp_path
+):
+    folder = write_lake(tmp_path / "to upload", raw_table(700, start=START.timestamp(), seconds=7 * 86_400))
+    put(folder)
+    cloud_storage.seen.clear()
+    policy = {"window_days": "1.5", "attribution_hours": "12", "replay_days": "1"}
+    digests = set()
+    for lake in (folder.as_uri(), URI):
+        assert run_main(flags, lake=lake, **policy) == 0
+        dataset = RawDataset.read(flags["--output"])
+        digests.add(dataset.digest)
+        assert sum(rows_of(dataset).values()) == pytest.approx(150, abs=1)
+    assert len(digests) == 1
+    asked = {name for name in fetched(cloud_storage.seen) if name.startswith("day=")}
+    assert {f"day=2026-03-0{day}/part-0.parquet" for day in (5, 6, 7)} <= asked
+    assert not {f"day=2026-03-0{day}/part-0.parquet" for day in (1, 2, 3)} & asked
