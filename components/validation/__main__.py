@@ -10,29 +10,36 @@ import argparse
 import logging
 import shutil
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import fields
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 from components.contracts import model_store
 from components.contracts.errors import ContractError
 from components.contracts.manifests import Model, RawDataset, ValidationReport
 from components.contracts.retrain_request import CURRENT
 from components.contracts.run_notes import noted
+from components.contracts.run_reports import forget_report, keep_report
 from components.contracts.uris import local_path
+from components.validation.rules import NOTIFY, read_rules
 from components.validation.settings import ValidationSettings
 
 STEP = "validation"
 DONE, REFUSED, MISUSE = 0, 1, 2
 
 _THRESHOLDS = {
-    "categorical_drift": "largest change of one category's share that passes without a warning",
-    "categorical_drift_relative": "the same, as a part of the most frequent category's share; the smaller one holds",
-    "numeric_drift": "largest Jensen-Shannon divergence of an integer column, in bits, that passes without a warning",
+    "categorical_drift": "change of one category's share from which on it is drift, if it is no chance",
+    "categorical_drift_relative": "the same, as a part of the share that the category had; the smaller one holds",
+    "numeric_drift": "Jensen-Shannon divergence, in bits, from which on it is drift, if it is no chance",
+    "mean_drift": "shift of an integer column's mean, in standard deviations, from which on it is drift",
+    "missing_drift": "change of a column's share of missing values from which on it is drift, if it is no chance",
     "new_value_share": "largest share of rows with a category unknown to the champion that passes without a warning",
     "missing_share_jump": "largest change of a column's share of missing values that passes without a warning",
     "click_rate_factor": "how many times larger or smaller the share of clicks may be without a warning",
     "false_alarm_rate": "share of the features called drifted that may be called so by chance",
+    "skew_share": "largest share of rows, trained on and served under one name, whose value may differ",
     "range_factor": "how many times the extremes of this run a later value may be (used when the schema is inferred)",
 }
 
@@ -52,6 +59,9 @@ def build_parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--served", default="", help="archive of served rows to compare with; empty: not compared")
     parser.add_argument("--beam-options", default="", help="Beam pipeline options; empty: the cores of this machine")
+    parser.add_argument(
+        "--processes", type=int, default=0, help="processes that read the rows; 0: one per core, fewer for few rows"
+    )
     parser.add_argument("--html", type=Path, help="where to copy the report for people")
     for field in fields(ValidationSettings):
         flag = f"--{field.name.replace('_', '-')}"
@@ -75,30 +85,69 @@ def _run(arguments: argparse.Namespace) -> int:
     store = local_path(arguments.store)
     folder = local_path(arguments.work) / arguments.run / STEP
     with noted(store, arguments.run, STEP) as note:
+        forget_report(store, arguments.run, STEP)
+        judging = read_rules(arguments.rules, settings)
         release = model_store.champion(store, arguments.champion)
         raw = RawDataset.read(arguments.raw_dataset)
 
-        from components.validation.validate import Parent, validate
+        summarize = _summarizer(arguments, folder.parent)
+        from components.validation.schemas.curated import schema_in_force
+        from components.validation.validate import Parent, Place, validate
 
-        model = local_path(release.model_uri) if release else None
-        parent = Parent(statistics_path=model / Model.STATISTICS, schema_path=model / Model.SCHEMA) if model else None
-        title = f"Validation of run {arguments.run}"
-        report = validate(raw, folder, parent=parent, settings=settings, title=title)
+        parent = None
+        if release:
+            model = local_path(release.model_uri)
+            statistics, schema = model / Model.STATISTICS, model / Model.SCHEMA
+            parent = Parent(statistics_path=statistics, schema_path=schema, folder=model)
+        in_force = schema_in_force(store, parent.schema_path if parent else None)
+        place = Place(run=arguments.run, folder=folder, store=store)
+        report, valid = validate(
+            raw,
+            place,
+            parent=parent,
+            schema_path=in_force,
+            judging=judging,
+            served=local_path(arguments.served) if arguments.served else None,
+            summarize=summarize,
+        )
         report.write(arguments.output)
         if arguments.valid_dataset:
-            raw.write(arguments.valid_dataset)
+            valid.write(arguments.valid_dataset)
         if arguments.html:
             arguments.html.parent.mkdir(parents=True, exist_ok=True)
             shutil.copyfile(local_path(report.report_uri), arguments.html)
+        _keep_report(store, arguments.run, report)
         note.facts = {"decision": report.decision, **metric_values(report)}
+        if told := [finding["description"] for finding in report.findings if finding["action"] == NOTIFY]:
+            note.facts[NOTIFY] = told
         if report.decision == "block":
             note.state, note.reason = "refused", "; ".join(report.reasons)
             return REFUSED
         return DONE
 
 
+def _summarizer(arguments: argparse.Namespace, scratch: Path) -> Callable[..., Any]:
+    """What gives the statistics of the rows: processes of this machine, or a runner of Beam."""
+    if arguments.processes < 0:
+        raise ContractError(f"--processes is {arguments.processes}, expected 0 or more")
+    if arguments.beam_options:
+        # Before whatever imports TFDV, which would leave Beam without Google's clients.
+        from components.validation.beam_job import parse_options, summarize_on_beam
+
+        return partial(summarize_on_beam, options=parse_options(arguments.beam_options), scratch=scratch)
+    from components.validation.summarize import summarize_files
+
+    return partial(summarize_files, processes=arguments.processes or None)
+
+
+def _keep_report(store: Path, run: str, report: ValidationReport) -> None:
+    """In the store too: the folder for big files may be emptied while people still read."""
+    document = local_path(report.json_uri).read_bytes() if report.json_uri else None
+    keep_report(store, run, STEP, html=local_path(report.report_uri).read_bytes(), document=document)
+
+
 def metric_values(report: ValidationReport) -> dict[str, float]:
-    """The report's figures for KFP's Metrics; finite numbers only, `max_drift` absent where nothing was compared."""
+    """The report's figures for KFP's Metrics; finite numbers only, those absent that do not exist."""
     severities = [finding["severity"] for finding in report.findings]
     values: dict[str, float] = {
         "num_rows": report.num_rows,
@@ -106,7 +155,15 @@ def metric_values(report: ValidationReport) -> dict[str, float]:
         "num_blocking": severities.count("block"),
         "num_warnings": severities.count("warn"),
         "num_drifted": sum(entry["severity"] != "info" for entry in report.drift),
+        "num_quarantined": sum(finding.get("num_quarantined", 0) for finding in report.findings),
     }
+    for finding in report.findings:
+        # One figure per rule and what it did, such as `warn_drift`: how many findings.
+        name = f"{finding['action']}_{finding['rule']}"
+        values[name] = values.get(name, 0) + 1
+    if report.served is not None:
+        values["num_skewed"] = sum(entry["severity"] != "info" for entry in report.skew)
+        values["num_joined"] = report.served["num_joined"]
     distances = [entry["distance"] for entry in report.drift if entry["distance"] is not None]
     return {**values, "max_drift": max(distances)} if distances else values
 

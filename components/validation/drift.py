@@ -1,146 +1,158 @@
-"""How far each of the 39 features has moved from the champion's training rows, measured by TFDV's comparators.
+"""How far each feature has moved from the rows that the champion's line learnt from, and which moves to believe.
 
-Categories: L-infinity, the largest change of one value's share of the rows that have a value, over the 1000 most
-frequent values of each side. Dense columns: Jensen-Shannon divergence in bits over `log_histogram.EDGES`.
+Judged against all kept windows merged (`kept_windows`). All tests of a window (`column_tests`) are adjusted together by
+Benjamini and Hochberg's procedure: at most `false_alarm_rate` of the features called drifted are called so by chance,
+and where nothing moved that is the probability of any. A feature is called drifted if a test is significant so and its
+effect is at least the setting's: by significance a small window does not alarm on its noise, by effect a large one not
+on nothing. What a window is too small to see is stated with every feature as `detectable`.
 
-The threshold of a feature is the setting, raised where the rows are too few for it (two samples of one distribution
-differ too), and lowered for a column whose most frequent value is rare: a change of 0.1 cannot be seen where no value
-has a share of 0.1. Noise of a share p: 4 standard errors, `4 sqrt(p (1 - p) (1/n + 1/m))`. Noise of the divergence
-over K occupied buckets: three times its expectation, `3 (K - 1) (1/n + 1/m) / (8 ln 2)` (its chi-square asymptotics).
+A change that the champion learnt already is not told again: where the newest kept window would have shown the effect
+and does not differ from these rows.
 
-Missing values are in neither distance; `rules` compares their shares.
+Rows of a request that are alike are corrected for; rows of one user in several requests, of one hour or of one day are
+taken for independent requests. Where they are not, alarms are more frequent than the rate says.
+
+The distances are TFDV's, for people who know them; nothing is decided by them.
 """
 
 from __future__ import annotations
 
 import math
-from typing import Any
+from collections.abc import Mapping
+from typing import Any, NamedTuple
 
 from components.contracts import criteo
+from components.drift_statistics.chance import adjusted
+from components.validation.column_tests import ColumnTests, Tested, compare_columns
+from components.validation.kept_windows import KeptWindows
 from components.validation.settings import ValidationSettings
-from components.validation.summarize import (
-    CERTAIN_ROWS,
-    NUM_RANKED_VALUES,
-    by_feature,
-    log_histogram,
-    num_values,
-    value_counts,
-)
-from components.validation.tfdv import schema_pb2, statistics_pb2, tfdv
+from components.validation.windows import WindowSummary
 
 L_INFINITY = "L_INFTY"
 JENSEN_SHANNON = "JENSEN_SHANNON_DIVERGENCE"
 
 
-def measure_drift(now: Any, before: Any, settings: ValidationSettings) -> list[dict[str, Any]]:
-    """One entry per feature, in column order, as `manifests.ValidationReport.drift` describes them.
+class _Judged(NamedTuple):
+    """A feature's tests with their adjusted p-values."""
 
-    `num_rows_*` count the rows that have a value; `distance` and `threshold` are None where either side has none.
-    `new_value_share` (see `new_value_share`) and `moved_value` come on top: the category whose share changed most, with
-    its shares before and now; None for dense columns.
+    tests: ColumnTests
+    q_values: dict[str, float]
+    """By test; those that could be made."""
+    changes: tuple[str, ...]
+    """Tests that are significant and whose effect matters."""
+
+    def named(self, name: str) -> Tested:
+        return next(test for test in self.tests.tests if test.name == name)
+
+
+def measure_drift(
+    now: WindowSummary,
+    kept: KeptWindows,
+    settings: ValidationSettings,
+    *,
+    distances: Mapping[str, float | None] | None = None,
+) -> list[dict[str, Any]]:
+    """One entry per feature that both sides judge, in column order, as `manifests.ValidationReport.drift` describes.
+
+    Args:
+        now: These rows.
+        kept: What they are compared with.
+        settings: What an effect must be to matter, and the rate of false alarms.
+        distances: TFDV's, by feature; absent where TFDV has none.
     """
-    features_now, features_before = by_feature(now), by_feature(before)
-    thresholds = {
-        name: _threshold(name, features_now.get(name), features_before.get(name), settings) for name in criteo.FEATURES
+    judged = _judge(now, kept.merged, settings)
+    newest = _judge(now, kept.newest, settings) if len(kept.windows) > 1 else {}
+    entries = []
+    for name, feature in judged.items():
+        learnt = name in newest and _is_learnt(feature, newest[name])
+        sides = (now, kept.merged)
+        entries.append(_entry(name, feature, sides, learnt, (distances or {}).get(name)))
+    return entries
+
+
+def _judge(now: WindowSummary, before: WindowSummary, settings: ValidationSettings) -> dict[str, _Judged]:
+    names = [name for name in criteo.FEATURES if name in now.columns and name in before.columns]
+    # What is detectable supposes that nothing else changed: then the first rejection needs Bonferroni's level.
+    level = settings.false_alarm_rate / max(sum(3 if name in criteo.DENSE else 2 for name in names), 1)
+    tests = {
+        name: compare_columns(now.columns[name], before.columns[name], (now, before), settings, level) for name in names
     }
-    distances = _compare(now, before, thresholds)
-    return [
-        _entry(name, features_now.get(name), features_before.get(name), distances.get(name), thresholds[name])
-        for name in criteo.FEATURES
-    ]
+    made = [(name, test) for name in names for test in tests[name].tests if test.p_value is not None]
+    q_values = adjusted([test.p_value for _, test in made if test.p_value is not None])
+    by_feature: dict[str, dict[str, float]] = {name: {} for name in names}
+    for (name, test), q_value in zip(made, q_values):
+        by_feature[name][test.name] = q_value
+    rate = settings.false_alarm_rate
+    return {
+        name: _Judged(
+            tests[name],
+            by_feature[name],
+            tuple(t.name for t in tests[name].tests if t.matters and by_feature[name].get(t.name, 1.0) <= rate),
+        )
+        for name in names
+    }
 
 
-def _entry(name: str, now: Any, before: Any, distance: float | None, threshold: float | None) -> dict[str, Any]:
-    drifted = distance is not None and threshold is not None and distance > threshold
+def _is_learnt(against_all: _Judged, against_newest: _Judged) -> bool:
+    """Whether the newest window would have shown every change, and shows none."""
+    if not against_all.changes or against_newest.changes:
+        return False
+    known = {test.name for test in against_newest.tests.tests}
+    return all(
+        name in known and against_newest.named(name).detectable <= abs(against_all.named(name).effect.value)
+        for name in against_all.changes
+    )
+
+
+def _entry(
+    name: str,
+    feature: _Judged,
+    sides: tuple[WindowSummary, WindowSummary],
+    learnt: bool,
+    distance: float | None,
+) -> dict[str, Any]:
+    known = {test.name: test for test in feature.tests.tests}
+    shown = known.get("values")
+    drifted = bool(feature.changes) and not learnt
+    columns = [window.columns[name] for window in sides]
+    missing = [c.missing.rows / window.rows if window.rows else None for c, window in zip(columns, sides)]
+    moved = feature.tests.moved
+    decisive = min(feature.q_values, key=feature.q_values.__getitem__, default=None)
+    if feature.changes:
+        decisive = min(feature.changes, key=feature.q_values.__getitem__)
     return {
         "feature": name,
         "measure": L_INFINITY if name in criteo.CATEGORICAL else JENSEN_SHANNON,
         "distance": distance,
-        "threshold": threshold,
+        "threshold": shown.floor if shown else None,
         "severity": "warn" if drifted else "info",
-        "num_rows_now": num_values(now),
-        "num_rows_before": num_values(before),
-        "new_value_share": new_value_share(now, before) if name in criteo.CATEGORICAL else None,
-        "moved_value": _most_moved(now, before) if name in criteo.CATEGORICAL else None,
+        "num_rows_now": columns[0].present,
+        "num_rows_before": columns[1].present,
+        "new_value_share": feature.tests.new_share,
+        "moved_value": None
+        if moved is None
+        else {
+            "value": str(moved.value),
+            "share_before": moved.rows_before / columns[1].present,
+            "share_now": moved.rows_now / columns[0].present,
+        },
+        "effect": shown.effect.value if shown else None,
+        "effect_low": shown.effect.low if shown else None,
+        "effect_high": shown.effect.high if shown else None,
+        "p_value": known[decisive].p_value if decisive else None,
+        "q_value": feature.q_values[decisive] if decisive else None,
+        "detectable": shown.detectable if shown else None,
+        "design_effect": shown.design if shown else None,
+        "missing_now": missing[0],
+        "missing_before": missing[1],
+        "divergence": feature.tests.divergence,
+        "mean_shift": _finite(known["mean"].effect.value) if "mean" in known else None,
+        "changes": list(feature.changes),
+        "learnt": learnt,
+        "drifted": drifted,
     }
 
 
-def new_value_share(now: Any, before: Any) -> float | None:
-    """Share of the rows with a value whose category is new with certainty: a lower bound; None where undefined.
-
-    A category is new if it is absent from the values listed before though its share now, less 4 standard errors,
-    promised 10 rows there; where that list is full, twice the count of its rarest value more.
-    """
-    rows_now, rows_before = num_values(now), num_values(before)
-    known = value_counts(before)
-    if not rows_now or not rows_before or not known:
-        return None
-    floor = 2 * min(known.values()) if len(known) >= NUM_RANKED_VALUES else 0
-    needed = (CERTAIN_ROWS + floor) * rows_now / rows_before
-    counts = [count for value, count in value_counts(now).items() if value not in known]
-    return float(sum(count for count in counts if count - 4 * math.sqrt(count) >= needed) / rows_now)
-
-
-def _most_moved(now: Any, before: Any) -> dict[str, Any] | None:
-    rows_now, rows_before = num_values(now), num_values(before)
-    if not rows_now or not rows_before:
-        return None
-    counts_now, counts_before = value_counts(now), value_counts(before)
-    shares = {
-        value: (counts_before.get(value, 0.0) / rows_before, counts_now.get(value, 0.0) / rows_now)
-        for value in [*counts_before, *counts_now]
-    }
-    value, (share_before, share_now) = max(shares.items(), key=lambda item: abs(item[1][1] - item[1][0]))
-    return {"value": value, "share_before": share_before, "share_now": share_now}
-
-
-def _threshold(name: str, now: Any, before: Any, settings: ValidationSettings) -> float | None:
-    rows_now, rows_before = num_values(now), num_values(before)
-    if not rows_now or not rows_before:
-        return None
-    per_row = 1 / rows_now + 1 / rows_before
-    if name in criteo.CATEGORICAL:
-        top = max(value_counts(before).values(), default=0.0) / rows_before
-        wanted = min(settings.categorical_drift, settings.categorical_drift_relative * top)
-        return max(wanted, 4 * math.sqrt(max(top * (1 - top), 1 / rows_before) * per_row))
-    histograms = [h for h in (log_histogram(now), log_histogram(before)) if h is not None]
-    if len(histograms) < 2:
-        return None
-    occupied = {b.low_value for h in histograms for b in h.buckets if b.sample_count}
-    return max(settings.numeric_drift, 3 * (len(occupied) - 1) * per_row / (8 * math.log(2)))
-
-
-def _compare(now: Any, before: Any, thresholds: dict[str, float | None]) -> dict[str, float]:
-    """TFDV's distances by feature; TFDV measures only what has a threshold and is on both sides."""
-    schema = schema_pb2.Schema()
-    for name, threshold in thresholds.items():
-        if threshold is None:
-            continue
-        if name in criteo.CATEGORICAL:
-            feature = schema.feature.add(name=name, type=schema_pb2.BYTES)
-            feature.drift_comparator.infinity_norm.threshold = threshold
-        else:
-            comparator = schema.feature.add(name=name, type=schema_pb2.FLOAT).drift_comparator.jensen_shannon_divergence
-            comparator.threshold = threshold
-            comparator.source.type = schema_pb2.HistogramSelection.STANDARD
-    anomalies = tfdv.validate_statistics(
-        _with_log_histograms(now), schema, previous_statistics=_with_log_histograms(before)
-    )
-    return {
-        info.path.step[0]: measurement.value
-        for info in anomalies.drift_skew_info
-        for measurement in info.drift_measurements
-        if math.isfinite(measurement.value)
-    }
-
-
-def _with_log_histograms(statistics: Any) -> Any:
-    """A copy in which the dense columns' only histogram is the one over fixed edges, where TFDV's comparator looks."""
-    copy = statistics_pb2.DatasetFeatureStatisticsList()
-    copy.CopyFrom(statistics)
-    for name, feature in by_feature(copy).items():
-        histogram = log_histogram(feature)
-        if name in criteo.DENSE and histogram is not None:
-            del feature.num_stats.histograms[:]
-            feature.num_stats.histograms.add().CopyFrom(histogram)
-    return copy
+def _finite(value: float) -> float | None:
+    """None for the shift between two columns of one value each, which has no standard deviations."""
+    return value if math.isfinite(value) else None

@@ -1,139 +1,243 @@
-"""Counts the training rows for `contracts.reference_statistics`, while TFDV counts them for itself.
+"""Counts the training rows in one pass, for two readers, while TFDV counts them for itself.
 
-TFDV's own counts will not do: of a column with more than 1024 distinct values it keeps a sketch of 1024 counters, which
-may lack a 1024th of all rows in every count, more than the monitor's tests take for drift. Here a column is counted
-exactly up to `MAX_DISTINCT` distinct values; beyond, the rarest are dropped as a Misra-Gries summary drops them
-(Agarwal et al., Mergeable summaries, 2013), which costs any count at most a 131072nd of the rows.
+`statistics` is what the monitor measures served rows against (`contracts.reference_statistics`): the rows in two fair
+halves, block by block. `window` is what the next round's rows are compared with (`windows`). Categories are counted by
+`value_counts`; rows of one request are told by `requests`. Counters of parts of a window merge into that of the whole.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Sequence
 
 import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
 from components.contracts import criteo
+from components.contracts.manifests import RawDataset
 from components.contracts.reference_statistics import (
     DENSE_EDGES,
     LISTED_VALUES,
     CategoryColumn,
     DenseColumn,
     ReferenceStatistics,
-    count_between,
+    bucket_of,
 )
+from components.validation.requests import Requests
+from components.validation.value_counts import ValueCounts
+from components.validation.windows import NUM_BUCKETS, ColumnSummary, Total, WindowSummary, most_frequent
 
-MAX_DISTINCT = 131_072
-"""Values whose counts are held per column and half; 2 MB."""
 BLOCK_ROWS = 1024
 """Rows in a row that fall into one half."""
 
-
-class ValueCounts:
-    """Rows per value of one column.
-
-    >>> counts = ValueCounts(2)
-    >>> counts.add(np.array([7, 7, 7, 5, 5, 9]))
-    >>> counts.values.tolist(), counts.counts.tolist()
-    ([5, 7], [1, 2])
-    """
-
-    def __init__(self, capacity: int = MAX_DISTINCT) -> None:
-        self._capacity = capacity
-        self.values = np.zeros(0, np.int64)
-        """[k] ascending."""
-        self.counts = np.zeros(0, np.int64)
-        """[k] rows of each, too low by at most the rows added divided by `capacity` + 1."""
-
-    def add(self, values: NDArray[np.int64]) -> None:
-        """Counts values [n] in."""
-        new, new_counts = np.unique(values, return_counts=True)
-        merged, place = np.unique(np.concatenate([self.values, new]), return_inverse=True)
-        counts = np.zeros(len(merged), np.int64)
-        counts[place[: len(self.values)]] = self.counts
-        counts[place[len(self.values) :]] += new_counts
-        if len(merged) > self._capacity:
-            counts -= np.partition(counts, -self._capacity - 1)[-self._capacity - 1]
-            merged, counts = merged[counts > 0], counts[counts > 0]
-        self.values, self.counts = merged, counts
-
-    def listed(self, limit: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-        """The most frequent values and their counts, most frequent first, ties by value."""
-        order = np.lexsort((self.values, -self.counts))[:limit]
-        return self.values[order], self.counts[order]
-
-    def of(self, values: NDArray[np.int64]) -> NDArray[np.int64]:
-        """The count of each of `values` [n]; 0 for one that is not held."""
-        if not len(self.values):
-            return np.zeros(len(values), np.int64)
-        places = np.minimum(np.searchsorted(self.values, values), len(self.values) - 1)
-        return np.where(self.values[places] == values, self.counts[places], 0)
+Ints = NDArray[np.int64]
 
 
 class ReferenceCounter:
-    """Counts batches of rows with all features."""
+    """Counts batches of rows with all features and, where they have them, labels and request ids."""
 
-    def __init__(self) -> None:
-        """No rows yet."""
-        self._rows = 0
+    def __init__(self, excluded: Sequence[str] = ()) -> None:
+        """No rows yet; the features `excluded` are neither read nor counted."""
+        self._excluded = tuple(name for name in criteo.FEATURES if name in excluded)
+        self._dense = tuple(name for name in criteo.DENSE if name not in excluded)
+        self._categorical = tuple(name for name in criteo.CATEGORICAL if name not in excluded)
+        self._names = self._dense + self._categorical
+        columns = len(self._names)
         # Two of each: for the rows that choose what is listed, and for the others.
-        self._dense = {name: np.zeros((2, len(DENSE_EDGES) - 1), np.int64) for name in criteo.DENSE}
-        self._categorical = {name: (ValueCounts(), ValueCounts()) for name in criteo.CATEGORICAL}
-        self._present = {name: np.zeros(2, np.int64) for name in criteo.FEATURES}
+        self._values = {name: (ValueCounts(), ValueCounts()) for name in self._categorical}
+        self._sums = {
+            "rows": np.zeros(3, np.int64),  # rows, requests, sum of squared rows over requests
+            "clicks": np.zeros(3, np.int64),
+            "present": np.zeros((4, columns), np.int64),  # by half; squared over requests; requests
+            "missing": np.zeros((3, columns), np.int64),
+            "buckets": np.zeros((4, len(self._dense), NUM_BUCKETS), np.int64),  # by half; squares; products
+            "places": np.zeros((2, len(self._dense)), np.int64),
+        }
 
-    def counted(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        """Passes `batches` on, each after it was counted in."""
-        for batch in batches:
-            self.add(batch)
-            yield batch
+    @property
+    def rows(self) -> int:
+        """Rows counted in."""
+        return int(self._sums["rows"][0])
 
-    def add(self, batch: pa.RecordBatch) -> None:
-        """Counts a batch in; null and NaN are missing, as in a log record."""
+    def add(self, batch: pa.RecordBatch, first_row: int | None = None) -> None:
+        """Counts a batch in; null and NaN are missing, as in a log record.
+
+        Args:
+            batch: Rows.
+            first_row: Number of the first of them in the window; None = they follow those counted in.
+        """
+        if not batch.num_rows:
+            return
         # By blocks, for rows of one request lie together and are alike: cut between them, no half would be fair.
-        half = (np.arange(self._rows, self._rows + batch.num_rows) // BLOCK_ROWS) % 2
-        self._rows += batch.num_rows
-        dense = criteo.feature_matrix(batch, criteo.DENSE, "float32", np.nan)
-        categorical = criteo.feature_matrix(batch, criteo.CATEGORICAL, "int64", criteo.MISSING_CATEGORY)
-        for fair in range(2):
-            self._add_half(fair, dense[half == fair], categorical[half == fair])
+        requests = Requests(batch, self.rows if first_row is None else first_row, BLOCK_ROWS)
+        dense = requests.ordered(_matrix(batch, self._dense, "float32", np.nan))
+        categorical = requests.ordered(_matrix(batch, self._categorical, "int64", criteo.MISSING_CATEGORY))
+        present = np.concatenate([~np.isnan(dense), categorical != criteo.MISSING_CATEGORY], axis=1)
+        with_value = requests.sums(present)
+        self._add_rows(batch, requests, with_value)
+        halves = requests.blocks % 2
+        for i in range(len(self._dense)):
+            self._add_dense(i, dense[:, i], present[:, i], requests, with_value[:, i], halves)
+        # Numbered anew, those of the first half first.
+        order = np.argsort(halves, kind="stable")
+        of_row, second = np.argsort(order)[requests.of_row], int((halves == 0).sum())
+        for i, name in enumerate(self._categorical):
+            column = len(self._dense) + i
+            held = present[:, column]
+            self._add_values(name, categorical[:, i][held], of_row[held], with_value[order, column], second)
 
-    def _add_half(self, fair: int, dense: NDArray[np.float32], categorical: NDArray[np.int64]) -> None:
-        for i, name in enumerate(criteo.DENSE):
-            found = count_between(DENSE_EDGES, dense[:, i])
-            self._dense[name][fair] += found
-            self._present[name][fair] += found.sum()
-        for i, name in enumerate(criteo.CATEGORICAL):
-            values = categorical[:, i]
-            values = values[values != criteo.MISSING_CATEGORY]
-            self._categorical[name][fair].add(values)
-            self._present[name][fair] += len(values)
+    def _add_rows(self, batch: pa.RecordBatch, requests: Requests, with_value: Ints) -> None:
+        sizes, halves = requests.sizes, requests.blocks % 2
+        self._sums["rows"] += [batch.num_rows, len(sizes), (sizes**2).sum()]
+        place = batch.schema.get_field_index(criteo.LABEL)
+        if place >= 0:
+            label = batch.column(place).cast("int64").fill_null(0).to_numpy(zero_copy_only=False)
+            self._sums["clicks"] += _total(requests.sums(requests.ordered(label == 1))[:, None], sizes)[:, 0]
+        self._sums["missing"] += _total(sizes[:, None] - with_value, sizes)
+        self._sums["present"] += [
+            with_value[halves == 0].sum(axis=0),
+            with_value[halves == 1].sum(axis=0),
+            (with_value**2).sum(axis=0),
+            (with_value > 0).sum(axis=0),
+        ]
+
+    def _add_dense(
+        self, i: int, values: NDArray[np.float32], present: Ints, requests: Requests, with_value: Ints, halves: Ints
+    ) -> None:
+        cells = requests.of_row[present] * NUM_BUCKETS + bucket_of(DENSE_EDGES, values[present])
+        rows = np.bincount(cells, minlength=len(with_value) * NUM_BUCKETS).reshape(-1, NUM_BUCKETS)
+        self._sums["buckets"][:2, i] += [rows[halves == half].sum(axis=0) for half in (0, 1)]
+        self._sums["buckets"][2:, i] += [(rows**2).sum(axis=0), with_value @ rows]
+        places = rows @ np.arange(NUM_BUCKETS)
+        self._sums["places"][:, i] += [(places**2).sum(), (places * with_value).sum()]
+
+    def _add_values(self, name: str, values: Ints, requests: Ints, with_value: Ints, second: int) -> None:
+        """Counts a column's values [n] in; their requests' numbers [n] are from `second` on in the second half."""
+        if not len(values):
+            return
+        # Sorted once: a value's rows in a request are a run, and its runs in a half lie together.
+        bits = len(with_value).bit_length()
+        keys = np.sort((values << bits) | requests)
+        starts = _changes(keys)
+        runs, rows = keys[starts], np.diff(np.append(starts, len(keys)))
+        of_request = runs & ((1 << bits) - 1)
+        is_second = of_request >= second
+        run_values = runs >> bits
+        groups = _changes(run_values * 2 + is_second)
+        parts = (rows, rows * rows, rows * with_value[of_request])
+        sums = np.stack([np.add.reduceat(part, groups) for part in parts], axis=1)
+        found, in_second = run_values[groups], is_second[groups]
+        for counts, chosen in zip(self._values[name], (~in_second, in_second)):
+            counts.add_sums(found[chosen], sums[chosen])
+
+    def merge(self, other: ReferenceCounter) -> None:
+        """Takes in the counts of other rows of the window."""
+        for name, sums in self._sums.items():
+            sums += other._sums[name]
+        for name, halves in self._values.items():
+            for mine, theirs in zip(halves, other._values[name]):
+                mine.merge(theirs)
+
+    # -- for the monitor
 
     def statistics(self) -> ReferenceStatistics:
-        """What was counted."""
+        """What the monitor compares with."""
+        rows, none = self.rows, np.zeros(NUM_BUCKETS, np.int64)
+        dense = {name: DenseColumn.of(none, none, rows) for name in criteo.DENSE}
+        for i, name in enumerate(self._dense):
+            choosing, fair = self._sums["buckets"][:2, i]
+            dense[name] = DenseColumn.of(choosing.copy(), fair.copy(), self._missing(name))
         return ReferenceStatistics(
-            rows=self._rows,
+            rows=rows,
             dense_edges=DENSE_EDGES,
-            dense={
-                name: DenseColumn.of(choosing, fair, self._missing(name))
-                for name, (choosing, fair) in self._dense.items()
-            },
+            dense=dense,
             categorical={name: self._category(name) for name in criteo.CATEGORICAL},
+            excluded=self._excluded,
         )
 
     def _missing(self, name: str) -> int:
-        return self._rows - int(self._present[name].sum())
+        return int(self._sums["missing"][0, self._names.index(name)])
 
     def _category(self, name: str) -> CategoryColumn:
-        choosing, fair = self._categorical[name]
-        values, counts = choosing.listed(LISTED_VALUES)
-        fair_counts = fair.of(values)
-        fair_others = int(self._present[name][1] - fair_counts.sum())
+        choosing, fair = self._values.get(name, (ValueCounts(), ValueCounts()))
+        values, sums = choosing.listed(LISTED_VALUES)
+        counts, fair_counts = sums[:, 0], fair.of(values)
+        present = self._sums["present"][:2, self._names.index(name)] if name in self._names else np.zeros(2, np.int64)
+        fair_others = int(present[1] - fair_counts.sum())
         return CategoryColumn(
             values=values,
             counts=counts + fair_counts,
-            others=int(self._present[name][0] - counts.sum()) + fair_others,
+            others=int(present[0] - counts.sum()) + fair_others,
             fair_counts=fair_counts,
             fair_others=fair_others,
-            missing=self._missing(name),
+            missing=self._missing(name) if name in self._names else self.rows,
         )
+
+    # -- for the next round
+
+    def window(self, *, digest: str = "", first_event_time: str = "", last_event_time: str = "") -> WindowSummary:
+        """What the next round compares with; the arguments are `RawDataset`'s."""
+        rows, requests, sizes = self._sums["rows"].tolist()
+        return WindowSummary(
+            digest=digest,
+            first_event_time=first_event_time,
+            last_event_time=last_event_time,
+            num_windows=1,
+            rows=rows,
+            requests=requests,
+            sizes=sizes,
+            clicks=_as_total(self._sums["clicks"]),
+            columns={name: self._column(i, name) for i, name in enumerate(self._names)},
+        )
+
+    def window_of(self, raw: RawDataset) -> WindowSummary:
+        """The same of the rows of `raw`."""
+        return self.window(
+            digest=raw.digest, first_event_time=raw.first_event_time, last_event_time=raw.last_event_time
+        )
+
+    def _column(self, i: int, name: str) -> ColumnSummary:
+        choosing, fair, sizes, requests = self._sums["present"][:, i].tolist()
+        values, floor, places = None, 0, (0, 0)
+        if name in self._values:
+            both = ValueCounts()
+            for half in self._values[name]:
+                both.merge(half)
+            values, sums, dropped = most_frequent(both.values, both.sums)
+            floor = dropped + both.lost
+        else:
+            buckets = self._sums["buckets"][:, i]
+            sums = np.stack([buckets[0] + buckets[1], buckets[2], buckets[3]], axis=1)
+            places = self._sums["places"][:, i].tolist()
+        return ColumnSummary(
+            values=values,
+            sums=sums,
+            present=choosing + fair,
+            present_sizes=sizes,
+            present_requests=requests,
+            missing=_as_total(self._sums["missing"][:, i]),
+            place_squares=places[0],
+            place_products=places[1],
+            floor=floor,
+        )
+
+
+def _matrix(batch: pa.RecordBatch, names: tuple[str, ...], dtype: str, missing: float) -> NDArray[np.generic]:
+    if not names:
+        return np.zeros((batch.num_rows, 0), dtype)
+    return criteo.feature_matrix(batch, names, dtype, missing)
+
+
+def _changes(ascending: Ints) -> Ints:
+    """Where each distinct number of `ascending` [n > 0] begins."""
+    return np.flatnonzero(np.append(True, ascending[1:] != ascending[:-1]))
+
+
+def _total(rows: Ints, sizes: Ints) -> Ints:
+    """Rows, squares and products, [3, c], of rows of a kind [g, c] in requests of `sizes` [g] rows."""
+    return np.stack([rows.sum(axis=0), (rows**2).sum(axis=0), (rows * sizes[:, None]).sum(axis=0)])
+
+
+def _as_total(sums: Ints) -> Total:
+    rows, squares, products = sums.tolist()
+    return Total(rows=rows, squares=squares, products=products)

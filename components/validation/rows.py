@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -18,15 +18,29 @@ from components.contracts.errors import ContractError, first_line
 
 COLUMNS = (criteo.LABEL, *criteo.FEATURES)
 """The columns that validation judges."""
+KNOWN_COLUMNS = frozenset(
+    {
+        *criteo.RAW_TYPES,
+        *criteo.SHADOW_TYPES,
+        *criteo.SESSION_TYPES,
+        *criteo.CONVERTED_TYPES,
+        *criteo.CANARY_TYPES,
+    }
+)
+"""What a file may hold without being asked."""
 BATCH_ROWS = 65_536
 """Rows in memory at a time; 10 MB of Criteo columns."""
 
 
 class ColumnFault(NamedTuple):
-    """A column that a file lacks or holds in another type."""
+    """A column that a file lacks, holds in another type, or has beyond the agreed ones."""
 
     column: str
     description: str
+    rule: str
+    """Name of the rule that it breaks (`rules.catalogue`)."""
+    arrow_type: str = ""
+    """Of a new column."""
 
 
 def parquet_files(folder: Path) -> list[Path]:
@@ -48,32 +62,107 @@ def find_column_faults(files: Sequence[Path]) -> list[ColumnFault]:
     """
     faults: dict[str, ColumnFault] = {}
     for path in files:
-        try:
-            schema = pq.read_schema(path)
-        except (pa.ArrowException, OSError) as error:
-            raise ContractError(f"{path} cannot be read as Parquet: {first_line(error)}") from error
+        schema = _read_arrow_schema(path)
         for column in COLUMNS:
             expected = pa.type_for_alias(criteo.RAW_TYPES[column])
             if column not in schema.names:
-                fault = f"column {column} is missing in {path.name}, expected {expected}"
+                fault, rule = f"column {column} is missing in {path.name}, expected {expected}", "column_missing"
             elif schema.field(column).type != expected:
-                fault = f"column {column} is {schema.field(column).type} in {path.name}, expected {expected}"
+                found = schema.field(column).type
+                fault, rule = f"column {column} is {found} in {path.name}, expected {expected}", "column_retyped"
             else:
                 continue
-            faults.setdefault(column, ColumnFault(column, fault))
+            faults.setdefault(column, ColumnFault(column, fault, rule))
     return [faults[column] for column in COLUMNS if column in faults]
 
 
-def read_batches(
-    files: Sequence[Path], columns: Sequence[str], *, batch_rows: int = BATCH_ROWS
-) -> Iterator[pa.RecordBatch]:
-    """The rows of `files` in order, in batches of at most `batch_rows`.
+def find_new_columns(files: Sequence[Path]) -> list[ColumnFault]:
+    """Every column of some file that is neither a raw one nor of an agreed optional group, in the order first seen.
 
     Raises:
-        ContractError: a file is damaged.
+        ContractError: a file is not Parquet.
     """
+    new: dict[str, ColumnFault] = {}
     for path in files:
-        try:
-            yield from pq.ParquetFile(path).iter_batches(batch_size=batch_rows, columns=list(columns))
-        except (pa.ArrowException, OSError) as error:
-            raise ContractError(f"{path} cannot be read as Parquet: {first_line(error)}") from error
+        for field in _read_arrow_schema(path):
+            if field.name not in KNOWN_COLUMNS:
+                text = f"column {field.name} ({field.type}) of {path.name} is new: nobody agreed on it, it is not read"
+                new.setdefault(field.name, ColumnFault(field.name, text, "column_new", str(field.type)))
+    return list(new.values())
+
+
+def _read_arrow_schema(path: Path) -> pa.Schema:
+    try:
+        return pq.read_schema(path)
+    except (pa.ArrowException, OSError) as error:
+        raise ContractError(f"{path} cannot be read as Parquet: {first_line(error)}") from error
+
+
+class Part(NamedTuple):
+    """Rows of one row group of a file."""
+
+    path: Path
+    row_group: int
+    skipped: int
+    """Rows of the group before these."""
+    num_rows: int
+    first_row: int
+    """Number of the first of these in all files."""
+
+
+def divide(files: Sequence[Path], number: int) -> list[list[Part]]:
+    """The rows of `files`, in order, in `number` shares of as many rows each, plus or minus one.
+
+    Raises:
+        ContractError: a file is not Parquet.
+    """
+    groups = [(path, i, rows) for path in files for i, rows in enumerate(_rows_of_groups(path))]
+    total = sum(rows for *_, rows in groups)
+    shares: list[list[Part]] = [[] for _ in range(number)]
+    first = 0
+    for path, row_group, rows in groups:
+        for k, share in enumerate(shares):
+            begin, end = max(first, total * k // number), min(first + rows, total * (k + 1) // number)
+            if begin < end:
+                share.append(Part(path, row_group, begin - first, end - begin, begin))
+        first += rows
+    return shares
+
+
+def _rows_of_groups(path: Path) -> list[int]:
+    try:
+        metadata = pq.read_metadata(path)
+        return [metadata.row_group(i).num_rows for i in range(metadata.num_row_groups)]
+    except (pa.ArrowException, OSError) as error:
+        raise ContractError(f"{path} cannot be read as Parquet: {first_line(error)}") from error
+
+
+def read_part(
+    part: Part, columns: Sequence[str], *, batch_rows: int = BATCH_ROWS, opened: Any = None
+) -> Iterator[pa.RecordBatch]:
+    """The rows of `part` in batches of at most `batch_rows`; request ids come dictionary-encoded.
+
+    Args:
+        part: Where they are.
+        columns: Those to read.
+        batch_rows: Rows in memory at a time.
+        opened: The file as an open binary stream, where it is not to be opened as `part.path`.
+
+    Raises:
+        ContractError: the file is damaged.
+    """
+    begin, end, at = part.skipped, part.skipped + part.num_rows, 0
+    try:
+        # Without threads: a process forked later would inherit their pool without the threads themselves.
+        dictionaries = [name for name in columns if name == criteo.REQUEST_ID]
+        file = pq.ParquetFile(part.path if opened is None else opened, read_dictionary=dictionaries)
+        batches = file.iter_batches(batch_rows, row_groups=[part.row_group], columns=list(columns), use_threads=False)
+        for batch in batches:
+            kept = batch.slice(max(begin - at, 0), max(min(end, at + batch.num_rows) - max(begin, at), 0))
+            at += batch.num_rows
+            if kept.num_rows:
+                yield kept
+            if at >= end:
+                return
+    except (pa.ArrowException, OSError) as error:
+        raise ContractError(f"{part.path} cannot be read as Parquet: {first_line(error)}") from error

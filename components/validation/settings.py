@@ -18,12 +18,17 @@ class ValidationSettings:
         ContractError: a threshold lies outside its range.
     """
 
-    categorical_drift: float = 0.1
-    """Largest change of one value's share (L-infinity, 0..1) that passes."""
+    categorical_drift: float = 0.02
+    """Change of one category's share (0..1) from which on it is drift, if it is no chance."""
     categorical_drift_relative: float = 0.5
-    """The same as a part of the share of the column's most frequent value; the smaller of the two thresholds holds."""
-    numeric_drift: float = 0.02
-    """Largest Jensen-Shannon divergence (bits, 0..1) that passes; a shift by a third of a standard deviation."""
+    """The same as a part of the share that the category had; the smaller of the two holds, down to 0.002."""
+    numeric_drift: float = 0.003
+    """Jensen-Shannon divergence (bits, 0..1), beyond chance's part, from which on it is drift; a normal distribution
+    has it shifted by an eighth of a standard deviation."""
+    mean_drift: float = 0.1
+    """Shift of an integer column's mean, in standard deviations of its bucket number, from which on it is drift."""
+    missing_drift: float = 0.02
+    """Change of a column's share of missing values (0..1) from which on it is drift."""
     new_value_share: float = 0.05
     """Largest share of rows whose category the champion's rows certainly did not hold."""
     missing_share_jump: float = 0.5
@@ -32,6 +37,8 @@ class ValidationSettings:
     """How many times larger or smaller the share of clicks may be than in the champion's rows."""
     false_alarm_rate: float = 0.05
     """False discovery rate: share of the features called drifted that may be called so by chance."""
+    skew_share: float = 0.001
+    """Largest share of rows, trained on and served under one name, whose value may differ."""
     range_factor: float = 10.0
     """How many times the first run's extremes a value may be before it is named; the tails of counts are heavy."""
 

@@ -21,8 +21,8 @@ from numpy.typing import NDArray
 
 from components.contracts.criteo import CATEGORICAL, DENSE, NUM_DENSE
 from components.contracts.reference_statistics import CategoryColumn, DenseColumn
-from monitoring.drift.chance import adjusted, design_effect, homogeneity, proportion
-from monitoring.drift.distances import jensen_shannon, l_infinity
+from components.drift_statistics.chance import adjusted, design_effect, homogeneity, proportion
+from components.drift_statistics.distances import jensen_shannon, l_infinity
 from monitoring.drift.layout import COLUMNS, SCORE
 from monitoring.drift.report import JENSEN_SHANNON, L_INFINITY, ColumnDrift
 from monitoring.drift.settings import DriftSettings
@@ -50,8 +50,9 @@ class _Sample(NamedTuple):
 def compare(sketch: Sketch, settings: DriftSettings) -> tuple[ColumnDrift, ...]:
     """Every judged column of the bucket, in column order."""
     reference = sketch.layout.reference
-    columns = [_dense(sketch, name, reference.dense[name]) for name in DENSE]
-    columns += [_category(sketch, name, reference.categorical[name]) for name in CATEGORICAL]
+    columns = [_dense(sketch, name, reference.dense[name]) for name in DENSE if name not in reference.excluded]
+    judged = [name for name in CATEGORICAL if name not in reference.excluded]
+    columns += [_category(sketch, name, reference.categorical[name]) for name in judged]
     if reference.scores:
         columns.append(_score(sketch, reference.scores.counts))
     return _judged(columns, settings)

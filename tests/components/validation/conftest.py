@@ -4,11 +4,15 @@ from __future__ import annotations
 
 import shutil
 
+import numpy as np
+import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from components.contracts import criteo, promotion_journal
-from components.contracts.manifests import Model, RawDataset, Release
+from components.contracts import criteo, promotion_journal, run_notes
+from components.contracts.manifests import Model, RawDataset, Release, ValidationReport
+from components.validation.__main__ import main
+from components.validation.reference import ReferenceCounter
 
 
 @pytest.fixture
@@ -54,7 +58,9 @@ def release_model(store):
 
     def release(report):
         model = store / "models" / "m1"
-        for part, uri in ((Model.STATISTICS, report.statistics_uri), (Model.SCHEMA, report.schema_uri)):
+        parts = [(Model.STATISTICS, report.statistics_uri), (Model.SCHEMA, report.schema_uri)]
+        parts += [(Model.WINDOWS, report.windows_uri)] if report.windows_uri else []
+        for part, uri in parts:
             (model / part).parent.mkdir(parents=True, exist_ok=True)
             shutil.copy(uri.removeprefix("file://").replace("%20", " "), model / part)
         manifest = store / "releases" / "1.json"
@@ -100,5 +106,59 @@ def judged(raw_table):
         for name, column in replaced.items():
             table = table.set_column(table.schema.get_field_index(name), name, column)
         return table
+
+    return make
+
+
+@pytest.fixture
+def step(tmp_path, store):
+    """Runs the step on a manifest; gives its exit code and its report."""
+
+    def run(manifest, *flags, run="r1", champion="current"):
+        output = tmp_path / "out" / f"{run}.json"
+        arguments = {"run": run, "store": store.as_uri(), "work": str(tmp_path / "work place"), "champion": champion}
+        arguments |= {"raw-dataset": manifest, "output": output, "html": tmp_path / "out" / f"{run}.html"}
+        arguments |= {"valid-dataset": tmp_path / "out" / f"{run}.valid.json"}
+        code = main([f"--{name}={value}" for name, value in arguments.items()] + list(flags))
+        return code, ValidationReport.read(output) if output.exists() else None
+
+    return run
+
+
+@pytest.fixture
+def notes_of(store):
+    """The note that the step left about a run."""
+
+    def read(run):
+        (note,) = run_notes.read_notes(store, run)
+        return note
+
+    return read
+
+
+@pytest.fixture
+def in_requests(judged):
+    """Rows in requests of `size`: those of a request have the same `alike` columns, as rows of one user have."""
+
+    def make(n, *, seed=0, size=64, alike=("I2", "I5", "C2", "C9", "C13"), **replaced):
+        table = judged(n, seed=seed, **replaced)
+        first = np.arange(n) // size * size
+        for name in alike:
+            table = table.set_column(table.schema.get_field_index(name), name, table[name].take(pa.array(first)))
+        ids = pa.array([f"request-{seed}-{i}" for i in range(-(-n // size))])
+        return table.append_column(criteo.REQUEST_ID, ids.take(pa.array(np.arange(n) // size)))
+
+    return make
+
+
+@pytest.fixture
+def window_of():
+    """The summary of a table's rows."""
+
+    def make(table, digest="", *, batch_rows=65_536, excluded=()):
+        counter = ReferenceCounter(excluded)
+        for batch in table.combine_chunks().to_batches(max_chunksize=batch_rows):
+            counter.add(batch)
+        return counter.window(digest=digest)
 
     return make

@@ -1,120 +1,256 @@
+"""Which moves of a feature are believed: planted ones are, windows that stand still are not."""
+
 from __future__ import annotations
+
+import json
 
 import numpy as np
 import pyarrow as pa
 import pytest
 
 from components.contracts import criteo
-from components.validation.drift import JENSEN_SHANNON, L_INFINITY, measure_drift, new_value_share
-from components.validation.log_histogram import EDGES
+from components.validation.drift import measure_drift
+from components.validation.kept_windows import KeptWindows
 from components.validation.settings import ValidationSettings
-from components.validation.summarize import by_feature, summarize
 
 SETTINGS = ValidationSettings()
 
 
-def statistics(table):
-    return summarize(table.to_batches())
+@pytest.fixture
+def drift_of(window_of):
+    def measure(now, *before, settings=SETTINGS):
+        kept = KeptWindows(tuple(window_of(table) for table in before))
+        return {entry["feature"]: entry for entry in measure_drift(window_of(now), kept, settings)}
+
+    return measure
 
 
-def drift_of(now, before, settings=SETTINGS):
-    return {entry["feature"]: entry for entry in measure_drift(statistics(now), statistics(before), settings)}
+def drifted(drift):
+    return [name for name, entry in drift.items() if entry["drifted"]]
 
 
-def test_every_feature_has_an_entry_and_an_unchanged_window_none_that_warns(judged):
+def test_every_feature_has_an_entry_of_finite_numbers_and_an_unchanged_window_none_that_warns(judged, drift_of):
     drift = drift_of(judged(4000, seed=1), judged(4000))
     assert tuple(drift) == criteo.FEATURES
     assert {entry["severity"] for entry in drift.values()} == {"info"}
-    assert max(drift[name]["distance"] for name in criteo.DENSE) < 0.01
-    assert max(drift[name]["distance"] for name in criteo.CATEGORICAL) < 0.05
+    json.dumps(drift, allow_nan=False)
+    for entry in drift.values():
+        assert 0 <= entry["effect_low"] <= entry["effect"] <= entry["effect_high"] <= 1
+        assert 0 <= entry["p_value"] <= entry["q_value"] <= 1
+        assert entry["design_effect"] >= 1
+        assert entry["detectable"] > 0
 
 
 @pytest.mark.parametrize("rows", [60, 300])
-def test_small_windows_do_not_raise_alarms(judged, rows):
-    for seed in range(1, 4):
-        drift = drift_of(judged(rows, seed=seed), judged(4000))
-        assert [name for name, entry in drift.items() if entry["severity"] != "info"] == []
+def test_small_windows_raise_no_more_alarms_than_the_rate_says(judged, window_of, rows):
+    before = KeptWindows((window_of(judged(4000)),))
+    windows = [window_of(judged(rows, seed=seed)) for seed in range(1, 21)]
+    alarms = sum(any(e["drifted"] for e in measure_drift(window, before, SETTINGS)) for window in windows)
+    # 20 draws at 5 %: more than 4 in 1 of 400 cases.
+    assert alarms <= 4
 
 
-def test_distances_equal_their_definitions(judged):
-    before, now = judged(3000), judged(2000, seed=1)
-    drift = drift_of(now, before)
-
-    def shares(table, name):
-        values = table[name].drop_null()
-        return {v["values"]: v["counts"] / len(values) for v in values.value_counts().to_pylist()}
-
-    for name in criteo.CATEGORICAL:
-        p, q = shares(before, name), shares(now, name)
-        expected = max(abs(p.get(v, 0) - q.get(v, 0)) for v in p.keys() | q.keys())
-        assert drift[name]["measure"] == L_INFINITY
-        assert drift[name]["distance"] == pytest.approx(expected)
-    for name in criteo.DENSE:
-        p, q = (np.histogram(t[name].drop_null().to_numpy(), EDGES)[0] for t in (before, now))
-        p, q = p / p.sum(), q / q.sum()
-        assert drift[name]["measure"] == JENSEN_SHANNON
-        assert drift[name]["distance"] == pytest.approx((entropy(p, (p + q) / 2) + entropy(q, (p + q) / 2)) / 2)
-        assert drift[name]["num_rows_now"] == 2000 - now[name].null_count
-        assert drift[name]["num_rows_before"] == 3000 - before[name].null_count
+def test_of_windows_that_stand_still_no_more_alarm_than_the_rate_says(in_requests, window_of):
+    """Rows of a request share five columns; at a rate of 20 % within the binomial bound of 1 in 1000."""
+    rate, alarms, settings = 0.2, 0, ValidationSettings(false_alarm_rate=0.2)
+    windows = [window_of(in_requests(6400, seed=seed)) for seed in range(30)]
+    pairs = [(windows[i], windows[i + 1]) for i in range(0, 30, 2)] + [(windows[i], windows[29 - i]) for i in range(15)]
+    significant = 0
+    for now, before in pairs:
+        entries = measure_drift(now, KeptWindows((before,)), settings)
+        alarms += any(entry["drifted"] for entry in entries)
+        significant += any(entry["q_value"] <= rate for entry in entries)
+    # 30 draws at 20 %: more than 14 in 1 of 1000 cases.
+    assert alarms <= significant <= 14
 
 
-def entropy(p, q):
-    return sum(a * np.log2(a / b) for a, b in zip(p, q) if a)
+def test_rows_of_requests_without_their_ids_are_still_not_taken_for_independent(in_requests, window_of):
+    with_ids = [in_requests(12_800, seed=seed) for seed in (1, 2)]
+    without = [window_of(table.drop([criteo.REQUEST_ID])) for table in with_ids]
+    known = [window_of(table) for table in with_ids]
+    for now, before in (without, known):
+        entries = {e["feature"]: e for e in measure_drift(now, KeptWindows((before,)), SETTINGS)}
+        assert drifted(entries) == []
+        assert entries["C9"]["design_effect"] == pytest.approx(64, rel=0.05)
+        assert entries["C8"]["design_effect"] < 2
 
 
-def test_a_planted_category_swap_is_large_and_named(judged):
+def plant_double(table, random):
+    values = table["C18"].to_pandas().to_numpy(float, na_value=np.nan)
+    kinds, counts = np.unique(values[~np.isnan(values)], return_counts=True)
+    share = counts / counts.sum()
+    chosen = kinds[np.abs(share - 0.05).argmin()]
+    struck = (random.random(len(values)) < 0.05) & ~np.isnan(values)
+    values[struck] = chosen
+    return {"C18": pa.array(values, pa.int64(), from_pandas=True)}
+
+
+def plant_nulls(table, random):
+    column = table["I7"].to_pandas().to_numpy(copy=True)
+    column[random.random(len(column)) < 0.1] = np.nan
+    return {"I7": pa.array(column, pa.float32(), from_pandas=True)}
+
+
+def plant_mean(table, random):
+    column = table["I9"].to_pandas().to_numpy(float)
+    return {"I9": pa.array(np.round(column + 0.2 * np.nanstd(column)), pa.float32(), from_pandas=True)}
+
+
+def plant_log_mean(table, random):
+    logs = np.log1p(table["I9"].to_pandas().to_numpy(float))
+    return {"I9": pa.array(np.round(np.expm1(logs + 0.2 * np.nanstd(logs))), pa.float32(), from_pandas=True)}
+
+
+def plant_unit(table, random):
+    return {"I12": pa.array(table["I12"].to_pandas() * 1000, pa.float32(), from_pandas=True)}
+
+
+def plant_swap(table, random):
+    return {"C20": table["C24"], "C24": table["C20"]}
+
+
+SHIFTS = {
+    "one category doubles": plant_double,
+    "10 % null": plant_nulls,
+    "mean +0.2 sd": plant_mean,
+    "mean of the logarithm +0.2 sd": plant_log_mean,
+    "unit x1000": plant_unit,
+    "swapped columns": plant_swap,
+}
+
+
+@pytest.mark.parametrize("name", SHIFTS)
+def test_a_planted_shift_is_found_in_10_000_rows_and_nothing_else_is(judged, drift_of, name):
+    for seed in (1, 2):
+        rows = judged(10_000, seed=seed)
+        planted = SHIFTS[name](rows, np.random.default_rng(seed))
+        drift = drift_of(judged(10_000, seed=seed, **planted), judged(10_000, seed=9))
+        assert drifted(drift) == list(planted)
+
+
+def test_a_shift_of_whole_requests_is_found_where_requests_are_many_and_called_undetectable_where_few(
+    in_requests, drift_of
+):
+    before = in_requests(64_000, seed=1)
+
+    def entry(rows):
+        table = in_requests(rows, seed=2)
+        shifted = pa.array(np.floor(table["I5"].to_numpy() * np.float32(np.exp(0.5))), pa.float32())
+        table = table.set_column(table.schema.get_field_index("I5"), "I5", shifted)
+        return drift_of(table, before)["I5"]
+
+    few, many = entry(2_560), entry(64_000)
+    assert many["drifted"]
+    assert many["detectable"] < many["effect"]
+    assert not few["drifted"]
+    assert few["detectable"] > few["threshold"]
+
+
+def test_a_significant_change_of_no_size_is_no_drift(drift_of, judged):
+    random = np.random.default_rng(0)
+
+    def coins(share):
+        return judged(60_000, C1=pa.array((random.random(60_000) < share).astype(np.int64)))
+
+    entry = drift_of(coins(0.515), coins(0.5))["C1"]
+    assert entry["q_value"] <= SETTINGS.false_alarm_rate
+    assert not entry["drifted"]
+    assert entry["effect"] < entry["threshold"] == SETTINGS.categorical_drift
+    strict = ValidationSettings(categorical_drift=0.005)
+    assert drift_of(coins(0.515), coins(0.5), settings=strict)["C1"]["drifted"]
+
+
+def test_a_planted_category_swap_is_large_and_named(judged, drift_of):
     rows = judged(4000, seed=1)
     top, second = (v["values"] for v in sorted(rows["C9"].value_counts().to_pylist(), key=lambda v: -v["counts"])[:2])
     values = rows["C9"].to_pandas().astype("Int64").replace({top: second, second: top})
     drift = drift_of(judged(4000, seed=1, C9=pa.array(values, pa.int64())), judged(4000))
-    assert [name for name, entry in drift.items() if entry["severity"] == "warn"] == ["C9"]
-    assert drift["C9"]["distance"] > 0.2
+    assert drifted(drift) == ["C9"]
+    assert drift["C9"]["effect"] > 0.2
     assert drift["C9"]["moved_value"]["value"] in (str(top), str(second))
     assert drift["C9"]["new_value_share"] == 0
 
 
-def test_a_shift_by_half_a_standard_deviation_of_a_heavy_tail_is_seen(judged):
-    rows = judged(4000, seed=1)
-    shifted = pa.array(np.floor(rows["I5"].to_numpy() * np.float32(np.exp(0.6))), pa.float32())
-    drift = drift_of(judged(4000, seed=1, I5=shifted), judged(4000))
-    assert [name for name, entry in drift.items() if entry["severity"] == "warn"] == ["I5"]
-
-
-def test_a_permutation_of_a_column_without_frequent_values_is_seen(judged):
+def test_a_permutation_of_a_column_without_frequent_values_is_seen(judged, drift_of):
     random = np.random.default_rng(0)
 
     def draw(order):
         return pa.array(order[np.minimum(random.zipf(1.05, 20_000), 500) % 500])
 
     order = np.arange(500, dtype=np.int64)
-    before = draw(order)
-    unchanged, permuted = draw(order), draw(random.permutation(order))
-    rows = judged(20_000)
-    place = rows.schema.get_field_index("C3")
-    base = rows.set_column(place, "C3", before)
-    assert drift_of(rows.set_column(place, "C3", unchanged), base)["C3"]["severity"] == "info"
-    assert drift_of(rows.set_column(place, "C3", permuted), base)["C3"]["severity"] == "warn"
+    base = judged(20_000, C3=draw(order))
+    assert not drift_of(judged(20_000, C3=draw(order)), base)["C3"]["drifted"]
+    assert drift_of(judged(20_000, C3=draw(random.permutation(order))), base)["C3"]["drifted"]
 
 
-def test_new_value_share_counts_planted_new_values_and_no_rare_old_ones(judged):
-    rows = judged(4000, seed=1)
-    values = rows["C20"].to_pandas().to_numpy(dtype=float, na_value=np.nan)
-    values[:400] = 123456789
-    now = statistics(judged(4000, seed=1, C20=pa.array(values, pa.int64(), from_pandas=True)))
-    before = statistics(judged(4000))
-    share = new_value_share(by_feature(now)["C20"], by_feature(before)["C20"])
-    assert share == pytest.approx(400 / np.isfinite(values).sum())
-    unchanged, known = by_feature(statistics(judged(500, seed=2))), by_feature(before)
-    for name in criteo.CATEGORICAL:
-        assert new_value_share(unchanged[name], known[name]) == 0
+def test_new_value_share_counts_planted_new_values_and_no_rare_old_ones(judged, drift_of):
+    values = judged(4000, seed=1)["C20"].to_pandas().to_numpy(dtype=float, na_value=np.nan)
+    values[::10] = 123456789
+    entry = drift_of(judged(4000, seed=1, C20=pa.array(values, pa.int64(), from_pandas=True)), judged(4000))["C20"]
+    assert entry["new_value_share"] == pytest.approx(400 / np.isfinite(values).sum())
+    assert entry["moved_value"]["value"] == "123456789"
+    unchanged = drift_of(judged(500, seed=2), judged(4000))
+    assert {unchanged[name]["new_value_share"] for name in criteo.CATEGORICAL} == {0}
 
 
-def test_distance_is_none_where_a_side_has_no_values(judged):
-    empty = pa.nulls(500, pa.float32())
-    drift = drift_of(judged(500, I1=empty, C1=pa.nulls(500, pa.int64())), judged(500))
+def test_a_change_that_the_newest_window_learnt_is_not_told_again_and_its_return_is(judged, drift_of):
+    old = pa.array(np.random.default_rng(0).integers(0, 4, 8000), pa.int64())
+    new = pa.array(np.random.default_rng(1).integers(2, 6, 8000), pa.int64())
+
+    def rows(seed, column):
+        return judged(8000, seed=seed, C4=column)
+
+    before = rows(1, old)
+    assert drifted(drift_of(rows(2, new), before)) == ["C4"]
+    learnt = drift_of(rows(3, new), before, rows(4, old), rows(2, new))["C4"]
+    assert (learnt["learnt"], learnt["drifted"], learnt["changes"]) == (True, False, ["values"])
+    assert drift_of(rows(3, old), rows(4, new), rows(2, new), rows(5, new))["C4"]["drifted"]
+
+
+def test_a_newest_window_too_small_to_show_the_change_hides_none(judged, drift_of):
+    rows = judged(10_000, seed=1)
+    shifted = pa.array(np.floor(rows["I5"].to_numpy() * np.float32(np.exp(0.2))), pa.float32())
+    now, before = judged(10_000, seed=1, I5=shifted), judged(40_000)
+    assert drift_of(now, before)["I5"]["drifted"]
+    assert drift_of(now, before, judged(60, seed=5))["I5"]["drifted"]
+
+
+def test_an_effect_is_undefined_where_a_side_has_no_values_and_the_missing_share_drifted(judged, drift_of):
+    drift = drift_of(judged(3000, I1=pa.nulls(3000, pa.float32()), C1=pa.nulls(3000, pa.int64())), judged(3000))
     for name in ("I1", "C1"):
-        assert drift[name]["distance"] is None
-        assert drift[name]["threshold"] is None
-        assert drift[name]["severity"] == "info"
-    assert drift["C1"]["new_value_share"] is None
-    assert drift["I2"]["distance"] is not None
+        assert [drift[name][key] for key in ("effect", "threshold", "divergence", "new_value_share")] == [None] * 4
+        assert drift[name]["changes"] == ["missing"]
+        assert drift[name]["missing_now"] == 1
+    assert drift["I2"]["effect"] is not None
+
+
+def test_columns_of_one_value_each_have_no_mean_shift_in_standard_deviations(judged, drift_of):
+    def rows(value):
+        return judged(3000, I1=pa.array([value] * 3000, pa.float32()))
+
+    assert drift_of(rows(3.0), rows(3.0))["I1"]["mean_shift"] == 0
+    entry = drift_of(rows(4.0), rows(3.0))["I1"]
+    assert (entry["mean_shift"], entry["drifted"]) == (None, True)
+
+
+def test_a_feature_that_a_run_leaves_out_has_no_entry(judged, window_of):
+    now, before = window_of(judged(500), excluded=("I3", "C7")), window_of(judged(500, seed=1))
+    names = [entry["feature"] for entry in measure_drift(now, KeptWindows((before,)), SETTINGS)]
+    assert names == [name for name in criteo.FEATURES if name not in ("I3", "C7")]
+
+
+def test_requests_of_two_sizes_are_no_drift_of_a_column_of_the_user(judged, window_of):
+    """Each window has 150 requests of users drawn alike; those of one have 64 rows, those of the other 40 to 64."""
+    random = np.random.default_rng(0)
+    found = []
+    for number in range(8):
+        pair = []
+        for sizes in (np.full(150, 64), random.integers(40, 65, 150)):
+            users = random.integers(0, 400, 150) * 7919
+            ids = pa.array([f"{number}-{i}" for i in range(150)]).take(pa.array(np.repeat(np.arange(150), sizes)))
+            table = judged(int(sizes.sum()), seed=number, C3=pa.array(np.repeat(users, sizes), pa.int64()))
+            pair.append(window_of(table.append_column(criteo.REQUEST_ID, ids)))
+        entries = {e["feature"]: e for e in measure_drift(pair[0], KeptWindows((pair[1],)), SETTINGS)}
+        found.append(entries["C3"]["p_value"])
+    # Of 8 draws the least is below 0.001 in 1 of 125 cases.
+    assert min(found) > 0.001

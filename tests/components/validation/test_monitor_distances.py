@@ -10,13 +10,12 @@ import pytest
 
 from components.contracts import criteo
 from components.contracts.records import PredictionBatch
-from components.validation.drift import measure_drift
+from components.drift_statistics.distances import jensen_shannon, l_infinity
 from components.validation.reference import ReferenceCounter
-from components.validation.settings import ValidationSettings
 from components.validation.summarize import summarize
 from components.validation.tfdv import schema_pb2, statistics_pb2, tfdv
+from components.validation.tfdv_drift import tfdv_distances
 from monitoring.drift.comparison import compare
-from monitoring.drift.distances import jensen_shannon, l_infinity
 from monitoring.drift.layout import Layout
 from monitoring.drift.settings import DriftSettings
 from monitoring.drift.sketch import Sketch
@@ -46,16 +45,16 @@ def test_the_same_rows_have_tfdvs_distances(judged):
     """TFDV counts both sides itself; no column has more values than it lists."""
     before, now = judged(6000), judged(3000, seed=1)
     sketch, ours = compared(now, before)
-    theirs = measure_drift(summarize(now.to_batches()), summarize(before.to_batches()), ValidationSettings())
+    theirs = tfdv_distances(summarize(now.to_batches()), summarize(before.to_batches()))
     reference = sketch.layout.reference
-    for entry in theirs:
-        name = entry["feature"]
+    assert tuple(sorted(theirs)) == tuple(sorted(criteo.FEATURES))
+    for name, distance in theirs.items():
         if name in criteo.CATEGORICAL:
-            assert ours[name].distance == pytest.approx(entry["distance"], abs=1e-9)
+            assert ours[name].distance == pytest.approx(distance, abs=1e-9)
         else:
             # TFDV sets no outliers apart, so here the monitor's counts of all values are compared.
             counts = sketch.cells[sketch.layout.slice_of(name)][:-1]
-            assert jensen_shannon(counts, reference.dense[name].counts) == pytest.approx(entry["distance"], abs=1e-9)
+            assert jensen_shannon(counts, reference.dense[name].counts) == pytest.approx(distance, abs=1e-9)
 
 
 def test_without_its_outliers_a_dense_column_has_tfdvs_distance_of_the_other_values(judged):

@@ -9,10 +9,9 @@ import pytest
 from components.contracts import criteo
 from components.contracts.reference_statistics import DENSE_EDGES, LISTED_VALUES, read_reference
 from components.contracts.uris import local_path
-from components.validation.reference import BLOCK_ROWS, ReferenceCounter, ValueCounts
+from components.validation.reference import BLOCK_ROWS, ReferenceCounter
 from components.validation.summarize import by_feature, num_missing, summarize, value_counts
-
-from .test_step import step  # noqa: F401  a fixture
+from components.validation.value_counts import ValueCounts
 
 
 def counted(*tables):
@@ -92,7 +91,7 @@ def test_beyond_its_capacity_a_count_is_too_low_by_a_bounded_part_of_the_rows_on
 
 
 @pytest.mark.parametrize("parented", [False, True])
-def test_the_step_writes_the_statistics_of_its_window(step, write_rows, raw_table, release_model, parented):  # noqa: F811
+def test_the_step_writes_the_statistics_of_its_window(step, write_rows, raw_table, release_model, parented):
     first = raw_table(3000)
     _, report = step(write_rows(first))
     if parented:
@@ -106,7 +105,7 @@ def test_the_step_writes_the_statistics_of_its_window(step, write_rows, raw_tabl
     np.testing.assert_array_equal(found.dense["I5"].counts, expected)
 
 
-def test_rows_with_a_faulty_column_have_no_reference_statistics(step, write_rows, raw_table):  # noqa: F811
+def test_rows_with_a_faulty_column_have_no_reference_statistics(step, write_rows, raw_table):
     table = raw_table(500)
     code, report = step(write_rows(table.drop(["I3"])))
     assert (code, report.decision, report.reference_uri) == (1, "block", None)

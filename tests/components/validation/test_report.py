@@ -1,20 +1,24 @@
+"""The report's page and document: complete, true to their numbers, safe, and readable without eyes or network."""
+
 from __future__ import annotations
 
+import json
 import re
 from html.parser import HTMLParser
 
-import pyarrow as pa
+import numpy as np
 import pytest
 
 from components.contracts import criteo
-from components.validation import rules
-from components.validation.charts import Bar, draw_bars
-from components.validation.drift import measure_drift
-from components.validation.report import write_html
-from components.validation.settings import ValidationSettings
+from components.contracts.reference_statistics import DENSE_EDGES
+from components.validation.reports.charts import draw_bars, draw_interval
+from components.validation.reports.document import Found, make_document
+from components.validation.reports.page import draw_page
+from components.validation.reports.style import STYLE
 from components.validation.summarize import summarize
+from tests.components.validation.reporting import HOSTILE, NUM_CARDS, document_of
 
-HOSTILE = "<script src='//evil'>alert(1)</script>\"&"
+VOID = ("meta", "rect", "line", "circle")
 
 
 class Tags(HTMLParser):
@@ -24,7 +28,7 @@ class Tags(HTMLParser):
 
     def handle_starttag(self, tag, attrs):
         self.seen.append((tag, dict(attrs)))
-        if tag not in ("meta", "rect"):
+        if tag not in VOID:
             self.open.append(tag)
 
     def handle_startendtag(self, tag, attrs):
@@ -34,17 +38,6 @@ class Tags(HTMLParser):
         assert self.open.pop() == tag
 
 
-@pytest.fixture
-def page(judged):
-    now, before = (
-        summarize(judged(500, seed=1, I2=pa.nulls(500, pa.float32())).to_batches()),
-        summarize(judged(600).to_batches()),
-    )
-    drift = measure_drift(now, before, ValidationSettings())
-    findings = [rules.make_finding(HOSTILE, "rule", "warn", HOSTILE)]
-    return write_html(title=HOSTILE, decision="warn", findings=findings, drift=drift, now=now, before=before)
-
-
 def parse(page):
     tags = Tags()
     tags.feed(page)
@@ -52,38 +45,155 @@ def parse(page):
     return tags.seen
 
 
-def test_the_page_needs_no_network(page):
+@pytest.fixture
+def document(judged):
+    return document_of(judged)
+
+
+@pytest.fixture
+def page(document):
+    return draw_page(document)
+
+
+def section(page, name):
+    start = page.index(f'<section id="{name}"')
+    return page[start : page.index("</section>", start)]
+
+
+def test_the_page_needs_no_network_and_no_script(page):
     assert "http" not in page
     assert "url(" not in page
     assert "@import" not in page
-    assert not [tag for tag, attributes in parse(page) if {"src", "href"} & attributes.keys()]
-
-
-def test_hostile_names_are_escaped(page):
+    links = [a.get("src") or a.get("href") for _, a in parse(page) if {"src", "href"} & a.keys()]
+    assert links
+    assert all(link.startswith("#") for link in links), "links lead inside the page alone"
     assert "script" not in {tag for tag, _ in parse(page)}
-    assert page.count("&lt;script src=") == 4
 
 
-def test_every_column_has_a_card_and_every_feature_a_row_of_drift(page):
-    assert re.findall(r"<h3>(\w+)</h3>", page) == [criteo.LABEL, *criteo.FEATURES]
-    charts = re.findall(r"<title>distribution of (\w+)</title>", page)
-    assert charts == [criteo.LABEL, *criteo.FEATURES]
-    drift = page[page.index("<h2>Drift</h2>") : page.index("<h2>Columns</h2>")]
-    assert {m for m in re.findall(r"<tr><td>(\w+) ", drift)} == set(criteo.FEATURES)
+def test_hostile_names_are_escaped_wherever_they_come_from(page):
+    parse(page)
+    assert "<script" not in page
+    # title twice, finding twice, schema difference, quarantine's rule and place
+    assert page.count("&lt;script src=") == 7
 
 
-def test_the_page_fits_a_phone(page):
-    assert '<meta name="viewport" content="width=device-width,initial-scale=1">' in page
+def test_every_column_has_a_card_and_the_strongest_evidence_comes_first(document, page):
+    names = re.findall(r"<h3>(\w+) ", page)
+    assert sorted(names) == sorted([criteo.LABEL, *criteo.FEATURES])
+    assert len(names) == NUM_CARDS
+    drifted = {entry["feature"] for entry in document["drift"] if entry["drifted"]}
+    assert {"I2", "C5"} <= drifted
+    assert set(names[: len(drifted)]) == drifted
+    order = {name: place for place, name in enumerate(names)}
+    quiet = [e for e in document["drift"] if not e["drifted"] and e["q_value"] is not None]
+    q_values = [e["q_value"] for e in sorted(quiet, key=lambda e: order[e["feature"]])]
+    assert q_values == sorted(q_values)
+    drift = section(page, "drift")
+    assert set(re.findall(r'<th scope="row">(\w+) ', drift)) == {e["feature"] for e in document["drift"]}
+
+
+def test_the_page_can_be_read_without_seeing_it(page):
+    tags = parse(page)
+    charts = [attributes for tag, attributes in tags if tag == "svg"]
+    assert charts
+    assert all(chart.get("role") == "img" and chart.get("aria-label") for chart in charts)
+    identifiers = {attributes["id"] for _, attributes in tags if "id" in attributes}
+    for tag, attributes in tags:
+        if tag == "section":
+            assert attributes["aria-labelledby"] in identifiers
+        if tag == "a":
+            assert attributes["href"].removeprefix("#") in identifiers
+        if tag == "th":
+            assert attributes["scope"] in ("row", "col")
+    tables = [tag for tag, _ in tags].count("table")
+    assert tables == [tag for tag, _ in tags].count("caption") >= 6
+    # Boxes that scroll can be reached and scrolled by keys.
+    boxes = [attributes for _, attributes in tags if attributes.get("class") == "scroll"]
+    assert all(box["tabindex"] == "0" and box["aria-label"] for box in boxes)
+    assert re.search(r"distribution of C5; largest change at 7: .* before, 100 % now", page)
+
+
+def luminance(colour):
+    """Relative luminance of `#rgb` or `#rrggbb` (WCAG 2.1)."""
+    text = colour[1:] if len(colour) == 7 else "".join(2 * digit for digit in colour[1:])
+    parts = [int(text[i : i + 2], 16) / 255 for i in (0, 2, 4)]
+    linear = [p / 12.92 if p <= 0.04045 else ((p + 0.055) / 1.055) ** 2.4 for p in parts]
+    return 0.2126 * linear[0] + 0.7152 * linear[1] + 0.0722 * linear[2]
+
+
+def contrast(one, other):
+    light, dark = sorted((luminance(one), luminance(other)), reverse=True)
+    return (light + 0.05) / (dark + 0.05)
+
+
+def test_text_has_contrast_on_light_and_on_dark():
+    light, dark = re.findall(r":root\{([^}]*--paper[^}]*)\}", STYLE)
+    for ground in (light, dark):
+        colours = dict(re.findall(r"--(\w+):(#\w+)", ground))
+        for name in ("ink", "soft", "link"):
+            assert contrast(colours[name], colours["paper"]) >= 4.5, (name, colours)
+        for name in ("now", "mark"):
+            assert contrast(colours[name], colours["paper"]) >= 3, (name, colours)
+    for name in ("block", "warn", "pass", "info"):
+        (badge,) = re.findall(rf"\.{name}\{{background:(#\w+)\}}", STYLE)
+        assert contrast(badge, "#ffffff") >= 4.5, name
 
 
 def test_a_report_without_champion_rows_or_findings_is_still_a_page():
-    page = write_html(title="t", decision="block", findings=[], drift=[], now=summarize([]), before=None)
+    nothing = Found(run="r", decision="block", findings=[], drift=[], now=summarize([]), before=None)
+    page = draw_page(make_document(nothing))
     parse(page)
-    assert "Nothing was found" in page
+    for told in ("Nothing was found", "no champion", "No archive of served rows", "No row was set aside"):
+        assert told in page
+
+
+def test_the_sections_tell_skew_schema_and_quarantine(page):
+    assert '<td class="number">100</td>' in section(page, "served-rows")
+    assert "1000" in section(page, "served-rows")
+    assert "looser" in section(page, "schema")
+    assert "outlier" in section(page, "quarantine")
+    assert "<b>13</b>" in page
+
+
+def test_the_document_is_json_with_its_documented_keys(document):
+    again = json.loads(json.dumps(document, allow_nan=False))
+    assert again == document
+    import components.validation.reports.document as module
+
+    documented = set(re.findall(r"`(\w+)`", module.__doc__))
+    assert set(document) <= documented
+    assert {key for column in document["columns"] for key in column} <= documented
+
+
+def test_the_documents_columns_are_numpys(judged):
+    now, before = judged(3000, seed=1), judged(3000)
+    from tests.components.validation.reporting import found_in
+
+    columns = {column["column"]: column for column in make_document(found_in(now, before))["columns"]}
+    assert list(columns) == [criteo.LABEL, *criteo.FEATURES]
+    for name in ("I1", "I7"):
+        values = now.column(name).drop_null().to_numpy()
+        told = columns[name]
+        assert told["missing"] == pytest.approx(now.column(name).null_count / 3000)
+        assert told["missing_before"] == pytest.approx(before.column(name).null_count / 3000)
+        assert (told["least"], told["most"]) == (values.min(), values.max())
+        assert told["mean"] == pytest.approx(values.mean(dtype=np.float64))
+        counts, _ = np.histogram(values, DENSE_EDGES)
+        occupied = np.flatnonzero(counts + np.histogram(before.column(name).drop_null().to_numpy(), DENSE_EDGES)[0])
+        expected = counts[occupied[0] : occupied[-1] + 1] / len(values)
+        assert [bar["now"] for bar in told["bars"]] == pytest.approx(expected)
+    labels = [bar["label"] for bar in columns["I1"]["bars"]]
+    assert labels[:3] == ["0", "1", "2"]
+    values, counts = np.unique(now.column("C3").drop_null().to_numpy(), return_counts=True)
+    shares = {str(value): count / counts.sum() for value, count in zip(values, counts)}
+    assert {bar["label"]: pytest.approx(bar["now"]) for bar in columns["C3"]["bars"]} == {
+        bar["label"]: shares.get(bar["label"], 0.0) for bar in columns["C3"]["bars"]
+    }
+    assert sum(bar["now"] for bar in columns[criteo.LABEL]["bars"]) == pytest.approx(1)
 
 
 def test_bars_are_drawn_to_scale():
-    svg = draw_bars([Bar("a", 0.5, 0.25), Bar("b", 0.0, None)], "t")
+    svg = draw_bars([{"label": "a", "now": 0.5, "before": 0.25}, {"label": "b", "now": 0.0, "before": None}], "t")
     assert re.findall(r'class="(\w+)"[^>]*height="([\d.]+)"', svg) == [
         ("before", "36.0"),
         ("now", "72.0"),
@@ -91,3 +201,15 @@ def test_bars_are_drawn_to_scale():
         ("now", "0.0"),
     ]
     assert draw_bars([], "t") == ""
+
+
+def test_intervals_are_drawn_to_scale_and_end_at_the_line():
+    svg = draw_interval(0.5, 0.25, 2.0, limit=1.0, mark=None, title="t")
+    assert re.search(r'class="band" x1="31.5" x2="117.0"', svg)
+    assert 'cx="60.0"' in svg
+    assert 'class="mark"' not in svg
+    assert 'class="mark" x1="31.5"' in draw_interval(0.5, 0.2, 0.7, limit=1.0, mark=0.25, title="t")
+
+
+def test_a_hostile_title_of_a_chart_is_escaped():
+    assert "<script" not in draw_bars([{"label": HOSTILE, "now": 1.0, "before": None}], HOSTILE)

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import numpy as np
 import pyarrow as pa
 import pytest
 
@@ -35,13 +36,25 @@ def test_the_label_must_be_present_everywhere_and_0_or_1(features):
 
 
 def test_features_may_be_missing_in_rows_and_in_all_only_if_they_were(features):
-    assert all(features[name].presence.min_fraction == 0 for name in criteo.FEATURES)
     assert [name for name in criteo.FEATURES if features[name].presence.min_count == 0] == ["C5"]
+    assert features["C5"].presence.min_fraction == 0
+
+
+def test_a_share_of_the_rows_must_have_a_value_less_sampling_error(judged):
+    half = pa.array([1.0, None] * 10_000, pa.float32())
+    statistics = summarize(judged(20_000, I1=half).to_batches())
+    features = {f.name: f for f in infer_schema(statistics, range_factor=10.0).feature}
+    rows, squared = 10_000 / 64, 4.0**2  # of a small window, in which 64 rows are alike; 4 standard errors
+    for name, share in (("I1", 0.5), ("C1", 1.0)):
+        # Where the share lies 4 standard errors above the true one: (share - p)^2 = 16 p (1 - p) / rows.
+        low = min(np.roots([1 + squared / rows, -(2 * share + squared / rows), share**2]).real)
+        assert features[name].presence.min_fraction == pytest.approx(low, rel=1e-3)
 
 
 def test_dense_columns_are_bounded_by_multiples_of_their_extremes(features):
     domain = features["I2"].float_domain
     assert (domain.min, domain.max) == (-2 - 9 * 2, 30 + 9 * 30)
+    assert all(features[name].float_domain.min == 0 for name in criteo.DENSE if name != "I2")
     assert all(features[name].float_domain.disallow_nan for name in criteo.DENSE)
 
 

@@ -1,6 +1,7 @@
 """How likely a difference is without drift: tests of two samples, and their control where many are made.
 
-Pure arithmetic of the standard library, for the monitor's image holds no SciPy; the tests compare with SciPy's.
+Joins validation and the monitor, which test alike. NumPy and the standard library only, for neither image holds SciPy;
+the tests compare with SciPy's. How alike the rows of a request are is `clustered`'s, or the caller's.
 """
 
 from __future__ import annotations
@@ -12,21 +13,27 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+Counts = NDArray[np.int64]
+
 MIN_EXPECTED = 5.0
 """Fewest expected rows of a cell (Cochran's rule); rarer neighbours are taken together."""
 
 
-def homogeneity(now: NDArray[np.int64], before: NDArray[np.int64], design: float) -> float | None:
+def homogeneity(now: Counts, before: Counts, design: float | NDArray[np.float64]) -> float | None:
     """p-value of the test that two samples, counted in the same cells [k], have one distribution.
 
     Twice the smaller of two: Pearson's chi-square over all cells, which sees many small changes; and `proportion` of
     the cell that changed most, times the number of cells, which sees one change among many cells. Cells are taken
-    together beforehand, in their order, until each expects `MIN_EXPECTED` rows in the smaller sample.
+    together beforehand, in their order (`taken_together`).
+
+    Where the design effects of the cells differ, the chi-square is divided by their mean, and its degrees of freedom
+    are reduced by how much they differ (Rao and Scott's second-order correction, by the cells' own variances alone).
 
     Args:
         now: Rows per cell.
         before: The same of the other sample.
-        design: Design effect (Rao and Scott, 1981): rows of clustered data that say as much as one independent row.
+        design: Design effect (Rao and Scott, 1981): rows of clustered data that say as much as one independent row; of
+            all cells, or of each.
 
     Returns:
         None where a sample is empty; 1 where one cell holds all.
@@ -34,15 +41,42 @@ def homogeneity(now: NDArray[np.int64], before: NDArray[np.int64], design: float
     n, m = int(now.sum()), int(before.sum())
     if not n or not m:
         return None
-    starts = _grouped((now + before) * (min(n, m) / design / (n + m)))
-    a, b = np.add.reduceat(now, starts), np.add.reduceat(before, starts)
-    if len(starts) < 2:
+    a, b, designs = taken_together(now, before, design)
+    if len(a) < 2:
         return 1.0
+    mean, spread = mean_design(a + b, designs)
     differences = a * math.sqrt(m / n) - b * math.sqrt(n / m)
     statistic = float((differences**2 / (a + b)).sum())
-    overall = chi_square_tail(statistic / design, len(starts) - 1)
-    one = chi_square_tail(float(_deviances(a, n, b, m).max()) / design, 1)
-    return min(1.0, 2 * min(overall, one * len(starts)))
+    overall = chi_square_tail(statistic / (mean * (1 + spread)), (len(a) - 1) / (1 + spread))
+    one = chi_square_tail(float((_deviances(a, n, b, m) / designs).max()), 1)
+    return min(1.0, 2 * min(overall, one * len(a)))
+
+
+def taken_together(
+    now: Counts, before: Counts, design: float | NDArray[np.float64]
+) -> tuple[Counts, Counts, NDArray[np.float64]]:
+    """Both samples' rows and the design effect of groups of neighbouring cells, each [g].
+
+    A group expects `MIN_EXPECTED` rows in the smaller sample; neither sample may be empty.
+    """
+    n, m = int(now.sum()), int(before.sum())
+    designs = np.broadcast_to(np.asarray(design, np.float64), now.shape)
+    both = now + before
+    starts = _grouped(both * (min(n, m) / designs / (n + m)))
+    rows = np.add.reduceat(both, starts)
+    weighed = np.add.reduceat(both * designs, starts) / np.maximum(rows, 1)
+    return np.add.reduceat(now, starts), np.add.reduceat(before, starts), np.maximum(weighed, 1e-12)
+
+
+def mean_design(rows: Counts, designs: NDArray[np.float64]) -> tuple[float, float]:
+    """Mean design effect of at least two cells [k], each weighed by its part in a chi-square's expectation.
+
+    And the squared coefficient of their variation.
+    """
+    weights = 1 - rows / rows.sum()
+    weights = weights / weights.sum()
+    mean = float((weights * designs).sum())
+    return mean, max(0.0, float((weights * designs**2).sum()) / mean**2 - 1)
 
 
 def proportion(a: int, n: int, b: int, m: int, design: float) -> float | None:
@@ -78,7 +112,7 @@ def _grouped(expected: NDArray[np.floating[Any]]) -> NDArray[np.int64]:
     return np.array(starts[:-1] if held < MIN_EXPECTED and len(starts) > 1 else starts)
 
 
-def chi_square_tail(statistic: float, freedom: int) -> float:
+def chi_square_tail(statistic: float, freedom: float) -> float:
     """Probability that a chi-square variable of `freedom` degrees exceeds `statistic`.
 
     The regularised incomplete gamma function, by its series below the mean and its continued fraction above (Press et

@@ -4,8 +4,15 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from monitoring.drift.chance import MIN_EXPECTED, adjusted, chi_square_tail, design_effect, homogeneity, proportion
-from monitoring.drift.distances import jensen_shannon, l_infinity
+from components.drift_statistics.chance import (
+    MIN_EXPECTED,
+    adjusted,
+    chi_square_tail,
+    design_effect,
+    homogeneity,
+    proportion,
+)
+from components.drift_statistics.distances import jensen_shannon, l_infinity
 
 
 def test_the_tail_of_the_chi_square_equals_scipys():

@@ -1,0 +1,89 @@
+"""How large a difference of two samples is, with its sampling error: an estimate and a 95 % interval.
+
+Whether it is there at all is `chance`'s question; how large it must be to matter, the caller's.
+"""
+
+from __future__ import annotations
+
+import math
+from statistics import NormalDist
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from components.drift_statistics.chance import Counts, mean_design, taken_together
+from components.drift_statistics.distances import jensen_shannon
+
+POWER = 0.8
+"""Probability with which a detectable effect is found."""
+_BITS = 8 * math.log(2)
+"""Jensen-Shannon divergence in bits of a small difference: chi-square x (1/n + 1/m) / this."""
+_Z = NormalDist().inv_cdf(0.975)
+
+
+class Effect(NamedTuple):
+    """An estimate with its 95 % interval."""
+
+    value: float
+    low: float
+    high: float
+
+
+def divergence(now: Counts, before: Counts, design: float | NDArray[np.float64]) -> Effect | None:
+    """Jensen-Shannon divergence in bits of two samples [k], less what chance alone adds; None where a side is empty.
+
+    Two samples of one distribution have a divergence too: by its chi-square asymptotics (K - 1) s with
+    s = design (1/n + 1/m) / (8 ln 2), K the cells taken together as the test takes them. Beyond it, the divergence over
+    s is a noncentral chi-square, whose variance gives the interval.
+    """
+    n, m = int(now.sum()), int(before.sum())
+    if not n or not m:
+        return None
+    a, b, designs = taken_together(now, before, design)
+    if len(a) < 2:
+        return Effect(0.0, 0.0, 0.0)
+    one = mean_design(a + b, designs)[0] * (1 / n + 1 / m) / _BITS
+    measured = jensen_shannon(a, b) or 0.0
+    value = max(0.0, measured - (len(a) - 1) * one)
+    error = one * math.sqrt(2 * (len(a) - 1) + 4 * value / one)
+    return Effect(min(value, 1.0), max(0.0, value - _Z * error), min(1.0, value + _Z * error))
+
+
+def share_change(a: int, n: int, b: int, m: int, design: float) -> Effect | None:
+    """Change of a share from `b` of `m` rows to `a` of `n`; None where a sample is empty.
+
+    The interval is Agresti and Caffo's (2000): of one more row of either kind to each sample, in independent rows.
+    """
+    if not n or not m:
+        return None
+    size_now, size_before = max(n / design, 1.0), max(m / design, 1.0)
+    now = (a / n * size_now + 1) / (size_now + 2)
+    before = (b / m * size_before + 1) / (size_before + 2)
+    error = math.sqrt(now * (1 - now) / (size_now + 2) + before * (1 - before) / (size_before + 2))
+    value, middle = a / n - b / m, now - before
+    return Effect(value, max(-1.0, min(value, middle - _Z * error)), min(1.0, max(value, middle + _Z * error)))
+
+
+def detectable_share(share: float, n: int, m: int, design: float, level: float) -> float:
+    """Smallest change of a share of about `share` that a test at `level` finds with probability `POWER`; at most 1."""
+    error = math.sqrt(max(share * (1 - share), 1 / (n + m)) * design * (1 / n + 1 / m))
+    return min(1.0, _reach(level) * error)
+
+
+def detectable_mean(n: int, m: int, design: float, level: float) -> float:
+    """The same for the shift of a mean, in standard deviations."""
+    return _reach(level) * math.sqrt(design * (1 / n + 1 / m))
+
+
+def divergence_of_shift(shift: float) -> float:
+    """Jensen-Shannon divergence in bits of two normal distributions `shift` (small) standard deviations apart.
+
+    >>> round(divergence_of_shift(0.2), 4)
+    0.0072
+    """
+    return min(1.0, shift**2 / _BITS)
+
+
+def _reach(level: float) -> float:
+    return NormalDist().inv_cdf(1 - level / 2) + NormalDist().inv_cdf(POWER)

@@ -1,0 +1,398 @@
+from __future__ import annotations
+
+import json
+import re
+import shutil
+from datetime import datetime, timezone
+
+import numpy as np
+import pandas as pd
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from components.contracts import criteo, promotion_journal
+from components.contracts.manifests import Model, RawDataset, Release
+from components.contracts.uris import local_path
+from components.validation.__main__ import metric_values
+from components.validation.quarantine_command import main as quarantine
+
+START = 1_760_000_000.0
+KEYS = [criteo.REQUEST_ID, criteo.ROW]
+
+
+@pytest.fixture
+def world(tmp_path, store, step, raw_table):
+    """Windows of rows, one after the other, the step over them, and models whose line goes from one to the next."""
+    return World(tmp_path, store, step, raw_table)
+
+
+class World:
+    def __init__(self, folder, store, step, raw_table):
+        self.folder, self.store, self._step, self._raw_table = folder, store, step, raw_table
+        self.live = None
+
+    def window(self, number, *, rows=600, files=2, **replaced):
+        """The rows of one window as a table, and its manifest's path; request ids are its own."""
+        table = self._raw_table(rows, seed=number, start=START + number * 86_400.0)
+        for name, change in replaced.items():
+            values = table[name].to_pylist()
+            for at, value in change.items():
+                values[at] = value
+            table = table.set_column(table.schema.get_field_index(name), name, pa.array(values, table[name].type))
+        return table, self.write(table, f"window {number}", files)
+
+    def write(self, table, name, files):
+        folder = self.folder / name / "train"
+        folder.mkdir(parents=True, exist_ok=True)
+        size = -(-table.num_rows // files)
+        for i in range(files):
+            pq.write_table(table.slice(i * size, size), folder / f"part-{i:05d}.parquet")
+        times = table[criteo.EVENT_TIME].to_pylist()
+        manifest = self.folder / name / "raw.json"
+        RawDataset(
+            source_uri="file:///lake",
+            window_start=None,
+            window_end=None,
+            first_event_time=times[0].isoformat(),
+            last_event_time=times[-1].isoformat(),
+            train_uri=folder.as_uri(),
+            holdout_uri=folder.as_uri(),
+            num_train_rows=table.num_rows,
+            num_holdout_rows=0,
+            num_set_aside=0,
+            set_aside_uri=None,
+            num_duplicates=0,
+            digest=(name.encode().hex() * 64)[:64],
+        ).write(manifest)
+        return manifest
+
+    def judge(self, manifest, run, **rules):
+        code, report = self._step(manifest, f"--rules={json.dumps(rules)}", run=run)
+        valid = self.folder / "out" / f"{run}.valid.json"
+        return code, report, RawDataset.read(valid) if valid.exists() else None
+
+    def release(self, report, valid, name):
+        """A model that learnt the dataset `valid` becomes the champion; it continues the one before."""
+        folder = self.store / "models" / name
+        for part, uri in ((Model.STATISTICS, report.statistics_uri), (Model.SCHEMA, report.schema_uri)):
+            (folder / part).parent.mkdir(parents=True, exist_ok=True)
+            shutil.copy(local_path(uri), folder / part)
+        if report.windows_uri:
+            shutil.copy(local_path(report.windows_uri), folder / Model.WINDOWS)
+        Model(
+            model_id=name,
+            uri=folder.as_uri(),
+            backend="pytorch",
+            config={},
+            slot_sizes=[],
+            parent_model_id=self.live,
+            seed=0,
+            num_train_rows=valid.num_train_rows,
+            optimizer_step=1,
+            early_stopping={},
+            last_event_time=valid.last_event_time,
+            raw_digest=valid.digest,
+            sha256={},
+            created_at="2026-01-01T00:00:00Z",
+        ).write(folder / Model.MANIFEST)
+        version = len(promotion_journal.read_journal(self.store)) + 1
+        release = self.store / "releases" / f"{version}.json"
+        common = {"version": version, "previous_version": None, "model_id": name, "model_uri": folder.as_uri()}
+        common |= {"trigger_id": None, "reason": "test"}
+        Release(
+            model_name="click_model",
+            graph_uri="file:///repository",
+            sha256={},
+            raw_digest=valid.digest,
+            parity_max_abs_diff=0.0,
+            parity_rows=1,
+            repository_uri="file:///repository",
+            published_at="2026-01-02T00:00:00Z",
+            **common,
+        ).write(release)
+        promotion_journal.append_promotion(
+            self.store,
+            promotion_journal.Promotion(
+                time="2026-01-02T00:00:00Z",
+                action=promotion_journal.RELEASE,
+                release_uri=release.as_uri(),
+                **common,
+            ),
+        )
+        self.live = name
+
+    def replay(self, run, *flags):
+        return quarantine(["replay", "--store", str(self.store), "--run", run, "--reason", "they are fine", *flags])
+
+
+def rows_of(uri):
+    """All rows of a folder, by pandas, in the order of file names."""
+    return pd.concat([pq.read_table(path).to_pandas() for path in sorted(local_path(uri).glob("*.parquet"))])
+
+
+def keys_of(frame):
+    return list(zip(frame[criteo.REQUEST_ID], frame[criteo.ROW]))
+
+
+def test_without_a_rule_about_rows_the_valid_dataset_is_the_raw_one(world):
+    _, manifest = world.window(0, label={5: 7})
+    _, _, valid = world.judge(manifest, "r1")
+    assert valid == RawDataset.read(manifest)
+    assert not (world.store / "quarantine").exists()
+
+
+def test_rules_that_no_row_breaks_leave_the_raw_dataset_and_write_no_rows(world):
+    _, manifest = world.window(0)
+    code, report, valid = world.judge(manifest, "r1", label_kind="quarantine", named_rows="quarantine")
+    assert (code, report.findings, valid) == (0, [], RawDataset.read(manifest))
+    folder = local_path(report.statistics_uri).parent
+    assert not {"train", "quarantine"} & {path.name for path in folder.iterdir()}
+
+
+def test_offending_rows_go_aside_with_rule_and_reason_and_the_rest_is_judged_and_handed_on(world):
+    table, manifest = world.window(0, label={3: 7, 500: None}, I4={10: 5.0})
+    code, report, valid = world.judge(manifest, "r1", label_kind="quarantine")
+    assert (code, report.decision, report.num_rows) == (0, "warn", 598)
+    (finding,) = report.findings
+    assert metric_values(report)["num_quarantined"] == finding["num_quarantined"] == 2
+    assert metric_values(report)["quarantine_label_kind"] == 1
+    assert (finding["rule"], finding["action"], finding["severity"]) == ("label_kind", "quarantine", "warn")
+    assert (
+        "broken by 2 of 600 rows, 2 of them set aside under it; first: label is 7, expected 0 or 1" in report.reasons[0]
+    )
+    gone = rows_of(valid.quarantine_uri)
+    assert keys_of(gone) == [keys_of(table.to_pandas())[at] for at in (3, 500)]
+    assert list(gone["quarantine_rule"]) == ["label_kind"] * 2
+    assert list(gone["quarantine_reason"]) == ["label is 7, expected 0 or 1", "label is None, expected 0 or 1"]
+    assert gone.drop(columns=["quarantine_rule", "quarantine_reason"]).columns.tolist() == list(criteo.RAW_TYPES)
+    rest = pa.concat_tables([pq.read_table(path) for path in sorted(local_path(valid.train_uri).iterdir())])
+    assert rest == pa.concat_tables([table.slice(0, 3), table.slice(4, 496), table.slice(501)])
+    raw = RawDataset.read(manifest)
+    assert (valid.num_train_rows, valid.num_quarantined) == (598, 2)
+    assert valid.digest not in ("", raw.digest)
+    assert report.raw_digest == valid.digest
+    same = ("holdout_uri", "first_event_time", "last_event_time", "num_holdout_rows", "source_uri")
+    assert all(getattr(valid, name) == getattr(raw, name) for name in same)
+
+
+def test_what_is_set_aside_outlives_the_work_folder_and_a_retry_makes_it_anew(world, capsys):
+    _, manifest = world.window(0, label={3: 7})
+    world.judge(manifest, "r1", label_kind="quarantine")
+    _, _, valid = world.judge(manifest, "r1", label_kind="quarantine")
+    shutil.rmtree(world.folder / "work place")
+    assert local_path(valid.quarantine_uri).is_relative_to(world.store)
+    assert len(rows_of(valid.quarantine_uri)) == 1
+    assert quarantine(["list", "--store", str(world.store)]) == 0
+    assert "label_kind: 1 rows\n1 rows of 1 runs are set aside" in capsys.readouterr().out
+    _, clean = world.window(0)
+    world.judge(clean, "r1", label_kind="quarantine")
+    assert quarantine(["list", "--store", str(world.store), "--json"]) == 0
+    assert json.loads(capsys.readouterr().out) == []
+
+
+def test_a_file_without_offending_rows_is_not_written_again(world):
+    _, manifest = world.window(0, label={3: 7})
+    _, _, valid = world.judge(manifest, "r1", label_kind="quarantine")
+    raw = local_path(RawDataset.read(manifest).train_uri)
+    new = local_path(valid.train_uri)
+    assert (new / "part-00001.parquet").samefile(raw / "part-00001.parquet")
+    assert not (new / "part-00000.parquet").samefile(raw / "part-00000.parquet")
+    assert pq.read_table(raw / "part-00000.parquet").num_rows == 300
+
+
+def test_more_quarantined_rows_than_the_share_allows_block(world):
+    _, manifest = world.window(0, label=dict.fromkeys(range(31), 9))
+    assert world.judge(manifest, "r1", label_kind="quarantine")[0] == 1
+    allowed = {"max_quarantined_fraction": 31 / 600}
+    code, report, _ = world.judge(manifest, "r2", label_kind="quarantine", quarantined_share=allowed)
+    assert (code, report.decision) == (0, "warn")
+    report = world.judge(manifest, "r3", label_kind="quarantine", quarantined_share="notify")[1]
+    assert {f["rule"]: f["action"] for f in report.findings}["quarantined_share"] == "notify"
+
+
+@pytest.mark.parametrize(
+    ("action", "code", "decision"), [("block", 1, "block"), ("warn", 0, "warn"), ("info", 0, "pass")]
+)
+def test_a_rule_about_rows_that_only_tells_counts_them_and_moves_none(world, action, code, decision):
+    days = [datetime.fromtimestamp(START, timezone.utc).strftime("%Y-%m-%d")]
+    table, manifest = world.window(0)
+    answer = world.judge(manifest, "r1", named_rows={"action": action, "days": days})
+    on_day = sum(time.strftime("%Y-%m-%d") == days[0] for time in table[criteo.EVENT_TIME].to_pylist())
+    assert 0 < on_day < 600
+    assert (answer[0], answer[1].decision, answer[2]) == (code, decision, RawDataset.read(manifest))
+    assert (
+        f"rule named_rows is broken by {on_day} of 600 rows; first: day {days[0]}"
+        in answer[1].findings[0]["description"]
+    )
+
+
+def test_outliers_are_rows_beyond_the_schemas_bounds_times_the_factor(world):
+    table, manifest = world.window(0)
+    _, report, valid = world.judge(manifest, "r1")
+    world.release(report, valid, "m1")
+    top = float(max(value for value in table["I4"].to_pylist() if value is not None))
+    limit = 10 * top * 2  # the schema's bound is ten times the first run's extreme, the factor 2
+    odd = {7: limit * 1.01, 8: limit * 0.99, 9: -limit}
+    rows, manifest = world.window(1, I4=odd, I5={100: None})
+    rules = {"outlier": {"action": "quarantine", "factor": 2}, "drift": "off", "anomaly": "off"}
+    _, report, valid = world.judge(manifest, "r2", **rules)
+    gone = rows_of(valid.quarantine_uri)
+    assert keys_of(gone) == [keys_of(rows.to_pandas())[at] for at in (7, 9)]
+    assert all(reason.startswith("I4 is ") for reason in gone["quarantine_reason"])
+
+
+def test_outliers_by_quantile_are_no_closer_than_the_champions_own_quantile(world):
+    table, manifest = world.window(0, rows=5000)
+    _, report, valid = world.judge(manifest, "r1")
+    world.release(report, valid, "m1")
+    rules = {"outlier": {"action": "quarantine", "factor": 1, "quantile": 0.99}, "drift": "off"}
+    rules["quarantined_share"] = "info"
+    _, _, same = world.judge(manifest, "r2", **rules)
+    gone = rows_of(same.quarantine_uri)
+    values = table.to_pandas()
+    beyond = (values[list(criteo.DENSE)] > np.maximum(values[list(criteo.DENSE)].quantile(0.99), 1)).any(axis=1)
+    # By buckets, so never more than by the exact quantile; but some.
+    assert set(keys_of(gone)) <= set(keys_of(values[beyond]))
+    assert len(gone) > 0.1 * beyond.sum()
+
+
+def test_a_rule_with_nothing_to_compare_with_says_so_in_a_first_run(world):
+    _, manifest = world.window(0)
+    _, report, valid = world.judge(manifest, "r1", outlier="quarantine", domain="quarantine")
+    assert [(f["rule"], f["severity"]) for f in report.findings] == [("domain", "info"), ("outlier", "info")]
+    assert valid == RawDataset.read(manifest)
+
+
+def test_rows_out_of_the_schemas_domain_go_aside(world):
+    from components.validation.schema_command import main as schema_command
+    from components.validation.schemas.files import format_schema, read_schema
+
+    table, manifest = world.window(0)
+    _, report, valid = world.judge(manifest, "r1")
+    world.release(report, valid, "m1")
+    schema = read_schema(local_path(report.schema_uri))
+    c1 = next(feature for feature in schema.feature if feature.name == "C1")
+    c1.string_domain.value.extend(sorted({str(v) for v in table["C1"].to_pylist() if v is not None}))
+    edited = world.folder / "edited.pbtxt"
+    edited.write_text(format_schema(schema))
+    assert schema_command(["accept", str(edited), "--store", str(world.store), "--reason", "few shops"]) == 0
+    odd = {"I2": {4: float("nan")}, "I3": {5: float("inf")}, "I6": {6: -1.0}, "C1": {7: 123}, "C2": {8: 123}}
+    rows, manifest = world.window(1, **odd, label={9: 2})
+    _, _, valid = world.judge(manifest, "r2", domain="quarantine")
+    gone = rows_of(valid.quarantine_uri)
+    assert keys_of(gone) == [keys_of(rows.to_pandas())[at] for at in (4, 5, 6, 7, 9)]
+    assert [reason.split(",")[0] for reason in gone["quarantine_reason"]] == [
+        *("I2 is nan", "I3 is inf", "I6 is -1", "C1 is 123", "label is 2")
+    ]
+
+
+def test_rows_taken_back_are_learnt_by_the_next_round_and_once(world, capsys):
+    label = {"label_kind": "off", "label_invalid": "off"}
+    first, manifest = world.window(0)
+    named = [first[criteo.REQUEST_ID][at].as_py() for at in (20, 300)]  # twenty rows
+    rules = {"named_rows": {"action": "quarantine", "request_ids": named}, **label}
+    _, report, valid = world.judge(manifest, "r1", **rules)
+    assert valid.num_quarantined == 20
+    world.release(report, valid, "m1")
+    assert world.replay("r1") == 0
+    assert "20 rows under named_rows will be learnt" in capsys.readouterr().out
+    assert world.replay("r1") == 0
+    assert "nothing is done twice" in capsys.readouterr().out
+    second, manifest = world.window(1)
+    gone = first.filter(pa.array([name in named for name in first[criteo.REQUEST_ID].to_pylist()]))
+    wanted = pa.concat_tables([gone, second])
+    # A round that is refused afterwards has lost nothing: the next one takes them again.
+    for run in ("r2", "r2 again"):
+        _, report, valid = world.judge(manifest, run)
+        files = sorted(local_path(valid.train_uri).iterdir())
+        assert pa.concat_tables([pq.read_table(path) for path in files]) == wanted
+        assert (valid.num_train_rows, report.num_rows, valid.num_quarantined) == (620, 620, 0)
+        told = [f["description"] for f in report.findings if f["rule"] == "quarantine_replayed"]
+        assert told == ["20 rows of earlier quarantines, which people took back, are learnt with these"]
+    world.release(report, valid, "m2")
+    _, manifest = world.window(2)
+    _, _, valid = world.judge(manifest, "r3")
+    assert valid == RawDataset.read(manifest)
+    # A line that never learnt them takes them.
+    world.live = None
+    _, report, alone = world.judge(manifest, "r4")
+    world.release(report, alone, "m3")
+    _, manifest = world.window(3)
+    assert world.judge(manifest, "r5")[2].num_train_rows == 620
+
+
+def test_rows_taken_back_that_lie_in_the_window_come_with_it_in_spite_of_the_rule(world):
+    table, manifest = world.window(0, label={3: 7, 40: 8})
+    rules = {"label_kind": "quarantine", "label_invalid": "warn"}
+    world.judge(manifest, "r1", **rules)
+    assert world.replay("r1", "--rule", "label_kind") == 0
+    _, _, valid = world.judge(manifest, "r2", **rules)
+    assert valid == RawDataset.read(manifest)
+
+
+@pytest.mark.parametrize("learnt_between", [False, True])
+def test_a_row_set_aside_by_two_runs_comes_back_once(world, learnt_between):
+    table, manifest = world.window(0)
+    rules = {"named_rows": {"action": "quarantine", "request_ids": [table[criteo.REQUEST_ID][0].as_py()]}}
+    _, report, valid = world.judge(manifest, "r1", **rules)
+    world.judge(manifest, "r1 again", **rules)
+    world.release(report, valid, "m1")
+    world.replay("r1")
+    if not learnt_between:
+        world.replay("r1 again")
+    _, manifest = world.window(1)
+    _, report, valid = world.judge(manifest, "r2")
+    assert valid.num_train_rows == 610
+    world.release(report, valid, "m2")
+    world.replay("r1 again")
+    _, manifest = world.window(2)
+    assert world.judge(manifest, "r3")[2].num_train_rows == 600
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["replay", "--run", "r9", "--reason", "x"], "run 'r9' set no row aside; .* are those of: r1"),
+        (
+            ["replay", "--run", "r1", "--rule", "drift", "--reason", "x"],
+            "no row aside under rule 'drift', expected one of",
+        ),
+        (["replay", "--run", "r1", "--reason", " "], "reason is empty"),
+        (["replay", "--run", "../r1", "--reason", "x"], "expected a name of one folder"),
+    ],
+    ids=str,
+)
+def test_a_replay_of_what_is_not_there_is_refused_by_name(world, capsys, arguments, message):
+    _, manifest = world.window(0, label={3: 7})
+    world.judge(manifest, "r1", label_kind="quarantine")
+    capsys.readouterr()
+    assert quarantine([*arguments, "--store", str(world.store)]) == 2
+    assert re.search(message, capsys.readouterr().err)
+
+
+def test_memory_is_flat_in_rows(world, tmp_path):
+    """Rows of many files pass one batch at a time: eight times the rows cost no more Arrow memory."""
+    from components.validation.quarantine.row_rules import make_row_rules
+    from components.validation.quarantine.screening import screen
+    from components.validation.rules import read_rules
+    from components.validation.settings import ValidationSettings
+
+    judging = read_rules('{"label_kind": "quarantine"}', ValidationSettings())
+    peaks = []
+    table, _ = world.window(0, rows=40_000, files=1, label={3: 7})
+    for files in (1, 8):
+        manifest = world.write(pa.concat_tables([table] * files), f"{files} files", files)
+        raw = RawDataset.read(manifest)
+        paths = sorted(local_path(raw.train_uri).iterdir())
+        aside = tmp_path / f"aside {files}"
+        aside.mkdir()
+        pool = pa.system_memory_pool()
+        before = pa.default_memory_pool()
+        pa.set_memory_pool(pool)
+        try:
+            screen(raw, paths, aside, aside, judging=judging, rules=make_row_rules(judging, None, None)[0])
+        finally:
+            pa.set_memory_pool(before)
+        peaks.append(pool.max_memory())
+    assert peaks[1] < 1.5 * peaks[0], peaks

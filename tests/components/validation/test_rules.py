@@ -1,0 +1,161 @@
+from __future__ import annotations
+
+import dataclasses
+import json
+
+import pyarrow as pa
+import pytest
+
+from components.contracts.errors import ContractError
+from components.validation.rules import ACTIONS, RULES, Judging, decide, read_rules
+from components.validation.settings import ValidationSettings
+
+
+def test_without_rules_every_rule_does_what_the_catalogue_says():
+    judging = read_rules("", ValidationSettings())
+    assert judging == Judging()
+    assert judging.actions == {name: rule.action for name, rule in RULES.items()}
+    assert judging.row_rules() == []
+
+
+def test_every_threshold_belongs_to_a_rule_and_every_rule_names_real_ones():
+    named = {name for rule in RULES.values() for name in rule.settings}
+    assert named == {field.name for field in dataclasses.fields(ValidationSettings)}
+
+
+def test_rules_are_read_from_the_text_or_from_a_file_alike(tmp_path):
+    rules = {"missing_share": "block", "outlier": {"action": "quarantine", "factor": 100, "quantile": 0.99}}
+    rules |= {"click_rate": {"click_rate_factor": 3}, "quarantined_share": {"max_quarantined_fraction": 0.5}}
+    path = tmp_path / "rules of shop.json"
+    path.write_text(json.dumps(rules))
+    settings = ValidationSettings(missing_share_jump=0.3)
+    judging = read_rules(json.dumps(rules), settings)
+    assert judging == read_rules(path.as_uri(), settings) == read_rules(str(path), settings)
+    assert (judging.actions["missing_share"], judging.actions["outlier"]) == ("block", "quarantine")
+    assert judging.actions["click_rate"] == "warn"
+    assert judging.parameters["outlier"] == {"factor": 100.0, "quantile": 0.99}
+    assert (judging.settings.click_rate_factor, judging.settings.missing_share_jump) == (3.0, 0.3)
+    assert judging.row_rules() == ["outlier"]
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ('{"missing_shar": "block"}', "rule 'missing_shar' is unknown, expected one of no_rows, column_missing"),
+        (
+            '{"drift": "panic"}',
+            "rule drift has action 'panic', expected one of block, quarantine, warn, notify, info, off",
+        ),
+        ('{"drift": "quarantine"}', "rule drift is not about single rows .*these can: label_kind, domain, outlier"),
+        ('{"outlier": {"action": "warn", "size": 3}}', "rule outlier has no 'size', expected one of action, factor"),
+        ('{"outlier": {"factor": 0.5}}', "rule outlier: factor is 0.5, expected a finite number from 1 to inf"),
+        ('{"outlier": {"factor": NaN}}', "rule outlier: factor is nan"),
+        ('{"outlier": {"factor": true}}', "rule outlier: factor is True"),
+        ('{"named_rows": {"days": "2026-01-01"}}', "named_rows: days is '2026-01-01', expected a list of texts"),
+        ('{"missing_share": {"missing_share_jump": 7}}', "missing_share_jump is 7"),
+        ('{"missing_share": {"missing_share_jump": "0.1"}}', "missing_share_jump is '0.1', expected a number"),
+        ('{"drift": 3}', "rule drift is 3, expected an action or an object"),
+        ('{"drift": "warn", "drift": "info"}', "drift is there twice"),
+        ("[1]", "uri is"),
+        ('{"drift"', "rules: "),
+        ("file:///nowhere/rules.json", "rules /nowhere/rules.json cannot be read"),
+    ],
+    ids=str,
+)
+def test_rules_that_mean_nothing_are_refused_by_name(text, message):
+    with pytest.raises(ContractError, match=message):
+        read_rules(text, ValidationSettings())
+
+
+@pytest.mark.parametrize("action", ACTIONS)
+def test_the_action_of_a_rule_decides_what_its_finding_does(action):
+    rule = "outlier"  # a rule that every action may be given
+    judging = read_rules(json.dumps({rule: action}), ValidationSettings())
+    findings = judging.find("I1", "rule", rule, "I1 is odd")
+    decisions = {
+        "block": "block",
+        "quarantine": "warn",
+        "warn": "warn",
+        "notify": "warn",
+        "info": "pass",
+        "off": "pass",
+    }
+    assert decide(findings) == decisions[action]
+    assert [f["action"] for f in findings] == ([] if action == "off" else [action])
+    assert [f["action"] for f in judging.find("I1", "rule", rule, "", at_most="info")] == ["info"] * len(findings)
+
+
+def test_actions_that_the_run_was_given_decide(step, write_rows, judged, release_model):
+    release_model(step(write_rows(judged(1000)))[1])
+    sparse = pa.array([1.0 if i % 5 == 0 else None for i in range(1000)], pa.float32())
+    manifest = write_rows(judged(1000, seed=1, I1=sparse), name="raw2")
+    off = '"drift": "off", "presence": "off"'
+    ends = {}
+    for action in ("block", "notify", "info", "off"):
+        code, report = step(manifest, f'--rules={{"missing_share": "{action}", {off}}}', run=action)
+        ends[action] = (code, report.decision, [f["action"] for f in report.findings if f["rule"] == "missing_share"])
+    assert ends == {
+        "block": (1, "block", ["block"]),
+        "notify": (0, "warn", ["notify"]),
+        "info": (0, "pass", ["info"]),
+        "off": (0, "pass", []),
+    }
+
+
+def test_a_rule_that_notifies_leaves_its_sentence_for_the_message_about_the_runs_end(
+    step, write_rows, judged, store, notes_of
+):
+    rows = judged(200, I7=pa.nulls(200, pa.float32()))
+    step(write_rows(rows), '--rules={"column_empty_by_chance": "notify"}')
+    assert notes_of("r1").facts["notify"] == ["I7 has no value in any of 200 rows"]
+    step(write_rows(rows, name="raw2"), run="r2")
+    assert "notify" not in notes_of("r2").facts
+
+
+def test_rules_that_mean_nothing_end_the_step_before_any_row_is_read(step, tmp_path, capsys):
+    assert step(tmp_path / "absent.json", '--rules={"missing_shar": "block"}') == (2, None)
+    assert "rule 'missing_shar' is unknown" in capsys.readouterr().err
+
+
+def test_columns_that_nobody_agreed_on_are_told_by_name_and_proposed(
+    step, write_rows, raw_table, release_model, tmp_path
+):
+    from components.validation.schemas.files import read_schema
+
+    release_model(step(write_rows(raw_table(300)))[1])
+    rows = (
+        raw_table(300, seed=1)
+        .append_column("price", pa.array([1.5] * 300))
+        .append_column("shadow_score", pa.nulls(300))
+    )
+    code, report = step(write_rows(rows, name="raw2"), run="r2")
+    assert (code, report.decision) == (0, "warn")
+    assert [(f["feature"], f["rule"]) for f in report.findings if f["severity"] == "warn"] == [("price", "column_new")]
+    proposed = read_schema(tmp_path / "work place" / "r2" / "validation" / "proposed_schema.pbtxt")
+    assert {f.name for f in proposed.feature} >= {"price", "I1"}
+    assert "price" not in {f.name for f in read_schema(tmp_path / "work place/r2/validation/schema.pbtxt").feature}
+
+
+def test_new_values_are_proposed_and_the_schema_in_force_is_used_until_people_accept(
+    step, write_rows, judged, release_model, tmp_path, store, capsys
+):
+    from components.validation.schema_command import main
+
+    release_model(step(write_rows(judged(500)))[1])
+    column = judged(500)["I2"].to_pylist()
+    column[3] = 1e9
+    manifest = write_rows(judged(500, I2=pa.array(column, pa.float32())), name="raw2")
+    _, second = step(manifest, run="r2")
+    assert [(f["feature"], f["rule"]) for f in second.findings if f["rule"] == "range"] == [("I2", "range")]
+    work = ["--work", str(tmp_path / "work place")]
+    accept = ["accept", "run:r2", "--store", str(store), "--reason", "real", *work]
+    _, third = step(manifest, run="r3")
+    assert [f for f in third.findings if f["rule"] == "range"]
+    assert main(accept) == 2
+    assert "--loosen I2.max" in capsys.readouterr().err
+    assert main([*accept, "--loosen", "I2.max"]) == 0
+    _, fourth = step(manifest, run="r4")
+    assert [f for f in fourth.findings if f["rule"] == "range"] == []
+    schema = tmp_path / "work place/r4/validation/schema.pbtxt"
+    assert schema.read_bytes() == (store / "schemas" / "1.pbtxt").read_bytes()
+    assert not schema.with_name("proposed_schema.pbtxt").exists()

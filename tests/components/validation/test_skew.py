@@ -1,0 +1,256 @@
+"""Train/serve skew: a planted difference is found and named with its true share (pandas); equal rows give none."""
+
+import datetime as dt
+
+import numpy as np
+import pandas as pd
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from components.contracts import criteo
+from components.contracts.errors import ContractError
+from components.contracts.metrics import Z_95
+from components.validation.rules.judging import Judging
+from components.validation.rules.skew import judge_skew
+from components.validation.skew.archive import Span, served_files
+from components.validation.skew.joined import JoinedRows
+from components.validation.skew.measure import DISTRIBUTIONS, ROWS, measure_skew
+
+ROWS_OF_REQUEST = 10
+START = dt.datetime(2026, 3, 1, 12, tzinfo=dt.timezone.utc)
+
+
+def make_frame(requests: int, seed: int = 0) -> pd.DataFrame:
+    """Rows in requests of ten over two days, a fifth of each feature missing."""
+    random, n = np.random.default_rng(seed), requests * ROWS_OF_REQUEST
+    frame = pd.DataFrame({criteo.LABEL: random.integers(0, 2, n)})
+    for name in criteo.DENSE:
+        frame[name] = np.where(random.random(n) < 0.2, np.nan, random.integers(1, 500, n)).astype(np.float32)
+    for name in criteo.CATEGORICAL:
+        frame[name] = pd.array(random.integers(0, 2**32, n), dtype="Int64")
+        frame.loc[random.random(n) < 0.2, name] = pd.NA
+    number = np.arange(n)
+    frame[criteo.REQUEST_ID] = [f"r{i}" for i in number // ROWS_OF_REQUEST]
+    frame[criteo.ROW] = number % ROWS_OF_REQUEST
+    frame[criteo.EVENT_TIME] = [START + dt.timedelta(minutes=int(i)) for i in number // ROWS_OF_REQUEST]
+    frame[criteo.MODEL_VERSION], frame[criteo.SCORE] = 1, 0.5
+    return frame
+
+
+def as_table(frame: pd.DataFrame) -> pa.Table:
+    fields = [
+        (name, pa.timestamp("us", tz="UTC") if text.startswith("timestamp") else pa.type_for_alias(text))
+        for name, text in criteo.RAW_TYPES.items()
+    ]
+    columns = [
+        pa.array(frame[name].where(frame[name].notna(), None).tolist(), kind, from_pandas=True) for name, kind in fields
+    ]
+    return pa.table(columns, schema=pa.schema(fields))
+
+
+@pytest.fixture
+def training(tmp_path):
+    def write(frame):
+        path = tmp_path / "train" / "part-0.parquet"
+        path.parent.mkdir(exist_ok=True)
+        pq.write_table(as_table(frame), path)
+        return [path]
+
+    return write
+
+
+@pytest.fixture
+def archive(tmp_path):
+    """Writes rows as the monitor's archive has them: one folder per UTC day, in another order than training's."""
+
+    def write(frame):
+        root = tmp_path / "archive"
+        frame = frame.reset_index(drop=True)
+        days = pd.to_datetime(frame[criteo.EVENT_TIME]).dt.strftime("%Y-%m-%d")
+        for day, rows in frame.sample(frac=1, random_state=1).groupby(days):
+            folder = root / f"day={day}"
+            folder.mkdir(parents=True, exist_ok=True)
+            pq.write_table(as_table(rows), folder / f"part-{len(list(folder.iterdir()))}.parquet")
+        return root
+
+    return write
+
+
+def compare(training, archive, tmp_path, **options):
+    def distributions(rows, served):
+        return [{"feature": "I1", "rows": [sum(b.num_rows for b in side) for side in (rows, served)]}]
+
+    return measure_skew(
+        training, archive, tmp_path / "scratch", **{"threshold": 0.001, "distributions": distributions, **options}
+    )
+
+
+def truth(mine: pd.DataFrame, theirs: pd.DataFrame, name: str) -> tuple[int, int]:
+    """Rows joined, and rows of them that differ in `name`, by pandas."""
+    names = [criteo.REQUEST_ID, criteo.ROW]
+    both = mine[[*names, name]].merge(theirs[[*names, name]], on=names, suffixes=("_mine", "_theirs"))
+    left, right = both[f"{name}_mine"], both[f"{name}_theirs"]
+    same = (left.isna() & right.isna()) | (left.notna() & right.notna() & (left == right).fillna(False))
+    return len(both), int((~same).sum())
+
+
+def scaled(served):
+    served["I3"] = (served["I3"] / 1000).astype(np.float32)
+
+
+def nulled(served):
+    served.loc[np.arange(len(served)) % 3 == 0, "C7"] = pd.NA
+
+
+def stale(served):
+    """Each request is served what the request before it had."""
+    served["C20"] = served["C20"].shift(ROWS_OF_REQUEST)
+
+
+@pytest.mark.parametrize(("plant", "name"), [(scaled, "I3"), (nulled, "C7"), (stale, "C20")])
+@pytest.mark.parametrize("part_rows", [10**6, 500])
+def test_a_feature_served_otherwise_is_found_named_and_counted_as_pandas_counts(
+    training, archive, tmp_path, plant, name, part_rows
+):
+    frame = make_frame(200)
+    served = frame.copy()
+    plant(served)
+    skew = compare(training(frame), archive(served), tmp_path, part_rows=part_rows)
+    assert skew.facts["method"] == ROWS
+    assert [entry["feature"] for entry in skew.entries] == list(criteo.FEATURES)
+    joined, differing = truth(frame, served, name)
+    assert joined == len(frame)
+    (found,) = [entry for entry in skew.entries if entry["drifted"]]
+    assert (found["feature"], found["differing"], found["num_rows_now"]) == (name, differing, joined)
+    assert found["effect"] == pytest.approx(differing / joined)
+    assert found["effect_low"] < found["effect"] < found["effect_high"]
+    assert found["factor"] == (pytest.approx(1000, rel=1e-3) if plant is scaled else None)
+    assert (found["only_training"] == differing) == (plant is nulled)
+    (finding,) = judge_skew(skew.entries, skew.facts, Judging())
+    assert (finding["feature"], finding["rule"], finding["action"]) == (name, "skew", "warn")
+    assert f"{differing:,} of {joined:,}" in finding["description"]
+    assert not list((tmp_path / "scratch").iterdir()), "parts of a window must go"
+
+
+def test_the_example_is_a_row_that_differs(training, archive, tmp_path):
+    frame = make_frame(20)
+    served = frame.copy()
+    nulled(served)
+    skew = compare(training(frame), archive(served), tmp_path)
+    example = next(e["example"] for e in skew.entries if e["feature"] == "C7")
+    row = frame[(frame.request_id == example["request_id"]) & (frame.row == example["row"])].iloc[0]
+    assert example["training"] == row["C7"]
+    assert example["served"] is None
+
+
+@pytest.mark.parametrize("part_rows", [10**6, 500])
+def test_equal_rows_give_no_skew_whatever_their_order_and_labels(training, archive, tmp_path, part_rows):
+    frame = make_frame(200)
+    served = frame.copy()
+    served[criteo.LABEL] = 1 - served[criteo.LABEL]
+    skew = compare(training(frame), archive(served), tmp_path, part_rows=part_rows)
+    assert [entry["effect"] for entry in skew.entries] == [0.0] * len(criteo.FEATURES)
+    assert not any(entry["drifted"] for entry in skew.entries)
+    assert judge_skew(skew.entries, skew.facts, Judging()) == []
+
+
+@pytest.mark.parametrize("part_rows", [10**6, 500])
+def test_rows_of_one_side_only_are_counted_and_a_name_counts_once(training, archive, tmp_path, part_rows):
+    frame = make_frame(200)
+    mine, theirs = frame.iloc[:1500], pd.concat([frame.iloc[500:], frame.iloc[600:620]])
+    late = theirs[theirs[criteo.EVENT_TIME] > mine[criteo.EVENT_TIME].max()]
+    skew = compare(training(mine), archive(theirs), tmp_path, part_rows=part_rows)
+    assert skew.facts["num_joined"] == 1000
+    assert skew.facts["num_only_training"] == 500
+    # Twenty came twice; those after training's last row are of another span.
+    assert skew.facts["num_only_served"] == len(theirs) - len(late) - 1000 == 20
+
+
+def test_missing_as_nan_is_missing_as_null(training, archive, tmp_path):
+    frame = make_frame(20)
+    root = archive(frame)
+    path = next(root.glob("day=*/*.parquet"))
+    table = pq.read_table(path)
+    values = table.column("I1").to_numpy()
+    assert np.isnan(values).any()
+    # from_pandas is off: NaN stays a value.
+    pq.write_table(table.set_column(table.column_names.index("I1"), "I1", pa.array(values, pa.float32())), path)
+    assert pq.read_table(path).column("I1").null_count == 0
+    skew = compare(training(frame), root, tmp_path)
+    assert not any(entry["drifted"] for entry in skew.entries)
+
+
+def test_interval_is_wider_where_the_rows_of_a_request_differ_together():
+    """Against the variance of the ratio over requests, written out in float64."""
+
+    def joined_of(differs):
+        requests = len(differs) // ROWS_OF_REQUEST
+        columns = {
+            criteo.REQUEST_ID: [f"r{i}" for i in np.repeat(np.arange(requests), ROWS_OF_REQUEST)],
+            criteo.ROW: np.tile(np.arange(ROWS_OF_REQUEST, dtype=np.int32), requests),
+        }
+        joined = JoinedRows(["I1"])
+        joined.add(
+            pa.table({**columns, "I1": pa.array(differs.astype(np.float32))}),
+            pa.table({**columns, "I1": pa.array(np.zeros(len(differs), np.float32))}),
+        )
+        return joined
+
+    random = np.random.default_rng(4)
+    together = np.repeat(random.random(300) < 0.3, ROWS_OF_REQUEST)
+    low, high = joined_of(together).interval("I1")
+    share, per_request = together.mean(), together.reshape(-1, ROWS_OF_REQUEST).sum(axis=1)
+    variance = ((per_request - share * ROWS_OF_REQUEST) ** 2).sum() / len(together) ** 2 * 300 / 299
+    effective = share * (1 - share) / variance
+    spread = Z_95**2 / effective
+    half = Z_95 / (1 + spread) * np.sqrt(share * (1 - share) / effective + spread / (4 * effective))
+    middle = (share + spread / 2) / (1 + spread)
+    assert (low, high) == pytest.approx((middle - half, middle + half))
+    apart_low, apart_high = joined_of(random.permutation(together)).interval("I1")
+    assert high - low > 2 * (apart_high - apart_low)
+    # None differ: as many trials as requests, for all of them could have differed by one cause.
+    assert joined_of(np.zeros(3000, bool)).interval("I1") == pytest.approx((0.0, Z_95**2 / (300 + Z_95**2)))
+
+
+def test_rows_that_do_not_join_are_compared_by_their_distributions_in_the_same_span(training, archive, tmp_path):
+    frame = make_frame(200)
+    served = frame.copy()
+    served[criteo.REQUEST_ID] = "other-" + served[criteo.REQUEST_ID]
+    served.loc[:99, criteo.EVENT_TIME] = START - dt.timedelta(days=3)
+    skew = compare(training(frame), archive(served), tmp_path)
+    assert skew.facts["method"] == DISTRIBUTIONS
+    assert skew.facts["num_joined"] == 0
+    assert skew.entries == [{"feature": "I1", "rows": [2000, 1900], "method": DISTRIBUTIONS}]
+
+
+def test_an_archive_without_the_days_is_told_and_one_that_is_no_folder_is_refused(training, archive, tmp_path):
+    frame = make_frame(20)
+    served = frame.copy()
+    served[criteo.EVENT_TIME] = START - dt.timedelta(days=30)
+    skew = compare(training(frame), archive(served), tmp_path)
+    assert skew.entries == []
+    (finding,) = judge_skew(skew.entries, skew.facts, Judging())
+    assert finding["severity"] == "info"
+    assert "no row" in finding["description"]
+    with pytest.raises(ContractError, match="nowhere is not a folder"):
+        compare(training(frame), tmp_path / "nowhere", tmp_path)
+
+
+def test_a_column_of_another_type_is_refused_by_name(training, archive, tmp_path):
+    frame = make_frame(20)
+    root = archive(frame)
+    path = next(root.glob("day=*/*.parquet"))
+    table = pq.read_table(path)
+    place = table.column_names.index("C3")
+    pq.write_table(table.set_column(place, "C3", table.column("C3").cast(pa.string())), path)
+    with pytest.raises(ContractError, match="column C3 is string in .*, expected int64"):
+        compare(training(frame), root, tmp_path)
+
+
+def test_corrected_versions_of_a_day_are_not_what_was_served(tmp_path):
+    day = tmp_path / "day=2026-03-01"
+    (day / "version=2").mkdir(parents=True)
+    for path in (day / "part-0.parquet", day / "version=2" / "part-0.parquet"):
+        path.touch()
+    assert served_files(tmp_path, Span(START, START)) == [day / "part-0.parquet"]

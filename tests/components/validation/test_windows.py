@@ -1,0 +1,209 @@
+"""What a window's summary holds, against pandas; and that merging needs no rows."""
+
+from __future__ import annotations
+
+import pickle
+from dataclasses import replace
+
+import numpy as np
+import pandas as pd
+import pyarrow as pa
+import pytest
+
+from components.contracts import criteo
+from components.contracts.errors import ContractError
+from components.contracts.reference_statistics import DENSE_EDGES
+from components.validation import kept_windows, windows
+from components.validation.kept_windows import NEWEST, KeptWindows, read_windows
+from components.validation.reference import BLOCK_ROWS, ReferenceCounter
+from components.validation.windows import LISTED, WindowSummary
+
+
+def by_request(table, cut=BLOCK_ROWS):
+    """A frame with one key per request, cut where blocks of rows are."""
+    frame = table.to_pandas()
+    frame["key"] = frame[criteo.REQUEST_ID].astype(str) + "/" + (np.arange(len(frame)) // cut).astype(str)
+    return frame
+
+
+def assert_same(one: WindowSummary, other: WindowSummary):
+    assert {**vars(one), "columns": None} == {**vars(other), "columns": None}
+    assert list(one.columns) == list(other.columns)
+    for name, column in one.columns.items():
+        found = vars(other.columns[name])
+        for field, value in vars(column).items():
+            np.testing.assert_array_equal(found[field], value, err_msg=f"{name} {field}")
+
+
+@pytest.fixture
+def rows(in_requests):
+    """40 columns in requests of 48 rows, which lie across the blocks of 1024."""
+    return in_requests(5000, size=48)
+
+
+def test_sums_over_requests_are_pandas(rows, window_of):
+    found, frame = window_of(rows), by_request(rows)
+    sizes = frame.groupby("key").size()
+    assert (found.rows, found.requests, found.sizes) == (5000, len(sizes), (sizes**2).sum())
+    clicks = frame.groupby("key")[criteo.LABEL].sum()
+    assert found.clicks == windows.Total(rows=clicks.sum(), squares=(clicks**2).sum(), products=(clicks * sizes).sum())
+    for name in criteo.FEATURES:
+        column, present = found.columns[name], frame.groupby("key")[name].count()
+        missing = sizes - present
+        assert column.missing == windows.Total(
+            rows=missing.sum(), squares=(missing**2).sum(), products=(missing * sizes).sum()
+        )
+        assert column.present == present.sum()
+        assert column.present_sizes == (present**2).sum()
+        assert column.present_requests == (present > 0).sum()
+
+
+def test_cells_are_pandas(rows, window_of):
+    found, frame = window_of(rows), by_request(rows)
+    for name in criteo.FEATURES:
+        column, present = found.columns[name], frame.groupby("key")[name].count()
+        cells = frame[name]
+        if name in criteo.DENSE:
+            cells = pd.cut(cells, DENSE_EDGES, labels=False, right=False)
+        table = frame.assign(cell=cells).dropna(subset=["cell"]).groupby(["cell", "key"]).size().rename("rows")
+        table = table.reset_index().assign(rows_of_request=lambda t, of=present: t["key"].map(of))
+        table = table.assign(squares=table["rows"] ** 2, products=table["rows"] * table["rows_of_request"])
+        expected = table.groupby("cell")[["rows", "squares", "products"]].sum()
+        if name in criteo.DENSE:
+            ours = pd.DataFrame(column.sums, columns=expected.columns)
+            pd.testing.assert_frame_equal(
+                ours[ours["rows"] > 0], expected, check_names=False, check_dtype=False, check_index_type=False
+            )
+            places = table.assign(place=table["cell"] * table["rows"]).groupby("key")["place"].sum()
+            assert column.place_squares == (places**2).sum()
+            assert column.place_products == (places * present[places.index]).sum()
+        else:
+            np.testing.assert_array_equal(column.of(expected.index.to_numpy(np.int64)), expected.to_numpy())
+            assert column.counts.sum() == column.present
+            assert column.floor == 0
+
+
+@pytest.mark.parametrize("batch_rows", [BLOCK_ROWS, 3 * BLOCK_ROWS])
+def test_whole_blocks_in_any_batches_and_any_processes_give_the_same_summary(rows, window_of, batch_rows):
+    whole, parts = window_of(rows), [ReferenceCounter(), ReferenceCounter()]
+    batches = rows.combine_chunks().to_batches(max_chunksize=batch_rows)
+    first = 0
+    for number, batch in enumerate(batches):
+        parts[number * 2 // len(batches)].add(batch, first)
+        first += batch.num_rows
+    counter = pickle.loads(pickle.dumps(parts[0]))
+    counter.merge(pickle.loads(pickle.dumps(parts[1])))
+    assert_same(counter.window(), whole)
+
+
+def test_rows_of_a_request_need_not_lie_together(in_requests, window_of):
+    table = in_requests(1024, size=16)
+    mixed = table.take(pa.array(np.arange(1024).reshape(64, 16).T.ravel()))
+    assert_same(window_of(mixed), window_of(table))
+
+
+def test_a_dictionary_of_request_ids_gives_the_same_summary(rows, window_of):
+    encoded = rows.set_column(
+        rows.schema.get_field_index(criteo.REQUEST_ID), criteo.REQUEST_ID, rows[criteo.REQUEST_ID].dictionary_encode()
+    )
+    assert_same(window_of(encoded), window_of(rows))
+
+
+def test_merged_windows_are_the_window_of_all_rows(in_requests, window_of):
+    tables = [in_requests(2 * BLOCK_ROWS, seed=seed) for seed in (1, 2, 3)]
+    merged = KeptWindows(tuple(window_of(table) for table in tables)).merged
+    whole = window_of(pa.concat_tables(tables))
+    assert_same(replace(merged, num_windows=1), whole)
+    assert merged.num_windows == 3
+
+
+def test_of_a_long_column_the_frequent_values_are_kept_and_the_floor_bounds_what_is_lacking(judged, window_of):
+    random = np.random.default_rng(0)
+    parts = [random.zipf(1.15, 30_000) % 20_000 for _ in range(3)]
+    tables = [judged(30_000, C3=pa.array(part, pa.int64())) for part in parts]
+    merged = KeptWindows(tuple(window_of(table) for table in tables)).merged.columns["C3"]
+    values, counts = np.unique(np.concatenate(parts), return_counts=True)
+    listed = merged.of(values)[:, 0]
+    assert len(merged.values) == LISTED
+    assert (listed <= counts).all()
+    assert ((counts - listed) <= merged.floor)[listed > 0].all()
+    assert counts[listed == 0].max() <= merged.floor
+    assert merged.floor < 0.001 * len(np.concatenate(parts))
+
+
+def test_a_feature_left_out_is_absent_and_comes_back_with_the_rows_that_have_it(judged, window_of):
+    without, later = window_of(judged(500), excluded=("I3", "C7")), window_of(judged(700, seed=1))
+    assert set(criteo.FEATURES) - set(without.columns) == {"I3", "C7"}
+    merged = without + later
+    assert tuple(merged.columns) == criteo.FEATURES
+    column = merged.columns["I3"]
+    assert column.present + column.missing.rows == 700
+
+
+# -- kept
+
+
+def test_what_is_read_is_what_was_written_and_the_same_windows_give_the_same_bytes(rows, window_of, tmp_path):
+    kept = KeptWindows((window_of(rows, "a"), window_of(rows.slice(0, 100), "b", excluded=("I1", "C1"))))
+    kept.write(tmp_path / "one.npz")
+    kept.write(tmp_path / "two.npz")
+    assert (tmp_path / "one.npz").read_bytes() == (tmp_path / "two.npz").read_bytes()
+    found = read_windows(tmp_path / "one.npz")
+    assert len(found.windows) == 2
+    for one, other in zip(found.windows, kept.windows):
+        assert_same(one, other)
+
+
+def test_the_newest_windows_stay_apart_and_older_ones_become_one(judged, window_of):
+    kept = KeptWindows(())
+    for number in range(NEWEST + 3):
+        kept = kept.followed_by(window_of(judged(100 + number, seed=number), str(number)))
+    assert [w.digest for w in kept.windows] == [str(n) for n in range(2, NEWEST + 3)]
+    assert [w.num_windows for w in kept.windows] == [3] + [1] * NEWEST
+    assert kept.merged.rows == sum(100 + number for number in range(NEWEST + 3))
+
+
+def test_a_window_that_is_learnt_again_counts_once(judged, window_of):
+    kept = KeptWindows((window_of(judged(100), "a"), window_of(judged(200), "b")))
+    assert kept.followed_by(window_of(judged(200), "b")).merged.rows == 300
+
+
+def damaged(path, **changes):
+    with np.load(path) as file:
+        arrays = {name: file[name] for name in file.files}
+    for name, change in changes.items():
+        arrays[name] = change(arrays[name])
+    with open(path, "wb") as file:
+        np.savez_compressed(file, **arrays)
+
+
+@pytest.mark.parametrize(
+    ("break_it", "words"),
+    [
+        (lambda p: p.unlink(), "cannot be read"),
+        (lambda p: p.write_bytes(p.read_bytes()[:-40]), "holds no training windows"),
+        (lambda p: p.write_text("nothing"), "holds no training windows"),
+        (lambda p: damaged(p, **{"0/buckets": lambda a: a + 1}), "I1 is damaged"),
+        (lambda p: damaged(p, **{"0/lengths": lambda a: a + 1}), "holds no training windows"),
+        (lambda p: damaged(p, **{"0/values": lambda a: -a}), "C1 is damaged"),
+        (
+            lambda p: damaged(p, head=lambda a: np.frombuffer(a.tobytes().replace(b": 1,", b": 9,", 1), np.uint8)),
+            "version 9, expected TrainingWindows version 1",
+        ),
+    ],
+    ids=["absent", "cut", "text", "buckets", "lengths", "values", "version"],
+)
+def test_a_damaged_file_is_refused_with_what_is_wrong(judged, window_of, tmp_path, break_it, words):
+    path = tmp_path / "windows.npz"
+    KeptWindows((window_of(judged(100)),)).write(path)
+    break_it(path)
+    with pytest.raises(ContractError, match=words):
+        read_windows(path)
+
+
+def test_other_edges_are_refused(judged, window_of, tmp_path, monkeypatch):
+    path = tmp_path / "windows.npz"
+    KeptWindows((window_of(judged(100)),)).write(path)
+    monkeypatch.setattr(kept_windows, "DENSE_EDGES", DENSE_EDGES + 1)
+    with pytest.raises(ContractError, match="other edges"):
+        read_windows(path)
