@@ -48,12 +48,18 @@ def build_parser() -> argparse.ArgumentParser:
         "--partition-rows",
         type=int,
         default=defaults.partition_rows,
-        help="rows in memory at a time (default %(default)s)",
+        help="rows that a process has in memory at a time (default %(default)s)",
+    )
+    parser.add_argument(
+        "--processes",
+        type=int,
+        default=defaults.processes,
+        help="processes that share the rows; 0 = one per core (default %(default)s)",
     )
     parser.add_argument(
         "--dask-scheduler",
         default=defaults.dask_scheduler,
-        help="address of a running Dask scheduler; without it the work is done in this process",
+        help="address of a running Dask scheduler, or local, which starts one; without it --processes share the work",
     )
     return parser
 
@@ -75,6 +81,7 @@ def _run(arguments: argparse.Namespace) -> int:
         category_ttl_days=arguments.category_ttl_days,
         max_candidates=arguments.max_candidates,
         partition_rows=arguments.partition_rows,
+        processes=arguments.processes,
         dask_scheduler=arguments.dask_scheduler,
     )
     store = local_path(arguments.store)
@@ -82,9 +89,14 @@ def _run(arguments: argparse.Namespace) -> int:
     with noted(store, arguments.run, "preprocessing") as note, warnings.catch_warnings():
         # NVTabular warns of every library that it could have used (TensorFlow, a GPU); none of it can be acted upon.
         warnings.simplefilter("ignore")
-        from components.preprocessing.facts import facts
-        from components.preprocessing.parent import find_parent
-        from components.preprocessing.preprocess import preprocess
+        from components.preprocessing.allocator import keep_freed_memory
+        from components.preprocessing.lean_imports import lean_imports
+
+        keep_freed_memory()
+        with lean_imports():
+            from components.preprocessing.facts import facts
+            from components.preprocessing.parent import find_parent
+            from components.preprocessing.preprocess import preprocess
 
         raw = _read_raw(Path(arguments.raw_dataset))
         parent = find_parent(store, arguments.parent)

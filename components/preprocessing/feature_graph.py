@@ -1,9 +1,9 @@
 """The NVTabular workflow: fitted on the training rows, then stated explicitly, then applied.
 
-Two graphs of the same operators. The first is fitted (category counts, moments). The second is built from a
-`FeatureWorkflow`: `Categorify(vocabs=)` with ids in our order and `Normalize` with given moments, so what NVTabular
-writes is, number for number, what the served graph computes from the same description. Reading rows is left to
-`raw_partitions`, which categories have an id to `vocabularies`.
+Two graphs. The first is fitted (category counts, moments). The second is built from a `FeatureWorkflow`: Categorify
+with a vocabulary file whose order is that of our ids, and `Normalize` with given moments, so what NVTabular writes is,
+number for number, what the served graph computes from the same description. The operators are `operators`', reading
+rows is left to `raw_partitions`, which categories have an id to `vocabularies`, who runs which partition to `shares`.
 """
 
 from __future__ import annotations
@@ -15,19 +15,22 @@ from typing import Any
 import numpy as np
 import nvtabular as nvt
 import pandas as pd
-from merlin.schema import Schema
+import pyarrow as pa
+import pyarrow.parquet as pq
+from merlin.schema import ColumnSchema, Schema
 from numpy.typing import NDArray
 from nvtabular import ops
 
 from components.contracts.criteo import CATEGORICAL, DENSE, LABEL, MISSING_CATEGORY
-from components.contracts.workflow import FIRST_ID, MISSING_ID, TOMBSTONE, FeatureWorkflow
+from components.contracts.workflow import FIRST_ID, TOMBSTONE, FeatureWorkflow
+from components.preprocessing import operators
+from components.preprocessing.operators import Counts, DistinctCategorify, Emptied, Moments, RoundedLogOp
 from components.preprocessing.parent import Parent
+from components.preprocessing.raw_partitions import READ_TYPES, Partition, read_lazily
 from components.preprocessing.vocabularies import AdmissionRules, Column, next_column, unseen_column
 
 FILL = 0.0
 CLIP_MIN = 0.0
-CONSTANT_STD = 1e-6
-"""A standard deviation below this share of the values' size is the rounding error of a constant column."""
 
 OUTPUT_TYPES = {
     LABEL: np.dtype("float32"),
@@ -36,71 +39,45 @@ OUTPUT_TYPES = {
 }
 """Columns of the training set in file order, which is HugeCTR's slot order."""
 
-
-class CategoryCounter(ops.Categorify):  # type: ignore[misc]
-    """Categorify of the fitted graph: its counts are all that is wanted of it."""
-
-    def fit_finalize(self, categories: Any) -> None:
-        """Keeps the counts; a column without any value, for which NVTabular 23.8 writes no file, gets a stand-in."""
-        super().fit_finalize(categories)
-        for name, path in categories.items():
-            if name in CATEGORICAL and not Path(path).exists():
-                frame = pd.DataFrame({name: [float(MISSING_CATEGORY)], f"{name}_size": [0]}, index=[FIRST_ID])
-                frame.to_parquet(path)
-
-    def transform(self, col_selector: Any, df: Any) -> Any:
-        """The columns as they are: Workflow.fit encodes a partition to learn types that nobody asks for."""
-        return df[col_selector.names]
+INPUT_SCHEMA = Schema([ColumnSchema(name, dtype=np.dtype(dtype)) for name, dtype in READ_TYPES.items()])
+"""Stated, because NVTabular would read a partition to find out."""
 
 
-class NullSafeCategorify(ops.Categorify):  # type: ignore[misc]
-    """Categorify that also takes partitions in which a column has no value at all (NVTabular 23.8 raises there)."""
+def statistics_of(partitions: list[Partition], *, with_moments: bool) -> tuple[dict[str, Counts], Moments]:
+    """Category counts of the rows, and moments of their logged dense columns if asked for: the fitted graph.
 
-    def transform(self, col_selector: Any, df: Any) -> Any:
-        """The ids of `df`; a column without any value is all `MISSING_ID`."""
-        empty = [name for name in col_selector.names if not df[name].notna().any()]
-        if not empty:
-            return super().transform(col_selector, df)
-        # One value for the first row satisfies NVTabular; the whole column is then put right.
-        filled = df.assign(**{name: df[name].where(np.arange(len(df)) > 0, 0.0) for name in empty})
-        encoded = super().transform(col_selector, filled)
-        return encoded.assign(**{name: np.int64(MISSING_ID) for name in empty})
-
-
-class RoundedLogOp(ops.LogOp):  # type: ignore[misc]
-    """LogOp whose logarithm is float64's, rounded to float32, as `FeatureWorkflow.encode_dense` says why."""
-
-    def transform(self, col_selector: Any, df: Any) -> Any:
-        """The columns' log(1 + x)."""
-        shifted = df[col_selector.names].astype(np.float32) + np.float32(1)
-        return np.log(shifted.astype(np.float64)).astype(np.float32)
+    Args:
+        partitions: At least one.
+        with_moments: Whether the dense columns are fitted too; without, there are no moments.
+    """
+    statistics = operators.WindowStatistics(CATEGORICAL, DENSE if with_moments else ())
+    inputs = list(CATEGORICAL) + logged() if with_moments else list(CATEGORICAL)
+    nvt.Workflow(inputs >> statistics).fit(_dataset(_small_first(partitions)))
+    return statistics.counts, statistics.moments
 
 
-def fit(
-    dataset: Any, *, parent: Parent | None, now: int, rules: AdmissionRules, scratch: Path
+def next_workflow(
+    statistics: tuple[dict[str, Counts], Moments],
+    *,
+    parent: Parent | None,
+    now: int,
+    rules: AdmissionRules,
+    excluded: tuple[str, ...] = (),
 ) -> tuple[FeatureWorkflow, list[Column]]:
     """The workflow of this round, and what the next one should know of its categories.
 
     Args:
-        dataset: The training rows.
-        parent: Whose workflow to carry on; None = fitted on `dataset` alone. The arithmetic on dense columns stays
+        statistics: Those of the training rows.
+        parent: Whose workflow to carry on; None = fitted on these rows alone. The arithmetic on dense columns stays
             the parent's, because its weights were trained on it.
         now: Newest row of the window, microseconds of UTC since 1970.
         rules: When a category enters and leaves.
-        scratch: Folder for NVTabular's counts.
+        excluded: Features that the rows all lack, and that what is fitted always takes as missing.
     """
-    counter = CategoryCounter(out_path=str(scratch))
-    graph = list(CATEGORICAL) >> counter
-    normalize = ops.Normalize()
-    if parent is None:
-        graph = graph + (_logged() >> ops.LambdaOp(_to_float64, dtype="float64") >> normalize)
-    nvt.Workflow(graph).fit(dataset)
+    counts, moments = statistics
     before = parent.columns if parent else [unseen_column(np.zeros(0, np.int64))] * len(CATEGORICAL)
-    after = [
-        next_column(column, *_counted(counter.categories, name), now=now, rules=rules)
-        for name, column in zip(CATEGORICAL, before)
-    ]
-    means, stds = (parent.features.means, parent.features.stds) if parent else _moments(normalize)
+    after = [next_column(column, *counts[name], now=now, rules=rules) for name, column in zip(CATEGORICAL, before)]
+    means, stds = (parent.features.means, parent.features.stds) if parent else _fitted(moments)
     features = FeatureWorkflow(
         vocabularies=tuple(column.vocabulary for column in after),
         fill=parent.features.fill if parent else FILL,
@@ -108,42 +85,70 @@ def fit(
         means=means,
         stds=stds,
         frequency_threshold=rules.frequency_threshold,
+        excluded=excluded,
     )
     return features, after
 
 
-def explicit_workflow(features: FeatureWorkflow, schema: Any, storage: Path) -> Any:
+def explicit_workflow(features: FeatureWorkflow, storage: Path) -> Any:
     """The NVTabular workflow that computes what `features` says; its category files lie below `storage`."""
-    vocabularies = {
-        # NVTabular cannot encode with an empty vocabulary; this value, which no raw row holds, stands in for it.
-        name: pd.Series(_without_tombstones(values) if len(values) else [MISSING_CATEGORY], dtype="float64")
-        for name, values in zip(CATEGORICAL, features.vocabularies)
-    }
-    categorify = NullSafeCategorify(vocabs=vocabularies, out_path=str(storage))
+    categorify = DistinctCategorify(vocabs=_write_vocabularies(features, storage), out_path=str(storage))
     normalize = ops.Normalize(out_dtype=np.float32)
     # A float32 scalar written as a Python float keeps the arithmetic in float32.
     normalize.means = dict(zip(DENSE, map(float, features.means)))
     normalize.stds = dict(zip(DENSE, map(float, features.stds)))
     categorify.fitted = normalize.fitted = True
-    dense = _logged(features.fill, features.clip_min) >> normalize
     label = [LABEL] >> ops.AddMetadata(tags=["target"])
-    workflow = nvt.Workflow(label + dense + (list(CATEGORICAL) >> categorify))
-    return workflow.fit_schema(schema)
+    dense, categorical = _present(DENSE, features.excluded), _present(CATEGORICAL, features.excluded)
+    values = logged(features.fill, features.clip_min, columns=dense) >> normalize
+    return nvt.Workflow(label + values + (categorical >> categorify)).fit_schema(INPUT_SCHEMA)
 
 
-def write_encoded(workflow: Any, dataset: Any, folder: Path) -> None:
-    """Writes the encoded rows of `dataset` to `folder` in HugeCTR's Parquet form, one file per partition, in order."""
-    encoded = workflow.transform(dataset)
+def write_encoded(workflow: Any, partitions: list[Partition], folder: Path, names: list[str]) -> None:
+    """Writes the encoded rows to `folder` in HugeCTR's Parquet form, one file per partition, called by its name."""
+    encoded = workflow.transform(_dataset(partitions))
     encoded.schema = _movable(encoded.schema)
-    names = [f"part-{i:05d}.parquet" for i in range(encoded.npartitions)]
-    encoded.to_parquet(
-        str(folder),
-        output_files=names,
-        cats=list(CATEGORICAL),
-        conts=list(DENSE),
-        labels=[LABEL],
-        dtypes=OUTPUT_TYPES,
-    )
+    columns = {"cats": list(CATEGORICAL), "conts": list(DENSE), "labels": [LABEL]}
+    encoded.to_parquet(str(folder), output_files=names, **columns)
+
+
+def save(workflow: Any, folder: Path) -> None:
+    """Saves NVTabular's workflow, with its operators by value, so that whoever loads it needs NVTabular only."""
+    workflow.save(folder, modules_byvalue=[operators])
+
+
+def logged(fill: float = FILL, clip_min: float = CLIP_MIN, *, columns: Any = None) -> Any:
+    """The part of the graph before normalising: log(1 + max(x, clip_min)), missing = fill."""
+    columns = list(DENSE) if columns is None else columns
+    return columns >> ops.FillMissing(fill_val=fill) >> ops.Clip(min_value=clip_min) >> RoundedLogOp()
+
+
+def _dataset(partitions: list[Partition]) -> Any:
+    return nvt.Dataset(read_lazily(partitions), cpu=True, schema=INPUT_SCHEMA)
+
+
+def _small_first(partitions: list[Partition]) -> list[Partition]:
+    """The same rows, the first row group a partition of its own: Workflow.fit reads the first partition twice."""
+    path, groups, excluded = partitions[0]
+    rest = [(path, groups[1:], excluded)] if len(groups) > 1 else []
+    return [(path, groups[:1], excluded), *rest, *partitions[1:]]
+
+
+def _write_vocabularies(features: FeatureWorkflow, storage: Path) -> dict[str, str]:
+    """Files as Categorify leaves them: the id as the index, the category as the column; no table of its sizes.
+
+    Integers, because pandas merges floats as objects, five times slower.
+    """
+    folder = storage / "categories"
+    folder.mkdir(parents=True)
+    paths = {}
+    for name, values in zip(CATEGORICAL, features.vocabularies):
+        # NVTabular cannot encode with an empty vocabulary; this value, which no raw row holds, stands in for it.
+        listed = _without_tombstones(values) if len(values) else np.array([MISSING_CATEGORY])
+        frame = pd.DataFrame({name: listed}, index=pd.RangeIndex(FIRST_ID, FIRST_ID + len(listed)))
+        paths[name] = str(folder / f"unique.{name}.parquet")
+        pq.write_table(pa.Table.from_pandas(frame), paths[name], use_dictionary=False, write_statistics=False)
+    return paths
 
 
 def _movable(schema: Any) -> Any:
@@ -156,13 +161,9 @@ def _movable(schema: Any) -> Any:
     )
 
 
-def _logged(fill: float = FILL, clip_min: float = CLIP_MIN) -> Any:
-    return list(DENSE) >> ops.FillMissing(fill_val=fill) >> ops.Clip(min_value=clip_min) >> RoundedLogOp()
-
-
-def _to_float64(column: Any) -> Any:
-    """Makes Normalize sum in float64: in float32 a constant column shows a spread that it does not have."""
-    return column.astype("float64")
+def _present(columns: tuple[str, ...], excluded: tuple[str, ...]) -> Any:
+    """The columns as a graph begins with them; excluded ones are emptied, whatever the rows hold."""
+    return list(columns) >> Emptied(excluded) if set(columns) & set(excluded) else list(columns)
 
 
 def _without_tombstones(vocabulary: NDArray[np.int64]) -> NDArray[np.int64]:
@@ -174,16 +175,7 @@ def _without_tombstones(vocabulary: NDArray[np.int64]) -> NDArray[np.int64]:
     return np.where(vocabulary == TOMBSTONE, TOMBSTONE - np.arange(len(vocabulary)), vocabulary)
 
 
-def _counted(categories: dict[str, str], name: str) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """Categories of a column and their counts, as Categorify left them."""
-    frame = pd.read_parquet(categories[name]).dropna()
-    frame = frame[frame[f"{name}_size"] > 0]  # without CategoryCounter's stand-in
-    return frame[name].to_numpy().astype(np.int64), frame[f"{name}_size"].to_numpy().astype(np.int64)
-
-
-def _moments(normalize: Any) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
+def _fitted(moments: Moments) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
     """Means and standard deviations; 1 in place of the standard deviation of a constant or one-row column."""
-    means = np.array([normalize.means[name] for name in DENSE])
-    stds = np.nan_to_num([normalize.stds[name] for name in DENSE])
-    constant = stds <= CONSTANT_STD * np.maximum(np.abs(means), 1.0)
-    return means.astype(np.float32), np.where(constant, 1.0, stds).astype(np.float32)
+    means, stds = np.array([operators.mean_and_std(*moments[name]) for name in DENSE]).T
+    return means.astype(np.float32), np.where(stds == 0, 1.0, stds).astype(np.float32)

@@ -25,12 +25,25 @@ def verify(folder: Path, *, expected_rows: int, slot_sizes: list[int]) -> None:
         PermanentError: other rows than expected, a wrong column or type, a null, a value that is not finite, or an
             id outside [1, slot size).
     """
-    num_rows = sum(_verify_file(path, slot_sizes) for path in sorted(folder.glob("*.parquet")))
+    expect_rows(sum(verify_file(path, slot_sizes) for path in sorted(folder.glob("*.parquet"))), expected_rows, folder)
+
+
+def expect_rows(num_rows: int, expected_rows: int, folder: Path) -> None:
+    """Refuses a folder with other rows than were to be written.
+
+    Raises:
+        PermanentError: it has.
+    """
     if num_rows != expected_rows:
         raise PermanentError(f"encoded folder {folder} has {num_rows} rows, expected {expected_rows}")
 
 
-def _verify_file(path: Path, slot_sizes: list[int]) -> int:
+def verify_file(path: Path, slot_sizes: list[int]) -> int:
+    """Proves that one file is in HugeCTR's form; gives its number of rows.
+
+    Raises:
+        PermanentError: as `verify` says.
+    """
     file = pq.ParquetFile(path)
     found = {field.name: str(field.type) for field in file.schema_arrow}
     if list(found.items()) != list(TYPES.items()):

@@ -28,6 +28,21 @@ class Parent:
     columns: list[Column]
 
 
+def expect_parents_columns(excluded_columns: list[str], parent: Parent | None) -> None:
+    """Refuses a round that leaves out other columns than its parent: the parent's weights were fitted to them.
+
+    Raises:
+        ContractError: the excluded columns differ; names those that do.
+    """
+    if parent is not None and set(excluded_columns) != set(parent.features.excluded):
+        missing = sorted(set(excluded_columns) - set(parent.features.excluded))
+        added = sorted(set(parent.features.excluded) - set(excluded_columns))
+        raise ContractError(
+            f"columns of this run lack {missing or 'none'} of the parent {parent.model.model_id}'s and add "
+            f"{added or 'none'}, expected the parent's columns; state those, or train from scratch with parent=none"
+        )
+
+
 def find_parent(store: Path, reference: str) -> Parent | None:
     """The parent that `reference` names (`current`, `none` or a model's id); None where there is none.
 

@@ -7,27 +7,31 @@ served graph is built. How each is done is left to the modules named in the impo
 from __future__ import annotations
 
 import logging
-import tempfile
+import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
-from typing import Any
 
-import numpy as np
-import nvtabular as nvt
-import pyarrow.parquet as pq
-
-from components.contracts.criteo import CATEGORICAL, DENSE, MISSING_CATEGORY
 from components.contracts.durable import whole_directory
-from components.contracts.errors import PermanentError
-from components.contracts.hugectr_folder import write_file_list
+from components.contracts.errors import ContractError
 from components.contracts.manifests import RawDataset, TrainingSet
 from components.contracts.uris import local_path
 from components.contracts.vocabulary_changes import VocabularyChange, vocabulary_changes
 from components.contracts.workflow import FeatureWorkflow
-from components.preprocessing import admission, feature_graph, hugectr_parquet, raw_partitions
-from components.preprocessing.parent import Parent
+from components.preprocessing import (
+    admission,
+    encode,
+    feature_graph,
+    hugectr_parquet,
+    operators,
+    raw_partitions,
+    workers,
+)
+from components.preprocessing.dask_scheduler import dask_client
+from components.preprocessing.parent import Parent, expect_parents_columns
 from components.preprocessing.settings import PreprocessingSettings
+from components.preprocessing.thinning import thin
 
 logger = logging.getLogger(__name__)
 
@@ -36,43 +40,36 @@ REPLAY, REPLAY_HOLDOUT = "replay", "replay_holdout"
 """Old rows: encoded with the round's workflow, which is fitted without them."""
 NVTABULAR = "nvtabular"
 """NVTabular's own saved workflow, inside the feature workflow's folder."""
-COMPARED_ROWS = 4096
-TOLERANCE = 1e-6
-"""Of dense values. On one machine they are equal bit by bit, which the tests hold."""
+THINNED = ".thinned"
+"""While the step works: the rows to be learnt that `negative_rate` keeps."""
 
 
 def preprocess(raw: RawDataset, *, parent: Parent | None, final: Path, settings: PreprocessingSettings) -> TrainingSet:
     """The manifest of the training set that is now in `final`, where it replaces what an earlier try left.
 
     Raises:
-        ContractError: the raw rows are not what their manifest says.
+        ContractError: the raw rows are not what their manifest says, or the parent learnt from other columns.
         PermanentError: what was written is not what HugeCTR or the served graph expects.
     """
-    parts = {
-        TRAIN: (raw.train_uri, raw.num_train_rows),
-        HOLDOUT: (raw.holdout_uri, raw.num_holdout_rows),
-        REPLAY: (raw.replay_uri, raw.num_replay_rows),
-        REPLAY_HOLDOUT: (raw.replay_holdout_uri, raw.num_replay_holdout_rows),
-    }
-    rows = {part: num_rows for part, (uri, num_rows) in parts.items() if uri is not None}
-    plans = {part: _plan(uri, num_rows, settings) for part, (uri, num_rows) in parts.items() if uri is not None}
-    with _dask(settings.dask_scheduler), whole_directory(final, replace=True) as aside:
-        features = _fit(plans[TRAIN], parent, raw, settings, aside / WORKFLOW)
-        datasets = {part: _dataset(plan) for part, plan in plans.items()}
-        workflow = feature_graph.explicit_workflow(features, datasets[TRAIN].schema, aside / WORKFLOW / NVTABULAR)
-        for part, dataset in datasets.items():
-            feature_graph.write_encoded(workflow, dataset, aside / part)
-            names = sorted(path.name for path in (aside / part).glob("*.parquet"))
-            write_file_list(aside / part, names, final=final / part)  # NVTabular's own names this folder aside
-            hugectr_parquet.verify(aside / part, expected_rows=rows[part], slot_sizes=features.slot_sizes)
-            _compare(features, plans[part][0], aside / part)
-            logger.info("%s encoded: %d rows in %d files", part, rows[part], len(plans[part]))
-        # By value, so that whoever loads it needs NVTabular only.
-        workflow.save(aside / WORKFLOW / NVTABULAR, modules_byvalue=[feature_graph])
+    expect_parents_columns(raw.excluded_columns, parent)
+    with (
+        dask_client(settings.dask_scheduler),
+        whole_directory(final, replace=True) as aside,
+        _parts(raw, aside) as parts,
+    ):
+        plans = {part: _plan(*at, settings, tuple(raw.excluded_columns)) for part, at in parts.items()}
+        processes = _processes(settings, plans)
+        features = _fit(plans[TRAIN], parent, raw, settings, processes, aside / WORKFLOW)
+        workflow = feature_graph.explicit_workflow(features, aside / WORKFLOW / NVTABULAR)
+        rows = encode.encode_parts(workflow, features, plans, aside=aside, final=final, processes=processes)
+        for part, (_, num_rows) in parts.items():
+            hugectr_parquet.expect_rows(rows[part], num_rows, aside / part)
+            logger.info("%s encoded: %d rows in %d files", part, num_rows, len(plans[part]))
+        feature_graph.save(workflow, aside / WORKFLOW / NVTABULAR)
     return TrainingSet(
         train_uri=(final / TRAIN).as_uri(),
         holdout_uri=(final / HOLDOUT).as_uri(),
-        num_train_rows=raw.num_train_rows,
+        num_train_rows=rows[TRAIN],
         num_holdout_rows=raw.num_holdout_rows,
         slot_sizes=features.slot_sizes,
         new_categories=[len(change.entered) for change in _changes(features, parent)],
@@ -82,21 +79,55 @@ def preprocess(raw: RawDataset, *, parent: Parent | None, final: Path, settings:
         last_event_time=raw.last_event_time,
         parent_model_uri=parent.model.uri if parent else None,
         replay_uri=(final / REPLAY).as_uri() if REPLAY in plans else None,
-        num_replay_rows=raw.num_replay_rows,
+        num_replay_rows=rows.get(REPLAY, 0),
         replay_holdout_uri=(final / REPLAY_HOLDOUT).as_uri() if REPLAY_HOLDOUT in plans else None,
         num_replay_holdout_rows=raw.num_replay_holdout_rows,
         replay_share=raw.replay_share,
+        excluded_columns=raw.excluded_columns,
+        negative_rate=raw.negative_rate,
+        days=raw.seen_days(),
+        num_sampled_out=raw.num_train_rows - rows[TRAIN],
     )
 
 
-def _plan(uri: str, num_rows: int, settings: PreprocessingSettings) -> list[raw_partitions.Partition]:
+@contextmanager
+def _parts(raw: RawDataset, aside: Path) -> Iterator[dict[str, tuple[Path, int]]]:
+    """Folder and number of rows of each part that there is; of what is to be learnt, the rows that are kept of it."""
+    stated = {
+        TRAIN: (raw.train_uri, raw.num_train_rows),
+        HOLDOUT: (raw.holdout_uri, raw.num_holdout_rows),
+        REPLAY: (raw.replay_uri, raw.num_replay_rows),
+        REPLAY_HOLDOUT: (raw.replay_holdout_uri, raw.num_replay_holdout_rows),
+    }
+    parts = {part: (local_path(uri), num_rows) for part, (uri, num_rows) in stated.items() if uri is not None}
+    if raw.negative_rate == 1:
+        yield parts
+        return
+    for part in (TRAIN, REPLAY):
+        if part in parts:
+            folder = aside / THINNED / part
+            source, num_rows = parts[part]
+            parts[part] = (folder, thin(source, folder, raw.negative_rate, expected_rows=num_rows))
+            logger.info("%s thinned: %d rows kept", part, parts[part][1])
+    if not parts[TRAIN][1]:
+        raise ContractError(f"negative_rate {raw.negative_rate} keeps no row of {raw.train_uri}, expected a larger one")
+    yield {part: (folder, num_rows) for part, (folder, num_rows) in parts.items() if part != REPLAY or num_rows}
+    shutil.rmtree(aside / THINNED)
+
+
+def _plan(
+    folder: Path, num_rows: int, settings: PreprocessingSettings, excluded: tuple[str, ...]
+) -> list[raw_partitions.Partition]:
     return raw_partitions.plan_partitions(
-        local_path(uri), expected_rows=num_rows, partition_rows=settings.partition_rows
+        folder, expected_rows=num_rows, partition_rows=settings.partition_rows, excluded=excluded
     )
 
 
-def _dataset(plan: list[raw_partitions.Partition]) -> Any:
-    return nvt.Dataset(raw_partitions.read_lazily(plan), cpu=True)
+def _processes(settings: PreprocessingSettings, plans: dict[str, list[raw_partitions.Partition]]) -> int:
+    """How many processes divide the work: one where a Dask scheduler has it."""
+    if settings.dask_scheduler:
+        return 1
+    return settings.processes or min(workers.available_cores(), workers.MAX_PROCESSES)
 
 
 def _fit(
@@ -104,14 +135,20 @@ def _fit(
     parent: Parent | None,
     raw: RawDataset,
     settings: PreprocessingSettings,
+    processes: int,
     folder: Path,
 ) -> FeatureWorkflow:
     """Writes this round's workflow, with what the next one should know, into `folder`."""
     now = admission.microseconds("last_event_time of the raw dataset", raw.last_event_time)
-    with tempfile.TemporaryDirectory(prefix="categories-") as scratch:
-        features, columns = feature_graph.fit(
-            _dataset(plan), parent=parent, now=now, rules=settings.rules, scratch=Path(scratch)
-        )
+    fit_share = partial(feature_graph.statistics_of, with_moments=parent is None)
+    found = workers.run_all(fit_share, workers.shares(plan, processes), processes=processes)
+    features, columns = feature_graph.next_workflow(
+        operators.merged(found),
+        parent=parent,
+        now=now,
+        rules=settings.rules,
+        excluded=tuple(raw.excluded_columns),
+    )
     features.save(folder)
     admission.save(columns, folder)
     changes = _changes(features, parent)
@@ -126,35 +163,3 @@ def _fit(
 
 def _changes(features: FeatureWorkflow, parent: Parent | None) -> list[VocabularyChange]:
     return vocabulary_changes(parent.features if parent else None, features)
-
-
-def _compare(features: FeatureWorkflow, partition: raw_partitions.Partition, folder: Path) -> None:
-    """Refuses an encoding by NVTabular that differs from `features`, on the first rows of a partition.
-
-    Raises:
-        PermanentError: an id differs, or a dense value by more than `TOLERANCE`.
-    """
-    raw = raw_partitions.read_partition(partition).head(COMPARED_ROWS)
-    first = pq.ParquetFile(min(folder.glob("*.parquet")))
-    written = next(first.iter_batches(batch_size=len(raw))).to_pandas()
-    categories = raw[list(CATEGORICAL)].fillna(MISSING_CATEGORY).to_numpy().astype(np.int64)
-    wrong_ids = np.count_nonzero(features.encode_categorical(categories) != written[list(CATEGORICAL)].to_numpy())
-    dense = features.encode_dense(raw[list(DENSE)].to_numpy())
-    difference = float((np.abs(dense - written[list(DENSE)].to_numpy()) / np.maximum(np.abs(dense), 1.0)).max())
-    if wrong_ids or difference > TOLERANCE:
-        raise PermanentError(
-            f"NVTabular and the feature workflow differ in {wrong_ids} ids and by {difference} in dense values "
-            f"over {len(raw)} rows of {folder.name}, expected none and at most {TOLERANCE}"
-        )
-
-
-@contextmanager
-def _dask(scheduler: str) -> Iterator[None]:
-    """Runs Dask on the scheduler at that address, which NVTabular finds by itself; empty = in this process."""
-    if not scheduler:
-        yield
-        return
-    from distributed import Client
-
-    with Client(scheduler):
-        yield

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pandas as pd
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
@@ -18,8 +19,8 @@ import pyarrow.parquet as pq
 from components.contracts.criteo import CATEGORICAL, DENSE, FEATURES, LABEL, MAX_CATEGORY, RAW_TYPES
 from components.contracts.errors import ContractError, first_line
 
-Partition = tuple[str, tuple[int, ...]]
-"""A file and the row groups of it that one task reads."""
+Partition = tuple[str, tuple[int, ...], tuple[str, ...]]
+"""A file, the row groups of it that one task reads, and the features that are missing whatever the file holds."""
 
 READ_TYPES = {LABEL: "float32", **dict.fromkeys(DENSE, "float32"), **dict.fromkeys(CATEGORICAL, "float64")}
 
@@ -36,8 +37,12 @@ def raw_files(folder: Path) -> list[Path]:
     return files
 
 
-def plan_partitions(folder: Path, *, expected_rows: int, partition_rows: int) -> list[Partition]:
+def plan_partitions(
+    folder: Path, *, expected_rows: int, partition_rows: int, excluded: tuple[str, ...] = ()
+) -> list[Partition]:
     """Partitions of about `partition_rows` rows each, none empty, in row order; only the files' footers are read.
+
+    The features `excluded` are not read from the files: they are missing in every row.
 
     Raises:
         ContractError: an unreadable file, a column that is absent or of another type, or a number of rows that is
@@ -48,7 +53,7 @@ def plan_partitions(folder: Path, *, expected_rows: int, partition_rows: int) ->
     for path in raw_files(folder):
         metadata = _checked_footer(path)
         num_rows += metadata.num_rows
-        partitions += [(str(path), groups) for groups in _grouped(metadata, partition_rows)]
+        partitions += [(str(path), groups, excluded) for groups in _grouped(metadata, partition_rows)]
     if num_rows != expected_rows or num_rows == 0:
         raise ContractError(
             f"raw folder {folder} has {num_rows} rows, expected the manifest's {expected_rows} and at least 1"
@@ -62,31 +67,55 @@ def read_partition(partition: Partition) -> Any:
     Raises:
         ContractError: the file is damaged, a label is null, a dense value infinite, or a category outside [0, 2^32).
     """
-    path, groups = partition
+    path, groups, excluded = partition
+    names = [name for name in READ_TYPES if name not in excluded]
     try:
-        table = pq.ParquetFile(path).read_row_groups(list(groups), columns=list(READ_TYPES)).select(list(READ_TYPES))
+        return _frame(pq.ParquetFile(path).read_row_groups(list(groups), columns=names), path, excluded)
     except (pa.ArrowException, OSError) as error:
         raise ContractError(f"raw file {path} cannot be read as Parquet: {first_line(error)}") from error
+
+
+def read_head(partition: Partition, num_rows: int) -> Any:
+    """The first rows of a partition, as `read_partition` gives them; fewer than asked for only where it has fewer.
+
+    Raises:
+        ContractError: as `read_partition` says, of these rows.
+    """
+    path, groups, excluded = partition
+    names = [name for name in READ_TYPES if name not in excluded]
+    try:
+        batches = pq.ParquetFile(path).iter_batches(batch_size=num_rows, row_groups=list(groups), columns=names)
+        return _frame(pa.Table.from_batches([next(batches)]), path, excluded)
+    except (pa.ArrowException, OSError) as error:
+        raise ContractError(f"raw file {path} cannot be read as Parquet: {first_line(error)}") from error
+
+
+def _frame(table: Any, path: str, excluded: tuple[str, ...]) -> Any:
+    """The table as a frame. Columns lie apart in memory: an operator takes those that it needs without a copy."""
     if nulls := table[LABEL].null_count:
         raise ContractError(f"column {LABEL} of {path} has {nulls} nulls, expected none")
-    for name in CATEGORICAL:
+    for name in [name for name in CATEGORICAL if name not in excluded]:
         extremes = pc.min_max(table[name]).as_py()
         if extremes["min"] is not None and (extremes["min"] < 0 or extremes["max"] > MAX_CATEGORY):
             raise ContractError(
                 f"column {name} of {path} has values from {extremes['min']} to {extremes['max']}, "
                 f"expected 0 to {MAX_CATEGORY}, and null for missing"
             )
-    frame = table.to_pandas().astype(READ_TYPES)
-    infinite = np.isinf(frame[list(DENSE)].to_numpy()).sum(axis=0)
-    if infinite.any():
-        raise ContractError(f"column {DENSE[infinite.argmax()]} of {path} has {infinite.max()} infinite values")
-    return frame
+    columns = {
+        name: np.full(table.num_rows, np.nan, dtype)
+        if name in excluded
+        else table[name].to_numpy().astype(dtype, copy=False)
+        for name, dtype in READ_TYPES.items()
+    }
+    for name in DENSE:
+        if infinite := int(np.isinf(columns[name]).sum()):
+            raise ContractError(f"column {name} of {path} has {infinite} infinite values")
+    return pd.DataFrame(columns, copy=False)
 
 
 def read_lazily(partitions: list[Partition]) -> Any:
     """The partitions as a Dask frame."""
     import dask.dataframe as dd
-    import pandas as pd
 
     empty = pd.DataFrame({name: pd.Series(dtype=dtype) for name, dtype in READ_TYPES.items()})
     return dd.from_map(read_partition, partitions, meta=empty, enforce_metadata=False)

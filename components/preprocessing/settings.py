@@ -27,9 +27,12 @@ class PreprocessingSettings:
     """Categories without an id, per column, whose sightings the next round still knows; the rarest go first. Each
     takes 24 bytes of memory."""
     partition_rows: int = 250_000
-    """Rows that are in memory at a time, and per output file; a larger Parquet row group stays whole."""
+    """Rows that a process has in memory at a time, and per output file; a larger Parquet row group stays whole."""
+    processes: int = 0
+    """Processes of this machine that share the rows; 0 = one per core, at most `workers.MAX_PROCESSES`. No result
+    depends on it."""
     dask_scheduler: str = ""
-    """Address of a running Dask scheduler; empty = this process."""
+    """Address of a running Dask scheduler, or `local`, which starts one here; empty = processes of this machine."""
 
     def __post_init__(self) -> None:
         """Refuses numbers out of range."""
@@ -37,8 +40,9 @@ class PreprocessingSettings:
             value = getattr(self, name)
             if value < 1:
                 raise ContractError(f"{name} is {value}, expected at least 1")
-        if self.max_candidates < 0:
-            raise ContractError(f"max_candidates is {self.max_candidates}, expected at least 0")
+        for name in ("max_candidates", "processes"):
+            if getattr(self, name) < 0:
+                raise ContractError(f"{name} is {getattr(self, name)}, expected at least 0")
         if not (math.isfinite(self.category_ttl_days) and self.category_ttl_days >= 0):
             raise ContractError(f"category_ttl_days is {self.category_ttl_days}, expected 0 (never) or more")
 

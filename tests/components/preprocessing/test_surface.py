@@ -25,7 +25,7 @@ def test_flags():
     assert flags == {
         *("-h", "--help", "--run", "--store", "--work", "--parent", "--frequency-threshold"),
         *("--category-ttl-days", "--max-candidates"),
-        *("--raw-dataset", "--output", "--partition-rows", "--dask-scheduler"),
+        *("--raw-dataset", "--output", "--partition-rows", "--processes", "--dask-scheduler"),
     }
 
 
@@ -79,6 +79,7 @@ def test_component_writes_the_manifest_and_metrics(run_component, write_raw, raw
         parent="current",
         frequency_threshold=3,
         category_ttl_days=30.0,
+        dask_scheduler="",
     )
     assert ran.returncode == 0, ran.stderr
     assert "Warning" not in ran.stderr
@@ -107,6 +108,7 @@ def test_component_fails_where_the_step_refuses(run_component, tmp_path):
         parent="none",
         frequency_threshold=3,
         category_ttl_days=0.0,
+        dask_scheduler="",
     )
     assert ran.returncode == 2
     assert "error: uri is 'relative'" in ran.stderr

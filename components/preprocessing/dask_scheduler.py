@@ -1,0 +1,62 @@
+"""The Dask scheduler that does the work, where a run names one: a cluster's, or one that is started here."""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import dask
+
+from components.contracts.errors import ContractError, TemporaryError, first_line
+from components.preprocessing import workers
+
+LOCAL = "local"
+"""In place of an address: a LocalCluster of one process per core, which ends with the step."""
+CONNECT_SECONDS = "20s"
+
+
+@contextmanager
+def dask_client(scheduler: str) -> Iterator[None]:
+    """Runs Dask on the scheduler at that address, which NVTabular finds by itself; empty = no scheduler.
+
+    Its workers must see the raw and the work folder under the same paths, and have this step's packages and code.
+
+    Raises:
+        ContractError: the address is none.
+        TemporaryError: no scheduler answers there, or it has no worker.
+    """
+    if not scheduler:
+        # Not Dask's threads: a process that is forked from this one would wait for them for ever.
+        with dask.config.set(scheduler="synchronous"):
+            yield
+        return
+    with _client(scheduler) as client:
+        if not client.scheduler_info()["workers"]:
+            raise TemporaryError(f"Dask scheduler {scheduler} has no worker, expected at least one")
+        yield
+
+
+@contextmanager
+def _client(scheduler: str) -> Iterator[Any]:
+    from distributed import Client, LocalCluster
+
+    if scheduler == LOCAL:
+        cores = min(workers.available_cores(), workers.MAX_PROCESSES)
+        with tempfile.TemporaryDirectory(prefix="dask-") as scratch:
+            options = {"n_workers": cores, "threads_per_worker": 1, "dashboard_address": None}
+            with LocalCluster(**options, local_directory=scratch) as cluster, Client(cluster) as client:
+                yield client
+        return
+    try:
+        client = Client(scheduler, timeout=CONNECT_SECONDS)
+    except (ValueError, TypeError) as error:
+        raise ContractError(
+            f"dask_scheduler is {scheduler!r} ({first_line(error)}), expected an address such as "
+            f"tcp://host:8786, {LOCAL!r}, or nothing for this process"
+        ) from error
+    except OSError as error:
+        raise TemporaryError(f"Dask scheduler {scheduler} does not answer: {first_line(error)}") from error
+    with client:
+        yield client

@@ -1,0 +1,107 @@
+"""The rows of a part encoded, proven to be what HugeCTR and the served graph expect, and laid together in one folder.
+
+NVTabular encodes and writes (`feature_graph`); each share of the rows may be another process's (`workers`). What was
+written is read again before anybody else does: types and ranges by `hugectr_parquet`, and the first rows of every file
+against `contracts.workflow`, from which alone the served graph is built.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow.parquet as pq
+
+from components.contracts.criteo import CATEGORICAL, DENSE, MISSING_CATEGORY
+from components.contracts.errors import PermanentError
+from components.contracts.workflow import FeatureWorkflow
+from components.preprocessing import encoded_folder, feature_graph, hugectr_parquet, workers
+from components.preprocessing.raw_partitions import Partition, read_head
+
+COMPARED_ROWS = 1024
+"""Of each file."""
+TOLERANCE = 1e-6
+"""Of dense values. On one machine they are equal bit by bit, which the tests hold."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Share:
+    """Consecutive partitions of a part, and the folder that their rows are written to."""
+
+    folder: Path
+    partitions: list[Partition]
+    names: list[str]
+    """Of the files, one per partition."""
+
+
+def encode_parts(
+    workflow: Any,
+    features: FeatureWorkflow,
+    plans: Mapping[str, list[Partition]],
+    *,
+    aside: Path,
+    final: Path,
+    processes: int,
+) -> dict[str, int]:
+    """Writes each part's folder into `aside`; gives each part's number of rows.
+
+    Args:
+        workflow: NVTabular's, which encodes.
+        features: What it must compute.
+        plans: Partitions of each part, in row order.
+        aside: Where the folders are written.
+        final: Where they will lie.
+        processes: How many encode at a time; the result does not depend on it.
+
+    Raises:
+        ContractError: the raw rows are not what they should be.
+        PermanentError: what was written is not what HugeCTR or the served graph expects.
+        TemporaryError: a process was killed.
+    """
+    shares = {part: _shares(plan, aside, part, processes) for part, plan in plans.items()}
+    tasks = [share for of_part in shares.values() for share in of_part]
+    num_rows = iter(workers.run_all(lambda share: _encode(workflow, features, share), tasks, processes=processes))
+    rows = {part: sum(next(num_rows) for _ in of_part) for part, of_part in shares.items()}
+    for part, of_part in shares.items():
+        encoded_folder.merge([share.folder for share in of_part], aside / part, final=final / part)
+    return rows
+
+
+def _shares(plan: list[Partition], aside: Path, part: str, processes: int) -> list[Share]:
+    named = [(partition, f"part-{i:05d}.parquet") for i, partition in enumerate(plan)]
+    return [
+        Share(folder=aside / f".{part}.{k}", partitions=[p for p, _ in share], names=[name for _, name in share])
+        for k, share in enumerate(workers.shares(named, processes))
+    ]
+
+
+def _encode(workflow: Any, features: FeatureWorkflow, share: Share) -> int:
+    """Writes a share and proves it; gives its number of rows."""
+    feature_graph.write_encoded(workflow, share.partitions, share.folder, share.names)
+    num_rows = 0
+    for partition, name in zip(share.partitions, share.names):
+        num_rows += hugectr_parquet.verify_file(share.folder / name, features.slot_sizes)
+        compare(features, partition, share.folder / name)
+    return num_rows
+
+
+def compare(features: FeatureWorkflow, partition: Partition, path: Path) -> None:
+    """Refuses an encoding by NVTabular that differs from `features`, on the first rows of a partition and its file.
+
+    Raises:
+        PermanentError: an id differs, or a dense value by more than `TOLERANCE`.
+    """
+    raw = read_head(partition, COMPARED_ROWS)
+    written = next(pq.ParquetFile(path).iter_batches(batch_size=len(raw))).to_pandas()
+    categories = raw[list(CATEGORICAL)].fillna(MISSING_CATEGORY).to_numpy().astype(np.int64)
+    wrong_ids = np.count_nonzero(features.encode_categorical(categories) != written[list(CATEGORICAL)].to_numpy())
+    dense = features.encode_dense(raw[list(DENSE)].to_numpy())
+    difference = float((np.abs(dense - written[list(DENSE)].to_numpy()) / np.maximum(np.abs(dense), 1.0)).max())
+    if wrong_ids or difference > TOLERANCE:
+        raise PermanentError(
+            f"NVTabular and the feature workflow differ in {wrong_ids} ids and by {difference} in dense values "
+            f"over {len(raw)} rows of {path.parent.name}/{path.name}, expected none and at most {TOLERANCE}"
+        )

@@ -1,0 +1,83 @@
+"""The step says what a stock NVTabular script says, and what is told of that is told by a comparison that can fail."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from benchmarks.same_encoding import Different, expect_same
+from components.preprocessing.__main__ import main
+
+REPOSITORY = Path(__file__).resolve().parents[3]
+
+
+@pytest.fixture(scope="module")
+def window(tmp_path_factory):
+    """A window, and what the stock script makes of it."""
+    from benchmarks.raw_windows import write_window
+
+    folder = tmp_path_factory.mktemp("window")
+    raw = write_window(folder / "raw", 20_000, seed=11, group_rows=4000)
+    command = [sys.executable, "-m", "benchmarks.stock_nvtabular", str(raw.parent), str(folder / "stock")]
+    subprocess.run(command, cwd=REPOSITORY, check=True, capture_output=True)
+    return raw, folder / "stock"
+
+
+@pytest.fixture(scope="module")
+def encoded(window, tmp_path_factory):
+    """Our encoding of it, in five partitions by two processes."""
+    folder = tmp_path_factory.mktemp("ours")
+    flags = [f"--raw-dataset={window[0]}", f"--output={folder / 'out.json'}", "--partition-rows=4000", "--processes=2"]
+    flags += [f"--store={folder / 'store'}", f"--work={folder}", "--run=r", "--parent=none", "--frequency-threshold=2"]
+    assert main(flags) == 0
+    return folder / "r" / "preprocessing"
+
+
+def test_a_first_round_is_the_scripts_but_for_the_order_of_equally_frequent_categories(window, encoded):
+    assert expect_same(window[1], encoded) == 20_000
+
+
+def change(folder, part, name, make):
+    path = sorted((folder / part).glob("*.parquet"))[-1]
+    table = pq.read_table(path)
+    values = make(table[name].to_numpy().copy())
+    pq.write_table(table.set_column(table.column_names.index(name), name, pa.array(values)), path)
+
+
+def swap(one, other):
+    return lambda ids: np.where(ids == one, other, np.where(ids == other, one, ids))
+
+
+@pytest.mark.parametrize(
+    ("part", "name", "make", "message"),
+    [
+        ("holdout", "I4", lambda v: v + np.float32(3e-6), "holdout, I4: values differ"),
+        ("train", "label", lambda v: 1 - v, "train, label: values differ"),
+        ("holdout", "I1", lambda v: v.astype(np.float64), "holdout, I1: float32 and float64"),
+        ("holdout", "C3", swap(3, 4), "C3: no renaming"),
+        ("holdout", "C9", lambda ids: np.where(ids == 5, 2, ids), "C9: no renaming"),
+    ],
+)
+def test_the_comparison_finds_what_differs(window, encoded, tmp_path, part, name, make, message):
+    shutil.copytree(encoded, tmp_path / "changed")
+    change(tmp_path / "changed", part, name, make)
+    with pytest.raises(Different, match=message):
+        expect_same(window[1], tmp_path / "changed")
+
+
+def test_an_exchange_of_two_frequencies_everywhere_is_found_though_it_is_a_renaming(window, encoded, tmp_path):
+    shutil.copytree(encoded, tmp_path / "changed")
+    for part in ("train", "holdout"):
+        for path in (tmp_path / "changed" / part).glob("*.parquet"):
+            table = pq.read_table(path)
+            ids = swap(3, 60)(table["C12"].to_numpy())
+            pq.write_table(table.set_column(table.column_names.index("C12"), "C12", pa.array(ids)), path)
+    with pytest.raises(Different, match="C12: ids .* are of categories of another frequency"):
+        expect_same(window[1], tmp_path / "changed")

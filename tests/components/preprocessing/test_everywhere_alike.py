@@ -1,0 +1,124 @@
+"""The same rows give the same workflow and the same encoding, whoever computes them and in which pieces."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pytest
+
+from components.contracts.manifests import TrainingSet
+from components.contracts.uris import local_path
+from components.preprocessing.__main__ import main
+
+REPOSITORY = Path(__file__).resolve().parents[3]
+CARRIED = ("workflow.json", "vocabularies.npz", "admission.npz")
+"""What the next round, training and serving read. Beside them NVTabular notes when it saved its own form."""
+ELSEWHERE = {
+    "hash seed and locale": ({"PYTHONHASHSEED": "4711", "LC_ALL": "C", "LANG": "tr_TR.UTF-8", "TZ": "Asia/Tokyo"}, ()),
+    "pieces and processes": ({"PYTHONHASHSEED": "1"}, ("--partition-rows", "200", "--processes", "3")),
+    "one process, one core": ({"PYTHONHASHSEED": "2", "OMP_NUM_THREADS": "1"}, ("--processes", "1")),
+    "a cluster of this machine": ({}, ("--partition-rows", "300", "--dask-scheduler", "local")),
+}
+
+
+@pytest.fixture
+def run_elsewhere(tmp_path):
+    """Runs the step as a process of its own."""
+
+    def run(raw, run, variables, flags):
+        output = tmp_path / f"{run}.json"
+        command = [sys.executable, "-m", "components.preprocessing", f"--run={run}", "--parent=none"]
+        command += [f"--store={tmp_path / 'store'}", f"--work={tmp_path / 'work'}", "--frequency-threshold=2"]
+        subprocess.run(
+            [*command, f"--raw-dataset={raw}", f"--output={output}", *flags],
+            cwd=REPOSITORY,
+            env=os.environ | variables,
+            check=True,
+            capture_output=True,
+        )
+        return TrainingSet.read(output)
+
+    return run
+
+
+def carried(training_set):
+    folder = local_path(training_set.workflow_uri)
+    return {name: (folder / name).read_bytes() for name in CARRIED}
+
+
+def test_no_setting_of_the_machine_changes_a_byte(write_raw, run_step, run_elsewhere, raw_table, reading):
+    raw = write_raw(raw_table(1700, seed=3), raw_table(400, seed=4), row_group_size=100)
+    here = run_step(raw)
+    for number, (variables, flags) in enumerate(ELSEWHERE.values()):
+        there = run_elsewhere(raw, f"elsewhere-{number}", variables, flags)
+        assert carried(there) == carried(here), list(ELSEWHERE)[number]
+        for uri in ("train_uri", "holdout_uri"):
+            tables = [reading.encoded(getattr(each, uri)).table for each in (here, there)]
+            assert tables[0].equals(tables[1]), list(ELSEWHERE)[number]
+
+
+def test_the_order_of_rows_changes_no_byte_of_the_workflow(write_raw, run_step, raw_table):
+    table = raw_table(1200, seed=5)
+    mixed = table.take(pa.array(np.random.default_rng(0).permutation(1200)))
+    one, other = (
+        run_step(write_raw(t, name=f"raw {k}"), run=f"run-{k}", extra=("--partition-rows", "300"))
+        for k, t in enumerate((table, mixed))
+    )
+    assert carried(one) == carried(other)
+
+
+@pytest.mark.filterwarnings("ignore::UserWarning")
+@pytest.mark.parametrize("seed", range(5))
+def test_sums_are_those_of_exact_arithmetic_in_any_order(seed):
+    from components.preprocessing import operators
+
+    random = np.random.default_rng(seed)
+    values = np.log1p(np.floor(random.lognormal(4, 3, 5000)).astype(np.float64)).astype(np.float32)
+    pieces = np.split(random.permutation(values), np.sort(random.choice(5000, 7)))
+    found = [({}, {"I1": operators._moments(piece)}) for piece in pieces if len(piece)]
+    _, moments = operators.merged(found)
+    exact = [int(float(v) * 2**32) for v in values.tolist()]
+    assert moments["I1"] == (5000, sum(exact), sum(k * k for k in exact))
+    mean, std = operators.mean_and_std(*moments["I1"])
+    np.testing.assert_allclose([mean, std], [values.mean(dtype=float), values.std(ddof=1, dtype=float)], rtol=1e-12)
+
+
+def test_a_cluster_that_does_not_answer_is_told_by_its_address(write_raw, run_step, raw_table, monkeypatch):
+    from components.contracts.errors import TemporaryError
+    from components.preprocessing import dask_scheduler
+
+    monkeypatch.setattr(dask_scheduler, "CONNECT_SECONDS", "1s")
+    arguments = ["--run=r", f"--store={run_step.store}", f"--work={run_step.store.parent}", "--parent=none"]
+    arguments += [f"--raw-dataset={write_raw(raw_table(50))}", f"--output={run_step.store.parent / 'out.json'}"]
+    with pytest.raises(TemporaryError, match="Dask scheduler tcp://127.0.0.1:1 does not answer"):
+        main([*arguments, "--dask-scheduler", "tcp://127.0.0.1:1"])
+    assert not (run_step.store.parent / "r" / "preprocessing").exists()
+
+
+@pytest.mark.parametrize("address", ["nowhere", "127.0.0.1", "ftp://host:1"])
+def test_an_address_that_is_none_is_refused(write_raw, run_step, raw_table, capsys, address):
+    run_step(write_raw(raw_table(50)), extra=("--dask-scheduler", address), expect=2)
+    assert f"dask_scheduler is {address!r}" in capsys.readouterr().err
+
+
+def test_a_killed_process_is_a_reason_to_try_again():
+    from components.contracts.errors import TemporaryError
+    from components.preprocessing import workers
+
+    def die(_):
+        os._exit(9)
+
+    with pytest.raises(TemporaryError, match="one of 2 processes was killed"):
+        workers.run_all(die, [1, 2, 3], processes=2)
+
+
+def test_an_error_in_another_process_is_that_error(write_raw, run_step, raw_table, reading, capsys):
+    table = pa.concat_tables([raw_table(300, seed=1), reading.replace(raw_table(300, seed=2), "C2", np.full(300, -1))])
+    run_step(write_raw(table), extra=("--processes", "2", "--partition-rows", "300"), expect=2)
+    assert "column C2 of" in (error := capsys.readouterr().err)
+    assert "from -1 to -1" in error

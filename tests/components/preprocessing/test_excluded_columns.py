@@ -1,0 +1,80 @@
+"""Excluded columns: missing in everything that is learnt, whatever the rows hold, and the same in every round."""
+
+from __future__ import annotations
+
+import dataclasses
+import subprocess
+import sys
+
+import numpy as np
+import pandas as pd
+import pytest
+
+from components.contracts.criteo import CATEGORICAL, DENSE, LABEL
+from components.contracts.manifests import RawDataset
+from components.contracts.uris import local_path
+from components.contracts.workflow import FIRST_ID, MISSING_ID
+from tests.components.preprocessing.test_encoding import ENCODE_WITHOUT_THIS_PROJECT
+
+EXCLUDED = ["I2", "I13", "C3", "C26"]
+DENSE_PLACES, SLOTS = [1, 12], [2, 25]
+
+
+@pytest.fixture
+def excluding():
+    """Makes a raw dataset leave columns out; its rows keep their values."""
+
+    def change(path, columns=EXCLUDED):
+        dataclasses.replace(RawDataset.read(path), excluded_columns=list(columns)).write(path)
+        return path
+
+    return change
+
+
+def test_values_of_excluded_columns_reach_no_encoded_row_and_nothing_else_changes(
+    write_raw, excluding, run_step, raw_table, reading
+):
+    train, holdout = raw_table(900, seed=1), raw_table(300, seed=2)
+    plain = run_step(write_raw(train, holdout, name="plain"), run="plain")
+    without = run_step(excluding(write_raw(train, holdout)), extra=("--partition-rows", "300"))
+    assert without.excluded_columns == EXCLUDED
+    assert reading.workflow(without).excluded == tuple(EXCLUDED)
+    assert [without.slot_sizes[slot] for slot in SLOTS] == [FIRST_ID] * 2
+    for one, other in ((plain.train_uri, without.train_uri), (plain.holdout_uri, without.holdout_uri)):
+        before, now = reading.encoded(one), reading.encoded(other)
+        assert (now.ids[:, SLOTS] == MISSING_ID).all()
+        assert (now.dense[:, DENSE_PLACES] == now.dense[0, DENSE_PLACES]).all()
+        np.testing.assert_array_equal(np.delete(now.ids, SLOTS, 1), np.delete(before.ids, SLOTS, 1))
+        np.testing.assert_array_equal(np.delete(now.dense, DENSE_PLACES, 1), np.delete(before.dense, DENSE_PLACES, 1))
+
+
+def test_nvtabulars_saved_workflow_does_not_look_at_excluded_columns(
+    write_raw, excluding, run_step, raw_table, reading, tmp_path
+):
+    table = raw_table(400, seed=8)
+    encoded_set = run_step(excluding(write_raw(table)))
+    encoded, raw = reading.encoded(encoded_set.train_uri), reading.raw([table])
+    workflow = reading.workflow(encoded_set)
+    np.testing.assert_array_equal(workflow.encode_categorical(raw.categorical), encoded.ids)
+    np.testing.assert_array_equal(workflow.encode_dense(raw.dense).view(np.int32), encoded.dense.view(np.int32))
+    table.select([LABEL, *DENSE, *CATEGORICAL]).to_pandas().to_pickle(tmp_path / "rows")
+    saved = local_path(encoded_set.workflow_uri) / "nvtabular"
+    python = [sys.executable, "-I", "-W", "ignore", "-c", ENCODE_WITHOUT_THIS_PROJECT]
+    subprocess.run([*python, saved, tmp_path / "rows", tmp_path / "encoded"], check=True, cwd=tmp_path)
+    again = pd.read_pickle(tmp_path / "encoded")
+    np.testing.assert_array_equal(again[list(CATEGORICAL)].to_numpy(), encoded.ids)
+    np.testing.assert_array_equal(again[list(DENSE)].to_numpy(dtype=np.float32), encoded.dense)
+
+
+def test_a_round_goes_on_with_its_parents_columns_only(
+    write_raw, excluding, run_step, raw_table, keep_as_model, reading, capsys
+):
+    first = run_step(excluding(write_raw(raw_table(600, seed=1), name="first")), run="first")
+    keep_as_model(local_path(first.workflow_uri), first.slot_sizes, "parent")
+    second = run_step(excluding(write_raw(raw_table(600, seed=2), name="second")), run="second", parent="parent")
+    assert reading.workflow(second).excluded == tuple(EXCLUDED)
+    assert [second.slot_sizes[slot] for slot in SLOTS] == [FIRST_ID] * 2
+    capsys.readouterr()
+    other = excluding(write_raw(raw_table(600, seed=3), name="third"), ["I2", "I13", "C3", "C4"])
+    run_step(other, run="third", parent="parent", expect=2)
+    assert "lack ['C4'] of the parent parent's and add ['C26']" in capsys.readouterr().err

@@ -1,0 +1,210 @@
+"""A second reader of the written folder, by the rules of HugeCTR's own alone, which refuses what that misreads.
+
+It knows neither the step's own proof (`hugectr_parquet`) nor the contract's column names beyond what the test gives it:
+HugeCTR goes by the position of a column, never by its name. Every rule is broken once, and the break is found.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from components.contracts.manifests import TrainingSet
+from components.contracts.uris import local_path
+from components.preprocessing.__main__ import main
+
+LABEL_DIM, DENSE_DIM, SLOTS = 1, 13, 26
+PARTITION_ROWS = 300
+
+
+class Refused(Exception):
+    """HugeCTR would fail here or, worse, go on with other numbers."""
+
+
+class Reader:
+    """One source (a file list), read as `Solver` and `DataReaderParams(source=[...])` would."""
+
+    def __init__(self, source: Path, slot_sizes: list[int]) -> None:
+        self.slot_sizes = slot_sizes
+        count, *self.paths = source.read_text().split("\n")[:-1]
+        if not count.isdigit() or int(count) != len(self.paths) or not self.paths:
+            raise Refused(f"announces {count} files, lists {len(self.paths)}")
+        if not self.paths[0].endswith(".parquet"):
+            raise Refused(f"{self.paths[0]} is taken for another format")
+        if not all(os.path.isabs(path) and os.path.isfile(path) for path in self.paths):
+            raise Refused("a listed path is not a file wherever the reader is started")
+        folder = Path(self.paths[0]).parent
+        self.metadata = json.loads((folder / "_metadata.json").read_text())
+        self.rows = {os.path.basename(s["file_name"]): s["num_rows"] for s in self.metadata["file_stats"]}
+        self.order = {kind: sorted(c["index"] for c in self.metadata[kind]) for kind in ("labels", "conts", "cats")}
+        if [len(self.order[kind]) for kind in ("labels", "conts", "cats")] != [LABEL_DIM, DENSE_DIM, SLOTS]:
+            raise Refused(f"columns are {self.order}")
+        if sorted(sum(self.order.values(), [])) != list(range(LABEL_DIM + DENSE_DIM + SLOTS)):
+            raise Refused(f"positions overlap or leave columns out: {self.order}")
+        self._expect_common_footer(folder / "_metadata")
+
+    def _expect_common_footer(self, path: Path) -> None:
+        footer = pq.read_metadata(path)
+        named = [footer.row_group(g).column(0).file_path for g in range(footer.num_row_groups)]
+        sizes = [footer.row_group(g).num_rows for g in range(footer.num_row_groups)]
+        found = [
+            (os.path.basename(p), pq.read_metadata(p).row_group(g).num_rows)
+            for p in self.paths
+            for g in range(pq.read_metadata(p).num_row_groups)
+        ]
+        if list(zip(named, sizes)) != found:
+            raise Refused(f"_metadata says {list(zip(named, sizes))}, the files {found}")
+
+    def read(self) -> tuple[np.ndarray, np.ndarray]:
+        """Labels with dense values, and keys with each slot's offset added."""
+        tables = [self._table(path) for path in self.paths]
+        values = np.concatenate([self._stacked(t, self.order["labels"] + self.order["conts"]) for t in tables])
+        keys = np.concatenate([self._stacked(t, self.order["cats"]) for t in tables])
+        offsets = np.concatenate([[0], np.cumsum(self.slot_sizes)])
+        fused = keys + offsets[:-1]
+        if (fused < offsets[:-1]).any() or (fused >= offsets[1:]).any():
+            raise Refused("a key lands in another slot")
+        return values, fused
+
+    def _table(self, path: str) -> pa.Table:
+        file, name = pq.ParquetFile(path), os.path.basename(path)
+        if self.rows.get(name) != file.metadata.num_rows:
+            raise Refused(f"{name} has {file.metadata.num_rows} rows, _metadata.json says {self.rows.get(name)}")
+        for position in range(file.metadata.num_columns):
+            column = file.schema.column(position)
+            wanted = "INT64" if position in self.order["cats"] else "FLOAT"
+            if column.physical_type != wanted or column.max_repetition_level:
+                raise Refused(f"column {position} of {name} is {column.physical_type}, its bits are read as {wanted}")
+        groups = [file.metadata.row_group(g).num_rows for g in range(file.metadata.num_row_groups)]
+        if not groups or min(groups) == 0 or max(groups) > PARTITION_ROWS:
+            raise Refused(f"row groups of {name} have {groups} rows")
+        return file.read()
+
+    @staticmethod
+    def _stacked(table: pa.Table, positions: list[int]) -> np.ndarray:
+        if nulls := sum(table.column(p).null_count for p in positions):
+            raise Refused(f"{nulls} nulls, whose values are whatever the buffer holds")
+        return np.stack([table.column(p).to_numpy() for p in positions], axis=1)
+
+
+@pytest.fixture(scope="module")
+def written(tmp_path_factory):
+    """What the step made of a window, and the window."""
+    from benchmarks.raw_windows import write_window
+
+    folder = tmp_path_factory.mktemp("written")
+    raw = write_window(folder / "raw", 1000, seed=1, group_rows=100)
+    flags = [f"--raw-dataset={raw}", f"--output={folder / 'out.json'}", f"--partition-rows={PARTITION_ROWS}"]
+    flags += [f"--store={folder / 'store'}", f"--work={folder}", "--run=r", "--parent=none", "--processes=2"]
+    assert main([*flags, "--frequency-threshold=2"]) == 0
+    return TrainingSet.read(folder / "out.json"), raw.parent
+
+
+@pytest.fixture
+def encoded_set(written, tmp_path):
+    """A copy of it, which a test may damage."""
+    training_set, _ = written
+    folder = local_path(training_set.train_uri).parent
+    shutil.copytree(folder, tmp_path / "copy")
+    for part in ("train", "holdout"):
+        listed = tmp_path / "copy" / part / "_file_list.txt"
+        listed.write_text(listed.read_text().replace(str(folder), str(tmp_path / "copy")))
+    uris = {f"{part}_uri": (tmp_path / "copy" / part).as_uri() for part in ("train", "holdout", "workflow")}
+    return replace(training_set, **uris)
+
+
+def source(encoded_set, part="train"):
+    return local_path(getattr(encoded_set, f"{part}_uri")) / "_file_list.txt"
+
+
+def test_it_reads_what_the_step_wrote_and_finds_the_rows_in_their_order(written, reading):
+    training_set, raw_folder = written
+    workflow = reading.workflow(training_set)
+    offsets = np.cumsum([0, *training_set.slot_sizes[:-1]])
+    for part in ("train", "holdout"):
+        values, keys = Reader(source(training_set, part), training_set.slot_sizes).read()
+        raw = reading.raw([pq.read_table(raw_folder / part / "part-00000.parquet")])
+        np.testing.assert_array_equal(values[:, 0], raw.label)
+        np.testing.assert_array_equal(values[:, 1:], workflow.encode_dense(raw.dense))
+        np.testing.assert_array_equal(keys, workflow.encode_categorical(raw.categorical) + offsets)
+    assert len(Reader(source(training_set), training_set.slot_sizes).paths) == 3
+
+
+def change_list(folder, change):
+    path = folder / "_file_list.txt"
+    path.write_text(change(path.read_text()))
+
+
+def change_json(folder, change):
+    path = folder / "_metadata.json"
+    document = json.loads(path.read_text())
+    change(document)
+    path.write_text(json.dumps(document))
+
+
+def change_file(folder, change, name="part-00001.parquet"):
+    table = pq.read_table(folder / name)
+    pq.write_table(change(table), folder / name)
+
+
+def with_column(position, values):
+    return lambda t: t.set_column(position, t.column_names[position], values(t.column(position).to_numpy()))
+
+
+def one_null(values):
+    return pa.array(values, mask=np.arange(len(values)) == 3)
+
+
+def drop_last_row(folder):
+    change_file(folder, lambda t: t.slice(0, t.num_rows - 1))
+
+
+FAULTS = {
+    "one file too many announced": lambda f: change_list(f, lambda t: str(int(t[0]) + 1) + t[1:]),
+    "a path that is right in one folder only": lambda f: change_list(f, lambda t: t.replace(f"{f}/", "")),
+    "another extension": lambda f: change_list(f, lambda t: t.replace("part-00000.parquet", "part-00000.csv")),
+    "a listed file that is gone": lambda f: (f / "part-00001.parquet").unlink(),
+    "a file without an entry": lambda f: change_json(f, lambda d: d["file_stats"].pop(1)),
+    "another number of rows in the json": lambda f: change_json(f, lambda d: d["file_stats"][0].update(num_rows=7)),
+    "a row less in the file": drop_last_row,
+    "a category less": lambda f: change_json(f, lambda d: d["cats"].pop()),
+    "two columns at one place": lambda f: change_json(f, lambda d: d["cats"][3].update(index=4)),
+    "an integer label": lambda f: change_file(f, with_column(0, lambda v: pa.array(v, pa.int32()))),
+    "a double among the dense": lambda f: change_file(f, with_column(5, lambda v: pa.array(v, pa.float64()))),
+    "keys of 32 bits": lambda f: change_file(f, with_column(20, lambda v: pa.array(v, pa.int32()))),
+    "a list of keys": lambda f: change_file(f, with_column(20, lambda v: pa.array([[k] for k in v]))),
+    "a null key": lambda f: change_file(f, with_column(30, one_null)),
+    "a null value": lambda f: change_file(f, with_column(2, one_null)),
+    "a key of the next slot": lambda f: change_file(f, with_column(14, lambda v: pa.array(v + 10_000))),
+    "a negative key": lambda f: change_file(f, with_column(39, lambda v: pa.array(v - 10_000))),
+    "a dense column behind the keys": lambda f: change_file(f, lambda t: t.select([*range(1, 40), 0])),
+    "a common footer of other files": lambda f: shutil.copy(f / "part-00000.parquet", f / "_metadata"),
+}
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+def test_it_refuses(encoded_set, fault):
+    place = source(encoded_set)
+    Reader(place, encoded_set.slot_sizes).read()
+    FAULTS[fault](place.parent)
+    with pytest.raises(Refused):
+        Reader(place, encoded_set.slot_sizes).read()
+
+
+def test_two_keys_swapped_in_place_are_found_by_their_slots_sizes(encoded_set):
+    """Position is all that HugeCTR has: the wider slot's keys run over the narrower one's end."""
+    place, sizes = source(encoded_set), encoded_set.slot_sizes
+    narrow, wide = 14 + int(np.argmin(sizes)), 14 + int(np.argmax(sizes))
+    order = list(range(40))
+    order[narrow], order[wide] = wide, narrow
+    change_file(place.parent, lambda t: t.select(order))
+    with pytest.raises(Refused, match="another slot"):
+        Reader(place, sizes).read()

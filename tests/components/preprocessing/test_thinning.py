@@ -1,0 +1,150 @@
+"""Negative down-sampling: who is kept is decided row by row, repeatably, and only among the rows to be learnt."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections import Counter
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from components.contracts.criteo import LABEL
+from components.contracts.errors import ContractError
+from components.contracts.manifests import RawDataset
+from components.contracts.uris import local_path
+from components.preprocessing import thinning
+from components.preprocessing.thinning import kept_rows, thin
+
+
+@pytest.fixture
+def with_rate():
+    """Makes a raw dataset ask for a rate; returns the path of its manifest."""
+
+    def change(path, **changes):
+        dataclasses.replace(RawDataset.read(path), **changes).write(path)
+        return path
+
+    return change
+
+
+def kept(table, rate):
+    return kept_rows(table.combine_chunks().to_batches()[0], rate)
+
+
+def test_clicks_stay_and_of_the_rest_the_stated_share(raw_table):
+    table = raw_table(20_000)
+    clicked = table[LABEL].to_numpy() == 1
+    for rate in (0.05, 0.2, 0.9, 1.0):
+        mask = kept(table, rate)
+        assert mask[clicked].all()
+        num = int((~clicked).sum())
+        assert mask[~clicked].sum() == pytest.approx(num * rate, abs=4 * np.sqrt(num * rate * (1 - rate)))
+
+
+def test_who_is_kept_does_not_depend_on_the_features_the_place_or_the_row_before(raw_table):
+    table = raw_table(20_000)
+    negatives = table.filter(pa.array(table[LABEL].to_numpy() == 0))
+    mask = kept(negatives, 0.3)
+    order = np.random.default_rng(1).permutation(len(mask))
+    np.testing.assert_array_equal(kept(negatives.take(pa.array(order)), 0.3), mask[order])
+    row = negatives["row"].to_numpy()
+    for place in range(10):  # a request's rows are thinned independently: each place has the same share
+        num = int((row == place).sum())
+        assert mask[row == place].mean() == pytest.approx(0.3, abs=4 * np.sqrt(0.21 / num))
+    correlation = np.corrcoef(mask[1:], mask[:-1])[0, 1]
+    assert abs(correlation) < 4 / np.sqrt(len(mask))
+
+
+def test_a_lower_rate_keeps_some_of_what_a_higher_one_does(raw_table):
+    table = raw_table(5_000)
+    low, high = kept(table, 0.2), kept(table, 0.5)
+    assert (high[low]).all()
+    assert high.sum() > low.sum()
+
+
+def test_the_copy_has_the_kept_rows_in_order_in_full_row_groups(tmp_path, raw_table, monkeypatch):
+    monkeypatch.setattr(thinning, "GROUP_ROWS", 256)
+    tables = [raw_table(700, seed=1), raw_table(900, seed=2)]
+    (tmp_path / "raw").mkdir()
+    for name, table in zip(("a", "b"), tables):
+        pq.write_table(table, tmp_path / "raw" / f"{name}.parquet", row_group_size=300)
+    num_rows = thin(tmp_path / "raw", tmp_path / "thinned", 0.5, expected_rows=1_600)
+    [path] = (tmp_path / "thinned").glob("*.parquet")
+    file = pq.ParquetFile(path)
+    sizes = [file.metadata.row_group(i).num_rows for i in range(file.num_row_groups)]
+    assert (sum(sizes), set(sizes[:-1])) == (num_rows, {256})
+    expected = pa.concat_tables([table.filter(pa.array(kept(table, 0.5))) for table in tables])
+    assert file.read().equals(expected.select(file.schema_arrow.names))
+
+
+def test_what_is_learnt_is_thinned_and_what_measures_is_not(write_raw, with_rate, run_step, raw_table, reading):
+    train, holdout, old = raw_table(3_000, seed=1), raw_table(500, seed=2), raw_table(800, seed=3)
+    path = write_raw(train, holdout)
+    (path.parent / "replay").mkdir()
+    pq.write_table(old, path.parent / "replay" / "part-00000.parquet")
+    replay = {"replay_uri": (path.parent / "replay").as_uri(), "num_replay_rows": 800, "replay_share": 0.2}
+    encoded_set = run_step(with_rate(path, negative_rate=0.25, **replay), extra=("--partition-rows", "500"))
+    workflow = reading.workflow(encoded_set)
+    for uri, table in ((encoded_set.train_uri, train), (encoded_set.replay_uri, old)):
+        truth = reading.raw([table.filter(pa.array(kept(table, 0.25)))])
+        encoded = reading.encoded(uri)
+        np.testing.assert_array_equal(encoded.label, truth.label)
+        np.testing.assert_array_equal(encoded.ids, workflow.encode_categorical(truth.categorical))
+    assert encoded_set.num_train_rows == kept(train, 0.25).sum()
+    assert encoded_set.num_sampled_out == 3_000 - encoded_set.num_train_rows
+    assert encoded_set.num_replay_rows == kept(old, 0.25).sum()
+    assert encoded_set.negative_rate == 0.25
+    np.testing.assert_array_equal(reading.encoded(encoded_set.holdout_uri).label, reading.raw([holdout]).label)
+    folder = local_path(encoded_set.train_uri).parent
+    assert sorted(p.name for p in folder.iterdir()) == ["holdout", "replay", "train", "workflow"]
+
+
+def test_categories_are_counted_in_the_rows_that_are_kept(write_raw, with_rate, run_step, raw_table, reading):
+    table = raw_table(1_500)
+    encoded_set = run_step(with_rate(write_raw(table), negative_rate=0.1), frequency_threshold=5)
+    values = reading.raw([table.filter(pa.array(kept(table, 0.1)))]).categorical[:, 25]
+    often = {value for value, count in Counter(values.tolist()).items() if count >= 5 and value >= 0}
+    assert set(reading.workflow(encoded_set).vocabularies[25].tolist()) == often
+
+
+def test_a_try_that_is_repeated_keeps_the_same_rows(write_raw, with_rate, run_step, raw_table, reading):
+    path = with_rate(write_raw(raw_table(1_000)), negative_rate=0.5)
+    first = reading.encoded(run_step(path).train_uri).table
+    assert reading.encoded(run_step(path).train_uri).table.equals(first)
+
+
+def test_old_rows_none_of_which_is_kept_are_no_replay(write_raw, with_rate, run_step, raw_table):
+    path = write_raw(raw_table(500))
+    old = raw_table(40, seed=5)
+    old = old.filter(pa.array((old[LABEL].to_numpy() == 0) & ~kept(old, 0.3)))
+    (path.parent / "replay").mkdir()
+    pq.write_table(old, path.parent / "replay" / "part-00000.parquet")
+    replay = {"replay_uri": (path.parent / "replay").as_uri(), "num_replay_rows": old.num_rows, "replay_share": 0.2}
+    encoded_set = run_step(with_rate(path, negative_rate=0.3, **replay))
+    assert (encoded_set.replay_uri, encoded_set.num_replay_rows) == (None, 0)
+
+
+@pytest.mark.parametrize("rate", [0.0, -1.0, 1.5])
+def test_a_rate_outside_its_range_is_refused(rate, write_raw, with_rate, run_step, raw_table, capsys):
+    run_step(with_rate(write_raw(raw_table(100)), negative_rate=rate), expect=2)
+    assert f"negative_rate is {rate}" in capsys.readouterr().err
+
+
+def test_rows_without_identity_or_of_other_types_cannot_be_thinned(tmp_path, raw_table):
+    for name, table in (
+        ("lacks the columns ['request_id']", raw_table(50).drop(["request_id"])),
+        ("column row of", raw_table(50).set_column(41, "row", pa.array(np.zeros(50)))),
+    ):
+        folder = tmp_path / name.replace("/", "_")
+        folder.mkdir()
+        pq.write_table(table, folder / "part.parquet")
+        with pytest.raises(ContractError) as refused:
+            thin(folder, tmp_path / f"{name} thinned", 0.5, expected_rows=50)
+        assert name in str(refused.value)
+
+
+def test_a_folder_that_lost_rows_is_refused_before_it_is_thinned(write_raw, with_rate, run_step, raw_table, capsys):
+    run_step(with_rate(write_raw(raw_table(100)), negative_rate=0.5, num_train_rows=101), expect=2)
+    assert "has 100 rows, expected the manifest's 101" in capsys.readouterr().err
