@@ -9,7 +9,11 @@
 # make benchmark-cache      when Triton's response cache pays, by model cost and hit rate (BENCHMARK_FLAGS=--quick: a minute)
 # make benchmark-graph      what large vocabularies and tables cost the served graph, up to its limits (BENCHMARK_FLAGS=--quick: a minute)
 # make benchmark-monitor    the monitor's AUC per record against named peers, and its rows/s (BENCHMARK_FLAGS=--quick: two minutes)
+# make benchmark-preprocessing  preprocessing's rows/s, fixed cost and memory against a stock NVTabular script (BENCHMARK_FLAGS=--quick: two minutes)
 # make benchmark-policies   false alarms and delays of the monitor's policies on planted streams (BENCHMARK_FLAGS=--quick: a minute)
+# make benchmark-round      seconds from trigger to serving, by step, for rounds of 1k to 1M rows (BENCHMARK_FLAGS=--quick: three minutes)
+# make benchmark-extraction rows/s and memory of Criteo TSV.gz to Parquet beside pyarrow and pandas (BENCHMARK_FLAGS=--quick: a minute)
+# make benchmark-validation validation's false alarms and power beside TFDV's and Evidently's, and its speed (BENCHMARK_FLAGS=--quick: two minutes)
 # Each builds the environments that it needs, once; later calls take what is there while the locks are unchanged.
 
 PYTHON ?= python3.11
@@ -17,7 +21,8 @@ DRIVER := .venvs/driver/bin/python
 SHELL := /bin/bash
 .DEFAULT_GOAL := help
 .PHONY: help python environments demo test check manifests images benchmarks benchmark-training benchmark-freshness \
-	benchmark-serving benchmark-cache benchmark-graph benchmark-monitor benchmark-policies golden format lock clean
+	benchmark-serving benchmark-cache benchmark-graph benchmark-monitor benchmark-policies benchmark-round \
+	benchmark-extraction benchmark-validation benchmark-preprocessing golden format lock clean
 
 help:
 	@sed -n 's/^# //p' Makefile
@@ -64,7 +69,7 @@ images: python
 	  $(if $(PUSH),--push) $(if $(DIRTY),--dirty) $(if $(DRY_RUN),--dry-run)
 
 benchmarks: benchmark-training benchmark-freshness benchmark-serving benchmark-cache benchmark-graph benchmark-monitor \
-	benchmark-policies
+	benchmark-policies benchmark-extraction benchmark-validation benchmark-preprocessing benchmark-round
 
 benchmark-training: python
 	@$(PYTHON) pipelines/local/environments.py benchmarks
@@ -87,8 +92,22 @@ benchmark-monitor: python
 	@$(PYTHON) pipelines/local/environments.py monitor-peers
 	@exec .venvs/monitor-peers/bin/python -m benchmarks.monitor $(BENCHMARK_FLAGS)
 
+benchmark-preprocessing: environments
+	@exec .venvs/preprocessing/bin/python -m benchmarks.preprocessing $(BENCHMARK_FLAGS)
+
 benchmark-policies: environments
 	@exec $(DRIVER) -m benchmarks.policies $(BENCHMARK_FLAGS)
+
+benchmark-round: environments
+	@exec $(DRIVER) -m benchmarks.round $(BENCHMARK_FLAGS)
+
+benchmark-extraction: environments
+	@$(PYTHON) pipelines/local/environments.py validation-peers
+	@exec $(DRIVER) -m benchmarks.extraction $(BENCHMARK_FLAGS)
+
+benchmark-validation: environments
+	@$(PYTHON) pipelines/local/environments.py validation-peers
+	@exec $(DRIVER) -m benchmarks.validation $(BENCHMARK_FLAGS)
 
 golden: environments
 	$(DRIVER) -m pipelines compile --output tests/pipelines/golden/retraining.yaml
@@ -98,7 +117,7 @@ format: environments
 	$(DRIVER) -m ruff format .
 
 lock:
-	$(PYTHON) requirements/lock.py $(or $(ENVIRONMENT),driver validation preprocessing training serving benchmarks serving-peers monitor-peers)
+	$(PYTHON) requirements/lock.py $(or $(ENVIRONMENT),driver validation preprocessing training serving benchmarks serving-peers monitor-peers validation-peers)
 
 clean:
 	rm -rf build .venvs

@@ -162,11 +162,11 @@ def _load(options: argparse.Namespace) -> None:
 def _simulate(options: argparse.Namespace) -> None:
     from dataclasses import asdict
 
-    from inference_client.simulation.lake import write_lake
+    from inference_client.simulation.lake import store_lake
     from inference_client.simulation.world import World
 
     world = World.create(options.seed, click_rate=options.click_rate, bayes_auc=options.bayes_auc)
-    report = write_lake(
+    report = store_lake(
         world,
         options.lake,
         rows=options.rows,

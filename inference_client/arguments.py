@@ -88,7 +88,9 @@ def add_load(parser: argparse.ArgumentParser) -> None:
 
 def add_simulate(parser: argparse.ArgumentParser) -> None:
     """Of `simulate`."""
-    parser.add_argument("--lake", type=Path, required=True, help="folder that gets day=YYYY-MM-DD partitions")
+    parser.add_argument(
+        "--lake", type=typed_uri, required=True, help="folder, its URI or gs://bucket/path that gets day partitions"
+    )
     parser.add_argument("--rows", type=int, required=True)
     parser.add_argument("--days", type=int, required=True)
     parser.add_argument("--last-day", type=date.fromisoformat, required=True, help="YYYY-MM-DD")

@@ -57,6 +57,7 @@ def run(settings: MonitorSettings, stop: threading.Event) -> None:
     from monitoring.showing.exposition import Exposition
     from monitoring.showing.history import read_history
     from monitoring.showing.page import status_page
+    from monitoring.showing.run_reports import read_report
     from monitoring.showing.server import Server
 
     exposition = Exposition()
@@ -65,7 +66,13 @@ def run(settings: MonitorSettings, stop: threading.Event) -> None:
         return status_page(exposition, read_history(settings.state, settings.store), now=time.time())
 
     leadership = open_leadership(settings, state=settings.state, model_store=settings.store)
-    server = Server(exposition, host=settings.http_host, port=settings.http_port, page=page)
+    server = Server(
+        exposition,
+        host=settings.http_host,
+        port=settings.http_port,
+        page=page,
+        report=lambda path: read_report(settings.store, path),
+    )
     try:
         while not stop.is_set():
             with leading(

@@ -16,6 +16,7 @@ from typing import Any
 
 from components.contracts.errors import ContractError, PermanentError, TemporaryError
 from pipelines.cluster_commands import add_compile, add_submit, run_compile, run_submit
+from pipelines.local.environments import REPOSITORY, python_of
 
 logger = logging.getLogger(__name__)
 
@@ -33,13 +34,27 @@ ROOMS = {
     "rank": ("inference_client", ("rank",), "rank rows of a file for one context"),
     "load": ("inference_client", ("load",), "put a stated load on a server and report latencies, errors and rates"),
     "score": ("inference_client", ("score",), "score rows of a file"),
+    "schema": (
+        "components.validation.schema_command",
+        (),
+        "show the schema that rows are judged by, compare two, accept a new one",
+    ),
+    "quarantine": (
+        "components.validation.quarantine_command",
+        (),
+        "list the rows that rules set aside; take them back into the next round",
+    ),
     "ingest": ("components.extraction.ingest", (), "turn Criteo files into a lake"),
+    "backfill": ("components.extraction.backfill", (), "replace a past day of the lake by a new version of it"),
+    "lineage": ("components.extraction.lineage", (), "which model saw which version of which day"),
     "verify": ("components.deployment.verify", (), "prove offline that a version answered as it was released"),
     "canary": ("components.deployment.canary", (), "give a new version a growing share of traffic, or take it back"),
     "watchdog": ("components.deployment.watchdog", (), "ask every server golden rows; reload what answers wrongly"),
     "rollback": ("components.deployment.rollback", (), "make an earlier version live again"),
     "promote": ("components.deployment.promote", (), "make a model live that the gate refused, on your word"),
 }
+ENVIRONMENT_OF_ROOM = {"schema": "validation"}
+"""Rooms that need packages of another environment than this one's."""
 
 
 def build_parser() -> argparse.ArgumentParser:
@@ -121,7 +136,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     line = list(sys.argv[1:] if argv is None else argv)
     if line and line[0] in ROOMS:
         module, words, _ = ROOMS[line[0]]
-        os.execv(sys.executable, [sys.executable, "-m", module, *words, *line[1:]])
+        python = _python_of(line[0])
+        os.execv(python, [python, "-m", module, *words, *line[1:]])
     arguments = build_parser().parse_args(line)
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(name)s %(message)s")
     try:
@@ -139,6 +155,19 @@ def main(argv: Sequence[str] | None = None) -> int:
         logger.exception("%s ended with an unforeseen error", arguments.command)
         print(f"error: {type(error).__name__}: {error}", file=sys.stderr)
         return 3
+
+
+def _python_of(room: str) -> str:
+    """The interpreter that runs a room's commands: this one, or another environment's, which must have been built."""
+    if room not in ENVIRONMENT_OF_ROOM:
+        return sys.executable
+    python = python_of(ENVIRONMENT_OF_ROOM[room])
+    if not python.exists():
+        print(f"error: {room} needs {python}, which is absent; `make environments` builds it", file=sys.stderr)
+        raise SystemExit(2)
+    # The environment does not hold our code; the working folder stays the user's.
+    os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, [str(REPOSITORY), os.environ.get("PYTHONPATH", "")]))
+    return str(python)
 
 
 def _call(arguments: argparse.Namespace) -> int:

@@ -38,6 +38,7 @@ def add_compile(commands: Any) -> None:
         "--accelerator", help="GPU resource of GPU steps, such as nvidia.com/mig-1g.5gb; empty = none (nvidia.com/gpu)"
     )
     parser.add_argument("--repository", help="default model repository, folder or gs:// (default: on the volume)")
+    parser.add_argument("--lake", help="default lake, folder or gs:// (default: on the volume)")
     parser.add_argument("--triton-urls", help="default servers that a release reaches (default: none)")
     parser.add_argument("--device", choices=("cpu", "gpu"), help="default device of serving (default: cpu)")
     parser.add_argument(

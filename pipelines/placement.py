@@ -109,7 +109,7 @@ class Placement:
     image_pull_secrets: tuple[str, ...] = ()
     """Secrets with the registry's credentials, where the nodes' own do not suffice."""
     volume: str = "evergreen"
-    """Name of the ReadWriteMany volume claim that holds lake, work and model store."""
+    """Name of the ReadWriteMany volume claim that holds work and model store, and the lake where it is no bucket's."""
     mount_path: str = "/evergreen"
     accelerator: str = "nvidia.com/gpu"
     """Extended resource asked for by training; empty = none. GKE offers a MIG slice as `nvidia.com/gpu` too, on
@@ -133,6 +133,9 @@ class Placement:
     repository: str = ""
     """Default of the pipeline's parameter: Triton's model repository, folder or gs://bucket/prefix; empty =
     `repository` on the volume."""
+    lake: str = ""
+    """Default of the pipeline's parameter: the click logs, folder or gs://bucket/prefix; empty = `lake` on the
+    volume."""
     triton_urls: str = ""
     """Default of the pipeline's parameter: the servers that a release reaches."""
     server: str = "onnxruntime"
@@ -206,6 +209,11 @@ class Placement:
     def default_repository(self) -> str:
         """Default of the pipeline's parameter `repository`."""
         return self.repository or f"{self.mount_path}/repository"
+
+    @property
+    def default_lake(self) -> str:
+        """Default of the pipeline's parameter `lake`."""
+        return self.lake or f"{self.mount_path}/lake"
 
 
 _LABEL_VALUE = re.compile(r"([A-Za-z0-9]([A-Za-z0-9_.-]*[A-Za-z0-9])?)?")

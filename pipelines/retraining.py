@@ -30,7 +30,7 @@ def retraining_pipeline(placement: Placement) -> Callable[..., Any]:
 
     @dsl.pipeline(name=PIPELINE_NAME, display_name="Evergreen retraining")
     def retraining(
-        lake: str = f"{root}/lake",
+        lake: str = placement.default_lake,
         store: str = f"{root}/store",
         work: str = f"{root}/work",
         repository: str = placement.default_repository,
@@ -85,7 +85,7 @@ def retraining_pipeline(placement: Placement) -> Callable[..., Any]:
         """Retrains the click model on the newest logs and releases it if it is no worse than the live one.
 
         Args:
-            lake: Folder of the click logs: day=YYYY-MM-DD partitions of Parquet, or Criteo files.
+            lake: Click logs, a folder or gs://bucket/prefix: day=YYYY-MM-DD partitions of Parquet, or Criteo files.
             store: Folder of the model store: models, releases, promotion journal, notes of runs.
             work: Folder for the runs' intermediate files.
             repository: Triton's model repository, a folder or gs://bucket/prefix.

@@ -7,10 +7,7 @@ built from) and `OUTPUT/nvtabular` (the NVTabular workflow that the reference's 
 from __future__ import annotations
 
 import sys
-import tempfile
 from pathlib import Path
-
-import nvtabular
 
 from components.contracts.criteo import LABEL
 from components.preprocessing import feature_graph, raw_partitions
@@ -20,13 +17,11 @@ from components.preprocessing.vocabularies import AdmissionRules
 def fit(raw: Path, num_rows: int, output: Path) -> None:
     """Writes both forms of the workflow of the rows in `raw`."""
     plan = raw_partitions.plan_partitions(raw, expected_rows=num_rows, partition_rows=100_000)
-    dataset = nvtabular.Dataset(raw_partitions.read_lazily(plan), cpu=True)
-    with tempfile.TemporaryDirectory() as scratch:
-        features, _ = feature_graph.fit(
-            dataset, parent=None, now=0, rules=AdmissionRules(frequency_threshold=1), scratch=Path(scratch)
-        )
+    statistics = feature_graph.statistics_of(plan, with_moments=True)
+    rules = AdmissionRules(frequency_threshold=1)
+    features, _ = feature_graph.next_workflow(statistics, parent=None, now=0, rules=rules)
     features.save(output / "features")
-    workflow = feature_graph.explicit_workflow(features, dataset.schema, output / "storage")
+    workflow = feature_graph.explicit_workflow(features, output / "storage")
     workflow.remove_inputs([LABEL])
     workflow.save(str(output / "nvtabular"))
 

@@ -103,26 +103,36 @@ class RawDataset(Manifest):
     replay_share: float = 0.0
     """Share of replayed rows among the rows learnt that the run asked for, in [0, 1)."""
     replay_days: list[dict[str, Any]] = field(default_factory=list)
-    """Each: day (YYYY-MM-DD), num_rows, num_holdout_rows drawn from it."""
+    """Each: day (YYYY-MM-DD), num_rows, num_holdout_rows drawn from it, and its version (absent in older manifests)."""
     num_late_clicks: int = 0
     """Rows of the window whose label a click made 1 that came after they were archived."""
     outcomes_digest: str | None = None
     """SHA-256 over the files of late outcomes that were joined, those of replayed days too; None = there was none."""
     excluded_columns: list[str] = field(default_factory=list)
-    """Features that the run left out: null in every row, and nothing that is served depends on them."""
+    """Features that the run left out, in the order of files: nothing that is learnt, judged or served depends on them.
+    Null in the rows, but where the champion learns from them, which the gate must score fairly; so go by this list."""
     negative_rate: float = 1.0
-    """Share of the training rows without a click that was kept, in (0, 1]; held-out rows are never thinned."""
-    num_sampled_out: int = 0
-    """Training rows left out by `negative_rate`."""
+    """Share of the training and replayed rows without a click that preprocessing is to keep, in (0, 1]. Here all rows
+    are there, so that statistics, rules and click rates are of all of them."""
     attribution_seconds: float = 0.0
     """Time after a row in which its click may still come; 0 = every label counts as final."""
     num_immature: int = 0
-    """Rows younger than that: left for the next round, or those among the training rows that were weighted."""
+    """Training rows younger than that: kept as they are, or what weighting kept of them. Held-out rows are never so
+    young; 0 where such rows were left for the next round."""
     days: list[dict[str, Any]] = field(default_factory=list)
     """What was read of each day of the window: day (YYYY-MM-DD), version (int), digest (SHA-256), num_rows."""
     num_quarantined: int = 0
     """Training rows that validation set aside, with their reason, in `quarantine_uri`."""
     quarantine_uri: str | None = None
+
+    def seen_days(self) -> list[dict[str, Any]]:
+        """`days`, then those of which rows are replayed, told apart by `replay`: true; these have no digest."""
+        replayed = [
+            {"day": each["day"], "version": each["version"], "num_rows": each["num_rows"], "replay": True}
+            for each in self.replay_days
+            if each["num_rows"] and "version" in each
+        ]
+        return [*self.days, *replayed]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -134,10 +144,20 @@ class ValidationReport(Manifest):
     reasons: list[str]
     """One sentence per finding that led to `warn` or `block`."""
     findings: list[dict[str, Any]]
-    """Each: feature, kind (`anomaly` | `drift` | `rule`), severity (`block` | `warn` | `info`), description."""
+    """Each: feature, kind (`anomaly` | `drift` | `skew` | `rule`), rule (its name), action (`block` | `quarantine` |
+    `warn` | `notify` | `info`), severity (`block` | `warn` | `info`), description; `num_quarantined` where a rule set
+    rows aside. Older ones lack rule and action."""
     drift: list[dict[str, Any]]
-    """Per feature: feature, measure, distance, threshold, severity, num_rows_now, num_rows_before; empty without
-    a parent. `distance` is None where it is undefined."""
+    """Per judged feature; empty without a parent. What it is compared with are the windows that the parent's line
+    learnt from. A number is None where it is undefined.
+
+    `measure` and `distance` (TFDV's comparator; the parent's own window), `effect`, `effect_low`, `effect_high` (95 %)
+    and `threshold`: change of the share that changed most for its threshold, or Jensen-Shannon divergence in bits of an
+    integer column, less what chance adds. `detectable`: smallest effect that these rows would probably have shown.
+    `p_value` and `q_value` (adjusted for all tests) of the test that tells most. `design_effect`: rows that say as much
+    as one independent row. `divergence`, `mean_shift` (standard deviations), `missing_now`, `missing_before`,
+    `new_value_share`, `moved_value`; `num_rows_now`, `num_rows_before` that have a value. `changes`: tests (`values`,
+    `mean`, `missing`) that found one; `learnt`: the parent's newest window has them too; `drifted`, `severity`."""
     num_rows: int
     statistics_uri: str
     """DatasetFeatureStatisticsList of the training rows, binary protobuf."""
@@ -153,9 +173,16 @@ class ValidationReport(Manifest):
     json_uri: str | None = None
     """The report for machines; None in older reports."""
     label: dict[str, Any] | None = None
-    """Change of the click rate: rate_now, rate_before, difference, low, high (95 %), p_value; None without a parent."""
+    """Change of the click rate: rate_now, rate_before, difference, low, high (95 %), p_value, design_effect,
+    num_rows_now, num_rows_before; `newest`: the same against the parent's newest window, None where there is only one.
+    None without a parent, or with one that kept no windows."""
     skew: list[dict[str, Any]] = field(default_factory=list)
-    """Per feature, training rows against served rows, as `drift`; empty where no served rows were named."""
+    """Per feature, training rows against served rows; empty where no served rows were named. By `method`: `rows`
+    (joined by name: `effect` is the share of rows that differ; `differing` rows, `only_training` and `only_served` of
+    them with a value on one side, `factor`, `example`) or `distributions` (as `drift`)."""
+    served: dict[str, Any] | None = None
+    """What was compared: served_uri, method, first_event_time, last_event_time, num_joined, num_only_training,
+    num_only_served; None where no served rows were named."""
     windows_uri: str | None = None
     """Summaries of the windows that the model will have learnt from, for the next round's drift; None in older ones."""
 
@@ -190,9 +217,12 @@ class TrainingSet(Manifest):
     excluded_columns: list[str] = field(default_factory=list)
     """See `RawDataset.excluded_columns`."""
     negative_rate: float = 1.0
-    """See `RawDataset.negative_rate`; the model's bias is corrected by its logarithm."""
+    """Share of the training and replayed rows without a click that is here, in (0, 1]; held-out rows are all there. The
+    model's bias is corrected by its logarithm (`training.calibration`)."""
+    num_sampled_out: int = 0
+    """Training rows left out by `negative_rate`, replayed ones not counted."""
     days: list[dict[str, Any]] = field(default_factory=list)
-    """See `RawDataset.days`."""
+    """See `RawDataset.seen_days`."""
     tombstones: list[int] = field(default_factory=list)
     """Per categorical column, ids whose category was evicted and that no category has now; empty = none anywhere."""
 
@@ -214,6 +244,8 @@ class Model(Manifest):
     SCHEMA: ClassVar[str] = "statistics/schema.pbtxt"
     REFERENCE: ClassVar[str] = "statistics/reference.json"
     """The same rows counted for the monitor (`contracts.reference_statistics`); absent in older models."""
+    WINDOWS: ClassVar[str] = "statistics/windows.npz"
+    """Summaries of the windows that its line learnt from (`components.validation.kept_windows`); absent in older."""
 
     model_id: str
     uri: str
@@ -229,7 +261,8 @@ class Model(Manifest):
     optimizer_step: int
     """Optimizer steps taken so far, over all incremental rounds; HugeCTR's files do not keep it."""
     early_stopping: dict[str, float | None]
-    """AUC and log loss on the slice of the training rows that stopped training."""
+    """AUC and log loss on the slice of the training rows that stopped training; of thinned rows where `negative_rate`
+    is below 1, so the log loss compares with no held-out rows' then."""
     last_event_time: str
     """Newest row in the window that trained this model: the next round's watermark."""
     raw_digest: str
@@ -239,7 +272,7 @@ class Model(Manifest):
     negative_rate: float = 1.0
     """See `RawDataset.negative_rate`. The stored weights are corrected already: scores are of all rows."""
     days: list[dict[str, Any]] = field(default_factory=list)
-    """Which version of which day it learnt from in its own round; see `RawDataset.days`."""
+    """Which version of which day it learnt from in its own round; see `RawDataset.seen_days`."""
 
 
 @dataclass(frozen=True, kw_only=True)

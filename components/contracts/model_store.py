@@ -12,6 +12,7 @@ place in Triton's repository), `<store>/serving.json` (`manifests.ServingPlace`)
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 from components.contracts import promotion_journal
@@ -115,10 +116,15 @@ def parent(store: Path, reference: str) -> Model | None:
     """The model that `reference` names; None for `none`, and for `current` where nothing is live.
 
     Raises:
-        ContractError: no model of that id is in the store.
+        ContractError: no model of that id is in the store, or the reference names several.
     """
     if reference == NONE:
         return None
+    if len(names := [name for name in re.split(r"[\s,;+]+", reference) if name]) > 1:
+        raise ContractError(
+            f"parent is {reference!r}, which names {len(names)} models, expected one: models cannot be merged, because "
+            "the same id means another category, and the same weight another feature, in each"
+        )
     if reference == CURRENT:
         release = champion(store, CURRENT)
         return Model.read(local_path(release.model_uri) / Model.MANIFEST) if release else None

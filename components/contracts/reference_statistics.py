@@ -123,10 +123,13 @@ class ReferenceStatistics:
     """C1..C26, in column order."""
     scores: ScoreHistogram | None = None
     """None where evaluation kept none: a model older than the file, or one that was never judged."""
+    excluded: tuple[str, ...] = ()
+    """Features that the model does not use: not counted, so missing in all rows here, and not to be judged."""
 
     def write(self, path: Path) -> None:
         """Writes all but the scores to `path`, whole or not at all; the same statistics give the same bytes."""
-        lines = [json.dumps({"kind": "ReferenceStatistics", "format_version": FORMAT_VERSION, "rows": self.rows})[1:-1]]
+        head = {"kind": "ReferenceStatistics", "format_version": FORMAT_VERSION, "rows": self.rows}
+        lines = [json.dumps({**head, "excluded": list(self.excluded)})[1:-1]]
         lines.append(f'"dense_edges": {_dumps(self.dense_edges)}')
         lines.append(f'"dense": {_dumps_by_name(self.dense)}')
         lines.append(f'"categorical": {_dumps_by_name(self.categorical)}')
@@ -166,6 +169,7 @@ def read_reference(path: Path, *, scores: Path | None = None) -> ReferenceStatis
             dense={name: _dense(document["dense"][name]) for name in DENSE},
             categorical={name: _categorical(document["categorical"][name]) for name in CATEGORICAL},
             scores=_read_scores(scores) if scores is not None and scores.exists() else None,
+            excluded=tuple(document.get("excluded", ())),
         )
     except (KeyError, TypeError, OverflowError, ValueError) as error:
         raise ContractError(f"{path} is no reference statistics: {error!r}") from error

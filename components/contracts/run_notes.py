@@ -3,7 +3,8 @@
 Joins every step to the exit handler, which is told of a failure but not, by every KFP backend, of which step and why
 (the hosted backend passes an empty message; the local one names the exit handler itself).
 
-Layout: `<store>/runs/<run>/<step>.json`, and `outcome.json` from the exit handler.
+Layout: `<store>/runs/<run>/<step>.json`, and `outcome.json` from the exit handler; reports beside them are
+`run_reports`'.
 """
 
 from __future__ import annotations
@@ -57,6 +58,8 @@ class RunOutcome:
     version: int | None
     """The version released; None otherwise."""
     ended_at: str
+    reports: dict[str, str] = field(default_factory=dict)
+    """URI of the report for people, by step (`run_reports`); empty in older outcomes."""
 
 
 def run_folder(store: Path, run: str) -> Path:

@@ -1,7 +1,8 @@
 """Where a URI of a manifest lies on this machine.
 
-Joins every step that reads or writes data named by URI. Only `file://` and plain absolute paths are served so far:
-on a cluster the steps share a mounted volume; bucket access is added here, in one place, when it comes.
+Joins every step that reads or writes data named by URI. Only `file://` and plain absolute paths are served: on a
+cluster the steps share a mounted volume. What may lie in a bucket is opened by `components.storage` (the model
+repository) or mirrored by extraction (the lake).
 """
 
 from __future__ import annotations

@@ -24,13 +24,22 @@ from zipfile import BadZipFile
 import numpy as np
 from numpy.typing import NDArray
 
-from components.contracts.criteo import CATEGORICAL, DENSE, MAX_CATEGORY, MISSING_CATEGORY, NUM_CATEGORICAL, NUM_DENSE
+from components.contracts.criteo import (
+    CATEGORICAL,
+    DENSE,
+    FEATURES,
+    MAX_CATEGORY,
+    MISSING_CATEGORY,
+    NUM_CATEGORICAL,
+    NUM_DENSE,
+)
 from components.contracts.durable import write_whole
 from components.contracts.errors import ContractError
 
-FORMAT_VERSION = 2
-READABLE_VERSIONS = (1, 2)
-"""Version 1 is the same without tombstones; its readers would serve a tombstone as a category."""
+FORMAT_VERSION = 3
+READABLE_VERSIONS = (1, 2, 3)
+"""Version 1 is the same without tombstones; its readers would serve a tombstone as a category. Version 2 is the same
+without excluded columns, whose values its readers would let count."""
 MISSING_ID = 1
 OOV_ID = 2
 FIRST_ID = 3
@@ -46,7 +55,8 @@ class FeatureWorkflow:
     """A fitted workflow.
 
     Raises:
-        ContractError: wrong numbers of columns, a category twice or outside [0, 2^32), or a std that is not positive.
+        ContractError: wrong numbers of columns, a category twice or outside [0, 2^32), a std that is not positive, an
+            excluded column that is no feature, is named twice, or has a vocabulary.
     """
 
     vocabularies: tuple[NDArray[np.int64], ...]
@@ -58,6 +68,8 @@ class FeatureWorkflow:
     stds: NDArray[np.float32]
     frequency_threshold: int
     """Sightings, summed over rounds, that a category needed in the last round to enter a vocabulary."""
+    excluded: tuple[str, ...] = ()
+    """Features that the model did not learn from: they count as missing, whatever a row holds there."""
 
     def __post_init__(self) -> None:
         """Refuses what could not have been fitted."""
@@ -76,6 +88,10 @@ class FeatureWorkflow:
                 raise ContractError(f"workflow {name} are {values!r}, expected {NUM_DENSE} finite values")
         if (self.stds <= 0).any():
             raise ContractError(f"std of {DENSE[int(np.argmin(self.stds))]} is {self.stds.min()}, expected > 0")
+        if len(set(self.excluded)) < len(self.excluded) or not set(self.excluded) <= set(FEATURES):
+            raise ContractError(f"excluded columns are {list(self.excluded)}, expected features, each once")
+        if known := [name for name, v in zip(CATEGORICAL, self.vocabularies) if name in self.excluded and len(v)]:
+            raise ContractError(f"excluded columns {known} have vocabularies, expected none")
 
     @property
     def slot_sizes(self) -> list[int]:
@@ -97,7 +113,8 @@ class FeatureWorkflow:
     def encode_categorical(self, categorical: NDArray[np.int64]) -> NDArray[np.int64]:
         """Ids [n, 26] of raw categories [n, 26] (`MISSING_CATEGORY` = missing).
 
-        Any other value without an id is out of vocabulary, a negative one (and so `TOMBSTONE`) too.
+        Any other value without an id is out of vocabulary, a negative one (and so `TOMBSTONE`) too; but any value of an
+        excluded column is missing.
         """
         ids = np.full(categorical.shape, OOV_ID, dtype=np.int64)
         for column, (keys, positions) in enumerate(self._sorted):
@@ -107,15 +124,22 @@ class FeatureWorkflow:
                 known = keys[found] == raw
                 ids[known, column] = FIRST_ID + positions[found[known]]
             ids[raw == MISSING_CATEGORY, column] = MISSING_ID
+        ids[:, [CATEGORICAL.index(name) for name in self.excluded if name in CATEGORICAL]] = MISSING_ID
         return ids
 
+    @property
+    def excluded_dense(self) -> list[int]:
+        """Positions of the excluded dense columns."""
+        return [DENSE.index(name) for name in self.excluded if name in DENSE]
+
     def encode_dense(self, dense: NDArray[np.float32]) -> NDArray[np.float32]:
-        """Normalised values [n, 13] of raw integers [n, 13] (NaN = missing).
+        """Normalised values [n, 13] of raw integers [n, 13] (NaN = missing; so is any value of an excluded column).
 
         In float32, but for the logarithm: float64's, rounded. Libraries' own float32 logarithms differ in the last bits
         from each other, from one processor to the next, and some by a value's place in the array.
         """
         filled = np.where(np.isnan(dense), np.float32(self.fill), dense).astype(np.float32)
+        filled[:, self.excluded_dense] = np.float32(self.fill)
         shifted = np.maximum(filled, np.float32(self.clip_min)) + np.float32(1)
         logged = np.log(shifted.astype(np.float64)).astype(np.float32)
         return ((logged - self.means) / self.stds).astype(np.float32)
@@ -134,6 +158,7 @@ class FeatureWorkflow:
             "means": [float(x) for x in self.means],
             "stds": [float(x) for x in self.stds],
             "frequency_threshold": self.frequency_threshold,
+            "excluded": list(self.excluded),
         }
         write_whole(folder / SETTINGS_FILE, json.dumps(settings, indent=2) + "\n")
 
@@ -152,6 +177,7 @@ class FeatureWorkflow:
                     settings["vocabularies"] = tuple(arrays[name] for name in CATEGORICAL)
                 for name in ("means", "stds"):
                     settings[name] = np.array(settings[name], dtype=np.float32)
+                settings["excluded"] = tuple(settings.get("excluded", ()))
                 return cls(**settings)
         except (OSError, ValueError, TypeError, KeyError, EOFError, BadZipFile) as error:
             raise ContractError(f"feature workflow in {folder} cannot be read: {error}") from error

@@ -7,6 +7,7 @@ shadow. Judging the answers is `verify`'s.
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -31,6 +32,8 @@ from components.contracts.criteo import (
 )
 from components.contracts.errors import ContractError, first_line
 from components.deployment.graph.parity import GoldenRows
+from components.storage.local_copy import local_copy
+from components.storage.objects import Objects
 
 BATCH_ROWS = 16_384
 _COLUMNS = (*DENSE, *CATEGORICAL, REQUEST_ID, ROW)
@@ -42,7 +45,8 @@ _SCORES = ((MODEL_VERSION, SCORE), (SHADOW_VERSION, SHADOW_SCORE))
 class LoggedRows:
     """Rows of one file that the version scored; at least one."""
 
-    path: Path
+    name: str
+    """Of the file, below the lake."""
     places: NDArray[np.int64]
     """[n] row in the file, from 0."""
     request_ids: list[str]
@@ -63,7 +67,7 @@ class LoggedRows:
             dense=self.asked.dense[kept], categorical=self.asked.categorical[kept], expected=self.asked.expected[kept]
         )
         return LoggedRows(
-            path=self.path,
+            name=self.name,
             places=self.places[kept],
             request_ids=self.request_ids[kept],
             rows=self.rows[kept],
@@ -71,30 +75,38 @@ class LoggedRows:
         )
 
 
-def lake_files(lake: Path) -> list[Path]:
-    """The visible Parquet files below the day partitions of `lake`, oldest day first."""
-    files = lake.glob(f"{DAY_PARTITION.format(day='*')}/*.parquet")
-    return sorted(path for path in files if not path.name.startswith((".", "_")))
-
-
-def read_logged_rows(lake: Path, version: int) -> Iterator[LoggedRows]:
+def read_logged_rows(lake: Path | Objects, version: int) -> Iterator[LoggedRows]:
     """The rows of `lake` that `version` scored, in the order of files and their rows.
 
     Scores that were served and those of the shadow come in batches of their own. Row groups whose statistics name
-    other versions alone are not read.
+    other versions alone are not read; a file of a bucket is fetched whole.
 
     Raises:
         ContractError: a file is damaged, or lacks a column; names it.
+        TemporaryError, PermanentError: the bucket cannot be read.
     """
-    for path in lake_files(lake):
+    for name, told, opened in _files(lake):
         try:
-            with pq.ParquetFile(path) as file:
-                yield from _rows_of(file, path, version)
+            with opened as path, pq.ParquetFile(path) as file:
+                yield from _rows_of(file, name, told, version)
         except (pa.ArrowException, OSError) as error:
-            raise ContractError(f"{path} is not a readable Parquet file: {first_line(error)}") from error
+            raise ContractError(f"{told} is not a readable Parquet file: {first_line(error)}") from error
 
 
-def _rows_of(file: Any, path: Path, version: int) -> Iterator[LoggedRows]:
+def _files(lake: Path | Objects) -> Iterator[tuple[str, str, AbstractContextManager[Path]]]:
+    """Names below the lake and for messages, and the visible Parquet files of its day partitions, oldest day first."""
+    if isinstance(lake, Path):
+        for path in sorted(lake.glob(f"{DAY_PARTITION.format(day='*')}/*.parquet")):
+            if not path.name.startswith((".", "_")):
+                yield path.relative_to(lake).as_posix(), str(path), nullcontext(path)
+        return
+    for name in [each.name for each in lake.list(DAY_PARTITION.format(day=""))]:
+        file = name.partition("/")[2]
+        if file.endswith(".parquet") and "/" not in file and not file.startswith("_"):
+            yield name, f"{lake.uri}/{name}", local_copy(lake, name)
+
+
+def _rows_of(file: Any, name: str, told: str, version: int) -> Iterator[LoggedRows]:
     names, start = file.schema_arrow.names, 0
     # Rows that no model of ours served may come without the log's columns.
     pairs = [pair for pair in _SCORES if set(pair) <= set(names)]
@@ -106,13 +118,13 @@ def _rows_of(file: Any, path: Path, version: int) -> Iterator[LoggedRows]:
         if not held:
             continue
         if lacking := [name for name in _COLUMNS if name not in names]:
-            raise ContractError(f"{path} lacks columns {lacking}, expected those of a row that was archived")
+            raise ContractError(f"{told} lacks columns {lacking}, expected those of a row that was archived")
         columns = [*_COLUMNS, *(name for pair in held for name in pair)]
         for batch in file.iter_batches(batch_size=BATCH_ROWS, row_groups=[number], columns=columns):
             for scored_by, score in held:
                 at = np.flatnonzero(batch.column(scored_by).fill_null(-1).to_numpy(zero_copy_only=False) == version)
                 if len(at):
-                    yield _logged(batch.take(pa.array(at)), path, place + at, score)
+                    yield _logged(batch.take(pa.array(at)), name, place + at, score)
             place += batch.num_rows
 
 
@@ -124,9 +136,9 @@ def _may_hold(statistics: Any, group: Any, version: int) -> bool:
     return not statistics.has_min_max or bool(statistics.min <= version <= statistics.max)
 
 
-def _logged(batch: Any, path: Path, places: NDArray[np.int64], score: str) -> LoggedRows:
+def _logged(batch: Any, name: str, places: NDArray[np.int64], score: str) -> LoggedRows:
     return LoggedRows(
-        path=path,
+        name=name,
         places=places,
         request_ids=batch.column(REQUEST_ID).to_pylist(),
         rows=batch.column(ROW).to_numpy(zero_copy_only=False),

@@ -22,12 +22,14 @@ from typing import Any
 import numpy as np
 
 from components.contracts.criteo import CATEGORICAL, DENSE
-from components.contracts.errors import ContractError
+from components.contracts.errors import ContractError, PermanentError, TemporaryError
 from components.contracts.uris import typed_folder
 from components.deployment.graph.files import GRAPH_FILE
 from components.deployment.graph.parity import open_graph, score
 from components.deployment.identity import Check, check_golden, check_identity, read_recorded
 from components.deployment.logged_rows import LoggedRows, read_logged_rows
+from components.storage.locations import open_objects
+from components.storage.objects import Objects
 
 DEFAULT_TOLERANCE = 1e-6
 """Largest accepted difference of one probability. What differs rightly is the order of sums: rows were served in other
@@ -75,14 +77,14 @@ class Verification:
 
 
 def verify(
-    version: int, store: Path, lake: Path, *, tolerance: float = DEFAULT_TOLERANCE, limit: int | None = None
+    version: int, store: Path, lake: Path | Objects, *, tolerance: float = DEFAULT_TOLERANCE, limit: int | None = None
 ) -> Verification:
     """What was found about `version`.
 
     Args:
         version: Of the served model.
         store: The model store.
-        lake: Folder with day partitions: the lake, or the monitor's archive.
+        lake: Folder or bucket with day partitions: the lake, or the monitor's archive.
         tolerance: Largest accepted difference of one probability.
         limit: Most rows that are scored, in the lake's order; None = all.
 
@@ -101,7 +103,7 @@ def verify(
                 if rest <= 0:
                     break
                 logged = logged.first(rest)
-                comparison.add(logged, score(session, logged.asked), lake)
+                comparison.add(logged, score(session, logged.asked))
     return Verification(
         version=version,
         model_id=recorded.model_id,
@@ -121,7 +123,7 @@ class _Comparison:
     def __init__(self, tolerance: float) -> None:
         self._tolerance = tolerance
         self._largest = 0.0
-        self.files: set[Path] = set()
+        self.files: set[str] = set()
         self.num_rows = self.num_different = 0
         self.first: Difference | None = None
 
@@ -129,26 +131,26 @@ class _Comparison:
     def max_abs_diff(self) -> float | None:
         return self._largest if self.num_rows and math.isfinite(self._largest) else None
 
-    def add(self, logged: LoggedRows, scores: Any, lake: Path) -> None:
+    def add(self, logged: LoggedRows, scores: Any) -> None:
         """Takes in a batch and what the graph says about it."""
         apart = np.abs(scores.astype(np.float64) - logged.asked.expected.astype(np.float64))
         # NaN must lose: it compares false with every tolerance.
         apart = np.where(np.isnan(apart), np.inf, apart)
         wrong = np.flatnonzero(apart > self._tolerance)
-        self.files.add(logged.path)
+        self.files.add(logged.name)
         self.num_rows += len(logged)
         self.num_different += len(wrong)
         self._largest = max(self._largest, float(apart.max()))
         if len(wrong) and self.first is None:
-            self.first = _difference(logged, int(wrong[0]), float(scores[wrong[0]]), lake)
+            self.first = _difference(logged, int(wrong[0]), float(scores[wrong[0]]))
 
 
-def _difference(logged: LoggedRows, at: int, recomputed: float, lake: Path) -> Difference:
+def _difference(logged: LoggedRows, at: int, recomputed: float) -> Difference:
     dense, categorical = logged.asked.dense[at].tolist(), logged.asked.categorical[at].tolist()
     values: dict[str, float | int | None] = {name: _number(value) for name, value in zip(DENSE, dense)}
     values |= {name: value if value >= 0 else None for name, value in zip(CATEGORICAL, categorical)}
     return Difference(
-        file=logged.path.relative_to(lake).as_posix(),
+        file=logged.name,
         place=int(logged.places[at]),
         request_id=logged.request_ids[at],
         row=int(logged.rows[at]),
@@ -167,7 +169,7 @@ def build_parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="evergreen verify", description=__doc__.split("\n\n")[0])
     parser.add_argument("version", type=int, help="version of the served model")
     parser.add_argument("--store", required=True, help="model store, folder or its URI")
-    parser.add_argument("--lake", required=True, help="lake, or the monitor's archive, folder or its URI")
+    parser.add_argument("--lake", required=True, help="lake, or the monitor's archive: folder, its URI, or gs://")
     parser.add_argument("--limit", type=int, default=None, help="most rows, in the lake's order (default: all)")
     parser.add_argument(
         "--tolerance",
@@ -187,7 +189,7 @@ def main(argv: list[str] | None = None) -> int:
             raise ContractError(f"tolerance is {arguments.tolerance}, expected at least 0")
         if arguments.limit is not None and arguments.limit < 1:
             raise ContractError(f"limit is {arguments.limit}, expected at least 1")
-        store, lake = typed_folder(arguments.store, "--store"), typed_folder(arguments.lake, "--lake")
+        store, lake = typed_folder(arguments.store, "--store"), _lake(arguments.lake)
         found = verify(
             arguments.version,
             store,
@@ -195,14 +197,21 @@ def main(argv: list[str] | None = None) -> int:
             tolerance=arguments.tolerance,
             limit=arguments.limit,
         )
-    except ContractError as error:
+    except (ContractError, TemporaryError, PermanentError) as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
     print(json.dumps({**asdict(found), "same": found.same}, allow_nan=False) if arguments.json else _told(found))
     if found.same and not found.num_rows:
-        print(f"error: no row of {lake} was scored by version {found.version}, expected logged rows", file=sys.stderr)
+        print(
+            f"error: no row of {arguments.lake} was scored by version {found.version}, expected logged rows",
+            file=sys.stderr,
+        )
         return 2
     return 0 if found.same else 1
+
+
+def _lake(text: str) -> Path | Objects:
+    return open_objects(text) if text.startswith("gs://") else typed_folder(text, "--lake")
 
 
 def _told(found: Verification) -> str:

@@ -13,6 +13,7 @@ from components.contracts.errors import ContractError
 from components.contracts.manifests import Model, RawDataset, TrainingSet, Verdict
 from components.contracts.model_store import champion, keep_verdict, scores_path
 from components.contracts.run_notes import noted
+from components.contracts.run_reports import forget_report, keep_report
 from components.contracts.uris import local_path
 from components.dcn import share_cores
 
@@ -62,6 +63,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     arguments = build_parser().parse_args(argv)
     try:
         with noted(local_path(arguments.store), arguments.run, STEP) as note:
+            forget_report(local_path(arguments.store), arguments.run, STEP)
             verdict = _run(arguments)
             old = verdict.old_distribution
             note.facts = {
@@ -109,8 +111,10 @@ def _run(arguments: argparse.Namespace) -> Verdict:
         write_json(arguments.metrics, metrics_document(evaluation))
     if arguments.roc:
         write_json(arguments.roc, roc_document(evaluation))
+    report = render_report(evaluation)
     if arguments.html:
-        write_whole(Path(arguments.html), render_report(evaluation))
+        write_whole(Path(arguments.html), report)
+    keep_report(store, arguments.run, STEP, html=report)
     # The monitor compares served scores with them; the held-out ones, for the fitted ones are too sure.
     scores = ScoreHistogram.of(evaluation.scored.candidate)
     scores.write(scores_path(store, evaluation.verdict.candidate_model_id))

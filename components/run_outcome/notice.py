@@ -43,10 +43,10 @@ def tell(
         sleep: Waits between tries.
 
     Returns:
-        `delivered`; `nobody` where none is to be told; `left` where the monitor tells it; `lost` where the webhook
-        refused it or never answered.
+        `delivered`; `nobody` where none is to be told; `left` where the monitor tells it, which knows the outcome but
+        not what a step wants told; `lost` where the webhook refused it or never answered.
     """
-    if outcome.trigger_id:
+    if outcome.trigger_id and not told_by_steps(notes):
         return "left"
     if not url.strip():
         return "nobody"
@@ -58,7 +58,7 @@ def tell(
 
 
 def message(outcome: RunOutcome, notes: Sequence[StepNote]) -> dict[str, object]:
-    """The message: what became of the run, which step decided it and why, and what serves now."""
+    """The message: what became of the run, which step decided it and why, what serves now, and what steps want told."""
     begun = begun_at(notes) or moment_of(outcome.ended_at)
     if outcome.state == "released":
         title, done = f"Version {outcome.version} was released", f"{outcome.reason}" or "released"
@@ -66,7 +66,15 @@ def message(outcome: RunOutcome, notes: Sequence[StepNote]) -> dict[str, object]
         title, done = f"The new model was refused by {outcome.step}: {outcome.reason}", "what was live stays live"
     else:
         title, done = f"A retraining run failed at {outcome.step}: {outcome.reason}", "what was live stays live"
+    title = ". ".join([title, *told_by_steps(notes)])
+    # As text: a file's address is no link that a chat would follow.
+    done = "; ".join([done, *(f"report of {step}: {uri}" for step, uri in outcome.reports.items())])
     return compose(title, numbers={"request_id": outcome.run}, since=begun.timestamp(), done=done, link="")
+
+
+def told_by_steps(notes: Sequence[StepNote]) -> list[str]:
+    """What steps want told whatever the outcome is: sentences under `notify` among their notes' facts."""
+    return [f"{note.step}: {sentence}" for note in notes for sentence in note.facts.get("notify", [])]
 
 
 def _send(body: bytes, url: str, timeout_seconds: float, sleep: Callable[[float], None]) -> str:

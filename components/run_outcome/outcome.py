@@ -8,9 +8,11 @@ monitor's where it asked for the run.
 from __future__ import annotations
 
 import logging
+from dataclasses import replace
 from datetime import datetime, timezone
 
 from components.contracts.run_notes import RunOutcome, StepNote, read_notes, write_outcome
+from components.contracts.run_reports import reports_of
 from components.contracts.uris import local_path
 from components.run_outcome.notice import tell
 
@@ -40,6 +42,7 @@ def record(*, run: str, store: str, trigger_id: str, trigger_reason: str, kfp_st
         kfp_state=kfp_state,
         ended_at=datetime.now(timezone.utc).isoformat(),
     )
+    outcome = replace(outcome, reports=reports_of(folder, run))
     write_outcome(folder, outcome)
     sentence = f"{outcome.state} at {outcome.step}: {outcome.reason}"
     logger.info("run %s (%s) %s", run, trigger_reason or "started by hand", sentence)

@@ -24,6 +24,7 @@ from components.contracts.errors import ContractError
 from components.contracts.manifests import TrainingSet
 from components.contracts.metrics import log_loss, roc_auc, row_log_losses
 from components.contracts.uris import local_path
+from components.training.calibration import log_odds_correction, shift_logits
 from components.training.checkpoint import FINAL, START, Checkpoint, CheckpointFolder, Moment, Position
 from components.training.config import TrainingSettings
 from components.training.engine import Engine
@@ -56,11 +57,13 @@ class FitResult:
     """What a fit ended with."""
 
     weights: Path
-    """Folder of HugeCTR's files, with Adam's moments."""
+    """Folder of HugeCTR's files, with Adam's moments; scores are of all rows, also where rows were thinned."""
     optimizer_step: int
     """Steps taken, those before `Start` included."""
     early_stopping: Mapping[str, float | None]
-    """`auc` and `log_loss` of the best weights on the stopping slice, before that slice was learnt."""
+    """`auc` and `log_loss` of the best weights on the stopping slice, before that slice was learnt. The slice is of
+    thinned rows where the training set is, and so is what is scored: its log loss is that of another click rate than
+    the held-out rows', and says which weights are better, not how good they are."""
     rows_per_second: float | None
     """Fitted rows per second of fitting; None where nothing was fitted in this process."""
 
@@ -216,11 +219,16 @@ class _Fit:
             now, _ = self._passes.run(part, batch_size, self._state.now)
             self._keep(replace(self._state, now=now))
         self._passes.check_scores(self._state.now)
-        self._folder.keep_weights(FINAL, self._engine.save)
+        self._folder.keep_weights(FINAL, self._save_corrected)
         # The position stays that of the weights on disk, should the final ones be taken away and wanted again.
         self._commit(replace(self._on_disk, final_step=self._engine.num_steps))
         num_rows = len(self._part(best.branch))
         logger.info("fit ends: best is epoch %d on the newest %d rows, log loss %.5f", best.epoch, num_rows, best.loss)
+
+    def _save_corrected(self, folder: Path) -> None:
+        """The engine's weights, of thinned rows, as those of all rows: once, on the way to the final folder."""
+        self._engine.save(folder)
+        shift_logits(folder, self._job.config, log_odds_correction(self._job.training_set.negative_rate))
 
     def _result(self) -> FitResult:
         assert self._state.final_step is not None, "only an ended fit has a result"

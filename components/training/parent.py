@@ -20,6 +20,7 @@ from components.contracts.model_files import open_model
 from components.contracts.retrain_request import CURRENT
 from components.contracts.uris import local_path
 from components.contracts.workflow import FeatureWorkflow
+from components.training.calibration import log_odds_correction, shift_logits
 from components.training.growth import RowPlan, grow
 from components.training.start import Start
 
@@ -43,6 +44,9 @@ def find_parent(store: Path, reference: str, training_set: TrainingSet) -> Model
 
 def continue_from(parent: Model, training_set: TrainingSet, config: DcnConfig, into: Path) -> Start:
     """The parent's weights, moments and step count, its table grown to the training set's vocabularies.
+
+    Its logits are those of rows thinned as the training set's are, whatever the parent's own rate was: weights in the
+    store are corrected for theirs (`calibration`).
 
     Args:
         parent: The model to continue.
@@ -81,6 +85,7 @@ def continue_from(parent: Model, training_set: TrainingSet, config: DcnConfig, i
         ) from error
     with whole_directory(into, replace=True) as aside:
         grow(stored, plan, aside)
+        shift_logits(aside, config, -log_odds_correction(training_set.negative_rate))
     added = sum(training_set.slot_sizes) - sum(parent.slot_sizes)
     logger.info("continuing %s: step %d, %d ids more", parent.model_id, parent.optimizer_step, added)
     return Start(weights=into, optimizer_step=parent.optimizer_step)
@@ -94,6 +99,8 @@ def _workflow(folder: Path, slot_sizes: list[int]) -> FeatureWorkflow:
 
 
 def _expect_same_arithmetic(old: FeatureWorkflow, new: FeatureWorkflow) -> None:
+    if set(old.excluded) != set(new.excluded):
+        raise ContractError(f"excluded columns are {list(new.excluded)}, expected {list(old.excluded)} as before")
     for name in ("fill", "clip_min", "means", "stds"):
         before, now = getattr(old, name), getattr(new, name)
         if not np.array_equal(before, now):

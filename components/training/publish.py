@@ -110,6 +110,8 @@ def _copy_parts(parts: Path, workflow_path: Path, report: ValidationReport) -> N
     files = [(report.statistics_uri, Model.STATISTICS), (report.schema_uri, Model.SCHEMA)]
     if report.reference_uri:
         files.append((report.reference_uri, Model.REFERENCE))
+    if report.windows_uri:
+        files.append((report.windows_uri, Model.WINDOWS))
     for uri, name in files:
         source = local_path(uri)
         if not source.is_file():

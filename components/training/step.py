@@ -100,6 +100,8 @@ def train(
             raw_digest=training_set.raw_digest,
             sha256=sha256,
             created_at=created_at.isoformat(),
+            negative_rate=training_set.negative_rate,
+            days=training_set.days,
         )
 
     model = publish(
@@ -201,6 +203,7 @@ def _fingerprint(asked: TrainingRun, training_set: TrainingSet, parent: Model | 
         "num_train_rows": training_set.num_train_rows,
         "num_replay_rows": training_set.num_replay_rows,
         "replay_share": training_set.replay_share,
+        "negative_rate": training_set.negative_rate,
         "slot_sizes": training_set.slot_sizes,
         "workflow": sha256_tree(local_path(training_set.workflow_uri)),
         "parent": parent.sha256 if parent else None,

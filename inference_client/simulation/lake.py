@@ -8,6 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from datetime import date, datetime, time, timedelta, timezone
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import numpy as np
@@ -20,6 +21,8 @@ from components.contracts import criteo
 from components.contracts.durable import whole_directory
 from components.contracts.errors import ContractError
 from components.contracts.metrics import roc_auc
+from components.contracts.uris import local_path
+from components.storage.locations import open_objects
 from inference_client.simulation.world import Rows, World
 
 ROWS_PER_FILE = 100_000
@@ -59,6 +62,27 @@ def write_lake(world: World, lake: Path, *, rows: int, days: int, last_day: date
     label = np.concatenate(labels)
     bayes_auc = roc_auc(label, np.concatenate(probabilities))
     return LakeReport(rows=rows, clicks=int(label.sum()), days=names, bayes_auc=bayes_auc)
+
+
+def store_lake(world: World, uri: str, *, rows: int, days: int, last_day: date, seed: int) -> LakeReport:
+    """As `write_lake`, into what `uri` names, a folder's or `gs://`; a bucket's day is there when its last file is.
+
+    Raises:
+        ContractError: also where `uri` is neither.
+        TemporaryError, PermanentError: the bucket cannot be written to.
+    """
+    if not uri.startswith("gs://"):
+        return write_lake(world, local_path(uri), rows=rows, days=days, last_day=last_day, seed=seed)
+    objects = open_objects(uri)
+    with TemporaryDirectory(prefix="evergreen-lake-") as aside:
+        report = write_lake(world, Path(aside), rows=rows, days=days, last_day=last_day, seed=seed)
+        names = [path.relative_to(aside).as_posix() for path in sorted(Path(aside).rglob("*.parquet"))]
+        for day in report.days:
+            if objects.list(f"{criteo.DAY_PARTITION.format(day=day)}/"):
+                raise ContractError(f"lake {uri} holds day {day} already, expected none of {report.days}")
+        for name in names:
+            objects.upload(name, Path(aside) / name)
+    return report
 
 
 def raw_table(rows: Rows, *, request_ids: list[str], row: NDArray[np.int32], times: NDArray[np.float64]) -> Any:

@@ -8,9 +8,7 @@ here. Memory holds one day. Judging is left to `monitoring.backtest.run`.
 from __future__ import annotations
 
 import re
-import tempfile
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
 from pathlib import Path
 from typing import NamedTuple
 
@@ -22,6 +20,7 @@ import pyarrow.parquet as pq
 from components.contracts import criteo
 from components.contracts.errors import ContractError
 from components.contracts.records import PredictionBatch
+from components.storage.local_copy import local_copy
 from components.storage.objects import Objects
 from monitoring.memory.days import arrow_schema
 from monitoring.memory.rows import MaturedRequest
@@ -94,7 +93,7 @@ def _table(archive: Objects, names: Sequence[str], span: Span, features: bool) -
     columns = [*_NEEDED, *(criteo.FEATURES if features else ())]
     tables = []
     for name in names:
-        with _file(archive, name) as path:
+        with local_copy(archive, name) as path:
             schema = _schema(archive, name, path)
             if missing := [column for column in columns if column not in schema.names]:
                 raise ContractError(f"{archive.uri}/{name} lacks column {missing[0]}, expected the raw columns")
@@ -124,17 +123,6 @@ def _read(archive: Objects, name: str, path: Path, columns: list[str]) -> pa.Tab
         return pq.ParquetFile(path).read(columns=columns).select(columns).cast(pa.schema(map(types.field, columns)))
     except (pa.ArrowException, OSError, ValueError) as error:
         raise ContractError(f"{archive.uri}/{name} has other columns than a monitor's archive: {error}") from error
-
-
-@contextmanager
-def _file(archive: Objects, name: str) -> Iterator[Path]:
-    if (local := archive.local(name)) is not None:
-        yield local
-        return
-    with tempfile.TemporaryDirectory() as folder:
-        path = Path(folder) / "part.parquet"
-        archive.download(name, path)
-        yield path
 
 
 def _requests(table: pa.Table) -> Iterator[ArchivedRequest]:

@@ -17,6 +17,7 @@ from monitoring.measures.kpis import Kpis
 from monitoring.showing.exposition import Exposition
 from monitoring.showing.history import History
 from monitoring.showing.page_style import STYLE
+from monitoring.showing.run_reports import link_to
 from monitoring.showing.snapshot import STANDBY, Snapshot
 
 REFRESH_SECONDS = 15
@@ -54,6 +55,7 @@ def status_page(exposition: Exposition, history: History, *, now: float) -> str:
         _drift(shown.drift, now),
         "<h2>Acting</h2>",
         _acting(shown, now),
+        _last_run(shown, now),
         "<h2>Events</h2>",
         _events(history.events, now),
         f"<p class=foot>As of {_moment(now)}; read again every {REFRESH_SECONDS} s. "
@@ -237,6 +239,20 @@ def _acting(shown: Snapshot, now: float) -> str:
         rows.append(["drifted since", f"{_span(now - since)} ago"])
     rows += [[name.replace("_", " "), str(value)] for name, value in told.items() if not name.startswith("blocked")]
     return _table(["what", "state"], rows)
+
+
+def _last_run(shown: Snapshot, now: float) -> str:
+    """How the last run ended, with links to its steps' reports."""
+    last = shown.around.last_run if shown.around else None
+    if not last:
+        return ""
+    end = shown.around.last_run_end if shown.around else None
+    when = "" if end is None else f", {_span(now - end)} ago"
+    links = ", ".join(
+        f'<a href="{_text(link_to(last["run"], step))}">report of {_text(step)}</a>' for step in last.get("reports", ())
+    )
+    told = f"Run {last['run']}: {last['state']} at {last['step']}{when}. {last['reason']}"
+    return f'<p id="last-run">{_text(told)}{"<br>" if links else ""}{links}</p>'
 
 
 def _events(events: Sequence[Mapping[str, Any]], now: float) -> str:

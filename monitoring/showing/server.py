@@ -1,7 +1,7 @@
-"""The monitor's pages over HTTP: `/` (the status page), /metrics, /healthz, /readyz and /status (JSON).
+"""The monitor's pages over HTTP: `/` (the status page), /reports/, /metrics, /healthz, /readyz and /status (JSON).
 
-What is on them is left to `showing.page`, `showing.metrics` and `showing.exposition`. No page changes anything, so
-there is nothing to log in to; who may reach the port is the network's business.
+What is on them is left to `showing.page`, `showing.run_reports`, `showing.metrics` and `showing.exposition`. No page
+changes anything, so there is nothing to log in to; who may reach the port is the network's business.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ from components.contracts.durable import write_whole
 from components.contracts.errors import PermanentError
 from monitoring.showing.exposition import Exposition
 from monitoring.showing.metrics import metrics_page
+from monitoring.showing.run_reports import PREFIX
 
 logger = logging.getLogger(__name__)
 
@@ -29,7 +30,15 @@ HTTP_FILE = "http.json"
 class Server:
     """Serves one exposition from a daemon thread."""
 
-    def __init__(self, exposition: Exposition, *, host: str, port: int, page: Callable[[], str] | None = None) -> None:
+    def __init__(
+        self,
+        exposition: Exposition,
+        *,
+        host: str,
+        port: int,
+        page: Callable[[], str] | None = None,
+        report: Callable[[str], bytes | None] | None = None,
+    ) -> None:
         """Listens.
 
         Args:
@@ -37,6 +46,7 @@ class Server:
             host: Address to listen on.
             port: 0 = a free one.
             page: Makes the status page, HTML; None = there is none.
+            report: The report, HTML, that a path below /reports/ names (`run_reports`); None = there is none.
 
         Raises:
             PermanentError: the port is taken or may not be used.
@@ -45,6 +55,7 @@ class Server:
         class Handler(_Handler):
             shown = exposition
             make_page = staticmethod(page or (lambda: ""))
+            find_report = staticmethod(report or (lambda path: None))
 
         try:
             self._server = ThreadingHTTPServer((host, port), Handler)
@@ -70,6 +81,7 @@ class Server:
 class _Handler(BaseHTTPRequestHandler):
     shown: Exposition
     make_page: Callable[[], str]
+    find_report: Callable[[str], bytes | None]
     timeout = 10.0
     """A client that connects and says nothing must not hold its thread for ever."""
 
@@ -86,6 +98,8 @@ class _Handler(BaseHTTPRequestHandler):
             self._answer_probe(self.shown.unready())
         elif path == "/" and (page := self.make_page()):
             self._answer(200, "text/html; charset=utf-8", page.encode())
+        elif path.startswith(PREFIX) and (report := self.find_report(path)) is not None:
+            self._answer(200, "text/html; charset=utf-8", report)
         else:
             self._answer(404, "text/plain", b"pages: / /metrics /healthz /readyz /status\n")
 

@@ -25,6 +25,9 @@ class Surroundings:
     live_since: float | None = None
     gate_refusals: int | None = None
     """Runs in a row that reached the gate and were refused by it."""
+    last_run: Mapping[str, Any] | None = None
+    """How the last run ended: `run`, `state`, `step`, `reason`, and `reports`, the steps that left one; None before one
+    has ended."""
     last_run_end: float | None = None
     last_run_seconds: float | None = None
     """From the start of the last run's first step to its end."""

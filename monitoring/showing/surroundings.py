@@ -95,7 +95,7 @@ class CountedRuns:
         self._ended: dict[str, str] = kept.get("ended", {})
         """`ended_at` of each counted run that is still in the store."""
         self._refusals: int | None = kept.get("gate_refusals")
-        self._last: dict[str, float] | None = kept.get("last")
+        self._last: dict[str, Any] | None = kept.get("last")
 
     def look(self, now: float) -> dict[str, Any]:
         """Counts what ended since; the fields of `Surroundings` that are of runs.
@@ -118,7 +118,7 @@ class CountedRuns:
             elif verdict == RELEASED:
                 refusals = 0
             ended[outcome.run] = outcome.ended_at
-            last = _span(self._store, outcome)
+            last = _told(self._store, outcome)
         if found or ended != self._ended:
             document = {"ended": ended, "gate_refusals": refusals, "last": last}
             self._documents.write_documents({RUNS: document}, dict(counts))
@@ -126,6 +126,7 @@ class CountedRuns:
         last = last or {}
         return {
             "gate_refusals": refusals,
+            "last_run": last.get("outcome"),
             "last_run_end": last.get("end"),
             "last_run_seconds": last.get("seconds"),
         }
@@ -154,10 +155,12 @@ def _outcome(store: Path, run: str) -> run_notes.RunOutcome | None:
         raise ContractError(f"outcome of run {run} is none: {error}") from error
 
 
-def _span(store: Path, outcome: run_notes.RunOutcome) -> dict[str, float]:
+def _told(store: Path, outcome: run_notes.RunOutcome) -> dict[str, Any]:
     end = _seconds(outcome.ended_at)
     begun = run_notes.begun_at(run_notes.read_notes(store, outcome.run))
-    return {"end": end, **({"seconds": end - begun.timestamp()} if begun else {})}
+    told = {name: getattr(outcome, name) for name in ("run", "state", "step", "reason")}
+    told["reports"] = list(outcome.reports)
+    return {"end": end, **({"seconds": end - begun.timestamp()} if begun else {}), "outcome": told}
 
 
 def _promotions(store: Path) -> dict[str, Any]:

@@ -25,7 +25,9 @@ SERVING_PEERS = "serving-peers"
 """Holds what serving is measured against."""
 MONITOR_PEERS = "monitor-peers"
 """Holds what the monitor is measured against."""
-ON_DEMAND = (BENCHMARKS, SERVING_PEERS, MONITOR_PEERS)
+VALIDATION_PEERS = "validation-peers"
+"""Holds what validation's alarms are measured against."""
+ON_DEMAND = (BENCHMARKS, SERVING_PEERS, MONITOR_PEERS, VALIDATION_PEERS)
 """Built on request only, and without tests of their own."""
 REPOSITORY = Path(__file__).resolve().parents[2]
 STAMP = "locks.sha256"

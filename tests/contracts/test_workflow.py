@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import math
 import shutil
@@ -123,12 +124,53 @@ def test_a_folder_of_version_1_still_encodes(tmp_path):
     np.testing.assert_array_equal(loaded.encode_categorical(categorical), encoder.encode_categorical(categorical))
 
 
-def test_tombstones_survive_the_disk_and_are_of_version_2(tmp_path):
+def test_tombstones_survive_the_disk(tmp_path):
     encoder = buried(fitted())
     encoder.save(tmp_path)
     for left, right in zip(encoder.vocabularies, FeatureWorkflow.load(tmp_path).vocabularies):
         np.testing.assert_array_equal(left, right)
-    assert json.loads((tmp_path / workflow.SETTINGS_FILE).read_text())["format_version"] == 2
+
+
+EXCLUDED = ("I3", "I13", "C1", "C4")
+
+
+def without_columns(encoder, names=EXCLUDED):
+    nothing = np.zeros(0, np.int64)
+    kept = [nothing if f"C{i + 1}" in names else v for i, v in enumerate(encoder.vocabularies)]
+    return dataclasses.replace(encoder, vocabularies=tuple(kept), excluded=names)
+
+
+def test_an_excluded_column_is_missing_whatever_the_rows_hold_and_others_are_as_they_were():
+    encoder = fitted(fill=1.0)
+    dense, categorical = raw_rows(encoder)
+    ids, values = encoder.encode_categorical(categorical), encoder.encode_dense(dense)
+    excluding = without_columns(encoder)
+    blanked_dense, blanked_categorical = dense.copy(), categorical.copy()
+    blanked_dense[:, [2, 12]], blanked_categorical[:, [0, 3]] = np.nan, criteo.MISSING_CATEGORY
+    np.testing.assert_array_equal(
+        excluding.encode_dense(dense).view(np.int32), encoder.encode_dense(blanked_dense).view(np.int32)
+    )
+    np.testing.assert_array_equal(
+        excluding.encode_categorical(categorical), encoder.encode_categorical(blanked_categorical)
+    )
+    assert (ids[:, 3] != 1).any()
+    assert (values[:, 2] != excluding.encode_dense(dense)[:, 2]).any()
+
+
+def test_excluded_columns_survive_the_disk_under_a_version_that_older_readers_refuse(tmp_path):
+    without_columns(fitted()).save(tmp_path)
+    assert FeatureWorkflow.load(tmp_path).excluded == EXCLUDED
+    assert json.loads((tmp_path / workflow.SETTINGS_FILE).read_text())["format_version"] == 3
+
+
+@pytest.mark.parametrize(
+    ("names", "said"),
+    [(("I14",), "expected features"), (("I1", "I1"), "each once"), (("C4",), "have vocabularies")],
+    ids=["unknown", "twice", "with a vocabulary"],
+)
+def test_columns_that_cannot_be_left_out_are_refused(names, said):
+    with pytest.raises(ContractError, match=said):
+        fitted(excluded=names)
 
 
 def test_workflow_survives_the_disk_to_the_last_bit(tmp_path):
@@ -177,7 +219,7 @@ def damage(folder):
         (lambda f: (f / workflow.SETTINGS_FILE).write_text("{"), "cannot be read"),
         (lambda f: (f / workflow.SETTINGS_FILE).write_text("[]"), "format_version None"),
         (lambda f: (f / workflow.SETTINGS_FILE).write_text("3"), "cannot be read"),
-        (lambda f: rewrite(f, format_version=3), "format_version 3, expected 1 or 2"),
+        (lambda f: rewrite(f, format_version=4), "format_version 4, expected 1 or 2 or 3"),
         (lambda f: rewrite(f, fill="absent"), "fill"),
         (lambda f: rewrite(f, surprise=1), "surprise"),
         (lambda f: rewrite(f, means=[1.0]), "expected 13 finite"),
@@ -185,7 +227,7 @@ def damage(folder):
     ],
     ids=[
         "no folder", "no vocabularies", "empty vocabularies", "torn vocabularies", "damaged vocabularies", "25 columns",
-        "torn settings", "list", "number", "version 3", "no fill", "unknown field", "one mean", "std 0",
+        "torn settings", "list", "number", "version 4", "no fill", "unknown field", "one mean", "std 0",
     ],
 )  # fmt: skip
 def test_damaged_workflow_is_refused(tmp_path, spoil, said):

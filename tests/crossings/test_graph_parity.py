@@ -58,7 +58,7 @@ with np.load(folder / "rows.npz") as rows:
 frame = pandas.DataFrame({LABEL: 0, **columns}).astype(READ_TYPES)
 frame[list(CATEGORICAL)] = frame[list(CATEGORICAL)].replace(-1, float("nan"))
 dataset = nvtabular.Dataset(frame, cpu=True)
-workflow = explicit_workflow(FeatureWorkflow.load(folder), dataset.schema, folder / "categories")
+workflow = explicit_workflow(FeatureWorkflow.load(folder), folder / "categories")
 encoded = workflow.transform(dataset).compute()
 dense, ids = encoded[list(DENSE)].to_numpy(), encoded[list(CATEGORICAL)].to_numpy()
 assert dense.dtype == np.float32, dense.dtype

@@ -17,8 +17,9 @@ from sklearn.preprocessing import OneHotEncoder
 from components.contracts import criteo
 from components.contracts.errors import ContractError
 from components.contracts.metrics import roc_auc
+from components.storage.locations import open_objects
 from inference_client.simulation.columns import CATEGORY_COLUMNS, DENSE_COLUMNS, DRIFT_COLUMNS
-from inference_client.simulation.lake import raw_schema, write_lake
+from inference_client.simulation.lake import raw_schema, store_lake, write_lake
 from inference_client.simulation.tables import Alias
 from inference_client.simulation.world import Drift, World, measured_bayes_auc
 
@@ -278,6 +279,19 @@ def test_lake_does_not_touch_a_day_that_exists(world, tmp_path):
     with pytest.raises(ContractError, match="2026-03-01 already"):
         write_lake(world, tmp_path, rows=10, days=2, last_day=date(2026, 3, 1), seed=7)
     assert [p.name for p in tmp_path.iterdir()] == ["day=2026-03-01"]
+
+
+def test_a_lake_in_a_bucket_is_that_in_a_folder_and_no_day_is_written_over(world, tmp_path, cloud_storage):
+    asked = {"rows": 900, "days": 3, "last_day": date(2026, 1, 4), "seed": 7}
+    expected = store_lake(world, str(tmp_path / "lake"), **asked)
+    assert store_lake(world, "gs://models/lake", **asked) == expected
+    objects = open_objects("gs://models/lake")
+    stored = {each.name: objects.read(each.name).content for each in objects.list()}
+    written = {path.relative_to(tmp_path / "lake").as_posix(): path for path in (tmp_path / "lake").rglob("*.parquet")}
+    assert stored == {name: path.read_bytes() for name, path in written.items()}
+    assert len(stored) == 3
+    with pytest.raises(ContractError, match="gs://models/lake holds day 2026-01-02 already"):
+        store_lake(world, "gs://models/lake", **asked)
 
 
 def test_lake_needs_a_row_a_day(world, tmp_path):

@@ -13,8 +13,9 @@ import yaml
 
 from components.deployment.graph.memory_targets import parse_target
 from pipelines.placement_file import read_values
+from tests.k8s.environment import environment_of
 from tests.k8s.pod import triton_container, variables
-from tests.k8s.rendering import K8S, OVERLAYS, find, pod_template, render, render_variant, title, workloads
+from tests.k8s.rendering import K8S, OVERLAYS, find, pod_spec, pod_template, render, render_variant, title, workloads
 
 PLACEHOLDER = re.compile(r"\bmy-[a-z]")
 GPU_RESOURCES = re.compile(r"nvidia\.com/.*")
@@ -76,10 +77,20 @@ def test_every_image_of_ours_comes_from_the_registry_with_the_tag(registry, over
     assert all(re.fullmatch(r"[a-z-]+:3f2a9c1", image) for image in ours)
 
 
+def lakes(objects):
+    """Where the uploader writes, and where the canary's steps read."""
+    uploader = environment_of(objects, find(objects, "Deployment", "monitor"), "uploader")
+    (canary,) = pod_spec(find(objects, "CronJob", "canary"))["containers"]
+    assert "--lake=$(LAKE)" in canary["args"]
+    return {uploader["EVERGREEN_UPLOADER_LAKE"], variables(objects, canary)["LAKE"]}
+
+
 @pytest.mark.parametrize("overlay", ["gke", "gke-mig"], indirect=False)
 def test_on_gke_models_are_in_the_bucket_and_each_account_is_the_projects(overlay, changed):
     objects = changed(overlay, {"PROJECT": "shop-7", "BUCKET": "shop-models"})
     assert variables(objects, triton_container(objects))["MODEL_REPOSITORY"] == "gs://shop-models/repository"
+    assert lakes(objects) == {"gs://my-lake-bucket/lake"}, "one of its own: Triton reads the other"
+    assert lakes(changed(overlay, {"LAKE_BUCKET": "shop-clicks"})) == {"gs://shop-clicks/lake"}
     accounts = {
         m["metadata"]["name"]: m["metadata"].get("annotations", {}).get("iam.gke.io/gcp-service-account")
         for m in objects

@@ -96,6 +96,13 @@ def test_release_is_written_where_the_servers_read(compiled, manifests, overlay)
     assert compiled(overlay).defaults["repository"] == settings["data"]["MODEL_REPOSITORY"]
 
 
+def test_runs_learn_from_the_lake_that_the_uploader_fills(compiled, manifests, overlay):
+    (settings,) = [
+        m for m in manifests if m["kind"] == "ConfigMap" and m["metadata"]["name"].startswith("uploader-settings")
+    ]
+    assert compiled(overlay).defaults["lake"] == settings["data"]["EVERGREEN_UPLOADER_LAKE"]
+
+
 def test_model_is_exported_for_what_the_servers_run_on(compiled, manifests, overlay):
     limits = triton(manifests)["containers"][0]["resources"]["limits"]
     on_gpu = any(name.startswith("nvidia.com/") for name in limits)

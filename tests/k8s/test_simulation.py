@@ -7,6 +7,7 @@ import sys
 
 import pytest
 
+from tests.k8s.pod import variables
 from tests.k8s.rendering import REPOSITORY, find, pod_spec
 
 
@@ -25,10 +26,17 @@ def words(container, replaced) -> list[str]:
 
 def test_the_traffic_draws_from_the_world_whose_days_are_in_the_lake(variant, tmp_path):
     (lake,) = pod_spec(find(variant, "CronJob", "simulated-lake"))["containers"]
+    place = variables(variant, lake)["LAKE"]
+    assert place == "/evergreen/lake"
     world, drifted = pod_spec(find(variant, "Deployment", "traffic"))["initContainers"]
     for name, container in (("lake", lake), ("traffic", world), ("traffic", drifted)):
         (tmp_path / name).mkdir(exist_ok=True)
-        moved = {"/tmp/": f"{tmp_path}/{name}/", "/evergreen/": f"{tmp_path}/{name}/", "--rows=400000": "--rows=1000"}
+        moved = {
+            "$(LAKE)": place,
+            "/tmp/": f"{tmp_path}/{name}/",
+            "/evergreen/": f"{tmp_path}/{name}/",
+            "--rows=400000": "--rows=1000",
+        }
         subprocess.run(words(container, moved), cwd=REPOSITORY, check=True, capture_output=True)
     assert (tmp_path / "lake" / "world.json").read_bytes() == (tmp_path / "traffic" / "world.json").read_bytes()
     assert (tmp_path / "traffic" / "drifted.json").read_bytes() != (tmp_path / "traffic" / "world.json").read_bytes()

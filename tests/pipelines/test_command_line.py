@@ -16,6 +16,7 @@ def test_commands_are_the_promised_ones():
         "log",
         "monitor", "uploader", "simulate", "drift", "traffic", "score", "rank", "load", "ingest",
         "rollback", "promote", "canary", "verify", "watchdog", "backtest", "incident", "replay", "scale",
+        "backfill", "lineage", "schema", "quarantine",
     }  # fmt: skip
 
 
@@ -83,3 +84,14 @@ def test_compiling_for_hugectr_chooses_its_image_and_gpus(tmp_path):
     assert "r.dev/p/evergreen-evaluation:3f2a9c1" in text
     pipeline = next(iter(yaml.safe_load_all(text)))
     assert pipeline["root"]["inputDefinitions"]["parameters"]["solver"]["defaultValue"] == '{"vvgpu": [[0, 1]]}'
+
+
+def test_room_of_an_environment_that_was_not_built_says_which(tmp_path, monkeypatch, capsys):
+    from pipelines import __main__ as command
+
+    monkeypatch.setattr(command, "python_of", lambda environment: tmp_path / environment / "python")
+    with pytest.raises(SystemExit, match="2"):
+        main(["schema", "show", "--store", str(tmp_path)])
+    assert capsys.readouterr().err == (
+        f"error: schema needs {tmp_path}/validation/python, which is absent; `make environments` builds it\n"
+    )

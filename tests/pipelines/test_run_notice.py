@@ -171,3 +171,21 @@ def test_command_reads_the_address_from_its_environment(server, tmp_path):
     assert len(server.messages) == 1
     assert SECRET not in done.stdout + done.stderr
     assert json.loads((tmp_path / "runs" / "run" / "outcome.json").read_text())["state"] == "failed"
+
+
+def told(*sentences):
+    return [*NOTES, StepNote(step="validation", state="done", facts={"notify": list(sentences)})]
+
+
+def test_what_a_step_wants_told_is_in_the_message(server):
+    assert tell(outcome(), told("I7 has no value in any of 200 rows", "C3 drifted"), server.url) == "delivered"
+    title = server.messages[0]["text"].split("\n")[0]
+    assert title == ("Version 4 was released. validation: I7 has no value in any of 200 rows. validation: C3 drifted")
+
+
+def test_what_a_step_wants_told_is_told_here_for_the_monitors_runs_too(server):
+    """The monitor tells how its runs end, but not what their steps found."""
+    assert tell(outcome(trigger_id="monitor-7"), told("C3 drifted"), server.url) == "delivered"
+    assert "validation: C3 drifted" in server.messages[0]["text"]
+    assert tell(outcome(trigger_id="monitor-7"), NOTES, server.url) == "left"
+    assert len(server.messages) == 1

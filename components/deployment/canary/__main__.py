@@ -8,6 +8,7 @@ from __future__ import annotations
 import argparse
 import json
 from dataclasses import asdict, fields
+from pathlib import Path
 
 from components.contracts.model_store import judged_model
 from components.contracts.uris import local_path, typed_uri
@@ -17,6 +18,8 @@ from components.deployment.canary.start import FIRST_SHARE, SHADOW_SHARE
 from components.deployment.command_line import add_site_flags, exit_code, reason, site_of
 from components.deployment.discovery import parse_urls
 from components.deployment.promote import as_served_now
+from components.storage.locations import open_objects
+from components.storage.objects import Objects
 
 _HELP = {
     "shares": "its share at each stage, comma-separated",
@@ -52,7 +55,7 @@ def build_parser() -> argparse.ArgumentParser:
     ):
         command = _command(commands, name, summary)
         command.add_argument("--archive", type=typed_uri, help="the monitor's archive, folder or its URI")
-        command.add_argument("--lake", type=typed_uri, help="the lake, folder or its URI")
+        command.add_argument("--lake", type=typed_uri, help="the lake: folder, its URI, or gs://")
         for rule in fields(CanaryPolicy):
             flag, default = f"--{rule.name.replace('_', '-')}", rule.default
             if rule.name == "shares":
@@ -119,14 +122,18 @@ def _start(arguments: argparse.Namespace) -> str:
 
 
 def _settings(arguments: argparse.Namespace) -> canary.CanarySettings:
-    folders = [getattr(arguments, name, None) for name in ("archive", "lake")]
+    places = [getattr(arguments, name, None) for name in ("archive", "lake")]
     rules = {rule.name: getattr(arguments, rule.name) for rule in fields(CanaryPolicy) if hasattr(arguments, rule.name)}
     return canary.CanarySettings(
         site=site_of(arguments),
-        evidence=tuple(local_path(folder) for folder in folders if folder),
+        evidence=tuple(_place(uri) for uri in places if uri),
         metrics=tuple(parse_urls(arguments.metrics_urls)),
         policy=CanaryPolicy(**rules),
     )
+
+
+def _place(uri: str) -> Path | Objects:
+    return open_objects(uri) if uri.startswith("gs://") else local_path(uri)
 
 
 def _tell(step: canary.Step) -> None:

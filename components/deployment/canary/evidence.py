@@ -10,6 +10,7 @@ canary. What the pairs say is `canary.policy`'s.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from datetime import datetime, timezone
 from pathlib import Path
@@ -20,6 +21,8 @@ from numpy.typing import NDArray
 
 from components.contracts import criteo
 from components.contracts.errors import ContractError, first_line
+from components.storage.local_copy import local_copy
+from components.storage.objects import Objects
 
 COLUMNS = (
     criteo.REQUEST_ID,
@@ -60,19 +63,20 @@ class Pairs:
         )
 
 
-def read_pairs(folders: Sequence[Path], *, stable: int, canary: int, since: datetime) -> Pairs:
-    """The pairs of two versions in `folders` with an event time of `since` or later.
+def read_pairs(places: Sequence[Path | Objects], *, stable: int, canary: int, since: datetime) -> Pairs:
+    """The pairs of two versions in `places` with an event time of `since` or later.
 
     A file may move from the archive to the lake meanwhile: name the archive first, and it is seen at least once.
 
     Args:
-        folders: Archive, lake, or both.
+        places: Archive, lake, or both; of a lake in a bucket the files of these days are fetched one by one.
         stable: Version of the stable arm.
         canary: Version of the canary.
         since: When the stage began, with its time zone.
 
     Raises:
         ContractError: a file is damaged.
+        TemporaryError, PermanentError: the bucket cannot be read.
     """
     import pyarrow as pa
     import pyarrow.compute as pc
@@ -80,9 +84,10 @@ def read_pairs(folders: Sequence[Path], *, stable: int, canary: int, since: date
     types = {**criteo.RAW_TYPES, **criteo.SHADOW_TYPES}
     schema = pa.schema([(name, _arrow(pa, types[name])) for name in COLUMNS])
     tables = [schema.empty_table()]
-    for path in _files(folders, since):
-        if (table := _read(path)) is not None:
-            tables.append(table.cast(schema))
+    for name, file in _files(places, since):
+        with file as path:
+            if (table := _read(path, name)) is not None:
+                tables.append(table.cast(schema))
     rows = pa.concat_tables(tables)
     served, shadow = rows[criteo.MODEL_VERSION], rows[criteo.SHADOW_VERSION]
     by_stable = pc.and_(pc.equal(served, stable), pc.equal(shadow, canary))
@@ -97,16 +102,24 @@ def _arrow(pa: Any, text: str) -> Any:
     return pa.timestamp("us", tz="UTC") if text.startswith("timestamp") else getattr(pa, text)()
 
 
-def _files(folders: Sequence[Path], since: datetime) -> Iterator[Path]:
-    """Visible files of the days from that of `since` on."""
+def _files(places: Sequence[Path | Objects], since: datetime) -> Iterator[tuple[str, AbstractContextManager[Path]]]:
+    """Names and visible files of the days from that of `since` on."""
     first_day = criteo.DAY_PARTITION.format(day=since.astimezone(timezone.utc).date().isoformat())
-    for folder in folders:
-        for partition in sorted(folder.glob(criteo.DAY_PARTITION.format(day="*"))):
-            if partition.name >= first_day:
-                yield from sorted(p for p in partition.glob("*.parquet") if not p.name.startswith((".", "_")))
+    partitions = criteo.DAY_PARTITION.format(day="*")
+    for place in places:
+        if isinstance(place, Path):
+            for partition in sorted(place.glob(partitions)):
+                if partition.name >= first_day:
+                    paths = sorted(p for p in partition.glob("*.parquet") if not p.name.startswith((".", "_")))
+                    yield from ((str(path), nullcontext(path)) for path in paths)
+        else:
+            for name in [each.name for each in place.list(partitions.rstrip("*"))]:
+                day, _, file = name.partition("/")
+                if day >= first_day and file.endswith(".parquet") and "/" not in file and not file.startswith("_"):
+                    yield f"{place.uri}/{name}", local_copy(place, name)
 
 
-def _read(path: Path) -> Any:
+def _read(path: Path, name: str) -> Any:
     """The columns of one file; None where it holds no shadow scores, or has moved on."""
     import pyarrow as pa
     import pyarrow.parquet as pq
@@ -119,7 +132,7 @@ def _read(path: Path) -> Any:
     except FileNotFoundError:
         return None
     except (pa.ArrowException, OSError) as error:
-        raise ContractError(f"{path} cannot be read: {first_line(error)}") from error
+        raise ContractError(f"{name} cannot be read: {first_line(error)}") from error
 
 
 def _paired(rows: Any, stable: int) -> Pairs:

@@ -13,6 +13,7 @@ from components.deployment.discovery import Resolve, resolve
 from components.deployment.servers import Connect
 from components.deployment.site import SiteSettings
 from components.deployment.triton_client import Triton
+from components.storage.objects import Objects
 
 logger = logging.getLogger(__name__)
 
@@ -31,8 +32,8 @@ class CanarySettings:
     """Where a canary is, and how it is judged."""
 
     site: SiteSettings
-    evidence: tuple[Path, ...] = ()
-    """Folders of matured rows: the monitor's archive, then the lake."""
+    evidence: tuple[Path | Objects, ...] = ()
+    """Where matured rows are: the monitor's archive, then the lake."""
     metrics: tuple[str, ...] = ()
     """Metrics ports of all servers, host:port or dns:///name:port; none = it can be aborted by outcomes, and never
     grows."""

@@ -7,7 +7,8 @@ is slower per row and costs nothing to open. What the rows hold is `graph.networ
 
 All 26 columns are looked up at once: a category's key is the value plus its slot's own range of keys, so that one
 LabelEncoder has the work of 26. What is looked up is the row's distance from the slot's out-of-vocabulary row, so that
-0, the default, is right in every slot.
+0, the default, is right in every slot. An excluded column's slot has no entry, and its distances count from its row for
+missing: whatever is asked of it is missing.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 from onnx import TensorProto, numpy_helper
 
-from components.contracts.criteo import MISSING_CATEGORY, NUM_CATEGORICAL
+from components.contracts.criteo import CATEGORICAL, MISSING_CATEGORY, NUM_CATEGORICAL, NUM_DENSE
 from components.contracts.serving import CATEGORICAL_INPUT, DENSE_INPUT
 from components.contracts.workflow import FIRST_ID, MISSING_ID, OOV_ID, TOMBSTONE, FeatureWorkflow
 from components.deployment.graph.hash_table import CHOICES, build_table
@@ -36,6 +37,9 @@ _FIRST_KEY = 2**32
 def encode_dense(parts: Parts, workflow: FeatureWorkflow) -> str:
     """Adds `dense_encoded` [n, 13], operator by operator as `FeatureWorkflow.encode_dense`; answers its name."""
     missing = parts.node("IsNaN", [DENSE_INPUT.name], "dense_missing")
+    if workflow.excluded_dense:
+        excluded = parts.constant("dense_excluded", np.isin(np.arange(NUM_DENSE), workflow.excluded_dense))
+        missing = parts.node("Or", [missing, excluded], "dense_left_out")
     fill = parts.constant("fill", np.array(workflow.fill, np.float32))
     filled = parts.node("Where", [missing, fill, DENSE_INPUT.name], "dense_filled")
     clip = parts.constant("clip_min", np.array(workflow.clip_min, np.float32))
@@ -67,22 +71,28 @@ def encode_categorical(parts: Parts, workflow: FeatureWorkflow, *, label_encoder
     look_up = _by_label_encoder if len(entries[0]) <= label_encoder_entries else _by_hash_table
     distances = look_up(parts, keys, *entries)
     offsets = np.cumsum([0, *workflow.slot_sizes[:-1]])
-    return parts.node("Add", [distances, parts.constant("oov_rows", offsets + OOV_ID)], "table_rows")
+    unknown = np.where(np.isin(CATEGORICAL, workflow.excluded), MISSING_ID, OOV_ID)
+    return parts.node("Add", [distances, parts.constant("oov_rows", offsets + unknown)], "table_rows")
 
 
 def num_entries(workflow: FeatureWorkflow) -> int:
-    """Entries to look up in: every category that has an id, and each slot's missing value."""
-    return NUM_CATEGORICAL + sum(map(len, workflow.vocabularies)) - sum(workflow.tombstones)
+    """Entries to look up in: every category that has an id, and each slot's missing value; none of excluded columns."""
+    num_slots = len(set(CATEGORICAL) - set(workflow.excluded))
+    return num_slots + sum(map(len, workflow.vocabularies)) - sum(workflow.tombstones)
 
 
 def _entries(workflow: FeatureWorkflow) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
     """Keys, and the distance of each one's row from its slot's out-of-vocabulary row."""
     keys, distances = [], []
-    for slot, vocabulary in enumerate(workflow.vocabularies):
+    for slot, (name, vocabulary) in enumerate(zip(CATEGORICAL, workflow.vocabularies)):
+        if name in workflow.excluded:
+            continue
         # An id without a category is no entry: its mark, sent as a raw value, is out of vocabulary like any other.
         real = np.flatnonzero(vocabulary != TOMBSTONE)
         keys.append(np.concatenate([[MISSING_CATEGORY], vocabulary[real]]) + (slot * _SLOT_KEYS + _FIRST_KEY))
         distances.append(np.concatenate([[MISSING_ID], FIRST_ID + real]) - OOV_ID)
+    if not keys:  # all are excluded; neither look-up takes an empty table, and no raw value becomes this key
+        return np.array([0]), np.array([0])
     return np.concatenate(keys), np.concatenate(distances)
 
 

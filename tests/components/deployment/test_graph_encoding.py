@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 import numpy as np
 import onnx
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from components.contracts.criteo import MISSING_CATEGORY
+from components.contracts.criteo import CATEGORICAL, DENSE, MISSING_CATEGORY
 from components.contracts.dcn import DcnConfig, dense_layout
 from components.contracts.model_files import ModelWeights
 from components.contracts.serving import CATEGORICAL_INPUT, DENSE_INPUT
@@ -93,7 +95,20 @@ def test_a_grown_vocabulary_keeps_every_row_and_adds_the_new(limits):
     np.testing.assert_array_equal(fresh, 3 + np.array([len(v) for v in WORKFLOW.vocabularies]) + np.arange(4)[:, None])
 
 
-def _with(workflow, vocabularies):
-    import dataclasses
+@pytest.mark.parametrize("limits", LIMITS.values(), ids=LIMITS)
+@pytest.mark.parametrize("excluded", [("I2", "C1", "C17"), CATEGORICAL, DENSE], ids=["some", "categories", "dense"])
+def test_what_excluded_columns_hold_is_missing_in_the_graph(excluded, limits):
+    nothing = np.zeros(0, np.int64)
+    kept = [nothing if name in excluded else v for name, v in zip(CATEGORICAL, WORKFLOW.vocabularies)]
+    workflow = _with(WORKFLOW, tuple(kept), excluded=excluded)
+    dense, categorical = nasty_rows(WORKFLOW, 400, 5)
+    values, rows = encoder(workflow, limits)(dense, categorical)
+    blanked_dense, blanked = dense.copy(), categorical.copy()
+    blanked_dense[:, [name in excluded for name in DENSE]] = np.nan
+    blanked[:, [name in excluded for name in CATEGORICAL]] = MISSING_CATEGORY
+    np.testing.assert_array_equal(rows, expected_rows(workflow, blanked))
+    np.testing.assert_array_equal(values.view(np.int32), WORKFLOW.encode_dense(blanked_dense).view(np.int32))
 
-    return dataclasses.replace(workflow, vocabularies=vocabularies)
+
+def _with(workflow, vocabularies, **changes):
+    return dataclasses.replace(workflow, vocabularies=vocabularies, **changes)

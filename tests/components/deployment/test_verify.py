@@ -22,6 +22,7 @@ from components.deployment.canary.start import start
 from components.deployment.release import release
 from components.deployment.release_settings import ReleaseSettings
 from components.deployment.verify import main, verify
+from components.storage.locations import open_objects
 
 VERSION = 1
 NUM_ROWS = 300
@@ -181,7 +182,7 @@ def test_rows_of_other_versions_are_neither_read_nor_judged(released, lake, stor
     folder = lake(done)
     seen = list(logged_rows.read_logged_rows(folder, done.version + 7))
     assert sum(len(rows) for rows in seen) == 160
-    assert {path.name for path in {rows.path for rows in seen}} == {"part-b.parquet"}
+    assert {rows.name.rpartition("/")[2] for rows in seen} == {"part-b.parquet"}
     assert verify(VERSION, store, folder).num_rows == NUM_ROWS
 
 
@@ -203,11 +204,11 @@ def test_scores_of_the_shadow_are_recomputed_too(released, lake, store, raw_tabl
 def test_many_small_batches_find_the_same_rows(released, lake, store, monkeypatch):
     done = released()
     folder = lake(done)
-    whole = [(r.path.name, place) for r in logged_rows.read_logged_rows(folder, VERSION) for place in r.places.tolist()]
+    whole = [(r.name, place) for r in logged_rows.read_logged_rows(folder, VERSION) for place in r.places.tolist()]
     monkeypatch.setattr(logged_rows, "BATCH_ROWS", 7)
     batches = list(logged_rows.read_logged_rows(folder, VERSION))
     assert max(len(rows) for rows in batches) == 7
-    assert [(rows.path.name, place) for rows in batches for place in rows.places.tolist()] == whole
+    assert [(rows.name, place) for rows in batches for place in rows.places.tolist()] == whole
     assert verify(VERSION, store, folder).same
 
 
@@ -384,6 +385,23 @@ def test_a_lake_without_its_rows_or_with_a_damaged_file_proves_nothing(released,
     code, said = run(capsys, VERSION, "--store", store, "--lake", folder)
     assert code == 2
     assert "part-a.parquet is not a readable Parquet file" in said.err
+
+
+def test_a_lake_in_a_bucket_proves_what_the_same_lake_in_a_folder_does(
+    released, lake, store, cloud_storage, tmp_path, capsys
+):
+    folder = lake(released(), lambda scores: np.where(np.arange(len(scores)) == 7, 0.5, scores))
+    objects = open_objects("gs://models/lake")
+    for path in folder.rglob("*.parquet"):
+        objects.write(path.relative_to(folder).as_posix(), path)
+    answers = [run(capsys, VERSION, "--store", store, "--lake", where, "--json") for where in (folder, objects.uri)]
+    assert [code for code, _ in answers] == [1, 1]
+    assert answers[1][1].out == answers[0][1].out
+    assert json.loads(answers[1][1].out)["first_difference"]["file"] == "day=2026-01-02/part-a.parquet"
+    cloud_storage.fail(lambda request: True, "status", status=403, message="no access", times=10**6)
+    code, said = run(capsys, VERSION, "--store", store, "--lake", objects.uri)
+    assert (code, said.out) == (2, "")
+    assert "no access" in said.err
 
 
 def test_a_logged_row_without_its_request_is_named_as_such(released, lake, store, capsys):

@@ -133,6 +133,8 @@ def test_no_slices_are_cut_by_a_column_whose_categories_have_left(make_round):
     made.change("training_set", tombstones=left)
     assert main(made.flags()) in (0, 1)
     page = made.path("report.html").read_text()
+    (kept,) = made.store.glob("runs/*/evaluation_report.html")
+    assert kept.read_text() == page, "the work folder may be emptied"
     other = slice_column([size if i != column else 3 for i, size in enumerate(sizes)])
     assert f"C{other + 1}: " in page
     assert f"C{column + 1}: " not in page

@@ -1,0 +1,76 @@
+"""Windows of raw rows for benchmarks of preprocessing, as extraction leaves them: 4 to 400,000 categories a column.
+
+Frequencies follow a power law (Zipf 1.2), dense values a log-normal one; columns lack up to 36 % of their values. A
+later window has new categories beside the old ones.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from components.contracts.criteo import CATEGORICAL, DENSE, LABEL, MAX_CATEGORY
+from components.contracts.manifests import RawDataset
+
+GROUP_ROWS = 65_536
+HOLDOUT_SHARE = 0.1
+MOST_CATEGORIES, FEWEST = 400_000, 4
+NEW_SHARE = 0.02
+"""Of a later window's rows, in every column: categories that no earlier window held."""
+
+
+def write_window(
+    folder: Path, num_rows: int, *, seed: int, is_later: bool = False, group_rows: int = GROUP_ROWS
+) -> Path:
+    """Writes a window into the new folder `folder`; gives the path of its manifest."""
+    counts = {"train": round(num_rows * (1 - HOLDOUT_SHARE))}
+    counts["holdout"] = num_rows - counts["train"]
+    for number, (part, rows) in enumerate(counts.items()):
+        (folder / part).mkdir(parents=True)
+        _write(folder / part / "part-00000.parquet", rows, np.random.default_rng([seed, number]), is_later, group_rows)
+    manifest = RawDataset(
+        source_uri="synthetic",
+        window_start=None,
+        window_end=None,
+        first_event_time="2026-01-01T00:00:00+00:00",
+        last_event_time=f"2026-01-{2 + is_later:02d}T00:00:00+00:00",
+        train_uri=(folder / "train").as_uri(),
+        holdout_uri=(folder / "holdout").as_uri(),
+        num_train_rows=counts["train"],
+        num_holdout_rows=counts["holdout"],
+        num_set_aside=0,
+        set_aside_uri=None,
+        num_duplicates=0,
+        digest="0" * 64,
+    )
+    manifest.write(folder / "raw_dataset.json")
+    return folder / "raw_dataset.json"
+
+
+def _write(path: Path, rows: int, random: np.random.Generator, is_later: bool, group_rows: int) -> None:
+    """In row groups, so that the benchmark itself needs no memory for a large window."""
+    writer = None
+    for begin in range(0, rows, group_rows):
+        table = _table(min(group_rows, rows - begin), random, is_later)
+        writer = writer or pq.ParquetWriter(path, table.schema)
+        writer.write_table(table)
+    if writer:
+        writer.close()
+
+
+def _table(rows: int, random: np.random.Generator, is_later: bool) -> pa.Table:
+    columns = {LABEL: pa.array((random.random(rows) < 0.25).astype(np.int32))}
+    for i, name in enumerate(DENSE):
+        values = np.floor(random.lognormal(1 + 0.2 * i, 1.2, rows)).astype(np.float32)
+        columns[name] = pa.array(values, mask=random.random(rows) < 0.03 * i)
+    for i, name in enumerate(CATEGORICAL):
+        cardinality = int(FEWEST * (MOST_CATEGORIES / FEWEST) ** (i / (len(CATEGORICAL) - 1)))
+        keys = np.random.default_rng(1000 + i).integers(0, MAX_CATEGORY, 2 * cardinality)
+        ranks = np.minimum(random.zipf(1.2, rows) - 1, cardinality - 1)
+        if is_later:
+            ranks += cardinality * (random.random(rows) < NEW_SHARE)
+        columns[name] = pa.array(keys[ranks], mask=random.random(rows) < 0.02 * (i % 4))
+    return pa.table(columns)

@@ -1,0 +1,73 @@
+"""Whether two folders of encoded rows say the same, where the one is a stock NVTabular script's.
+
+Stock ids follow frequency, and categories of equal frequency stand in the order in which an unstable sort left them. So
+ids are the same if there is one renaming per column that turns the stock ids of all rows into ours, that is one to one,
+leaves missing and out-of-vocabulary alone, and moves no id outside its group of equal frequency. Dense values are the
+same within 1e-6 of the larger of 1 and the value: stock's logarithm is float32's own.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from benchmarks.stock_nvtabular import CATEGORICAL, DENSE, LABEL
+
+FIRST_ID = 3
+TOLERANCE = 1e-6
+
+
+class Different(Exception):
+    """The encodings differ; the message says where."""
+
+
+def expect_same(stock: Path, ours: Path) -> int:
+    """The number of rows of training and held-out rows together, which say the same.
+
+    Raises:
+        Different: they do not.
+    """
+    parts = ("train", "holdout")
+    theirs, own = ({part: _rows(folder / part) for part in parts} for folder in (stock, ours))
+    for part in parts:
+        if (theirs[part].num_rows, theirs[part].schema.names) != (own[part].num_rows, own[part].schema.names):
+            raise Different(f"{part}: {theirs[part].num_rows} rows of {theirs[part].schema.names}")
+        _expect_values(part, theirs[part], own[part])
+    for name in CATEGORICAL:
+        counts = np.bincount(_column(theirs["train"], name))
+        _expect_renaming(name, *(np.concatenate([_column(t[p], name) for p in parts]) for t in (theirs, own)), counts)
+    return sum(table.num_rows for table in own.values())
+
+
+def _rows(folder: Path) -> Any:
+    lines = (folder / "_file_list.txt").read_text().splitlines()[1:]
+    return pa.concat_tables([pq.read_table(folder / Path(line).name) for line in lines])
+
+
+def _column(table: Any, name: str) -> Any:
+    return table[name].combine_chunks().to_numpy(zero_copy_only=False)
+
+
+def _expect_values(part: str, theirs: Any, own: Any) -> None:
+    for name in (LABEL, *DENSE):
+        left, right = _column(theirs, name), _column(own, name)
+        if left.dtype != right.dtype:
+            raise Different(f"{part}, {name}: {left.dtype} and {right.dtype}")
+        off = float((np.abs(left.astype(float) - right) / np.maximum(np.abs(right), 1.0)).max())
+        if not off <= TOLERANCE:
+            raise Different(f"{part}, {name}: values differ by {off}")
+
+
+def _expect_renaming(name: str, theirs: Any, own: Any, counts: Any) -> None:
+    pairs = np.unique(np.stack([theirs, own]), axis=1)
+    if len(np.unique(pairs[0])) != pairs.shape[1] or len(np.unique(pairs[1])) != pairs.shape[1]:
+        raise Different(f"{name}: no renaming turns the ids of the one into the other's")
+    moved = pairs[:, pairs[0] != pairs[1]]
+    if moved.size and moved.min() < FIRST_ID:
+        raise Different(f"{name}: missing or out of vocabulary in the one and not in the other")
+    if (wrong := counts[moved[0]] != counts[moved[1]]).any():
+        raise Different(f"{name}: ids {moved[:, wrong][:, 0].tolist()} are of categories of another frequency")

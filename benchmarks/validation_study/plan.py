@@ -1,0 +1,140 @@
+"""Which windows are shown to whom: pairs of a world that stands still, and the same pairs with a shifted second window.
+
+Pairs are drawn anew, each from its own number; the shifts of one pair are planted into the same second window, so that
+the first one is read once. Peers see the first pairs only, where they are slow. Counting what they said is `figures`'.
+"""
+
+from __future__ import annotations
+
+import shutil
+import tempfile
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import numpy as np
+
+from benchmarks.validation_study.contestants import EVIDENTLY, OURS, TFDV, Answer, Contestant
+from benchmarks.validation_study.shifts import ITEM_SHIFTS, USER_SHIFTS, Shift
+from benchmarks.validation_study.windows import EQUAL, INDEPENDENT, UNEQUAL, draw_window, write_window
+from inference_client.simulation.world import World
+
+
+@dataclass(frozen=True, kw_only=True)
+class Case:
+    """One kind of pairs."""
+
+    name: str
+    pairs: Mapping[str, int]
+    """How many pairs each contestant is shown, by its name; the first ones of the series."""
+    shift: Shift | None = None
+    """None = the world stands still."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Series:
+    """Pairs of windows of one size, and the cases that are made of them."""
+
+    rows: int
+    """Of each window."""
+    cases: Sequence[Case]
+    requests: str = EQUAL
+    """See `windows.draw_window`."""
+
+
+@dataclass(kw_only=True)
+class Seen:
+    """What one contestant's setting said about the pairs of a case."""
+
+    alarms: list[list[str]] = field(default_factory=list)
+    """Per pair, the features that it alarmed."""
+    seconds: list[float] = field(default_factory=list)
+
+
+def make_plan(*, pairs: int, windows: int, quick: bool) -> list[Series]:
+    """The study's series.
+
+    Args:
+        pairs: Stationary pairs of windows of 20,000 rows.
+        windows: Windows per shift and place.
+        quick: Few windows of each kind, for whether it runs and not for what it says.
+    """
+    few, some = (1, 2) if quick else (5, 20)
+    still = {OURS: pairs, TFDV: pairs, EVIDENTLY: few}
+    items = {OURS: windows, TFDV: min(windows, some), EVIDENTLY: few}
+    half = {OURS: pairs // 2, TFDV: some}
+    shifts = _shifted("item", items, _chosen(ITEM_SHIFTS, quick), 20_000)
+    plan = [
+        Series(rows=20_000, cases=[_still(half, 20_000, ", unequal requests")], requests=UNEQUAL),
+        Series(rows=20_000, cases=[_still(half, 20_000, ", independent rows")], requests=INDEPENDENT),
+        Series(rows=2_000, cases=[_still(half, 2_000)]),
+        Series(rows=20_000, cases=[_still(still, 20_000), *shifts]),
+    ]
+    if quick:
+        return plan
+    users = {OURS: windows // 2, TFDV: few}
+    large = {OURS: some, TFDV: few}
+    return [
+        *plan,
+        Series(rows=100_000, cases=[_still(large, 100_000), *_shifted("user", users, USER_SHIFTS, 100_000)]),
+        Series(rows=400_000, cases=[_still(large, 400_000)]),
+    ]
+
+
+def _still(pairs: Mapping[str, int], rows: int, more: str = "") -> Case:
+    return Case(name=f"stationary, {rows:,} rows{more}", pairs=pairs)
+
+
+def _shifted(place: str, pairs: Mapping[str, int], shifts: Sequence[Shift], rows: int) -> list[Case]:
+    return [Case(name=f"{place}, {rows:,} rows, {shift.kind}", pairs=pairs, shift=shift) for shift in shifts]
+
+
+def _chosen(shifts: Sequence[Shift], quick: bool) -> Sequence[Shift]:
+    """All of them, or the first place of each kind."""
+    return [s for i, s in enumerate(shifts) if not quick or s.kind not in {other.kind for other in shifts[:i]}]
+
+
+def show(
+    series: Series, number: int, world: World, contestants: Mapping[str, Contestant], say: Callable[[str], None]
+) -> list[dict[str, Seen]]:
+    """What each setting of each contestant says about each case of `series`; `number` sets series apart."""
+    seen: list[dict[str, Seen]] = [{} for _ in series.cases]
+    num_pairs = max(max(case.pairs.get(name, 0) for name in contestants) for case in series.cases)
+    for pair in range(num_pairs):
+        with tempfile.TemporaryDirectory(prefix="evergreen-study-") as scratch:
+            _show_pair(series, (world.seed, number, pair), Path(scratch), world, contestants, seen)
+        if pair % 10 == 9 or pair == num_pairs - 1:
+            say(f"{pair + 1} of {num_pairs} pairs of {series.rows:,} rows, {len(series.cases)} cases")
+    return seen
+
+
+def _show_pair(
+    series: Series,
+    seed: tuple[int, int, int],
+    scratch: Path,
+    world: World,
+    contestants: Mapping[str, Contestant],
+    seen: list[dict[str, Seen]],
+) -> None:
+    random, pair = np.random.default_rng(seed), seed[-1]
+    before, now = (draw_window(world, series.rows, random, requests=series.requests) for _ in range(2))
+    write_window(before, scratch / "before", name="before")
+    for place, (case, of_case) in enumerate(zip(series.cases, seen)):
+        asked = [name for name in contestants if pair < case.pairs.get(name, 0)]
+        if not asked:
+            continue
+        folder = scratch / f"now-{place}"
+        # Each place its own numbers: what strikes one column must not decide what strikes the next.
+        struck = case.shift.plant(now, np.random.default_rng((*seed, place))) if case.shift else now
+        write_window(struck, folder, name="now")
+        for name in asked:
+            columns = case.shift.columns if case.shift and name == EVIDENTLY else ()
+            _note(contestants[name].ask(scratch / "before", folder, columns), of_case)
+        shutil.rmtree(folder)
+
+
+def _note(answer: Answer, seen: dict[str, Seen]) -> None:
+    for setting, alarms in answer.alarms.items():
+        of_setting = seen.setdefault(setting, Seen())
+        of_setting.alarms.append(alarms)
+        of_setting.seconds.append(answer.seconds)

@@ -1,0 +1,154 @@
+"""Shifts that a column may suffer, planted into a window so that each is what its name says and nothing else.
+
+What strikes a column of the user strikes whole requests, what strikes an item's strikes single rows: so the rows of a
+request stay as alike as they were. Who finds the shift is left to the contestants.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.random import Generator
+from numpy.typing import NDArray
+
+from benchmarks.validation_study.windows import USER_COLUMNS, Window, column_of, with_columns
+from components.contracts.criteo import CATEGORICAL, DENSE, MISSING_CATEGORY
+
+NULL_SHARE, MEAN_SHIFT, UNIT = 0.1, 0.2, np.float32(1000.0)
+MAX_SHARE = 0.3
+"""Of the category that doubles: the most frequent one below this share."""
+
+
+class Shift(NamedTuple):
+    """One kind of shift at one place."""
+
+    kind: str
+    columns: tuple[str, ...]
+    """The features that a finder must name, all of them."""
+
+    def plant(self, window: Window, random: Generator) -> Window:
+        """The window after the shift."""
+        return _PLANTERS[self.kind](window, self.columns, random)
+
+    @property
+    def name(self) -> str:
+        """For people."""
+        return f"{self.kind}: {', '.join(self.columns)}"
+
+
+def double_category(window: Window, columns: tuple[str, ...], random: Generator) -> Window:
+    """The chosen category's share of the rows with a value doubles; it takes its rows from all others alike."""
+    values = column_of(window, columns[0]).copy()
+    present = values != MISSING_CATEGORY
+    chosen, share = doubled_category(values[present])
+    struck = _strike(window, columns[0], share / (1.0 - share), random)
+    values[struck & present] = chosen
+    return with_columns(window, {columns[0]: values})
+
+
+def doubled_category(values: NDArray[np.int64]) -> tuple[int, float]:
+    """The most frequent of `values` whose share is at most `MAX_SHARE`, and its share; ties by value."""
+    found, counts = np.unique(values, return_counts=True)
+    counts = np.where(counts <= MAX_SHARE * len(values), counts, 0)
+    return int(found[counts.argmax()]), float(counts.max() / len(values))
+
+
+def lose_values(window: Window, columns: tuple[str, ...], random: Generator) -> Window:
+    """A tenth of the rows loses its value, where it had one."""
+    values = column_of(window, columns[0]).copy()
+    values[_strike(window, columns[0], NULL_SHARE, random)] = np.nan if columns[0] in DENSE else MISSING_CATEGORY
+    return with_columns(window, {columns[0]: values})
+
+
+def raise_mean(window: Window, columns: tuple[str, ...], random: Generator) -> Window:
+    """The mean rises by a fifth of the standard deviation; the values stay whole numbers."""
+    values = column_of(window, columns[0]).astype(np.float64)
+    raised = _between(values + MEAN_SHIFT * np.nanstd(values), lambda numbers: numbers, window, random)
+    return with_columns(window, {columns[0]: raised})
+
+
+def raise_log_mean(window: Window, columns: tuple[str, ...], random: Generator) -> Window:
+    """The same for log(1 + value - least value): every value grows by a factor, which heavy tails do not hide.
+
+    The harder one: the standard deviation of a heavy-tailed column is many times its median.
+    """
+    values = column_of(window, columns[0]).astype(np.float64)
+    least = np.nanmin(values)
+    logs = np.log1p(values - least)
+    raised = np.expm1(logs + MEAN_SHIFT * np.nanstd(logs)) + least
+    whole = _between(raised, lambda numbers: np.log1p(numbers - least), window, random)
+    return with_columns(window, {columns[0]: whole})
+
+
+def change_unit(window: Window, columns: tuple[str, ...], random: Generator) -> Window:
+    """Every value a thousand times as large."""
+    return with_columns(window, {columns[0]: column_of(window, columns[0]) * UNIT})
+
+
+def swap_columns(window: Window, columns: tuple[str, ...], random: Generator) -> Window:
+    """Each of two columns holds the other's values."""
+    first, second = columns
+    return with_columns(window, {first: column_of(window, second), second: column_of(window, first)})
+
+
+def _between(
+    values: NDArray[np.float64], scale: Callable[[Any], Any], window: Window, random: Generator
+) -> NDArray[np.float32]:
+    """The whole number below or above each value, by chance so that the mean on `scale` is the values' own.
+
+    Alike in the rows of a request.
+    """
+    low = np.floor(values)
+    up = (scale(values) - scale(low)) / (scale(low + 1) - scale(low))
+    drawn = random.random(len(values))[window.request]
+    return (low + (drawn < up)).astype(np.float32)
+
+
+def _strike(window: Window, column: str, share: float, random: Generator) -> NDArray[np.bool_]:
+    """Which rows [n] are struck: whole requests for a column of the user, else single rows."""
+    struck = random.random(len(window.request)) < share
+    return struck[window.request] if column in USER_COLUMNS else struck
+
+
+_PLANTERS: dict[str, Callable[[Window, tuple[str, ...], Generator], Window]] = {
+    "one category doubles": double_category,
+    "10 % null": lose_values,
+    "mean +0.2 sd": raise_mean,
+    "mean of the logarithm +0.2 sd": raise_log_mean,
+    "unit x1000": change_unit,
+    "swapped columns": swap_columns,
+}
+KINDS = tuple(_PLANTERS)
+
+_ITEM_CATEGORIES, _ITEM_NUMBERS = ("C14", "C17", "C18", "C23", "C26"), ("I7", "I9", "I10", "I11", "I13")
+_USER_CATEGORIES, _USER_NUMBERS = ("C2", "C10"), ("I2", "I5")
+
+
+def _shifts(
+    categories: tuple[str, ...],
+    numbers: tuple[str, ...],
+    nulls: tuple[str, ...],
+    swaps: tuple[tuple[str, str], ...],
+) -> tuple[Shift, ...]:
+    placed: dict[str, tuple[tuple[str, ...], ...]] = {
+        "one category doubles": tuple((name,) for name in categories),
+        "10 % null": tuple((name,) for name in nulls),
+        **{kind: tuple((name,) for name in numbers) for kind in KINDS if kind.startswith(("mean", "unit"))},
+        "swapped columns": swaps,
+    }
+    return tuple(Shift(kind, columns) for kind in KINDS for columns in placed[kind])
+
+
+ITEM_SHIFTS = _shifts(
+    _ITEM_CATEGORIES,
+    _ITEM_NUMBERS,
+    ("I8", "I10", "I13", "C17", "C25"),
+    (("I7", "I9"), ("I8", "I11"), ("I10", "I12"), ("C14", "C17"), ("C18", "C15")),
+)
+"""In columns that are drawn row by row."""
+USER_SHIFTS = _shifts(_USER_CATEGORIES, _USER_NUMBERS, ("I2", "C10"), (("I2", "I5"), ("C2", "C10")))
+"""In columns that are the same in all rows of a request."""
+assert not set(USER_COLUMNS) & {c for shift in ITEM_SHIFTS for c in shift.columns}
+assert {c for shift in USER_SHIFTS for c in shift.columns} <= set(USER_COLUMNS) <= set(DENSE + CATEGORICAL)

@@ -1,0 +1,51 @@
+"""Reports of runs from the model store, for the status page's links: read here, answered by `showing.server`.
+
+A request names a run and a step and nothing else: no path of a request reaches the file system. What is answered is a
+regular file of that one name, below the run's own folder, of at most `MAX_BYTES`.
+"""
+
+from __future__ import annotations
+
+import os
+import stat
+from pathlib import Path
+from urllib.parse import quote, unquote
+
+from components.contracts.errors import ContractError
+from components.contracts.run_notes import STEPS
+from components.contracts.run_reports import report_path
+
+PREFIX = "/reports/"
+MAX_BYTES = 20_000_000
+
+
+def link_to(run: str, step: str) -> str:
+    """The page's link, to the server itself.
+
+    >>> link_to("hourly 1", "validation")
+    '/reports/hourly%201/validation'
+    """
+    return f"{PREFIX}{quote(run, safe='')}/{quote(step, safe='')}"
+
+
+def read_report(store: Path, path: str) -> bytes | None:
+    """The report that a request's path names, HTML; None where there is none, or the path names something else."""
+    parts = path.removeprefix(PREFIX).split("/")
+    if not path.startswith(PREFIX) or len(parts) != 2:
+        return None
+    run, step = map(unquote, parts)
+    if step not in STEPS or "\0" in run:
+        return None
+    try:
+        found = report_path(store, run, step)
+        return _read_regular(found) if found.parent.resolve() == store.resolve() / "runs" / run else None
+    except (ContractError, OSError):
+        return None
+
+
+def _read_regular(path: Path) -> bytes | None:
+    # Neither a link to elsewhere nor a pipe, which would hold the thread.
+    descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+    with os.fdopen(descriptor, "rb") as file:
+        known = os.fstat(descriptor)
+        return file.read() if stat.S_ISREG(known.st_mode) and known.st_size <= MAX_BYTES else None

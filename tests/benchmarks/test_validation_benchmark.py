@@ -1,0 +1,232 @@
+"""The validation study's windows and shifts are what they say, by NumPy; its shares are counts over windows."""
+
+from __future__ import annotations
+
+import json
+import sys
+
+import numpy as np
+import pyarrow.parquet as pq
+import pytest
+
+from benchmarks.validation_study import contestants, figures, plan
+from benchmarks.validation_study.contestants import OURS, Answer, Contestant, ContestantFailed
+from benchmarks.validation_study.shifts import ITEM_SHIFTS, KINDS, USER_SHIFTS, Shift, doubled_category
+from benchmarks.validation_study.windows import (
+    EQUAL,
+    INDEPENDENT,
+    UNEQUAL,
+    USER_COLUMNS,
+    column_of,
+    draw_window,
+    write_window,
+)
+from components.contracts import criteo
+from inference_client.simulation.world import World
+
+ROWS = 64_000
+
+
+@pytest.fixture(scope="module")
+def world():
+    return World.create(7)
+
+
+@pytest.fixture(scope="module")
+def window(world):
+    return draw_window(world, ROWS, np.random.default_rng(5))
+
+
+def same(a, b):
+    return bool(np.array_equal(a, b, equal_nan=True))
+
+
+def runs(window, name):
+    """Whether all rows of each request have one value."""
+    values = column_of(window, name)
+    inside = window.request[1:] == window.request[:-1]
+    equal = (values[1:] == values[:-1]) | ((values[1:] != values[1:]) & (values[:-1] != values[:-1]))
+    return bool(equal[inside].all())
+
+
+@pytest.mark.parametrize("requests", [EQUAL, UNEQUAL, INDEPENDENT])
+def test_rows_of_a_request_share_the_users_columns_and_no_others(world, requests):
+    drawn = draw_window(world, 20_000, np.random.default_rng(1), requests=requests)
+    sizes = np.bincount(drawn.request)
+    assert (np.diff(drawn.request) >= 0).all()
+    if requests == INDEPENDENT:
+        assert (sizes == 1).all()
+        return
+    assert sizes.mean() == pytest.approx(64, rel=0.2)
+    assert (len(np.unique(sizes[:-1])) == 1) == (requests == EQUAL)
+    for name in criteo.FEATURES:
+        assert runs(drawn, name) == (name in USER_COLUMNS), name
+
+
+def test_clicks_follow_the_worlds_truth_for_the_rows_as_they_are(world, window):
+    rows = window.rows
+    effects = world.tables.effects_of(rows.dense, rows.categorical)
+    truth = 1 / (1 + np.exp(-(world.strength * effects.astype(np.float64) + world.bias)))
+    assert rows.probability == pytest.approx(truth)
+    # Clicks beside their probability: within five standard errors of independent draws.
+    error = np.sqrt((truth * (1 - truth)).sum()) / ROWS
+    assert rows.label.mean() == pytest.approx(truth.mean(), abs=5 * error)
+
+
+def test_equal_numbers_give_equal_windows_and_others_others(world, window):
+    again = draw_window(world, ROWS, np.random.default_rng(5))
+    assert same(again.rows.dense, window.rows.dense)
+    assert not same(draw_window(world, ROWS, np.random.default_rng(6)).rows.dense, window.rows.dense)
+
+
+@pytest.mark.parametrize("shift", [*ITEM_SHIFTS, *USER_SHIFTS], ids=lambda shift: shift.name)
+def test_a_shift_changes_its_columns_alone_and_keeps_requests_alike(window, shift):
+    after = shift.plant(window, np.random.default_rng(3))
+    changed = {name for name in criteo.FEATURES if not same(column_of(after, name), column_of(window, name))}
+    assert changed == set(shift.columns)
+    assert same(after.rows.label, window.rows.label)
+    for name in shift.columns:
+        assert runs(after, name) == (name in USER_COLUMNS)
+        values = column_of(after, name).astype(np.float64)
+        present = values[~np.isnan(values)]
+        assert same(present, np.floor(present)), "Criteo's numbers are whole"
+
+
+def before_and_after(window, kind, column):
+    after = Shift(kind, (column,)).plant(window, np.random.default_rng(3))
+    return (column_of(each, column).astype(np.float64) for each in (window, after))
+
+
+@pytest.mark.parametrize("column", ["C14", "C18", "C26"])
+def test_one_category_doubles_at_the_others_cost(window, column):
+    before, after = before_and_after(window, "one category doubles", column)
+    chosen, share = doubled_category(column_of(window, column)[before != criteo.MISSING_CATEGORY])
+    had = before[before != criteo.MISSING_CATEGORY]
+    values, counts = np.unique(had, return_counts=True)
+    assert share == counts[values == chosen][0] / len(had) == max(c / len(had) for c in counts if c <= 0.3 * len(had))
+    has = after[after != criteo.MISSING_CATEGORY]
+    assert len(has) == len(had), "nothing is lost"
+    error = np.sqrt(share / len(had))
+    assert (has == chosen).mean() == pytest.approx(2 * share, abs=5 * error)
+    moved = before != after
+    assert (after[moved] == chosen).all()
+
+
+@pytest.mark.parametrize("column", ["I8", "I13", "C17", "C25", "I2"])
+def test_a_tenth_of_the_rows_loses_its_value(window, column):
+    before, after = before_and_after(window, "10 % null", column)
+    lost = (np.isnan(after) & ~np.isnan(before)) | ((after == -1) & (before != -1) & (column in criteo.CATEGORICAL))
+    had = ~np.isnan(before) if column in criteo.DENSE else before != criteo.MISSING_CATEGORY
+    trials = had.sum() / (64 if column in USER_COLUMNS else 1)
+    assert lost.sum() / had.sum() == pytest.approx(0.1, abs=5 * np.sqrt(0.09 / trials))
+
+
+@pytest.mark.parametrize("column", ["I7", "I10", "I11", "I5"])
+def test_means_rise_by_a_fifth_of_the_standard_deviation(window, column):
+    before, after = before_and_after(window, "mean +0.2 sd", column)
+    rise = (np.nanmean(after) - np.nanmean(before)) / np.nanstd(before)
+    assert rise == pytest.approx(0.2, abs=0.01)
+    before, after = before_and_after(window, "mean of the logarithm +0.2 sd", column)
+    least = np.nanmin(before)
+    logs, raised = np.log1p(before - least), np.log1p(after - least)
+    assert (np.nanmean(raised) - np.nanmean(logs)) / np.nanstd(logs) == pytest.approx(0.2, abs=0.01)
+
+
+def test_units_change_a_thousandfold_and_swapped_columns_hold_each_others_values(window):
+    before, after = before_and_after(window, "unit x1000", "I9")
+    assert same(after, before * 1000)
+    swapped = Shift("swapped columns", ("C14", "C17")).plant(window, np.random.default_rng(3))
+    assert same(column_of(swapped, "C14"), column_of(window, "C17"))
+    assert same(column_of(swapped, "C17"), column_of(window, "C14"))
+
+
+def test_every_kind_strikes_several_columns_of_items_and_of_users():
+    for shifts in (ITEM_SHIFTS, USER_SHIFTS):
+        for kind in KINDS:
+            places = [shift.columns for shift in shifts if shift.kind == kind]
+            assert len(places) >= (5 if shifts is ITEM_SHIFTS else 2)
+            assert len(set(places)) == len(places)
+
+
+def test_what_is_written_is_the_window_in_the_raw_schema(world, tmp_path):
+    drawn = draw_window(world, 5_000, np.random.default_rng(2), requests=UNEQUAL)
+    write_window(drawn, tmp_path / "now", name="w")
+    table = pq.read_table(tmp_path / "now")
+    assert table.column_names == list(criteo.RAW_TYPES)
+    names = list(zip(table.column("request_id").to_pylist(), table.column("row").to_pylist()))
+    assert len(set(names)) == 5_000
+    assert same(np.array([int(request.removeprefix("w-")) for request, _ in names]), drawn.request)
+    for name in ("I1", "C26"):
+        values = column_of(drawn, name)
+        missing = np.isnan(values) if name in criteo.DENSE else values == criteo.MISSING_CATEGORY
+        assert same(table.column(name).is_null().to_numpy(), missing)
+        assert same(table.column(name).drop_null().to_numpy(), values[~missing])
+
+
+class Told:
+    """A contestant that alarms what it is told to, and notes what it was asked."""
+
+    def __init__(self, *alarms):
+        self.alarms, self.asked = list(alarms), []
+
+    def ask(self, before, now, columns=()):
+        self.asked.append([pq.read_table(folder).num_rows for folder in (before, now)] + [columns])
+        return Answer({"mine": self.alarms.pop(0)}, 0.5)
+
+
+def test_alarms_are_counted_per_pair_and_a_shift_is_found_by_its_names(world):
+    shift = Shift("swapped columns", ("I7", "I9"))
+    still = plan.Case(name="still", pairs={"a": 3})
+    moved = plan.Case(name="moved", pairs={"a": 2}, shift=shift)
+    told = Told([], ["I7", "I9", "C1"], ["C2"], ["I7"], [])
+    series = plan.Series(rows=500, cases=[still, moved])
+    lines = []
+    seen = plan.show(series, 0, world, {"a": told}, lines.append)
+    results = [figures.of_case(case, 500, each) for case, each in zip(series.cases, seen)]
+    # Pairs in turn: still, moved, still, moved, still.
+    assert results[0]["settings"]["mine"]["hits"] == 1
+    assert results[1]["settings"]["mine"]["hits"] == 1
+    assert results[1]["settings"]["mine"]["others"] == {"C1": 1}
+    assert told.asked == [[500, 500, ()]] * 5
+    assert figures.missed(results, setting="mine") == ["swapped columns in I7 and I9 (500 rows): 1 of 2"]
+    found = figures.pooled(results)
+    assert found["still"]["mine"]["share"] == pytest.approx(1 / 3)
+    assert figures.verdict(found["still"]["mine"], 0.34) == "met"
+    assert figures.verdict(found["still"]["mine"], 0.33) == "MISSED"
+    assert figures.verdict(found["moved"]["mine"], 0.34) == "MISSED"
+    assert "1/3 = 0.333" in figures.table(found, ours="mine", false_alarm_rate=0.05)
+    assert json.loads(json.dumps(found)) == found
+
+
+def test_evidently_is_asked_about_the_shifted_columns_alone(world):
+    shift = Shift("unit x1000", ("I7",))
+    series = plan.Series(rows=200, cases=[plan.Case(name="moved", pairs={"Evidently": 1}, shift=shift)])
+    told = Told(["I7"])
+    plan.show(series, 0, world, {"Evidently": told}, print)
+    assert told.asked == [[200, 200, ("I7",)]]
+
+
+def test_a_contestant_that_ends_is_told_with_its_log(tmp_path, monkeypatch):
+    monkeypatch.setitem(contestants._MODULES, OURS, ("any", "no.such.module"))
+    monkeypatch.setattr(contestants, "python_of", lambda environment: sys.executable)
+    log = tmp_path / "logs" / "ours.log"
+    with Contestant(OURS, log) as contestant, pytest.raises(ContestantFailed, match="ended with code 1.*ours.log"):
+        contestant.ask(tmp_path, tmp_path)
+    assert "no.such" in log.read_text()
+
+
+def test_a_contestant_answers_each_question_whatever_its_libraries_print(tmp_path, monkeypatch):
+    module = tmp_path / "chatty.py"
+    module.write_text(
+        "from benchmarks.validation_study.answering import answer\n"
+        "def judge(before, now, columns):\n"
+        "    print('a library speaks')\n"
+        "    return {'x': [before.name, now.name, *columns]}\n"
+        "answer(judge)\n"
+    )
+    monkeypatch.setitem(contestants._MODULES, OURS, ("any", "chatty"))
+    monkeypatch.setattr(contestants, "python_of", lambda environment: sys.executable)
+    monkeypatch.setenv("PYTHONPATH", f"{contestants.REPOSITORY}:{tmp_path}")
+    with Contestant(OURS, tmp_path / "log") as contestant:
+        for columns in ((), ("I1",)):
+            assert contestant.ask(tmp_path / "b", tmp_path / "n", columns).alarms == {"x": ["b", "n", *columns]}

@@ -1,0 +1,167 @@
+"""Scores of a model that learnt from thinned rows are those of all rows: in every backend, over rounds and tries."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from datetime import datetime, timezone
+
+import numpy as np
+import pytest
+
+from components.contracts.dcn import DcnConfig
+from components.contracts.errors import ContractError, Preempted
+from components.contracts.manifests import Model
+from components.contracts.model_files import DENSE_FILE, read_model
+from components.contracts.uris import local_path
+from components.dcn.network import load_network, predict
+from components.training.calibration import log_odds_correction, shift_logits
+from components.training.config import TrainingSettings
+from components.training.parent import continue_from
+from components.training.rows import Rows
+from components.training.step import TrainingRun, train
+from tests.components.training.logistic_engine import CONFIG as LOGISTIC
+from tests.components.training.logistic_engine import SETTINGS, Asked, LogisticEngine, content, fitted
+
+CONFIG = DcnConfig(embedding_dim=4, num_cross_layers=1, tower=(8,))
+NUM_ROWS = 8_192
+HELD_OUT_ROWS = 20_000
+
+
+def thinned(labels, dense, ids, rate, seed=3):
+    """The clicks, and of the other rows those that an independent coin of probability `rate` keeps."""
+    kept = (labels == 1) | (np.random.default_rng(seed).random(len(labels)) < rate)
+    return labels[kept], dense[kept], ids[kept]
+
+
+def bound(labels, rate):
+    """Four standard errors of the ratio of predicted to seen clicks, as a share.
+
+    The held-out clicks are counted (Poisson), and the model's mean is that of the rows it learnt from: odds of clicks
+    (Poisson) to thinned rows without (Poisson), the newest tenth of which may weigh more, hence half of their number.
+    """
+    share = float(labels.mean())
+    clicks, others = NUM_ROWS / 2 * share, NUM_ROWS / 2 * (1 - share) * rate
+    return 4 * float(np.sqrt(1 / float(labels.sum()) + 1 / clicks + 1 / others))
+
+
+@pytest.fixture
+def held_out(world):
+    labels, dense, ids, _ = world.rows(HELD_OUT_ROWS, 99)
+    return Rows(labels=labels, dense=dense, ids=ids.astype(np.int32))
+
+
+@pytest.fixture
+def run(tmp_path, validation_report, double):
+    """A whole training step; gives the model in the store."""
+
+    def go(training_set, backend, name, parent="none"):
+        asked = TrainingRun(
+            run=name,
+            store=tmp_path / "store",
+            work=tmp_path / "work",
+            parent=parent,
+            backend=backend,
+            config=CONFIG,
+            settings=TrainingSettings(learning_rate=0.005, batch_size=128, max_epochs=3, num_halvings=1),
+            solver='{"max_workspace_mb": 64, "batchsize_eval": 64}' if backend == "hugectr" else "",
+        )
+        now = datetime(2026, 1, 2, tzinfo=timezone.utc)
+        return train(asked, training_set, validation_report, clock=lambda: now)[0]
+
+    return go
+
+
+def calibration(weights, model, rows):
+    """Predicted clicks per click seen, by the network that reads the stored files."""
+    network = load_network(weights, DcnConfig.from_document(model.config), model.slot_sizes)
+    return predict(network, rows.dense, rows.ids).sum(dtype=np.float64) / rows.labels.sum(dtype=np.float64)
+
+
+@pytest.mark.parametrize("backend", ["pytorch", "hugectr"])
+def test_a_chain_of_rounds_on_thinned_rows_is_calibrated_on_all_held_out_rows_and_is_not_without_the_correction(
+    backend, run, world, held_out, make_training_set, tmp_path
+):
+    parent = "none"
+    for number, rate in enumerate([0.2, 0.2, 0.5]):
+        rows = thinned(*world.rows(NUM_ROWS, number + 1)[:3], rate, seed=number)
+        training_set = make_training_set(*rows, name=f"set {number}")
+        model = run(replace(training_set, negative_rate=rate), backend, f"round {number}", parent)
+        assert model.negative_rate == rate
+        weights = local_path(model.uri) / Model.WEIGHTS
+        assert calibration(weights, model, held_out) == pytest.approx(1, abs=bound(held_out.labels, rate))
+        shift_logits(weights, CONFIG, -np.log(rate))
+        assert calibration(weights, model, held_out) > 1 + 1.5 * bound(held_out.labels, rate)
+        shift_logits(weights, CONFIG, np.log(rate))
+        parent = model.model_id
+
+
+def test_ranking_does_not_change_and_log_odds_move_by_the_logarithm_of_the_rate(world, make_training_set, tmp_path):
+    training_set = make_training_set(*world.rows(1_500)[:3])
+    plain, engine, _ = fitted(training_set, SETTINGS, tmp_path / "plain")
+    corrected, _, _ = fitted(replace(training_set, negative_rate=0.1), SETTINGS, tmp_path / "corrected")
+    before, after = (
+        read_model(result.weights, LOGISTIC, training_set.slot_sizes, optimizer=True) for result in (plain, corrected)
+    )
+    assert after.dense["final.bias"] == pytest.approx(before.dense["final.bias"] + np.log(0.1), abs=1e-6)
+    bias_aside = {name for name, kept in content(plain.weights).items() if content(corrected.weights)[name] != kept}
+    assert bias_aside == {DENSE_FILE}
+    np.testing.assert_array_equal(before.embeddings, after.embeddings)
+    np.testing.assert_array_equal(before.dense["final.weight"], after.dense["final.weight"])
+
+
+def test_rows_that_were_not_thinned_leave_the_files_bit_for_bit(world, make_training_set, tmp_path):
+    training_set = make_training_set(*world.rows(1_500)[:3])
+    settings = replace(SETTINGS, finish=False)
+    result, engine, _ = fitted(training_set, settings, tmp_path / "fit")
+    again = LogisticEngine(training_set.slot_sizes, settings)
+    again.restore(result.weights, result.optimizer_step)
+    again.save(tmp_path / "again")
+    assert content(result.weights) == content(tmp_path / "again")
+
+
+@pytest.mark.parametrize("looks", [1, 4, 9, 14])
+def test_a_fit_that_was_broken_off_is_corrected_once(looks, world, make_training_set, tmp_path):
+    training_set = replace(make_training_set(*world.rows(3_000)[:3]), negative_rate=0.25)
+    whole, _, _ = fitted(training_set, SETTINGS, tmp_path / "whole")
+    with pytest.raises(Preempted):
+        fitted(training_set, SETTINGS, tmp_path / "broken", should_stop=Asked(looks))
+    resumed, _, _ = fitted(training_set, SETTINGS, tmp_path / "broken")
+    assert content(resumed.weights) == content(whole.weights)
+
+
+def test_a_fit_whose_final_weights_were_taken_makes_them_again_corrected_once(world, make_training_set, tmp_path):
+    training_set = replace(make_training_set(*world.rows(1_500)[:3]), negative_rate=0.25)
+    first, _, _ = fitted(training_set, SETTINGS, tmp_path / "fit")
+    kept = content(first.weights)
+    first.weights.rename(tmp_path / "taken to the store")
+    again, _, _ = fitted(training_set, SETTINGS, tmp_path / "fit")
+    assert content(again.weights) == kept
+
+
+def test_a_round_starts_from_its_parents_scores_at_its_own_rate_whatever_the_parents_was(
+    run, world, held_out, make_training_set
+):
+    first = make_training_set(*thinned(*world.rows(2_000, 1)[:3], 0.2), name="first")
+    parent = run(replace(first, negative_rate=0.2), "pytorch", "first")
+    second = make_training_set(*thinned(*world.rows(2_000, 2)[:3], 0.6), name="second")
+    asked = replace(second, negative_rate=0.6)
+    start = continue_from(parent, asked, CONFIG, local_path(parent.uri).parent / "start")
+    before = calibration(local_path(parent.uri) / Model.WEIGHTS, parent, held_out)
+    assert calibration(start.weights, parent, held_out) > 1.1 * before
+    shift_logits(start.weights, CONFIG, log_odds_correction(0.6))
+    assert calibration(start.weights, parent, held_out) == pytest.approx(before, rel=1e-6)
+
+
+@pytest.mark.parametrize("rate", [0, -0.1, 1.1, float("nan")])
+def test_a_rate_that_keeps_nothing_or_more_than_all_is_refused(rate):
+    with pytest.raises(ContractError, match="negative_rate"):
+        log_odds_correction(rate)
+
+
+def test_another_rate_under_the_same_run_is_another_fit(run, world, make_training_set):
+    parent = run(make_training_set(*world.rows(1_000, 1)[:3], name="parent"), "pytorch", "parent").model_id
+    training_set = make_training_set(*world.rows(1_000, 2)[:3])
+    run(training_set, "pytorch", "same run", parent)
+    again = run(replace(training_set, negative_rate=0.5), "pytorch", "same run", parent)
+    afresh = run(replace(training_set, negative_rate=0.5), "pytorch", "another run", parent)
+    assert again.sha256["weights"] == afresh.sha256["weights"]

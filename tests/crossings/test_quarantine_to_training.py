@@ -1,0 +1,107 @@
+"""A run with a quarantine rule: validation sets rows aside, every later step works on the rest, and they come back."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from datetime import date
+from pathlib import Path
+
+import pyarrow.parquet as pq
+
+from components.contracts.manifests import RawDataset
+from components.contracts.uris import local_path
+from inference_client.simulation.lake import write_lake
+from inference_client.simulation.world import World
+
+REPOSITORY = Path(__file__).resolve().parents[2]
+FIT = {"learning-rate": 0.003, "batch-size": 256, "max-epochs": 1, "embedding-dim": 4, "num-cross-layers": 2}
+FIT |= {"backend": "pytorch", "tower": "16,8", "seed": 7}
+
+
+def learn(chain, run, rules):
+    """Runs the steps up to evaluation as the pipeline joins them: what validation lets through is what all others read.
+
+    Returns:
+        The rows that came in, those that validation handed on, training set and model.
+    """
+    raw, raw_path = chain.step(
+        "extraction", run, {"lake": chain.uri("lake"), "champion": "current", "holdout-fraction": 0.25}
+    )
+    valid_path = chain.root / "manifests" / run / "valid.json"
+    flags = {"champion": "current", "raw-dataset": raw_path, "rules": json.dumps(rules), "valid-dataset": valid_path}
+    _, report = chain.step("validation", run, flags)
+    flags = {"parent": "current", "raw-dataset": valid_path, "frequency-threshold": 2}
+    encoded, encoded_path = chain.step("preprocessing", run, flags)
+    flags = {"parent": "current", "training-set": encoded_path, "validation-report": report, **FIT}
+    model, model_path = chain.step("training", run, flags)
+    gate = {"champion": "current", "min-auc": 0.5, "accept-inconclusive": True, "max-auc-loss": 0.5}
+    inputs = {"raw-dataset": valid_path, "training-set": encoded_path, "model": model_path}
+    verdict, verdict_path = chain.step("evaluation", run, {**gate, **inputs})
+    release = {"repository": chain.uri("repository"), "triton-urls": "", "server": "python", "trigger-id": run}
+    inputs = {"raw-dataset": valid_path, "model": model_path, "verdict": verdict_path}
+    chain.step("deployment", run, {**release, **inputs})
+    return raw, RawDataset.read(valid_path), encoded, model
+
+
+def requests_of(uri):
+    files = sorted(local_path(uri).glob("*.parquet"))
+    return [name for path in files for name in pq.read_table(path, columns=["request_id"])["request_id"].to_pylist()]
+
+
+def evergreen(*words):
+    """The `evergreen` command, as it is typed."""
+    return subprocess.run(
+        [sys.executable, "-m", "pipelines", *map(str, words)],
+        env={**os.environ, "PYTHONPATH": str(REPOSITORY)},
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+
+
+def test_later_steps_learn_from_the_rest_and_the_next_round_from_what_was_taken_back(chain, tmp_path):
+    own = chain.copied_to(tmp_path / "own")
+    world = World.create(seed=3)
+    write_lake(world, own.root / "lake", rows=2000, days=1, last_day=date(2026, 1, 6), seed=11)
+    # Which requests a window's training rows hold is not known before the first look.
+    raw, _ = own.step("extraction", "look", {"lake": own.uri("lake"), "champion": "current", "holdout-fraction": 0.25})
+    before = requests_of(raw.train_uri)
+    named = sorted(set(before))[:2]
+    num_named = sum(name in named for name in before)
+
+    rules = {"named_rows": {"action": "quarantine", "request_ids": named}, "quarantined_share": "warn"}
+    raw, valid, encoded, model = learn(own, "round-3", rules)
+    assert 0 < num_named < len(before)
+    assert (valid.num_quarantined, encoded.num_train_rows) == (num_named, len(before) - num_named)
+    assert requests_of(valid.train_uri) == [name for name in before if name not in named]
+    assert sorted(requests_of(valid.quarantine_uri)) == sorted(name for name in before if name in named)
+    assert encoded.raw_digest == model.raw_digest == valid.digest != raw.digest
+    assert encoded.num_holdout_rows == raw.num_holdout_rows
+
+    store = ["--store", own.root / "store"]
+    listed = evergreen("quarantine", "list", "--json", *store)
+    (batch,) = json.loads(listed.stdout)
+    assert (batch["run"], batch["num_by_rule"], batch["taken_back"]) == ("round-3", {"named_rows": num_named}, [])
+    done = evergreen("quarantine", "replay", "--run", "round-3", "--reason", "a false alarm", *store)
+    assert (done.returncode, done.stderr) == (0, "")
+    write_lake(world, own.root / "lake", rows=2000, days=1, last_day=date(2026, 1, 7), seed=12)
+    raw, valid, encoded, model = learn(own, "round-4", {})
+    assert encoded.num_train_rows == raw.num_train_rows + num_named
+    assert requests_of(valid.train_uri)[:num_named] == requests_of(batch_rows(own, "round-3"))
+    assert model.raw_digest == valid.digest
+
+
+def batch_rows(own, run):
+    return (own.root / "store" / "quarantine" / "runs" / run / "rows").as_uri()
+
+
+def test_the_schema_command_reaches_its_own_environment(chain):
+    shown = evergreen("schema", "show", "--store", chain.root / "store")
+    assert (shown.returncode, shown.stderr) == (0, "")
+    assert "\nlabel       INT     >= 100.00%  0 to 1                            TRAINING\n" in shown.stdout
+    assert evergreen("schema", "diff", "force", "live", "--store", chain.root / "store").returncode == 0
+    assert "expected one, or force, live" in evergreen("schema", "show", "no", "--store", chain.root / "store").stderr

@@ -1,0 +1,149 @@
+"""Thinned rows, left-out columns and rows not yet mature, from the lake to the served graph, over two rounds."""
+
+from __future__ import annotations
+
+from datetime import date, datetime, timedelta, timezone
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from components.contracts import criteo
+from components.contracts.manifests import ValidationReport
+from components.contracts.metrics import calibration, normalized_entropy
+from components.contracts.serving import CATEGORICAL_INPUT, DENSE_INPUT, PROBABILITY_OUTPUT
+from components.contracts.uris import local_path
+from inference_client.simulation.lake import write_lake
+from inference_client.simulation.world import World
+from tests.crossings.conftest import Chain
+
+pytestmark = pytest.mark.timeout(400)
+
+ROWS = 16_000
+"""Of each of the two parts of the lake."""
+RATES = (0.2, 0.3)
+EXCLUDED = ("I4", "C2", "C20")
+KEPT = ",".join(name for name in criteo.FEATURES if name not in EXCLUDED)
+HOURS = 6
+
+
+@pytest.fixture(scope="module")
+def report(tmp_path_factory):
+    """A report with the files that training keeps; what is judged of the rows is not this test's subject."""
+    folder = tmp_path_factory.mktemp("validation")
+    for name in ("statistics.pb", "schema.pbtxt"):
+        (folder / name).write_text("what validation wrote")
+    path = folder / "report.json"
+    ValidationReport(
+        decision="pass", reasons=[], findings=[], drift=[], num_rows=1, raw_digest="",
+        statistics_uri=(folder / "statistics.pb").as_uri(), schema_uri=(folder / "schema.pbtxt").as_uri(),
+        report_uri="", parent_statistics_uri=None,
+    ).write(path)  # fmt: skip
+    return path
+
+
+@pytest.fixture(scope="module")
+def rounds(tmp_path_factory, report):
+    """Two rounds, each with a rate of its own, over a lake that grew in between."""
+    chain = Chain(tmp_path_factory.mktemp("row policies"))
+    chain.window = {"holdout_fraction": 0.25, "columns": KEPT, "attribution_hours": HOURS, "replay_share": 0.2}
+    world = World.create(seed=3, click_rate=0.1)
+    for number, rate in enumerate(RATES):
+        last_day = date(2026, 1, 2 + 2 * number)
+        write_lake(world, chain.root / "lake", rows=ROWS, days=2, last_day=last_day, seed=number)
+        chain.window["negative_rate"] = rate
+        chain.turn(f"round {number}", validation_report=report)
+    return chain
+
+
+def read(folder):
+    return pa.concat_tables([pq.ParquetFile(path).read() for path in sorted(folder.rglob("*.parquet"))])
+
+
+def held_out(this):
+    """Labels of the held-out rows and the candidate's scores of them, which are the stored weights'."""
+    labels = read(local_path(this.extraction.holdout_uri))[criteo.LABEL].to_numpy()
+    with np.load(local_path(this.evaluation.scores_uri), allow_pickle=False) as arrays:
+        return labels, arrays["candidate"].astype(np.float64)
+
+
+@pytest.mark.parametrize("turn", [0, 1])
+def test_scores_of_unthinned_held_out_rows_are_calibrated_and_would_not_be_without_the_correction(rounds, turn):
+    """Bound: four standard errors of clicks counted, in the held-out rows and among as many that were learnt."""
+    this, rate = rounds.rounds[turn], RATES[turn]
+    labels, scores = held_out(this)
+    assert len(labels) == this.extraction.num_holdout_rows
+    bound = 4 * (2 / labels.sum()) ** 0.5
+    assert this.evaluation.candidate["calibration"] == pytest.approx(1, abs=bound)
+    assert this.evaluation.candidate["normalized_entropy"] < 1
+    odds = scores / (1 - scores) / rate
+    uncorrected = odds / (1 + odds)
+    assert calibration(labels, uncorrected) > 1 + 2 * bound
+    assert normalized_entropy(labels, uncorrected) > 1 > normalized_entropy(labels, scores)
+
+
+@pytest.mark.parametrize("turn", [0, 1])
+def test_the_counts_of_thinning_reach_the_model(rounds, turn):
+    this, rate = rounds.rounds[turn], RATES[turn]
+    raw, encoded = this.extraction, this.preprocessing
+    labels = read(local_path(raw.train_uri))[criteo.LABEL].to_numpy()
+    negatives = int((labels == 0).sum())
+    assert len(labels) == raw.num_train_rows == encoded.num_train_rows + encoded.num_sampled_out
+    assert raw.negative_rate == encoded.negative_rate == this.training.negative_rate == rate
+    kept = negatives - encoded.num_sampled_out
+    assert kept == pytest.approx(negatives * rate, abs=4 * np.sqrt(negatives * rate * (1 - rate)))
+    if turn:
+        old = read(local_path(raw.replay_uri))[criteo.LABEL].to_numpy()
+        clicks = read(local_path(encoded.replay_uri))[criteo.LABEL].to_numpy().sum()
+        assert clicks == old.sum()
+        assert encoded.num_replay_rows - clicks == pytest.approx((old == 0).sum() * rate, rel=0.2)
+
+
+def test_every_row_that_was_mature_in_time_is_read_by_one_round(rounds):
+    lake = read(rounds.root / "lake")
+    found = []
+    for this in rounds.rounds:
+        for uri in (this.extraction.train_uri, this.extraction.holdout_uri):
+            rows = read(local_path(uri))
+            found += zip(rows[criteo.REQUEST_ID].to_pylist(), rows[criteo.ROW].to_pylist())
+    times = np.array(lake[criteo.EVENT_TIME].to_pylist())
+    keys = np.array(list(zip(lake[criteo.REQUEST_ID].to_pylist(), lake[criteo.ROW].to_pylist())), dtype=object)
+    mature = times <= times.max() - timedelta(hours=HOURS)
+    assert len(found) == len(set(found)) == mature.sum()
+    assert set(found) == {tuple(key) for key in keys[mature]}
+    first = datetime.fromisoformat(rounds.rounds[0].extraction.last_event_time)
+    assert first < datetime(2026, 1, 2, 24 - HOURS, tzinfo=timezone.utc)
+
+
+@pytest.mark.parametrize("turn", [0, 1])
+def test_the_served_graph_scores_rows_with_values_in_left_out_columns_as_training_did_without(rounds, turn):
+    import onnxruntime
+
+    this = rounds.rounds[turn]
+    assert this.extraction.excluded_columns == list(EXCLUDED)
+    raw = read(local_path(this.extraction.holdout_uri))
+    assert all(raw[name].null_count == raw.num_rows for name in EXCLUDED)
+    whole = read(rounds.root / "lake")
+    places = {key: i for i, key in enumerate(zip(*(whole[n].to_pylist() for n in (criteo.REQUEST_ID, criteo.ROW))))}
+    rows = whole.take([places[key] for key in zip(*(raw[n].to_pylist() for n in (criteo.REQUEST_ID, criteo.ROW)))])
+    assert all(rows[name].null_count < rows.num_rows / 2 for name in EXCLUDED)
+    dense, categorical = (
+        np.stack([rows[name].cast(kind).fill_null(missing).to_numpy() for name in names], axis=1)
+        for names, kind, missing in (
+            (criteo.DENSE, "float32", float("nan")),
+            (criteo.CATEGORICAL, "int64", criteo.MISSING_CATEGORY),
+        )
+    )
+    session = onnxruntime.InferenceSession(
+        str(local_path(this.deployment.graph_uri)), providers=["CPUExecutionProvider"]
+    )
+    inputs = {DENSE_INPUT.name: dense, CATEGORICAL_INPUT.name: categorical}
+    served = session.run([PROBABILITY_OUTPUT.name], inputs)[0].ravel()
+    _, scores = held_out(this)
+    np.testing.assert_allclose(served, scores, atol=1e-5, rtol=0)
+    # Other values there change nothing; elsewhere they do.
+    dense[:, 3], categorical[:, [1, 19]] = 7.0, 12_345
+    np.testing.assert_array_equal(session.run([PROBABILITY_OUTPUT.name], inputs)[0].ravel(), served)
+    categorical[:, 0] = 12_345
+    assert np.abs(session.run([PROBABILITY_OUTPUT.name], inputs)[0].ravel() - served).max() > 1e-3

@@ -1,0 +1,145 @@
+"""The status page leads to the reports of the last run, and to nothing else of the machine."""
+
+from __future__ import annotations
+
+import os
+import urllib.error
+import urllib.request
+
+import pytest
+
+from components.contracts.run_notes import noted, read_outcomes
+from components.contracts.run_reports import forget_report, keep_report, report_path, reports_of
+from components.run_outcome.outcome import record
+from monitoring.showing import run_reports
+from monitoring.showing.exposition import Exposition
+from monitoring.showing.history import History
+from monitoring.showing.page import status_page
+from monitoring.showing.run_reports import read_report
+from monitoring.showing.server import Server
+from monitoring.showing.snapshot import Snapshot
+from monitoring.showing.surroundings import CountedRuns
+from tests.monitoring.showing.test_page import NOW
+
+RUN = "hourly 7&8"
+SECRET = b"<p>of another folder</p>"
+
+
+@pytest.fixture
+def store(tmp_path):
+    """A store with a run that validation refused, and a file outside of it."""
+    store = tmp_path / "store"
+    (tmp_path / "secret").mkdir()
+    (tmp_path / "secret" / "validation_report.html").write_bytes(SECRET)
+    with noted(store, RUN, "validation") as note:
+        keep_report(store, RUN, "validation", html="<p>ä report</p>", document="{}")
+        note.state, note.reason = "refused", "too <few> rows"
+    record(run=RUN, store=store.as_uri(), trigger_id="", trigger_reason="", kfp_state="SUCCEEDED")
+    return store
+
+
+class Memory:
+    """Documents as the monitor's store keeps them."""
+
+    def __init__(self):
+        self.kept = {}
+
+    def read_document(self, name):
+        return self.kept.get(name)
+
+    def write_documents(self, documents, counts):
+        self.kept |= documents
+
+
+@pytest.fixture
+def get(store):
+    server = Server(Exposition(), host="127.0.0.1", port=0, report=lambda path: read_report(store, path))
+    direct = urllib.request.build_opener(urllib.request.ProxyHandler({}))
+
+    def ask(path):
+        try:
+            with direct.open(f"http://{server.host}:{server.port}{path}", timeout=5) as answer:
+                return answer.status, answer.read(), answer.headers
+        except urllib.error.HTTPError as error:
+            return error.code, error.read(), error.headers
+
+    yield ask
+    server.close()
+
+
+def test_the_outcome_names_the_reports(store):
+    (outcome,) = read_outcomes(store)
+    assert outcome.reports == {"validation": report_path(store, RUN, "validation").as_uri()}
+
+
+def test_a_report_of_an_earlier_try_is_forgotten(store):
+    forget_report(store, RUN, "validation")
+    assert reports_of(store, RUN) == {}
+    assert not report_path(store, RUN, "validation", "json").exists()
+
+
+def test_the_page_leads_to_the_report_and_the_server_answers_it(store, get):
+    from monitoring.showing.snapshot import Surroundings
+
+    found = CountedRuns(store, Memory()).look(NOW)
+    exposition = Exposition()
+    exposition.beat(Snapshot(time=NOW, around=Surroundings(**found)))
+    page = status_page(exposition, History([], []), now=NOW)
+    assert "Run hourly 7&amp;8: refused at validation" in page
+    assert "too &lt;few&gt; rows" in page
+    link = "/reports/hourly%207%268/validation"
+    assert f'<a href="{link}">report of validation</a>' in page
+    status, body, headers = get(link)
+    assert (status, body) == (200, "<p>ä report</p>".encode())
+    assert headers["Content-Security-Policy"].startswith("default-src 'none'"), "a report runs no script either"
+
+
+def test_a_memory_of_before_reports_shows_a_page_without_them(store):
+    from monitoring.showing.snapshot import Surroundings
+
+    memory = Memory()
+    CountedRuns(store, memory).look(NOW)
+    del memory.kept["runs_counted"]["last"]["outcome"]
+    found = CountedRuns(store, memory).look(NOW)
+    exposition = Exposition()
+    exposition.beat(Snapshot(time=NOW, around=Surroundings(**found)))
+    assert "last-run" not in status_page(exposition, History([], []), now=NOW)
+
+
+@pytest.mark.parametrize(
+    "path",
+    [
+        "/reports/../secret/validation",
+        "/reports/%2e%2e/validation",
+        "/reports/..%2f..%2fsecret/validation",
+        "/reports/%2fetc/passwd",
+        "/reports/hourly%207%268/../../secret/validation",
+        "/reports/hourly%207%268/outcome",
+        "/reports/hourly%207%268/validation%00",
+        "/reports/hourly%00/validation",
+        "/reports/hourly%207%268/evaluation",
+        "/reports/linked/validation",
+        "/reports/pointing/validation",
+        "/reports/pipe/validation",
+        "/reports//validation",
+        "/reports/",
+        "/reports/" + 5000 * "x" + "/validation",
+    ],
+)
+def test_no_path_leads_out_of_the_runs_reports(store, get, path):
+    runs = store / "runs"
+    (runs / "linked").symlink_to(store.parent / "secret")
+    for name in ("pointing", "pipe"):
+        (runs / name).mkdir()
+    (runs / "pointing" / "validation_report.html").symlink_to(store.parent / "secret" / "validation_report.html")
+    os.mkfifo(runs / "pipe" / "validation_report.html")
+    status, body, _ = get(path)
+    assert status == 404
+    assert SECRET not in body
+
+
+def test_a_report_too_large_is_not_read(store, monkeypatch):
+    path = "/reports/hourly%207%268/validation"
+    assert read_report(store, path) is not None
+    monkeypatch.setattr(run_reports, "MAX_BYTES", 10)
+    assert read_report(store, path) is None
