@@ -96,7 +96,7 @@ def _faults_on_dataflow(options: PipelineOptions) -> list[str]:
     # Beam would take its own image, which lacks our code.
     image = options.view_as(WorkerOptions).sdk_container_image
     needed = {"project": google.project, "region": google.region, "sdk_container_image": image}
-    faults = [f"Missing required option: {name} (docs/data.md)." for name, value in needed.items() if not value]
+    faults = [f"Missing required option: {name} (docs/validation.md)." for name, value in needed.items() if not value]
     if not str(google.temp_location or "").startswith("gs://"):
         faults.append(f"Invalid GCS path ({google.temp_location}), given for the option: temp_location.")
     return faults
