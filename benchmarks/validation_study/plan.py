@@ -8,9 +8,11 @@ from __future__ import annotations
 
 import shutil
 import tempfile
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
+from queue import SimpleQueue
 
 import numpy as np
 
@@ -59,9 +61,9 @@ def make_plan(*, pairs: int, windows: int, quick: bool) -> list[Series]:
         windows: Windows per shift and place.
         quick: Few windows of each kind, for whether it runs and not for what it says.
     """
-    few, some = (1, 2) if quick else (5, 20)
-    still = {OURS: pairs, TFDV: pairs, EVIDENTLY: few}
-    items = {OURS: windows, TFDV: min(windows, some), EVIDENTLY: few}
+    few, some = (1, 2) if quick else (2, 20)
+    still = {OURS: pairs, TFDV: min(pairs, 100), EVIDENTLY: few}
+    items = {OURS: windows, TFDV: min(windows, 2 * few), EVIDENTLY: 1}
     half = {OURS: pairs // 2, TFDV: some}
     shifts = _shifted("item", items, _chosen(ITEM_SHIFTS, quick), 20_000)
     plan = [
@@ -72,12 +74,11 @@ def make_plan(*, pairs: int, windows: int, quick: bool) -> list[Series]:
     ]
     if quick:
         return plan
-    users = {OURS: windows // 2, TFDV: few}
-    large = {OURS: some, TFDV: few}
+    users, large = {OURS: windows // 2, TFDV: few}, {OURS: some, TFDV: few}
     return [
         *plan,
         Series(rows=100_000, cases=[_still(large, 100_000), *_shifted("user", users, USER_SHIFTS, 100_000)]),
-        Series(rows=400_000, cases=[_still(large, 400_000)]),
+        Series(rows=400_000, cases=[_still({OURS: some // 4, TFDV: few}, 400_000)]),
     ]
 
 
@@ -95,31 +96,54 @@ def _chosen(shifts: Sequence[Shift], quick: bool) -> Sequence[Shift]:
 
 
 def show(
-    series: Series, number: int, world: World, contestants: Mapping[str, Contestant], say: Callable[[str], None]
+    series: Series, number: int, world: World, lanes: Sequence[Mapping[str, Contestant]], say: Callable[[str], None]
 ) -> list[dict[str, Seen]]:
-    """What each setting of each contestant says about each case of `series`; `number` sets series apart."""
+    """What each setting of each contestant says about each case of `series`, in the order of the pairs.
+
+    Args:
+        series: The pairs.
+        number: Sets series apart.
+        world: Where the rows come from.
+        lanes: The contestants by name, as many times as pairs are shown at a time.
+        say: Takes a line about the progress.
+
+    Raises:
+        ContestantFailed: one ended.
+    """
     seen: list[dict[str, Seen]] = [{} for _ in series.cases]
-    num_pairs = max(max(case.pairs.get(name, 0) for name in contestants) for case in series.cases)
-    for pair in range(num_pairs):
-        with tempfile.TemporaryDirectory(prefix="evergreen-study-") as scratch:
-            _show_pair(series, (world.seed, number, pair), Path(scratch), world, contestants, seen)
-        if pair % 10 == 9 or pair == num_pairs - 1:
-            say(f"{pair + 1} of {num_pairs} pairs of {series.rows:,} rows, {len(series.cases)} cases")
+    num_pairs = max(max(case.pairs.get(name, 0) for name in lanes[0]) for case in series.cases)
+    free: SimpleQueue[Mapping[str, Contestant]] = SimpleQueue()
+    for lane in lanes:
+        free.put(lane)
+
+    def ask(pair: int) -> list[tuple[int, Answer]]:
+        lane = free.get()
+        try:
+            with tempfile.TemporaryDirectory(prefix="evergreen-study-") as scratch:
+                return list(_show_pair(series, (world.seed, number, pair), Path(scratch), world, lane))
+        finally:
+            free.put(lane)
+
+    pool = ThreadPoolExecutor(len(lanes))
+    try:
+        for pair, answers in enumerate(pool.map(ask, range(num_pairs))):
+            for place, answer in answers:
+                _note(answer, seen[place])
+            if pair % 10 == 9 or pair == num_pairs - 1:
+                say(f"{pair + 1} of {num_pairs} pairs of {series.rows:,} rows, {len(series.cases)} cases")
+    finally:
+        pool.shutdown(cancel_futures=True)
     return seen
 
 
 def _show_pair(
-    series: Series,
-    seed: tuple[int, int, int],
-    scratch: Path,
-    world: World,
-    contestants: Mapping[str, Contestant],
-    seen: list[dict[str, Seen]],
-) -> None:
+    series: Series, seed: tuple[int, int, int], scratch: Path, world: World, contestants: Mapping[str, Contestant]
+) -> Iterator[tuple[int, Answer]]:
+    """Each answer with the number of its case."""
     random, pair = np.random.default_rng(seed), seed[-1]
     before, now = (draw_window(world, series.rows, random, requests=series.requests) for _ in range(2))
     write_window(before, scratch / "before", name="before")
-    for place, (case, of_case) in enumerate(zip(series.cases, seen)):
+    for place, case in enumerate(series.cases):
         asked = [name for name in contestants if pair < case.pairs.get(name, 0)]
         if not asked:
             continue
@@ -129,7 +153,7 @@ def _show_pair(
         write_window(struck, folder, name="now")
         for name in asked:
             columns = case.shift.columns if case.shift and name == EVIDENTLY else ()
-            _note(contestants[name].ask(scratch / "before", folder, columns), of_case)
+            yield place, contestants[name].ask(scratch / "before", folder, columns)
         shutil.rmtree(folder)
 
 

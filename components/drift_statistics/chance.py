@@ -48,7 +48,7 @@ def homogeneity(now: Counts, before: Counts, design: float | NDArray[np.float64]
     differences = a * math.sqrt(m / n) - b * math.sqrt(n / m)
     statistic = float((differences**2 / (a + b)).sum())
     overall = chi_square_tail(statistic / (mean * (1 + spread)), (len(a) - 1) / (1 + spread))
-    one = chi_square_tail(float((_deviances(a, n, b, m) / designs).max()), 1)
+    one = chi_square_tail(float((_deviances(a, n, b, m, designs) / designs).max()), 1)
     return min(1.0, 2 * min(overall, one * len(a)))
 
 
@@ -82,17 +82,26 @@ def mean_design(rows: Counts, designs: NDArray[np.float64]) -> tuple[float, floa
 def proportion(a: int, n: int, b: int, m: int, design: float) -> float | None:
     """p-value of the test that `a` of `n` rows and `b` of `m` are samples of one share; None where a sample is empty.
 
-    The likelihood ratio test: unlike Pearson's its tail holds for a few rows too, and so for clusters of them.
+    The likelihood ratio test, corrected for continuity as Yates does (Contingency tables involving small numbers,
+    1934), by half a row as good as an independent one: so its tail holds for a few of them too. Of 10 such rows that
+    all lie in one of two equal samples the exact test says 0.0020, this one 0.0017, and 0.0002 without the correction
+    (measured without: of windows of 20,000 rows that stood still, 7 times as many p-values below 0.0005 as there should
+    be, in columns of many rare categories).
     """
     if not n or not m:
         return None
-    return chi_square_tail(float(_deviances(np.array([a]), n, np.array([b]), m)[0]) / design, 1)
+    return chi_square_tail(float(_deviances(np.array([a]), n, np.array([b]), m, design)[0]) / design, 1)
 
 
-def _deviances(a: NDArray[np.int64], n: int, b: NDArray[np.int64], m: int) -> NDArray[np.float64]:
-    """Per cell, twice the log of the likelihood ratio of two shares against one."""
+def _deviances(
+    a: NDArray[np.int64], n: int, b: NDArray[np.int64], m: int, design: float | NDArray[np.float64]
+) -> NDArray[np.float64]:
+    """Per cell, twice the log of the likelihood ratio of two shares against one, half of `design` rows nearer to it."""
     share = (a + b) / (n + m)
-    parts = [(a, n * share), (n - a, n * (1 - share)), (b, m * share), (m - b, m * (1 - share))]
+    beyond = a - n * share
+    moved = np.sign(beyond) * np.minimum(np.asarray(design) / 2, np.abs(beyond))
+    now, before = a - moved, b + moved
+    parts = [(now, n * share), (n - now, n * (1 - share)), (before, m * share), (m - before, m * (1 - share))]
     total = np.zeros(len(a))
     for observed, expected in parts:
         held = observed > 0

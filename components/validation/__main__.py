@@ -1,6 +1,7 @@
 """The validation step on a command line: are these rows fit to train on?
 
-Exit code 0: pass or warn. 1: blocked; the report says why. 2: misuse, or input that breaks an agreement.
+Exit code 0: pass or warn. 1: blocked; the report says why. 2: misuse, or input that breaks an agreement. 3: the work
+failed and may succeed later: a process was killed, a Beam job or a disk failed.
 Parsing needs the standard library only; TFDV is imported when the work begins.
 """
 
@@ -17,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from components.contracts import model_store
-from components.contracts.errors import ContractError
+from components.contracts.errors import ContractError, PermanentError, TemporaryError
 from components.contracts.manifests import Model, RawDataset, ValidationReport
 from components.contracts.retrain_request import CURRENT
 from components.contracts.run_notes import noted
@@ -27,7 +28,7 @@ from components.validation.rules import NOTIFY, read_rules
 from components.validation.settings import ValidationSettings
 
 STEP = "validation"
-DONE, REFUSED, MISUSE = 0, 1, 2
+DONE, REFUSED, MISUSE, FAILED = 0, 1, 2, 3
 
 _THRESHOLDS = {
     "categorical_drift": "change of one category's share from which on it is drift, if it is no chance",
@@ -78,6 +79,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     except ContractError as error:
         print(f"error: {error}", file=sys.stderr)
         return MISUSE
+    except (TemporaryError, PermanentError, OSError) as error:
+        print(f"error: {error}", file=sys.stderr)
+        return FAILED
 
 
 def _run(arguments: argparse.Namespace) -> int:

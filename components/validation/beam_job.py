@@ -35,6 +35,10 @@ with quietly():
     from apache_beam.options.pipeline_options_validator import PipelineOptionsValidator
     from apache_beam.runners.runner import create_runner
 
+    with contextlib.suppress(ImportError):
+        # gs:// is known once this is imported. Beam does it itself, unless TFDV was imported before: see `tfdv`.
+        import apache_beam.io.gcp.gcsfilesystem
+
 # isort: split
 import pyarrow as pa
 
@@ -86,9 +90,17 @@ def parse_options(text: str) -> PipelineOptions:
     faults = _faults_on_dataflow(options) if on_dataflow else PipelineOptionsValidator(options, made).validate()
     if faults:
         raise ContractError(f"beam options {text!r}: {' '.join(dict.fromkeys(faults))}")
+    _expect_file_system(text, str(options.view_as(GoogleCloudOptions).temp_location or ""))
     # All that runs is imported by name; what the program that starts the job holds concerns no worker.
     options.view_as(SetupOptions).save_main_session = False
     return options
+
+
+def _expect_file_system(text: str, place: str) -> None:
+    try:
+        FileSystems.get_filesystem(place)
+    except ValueError as error:
+        raise ContractError(f"beam options {text!r}: temp_location {place!r} is unknown to Beam here") from error
 
 
 def _faults_on_dataflow(options: PipelineOptions) -> list[str]:
@@ -141,8 +153,7 @@ def summarize_on_beam(
     except Exception as error:  # runners raise what they like
         raise TemporaryError(f"beam job failed: {first_line(error)}") from error
     finally:
-        if FileSystems.exists(shared):
-            FileSystems.delete([shared])
+        _remove(shared)
 
 
 def _run(
@@ -191,6 +202,17 @@ def _fetch(shared: str, counters: Sequence[Counter]) -> Any:
             counter.merge(counted)
     with FileSystems.open(f"{shared}/{_STATISTICS}") as stream:
         return parse_statistics(stream.read(), f"{shared}/{_STATISTICS}")
+
+
+def _remove(shared: str) -> None:
+    try:
+        if "://" in shared:
+            # A bucket has no folders: to Beam none exists, and only a name that ends so is deleted with all below it.
+            FileSystems.delete([f"{shared}/"])
+        else:
+            shutil.rmtree(shared)
+    except Exception as error:  # must hide neither the job's own failure nor its success
+        logger.warning("%s could not be removed and may hold rows: %s", shared, first_line(error))
 
 
 def _read(source: _Source, columns: list[str]) -> Iterator[Numbered]:

@@ -7,7 +7,6 @@ Rows that are taken back (`replay`) are learnt by the next round beside its wind
 from __future__ import annotations
 
 import argparse
-import getpass
 import json
 import sys
 from collections.abc import Sequence
@@ -15,6 +14,7 @@ from dataclasses import asdict
 from pathlib import Path
 
 from components.contracts.errors import ContractError
+from components.contracts.people import whoami
 from components.contracts.uris import typed_folder
 from components.validation.quarantine import kept
 
@@ -30,14 +30,14 @@ def build_parser() -> argparse.ArgumentParser:
     replay.add_argument("--run", required=True, help="the run that set them aside")
     replay.add_argument("--rule", default=None, help="only those under this rule (default: all)")
     replay.add_argument("--reason", required=True, help="why")
-    replay.add_argument("--who", default=getpass.getuser(), help="who takes them back (%(default)s)")
+    replay.add_argument("--who", default=whoami(), help="who takes them back (%(default)s)")
     for each in (listing, replay):
         each.add_argument("--store", required=True, help="model store, folder or its URI")
     return parser
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Runs one command; 0 done, 2 misuse."""
+    """Runs one command; 0 done, 2 misuse, 3 a disk failed."""
     arguments = build_parser().parse_args(argv)
     try:
         store = typed_folder(arguments.store, "--store")
@@ -45,6 +45,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     except ContractError as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
+    except OSError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 3
 
 
 def _list(store: Path, arguments: argparse.Namespace) -> int:

@@ -6,9 +6,10 @@ by the one that people accepted since (`schemas.curated`).
 Curated: categories are strings (see `summarize`) without a list of allowed values, for new ones come daily; the label
 is in every training row, is 0 or 1, and is not served. A feature has a value in as large a share of the rows as in the
 first run, less sampling error (`schemas.presence`), and in some row where the first run had it; one that the first run
-had in no row is optional. Dense columns stay below `range_factor` times the first run's extremes, hold neither NaN nor
-infinity, and where the first run had no negative value, none (but for I2, whose rare negative values a small window may
-lack). No drift thresholds: those are settings of the step, not facts about the data.
+had in no row is optional. Dense columns stay below `range_factor` times the first run's extremes, or below a larger
+multiple where the tail is heavy and the rows are few (`schemas.extremes`), hold neither NaN nor infinity, and where the
+first run had no negative value, none (but for I2, whose rare negative values a small window may lack). No drift
+thresholds: those are settings of the step, not facts about the data.
 """
 
 from __future__ import annotations
@@ -18,9 +19,10 @@ from collections.abc import Container
 from typing import Any
 
 from components.contracts import criteo
+from components.validation.schemas.extremes import extreme_factor
 from components.validation.schemas.files import SERVING, TRAINING, format_schema, read_schema
 from components.validation.schemas.presence import least_share
-from components.validation.tfdv import schema_pb2, tfdv
+from components.validation.tfdv import schema_pb2, statistics_pb2, tfdv
 
 __all__ = ["format_schema", "infer_schema", "make_type_schema", "read_schema"]
 
@@ -77,6 +79,16 @@ def _bound(name: str, domain: Any, numbers: Any, factor: float) -> None:
     if numbers.common_stats.num_non_missing and math.isfinite(numbers.min) and math.isfinite(numbers.max):
         # An extreme of zero has no multiple; it is taken for one.
         domain.min = numbers.min - (factor - 1) * max(abs(numbers.min), 1.0)
-        domain.max = numbers.max + (factor - 1) * max(abs(numbers.max), 1.0)
+        domain.max = numbers.max + (max(factor, _chance_factor(numbers)) - 1) * max(abs(numbers.max), 1.0)
         if numbers.min >= 0 and name not in NEGATIVE:
             domain.min = 0.0
+
+
+def _chance_factor(numbers: Any) -> float:
+    """How many times the largest value the next rows' may be by chance; 1 where the deciles are not known."""
+    for histogram in numbers.histograms:
+        if histogram.type == statistics_pb2.Histogram.QUANTILES and len(histogram.buckets) == 10:
+            median, ninth = (float(histogram.buckets[i].high_value) for i in (4, 8))
+            if math.isfinite(median) and math.isfinite(ninth):
+                return extreme_factor(numbers.min, median, ninth, numbers.common_stats.num_non_missing)
+    return 1.0

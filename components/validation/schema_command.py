@@ -7,7 +7,6 @@ needs protobuf, not TFDV. What a schema says is `schema`'s, how two are compared
 from __future__ import annotations
 
 import argparse
-import getpass
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -15,6 +14,7 @@ from pathlib import Path
 from components.contracts import model_store
 from components.contracts.errors import ContractError
 from components.contracts.manifests import Model
+from components.contracts.people import whoami
 from components.contracts.retrain_request import CURRENT
 from components.contracts.run_notes import run_folder
 from components.contracts.uris import local_path, typed_folder
@@ -33,7 +33,7 @@ def build_parser() -> argparse.ArgumentParser:
     accept = commands.add_parser("accept", help="make a proposed or an edited schema the one in force")
     accept.add_argument("which", help="run:NAME (what the run proposes, --work) or a file")
     accept.add_argument("--reason", required=True, help="why")
-    accept.add_argument("--who", default=getpass.getuser(), help="who accepts it (%(default)s)")
+    accept.add_argument("--who", default=whoami(), help="who accepts it (%(default)s)")
     accept.add_argument(
         "--loosen", action="append", default=[], metavar="FEATURE.rule", help="a rule that it may loosen (repeatable)"
     )
@@ -46,7 +46,7 @@ def build_parser() -> argparse.ArgumentParser:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Runs one command; 0 done, 1 the compared schemas differ in more than notes, 2 misuse."""
+    """Runs one command; 0 done, 1 the compared schemas differ in more than notes, 2 misuse, 3 a disk failed."""
     arguments = build_parser().parse_args(argv)
     try:
         store = typed_folder(arguments.store, "--store")
@@ -55,6 +55,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     except ContractError as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
+    except OSError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 3
 
 
 def _show(store: Path, arguments: argparse.Namespace) -> int:

@@ -40,7 +40,8 @@ class ValidationSettings:
     skew_share: float = 0.001
     """Largest share of rows, trained on and served under one name, whose value may differ."""
     range_factor: float = 10.0
-    """How many times the first run's extremes a value may be before it is named; the tails of counts are heavy."""
+    """How many times the first run's extremes a value may be before it is named; more where a heavy tail and few rows
+    say less of the next rows' extremes (`schemas.extremes`)."""
 
     def __post_init__(self) -> None:
         """Refuses thresholds that no distance can meet."""

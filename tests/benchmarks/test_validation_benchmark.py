@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
+import threading
 
 import numpy as np
 import pyarrow.parquet as pq
@@ -181,7 +182,7 @@ def test_alarms_are_counted_per_pair_and_a_shift_is_found_by_its_names(world):
     told = Told([], ["I7", "I9", "C1"], ["C2"], ["I7"], [])
     series = plan.Series(rows=500, cases=[still, moved])
     lines = []
-    seen = plan.show(series, 0, world, {"a": told}, lines.append)
+    seen = plan.show(series, 0, world, [{"a": told}], lines.append)
     results = [figures.of_case(case, 500, each) for case, each in zip(series.cases, seen)]
     # Pairs in turn: still, moved, still, moved, still.
     assert results[0]["settings"]["mine"]["hits"] == 1
@@ -202,8 +203,50 @@ def test_evidently_is_asked_about_the_shifted_columns_alone(world):
     shift = Shift("unit x1000", ("I7",))
     series = plan.Series(rows=200, cases=[plan.Case(name="moved", pairs={"Evidently": 1}, shift=shift)])
     told = Told(["I7"])
-    plan.show(series, 0, world, {"Evidently": told}, print)
+    plan.show(series, 0, world, [{"Evidently": told}], print)
     assert told.asked == [[200, 200, ("I7",)]]
+
+
+class Echo:
+    """Alarms the first value of a column, which tells the pairs apart; notes how many are asked at once."""
+
+    def __init__(self, barrier=None):
+        self.barrier, self.asked = barrier, 0
+
+    def ask(self, before, now, columns=()):
+        self.asked += 1
+        if self.barrier is not None:
+            self.barrier.wait(timeout=60)
+        return Answer({"echo": [str(pq.read_table(now)["C3"][0])]}, 0.1)
+
+
+def test_lanes_are_asked_at_the_same_time_and_answers_stay_in_the_order_of_the_pairs(world):
+    series = plan.Series(rows=100, cases=[plan.Case(name="still", pairs={"a": 6})])
+    alone = plan.show(series, 0, world, [{"a": Echo()}], print)[0]["echo"].alarms
+    assert len({name for (name,) in alone}) > 1
+    # The barrier opens only while both are asked.
+    barrier = threading.Barrier(2)
+    lanes = [Echo(barrier), Echo(barrier)]
+    together = plan.show(series, 0, world, [{"a": lane} for lane in lanes], print)[0]["echo"].alarms
+    assert together == alone
+    assert sum(lane.asked for lane in lanes) == 6
+
+
+class Ending(Echo):
+    """Ends at its second question."""
+
+    def ask(self, before, now, columns=()):
+        if self.asked:
+            raise ContestantFailed("gone")
+        return super().ask(before, now, columns)
+
+
+def test_a_study_stops_where_a_contestant_ends(world):
+    lane = Ending()
+    series = plan.Series(rows=100, cases=[plan.Case(name="still", pairs={"a": 50})])
+    with pytest.raises(ContestantFailed, match="gone"):
+        plan.show(series, 0, world, [{"a": lane}], print)
+    assert lane.asked == 1
 
 
 def test_a_contestant_that_ends_is_told_with_its_log(tmp_path, monkeypatch):

@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
+import io
+import zlib
+from typing import ClassVar
+
 import pyarrow.parquet as pq
 import pytest
+from apache_beam.io.filesystem import FileMetadata, FileSystem
 from apache_beam.options.pipeline_options import GoogleCloudOptions, SetupOptions, StandardOptions, WorkerOptions
 
 from components.contracts import criteo
@@ -11,7 +16,7 @@ from components.contracts.errors import ContractError, TemporaryError
 from components.validation.beam_job import parse_options, summarize_on_beam
 from components.validation.reference import ReferenceCounter
 from components.validation.rows import COLUMNS, parquet_files
-from components.validation.summarize import by_feature, summarize_files, value_counts
+from components.validation.summarize import by_feature, num_rows, summarize_files, value_counts
 
 DATAFLOW = "--runner=DataflowRunner --project=a-project --region=europe-west1 --temp_location=gs://bucket/tmp"
 IMAGE = "--sdk_container_image=registry/validation-beam:1"
@@ -67,6 +72,112 @@ def test_a_failed_job_is_a_temporary_error_that_leaves_nothing(files, scratch):
     assert list(scratch.iterdir()) == []
 
 
+class Bucket(FileSystem):
+    """Objects under names, as a bucket has them: no folders, so that a folder never exists; `delete` of a name that
+    ends in a slash is recursive, as in Beam's `GCSFileSystem`."""
+
+    objects: ClassVar[dict[str, bytes]] = {}
+    created: ClassVar[list[str]] = []
+
+    @classmethod
+    def scheme(cls):
+        return "flat"
+
+    def join(self, basepath, *paths):
+        return "/".join([basepath.rstrip("/"), *paths])
+
+    def split(self, path):
+        return tuple(path.rsplit("/", 1))
+
+    def mkdirs(self, path):
+        pass
+
+    def has_dirs(self):
+        return False
+
+    def _list(self, dir_or_prefix):
+        for name, content in list(self.objects.items()):
+            if name.startswith(dir_or_prefix):
+                yield FileMetadata(name, len(content), 0.0)
+
+    def create(self, path, mime_type="", compression_type=None):
+        stored, created = self.objects, self.created
+
+        class Written(io.BytesIO):
+            def close(self):
+                if not self.closed:
+                    stored[path] = self.getvalue()
+                    created.append(path)
+                super().close()
+
+        return Written()
+
+    def open(self, path, mime_type="", compression_type=None):
+        return io.BytesIO(self.objects[path])
+
+    def copy(self, sources, destinations):
+        for source, destination in zip(sources, destinations):
+            self.objects[destination] = self.objects[source]
+
+    def rename(self, sources, destinations):
+        for source, destination in zip(sources, destinations):
+            self.objects[destination] = self.objects.pop(source)
+
+    def exists(self, path):
+        return path in self.objects
+
+    def size(self, path):
+        return len(self.objects[path])
+
+    def last_updated(self, path):
+        return 0.0
+
+    def checksum(self, path):
+        return str(zlib.crc32(self.objects[path]))
+
+    def metadata(self, path):
+        return FileMetadata(path, len(self.objects[path]), 0.0)
+
+    def delete(self, paths):
+        for path in paths:
+            for name in list(self.objects):
+                if name == path or (path.endswith("/") and name.startswith(path)):
+                    del self.objects[name]
+
+
+@pytest.fixture
+def bucket():
+    Bucket.objects.clear(), Bucket.created.clear()
+    Bucket.objects["flat://bucket/tmp/of another job"] = b"kept"
+    return Bucket
+
+
+def test_rows_and_results_pass_through_a_bucket_of_which_all_is_deleted_afterwards(files, scratch, bucket):
+    ours, theirs = ReferenceCounter(), ReferenceCounter()
+    expected = summarize_files(files, COLUMNS, [ours], processes=1)
+    options = parse_options("--runner=DirectRunner --temp_location=flat://bucket/tmp")
+    contents = [path.read_bytes() for path in files]
+    found = summarize_on_beam(files, COLUMNS, [theirs], options=options, scratch=scratch)
+    assert num_rows(found) == num_rows(expected) == 2200
+    for name in criteo.CATEGORICAL:
+        assert value_counts(by_feature(found)[name]) == value_counts(by_feature(expected)[name])
+    assert theirs.window().clicks == ours.window().clicks
+    assert [name for name in bucket.created if name.endswith(".parquet")]
+    assert set(bucket.objects) == {"flat://bucket/tmp/of another job"}
+    assert [path.read_bytes() for path in files] == contents
+
+
+def test_a_bucket_that_fails_is_a_temporary_error_even_if_nothing_can_be_deleted(files, scratch, bucket, monkeypatch):
+    def fail(*_, **__):
+        raise OSError("the bucket does not answer")
+
+    for name in ("create", "exists", "delete"):
+        monkeypatch.setattr(bucket, name, fail)
+    options = parse_options("--runner=DirectRunner --temp_location=flat://bucket/tmp")
+    with pytest.raises(TemporaryError, match="beam job failed: the bucket does not answer"):
+        summarize_on_beam(files, COLUMNS, [], options=options, scratch=scratch)
+
+
 def test_no_file_needs_no_job(scratch):
     options = parse_options("--runner=DirectRunner")
     assert summarize_on_beam([], COLUMNS, options=options, scratch=scratch).datasets[0].num_examples == 0
@@ -88,6 +199,7 @@ def test_dataflows_options_arrive_where_beam_looks_for_them():
         ("--project=p", "name no runner"),
         ("--runner=NoRunner", "beam runner 'NoRunner' cannot be made"),
         ("--runner=DirectRunner --bogus=1", "unknown ones: bogus"),
+        ("--runner=DirectRunner --temp_location=nowhere://b/t", "temp_location 'nowhere://b/t' is unknown"),
         ("--runner=DataflowRunner --num_workers=many", "invalid int value: 'many'"),
         ("--runner='DirectRunner", "cannot be parsed: No closing quotation"),
         ("--runner=DataflowRunner", "project"),

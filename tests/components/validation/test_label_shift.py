@@ -43,12 +43,14 @@ def test_rates_and_difference_are_those_of_the_rows(clicked):
     assert (found["rate_now"], found["rate_before"]) == (now.mean(), before.mean())
     assert found["difference"] == pytest.approx(now.mean() - before.mean())
     assert (found["num_rows_now"], found["num_rows_before"], found["newest"]) == (3000, 5000, None)
-    # The likelihood ratio test of two shares, written out.
-    both = np.concatenate([now, before]).mean()
-    deviance = sum(
-        2 * (part.sum() * np.log(part.mean() / both) + (~part).sum() * np.log((1 - part.mean()) / (1 - both)))
-        for part in (now, before)
-    )
+    # The likelihood ratio test of two shares, written out; half a row as good as an independent one goes to the other
+    # sample, for continuity.
+    both, half = np.concatenate([now, before]).mean(), found["design_effect"] / 2
+    deviance = 0.0
+    for part, clicks in ((now, now.sum() - half), (before, before.sum() + half)):
+        others = len(part) - clicks
+        deviance += 2 * clicks * np.log(clicks / len(part) / both)
+        deviance += 2 * others * np.log(others / len(part) / (1 - both))
     half_normal = 2 * (1 - _normal(np.sqrt(deviance / found["design_effect"])))
     assert found["p_value"] == pytest.approx(half_normal, rel=1e-6)
 

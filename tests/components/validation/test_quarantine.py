@@ -1,6 +1,8 @@
 from __future__ import annotations
 
+import getpass
 import json
+import os
 import re
 import shutil
 from datetime import datetime, timezone
@@ -15,7 +17,11 @@ from components.contracts import criteo, promotion_journal
 from components.contracts.manifests import Model, RawDataset, Release
 from components.contracts.uris import local_path
 from components.validation.__main__ import metric_values
+from components.validation.quarantine_command import build_parser as quarantine_parser
 from components.validation.quarantine_command import main as quarantine
+from components.validation.schema_command import build_parser as schema_parser
+from components.validation.schema_command import main as schema
+from components.validation.schemas.files import read_schema
 
 START = 1_760_000_000.0
 KEYS = [criteo.REQUEST_ID, criteo.ROW]
@@ -231,8 +237,11 @@ def test_outliers_are_rows_beyond_the_schemas_bounds_times_the_factor(world):
     table, manifest = world.window(0)
     _, report, valid = world.judge(manifest, "r1")
     world.release(report, valid, "m1")
-    top = float(max(value for value in table["I4"].to_pylist() if value is not None))
-    limit = 10 * top * 2  # the schema's bound is ten times the first run's extreme, the factor 2
+    inferred = read_schema(local_path(report.schema_uri))
+    bound = next(f.float_domain.max for f in inferred.feature if f.name == "I4")
+    top = max(value for value in table["I4"].to_pylist() if value is not None)
+    assert bound >= 10 * top
+    limit = bound * 2
     odd = {7: limit * 1.01, 8: limit * 0.99, 9: -limit}
     rows, manifest = world.window(1, I4=odd, I5={100: None})
     rules = {"outlier": {"action": "quarantine", "factor": 2}, "drift": "off", "anomaly": "off"}
@@ -266,7 +275,7 @@ def test_a_rule_with_nothing_to_compare_with_says_so_in_a_first_run(world):
 
 def test_rows_out_of_the_schemas_domain_go_aside(world):
     from components.validation.schema_command import main as schema_command
-    from components.validation.schemas.files import format_schema, read_schema
+    from components.validation.schemas.files import format_schema
 
     table, manifest = world.window(0)
     _, report, valid = world.judge(manifest, "r1")
@@ -396,3 +405,28 @@ def test_memory_is_flat_in_rows(world, tmp_path):
             pa.set_memory_pool(before)
         peaks.append(pool.max_memory())
     assert peaks[1] < 1.5 * peaks[0], peaks
+
+
+def test_a_user_without_a_name_is_kept_by_number(monkeypatch):
+    """As in the validation image, whose user 10001 is in no list."""
+
+    def unknown():
+        raise KeyError("getpwuid(): uid not found: 10001")
+
+    monkeypatch.setattr(getpass, "getuser", unknown)
+    for parser in (quarantine_parser(), schema_parser()):
+        assert parser.prog.startswith("evergreen")
+    replay = quarantine_parser().parse_args(["replay", "--run=r1", "--reason=x", "--store=/s"])
+    assert replay.who.startswith(f"{os.getuid()}@")
+
+
+@pytest.mark.parametrize("command", [quarantine, schema])
+def test_a_store_that_cannot_be_read_is_told_in_one_line(command, tmp_path, capsys, monkeypatch):
+    def fail(*_, **__):
+        raise OSError(5, "Input/output error", "/store")
+
+    monkeypatch.setattr("pathlib.Path.exists", fail)
+    monkeypatch.setattr("pathlib.Path.glob", fail)
+    verb = "list" if command is quarantine else "log"
+    assert command([verb, f"--store={tmp_path}"]) == 3
+    assert capsys.readouterr().err == "error: [Errno 5] Input/output error: '/store'\n"

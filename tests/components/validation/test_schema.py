@@ -7,6 +7,7 @@ import pytest
 from components.contracts import criteo
 from components.contracts.errors import ContractError
 from components.validation.schema import format_schema, infer_schema, read_schema
+from components.validation.schemas.extremes import LARGEST_FACTOR
 from components.validation.settings import ValidationSettings
 from components.validation.summarize import summarize
 from components.validation.tfdv import schema_pb2
@@ -53,7 +54,8 @@ def test_a_share_of_the_rows_must_have_a_value_less_sampling_error(judged):
 
 def test_dense_columns_are_bounded_by_multiples_of_their_extremes(features):
     domain = features["I2"].float_domain
-    assert (domain.min, domain.max) == (-2 - 9 * 2, 30 + 9 * 30)
+    # 400 rows may be 6 requests: their largest value bounds the next ones' by the cap only (`test_extremes`).
+    assert (domain.min, domain.max) == (-2 - 9 * 2, LARGEST_FACTOR * 30)
     assert all(features[name].float_domain.min == 0 for name in criteo.DENSE if name != "I2")
     assert all(features[name].float_domain.disallow_nan for name in criteo.DENSE)
 

@@ -2,7 +2,9 @@ from __future__ import annotations
 
 import json
 import math
+import os
 import re
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -14,6 +16,7 @@ import pytest
 from components.contracts import criteo, run_notes
 from components.contracts.uris import local_path
 from components.validation.__main__ import build_parser, metric_values
+from components.validation.reference import ReferenceCounter
 
 REPOSITORY = Path(__file__).resolve().parents[3]
 
@@ -212,6 +215,25 @@ def test_a_champion_without_statistics_is_an_error_of_one_line(step, write_rows,
     assert "statistics.pb cannot be read" in message
 
 
+def test_a_killed_process_is_no_refusal_of_the_rows(step, write_rows, raw_table, monkeypatch, capsys, notes_of):
+    here = os.getpid()
+
+    def die(*_):
+        assert os.getpid() != here
+        os.kill(os.getpid(), signal.SIGKILL)
+
+    monkeypatch.setattr(ReferenceCounter, "add", die)
+    assert step(write_rows(raw_table(300)), "--processes=2") == (3, None)
+    assert capsys.readouterr().err.splitlines()[-1].startswith("error: one of 2 processes was killed")
+    assert notes_of("r1").state == "failed"
+
+
+def test_a_folder_that_cannot_be_written_is_no_refusal_of_the_rows(step, write_rows, raw_table, tmp_path, capsys):
+    (tmp_path / "file").touch()
+    assert step(write_rows(raw_table(300)), f"--work={tmp_path / 'file'}") == (3, None)
+    assert capsys.readouterr().err.splitlines()[-1].startswith("error: [Errno 20] Not a directory")
+
+
 def test_a_threshold_out_of_range_is_misuse(step, write_rows, raw_table, capsys):
     code, report = step(write_rows(raw_table(10)), "--numeric-drift=2")
     assert (code, report) == (2, None)
@@ -274,11 +296,8 @@ def test_importing_tfdv_says_nothing_and_leaves_logging_as_it_was():
     assert (done.returncode, done.stdout, done.stderr) == (0, "", "WARNING:root:still heard\n")
 
 
-def test_the_component_logs_metrics_and_its_process_says_nothing_but_its_own_lines(
-    write_rows, raw_table, tmp_path, store
-):
-    manifest = write_rows(raw_table(300))
-    # As KFP does: the function's source without its decorator, run by KFP's executor.
+def run_component(manifest, tmp_path, store, work):
+    """As KFP does: the function's source without its decorator, run by KFP's executor."""
     source = (REPOSITORY / "components/validation/component.py").read_text()
     (tmp_path / "ephemeral.py").write_text(re.sub(r"@dsl.component\(.*?\)\n", "", source))
 
@@ -289,7 +308,7 @@ def test_the_component_logs_metrics_and_its_process_says_nothing_but_its_own_lin
 
     raw = artifact("raw_dataset", "system.Dataset")
     raw["artifacts"][0]["uri"] = str(manifest)
-    parameters = {"run": "r1", "store": str(store), "work": str(tmp_path / "work"), "champion": "current"}
+    parameters = {"run": "r1", "store": str(store), "work": str(work), "champion": "current"}
     parameters |= {"rules": "", "served": "", "false_alarm_rate": 0.05, "beam_options": ""}
     outputs = {"report": "system.Artifact", "html": "system.HTML", "metrics": "system.Metrics"}
     outputs["valid_dataset"] = "system.Dataset"
@@ -301,7 +320,7 @@ def test_the_component_logs_metrics_and_its_process_says_nothing_but_its_own_lin
             "outputFile": str(tmp_path / "executor_output.json"),
         },
     }
-    done = run_python(
+    return run_python(
         "-m",
         "kfp.dsl.executor_main",
         f"--component_module_path={tmp_path / 'ephemeral.py'}",
@@ -309,6 +328,19 @@ def test_the_component_logs_metrics_and_its_process_says_nothing_but_its_own_lin
         "--function_to_execute=validation",
         _KFP_RUNTIME="true",
     )
+
+
+def test_the_component_fails_where_the_work_failed_so_that_it_is_tried_again(write_rows, raw_table, tmp_path, store):
+    (tmp_path / "file").touch()
+    done = run_component(write_rows(raw_table(50)), tmp_path, store, tmp_path / "file")
+    assert done.returncode == 3, done.stderr
+    assert not (tmp_path / "executor_output.json").exists()
+
+
+def test_the_component_logs_metrics_and_its_process_says_nothing_but_its_own_lines(
+    write_rows, raw_table, tmp_path, store
+):
+    done = run_component(write_rows(raw_table(300)), tmp_path, store, tmp_path / "work")
     assert done.returncode == 0, done.stderr
     answer = json.loads((tmp_path / "executor_output.json").read_text())
     assert answer["parameterValues"]["Output"] is True

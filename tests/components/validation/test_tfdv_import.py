@@ -38,8 +38,9 @@ results = {
     "reasons": sorted(anomalies.anomaly_info),
     "distances": tfdv_distances(now, before, ()),
 }
-google = "google.cloud.bigquery" in sys.modules
-print(json.dumps({"results": results, "deferred": is_deferred("tensorflow"), "google": google}))
+said = {"results": results, "deferred": is_deferred("tensorflow"), "google": "google.cloud.bigquery" in sys.modules}
+said["tensorflows"] = sys.modules["tensorflow_data_validation.api.validation_api"].tf is sys.modules["tensorflow"]
+print(json.dumps(said))
 """
 
 
@@ -60,8 +61,8 @@ def test_all_that_the_step_uses_gives_what_a_plain_import_gives(tmp_path, judged
     pq.write_table(judged(2000, seed=1), tmp_path / "a.parquet")
     pq.write_table(judged(2000), tmp_path / "b.parquet")
     plain, ours = (json.loads(run(EVERYTHING, how, tmp_path).splitlines()[-1]) for how in ("plain", "deferred"))
-    assert (plain["deferred"], plain["google"]) == (False, True)
-    assert (ours["deferred"], ours["google"]) == (True, False)
+    assert (plain["deferred"], plain["google"], plain["tensorflows"]) == (False, True, True)
+    assert (ours["deferred"], ours["google"], ours["tensorflows"]) == (True, False, False)
     assert "I3" in ours["results"]["reasons"]
     assert ours["results"] == plain["results"]
 
@@ -96,12 +97,16 @@ print("done")
     assert run(script).endswith("done\n")
 
 
-def test_the_conversion_to_bytes_is_tensorflows():
+def test_the_conversion_to_bytes_is_tensorflows_and_other_names_are_its_own_beside_it():
     script = """
-import tensorflow
 from components.validation.as_bytes import as_bytes
+from components.validation.deferred import is_deferred
 from components.validation.tfdv import tfdv
 from tensorflow_data_validation.api import validation_api
+assert validation_api.tf.compat.as_bytes("a") == b"a" and is_deferred("tensorflow")
+import tensorflow
+assert validation_api.tf.train.Example is tensorflow.train.Example and not is_deferred("tensorflow")
+assert validation_api.tf.compat.as_text is tensorflow.compat.as_text
 def outcome(convert, value):
     try:
         result = convert(value)
@@ -110,21 +115,6 @@ def outcome(convert, value):
         return type(error), str(error)
 for value in (b"a\\xff", "\u00e9", bytearray(b"x"), "", b"", None, 3, ["a"], "\\ud800"):
     assert outcome(as_bytes, value) == outcome(tensorflow.compat.as_bytes, value), value
-assert validation_api.tf is tensorflow
-print("done")
-"""
-    assert run(script).endswith("done\n")
-
-
-def test_other_names_of_tensorflow_are_its_own_beside_the_conversion():
-    script = """
-from components.validation.deferred import is_deferred
-from components.validation.tfdv import tfdv
-from tensorflow_data_validation.api import validation_api
-assert validation_api.tf.compat.as_bytes("a") == b"a" and is_deferred("tensorflow")
-import tensorflow
-assert validation_api.tf.train.Example is tensorflow.train.Example and not is_deferred("tensorflow")
-assert validation_api.tf.compat.as_text is tensorflow.compat.as_text
 print("done")
 """
     assert run(script).endswith("done\n")
