@@ -27,6 +27,7 @@ import pyarrow.parquet as pq
 from benchmarks import machine
 from benchmarks.criteo_text import write_tsv_gz
 from benchmarks.extraction_contestants import CATEGORICAL, DENSE
+from benchmarks.printing import print_target
 from benchmarks.spread import Spread, spread
 from components.contracts.durable import write_whole
 
@@ -120,18 +121,14 @@ def print_figures(result: dict[str, Any]) -> None:
         )
     ratio, small, large = result["ratio_to_pyarrow"], result["ways"][OURS]["peak_bytes"].most, result["large"]
     value = f"{ratio.median:.2f} ({ratio.least:.2f} to {ratio.most:.2f})"
-    _target("ours to the faster pyarrow way", value, f"at least {RATIO_TARGET:g}", ratio.median >= RATIO_TARGET)
+    print_target("ours to the faster pyarrow way", value, f"at least {RATIO_TARGET:g}", ratio.median >= RATIO_TARGET)
     peak = max(small, large["peak"])
-    _target(
+    print_target(
         "peak memory of ours", f"{peak / 1e6:,.0f} MB", f"at most {MEMORY_TARGET / 1e6:,.0f} MB", peak <= MEMORY_TARGET
     )
     growth = large["peak"] / small
     name = f"peak on {large['rows']:,} rows to that on {result['rows']:,}"
-    _target(name, f"{growth:.2f}", f"at most {GROWTH_TARGET}", growth <= GROWTH_TARGET)
-
-
-def _target(name: str, value: str, target: str, is_met: bool) -> None:
-    print(f"  {name}: {value}, target {target}: {'met' if is_met else 'TARGET MISSED'}", flush=True)
+    print_target(name, f"{growth:.2f}", f"at most {GROWTH_TARGET}", growth <= GROWTH_TARGET)
 
 
 def _named(value: Any) -> Any:

@@ -35,8 +35,8 @@ def speed(result: dict[str, Any], *, ratio_target: float) -> None:
         )
     for name in result["ours"]:
         ratio, difference = result["contestants"][name]["ratio"].median, result["contestants"][name]["auc_difference"]
-        _target(f"{name} to the faster peer", f"{ratio:.1f}", f"at least {ratio_target:g}", ratio >= ratio_target)
-        _target(
+        print_target(f"{name} to the faster peer", f"{ratio:.1f}", f"at least {ratio_target:g}", ratio >= ratio_target)
+        print_target(
             f"{name}, AUC to the better peer",
             f"{difference:+.4f}",
             f"at least -{AUC_TARGET}",
@@ -47,11 +47,11 @@ def speed(result: dict[str, Any], *, ratio_target: float) -> None:
         shares = f"dense part reaches {limit['dense_part'].median:.0%}, whole step {limit['whole_step'].median:.0%}"
         print(f"  limit {precision:<9} {rate}; {shares}")
     reached = max(limit["dense_part"].median for limit in result["limit"].values())
-    _target(
+    print_target(
         "dense part's share of its limit", f"{reached:.0%}", f"at least {LIMIT_TARGET:.0%}", reached >= LIMIT_TARGET
     )
     if cost := result.get("cost_per_row_to_small_table"):
-        _target(
+        print_target(
             "cost of a row to that on the 1.2M table, float32",
             f"{cost.median:.2f}",
             f"at most {COST_TARGET}",
@@ -78,7 +78,7 @@ def memory(results: dict[str, Any]) -> None:
         )
         print(f"  {table}: ratio {figures['ratio_with_imports']:.2f} with what imports hold")
         ratio = figures["ratio"]
-        _target(f"{table}: ratio without", f"{ratio:.2f}", f"at most {MEMORY_TARGET}", ratio <= MEMORY_TARGET)
+        print_target(f"{table}: ratio without", f"{ratio:.2f}", f"at most {MEMORY_TARGET}", ratio <= MEMORY_TARGET)
 
 
 def startup(result: dict[str, Any]) -> None:
@@ -86,7 +86,7 @@ def startup(result: dict[str, Any]) -> None:
     seconds = median(result["seconds"])
     spread = f"({min(result['seconds']):.1f} to {max(result['seconds']):.1f})"
     print(f"\ntraining step on {result['num_rows']:,} rows; imports take {result['import_share']:.0%} of it")
-    _target("seconds in all", f"{seconds:.1f} {spread}", f"at most {STARTUP_TARGET:g}", seconds <= STARTUP_TARGET)
+    print_target("seconds in all", f"{seconds:.1f} {spread}", f"at most {STARTUP_TARGET:g}", seconds <= STARTUP_TARGET)
 
 
 def across(results: dict[str, Any]) -> None:
@@ -99,10 +99,11 @@ def across(results: dict[str, Any]) -> None:
         figures = {n: results[name]["contestants"][n]["rows_per_second"].median for n in results[name]["ours"]}
         trainer = max(figures, key=lambda n: figures[n])
         ratio = results["reader"]["both"].median / figures[trainer]
-        _target(f"{name}, {trainer}", f"{ratio:.1f}", f"at least {READER_TARGET:g}", ratio >= READER_TARGET)
+        print_target(f"{name}, {trainer}", f"{ratio:.1f}", f"at least {READER_TARGET:g}", ratio >= READER_TARGET)
 
 
-def _target(name: str, value: str, target: str, is_met: bool) -> None:
+def print_target(name: str, value: str, target: str, is_met: bool) -> None:
+    """One figure beside its target."""
     print(f"  {name}: {value}, target {target}: {'met' if is_met else 'TARGET MISSED'}", flush=True)
 
 

@@ -19,6 +19,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
+from math import inf
 from pathlib import Path
 
 from components.contracts.criteo import DAY_PARTITION, OUTCOME_PARTITION
@@ -72,6 +73,9 @@ class Uploader:
     def run_once(self) -> list[str]:
         """Moves every file that is sealed now, rows before outcomes and oldest day first; the names of those moved.
 
+        Within a day in the order in which they were sealed: a round that reads the lake meanwhile goes on after the
+        last row that it found, and would pass over older rows that come after newer ones.
+
         What failed for now in an earlier pass comes last, so that one bad file does not hold up the others.
 
         Raises:
@@ -82,7 +86,7 @@ class Uploader:
         moved: list[str] = []
         differing: list[Differs] = []
         found = [p.relative_to(self._archive).as_posix() for pattern in PATTERNS for p in self._archive.glob(pattern)]
-        for name in sorted(set(found) - self.refused.keys(), key=lambda name: (name in self._failed, name)):
+        for name in sorted(set(found) - self.refused.keys(), key=self._turn):
             try:
                 if self._move(name):
                     moved.append(name)
@@ -101,6 +105,13 @@ class Uploader:
         if differing:
             raise differing[0]
         return moved
+
+    def _turn(self, name: str) -> tuple[bool, str, float, str]:
+        try:
+            sealed_at = (self._archive / name).stat().st_mtime
+        except OSError:
+            sealed_at = inf  # Another uploader has just moved it, or `_move` will say what is wrong.
+        return name in self._failed, name.rpartition("/")[0], sealed_at, name
 
     def _move(self, name: str) -> bool:
         """Whether there was something to move: another uploader may be done with it by now."""

@@ -76,9 +76,11 @@ class RawDataset(Manifest):
 
     source_uri: str
     window_start: str | None
-    """Asked-for start, ISO 8601 UTC, inclusive; None = from the first row."""
+    """Where the window begins, ISO 8601 UTC, inclusive: as asked for, `window_days` before its end, or after the
+    champion's last row; None = from the first row."""
     window_end: str | None
-    """Asked-for end, exclusive; None = to the last row."""
+    """Where it ends, exclusive: as asked for, less the hours of rows that are left for the next round; None = to the
+    last row."""
     first_event_time: str
     last_event_time: str
     train_uri: str
@@ -264,13 +266,15 @@ class Model(Manifest):
     """AUC and log loss on the slice of the training rows that stopped training; of thinned rows where `negative_rate`
     is below 1, so the log loss compares with no held-out rows' then."""
     last_event_time: str
-    """Newest row in the window that trained this model: the next round's watermark."""
+    """Newest row read for this model, learnt, held out or thinned away: the next round's watermark."""
     raw_digest: str
     sha256: dict[str, str]
     """Hash of each part's tree: `weights`, `workflow`, `statistics`."""
     created_at: str
     negative_rate: float = 1.0
     """See `RawDataset.negative_rate`. The stored weights are corrected already: scores are of all rows."""
+    excluded_columns: list[str] = field(default_factory=list)
+    """See `RawDataset.excluded_columns`; what serving goes by is in the workflow."""
     days: list[dict[str, Any]] = field(default_factory=list)
     """Which version of which day it learnt from in its own round; see `RawDataset.seen_days`."""
 

@@ -13,10 +13,11 @@ from collections.abc import Callable
 
 from components.contracts.errors import ContractError, PermanentError, TemporaryError
 from components.contracts.model_store import read_serving_place
+from components.contracts.people import whoami
 from components.contracts.uris import typed_folder, typed_uri
 from components.deployment.discovery import parse_urls
 from components.deployment.release_checks import Refused
-from components.deployment.site import SiteSettings, whoami
+from components.deployment.site import SiteSettings
 
 
 def add_site_flags(parser: argparse.ArgumentParser) -> None:

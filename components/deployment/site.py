@@ -6,10 +6,7 @@ Every change is announced in the journal before any server hears of it, and with
 
 from __future__ import annotations
 
-import getpass
 import logging
-import os
-import socket
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
@@ -20,6 +17,7 @@ from components.contracts import promotion_journal
 from components.contracts.errors import ContractError, PermanentError, TemporaryError
 from components.contracts.manifests import Release
 from components.contracts.model_store import release_path
+from components.contracts.people import whoami
 from components.contracts.promotion_journal import Promotion, append_promotion
 from components.deployment.discovery import Fleet
 from components.deployment.repository.model_repository import ModelRepository
@@ -35,15 +33,6 @@ def no_checkpoint(name: str) -> None:
 def utc_now() -> datetime:
     """The time in UTC."""
     return datetime.now(timezone.utc)
-
-
-def whoami() -> str:
-    """user@host of this process, for the journal; the user's number where it has no name."""
-    try:
-        user = getpass.getuser()
-    except (KeyError, OSError):
-        user = str(os.getuid())
-    return f"{user}@{socket.gethostname()}"
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -81,7 +81,8 @@ def _add_row_flags(parser: argparse.ArgumentParser) -> None:
         "--immature-rows",
         default="leave",
         choices=("leave", "weight", "keep"),
-        help="what becomes of rows younger than that: left for the next round, weighted by thinning, or kept",
+        help="what becomes of rows younger than that: left for the next round; or weighted by thinning or kept, with "
+        "the label that they have now, for no later round reads them again",
     )
 
 

@@ -21,7 +21,7 @@ def build_parser() -> argparse.ArgumentParser:
         "version of a day of the lake. Readers take the newest complete version, and beside it files that came to the "
         "day after it was written. Prints its counts as JSON.",
     )
-    parser.add_argument("--lake", required=True, help="gs:// or file:// URI, or absolute path, of the lake")
+    parser.add_argument("--lake", required=True, help="lake, folder or its URI, or gs://")
     parser.add_argument("--day", required=True, help="the day, UTC, YYYY-MM-DD")
     parser.add_argument("--reason", default="", help="why, kept in the version's marker")
     parser.add_argument(
@@ -39,6 +39,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     arguments = build_parser().parse_args(argv)
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
     from components.contracts.errors import ContractError, PermanentError, TemporaryError
+    from components.contracts.uris import typed_uri
     from components.extraction.backfilling import BackfillSettings, backfill
     from components.extraction.readers.forms import click_log_files
     from components.extraction.times import parse_day
@@ -50,7 +51,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             max_malformed_fraction=arguments.max_malformed_fraction,
         )
         files = [file for path in arguments.files for file in click_log_files(path)]
-        done = backfill(files, lake=arguments.lake, settings=settings)
+        done = backfill(files, lake=typed_uri(arguments.lake), settings=settings)
     except (ContractError, OSError) as error:
         print(f"error: {error}", file=sys.stderr)
         return 2

@@ -66,7 +66,7 @@ def backfill(files: list[Path], *, lake: str, settings: BackfillSettings) -> Bac
     """Writes the rows of `files` as the day's next version.
 
     Rows in the raw schema keep their times and must be of the day; Criteo's rows, which have none, are spread evenly
-    over it in the order of `files`. Of two back-fills at once both are written, and the one that ends last counts.
+    over it in the order of `files`. Of two back-fills at once both are written, and the higher version counts.
 
     Args:
         files: All in the raw schema, or none.

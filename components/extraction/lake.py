@@ -11,6 +11,7 @@ import logging
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from datetime import date
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -34,7 +35,10 @@ PIECE_ROWS = 250_000
 
 @dataclass(frozen=True, kw_only=True)
 class Lake:
-    """The day partitions below one folder."""
+    """The day partitions below one folder, as they are when they are first looked at.
+
+    What an uploader or a back-fill adds later is another lake's: rows, versions and digests of a run are of one state.
+    """
 
     folder: Path
     piece_rows: int = PIECE_ROWS
@@ -56,18 +60,19 @@ class Lake:
         Raises:
             ContractError: a partition's name holds no date, or a back-filled version is damaged.
         """
-        return {day: read.files for day, read in self._days().items()}
+        return {day: read.files for day, read in self._days.items()}
 
     def version_of(self, day: date) -> int:
         """See `Source.version_of`."""
-        return self._days()[day].version
+        return self._days[day].version
 
     def state_of(self, day: date, window: Span) -> DayState:
         """See `Source.state_of`: over the day's files that may hold a row of the window."""
-        read = self._days()[day]
+        read = self._days[day]
         span = day_span(day).clipped(window)
         return DayState.of_files(read, [path for path in read.files if may_hold_rows(path, span)])
 
+    @cached_property
     def _days(self) -> dict[date, DayFiles]:
         found: dict[date, DayFiles] = {}
         for partition in sorted(self.folder.glob(f"{PARTITION}*")):
@@ -83,7 +88,7 @@ class Lake:
 
     def tables(self, window: Span, set_aside: SetAside) -> Iterator[tuple[Any, int]]:
         """See `Source.tables`."""
-        for day, found in self._days().items():
+        for day, found in self._days.items():
             span = day_span(day)
             if not window.clipped(span).is_empty:
                 logger.info("reading day %s: version %d, %d files", day, found.version, len(found.files))

@@ -24,11 +24,11 @@ def build_parser() -> argparse.ArgumentParser:
         "themselves or through the models that they continued; and with --lake, which of these rows a later back-fill "
         "has replaced since.",
     )
-    parser.add_argument("--store", required=True, help="model store: file:// URI or absolute path")
+    parser.add_argument("--store", required=True, help="model store, folder or its URI")
     only = parser.add_mutually_exclusive_group()
     only.add_argument("--day", help="this day alone, UTC, YYYY-MM-DD")
     only.add_argument("--model", help="this model's id alone, or current")
-    parser.add_argument("--lake", help="gs:// or file:// URI, or absolute path, of the lake")
+    parser.add_argument("--lake", help="lake, folder or its URI, or gs://")
     parser.add_argument("--json", action="store_true", help="print a JSON document instead of lines")
     return parser
 
@@ -37,14 +37,14 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Runs the tool; 0 told, 2 misuse or an unknown model, 3 the lake cannot be reached; told on stderr."""
     arguments = build_parser().parse_args(argv)
     from components.contracts.errors import ContractError, PermanentError, TemporaryError
-    from components.contracts.uris import local_path
+    from components.contracts.uris import typed_folder, typed_uri
     from components.extraction.descent import descents, lake_versions
     from components.extraction.times import parse_day
 
     try:
         day = parse_day("day", arguments.day) if arguments.day else None
-        found = descents(local_path(arguments.store), model=arguments.model)
-        versions = lake_versions(arguments.lake) if arguments.lake else None
+        found = descents(typed_folder(arguments.store, "--store"), model=arguments.model)
+        versions = lake_versions(typed_uri(arguments.lake)) if arguments.lake else None
     except (ContractError, OSError) as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
@@ -54,14 +54,15 @@ def main(argv: Sequence[str] | None = None) -> int:
     if arguments.json:
         print(json.dumps({"models": [each.document(day, versions) for each in found]}, indent=2))
     else:
-        print("\n".join(line for each in found for line in _lines(each, day, versions)) or "no model saw it")
+        nothing = "no model saw it" if found else "there is no model in the store"
+        print("\n".join(line for each in found for line in _lines(each, day, versions)) or nothing)
     return 0
 
 
 def _lines(descent: Descent, day: date | None, versions: dict[str, int] | None) -> list[str]:
-    """What people read of one model; nothing where it did not see the day asked about."""
+    """What people read of one model; nothing where it certainly did not see the day asked about."""
     document = descent.document(day, versions)
-    if day is not None and not document["days"]:
+    if day is not None and not document["days"] and not document["unknown"]:
         return []
     continued = f", continues {document['parent_model_id']}" if document["parent_model_id"] else ", from scratch"
     lines = [f"{document['model_id']}{' (live)' if document['is_live'] else ''}{continued}"]

@@ -12,6 +12,9 @@ The delayed feedback of Chapelle 2014 ("Modeling delayed feedback in display adv
   q / (1 - q) times (1 - q)(1 - pF) / ((1 - p)(1 - qF)), which for rates of some per cent is about 1 - (q - p)(1 - F).
 - `keep`: nothing is done about them.
 
+With `weight` and `keep` the watermark is the newest row read, young or not: no later window reads the young rows again,
+and a click that comes after their round is learnt only where they are drawn to be replayed.
+
 Whatever it is, held-out rows are mature: the gate shall not judge by labels that are not final.
 """
 

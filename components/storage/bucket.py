@@ -263,6 +263,8 @@ class BucketObjects:
                     self._check_bucket()
                     told = f"{self.uri}/{wanted.name} is no longer at generation {wanted.generation}"
                     raise Changed(f"{told}: it was replaced or removed after it was listed") from error
+            if arriving.size == before:
+                raise TemporaryError(f"{self.uri}/{wanted.name}: the answer ends at byte {before} of {wanted.size}")
         except Changed:
             raise
         except TemporaryError as error:

@@ -8,6 +8,7 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from random import Random
 
 import pytest
 
@@ -48,23 +49,81 @@ def test_a_killed_process_is_a_temporary_error_and_leaves_no_child():
         os.waitpid(-1, os.WNOHANG)
 
 
-def test_processes_end_with_a_parent_that_is_killed(tmp_path):
+def test_of_several_errors_the_first_items_is_told_however_slow_it_is(tmp_path):
+    def refuse(item):
+        if item:
+            (tmp_path / "done").touch()
+        else:
+            _until((tmp_path / "done").exists)
+        raise ContractError(f"item {item} is wrong")
+
+    with pytest.raises(ContractError, match="item 0 is wrong") as refused:
+        forked.run_all(refuse, range(3), processes=2)
+    assert "in refuse" in str(refused.value.__cause__)  # where in the other process
+
+
+class Unlike(Exception):
+    """Cannot be made again from what is pickled of it."""
+
+    def __init__(self, name, number):
+        super().__init__(f"{name} {number}")
+
+
+def test_an_error_that_cannot_be_pickled_is_told_by_its_text():
+    def refuse(_):
+        raise Unlike("item", 5)
+
+    with pytest.raises(RuntimeError, match="Unlike: item 5"):
+        forked.run_all(refuse, range(2), processes=2)
+
+
+@pytest.fixture
+def at_work(tmp_path):
+    """A parent of two processes that wait; gives it and their ids."""
     script = f"""
-import os, sys, time
+import os, signal, sys, time
 from pathlib import Path
 from components.contracts.forked import run_all
+def stop(signum, frame):  # as `run_notes.noted` does
+    raise SystemExit(128 + signum)
+signal.signal(signal.SIGTERM, stop)
 def wait(item):
     Path({str(tmp_path)!r}, str(os.getpid())).touch()
     time.sleep(600)
-run_all(wait, [1, 2], processes=2)
+run_all(wait, [1, 2, 3, 4], processes=2)
 """
-    parent = subprocess.Popen([sys.executable, "-c", script], cwd=REPOSITORY)
+    command = [sys.executable, "-c", script]
+    parent = subprocess.Popen(command, cwd=REPOSITORY, start_new_session=True, stderr=subprocess.PIPE, text=True)
     try:
         _until(lambda: len(list(tmp_path.iterdir())) == 2)
+        yield parent, [int(path.name) for path in tmp_path.iterdir()]
     finally:
         parent.kill()
         parent.wait()
-    _until(lambda: not any(_runs(int(path.name)) for path in tmp_path.iterdir()))
+        parent.stderr.close()
+
+
+def test_processes_end_with_a_parent_that_is_killed(at_work):
+    parent, processes = at_work
+    parent.kill()
+    parent.wait()
+    _until(lambda: not any(map(_runs, processes)))
+
+
+def test_a_parent_that_is_asked_to_end_does_not_wait_for_its_processes(at_work):
+    parent, processes = at_work
+    parent.terminate()
+    _until(lambda: parent.poll() is not None)
+    assert parent.returncode == 128 + signal.SIGTERM
+    assert not any(map(_runs, processes))
+
+
+def test_an_interrupt_from_the_terminal_ends_all_and_is_told_once(at_work):
+    parent, processes = at_work
+    os.killpg(parent.pid, signal.SIGINT)
+    _until(lambda: parent.poll() is not None)
+    assert not any(map(_runs, processes))
+    assert parent.stderr.read().count("KeyboardInterrupt") == 1
 
 
 def _until(condition):
@@ -90,3 +149,20 @@ def test_a_containers_limit_bounds_the_cores(tmp_path, monkeypatch, content, cor
     monkeypatch.setattr(forked, "_CPU_MAX", limit)
     monkeypatch.setattr(os, "sched_getaffinity", lambda _: {0, 1, 2, 3})
     assert forked.available_cores() == cores
+
+
+@pytest.mark.parametrize("number", [1, 2, 3, 8])
+def test_shares_are_all_items_in_order_and_off_an_equal_share_by_one_item_at_most(number):
+    random = Random(number)
+    for _ in range(200):
+        weights = [random.choice([1, 2, 50, 131_072]) for _ in range(random.randint(1, 12))]
+        shares = forked.shares(list(enumerate(weights)), number, weight=lambda item: item[1])
+        assert [item for share in shares for item in share] == list(enumerate(weights))
+        assert all(shares)
+        assert len(shares) <= number
+        for share in shares:
+            assert sum(weight for _, weight in share) <= sum(weights) / number + max(weights)
+
+
+def test_nothing_to_share_is_no_share():
+    assert forked.shares([], 3) == []

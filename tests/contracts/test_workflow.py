@@ -115,10 +115,15 @@ def test_a_column_of_tombstones_only_knows_nothing():
     assert only.slot_sizes == [7] * 26
 
 
-def test_a_folder_of_version_1_still_encodes(tmp_path):
-    encoder = fitted()
+@pytest.mark.parametrize("version", [1, 2])
+def test_a_folder_of_an_older_version_still_encodes(tmp_path, version):
+    """Version 1 knew no tombstones, and neither knew excluded columns."""
+    encoder = fitted() if version == 1 else buried(fitted())
     encoder.save(tmp_path)
-    rewrite(tmp_path, format_version=1)
+    path = tmp_path / workflow.SETTINGS_FILE
+    settings = json.loads(path.read_text())
+    del settings["excluded"]
+    path.write_text(json.dumps({**settings, "format_version": version}))
     _, categorical = raw_rows(encoder)
     loaded = FeatureWorkflow.load(tmp_path)
     np.testing.assert_array_equal(loaded.encode_categorical(categorical), encoder.encode_categorical(categorical))

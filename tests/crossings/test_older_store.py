@@ -1,4 +1,7 @@
-"""A store that an older Evergreen wrote goes on: no tombstones, no counts of categories, no DCN v2, no graph JSON."""
+"""A store that an older Evergreen wrote goes on: no tombstones, no counts of categories, no DCN v2, no graph JSON.
+
+Nor did it say which days a model learnt from, of which columns and thinned how, or count its rows for the monitor.
+"""
 
 from __future__ import annotations
 
@@ -41,10 +44,15 @@ def age(folder):
     assert {str(p.relative_to(weights)) for p in weights.rglob("*") if p.is_file()} == WEIGHTS
     (workflow / "admission.npz").unlink()
     settings = json.loads((workflow / "workflow.json").read_text())
+    del settings["excluded"]
+    for newer in (Model.REFERENCE, Model.WINDOWS):
+        (folder / newer).unlink(missing_ok=True)
     (workflow / "workflow.json").write_text(json.dumps({**settings, "format_version": 1}))
     manifest = json.loads((folder / Model.MANIFEST).read_text())
     del manifest["config"]["projection_dim"]
-    for part in (Model.WEIGHTS, Model.WORKFLOW):
+    for newer in ("negative_rate", "excluded_columns", "days"):
+        del manifest[newer]
+    for part in (Model.WEIGHTS, Model.WORKFLOW, "statistics"):
         manifest["sha256"][part] = sha256_tree(folder / part)
     (folder / Model.MANIFEST).write_text(json.dumps(manifest))
 

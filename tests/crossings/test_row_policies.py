@@ -84,13 +84,14 @@ def test_scores_of_unthinned_held_out_rows_are_calibrated_and_would_not_be_witho
 
 
 @pytest.mark.parametrize("turn", [0, 1])
-def test_the_counts_of_thinning_reach_the_model(rounds, turn):
+def test_the_counts_of_thinning_and_the_left_out_columns_reach_the_model(rounds, turn):
     this, rate = rounds.rounds[turn], RATES[turn]
     raw, encoded = this.extraction, this.preprocessing
     labels = read(local_path(raw.train_uri))[criteo.LABEL].to_numpy()
     negatives = int((labels == 0).sum())
     assert len(labels) == raw.num_train_rows == encoded.num_train_rows + encoded.num_sampled_out
     assert raw.negative_rate == encoded.negative_rate == this.training.negative_rate == rate
+    assert this.training.excluded_columns == list(EXCLUDED)
     kept = negatives - encoded.num_sampled_out
     assert kept == pytest.approx(negatives * rate, abs=4 * np.sqrt(negatives * rate * (1 - rate)))
     if turn:

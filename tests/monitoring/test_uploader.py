@@ -103,6 +103,19 @@ def test_rows_and_late_outcomes_are_moved_and_leave_markers(archive, open_lake):
     ]
 
 
+def test_a_days_files_are_moved_in_the_order_in_which_they_were_sealed(archive, open_lake):
+    """By their names, which are drawn, newer rows could be read, and the watermark be set, before older ones."""
+    names = [f"day=2025-11-13/part-{letter}.parquet" for letter in "dacb"]
+    (archive / NAME).unlink()
+    (archive / OUTCOMES).unlink()
+    for age, name in enumerate(names):
+        (archive / name).write_bytes(b"rows")
+        os.utime(archive / name, (1e9 + age, 1e9 + age))
+    (archive / "day=2025-11-12").mkdir()
+    (archive / "day=2025-11-12" / "part-z.parquet").write_bytes(b"rows")  # sealed last, of the day before
+    assert Uploader(archive, open_lake()).run_once() == ["day=2025-11-12/part-z.parquet", *names]
+
+
 def test_a_folders_marker_is_what_it_always_was(archive, tmp_path):
     Uploader(archive, tmp_path / "a lake", clock=lambda: 12.5).run_once()
     assert (archive / "uploaded" / "part-1.parquet.json").read_text() == (

@@ -15,12 +15,13 @@ import shutil
 import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from components.contracts.errors import PermanentError
 from components.extraction.mirror.progress import Progress
 from components.extraction.mirror.transfer import NUM_TRANSFERS, Errand, transfer
+from components.storage.arriving import file_crc32c
 from components.storage.objects import ObjectInfo, Objects
 
 logger = logging.getLogger(__name__)
@@ -45,13 +46,15 @@ class Cache:
     num_transfers: int = NUM_TRANSFERS
     free: Callable[[Path], int] = free_bytes
     clock: Callable[[], float] = time.monotonic
+    _proven: set[Path] = field(default_factory=set, repr=False, compare=False)
+    """Files whose bytes this process has held against their checksum."""
 
     def path(self, wanted: ObjectInfo) -> Path:
         """Where the object is once it is whole."""
         return self.folder / "objects" / wanted.name / str(wanted.generation)
 
     def holds(self, wanted: ObjectInfo) -> bool:
-        """Whether this very write of the object is here, whole."""
+        """Whether this very write of the object is here, by its size."""
         path = self.path(wanted)
         return path.is_file() and path.stat().st_size == wanted.size
 
@@ -74,7 +77,7 @@ class Cache:
             Changed, TemporaryError: see `Objects.fetch`; what came is kept, and the next call asks for the rest.
             PermanentError: also where the disk has no room, before or during the transfer. What is whole is kept.
         """
-        errands = [self._errand(each) for each in wanted if not self.holds(each)]
+        errands = [self._errand(each) for each in wanted if not self._proves(each)]
         if not errands:
             return
         self._make_room(objects.uri, errands, wanted)
@@ -94,6 +97,7 @@ class Cache:
             raise
         finally:
             progress.close()
+        self._proven.update(errand.path for errand in errands)
 
     def prune(self, needed: Iterable[ObjectInfo], spare_bytes: int | None = None) -> None:
         """Removes what is not needed, but `spare_bytes` of the whole objects, the latest used; `locked`."""
@@ -110,6 +114,21 @@ class Cache:
             if room < 0 or path.suffix == _PART:
                 path.unlink()
                 self._tidy(path.parent)
+
+    def _proves(self, wanted: ObjectInfo) -> bool:
+        """Whether the object is here with the bytes that were listed; one that the disk spoilt is removed."""
+        path = self.path(wanted)
+        if not self.holds(wanted):
+            return False
+        if path not in self._proven and wanted.crc32c is not None:
+            with open(path, "rb") as file:
+                found = file_crc32c(file)
+            if found != wanted.crc32c:
+                logger.warning("%s has CRC32C %s, expected %s: it is fetched again", path, found, wanted.crc32c)
+                path.unlink()
+                return False
+        self._proven.add(path)
+        return True
 
     def _errand(self, wanted: ObjectInfo) -> Errand:
         path = self.path(wanted)

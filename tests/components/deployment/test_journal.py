@@ -9,6 +9,8 @@ import pytest
 
 from components.contracts import promotion_journal
 from components.contracts.errors import ContractError
+from components.contracts.manifests import Model
+from components.contracts.model_store import model_folder
 from components.contracts.promotion_journal import Promotion, append_promotion, current, interrupted, live_at
 from components.deployment.release import release
 from components.deployment.release_settings import ReleaseSettings
@@ -85,6 +87,36 @@ def test_models_as_json_holds_whole_hashes(store, capsys):
     entries = json.loads(capsys.readouterr().out)
     assert [entry["live"] for entry in entries] == [False] * 9 + [True]
     assert entries[1]["sha256"] == {"graph": "a" * 64}
+
+
+def keep_model(store, model_id, **learnt):
+    folder = model_folder(store, model_id)
+    Model(
+        model_id=model_id, uri=folder.as_uri(), backend="pytorch", config={}, slot_sizes=[4] * 26, parent_model_id=None,
+        seed=0, num_train_rows=12_345, optimizer_step=1, early_stopping={}, last_event_time="", raw_digest="",
+        sha256={}, created_at="", **learnt,
+    ).write(folder / Model.MANIFEST)  # fmt: skip
+
+
+def test_models_tells_what_a_live_version_learnt_from_where_the_store_knows_it(store, capsys):
+    days = [{"day": "2026-02-27", "num_rows": 5}, {"day": "2026-02-28", "num_rows": 5}]
+    days.append({"day": "2026-02-20", "num_rows": 5, "replay": True})
+    keep_model(store, "model-1", negative_rate=0.25, excluded_columns=["I4", "C2"], days=days)
+    keep_model(store, "model-4")
+    assert main(["models", "--store", str(store)]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    told = (
+        "learnt 12,345 rows of 2026-02-27 to 2026-02-28, 0.25 of those without a click, rows replayed of 1 earlier "
+        "days, not from I4 C2"
+    )
+    # Below its release and the rollback to it; model-3 is gone, model-4 was a canary and never live.
+    assert [number for number, text in enumerate(lines) if text.startswith(" " * 6)] == [2, 11]
+    assert lines[2].strip() == lines[11].strip() == told
+    assert main(["models", "--store", str(store), "--json"]) == 0
+    entries = json.loads(capsys.readouterr().out)
+    assert [entry["learnt"] and entry["learnt"]["negative_rate"] for entry in entries] == [
+        0.25, 0.25, None, None, None, None, 1.0, 1.0, 0.25, 0.25
+    ]  # fmt: skip
 
 
 @pytest.mark.parametrize(

@@ -284,6 +284,33 @@ def test_the_command_prints_what_it_did(lake, corrected, capsys):
     assert main(["--lake", str(lake), "--day", "1.3.2026", str(corrected)]) == 2
 
 
+def test_the_lake_may_be_named_as_a_shell_completes_it(lake, corrected, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    assert main(["--lake", lake.name, "--day", "2026-03-01", corrected.name]) == 0
+    assert Lake(folder=lake).version_of(DAY) == 1
+
+
+class Busy(Lake):
+    """A lake to which an uploader and a back-fill add while it is read."""
+
+    def tables(self, window, set_aside):
+        yield from super().tables(window, set_aside)
+        pq.write_table(self.later, self.folder / "day=2026-03-02" / "part-later.parquet")
+        backfill([self.source], lake=str(self.folder), settings=SETTINGS)
+
+
+def test_the_lineage_is_of_the_files_that_were_read_though_the_day_goes_on_growing(lake, tmp_path, table, corrected):
+    before, rows = run_step(lake, tmp_path)
+    busy = Busy(folder=lake)
+    object.__setattr__(busy, "later", table.slice(990))
+    object.__setattr__(busy, "source", corrected)
+    during = extract(busy, Span(), tmp_path / "x" / "extraction", ExtractionSettings(), source_uri="")
+    assert during.days == before.days
+    after, _ = run_step(lake, tmp_path)
+    assert [each["version"] for each in after.days] == [1, 0]
+    assert after.days[1]["digest"] != before.days[1]["digest"]
+
+
 def test_a_lake_in_a_bucket_is_back_filled_as_a_folder_is(lake, tmp_path, corrected, cloud_storage):
     put(lake)
     done = backfill([corrected], lake=URI, settings=SETTINGS)

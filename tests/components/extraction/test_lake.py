@@ -49,24 +49,34 @@ def four_days(raw_table):
     return raw_table(2000, start=START.timestamp(), seconds=4 * 86_400)
 
 
+@pytest.fixture
+def four_days_lake(tmp_path, four_days, write_lake):
+    return write_lake(tmp_path / "la ke", four_days, num_files=3)
+
+
+@pytest.fixture
+def four_days_in_order(four_days):
+    return sorted(four_days.to_pylist(), key=lambda r: (r[criteo.EVENT_TIME], r[criteo.REQUEST_ID], r[criteo.ROW]))
+
+
 @given(
     start=st.none() | st.integers(-DAY, 5 * DAY),
     length=st.none() | st.integers(1, 3 * DAY),
     piece_rows=st.sampled_from([50, 333, 10_000]),
 )
 @settings(max_examples=12, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
-def test_a_window_holds_its_rows_in_time_order(tmp_path, four_days, write_lake, read_lake, start, length, piece_rows):
-    if not (tmp_path / "la ke").exists():
-        write_lake(tmp_path / "la ke", four_days, num_files=3)
+def test_a_window_holds_its_rows_in_time_order(
+    four_days_lake, four_days_in_order, read_lake, start, length, piece_rows
+):
     window = Span(None if start is None else FIRST + start, None if length is None else FIRST + (start or 0) + length)
     expected = [
         r
-        for r in four_days.to_pylist()
+        for r in four_days_in_order
         if (window.start is None or to_micros(r[criteo.EVENT_TIME]) >= window.start)
         and (window.end is None or to_micros(r[criteo.EVENT_TIME]) < window.end)
     ]
-    rows, num_duplicates, malformed = read_lake(Lake(folder=tmp_path / "la ke", piece_rows=piece_rows), window)
-    assert rows == sorted(expected, key=lambda r: (r[criteo.EVENT_TIME], r[criteo.REQUEST_ID], r[criteo.ROW]))
+    rows, num_duplicates, malformed = read_lake(Lake(folder=four_days_lake, piece_rows=piece_rows), window)
+    assert rows == expected
     assert (num_duplicates, malformed) == (0, [])
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from datetime import date, datetime, timezone
 
 import pyarrow.parquet as pq
@@ -148,8 +149,24 @@ def test_lines_for_people_say_the_same(store, lake, capsys):
         "  2026-03-02 version 0: 50 rows, through m1",
         "    OUTDATED: the lake has version 2",
     ]
+
+
+def test_a_day_that_no_model_saw_is_told_so_only_where_all_is_known(store, capsys):
+    assert main(["--store", str(store), "--day", "2027-01-01"]) == 0
+    assert capsys.readouterr().out.splitlines() == [
+        "old, continues gone",
+        "  what old saw is not known",
+        "  what gone saw is not known",
+    ]
+    shutil.rmtree(model_folder(store, "old"))
     assert main(["--store", str(store), "--day", "2027-01-01"]) == 0
     assert capsys.readouterr().out == "no model saw it\n"
+
+
+def test_folders_may_be_named_as_a_shell_completes_them(store, lake, tmp_path, capsys, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    assert main(["--store", store.name, "--lake", lake.name, "--model", "m2"]) == 0
+    assert "OUTDATED: the lake has version 2" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(

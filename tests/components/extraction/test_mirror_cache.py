@@ -4,12 +4,10 @@ from __future__ import annotations
 
 import os
 import random
-import resource
 import shutil
 import signal
 import subprocess
 import sys
-from contextlib import contextmanager
 from datetime import datetime, timezone
 from pathlib import Path
 
@@ -35,6 +33,7 @@ from tests.components.extraction.bucket_lakes import (
     until,
     views,
 )
+from tests.components.storage.full_disk import files_of_at_most
 
 START = datetime(2026, 3, 1, tzinfo=timezone.utc)
 REPOSITORY = Path(__file__).resolve().parents[3]
@@ -55,17 +54,6 @@ def lake(folder, cloud_storage):
     put(folder)
     cloud_storage.seen.clear()
     return cloud_storage
-
-
-@contextmanager
-def files_of_at_most(num_bytes):
-    """The kernel refuses to make a file of this process larger (EFBIG), as it refuses what a full disk cannot hold."""
-    before = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (num_bytes, before[1]))
-    try:
-        yield
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, before)
 
 
 def test_a_killed_run_shows_nothing_and_the_next_one_asks_only_for_the_rest(lake, folder, tmp_path):
@@ -228,6 +216,19 @@ def test_a_file_of_the_cache_that_lost_its_end_is_fetched_again(lake, folder, tm
     lake.seen.clear()
     assert extract_lake(URI, tmp_path / "work", Span()).digest == expected.digest
     assert fetched(lake.seen) == {BIG: 1}
+
+
+def test_a_file_of_the_cache_whose_bytes_are_others_is_fetched_again(lake, folder, tmp_path, caplog):
+    expected = extract_lake(URI, tmp_path / "work", Span())
+    (whole,) = (tmp_path / "work" / ".lake-cache").glob(f"*/objects/{BIG}/*")
+    spoilt = bytearray(whole.read_bytes())
+    spoilt[len(spoilt) // 2] ^= 1
+    whole.write_bytes(spoilt)
+    lake.seen.clear()
+    assert extract_lake(URI, tmp_path / "work", Span()) == expected
+    assert fetched(lake.seen) == {BIG: 1}
+    assert whole.read_bytes() == (folder / BIG).read_bytes()
+    assert "it is fetched again" in caplog.text
 
 
 def test_a_lost_cache_costs_a_transfer_and_nothing_else(lake, tmp_path):

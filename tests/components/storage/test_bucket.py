@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import random
-import resource
 import socket
-from contextlib import contextmanager
 
 import pytest
 
 from components.contracts.errors import ContractError, PermanentError, TemporaryError
 from components.storage.locations import open_objects
 from components.storage.objects import ABSENT, Changed
+from tests.components.storage.full_disk import files_of_at_most
 
 BIG = random.Random(2).randbytes(9_000_003)
 """Above what goes up in one request; five parts as `open_bucket` cuts them."""
@@ -332,6 +331,18 @@ def test_what_is_fetched_damaged_is_begun_anew_and_if_it_stays_so_not_handed_out
     assert (tmp_path / "other").read_bytes() == b""
 
 
+@pytest.mark.timeout(60)
+@pytest.mark.parametrize("size", [1, 0])
+def test_answers_without_a_byte_are_not_asked_for_without_end(cloud_storage, open_bucket, tmp_path, size):
+    objects = open_bucket()
+    wanted = put(objects, "object", b"content")
+    (tmp_path / "part").write_bytes(b"content"[:size])
+    cloud_storage.fail(is_download, "damage", change=lambda body: b"", times=10**6)
+    with pytest.raises(TemporaryError, match=rf"object: the answer ends at byte {size} of 7"):
+        objects.fetch(wanted, tmp_path / "part")
+    assert (tmp_path / "part").read_bytes() == b"content"[:size]
+
+
 def test_an_object_replaced_in_the_middle_of_a_fetch_is_not_mixed_with_its_successor(
     cloud_storage, open_bucket, tmp_path
 ):
@@ -349,17 +360,6 @@ def test_an_object_replaced_in_the_middle_of_a_fetch_is_not_mixed_with_its_succe
     cloud_storage.before = replace_before_the_second_part
     with pytest.raises(Changed, match=rf"big is no longer at generation {wanted.generation}"):
         objects.fetch(wanted, tmp_path / "part")
-
-
-@contextmanager
-def files_of_at_most(num_bytes):
-    """The kernel refuses to make a file of this process larger (EFBIG), as it refuses what a full disk cannot hold."""
-    before = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (num_bytes, before[1]))
-    try:
-        yield
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, before)
 
 
 def test_a_disk_without_room_ends_a_fetch_for_good_and_says_why(cloud_storage, open_bucket, tmp_path):
