@@ -9,7 +9,8 @@ import warnings
 from collections.abc import Sequence
 from pathlib import Path
 
-from components.contracts.errors import ContractError, PermanentError
+from components.contracts.errors import ContractError, PermanentError, TemporaryError
+from components.contracts.interpreter import importing
 from components.contracts.manifests import RawDataset
 from components.contracts.run_notes import noted
 from components.contracts.uris import local_path
@@ -65,14 +66,17 @@ def build_parser() -> argparse.ArgumentParser:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Runs the step; 0 = done, 2 = the input is not what was agreed."""
+    """Runs the step; 0 = done, 2 = the input is not as agreed, 3 = a process, Dask, a disk or our output failed."""
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(name)s %(message)s")
     arguments = build_parser().parse_args(argv)
     try:
         return _run(arguments)
-    except (ContractError, PermanentError) as error:
+    except ContractError as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
+    except (TemporaryError, PermanentError, OSError) as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 3
 
 
 def _run(arguments: argparse.Namespace) -> int:
@@ -93,7 +97,7 @@ def _run(arguments: argparse.Namespace) -> int:
         from components.preprocessing.lean_imports import lean_imports
 
         keep_freed_memory()
-        with lean_imports():
+        with importing(), lean_imports():
             from components.preprocessing.facts import facts
             from components.preprocessing.parent import find_parent
             from components.preprocessing.preprocess import preprocess

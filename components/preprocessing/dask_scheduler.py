@@ -9,8 +9,8 @@ from typing import Any
 
 import dask
 
+from components.contracts import forked
 from components.contracts.errors import ContractError, TemporaryError, first_line
-from components.preprocessing import workers
 
 LOCAL = "local"
 """In place of an address: a LocalCluster of one process per core, which ends with the step."""
@@ -25,31 +25,41 @@ def dask_client(scheduler: str) -> Iterator[None]:
 
     Raises:
         ContractError: the address is none.
-        TemporaryError: no scheduler answers there, or it has no worker.
+        TemporaryError: no scheduler answers there, it has no worker, or workers were killed at the work.
     """
     if not scheduler:
         # Not Dask's threads: a process that is forked from this one would wait for them for ever.
         with dask.config.set(scheduler="synchronous"):
             yield
         return
+    from distributed.scheduler import KilledWorker
+
     with _client(scheduler) as client:
         if not client.scheduler_info()["workers"]:
             raise TemporaryError(f"Dask scheduler {scheduler} has no worker, expected at least one")
-        yield
+        try:
+            yield
+        except KilledWorker as error:
+            raise TemporaryError(
+                f"workers of Dask scheduler {scheduler} were killed: {first_line(error)}; smaller partitions take less "
+                "memory"
+            ) from error
 
 
 @contextmanager
 def _client(scheduler: str) -> Iterator[Any]:
     from distributed import Client, LocalCluster
+    from distributed.comm import get_address_host_port
 
     if scheduler == LOCAL:
-        cores = min(workers.available_cores(), workers.MAX_PROCESSES)
+        cores = min(forked.available_cores(), forked.MAX_PROCESSES)
         with tempfile.TemporaryDirectory(prefix="dask-") as scratch:
             options = {"n_workers": cores, "threads_per_worker": 1, "dashboard_address": None}
             with LocalCluster(**options, local_directory=scratch) as cluster, Client(cluster) as client:
                 yield client
         return
     try:
+        get_address_host_port(scheduler)  # a client that refuses its address stays the process's default one
         client = Client(scheduler, timeout=CONNECT_SECONDS)
     except (ValueError, TypeError) as error:
         raise ContractError(

@@ -1,24 +1,28 @@
 """The rows of a part encoded, proven to be what HugeCTR and the served graph expect, and laid together in one folder.
 
-NVTabular encodes and writes (`feature_graph`); each share of the rows may be another process's (`workers`). What was
-written is read again before anybody else does: types and ranges by `hugectr_parquet`, and the first rows of every file
-against `contracts.workflow`, from which alone the served graph is built.
+NVTabular encodes and writes (`feature_graph`); each share of the rows may be another process's (`contracts.forked`).
+What was written is read again before anybody else does: types and ranges by `hugectr_parquet`, and the first rows of
+every file against `contracts.workflow`, from which alone the served graph is built.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import partial
+from itertools import chain, groupby
+from operator import itemgetter
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pyarrow.parquet as pq
 
+from components.contracts import forked
 from components.contracts.criteo import CATEGORICAL, DENSE, MISSING_CATEGORY
 from components.contracts.errors import PermanentError
 from components.contracts.workflow import FeatureWorkflow
-from components.preprocessing import encoded_folder, feature_graph, hugectr_parquet, workers
+from components.preprocessing import encoded_folder, feature_graph, hugectr_parquet
 from components.preprocessing.raw_partitions import Partition, read_head
 
 COMPARED_ROWS = 1024
@@ -31,6 +35,7 @@ TOLERANCE = 1e-6
 class Share:
     """Consecutive partitions of a part, and the folder that their rows are written to."""
 
+    part: str
     folder: Path
     partitions: list[Partition]
     names: list[str]
@@ -61,21 +66,34 @@ def encode_parts(
         PermanentError: what was written is not what HugeCTR or the served graph expects.
         TemporaryError: a process was killed.
     """
-    shares = {part: _shares(plan, aside, part, processes) for part, plan in plans.items()}
-    tasks = [share for of_part in shares.values() for share in of_part]
-    num_rows = iter(workers.run_all(lambda share: _encode(workflow, features, share), tasks, processes=processes))
-    rows = {part: sum(next(num_rows) for _ in of_part) for part, of_part in shares.items()}
-    for part, of_part in shares.items():
-        encoded_folder.merge([share.folder for share in of_part], aside / part, final=final / part)
+    tasks = _tasks(plans, aside, processes)
+    encode = partial(_encode, workflow, features)
+    num_rows = forked.run_all(lambda shares: [encode(share) for share in shares], tasks, processes=processes)
+    rows = dict.fromkeys(plans, 0)
+    folders: dict[str, list[Path]] = {part: [] for part in plans}
+    for share, number in zip(chain(*tasks), chain(*num_rows)):
+        rows[share.part] += number
+        folders[share.part].append(share.folder)
+    for part, of_part in folders.items():
+        encoded_folder.merge(of_part, aside / part, final=final / part)
     return rows
 
 
-def _shares(plan: list[Partition], aside: Path, part: str, processes: int) -> list[Share]:
-    named = [(partition, f"part-{i:05d}.parquet") for i, partition in enumerate(plan)]
-    return [
-        Share(folder=aside / f".{part}.{k}", partitions=[p for p, _ in share], names=[name for _, name in share])
-        for k, share in enumerate(workers.shares(named, processes))
+def _tasks(plans: Mapping[str, list[Partition]], aside: Path, processes: int) -> list[list[Share]]:
+    """What each process encodes: consecutive partitions of as many rows as the others', divided by part."""
+    named = [
+        (part, partition, f"part-{i:05d}.parquet") for part, plan in plans.items() for i, partition in enumerate(plan)
     ]
+    tasks = forked.shares(named, processes, weight=lambda each: each[1].num_rows)
+    return [
+        [_share(aside / f".{part}.{k}", list(of_part)) for part, of_part in groupby(task, key=itemgetter(0))]
+        for k, task in enumerate(tasks)
+    ]
+
+
+def _share(folder: Path, named: list[tuple[str, Partition, str]]) -> Share:
+    parts, partitions, names = zip(*named)
+    return Share(part=parts[0], folder=folder, partitions=list(partitions), names=list(names))
 
 
 def _encode(workflow: Any, features: FeatureWorkflow, share: Share) -> int:
@@ -100,7 +118,7 @@ def compare(features: FeatureWorkflow, partition: Partition, path: Path) -> None
     wrong_ids = np.count_nonzero(features.encode_categorical(categories) != written[list(CATEGORICAL)].to_numpy())
     dense = features.encode_dense(raw[list(DENSE)].to_numpy())
     difference = float((np.abs(dense - written[list(DENSE)].to_numpy()) / np.maximum(np.abs(dense), 1.0)).max())
-    if wrong_ids or difference > TOLERANCE:
+    if wrong_ids or not difference <= TOLERANCE:  # not a number is a difference, too
         raise PermanentError(
             f"NVTabular and the feature workflow differ in {wrong_ids} ids and by {difference} in dense values "
             f"over {len(raw)} rows of {path.parent.name}/{path.name}, expected none and at most {TOLERANCE}"

@@ -52,7 +52,10 @@ def statistics_of(partitions: list[Partition], *, with_moments: bool) -> tuple[d
     """
     statistics = operators.WindowStatistics(CATEGORICAL, DENSE if with_moments else ())
     inputs = list(CATEGORICAL) + logged() if with_moments else list(CATEGORICAL)
-    nvt.Workflow(inputs >> statistics).fit(_dataset(_small_first(partitions)))
+    workflow = nvt.Workflow(inputs >> statistics)
+    workflow.graph.construct_schema(INPUT_SCHEMA)
+    # What Workflow.fit does, but for the types of the output, for which it reads and transforms a partition once more.
+    workflow.executor.fit_phase(_dataset(partitions), [workflow.output_node])
     return statistics.counts, statistics.moments
 
 
@@ -125,13 +128,6 @@ def logged(fill: float = FILL, clip_min: float = CLIP_MIN, *, columns: Any = Non
 
 def _dataset(partitions: list[Partition]) -> Any:
     return nvt.Dataset(read_lazily(partitions), cpu=True, schema=INPUT_SCHEMA)
-
-
-def _small_first(partitions: list[Partition]) -> list[Partition]:
-    """The same rows, the first row group a partition of its own: Workflow.fit reads the first partition twice."""
-    path, groups, excluded = partitions[0]
-    rest = [(path, groups[1:], excluded)] if len(groups) > 1 else []
-    return [(path, groups[:1], excluded), *rest, *partitions[1:]]
 
 
 def _write_vocabularies(features: FeatureWorkflow, storage: Path) -> dict[str, str]:

@@ -18,16 +18,6 @@ from components.contracts.errors import PermanentError
 TYPES = {LABEL: "float", **dict.fromkeys(DENSE, "float"), **dict.fromkeys(CATEGORICAL, "int64")}
 
 
-def verify(folder: Path, *, expected_rows: int, slot_sizes: list[int]) -> None:
-    """Proves that every file is in HugeCTR's form.
-
-    Raises:
-        PermanentError: other rows than expected, a wrong column or type, a null, a value that is not finite, or an
-            id outside [1, slot size).
-    """
-    expect_rows(sum(verify_file(path, slot_sizes) for path in sorted(folder.glob("*.parquet"))), expected_rows, folder)
-
-
 def expect_rows(num_rows: int, expected_rows: int, folder: Path) -> None:
     """Refuses a folder with other rows than were to be written.
 
@@ -42,7 +32,7 @@ def verify_file(path: Path, slot_sizes: list[int]) -> int:
     """Proves that one file is in HugeCTR's form; gives its number of rows.
 
     Raises:
-        PermanentError: as `verify` says.
+        PermanentError: a wrong column or type, a null, a value that is not finite, or an id outside [1, slot size).
     """
     file = pq.ParquetFile(path)
     found = {field.name: str(field.type) for field in file.schema_arrow}

@@ -13,6 +13,7 @@ from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 
+from components.contracts import forked
 from components.contracts.durable import whole_directory
 from components.contracts.errors import ContractError
 from components.contracts.manifests import RawDataset, TrainingSet
@@ -26,7 +27,6 @@ from components.preprocessing import (
     hugectr_parquet,
     operators,
     raw_partitions,
-    workers,
 )
 from components.preprocessing.dask_scheduler import dask_client
 from components.preprocessing.parent import Parent, expect_parents_columns
@@ -34,6 +34,10 @@ from components.preprocessing.settings import PreprocessingSettings
 from components.preprocessing.thinning import thin
 
 logger = logging.getLogger(__name__)
+
+FIT_ROWS = 65_536
+"""Rows of a partition while categories are counted, at most: those of a raw row group, so that processes count equally
+many."""
 
 TRAIN, HOLDOUT, WORKFLOW = "train", "holdout", "workflow"
 REPLAY, REPLAY_HOLDOUT = "replay", "replay_holdout"
@@ -57,9 +61,11 @@ def preprocess(raw: RawDataset, *, parent: Parent | None, final: Path, settings:
         whole_directory(final, replace=True) as aside,
         _parts(raw, aside) as parts,
     ):
-        plans = {part: _plan(*at, settings, tuple(raw.excluded_columns)) for part, at in parts.items()}
-        processes = _processes(settings, plans)
-        features = _fit(plans[TRAIN], parent, raw, settings, processes, aside / WORKFLOW)
+        plan = partial(_plan, excluded=tuple(raw.excluded_columns))
+        plans = {part: plan(*at, settings.partition_rows) for part, at in parts.items()}
+        processes = _processes(settings)
+        to_fit = plan(*parts[TRAIN], min(settings.partition_rows, FIT_ROWS))
+        features = _fit(to_fit, parent, raw, settings, processes, aside / WORKFLOW)
         workflow = feature_graph.explicit_workflow(features, aside / WORKFLOW / NVTABULAR)
         rows = encode.encode_parts(workflow, features, plans, aside=aside, final=final, processes=processes)
         for part, (_, num_rows) in parts.items():
@@ -116,18 +122,18 @@ def _parts(raw: RawDataset, aside: Path) -> Iterator[dict[str, tuple[Path, int]]
 
 
 def _plan(
-    folder: Path, num_rows: int, settings: PreprocessingSettings, excluded: tuple[str, ...]
+    folder: Path, num_rows: int, partition_rows: int, *, excluded: tuple[str, ...]
 ) -> list[raw_partitions.Partition]:
     return raw_partitions.plan_partitions(
-        folder, expected_rows=num_rows, partition_rows=settings.partition_rows, excluded=excluded
+        folder, expected_rows=num_rows, partition_rows=partition_rows, excluded=excluded
     )
 
 
-def _processes(settings: PreprocessingSettings, plans: dict[str, list[raw_partitions.Partition]]) -> int:
+def _processes(settings: PreprocessingSettings) -> int:
     """How many processes divide the work: one where a Dask scheduler has it."""
     if settings.dask_scheduler:
         return 1
-    return settings.processes or min(workers.available_cores(), workers.MAX_PROCESSES)
+    return settings.processes or min(forked.available_cores(), forked.MAX_PROCESSES)
 
 
 def _fit(
@@ -141,7 +147,8 @@ def _fit(
     """Writes this round's workflow, with what the next one should know, into `folder`."""
     now = admission.microseconds("last_event_time of the raw dataset", raw.last_event_time)
     fit_share = partial(feature_graph.statistics_of, with_moments=parent is None)
-    found = workers.run_all(fit_share, workers.shares(plan, processes), processes=processes)
+    shares = forked.shares(plan, processes, weight=lambda partition: partition.num_rows)
+    found = forked.run_all(fit_share, shares, processes=processes)
     features, columns = feature_graph.next_workflow(
         operators.merged(found),
         parent=parent,

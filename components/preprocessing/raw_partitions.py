@@ -8,7 +8,7 @@ category is always float64 (exact below 2^53, null = NaN) and a dense value floa
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import pandas as pd
@@ -18,9 +18,19 @@ import pyarrow.parquet as pq
 
 from components.contracts.criteo import CATEGORICAL, DENSE, FEATURES, LABEL, MAX_CATEGORY, RAW_TYPES
 from components.contracts.errors import ContractError, first_line
+from components.preprocessing.frames import LooseFrame
 
-Partition = tuple[str, tuple[int, ...], tuple[str, ...]]
-"""A file, the row groups of it that one task reads, and the features that are missing whatever the file holds."""
+
+class Partition(NamedTuple):
+    """Rows that one task reads."""
+
+    path: str
+    groups: tuple[int, ...]
+    """Row groups of the file; at least one."""
+    num_rows: int
+    excluded: tuple[str, ...] = ()
+    """Features that are missing whatever the file holds."""
+
 
 READ_TYPES = {LABEL: "float32", **dict.fromkeys(DENSE, "float32"), **dict.fromkeys(CATEGORICAL, "float64")}
 
@@ -53,7 +63,7 @@ def plan_partitions(
     for path in raw_files(folder):
         metadata = _checked_footer(path)
         num_rows += metadata.num_rows
-        partitions += [(str(path), groups, excluded) for groups in _grouped(metadata, partition_rows)]
+        partitions += [Partition(str(path), *group, excluded) for group in _grouped(metadata, partition_rows)]
     if num_rows != expected_rows or num_rows == 0:
         raise ContractError(
             f"raw folder {folder} has {num_rows} rows, expected the manifest's {expected_rows} and at least 1"
@@ -62,12 +72,12 @@ def plan_partitions(
 
 
 def read_partition(partition: Partition) -> Any:
-    """The label and the features of a partition as a pandas frame of `READ_TYPES`.
+    """The label and the features of a partition as a frame of `READ_TYPES`.
 
     Raises:
         ContractError: the file is damaged, a label is null, a dense value infinite, or a category outside [0, 2^32).
     """
-    path, groups, excluded = partition
+    path, groups, _, excluded = partition
     names = [name for name in READ_TYPES if name not in excluded]
     try:
         return _frame(pq.ParquetFile(path).read_row_groups(list(groups), columns=names), path, excluded)
@@ -81,7 +91,7 @@ def read_head(partition: Partition, num_rows: int) -> Any:
     Raises:
         ContractError: as `read_partition` says, of these rows.
     """
-    path, groups, excluded = partition
+    path, groups, _, excluded = partition
     names = [name for name in READ_TYPES if name not in excluded]
     try:
         batches = pq.ParquetFile(path).iter_batches(batch_size=num_rows, row_groups=list(groups), columns=names)
@@ -91,7 +101,7 @@ def read_head(partition: Partition, num_rows: int) -> Any:
 
 
 def _frame(table: Any, path: str, excluded: tuple[str, ...]) -> Any:
-    """The table as a frame. Columns lie apart in memory: an operator takes those that it needs without a copy."""
+    """The table as a frame."""
     if nulls := table[LABEL].null_count:
         raise ContractError(f"column {LABEL} of {path} has {nulls} nulls, expected none")
     for name in [name for name in CATEGORICAL if name not in excluded]:
@@ -109,8 +119,8 @@ def _frame(table: Any, path: str, excluded: tuple[str, ...]) -> Any:
     }
     for name in DENSE:
         if infinite := int(np.isinf(columns[name]).sum()):
-            raise ContractError(f"column {name} of {path} has {infinite} infinite values")
-    return pd.DataFrame(columns, copy=False)
+            raise ContractError(f"column {name} of {path} has {infinite} infinite values, expected none")
+    return LooseFrame(columns, copy=False)
 
 
 def read_lazily(partitions: list[Partition]) -> Any:
@@ -121,20 +131,18 @@ def read_lazily(partitions: list[Partition]) -> Any:
     return dd.from_map(read_partition, partitions, meta=empty, enforce_metadata=False)
 
 
-def _grouped(metadata: Any, partition_rows: int) -> list[tuple[int, ...]]:
-    """Consecutive row groups, put together up to `partition_rows` rows."""
-    groups: list[list[int]] = []
-    filled = partition_rows
+def _grouped(metadata: Any, partition_rows: int) -> list[tuple[tuple[int, ...], int]]:
+    """Consecutive row groups, put together up to `partition_rows` rows, and the rows of each lot."""
+    grouped: list[tuple[tuple[int, ...], int]] = []
     for group in range(metadata.num_row_groups):
         rows = metadata.row_group(group).num_rows
         if rows == 0:
             continue
-        if filled + rows > partition_rows:
-            groups.append([])
-            filled = 0
-        groups[-1].append(group)
-        filled += rows
-    return [tuple(group) for group in groups]
+        if not grouped or grouped[-1][1] + rows > partition_rows:
+            grouped.append(((), 0))
+        groups, filled = grouped[-1]
+        grouped[-1] = ((*groups, group), filled + rows)
+    return grouped
 
 
 def _checked_footer(path: Path) -> Any:

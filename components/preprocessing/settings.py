@@ -29,7 +29,7 @@ class PreprocessingSettings:
     partition_rows: int = 250_000
     """Rows that a process has in memory at a time, and per output file; a larger Parquet row group stays whole."""
     processes: int = 0
-    """Processes of this machine that share the rows; 0 = one per core, at most `workers.MAX_PROCESSES`. No result
+    """Processes of this machine that share the rows; 0 = one per core, at most `forked.MAX_PROCESSES`. No result
     depends on it."""
     dask_scheduler: str = ""
     """Address of a running Dask scheduler, or `local`, which starts one here; empty = processes of this machine."""

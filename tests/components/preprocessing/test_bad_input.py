@@ -129,6 +129,7 @@ def test_a_raw_manifest_that_is_not_there(refuses, tmp_path):
         ("frequency_threshold", 0, "at least 1"),
         ("partition_rows", 0, "at least 1"),
         ("max_candidates", -1, "at least 0"),
+        ("processes", -1, "at least 0"),
         ("category_ttl_days", -0.5, "0 .never. or more"),
         ("category_ttl_days", float("inf"), "0 .never. or more"),
         ("category_ttl_days", float("nan"), "0 .never. or more"),

@@ -13,7 +13,6 @@ import pytest
 
 from components.contracts.manifests import TrainingSet
 from components.contracts.uris import local_path
-from components.preprocessing.__main__ import main
 
 REPOSITORY = Path(__file__).resolve().parents[3]
 CARRIED = ("workflow.json", "vocabularies.npz", "admission.npz")
@@ -86,35 +85,6 @@ def test_sums_are_those_of_exact_arithmetic_in_any_order(seed):
     assert moments["I1"] == (5000, sum(exact), sum(k * k for k in exact))
     mean, std = operators.mean_and_std(*moments["I1"])
     np.testing.assert_allclose([mean, std], [values.mean(dtype=float), values.std(ddof=1, dtype=float)], rtol=1e-12)
-
-
-def test_a_cluster_that_does_not_answer_is_told_by_its_address(write_raw, run_step, raw_table, monkeypatch):
-    from components.contracts.errors import TemporaryError
-    from components.preprocessing import dask_scheduler
-
-    monkeypatch.setattr(dask_scheduler, "CONNECT_SECONDS", "1s")
-    arguments = ["--run=r", f"--store={run_step.store}", f"--work={run_step.store.parent}", "--parent=none"]
-    arguments += [f"--raw-dataset={write_raw(raw_table(50))}", f"--output={run_step.store.parent / 'out.json'}"]
-    with pytest.raises(TemporaryError, match="Dask scheduler tcp://127.0.0.1:1 does not answer"):
-        main([*arguments, "--dask-scheduler", "tcp://127.0.0.1:1"])
-    assert not (run_step.store.parent / "r" / "preprocessing").exists()
-
-
-@pytest.mark.parametrize("address", ["nowhere", "127.0.0.1", "ftp://host:1"])
-def test_an_address_that_is_none_is_refused(write_raw, run_step, raw_table, capsys, address):
-    run_step(write_raw(raw_table(50)), extra=("--dask-scheduler", address), expect=2)
-    assert f"dask_scheduler is {address!r}" in capsys.readouterr().err
-
-
-def test_a_killed_process_is_a_reason_to_try_again():
-    from components.contracts.errors import TemporaryError
-    from components.preprocessing import workers
-
-    def die(_):
-        os._exit(9)
-
-    with pytest.raises(TemporaryError, match="one of 2 processes was killed"):
-        workers.run_all(die, [1, 2, 3], processes=2)
 
 
 def test_an_error_in_another_process_is_that_error(write_raw, run_step, raw_table, reading, capsys):

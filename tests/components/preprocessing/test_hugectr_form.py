@@ -69,8 +69,10 @@ def encoded_folder(tmp_path):
     return tmp_path
 
 
-def verify(folder, **changes):
-    hugectr_parquet.verify(folder, **{"expected_rows": 10, "slot_sizes": [5] * len(CATEGORICAL)} | changes)
+def verify(folder, *, expected_rows=10, slot_sizes=None):
+    sizes = slot_sizes or [5] * len(CATEGORICAL)
+    rows = sum(hugectr_parquet.verify_file(path, sizes) for path in sorted(folder.glob("*.parquet")))
+    hugectr_parquet.expect_rows(rows, expected_rows, folder)
 
 
 def test_verification_accepts_what_is_right(encoded_folder):
