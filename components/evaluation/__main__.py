@@ -1,4 +1,7 @@
-"""Evaluation as a plain command: exit code 0 = accepted, 1 = refused, 2 = the input is not what was agreed."""
+"""Evaluation as a plain command.
+
+Exit code 0 = accepted, 1 = refused, 2 = the input is not what was agreed, 3 = storage failed; another try may do.
+"""
 
 from __future__ import annotations
 
@@ -81,6 +84,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     except ContractError as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
+    except OSError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 3
     return 0 if verdict.accepted else 1
 
 

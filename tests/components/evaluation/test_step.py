@@ -285,6 +285,14 @@ def test_truncated_weights_without_a_hash_are_refused_by_size(make_round, capsys
     assert re.search(r"dcn_dense_0\.model has \d+ bytes, expected \d+", capsys.readouterr().err)
 
 
+def test_storage_that_fails_is_told_in_one_line_and_is_no_refusal(make_round, capsys):
+    made = make_round(500)
+    made.path("verdict").mkdir()
+    assert main(made.flags()) == 3
+    assert re.fullmatch(r"error: .*verdict.*\n", capsys.readouterr().err)
+    assert note_of(made).state == "failed"
+
+
 def test_impossible_threshold_is_misuse(make_round, capsys):
     assert main(make_round(100).flags(min_auc=1.5)) == 2
     assert "min_auc is 1.5" in capsys.readouterr().err
