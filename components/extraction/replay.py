@@ -43,6 +43,10 @@ READ_PER_DRAWN = 2
 """Rows read for every row that could be taken: a piece with fewer sound rows than its footer says is made up for."""
 MIN_PIECES = 32
 """Pieces read at least, where there are as many: more than four a day over a week, so that no hour stands for a day."""
+FEW_PIECES = 8
+"""The same where so few rows are wanted that 32 pieces would give fewer than `ROWS_OF_PIECE` each. A piece costs 0.1 s
+of a core however few of its rows are taken: 32 of them took a fifth of a round of 1,000 rows."""
+ROWS_OF_PIECE = 25
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -150,7 +154,8 @@ def _spread(pieces: list[Piece], wanted: dict[str, int], salt: np.uint64) -> lis
     if not pieces or not any(wanted.values()):
         return []
     to_read = READ_PER_DRAWN * max(wanted[LEARNT] / (1 - HELD_OUT_SHARE), wanted[HELD_OUT] / HELD_OUT_SHARE)
-    num_read = min(len(pieces), max(MIN_PIECES, -int(-to_read // BATCH_ROWS)))
+    at_least = min(MIN_PIECES, max(FEW_PIECES, sum(wanted.values()) // ROWS_OF_PIECE))
+    num_read = min(len(pieces), max(at_least, -int(-to_read // BATCH_ROWS)))
     edges = np.arange(num_read + 1) * len(pieces) // num_read
     places = edges[:-1] + (mix(np.arange(num_read, dtype=np.uint64) ^ salt) % np.diff(edges).astype(np.uint64)).astype(
         int

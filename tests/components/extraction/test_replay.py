@@ -16,6 +16,7 @@ from components.contracts.uris import local_path
 from components.extraction import replay
 from components.extraction.extract import ExtractionSettings, data_digest, extract
 from components.extraction.lake import Lake
+from components.extraction.pieces import Piece
 from components.extraction.source import find_source
 from components.extraction.times import Span, parse_time
 
@@ -196,6 +197,7 @@ def test_long_days_are_entered_in_places_not_read_whole(tmp_path, ten_days, writ
     lake = write_lake(tmp_path / "lake", ten_days, row_group_size=100)
     monkeypatch.setattr(replay, "BATCH_ROWS", 100)
     monkeypatch.setattr(replay, "MIN_PIECES", 14)
+    monkeypatch.setattr(replay, "ROWS_OF_PIECE", 1)
     read = []
 
     def counted(self, piece, *others, **of_the_window):
@@ -211,6 +213,18 @@ def test_long_days_are_entered_in_places_not_read_whole(tmp_path, ten_days, writ
     assert len(dataset.replay_days) == 7
     assert len(read) == 14
     assert sum(read) < 2000, "of the 5,200 rows of those days"
+
+
+@pytest.mark.parametrize(("num_holdout", "num_read"), [(10, 8), (100, 8), (500, 20), (1000, 32), (5000, 32)])
+def test_few_rows_are_drawn_from_few_places_that_are_spread_all_the_same(num_holdout, num_read):
+    day = datetime(2026, 3, 1).date()
+    pieces = [Piece(day, [], Span(hour, hour + 1), 65_536) for hour in range(7 * 24)]
+    wanted = {replay.LEARNT: 0, replay.HELD_OUT: num_holdout}
+    read = [piece for piece, _ in replay._spread(pieces, wanted, np.uint64(3))]
+    assert len(read) == num_read
+    places = [pieces.index(piece) for piece in read]
+    stretch = len(pieces) / num_read
+    assert [int((place + 1e-9) // stretch) for place in places] == pytest.approx(range(num_read), abs=1)
 
 
 def test_an_hour_without_rows_between_those_of_a_day_gives_none(tmp_path, raw_table, write_lake, run_step, monkeypatch):
