@@ -28,7 +28,7 @@ from benchmarks import machine
 from benchmarks.criteo_text import write_tsv_gz
 from benchmarks.extraction_contestants import CATEGORICAL, DENSE
 from benchmarks.printing import print_target
-from benchmarks.spread import Spread, spread
+from benchmarks.spread import Spread, named, spread
 from components.contracts.durable import write_whole
 
 REPOSITORY = Path(__file__).resolve().parents[1]
@@ -131,13 +131,6 @@ def print_figures(result: dict[str, Any]) -> None:
     print_target(name, f"{growth:.2f}", f"at most {GROWTH_TARGET}", growth <= GROWTH_TARGET)
 
 
-def _named(value: Any) -> Any:
-    """Spreads as objects with names."""
-    if isinstance(value, Spread):
-        return value._asdict()
-    return {name: _named(each) for name, each in value.items()} if isinstance(value, dict) else value
-
-
 def build_parser() -> argparse.ArgumentParser:
     """The benchmark's flags."""
     parser = argparse.ArgumentParser(
@@ -181,7 +174,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     print_figures(result)
     if warning := other_work.warning():
         print(warning)
-    document = {"machine": facts, "quick": flags.quick, "other_work_share": other_work.share(), **_named(result)}
+    document = {"machine": facts, "quick": flags.quick, "other_work_share": other_work.share(), **named(result)}
     flags.output.parent.mkdir(parents=True, exist_ok=True)
     write_whole(flags.output, json.dumps(document, indent=2) + "\n")
     print(f"written: {flags.output}")

@@ -28,6 +28,7 @@ from numpy.typing import NDArray
 
 from benchmarks import machine, monitor_figures
 from benchmarks.monitor_figures import Answers
+from benchmarks.spread import named
 from components.contracts.durable import write_whole
 from monitoring.measures.rolling_auc import RollingAuc
 
@@ -200,7 +201,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         print(warning)
     document["other_work_share"] = other_work.share()
     flags.output.parent.mkdir(parents=True, exist_ok=True)
-    write_whole(flags.output, json.dumps(monitor_figures.named(document), indent=2) + "\n")
+    write_whole(flags.output, json.dumps(named(document), indent=2) + "\n")
     print(f"written: {flags.output}")
     return 0
 

@@ -86,12 +86,3 @@ def print_rate(result: Mapping[str, Any]) -> None:
     print(f"  answers equal to {TOLERANCE:g}: {compared[0]:,} with scikit-learn, {compared[1]:,} with river")
     far = ", ".join(f"{name} {value:.1g}" for name, value in result["off_with_ties"].items())
     print(f"  where scores tie, furthest from scikit-learn: {far}", flush=True)
-
-
-def named(value: Any) -> Any:
-    """`value` with each spread as an object, which JSON would otherwise write as a list."""
-    if hasattr(value, "_asdict"):
-        return value._asdict()
-    if isinstance(value, dict):
-        return {name: named(each) for name, each in value.items()}
-    return [named(each) for each in value] if isinstance(value, list) else value

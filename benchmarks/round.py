@@ -20,6 +20,7 @@ import threading
 import time
 import urllib.error
 import urllib.request
+from bisect import bisect_right
 from collections.abc import Sequence
 from datetime import date, datetime, timezone
 from pathlib import Path
@@ -102,7 +103,7 @@ class Bench:
         if live is None:
             return 0
         watermark = datetime.fromisoformat(Model.read(local_path(live.model_uri) / Model.MANIFEST).last_event_time)
-        return sum(time <= watermark for time in self._times)
+        return bisect_right(self._times, watermark)
 
 
 class _ReadyWatch:

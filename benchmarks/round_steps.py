@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from datetime import datetime, timedelta
 from typing import Any, NamedTuple
 
+from benchmarks.printing import print_target
 from benchmarks.spread import Spread, spread
 from components.contracts.promotion_journal import moment_of
 from components.contracts.run_notes import StepNote
@@ -100,4 +101,4 @@ def report(results: dict[int, list[RoundSeconds]]) -> dict[str, Any]:
 def _target(name: str, rounds: list[RoundSeconds] | None, seconds: float) -> None:
     if rounds:
         found = spread([each.serving for each in rounds]).median
-        print(f"{name}: {found:.1f} s, target {seconds:g} s: {'met' if found <= seconds else 'TARGET MISSED'}")
+        print_target(name, f"{found:.1f} s", f"{seconds:g} s", found <= seconds)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from statistics import median
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 
 class Spread(NamedTuple):
@@ -22,3 +22,12 @@ def spread(values: Sequence[float]) -> Spread:
     Spread(median=2.0, least=1.0, most=3.0)
     """
     return Spread(median(values), min(values), max(values))
+
+
+def named(value: Any) -> Any:
+    """`value` with each spread as an object, which JSON would otherwise write as a list."""
+    if hasattr(value, "_asdict"):
+        return value._asdict()
+    if isinstance(value, dict):
+        return {name: named(each) for name, each in value.items()}
+    return [named(each) for each in value] if isinstance(value, list) else value

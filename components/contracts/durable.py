@@ -45,21 +45,27 @@ def whole_file(path: Path) -> Iterator[BinaryIO]:
     path.parent.mkdir(parents=True, exist_ok=True)
     aside = path.with_name(f".{path.name}.{uuid4().hex}")
     try:
-        file = open(aside, "wb")  # noqa: SIM115
-        try:
+        with flushed_to_disk(open(aside, "wb")) as file:
             yield file
-            file.flush()
-            os.fsync(file.fileno())
-        except BaseException:
-            # Closing tries once more to write what could not be written; its failure would hide the first one.
-            with suppress(OSError):
-                file.close()
-            raise
-        file.close()
         os.replace(aside, path)
     finally:
         aside.unlink(missing_ok=True)
     fsync_path(path.parent)
+
+
+@contextmanager
+def flushed_to_disk(file: BinaryIO) -> Iterator[BinaryIO]:
+    """Closes `file` after the body: what was written is on disk then; an error of the body comes through as it is."""
+    try:
+        yield file
+        file.flush()
+        os.fsync(file.fileno())
+    except BaseException:
+        # Closing tries once more to write what could not be written; its failure would hide the first one.
+        with suppress(OSError):
+            file.close()
+        raise
+    file.close()
 
 
 def append_line(path: Path, line: str) -> None:

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from pathlib import Path
 from typing import BinaryIO
+
+from components.contracts.durable import flushed_to_disk
 
 _BUFFER_BYTES = 256 << 10
 """Of what came, a process that is killed loses at most so much."""
@@ -23,14 +24,5 @@ def growing(path: Path) -> Iterator[BinaryIO]:
     On error it keeps what reached it.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
-    file = open(path, "a+b", buffering=_BUFFER_BYTES)  # noqa: SIM115
-    try:
+    with flushed_to_disk(open(path, "a+b", buffering=_BUFFER_BYTES)) as file:
         yield file
-        file.flush()
-        os.fsync(file.fileno())
-    except BaseException:
-        # Closing tries once more to write what could not be written; its failure would hide the first one.
-        with suppress(OSError):
-            file.close()
-        raise
-    file.close()

@@ -13,11 +13,10 @@ from benchmarks.monitor_figures import (
     Answers,
     Unequal,
     expect_equal,
-    named,
     of_rate,
     verdict,
 )
-from benchmarks.spread import spread
+from benchmarks.spread import named, spread
 
 
 def test_ratio_is_of_the_rates_of_one_round_whatever_the_machine_does_between_rounds():
