@@ -121,11 +121,34 @@ def test_a_stub_killed_under_load_is_healed_and_requests_succeed_again(deploy, c
 
 
 def test_one_dead_stub_of_two_is_found_in_one_round(make_candidate, settings, triton, watchdog):
+    ending = stubs_of(triton.pid)  # of the test before
     release(*make_candidate(settings.store, 1), dataclasses.replace(settings, instances=2))
-    wait_for(lambda: len(stubs_of(triton.pid)) == 2)  # those of the test before may be ending
-    os.kill(min(stubs_of(triton.pid)), signal.SIGKILL)
+    wait_for(lambda: len(stubs_of(triton.pid) - ending) == 2)
+    os.kill(min(stubs_of(triton.pid) - ending), signal.SIGKILL)
     assert findings(watchdog) == [HEALED]
     assert findings(watchdog) == [WELL]
+
+
+class OutOfTurn(Triton):
+    """A real connection to two instances; the dead one is passed over once, then met at every second request."""
+
+    turns = []
+
+    def infer(self, *arguments, **flags):
+        if self.turns and self.turns.pop(0) == "dead":
+            raise PermanentError(f"triton {self.url}: Stub process 'live_0_1' is not healthy.")
+        return super().infer(*arguments, **flags)
+
+    def unload(self, name):
+        self.turns.clear()
+        super().unload(name)
+
+
+def test_a_dead_stub_whose_turn_was_passed_over_is_found_in_the_same_round(make_candidate, settings):
+    release(*make_candidate(settings.store, 1), dataclasses.replace(settings, instances=2))
+    OutOfTurn.turns[:] = ["alive", "alive"] + ["dead", "alive"] * 8
+    watchdog = Watchdog(site=settings.site, connect=OutOfTurn)
+    assert [findings(watchdog) for _ in range(2)] == [[HEALED], [WELL]]
 
 
 def test_during_a_release_nothing_is_reloaded_and_after_it_the_model_is_healed(
