@@ -67,6 +67,8 @@ def evaluate(
         ContractError: the inputs do not belong together, or one is damaged.
     """
     _expect_same_round(raw, training_set, model)
+    if champion is not None and raw.unread_columns:
+        _expect_its_columns(champion, raw)
     column = slice_column(_live_sizes(training_set))
     score = partial(
         score_holdout,
@@ -130,6 +132,16 @@ def _expect_same_round(raw: RawDataset, training_set: TrainingSet, model: Model)
         raise ContractError(
             f"raw dataset has {raw.num_replay_holdout_rows} old rows held out and the training set "
             f"{training_set.num_replay_holdout_rows}, expected the same rows"
+        )
+
+
+def _expect_its_columns(champion: Release, raw: RawDataset) -> None:
+    """Refuses rows without a feature of the champion's; extraction reads those of the champion of its own time."""
+    excluded = FeatureWorkflow.load(local_path(champion.model_uri) / Model.WORKFLOW).excluded
+    if lacking := [name for name in raw.unread_columns if name not in excluded]:
+        raise ContractError(
+            f"champion {champion.model_id} learns from {lacking}, which were not read for these rows, expected the "
+            "champion that was live when they were extracted; run the pipeline again"
         )
 
 

@@ -16,7 +16,7 @@ from sklearn.metrics import log_loss as sklearn_log_loss
 from sklearn.metrics import roc_auc_score
 
 from components.contracts import model_store, run_notes
-from components.contracts.manifests import RawDataset, Verdict
+from components.contracts.manifests import Model, RawDataset, Verdict
 from components.contracts.uris import local_path
 from components.evaluation.__main__ import main
 
@@ -275,6 +275,20 @@ def test_inputs_that_do_not_belong_together_are_refused_in_one_line(make_round, 
     assert re.fullmatch(rf"error: .*{said}.*\n", error), error
     assert not made.path("verdict").exists()
     assert note_of(made).state == "failed"
+
+
+def test_a_champion_that_learns_from_a_column_that_was_not_read_is_no_opponent(make_round, capsys):
+    """It became the champion while the run was under way; with nulls for its feature any candidate would beat it."""
+    made = make_round(500)
+    release = made.release_champion(made.planted)
+    workflow = local_path(release.model_uri) / Model.WORKFLOW
+    workflow.mkdir(parents=True)
+    replace(made.workflow, excluded=("I2",)).save(workflow)
+    made.change("raw", excluded_columns=["I2", "I4"], unread_columns=["I2", "I4"])
+    assert main(made.flags()) == 2
+    assert "champion champion-model learns from ['I4'], which were not read" in capsys.readouterr().err
+    made.change("raw", unread_columns=["I2"])
+    assert main(made.flags()) == 0
 
 
 def test_truncated_weights_without_a_hash_are_refused_by_size(make_round, capsys):
