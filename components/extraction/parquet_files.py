@@ -16,6 +16,9 @@ from components.extraction.raw_schema import BATCH_ROWS, RAW_SCHEMA
 
 FILE_ROWS = 4 * BATCH_ROWS
 """262,144 rows: about 40 MB, so that later steps can stream and share files out."""
+_DICTIONARY_BYTES = 128 << 10
+"""Of a column in a row group: 16,384 categories. A column of more distinct values is written plainly from there on, at
+a sixth less of processor time and in as many bytes; pyarrow's 1 MiB is never reached by a row group's 65,536 rows."""
 
 
 class Part(NamedTuple):
@@ -67,7 +70,7 @@ class PartWriter:
         pending = pa.Table.from_batches(self._pending, RAW_SCHEMA)
         if self._writer is None:
             path = self._folder / f"{self._prefix}-{self._number:05d}.parquet"
-            self._writer = pq.ParquetWriter(path, RAW_SCHEMA)
+            self._writer = pq.ParquetWriter(path, RAW_SCHEMA, dictionary_pagesize_limit=_DICTIONARY_BYTES)
             self.parts.append(Part(path, 0))
             self._number += 1
         self._writer.write_table(pending.slice(0, num_rows).combine_chunks(), row_group_size=num_rows)

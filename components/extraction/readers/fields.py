@@ -1,7 +1,7 @@
 """Delimited text to raw rows: what every text form shares. One form differs from another by its `Layout` alone.
 
-pyarrow splits the fields. A block in which all is well is read the short way; any other is split and checked once more
-by column and distinct value, and what is malformed is then found line by line. Quoting does not exist in these forms.
+A block in which all is well is read the short way (`sound`). Any other is split by pyarrow and checked by column and
+distinct value, and what is malformed is then found line by line. Quoting does not exist in these forms.
 """
 
 from __future__ import annotations
@@ -17,17 +17,17 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.csv as pv
 
-from components.contracts.criteo import CATEGORICAL, EXPECTED_TEXT, LABEL
+from components.contracts.criteo import EXPECTED_TEXT, LABEL
 from components.extraction.raw_schema import CLICK_COLUMNS, raw_batch, without_rows
 from components.extraction.readers.ahead import in_order
 from components.extraction.readers.blocks import Block, blocks
-from components.extraction.readers.values import HEX_WIDTH, PARSERS, parse_hex_of_width
+from components.extraction.readers.memory import keep_freed_memory
+from components.extraction.readers.sound import parse_sound
+from components.extraction.readers.values import PARSERS
 from components.extraction.set_aside import SetAside
 
 _ENCODED = pa.dictionary(pa.int32(), pa.binary())
-# Binary, because a byte that is not UTF-8 must spoil its line and not the file.
-_CAREFUL_TYPES = dict.fromkeys(CLICK_COLUMNS, _ENCODED)
-_SOUND_TYPES = {**_CAREFUL_TYPES, **dict.fromkeys(CATEGORICAL, pa.binary(HEX_WIDTH))}
+"""Binary, because a byte that is not UTF-8 must spoil its line and not the file."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -59,6 +59,7 @@ def read_rows(path: Path, layout: Layout, set_aside: SetAside) -> Iterator[Any]:
     Raises:
         ContractError: see `Reader.batches`.
     """
+    keep_freed_memory()
     for parsed in in_order(blocks(path), partial(parse_block, layout=layout)):
         for line, reason, text in parsed.malformed:
             set_aside.add(path, line, reason, text)
@@ -71,67 +72,62 @@ def parse_block(block: Block, layout: Layout) -> Parsed:
     """The rows of a block."""
     if layout.has_header and block.first_line == 1:
         block = Block(2, block.content.partition(b"\n")[2])
-    if not block.content.strip(b"\r\n"):
+    # Not stripped at the end too, which would copy the block.
+    if not block.content.lstrip(b"\r\n"):
         return Parsed(raw_batch({LABEL: pa.array([], pa.int32())}), [])
-    if (batch := parse_sound(block, layout)) is not None:
+    if (batch := parse_sound(lines_of(block.content), layout.delimiter, layout.columns)) is not None:
         return Parsed(batch, [])
     return parse_carefully(block, layout)
 
 
-def parse_sound(block: Block, layout: Layout) -> Any | None:
-    """The rows of a block of which every line is sound and every category has 8 digits or none; else None.
-
-    Skips the dictionaries of categories, whose values are mostly different: half the time of `parse_carefully`.
-    """
-    if b"\0" in block.content:
-        return None
-    try:
-        table = _split(block.content, layout, _SOUND_TYPES)
-    except pa.ArrowInvalid:
-        return None
-    columns = {}
-    for name in CLICK_COLUMNS:
-        fields = _one_array(table.column(name))
-        values = parse_hex_of_width(fields) if name in CATEGORICAL else _values_of(name, fields)
-        if values is None or values.null_count > (0 if name == LABEL else fields.null_count):
-            return None
-        columns[name] = values
-    return raw_batch(columns)
-
-
 def parse_carefully(block: Block, layout: Layout) -> Parsed:
     """The rows of any block."""
-    num_ragged = 0
-
-    def skip(_: Any) -> str:
-        nonlocal num_ragged
-        num_ragged += 1
-        return "skip"
-
-    table = _split(block.content, layout, _CAREFUL_TYPES, skip)
+    content, is_ragged = lines_of(block.content), False
+    try:
+        table = _split(content, layout)
+    except pa.ArrowInvalid:
+        # Their only reason, since every type takes any bytes. pyarrow itself could pass over such lines, but not over
+        # those that are no UTF-8: it decodes them for whoever is asked.
+        is_ragged = True
+        table = _split(_without_ragged_lines(content, layout), layout)
     columns, reasons = _parse(table)
-    malformed = list(_malformed(block, layout, reasons)) if num_ragged or reasons else []
+    malformed = list(_malformed(block, layout, reasons)) if is_ragged or reasons else []
     return Parsed(without_rows(raw_batch(columns), reasons), malformed)
 
 
-def _split(content: bytes, layout: Layout, types: dict[str, Any], ragged: Any = None) -> Any:
-    """The fields of all lines with the right number of them, as `types`; `ragged` is asked about each other line.
+def _without_ragged_lines(content: bytes, layout: Layout) -> bytes:
+    delimiter, num_delimiters = layout.delimiter.encode(), len(layout.columns) - 1
+    return b"".join(line for line in content.splitlines(keepends=True) if line.count(delimiter) == num_delimiters)
+
+
+def _split(content: bytes, layout: Layout) -> Any:
+    """The fields of all lines as dictionary-encoded bytes.
 
     Raises:
-        pa.ArrowInvalid: a field is not of its type, or a line has another number of fields and nobody is asked.
+        pa.ArrowInvalid: a line has another number of fields.
     """
-    if b"\r" in content:
-        # pyarrow would end a line at a lone carriage return; as a character it makes its field malformed.
-        content = content.replace(b"\r\n", b"\n").replace(b"\r", b"?")
+    if not content:
+        return pa.table({name: pa.array([], _ENCODED) for name in CLICK_COLUMNS})
     return pv.read_csv(
         pa.BufferReader(content),
         # Blocks are the threads' work already (`in_order`).
         read_options=pv.ReadOptions(column_names=list(layout.columns), block_size=len(content) + 1, use_threads=False),
-        parse_options=pv.ParseOptions(delimiter=layout.delimiter, quote_char=False, invalid_row_handler=ragged),
+        parse_options=pv.ParseOptions(delimiter=layout.delimiter, quote_char=False),
         convert_options=pv.ConvertOptions(
-            column_types=types, include_columns=list(CLICK_COLUMNS), null_values=[""], strings_can_be_null=True
+            column_types=dict.fromkeys(CLICK_COLUMNS, _ENCODED),
+            include_columns=list(CLICK_COLUMNS),
+            null_values=[""],
+            strings_can_be_null=True,
         ),
     )
+
+
+def lines_of(content: bytes) -> bytes:
+    """`content` with each line ended by a newline alone, the last one too."""
+    if b"\r" in content:
+        # pyarrow would end a line at a lone carriage return; as a character it makes its field malformed.
+        content = content.replace(b"\r\n", b"\n").replace(b"\r", b"?")
+    return content if content.endswith(b"\n") else content + b"\n"
 
 
 def _one_array(column: Any) -> Any:

@@ -13,8 +13,9 @@ from typing import Any, NamedTuple
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from components.contracts.criteo import EVENT_TIME
+from components.contracts.criteo import EVENT_TIME, SERVED_BY
 from components.contracts.errors import ContractError
+from components.extraction.foreign_columns import find_foreign_columns
 from components.extraction.raw_schema import (
     BATCH_ROWS,
     RAW_SCHEMA,
@@ -47,8 +48,12 @@ class RawParquet:
     def batches(self, set_aside: SetAside) -> Iterator[Any]:
         """See `Reader.batches`."""
         file = open_parquet(self.path)
-        if missing := [name for name in self._names if name not in file.schema_arrow.names]:
-            raise ContractError(f"{self.path} lacks the columns {missing}, expected the raw schema")
+        here = file.schema_arrow.names
+        if missing := [name for name in self._names if name not in here and name not in SERVED_BY]:
+            raise ContractError(
+                f"{self.path} lacks the columns {missing}, expected the raw schema: {', '.join(RAW_SCHEMA.names)}"
+            )
+        set_aside.met(find_foreign_columns(file.schema_arrow, self.path, self.unread))
         # Arrow would cast any integer to a time.
         if not pa.types.is_timestamp(found := file.schema_arrow.field(EVENT_TIME).type):
             raise ContractError(f"{self.path} has {EVENT_TIME} of type {found}, expected a timestamp")
@@ -65,7 +70,8 @@ class RawParquet:
 
     def _group(self, file: Any, group: int, first_row: int, set_aside: SetAside) -> Iterator[Any]:
         try:
-            for found in file.iter_batches(batch_size=BATCH_ROWS, row_groups=[group], columns=self._names):
+            names = [name for name in self._names if name in file.schema_arrow.names]
+            for found in file.iter_batches(batch_size=BATCH_ROWS, row_groups=[group], columns=names):
                 batch = self._conform(found)
                 times = batch.column(EVENT_TIME)
                 strays = pc.invert(_within(times, self.day))
@@ -90,8 +96,10 @@ class RawParquet:
     def _conform(self, found: Any) -> Any:
         """The batch in the exact types of the raw schema."""
         columns = {}
-        for field in [RAW_SCHEMA.field(name) for name in self._names]:
+        for field in [RAW_SCHEMA.field(name) for name in found.schema.names]:
             values = found.column(field.name)
+            if pa.types.is_floating(values.type):  # also where categories are wanted: pandas has no other null for them
+                values = nan_to_null(values)
             if values.type != field.type:
                 try:
                     values = values.cast(field.type)
@@ -99,7 +107,7 @@ class RawParquet:
                     raise ContractError(
                         f"{self.path} has {field.name} of type {values.type}, expected {field.type}: {error}"
                     ) from error
-            columns[field.name] = nan_to_null(values) if field.type == pa.float32() else values
+            columns[field.name] = values
         return raw_batch(columns)
 
     def _may_hold(self, group: Any) -> bool:

@@ -60,7 +60,7 @@ def test_names_are_features_each_once_and_the_order_is_the_files():
 def test_excluded_columns_are_null_in_the_rows_and_named_in_the_manifest(flags, run_main):
     assert run_main(flags, columns=ASKED) == 0
     dataset = RawDataset.read(flags["--output"])
-    assert dataset.excluded_columns == EXCLUDED
+    assert dataset.excluded_columns == dataset.unread_columns == EXCLUDED
     found = values_in(dataset, FEATURES)
     for part in found.values():
         assert {name for name, num in part.items() if num == 0} == set(EXCLUDED)
@@ -80,6 +80,7 @@ def test_what_the_champion_learns_from_is_read_all_the_same(flags, run_main, cha
     assert run_main(flags, columns=ASKED) == 0
     dataset = RawDataset.read(flags["--output"])
     assert dataset.excluded_columns == EXCLUDED
+    assert dataset.unread_columns == ["I13", "C26"]
     found = values_in(dataset, EXCLUDED)
     for part in found.values():
         assert (part["I13"], part["C26"]) == (0, 0)
