@@ -75,7 +75,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         print(f"error: {error}", file=sys.stderr)
         return 2
     except (TemporaryError, PermanentError, OSError) as error:
-        print(f"error: {error}", file=sys.stderr)
+        print(f"error: {str(error) or type(error).__name__}", file=sys.stderr)
         return 3
 
 

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import logging
 import tempfile
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from typing import Any
 
 import dask
 
 from components.contracts import forked
 from components.contracts.errors import ContractError, TemporaryError, first_line
+
+logger = logging.getLogger(__name__)
 
 LOCAL = "local"
 """In place of an address: a LocalCluster of one process per core, which ends with the step."""
@@ -25,7 +28,7 @@ def dask_client(scheduler: str) -> Iterator[None]:
 
     Raises:
         ContractError: the address is none.
-        TemporaryError: no scheduler answers there, it has no worker, or workers were killed at the work.
+        TemporaryError: no scheduler answers there or starts here, it has no worker, or workers were killed at the work.
     """
     if not scheduler:
         # Not Dask's threads: a process that is forked from this one would wait for them for ever.
@@ -48,15 +51,12 @@ def dask_client(scheduler: str) -> Iterator[None]:
 
 @contextmanager
 def _client(scheduler: str) -> Iterator[Any]:
-    from distributed import Client, LocalCluster
+    from distributed import Client
     from distributed.comm import get_address_host_port
 
     if scheduler == LOCAL:
-        cores = min(forked.available_cores(), forked.MAX_PROCESSES)
-        with tempfile.TemporaryDirectory(prefix="dask-") as scratch:
-            options = {"n_workers": cores, "threads_per_worker": 1, "dashboard_address": None}
-            with LocalCluster(**options, local_directory=scratch) as cluster, Client(cluster) as client:
-                yield client
+        with _scratch() as scratch, _local_client(scratch) as client:
+            yield client
         return
     try:
         get_address_host_port(scheduler)  # a client that refuses its address stays the process's default one
@@ -70,3 +70,30 @@ def _client(scheduler: str) -> Iterator[Any]:
         raise TemporaryError(f"Dask scheduler {scheduler} does not answer: {first_line(error)}") from error
     with client:
         yield client
+
+
+def _scratch() -> tempfile.TemporaryDirectory[str]:
+    """A folder for the workers, who may outlive it."""
+    return tempfile.TemporaryDirectory(prefix="dask-", ignore_cleanup_errors=True)
+
+
+@contextmanager
+def _local_client(scratch: str) -> Iterator[Any]:
+    """A client of a LocalCluster that ends with it. Ending in time is no part of the work: it is told, and no more."""
+    from distributed import Client, LocalCluster
+
+    cores = min(forked.available_cores(), forked.MAX_PROCESSES)
+    options = {"n_workers": cores, "threads_per_worker": 1, "dashboard_address": None, "local_directory": scratch}
+    stack = ExitStack()
+    try:
+        client = stack.enter_context(Client(stack.enter_context(LocalCluster(**options))))
+    except (OSError, RuntimeError) as error:
+        stack.close()
+        raise TemporaryError(f"Dask scheduler {LOCAL} did not start: {first_line(error)}") from error
+    try:
+        yield client
+    finally:
+        try:
+            stack.close()
+        except TimeoutError:  # the workers are ended with this process then
+            logger.warning("Dask's LocalCluster did not end in time")

@@ -22,6 +22,7 @@ from components.contracts.vocabulary_changes import VocabularyChange, vocabulary
 from components.contracts.workflow import FeatureWorkflow
 from components.preprocessing import (
     admission,
+    allocator,
     encode,
     feature_graph,
     hugectr_parquet,
@@ -67,6 +68,7 @@ def preprocess(raw: RawDataset, *, parent: Parent | None, final: Path, settings:
         to_fit = plan(*parts[TRAIN], min(settings.partition_rows, FIT_ROWS))
         features = _fit(to_fit, parent, raw, settings, processes, aside / WORKFLOW)
         workflow = feature_graph.explicit_workflow(features, aside / WORKFLOW / NVTABULAR)
+        allocator.give_back_freed_memory()
         rows = encode.encode_parts(workflow, features, plans, aside=aside, final=final, processes=processes)
         for part, (_, num_rows) in parts.items():
             hugectr_parquet.expect_rows(rows[part], num_rows, aside / part)
@@ -92,6 +94,7 @@ def preprocess(raw: RawDataset, *, parent: Parent | None, final: Path, settings:
         excluded_columns=raw.excluded_columns,
         negative_rate=raw.negative_rate,
         days=raw.seen_days(),
+        files=raw.files,
         num_sampled_out=raw.num_train_rows - rows[TRAIN],
     )
 

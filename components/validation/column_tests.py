@@ -12,6 +12,7 @@ up to 10, as its logarithm beyond, so that no tail outweighs the rest.
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from typing import NamedTuple
 
 import numpy as np
@@ -100,7 +101,8 @@ def compare_columns(
         settings: What an effect must be to matter.
         level: p-value that a change must have to be called one, for what is detectable.
     """
-    missing = _missing(now.missing, before.missing, windows, settings, level)
+    of_column = _with_rows_of(now, windows[0]), _with_rows_of(before, windows[1])
+    missing = _missing(now.missing, before.missing, of_column, settings, level)
     if not now.present or not before.present:
         return ColumnTests((missing,), None, None, None)
     if now.values is None or before.values is None:
@@ -129,6 +131,15 @@ def _missing(
         detectable_share(share, max(n, 1), max(m, 1), design, level),
         design,
     )
+
+
+def _with_rows_of(column: ColumnSummary, window: WindowSummary) -> WindowSummary:
+    """The window as large as the part of it that has the column, supposing that all its parts' requests are alike."""
+    if column.rows == window.rows:
+        return window
+    share = column.rows / window.rows
+    requests, sizes = math.ceil(window.requests * share), math.ceil(window.sizes * share)
+    return replace(window, rows=column.rows, requests=requests, sizes=sizes)
 
 
 def design_of_totals(now: Total, before: Total, windows: tuple[WindowSummary, WindowSummary]) -> float:

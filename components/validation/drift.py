@@ -115,11 +115,12 @@ def _entry(
     shown = known.get("values")
     drifted = bool(feature.changes) and not learnt
     columns = [window.columns[name] for window in sides]
-    missing = [c.missing.rows / window.rows if window.rows else None for c, window in zip(columns, sides)]
+    missing = [column.missing.rows / column.rows if column.rows else None for column in columns]
     moved = feature.tests.moved
-    decisive = min(feature.q_values, key=feature.q_values.__getitem__, default=None)
-    if feature.changes:
-        decisive = min(feature.changes, key=feature.q_values.__getitem__)
+    # Adjusted ones tie, at 1 above all: the smaller p-value tells more then.
+    decisive = min(
+        feature.changes or feature.q_values, key=lambda of: (feature.q_values[of], known[of].p_value), default=None
+    )
     return {
         "feature": name,
         "measure": L_INFINITY if name in criteo.CATEGORICAL else JENSEN_SHANNON,

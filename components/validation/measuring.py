@@ -17,6 +17,7 @@ from components.validation.reference import ReferenceCounter
 from components.validation.requests import request_columns
 from components.validation.rows import COLUMNS, ColumnFault
 from components.validation.rules import Judging
+from components.validation.skew.archive import Archive
 from components.validation.skew.distributions import comparison
 from components.validation.skew.measure import Skew, measure_skew
 from components.validation.summarize import num_rows, summarize_files
@@ -53,7 +54,7 @@ def measure(
     *,
     before: Any | None,
     champion: Path | None,
-    served: Path | None,
+    served: Archive | None,
     judging: Judging,
     summarize: Callable[..., Any] = summarize_files,
 ) -> Measured:
@@ -72,6 +73,7 @@ def measure(
 
     Raises:
         ContractError: a file is damaged.
+        TemporaryError, PermanentError: the bucket of the served rows cannot be read.
     """
     excluded = frozenset(dataset.excluded_columns)
     now, counter = _summarize(files, faults, excluded, summarize)
@@ -93,12 +95,13 @@ def _summarize(
     columns = [column for column in COLUMNS if column not in faulty]
     counter = ReferenceCounter(excluded=sorted(excluded | faulty))
     now = summarize(files, [*columns, *request_columns(files)], [counter])
-    logger.info("statistics of %d rows in %d files", num_rows(now), len(files))
+    held = counter.held_bytes / 1e6
+    logger.info("statistics of %d rows in %d files; counted categories take %.1f MB", num_rows(now), len(files), held)
     return now, counter
 
 
 def _measure_skew(
-    files: Sequence[Path], served: Path, scratch: Path, judging: Judging, excluded: Sequence[str]
+    files: Sequence[Path], served: Archive, scratch: Path, judging: Judging, excluded: Sequence[str]
 ) -> Skew:
     settings = judging.settings
     return measure_skew(

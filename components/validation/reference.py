@@ -59,6 +59,11 @@ class ReferenceCounter:
         """Rows counted in."""
         return int(self._sums["rows"][0])
 
+    @property
+    def held_bytes(self) -> int:
+        """Bytes that counted categories take: what grows with the rows, as long as they bring new ones."""
+        return sum(counts.held_bytes for halves in self._values.values() for counts in halves)
+
     def add(self, batch: pa.RecordBatch, first_row: int | None = None) -> None:
         """Counts a batch in; null and NaN are missing, as in a log record.
 
@@ -115,8 +120,10 @@ class ReferenceCounter:
         """Counts a column's values [n] in; their requests' numbers [n] are from `second` on in the second half."""
         if not len(values):
             return
+        bits, names = len(with_value).bit_length(), None
+        if max(int(values.max()), -int(values.min())) >> (62 - bits):  # no category, but a column may hold it
+            names, values = np.unique(values, return_inverse=True)
         # Sorted once: a value's rows in a request are a run, and its runs in a half lie together.
-        bits = len(with_value).bit_length()
         keys = np.sort((values << bits) | requests)
         starts = _changes(keys)
         runs, rows = keys[starts], np.diff(np.append(starts, len(keys)))
@@ -127,6 +134,7 @@ class ReferenceCounter:
         parts = (rows, rows * rows, rows * with_value[of_request])
         sums = np.stack([np.add.reduceat(part, groups) for part in parts], axis=1)
         found, in_second = run_values[groups], is_second[groups]
+        found = found if names is None else names[found]
         for counts, chosen in zip(self._values[name], (~in_second, in_second)):
             counts.add_sums(found[chosen], sums[chosen])
 

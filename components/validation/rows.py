@@ -15,19 +15,10 @@ import pyarrow.parquet as pq
 
 from components.contracts import criteo
 from components.contracts.errors import ContractError, first_line
+from components.contracts.manifests import RawDataset
 
 COLUMNS = (criteo.LABEL, *criteo.FEATURES)
 """The columns that validation judges."""
-KNOWN_COLUMNS = frozenset(
-    {
-        *criteo.RAW_TYPES,
-        *criteo.SHADOW_TYPES,
-        *criteo.SESSION_TYPES,
-        *criteo.CONVERTED_TYPES,
-        *criteo.CANARY_TYPES,
-    }
-)
-"""What a file may hold without being asked."""
 BATCH_ROWS = 65_536
 """Rows in memory at a time; 10 MB of Criteo columns."""
 
@@ -85,10 +76,30 @@ def find_new_columns(files: Sequence[Path]) -> list[ColumnFault]:
     new: dict[str, ColumnFault] = {}
     for path in files:
         for field in _read_arrow_schema(path):
-            if field.name not in KNOWN_COLUMNS:
+            if field.name not in criteo.KNOWN_COLUMNS:
                 text = f"column {field.name} ({field.type}) of {path.name} is new: nobody agreed on it, it is not read"
                 new.setdefault(field.name, ColumnFault(field.name, text, "column_new", str(field.type)))
     return list(new.values())
+
+
+def find_lake_faults(dataset: RawDataset) -> tuple[list[ColumnFault], list[ColumnFault]]:
+    """Columns of the lake's files that were retyped, whose values extraction has cast, and new ones."""
+    retyped, new = [], []
+    for each in dataset.foreign_columns:
+        column, found, expected, file = (each[name] for name in ("column", "arrow_type", "expected", "file"))
+        if expected is None:
+            text = f"column {column} ({found}) of {file} is new: nobody agreed on it, it is not read"
+            new.append(ColumnFault(column, text, "column_new", found))
+        else:
+            text = f"column {column} is {found} in {file}, expected {expected}"
+            retyped.append(ColumnFault(column, text, "column_retyped"))
+    return retyped, new
+
+
+def without_known(new: Sequence[ColumnFault], schema: Any | None) -> list[ColumnFault]:
+    """New columns, each once, that people have not accepted into `schema`; None = there is none yet."""
+    known = {feature.name for feature in schema.feature} if schema is not None else set()
+    return list({fault.column: fault for fault in reversed(new) if fault.column not in known}.values())[::-1]
 
 
 def _read_arrow_schema(path: Path) -> pa.Schema:
@@ -160,9 +171,11 @@ def read_part(
         for batch in batches:
             kept = batch.slice(max(begin - at, 0), max(min(end, at + batch.num_rows) - max(begin, at), 0))
             at += batch.num_rows
+            del batch
             if kept.num_rows:
                 yield kept
             if at >= end:
                 return
+            del kept  # before the next batch is read
     except (pa.ArrowException, OSError) as error:
         raise ContractError(f"{part.path} cannot be read as Parquet: {first_line(error)}") from error

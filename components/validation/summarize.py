@@ -10,7 +10,7 @@ sketches. Runners of Beam are left to `beam_job`.
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -56,16 +56,6 @@ def make_options() -> Any:
     )
 
 
-def summarize(batches: Iterable[pa.RecordBatch]) -> Any:
-    """The `DatasetFeatureStatisticsList` of all rows; null counts as missing. No batches give zero examples."""
-    generators = stats_impl.get_generators(make_options(), in_memory=True)
-    partials = [generator.create_accumulator() for generator in generators]
-    for batch in batches:
-        lists = as_lists(batch)
-        partials = [g.add_input(partial, lists) for g, partial in zip(generators, partials)]
-    return stats_impl.extract_statistics_output(partials, generators)
-
-
 def summarize_files(
     files: Sequence[Path], columns: Sequence[str], counters: Sequence[Counter] = (), *, processes: int | None = None
 ) -> Any:
@@ -94,11 +84,11 @@ def summarize_files(
         for part in share:
             first_row = part.first_row
             for batch in read_part(part, columns):
-                lists = as_lists(batch)
-                partials = [g.add_input(partial, lists) for g, partial in zip(generators, partials)]
+                partials = _fed(generators, partials, as_lists(batch))
                 for counter in copies:
                     counter.add(batch, first_row)
                 first_row += batch.num_rows
+                del batch  # before the next one is read
         return partials, copies
 
     counted = run_all(count, divide(files, processes), processes=processes)
@@ -107,6 +97,11 @@ def summarize_files(
             counter.merge(other)
     merged = [g.merge_accumulators(list(parts)) for g, parts in zip(generators, zip(*(p for p, _ in counted)))]
     return stats_impl.extract_statistics_output(merged, generators)
+
+
+def _fed(generators: Sequence[Any], partials: Sequence[Any], lists: pa.RecordBatch) -> list[Any]:
+    """The accumulators with a batch counted in. Only this call holds the lists, four times as large as the batch."""
+    return [generator.add_input(partial, lists) for generator, partial in zip(generators, partials)]
 
 
 def read_statistics(path: Path) -> Any:

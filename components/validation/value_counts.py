@@ -8,17 +8,24 @@ tests of drift take for drift.
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 from numpy.typing import NDArray
 
 MAX_DISTINCT = 131_072
-"""Values whose counts are held; 4 MB."""
+"""Values whose counts are held; 2 MB, 4 MB where a column needs wider numbers."""
 
 Ints = NDArray[np.int64]
+
+_LARGEST_VALUE, _LARGEST_SUM = np.iinfo(np.uint32).max, np.iinfo(np.uint32).max
 
 
 class ValueCounts:
     """Sums per value of one column.
+
+    Held in four numbers of 32 bits per value, which categories and most windows fit in; a column with a larger value or
+    sum is held in 64 bits from then on. What is asked for comes in 64 bits.
 
     >>> counts = ValueCounts(2)
     >>> counts.add(np.array([7, 7, 7, 5, 5, 9]))
@@ -28,18 +35,35 @@ class ValueCounts:
 
     def __init__(self, capacity: int = MAX_DISTINCT) -> None:
         self._capacity = capacity
-        self.values = np.zeros(0, np.int64)
-        """[k] ascending."""
-        self.sums = np.zeros((0, 3), np.int64)
-        """[k, 3] rows of each value; sum over requests of its squared rows, and of its rows times the request's rows
-        that have a value. The rows are too low by at most `lost`; the other two are whole."""
+        self._values: NDArray[Any] = np.zeros(0, np.uint32)
+        self._sums: NDArray[Any] = np.zeros((0, 3), np.uint32)
+        self._largest = 0
+        """No sum is above it."""
         self.lost = 0
         """At most the rows added divided by `capacity` + 1; also what a value that is not held may have had."""
 
     @property
+    def values(self) -> Ints:
+        """[k] ascending."""
+        return self._values.astype(np.int64)
+
+    @property
+    def sums(self) -> Ints:
+        """[k, 3] rows of each value; sum over requests of its squared rows, and of its rows times the request's rows.
+
+        Of those, the ones that have a value. The rows are too low by at most `lost`; the other two are whole.
+        """
+        return self._sums.astype(np.int64)
+
+    @property
     def counts(self) -> Ints:
         """[k] rows of each value."""
-        return self.sums[:, 0]
+        return self._sums[:, 0].astype(np.int64)
+
+    @property
+    def held_bytes(self) -> int:
+        """Bytes that the values and their sums take."""
+        return self._values.nbytes + self._sums.nbytes
 
     def add(self, values: Ints) -> None:
         """Counts values [n] in, each a request of its own."""
@@ -47,22 +71,40 @@ class ValueCounts:
         self.add_sums(found, np.stack([counts] * 3, axis=1))
 
     def add_sums(self, values: Ints, sums: Ints) -> None:
-        """Adds sums [n, 3] of distinct ascending values [n]."""
+        """Adds sums [n, 3], none negative, of distinct ascending values [n]."""
+        if not len(values):
+            return
+        self._widen(values, sums)
+        # Of one type: NumPy would copy all that is held to compare it with another.
+        values, sums = values.astype(self._values.dtype, copy=False), sums.astype(self._sums.dtype, copy=False)
         # Both sides are sorted: to insert what is new takes a third of the time of sorting all again.
-        places = np.searchsorted(self.values, values)
+        places = np.searchsorted(self._values, values)
         known = np.zeros(len(values), np.bool_)
-        inside = places < len(self.values)
-        known[inside] = self.values[places[inside]] == values[inside]
-        self.sums[places[known]] += sums[known]
+        inside = places < len(self._values)
+        known[inside] = self._values[places[inside]] == values[inside]
+        self._sums[places[known]] += sums[known]
         if not known.all():
-            self.values = np.insert(self.values, places[~known], values[~known])
-            self.sums = np.insert(self.sums, places[~known], sums[~known], axis=0)
-        if len(self.values) > self._capacity:
-            least = int(np.partition(self.counts, -self._capacity - 1)[-self._capacity - 1])
-            held = self.counts > least
-            self.values, self.sums = self.values[held], self.sums[held]
-            self.sums[:, 0] -= least
-            self.lost += least
+            self._values = np.insert(self._values, places[~known], values[~known])
+            self._sums = np.insert(self._sums, places[~known], sums[~known], axis=0)
+        if len(self._values) > self._capacity:
+            self._drop()
+
+    def _widen(self, values: Ints, sums: Ints) -> None:
+        """Takes 64 bits where these ascending values or sums need them."""
+        self._largest += int(sums.max())
+        if values[0] < 0 or values[-1] > _LARGEST_VALUE:
+            self._values = self._values.astype(np.int64, copy=False)
+        if self._largest > _LARGEST_SUM:
+            self._sums = self._sums.astype(np.int64, copy=False)
+
+    def _drop(self) -> None:
+        """Drops the rarest values beyond the capacity, and their rows from every count."""
+        counts = self._sums[:, 0]
+        least = np.partition(counts, -self._capacity - 1)[-self._capacity - 1]
+        held = counts > least
+        self._values, self._sums = self._values[held], self._sums[held]
+        self._sums[:, 0] -= least
+        self.lost += int(least)
 
     def merge(self, other: ValueCounts) -> None:
         """Takes in the counts of other rows."""
@@ -71,12 +113,13 @@ class ValueCounts:
 
     def listed(self, limit: int) -> tuple[Ints, Ints]:
         """The most frequent values and their sums [k, 3], most frequent first, ties by value."""
-        order = np.lexsort((self.values, -self.counts))[:limit]
-        return self.values[order], self.sums[order]
+        order = np.lexsort((self._values, -self.counts))[:limit]
+        return self._values[order].astype(np.int64), self._sums[order].astype(np.int64)
 
     def of(self, values: Ints) -> Ints:
         """The count of each of `values` [n]; 0 for one that is not held."""
-        if not len(self.values):
+        held = self.values
+        if not len(held):
             return np.zeros(len(values), np.int64)
-        places = np.minimum(np.searchsorted(self.values, values), len(self.values) - 1)
-        return np.where(self.values[places] == values, self.counts[places], 0)
+        places = np.minimum(np.searchsorted(held, values), len(held) - 1)
+        return np.where(held[places] == values, self.counts[places], 0)

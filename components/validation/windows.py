@@ -67,6 +67,11 @@ class ColumnSummary:
     """Most rows that a value may have that is not listed, and that may be lacking from the count of one that is."""
 
     @property
+    def rows(self) -> int:
+        """Rows of the windows that have the column: fewer than a merged window's where one of them left it out."""
+        return self.present + self.missing.rows
+
+    @property
     def counts(self) -> Ints:
         """[k] rows of each cell."""
         return self.sums[:, 0]

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from components.preprocessing import allocator
+from components.preprocessing import allocator, encode, feature_graph
 
 REPOSITORY = Path(__file__).resolve().parents[3]
 ROUNDS, ARRAYS, MEGABYTES = 5, 32, 2
@@ -17,15 +17,17 @@ ROUNDS, ARRAYS, MEGABYTES = 5, 32, 2
 FAULTS = """
 import resource, sys
 import numpy as np
-from components.preprocessing.allocator import keep_freed_memory
+from components.preprocessing.allocator import give_back_freed_memory, keep_freed_memory
 how, rounds, arrays, megabytes = sys.argv[1], *map(int, sys.argv[2:])
-if how == "kept":
+if how != "as ever":
     assert keep_freed_memory()
 def partition():
     return [np.ones(megabytes << 17) for _ in range(arrays)]
 partition()
 before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
 for _ in range(rounds):
+    if how == "given back":
+        assert give_back_freed_memory()
     partition()
 print((resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before) * resource.getpagesize())
 """
@@ -43,8 +45,33 @@ def test_a_partitions_arrays_take_the_pages_of_the_one_before():
     assert bytes_faulted("as ever") > (ROUNDS - 1) * of_a_round
 
 
+def test_what_was_kept_is_given_back_when_asked_for():
+    assert bytes_faulted("given back") > (ROUNDS - 1) * ARRAYS * MEGABYTES << 20
+
+
+def test_the_fits_memory_is_given_back_before_processes_are_forked_to_encode(
+    raw_table, write_raw, run_step, monkeypatch
+):
+    done = []
+
+    def noting(module, name):
+        function = getattr(module, name)
+
+        def noted(*arguments, **options):
+            done.append(name)
+            return function(*arguments, **options)
+
+        monkeypatch.setattr(module, name, noted)
+
+    noting(feature_graph, "next_workflow")
+    noting(allocator, "give_back_freed_memory")
+    noting(encode, "encode_parts")
+    run_step(write_raw(raw_table(300)))
+    assert done == ["next_workflow", "give_back_freed_memory", "encode_parts"]
+
+
 class OtherLibrary:
-    """A C library without `mallopt`, as musl is."""
+    """A C library without `mallopt` and `malloc_trim`, as musl is."""
 
     def __getattr__(self, name):
         raise AttributeError(f"undefined symbol: {name}")
@@ -58,3 +85,4 @@ def no_library(_):
 def test_a_c_library_that_does_not_know_it_is_left_as_it_is(monkeypatch, load):
     monkeypatch.setattr(ctypes, "CDLL", load)
     assert allocator.keep_freed_memory() is False
+    assert allocator.give_back_freed_memory() is False
