@@ -22,7 +22,8 @@ import pyarrow as pa
 from components.contracts.criteo import DAY_PARTITION
 from components.contracts.errors import ContractError
 from components.contracts.uris import local_path
-from components.extraction.ingestion import dated, name_of, spool_rows, workshop
+from components.extraction.ingest_places import workshop
+from components.extraction.ingestion import dated, name_of, spool_rows
 from components.extraction.lake import PIECE_ROWS, sorted_once
 from components.extraction.parquet_files import PartWriter
 from components.extraction.pieces import cut_evenly

@@ -21,7 +21,9 @@ def build_parser() -> argparse.ArgumentParser:
         "days, and writes the earlier ones to the lake, the later ones to a file to replay. Prints its counts as JSON.",
     )
     parser.add_argument("--data", required=True, type=Path, help="a Criteo file, or a folder of them")
-    parser.add_argument("--lake", required=True, type=Path, help="lake folder; made where it is absent")
+    parser.add_argument(
+        "--lake", required=True, help="lake: folder or its URI, made where it is absent; or gs://bucket/prefix"
+    )
     parser.add_argument("--last-day", required=True, help="UTC day of the last row, YYYY-MM-DD")
     parser.add_argument("--days", required=True, type=int, help="whole days over which the rows spread")
     parser.add_argument("--max-rows", type=int, default=None, help="rows taken from the beginning; all without it")
@@ -39,10 +41,11 @@ def build_parser() -> argparse.ArgumentParser:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Runs the tool; 0 done, 2 misuse or unusable input, told on stderr."""
+    """Runs the tool; 0 done, 2 misuse or unusable input, 3 the bucket cannot be reached or written; told on stderr."""
     arguments = build_parser().parse_args(argv)
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
-    from components.contracts.errors import ContractError
+    from components.contracts.errors import ContractError, PermanentError, TemporaryError
+    from components.contracts.uris import typed_uri
     from components.extraction.ingestion import IngestSettings, ingest
     from components.extraction.readers.forms import click_log_files
     from components.extraction.times import parse_day
@@ -56,10 +59,13 @@ def main(argv: Sequence[str] | None = None) -> int:
             max_malformed_fraction=arguments.max_malformed_fraction,
         )
         files = click_log_files(arguments.data)
-        summary = ingest(files, lake=arguments.lake, replay=arguments.replay, settings=settings)
+        summary = ingest(files, lake=typed_uri(arguments.lake), replay=arguments.replay, settings=settings)
     except (ContractError, OSError) as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
+    except (PermanentError, TemporaryError) as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 3
     print(json.dumps(summary))
     return 0
 

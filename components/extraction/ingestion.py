@@ -2,23 +2,19 @@
 
 Criteo's rows have no times, so they get some: spread evenly, in file order, over whole days. Rows are spooled to disk
 first, because their spacing needs their number, and malformed rows make that known only at the end. The files appear
-when all are written; ingesting the same files again replaces what they left in the lake.
+when all are written; ingesting the same files again replaces what they left in the lake (`ingest_places`).
 """
 
 from __future__ import annotations
 
 import hashlib
 import logging
-import os
-import shutil
 from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import date, timedelta
 from itertools import groupby
 from pathlib import Path
 from typing import Any
-from uuid import uuid4
 
 import numpy as np
 import pyarrow as pa
@@ -27,13 +23,13 @@ import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
 from components.contracts.criteo import DAY_PARTITION, LABEL
-from components.contracts.durable import fsync_path
 from components.contracts.errors import ContractError
-from components.extraction.lake import PARTITION
+from components.extraction.ingest_places import opened_place, publish_file, workshop
 from components.extraction.origin import spread, with_origin
 from components.extraction.parquet_files import PartWriter
 from components.extraction.raw_schema import BATCH_ROWS, CLICK_COLUMNS, RAW_SCHEMA
 from components.extraction.readers.forms import find_reader
+from components.extraction.readers.raw_parquet import RawParquet
 from components.extraction.set_aside import SetAside
 from components.extraction.times import DAY_MICROS, day_span, to_iso
 
@@ -71,16 +67,25 @@ class IngestSettings:
             raise ContractError(f"lake_fraction is {self.lake_fraction}, expected more than 0 and at most 1")
 
 
-def ingest(files: list[Path], *, lake: Path, replay: Path, settings: IngestSettings) -> dict[str, int]:
+def ingest(files: list[Path], *, lake: str, replay: Path, settings: IngestSettings) -> dict[str, int]:
     """Ingests the files in order and returns counts: rows, lake_rows, replay_rows, set_aside, clicks.
 
     Rows set aside are kept in `<replay>.set_aside.jsonl`, which exists only if there are any.
 
+    Args:
+        files: A user's, in the order of their rows.
+        lake: `gs://bucket/prefix`, `file:///folder` or an absolute path; a folder is made where it is absent.
+        replay: Parquet file for the rows that do not go to the lake.
+        settings: What becomes of the rows.
+
     Raises:
         ContractError: a file is of no known form, damaged or too malformed, or there is no row at all.
+        TemporaryError: the bucket cannot be reached.
+        PermanentError: no permission, no bucket, or no room.
     """
     source = name_of(files)
-    with workshop(lake) as aside, workshop(replay.parent) as replay_aside:
+    with opened_place(lake, beside=replay.parent) as place, workshop(replay.parent) as replay_aside:
+        aside = place.scratch
         malformed = replay_aside / "set_aside.jsonl"
         with SetAside(malformed, max_fraction=settings.max_malformed_fraction) as set_aside:
             total, clicks = spool_rows(files, aside / "spool", set_aside, settings.max_rows)
@@ -92,12 +97,12 @@ def ingest(files: list[Path], *, lake: Path, replay: Path, settings: IngestSetti
         rows = dated(aside / "spool", source, total, first_day=first_day, days=settings.days)
         with pq.ParquetWriter(replay_aside / "replay", RAW_SCHEMA) as replay_file:
             _lay_out(rows, num_lake, aside / "days", source, replay_file)
-        _publish_lake(aside / "days", lake, source)
-        _publish(replay_aside / "replay", replay)
+        place.publish(aside / "days", source)
+        publish_file(replay_aside / "replay", replay)
         set_aside_path = replay.with_name(f"{replay.name}.set_aside.jsonl")
         set_aside_path.unlink(missing_ok=True)
         if malformed.exists():
-            _publish(malformed, set_aside_path)
+            publish_file(malformed, set_aside_path)
     return {
         "rows": total,
         "lake_rows": num_lake,
@@ -113,25 +118,20 @@ def name_of(files: list[Path], *, prefix: str = "ingest") -> str:
     return f"{prefix}-{hashlib.sha256(text.encode()).hexdigest()[:12]}"
 
 
-@contextmanager
-def workshop(folder: Path) -> Iterator[Path]:
-    """A folder in `folder` that no reader looks at, gone afterwards."""
-    folder.mkdir(parents=True, exist_ok=True)
-    aside = folder / f".ingest.{uuid4().hex}"
-    aside.mkdir()
-    try:
-        yield aside
-    finally:
-        shutil.rmtree(aside, ignore_errors=True)
-
-
 def spool_rows(files: list[Path], path: Path, set_aside: SetAside, max_rows: int | None) -> tuple[int, int]:
     """Copies the sound rows to an Arrow stream file; how many they are, and how many of them are clicks."""
     total = clicks = 0
     with pa.ipc.new_stream(path, _SPOOL_SCHEMA, options=pa.ipc.IpcWriteOptions(compression="lz4")) as spool:
         for file in files:
             logger.info("reading %s", file)
-            for batch in find_reader(file).batches(set_aside):
+            reader = find_reader(file)
+            if isinstance(reader, RawParquet):
+                logger.warning(
+                    "%s has event times and request ids, which are given up: its rows get new ones. A file of the raw "
+                    "schema goes to the lake as it is, into its day's folder, or by `evergreen backfill`",
+                    file,
+                )
+            for batch in reader.batches(set_aside):
                 rows = batch.select(list(CLICK_COLUMNS))
                 if max_rows is not None:
                     rows = rows.slice(0, max_rows - total)
@@ -182,21 +182,3 @@ def _lay_out(
         with PartWriter(folder, prefix=f"part-{source}") as writer:
             for _, piece in pieces:
                 writer.write(piece)
-
-
-def _publish_lake(days: Path, lake: Path, source: str) -> None:
-    """Moves the day partitions into the lake, and removes what an earlier ingest of the same files left there."""
-    new = sorted(days.glob(f"{PARTITION}*/*.parquet"))
-    for path in new:
-        _publish(path, lake / path.relative_to(days))
-    names = {path.relative_to(days) for path in new}
-    for path in lake.glob(f"{PARTITION}*/part-{source}-*.parquet"):
-        if path.relative_to(lake) not in names:
-            path.unlink()
-
-
-def _publish(path: Path, final: Path) -> None:
-    final.parent.mkdir(parents=True, exist_ok=True)
-    fsync_path(path)
-    os.replace(path, final)
-    fsync_path(final.parent)

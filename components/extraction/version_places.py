@@ -1,26 +1,34 @@
 """Where versions of one day are put: a folder, into which one rename brings a version, or a bucket.
 
 In a bucket a version is claimed first, so that two writers never share one; its files follow, and its marker is last.
+What an interrupted writer leaves there is not removed: whether it is dead or only slow cannot be known from its claim,
+and a marker that it wrote afterwards would name files that are gone, which stops every reader. People are told of it.
 """
 
 from __future__ import annotations
 
 import errno
+import json
+import logging
 import os
 from collections.abc import Callable
+from datetime import datetime, timezone
 from pathlib import Path
 from typing import Protocol
 
 from components.contracts.criteo import VERSION_COMPLETE, VERSION_PARTITION
 from components.contracts.durable import fsync_path, write_whole
-from components.contracts.errors import ContractError
+from components.contracts.errors import ContractError, PermanentError
+from components.contracts.people import whoami
 from components.extraction.versions import FileMark, Marker, version_folders, version_of_folder, visible_files
 from components.storage.locations import open_objects
 from components.storage.objects import ABSENT, Changed
 
 CLAIM = "_CLAIM"
-"""Object in a bucket's version that says that a writer has begun it."""
+"""Object in a bucket's version that says that a writer has begun it: JSON with who and when, for people."""
 MakeMarker = Callable[[int], Marker]
+
+logger = logging.getLogger(__name__)
 
 
 class DayPlace(Protocol):
@@ -82,23 +90,50 @@ class BucketDay:
         return [FileMark(name, size) for name, size in inside if "/" not in name and name.endswith(".parquet")]
 
     def publish(self, rows: Path, marker: MakeMarker) -> int:
-        """See `DayPlace.publish`."""
+        """See `DayPlace.publish`.
+
+        Raises:
+            PermanentError: somebody removed or changed files of the version while it was written.
+        """
         version = self._claim()
-        folder = f"{self._partition}/{VERSION_PARTITION.format(version=version)}"
+        folder = self._folder(version)
         for path in sorted(rows.iterdir()):
             self._objects.upload(f"{folder}/{path.name}", path)
+        found = {info.name: info.size for info in self._objects.list(f"{folder}/")}
+        # A marker over files that are gone stops every reader of the day.
+        if lacking := [p.name for p in sorted(rows.iterdir()) if found.get(f"{folder}/{p.name}") != p.stat().st_size]:
+            told = f"{self._objects.uri}/{folder}: {', '.join(lacking)}"
+            raise PermanentError(f"{told}: removed or changed while the version was written; it is not read")
         content = marker(version).to_json().encode()
         self._objects.write(f"{folder}/{VERSION_COMPLETE}", content, if_generation=ABSENT)
         return version
 
     def _claim(self) -> int:
-        names = [info.name.removeprefix(f"{self._partition}/").partition("/")[0] for info in self._listed]
-        version = max((found for name in names if (found := version_of_folder(name))), default=0)
+        parted = [info.name.removeprefix(f"{self._partition}/").partition("/") for info in self._listed]
+        begun = {version for folder, _, _ in parted if (version := version_of_folder(folder))}
+        complete = {version_of_folder(folder) for folder, _, name in parted if name == VERSION_COMPLETE}
+        for incomplete in sorted(begun - complete):
+            self._tell_incomplete(incomplete)
+        version = max(begun, default=0)
+        claim = {"by": whoami(), "at": datetime.now(timezone.utc).isoformat(timespec="seconds")}
         while True:
             version += 1
-            name = f"{self._partition}/{VERSION_PARTITION.format(version=version)}/{CLAIM}"
             try:
-                self._objects.write(name, b"", if_generation=ABSENT)
+                content = json.dumps(claim).encode()
+                self._objects.write(f"{self._folder(version)}/{CLAIM}", content, if_generation=ABSENT)
             except Changed:
                 continue
             return version
+
+    def _tell_incomplete(self, version: int) -> None:
+        folder = self._folder(version)
+        claim = self._objects.read(f"{folder}/{CLAIM}")
+        told = claim.content.decode(errors="replace") if claim and claim.content else "nobody says by whom or when"
+        logger.warning(
+            "%s/%s was begun (%s) and not finished; it is not read. If no back-fill of the day is at work, remove it: "
+            "gcloud storage rm --recursive '%s/%s/'",
+            self._objects.uri, folder, told, self._objects.uri, folder,
+        )  # fmt: skip
+
+    def _folder(self, version: int) -> str:
+        return f"{self._partition}/{VERSION_PARTITION.format(version=version)}"

@@ -1,4 +1,7 @@
-"""What Google's client raises, as our errors: correct the input, retry later, or stop."""
+"""What Google's client raises, as our errors: correct the input, retry later, or stop.
+
+Client 3 is meant; of client 2, which Beam holds validation's image to, what reading raises is known too.
+"""
 
 from __future__ import annotations
 
@@ -9,10 +12,14 @@ import requests
 import urllib3
 from google.api_core import exceptions as refusals
 from google.auth import exceptions as auth
-from google.cloud.storage import exceptions as transfers
 
 from components.contracts.errors import PermanentError, TemporaryError, first_line
 from components.storage.objects import Changed
+
+try:
+    from google.cloud.storage import exceptions as transfers
+except ImportError:  # Client 2 has its transfers in a package of their own.
+    from google import resumable_media as transfers
 
 ROLE = "roles/storage.objectUser"
 """What a reader and writer needs: to get, list, create and delete objects, and nothing of the bucket itself."""

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import warnings
+
+from components.contracts.errors import ContractError
 from components.contracts.uris import local_path
 from components.storage.folder import FolderObjects
 from components.storage.objects import Objects
@@ -14,7 +17,26 @@ def open_objects(uri: str) -> Objects:
         ContractError: `uri` is none of these.
     """
     if uri.startswith("gs://"):
-        from components.storage.bucket import BucketObjects
+        with warnings.catch_warnings():
+            # Google's packages tell of Python's age at import, which nobody here can change.
+            warnings.simplefilter("ignore", FutureWarning)
+            from components.storage.bucket import BucketObjects
 
         return BucketObjects(uri)
     return FolderObjects(local_path(uri))
+
+
+def read_object(uri: str) -> bytes:
+    """The content of the one small object that `uri` names, `gs://bucket/name`.
+
+    Raises:
+        ContractError: there is none, or `uri` names none.
+        TemporaryError, PermanentError: the bucket cannot be read.
+    """
+    root, _, name = uri.rpartition("/")
+    if not root.startswith("gs://"):
+        raise ContractError(f"uri is {uri!r}, expected gs://bucket/name")
+    stored = open_objects(root).read(name)
+    if stored is None:
+        raise ContractError(f"{uri} is absent, expected an object")
+    return stored.content

@@ -20,9 +20,9 @@ from pathlib import Path
 
 from components.contracts.errors import PermanentError
 from components.extraction.mirror.progress import Progress
-from components.extraction.mirror.transfer import NUM_TRANSFERS, Errand, transfer
 from components.storage.arriving import file_crc32c
 from components.storage.objects import ObjectInfo, Objects
+from components.storage.transfer import NUM_TRANSFERS, Errand, transfer
 
 logger = logging.getLogger(__name__)
 

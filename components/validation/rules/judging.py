@@ -1,7 +1,8 @@
 """The rules of one run: the catalogue's defaults, and over them what the run was given.
 
-`--rules` is a JSON object, or the URI of a file with one: rule -> action, or rule -> object with `action` and what the
-catalogue lists for the rule, such as `{"missing_share": "block", "outlier": {"action": "quarantine", "factor": 100}}`.
+`--rules` is a JSON object, or the URI of a file or a bucket's object with one: rule -> action, or rule -> object with
+`action` and what the catalogue lists for the rule, such as
+`{"missing_share": "block", "outlier": {"action": "quarantine", "factor": 100}}`.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ from typing import Any
 
 from components.contracts.errors import ContractError
 from components.contracts.uris import local_path
+from components.storage.locations import read_object
 from components.validation.rules.catalogue import ACTIONS, INFO, OFF, QUARANTINE, RULES, SEVERITIES, Finding
 from components.validation.settings import ValidationSettings
 
@@ -71,6 +73,7 @@ def read_rules(text: str, settings: ValidationSettings) -> Judging:
 
     Raises:
         ContractError: it is no JSON object; or it names an unknown rule, action or parameter, or a value out of range.
+        TemporaryError, PermanentError: the bucket that it names cannot be read.
     """
     judging = Judging(settings=settings)
     actions, parameters = dict(judging.actions), {name: dict(each) for name, each in judging.parameters.items()}
@@ -99,12 +102,9 @@ def _parse(text: str) -> dict[str, Any]:
         return {}
     source = "rules"
     if not text.lstrip().startswith("{"):
-        path = local_path(text.strip())
-        source = f"rules {path}"
-        try:
-            text = path.read_text(encoding="utf-8")
-        except (OSError, UnicodeDecodeError) as error:
-            raise ContractError(f"{source} cannot be read: {error}") from error
+        uri = text.strip()
+        source = f"rules {uri if uri.startswith('gs://') else local_path(uri)}"
+        text = _read(uri, source)
     try:
         document = json.loads(text, object_pairs_hook=_without_twins)
     except ValueError as error:
@@ -112,6 +112,15 @@ def _parse(text: str) -> dict[str, Any]:
     if not isinstance(document, dict):
         raise ContractError(f"{source} hold a {type(document).__name__}, expected a JSON object")
     return document
+
+
+def _read(uri: str, source: str) -> str:
+    """The text of the file or object."""
+    try:
+        content = read_object(uri) if uri.startswith("gs://") else local_path(uri).read_bytes()
+        return content.decode()
+    except (OSError, UnicodeDecodeError) as error:
+        raise ContractError(f"{source} cannot be read: {error}") from error
 
 
 def _without_twins(pairs: list[tuple[str, Any]]) -> dict[str, Any]:

@@ -1,15 +1,20 @@
 """The archive of served rows: the monitor's folder or the lake that its uploader fills, `day=YYYY-MM-DD/*.parquet`.
 
 Only the days of the training rows are read. A later version of a day (`day=D/version=N/`) is a correction of what was
-served and is left out: what the model answered was answered on the rows that the monitor wrote.
+served and is left out: what the model answered was answered on the rows that the monitor wrote. Comparing is left to
+`measure`.
 """
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
 from datetime import datetime, timedelta, timezone
 from pathlib import Path
-from typing import NamedTuple
+from tempfile import TemporaryDirectory
+from typing import NamedTuple, Protocol
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -17,6 +22,13 @@ import pyarrow.parquet as pq
 
 from components.contracts import criteo
 from components.contracts.errors import ContractError, first_line
+from components.contracts.uris import local_path
+from components.storage.fetching import fetched_files
+from components.storage.locations import open_objects
+from components.storage.objects import ObjectInfo, Objects
+from components.validation.skew.partitions import read_rows
+
+logger = logging.getLogger(__name__)
 
 
 class Span(NamedTuple):
@@ -36,15 +48,98 @@ class Span(NamedTuple):
         return [str(first + timedelta(days=n)) for n in range((last - first).days + 1)]
 
 
-def served_files(archive: Path, span: Span) -> list[Path]:
-    """The archive's files of the span's days, oldest day first.
+class Archive(Protocol):
+    """Served rows, by day."""
+
+    @property
+    def uri(self) -> str:
+        """Where it lies."""
+
+    @contextmanager
+    def files(self, span: Span, features: Sequence[str], scratch: Path) -> Iterator[list[Path]]:
+        """Yields Parquet files with at least the rows of the span, oldest day first.
+
+        Args:
+            span: Of the rows; files of its days may hold others.
+            features: Columns that are wanted beside those that name and date a row.
+            scratch: Folder for what has to be fetched; nothing stays in it.
+
+        Raises:
+            ContractError: a file is damaged, or lacks a column.
+            TemporaryError, PermanentError: it cannot be fetched; TemporaryError also where it changes meanwhile.
+        """
+
+
+def open_archive(uri: str) -> Archive:
+    """The archive at `uri`: an absolute path, `file://` or `gs://bucket/prefix`.
 
     Raises:
-        ContractError: `archive` is no folder.
+        ContractError: `uri` is none of these, or no folder.
+        PermanentError: there are no credentials for the bucket.
     """
-    if not archive.is_dir():
-        raise ContractError(f"served rows {archive} is not a folder, expected the archive of a monitor")
-    return [path for day in span.days() for path in sorted((archive / f"day={day}").glob("*.parquet"))]
+    if uri.startswith("gs://"):
+        return BucketArchive(open_objects(uri))
+    folder = local_path(uri)
+    if not folder.is_dir():
+        raise ContractError(f"served rows {folder} is not a folder, expected the archive of a monitor")
+    return FolderArchive(folder)
+
+
+@dataclass(frozen=True)
+class FolderArchive:
+    """An archive on this machine, read in place."""
+
+    folder: Path
+
+    @property
+    def uri(self) -> str:
+        """See `Archive.uri`."""
+        return self.folder.as_uri()
+
+    @contextmanager
+    def files(self, span: Span, features: Sequence[str], scratch: Path) -> Iterator[list[Path]]:
+        """See `Archive.files`."""
+        days = [sorted((self.folder / _partition(day)).glob("*.parquet")) for day in span.days()]
+        yield [path for day in days for path in day if _is_visible(path.name)]
+
+
+@dataclass(frozen=True)
+class BucketArchive:
+    """An archive in a bucket: of its files of the span's days the rows of the span are kept on this machine.
+
+    They are about as many as the training rows, which this machine holds too, whatever else was served on those days.
+    """
+
+    objects: Objects
+
+    @property
+    def uri(self) -> str:
+        """See `Archive.uri`."""
+        return self.objects.uri
+
+    @contextmanager
+    def files(self, span: Span, features: Sequence[str], scratch: Path) -> Iterator[list[Path]]:
+        """See `Archive.files`."""
+        wanted = [each for day in span.days() for each in self._listed(_partition(day))]
+        size = sum(each.size for each in wanted) / 1e6
+        logger.info("served rows %s: %d files of %d days, %.1f MB", self.uri, len(wanted), len(span.days()), size)
+        scratch.mkdir(parents=True, exist_ok=True)
+        with TemporaryDirectory(dir=scratch, prefix=".served-") as kept:
+            yield list(self._kept(wanted, span, features, Path(kept)))
+
+    def _listed(self, partition: str) -> list[ObjectInfo]:
+        inside = [(each.name.removeprefix(f"{partition}/"), each) for each in self.objects.list(f"{partition}/")]
+        return [each for name, each in inside if name.endswith(".parquet") and "/" not in name and _is_visible(name)]
+
+    def _kept(self, wanted: Sequence[ObjectInfo], span: Span, features: Sequence[str], folder: Path) -> Iterator[Path]:
+        for number, (info, fetched) in enumerate(fetched_files(self.objects, wanted, folder)):
+            path = folder / f"{number}.parquet"
+            try:
+                is_any = _write(within(read_rows([fetched], features), span), path)
+            except ContractError as error:
+                raise ContractError(str(error).replace(str(fetched), f"{self.uri}/{info.name}")) from error
+            if is_any:
+                yield path
 
 
 def span_of(files: Sequence[Path]) -> Span | None:
@@ -73,3 +168,24 @@ def within(batches: Iterable[pa.RecordBatch], span: Span) -> Iterator[pa.RecordB
         kept = batch.filter(pc.and_(pc.greater_equal(times, first), pc.less_equal(times, last)))
         if kept.num_rows:
             yield kept
+
+
+def _partition(day: str) -> str:
+    return criteo.DAY_PARTITION.format(day=day)
+
+
+def _is_visible(name: str) -> bool:
+    """Names that start with a dot or underscore are someone's unfinished work."""
+    return not name.startswith((".", "_"))
+
+
+def _write(batches: Iterator[pa.RecordBatch], path: Path) -> bool:
+    """Writes the rows to a Parquet file; none, and no file, where there are none."""
+    first = next(batches, None)
+    if first is None:
+        return False
+    with pq.ParquetWriter(path, first.schema) as writer:
+        writer.write_batch(first)
+        for batch in batches:
+            writer.write_batch(batch)
+    return True

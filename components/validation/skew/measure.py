@@ -18,7 +18,7 @@ from typing import Any
 import pyarrow as pa
 
 from components.contracts import criteo
-from components.validation.skew.archive import Span, served_files, span_of, within
+from components.validation.skew.archive import Archive, Span, span_of, within
 from components.validation.skew.joined import JoinedRows
 from components.validation.skew.partitions import PART_ROWS, count_rows, read_rows, split
 
@@ -45,7 +45,7 @@ class Skew:
 
 def measure_skew(
     training: Sequence[Path],
-    archive: Path,
+    archive: Archive,
     scratch: Path,
     *,
     threshold: float,
@@ -65,38 +65,49 @@ def measure_skew(
         part_rows: See `partitions.PART_ROWS`.
 
     Raises:
-        ContractError: the archive is no folder, or a file on either side lacks a column or holds it in another type.
+        ContractError: a file on either side lacks a column or holds it in another type.
+        TemporaryError, PermanentError: the archive's bucket cannot be read.
     """
     features = [name for name in criteo.FEATURES if name not in excluded]
     span = span_of(training)
-    files = served_files(archive, span) if span else []
-    if not span or not files:
+    if span is None:
         return Skew(facts=_facts(archive, span, JoinedRows([]), ROWS))
-    joined = JoinedRows(features)
-
-    def served() -> Iterator[pa.RecordBatch]:
-        return within(read_rows(files, features), span)
-
-    scratch.mkdir(parents=True, exist_ok=True)
-    with TemporaryDirectory(dir=scratch, prefix=".skew-") as parts:
-        sides = [read_rows(training, features), served()]
-        rows = count_rows(training) + count_rows(files)
-        for mine, theirs in split(sides, rows, Path(parts), part_rows=part_rows):
-            joined.add(mine, theirs)
-    logger.info("joined %d training rows with served ones; %d had none", joined.joined, joined.only_training)
-    if joined.joined >= MIN_JOINED:
-        entries = [_entry(name, joined, threshold) for name in features]
-        return Skew(entries=entries, facts=_facts(archive, span, joined, ROWS))
-    facts = _facts(archive, span, joined, DISTRIBUTIONS)
-    if not joined.only_served + joined.joined:
-        return Skew(facts=facts)
-    compared = distributions(read_rows(training, features), served())
+    with archive.files(span, features, scratch) as files:
+        if not files:
+            return Skew(facts=_facts(archive, span, JoinedRows([]), ROWS))
+        joined = _join(training, files, span, features, scratch, part_rows)
+        logger.info("joined %d training rows with served ones; %d had none", joined.joined, joined.only_training)
+        if joined.joined >= MIN_JOINED:
+            entries = [_entry(name, joined, threshold) for name in features]
+            return Skew(entries=entries, facts=_facts(archive, span, joined, ROWS))
+        facts = _facts(archive, span, joined, DISTRIBUTIONS)
+        if not joined.only_served + joined.joined:
+            return Skew(facts=facts)
+        compared = distributions(read_rows(training, features), within(read_rows(files, features), span))
     return Skew(entries=[{**entry, "method": DISTRIBUTIONS} for entry in compared], facts=facts)
 
 
-def _facts(archive: Path, span: Span | None, joined: JoinedRows, method: str) -> dict[str, Any]:
+def _join(
+    training: Sequence[Path],
+    files: Sequence[Path],
+    span: Span,
+    features: Sequence[str],
+    scratch: Path,
+    part_rows: int,
+) -> JoinedRows:
+    joined = JoinedRows(features)
+    scratch.mkdir(parents=True, exist_ok=True)
+    with TemporaryDirectory(dir=scratch, prefix=".skew-") as parts:
+        sides = [read_rows(training, features), within(read_rows(files, features), span)]
+        rows = count_rows(training) + count_rows(files)
+        for mine, theirs in split(sides, rows, Path(parts), part_rows=part_rows):
+            joined.add(mine, theirs)
+    return joined
+
+
+def _facts(archive: Archive, span: Span | None, joined: JoinedRows, method: str) -> dict[str, Any]:
     return {
-        "served_uri": archive.as_uri(),
+        "served_uri": archive.uri,
         "method": method,
         "first_event_time": span.first.isoformat() if span else None,
         "last_event_time": span.last.isoformat() if span else None,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from datetime import date, datetime, timezone
@@ -26,7 +27,8 @@ from components.extraction.parquet_files import PartWriter
 from components.extraction.raw_schema import RAW_SCHEMA
 from components.extraction.times import Span
 from components.extraction.versions import read_marker
-from tests.components.extraction.bucket_lakes import URI, extract_lake, put
+from components.storage.bucket import BucketObjects
+from tests.components.extraction.bucket_lakes import URI, extract_lake, open_storage, put
 
 START = datetime(2026, 3, 1, tzinfo=timezone.utc)
 DAY = date(2026, 3, 1)
@@ -324,10 +326,10 @@ def test_a_lake_in_a_bucket_is_back_filled_as_a_folder_is(lake, tmp_path, correc
     assert dataset.days == in_folder.days
 
 
-def test_a_bucket_s_back_fill_that_was_cut_off_is_invisible(lake, tmp_path, corrected, cloud_storage, monkeypatch):
+def test_a_bucket_s_back_fill_that_was_cut_off_is_invisible_and_the_next_one_says_how_to_remove_it(
+    lake, tmp_path, corrected, cloud_storage, monkeypatch, caplog
+):
     put(lake)
-    from components.storage.bucket import BucketObjects
-
     write = BucketObjects.write
 
     def cut(self, name, content, **more):
@@ -341,8 +343,30 @@ def test_a_bucket_s_back_fill_that_was_cut_off_is_invisible(lake, tmp_path, corr
             backfill([corrected], lake=URI, settings=SETTINGS)
     dataset = extract_lake(URI, tmp_path / "bucket work", Span())
     assert [each["version"] for each in dataset.days] == [0, 0]
+    assert "not finished" not in caplog.text
     assert backfill([corrected], lake=URI, settings=SETTINGS).version == 2
     assert [each["version"] for each in extract_lake(URI, tmp_path / "other", Span()).days] == [2, 0]
+    (told,) = [record.getMessage() for record in caplog.records if "not finished" in record.getMessage()]
+    assert re.search(r'version=1 was begun \({"by": ".+@.+", "at": "20..-', told)
+    assert told.endswith(f"gcloud storage rm --recursive '{URI}/day=2026-03-01/version=1/'")
+
+
+def test_a_version_that_somebody_removes_while_it_is_written_gets_no_marker(
+    lake, tmp_path, corrected, cloud_storage, monkeypatch
+):
+    put(lake)
+    upload = BucketObjects.upload
+
+    def removed(self, name, path):
+        upload(self, name, path)
+        if name.endswith(".parquet"):
+            self.delete(name)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(BucketObjects, "upload", removed)
+        assert main(["--lake", URI, "--day", "2026-03-01", str(corrected)]) == 3
+    assert not [info for info in open_storage(URI).list() if info.name.endswith(criteo.VERSION_COMPLETE)]
+    assert [each["version"] for each in extract_lake(URI, tmp_path / "work", Span()).days] == [0, 0]
 
 
 def test_nothing_of_the_work_stays_on_this_machine(lake, corrected, cloud_storage, tmp_path, monkeypatch):

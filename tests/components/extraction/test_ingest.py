@@ -132,9 +132,14 @@ def test_malformed_lines_are_kept_beside_the_replay(tmp_path, criteo_rows, write
     assert not (tmp_path / "my replay" / "replay.parquet.set_aside.jsonl").exists()
 
 
-def test_our_own_raw_schema_is_ingested_too(tmp_path, raw_table, clicks, run_ingest):
+def test_our_own_raw_schema_is_ingested_too_and_told_that_its_times_are_given_up(
+    tmp_path, raw_table, clicks, run_ingest, criteo_rows, write_text, caplog
+):
+    run_ingest(write_text(tmp_path / "day_0", criteo_rows(20)), lake=tmp_path / "other")
+    assert "given up" not in caplog.text
     pq.write_table(raw_table(100), tmp_path / "raw.parquet")
     run_ingest(tmp_path / "raw.parquet")
+    assert "raw.parquet has event times and request ids, which are given up" in caplog.text
     assert clicks_of(lake_rows(tmp_path / "my lake") + replay_rows(tmp_path)) == clicks(raw_table(100))
 
 

@@ -114,13 +114,13 @@ def test_of_many_writers_that_saw_the_same_one_wins(open_again, is_new):
 
         def write(me, name=name, seen=seen, start=start, won=won):
             objects = open_again()
-            start.wait(10)
+            start.wait(120)
             if not refused(lambda: objects.write(name, b"writer %d" % me, if_generation=seen)):
                 won.append(me)
 
         writers = [threading.Thread(target=write, args=(me,)) for me in range(num_writers)]
         [writer.start() for writer in writers]
-        [writer.join(30) for writer in writers]
+        [writer.join(120) for writer in writers]
         assert len(won) == 1
         assert handle.read(name).content == b"writer %d" % won[0]
 
@@ -192,12 +192,12 @@ def test_of_many_uploaders_of_one_file_one_writes_it_and_all_are_done(open_again
 
         def upload(name=f"turn {turn}", start=start, answers=answers):
             objects = open_again()
-            start.wait(10)
+            start.wait(120)
             answers.append(objects.upload(name, tmp_path / "part"))
 
         uploaders = [threading.Thread(target=upload) for _ in range(4)]
         [each.start() for each in uploaders]
-        [each.join(30) for each in uploaders]
+        [each.join(120) for each in uploaders]
         assert sorted(answers) == [False, False, False, True]
         assert open_again().read(f"turn {turn}").content == b"rows" * 10_000
 
@@ -208,7 +208,7 @@ def test_of_two_uploaders_of_different_bytes_one_is_refused(open_again, tmp_path
     def upload(content):
         path = tmp_path / content.decode()
         path.write_bytes(content)
-        start.wait(10)
+        start.wait(120)
         try:
             done[content] = open_again().upload("part", path)
         except Differs:
@@ -216,7 +216,7 @@ def test_of_two_uploaders_of_different_bytes_one_is_refused(open_again, tmp_path
 
     uploaders = [threading.Thread(target=upload, args=(content,)) for content in (b"one", b"two")]
     [each.start() for each in uploaders]
-    [each.join(30) for each in uploaders]
+    [each.join(120) for each in uploaders]
     assert set(done.values()) == {True, None}
     assert done[open_again().read("part").content] is True
 

@@ -13,7 +13,7 @@ from components.contracts.errors import ContractError
 from components.contracts.metrics import Z_95
 from components.validation.rules.judging import Judging
 from components.validation.rules.skew import judge_skew
-from components.validation.skew.archive import Span, served_files
+from components.validation.skew.archive import Span, open_archive
 from components.validation.skew.joined import JoinedRows
 from components.validation.skew.measure import DISTRIBUTIONS, ROWS, measure_skew
 
@@ -81,8 +81,9 @@ def compare(training, archive, tmp_path, **options):
     def distributions(rows, served):
         return [{"feature": "I1", "rows": [sum(b.num_rows for b in side) for side in (rows, served)]}]
 
+    opened = open_archive(str(archive))
     return measure_skew(
-        training, archive, tmp_path / "scratch", **{"threshold": 0.001, "distributions": distributions, **options}
+        training, opened, tmp_path / "scratch", **{"threshold": 0.001, "distributions": distributions, **options}
     )
 
 
@@ -251,6 +252,7 @@ def test_a_column_of_another_type_is_refused_by_name(training, archive, tmp_path
 def test_corrected_versions_of_a_day_are_not_what_was_served(tmp_path):
     day = tmp_path / "day=2026-03-01"
     (day / "version=2").mkdir(parents=True)
-    for path in (day / "part-0.parquet", day / "version=2" / "part-0.parquet"):
-        path.touch()
-    assert served_files(tmp_path, Span(START, START)) == [day / "part-0.parquet"]
+    for name in ("part-0.parquet", "_part-1.parquet", "version=2/part-0.parquet"):
+        (day / name).touch()
+    with open_archive(str(tmp_path)).files(Span(START, START), [], tmp_path) as files:
+        assert files == [day / "part-0.parquet"]

@@ -65,7 +65,7 @@ def transfer(
         fsync_path(errand.path.parent)
         finished()
 
-    with ThreadPoolExecutor(num_transfers, thread_name_prefix="lake") as threads:
+    with ThreadPoolExecutor(num_transfers, thread_name_prefix="transfer") as threads:
         ordered = sorted(errands, key=lambda errand: -errand.wanted.size)
         try:
             for done in as_completed([threads.submit(bring, errand) for errand in ordered]):

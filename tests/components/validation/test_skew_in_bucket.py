@@ -1,0 +1,240 @@
+"""Served rows and rules in a bucket: what a folder gives is given, a broken way is outlasted or told, nothing stays.
+
+Google's client is an older one here than where `tests/components/storage` tests it: Beam holds it back.
+"""
+
+from __future__ import annotations
+
+import datetime as dt
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+import pytest
+
+from components.contracts.errors import ContractError, PermanentError, TemporaryError
+from components.storage import fetching
+from components.validation.rules.judging import read_rules
+from components.validation.settings import ValidationSettings
+from components.validation.skew.archive import BucketArchive, Span, open_archive
+from components.validation.skew.measure import measure_skew
+from tests.components.storage.full_disk import files_of_at_most
+
+URI = "gs://models/a lake"
+REPOSITORY = Path(__file__).resolve().parents[3]
+DAY = dt.datetime(2026, 3, 1, tzinfo=dt.timezone.utc)
+SPAN = Span(DAY + dt.timedelta(hours=6), DAY + dt.timedelta(hours=30))
+
+
+@pytest.fixture
+def put(cloud_storage):
+    """Makes bytes an object, by the service's own interface: this environment's client is for reading."""
+    import requests
+
+    session = requests.Session()
+    session.trust_env = False
+
+    def write(name: str, content: bytes) -> None:
+        session.post(
+            f"{cloud_storage.host}/upload/storage/v1/b/models/o",
+            params={"uploadType": "media", "name": name},
+            data=content,
+            headers={"Content-Type": "application/octet-stream"},
+        ).raise_for_status()
+
+    return write
+
+
+@pytest.fixture
+def served_rows(raw_table):
+    """Three days of rows, from the day before `DAY` on."""
+    return raw_table(3000, start=(DAY - dt.timedelta(days=1)).timestamp(), seconds=3 * 86_400)
+
+
+@pytest.fixture
+def in_both(served_rows, tmp_path, put):
+    """The rows as an archive, in a folder and in the bucket, several files a day; gives the folder."""
+    days = pc.strftime(served_rows.column("event_time"), format="%Y-%m-%d").to_pylist()
+    for day in sorted(set(days)):
+        rows = served_rows.filter(pa.array([each == day for each in days]))
+        folder = tmp_path / "archive" / f"day={day}"
+        folder.mkdir(parents=True)
+        for n in range(3):
+            pq.write_table(rows.slice(n * 334, 334), folder / f"part-{n}.parquet")
+    for path in sorted((tmp_path / "archive").rglob("*.parquet")):
+        put(f"a lake/{path.relative_to(tmp_path / 'archive')}", path.read_bytes())
+    return tmp_path / "archive"
+
+
+@pytest.fixture
+def training(served_rows, tmp_path):
+    """The rows of `SPAN`, of which every third was served with another C5."""
+    times = pc.cast(served_rows.column("event_time"), pa.int64()).to_pylist()
+    first, last = (int(end.timestamp() * 1e6) for end in SPAN)
+    rows = served_rows.filter(pa.array([first <= time <= last for time in times]))
+    values = [None if n % 3 == 0 else value for n, value in enumerate(rows.column("C5").to_pylist())]
+    rows = rows.set_column(rows.schema.get_field_index("C5"), "C5", pa.array(values, pa.int64()))
+    pq.write_table(rows, tmp_path / "train.parquet")
+    return [tmp_path / "train.parquet"]
+
+
+def impatient() -> BucketArchive:
+    from components.storage.bucket import BucketObjects
+
+    return BucketArchive(BucketObjects(URI, retry_seconds=20.0, first_delay_seconds=0.001))
+
+
+def measured(training, archive, tmp_path):
+    return measure_skew(training, archive, tmp_path / "scratch", threshold=0.001, distributions=lambda *sides: [])
+
+
+def kept_rows(archive, tmp_path, span=SPAN):
+    with archive.files(span, ["I1", "C5"], tmp_path / "scratch") as files:
+        tables = [pq.read_table(path) for path in files]
+    assert list((tmp_path / "scratch").iterdir()) == []
+    return pa.concat_tables(tables) if tables else None
+
+
+def is_download(request):
+    return request.is_download
+
+
+def test_an_archive_in_a_bucket_gives_what_the_same_one_in_a_folder_gives(training, in_both, tmp_path):
+    in_bucket, in_folder = (measured(training, open_archive(uri), tmp_path) for uri in (URI, str(in_both)))
+    assert in_bucket.entries == in_folder.entries
+    assert {**in_bucket.facts, "served_uri": in_folder.facts["served_uri"]} == in_folder.facts
+    (found,) = [entry for entry in in_bucket.entries if entry["drifted"]]
+    rows = pq.read_table(training[0])
+    assert found["feature"] == "C5"
+    assert in_bucket.facts["num_joined"] == rows.num_rows
+    assert found["differing"] == rows.num_rows // 3 + (rows.num_rows % 3 > 0)
+    assert in_bucket.facts["served_uri"] == URI
+    assert list((tmp_path / "scratch").iterdir()) == []
+
+
+def test_only_the_spans_days_are_fetched_each_file_once_and_only_the_spans_rows_are_kept(
+    in_both, served_rows, cloud_storage, tmp_path
+):
+    found = kept_rows(impatient(), tmp_path)
+    asked = [request.name for request in cloud_storage.seen if request.is_download]
+    assert sorted(asked) == [f"a lake/day=2026-03-0{day}/part-{n}.parquet" for day in (1, 2) for n in range(3)]
+    times = [time for time in served_rows.column("event_time").to_pylist() if SPAN.first <= time <= SPAN.last]
+    assert found.column("event_time").to_pylist() == times
+    assert found.column_names == ["request_id", "row", "event_time", "I1", "C5"]
+
+
+def test_no_more_of_the_disk_is_taken_than_a_batch(in_both, tmp_path, monkeypatch):
+    size = max(path.stat().st_size for path in in_both.rglob("*.parquet"))
+    monkeypatch.setattr(fetching.fetched_files, "__kwdefaults__", {"batch_bytes": 2 * size})
+    archive, most = impatient(), []
+    fetch = archive.objects.fetch
+
+    def watched(wanted, part, **more):
+        fetch(wanted, part, **more)
+        most.append(sum(path.stat().st_size for path in part.parent.iterdir()))
+
+    monkeypatch.setattr(archive.objects, "fetch", watched)
+    kept_rows(archive, tmp_path)
+    assert len(most) == 6
+    assert size < max(most) <= 2 * size
+
+
+def test_corrected_versions_and_unfinished_files_are_not_what_was_served(in_both, put, cloud_storage, tmp_path):
+    for name in ("version=1/part-9.parquet", "_part-9.parquet", "notes.txt"):
+        put(f"a lake/day=2026-03-01/{name}", b"not to be read")
+    assert kept_rows(impatient(), tmp_path).num_rows > 0
+    assert not [request for request in cloud_storage.seen if request.is_download and "9.parquet" in request.name]
+
+
+@pytest.mark.parametrize(("do", "times"), [("half", 5), ("cut", 3), ("status", 6), ("damage", 2)])
+def test_a_broken_way_is_outlasted_without_a_row_lost(in_both, cloud_storage, tmp_path, do, times):
+    whole = kept_rows(impatient(), tmp_path)
+    fault = cloud_storage.fail(is_download, do, times=times)
+    assert kept_rows(impatient(), tmp_path).equals(whole)
+    assert fault.met == times
+
+
+def test_a_file_replaced_after_it_was_listed_is_told_as_something_to_try_again(in_both, put, cloud_storage, tmp_path):
+    name = "day=2026-03-02/part-2.parquet"
+
+    def replace(request):
+        if request.is_download and request.name == f"a lake/{name}":
+            cloud_storage.before = lambda request: None
+            put(request.name, (in_both / "day=2026-03-01" / "part-0.parquet").read_bytes())
+
+    cloud_storage.before = replace
+    with pytest.raises(TemporaryError, match=rf"{name} is no longer at generation"):
+        kept_rows(impatient(), tmp_path)
+    assert list((tmp_path / "scratch").iterdir()) == []
+
+
+def test_a_damaged_file_is_named_as_the_object_that_it_is(in_both, put, tmp_path):
+    put("a lake/day=2026-03-02/part-1.parquet", b"PAR1 and no more")
+    with pytest.raises(ContractError, match=rf"^{URI}/day=2026-03-02/part-1.parquet cannot be read as Parquet"):
+        kept_rows(impatient(), tmp_path)
+    assert list((tmp_path / "scratch").iterdir()) == []
+
+
+def test_a_full_disk_is_told_and_leaves_nothing(in_both, tmp_path):
+    with files_of_at_most(5000), pytest.raises(PermanentError, match="File too large"):
+        kept_rows(impatient(), tmp_path)
+    assert list((tmp_path / "scratch").iterdir()) == []
+
+
+def test_days_on_which_nothing_was_served_give_no_rows(in_both, tmp_path):
+    later = Span(SPAN.first + dt.timedelta(days=30), SPAN.last + dt.timedelta(days=30))
+    assert kept_rows(impatient(), tmp_path, later) is None
+
+
+def test_the_step_names_a_feature_that_the_bucket_s_rows_have_otherwise(step, write_rows, in_both, served_rows):
+    shifted = pc.add(served_rows.column("I4"), pa.scalar(1, pa.float32()))
+    rows = served_rows.set_column(served_rows.schema.get_field_index("I4"), "I4", shifted)
+    code, report = step(write_rows(rows), f"--served={URI}", champion="none")
+    assert (code, report.decision) == (0, "warn")
+    assert [finding["feature"] for finding in report.findings if finding["rule"] == "skew"] == ["I4"]
+    assert report.served["num_joined"] == 3000
+
+
+@pytest.mark.parametrize("flag", [f"--served={URI}", f"--rules={URI}/rules.json"])
+def test_the_step_says_that_a_bucket_refuses_it_and_another_try_may_do(
+    step, write_rows, in_both, raw_table, cloud_storage, notes_of, capsys, flag
+):
+    cloud_storage.fail(lambda request: True, "status", status=403, message="no access", times=10**6)
+    code, report = step(write_rows(raw_table(300)), flag, champion="none")
+    assert (code, report) == (3, None)
+    assert "refused (403 no access)" in capsys.readouterr().err
+    assert notes_of("r1").state == "failed"
+
+
+def test_opening_a_bucket_says_nothing_of_its_own(cloud_storage):
+    code = f"from components.storage.locations import open_objects; print(open_objects('{URI}').list())"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, cwd=REPOSITORY)
+    assert (done.returncode, done.stdout, done.stderr) == (0, "[]\n", "")
+
+
+def test_rules_are_read_from_a_bucket(put):
+    put("rules of ours/strict.json", json.dumps({"missing_share": "block"}).encode())
+    judging = read_rules(" gs://models/rules of ours/strict.json ", ValidationSettings())
+    assert judging.actions["missing_share"] == "block"
+
+
+@pytest.mark.parametrize(
+    ("uri", "content", "message"),
+    [
+        ("gs://models/none.json", None, r"gs://models/none.json is absent, expected an object"),
+        ("gs://models", None, r"uri is 'gs://models', expected gs://bucket/name"),
+        ("gs://models/", None, "expected a name below"),
+        ("gs://models/a.json", b"\xff", "rules gs://models/a.json cannot be read: 'utf-8' codec"),
+        ("gs://models/a.json", b'{"missing_share": ', "rules gs://models/a.json: Expecting value"),
+        ("gs://models/a.json", b'["block"]', "rules gs://models/a.json hold a list, expected a JSON object"),
+    ],
+)
+def test_rules_of_a_bucket_that_are_none_are_refused_by_name(put, uri, content, message):
+    if content is not None:
+        put("a.json", content)
+    with pytest.raises(ContractError, match=message):
+        read_rules(uri, ValidationSettings())
