@@ -74,7 +74,7 @@ class Uploader:
         """Moves every file that is sealed now, rows before outcomes and oldest day first; the names of those moved.
 
         Within a day in the order in which they were sealed: a round that reads the lake meanwhile goes on after the
-        last row that it found, and would pass over older rows that come after newer ones.
+        last row that it found, and learns older rows that come after newer ones as late ones only, of `late_days` days.
 
         What failed for now in an earlier pass comes last, so that one bad file does not hold up the others.
 

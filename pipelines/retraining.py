@@ -52,6 +52,7 @@ def retraining_pipeline(placement: Placement) -> Callable[..., Any]:
         replay_share: float = 0.0,
         replay_days: int = 7,
         window_days: float = 0.0,
+        late_days: int = 1,
         columns: str = "",
         negative_rate: float = 1.0,
         attribution_hours: float = 0.0,
@@ -111,12 +112,15 @@ def retraining_pipeline(placement: Placement) -> Callable[..., Any]:
             replay_days: Newest days with rows before the window, from which old rows are drawn: those to replay, and
                 (whatever the share) some to measure what is remembered; 0 = none is read.
             window_days: Days that the window has, counted back from its end; 0 = `window_start` says.
+            late_days: Days before the live model's last row of which rows are learnt, too, that came to the lake later,
+                where neither `window_start` nor `window_days` says; 0 = none.
             columns: Features to learn from, comma-separated; empty = all 39. Must equal the parent's.
             negative_rate: Share of the training rows without a click that is kept; scores are corrected for it.
             attribution_hours: Hours after a row in which its click may still come; 0 = every label counts as final.
             immature_rows: What becomes of younger rows: leave (for the next round), weight, or keep.
-            rules: Validation rules over the defaults: a JSON object, or the URI of a file with one; empty = none.
-            served: Archive of served rows that training rows are compared with; empty = not compared.
+            rules: Validation rules over the defaults: a JSON object, or the URI (folder or gs://) of one; empty = none.
+            served: Archive of served rows that training rows are compared with, folder or gs://bucket/prefix; empty =
+                not compared.
             false_alarm_rate: Share of the features called drifted that may be called so by chance.
             beam_options: Beam pipeline options for statistics of very large windows, such as --runner=DataflowRunner;
                 empty = the cores of the step's pod.
@@ -159,6 +163,7 @@ def retraining_pipeline(placement: Placement) -> Callable[..., Any]:
                 replay_share=replay_share,
                 replay_days=replay_days,
                 window_days=window_days,
+                late_days=late_days,
                 columns=columns,
                 negative_rate=negative_rate,
                 attribution_hours=attribution_hours,

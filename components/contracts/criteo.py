@@ -48,7 +48,10 @@ RAW_TYPES: dict[str, str] = {
     SCORE: "float32",
 }
 """Arrow type of each raw column, in file order. Only the features may be null, and `model_version` and `score`
-in rows that no model of ours served. `request_id` and `row` together identify a row."""
+in rows that no model of ours served; these two columns a file of such rows may lack. `request_id` and `row` together
+identify a row."""
+SERVED_BY = (MODEL_VERSION, SCORE)
+"""Columns that a file may lack, and that are null then."""
 
 SHADOW_VERSION = "shadow_version"
 SHADOW_SCORE = "shadow_score"
@@ -67,6 +70,8 @@ CANARY = "canary"
 CANARY_TYPES: dict[str, str] = {CANARY: "bool"}
 """Column in files that hold a row that a canary answered; false in other rows. Optional groups follow the raw columns
 in this order: shadow, session, converted, canary."""
+KNOWN_COLUMNS = frozenset({*RAW_TYPES, *SHADOW_TYPES, *SESSION_TYPES, *CONVERTED_TYPES, *CANARY_TYPES})
+"""What a raw file may hold without being asked."""
 
 
 def microseconds(time: float) -> int:

@@ -17,6 +17,8 @@ from pathlib import Path
 from typing import BinaryIO
 from uuid import uuid4
 
+from components.contracts.errors import TemporaryError
+
 
 def fsync_path(path: Path) -> None:
     """Flushes a file's or a folder's own entry to disk."""
@@ -103,10 +105,12 @@ def whole_directory(final: Path, *, replace: bool = False) -> Iterator[Path]:
     Args:
         final: The folder to make.
         replace: Whether to remove first what an earlier try left, `final` itself and the folder beside it of a try
-            that was killed. Only for a folder that no other process writes or reads at the time.
+            that was killed. Only for a folder that no other process reads at the time. Of two that write it one wins,
+            and what the other was at is gone.
 
     Raises:
         FileExistsError: `final` exists already, and is not to be replaced: a published folder is never changed.
+        TemporaryError: another process made `final` meanwhile, or began to and took this one's work away.
     """
     if replace:
         for left_over in [final, *final.parent.glob(f".{escape(final.name)}.{'[0-9a-f]' * 32}")]:
@@ -124,6 +128,10 @@ def whole_directory(final: Path, *, replace: bool = False) -> Iterator[Path]:
                 fsync_path(Path(folder) / name)
             fsync_path(Path(folder))
         os.rename(aside, final)
+    except Exception as error:
+        if replace and (final.exists() or not aside.exists()):
+            raise TemporaryError(f"another process makes {final} too, so this one's work is lost: {error}") from error
+        raise
     finally:
         shutil.rmtree(aside, ignore_errors=True)
     fsync_path(final.parent)

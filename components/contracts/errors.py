@@ -24,6 +24,8 @@ class Preempted(Exception):
 
 PREEMPTED_EXIT_CODE = 75
 """Exit code of a step that was preempted (EX_TEMPFAIL of sysexits.h: temporary failure, try again)."""
+UNEXPECTED_EXIT_CODE = 70
+"""Exit code of a step that ended by a fault of its own (EX_SOFTWARE), where 1 says that it judged and refused."""
 
 
 def first_line(error: BaseException) -> str:

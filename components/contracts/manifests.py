@@ -82,9 +82,12 @@ class RawDataset(Manifest):
     """Where it ends, exclusive: as asked for, less the hours of rows that are left for the next round; None = to the
     last row."""
     first_event_time: str
+    """Oldest row read of the window; the late rows (`num_late_rows`) are older."""
     last_event_time: str
+    """Newest row read of the window."""
     train_uri: str
-    """Folder of Parquet files in the raw schema (`contracts.criteo.RAW_TYPES`), in time order of file names."""
+    """Folder of Parquet files in the raw schema (`contracts.criteo.RAW_TYPES`), in time order of file names: the late
+    rows, then those of the window."""
     holdout_uri: str
     """Folder of the newest rows, kept from training; same schema."""
     num_train_rows: int
@@ -107,12 +110,14 @@ class RawDataset(Manifest):
     replay_days: list[dict[str, Any]] = field(default_factory=list)
     """Each: day (YYYY-MM-DD), num_rows, num_holdout_rows drawn from it, and its version (absent in older manifests)."""
     num_late_clicks: int = 0
-    """Rows of the window whose label a click made 1 that came after they were archived."""
+    """Rows of the window, and late ones, whose label a click made 1 that came after they were archived."""
     outcomes_digest: str | None = None
     """SHA-256 over the files of late outcomes that were joined, those of replayed days too; None = there was none."""
     excluded_columns: list[str] = field(default_factory=list)
     """Features that the run left out, in the order of files: nothing that is learnt, judged or served depends on them.
     Null in the rows, but where the champion learns from them, which the gate must score fairly; so go by this list."""
+    unread_columns: list[str] = field(default_factory=list)
+    """Those of them that are null in all rows: no model that learns from one can be scored on these rows."""
     negative_rate: float = 1.0
     """Share of the training and replayed rows without a click that preprocessing is to keep, in (0, 1]. Here all rows
     are there, so that statistics, rules and click rates are of all of them."""
@@ -122,7 +127,20 @@ class RawDataset(Manifest):
     """Training rows younger than that: kept as they are, or what weighting kept of them. Held-out rows are never so
     young; 0 where such rows were left for the next round."""
     days: list[dict[str, Any]] = field(default_factory=list)
-    """What was read of each day of the window: day (YYYY-MM-DD), version (int), digest (SHA-256), num_rows."""
+    """What was read of each day of the window, and of days with late rows: day (YYYY-MM-DD), version (int), digest
+    (SHA-256), num_rows; and num_late_rows, how many of them, where there are any."""
+    num_late_rows: int = 0
+    """The first rows of `train_uri` as extraction wrote it, counted in `num_train_rows`: older than the window, and of
+    files that came to the lake after the champion's line had learnt newer rows. Never held out, and never among the
+    rows replayed beside them."""
+    files: dict[str, dict[str, int]] = field(default_factory=dict)
+    """What the lake's days up to the last row read consisted of, as far back as a later round asks: bytes by file name
+    by day (YYYY-MM-DD), back-filled versions aside. Files that are not here are late. A day without files has an entry;
+    one without an entry is unknown. Empty for Criteo's own files, where late rows are not asked for, and in older
+    manifests."""
+    foreign_columns: list[dict[str, Any]] = field(default_factory=list)
+    """Columns of the window's files that nobody agreed on, or that hold no numbers where numbers were agreed on (they
+    were cast): column, arrow_type, expected (None for a new one), file, the first that has it so. Each column once."""
     num_quarantined: int = 0
     """Training rows that validation set aside, with their reason, in `quarantine_uri`."""
     quarantine_uri: str | None = None
@@ -225,6 +243,8 @@ class TrainingSet(Manifest):
     """Training rows left out by `negative_rate`, replayed ones not counted."""
     days: list[dict[str, Any]] = field(default_factory=list)
     """See `RawDataset.seen_days`."""
+    files: dict[str, dict[str, int]] = field(default_factory=dict)
+    """See `RawDataset.files`."""
     tombstones: list[int] = field(default_factory=list)
     """Per categorical column, ids whose category was evicted and that no category has now; empty = none anywhere."""
 
@@ -277,6 +297,8 @@ class Model(Manifest):
     """See `RawDataset.excluded_columns`; what serving goes by is in the workflow."""
     days: list[dict[str, Any]] = field(default_factory=list)
     """Which version of which day it learnt from in its own round; see `RawDataset.seen_days`."""
+    files: dict[str, dict[str, int]] = field(default_factory=dict)
+    """Files that were in the lake in its round: what is not among them is late. See `RawDataset.files`."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -1,6 +1,7 @@
 """Evaluation as a plain command.
 
-Exit code 0 = accepted, 1 = refused, 2 = the input is not what was agreed, 3 = storage failed; another try may do.
+Exit code 0 = accepted, 1 = refused, 2 = the input is not what was agreed, 3 = storage failed; another try may do,
+70 = a fault of the program, with its traceback; the candidate was not judged.
 """
 
 from __future__ import annotations
@@ -8,11 +9,12 @@ from __future__ import annotations
 import argparse
 import logging
 import sys
+import traceback
 from collections.abc import Sequence
 from pathlib import Path
 
 from components.contracts.durable import write_whole
-from components.contracts.errors import ContractError
+from components.contracts.errors import UNEXPECTED_EXIT_CODE, ContractError
 from components.contracts.manifests import Model, RawDataset, TrainingSet, Verdict
 from components.contracts.model_store import champion, keep_verdict, scores_path
 from components.contracts.run_notes import noted
@@ -87,6 +89,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     except OSError as error:
         print(f"error: {error}", file=sys.stderr)
         return 3
+    except Exception:
+        # Python's own code for it is 1, which says here that the candidate was judged and refused.
+        traceback.print_exc()
+        return UNEXPECTED_EXIT_CODE
     return 0 if verdict.accepted else 1
 
 

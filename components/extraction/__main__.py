@@ -57,6 +57,13 @@ def build_parser() -> argparse.ArgumentParser:
         default=0.0,
         help="days that the window has, counted back from its end; 0: --window-start says",
     )
+    parser.add_argument(
+        "--late-days",
+        type=int,
+        default=1,
+        help="days before the champion's last trained row of which rows are learnt, too, that came to the lake later, "
+        "where neither --window-start nor --window-days says; 0: none",
+    )
     _add_row_flags(parser)
     parser.add_argument("--output", required=True, help="where the RawDataset manifest is written")
     return parser
@@ -94,11 +101,15 @@ def main(argv: Sequence[str] | None = None) -> int:
 
     try:
         _run(arguments)
-    except (ContractError, OSError) as error:
+    except ContractError as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
     except (TemporaryError, PermanentError) as error:
         print(f"error: {error}", file=sys.stderr)
+        return 3
+    except OSError as error:  # the lake's own are translated; a full disk does not say whose file it was
+        places = f"lake {arguments.lake}, work {arguments.work}, store {arguments.store}"
+        print(f"error: {str(error) or type(error).__name__}; {places}", file=sys.stderr)
         return 3
     return 0
 
@@ -110,12 +121,14 @@ def _run(arguments: argparse.Namespace) -> None:
     from components.extraction.extract import ExtractionSettings, extract
     from components.extraction.lake_folder import opened_lake
     from components.extraction.maturity import Maturity
+    from components.extraction.seen_files import seen_files
     from components.extraction.source import find_source
-    from components.extraction.window import resolve_window
+    from components.extraction.window import accepted_model, resolve_window
 
     store = local_path(arguments.store)
     with noted(store, arguments.run, STEP) as note:
         excluded = excluded_columns(arguments.columns)
+        unread = unread_columns(excluded, store, arguments.champion)
         maturity = Maturity(attribution_hours=arguments.attribution_hours, immature_rows=arguments.immature_rows)
         settings = ExtractionSettings(
             holdout_fraction=arguments.holdout_fraction,
@@ -124,9 +137,13 @@ def _run(arguments: argparse.Namespace) -> None:
             replay_days=arguments.replay_days,
             negative_rate=arguments.negative_rate,
             excluded=tuple(excluded),
+            unread=unread,
             maturity=maturity,
+            late_days=arguments.late_days,
         )
-        unread = unread_columns(excluded, store, arguments.champion)
+        asked = arguments.window_start or arguments.window_days
+        accepted = None if asked else accepted_model(store, arguments.champion)
+        seen = seen_files(accepted, settings.late_days)
         work = local_path(arguments.work)
         with opened_lake(arguments.lake, work=work) as lake:
 
@@ -137,15 +154,14 @@ def _run(arguments: argparse.Namespace) -> None:
             window = resolve_window(
                 start=arguments.window_start,
                 end=arguments.window_end,
-                store=store,
-                champion=arguments.champion,
+                accepted=accepted,
                 days=arguments.window_days,
                 maturity=maturity,
                 newest=newest,
             )
-            lake.fetch(window, replay_days=settings.replay_days)
+            lake.fetch(window, replay_days=settings.replay_days, seen=seen)
             folder = work / arguments.run / STEP
-            source = find_source(lake.path, unread=unread)
+            source = find_source(lake.path, unread=unread, seen=seen, listed=lake.listed())
             dataset = extract(source, window, folder, settings, source_uri=lake.uri, named=lake.named)
         dataset.write(arguments.output)
         note.facts = {
@@ -159,6 +175,7 @@ def _run(arguments: argparse.Namespace) -> None:
             "last_event_time": dataset.last_event_time,
             "late_clicks": dataset.num_late_clicks,
             "immature_rows": dataset.num_immature,
+            "late_rows": dataset.num_late_rows,
         }
 
 

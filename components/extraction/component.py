@@ -18,6 +18,7 @@ def extraction(
     replay_share: float,
     replay_days: int,
     window_days: float,
+    late_days: int,
     columns: str,
     negative_rate: float,
     attribution_hours: float,
@@ -38,9 +39,9 @@ def extraction(
         holdout_fraction: Share of the rows, the newest ones, that are kept from training.
         max_malformed_fraction: Share of a file's rows that may be malformed before the step stops.
         replay_share: Share of rows from days before the window among those that training learns from; 0 = none.
-        replay_days: Newest days with rows before the window from which old rows are drawn, also for measuring what is
-            remembered; 0 = none is read.
+        replay_days: Newest days with rows before the window, of which old rows are drawn, also to measure; 0 = none.
         window_days: Days that the window has, counted back from its end; 0 = `window_start` says.
+        late_days: Days before the champion's last row of which rows that came later are learnt, too; 0 = none.
         columns: Features to learn from, comma-separated; empty = all 39.
         negative_rate: Share of the training rows without a click that is kept; 1 = all.
         attribution_hours: Hours after a row in which its click may still come; 0 = every label counts as final.
@@ -55,13 +56,12 @@ def extraction(
         "--run": run, "--store": store, "--work": work, "--lake": lake, "--window-start": window_start,
         "--window-end": window_end, "--champion": champion, "--holdout-fraction": holdout_fraction,
         "--max-malformed-fraction": max_malformed_fraction, "--replay-share": replay_share,
-        "--replay-days": replay_days, "--window-days": window_days, "--columns": columns,
+        "--replay-days": replay_days, "--window-days": window_days, "--late-days": late_days, "--columns": columns,
         "--negative-rate": negative_rate, "--attribution-hours": attribution_hours, "--immature-rows": immature_rows,
-        "--output": raw_dataset.path,
     }  # fmt: skip
-    if code := main([f"{flag}={value}" for flag, value in flags.items()]):
+    if code := main([*(f"{flag}={value}" for flag, value in flags.items()), f"--output={raw_dataset.path}"]):
         raise SystemExit(code)
     dataset = RawDataset.read(raw_dataset.path)
-    counted = ("train_rows", "holdout_rows", "replay_rows", "replay_holdout_rows", "set_aside", "duplicates")
-    for name in counted:
+    counted = ("train_rows", "holdout_rows", "late_rows", "replay_rows", "replay_holdout_rows")
+    for name in (*counted, "set_aside", "duplicates"):
         metrics.log_metric(f"num_{name}", getattr(dataset, f"num_{name}"))

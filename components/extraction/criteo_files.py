@@ -88,6 +88,14 @@ class CriteoFiles:
                 if dated.num_rows:
                     yield without_columns(pa.Table.from_batches([dated]), self.unread), 0
 
+    def late_tables(self, window: Span, set_aside: SetAside) -> Iterator[tuple[Any, int]]:
+        """See `Source.late_tables`: a file is a day here and nothing is appended to a day, so none comes late."""
+        return iter(())
+
+    def files_of(self, day: date) -> dict[str, int] | None:
+        """See `Source.files_of`: late rows are not asked for."""
+        return None
+
     def pieces_before(self, end: int, *, num_days: int, piece_rows: int) -> list[Piece] | None:
         """See `Source.pieces_before`: a packed text file cannot be entered in its middle."""
         return None if num_days and any(day * DAY_MICROS < end for day, _ in self.numbered()) else []

@@ -43,8 +43,9 @@ class Descent:
 
         Returns:
             model_id, parent_model_id, is_live; `days`, of the model's own round first, each: day, version, num_rows,
-            replay, the model_id that saw it, and where the lake was asked its lake_version (None: the lake has no such
-            day) and whether the rows are outdated; `unknown`: ids in the line whose days nobody noted.
+            num_late_rows of these, replay, the model_id that saw it, and where the lake was asked its lake_version
+            (None: the lake has no such day) and whether the rows are outdated; `unknown`: ids in the line whose days
+            nobody noted.
         """
         days = [self._seen(model, entry, versions) for model in self.models for entry in model.days]
         unknown = [model.model_id for model in self.models if not model.days] + ([self.lost] if self.lost else [])
@@ -59,6 +60,7 @@ class Descent:
     @staticmethod
     def _seen(model: Model, entry: dict[str, Any], versions: dict[str, int] | None) -> dict[str, Any]:
         seen = {name: entry[name] for name in ("day", "version", "num_rows")}
+        seen |= {"num_late_rows": entry.get("num_late_rows", 0)}
         seen |= {"replay": entry.get("replay", False), "model_id": model.model_id}
         if versions is not None:
             newest = versions.get(entry["day"])

@@ -1,6 +1,7 @@
 """The step's work: one window of rows, in time order, split into training rows and the newest as holdout.
 
-Rows whose label is not final (see `maturity`) follow the others into training and are never held out.
+Rows whose label is not final (see `maturity`) follow the others into training and are never held out; late rows (see
+`seen_files`) come before them, and are never held out either.
 
 The output folder `<work>/<run>/extraction/` appears whole: `train/` and `holdout/` with Parquet files in the raw
 schema, `replay/` and `replay_holdout/` with rows older than the window (see `replay`), and `set_aside.jsonl` where a
@@ -19,6 +20,7 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
+from numpy.typing import NDArray
 
 from components.contracts.criteo import EVENT_TIME
 from components.contracts.durable import sha256_tree, whole_directory
@@ -27,6 +29,7 @@ from components.contracts.manifests import RawDataset
 from components.extraction.maturity import ALL_FINAL, ClickDelays, Maturity, YoungRows
 from components.extraction.parquet_files import PartWriter, cut_newest
 from components.extraction.replay import HELD_OUT, LEARNT, Replay, draw_replay
+from components.extraction.seen_files import days_asked
 from components.extraction.set_aside import DEFAULT_MAX_MALFORMED_FRACTION, Named, SetAside
 from components.extraction.source import Source
 from components.extraction.times import DAY_MICROS, Span, to_iso
@@ -34,8 +37,10 @@ from components.extraction.times import DAY_MICROS, Span, to_iso
 logger = logging.getLogger(__name__)
 
 MIN_ROWS = 10
-MATURE, YOUNG = "all", "young"
-"""Folders while the step works."""
+MATURE, YOUNG, LATE = "all", "young", "late"
+"""Folders while the step works; the last is the beginning of late rows' file names, too, which sort before `part`."""
+MAX_LATE_DAYS = 366
+"""Each model names the files of so many days."""
 SET_ASIDE_FILE = "set_aside.jsonl"
 
 
@@ -61,6 +66,11 @@ class ExtractionSettings:
     """Share of the training rows without a click that preprocessing is to keep, in (0, 1]."""
     excluded: tuple[str, ...] = ()
     """Features that the run does not learn from, in the order of files."""
+    unread: frozenset[str] = frozenset()
+    """Those of them that the source leaves null."""
+    late_days: int = 1
+    """Days before the last row read whose files are noted, so that a later round knows which rows of them come late; 0
+    = none. Which rows are late in this round the source knows."""
     maturity: Maturity = ALL_FINAL
 
     def __post_init__(self) -> None:
@@ -75,6 +85,8 @@ class ExtractionSettings:
             raise ContractError(f"negative_rate is {self.negative_rate}, expected more than 0 and at most 1")
         if self.replay_days < 0:
             raise ContractError(f"replay_days is {self.replay_days}, expected at least 0")
+        if not 0 <= self.late_days <= MAX_LATE_DAYS:
+            raise ContractError(f"late_days is {self.late_days}, expected 0 (late rows are left) to {MAX_LATE_DAYS}")
         if self.replay_share and not self.replay_days:
             raise ContractError(f"replay_share is {self.replay_share} with replay_days 0, expected at least one day")
 
@@ -100,6 +112,11 @@ class _Count:
     last: int = 0
     """Of all rows read, also where the last ones were not kept: the next round begins after it."""
 
+    def saw_days(self, times: NDArray[np.int64]) -> None:
+        """Counts rows by their times, microseconds since the epoch."""
+        numbers, counts = np.unique(times // DAY_MICROS, return_counts=True)
+        self.days.update(dict(zip(numbers.tolist(), counts.tolist())))
+
 
 def extract(
     source: Source, window: Span, folder: Path, settings: ExtractionSettings, *, source_uri: str, named: Named = str
@@ -114,17 +131,19 @@ def extract(
     with whole_directory(folder, replace=True) as aside:
         with SetAside(aside / SET_ASIDE_FILE, max_fraction=settings.max_malformed_fraction, named=named) as set_aside:
             count, parts = _copy(source, window, aside, set_aside, settings.maturity)
+            late = _copy_late(source, window, aside, set_aside)
             set_aside.judge()
         _expect_rows(count, window, source)
         num_holdout = min(max(1, round(count.num_rows * settings.holdout_fraction)), count.num_rows - 1)
         cut_newest(parts.parts, num_holdout, older=aside / "train", newest=aside / "holdout")
         _append_young(aside)
-        (aside / MATURE).rmdir()
-        num_train = count.num_rows + count.num_young - num_holdout
+        _prepend_late(aside)
+        num_train = late.num_rows + count.num_rows + count.num_young - num_holdout
         num_late_clicks = source.late.num_joined if source.late else 0
         replay = _drawn(source, count.first, num_train, num_holdout, settings, aside)
         digest = data_digest(aside)
-    logger.info("extracted %d rows of %s, %d held out", num_train + num_holdout, window, num_holdout)
+    num_window = num_train + num_holdout - late.num_rows
+    logger.info("extracted %d rows of %s, %d held out; %d late", num_window, window, num_holdout, late.num_rows)
     return RawDataset(
         source_uri=source_uri,
         window_start=to_iso(window.start) if window.start is not None else None,
@@ -137,7 +156,7 @@ def extract(
         num_holdout_rows=num_holdout,
         num_set_aside=set_aside.num_rows,
         set_aside_uri=(folder / SET_ASIDE_FILE).as_uri() if set_aside.num_rows else None,
-        num_duplicates=count.num_duplicates,
+        num_duplicates=count.num_duplicates + late.num_duplicates,
         digest=digest,
         replay_uri=(folder / LEARNT).as_uri() if replay.num_rows else None,
         num_replay_rows=replay.num_rows,
@@ -148,10 +167,14 @@ def extract(
         num_late_clicks=num_late_clicks,
         outcomes_digest=source.late.digest() if source.late else None,
         excluded_columns=list(settings.excluded),
+        unread_columns=[name for name in settings.excluded if name in settings.unread],
         negative_rate=settings.negative_rate,
         attribution_seconds=settings.maturity.attribution / 1e6,
         num_immature=count.num_young,
-        days=_days_read(source, window, count.days),
+        days=_days_read(source, window, count.days, late.days),
+        num_late_rows=late.num_rows,
+        files=_files_seen(source, count.last, settings.late_days),
+        foreign_columns=set_aside.foreign_columns,
     )
 
 
@@ -191,9 +214,7 @@ def _copy(
             times = table.column(EVENT_TIME).cast(pa.int64()).to_numpy()
             assert times.min() >= count.last or not (count.num_rows or count.num_young), "rows come in time order"
             count.num_duplicates += num_duplicates
-            count.days.update(
-                dict(zip(*(each.tolist() for each in np.unique(times // DAY_MICROS, return_counts=True))))
-            )
+            count.saw_days(times)
             count.first = count.first if count.num_rows or count.num_young else int(times[0])
             count.last = int(times[-1])
             num_mature = len(times) if mature_before is None else int(np.searchsorted(times, mature_before))
@@ -210,10 +231,32 @@ def _copy(
     return count, writer
 
 
-def _days_read(source: Source, window: Span, num_rows: Counter[int]) -> list[dict[str, Any]]:
+def _copy_late(source: Source, window: Span, folder: Path, set_aside: SetAside) -> _Count:
+    """Writes late rows below `folder`/late. All are mature: a window that holds mature rows lies behind them."""
+    count = _Count()
+    with PartWriter(folder / LATE, prefix=LATE) as writer:
+        for table, num_duplicates in source.late_tables(window, set_aside):
+            writer.write(table)
+            count.num_rows += table.num_rows
+            count.num_duplicates += num_duplicates
+            count.saw_days(table.column(EVENT_TIME).cast(pa.int64()).to_numpy())
+    return count
+
+
+def _days_read(source: Source, window: Span, num_rows: Counter[int], num_late: Counter[int]) -> list[dict[str, Any]]:
     """See `RawDataset.days`."""
-    days = [(date.fromisoformat(to_iso(number * DAY_MICROS)[:10]), num) for number, num in sorted(num_rows.items())]
-    return [{"day": str(day), **source.state_of(day, window)._asdict(), "num_rows": num} for day, num in days]
+    days = []
+    for number, num in sorted((num_rows + num_late).items()):
+        day = date.fromisoformat(to_iso(number * DAY_MICROS)[:10])
+        of_late = {"num_late_rows": num_late[number]} if num_late[number] else {}
+        days.append({"day": str(day), **source.state_of(day, window)._asdict(), "num_rows": num, **of_late})
+    return days
+
+
+def _files_seen(source: Source, newest: int, late_days: int) -> dict[str, dict[str, int]]:
+    """See `RawDataset.files`."""
+    found = {str(day): source.files_of(day) for day in days_asked(newest, late_days)} if late_days else {}
+    return {day: files for day, files in found.items() if files is not None}
 
 
 def _watched(source: Source, *, known_by: int) -> ClickDelays:
@@ -233,6 +276,14 @@ def _append_young(folder: Path) -> None:
     for i, path in enumerate(sorted((folder / YOUNG).iterdir())):
         path.rename(folder / "train" / f"part-{number + i:05d}.parquet")
     (folder / YOUNG).rmdir()
+
+
+def _prepend_late(folder: Path) -> None:
+    """Moves the late rows' files to the training rows, where their names come first; nothing is left beside them."""
+    for path in sorted((folder / LATE).iterdir()):
+        path.rename(folder / "train" / path.name)
+    (folder / LATE).rmdir()
+    (folder / MATURE).rmdir()
 
 
 def _expect_rows(count: _Count, window: Span, source: Source) -> None:

@@ -8,7 +8,7 @@ lie; many rows at one instant cannot be cut.
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from datetime import date
 from functools import cached_property
@@ -17,13 +17,15 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from components.contracts.criteo import DAY_PARTITION, EVENT_TIME, REQUEST_ID, ROW
 from components.extraction.late_clicks import LateClicks
 from components.extraction.pieces import Piece, cut_evenly, may_hold_rows, newest_time
 from components.extraction.raw_schema import RAW_SCHEMA
 from components.extraction.readers.raw_parquet import RawParquet
-from components.extraction.set_aside import SetAside
+from components.extraction.seen_files import SeenFiles
+from components.extraction.set_aside import SetAside, Unkept
 from components.extraction.times import Span, day_span, parse_day
 from components.extraction.versions import DayFiles, DayState, files_of_day
 
@@ -45,6 +47,11 @@ class Lake:
     """Rows sorted at a time, about."""
     unread: frozenset[str] = frozenset()
     """See `RawParquet.unread`."""
+    seen: SeenFiles | None = None
+    """What the champion's line saw; None = no row is late."""
+    listed: Mapping[date, Mapping[str, int]] | None = None
+    """Files of version 0 of each day, bytes by name, where the folder shows only some of the days; None = all of them.
+    """
     late: LateClicks = field(init=False, repr=False)
     """See `Source.late`."""
 
@@ -67,10 +74,28 @@ class Lake:
         return self._days[day].version
 
     def state_of(self, day: date, window: Span) -> DayState:
-        """See `Source.state_of`: over the day's files that may hold a row of the window."""
-        read = self._days[day]
+        """See `Source.state_of`: over the day's files that may hold a row of the window, and its late ones."""
+        read, late = self._days[day], {*self._late_files.get(day, [])}
         span = day_span(day).clipped(window)
-        return DayState.of_files(read, [path for path in read.files if may_hold_rows(path, span)])
+        in_window = not span.is_empty
+        files = [path for path in read.files if path in late or (in_window and may_hold_rows(path, span))]
+        return DayState.of_files(read, files)
+
+    def files_of(self, day: date) -> dict[str, int]:
+        """See `Source.files_of`; what the champion's line saw of the day stays seen, whatever was removed since."""
+        read = self._days.get(day, DayFiles(0, []))
+        here = {path.name: path.stat().st_size for path in [*read.appended, *read.replaced]}
+        if self.listed is not None:
+            here = dict(self.listed.get(day, {}))
+        return dict(sorted({**(self.seen.by_day.get(day, {}) if self.seen else {}), **here}.items()))
+
+    @cached_property
+    def _late_files(self) -> dict[date, list[Path]]:
+        """Of each day that has any."""
+        if self.seen is None:
+            return {}
+        late = {day: self.seen.late(day, read.appended) for day, read in self._days.items()}
+        return {day: files for day, files in late.items() if files}
 
     @cached_property
     def _days(self) -> dict[date, DayFiles]:
@@ -98,6 +123,26 @@ class Lake:
                     if table.num_rows:
                         yield table, num_duplicates
 
+    def _without_late(self, day: date) -> list[Path]:
+        late = {*self._late_files.get(day, [])}
+        return [path for path in self._days[day].files if path not in late]
+
+    def late_tables(self, window: Span, set_aside: SetAside) -> Iterator[tuple[Any, int]]:
+        """See `Source.late_tables`."""
+        if self.seen is None:
+            return
+        self.seen.warn({day: read.appended for day, read in self._days.items()})
+        for day, files in self._late_files.items():
+            logger.info("reading late rows of day %s: %d files", day, len(files))
+            others = self._without_late(day)
+            in_window = not window.clipped(day_span(day)).is_empty
+            pieces = cut_evenly(day, files, day_span(day).clipped(self.seen.read), self.piece_rows)
+            for i, piece in enumerate(pieces):
+                found, num_duplicates = self._sorted(piece, set_aside, with_strays=i == 0 and not in_window)
+                table = self._without_known(found, piece._replace(files=others))
+                if found.num_rows:
+                    yield self.late.join(table, day), num_duplicates + found.num_rows - table.num_rows
+
     def newest(self) -> int | None:
         """See `Source.newest`; only footers are read, and times where they do not tell."""
         for day, files in reversed(self.days().items()):
@@ -109,12 +154,13 @@ class Lake:
     def pieces_before(self, end: int, *, num_days: int, piece_rows: int) -> list[Piece]:
         """See `Source.pieces_before`; only the footers of those days' files are read."""
         found: list[list[Piece]] = []
-        for day, files in reversed(self.days().items()):
+        for day in reversed(self._days):
             span = day_span(day).clipped(Span(None, end))
             if len(found) == num_days:
                 break
             if not span.is_empty:
-                pieces = [piece for piece in cut_evenly(day, files, span, piece_rows) if piece.num_rows > 0]
+                cut = cut_evenly(day, self._without_late(day), span, piece_rows)
+                pieces = [piece for piece in cut if piece.num_rows > 0]
                 found += [pieces] if pieces else []
         return [piece for pieces in reversed(found) for piece in pieces]
 
@@ -126,16 +172,31 @@ class Lake:
             set_aside: Takes the malformed rows.
             with_strays: See `RawParquet.with_strays`.
         """
+        table, num_duplicates = self._sorted(piece, set_aside, with_strays=with_strays)
+        return self.late.join(table, piece.day), num_duplicates
+
+    def _sorted(self, piece: Piece, set_aside: SetAside, *, with_strays: bool) -> tuple[Any, int]:
+        batches = list(self._batches(piece, set_aside, with_strays=with_strays))
+        return sorted_once(pa.Table.from_batches(batches, RAW_SCHEMA))
+
+    def _batches(self, piece: Piece, set_aside: SetAside, *, with_strays: bool) -> Iterator[Any]:
         day = day_span(piece.day)
-        batches = [
-            batch
-            for path in piece.files
-            for batch in RawParquet(
+        for path in piece.files:
+            yield from RawParquet(
                 path=path, span=piece.span, day=day, with_strays=with_strays, unread=self.unread
             ).batches(set_aside)
-        ]
-        table, num_duplicates = sorted_once(pa.Table.from_batches(batches, RAW_SCHEMA))
-        return self.late.join(table, piece.day), num_duplicates
+
+    def _without_known(self, table: Any, piece: Piece) -> Any:
+        """The rows whose identity no sound row of `piece` has, of which one batch is in memory at a time."""
+        requests = table.column(REQUEST_ID).combine_chunks()
+        known: set[tuple[str, int]] = set()
+        for batch in self._batches(piece, Unkept(), with_strays=False) if table.num_rows else ():
+            shared = batch.filter(pc.is_in(batch.column(REQUEST_ID), value_set=requests))
+            known.update(zip(shared.column(REQUEST_ID).to_pylist(), shared.column(ROW).to_pylist()))
+        if not known:
+            return table
+        identities = zip(table.column(REQUEST_ID).to_pylist(), table.column(ROW).to_pylist())
+        return table.filter(pa.array([identity not in known for identity in identities], pa.bool_()))
 
 
 def sorted_once(table: Any) -> tuple[Any, int]:

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
+from datetime import date
 from pathlib import Path
 from typing import Any, Protocol
 
 from components.contracts.errors import ContractError
 from components.contracts.uris import local_path
+from components.extraction.seen_files import SeenFiles
 from components.extraction.times import Span
 
 
@@ -27,8 +29,10 @@ class LakeFolder(Protocol):
     def named(self, path: Path) -> str:
         """What people call a file below `path`: itself, or the object that it is a copy of."""
 
-    def fetch(self, window: Span, *, replay_days: int) -> None:
+    def fetch(self, window: Span, *, replay_days: int, seen: SeenFiles | None = None) -> None:
         """Brings all that `extract` reads for this window: its days, older ones to replay, and late outcomes.
+
+        Where `seen` is given, the days that have files beside those, too: late rows.
 
         Raises:
             ContractError: the lake holds nothing, or no day of the window.
@@ -41,6 +45,9 @@ class LakeFolder(Protocol):
 
         Of Criteo's own files the names, which tell their days.
         """
+
+    def listed(self) -> Mapping[date, Mapping[str, int]] | None:
+        """Files of version 0 of each day, bytes by name, fetched or not; None where `path` shows all there are."""
 
 
 @dataclass(frozen=True)
@@ -58,11 +65,14 @@ class MountedLake:
         """See `LakeFolder.named`."""
         return str(path)
 
-    def fetch(self, window: Span, *, replay_days: int) -> None:
+    def fetch(self, window: Span, *, replay_days: int, seen: SeenFiles | None = None) -> None:
         """See `LakeFolder.fetch`."""
 
     def fetch_newest(self) -> None:
         """See `LakeFolder.fetch_newest`."""
+
+    def listed(self) -> None:
+        """See `LakeFolder.listed`."""
 
 
 @contextmanager
@@ -80,7 +90,7 @@ def opened_lake(uri: str, *, work: Path, **settings: Any) -> Iterator[LakeFolder
         ContractError: `uri` is none of these.
     """
     if not uri.startswith("gs://"):
-        yield MountedLake(local_path(uri))
+        yield MountedLake(_mounted(uri))
         return
     from components.extraction.mirror.mirror import opened_mirror
 
@@ -89,3 +99,10 @@ def opened_lake(uri: str, *, work: Path, **settings: Any) -> Iterator[LakeFolder
             yield mirror
         except ContractError as error:
             raise ContractError(str(error).replace(str(mirror.path), mirror.uri)) from error
+
+
+def _mounted(uri: str) -> Path:
+    try:
+        return local_path(uri)
+    except ContractError as error:
+        raise ContractError(f"lake is {uri!r}, expected gs://bucket/prefix, file:///... or an absolute path") from error

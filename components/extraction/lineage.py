@@ -69,7 +69,8 @@ def _lines(descent: Descent, day: date | None, versions: dict[str, int] | None) 
     for seen in document["days"]:
         through = "" if seen["model_id"] == document["model_id"] else f", through {seen['model_id']}"
         replayed = ", replayed" if seen["replay"] else ""
-        lines.append(f"  {seen['day']} version {seen['version']}: {seen['num_rows']} rows{replayed}{through}")
+        late = f", {seen['num_late_rows']} of them late" if seen["num_late_rows"] else ""
+        lines.append(f"  {seen['day']} version {seen['version']}: {seen['num_rows']} rows{late}{replayed}{through}")
         if seen.get("outdated"):
             lines.append(f"    OUTDATED: the lake has version {seen['lake_version']}")
     lines += [f"  what {model_id} saw is not known" for model_id in document["unknown"]]

@@ -8,13 +8,14 @@ from __future__ import annotations
 
 import json
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import TracebackType
-from typing import IO
+from typing import IO, Any
 
 from components.contracts.errors import ContractError
+from components.extraction.foreign_columns import ForeignColumn
 
 logger = logging.getLogger(__name__)
 
@@ -58,6 +59,7 @@ class SetAside:
         """Rows set aside so far, over all files."""
         self._max_fraction, self._named = max_fraction, named
         self._tallies: dict[Path, _Tally] = {}
+        self._foreign: dict[str, ForeignColumn] = {}
         self._file: IO[str] | None = None
 
     def __enter__(self) -> SetAside:
@@ -79,6 +81,16 @@ class SetAside:
         tally.num_malformed += 1
         if len(tally.examples) < NUM_EXAMPLES:
             tally.examples.append(f"line {line}: {reason}")
+
+    def met(self, columns: Iterable[ForeignColumn]) -> None:
+        """Keeps foreign columns of a file, the first of each name."""
+        for each in columns:
+            self._foreign.setdefault(each.column, each)
+
+    @property
+    def foreign_columns(self) -> list[dict[str, Any]]:
+        """See `RawDataset.foreign_columns`."""
+        return [each._replace(file=self._named(Path(each.file)))._asdict() for each in self._foreign.values()]
 
     def saw(self, path: Path, num_rows: int) -> None:
         """Counts rows of `path`, sound and malformed alike, and judges the file if it has shown enough of them.
@@ -109,3 +121,16 @@ class SetAside:
                 f"{path}: {tally.num_malformed} of {tally.num_rows} rows are malformed ({share:.2%}), expected at most "
                 f"{self._max_fraction:.2%}; first: {'; '.join(tally.examples)}"
             )
+
+
+class Unkept(SetAside):
+    """Keeps nothing and judges nothing: for rows that an earlier reader of the file has judged."""
+
+    def __init__(self) -> None:
+        super().__init__(Path(), max_fraction=1.0)
+
+    def add(self, path: Path, line: int, reason: str, text: str) -> None:
+        """Forgets the row."""
+
+    def saw(self, path: Path, num_rows: int) -> None:
+        """Counts nothing."""

@@ -74,11 +74,18 @@ class DayFiles:
     """Of those that a marker names."""
     incomplete: list[int] = field(default_factory=list)
     """Versions that are passed over."""
+    replaced: list[Path] = field(default_factory=list)
+    """Files of version 0 that the version was written in place of; nobody reads them."""
+
+    @property
+    def appended(self) -> list[Path]:
+        """Those of `files` that are version 0's: the uploader brought them."""
+        return [path for path in self.files if path not in self.sha256]
 
     @property
     def later(self) -> list[Path]:
         """Files that came to version 0 after the version was back-filled."""
-        return [path for path in self.files if path not in self.sha256] if self.version else []
+        return self.appended if self.version else []
 
     def warn(self, day: Path) -> None:
         """Tells the log what of the folder `day` is passed over, and what is read beside a back-filled version."""
@@ -163,7 +170,7 @@ def files_of_day(day: Path) -> DayFiles:
     replaced = {(mark.name, mark.size) for mark in marker.replaces}
     later = [path for path in own if (path.name, path.stat().st_size) not in replaced]
     hashes = {path: mark.sha256 for path, mark in files.items()}
-    return DayFiles(version, [*files, *later], hashes, incomplete)
+    return DayFiles(version, [*files, *later], hashes, incomplete, sorted({*own} - {*later}))
 
 
 def read_marker(path: Path) -> Marker:

@@ -1,7 +1,7 @@
 """Which rows a run trains on: the asked-for window, or from the champion's last trained row on.
 
 The watermark is the champion's: a round that failed, or that validation or the gate refused, leaves no champion behind,
-so the next one reads its rows again, with its own.
+so the next one reads its rows again, with its own. Rows that come to the lake behind the watermark are `seen_files`'.
 """
 
 from __future__ import annotations
@@ -22,8 +22,7 @@ def resolve_window(
     *,
     start: str,
     end: str,
-    store: Path,
-    champion: str,
+    accepted: Model | None,
     days: float = 0.0,
     maturity: Maturity = ALL_FINAL,
     newest: Callable[[], int | None] = lambda: None,
@@ -35,19 +34,17 @@ def resolve_window(
     repeated later reads the same.
 
     Args:
-        start: ISO 8601, inclusive; empty = after the champion's last trained row, or from the first row without a
-            champion.
+        start: ISO 8601, inclusive; empty = after the last row of `accepted`, or from the first row without one.
         end: ISO 8601, exclusive; empty = to the last row.
-        store: The model store.
-        champion: `current`, `none` or a released model's id.
+        accepted: The champion's model; looked at only where neither `start` nor `days` says.
         days: Length of the window, counted back from its end; 0 = `start` says.
         maturity: When a row's label is final.
         newest: Time of the newest row, microseconds since the epoch, None where there is none. Asked only where the
             window depends on it, since it may cost a transfer.
 
     Raises:
-        ContractError: a time is not ISO 8601, `days` contradicts `start` or is no length of time, the window is empty
-            by its bounds, or the champion is unknown.
+        ContractError: a time is not ISO 8601, `days` contradicts `start` or is no length of time, or the window is
+            empty by its bounds.
     """
     if not (math.isfinite(days) and days >= 0):
         raise ContractError(f"window_days is {days}, expected 0 (window_start says) or more")
@@ -62,8 +59,8 @@ def resolve_window(
     first = parse_time("window_start", start) if start else None
     if days:
         first = None if last is None else last - round(days * DAY_MICROS)
-    elif not start:
-        first = _after_champion(store, champion)
+    elif not start and accepted:
+        first = watermark(accepted) + 1
     window = Span(first, last)
     if window.is_empty and asked != last:
         raise ContractError(
@@ -75,9 +72,20 @@ def resolve_window(
     return window
 
 
-def _after_champion(store: Path, champion: str) -> int | None:
+def accepted_model(store: Path, champion: str) -> Model | None:
+    """The model behind the champion (`current`, `none` or a released model's id); None where there is none.
+
+    Raises:
+        ContractError: the champion is unknown, or its manifest is damaged.
+    """
     release = model_store.champion(store, champion)
-    if release is None:
-        return None
-    model = Model.read(local_path(release.model_uri) / Model.MANIFEST)
-    return parse_time(f"last_event_time of model {model.model_id}", model.last_event_time) + 1
+    return Model.read(local_path(release.model_uri) / Model.MANIFEST) if release else None
+
+
+def watermark(model: Model) -> int:
+    """Time of the newest row that was read for the model, microseconds since the epoch.
+
+    Raises:
+        ContractError: the manifest holds no time.
+    """
+    return parse_time(f"last_event_time of model {model.model_id}", model.last_event_time)

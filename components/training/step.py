@@ -103,6 +103,7 @@ def train(
             negative_rate=training_set.negative_rate,
             excluded_columns=training_set.excluded_columns,
             days=training_set.days,
+            files=training_set.files,
         )
 
     model = publish(

@@ -1,7 +1,8 @@
 """The validation step on a command line: are these rows fit to train on?
 
 Exit code 0: pass or warn. 1: blocked; the report says why. 2: misuse, or input that breaks an agreement. 3: the work
-failed and may succeed later: a process was killed, a Beam job or a disk failed.
+failed and may succeed later: a process was killed, a Beam job, a bucket or a disk failed. 70: a fault of the program,
+with its traceback; the rows were not judged.
 Parsing needs the standard library only; TFDV is imported when the work begins.
 """
 
@@ -11,14 +12,15 @@ import argparse
 import logging
 import shutil
 import sys
+import traceback
 from collections.abc import Callable, Sequence
 from dataclasses import fields
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from components.contracts import model_store
-from components.contracts.errors import ContractError, PermanentError, TemporaryError
+from components.contracts.errors import UNEXPECTED_EXIT_CODE, ContractError, PermanentError, TemporaryError
 from components.contracts.manifests import Model, RawDataset, ValidationReport
 from components.contracts.retrain_request import CURRENT
 from components.contracts.run_notes import noted
@@ -26,6 +28,9 @@ from components.contracts.run_reports import forget_report, keep_report
 from components.contracts.uris import local_path
 from components.validation.rules import NOTIFY, read_rules
 from components.validation.settings import ValidationSettings
+
+if TYPE_CHECKING:
+    from components.validation.skew.archive import Archive
 
 STEP = "validation"
 DONE, REFUSED, MISUSE, FAILED = 0, 1, 2, 3
@@ -56,9 +61,13 @@ def build_parser() -> argparse.ArgumentParser:
     parser.add_argument("--output", required=True, type=Path, help="where to write the ValidationReport manifest")
     parser.add_argument("--valid-dataset", type=Path, help="where to write the RawDataset without quarantined rows")
     parser.add_argument(
-        "--rules", default="", help="rules over the defaults: a JSON object or the URI of a file with one"
+        "--rules", default="", help="rules over the defaults: a JSON object, or the URI of a file or object with one"
     )
-    parser.add_argument("--served", default="", help="archive of served rows to compare with; empty: not compared")
+    parser.add_argument(
+        "--served",
+        default="",
+        help="archive of served rows to compare with: absolute path, file:// or gs://; empty: not compared",
+    )
     parser.add_argument("--beam-options", default="", help="Beam pipeline options; empty: the cores of this machine")
     parser.add_argument(
         "--processes", type=int, default=0, help="processes that read the rows; 0: one per core, fewer for few rows"
@@ -82,6 +91,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     except (TemporaryError, PermanentError, OSError) as error:
         print(f"error: {error}", file=sys.stderr)
         return FAILED
+    except Exception:
+        # Python's own code for it is 1, which says here that the rows were judged and refused.
+        traceback.print_exc()
+        return UNEXPECTED_EXIT_CODE
 
 
 def _run(arguments: argparse.Namespace) -> int:
@@ -91,6 +104,7 @@ def _run(arguments: argparse.Namespace) -> int:
     with noted(store, arguments.run, STEP) as note:
         forget_report(store, arguments.run, STEP)
         judging = read_rules(arguments.rules, settings)
+        served = _open_served(arguments.served)
         release = model_store.champion(store, arguments.champion)
         raw = RawDataset.read(arguments.raw_dataset)
 
@@ -111,7 +125,7 @@ def _run(arguments: argparse.Namespace) -> int:
             parent=parent,
             schema_path=in_force,
             judging=judging,
-            served=local_path(arguments.served) if arguments.served else None,
+            served=served,
             summarize=summarize,
         )
         report.write(arguments.output)
@@ -128,6 +142,15 @@ def _run(arguments: argparse.Namespace) -> int:
             note.state, note.reason = "refused", "; ".join(report.reasons)
             return REFUSED
         return DONE
+
+
+def _open_served(uri: str) -> Archive | None:
+    """Before TFDV is imported, and before a row is read: a wrong URI is told at once."""
+    if not uri:
+        return None
+    from components.validation.skew.archive import open_archive
+
+    return open_archive(uri)
 
 
 def _summarizer(arguments: argparse.Namespace, scratch: Path) -> Callable[..., Any]:

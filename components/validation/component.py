@@ -27,8 +27,8 @@ def validation(
         store: URI of the model store.
         work: URI of the folder for big files.
         champion: `current`, `none` or the id of a released model; rows are judged by its statistics and schema.
-        rules: Rules that differ from the defaults: a JSON object, or the URI of a file with one; empty = none.
-        served: Archive of served rows that training rows are compared with; empty = not compared.
+        rules: Rules that differ from the defaults: a JSON object, or the URI of one; empty = none.
+        served: Archive of served rows that training rows are compared with, folder or gs://; empty = not compared.
         false_alarm_rate: Share of the features called drifted that may be called so by chance.
         beam_options: Beam pipeline options for statistics of very large windows; empty = the cores of this machine.
         raw_dataset: RawDataset manifest.

@@ -101,7 +101,10 @@ def _accept(store: Path, arguments: argparse.Namespace) -> int:
 def _log(store: Path, _arguments: argparse.Namespace) -> int:
     from components.validation.schemas.curated import read_journal
 
-    for line in read_journal(store):
+    journal = read_journal(store)
+    if not journal:
+        print("no schema was accepted yet: rounds are judged by their champion's")
+    for line in journal:
         loosened = f"; loosened {', '.join(line.loosened)}" if line.loosened else ""
         print(f"{line.version}  {line.time}  {line.who}  from {line.source} over {line.base}: {line.reason}{loosened}")
     return 0

@@ -23,10 +23,17 @@ from components.validation.quarantine.screening import Screened
 from components.validation.quarantine.set_aside import screen_and_keep
 from components.validation.reports.document import Found, make_document
 from components.validation.reports.page import draw_page
-from components.validation.rows import find_column_faults, find_new_columns, parquet_files
+from components.validation.rows import (
+    find_column_faults,
+    find_lake_faults,
+    find_new_columns,
+    parquet_files,
+    without_known,
+)
 from components.validation.schema import format_schema, infer_schema, read_schema
 from components.validation.schemas.compare import compare
 from components.validation.schemas.proposal import propose_schema
+from components.validation.skew.archive import Archive
 from components.validation.summarize import num_rows, read_statistics, summarize_files
 
 logger = logging.getLogger(__name__)
@@ -74,7 +81,7 @@ def validate(
     parent: Parent | None,
     schema_path: Path | None,
     judging: rules.Judging,
-    served: Path | None = None,
+    served: Archive | None = None,
     summarize: Callable[..., Any] = summarize_files,
 ) -> Validated:
     """Judges the training rows of `raw`.
@@ -89,15 +96,15 @@ def validate(
         summarize: Gives the statistics of files, as `summarize_files` or a runner of Beam does.
 
     Raises:
-        ContractError: a file cannot be read.
+        ContractError: a file cannot be read; TemporaryError, PermanentError: nor the bucket of the served rows.
     """
-    before = read_statistics(parent.statistics_path) if parent else None
-    in_force = read_schema(schema_path) if schema_path else None
+    before, in_force = parent and read_statistics(parent.statistics_path), schema_path and read_schema(schema_path)
     champion, excluded = parent.folder if parent else None, frozenset(raw.excluded_columns)
     compared: dict[str, Any] = {"before": before, "champion": champion, "judging": judging}
     with whole_directory(place.folder, replace=True) as aside:
         files = parquet_files(local_path(raw.train_uri))
-        faults, new_columns = find_column_faults(files), find_new_columns(files)
+        (retyped, new_in_lake), faults = find_lake_faults(raw), find_column_faults(files)
+        new_columns = without_known([*find_new_columns(files), *new_in_lake], in_force)
         screened = Screened(raw, files)
         if not faults:
             at: dict[str, Any] = {"run": place.run, "store": place.store}
@@ -109,7 +116,7 @@ def validate(
         schema = in_force or infer_schema(measured.now, range_factor=factor, excluded=excluded)
         findings = judge(
             measured,
-            faults=[*faults, *new_columns],
+            faults=[*faults, *retyped, *new_columns],
             screened=screened.findings,
             schema=schema,
             before=before,

@@ -64,9 +64,16 @@ class LocalFolders:
         return self.root / "logs"
 
     def pipeline_arguments(self) -> dict[str, Any]:
-        """The pipeline parameters that these folders decide."""
+        """The pipeline parameters that these folders decide.
+
+        Raises:
+            ContractError: a folder cannot be made.
+        """
         for folder in (self.lake, self.store, self.work, self.repository):
-            folder.mkdir(parents=True, exist_ok=True)
+            try:
+                folder.mkdir(parents=True, exist_ok=True)
+            except OSError as error:
+                raise ContractError(f"folder {folder} cannot be made: {error.strerror}") from error
         return {
             "lake": self.lake.as_uri(),
             "store": self.store.as_uri(),
@@ -88,7 +95,8 @@ def run_once(
         request: Who asked and for which window; None for a run started by hand.
 
     Raises:
-        ContractError: the package or an environment is absent, or a parameter is not the pipeline's.
+        ContractError: the package or an environment is absent, a folder cannot be made, or a parameter is not the
+            pipeline's.
         PermanentError: the run ended without an outcome: KFP itself failed.
     """
     pythons = {name: environments.python_of(name) for name in set(ENVIRONMENT_OF_STEP.values())}

@@ -27,6 +27,7 @@ from pipelines.placement_file import read_values
 from tests.architecture.dockerfiles import REPOSITORY
 from tests.k8s.rendering import OVERLAYS, render
 from tests.pipelines.kfp_server import KfpWithPipelines
+from tests.yaml_texts import documents
 
 WORKFLOWS = sorted((REPOSITORY / ".github" / "workflows").glob("*.yaml"))
 SCRIPTS = sorted(path for path in (REPOSITORY / ".ci").iterdir())
@@ -337,7 +338,7 @@ def test_roll_out_gives_every_image_of_ours_the_revision_and_waits_for_what_can_
 
 
 def deployments(overlay: Path) -> list[dict]:
-    return [m for m in yaml.safe_load_all(render(overlay)) if m["kind"] == "Deployment"]
+    return [m for m in documents(render(overlay)) if m["kind"] == "Deployment"]
 
 
 def selected(manifest: dict, selector: str) -> bool:
@@ -370,7 +371,7 @@ def test_tunnel_leads_to_the_api_and_ends_with_the_command(checkout, kubectl):
     wait_gone(int(pid))
 
 
-def wait_gone(pid: int, seconds: float = 20.0) -> None:
+def wait_gone(pid: int, seconds: float = 120.0) -> None:
     deadline = time.monotonic() + seconds
     while Path(f"/proc/{pid}").exists() and "Z" not in Path(f"/proc/{pid}/stat").read_text().split()[2]:
         assert time.monotonic() < deadline, "the tunnel outlived its command"

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from components.contracts import durable
+from components.contracts.errors import TemporaryError
 
 KILLED_IN_FSYNC = """
 import os, signal, sys
@@ -142,6 +143,29 @@ def test_published_folder_is_never_changed(tmp_path):
     (tmp_path / "final").mkdir()
     with pytest.raises(FileExistsError, match="expected a new folder"), durable.whole_directory(tmp_path / "final"):
         pass
+
+
+LOST = "another process makes .*final too"
+
+
+def test_who_lost_the_folder_to_another_process_is_told_so_and_may_try_again(tmp_path):
+    final = tmp_path / "final"
+    with pytest.raises(TemporaryError, match=LOST), durable.whole_directory(final, replace=True) as first:  # noqa: PT012
+        with durable.whole_directory(final, replace=True) as second:
+            (second / "part").write_text("second")
+        (first / "part").write_text("first")
+    assert [p.name for p in tmp_path.iterdir()] == ["final"]
+    assert (final / "part").read_text() == "second"
+
+
+def test_a_folder_that_another_process_finished_meanwhile_stays_as_it_is(tmp_path):
+    final = tmp_path / "final"
+    with pytest.raises(TemporaryError, match=LOST), durable.whole_directory(final, replace=True) as first:  # noqa: PT012
+        (first / "part").write_text("first")
+        final.mkdir()
+        (final / "part").write_text("second")
+    assert [p.name for p in tmp_path.iterdir()] == ["final"]
+    assert (final / "part").read_text() == "second"
 
 
 def test_lines_are_appended(tmp_path):

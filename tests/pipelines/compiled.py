@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import yaml
-
 from pipelines.images import ENVIRONMENT_OF_STEP
+from tests.yaml_texts import documents
 
 STEPS = tuple(ENVIRONMENT_OF_STEP)
 
@@ -16,7 +15,7 @@ class Compiled:
 
     def __init__(self, path: Path) -> None:
         self.path, self.text = path, path.read_text()
-        self.spec, platform = yaml.safe_load_all(self.text)
+        self.spec, platform = documents(self.text)
         self.kubernetes = platform["platforms"]["kubernetes"]["deploymentSpec"]["executors"]
         self.tasks = {
             name: (task, owner)

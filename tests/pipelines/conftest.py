@@ -91,13 +91,17 @@ def run_tiny(tmp_path):
     return run
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="session")
 def compile_with(tmp_path_factory):
-    """`compile_with(**placement)`: our pipeline, compiled for that placement."""
+    """`compile_with(**placement)`: our pipeline, compiled for that placement once a session; to be read only."""
+    known: dict[str, Compiled] = {}
 
     def make(**placement) -> Compiled:
-        path = tmp_path_factory.mktemp("a folder") / "retraining.yaml"
-        compile_pipeline(path, Placement(**placement))
-        return Compiled(path)
+        placed = Placement(**placement)
+        if repr(placed) not in known:
+            path = tmp_path_factory.mktemp("a folder") / "retraining.yaml"
+            compile_pipeline(path, placed)
+            known[repr(placed)] = Compiled(path)
+        return known[repr(placed)]
 
     return make

@@ -4,12 +4,12 @@ import re
 from pathlib import Path
 
 import pytest
-import yaml
 from kfp import components
 
 from pipelines.images import image_reference, step_of_image
 from pipelines.placement import NEEDS
 from tests.pipelines.compiled import STEPS, dashed
+from tests.yaml_texts import documents
 
 GOLDEN = Path(__file__).parent / "golden" / "retraining.yaml"
 REPOSITORY = Path(__file__).resolve().parents[2]
@@ -38,6 +38,7 @@ INPUTS = {
     "replay_share": ("NUMBER_DOUBLE", 0.0),
     "replay_days": ("NUMBER_INTEGER", 7),
     "window_days": ("NUMBER_DOUBLE", 0.0),
+    "late_days": ("NUMBER_INTEGER", 1),
     "columns": ("STRING", ""),
     "negative_rate": ("NUMBER_DOUBLE", 1.0),
     "attribution_hours": ("NUMBER_DOUBLE", 0.0),
@@ -264,4 +265,4 @@ def test_kfp_loads_the_file_and_writes_the_same_pipeline_again(compiled, tmp_pat
     assert set(loaded.component_spec.inputs) == set(INPUTS)
     again = tmp_path / "again.yaml"
     compiler.Compiler().compile(loaded, str(again))
-    assert list(yaml.safe_load_all(again.read_text())) == list(yaml.safe_load_all(compiled.text))
+    assert documents(again.read_text()) == documents(compiled.text)

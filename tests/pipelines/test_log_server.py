@@ -70,7 +70,7 @@ def test_variables_of_one_process_are_no_other_processs(tmp_path):
     with Stack(logs=tmp_path, variables={}) as stack:
         stack.start("told", tell, variables={"ONLY_HERE": "yes"})
         stack.start("untold", tell)
-        assert [stack.wait_for_exit(name, seconds=30) for name in ("told", "untold")] == [0, 0]
+        assert [stack.wait_for_exit(name, seconds=120) for name in ("told", "untold")] == [0, 0]
     assert [json.loads((tmp_path / f"{name}.log").read_text()) for name in ("told", "untold")] == ["yes", None]
 
 

@@ -51,7 +51,7 @@ def test_a_stopped_run_ends_its_step_whose_note_says_so(tmp_path, number, code):
     step = int((store / "pid").read_text())
     run.send_signal(number)
     try:
-        _, errors = run.communicate(timeout=20)
+        _, errors = run.communicate(timeout=60)
         with pytest.raises(ProcessLookupError):
             os.kill(step, 0)
     finally:
@@ -84,6 +84,14 @@ def test_a_file_that_is_no_pipeline_is_misuse(run_line, tmp_path, capsys, text):
     (tmp_path / "package.yaml").write_text(text)
     assert run_line(tmp_path / "package.yaml") == 2
     assert "package.yaml is no compiled pipeline" in capsys.readouterr().err
+
+
+def test_a_folder_that_cannot_be_made_is_named(run_line, tmp_path, capsys):
+    (tmp_path / "folder").write_text("a file")
+    assert run_line(REPOSITORY / "tests" / "pipelines" / "golden" / "retraining.yaml") == 2
+    error = capsys.readouterr().err
+    assert f"error: folder {tmp_path / 'folder' / 'lake'} cannot be made: Not a directory" in error
+    assert "Traceback" not in error
 
 
 def test_an_unknown_parameter_is_named(run_line, capsys):

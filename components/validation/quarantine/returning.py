@@ -1,8 +1,9 @@
 """The way back of rows that people took out of quarantine: into the training rows of the next round, once.
 
-A row that lies in a round's window comes with the window: no rule touches it any more. An earlier one is read from the
-store and learnt beside the window, as long as no model of the champion's line has learnt it: a round that took it and
-was refused has lost nothing. Which line a model is of is told by its parents, what it learnt by its dataset's digest.
+A row that lies in a round's window, or comes late beside it, comes from the lake: no rule touches it any more. Another
+earlier one is read from the store and learnt beside the window, as long as no model of the champion's line has learnt
+it: a round that took it and was refused has lost nothing. Which line a model is of is told by its parents, what it
+learnt by its dataset's digest.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ import pyarrow.parquet as pq
 from components.contracts import criteo, model_store
 from components.contracts.manifests import Model, RawDataset
 from components.contracts.promotion_journal import moment_of
+from components.contracts.uris import local_path
 from components.validation.quarantine import kept
 from components.validation.quarantine.screening import REASON_COLUMN, RULE_COLUMN, Key, read_whole
 
@@ -58,7 +60,7 @@ class Returning:
 
     def write(self, path: Path) -> int:
         """Writes the rows that lie before the window, each once and in the order of their times; 0 = none, no file."""
-        begin, seen, found = moment_of(self._raw.first_event_time), set(self._learnt), []
+        begin, seen, found = moment_of(self._raw.first_event_time), self._learnt | set(self._late()), []
         for run, rules in self.taken.items():
             for batch in self._rows(run, set(rules)):
                 times = batch.column(criteo.EVENT_TIME).to_pylist()
@@ -73,6 +75,16 @@ class Returning:
             return 0
         pq.write_table(rows.take(pc.sort_indices(rows, [(criteo.EVENT_TIME, "ascending")])), path)
         return int(rows.num_rows)
+
+    def _late(self) -> Iterator[Key]:
+        """The rows of this round that are older than its window."""
+        left = self._raw.num_late_rows
+        for path in sorted(local_path(self._raw.train_uri).glob("*.parquet")) if left else ():
+            for batch in read_whole(path):
+                yield from _keys(batch.slice(0, left))
+                left -= min(left, batch.num_rows)
+                if not left:
+                    return
 
     def _rows(self, run: str, rules: set[str]) -> Iterator[Any]:
         for path in sorted(kept.rows_folder(self._store, run).glob("*.parquet")):

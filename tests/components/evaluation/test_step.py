@@ -307,6 +307,18 @@ def test_storage_that_fails_is_told_in_one_line_and_is_no_refusal(make_round, ca
     assert note_of(made).state == "failed"
 
 
+def test_a_fault_of_the_program_is_no_refusal(make_round, capsys, monkeypatch):
+    def fails(*_, **__):
+        raise ZeroDivisionError("nobody thought of this")
+
+    monkeypatch.setattr("components.evaluation.evaluate.judge", fails)
+    made = make_round(500)
+    assert main(made.flags()) == 70
+    assert "ZeroDivisionError: nobody thought of this" in capsys.readouterr().err
+    assert note_of(made).state == "failed"
+    assert not made.path("verdict").exists()
+
+
 def test_impossible_threshold_is_misuse(make_round, capsys):
     assert main(make_round(100).flags(min_auc=1.5)) == 2
     assert "min_auc is 1.5" in capsys.readouterr().err

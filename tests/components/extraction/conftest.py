@@ -130,15 +130,15 @@ def flags(tmp_path, raw_table, write_lake):
 
 @pytest.fixture
 def released(tmp_path):
-    """Releases a model whose newest row is of `last_event_time`."""
+    """Releases a model whose newest row is of `last_event_time`, and which has `more` in its manifest."""
 
-    def release(last_event_time: str, *, model_id: str = "m1", version: int = 1) -> None:
+    def release(last_event_time: str, *, model_id: str = "m1", version: int = 1, **more) -> None:
         store = tmp_path / "my store"
         folder = model_folder(store, model_id)
         model = Model(
             model_id=model_id, uri=folder.as_uri(), backend="pytorch", config={}, slot_sizes=[4] * 26,
             parent_model_id=None, seed=0, num_train_rows=1, optimizer_step=1, early_stopping={},
-            last_event_time=last_event_time, raw_digest="", sha256={}, created_at="",
+            last_event_time=last_event_time, raw_digest="", sha256={}, created_at="", **more,
         )  # fmt: skip
         model.write(folder / Model.MANIFEST)
         Release(

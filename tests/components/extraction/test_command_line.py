@@ -14,7 +14,7 @@ from components.contracts.manifests import RawDataset
 from components.contracts.run_notes import read_notes
 from components.extraction.__main__ import build_parser
 from components.extraction.component import extraction
-from components.extraction.window import resolve_window
+from components.extraction.window import accepted_model, resolve_window
 
 START = datetime(2026, 3, 1, tzinfo=timezone.utc)
 
@@ -57,7 +57,7 @@ def test_champion_none_and_a_stated_start_ignore_the_watermark(flags, released, 
 def test_a_named_champion_gives_its_own_watermark(tmp_path, released):
     released("2026-03-01T00:00:00+00:00", model_id="old", version=1)
     released("2026-03-02T00:00:00+00:00", model_id="new", version=2)
-    window = resolve_window(start="", end="", store=tmp_path / "my store", champion="old")
+    window = resolve_window(start="", end="", accepted=accepted_model(tmp_path / "my store", "old"))
     assert str(window) == "[2026-03-01T00:00:00.000001+00:00, last row)"
 
 
@@ -73,10 +73,12 @@ REFUSED = {
     "column twice": ({"columns": "C1,I1,C1"}, "columns name ['C1'] twice"),
     "rate above one": ({"negative_rate": "1.5"}, "negative_rate is 1.5, expected more than 0 and at most 1"),
     "rate of nothing": ({"negative_rate": "0"}, "negative_rate is 0.0"),
+    "negative late days": ({"late_days": "-1"}, "late_days is -1, expected 0"),
     "negative hours": ({"attribution_hours": "-1"}, "attribution_hours is -1.0"),
     "nothing mature": ({"attribution_hours": "99", "window_start": "2026-03-01"}, "holds no mature row"),
     "unknown delays": ({"attribution_hours": "6", "immature_rows": "weight"}, "how long clicks take cannot be"),
-    "relative lake": ({"lake": "lake"}, "uri is 'lake', expected file:///... or an absolute path"),
+    "relative lake": ({"lake": "lake"}, "lake is 'lake', expected gs://bucket/prefix, file:///... or an abs"),
+    "lake elsewhere": ({"lake": "s3://shop/clicks"}, "lake is 's3://shop/clicks', expected gs://bucket/prefix, file"),
     "no lake": ({"lake": "/no/such/lake"}, "lake /no/such/lake does not exist"),
 }
 
@@ -89,6 +91,15 @@ def test_unusable_input_is_one_line_on_stderr_and_code_2(flags, tmp_path, capsys
     (note,) = read_notes(tmp_path / "my store", "run 1")
     assert note.state == "failed"
     assert message in note.reason
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_disk_that_fails_is_named_and_worth_another_try(flags, tmp_path, capsys, run_main):
+    (tmp_path / "full").write_text("no folder")
+    assert run_main(flags, work=str(tmp_path / "full")) == 3
+    (line,) = [text for text in capsys.readouterr().err.splitlines() if text.startswith("error: ")]
+    assert "Not a directory" in line
+    assert line.endswith(f"; lake {flags['--lake']}, work {tmp_path / 'full'}, store {flags['--store']}")
     assert not (tmp_path / "out").exists()
 
 
@@ -107,6 +118,7 @@ def test_the_flags_are_a_promise():
         "--replay-share": 0.0,
         "--replay-days": 7,
         "--window-days": 0.0,
+        "--late-days": 1,
         "--columns": "",
         "--negative-rate": 1.0,
         "--attribution-hours": 0.0,
@@ -121,7 +133,7 @@ def test_the_component_writes_the_manifest_and_counts(flags, tmp_path):
     arguments = {
         "run": "r", "store": flags["--store"], "work": flags["--work"], "lake": flags["--lake"], "window_start": "",
         "window_end": "", "champion": "current", "holdout_fraction": 0.2, "max_malformed_fraction": 0.0,
-        "replay_share": 0.0, "replay_days": 7, "window_days": 0.0, "columns": "", "negative_rate": 1.0,
+        "replay_share": 0.0, "replay_days": 7, "window_days": 0.0, "late_days": 1, "columns": "", "negative_rate": 1.0,
         "attribution_hours": 0.0, "immature_rows": "leave",
     }  # fmt: skip
     extraction.python_func(**arguments, raw_dataset=raw_dataset, metrics=metrics)
@@ -131,6 +143,7 @@ def test_the_component_writes_the_manifest_and_counts(flags, tmp_path):
         "num_holdout_rows": 200,
         "num_replay_rows": 0,
         "num_replay_holdout_rows": 0,
+        "num_late_rows": 0,
         "num_set_aside": 0,
         "num_duplicates": 0,
     }
@@ -143,8 +156,8 @@ def test_the_component_names_its_inputs_for_the_pipeline():
     spec = extraction.component_spec
     assert list(spec.inputs) == [
         "run", "store", "work", "lake", "window_start", "window_end", "champion", "holdout_fraction",
-        "max_malformed_fraction", "replay_share", "replay_days", "window_days", "columns", "negative_rate",
-        "attribution_hours", "immature_rows",
+        "max_malformed_fraction", "replay_share", "replay_days", "window_days", "late_days", "columns",
+        "negative_rate", "attribution_hours", "immature_rows",
     ]  # fmt: skip
     assert sorted(spec.outputs) == ["metrics", "raw_dataset"]
     assert json.loads(json.dumps(spec.description)).startswith("Copies one time window")

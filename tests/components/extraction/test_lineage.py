@@ -31,7 +31,7 @@ def store(tmp_path):
     days = {
         "m1": (None, [saw("2026-03-01", 0, 100), saw("2026-03-02", 0, 50)]),
         "m2": ("m1", [saw("2026-03-02", 0, 60), saw("2026-03-01", 1, 20, replay=True)]),
-        "m3": ("m2", [saw("2026-03-03", 0, 70)]),
+        "m3": ("m2", [saw("2026-03-03", 0, 70, num_late_rows=9)]),
         "other": (None, [saw("2026-03-02", 1, 110)]),
         "old": ("gone", []),
     }
@@ -149,6 +149,13 @@ def test_lines_for_people_say_the_same(store, lake, capsys):
         "  2026-03-02 version 0: 50 rows, through m1",
         "    OUTDATED: the lake has version 2",
     ]
+
+
+def test_late_rows_are_told_beside_their_days(store, told, capsys):
+    (m3,) = told("--model", "m3").values()
+    assert [each["num_late_rows"] for each in m3["days"]] == [9, 0, 0, 0, 0]
+    assert main(["--store", str(store), "--model", "m3"]) == 0
+    assert capsys.readouterr().out.splitlines()[1] == "  2026-03-03 version 0: 70 rows, 9 of them late"
 
 
 def test_a_day_that_no_model_saw_is_told_so_only_where_all_is_known(store, capsys):

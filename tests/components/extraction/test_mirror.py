@@ -247,7 +247,7 @@ def test_what_stays_damaged_is_never_shown(lake, tmp_path):
         ("gs://models/nowhere", ContractError, "lake gs://models/nowhere holds no object"),
         ("gs://models", ContractError, "lake gs://models holds no object"),
         ("gs://elsewhere/lake", PermanentError, "expected bucket elsewhere to exist"),
-        ("s3://models/lake", ContractError, "expected file:///... or an absolute path"),
+        ("s3://models/lake", ContractError, "lake is .s3://models/lake., expected gs://bucket/prefix, file:"),
     ],
 )
 def test_a_lake_that_is_not_there_is_told(cloud_storage, tmp_path, uri, kind, told):

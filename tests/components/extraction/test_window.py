@@ -27,13 +27,11 @@ NEWEST = parse_time("newest", "2026-03-05T12:00:00Z")
 
 
 @pytest.fixture
-def resolve(tmp_path):
+def resolve():
     """The window of a store without a champion and a lake whose newest row is `NEWEST`."""
 
     def run(start="", end="", newest=NEWEST, **policy):
-        return resolve_window(
-            start=start, end=end, store=tmp_path / "store", champion="none", newest=lambda: newest, **policy
-        )
+        return resolve_window(start=start, end=end, accepted=None, newest=lambda: newest, **policy)
 
     return run
 
@@ -80,7 +78,7 @@ def test_labels_that_are_final_leave_the_window_open(resolve):
         raise AssertionError("a transfer for nothing")
 
     assert resolve() == Span()
-    assert resolve_window(start="2026-03-01", end="", store=None, champion="none", newest=unasked).end is None
+    assert resolve_window(start="2026-03-01", end="", accepted=None, newest=unasked).end is None
 
 
 @pytest.mark.parametrize("days", [-1.0, float("nan"), float("inf")])
@@ -114,7 +112,7 @@ def test_a_day_of_criteos_own_files_is_the_day_of_its_name(tmp_path, criteo_rows
     write_text(tmp_path / "criteo" / "day_0", criteo_rows(30))
     write_text(tmp_path / "criteo" / "day_4", criteo_rows(20))
     source = CriteoFiles(path=tmp_path / "criteo")
-    window = resolve_window(start="", end="", store=tmp_path, champion="none", days=1.0, newest=source.newest)
+    window = resolve_window(start="", end="", accepted=None, days=1.0, newest=source.newest)
     assert window == Span(4 * DAY_MICROS, 5 * DAY_MICROS)
 
 

@@ -13,8 +13,8 @@ from components.validation.reports.document import Found, make_document
 from components.validation.rules import Judging
 from components.validation.rules.drift import judge_drift
 from components.validation.settings import ValidationSettings
-from components.validation.summarize import summarize
 from components.validation.tfdv_drift import tfdv_distances
+from tests.components.validation.counting import statistics_of
 
 HOSTILE = "<script src='//evil'>alert(1)</script>\"&"
 SKEWED = {
@@ -57,7 +57,7 @@ def window_of(table: pa.Table):
 def found_in(now: pa.Table, before: pa.Table, **changes) -> Found:
     """What validation finds of `now` beside `before`, with skew, quarantine and schema differences made up."""
     window, kept = window_of(now), KeptWindows((window_of(before),))
-    statistics = [summarize(table.to_batches()) for table in (now, before)]
+    statistics = [statistics_of(table) for table in (now, before)]
     drift = measure_drift(window, kept, ValidationSettings(), distances=tfdv_distances(*statistics))
     findings = [
         *judge_drift(drift, Judging()),

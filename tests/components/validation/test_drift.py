@@ -9,6 +9,7 @@ import pyarrow as pa
 import pytest
 
 from components.contracts import criteo
+from components.validation.column_tests import compare_columns
 from components.validation.drift import measure_drift
 from components.validation.kept_windows import KeptWindows
 from components.validation.settings import ValidationSettings
@@ -39,6 +40,18 @@ def test_every_feature_has_an_entry_of_finite_numbers_and_an_unchanged_window_no
         assert 0 <= entry["p_value"] <= entry["q_value"] <= 1
         assert entry["design_effect"] >= 1
         assert entry["detectable"] > 0
+
+
+def test_the_p_value_told_of_a_feature_is_that_of_its_strongest_test_where_adjusted_ones_are_alike(judged, window_of):
+    now, before = window_of(judged(4000, seed=1)), window_of(judged(4000))
+    entries = measure_drift(now, KeptWindows((before,)), SETTINGS)
+    tied = 0
+    for entry in entries:
+        name = entry["feature"]
+        tests = compare_columns(now.columns[name], before.columns[name], (now, before), SETTINGS, 0.05).tests
+        assert entry["p_value"] == min(test.p_value for test in tests if test.p_value is not None)
+        tied += entry["q_value"] == 1.0
+    assert tied > 10  # of windows that stand still nearly all adjusted p-values are 1
 
 
 @pytest.mark.parametrize("rows", [60, 300])
@@ -231,6 +244,17 @@ def test_columns_of_one_value_each_have_no_mean_shift_in_standard_deviations(jud
     assert drift_of(rows(3.0), rows(3.0))["I1"]["mean_shift"] == 0
     entry = drift_of(rows(4.0), rows(3.0))["I1"]
     assert (entry["mean_shift"], entry["drifted"]) == (None, True)
+
+
+def test_a_window_that_left_a_feature_out_says_nothing_of_its_missing_share(judged, window_of):
+    half = pa.array([1.0, None] * 3000, pa.float32())
+    before = [
+        window_of(judged(6000, seed=seed, I3=half), excluded=left_out) for seed, left_out in ((1, ("I3",)), (2, ()))
+    ]
+    found = measure_drift(window_of(judged(6000, I3=half)), KeptWindows(tuple(before)), ValidationSettings())
+    (entry,) = [entry for entry in found if entry["feature"] == "I3"]
+    assert (entry["missing_now"], entry["missing_before"]) == (0.5, 0.5)
+    assert entry["changes"] == []
 
 
 def test_a_feature_that_a_run_leaves_out_has_no_entry(judged, window_of):

@@ -8,7 +8,7 @@ import pytest
 
 from components.validation.schema import infer_schema
 from components.validation.schemas.extremes import CHANCE, LARGEST_FACTOR, extreme_factor
-from components.validation.summarize import summarize
+from tests.components.validation.counting import statistics_of
 
 
 def drawn(random, rows, size, deviation):
@@ -61,7 +61,7 @@ def test_a_schema_bounds_a_light_tail_by_the_setting_and_a_heavy_one_of_few_rows
     random = np.random.default_rng(2)
     light, heavy = np.floor(random.uniform(0, 100, 2000)), drawn(random, 2000, 64, 2.6)
     rows = judged(2000, I2=pa.array(light, pa.float32()), I5=pa.array(heavy, pa.float32()))
-    schema = infer_schema(summarize(rows.to_batches()), range_factor=10.0)
+    schema = infer_schema(statistics_of(rows), range_factor=10.0)
     bounds = {feature.name: feature.float_domain.max for feature in schema.feature}
     assert bounds["I2"] == 10 * light.max()
     # TFDV's deciles come from a sketch.

@@ -12,13 +12,13 @@ from components.contracts import criteo
 from components.contracts.records import PredictionBatch
 from components.drift_statistics.distances import jensen_shannon, l_infinity
 from components.validation.reference import ReferenceCounter
-from components.validation.summarize import summarize
 from components.validation.tfdv import schema_pb2, statistics_pb2, tfdv
 from components.validation.tfdv_drift import tfdv_distances
 from monitoring.drift.comparison import compare
 from monitoring.drift.layout import Layout
 from monitoring.drift.settings import DriftSettings
 from monitoring.drift.sketch import Sketch
+from tests.components.validation.counting import statistics_of
 
 
 def compared(now, before):
@@ -45,7 +45,7 @@ def test_the_same_rows_have_tfdvs_distances(judged):
     """TFDV counts both sides itself; no column has more values than it lists."""
     before, now = judged(6000), judged(3000, seed=1)
     sketch, ours = compared(now, before)
-    theirs = tfdv_distances(summarize(now.to_batches()), summarize(before.to_batches()))
+    theirs = tfdv_distances(statistics_of(now), statistics_of(before))
     reference = sketch.layout.reference
     assert tuple(sorted(theirs)) == tuple(sorted(criteo.FEATURES))
     for name, distance in theirs.items():

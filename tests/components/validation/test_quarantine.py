@@ -5,6 +5,7 @@ import json
 import os
 import re
 import shutil
+from dataclasses import replace
 from datetime import datetime, timezone
 
 import numpy as np
@@ -338,6 +339,24 @@ def test_rows_taken_back_that_lie_in_the_window_come_with_it_in_spite_of_the_rul
     assert world.replay("r1", "--rule", "label_kind") == 0
     _, _, valid = world.judge(manifest, "r2", **rules)
     assert valid == RawDataset.read(manifest)
+
+
+def test_late_rows_that_a_refused_round_set_aside_come_from_the_lake_again_and_once(world):
+    """They lie before the window, so that they could come from the store as well."""
+    late, _ = world.window(0, rows=100, files=1)
+    window, _ = world.window(1)
+    both = pa.concat_tables([late, window])
+    manifest = world.write(both, "both", 3)
+    raw = RawDataset.read(manifest)
+    first = window[criteo.EVENT_TIME][0].as_py().isoformat()
+    replace(raw, first_event_time=first, num_late_rows=100).write(manifest)
+    rules = {"named_rows": {"action": "quarantine", "request_ids": [late[criteo.REQUEST_ID][50].as_py()]}}
+    assert world.judge(manifest, "refused", **rules)[2].num_train_rows == 690
+    assert world.replay("refused") == 0
+    _, _, valid = world.judge(manifest, "r2", **rules)
+    found = [pq.read_table(path) for path in sorted(local_path(valid.train_uri).iterdir())]
+    assert pa.concat_tables(found) == both
+    assert valid.num_train_rows == 700
 
 
 @pytest.mark.parametrize("learnt_between", [False, True])

@@ -10,8 +10,9 @@ from components.contracts import criteo
 from components.contracts.reference_statistics import DENSE_EDGES, LISTED_VALUES, read_reference
 from components.contracts.uris import local_path
 from components.validation.reference import BLOCK_ROWS, ReferenceCounter
-from components.validation.summarize import by_feature, num_missing, summarize, value_counts
+from components.validation.summarize import by_feature, num_missing, value_counts
 from components.validation.value_counts import ValueCounts
+from tests.components.validation.counting import statistics_of
 
 
 def counted(*tables):
@@ -24,7 +25,7 @@ def counted(*tables):
 
 def test_counts_are_tfdvs_where_tfdv_counts_exactly(judged):
     table = judged(5000)
-    statistics, theirs = counted(table), by_feature(summarize(table.to_batches()))
+    statistics, theirs = counted(table), by_feature(statistics_of(table))
     assert statistics.rows == 5000
     for name in criteo.DENSE:
         expected = np.histogram(table[name].drop_null().to_numpy(), DENSE_EDGES)[0]
@@ -88,6 +89,16 @@ def test_beyond_its_capacity_a_count_is_too_low_by_a_bounded_part_of_the_rows_on
         true = int((values == value).sum())
         assert true - 30_000 / 51 <= count <= true
     assert set(np.unique(values, return_counts=True)[0][:1]) <= set(counts.values.tolist())
+
+
+def test_a_category_beyond_its_range_is_counted_as_itself_and_as_no_other(judged):
+    odd = pa.array([0, -1, 2**46, 2**62, 2**63 - 1, -(2**63)] * 500, pa.int64())
+    found = counted(judged(3000, C3=odd)).categorical["C3"]
+    # -1 stands for a missing value.
+    assert dict(zip(found.values.tolist(), found.counts.tolist())) == dict.fromkeys(
+        [0, 2**46, 2**62, 2**63 - 1, -(2**63)], 500
+    )
+    assert (found.missing, found.others) == (500, 0)
 
 
 @pytest.mark.parametrize("parented", [False, True])

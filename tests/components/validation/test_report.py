@@ -15,7 +15,8 @@ from components.validation.reports.charts import draw_bars, draw_interval
 from components.validation.reports.document import Found, make_document
 from components.validation.reports.page import draw_page
 from components.validation.reports.style import STYLE
-from components.validation.summarize import summarize
+from components.validation.rows import COLUMNS
+from components.validation.summarize import summarize_files
 from tests.components.validation.reporting import HOSTILE, NUM_CARDS, document_of
 
 VOID = ("meta", "rect", "line", "circle")
@@ -140,7 +141,7 @@ def test_text_has_contrast_on_light_and_on_dark():
 
 
 def test_a_report_without_champion_rows_or_findings_is_still_a_page():
-    nothing = Found(run="r", decision="block", findings=[], drift=[], now=summarize([]), before=None)
+    nothing = Found(run="r", decision="block", findings=[], drift=[], now=summarize_files([], COLUMNS), before=None)
     page = draw_page(make_document(nothing))
     parse(page)
     for told in ("Nothing was found", "no champion", "No archive of served rows", "No row was set aside"):

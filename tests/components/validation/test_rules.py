@@ -7,6 +7,7 @@ import pyarrow as pa
 import pytest
 
 from components.contracts.errors import ContractError
+from components.contracts.manifests import RawDataset
 from components.validation.rules import ACTIONS, RULES, Judging, decide, read_rules
 from components.validation.settings import ValidationSettings
 
@@ -134,6 +135,46 @@ def test_columns_that_nobody_agreed_on_are_told_by_name_and_proposed(
     proposed = read_schema(tmp_path / "work place" / "r2" / "validation" / "proposed_schema.pbtxt")
     assert {f.name for f in proposed.feature} >= {"price", "I1"}
     assert "price" not in {f.name for f in read_schema(tmp_path / "work place/r2/validation/schema.pbtxt").feature}
+
+
+def test_a_column_that_people_accepted_is_new_no_more_and_its_absence_is_no_fault(
+    step, write_rows, raw_table, release_model, tmp_path, store
+):
+    from components.validation.schema_command import main
+
+    release_model(step(write_rows(raw_table(300)))[1])
+    with_price = raw_table(300, seed=1).append_column("price", pa.array([1.5] * 300))
+    step(write_rows(with_price, name="raw2"), run="r2")
+    accept = ["accept", "--store", str(store), "--work", str(tmp_path / "work place"), "run:r2", "--reason", "agreed"]
+    assert main([*accept, "--loosen", "price.column"]) == 0
+    for name, rows in (("r3", with_price), ("r4", raw_table(300, seed=2))):
+        _, report = step(write_rows(rows, name=name), run=name)
+        assert [f for f in report.findings if f["feature"] == "price"] == []
+
+
+def test_what_a_lake_holds_otherwise_than_agreed_is_judged_though_rows_came_cast(
+    step, write_rows, raw_table, release_model
+):
+    release_model(step(write_rows(raw_table(300)))[1])
+    told = {"arrow_type": "string", "file": "/lake/day=2026-03-01/a.parquet"}
+    foreign = [{"column": "C7", "expected": "int64", **told}, {"column": "shop", "expected": None, **told}]
+
+    def judged(run, *flags):
+        manifest = write_rows(raw_table(300, seed=1), name=run)
+        dataclasses.replace(RawDataset.read(manifest), foreign_columns=foreign).write(manifest)
+        code, report = step(manifest, *flags, run=run)
+        return code, report.decision, [(f["rule"], f["feature"], f["description"]) for f in report.findings]
+
+    findings = [
+        ("column_retyped", "C7", "column C7 is string in /lake/day=2026-03-01/a.parquet, expected int64"),
+        (
+            "column_new",
+            "shop",
+            "column shop (string) of /lake/day=2026-03-01/a.parquet is new: nobody agreed on it, it is not read",
+        ),
+    ]
+    assert judged("r2") == (1, "block", findings)
+    assert judged("r3", '--rules={"column_retyped": "warn"}') == (0, "warn", findings)
 
 
 def test_new_values_are_proposed_and_the_schema_in_force_is_used_until_people_accept(

@@ -9,14 +9,14 @@ from components.contracts.errors import ContractError
 from components.validation.schema import format_schema, infer_schema, read_schema
 from components.validation.schemas.extremes import LARGEST_FACTOR
 from components.validation.settings import ValidationSettings
-from components.validation.summarize import summarize
 from components.validation.tfdv import schema_pb2
+from tests.components.validation.counting import statistics_of
 
 
 @pytest.fixture
 def schema(judged):
     rows = judged(400, I2=pa.array([-2.0, 0.0, 5.0, 30.0] * 100, pa.float32()), C5=pa.nulls(400, pa.int64()))
-    return infer_schema(summarize(rows.to_batches()), range_factor=10.0)
+    return infer_schema(statistics_of(rows), range_factor=10.0)
 
 
 @pytest.fixture
@@ -43,7 +43,7 @@ def test_features_may_be_missing_in_rows_and_in_all_only_if_they_were(features):
 
 def test_a_share_of_the_rows_must_have_a_value_less_sampling_error(judged):
     half = pa.array([1.0, None] * 10_000, pa.float32())
-    statistics = summarize(judged(20_000, I1=half).to_batches())
+    statistics = statistics_of(judged(20_000, I1=half))
     features = {f.name: f for f in infer_schema(statistics, range_factor=10.0).feature}
     rows, squared = 10_000 / 64, 4.0**2  # of a small window, in which 64 rows are alike; 4 standard errors
     for name, share in (("I1", 0.5), ("C1", 1.0)):

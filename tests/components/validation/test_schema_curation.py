@@ -375,6 +375,8 @@ def test_the_command_shows_compares_and_accepts(schema, write, tmp_path, capsys)
     common = ["--store", str(store)]
     assert main(["show", *common]) == 2
     assert "no model is live yet, and none was accepted" in capsys.readouterr().err
+    assert main(["log", *common]) == 0
+    assert "no schema was accepted yet" in capsys.readouterr().out
     assert main(["accept", first, "--reason", "begin", "--who", "ann", *common]) == 0
     assert main(["diff", "force", "run:r7", "--work", str(work), *common]) == 1
     assert "looser   I1.max: 100 -> 500" in capsys.readouterr().out

@@ -350,3 +350,13 @@ def test_the_component_logs_metrics_and_its_process_says_nothing_but_its_own_lin
     assert [line for line in lines if "decision pass: 0 findings" in line]
     chatter = [line.replace("beam_options", "") for line in lines]
     assert [line for line in chatter if re.search("(?i)tensorflow|beam|IPython|crcmod|warning", line)] == []
+
+
+def test_a_fault_of_the_program_is_no_verdict(step, write_rows, raw_table, notes_of, monkeypatch, capsys):
+    def broken(*_):
+        raise KeyError("I1")
+
+    monkeypatch.setattr("components.validation.__main__.read_rules", broken)
+    assert step(write_rows(raw_table(50))) == (70, None)
+    assert "KeyError: 'I1'" in capsys.readouterr().err
+    assert notes_of("r1").state == "failed"

@@ -12,6 +12,7 @@ from components.validation.lists import as_lists
 from components.validation.rows import COLUMNS, divide, find_column_faults, parquet_files, read_part
 from components.validation.schema import make_type_schema
 from components.validation.tfdv import tfdv
+from tests.components.validation.counting import statistics_of
 
 
 @pytest.fixture
@@ -51,7 +52,7 @@ def by_tfdv():
 @pytest.mark.filterwarnings("ignore:invalid value encountered:RuntimeWarning")  # TFDV's, of infinite numbers
 def test_statistics_equal_tfdv_on_the_same_dataframe(judged, by_tfdv, odd):
     rows = judged(5000, **odd)
-    found, expected = summarize.summarize(rows.to_batches(max_chunksize=5000)), by_tfdv(rows)
+    found, expected = statistics_of(rows), by_tfdv(rows)
     assert str(found) == str(expected)  # as text, for NaN is not equal to itself
 
 
@@ -78,7 +79,7 @@ def test_batches_are_given_as_tfx_would_make_them(judged):
 
 @pytest.mark.parametrize("batch_rows", [5000, 1024, 77])
 def test_numbers_do_not_depend_on_the_batches(rows, batch_rows):
-    features = summarize.by_feature(summarize.summarize(rows.to_batches(max_chunksize=batch_rows)))
+    features = summarize.by_feature(statistics_of(rows, batch_rows=batch_rows))
     assert list(features) == list(COLUMNS)
     for name in criteo.DENSE:
         numbers = features[name].num_stats
@@ -99,7 +100,7 @@ def test_numbers_do_not_depend_on_the_batches(rows, batch_rows):
 
 
 def test_log_histogram_counts_every_value_once(rows):
-    features = summarize.by_feature(summarize.summarize(rows.to_batches(max_chunksize=999)))
+    features = summarize.by_feature(statistics_of(rows, batch_rows=999))
     for name in criteo.DENSE:
         counts = [bucket.sample_count for bucket in summarize.log_histogram(features[name]).buckets]
         values = rows[name].drop_null().to_numpy()

@@ -8,12 +8,12 @@ import pytest
 
 from components.contracts import criteo
 from components.validation.log_histogram import EDGES
-from components.validation.summarize import summarize
 from components.validation.tfdv_drift import tfdv_distances
+from tests.components.validation.counting import statistics_of
 
 
 def distances(now, before, excluded=()):
-    return tfdv_distances(summarize(now.to_batches()), summarize(before.to_batches()), excluded)
+    return tfdv_distances(statistics_of(now), statistics_of(before), excluded)
 
 
 def entropy(p, q):

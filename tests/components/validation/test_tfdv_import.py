@@ -238,11 +238,11 @@ def test_a_tfdv_that_cannot_be_imported_in_parts_is_imported_plainly(tmp_path):
     (fake / "api" / "stats_api.py").write_text(text.replace("from __future__", "# from __future__"))
     script = """
 from components.validation import tfdv
-from components.validation.summarize import num_rows, summarize
+from components.validation.summarize import num_rows, summarize_files
 import tensorflow_data_validation
 assert tensorflow_data_validation.__file__.startswith(__import__("sys").argv[1])
 assert tensorflow_data_validation.mark == 1 and "GenerateStatistics" in vars(tensorflow_data_validation)
-assert num_rows(summarize([])) == 0
+assert num_rows(summarize_files([], [])) == 0
 print("done")
 """
     assert run(script, tmp_path, path=tmp_path).endswith("done\n")

@@ -163,6 +163,25 @@ def test_the_newest_windows_stay_apart_and_older_ones_become_one(judged, window_
     assert kept.merged.rows == sum(100 + number for number in range(NEWEST + 3))
 
 
+def test_older_windows_of_which_one_left_a_feature_out_are_read_again(judged, window_of, tmp_path):
+    kept = KeptWindows(())
+    for number in range(NEWEST + 2):
+        left_out = ("I3", "C7") if number == 1 else ()
+        kept = kept.followed_by(window_of(judged(100 + number, seed=number), str(number), excluded=left_out))
+    kept.write(tmp_path / "windows.npz")
+    oldest = read_windows(tmp_path / "windows.npz").windows[0]
+    assert_same(oldest, kept.windows[0])
+    assert (oldest.num_windows, oldest.rows) == (2, 201)
+    assert [oldest.columns[name].rows for name in ("I2", "I3", "C7")] == [201, 100, 100]
+
+
+def test_a_merged_column_with_more_rows_than_its_windows_is_refused(judged, window_of, tmp_path):
+    merged = window_of(judged(100)) + window_of(judged(50, seed=1))
+    KeptWindows((replace(merged, rows=149),)).write(tmp_path / "windows.npz")
+    with pytest.raises(ContractError, match="I1 is damaged"):
+        read_windows(tmp_path / "windows.npz")
+
+
 def test_a_window_that_is_learnt_again_counts_once(judged, window_of):
     kept = KeptWindows((window_of(judged(100), "a"), window_of(judged(200), "b")))
     assert kept.followed_by(window_of(judged(200), "b")).merged.rows == 300

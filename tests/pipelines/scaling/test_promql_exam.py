@@ -142,7 +142,7 @@ def is_ready(address: str) -> bool:
 
 def asked(address: str, query: str, milliseconds: int) -> dict[tuple, float]:
     question = urllib.parse.urlencode({"query": query, "time": f"{milliseconds / 1000:.3f}"})
-    with urllib.request.urlopen(f"http://{address}/api/v1/query?{question}", timeout=10) as answer:
+    with urllib.request.urlopen(f"http://{address}/api/v1/query?{question}", timeout=60) as answer:
         found = json.load(answer)["data"]
     assert found["resultType"] == "vector"
     pairs = ((tuple(sorted(r["metric"].items())), float(r["value"][1])) for r in found["result"])

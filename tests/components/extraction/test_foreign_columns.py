@@ -1,0 +1,109 @@
+"""What a lake's files hold otherwise than agreed reaches the manifest, for rows are cast on their way to the step's."""
+
+from __future__ import annotations
+
+from datetime import datetime, timezone
+
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+import pytest
+
+from components.contracts.manifests import RawDataset
+
+
+@pytest.fixture
+def change_file(tmp_path):
+    """Rewrites one file of the lake; gives its path."""
+
+    def change(what, *, day=1):
+        path = tmp_path / "my lake" / f"day=2026-03-0{day}" / "part-0.parquet"
+        pq.write_table(what(pq.read_table(path, partitioning=None)), path)
+        return path
+
+    return change
+
+
+def cast(name, arrow_type):
+    return lambda table: table.set_column(
+        table.schema.get_field_index(name), name, table[name].combine_chunks().cast(arrow_type)
+    )
+
+
+def foreign(flags, run_main, **more: str):
+    assert run_main(flags, **more) == 0
+    return RawDataset.read(flags["--output"]).foreign_columns
+
+
+def test_a_column_that_became_text_is_told_with_its_first_file(flags, run_main, change_file):
+    first = change_file(cast("C7", pa.string()))
+    change_file(cast("C7", pa.string()), day=2)
+    assert foreign(flags, run_main) == [
+        {"column": "C7", "arrow_type": "string", "expected": "int64", "file": str(first)},
+    ]
+
+
+def test_columns_that_nobody_agreed_on_are_told_and_those_of_agreed_groups_are_not(flags, run_main, change_file):
+    path = change_file(
+        lambda table: table.append_column("price", pa.array([1.5] * len(table))).append_column(
+            "session_id", pa.nulls(len(table), pa.string())
+        )
+    )
+    assert foreign(flags, run_main) == [
+        {"column": "price", "arrow_type": "double", "expected": None, "file": str(path)},
+    ]
+
+
+@pytest.mark.parametrize(
+    ("name", "arrow_type"),
+    [("I3", pa.float64()), ("label", pa.bool_()), ("C9", pa.uint32())],
+    ids=str,
+)
+def test_numbers_of_another_width_are_the_agreed_numbers(flags, run_main, change_file, name, arrow_type):
+    change_file(cast(name, arrow_type))
+    assert foreign(flags, run_main) == []
+
+
+def test_a_dictionary_is_what_its_values_are(flags, run_main, change_file):
+    change_file(lambda table: table.set_column(table.schema.names.index("C9"), "C9", table["C9"].dictionary_encode()))
+    assert foreign(flags, run_main) == []
+    change_file(lambda table: cast("C9", pa.string())(cast("C9", pa.int64())(table)))
+    path = change_file(
+        lambda table: table.set_column(table.schema.names.index("C9"), "C9", table["C9"].dictionary_encode())
+    )
+    (told,) = foreign(flags, run_main)
+    assert (told["column"], told["expected"], told["file"]) == ("C9", "int64", str(path))
+
+
+def test_missing_categories_may_be_nan_among_floats_as_pandas_has_them(flags, run_main, change_file):
+    def with_nan(table):
+        values = pc.fill_null(table["C8"].cast(pa.float64()), float("nan"))
+        return table.set_column(table.schema.names.index("C8"), "C8", values)
+
+    path = change_file(lambda table: table)
+    before = pq.read_table(path, partitioning=None)["C8"].null_count
+    assert before > 0
+    change_file(with_nan)
+    assert foreign(flags, run_main) == []
+    rows = pq.read_table(f"{flags['--work']}/run 1/extraction/train", partitioning=None)
+    first_day = pc.less(rows["event_time"], pa.scalar(datetime(2026, 3, 2, tzinfo=timezone.utc)))
+    assert rows.filter(first_day)["C8"].null_count == before
+
+
+def test_columns_that_the_run_does_not_read_are_not_judged(flags, run_main, change_file):
+    change_file(cast("C7", pa.string()))
+    assert foreign(flags, run_main, columns="I1,C1") == []
+
+
+def test_only_files_of_the_window_are_judged(flags, run_main, change_file):
+    change_file(cast("C7", pa.string()))
+    assert foreign(flags, run_main, window_start="2026-03-02T00:00:00Z", replay_days="0") == []
+
+
+def test_rows_that_no_model_of_ours_served_need_not_name_one(flags, run_main, change_file):
+    change_file(lambda table: table.drop_columns(["model_version", "score"]))
+    assert foreign(flags, run_main) == []
+    rows = pq.read_table(f"{flags['--work']}/run 1/extraction/train", partitioning=None)
+    without = rows.slice(0, 400)
+    assert without["model_version"].null_count == without["score"].null_count == 400
+    assert rows["C1"].null_count < 400

@@ -1,0 +1,457 @@
+"""Rows that come to the lake after newer rows were learnt: learnt once, by the next round that is accepted."""
+
+from __future__ import annotations
+
+import logging
+import shutil
+from collections import Counter
+from datetime import date, datetime, timedelta, timezone
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from components.contracts import criteo
+from components.contracts.manifests import RawDataset
+from components.contracts.uris import local_path
+from components.extraction.backfilling import BackfillSettings, backfill
+from tests.components.extraction.bucket_lakes import URI, fetched, put
+
+START = datetime(2026, 3, 1, tzinfo=timezone.utc)
+DAY = timedelta(days=1)
+WARNINGS = "components.extraction.seen_files"
+Key = tuple[str, int]
+
+
+def keys_in(uri: str | None) -> list[Key]:
+    """The rows of a folder of Parquet files, in their order."""
+    if uri is None:
+        return []
+    paths = sorted(local_path(uri).glob("*.parquet"))
+    tables = [pq.read_table(path, columns=[criteo.REQUEST_ID, criteo.ROW], partitioning=None) for path in paths]
+    return [tuple(row.values()) for table in tables for row in table.to_pylist()]
+
+
+def keys_of(table) -> list[Key]:
+    return list(zip(table[criteo.REQUEST_ID].to_pylist(), table[criteo.ROW].to_pylist()))
+
+
+class Rounds:
+    """One growing lake, and the rounds over it; each accepted one is the next one's champion."""
+
+    def __init__(self, root, flags, run_main, released):
+        self.lake, self._run_main, self._released = root / "a lake", run_main, released
+        self.flags = {**flags, "--lake": self.lake.as_uri(), "--replay-days": "0", "--late-days": "1"}
+        self.num = 0
+
+    def add(self, table, name: str) -> None:
+        """Puts the rows into the lake, those of each day as a file of this name."""
+        days = np.array([time.date().isoformat() for time in table[criteo.EVENT_TIME].to_pylist()])
+        for day in np.unique(days):
+            folder = self.lake / f"day={day}"
+            folder.mkdir(parents=True, exist_ok=True)
+            pq.write_table(table.filter(pa.array(days == day)), folder / name, row_group_size=20)
+
+    def turn(self, fate: str = "accepted", **flags: str) -> RawDataset:
+        self.num += 1
+        assert self._run_main(self.flags, run=f"round {self.num}", **flags) == 0
+        dataset = RawDataset.read(self.flags["--output"])
+        if fate == "accepted":
+            self.accept(dataset)
+        return dataset
+
+    def accept(self, dataset: RawDataset, **changed) -> None:
+        told = {"files": dataset.files, "days": dataset.days, **changed}
+        self._released(dataset.last_event_time, model_id=f"m{self.num}", version=self.num, **told)
+
+
+@pytest.fixture
+def rounds(tmp_path, flags, run_main, released):
+    return Rounds(tmp_path, flags, run_main, released)
+
+
+@pytest.fixture
+def rows(raw_table):
+    """Five days with a row every 6 minutes."""
+    return raw_table(1200, start=START.timestamp(), seconds=5 * 86_400)
+
+
+@pytest.fixture
+def between(rows):
+    """The rows of hours since the first, [first, last); every `step`-th."""
+
+    def pick(first: float, last: float, *, step: int = 1, offset: int = 0):
+        hours = np.arange(len(rows)) * 0.1
+        mask = (hours >= first - 1e-6) & (hours < last - 1e-6) & (np.arange(len(rows)) % step == offset)
+        return rows.filter(pa.array(mask))
+
+    return pick
+
+
+def test_rows_that_came_after_newer_ones_were_learnt_are_learnt_first_and_never_held_out(rounds, between):
+    rounds.add(between(0, 30, step=2, offset=1), "a.parquet")
+    rounds.turn()
+    late = between(20, 30, step=2)
+    rounds.add(late, "b.parquet")
+    rounds.add(between(30, 48), "c.parquet")
+    dataset = rounds.turn()
+    assert dataset.num_late_rows == late.num_rows == 50
+    assert keys_in(dataset.train_uri)[:50] == keys_of(late)
+    learnt = keys_in(dataset.train_uri) + keys_in(dataset.holdout_uri)
+    assert learnt[50:] == keys_of(between(30, 48))
+    assert dataset.num_train_rows == len(keys_in(dataset.train_uri)) == 50 + 162
+    assert dataset.num_holdout_rows == 18
+    assert dataset.window_start > "2026-03-02T05:48"
+    assert dataset.first_event_time.startswith("2026-03-02T06:00")
+    # Once accepted, they are known.
+    rounds.add(between(48, 60), "d.parquet")
+    assert rounds.turn().num_late_rows == 0
+
+
+def test_a_lake_without_late_files_gives_the_dataset_that_it_gave_before(rounds, between):
+    rounds.add(between(0, 30), "a.parquet")
+    rounds.turn()
+    rounds.add(between(30, 60), "b.parquet")
+    asked = {"run": "same", "replay_days": "2", "replay_share": "0.2"}
+    datasets, files = [], []
+    for late_days in "01":
+        assert rounds._run_main(rounds.flags, late_days=late_days, **asked) == 0
+        datasets.append(RawDataset.read(rounds.flags["--output"]))
+        folder = local_path(datasets[-1].train_uri).parent
+        files.append({str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*.parquet")})
+    assert files[0] == files[1] != {}
+    off, on = (vars(dataset).copy() for dataset in datasets)
+    assert off.pop("files") == {}
+    assert set(on.pop("files")) == {"2026-03-02", "2026-03-03"}
+    assert off == on
+    assert (on["num_late_rows"], datasets[1].num_replay_rows > 0) == (0, True)
+    assert all("num_late_rows" not in day for day in on["days"])
+
+
+def test_a_round_that_was_refused_learnt_nothing_and_one_tried_again_learns_the_same(rounds, between):
+    rounds.add(between(0, 30, step=2, offset=1), "a.parquet")
+    rounds.turn()
+    rounds.add(between(0, 30, step=2), "b.parquet")
+    rounds.add(between(30, 48), "c.parquet")
+    refused = rounds.turn("refused")
+    rounds.num -= 1
+    again = rounds.turn("refused")
+    accepted = rounds.turn()
+    assert refused == again
+    assert accepted.digest == refused.digest
+    assert accepted.num_late_rows == 150
+
+
+def test_days_before_those_asked_for_are_left_and_off_is_off(rounds, between):
+    rounds.add(between(0, 80, step=2, offset=1), "a.parquet")
+    rounds.turn(late_days="3")
+    rounds.add(between(0, 80, step=2), "b.parquet")
+    rounds.add(between(80, 96), "c.parquet")
+    # The last row is of hour 79.8, on the fourth day.
+    for late_days, hours in (("0", 0), ("1", 32), ("2", 56), ("3", 80)):
+        assert rounds.turn("refused", late_days=late_days).num_late_rows == hours * 5
+
+
+def test_the_files_of_each_day_asked_about_are_noted_by_name_and_size(rounds, between):
+    rounds.add(between(0, 24), "a.parquet")
+    rounds.add(between(48, 60), "a.parquet")
+    rounds.add(between(58, 60, step=2, offset=1), "b.parquet")
+    (rounds.lake / "day=2026-03-03" / "_unfinished.parquet").write_bytes(b"x")
+    dataset = rounds.turn(late_days="2", window_end="2026-03-03T02:00:00Z")
+    sizes = {name: (rounds.lake / name).stat().st_size for name in ("day=2026-03-01/a.parquet",)}
+    assert dataset.files["2026-03-01"] == {"a.parquet": sizes["day=2026-03-01/a.parquet"]}
+    assert dataset.files["2026-03-02"] == {}
+    assert set(dataset.files["2026-03-03"]) == {"a.parquet", "b.parquet"}
+
+
+def test_files_that_a_version_replaced_are_noted_and_those_of_the_version_are_not(rounds, between, tmp_path):
+    rounds.add(between(0, 24), "a.parquet")
+    rounds.add(between(24, 30), "b.parquet")
+    pq.write_table(between(0, 24), tmp_path / "again.parquet")
+    backfill([tmp_path / "again.parquet"], lake=str(rounds.lake), settings=BackfillSettings(day=START.date()))
+    rounds.add(between(20, 22), "c.parquet")
+    assert set(rounds.turn().files["2026-03-01"]) == {"a.parquet", "c.parquet"}
+    # Who takes the version back gets the rows that were learnt in its place.
+    shutil.rmtree(rounds.lake / "day=2026-03-01" / "version=1")
+    rounds.add(between(30, 48), "d.parquet")
+    assert rounds.turn().num_late_rows == 0
+
+
+def test_what_lay_beyond_a_windows_end_is_read_by_time_and_is_not_late(rounds, between):
+    rounds.add(between(0, 40), "a.parquet")
+    first = rounds.turn(attribution_hours="12")
+    assert first.last_event_time.startswith("2026-03-02T03:5")
+    rounds.add(between(40, 60), "b.parquet")
+    second = rounds.turn()
+    assert second.num_late_rows == 0
+    found = Counter(
+        key for each in (first, second) for uri in (each.train_uri, each.holdout_uri) for key in keys_in(uri)
+    )
+    assert found == Counter(keys_of(between(0, 60)))
+
+
+@pytest.mark.parametrize("asked", [{"window_start": "2026-03-02T06:00:00Z"}, {"window_days": "0.75"}])
+def test_a_window_of_its_own_has_no_late_rows_and_settles_what_lies_before_it(rounds, between, asked):
+    rounds.add(between(0, 30, step=2, offset=1), "a.parquet")
+    rounds.turn()
+    rounds.add(between(0, 30, step=2), "b.parquet")
+    rounds.add(between(30, 48), "c.parquet")
+    dataset = rounds.turn(**asked)
+    assert dataset.num_late_rows == 0
+    assert dataset.num_train_rows + dataset.num_holdout_rows == 180
+    rounds.add(between(48, 60), "d.parquet")
+    assert rounds.turn().num_late_rows == 0
+
+
+def test_without_a_champion_nothing_is_late(rounds, between):
+    rounds.add(between(0, 30), "a.parquet")
+    rounds.turn()
+    rounds.add(between(30, 40), "b.parquet")
+    assert rounds.turn("refused", champion="none").num_late_rows == 0
+
+
+def test_of_a_champion_that_noted_no_files_no_row_is_late_and_the_log_says_so(rounds, between, caplog):
+    rounds.add(between(0, 30, step=2, offset=1), "a.parquet")
+    rounds.accept(rounds.turn("told later"), files={})
+    rounds.add(between(0, 30, step=2), "b.parquet")
+    rounds.add(between(30, 48), "c.parquet")
+    with caplog.at_level(logging.WARNING, WARNINGS):
+        assert rounds.turn().num_late_rows == 0
+    assert "which files of 2026-03-01, 2026-03-02 the champion's line has seen is not known" in caplog.text
+    rounds.add(between(48, 60), "d.parquet")
+    assert rounds.turn().num_late_rows == 0
+
+
+def test_a_day_that_the_champion_noted_nothing_of_is_unknown_and_the_others_are_not(rounds, between, caplog):
+    rounds.add(between(0, 30, step=2, offset=1), "a.parquet")
+    rounds.turn(late_days="1")
+    rounds.add(between(0, 30, step=2), "b.parquet")
+    rounds.add(between(30, 48), "c.parquet")
+    with caplog.at_level(logging.WARNING, WARNINGS):
+        assert rounds.turn(late_days="2").num_late_rows == 150
+    assert "which files of 2026-02-28 the" in caplog.text
+
+
+def test_a_file_that_was_changed_is_told_and_not_learnt(rounds, between, caplog):
+    rounds.add(between(24, 30, step=2, offset=1), "a.parquet")
+    rounds.turn()
+    rounds.add(between(24, 30), "a.parquet")
+    rounds.add(between(30, 48), "c.parquet")
+    with caplog.at_level(logging.WARNING, WARNINGS):
+        dataset = rounds.turn()
+    assert dataset.num_late_rows == 0
+    assert "day=2026-03-02/a.parquet has" in caplog.text
+    assert "what was changed is not learnt" in caplog.text
+
+
+def test_a_file_that_was_taken_away_for_a_round_is_not_late_when_it_comes_back(rounds, between, tmp_path):
+    rounds.add(between(24, 30, step=2), "a.parquet")
+    rounds.add(between(24, 30, step=2, offset=1), "b.parquet")
+    rounds.turn()
+    away = rounds.lake / "day=2026-03-02" / "a.parquet"
+    away.rename(tmp_path / "a.parquet")
+    rounds.add(between(30, 40), "c.parquet")
+    rounds.turn()
+    (tmp_path / "a.parquet").rename(away)
+    rounds.add(between(40, 48), "d.parquet")
+    assert rounds.turn().num_late_rows == 0
+
+
+def test_late_rows_that_lie_in_a_seen_file_too_and_twice_in_late_ones_are_learnt_once(rounds, between):
+    rounds.add(between(20, 30, step=2, offset=1), "a.parquet")
+    rounds.turn()
+    late = between(20, 30)
+    rounds.add(late, "b.parquet")
+    rounds.add(between(22, 24), "c.parquet")
+    rounds.add(between(30, 48), "d.parquet")
+    dataset = rounds.turn()
+    assert keys_in(dataset.train_uri)[: dataset.num_late_rows] == keys_of(between(20, 30, step=2))
+    assert dataset.num_duplicates == 50 + 20
+
+
+def test_a_row_whose_seen_copy_was_malformed_is_learnt_when_it_comes_in_order(rounds, between):
+    good = between(24, 30)
+    labels = pa.array([7, *good[criteo.LABEL].to_pylist()[1:]], pa.int32())
+    rounds.add(good.set_column(0, criteo.LABEL, labels), "a.parquet")
+    assert rounds.turn(max_malformed_fraction="0.5").num_set_aside == 1
+    rounds.add(good.slice(0, 5), "b.parquet")
+    rounds.add(between(30, 48), "c.parquet")
+    dataset = rounds.turn()
+    assert keys_in(dataset.train_uri)[: dataset.num_late_rows] == keys_of(good.slice(0, 1))
+
+
+def test_a_late_row_is_not_replayed_beside_itself(rounds, between):
+    rounds.add(between(0, 30, step=10, offset=9), "a.parquet")
+    rounds.turn()
+    late = between(0, 30, step=2)
+    rounds.add(late, "b.parquet")
+    rounds.add(between(30, 48), "c.parquet")
+    asked = {"replay_days": "3", "replay_share": "0.5"}
+    dataset = rounds.turn(**asked)
+    drawn = {*keys_in(dataset.replay_uri), *keys_in(dataset.replay_holdout_uri)}
+    assert drawn
+    assert drawn <= set(keys_of(between(0, 30, step=10, offset=9)))
+    # The next round may draw them: they are old rows then.
+    rounds.add(between(48, 60), "d.parquet")
+    assert set(keys_in(rounds.turn(**asked).replay_uri)) & set(keys_of(late))
+
+
+def test_malformed_late_rows_are_set_aside_once_and_judged(rounds, between):
+    rounds.add(between(20, 30, step=2, offset=1), "a.parquet")
+    rounds.turn()
+    late = between(20, 30, step=2)
+    at = late.column_names.index(criteo.EVENT_TIME)
+    # On each day: one row of no time, and one without a label.
+    times = late[criteo.EVENT_TIME].to_pylist()
+    labels = late[criteo.LABEL].to_pylist()
+    days = [time.date() for time in times]
+    for day in (START.date(), START.date() + DAY):
+        labels[days.index(day) + 1] = None
+    late = late.set_column(0, criteo.LABEL, pa.array(labels, pa.int32()))
+    rounds.add(late, "b.parquet")
+    for day in ("2026-03-01", "2026-03-02"):
+        path = rounds.lake / f"day={day}" / "b.parquet"
+        table = pq.read_table(path, partitioning=None)
+        kept = [None, *table[criteo.EVENT_TIME].to_pylist()[1:]]
+        pq.write_table(table.set_column(at, table.schema.field(at), pa.array(kept, table.schema.field(at).type)), path)
+    rounds.add(between(30, 48), "c.parquet")
+    dataset = rounds.turn("refused", max_malformed_fraction="0.5")
+    assert (dataset.num_set_aside, dataset.num_late_rows) == (4, 46)
+    assert rounds._run_main(rounds.flags, run="strict", max_malformed_fraction="0.01") == 2
+
+
+def test_a_window_without_new_rows_stops_and_leaves_late_ones_to_the_next_round(rounds, between, capsys):
+    rounds.add(between(0, 30, step=2, offset=1), "a.parquet")
+    rounds.turn()
+    rounds.add(between(0, 30, step=2), "b.parquet")
+    assert rounds._run_main(rounds.flags, run="too early") == 2
+    assert "no rows, expected at least 10" in capsys.readouterr().err
+    rounds.add(between(30, 48), "c.parquet")
+    assert rounds.turn().num_late_rows == 150
+
+
+def test_back_filled_rows_are_not_late_but_what_came_beside_them_is(rounds, between, tmp_path):
+    rounds.add(between(0, 30, step=4, offset=3), "a.parquet")
+    rounds.turn()
+    for day, hours in ((1, (0, 24)), (2, (24, 30))):
+        pq.write_table(between(*hours, step=2, offset=1), tmp_path / "again.parquet")
+        backfill([tmp_path / "again.parquet"], lake=str(rounds.lake), settings=BackfillSettings(day=date(2026, 3, day)))
+    late = between(10, 30, step=2)
+    rounds.add(late, "b.parquet")
+    rounds.add(between(30, 48), "c.parquet")
+    dataset = rounds.turn()
+    assert keys_in(dataset.train_uri)[: dataset.num_late_rows] == keys_of(late)
+    assert [day["version"] for day in dataset.days] == [1, 1]
+    # What a version replaced stays seen, should somebody remove the version.
+    shutil.rmtree(rounds.lake / "day=2026-03-02" / "version=1")
+    assert set(dataset.files["2026-03-02"]) == {"a.parquet", "b.parquet", "c.parquet"}
+    rounds.add(between(48, 60), "d.parquet")
+    assert rounds.turn().num_late_rows == 0
+
+
+def test_lineage_tells_the_days_of_late_rows(rounds, between):
+    rounds.add(between(0, 30, step=2, offset=1), "a.parquet")
+    rounds.turn()
+    alone = rounds.turn("refused", window_start="2026-03-02T00:00:00Z")
+    rounds.add(between(10, 30, step=2), "b.parquet")
+    rounds.add(between(30, 48), "c.parquet")
+    dataset = rounds.turn()
+    told = [(day["day"], day["num_rows"], day["num_late_rows"]) for day in dataset.days]
+    assert told == [("2026-03-01", 70, 70), ("2026-03-02", 30 + 180, 30)]
+    of_window = rounds.turn("refused", late_days="0", champion="m1").days
+    assert [day["day"] for day in of_window] == ["2026-03-02"]
+    assert of_window[0]["digest"] != dataset.days[1]["digest"] != alone.days[0]["digest"]
+
+
+def test_late_rows_have_the_clicks_that_came_after_them(rounds, between):
+    rounds.add(between(0, 30, step=2, offset=1), "a.parquet")
+    rounds.turn()
+    late = between(24, 30, step=2)
+    late = late.set_column(0, criteo.LABEL, pa.array([0] * late.num_rows, pa.int32()))
+    rounds.add(late, "b.parquet")
+    rounds.add(between(30, 48), "c.parquet")
+    types = {"string": pa.string(), "int32": pa.int32(), "float64": pa.float64(), "double": pa.float64()}
+    schema = pa.schema([(n, types.get(t) or pa.timestamp("us", tz="UTC")) for n, t in criteo.OUTCOME_TYPES.items()])
+    told = [
+        {
+            "request_id": row[criteo.REQUEST_ID], "row": row[criteo.ROW], "event": "click", "window_seconds": 1800.0,
+            "outcome_time": row[criteo.EVENT_TIME] + timedelta(minutes=1), "stored_at": START + 2 * DAY,
+        }
+        for row in late.to_pylist()[:7]
+    ]  # fmt: skip
+    folder = rounds.lake / criteo.OUTCOME_PARTITION.format(day="2026-03-02")
+    folder.mkdir(parents=True)
+    pq.write_table(pa.Table.from_pylist(told, schema), folder / "part-0.parquet")
+    dataset = rounds.turn()
+    assert dataset.num_late_clicks == 7
+    first = pq.read_table(sorted(local_path(dataset.train_uri).iterdir())[0], partitioning=None)
+    assert first[criteo.LABEL].to_pylist() == [1] * 7 + [0] * 23
+
+
+@pytest.mark.parametrize("replay_days", ["0", "1", "2"])
+def test_a_lake_in_a_bucket_has_the_late_rows_of_the_same_lake_in_a_folder(rounds, between, cloud_storage, replay_days):
+    rounds.add(between(0, 97, step=2, offset=1), "a.parquet")
+    # The day before the last row's has nothing to replay but late rows.
+    shutil.rmtree(rounds.lake / "day=2026-03-04")
+    rounds.turn(late_days="3")
+    rounds.add(between(72, 96, step=2), "b.parquet")
+    rounds.add(between(24, 36, step=2), "b.parquet")
+    rounds.add(between(97, 120), "c.parquet")
+    put(rounds.lake)
+    cloud_storage.seen.clear()
+    asked = {"late_days": "3", "replay_days": replay_days, "replay_share": "0" if replay_days == "0" else "0.2"}
+    expected = rounds.turn("refused", **asked)
+    found = rounds.turn("refused", lake=URI, **asked)
+    assert found.num_late_rows == expected.num_late_rows == 180
+    assert (found.digest, found.days, found.files) == (expected.digest, expected.days, expected.files)
+    assert (found.replay_days, found.num_duplicates) == (expected.replay_days, expected.num_duplicates)
+    assert set(found.files) == {f"2026-03-0{day}" for day in (2, 3, 4, 5)}
+    asked_for = {name.partition("/")[0][-1] for name in fetched(cloud_storage.seen) if name.startswith("day=")}
+    assert asked_for == {"0": {*"245"}, "1": {*"245"}, "2": {*"2345"}}[replay_days]
+
+
+def test_days_fetched_for_their_late_rows_do_not_stand_for_days_to_replay(rounds, between, cloud_storage):
+    rounds.add(between(0, 97, step=2, offset=1), "a.parquet")
+    # Two days have nothing but late rows, the first day has both, and the second is to be replayed.
+    for day in (3, 4):
+        shutil.rmtree(rounds.lake / f"day=2026-03-0{day}")
+    rounds.turn(late_days="4")
+    rounds.add(between(48, 96, step=2), "b.parquet")
+    rounds.add(between(0, 24, step=2), "b.parquet")
+    rounds.add(between(97, 120), "c.parquet")
+    put(rounds.lake)
+    asked = {"late_days": "4", "replay_days": "2", "replay_share": "0.2"}
+    expected = rounds.turn("refused", **asked)
+    found = rounds.turn("refused", lake=URI, **asked)
+    assert [each["day"] for each in expected.replay_days] == ["2026-03-02", "2026-03-05"]
+    assert (found.num_late_rows, found.replay_days) == (360, expected.replay_days)
+    assert found.digest == expected.digest
+
+
+def test_of_a_bucket_only_days_with_unseen_files_are_fetched(rounds, between, cloud_storage):
+    rounds.add(between(0, 60), "a.parquet")
+    rounds.turn()
+    rounds.add(between(60, 72), "b.parquet")
+    put(rounds.lake)
+    cloud_storage.seen.clear()
+    dataset = rounds.turn(lake=URI)
+    assert dataset.num_late_rows == 0
+    assert {name.partition("/")[0] for name in fetched(cloud_storage.seen)} == {"day=2026-03-03"}
+    # Known from their names, whether fetched or not, and whether the champion knew them or not.
+    own = rounds.turn("refused", lake=URI, window_start="2026-03-03T12:00:00Z", late_days="2")
+    assert {day: set(files) for day, files in own.files.items()} == {
+        "2026-03-01": {"a.parquet"},
+        "2026-03-02": {"a.parquet"},
+        "2026-03-03": {"a.parquet", "b.parquet"},
+    }
+    assert own.files.items() >= dataset.files.items()
+
+
+def test_criteos_own_files_have_no_late_rows(rounds, criteo_rows, write_text, tmp_path):
+    for day in range(3):
+        write_text(tmp_path / "criteo" / f"day_{day}", criteo_rows(40, seed=day))
+    rounds.turn(lake=(tmp_path / "criteo").as_uri(), window_end="1970-01-02T00:00:00Z")
+    dataset = rounds.turn(lake=(tmp_path / "criteo").as_uri())
+    assert (dataset.num_late_rows, dataset.files) == (0, {})
+    assert dataset.num_train_rows + dataset.num_holdout_rows == 80
