@@ -5,6 +5,8 @@ Each step is tested in the environment that is its image; pytest started in anot
 
 from __future__ import annotations
 
+import gc
+import importlib.util
 import os
 import sys
 from pathlib import Path
@@ -26,6 +28,7 @@ ENVIRONMENT_OF_FOLDER = {
 """Every other folder runs in `driver`."""
 
 FOLDERS_OF_PART = {
+    "loop": ("crossings", "loop"),
     "serving": ("components/deployment", "components/storage", "e2e", "inference_client"),
     "monitor": ("components/logs", "k8s", "monitoring"),
 }
@@ -48,6 +51,12 @@ def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool 
         return None if is_parent else True
     part = next((part for part, folders in FOLDERS_OF_PART.items() if relative.startswith(folders)), "rest")
     return None if os.environ.get("EVERGREEN_TEST_PART", "") in ("", part) else True
+
+
+def pytest_collection_finish() -> None:
+    """Takes what lives to the end, some 280,000 objects, out of later garbage collections: 0.16 s of each."""
+    gc.collect()
+    gc.freeze()
 
 
 @pytest.fixture
@@ -89,6 +98,7 @@ def raw_table():
 @pytest.fixture(scope="session")
 def cloud_storage_server():
     """The emulator behind `cloud_storage`, started once."""
+    _find_emulator()
     from tests.components.storage.front import CloudStorage
 
     with CloudStorage() as server:
@@ -101,6 +111,16 @@ def cloud_storage(cloud_storage_server, monkeypatch):
     cloud_storage_server.reset()
     monkeypatch.setenv("STORAGE_EMULATOR_HOST", cloud_storage_server.front.host)
     return cloud_storage_server.front
+
+
+def _find_emulator() -> None:
+    """Borrows the emulator from the driver's environment, where this one lacks it: it is plain Python by itself."""
+    name = "gcp_storage_emulator"
+    if importlib.util.find_spec(name) is None:
+        (package,) = (REPOSITORY / ".venvs" / "driver").glob(f"lib/python3*/site-packages/{name}/__init__.py")
+        spec = importlib.util.spec_from_file_location(name, package)
+        sys.modules[name] = importlib.util.module_from_spec(spec)
+        spec.loader.exec_module(sys.modules[name])
 
 
 def _arrow_type(pyarrow, text: str):

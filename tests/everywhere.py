@@ -1,6 +1,7 @@
 """Runs every test, each folder in the environment of its image, and closes with one line over all of them.
 
-Three at a time: most tests use one core, and those with servers wait a lot. Arguments go to every pytest.
+Two parts more at a time than there are cores: those with servers wait for half of their time. Arguments go to every
+pytest.
 """
 
 from __future__ import annotations
@@ -12,17 +13,22 @@ import xml.etree.ElementTree as ElementTree
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
+from components.contracts.forked import available_cores
+
 REPOSITORY = Path(__file__).resolve().parents[1]
 PARTS = (
-    ("driver", "rest"),
     ("driver", "serving"),
+    ("driver", "loop"),
     ("driver", "monitor"),
+    ("driver", "rest"),
     ("training", ""),
     ("preprocessing", ""),
     ("validation", ""),
 )
 """Environment and part (`conftest.FOLDERS_OF_PART`), the longest first. The serving environment holds a server, which
 the driver's tests start."""
+NUM_WAITING = 2
+"""Parts at a time beyond the cores: measured, those with servers and logs use half a core or less each."""
 NO_TESTS_COLLECTED = 5
 
 
@@ -36,7 +42,7 @@ def run(environment: str, part: str, arguments: list[str]) -> tuple[str, int, di
     python = REPOSITORY / ".venvs" / environment / "bin" / "python"
     chosen = arguments if "-m" in arguments else ["-m", "not slow and not gpu", *arguments]
     command = [str(python), "-m", "pytest", "-q", "--color=no", f"--junitxml={junit}", *chosen]
-    # One thread per library: three environments share the cores.
+    # One thread per library: the parts share the cores.
     variables = {**os.environ, "OMP_NUM_THREADS": "1", "TF_CPP_MIN_LOG_LEVEL": "3", "EVERGREEN_TEST_PART": part}
     with open(log, "wb") as output:
         code = subprocess.run(
@@ -56,7 +62,7 @@ def _counts(junit: Path) -> dict[str, int]:
 
 def main(arguments: list[str]) -> int:
     """Runs all environments; 0 when every test passed."""
-    with ThreadPoolExecutor(3) as runners:
+    with ThreadPoolExecutor(available_cores() + NUM_WAITING) as runners:
         results = list(runners.map(lambda part: run(*part, arguments), PARTS))
     total = {key: sum(counts[key] for _, _, counts in results) for key in ("tests", "failed", "skipped")}
     broken = [name for name, code, _ in results if code not in (0, NO_TESTS_COLLECTED)]

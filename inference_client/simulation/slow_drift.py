@@ -116,21 +116,31 @@ class DriftingWorld:
         Raises:
             ContractError: `hours` is negative or not finite.
         """
-        if not 0.0 <= hours < math.inf:
-            raise ContractError(f"asked for the world at hour {hours}, expected a number from 0")
-        # An hour written as n / 4 must not fall into the step before for a rounding error.
-        step = math.floor(hours * 60.0 / self.drift.step_minutes + 1e-9)
-        tables = replace(self.world.tables, categories=self._categories(step))
+        tables = self.tables_at(hours)
         effects = tables.draw(_CALIBRATION_ROWS, self._calibration())[2].astype(np.float64)
         strength = self.world.strength * self._mean_spread / float(effects.std())
         bias = bias_for(strength * effects, self.world.click_rate)
         return Snapshot(
-            hours=step * self.drift.step_minutes / 60.0,
+            hours=self._step_at(hours) * self.drift.step_minutes / 60.0,
             tables=tables,
             strength=strength,
             bias=bias,
             bayes_auc=expected_auc(sigmoid(strength * effects + bias)),
         )
+
+    def tables_at(self, hours: float) -> Tables:
+        """The columns of that time, without strength and bias, whose calibration is nine tenths of `at`'s work.
+
+        Raises:
+            ContractError: `hours` is negative or not finite.
+        """
+        return replace(self.world.tables, categories=self._categories(self._step_at(hours)))
+
+    def _step_at(self, hours: float) -> int:
+        if not 0.0 <= hours < math.inf:
+            raise ContractError(f"asked for the world at hour {hours}, expected a number from 0")
+        # An hour written as n / 4 must not fall into the step before for a rounding error.
+        return math.floor(hours * 60.0 / self.drift.step_minutes + 1e-9)
 
     def _calibration(self) -> Generator:
         """The same numbers at every time, so that bias and strength follow the world and not the sample."""

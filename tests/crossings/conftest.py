@@ -24,6 +24,7 @@ from inference_client.simulation.lake import write_lake
 from inference_client.simulation.world import Drift, World
 from pipelines.images import ENVIRONMENT_OF_STEP
 from pipelines.local.environments import python_of
+from tests.crossings.warm_steps import WarmSteps
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 ROWS, LATER_ROWS = 3000, 2000
@@ -65,6 +66,8 @@ class Chain:
     """Flags of preprocessing."""
     window: dict[str, object] = field(default_factory=lambda: dict(WINDOW))
     """Flags of extraction."""
+    warm: WarmSteps | None = None
+    """Forks the steps; None = each is a plain command."""
 
     def copied_to(self, root: Path, **changed: object) -> Chain:
         """A chain of its own in `root`, that goes on from copies of this one's lake, store and repository."""
@@ -83,18 +86,27 @@ class Chain:
         output = self.root / "manifests" / run / f"{name or step}.json"
         common = {"run": run, "store": self.uri("store"), "work": self.uri("work")}
         all_flags = {**common, **flags, "output": output}
+        code, said = self._run(step, [f"--{flag}={value}" for flag, value in all_flags.items()])
+        assert code == 0, f"{step} of {run} ended with {code}:\n{said[-4000:]}"
+        return MANIFESTS[step].read(output), output
+
+    def _run(self, step: str, arguments: list[str]) -> tuple[int, str]:
+        """Exit code of the step's command, and all that it said."""
+        # The repository, and nothing of pytest's own environment, is what the step sees.
+        threads = {"OMP_NUM_THREADS": "1", "TF_CPP_MIN_LOG_LEVEL": "3"}
+        variables = {**os.environ, "PYTHONPATH": str(REPOSITORY), **threads}
+        if self.warm is not None:
+            return self.warm.run(step, arguments, variables=variables, folder=self.root)
         done = subprocess.run(
-            [python_of(ENVIRONMENT_OF_STEP[step]), "-m", f"components.{step}"]
-            + [f"--{flag}={value}" for flag, value in all_flags.items()],
-            # The repository, and nothing of pytest's own environment, is what the step sees.
-            env={**os.environ, "PYTHONPATH": str(REPOSITORY), "OMP_NUM_THREADS": "1", "TF_CPP_MIN_LOG_LEVEL": "3"},
+            [python_of(ENVIRONMENT_OF_STEP[step]), "-m", f"components.{step}", *arguments],
+            env=variables,
             cwd=self.root,
-            capture_output=True,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
             text=True,
             timeout=240,
         )
-        assert done.returncode == 0, f"{step} of {run} ended with {done.returncode}:\n{done.stderr[-4000:]}"
-        return MANIFESTS[step].read(output), output
+        return done.returncode, done.stdout
 
     def _step_of(self, this: Round, name: str, **flags: object) -> None:
         dashed = {flag.replace("_", "-"): value for flag, value in flags.items()}
@@ -138,12 +150,20 @@ class Chain:
 
 
 @pytest.fixture(scope="session")
-def chain(tmp_path_factory):
-    """Both rounds, run once."""
+def warm():
+    """Forks steps."""
+    with WarmSteps() as warm:
+        yield warm
+
+
+@pytest.fixture(scope="session")
+def chain(tmp_path_factory, warm):
+    """Both rounds, run once; the first by plain commands."""
     chain = Chain(tmp_path_factory.mktemp("the chain"))
     world = World.create(seed=3)
     write_lake(world, chain.root / "lake", rows=ROWS, days=3, last_day=date(2026, 1, 3), seed=3)
     chain.turn("round-1")
+    chain.warm = warm
     chain.same_rows, _ = chain.step(
         "evaluation",
         "round-1-again",

@@ -21,7 +21,7 @@ from components.run_outcome.outcome import record
 from monitoring.drift.references import StoredReferences
 from pipelines.local.environments import python_of
 
-pytestmark = pytest.mark.timeout(300)
+pytestmark = pytest.mark.timeout(900)
 
 READ = """
 import json, sys, pyarrow, pyarrow.parquet as pq

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import json
 import os
-import subprocess
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -24,11 +23,9 @@ from components.contracts.serving import CATEGORICAL_INPUT, DENSE_INPUT
 from components.deployment.graph.export import GraphLimits, write_graph
 from components.deployment.graph.files import GRAPH_FILE
 from components.deployment.graph.parity import open_graph
-from pipelines.images import ENVIRONMENT_OF_STEP
-from pipelines.local.environments import python_of
 from tests.components.deployment.nasty_rows import nasty_rows, strange_workflow
 
-pytestmark = pytest.mark.timeout(300)
+pytestmark = pytest.mark.timeout(900)
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 ROWS = 4096
@@ -91,11 +88,17 @@ class Encoded:
     categorical: np.ndarray
 
 
-def _run(step, code, *arguments):
-    environment = {**os.environ, "PYTHONPATH": str(REPOSITORY), "OMP_NUM_THREADS": "1"}
-    command = [python_of(ENVIRONMENT_OF_STEP[step]), "-W", "ignore", "-c", code, *map(str, arguments)]
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=240)
-    assert done.returncode == 0, done.stderr[-4000:]
+@pytest.fixture(scope="module")
+def run_beside(warm):
+    """Runs a program with the libraries of a step's environment."""
+
+    def run(step, program, *arguments):
+        variables = {**os.environ, "PYTHONPATH": str(REPOSITORY), "OMP_NUM_THREADS": "1"}
+        where = {"variables": variables, "folder": REPOSITORY}
+        code, said = warm.of(step, variables).run(program, [str(each) for each in arguments], **where)
+        assert code == 0, said[-4000:]
+
+    return run
 
 
 def _sent_past_the_checks(categorical):
@@ -104,19 +107,19 @@ def _sent_past_the_checks(categorical):
 
 
 @pytest.fixture(scope="module", params=list(WORKFLOWS))
-def encoded(request, tmp_path_factory):
+def encoded(request, tmp_path_factory, run_beside):
     folder = tmp_path_factory.mktemp("nvtabular")
     workflow = WORKFLOWS[request.param]
     workflow.save(folder)
     dense, categorical = nasty_rows(workflow, ROWS, 5)
     categorical = np.where(_sent_past_the_checks(categorical), categorical, 2**32 - 5)
     np.savez(folder / "rows.npz", dense=dense, categorical=categorical)
-    _run("preprocessing", ENCODE, folder)
+    run_beside("preprocessing", ENCODE, folder)
     return Encoded(workflow, folder / "encoded.npz", dense, categorical)
 
 
 @pytest.fixture(scope="module", params=list(NETWORKS))
-def scored(request, encoded, tmp_path_factory):
+def scored(request, encoded, tmp_path_factory, run_beside):
     """A model of that network, and the training side's scores of NVTabular's rows."""
     config, workflow = NETWORKS[request.param], encoded.workflow
     folder, random = tmp_path_factory.mktemp("model"), np.random.default_rng(1)
@@ -127,7 +130,7 @@ def scored(request, encoded, tmp_path_factory):
     write_model(folder, config, weights)
     told = {"config": config.as_document(), "slot_sizes": workflow.slot_sizes}
     (folder / "network.json").write_text(json.dumps(told))
-    _run("training", SCORE, folder, encoded.file)
+    run_beside("training", SCORE, folder, encoded.file)
     return config, weights, np.load(folder / "scores.npy")
 
 

@@ -100,7 +100,7 @@ def test_every_row_published_to_kafka_is_archived_once_though_the_monitor_is_kil
         publish(60)
         wait_for(lambda: (log.subscriber.backlog() or 0) < 50, first)
         os.kill(first.pid, signal.SIGKILL)
-        first.wait(20)
+        first.wait(120)
         publish(120)
         second = start_monitor(url)
         wait_for(lambda: len(archived(tmp_path)) >= 180 * ROWS, second)

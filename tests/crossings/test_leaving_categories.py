@@ -19,7 +19,7 @@ from components.contracts.workflow import FIRST_ID, TOMBSTONE, FeatureWorkflow
 from inference_client.simulation.lake import write_lake
 from inference_client.simulation.world import Drift, World
 
-pytestmark = pytest.mark.timeout(300)
+pytestmark = pytest.mark.timeout(900)
 
 NEVER_SEEN = 2**32 - 1
 

@@ -13,7 +13,7 @@ from components.contracts.manifests import Model
 from components.contracts.uris import local_path
 from components.contracts.workflow import FeatureWorkflow
 
-pytestmark = pytest.mark.timeout(300)
+pytestmark = pytest.mark.timeout(900)
 
 
 def _rows(folder_uri):

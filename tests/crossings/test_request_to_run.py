@@ -7,11 +7,10 @@ import shlex
 from pathlib import Path
 
 import pytest
-import yaml
 
 from components.contracts.errors import PermanentError
 from components.contracts.retrain_request import RetrainRequest
-from components.extraction.window import resolve_window
+from components.extraction.window import accepted_model, resolve_window
 from monitoring.acting.kubeflow_trigger import KubeflowTrigger
 from monitoring.acting.local_trigger import LocalTrigger
 from monitoring.acting.request import OBSERVED_NUMBERS
@@ -28,6 +27,7 @@ from pipelines.local.services import Services
 from pipelines.package import read_parameters
 from pipelines.placement import Placement
 from tests.monitoring.acting.kfp_double import KfpDouble
+from tests.yaml_texts import documents
 
 NOW = 1_767_225_600.5
 TYPES = {"STRING": str, "NUMBER_INTEGER": int, "NUMBER_DOUBLE": float, "BOOLEAN": bool}
@@ -59,7 +59,7 @@ def package(tmp_path_factory) -> Path:
 
 @pytest.fixture(scope="module")
 def inputs(package):
-    spec = next(yaml.safe_load_all(package.read_text()))
+    spec = documents(package.read_text())[0]
     found = spec["root"]["inputDefinitions"]["parameters"]
     return {name: TYPES[parameter["parameterType"]] for name, parameter in found.items()}
 
@@ -118,9 +118,8 @@ def test_request_decides_only_what_the_pipeline_asks_for(monitor_asks, inputs, t
 
 def test_extraction_understands_the_requests_window(monitor_asks, tmp_path):
     request = monitor_asks(LocalTrigger(tmp_path / "state", tmp_path / "store", "true"))
-    window = resolve_window(
-        start=request.window_start, end=request.window_end, store=tmp_path / "store", champion=request.champion
-    )
+    accepted = accepted_model(tmp_path / "store", request.champion)
+    window = resolve_window(start=request.window_start, end=request.window_end, accepted=accepted)
     assert window.start is None
     assert window.end == round(NOW * 1e6) + 1  # the row at that very time belongs to the run
 
@@ -195,7 +194,7 @@ def test_kubeflow_run_is_asked_for_with_inputs_that_the_pipeline_has(
     assert sent == {**further, **request.pipeline_arguments()}
     assert run["display_name"] == request.request_id
     # The file that is sent is the file that was compiled, platform part and all.
-    spec, platform = yaml.safe_load_all(package.read_text())
+    spec, platform = documents(package.read_text())
     assert run["body"]["pipeline_spec"] == {"pipeline_spec": spec, "platform_spec": platform}
 
 

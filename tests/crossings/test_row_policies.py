@@ -18,7 +18,7 @@ from inference_client.simulation.lake import write_lake
 from inference_client.simulation.world import World
 from tests.crossings.conftest import Chain
 
-pytestmark = pytest.mark.timeout(400)
+pytestmark = pytest.mark.timeout(900)
 
 ROWS = 16_000
 """Of each of the two parts of the lake."""
@@ -44,9 +44,9 @@ def report(tmp_path_factory):
 
 
 @pytest.fixture(scope="module")
-def rounds(tmp_path_factory, report):
+def rounds(tmp_path_factory, report, warm):
     """Two rounds, each with a rate of its own, over a lake that grew in between."""
-    chain = Chain(tmp_path_factory.mktemp("row policies"))
+    chain = Chain(tmp_path_factory.mktemp("row policies"), warm=warm)
     chain.window = {"holdout_fraction": 0.25, "columns": KEPT, "attribution_hours": HOURS, "replay_share": 0.2}
     world = World.create(seed=3, click_rate=0.1)
     for number, rate in enumerate(RATES):

@@ -25,7 +25,7 @@ from inference_client.client import ClientSettings, ScoringClient
 from inference_client.errors import ServerUnavailable
 from pipelines.local.triton import TritonServer
 
-pytestmark = pytest.mark.timeout(300)
+pytestmark = pytest.mark.timeout(900)
 
 ONNX_TYPES = {"FP32": onnx.TensorProto.FLOAT, "INT64": onnx.TensorProto.INT64}
 INPUTS, OUTPUTS = (DENSE_INPUT, CATEGORICAL_INPUT), (PROBABILITY_OUTPUT,)

@@ -19,7 +19,7 @@ def running_in_group(group):
     return found
 
 
-def wait_for(condition, seconds=30.0):
+def wait_for(condition, seconds=120.0):
     """Returns once `condition()` holds."""
     deadline = time.monotonic() + seconds
     while not condition():

@@ -71,7 +71,7 @@ class Prometheus:
     def __exit__(self, *_):
         self._process.terminate()
         try:
-            self._process.wait(10)
+            self._process.wait(120)
         except subprocess.TimeoutExpired:
             self._process.kill()
             self._process.wait()
@@ -95,5 +95,5 @@ class Prometheus:
 
     def _get(self, path, **parameters):
         url = f"{self._url}/api/v1/{path}?{urllib.parse.urlencode(parameters)}"
-        with DIRECT.open(urllib.request.Request(url), timeout=10) as answer:
+        with DIRECT.open(urllib.request.Request(url), timeout=60) as answer:
             return json.load(answer)["data"]

@@ -32,7 +32,7 @@ from tests.k8s import metric_names
 from tests.k8s.grafana import DASHBOARDS, Asked, offered, queries
 from tests.monitoring.showing.test_metrics import FULL
 
-pytestmark = [pytest.mark.e2e, pytest.mark.timeout(120)]
+pytestmark = pytest.mark.e2e
 
 NOT_HERE = """\
 kube_deployment_status_replicas_available{deployment="triton"} 2

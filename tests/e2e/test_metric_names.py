@@ -14,7 +14,7 @@ from pipelines.local.triton import TritonServer, TritonSettings
 from tests.e2e.test_triton_server import ECHO
 from tests.k8s import metric_names
 
-pytestmark = [pytest.mark.e2e, pytest.mark.timeout(60)]
+pytestmark = pytest.mark.e2e
 
 
 class Server(TritonServer):
@@ -39,7 +39,7 @@ def test_the_recorded_names_and_labels_are_the_servers(tmp_path):
         for name in models:
             client.infer(name, np.zeros((3, 13), np.float32), np.zeros((3, 26), np.int64))
         client.close()
-        text = urllib.request.urlopen(server.metrics_url, timeout=5).read().decode()
+        text = urllib.request.urlopen(server.metrics_url, timeout=60).read().decode()
     found: dict[str, frozenset[str]] = {}
     values: dict[str, set[str]] = {"reason": set(), "quantile": set()}
     # By hand: the Python client's parser gives counters a `_total` that Triton's do not have.

@@ -17,7 +17,7 @@ from tests.e2e.processes import wait_for
 from tests.e2e.prometheus import Prometheus
 from tests.k8s.rendering import K8S
 
-pytestmark = [pytest.mark.e2e, pytest.mark.timeout(120)]
+pytestmark = pytest.mark.e2e
 
 ADAPTER, KEDA = K8S / "components/prometheus-adapter", K8S / "components/keda"
 QUEUE, PENDING = "triton_queue_microseconds_per_request", "triton_pending_requests"

@@ -22,7 +22,7 @@ from components.deployment.triton_client import Triton
 from components.storage.locations import open_objects
 from pipelines.local.triton import TritonServer, TritonSettings
 
-pytestmark = [pytest.mark.e2e, pytest.mark.timeout(120)]
+pytestmark = pytest.mark.e2e
 
 CONFIG = DcnConfig(embedding_dim=4, num_cross_layers=2, tower=(16, 8))
 

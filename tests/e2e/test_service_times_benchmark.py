@@ -13,7 +13,7 @@ from components.contracts.errors import TemporaryError
 from components.contracts.serving import MODEL_NAME
 from pipelines.scaling.service_times import read_service_times
 
-pytestmark = [pytest.mark.e2e, pytest.mark.timeout(120)]
+pytestmark = pytest.mark.e2e
 
 SLEEP = 0.1
 
@@ -56,4 +56,4 @@ def test_other_callers_are_noticed_and_not_counted_as_the_models_time(server, mo
     finally:
         going.clear()
         for each in others:
-            each.join(30)
+            each.join(120)

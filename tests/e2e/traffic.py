@@ -11,7 +11,7 @@ from tests.e2e.processes import wait_for
 
 
 class Traffic:
-    """A retrying client that scores the same rows without end; keeps each answer with the version it names."""
+    """A retrying client that scores the same rows every few milliseconds; keeps answers with the versions they name."""
 
     def __init__(self, url, rows):
         self.answers, self.failures = [], []
@@ -25,6 +25,7 @@ class Traffic:
                     self.answers.append(await client.score(*self._rows))
                 except (TemporaryError, PermanentError) as error:
                     self.failures.append(error)
+                await asyncio.sleep(0.005)
 
     def more(self, count=5):
         """Returns after `count` more answers."""

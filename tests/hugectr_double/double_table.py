@@ -24,6 +24,7 @@ class Table:
         self.dim, self.num_gpus = dim, num_gpus
         self.capacity = (workspace_mb << 20) // (3 * 4 * dim)
         self._rows: list[dict[int, int]] = [{} for _ in range(num_gpus)]
+        self._known = np.empty(0, np.int64), np.empty(0, np.int64)
         self._random = np.random.default_rng(seed)
         self._state_type = torch.float16 if half else torch.float32
         shape = (num_gpus * self.capacity, dim)
@@ -32,21 +33,32 @@ class Table:
 
     def places(self, keys: np.ndarray, *, insert: bool) -> np.ndarray:
         """Flat row of each key; -1 for an unknown one unless it may be inserted."""
-        distinct, inverse = np.unique(keys, return_inverse=True)
-        found = np.array([self._place(int(key), insert) for key in distinct], dtype=np.int64)
-        return found[inverse].reshape(keys.shape)
+        found = self._found(keys)
+        if insert and (unknown := np.unique(keys[found < 0])).size:
+            new = np.array([self._inserted(int(key)) for key in unknown], dtype=np.int64)
+            known, places = (np.concatenate(parts) for parts in zip(self._known, (unknown, new)))
+            order = np.argsort(known)
+            self._known = known[order], places[order]
+            found = self._found(keys)
+        return found
 
-    def _place(self, key: int, insert: bool) -> int:
+    def _found(self, keys: np.ndarray) -> np.ndarray:
+        """Flat row of each key that has one, else -1: one search in all keys, since a step asks for thousands."""
+        known, places = self._known
+        if not len(known):
+            return np.full(keys.shape, -1, np.int64)
+        at = np.searchsorted(known, keys).clip(max=len(known) - 1)
+        return np.where(known[at] == keys, places[at], -1)
+
+    def _inserted(self, key: int) -> int:
+        """Flat row of a key that had none."""
         gpu = key % self.num_gpus
         rows = self._rows[gpu]
-        if key not in rows:
-            if not insert:
-                return -1
-            if len(rows) >= self.capacity:
-                raise RuntimeError(
-                    f"Runtime vocabulary size ({len(rows) + 1}) exceeds max_vocabulary_size_per_gpu ({self.capacity})"
-                )
-            rows[key] = len(rows)
+        if len(rows) >= self.capacity:
+            raise RuntimeError(
+                f"Runtime vocabulary size ({len(rows) + 1}) exceeds max_vocabulary_size_per_gpu ({self.capacity})"
+            )
+        rows[key] = len(rows)
         return gpu * self.capacity + rows[key]
 
     def lookup(self, keys: np.ndarray, *, insert: bool) -> Tensor:

@@ -41,7 +41,7 @@ def follow(server, objects, conversation, *, interval=3600.0, max_shadows=4, **s
 
 
 async def until(condition):
-    end = time.monotonic() + 20
+    end = time.monotonic() + 120
     while not condition():
-        assert time.monotonic() < end, "waited 20 s in vain"
+        assert time.monotonic() < end, "waited 120 s in vain"
         await asyncio.sleep(0.005)

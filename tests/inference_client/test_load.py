@@ -226,7 +226,7 @@ def test_a_load_that_is_interrupted_breaks_off_no_call(server, tmp_path, raw_tab
             time.sleep(0.01)
         process.send_signal(signal.SIGINT)
         server.release(gate)
-        out, errors = process.communicate(timeout=30)
+        out, errors = process.communicate(timeout=120)
     assert (process.returncode, out, errors) == (130, "", "stopped\n")
     assert server.scoring.cancelled == 0
 
@@ -234,7 +234,7 @@ def test_a_load_that_is_interrupted_breaks_off_no_call(server, tmp_path, raw_tab
 def command(server, folder, *extra):
     arguments = ["load", "--server", server.url, "--data", folder / "rows.parquet", "--rows-per-request", 8]
     line = [sys.executable, "-m", "inference_client", *arguments, *extra]
-    return subprocess.run(list(map(str, line)), capture_output=True, text=True, timeout=60)
+    return subprocess.run(list(map(str, line)), capture_output=True, text=True, timeout=120)
 
 
 def test_the_command_prints_a_table_and_writes_json(server, tmp_path, raw_table):

@@ -102,7 +102,7 @@ def files(tmp_path, raw_table):
 def command(server, folder, *extra):
     line = [sys.executable, "-m", "inference_client", "rank", "--server", server.url, *extra]
     line += ["--context", folder / "users.parquet", "--candidates", folder / "items.csv"]
-    return subprocess.run(list(map(str, line)), capture_output=True, text=True, timeout=60)
+    return subprocess.run(list(map(str, line)), capture_output=True, text=True, timeout=120)
 
 
 def test_the_command_prints_the_list_and_the_log_holds_it(server, files, read_log, raw_table, score_rows):

@@ -20,9 +20,9 @@ ABSENT = (grpc.StatusCode.NOT_FOUND, "Request for unknown model: 'click_model' i
 
 
 async def until(condition):
-    end = time.monotonic() + 20
+    end = time.monotonic() + 120
     while not condition():
-        assert time.monotonic() < end, "waited 20 s in vain"
+        assert time.monotonic() < end, "waited 120 s in vain"
         await asyncio.sleep(0.005)
 
 
@@ -47,17 +47,17 @@ def test_an_old_server_never_sees_an_expired_deadline_and_its_call_keeps_its_slo
     rows = make_rows(3)
 
     async def talk(client):
-        with pytest.raises(DeadlineExpired, match=r"within 0\.1 s"):
+        with pytest.raises(DeadlineExpired, match=r"within 0\.5 s"):
             await client.score(*rows)
         assert (client.transport.in_flight, stuck.scoring.in_flight) == (1, 1)
-        with pytest.raises(Overloaded, match=r"has 1 requests to answer and ended none within 0\.1 s"):
+        with pytest.raises(Overloaded, match=r"has 1 requests to answer and ended none within 0\.5 s"):
             await client.score(*rows)
         assert len(stuck.scoring.requests) == 1
         stuck.release(stuck.scoring.wait)
         await until(lambda: not client.transport.in_flight)
         return await client.score(*rows, deadline_seconds=20)
 
-    answer = converse(stuck, talk, deadline_seconds=0.1, max_in_flight=1)
+    answer = converse(stuck, talk, deadline_seconds=0.5, max_in_flight=1)
     np.testing.assert_array_equal(answer.scores, score_rows(*rows))
     assert stuck.scoring.cancelled == 0
 
@@ -97,7 +97,7 @@ def test_a_server_that_does_not_tell_its_version_is_spared_too(stuck, make_rows)
         assert client.transport.in_flight == 1
         stuck.release(stuck.scoring.wait)
 
-    converse(stuck, talk, deadline_seconds=0.2)
+    converse(stuck, talk, deadline_seconds=0.5)
     assert stuck.scoring.cancelled == 0
 
 
@@ -106,12 +106,12 @@ def test_a_new_servers_call_ends_with_the_deadline_and_gives_its_slot_back(stuck
 
     async def talk(client):
         for _ in range(3):
-            with pytest.raises(DeadlineExpired, match=r"within 0\.2 s"):
+            with pytest.raises(DeadlineExpired, match=r"within 0\.5 s"):
                 await client.score(*make_rows(3))
         await until(lambda: stuck.scoring.cancelled == 3)
         assert client.transport.in_flight == 0
 
-    converse(stuck, talk, deadline_seconds=0.2, max_in_flight=1)
+    converse(stuck, talk, deadline_seconds=0.5, max_in_flight=1)
 
 
 def test_a_new_servers_call_ends_with_its_caller(stuck, make_rows):
@@ -164,7 +164,7 @@ def test_closing_waits_for_calls_whose_callers_have_given_up(stuck, make_rows):
     stuck.scoring.triton_version = OLD
 
     async def run():
-        client = ScoringClient(stuck.url, ClientSettings(deadline_seconds=0.1))
+        client = ScoringClient(stuck.url, ClientSettings(deadline_seconds=0.5))
         with pytest.raises(DeadlineExpired):
             await client.score(*make_rows(1))
         closing = asyncio.create_task(client.close())
@@ -184,7 +184,7 @@ def test_closing_does_not_wait_for_ever(stuck, make_rows):
         with pytest.raises(DeadlineExpired):
             await client.score(*make_rows(1))
 
-    converse(stuck, talk, deadline_seconds=0.1, close_seconds=0.1)
+    converse(stuck, talk, deadline_seconds=0.5, close_seconds=0.1)
 
 
 def test_the_deadline_bounds_all_attempts_and_waits_together(server, make_rows):
@@ -289,7 +289,7 @@ def test_requests_go_to_every_replica_in_turn_and_a_dead_one_costs_no_request(re
         # The one that comes back gets its share again.
         await asyncio.to_thread(second.start_again)
         seen = len(second.scoring.requests)
-        end = time.monotonic() + 20
+        end = time.monotonic() + 120
         while len(second.scoring.requests) == seen:
             assert time.monotonic() < end, "the replica that came back was not asked for 20 s"
             await client.score(*rows)

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import pytest
-import yaml
 
 from tests.k8s.rendering import OVERLAYS, RENDERED, VARIANTS, Manifest, render_variant
+from tests.yaml_texts import documents
 
 
 @pytest.fixture(scope="session")
@@ -19,7 +19,7 @@ def rendered(tmp_path_factory):
             text = render_variant(variant, scratch)
             RENDERED.mkdir(parents=True, exist_ok=True)
             (RENDERED / f"{variant}.yaml").write_text(text)
-            known[variant] = [m for m in yaml.safe_load_all(text) if m]
+            known[variant] = documents(text)
         return known[variant]
 
     return objects

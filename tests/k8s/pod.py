@@ -156,7 +156,7 @@ class TritonPod:
         status = self.get(asked["path"], port=asked["port"], timeout=self.container[probe]["timeoutSeconds"])
         return status is not None and 200 <= status < 400
 
-    def wait_for(self, probe: str, seconds: float = 60.0) -> None:
+    def wait_for(self, probe: str, seconds: float = 120.0) -> None:
         """Returns once the probe passes, or says what the server said."""
 
         def passes() -> bool:

@@ -51,7 +51,7 @@ def ask(name: str, series: dict[str, str], questions: list[Question], *, interva
     FOLDER.mkdir(parents=True, exist_ok=True)
     path = FOLDER / f"{name}.yaml"
     path.write_text(yaml.safe_dump({"evaluation_interval": interval, "tests": [case]}, sort_keys=False, width=200))
-    done = subprocess.run(["promtool", "test", "rules", str(path)], capture_output=True, text=True, timeout=60)
+    done = subprocess.run(["promtool", "test", "rules", str(path)], capture_output=True, text=True, timeout=120)
     said = done.stdout + done.stderr
     path.with_suffix(".txt").write_text(said)
     assert done.returncode == 0, said

@@ -28,7 +28,7 @@ def render(folder: Path) -> str:
     """What `kubectl apply -k` would send, as YAML; the test is skipped where there is no kubectl."""
     if shutil.which("kubectl") is None:
         pytest.skip("kubectl is not installed: manifests cannot be rendered")
-    done = subprocess.run(["kubectl", "kustomize", str(folder)], capture_output=True, text=True, timeout=60)
+    done = subprocess.run(["kubectl", "kustomize", str(folder)], capture_output=True, text=True, timeout=120)
     assert done.returncode == 0, f"kubectl kustomize {folder}: {done.stderr}"
     return done.stdout
 

@@ -19,7 +19,7 @@ CONFIG = yaml.safe_load(PATH.read_text())
 def amtool(*words: str) -> str:
     if shutil.which("amtool") is None:
         pytest.skip("amtool is not installed (Debian: prometheus-alertmanager): the example cannot be checked")
-    done = subprocess.run(["amtool", *words], capture_output=True, text=True, timeout=60)
+    done = subprocess.run(["amtool", *words], capture_output=True, text=True, timeout=120)
     assert done.returncode == 0, done.stdout + done.stderr
     return done.stdout
 

@@ -102,7 +102,7 @@ def test_promtool_takes_the_rules_as_they_are():
     BUILD.mkdir(parents=True, exist_ok=True)
     (BUILD / "rules.yaml").write_text(yaml.safe_dump(SPEC, sort_keys=False, width=1000))
     command = ["promtool", "check", "rules", "--lint-fatal", str(BUILD / "rules.yaml")]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=60)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120)
     assert done.returncode == 0, done.stdout + done.stderr
     assert f"{len(RULES)} rules found" in done.stdout
 

@@ -11,6 +11,7 @@ from components.contracts.errors import ContractError
 from pipelines.scaling.shipped_query import read_behaviour, read_bounds, read_queries, read_targets
 from tests.k8s.crds import validate_crd
 from tests.k8s.rendering import K8S, OVERLAYS, find, render_variant
+from tests.yaml_texts import documents
 
 ADAPTER, KEDA = K8S / "components/prometheus-adapter", K8S / "components/keda"
 AUTOSCALER, SCALED_OBJECT = K8S / "base/triton/autoscaler.yaml", KEDA / "scaled-object.yaml"
@@ -84,7 +85,7 @@ def test_scaling_to_zero_is_an_option_and_something_beside_the_servers_wakes_the
     [without] = scalers_of(rendered("gke+keda"))
     assert "idleReplicaCount" not in without["spec"]
     text = render_variant("gke+keda+keda/scale-to-zero", tmp_path)
-    [scaler] = scalers_of([m for m in yaml.safe_load_all(text) if m])
+    [scaler] = scalers_of(documents(text))
     validate_crd(scaler)
     spec = scaler["spec"]
     assert spec["idleReplicaCount"] == 0 < spec["minReplicaCount"]

@@ -1,8 +1,8 @@
 """The real monitor and uploader, started as the manifests start them: command, environment, folders, probes, stop.
 
 What a machine without a cluster must change: mounts lie below a temporary folder, the port is a free one on 127.0.0.1,
-and the log is a SQLite file. Everything else is the rendered text. Where the kernel allows it, a run has the root
-file system read-only, as the pod has.
+Kubeflow is away, and the log is a SQLite file. Everything else is the rendered text. Where the kernel allows it, a run
+has the root file system read-only, as the pod has.
 """
 
 from __future__ import annotations
@@ -59,6 +59,8 @@ class Pod:
             found["EVERGREEN_MONITOR_LOG"] = f"sqlite:///{self.root / 'log.db'}"
             found["EVERGREEN_MONITOR_HTTP_HOST"] = "127.0.0.1"
             found["EVERGREEN_MONITOR_HTTP_PORT"] = str(self.port)
+            # A name of the cluster, which a resolver may take half a minute to deny; here nobody listens.
+            found["EVERGREEN_MONITOR_KUBEFLOW_HOST"] = "http://127.0.0.1:9"
         return found
 
     def start(self, name: str, **changes: str) -> subprocess.Popen[bytes]:
@@ -89,7 +91,7 @@ class Pod:
 
     def get(self, path: str) -> tuple[int, str]:
         try:
-            with DIRECT.open(f"http://127.0.0.1:{self.port}{path}", timeout=5) as answer:
+            with DIRECT.open(f"http://127.0.0.1:{self.port}{path}", timeout=60) as answer:
                 return answer.status, answer.read().decode()
         except urllib.error.HTTPError as error:
             return error.code, error.read().decode()
@@ -122,7 +124,7 @@ def make_pod(tmp_path):
 
 def _lives(pod: Pod) -> None:
     """From the folders' container to the end by SIGTERM, with records on their way."""
-    assert pod.start("folders").wait(30) == 0
+    assert pod.start("folders").wait(120) == 0
     monitor = pod.start("monitor", EVERGREEN_MONITOR_ATTRIBUTION_WINDOW_SECONDS="0.2")
     uploader = pod.start("uploader", EVERGREEN_UPLOADER_INTERVAL_SECONDS="0.1")
     wait_until(lambda: pod.probe("startupProbe") == 200, what="the startup probe")
@@ -161,5 +163,5 @@ def test_a_pod_whose_share_is_not_writable_says_so_before_the_monitor_starts(ren
     pod = make_pod(rendered("gke"))
     (pod.root / "evergreen").rmdir()
     (pod.root / "evergreen").write_text("not a folder")
-    assert pod.start("folders").wait(30) != 0
+    assert pod.start("folders").wait(120) != 0
     assert "evergreen" in (pod.root / "folders.log").read_text()

@@ -11,10 +11,10 @@ from collections.abc import Iterator
 from typing import NamedTuple
 
 import pytest
-import yaml
 
 from tests.k8s.network import TCP, UDP, End, allowed
 from tests.k8s.rendering import REPOSITORY, Manifest, pod_template, workloads
+from tests.yaml_texts import documents
 
 OVERLAYS = ("cpu", "gke", "gke-mig")
 INTERNET, PRIVATE = End("142.250.74.10"), End("10.8.0.1")
@@ -30,7 +30,7 @@ def outsider(namespace: str, labels: dict[str, str], address: str, **namespace_l
 def step(name: str) -> End:
     """A pod of the compiled pipeline, with the labels that its platform specification gives it."""
     compiled = (REPOSITORY / "tests/pipelines/golden/retraining.yaml").read_text()
-    executors = list(yaml.safe_load_all(compiled))[1]["platforms"]["kubernetes"]["deploymentSpec"]["executors"]
+    executors = documents(compiled)[1]["platforms"]["kubernetes"]["deploymentSpec"]["executors"]
     return outsider("kubeflow", executors[f"exec-{name}"]["podMetadata"]["labels"], "10.4.2.1")
 
 

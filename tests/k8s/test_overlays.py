@@ -16,6 +16,7 @@ from pipelines.placement_file import read_values
 from tests.k8s.environment import environment_of
 from tests.k8s.pod import triton_container, variables
 from tests.k8s.rendering import K8S, OVERLAYS, find, pod_spec, pod_template, render, render_variant, title, workloads
+from tests.yaml_texts import documents
 
 PLACEHOLDER = re.compile(r"\bmy-[a-z]")
 GPU_RESOURCES = re.compile(r"nvidia\.com/.*")
@@ -32,7 +33,7 @@ def changed(tmp_path):
         shutil.copytree(K8S, copy)
         path = copy / "overlays" / overlay / "cluster.env"
         path.write_text("".join(f"{k}={v}\n" for k, v in {**read_values(path), **values}.items()))
-        return [m for m in yaml.safe_load_all(render(copy / "overlays" / overlay)) if m]
+        return documents(render(copy / "overlays" / overlay))
 
     return do
 
@@ -146,13 +147,13 @@ def test_on_gke_a_slice_is_a_gpu_on_nodes_of_that_partition(size, changed):
 
 @pytest.mark.parametrize("size", ["1g.5gb", "3g.20gb"])
 def test_with_nvidias_device_plugin_a_slice_is_a_resource_of_its_own_name(size, tmp_path):
-    objects = [m for m in yaml.safe_load_all(render_variant(f"cpu+nvidia-mig-{size}", tmp_path)) if m]
+    objects = documents(render_variant(f"cpu+nvidia-mig-{size}", tmp_path))
     assert gpus(objects) == {f"nvidia.com/mig-{size}": 1}
     assert selector(objects) == {}
 
 
 def test_pods_with_a_gpu_bear_the_taint_of_gpu_nodes(rendered, tmp_path):
-    mig = [m for m in yaml.safe_load_all(render_variant("cpu+nvidia-mig-1g.5gb", tmp_path)) if m]
+    mig = documents(render_variant("cpu+nvidia-mig-1g.5gb", tmp_path))
     for manifests in (rendered("gke"), rendered("gke-mig"), mig):
         spec = find(manifests, "Deployment", "triton")["spec"]["template"]["spec"]
         assert {"key": "nvidia.com/gpu", "operator": "Exists", "effect": "NoSchedule"} in spec["tolerations"]

@@ -45,7 +45,7 @@ def test_the_monitors_page_is_where_it_is_scraped(manifests):
     server = Server(Exposition(), host=LOOPBACK, port=0)
     try:
         url = f"http://{LOOPBACK}:{server.port}{endpoint(manifests, 'monitor')['path']}"
-        with DIRECT.open(url, timeout=5) as answer:
+        with DIRECT.open(url, timeout=60) as answer:
             assert b"ctr_monitor_leader" in answer.read()
     finally:
         server.close()

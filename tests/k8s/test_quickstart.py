@@ -17,6 +17,7 @@ from components.logs.pubsub.resources import MAX_DELIVERY_ATTEMPTS, RETENTION_SE
 from pipelines.placement import NEEDS
 from pipelines.placement_file import read_placement, read_values
 from tests.k8s.rendering import K8S, REPOSITORY, find, pod_spec, render
+from tests.yaml_texts import documents
 
 GUIDE = (REPOSITORY / "docs" / "gke.md").read_text()
 POOL = {"gke": "gpu", "gke-mig": "mig"}
@@ -162,6 +163,6 @@ def test_a_changed_setting_reaches_the_pods_by_the_apply_alone(rendered, tmp_pat
     shutil.copytree(K8S, tmp_path / "k8s")
     path = tmp_path / "k8s" / "overlays" / "gke" / "cluster.env"
     path.write_text(re.sub(f"^{changed[0]}$", changed[1], path.read_text(), flags=re.MULTILINE))
-    after = [m for m in yaml.safe_load_all(render(path.parent)) if m]
+    after = documents(render(path.parent))
     before = find(rendered("gke"), "Deployment", workload)["spec"]["template"]
     assert find(after, "Deployment", workload)["spec"]["template"] != before

@@ -34,7 +34,7 @@ from tests.e2e.processes import wait_for
 from tests.k8s.pod import TritonPod, flag, triton_container
 from tests.k8s.rendering import find, workloads
 
-pytestmark = [pytest.mark.e2e, pytest.mark.timeout(180)]
+pytestmark = pytest.mark.e2e
 
 ECHO = """\
 import triton_python_backend_utils as pb_utils

@@ -23,10 +23,11 @@ MARK = "EVERGREEN_TEST"
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Everything here starts real servers."""
+    """Everything here starts real servers, and takes minutes on a machine that does other things too."""
     for item in items:
         if Path(__file__).parent in item.path.parents:
             item.add_marker(pytest.mark.e2e)
+            item.add_marker(pytest.mark.timeout(900))
 
 
 def draw(rows: int, *, seed: int = 11) -> Rows:
@@ -75,7 +76,7 @@ class Command:
     def output(self) -> str:
         return self.output_path.read_text(errors="replace")
 
-    def wait_for(self, condition: Callable[[], bool], *, seconds: float = 120) -> None:
+    def wait_for(self, condition: Callable[[], bool], *, seconds: float = 400) -> None:
         """Returns once `condition` holds, while the command lives."""
         deadline = time.monotonic() + seconds
         while not condition():
@@ -83,7 +84,7 @@ class Command:
             assert time.monotonic() < deadline, f"not within {seconds} s:\n{self.output}"
             time.sleep(0.05)
 
-    def end(self, *, seconds: float = 300) -> int:
+    def end(self, *, seconds: float = 800) -> int:
         return self.process.wait(seconds)
 
     def running(self) -> dict[int, str]:
@@ -125,7 +126,7 @@ def _started(words: list[str], *, output: Path) -> Iterator[Command]:
         process.wait()
 
 
-def _run_to_end(words: list[str], *, output: Path, seconds: float = 280) -> Ended:
+def _run_to_end(words: list[str], *, output: Path, seconds: float = 800) -> Ended:
     with _started(words, output=output) as command:
         code = command.end(seconds=seconds)
         return Ended(code=code, output=command.output, left=command.running())

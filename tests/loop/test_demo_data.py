@@ -57,7 +57,7 @@ def test_unusable_data_is_one_clear_line(tmp_path, run_to_end, write_kaggle, mak
     data.mkdir()
     path = make(data, write_kaggle)
     ended = run_to_end(
-        ["demo", "--data", str(path), "--folder", str(tmp_path / "a demo")], output=tmp_path / "screen.log", seconds=60
+        ["demo", "--data", str(path), "--folder", str(tmp_path / "a demo")], output=tmp_path / "screen.log", seconds=120
     )
     assert ended.code == 2
     assert words in ended.output.splitlines()[-1]
@@ -69,7 +69,7 @@ def test_data_inside_the_demos_own_folder_is_refused_and_kept(tmp_path, run_to_e
     data = write_kaggle(tmp_path / "a demo" / "train.csv", 50)
     (tmp_path / "a demo" / ".evergreen-demo").touch()
     words = ["demo", "--data", str(data), "--folder", str(data.parent)]
-    ended = run_to_end(words, output=tmp_path / "screen.log", seconds=60)
+    ended = run_to_end(words, output=tmp_path / "screen.log", seconds=120)
     assert ended.code == 2
     assert "which the demo empties" in ended.output
     assert data.exists()
@@ -78,7 +78,7 @@ def test_data_inside_the_demos_own_folder_is_refused_and_kept(tmp_path, run_to_e
 def test_folder_with_somebodys_files_is_refused_and_kept(tmp_path, run_to_end):
     mine = _written(tmp_path / "thesis.txt", "chapter 1")
     words = ["demo", "--folder", str(tmp_path)]
-    ended = run_to_end(words, output=tmp_path.parent / f"{tmp_path.name}.log", seconds=60)
+    ended = run_to_end(words, output=tmp_path.parent / f"{tmp_path.name}.log", seconds=120)
     assert ended.code == 2
     assert "no demo wrote it" in ended.output
     assert mine.read_text() == "chapter 1"

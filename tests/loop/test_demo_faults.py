@@ -18,7 +18,7 @@ def test_triton_killed_under_traffic_ends_the_demo_with_a_clear_word(tmp_path, s
         traffic = folder / "traffic.jsonl"
         command.wait_for(lambda: traffic.exists() and traffic.stat().st_size > 0)
         os.kill(_pid_of(command, "/bin/tritonserver"), signal.SIGKILL)
-        assert command.end(seconds=60) == 3
+        assert command.end(seconds=120) == 3
         assert "triton ended with code -9" in command.output.splitlines()[-1]
         assert "Traceback" not in command.output
         assert command.running() == {}
@@ -35,7 +35,7 @@ def test_ctrl_c_in_the_middle_of_a_step_leaves_nothing(tmp_path, started):
         assert not old.exists()
         command.process.send_signal(signal.SIGINT)
         command.process.send_signal(signal.SIGINT)  # an impatient user presses it twice
-        assert command.end(seconds=60) == 130
+        assert command.end(seconds=120) == 130
         assert "nothing is left running" in command.output.splitlines()[-1]
         assert "Traceback" not in command.output
         assert command.running() == {}

@@ -17,7 +17,7 @@ def small_lake(tmp_path_factory, run_to_end):
         ["simulate", *lake, "--world", str(root / "world.json")],
         ["compile", "--output", str(root / "pipeline.yaml"), "--num-retries", "0"],
     ):
-        ended = run_to_end(words, output=root / "command.log", seconds=60)
+        ended = run_to_end(words, output=root / "command.log", seconds=120)
         assert ended.code == 0, ended.output
     return root
 

@@ -210,7 +210,7 @@ class Nursery:
         assert self._process.stdin is not None
         self._process.stdin.close()
         try:
-            self._process.wait(10)
+            self._process.wait(120)
         finally:
             self._process.kill()
             self._process.wait()

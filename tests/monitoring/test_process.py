@@ -27,7 +27,7 @@ DIRECT = urllib.request.build_opener(urllib.request.ProxyHandler({}))
 """Asks without the proxy that the environment may name."""
 
 
-def wait_until(condition, *, seconds: float = 30.0, what: str = "the condition"):
+def wait_until(condition, *, seconds: float = 120.0, what: str = "the condition"):
     deadline = time.monotonic() + seconds
     while time.monotonic() < deadline:
         if found := condition():
@@ -73,9 +73,9 @@ class Processes:
         )
         return self.started[-1]
 
-    def end(self, process: subprocess.Popen) -> int:
+    def end(self, process: subprocess.Popen, *, seconds: float = 120.0) -> int:
         process.send_signal(signal.SIGTERM)
-        return process.wait(20)
+        return process.wait(seconds)
 
     def counter(self, name: str) -> float:
         return json.loads(self.page("/status") or "{}").get("counters", {}).get(name, 0)
@@ -84,7 +84,7 @@ class Processes:
         """A page; empty while a monitor starts (the address may still be its predecessor's)."""
         try:
             address = json.loads((self.state / "http.json").read_text())
-            with DIRECT.open(f"http://{address['host']}:{address['port']}{path}", timeout=5) as answer:
+            with DIRECT.open(f"http://{address['host']}:{address['port']}{path}", timeout=60) as answer:
                 return answer.read().decode()
         except OSError:
             return ""
@@ -93,7 +93,7 @@ class Processes:
         """What a page says that is not to be had now, where the loop has a reason; empty otherwise."""
         try:
             address = json.loads((self.state / "http.json").read_text())
-            DIRECT.open(f"http://{address['host']}:{address['port']}{path}", timeout=5).close()
+            DIRECT.open(f"http://{address['host']}:{address['port']}{path}", timeout=60).close()
         except urllib.error.HTTPError as error:
             reason = error.read().decode()
             return "" if "no turn of the loop has ended yet" in reason else reason
@@ -212,7 +212,7 @@ def test_without_a_lease_two_monitors_cannot_share_a_state_folder(processes):
     first = processes.monitor(lease="none")
     wait_until((processes.state / "events.jsonl").exists, what="the first monitor")
     second = processes.monitor(lease="none")
-    assert second.wait(20) == 1
+    assert second.wait(120) == 1
     assert "is held by another monitor" in (processes.folder / "monitoring.1.log").read_text()
     assert first.poll() is None
 
@@ -229,7 +229,7 @@ def test_without_a_lease_two_monitors_cannot_share_a_state_folder(processes):
 )
 def test_misuse_is_one_line_and_exit_code_2(processes, flags, message):
     process = processes.monitor(**flags)
-    assert process.wait(20) == 2
+    assert process.wait(120) == 2
     lines = (processes.folder / "monitoring.0.log").read_text().splitlines()
     assert lines[-1].startswith("error: ")
     assert message in lines[-1]
@@ -254,11 +254,11 @@ def test_a_monitor_that_waits_for_its_log_ends_at_once_when_asked(processes):
         port = closed.getsockname()[1]
     monitor = p.monitor(log=f"kafka://127.0.0.1:{port}/records?group=monitor")
     assert "the log cannot deliver" in wait_until(lambda: p.refusal("/readyz"), what="the reason")
-    assert p.end(monitor) == 0
+    assert p.end(monitor, seconds=20.0) == 0
 
 
 def test_a_taken_port_is_a_clear_error(processes):
     with socket.create_server(("127.0.0.1", 0)) as taken:
         process = processes.monitor(http_port=taken.getsockname()[1])
-        assert process.wait(20) == 1
+        assert process.wait(120) == 1
     assert "cannot be used" in (processes.folder / "monitoring.0.log").read_text()

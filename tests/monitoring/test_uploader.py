@@ -351,7 +351,7 @@ def test_two_uploaders_at_once_do_no_harm(tmp_path, open_lake):
 
     def work():
         uploader = Uploader(archive, open_lake())
-        start.wait(10)
+        start.wait(120)
         try:
             moved.extend(uploader.run_once())
         except BaseException as error:

@@ -59,10 +59,10 @@ def under_load(urls, rows, *, until=None, enough=30):
         yield traffic
         done.set()
         for thread in threads if until is not None else ():
-            thread.join(30)
+            thread.join(120)
     finally:
         stop.set()
         for thread in threads:
-            thread.join(30)
+            thread.join(120)
         for client in clients:
             client.close()

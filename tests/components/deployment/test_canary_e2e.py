@@ -31,7 +31,7 @@ from inference_client.plan_follower import PlanFollower
 from inference_client.routing import PlannedClient
 from inference_client.scorer import shadow_of
 
-pytestmark = [pytest.mark.e2e, pytest.mark.timeout(180)]
+pytestmark = pytest.mark.e2e
 
 # Two cores shared with everything else: latency is no evidence here, outcomes are.
 POLICY = CanaryPolicy(

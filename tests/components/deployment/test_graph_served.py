@@ -14,7 +14,7 @@ from components.deployment.graph.export import GraphLimits, export
 from components.deployment.graph.files import DATA_FILE, graph_sha256
 from components.deployment.graph.parity import open_graph
 
-pytestmark = [pytest.mark.e2e, pytest.mark.timeout(120)]
+pytestmark = pytest.mark.e2e
 
 
 def test_tables_beside_the_graph_are_released_with_it_and_the_server_answers_as_the_session_here(

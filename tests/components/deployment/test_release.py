@@ -20,8 +20,6 @@ from components.deployment.repository.triton_config import read_options, version
 from tests.components.deployment.file_triton import FileTriton
 from tests.components.deployment.real_servers import live_version, under_load
 
-pytestmark = pytest.mark.timeout(120)
-
 
 @pytest.mark.e2e
 def test_first_release_is_served_recorded_and_is_the_next_runs_champion(deploy, client, raw_rows, settings, triton):

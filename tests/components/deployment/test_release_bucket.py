@@ -20,7 +20,7 @@ from components.deployment.rollback import rollback
 from components.deployment.servers import Patience
 from components.storage.locations import open_objects
 
-pytestmark = [pytest.mark.e2e, pytest.mark.timeout(120)]
+pytestmark = pytest.mark.e2e
 
 
 @pytest.fixture

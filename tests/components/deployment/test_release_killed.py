@@ -26,8 +26,6 @@ from components.deployment.repository.triton_config import versions_of
 from components.deployment.rollback import rollback
 from tests.components.deployment.real_servers import live_version
 
-pytestmark = pytest.mark.timeout(120)
-
 ROOT = Path(__file__).resolve().parents[3]
 RELEASE_PLACES = [
     ("kept", 1), ("intent written", 1), ("staged", 1), ("rehearsed", 1), ("folder published", 1), ("config written", 1),
@@ -57,7 +55,7 @@ def kill():
 
     yield run
     process.stdin.close()
-    assert process.wait(30) == 0
+    assert process.wait(120) == 0
     process.stdout.close()
 
 

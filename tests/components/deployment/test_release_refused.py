@@ -23,7 +23,7 @@ from components.deployment.servers import Patience
 from tests.components.deployment.file_triton import FileTriton
 from tests.components.deployment.real_servers import Altered, live_version
 
-pytestmark = [pytest.mark.e2e, pytest.mark.timeout(120)]
+pytestmark = pytest.mark.e2e
 
 
 @pytest.mark.parametrize("name", [CANDIDATE_NAME, MODEL_NAME], ids=["in rehearsal", "after publication"])

@@ -19,7 +19,7 @@ from components.storage.locations import open_objects
 from pipelines.local.triton import TritonServer, TritonSettings
 from tests.components.deployment.real_servers import Altered, live_version, under_load
 
-pytestmark = [pytest.mark.e2e, pytest.mark.timeout(180)]
+pytestmark = pytest.mark.e2e
 
 
 def test_any_replica_failing_leads_all_back_and_nobody_notices(tmp_path, make_candidate, raw_rows):

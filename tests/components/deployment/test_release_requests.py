@@ -11,7 +11,7 @@ from components.contracts.errors import PermanentError
 from components.contracts.serving import MAX_BATCH_ROWS, MODEL_NAME
 from components.deployment.triton_client import Triton
 
-pytestmark = [pytest.mark.e2e, pytest.mark.timeout(120)]
+pytestmark = pytest.mark.e2e
 
 
 def test_the_largest_request_is_answered_and_a_larger_one_refused(deploy, client, raw_rows):

@@ -44,18 +44,18 @@ def test_of_two_deployments_at_once_one_gets_the_lock(open_objects):
 
     def deploy(holder):
         repository = ModelRepository(open_objects(), holder=holder)
-        start.wait(10)
+        start.wait(120)
         try:
             with repository.locked():
                 inside.append(holder)
-                done.wait(20)
+                done.wait(120)
         except TemporaryError as error:
             refused.append(str(error))
             done.set()
 
     deployments = [threading.Thread(target=deploy, args=(f"deployment {at}",)) for at in range(2)]
     [each.start() for each in deployments]
-    [each.join(30) for each in deployments]
+    [each.join(120) for each in deployments]
     assert len(inside) == len(refused) == 1
     assert "another deployment is at work" in refused[0]
 

@@ -19,8 +19,6 @@ from components.deployment.rollback import main, rollback
 from tests.components.deployment.file_triton import FileTriton
 from tests.components.deployment.real_servers import live_version, under_load
 
-pytestmark = pytest.mark.timeout(120)
-
 
 @pytest.fixture
 def go_back(settings):

@@ -16,8 +16,6 @@ from components.deployment.release_checks import Refused, StaleVerdict
 from components.deployment.release_settings import ReleaseSettings
 from tests.components.deployment.real_servers import live_version
 
-pytestmark = pytest.mark.timeout(120)
-
 ROOT = Path(__file__).resolve().parents[3]
 
 
@@ -87,7 +85,7 @@ def test_of_two_runs_at_once_one_wins_and_the_other_says_so(judged, settings, de
 
     commands = [command(seed) for seed in (2, 3)]
     processes = [start() for start in commands]
-    words = [process.communicate(timeout=90)[1] for process in processes]
+    words = [process.communicate(timeout=120)[1] for process in processes]
     codes = [process.returncode for process in processes]
     winner = codes.index(0)
     loser = 1 - winner
@@ -98,7 +96,7 @@ def test_of_two_runs_at_once_one_wins_and_the_other_says_so(judged, settings, de
     assert [entry.model_id for entry in read_journal(settings.store)] == ["model-1", f"model-{winner + 2}"]
     if codes[loser] == 3:
         again = commands[loser]()
-        assert "judge it again" in again.communicate(timeout=90)[1]
+        assert "judge it again" in again.communicate(timeout=120)[1]
         assert again.returncode == 1
     [note] = run_notes.read_notes(settings.store, f"run-{loser + 2}")
     assert (note.state, "judge it again" in note.reason) == ("refused", True)

@@ -33,7 +33,7 @@ from pipelines.local.triton import TritonServer, TritonSettings
 from tests.e2e.processes import wait_for
 from tests.e2e.traffic import Traffic
 
-pytestmark = [pytest.mark.e2e, pytest.mark.timeout(120)]
+pytestmark = pytest.mark.e2e
 
 
 @pytest.fixture(scope="module")
@@ -95,8 +95,10 @@ def _runs(pid):
 
 
 def kill_stubs(server):
-    for stub in stubs_of(server.pid):
+    killed = stubs_of(server.pid)
+    for stub in killed:
         os.kill(stub, signal.SIGKILL)
+    wait_for(lambda: not any(_runs(stub) for stub in killed))
 
 
 def live_version(client, rows):
@@ -354,7 +356,7 @@ def test_as_a_command_it_heals_until_sigterm_ends_it(deploy, settings, triton, t
         kill_stubs(triton)
         wait_for(lambda: count(HEALED))
         process.send_signal(signal.SIGTERM)
-        assert process.wait(20) == 0
+        assert process.wait(120) == 0
     finally:
         process.kill()
         process.wait()

@@ -24,7 +24,7 @@ from components.logs.sqlite import SqliteLog
 from tests.components.logs.emulator import Emulator
 from tests.components.logs.kafka_cluster import KafkaCluster
 
-SECONDS = 40.0
+SECONDS = 120.0
 """Deadline of everything that is waited for, but for a handover on the emulator."""
 HANDOVER_SECONDS = 150.0
 """Deadline of what one reader held when it ended. The emulator (0.8.20) does not notice that a stream was cancelled: it

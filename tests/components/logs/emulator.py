@@ -54,7 +54,7 @@ class Emulator:
         if process is not None:
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(process.pid, signal.SIGKILL)
-            process.wait(20)
+            process.wait(120)
 
     def freeze(self) -> None:
         """It answers nobody until `thaw`; its connections stay."""

@@ -57,8 +57,8 @@ class Ends:
     def committed(self) -> int:
         """What the group has committed over all partitions, asked by a client of the test's own."""
         consumer = Consumer({"bootstrap.servers": self.place.brokers, "group.id": self.place.group})
-        partitions = consumer.list_topics(self.place.topic, timeout=10).topics[self.place.topic].partitions
-        found = consumer.committed([TopicPartition(self.place.topic, p) for p in partitions], timeout=10)
+        partitions = consumer.list_topics(self.place.topic, timeout=60).topics[self.place.topic].partitions
+        found = consumer.committed([TopicPartition(self.place.topic, p) for p in partitions], timeout=60)
         consumer.close()
         return sum(max(0, each.offset) for each in found)
 
@@ -368,7 +368,7 @@ def test_broker_that_hangs_is_a_problem_too_and_holds_no_caller_up_for_long(tmp_
     finally:
         process.send_signal(signal.SIGCONT)
         process.terminate()
-        process.wait(20)
+        process.wait(120)
 
 
 def test_lines_of_lost_connections_do_not_fill_the_log(ends, caplog):

@@ -235,7 +235,7 @@ def test_what_a_killed_publisher_was_told_is_stored_is_delivered(bench, subscrib
         told = [name for _ in range(20) for name in process.stdout.readline().split()]
     finally:
         process.send_signal(signal.SIGKILL)
-        process.wait(20)
+        process.wait(120)
         # What it was told between the last line and its end.
         told += [
             name
@@ -264,7 +264,7 @@ def test_what_a_killed_reader_had_not_acknowledged_goes_to_the_next(bench, publi
         assert sorted(process.stdout.readline().split()) == ["a", "b", "c", "done"]
     finally:
         process.send_signal(signal.SIGKILL)
-        process.wait(20)
+        process.wait(120)
         process.stdout.close()
     bench.expire_leases()
     heirs = [bench.subscriber() for _ in range(bench.num_heirs)]

@@ -89,12 +89,11 @@ def world():
     return World()
 
 
-@pytest.fixture
-def make_training_set(tmp_path):
-    """Writes rows, workflow and manifest; gives the TrainingSet."""
+def training_sets(root: Path):
+    """`make` writes rows, workflow and manifest below `root` and gives the TrainingSet."""
 
     def make(labels, dense, ids, slot_sizes=SLOT_SIZES, name="set", workflow_start=0, num_files=2):
-        folder = tmp_path / "work with space" / name
+        folder = root / "work with space" / name
         train = write_folder(folder / "train", labels, dense, ids, num_files)
         return TrainingSet(
             train_uri=train.as_uri(),
@@ -110,6 +109,12 @@ def make_training_set(tmp_path):
         )
 
     return make
+
+
+@pytest.fixture
+def make_training_set(tmp_path):
+    """Writes rows, workflow and manifest; gives the TrainingSet."""
+    return training_sets(tmp_path)
 
 
 @pytest.fixture

@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -24,6 +25,8 @@ from components.training.fit import FitJob, fit
 from components.training.metrics_sink import MemorySink
 from components.training.pytorch.engine import PytorchEngine
 from components.training.start import Start
+from tests.components.training.conftest import World, training_sets
+from tests.warm import REPOSITORY, Warm
 
 SEGMENT_ROWS = 1024
 """Few, so that a small pass has several places to stop at."""
@@ -38,18 +41,29 @@ def short_segments(monkeypatch):
     monkeypatch.setattr(PytorchEngine, "segment_batches", lambda self, batch_size: SEGMENT_ROWS // batch_size)
 
 
-@pytest.fixture
-def run(tmp_path):
-    """Fits on the CPU; gives the result and the sink."""
+def fits(root):
+    """`go` fits on the CPU, its checkpoint below `root`; gives the result and the sink."""
     count = iter(range(1000))
 
     def go(training_set, settings=FAST, start=None, config=CONFIG, path=None, **keywords):
-        sink, path = MemorySink(), path or tmp_path / f"checkpoint {next(count)}"
+        sink, path = MemorySink(), path or root / f"checkpoint {next(count)}"
         job = FitJob(training_set=training_set, config=config, settings=settings, start=start, checkpoint_path=path)
         engine = PytorchEngine(config, training_set.slot_sizes, settings, device="cpu")
         return fit(job, engine, sink, **keywords), sink
 
     return go
+
+
+@pytest.fixture
+def run(tmp_path):
+    return fits(tmp_path)
+
+
+@pytest.fixture(scope="module")
+def first(tmp_path_factory):
+    """A fit on enough rows to learn the world, which later rounds continue."""
+    root = tmp_path_factory.mktemp("first")
+    return fits(root)(training_sets(root)(*World().rows(40_000, seed=1)[:3]))[0]
 
 
 def scores(result, slot_sizes, dense, ids, config=CONFIG):
@@ -64,8 +78,9 @@ def started(result):
     return Start(weights=result.weights, optimizer_step=result.optimizer_step)
 
 
-def test_learns_the_planted_signal_and_an_incremental_round_regains_most_of_a_drift(world, make_training_set, run):
-    first, _ = run(make_training_set(*world.rows(40_000, seed=1)[:3], name="first"))
+def test_learns_the_planted_signal_and_an_incremental_round_regains_most_of_a_drift(
+    world, first, make_training_set, run
+):
     labels, dense, ids, logit = world.rows(8_000, seed=2)
     learnt = roc_auc(labels, scores(first, world.slot_sizes, dense, ids))
     assert learnt > roc_auc(labels, logit) - 0.02
@@ -81,8 +96,7 @@ def test_learns_the_planted_signal_and_an_incremental_round_regains_most_of_a_dr
     assert regained > 0.7 * lost
 
 
-def test_a_round_in_an_unchanged_world_is_no_worse_than_its_parent(world, make_training_set, run):
-    first, _ = run(make_training_set(*world.rows(30_000, seed=1)[:3], name="first"))
+def test_a_round_in_an_unchanged_world_is_no_worse_than_its_parent(world, first, make_training_set, run):
     second, _ = run(make_training_set(*world.rows(10_000, seed=3)[:3], name="second"), start=started(first))
     labels, dense, ids, _ = world.rows(8_000, seed=2)
     before, after = (roc_auc(labels, scores(r, world.slot_sizes, dense, ids)) for r in (first, second))
@@ -160,23 +174,21 @@ def weights_hash(tmp_path, run):
     return Model.read(tmp_path / run / "model.json").sha256["weights"]
 
 
-STEP = f"""
+SHORT = f"""
 import sys
 from components.training.pytorch import engine as pytorch_engine
 from components.training.__main__ import main
 
 pytorch_engine.PytorchEngine.segment_batches = lambda self, batch_size: {SEGMENT_ROWS} // batch_size
-raise SystemExit(main(sys.argv[1:]))
 """
 
-KILLED = f"""
-import os, signal, sys
+STEP = f"{SHORT}raise SystemExit(main(sys.argv[1:]))"
+
+KILLED = f"""{SHORT}
+import os, signal
 from components.contracts import durable
 from components.training.pass_runner import PassRunner
-from components.training.pytorch import engine as pytorch_engine
-from components.training.__main__ import main
 
-pytorch_engine.PytorchEngine.segment_batches = lambda self, batch_size: {SEGMENT_ROWS} // batch_size
 PassRunner.is_save_due = property(lambda self: True)  # whatever the clock says
 place, left = sys.argv[1], int(sys.argv[2])
 
@@ -204,25 +216,33 @@ PLACES = {
 }
 
 
-def test_killed_again_and_again_it_ends_with_the_weights_of_an_undisturbed_run(command, tmp_path):
-    undisturbed = [sys.executable, "-c", STEP, *command("undisturbed")]
-    assert subprocess.run(undisturbed, timeout=120, capture_output=True).returncode == 0
+@pytest.fixture(scope="module")
+def run_apart():
+    """Runs a program as a process of its own, forked from one that has torch; its exit code and what it said."""
+    with Warm(Path(sys.executable), "import components.training.pytorch.engine, components.training.step") as warm:
+        yield lambda program, *arguments: warm.run(program, arguments, variables=dict(os.environ), folder=REPOSITORY)
+
+
+def test_killed_again_and_again_it_ends_with_the_weights_of_an_undisturbed_run(command, run_apart, tmp_path):
+    code, said = run_apart(STEP, *command("undisturbed"))
+    assert code == 0, said
     flags = command("killed")
     for described, (place, times) in PLACES.items():
-        run = [sys.executable, "-c", KILLED, place, str(times), *flags]
-        done = subprocess.run(run, timeout=120, capture_output=True, text=True)
-        assert done.returncode == -signal.SIGKILL, f"{described}: {done.stderr}"
+        code, said = run_apart(KILLED, place, str(times), *flags)
+        assert code == -signal.SIGKILL, f"{described}: {said}"
     assert not (tmp_path / "killed" / "model.json").exists()
-    done = subprocess.run([sys.executable, "-c", STEP, *flags], timeout=120, capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
+    code, said = run_apart(STEP, *flags)
+    assert code == 0, said
     assert weights_hash(tmp_path, "killed") == weights_hash(tmp_path, "undisturbed")
     (model,) = (tmp_path / "killed" / "store" / "models").iterdir()
     assert model.name == Model.read(tmp_path / "killed" / "model.json").model_id
 
 
-def test_sigterm_saves_ends_with_the_code_for_a_retry_and_the_retry_ends_with_the_same_weights(command, tmp_path):
-    run = [sys.executable, "-c", STEP]
-    with subprocess.Popen([*run, *command("stopped")], stderr=subprocess.PIPE, text=True) as process:
+def test_sigterm_saves_ends_with_the_code_for_a_retry_and_the_retry_ends_with_the_same_weights(
+    command, run_apart, tmp_path
+):
+    run = [sys.executable, "-c", STEP, *command("stopped")]
+    with subprocess.Popen(run, stderr=subprocess.PIPE, text=True) as process:
         said = ""
         for line in process.stderr:
             said += line
@@ -238,8 +258,8 @@ def test_sigterm_saves_ends_with_the_code_for_a_retry_and_the_retry_ends_with_th
     assert not (tmp_path / "stopped" / "store" / "models").exists()
 
     for name in ("stopped", "undisturbed"):
-        done = subprocess.run([*run, *command(name)], timeout=120, capture_output=True, text=True)
-        assert done.returncode == 0, done.stderr
+        code, said = run_apart(STEP, *command(name))
+        assert code == 0, said
     assert weights_hash(tmp_path, "stopped") == weights_hash(tmp_path, "undisturbed")
     (note,) = read_notes(tmp_path / "stopped" / "store", "stopped")
     assert note.state == "done"

@@ -235,7 +235,7 @@ def deliver(outbox, clock, server, *, until, seconds=1.0):
 @pytest.fixture
 def outbox(server, webhook_file):
     def make(kept, **options):
-        return Outbox(kept, lambda body: post_to_file(webhook_file, body, timeout_seconds=0.3), **options)
+        return Outbox(kept, lambda body: post_to_file(webhook_file, body, timeout_seconds=60.0), **options)
 
     return make
 

@@ -18,7 +18,7 @@ class Replicas(Processes):
 
     def replica(self, name: str, **flags):
         folder = self.folder / name
-        values = {"state": folder / "state", "archive": folder / "archive", "lease_seconds": 2.0, **flags}
+        values = {"state": folder / "state", "archive": folder / "archive", "lease_seconds": 5.0, **flags}
         process = self.monitor(**values)
         process.number = len(self.started) - 1
         return process
@@ -29,7 +29,7 @@ class Replicas(Processes):
         return found.group(1)
 
     def status(self, process) -> dict:
-        with DIRECT.open(self.address(process) + "/status", timeout=5) as answer:
+        with DIRECT.open(self.address(process) + "/status", timeout=60) as answer:
             return json.loads(answer.read())
 
     def addresses(self, names) -> list[str]:
@@ -78,7 +78,7 @@ def test_a_standby_takes_nothing_until_the_leader_is_dead(replicas, folders):
     assert status["role"] == "standby"
     assert status["counters"] == {}
     assert status["decision"].startswith("standing by: ")
-    with DIRECT.open(replicas.address(second) + "/healthz", timeout=5) as answer:
+    with DIRECT.open(replicas.address(second) + "/healthz", timeout=60) as answer:
         assert answer.status == 200
     first.kill()
     first.wait()
@@ -126,7 +126,7 @@ def test_a_standby_that_is_asked_to_end_ends(replicas):
 def test_a_lease_that_cannot_be_written_is_one_line_that_says_what_to_do(replicas):
     (replicas.folder / "no folder").write_text("")
     process = replicas.replica("a", lease=str(replicas.folder / "no folder"))
-    assert process.wait(20) == 1
+    assert process.wait(120) == 1
     last = (replicas.folder / f"monitoring.{process.number}.log").read_text().splitlines()[-1]
     assert last.startswith("error: the lease cannot be taken: ")
     assert "set `lease` to a folder or bucket" in last

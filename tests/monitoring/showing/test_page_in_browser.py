@@ -105,7 +105,7 @@ def test_a_phone_scrolls_the_page_down_only(address, tmp_path):
     from urllib.request import ProxyHandler, build_opener
 
     # Loaded as a file, where the measuring script may run: the server's own pages may run none.
-    with build_opener(ProxyHandler({})).open(address[0], timeout=10) as answer:
+    with build_opener(ProxyHandler({})).open(address[0], timeout=60) as answer:
         page = answer.read().decode()
     copy = tmp_path / "page.html"
     copy.write_text(page.replace("</body>", address[1] + "</body>").replace('http-equiv="refresh"', ""))

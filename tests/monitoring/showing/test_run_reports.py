@@ -58,7 +58,7 @@ def get(store):
 
     def ask(path):
         try:
-            with direct.open(f"http://{server.host}:{server.port}{path}", timeout=5) as answer:
+            with direct.open(f"http://{server.host}:{server.port}{path}", timeout=60) as answer:
                 return answer.status, answer.read(), answer.headers
         except urllib.error.HTTPError as error:
             return error.code, error.read(), error.headers

@@ -25,7 +25,7 @@ def served(tmp_path):
 
     def get(path: str) -> tuple[int, str]:
         try:
-            with direct.open(f"http://{address['host']}:{address['port']}{path}", timeout=5) as answer:
+            with direct.open(f"http://{address['host']}:{address['port']}{path}", timeout=60) as answer:
                 get.headers = answer.headers
                 return answer.status, answer.read().decode()
         except urllib.error.HTTPError as error:

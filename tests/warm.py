@@ -1,0 +1,76 @@
+"""Programs as processes of their own that are forked from one which has imported what they import.
+
+Two to three of a small step's four seconds go into its libraries. A forked program has its own arguments, environment,
+working directory, signals and exit code, and nothing of what another one did.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import select
+import signal
+import subprocess
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+
+REPOSITORY = Path(__file__).resolve().parents[1]
+SERVE = """
+import json, os, sys
+exec(sys.argv[1])
+for line in sys.stdin:
+    asked = json.loads(line)
+    child = os.fork()
+    if not child:
+        break
+    print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), flush=True)
+else:
+    raise SystemExit
+os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
+os.dup2(os.open(asked["output"], os.O_WRONLY), 1)
+os.dup2(1, 2)
+os.environ.clear()
+os.environ.update(asked["variables"])
+os.chdir(asked["folder"])
+sys.argv = ["-c", *asked["arguments"]]
+exec(asked["program"], {"__name__": "__main__"})
+"""
+
+
+class Warm:
+    """A process of `python` that has done `imports` and waits; a context, at whose end it is killed."""
+
+    def __init__(self, python: Path, imports: str, variables: dict[str, str] | None = None) -> None:
+        self._process = subprocess.Popen(
+            [str(python), "-c", SERVE, imports],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+            env=variables,
+            cwd=REPOSITORY,
+            start_new_session=True,
+        )
+
+    def __enter__(self) -> Warm:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        # With what it may still have been forking.
+        os.killpg(self._process.pid, signal.SIGKILL)
+        self._process.communicate()
+
+    def run(
+        self, program: str, arguments: Sequence[str], *, variables: dict[str, str], folder: Path, seconds: float = 240
+    ) -> tuple[int, str]:
+        """`python -c program arguments` with these variables in `folder`; its exit code (negative: the signal that
+        ended it), and all that it said."""
+        with tempfile.NamedTemporaryFile("r", suffix=".log") as output:
+            asked = {"program": program, "arguments": list(arguments), "output": output.name}
+            self._process.stdin.write(json.dumps({**asked, "variables": variables, "folder": str(folder)}) + "\n")
+            self._process.stdin.flush()
+            if not select.select([self._process.stdout], [], [], seconds)[0]:
+                raise AssertionError(f"not done within {seconds} s: {arguments}\n{output.read()[-4000:]}")
+            code = self._process.stdout.readline()
+            assert code, f"the process that forks ended: {arguments}"
+            return int(code), output.read()
