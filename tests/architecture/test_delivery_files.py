@@ -27,7 +27,7 @@ from pipelines.placement_file import read_values
 from tests.architecture.dockerfiles import REPOSITORY
 from tests.k8s.rendering import OVERLAYS, render
 from tests.pipelines.kfp_server import KfpWithPipelines
-from tests.yaml_texts import documents
+from tests.pipelines.yaml_texts import documents
 
 WORKFLOWS = sorted((REPOSITORY / ".github" / "workflows").glob("*.yaml"))
 SCRIPTS = sorted(path for path in (REPOSITORY / ".ci").iterdir())

@@ -27,7 +27,7 @@ from pipelines.local.services import Services
 from pipelines.package import read_parameters
 from pipelines.placement import Placement
 from tests.monitoring.acting.kfp_double import KfpDouble
-from tests.yaml_texts import documents
+from tests.pipelines.yaml_texts import documents
 
 NOW = 1_767_225_600.5
 TYPES = {"STRING": str, "NUMBER_INTEGER": int, "NUMBER_DOUBLE": float, "BOOLEAN": bool}

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from tests.k8s.rendering import OVERLAYS, RENDERED, VARIANTS, Manifest, render_variant
-from tests.yaml_texts import documents
+from tests.pipelines.yaml_texts import documents
 
 
 @pytest.fixture(scope="session")

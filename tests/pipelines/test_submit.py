@@ -16,7 +16,7 @@ from pipelines.package import read_parameters
 from pipelines.retraining import PIPELINE_NAME
 from pipelines.submit import KfpServer, Run
 from tests.pipelines.kfp_server import KfpWithPipelines
-from tests.yaml_texts import documents
+from tests.pipelines.yaml_texts import documents
 
 GOLDEN = Path(__file__).parent / "golden" / "retraining.yaml"
 
