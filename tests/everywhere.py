@@ -1,6 +1,6 @@
 """Runs every test, each folder in the environment of its image, and closes with one line over all of them.
 
-Two parts more at a time than there are cores: those with servers wait for half of their time. Arguments go to every
+One part more at a time than there are cores: those with servers wait for half of their time. Arguments go to every
 pytest.
 """
 
@@ -27,7 +27,7 @@ PARTS = (
 )
 """Environment and part (`conftest.FOLDERS_OF_PART`), the longest first. The serving environment holds a server, which
 the driver's tests start."""
-NUM_WAITING = 2
+NUM_WAITING = 1
 """Parts at a time beyond the cores: measured, those with servers and logs use half a core or less each."""
 NO_TESTS_COLLECTED = 5
 
