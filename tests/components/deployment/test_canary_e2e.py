@@ -30,6 +30,7 @@ from components.storage.locations import open_objects
 from inference_client.plan_follower import PlanFollower
 from inference_client.routing import PlannedClient
 from inference_client.scorer import shadow_of
+from tests.e2e.processes import wait_for
 
 pytestmark = pytest.mark.e2e
 
@@ -267,9 +268,14 @@ def test_the_servers_counters_are_those_of_each_arm_by_version(beside, triton, c
         for _ in range(times):
             client.infer(name, *raw_rows(4))
     elapsed_us = (time.perf_counter() - started) * 1e6
-    after = counted(fetch(address), arms)
-    deltas = {arm: {name: after[arm][name] - before[arm][name] for name in after[arm]} for arm in arms}
-    assert (deltas["stable"]["success"], deltas["canary"]["success"]) == (3, 5)
+
+    def counted_since():
+        after = counted(fetch(address), arms)
+        return {arm: {name: after[arm][name] - before[arm][name] for name in after[arm]} for arm in arms}
+
+    # The server counts a request after it has answered it.
+    wait_for(lambda: all(counted_since()[arm]["success"] == times for arm, times in (("stable", 3), ("canary", 5))))
+    deltas = counted_since()
     assert deltas["stable"]["failure"] == deltas["canary"]["failure"] == 0
     assert 0 < sum(delta["duration_us"] for delta in deltas.values()) < elapsed_us
     assert all(0 < delta["infer_us"] < delta["duration_us"] for delta in deltas.values())

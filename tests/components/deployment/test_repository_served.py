@@ -24,6 +24,7 @@ from components.deployment.repository.triton_config import WARMUP_BATCH, Serving
 from components.deployment.triton_client import Triton
 from components.storage.folder import FolderObjects
 from pipelines.local.triton import TritonServer
+from tests.e2e.processes import wait_for
 
 pytestmark = pytest.mark.e2e
 
@@ -97,7 +98,7 @@ def test_the_server_serves_what_the_configuration_names_and_nothing_that_only_li
         with start("one.log") as server:
             client = connect(server)
             # Every instance was warmed up with each row, and with one batch of rows.
-            assert num_requests(server, 1) == OPTIONS.warmup_rows + WARMUP_BATCH
+            wait_for(lambda: num_requests(server, 1) == OPTIONS.warmup_rows + WARMUP_BATCH)
             assert answers(client, first[1]) == 1
 
             repository.stage(2, *second, OPTIONS)
