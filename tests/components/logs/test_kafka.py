@@ -27,7 +27,7 @@ from components.logs.kafka.subscriber import KafkaSubscriber
 from components.logs.urls import LogUrl
 from tests.components.logs.kafka_cluster import KafkaCluster
 
-WAIT_SECONDS = 30.0
+WAIT_SECONDS = 120.0
 REPOSITORY = Path(__file__).resolve().parents[3]
 names = itertools.count()
 
@@ -219,7 +219,14 @@ def test_partitions_are_shared_by_a_second_reader_and_tokens_of_what_it_took_ove
     one.acknowledge([d.token for d in held.values()])
     until(lambda: one.pull(100) or two.pull(100) or one.backlog() == len(moved))
     two.acknowledge([d.token for d in taken])
-    until(lambda: two.pull(100) or one.pull(100) or one.backlog() == 0)
+
+    def all_ended():
+        # On a busy machine partitions may move once more, and what was ended meanwhile comes again.
+        for reader in (one, two):
+            reader.acknowledge([d.token for d in reader.pull(100)])
+        return one.backlog() == 0
+
+    until(all_ended)
 
 
 def test_partitions_of_a_reader_that_leaves_go_to_the_other(wide):
