@@ -86,6 +86,15 @@ def microseconds(time: float) -> int:
     return round(time * 1e6)
 
 
+def is_visible(name: str) -> bool:
+    """Whether a file of a lake or an archive is there for readers: a dot or underscore starts unfinished work or notes.
+
+    >>> is_visible("part-00000.parquet"), is_visible(".part-00000.parquet"), is_visible("_SUCCESS")
+    (True, False, False)
+    """
+    return not name.startswith((".", "_"))
+
+
 DAY_PARTITION = "day={day}"
 """Lake folder of one UTC day; `day` is YYYY-MM-DD of `event_time`."""
 

@@ -29,6 +29,7 @@ from components.contracts.criteo import (
     SHADOW_SCORE,
     SHADOW_VERSION,
     feature_matrix,
+    is_visible,
 )
 from components.contracts.errors import ContractError, first_line
 from components.deployment.graph.parity import GoldenRows
@@ -97,7 +98,7 @@ def _files(lake: Path | Objects) -> Iterator[tuple[str, str, AbstractContextMana
     """Names below the lake and for messages, and the visible Parquet files of its day partitions, oldest day first."""
     if isinstance(lake, Path):
         for path in sorted(lake.glob(f"{DAY_PARTITION.format(day='*')}/*.parquet")):
-            if not path.name.startswith((".", "_")):
+            if is_visible(path.name):
                 yield path.relative_to(lake).as_posix(), str(path), nullcontext(path)
         return
     for name in [each.name for each in lake.list(DAY_PARTITION.format(day=""))]:

@@ -31,6 +31,7 @@ from components.contracts.criteo import (
     ROW,
     STORED_AT,
     WINDOW_SECONDS,
+    is_visible,
 )
 from components.contracts.durable import sha256_file
 from components.contracts.errors import ContractError
@@ -116,7 +117,7 @@ class LateClicks:
         for partition in sorted(self.lake.glob(f"{_PARTITION}*")):
             day = parse_day(f"lake partition {partition}", partition.name.partition("=")[2])
             if day >= first and day not in self._clicks:
-                files = sorted(p for p in partition.glob("*.parquet") if not p.name.startswith((".", "_")))
+                files = sorted(p for p in partition.glob("*.parquet") if is_visible(p.name))
                 clicks = _with_times(pa.concat_tables([_SCHEMA.empty_table(), *map(self._read, files)]))
                 least = clicks.group_by(_KEY).aggregate([(_COUNTS_FROM, "min"), (_KNOWN_AT, "min")])
                 least = least.select([*_KEY, f"{_COUNTS_FROM}_min", f"{_KNOWN_AT}_min"])

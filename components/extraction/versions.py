@@ -15,7 +15,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from components.contracts.criteo import VERSION_COMPLETE, VERSION_PARTITION
+from components.contracts.criteo import VERSION_COMPLETE, VERSION_PARTITION, is_visible
 from components.contracts.durable import sha256_file
 from components.contracts.errors import ContractError
 
@@ -143,8 +143,8 @@ def version_folders(day: Path) -> dict[int, Path]:
 
 
 def visible_files(folder: Path) -> list[Path]:
-    """The Parquet files directly in a folder, by name; a dot or underscore starts unfinished work."""
-    return sorted(p for p in folder.glob("*.parquet") if not p.name.startswith((".", "_")))
+    """The Parquet files directly in a folder, by name."""
+    return sorted(p for p in folder.glob("*.parquet") if is_visible(p.name))
 
 
 def files_of_day(day: Path) -> DayFiles:

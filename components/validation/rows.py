@@ -77,8 +77,7 @@ def find_new_columns(files: Sequence[Path]) -> list[ColumnFault]:
     for path in files:
         for field in _read_arrow_schema(path):
             if field.name not in criteo.KNOWN_COLUMNS:
-                text = f"column {field.name} ({field.type}) of {path.name} is new: nobody agreed on it, it is not read"
-                new.setdefault(field.name, ColumnFault(field.name, text, "column_new", str(field.type)))
+                new.setdefault(field.name, _new_column(field.name, str(field.type), path.name))
     return list(new.values())
 
 
@@ -88,12 +87,16 @@ def find_lake_faults(dataset: RawDataset) -> tuple[list[ColumnFault], list[Colum
     for each in dataset.foreign_columns:
         column, found, expected, file = (each[name] for name in ("column", "arrow_type", "expected", "file"))
         if expected is None:
-            text = f"column {column} ({found}) of {file} is new: nobody agreed on it, it is not read"
-            new.append(ColumnFault(column, text, "column_new", found))
+            new.append(_new_column(column, found, file))
         else:
             text = f"column {column} is {found} in {file}, expected {expected}"
             retyped.append(ColumnFault(column, text, "column_retyped"))
     return retyped, new
+
+
+def _new_column(name: str, arrow_type: str, file: str) -> ColumnFault:
+    text = f"column {name} ({arrow_type}) of {file} is new: nobody agreed on it, it is not read"
+    return ColumnFault(name, text, "column_new", arrow_type)
 
 
 def without_known(new: Sequence[ColumnFault], schema: Any | None) -> list[ColumnFault]:

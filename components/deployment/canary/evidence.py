@@ -110,7 +110,7 @@ def _files(places: Sequence[Path | Objects], since: datetime) -> Iterator[tuple[
         if isinstance(place, Path):
             for partition in sorted(place.glob(partitions)):
                 if partition.name >= first_day:
-                    paths = sorted(p for p in partition.glob("*.parquet") if not p.name.startswith((".", "_")))
+                    paths = sorted(p for p in partition.glob("*.parquet") if criteo.is_visible(p.name))
                     yield from ((str(path), nullcontext(path)) for path in paths)
         else:
             for name in [each.name for each in place.list(partitions.rstrip("*"))]:

@@ -6,7 +6,7 @@ from collections import defaultdict
 from collections.abc import Iterable
 from datetime import date
 
-from components.contracts.criteo import DAY_PARTITION, OUTCOME_PARTITION
+from components.contracts.criteo import DAY_PARTITION, OUTCOME_PARTITION, is_visible
 from components.contracts.errors import ContractError
 from components.extraction.late_clicks import CLOCKS
 from components.extraction.seen_files import SeenFiles
@@ -95,7 +95,7 @@ def _by_day(uri: str, objects: list[ObjectInfo], partition: str) -> dict[date, d
 def _appended(names: dict[str, ObjectInfo]) -> dict[str, int]:
     """Of one day's objects those that lie directly in its folder, as `versions.visible_files` sees them."""
     own = {name: each.size for name, each in names.items() if "/" not in name and name.endswith(".parquet")}
-    return {name: size for name, size in own.items() if not name.startswith((".", "_"))}
+    return {name: size for name, size in own.items() if is_visible(name)}
 
 
 def _read_of_day(names: dict[str, ObjectInfo]) -> list[ObjectInfo]:

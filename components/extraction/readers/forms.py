@@ -6,7 +6,7 @@ import logging
 import re
 from pathlib import Path
 
-from components.contracts.criteo import NUM_TSV_FIELDS, RAW_TYPES
+from components.contracts.criteo import NUM_TSV_FIELDS, RAW_TYPES, is_visible
 from components.contracts.errors import ContractError
 from components.extraction.raw_schema import CLICK_COLUMNS, open_parquet
 from components.extraction.readers.blocks import blocks
@@ -38,7 +38,7 @@ def click_log_files(path: Path) -> list[Path]:
         return [path]
     if not path.is_dir():
         raise ContractError(f"{path} does not exist, expected a Criteo file or a folder of them")
-    visible = [p for p in path.iterdir() if p.is_file() and not p.name.startswith((".", "_"))]
+    visible = [p for p in path.iterdir() if p.is_file() and is_visible(p.name)]
     files = [p for p in visible if _NAME.match(p.name) and not _COMPANION.match(p.name)]
     if passed_over := sorted(p.name for p in visible if p not in files):
         logger.warning("passed over %d files in %s that are no click logs: %s", len(passed_over), path, passed_over[:5])

@@ -100,7 +100,7 @@ class FolderArchive:
     def files(self, span: Span, features: Sequence[str], scratch: Path) -> Iterator[list[Path]]:
         """See `Archive.files`."""
         days = [sorted((self.folder / _partition(day)).glob("*.parquet")) for day in span.days()]
-        yield [path for day in days for path in day if _is_visible(path.name)]
+        yield [path for day in days for path in day if criteo.is_visible(path.name)]
 
 
 @dataclass(frozen=True)
@@ -129,7 +129,8 @@ class BucketArchive:
 
     def _listed(self, partition: str) -> list[ObjectInfo]:
         inside = [(each.name.removeprefix(f"{partition}/"), each) for each in self.objects.list(f"{partition}/")]
-        return [each for name, each in inside if name.endswith(".parquet") and "/" not in name and _is_visible(name)]
+        visible = [(name, each) for name, each in inside if "/" not in name and criteo.is_visible(name)]
+        return [each for name, each in visible if name.endswith(".parquet")]
 
     def _kept(self, wanted: Sequence[ObjectInfo], span: Span, features: Sequence[str], folder: Path) -> Iterator[Path]:
         for number, (info, fetched) in enumerate(fetched_files(self.objects, wanted, folder)):
@@ -172,11 +173,6 @@ def within(batches: Iterable[pa.RecordBatch], span: Span) -> Iterator[pa.RecordB
 
 def _partition(day: str) -> str:
     return criteo.DAY_PARTITION.format(day=day)
-
-
-def _is_visible(name: str) -> bool:
-    """Names that start with a dot or underscore are someone's unfinished work."""
-    return not name.startswith((".", "_"))
 
 
 def _write(batches: Iterator[pa.RecordBatch], path: Path) -> bool:
