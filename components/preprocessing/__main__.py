@@ -93,10 +93,12 @@ def _run(arguments: argparse.Namespace) -> int:
     with noted(store, arguments.run, "preprocessing") as note, warnings.catch_warnings():
         # NVTabular warns of every library that it could have used (TensorFlow, a GPU); none of it can be acted upon.
         warnings.simplefilter("ignore")
-        from components.preprocessing.allocator import keep_freed_memory
+        from components.contracts.allocator import keep_freed_memory
         from components.preprocessing.lean_imports import lean_imports
 
-        keep_freed_memory()
+        # A partition asks for as much as the one before. The pages of what was given back are a third of the processor
+        # time of a million rows (14.3 s of 1 process, 10.3 s with this), for 30 to 80 MB more at the peak.
+        keep_freed_memory(1 << 30)
         with importing(), lean_imports():
             from components.preprocessing.facts import facts
             from components.preprocessing.parent import find_parent

@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch.nn.functional import embedding_bag
 
+from components.contracts.allocator import keep_freed_memory
 from components.contracts.criteo import NUM_CATEGORICAL
 from components.contracts.dcn import DcnConfig
 from components.contracts.sparse_files import slot_offsets
@@ -30,9 +31,6 @@ _PART_ROWS = 2048
 """Rows that go through the network at once: their activations stay in the caches, and large batches need no more
 memory than small ones."""
 
-_KEPT_BYTES = 31 << 20
-"""Memory that is freed and wanted again stays with the process up to about twice this; see `_keep_freed_memory`."""
-
 
 class CpuSteps:
     """Takes steps of one model on a CPU; equal batches from an equal state give equal bits."""
@@ -44,7 +42,9 @@ class CpuSteps:
         self._row_adam = RowAdam(state.rows, settings)
         dtype = torch.bfloat16 if settings.precision == "bfloat16" else torch.float32
         self._backpropagation = Backpropagation(config, state.flat, dtype)
-        _keep_freed_memory()
+        # Steps fetch no new pages then, which were 4000 per step of the small network and 9000 of NVIDIA's sample, a
+        # tenth of the time of either in float32.
+        keep_freed_memory()
 
     def learn(self, rows: Rows, order: NDArray[np.int64], batch_size: int, seed: int) -> Tensor:
         """The mean loss of each batch in nats, after the steps; `seed` decides dropout."""
@@ -86,14 +86,3 @@ class CpuSteps:
         to_lookups = to_lookups.view(-1, self._config.embedding_dim)
         gradient_UE = embedding_bag(batch.order, to_lookups, batch.starts, mode="sum")
         return torch.stack(losses).sum(), gradient_UE
-
-
-def _keep_freed_memory() -> None:
-    """Lets the C library keep what a step frees for the next one.
-
-    glibc's malloc gives larger blocks back to the kernel at once, up to the size of the largest block that was freed so
-    far (of 32 MiB at most: see M_MMAP_THRESHOLD in mallopt(3)). One that nobody touches takes no memory and raises that
-    bound. Steps then fetch no new pages, which were 4000 per step of the small network and 9000 of NVIDIA's sample, a
-    tenth of the time of either in float32. Other C libraries are not changed by it.
-    """
-    torch.empty(_KEPT_BYTES, dtype=torch.uint8)
