@@ -38,7 +38,7 @@ from benchmarks.cache_model import (
 )
 from benchmarks.serving_model import DrawnLog
 from benchmarks.spread import Spread
-from components.contracts.durable import write_whole
+from components.runtime.durable import write_whole
 from pipelines.local.triton import TritonServer, TritonSettings
 
 HIT_RATES = (0, 10, 25, 50, 75, 90, 100)

@@ -29,7 +29,7 @@ from benchmarks.criteo_text import write_tsv_gz
 from benchmarks.extraction_contestants import CATEGORICAL, DENSE
 from benchmarks.printing import print_target
 from benchmarks.spread import Spread, named, spread
-from components.contracts.durable import write_whole
+from components.runtime.durable import write_whole
 
 REPOSITORY = Path(__file__).resolve().parents[1]
 OURS, STEP, PANDAS = "ours", "whole_step", "pandas_whole"

@@ -29,7 +29,7 @@ from numpy.typing import NDArray
 from benchmarks import machine, monitor_figures
 from benchmarks.monitor_figures import Answers
 from benchmarks.spread import named
-from components.contracts.durable import write_whole
+from components.runtime.durable import write_whole
 from monitoring.measures.rolling_auc import RollingAuc
 
 WINDOW, REFERENCE_WINDOW = 10_000, 200

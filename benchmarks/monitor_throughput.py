@@ -30,11 +30,11 @@ import numpy as np
 from benchmarks import machine
 from benchmarks.step_process import memory_of
 from components.contracts import criteo
-from components.contracts.event_log import Delivery, SetAside
 from components.contracts.manifests import Model, Release
-from components.contracts.model_store import model_folder, release_path
 from components.contracts.records import CLICK, OutcomeBatch, PredictionBatch, encode
+from components.logs.event_log import Delivery, SetAside
 from components.logs.sqlite import SqliteLog
+from components.store.models import model_folder, release_path
 from components.validation.reference import ReferenceCounter
 from monitoring.memory.archive_table import build_table
 from monitoring.memory.rows import ArchiveRow

@@ -23,7 +23,7 @@ from typing import Any
 from benchmarks import machine, preprocessing_process, raw_windows, same_encoding
 from benchmarks.preprocessing_process import Run
 from benchmarks.spread import spread
-from components.contracts.durable import write_whole
+from components.runtime.durable import write_whole
 
 FULL_TARGET, INCREMENTAL_TARGET = 1.8, 4.0
 FIXED_TARGET_SECONDS, FIXED_ROWS = 5.0, 10_000

@@ -17,10 +17,10 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
 
-from components.contracts.durable import sha256_tree
 from components.contracts.manifests import Model, TrainingSet
-from components.contracts.model_store import model_folder
-from components.contracts.uris import local_path
+from components.runtime.durable import sha256_tree
+from components.storage.uris import local_path
+from components.store.models import model_folder
 
 REPOSITORY = Path(__file__).resolve().parents[1]
 THRESHOLD = 2
@@ -83,7 +83,7 @@ def keep_as_model(place: Path, run: str, model_id: str) -> None:
 def import_seconds() -> float:
     """Start of an interpreter that imports what the step imports, and ends."""
     code = (
-        "from components.contracts.interpreter import end_quickly, importing\n"
+        "from components.runtime.interpreter import end_quickly, importing\n"
         "from components.preprocessing.lean_imports import lean_imports\n"
         "end_quickly()\n"
         "with importing(), lean_imports(): import components.preprocessing.preprocess"

@@ -30,12 +30,12 @@ import pyarrow.parquet as pq
 
 from benchmarks import machine
 from benchmarks.round_steps import EMPTY_ROWS, RoundSeconds, report, round_seconds
-from components.contracts import promotion_journal
 from components.contracts.criteo import DAY_PARTITION, EVENT_TIME
 from components.contracts.manifests import Model
-from components.contracts.run_notes import read_notes
 from components.contracts.serving import MODEL_NAME
-from components.contracts.uris import local_path
+from components.storage.uris import local_path
+from components.store import promotion_journal
+from components.store.run_notes import read_notes
 from inference_client.simulation.lake import write_lake
 from inference_client.simulation.world import World
 from pipelines.local.run import LocalFolders

@@ -11,8 +11,8 @@ from typing import Any, NamedTuple
 
 from benchmarks.printing import print_target
 from benchmarks.spread import Spread, spread
-from components.contracts.promotion_journal import moment_of
-from components.contracts.run_notes import StepNote
+from components.store.promotion_journal import moment_of
+from components.store.run_notes import StepNote
 
 EMPTY_ROWS = 1_000
 """Rows of a round that counts as empty."""

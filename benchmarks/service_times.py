@@ -25,9 +25,9 @@ import tritonclient.grpc as grpc_client
 from benchmarks import machine
 from benchmarks.cache_model import NETWORKS, Requests, write_models
 from benchmarks.serving_model import DrawnLog
-from components.contracts.durable import write_whole
-from components.contracts.errors import TemporaryError
 from components.contracts.serving import GRPC_OPTIONS, MODEL_NAME
+from components.runtime.durable import write_whole
+from components.runtime.errors import TemporaryError
 from pipelines.local.triton import TritonServer
 
 ROWS = (1, 16, 64, 256, 1024, 4096)

@@ -39,7 +39,7 @@ from benchmarks.serving_runs import (
     releases_under_load,
 )
 from benchmarks.serving_targets import OURS, capacities, judge
-from components.contracts.durable import write_whole
+from components.runtime.durable import write_whole
 from inference_client.load import run_precisely
 from pipelines.local.environments import SERVING_PEERS, python_of
 

@@ -24,11 +24,11 @@ from benchmarks.serving_load import Scores
 from benchmarks.serving_model import CONFIG, REPOSITORY, Models, Rows
 from benchmarks.serving_peers.encoded_graph import encoded_graph
 from benchmarks.serving_targets import FLOOR, OURS, REFERENCE, WEB_BINARY, WEB_JSON
-from components.contracts.durable import write_whole
 from components.contracts.manifests import Release
 from components.contracts.serving import MAX_BATCH_ROWS, MODEL_NAME
 from components.deployment.repository.triton_config import ServingOptions, read_options, triton_config
 from components.deployment.triton_client import Triton
+from components.runtime.durable import write_whole
 from pipelines.local.loopback import DIRECT, LOOPBACK
 from pipelines.local.triton import TritonServer
 from pipelines.local.triton_wheel import PreparedWheel

@@ -18,11 +18,11 @@ from numpy.typing import NDArray
 
 from components.contracts.criteo import CATEGORICAL, DENSE, LABEL, MISSING_CATEGORY, RAW_TYPES
 from components.contracts.dcn import DcnConfig, dense_layout
-from components.contracts.durable import sha256_tree
 from components.contracts.manifests import Model, RawDataset, Verdict
 from components.contracts.model_files import ModelWeights, write_model
-from components.contracts.model_store import model_folder
 from components.contracts.workflow import FeatureWorkflow
+from components.runtime.durable import sha256_tree
+from components.store.models import model_folder
 
 REPOSITORY = Path(__file__).resolve().parents[1]
 CONFIG = DcnConfig(embedding_dim=16, num_cross_layers=3, tower=(128, 64))

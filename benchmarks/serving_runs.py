@@ -24,10 +24,10 @@ from benchmarks.serving_load import Answers, closed_loop, open_loop
 from benchmarks.serving_model import REPOSITORY, Models, Rows
 from benchmarks.serving_targets import FLOOR, IN_PROCESS, OURS
 from components.contracts.manifests import Release
-from components.contracts.promotion_journal import INTENT, RELEASE, read_entries
 from components.contracts.serving import CATEGORICAL_INPUT, DENSE_INPUT, MODEL_NAME, PROBABILITY_OUTPUT
 from components.deployment.graph.parity import open_graph
 from components.deployment.triton_client import Triton
+from components.store.promotion_journal import INTENT, RELEASE, read_entries
 from pipelines.local.runner import yielding
 from pipelines.local.triton import TritonServer
 

@@ -22,8 +22,8 @@ from typing import Any
 from benchmarks import machine, printing
 from benchmarks.encoded_rows import SAMPLE_SLOT_SIZES, PlantedLogit, slot_sizes_for, write_step_inputs
 from components.contracts.dcn import DcnConfig
-from components.contracts.durable import write_whole
 from components.contracts.model_files import num_dense_parameters
+from components.runtime.durable import write_whole
 
 _NETWORKS = {
     "small": DcnConfig(embedding_dim=16, num_cross_layers=3, tower=(128, 64)),

@@ -25,7 +25,7 @@ from benchmarks import machine
 from benchmarks.validation_study import figures
 from benchmarks.validation_study.contestants import EVIDENTLY, OURS, TFDV, Contestant
 from benchmarks.validation_study.plan import make_plan, show
-from components.contracts.durable import write_whole
+from components.runtime.durable import write_whole
 from components.validation.settings import ValidationSettings
 from inference_client.simulation.world import World
 from pipelines.local.environments import REPOSITORY, python_of

@@ -30,7 +30,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from components.contracts import criteo
-from components.contracts.durable import write_whole
+from components.runtime.durable import write_whole
 from components.validation.reference import ReferenceCounter
 from components.validation.rows import COLUMNS, parquet_files
 from components.validation.schema import make_type_schema

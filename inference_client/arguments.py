@@ -6,7 +6,7 @@ import argparse
 from datetime import date
 from pathlib import Path
 
-from components.contracts.uris import typed_uri
+from components.storage.uris import typed_uri
 
 _SERVER = "host:port of Triton's gRPC endpoint, or dns:///name:port for all replicas behind a name"
 _DEADLINE = "per request, retries included"

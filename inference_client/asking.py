@@ -12,8 +12,8 @@ import asyncio
 import numpy as np
 from numpy.typing import NDArray
 
-from components.contracts.errors import PermanentError, TemporaryError
 from components.contracts.serving import MAX_BATCH_ROWS
+from components.runtime.errors import PermanentError, TemporaryError
 from inference_client.errors import BadRequest, ModelAbsent, ServerUnavailable, VersionsMixed, WrongSchema
 from inference_client.reply import OUTPUTS, read_reply, schema_fault, tensors
 from inference_client.retry import RetryRule, Waits, retried

@@ -7,8 +7,8 @@ from __future__ import annotations
 
 from tritonclient.utils import InferenceServerException
 
-from components.contracts.errors import ContractError, PermanentError, TemporaryError
 from components.contracts.serving import QUEUE_REFUSALS
+from components.runtime.errors import ContractError, PermanentError, TemporaryError
 
 
 class ServerUnavailable(TemporaryError):

@@ -22,7 +22,7 @@ import numpy as np
 from numpy.random import Generator
 from numpy.typing import NDArray
 
-from components.contracts.errors import ContractError, PermanentError, TemporaryError
+from components.runtime.errors import ContractError, PermanentError, TemporaryError
 from inference_client.load_report import LoadReport, Tally
 from inference_client.scorer import FeatureRows, Scorer, Seams
 

@@ -10,7 +10,7 @@ from typing import IO, Any
 
 import numpy as np
 
-from components.contracts.durable import write_whole
+from components.runtime.durable import write_whole
 from inference_client.client import ClientSettings, ScoringClient
 from inference_client.load import LoadSettings, run_load, run_precisely
 from inference_client.load_report import LoadReport

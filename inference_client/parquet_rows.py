@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from components.contracts.criteo import CATEGORICAL, DENSE, FEATURES, LABEL, MAX_CATEGORY, MISSING_CATEGORY
 from components.contracts.criteo import parse_category as parse
-from components.contracts.errors import ContractError
+from components.runtime.errors import ContractError
 
 Batch = tuple[NDArray[np.float32], NDArray[np.int64], NDArray[np.int32]]
 

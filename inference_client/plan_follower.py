@@ -1,6 +1,6 @@
 """Keeps the traffic plan at hand: reads it again and again, and keeps the last good one when that fails.
 
-What the plan says is `contracts.traffic_plan`'s, where it lies is `components.storage`'s; obeying it is `routing`'s.
+What the plan says is `store.traffic_plan`'s, where it lies is `components.storage`'s; obeying it is `routing`'s.
 """
 
 from __future__ import annotations
@@ -14,9 +14,9 @@ from contextlib import suppress
 from types import TracebackType
 from typing import Any
 
-from components.contracts.errors import ContractError, PermanentError, TemporaryError
-from components.contracts.traffic_plan import PLAN_POLL_SECONDS, TRAFFIC_FILE, TrafficPlan
+from components.runtime.errors import ContractError, PermanentError, TemporaryError
 from components.storage.objects import Objects, Stored
+from components.store.traffic_plan import PLAN_POLL_SECONDS, TRAFFIC_FILE, TrafficPlan
 
 logger = logging.getLogger(__name__)
 

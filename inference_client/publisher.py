@@ -18,9 +18,9 @@ from typing import NamedTuple
 
 import numpy as np
 
-from components.contracts.errors import ContractError, TemporaryError
-from components.contracts.event_log import Publisher
 from components.contracts.records import CLICK, EVENTS, OutcomeBatch, PredictionBatch, encode
+from components.logs.event_log import Publisher
+from components.runtime.errors import ContractError, TemporaryError
 
 logger = logging.getLogger(__name__)
 

@@ -13,8 +13,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from components.contracts.criteo import MISSING_CATEGORY, NUM_CATEGORICAL, NUM_DENSE
-from components.contracts.errors import ContractError
 from components.contracts.records import PredictionBatch
+from components.runtime.errors import ContractError
 from inference_client.publisher import MAX_ROWS_PER_RECORD
 from inference_client.scorer import FeatureRows, KeyedScorer, Scored, shadow_of
 

@@ -9,8 +9,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO
 
-from components.contracts.errors import ContractError
 from components.logs.locations import open_publisher
+from components.runtime.errors import ContractError
 from inference_client.client import ClientSettings
 from inference_client.publisher import RecordPublisher
 from inference_client.ranking import Ranking, rank

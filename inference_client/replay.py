@@ -17,8 +17,8 @@ from uuid import uuid4
 import numpy as np
 from numpy.random import Generator
 
-from components.contracts.errors import ContractError, PermanentError, TemporaryError
 from components.contracts.records import PredictionBatch
+from components.runtime.errors import ContractError, PermanentError, TemporaryError
 from inference_client.publisher import MAX_ROWS_PER_RECORD, RecordPublisher
 from inference_client.scorer import KeyedScorer, Scored, Seams, shadow_of
 from inference_client.statistics import AFTER, ReplayStatistics

@@ -19,10 +19,10 @@ from uuid import uuid4
 import numpy as np
 from numpy.typing import NDArray
 
-from components.contracts.errors import ContractError, PermanentError, TemporaryError
-from components.contracts.traffic_plan import TRAFFIC_FILE, Arm, TrafficPlan
+from components.runtime.errors import ContractError, PermanentError, TemporaryError
 from components.storage.locations import open_objects
 from components.storage.objects import Objects
+from components.store.traffic_plan import TRAFFIC_FILE, Arm, TrafficPlan
 from inference_client.client import ClientSettings, ScoringClient
 from inference_client.errors import DeadlineExpired, Overloaded
 from inference_client.plan_follower import PlanFollower

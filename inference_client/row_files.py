@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from components.contracts.criteo import CATEGORICAL, MISSING_CATEGORY
-from components.contracts.errors import ContractError
+from components.runtime.errors import ContractError
 from inference_client.parquet_rows import columns_of, read_parquet_rows
 from inference_client.scorer import FeatureRows
 from inference_client.text_rows import read_text_rows

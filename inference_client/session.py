@@ -19,9 +19,9 @@ from typing import IO, Any
 
 import numpy as np
 
-from components.contracts.durable import write_whole
-from components.contracts.errors import PermanentError, TemporaryError
 from components.logs.locations import open_publisher
+from components.runtime.durable import write_whole
+from components.runtime.errors import PermanentError, TemporaryError
 from inference_client.client import ClientSettings
 from inference_client.publisher import RecordPublisher
 from inference_client.replay import Replay, ReplaySettings

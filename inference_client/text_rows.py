@@ -28,7 +28,7 @@ from components.contracts.criteo import (
     parse_category,
     parse_integer,
 )
-from components.contracts.errors import ContractError
+from components.runtime.errors import ContractError
 
 _CANONICAL = {name.lower(): name for name in (LABEL, *FEATURES)}
 _MAX_KNOWN = 1 << 20

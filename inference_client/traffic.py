@@ -14,7 +14,7 @@ from numpy.random import Generator
 from numpy.typing import NDArray
 
 from components.contracts.criteo import CATEGORICAL, DENSE, MISSING_CATEGORY
-from components.contracts.errors import ContractError
+from components.runtime.errors import ContractError
 from inference_client.row_files import distinct_categories, read_rows, row_files
 from inference_client.simulation.world import Rows, World
 

@@ -20,8 +20,8 @@ from typing import Any, TypeVar
 from tritonclient.grpc.aio import InferenceServerClient
 from tritonclient.utils import InferenceServerException
 
-from components.contracts.errors import ContractError, PermanentError, TemporaryError
 from components.contracts.serving import GRPC_OPTIONS
+from components.runtime.errors import ContractError, PermanentError, TemporaryError
 from inference_client.errors import DeadlineExpired, Overloaded, ServerBusy, ServerUnavailable, translated
 
 logger = logging.getLogger(__name__)

@@ -16,13 +16,13 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import closing
 from typing import TYPE_CHECKING
 
-from components.contracts.errors import ContractError, PermanentError, TemporaryError
+from components.runtime.errors import ContractError, PermanentError, TemporaryError
 from monitoring.backtest.settings import judging_of, write_judging
 from monitoring.json_logs import configure_logging
 from monitoring.settings import MonitorSettings, build_parser, read_settings
 
 if TYPE_CHECKING:
-    from components.contracts.event_log import Subscriber
+    from components.logs.event_log import Subscriber
     from monitoring.acting.standby import Claim
     from monitoring.showing.exposition import Exposition
 

@@ -14,7 +14,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from components.contracts.durable import append_line
+from components.runtime.durable import append_line
 
 logger = logging.getLogger(__name__)
 

@@ -12,9 +12,9 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from components.contracts.errors import ContractError, TemporaryError
-from components.contracts.event_log import Delivery, Subscriber
 from components.contracts.records import CLICK, CONVERSION, OutcomeBatch, PredictionBatch
+from components.logs.event_log import Delivery, Subscriber
+from components.runtime.errors import ContractError, TemporaryError
 from monitoring.acting.acting import Acting
 from monitoring.acting.ledger import Ledger
 from monitoring.acting.retraining import Guard

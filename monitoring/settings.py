@@ -16,9 +16,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
-from components.contracts.errors import ContractError
-from components.contracts.kfp_requests import EXPERIMENT
-from components.contracts.uris import local_path, typed_uri
+from components.runtime.errors import ContractError
+from components.runtime.kfp_requests import EXPERIMENT
+from components.storage.uris import local_path, typed_uri
 from monitoring.acting.settings import ActingSettings
 from monitoring.deciding.judge import JudgeSettings
 from monitoring.deciding.policies import PolicySettings

@@ -23,8 +23,8 @@ from math import inf
 from pathlib import Path
 
 from components.contracts.criteo import DAY_PARTITION, OUTCOME_PARTITION
-from components.contracts.durable import fsync_path, sha256_file, write_whole
-from components.contracts.errors import ContractError, PermanentError, TemporaryError
+from components.runtime.durable import fsync_path, sha256_file, write_whole
+from components.runtime.errors import ContractError, PermanentError, TemporaryError
 from components.storage.folder import FolderObjects
 from components.storage.locations import open_objects
 from components.storage.objects import Differs, Objects

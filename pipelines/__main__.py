@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from components.contracts.errors import ContractError, PermanentError, TemporaryError
+from components.runtime.errors import ContractError, PermanentError, TemporaryError
 from pipelines.cluster_commands import add_compile, add_submit, run_compile, run_submit
 from pipelines.local.environments import REPOSITORY, python_of
 
@@ -28,7 +28,7 @@ ROOMS = {
     "drift": ("inference_client", ("drift",), "write a drifted copy of a simulated world"),
     "traffic": ("inference_client", ("replay",), "send traffic to Triton and log predictions and clicks"),
     "backtest": ("monitoring.backtest", (), "would these policies have fired over an archive's records?"),
-    "scale": ("pipelines.scaling", (), "try the autoscaler without a cluster: simulate it over a trace of requests"),
+    "scale": ("k8s.scaling", (), "try the autoscaler without a cluster: simulate it over a trace of requests"),
     "incident": ("monitoring.backtest.incident_command", (), "record a span of the monitor's records and decisions"),
     "replay": ("monitoring.backtest.incident_command", ("replay",), "decide a recorded incident again, and compare"),
     "rank": ("inference_client", ("rank",), "rank rows of a file for one context"),
@@ -206,7 +206,7 @@ def _call(arguments: argparse.Namespace) -> int:
 
 
 def _tell_journal(arguments: argparse.Namespace) -> int:
-    from components.contracts.uris import typed_folder
+    from components.storage.uris import typed_folder
     from pipelines.models import print_live_at, print_models
 
     store = typed_folder(arguments.store, "--store")

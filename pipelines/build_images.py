@@ -18,8 +18,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from urllib.parse import urlsplit
 
-from components.contracts.durable import write_whole
-from components.contracts.errors import ContractError, PermanentError
+from components.runtime.durable import write_whole
+from components.runtime.errors import ContractError, PermanentError
 from pipelines.images import DOCKERFILES, STEP_OF_VARIANT, image_name, image_reference
 
 REPOSITORY = Path(__file__).resolve().parents[1]

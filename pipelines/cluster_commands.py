@@ -10,8 +10,8 @@ import argparse
 from pathlib import Path
 from typing import Any
 
-from components.contracts.errors import ContractError
-from components.contracts.kfp_requests import EXPERIMENT, PIPELINE_NAME, SERVICE_ACCOUNT
+from components.runtime.errors import ContractError
+from components.runtime.kfp_requests import EXPERIMENT, PIPELINE_NAME, SERVICE_ACCOUNT
 
 _NO_PLACEMENT = ("command", "output", "placement")
 

@@ -15,13 +15,13 @@ from numpy.typing import NDArray
 
 from components.contracts.criteo import CATEGORICAL, NUM_CATEGORICAL
 from components.contracts.dcn import DcnConfig
-from components.contracts.durable import sha256_tree
-from components.contracts.errors import ContractError
 from components.contracts.graph_reader import read_graph
 from components.contracts.manifests import Model
 from components.contracts.model_files import GRAPH_FILE, Moments, RowChunk, StoredModel, open_model
 from components.contracts.sparse_files import slots_of
 from components.contracts.workflow import FeatureWorkflow
+from components.runtime.durable import sha256_tree
+from components.runtime.errors import ContractError
 
 
 @dataclass(frozen=True, kw_only=True)

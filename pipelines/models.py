@@ -8,9 +8,9 @@ from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
 
-from components.contracts.errors import ContractError
-from components.contracts.model_store import stored_model
-from components.contracts.promotion_journal import LIVE_ACTIONS, Promotion, current, live_at, moment_of, read_entries
+from components.runtime.errors import ContractError
+from components.store.models import stored_model
+from components.store.promotion_journal import LIVE_ACTIONS, Promotion, current, live_at, moment_of, read_entries
 
 HASH_DIGITS = 12
 

@@ -14,7 +14,7 @@ from typing import Any
 
 import yaml
 
-from components.contracts.errors import ContractError
+from components.runtime.errors import ContractError
 
 _LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 """libyaml's, where PyYAML was built with it: 0.02 s for the file instead of 0.14 s, and a run reads it twice."""

@@ -16,7 +16,7 @@ from typing import Any
 
 from kfp import dsl, kubernetes
 
-from components.contracts.errors import ContractError
+from components.runtime.errors import ContractError
 from pipelines.images import TRAINING_IMAGES, image_reference
 
 EFFECTS = ("NoSchedule", "PreferNoSchedule", "NoExecute")

@@ -17,7 +17,7 @@ from typing import Any
 
 import yaml
 
-from components.contracts.errors import ContractError
+from components.runtime.errors import ContractError
 from pipelines.placement import Placement
 
 VALUES_FILE = "cluster.env"

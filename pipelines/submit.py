@@ -17,8 +17,8 @@ from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from components.contracts.errors import ContractError, PermanentError, TemporaryError
-from components.contracts.kfp_requests import (
+from components.runtime.errors import ContractError, PermanentError, TemporaryError
+from components.runtime.kfp_requests import (
     EXPERIMENT,
     PIPELINE_NAME,
     SERVICE_ACCOUNT,

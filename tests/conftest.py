@@ -29,7 +29,7 @@ ENVIRONMENT_OF_FOLDER = {
 
 FOLDERS_OF_PART = {
     "loop": ("crossings", "loop"),
-    "serving": ("components/deployment", "components/storage", "e2e", "inference_client"),
+    "serving": ("components/deployment", "components/storage", "e2e", "inference_client", "store"),
     "monitor": ("components/logs", "k8s", "monitoring"),
 }
 """Parts of the driver's tests, which take longest: `everywhere.py` runs them beside each other and beside the `rest`.

@@ -13,7 +13,7 @@ import xml.etree.ElementTree as ElementTree
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-from components.contracts.forked import available_cores
+from components.runtime.forked import available_cores
 
 REPOSITORY = Path(__file__).resolve().parents[1]
 PARTS = (

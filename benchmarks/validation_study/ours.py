@@ -14,7 +14,7 @@ from pathlib import Path
 
 from benchmarks.validation_study.answering import answer
 from components.contracts.manifests import Model, RawDataset, ValidationReport
-from components.contracts.uris import local_path
+from components.storage.uris import local_path
 from components.validation.rules import Judging
 from components.validation.validate import Parent, Place, validate
 

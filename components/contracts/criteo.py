@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from components.contracts.errors import ContractError
+from components.runtime.errors import ContractError
 
 LABEL = "label"
 DENSE = tuple(f"I{i}" for i in range(1, 14))
@@ -56,7 +56,7 @@ SERVED_BY = (MODEL_VERSION, SCORE)
 SHADOW_VERSION = "shadow_version"
 SHADOW_SCORE = "shadow_score"
 SHADOW_TYPES: dict[str, str] = {SHADOW_VERSION: "int32", SHADOW_SCORE: "float32"}
-"""Columns after the raw ones in files that hold a row scored in the shadow too (`contracts.traffic_plan`), null in its
+"""Columns after the raw ones in files that hold a row scored in the shadow too (`store.traffic_plan`), null in its
 other rows. Readers of raw rows ask for columns by name and do not meet them; the canary's evidence does."""
 
 SESSION_ID = "session_id"

@@ -16,7 +16,7 @@ from math import prod
 from typing import Any
 
 from components.contracts.criteo import NUM_CATEGORICAL, NUM_DENSE
-from components.contracts.errors import ContractError
+from components.runtime.errors import ContractError
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -14,8 +14,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from components.contracts.dcn import DcnConfig, dense_layout, dense_places
-from components.contracts.errors import ContractError
 from components.contracts.flat_files import get, is_kept, opened, require_size, sized_file
+from components.runtime.errors import ContractError
 
 Moments = tuple[NDArray[np.float32], NDArray[np.float32]]
 _ALIGNMENT_BYTES = 256

@@ -17,8 +17,8 @@ from typing import Any, BinaryIO
 import numpy as np
 from numpy.typing import NDArray
 
-from components.contracts.durable import whole_file
-from components.contracts.errors import ContractError, PermanentError
+from components.runtime.durable import whole_file
+from components.runtime.errors import ContractError, PermanentError
 
 
 class FlatWriter:

@@ -21,8 +21,8 @@ import numpy as np
 from components.contracts.criteo import NUM_CATEGORICAL, NUM_DENSE
 from components.contracts.dcn import DcnConfig
 from components.contracts.dcn_layers import CATEGORIES, DENSE, EMBEDDINGS, LABEL, Layer, dcn_layers
-from components.contracts.durable import write_whole
 from components.contracts.sparse_files import max_vocabulary_size, workspace_mb
+from components.runtime.durable import write_whole
 
 DISTRIBUTED = "DistributedSlotSparseEmbeddingHash"
 LOCALIZED = "LocalizedSlotSparseEmbeddingHash"

@@ -15,8 +15,8 @@ import numpy as np
 from components.contracts.criteo import NUM_CATEGORICAL, NUM_DENSE
 from components.contracts.dcn import DcnConfig
 from components.contracts.dcn_layers import CATEGORIES, DENSE, EMBEDDINGS, LABEL, dcn_layers
-from components.contracts.errors import ContractError
 from components.contracts.graph_json import DISTRIBUTED, LOCALIZED, EmbeddingTable, Graph, layer_document
+from components.runtime.errors import ContractError
 
 _INITIALISERS = {"weight_init", "bias_init"}
 """Written where they are not the default; the weights come from the model files, so they say nothing."""

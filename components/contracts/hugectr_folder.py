@@ -9,8 +9,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-from components.contracts.durable import write_whole
-from components.contracts.errors import ContractError
+from components.runtime.durable import write_whole
+from components.runtime.errors import ContractError
 
 FILE_LIST = "_file_list.txt"
 

@@ -12,8 +12,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, ClassVar, TypeVar
 
-from components.contracts.durable import write_whole
-from components.contracts.errors import ContractError
+from components.runtime.durable import write_whole
+from components.runtime.errors import ContractError
 
 M = TypeVar("M", bound="Manifest")
 

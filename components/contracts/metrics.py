@@ -11,7 +11,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from components.contracts.errors import ContractError
+from components.runtime.errors import ContractError
 
 Z_95 = 1.959963984540054
 """Two-sided 95 % quantile of the normal distribution."""

@@ -30,9 +30,9 @@ from components.contracts.dense_files import (
     write_dense,
     write_dense_moments,
 )
-from components.contracts.errors import ContractError
 from components.contracts.flat_files import is_kept
 from components.contracts.sparse_files import ROWS_PER_CHUNK, RowChunk, SparseFiles, open_rows, write_rows
+from components.runtime.errors import ContractError
 
 __all__ = [
     "DENSE_FILE",

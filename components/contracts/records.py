@@ -1,7 +1,7 @@
 """Log records: what was predicted, and what came of it later.
 
 Joins the inference client, which publishes them, to the monitor, which consumes them. How they travel is
-`contracts.event_log`'s; what they mean together (the join) is the monitor's.
+`logs.event_log`'s; what they mean together (the join) is the monitor's.
 
 One message is one batch. Layout, little endian: 4 bytes magic, uint8 format version, uint8 kind, uint32 length of a
 JSON header, header, the arrays named by the header back to back, uint32 CRC-32 of all that precedes.
@@ -21,7 +21,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from components.contracts.criteo import NUM_CATEGORICAL, NUM_DENSE
-from components.contracts.errors import ContractError
+from components.runtime.errors import ContractError
 
 MAGIC = b"EVGR"
 FORMAT_VERSION = 2

@@ -28,8 +28,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from components.contracts.criteo import CATEGORICAL, DENSE
-from components.contracts.durable import write_whole
-from components.contracts.errors import ContractError
+from components.runtime.durable import write_whole
+from components.runtime.errors import ContractError
 
 FORMAT_VERSION = 1
 LISTED_VALUES = 1000

@@ -8,8 +8,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from components.contracts.errors import ContractError
 from components.contracts.manifests import Manifest
+from components.runtime.errors import ContractError
 
 CURRENT = "current"
 """As parent or champion: whatever the promotion journal says is live; none where nothing is."""

@@ -13,7 +13,7 @@ MODEL_NAME = "click_model"
 CANDIDATE_NAME = f"{MODEL_NAME}_candidate"
 """A version is rehearsed under this name before the real one is touched; clients never ask for it."""
 CANARY_NAME = f"{MODEL_NAME}_canary"
-"""A version that takes a share of the traffic (`contracts.traffic_plan`) answers under this name: Triton gives whoever
+"""A version that takes a share of the traffic (`store.traffic_plan`) answers under this name: Triton gives whoever
 names no version the highest one loaded, so beside the live version it would take everything."""
 MAX_BATCH_ROWS = 4096
 """Most rows in one request; the client splits what is larger."""

@@ -23,8 +23,8 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from components.contracts.errors import ContractError
 from components.contracts.flat_files import get, is_kept, opened, require_size, size_of, sized_file
+from components.runtime.errors import ContractError
 
 Moments = tuple[NDArray[np.float32], NDArray[np.float32]]
 

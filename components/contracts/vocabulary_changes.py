@@ -12,8 +12,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from components.contracts.criteo import CATEGORICAL
-from components.contracts.errors import ContractError
 from components.contracts.workflow import FIRST_ID, TOMBSTONE, FeatureWorkflow
+from components.runtime.errors import ContractError
 
 
 @dataclass(frozen=True, eq=False)

@@ -33,8 +33,8 @@ from components.contracts.criteo import (
     NUM_CATEGORICAL,
     NUM_DENSE,
 )
-from components.contracts.durable import write_whole
-from components.contracts.errors import ContractError
+from components.runtime.durable import write_whole
+from components.runtime.errors import ContractError
 
 FORMAT_VERSION = 3
 READABLE_VERSIONS = (1, 2, 3)

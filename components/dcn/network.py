@@ -18,8 +18,8 @@ from torch import Tensor, nn
 
 from components.contracts.criteo import CATEGORICAL, NUM_CATEGORICAL, NUM_DENSE
 from components.contracts.dcn import DcnConfig, dense_layout
-from components.contracts.errors import ContractError
 from components.contracts.model_files import ModelWeights, open_model
+from components.runtime.errors import ContractError
 
 
 class DcnNetwork(nn.Module):

@@ -14,8 +14,8 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from components.contracts import run_notes
-from components.contracts.errors import ContractError, PermanentError, TemporaryError
+from components.runtime.errors import ContractError, PermanentError, TemporaryError
+from components.store import run_notes
 
 if TYPE_CHECKING:
     from components.contracts.manifests import Model, RawDataset, Release, Verdict
@@ -73,7 +73,7 @@ def main(argv: list[str] | None = None) -> int:
     """Releases the model; answers the exit code."""
     arguments = build_parser().parse_args(argv)
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
-    from components.contracts.uris import local_path
+    from components.storage.uris import local_path
 
     try:
         with run_notes.noted(local_path(arguments.store), arguments.run, "deployment") as note:
@@ -88,10 +88,10 @@ def main(argv: list[str] | None = None) -> int:
 
 def _deploy(arguments: argparse.Namespace, note: run_notes.StepNote) -> int:
     from components.contracts.manifests import Model, RawDataset, Verdict
-    from components.contracts.uris import local_path
     from components.deployment.discovery import parse_urls
     from components.deployment.release_checks import Refused
     from components.deployment.release_settings import ReleaseSettings
+    from components.storage.uris import local_path
 
     verdict = Verdict.read(arguments.verdict)
     if not verdict.accepted:

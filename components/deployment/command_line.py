@@ -11,13 +11,13 @@ import logging
 import sys
 from collections.abc import Callable
 
-from components.contracts.errors import ContractError, PermanentError, TemporaryError
-from components.contracts.model_store import read_serving_place
-from components.contracts.people import whoami
-from components.contracts.uris import typed_folder, typed_uri
 from components.deployment.discovery import parse_urls
 from components.deployment.release_checks import Refused
 from components.deployment.site import SiteSettings
+from components.runtime.errors import ContractError, PermanentError, TemporaryError
+from components.runtime.people import whoami
+from components.storage.uris import typed_folder, typed_uri
+from components.store.models import read_serving_place
 
 
 def add_site_flags(parser: argparse.ArgumentParser) -> None:

@@ -18,8 +18,8 @@ import socket
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 
-from components.contracts.errors import ContractError, PermanentError, TemporaryError
 from components.deployment.servers import Connect, NotListening, Patience, Server, wait_until_live
+from components.runtime.errors import ContractError, PermanentError, TemporaryError
 
 logger = logging.getLogger(__name__)
 

@@ -10,16 +10,16 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from components.contracts.durable import sha256_tree
-from components.contracts.errors import ContractError
 from components.contracts.manifests import Model, Release
-from components.contracts.model_store import graph_folder, model_folder, release_path
-from components.contracts.promotion_journal import Promotion, read_entries
-from components.contracts.uris import local_path
 from components.deployment.graph.export import export
 from components.deployment.graph.files import graph_sha256
 from components.deployment.graph.parity import TOLERANCE, GoldenRows, check_scores, score
 from components.deployment.repository.files import GOLDEN_FILE
+from components.runtime.durable import sha256_tree
+from components.runtime.errors import ContractError
+from components.storage.uris import local_path
+from components.store.models import graph_folder, model_folder, release_path
+from components.store.promotion_journal import Promotion, read_entries
 
 
 @dataclass(frozen=True, kw_only=True)

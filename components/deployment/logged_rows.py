@@ -31,8 +31,8 @@ from components.contracts.criteo import (
     feature_matrix,
     is_visible,
 )
-from components.contracts.errors import ContractError, first_line
 from components.deployment.graph.parity import GoldenRows
+from components.runtime.errors import ContractError, first_line
 from components.storage.local_copy import local_copy
 from components.storage.objects import Objects
 

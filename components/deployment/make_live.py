@@ -13,10 +13,7 @@ import logging
 from contextlib import suppress
 from dataclasses import replace
 
-from components.contracts.errors import ContractError, PermanentError, TemporaryError
 from components.contracts.manifests import Release
-from components.contracts.model_store import graph_folder
-from components.contracts.promotion_journal import Promotion
 from components.contracts.serving import CANDIDATE_NAME
 from components.deployment.canary.state import reset_plan
 from components.deployment.graph.files import graph_sha256
@@ -26,6 +23,9 @@ from components.deployment.repository.triton_config import ServingOptions
 from components.deployment.servers import Server, bring_up
 from components.deployment.site import Site, announced
 from components.deployment.switch import switch
+from components.runtime.errors import ContractError, PermanentError, TemporaryError
+from components.store.models import graph_folder
+from components.store.promotion_journal import Promotion
 
 logger = logging.getLogger(__name__)
 

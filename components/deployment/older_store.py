@@ -10,14 +10,14 @@ import logging
 import shutil
 from pathlib import Path
 
-from components.contracts import promotion_journal
-from components.contracts.durable import whole_directory
-from components.contracts.errors import ContractError
 from components.contracts.manifests import Release
-from components.contracts.model_store import graph_folder, release_path
-from components.contracts.uris import local_path
 from components.deployment.graph.files import DATA_FILE, GRAPH_FILE, graph_sha256
 from components.deployment.repository.files import GOLDEN_FILE
+from components.runtime.durable import whole_directory
+from components.runtime.errors import ContractError
+from components.storage.uris import local_path
+from components.store import promotion_journal
+from components.store.models import graph_folder, release_path
 
 logger = logging.getLogger(__name__)
 

@@ -14,10 +14,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from components.contracts import promotion_journal
-from components.contracts.durable import whole_directory
 from components.contracts.manifests import Model, RawDataset, Release, Verdict
-from components.contracts.model_store import graph_folder, release_path
 from components.contracts.serving import MODEL_NAME
 from components.deployment.graph.export import export
 from components.deployment.graph.files import GRAPH_FILE, graph_bytes, graph_sha256
@@ -27,6 +24,9 @@ from components.deployment.release_settings import ReleaseSettings
 from components.deployment.repository.files import GOLDEN_FILE
 from components.deployment.repository.model_repository import ModelRepository
 from components.deployment.site import Site
+from components.runtime.durable import whole_directory
+from components.store import promotion_journal
+from components.store.models import graph_folder, release_path
 
 logger = logging.getLogger(__name__)
 

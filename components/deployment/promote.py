@@ -10,11 +10,7 @@ from __future__ import annotations
 import argparse
 from dataclasses import replace
 
-from components.contracts import promotion_journal
-from components.contracts.errors import ContractError
 from components.contracts.manifests import Release
-from components.contracts.model_store import judged_model, read_serving_place, release_path
-from components.contracts.promotion_journal import Promotion
 from components.deployment.command_line import add_site_flags, exit_code, site_of
 from components.deployment.discovery import Resolve, resolve
 from components.deployment.make_live import make_live
@@ -26,7 +22,11 @@ from components.deployment.rollback import options_for
 from components.deployment.servers import Connect
 from components.deployment.site import Site, SiteSettings
 from components.deployment.triton_client import Triton
+from components.runtime.errors import ContractError
 from components.storage.locations import open_objects
+from components.store import promotion_journal
+from components.store.models import judged_model, read_serving_place, release_path
+from components.store.promotion_journal import Promotion
 
 
 def promote_version(site: Site, version: int, *, reason: str, decision: str | None = None) -> Promotion:

@@ -13,9 +13,6 @@ import socket
 from collections.abc import Iterator
 from contextlib import ExitStack, closing, contextmanager
 
-from components.contracts import promotion_journal
-from components.contracts.errors import TemporaryError
-from components.contracts.promotion_journal import Promotion
 from components.contracts.serving import CANDIDATE_NAME
 from components.deployment.canary.state import undo_start
 from components.deployment.discovery import Fleet, Resolve, resolve
@@ -25,7 +22,10 @@ from components.deployment.servers import Connect, Patience, Server
 from components.deployment.site import Site, SiteSettings, withdraw
 from components.deployment.switch import fallback_of, go_back
 from components.deployment.triton_client import Triton
+from components.runtime.errors import TemporaryError
 from components.storage.locations import open_objects
+from components.store import promotion_journal
+from components.store.promotion_journal import Promotion
 
 logger = logging.getLogger(__name__)
 

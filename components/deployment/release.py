@@ -15,13 +15,8 @@ from __future__ import annotations
 import logging
 from dataclasses import replace
 
-from components.contracts import promotion_journal
-from components.contracts.errors import ContractError, PermanentError, TemporaryError
 from components.contracts.manifests import Model, RawDataset, Release, ServingPlace, Verdict
-from components.contracts.model_store import release_path, write_serving_place
-from components.contracts.promotion_journal import Promotion
 from components.contracts.serving import MODEL_NAME
-from components.contracts.uris import local_path
 from components.deployment.discovery import Resolve, resolve
 from components.deployment.make_live import make_live
 from components.deployment.prepare import Stopwatch, forget, prepare_version
@@ -31,6 +26,11 @@ from components.deployment.release_settings import ReleaseSettings
 from components.deployment.servers import Connect, Server, probe
 from components.deployment.site import Site
 from components.deployment.triton_client import Triton
+from components.runtime.errors import ContractError, PermanentError, TemporaryError
+from components.storage.uris import local_path
+from components.store import promotion_journal
+from components.store.models import release_path, write_serving_place
+from components.store.promotion_journal import Promotion
 
 logger = logging.getLogger(__name__)
 

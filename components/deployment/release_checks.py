@@ -7,13 +7,13 @@ or asked for none, has said what it wants compared with.
 
 from __future__ import annotations
 
-from components.contracts.errors import ContractError, PermanentError
 from components.contracts.manifests import Model, Verdict
-from components.contracts.promotion_journal import Promotion
 from components.contracts.retrain_request import CURRENT
 from components.deployment.canary.state import active
 from components.deployment.release_settings import ReleaseSettings
 from components.deployment.site import Site
+from components.runtime.errors import ContractError, PermanentError
+from components.store.promotion_journal import Promotion
 
 
 class Refused(PermanentError):

@@ -7,11 +7,11 @@ from dataclasses import dataclass, field
 from datetime import datetime
 from pathlib import Path
 
-from components.contracts.errors import ContractError
-from components.contracts.people import whoami
 from components.deployment.repository.triton_config import CPU, PYTHON, ServingOptions
 from components.deployment.servers import Patience
 from components.deployment.site import SiteSettings, no_checkpoint, utc_now
+from components.runtime.errors import ContractError
+from components.runtime.people import whoami
 
 
 @dataclass(frozen=True, kw_only=True)

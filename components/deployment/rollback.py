@@ -13,12 +13,7 @@ import argparse
 import logging
 from dataclasses import replace
 
-from components.contracts import promotion_journal
-from components.contracts.errors import ContractError
 from components.contracts.manifests import Release
-from components.contracts.model_store import release_path
-from components.contracts.promotion_journal import Promotion
-from components.contracts.uris import local_path
 from components.deployment.command_line import add_site_flags, exit_code, reason, site_of
 from components.deployment.discovery import Resolve, resolve
 from components.deployment.make_live import make_live
@@ -27,6 +22,11 @@ from components.deployment.repository.triton_config import ServingOptions, read_
 from components.deployment.servers import Connect
 from components.deployment.site import Site, SiteSettings
 from components.deployment.triton_client import Triton
+from components.runtime.errors import ContractError
+from components.storage.uris import local_path
+from components.store import promotion_journal
+from components.store.models import release_path
+from components.store.promotion_journal import Promotion
 
 logger = logging.getLogger(__name__)
 

@@ -14,8 +14,8 @@ from typing import Protocol, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from components.contracts.errors import ContractError, PermanentError, TemporaryError
 from components.deployment.graph.parity import TOLERANCE, GoldenRows, check_scores
+from components.runtime.errors import ContractError, PermanentError, TemporaryError
 
 T = TypeVar("T")
 

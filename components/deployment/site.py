@@ -13,15 +13,15 @@ from dataclasses import dataclass, field, replace
 from datetime import datetime, timezone
 from pathlib import Path
 
-from components.contracts import promotion_journal
-from components.contracts.errors import ContractError, PermanentError, TemporaryError
 from components.contracts.manifests import Release
-from components.contracts.model_store import release_path
-from components.contracts.people import whoami
-from components.contracts.promotion_journal import Promotion, append_promotion
 from components.deployment.discovery import Fleet
 from components.deployment.repository.model_repository import ModelRepository
 from components.deployment.servers import Patience
+from components.runtime.errors import ContractError, PermanentError, TemporaryError
+from components.runtime.people import whoami
+from components.store import promotion_journal
+from components.store.models import release_path
+from components.store.promotion_journal import Promotion, append_promotion
 
 logger = logging.getLogger(__name__)
 

@@ -12,11 +12,11 @@ import logging
 from collections.abc import Callable
 from typing import NamedTuple, TypeVar
 
-from components.contracts.errors import ContractError, PermanentError, TemporaryError
 from components.contracts.serving import MODEL_NAME
 from components.deployment.graph.parity import GoldenRows
 from components.deployment.servers import Patience, Server, bring_up, probe, wait_until_ready
 from components.deployment.site import Site
+from components.runtime.errors import ContractError, PermanentError, TemporaryError
 
 logger = logging.getLogger(__name__)
 

@@ -14,9 +14,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from components.contracts.errors import PermanentError, TemporaryError
 from components.contracts.serving import CATEGORICAL_INPUT, DENSE_INPUT, GRPC_OPTIONS, PROBABILITY_OUTPUT
 from components.deployment.servers import NotListening
+from components.runtime.errors import PermanentError, TemporaryError
 
 CALL_SECONDS = 30.0
 CONNECT_SECONDS = 5.0

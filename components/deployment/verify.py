@@ -22,14 +22,14 @@ from typing import Any
 import numpy as np
 
 from components.contracts.criteo import CATEGORICAL, DENSE
-from components.contracts.errors import ContractError, PermanentError, TemporaryError
-from components.contracts.uris import typed_folder
 from components.deployment.graph.files import GRAPH_FILE
 from components.deployment.graph.parity import open_graph, score
 from components.deployment.identity import Check, check_golden, check_identity, read_recorded
 from components.deployment.logged_rows import LoggedRows, read_logged_rows
+from components.runtime.errors import ContractError, PermanentError, TemporaryError
 from components.storage.locations import open_objects
 from components.storage.objects import Objects
+from components.storage.uris import typed_folder
 
 DEFAULT_TOLERANCE = 1e-6
 """Largest accepted difference of one probability. What differs rightly is the order of sums: rows were served in other

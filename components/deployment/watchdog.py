@@ -24,9 +24,6 @@ from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from pathlib import Path
 
-from components.contracts import promotion_journal
-from components.contracts.durable import write_whole
-from components.contracts.errors import ContractError, PermanentError, TemporaryError
 from components.contracts.serving import CANARY_NAME, MODEL_NAME, QUEUE_REFUSALS
 from components.deployment.canary import state as canary_state
 from components.deployment.command_line import add_site_flags, site_of
@@ -37,7 +34,10 @@ from components.deployment.repository.triton_config import read_options
 from components.deployment.servers import Connect, Server, probe, wait_until_ready
 from components.deployment.site import SiteSettings
 from components.deployment.triton_client import Triton
+from components.runtime.durable import write_whole
+from components.runtime.errors import ContractError, PermanentError, TemporaryError
 from components.storage.locations import open_objects
+from components.store import promotion_journal
 
 logger = logging.getLogger(__name__)
 

@@ -13,14 +13,15 @@ import traceback
 from collections.abc import Sequence
 from pathlib import Path
 
-from components.contracts.durable import write_whole
-from components.contracts.errors import UNEXPECTED_EXIT_CODE, ContractError
 from components.contracts.manifests import Model, RawDataset, TrainingSet, Verdict
-from components.contracts.model_store import champion, keep_verdict, scores_path
-from components.contracts.run_notes import noted
-from components.contracts.run_reports import forget_report, keep_report
-from components.contracts.uris import local_path
 from components.dcn import share_cores
+from components.runtime.durable import write_whole
+from components.runtime.errors import ContractError
+from components.runtime.exit_codes import ExitCode
+from components.storage.uris import local_path
+from components.store.models import champion, keep_verdict, scores_path
+from components.store.run_notes import noted
+from components.store.run_reports import forget_report, keep_report
 
 STEP = "evaluation"
 
@@ -92,7 +93,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     except Exception:
         # Python's own code for it is 1, which says here that the candidate was judged and refused.
         traceback.print_exc()
-        return UNEXPECTED_EXIT_CODE
+        return ExitCode.DEFECT
     return 0 if verdict.accepted else 1
 
 

@@ -15,10 +15,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from components.contracts.durable import whole_directory, write_whole
-from components.contracts.errors import ContractError
 from components.contracts.manifests import Model, RawDataset, Release, TrainingSet, Verdict
-from components.contracts.uris import local_path
 from components.contracts.vocabulary_changes import vocabulary_changes
 from components.contracts.workflow import FeatureWorkflow
 from components.evaluation.gate import GateSettings, Judgement, OldRows, judge
@@ -26,6 +23,9 @@ from components.evaluation.holdout import check_counts
 from components.evaluation.numbers import Estimates, compare, estimate
 from components.evaluation.scoring import ScoredHoldout, candidate_scorer, champion_scorer, score_holdout
 from components.evaluation.slices import SliceMetrics, measure_slices, slice_column
+from components.runtime.durable import whole_directory, write_whole
+from components.runtime.errors import ContractError
+from components.storage.uris import local_path
 
 logger = logging.getLogger(__name__)
 

@@ -15,9 +15,9 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from components.contracts.errors import ContractError
 from components.contracts.metrics import Z_95, AucDifference, AucEstimate, auc_difference
 from components.evaluation.numbers import estimate
+from components.runtime.errors import ContractError
 
 PASS, FAIL, INCONCLUSIVE = "pass", "fail", "inconclusive"
 

@@ -24,8 +24,8 @@ from components.contracts.criteo import (
     MISSING_CATEGORY,
     feature_matrix,
 )
-from components.contracts.errors import ContractError, first_line
 from components.contracts.hugectr_folder import FILE_LIST, listed_files
+from components.runtime.errors import ContractError, first_line
 
 BATCH_ROWS = 8192
 

@@ -10,9 +10,9 @@ import math
 from pathlib import Path
 from typing import Any
 
-from components.contracts.durable import write_whole
 from components.evaluation.curves import confusion_matrix, roc_curve
 from components.evaluation.evaluate import Evaluation
+from components.runtime.durable import write_whole
 
 CATEGORIES = ["no click", "click"]
 

@@ -15,14 +15,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from components.contracts.dcn import DcnConfig
-from components.contracts.durable import sha256_tree
-from components.contracts.errors import ContractError
 from components.contracts.manifests import Model, Release
-from components.contracts.served_graph import graph_sha256
 from components.contracts.serving import CATEGORICAL_INPUT, DENSE_INPUT, PROBABILITY_OUTPUT
-from components.contracts.uris import local_path
 from components.contracts.workflow import OOV_ID
 from components.evaluation.holdout import EncodedBatch, RawBatch, encoded_batches, raw_batches
+from components.runtime.durable import sha256_tree
+from components.runtime.errors import ContractError
+from components.storage.uris import local_path
+from components.store.served_graph import graph_sha256
 
 ScoreEncoded = Callable[[EncodedBatch], NDArray[np.float32]]
 ScoreRaw = Callable[[RawBatch], NDArray[np.float32]]

@@ -97,7 +97,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Runs the step; 0 done, 2 misuse or unusable input, 3 the lake's storage or this disk fails, told on stderr."""
     arguments = build_parser().parse_args(argv)
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
-    from components.contracts.errors import ContractError, PermanentError, TemporaryError
+    from components.runtime.errors import ContractError, PermanentError, TemporaryError
 
     try:
         _run(arguments)
@@ -115,8 +115,6 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _run(arguments: argparse.Namespace) -> None:
-    from components.contracts.run_notes import noted
-    from components.contracts.uris import local_path
     from components.extraction.columns import excluded_columns, unread_columns
     from components.extraction.extract import ExtractionSettings, extract
     from components.extraction.lake_folder import opened_lake
@@ -124,6 +122,8 @@ def _run(arguments: argparse.Namespace) -> None:
     from components.extraction.seen_files import seen_files
     from components.extraction.source import find_source
     from components.extraction.window import accepted_model, resolve_window
+    from components.storage.uris import local_path
+    from components.store.run_notes import noted
 
     store = local_path(arguments.store)
     with noted(store, arguments.run, STEP) as note:

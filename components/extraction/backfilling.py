@@ -20,8 +20,6 @@ from typing import Any, NamedTuple
 import pyarrow as pa
 
 from components.contracts.criteo import DAY_PARTITION
-from components.contracts.errors import ContractError
-from components.contracts.uris import local_path
 from components.extraction.ingest_places import workshop
 from components.extraction.ingestion import dated, name_of, spool_rows
 from components.extraction.lake import PIECE_ROWS, sorted_once
@@ -34,6 +32,8 @@ from components.extraction.set_aside import DEFAULT_MAX_MALFORMED_FRACTION, SetA
 from components.extraction.times import day_span
 from components.extraction.version_places import BucketDay, DayPlace, FolderDay
 from components.extraction.versions import FileMark, Marker
+from components.runtime.errors import ContractError
+from components.storage.uris import local_path
 
 logger = logging.getLogger(__name__)
 

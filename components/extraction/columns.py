@@ -14,12 +14,12 @@ from typing import Any
 
 import pyarrow as pa
 
-from components.contracts import model_store
 from components.contracts.criteo import FEATURES
-from components.contracts.errors import ContractError
 from components.contracts.manifests import Model
-from components.contracts.uris import local_path
 from components.contracts.workflow import FeatureWorkflow
+from components.runtime.errors import ContractError
+from components.storage.uris import local_path
+from components.store import models as model_store
 
 
 def excluded_columns(columns: str) -> list[str]:

@@ -17,7 +17,6 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from components.contracts.errors import ContractError
 from components.extraction.columns import without_columns
 from components.extraction.origin import with_origin
 from components.extraction.pieces import Piece
@@ -26,6 +25,7 @@ from components.extraction.readers.raw_parquet import RawParquet
 from components.extraction.set_aside import SetAside
 from components.extraction.times import DAY_MICROS, Span, to_iso
 from components.extraction.versions import DayFiles, DayState
+from components.runtime.errors import ContractError
 
 ROW_MICROS = 400
 """A day has room for 216 million rows; Criteo 1TB's largest has 196 million."""

@@ -11,15 +11,15 @@ from datetime import date
 from pathlib import Path
 from typing import Any
 
-from components.contracts import promotion_journal
 from components.contracts.criteo import DAY_PARTITION
-from components.contracts.errors import ContractError
 from components.contracts.manifests import Model
 from components.contracts.retrain_request import CURRENT
-from components.contracts.uris import local_path
 from components.extraction.times import parse_day
 from components.extraction.versions import newest_complete
+from components.runtime.errors import ContractError
 from components.storage.locations import open_objects
+from components.storage.uris import local_path
+from components.store import promotion_journal
 
 _PARTITION = DAY_PARTITION.format(day="")
 

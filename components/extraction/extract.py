@@ -23,8 +23,6 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from components.contracts.criteo import EVENT_TIME
-from components.contracts.durable import sha256_tree, whole_directory
-from components.contracts.errors import ContractError
 from components.contracts.manifests import RawDataset
 from components.extraction.maturity import ALL_FINAL, ClickDelays, Maturity, YoungRows
 from components.extraction.parquet_files import PartWriter, cut_newest
@@ -33,6 +31,8 @@ from components.extraction.seen_files import days_asked
 from components.extraction.set_aside import DEFAULT_MAX_MALFORMED_FRACTION, Named, SetAside
 from components.extraction.source import Source
 from components.extraction.times import DAY_MICROS, Span, to_iso
+from components.runtime.durable import sha256_tree, whole_directory
+from components.runtime.errors import ContractError
 
 logger = logging.getLogger(__name__)
 

@@ -44,11 +44,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Runs the tool; 0 done, 2 misuse or unusable input, 3 the bucket cannot be reached or written; told on stderr."""
     arguments = build_parser().parse_args(argv)
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
-    from components.contracts.errors import ContractError, PermanentError, TemporaryError
-    from components.contracts.uris import typed_uri
     from components.extraction.ingestion import IngestSettings, ingest
     from components.extraction.readers.forms import click_log_files
     from components.extraction.times import parse_day
+    from components.runtime.errors import ContractError, PermanentError, TemporaryError
+    from components.storage.uris import typed_uri
 
     try:
         settings = IngestSettings(

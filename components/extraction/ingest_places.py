@@ -18,12 +18,12 @@ from pathlib import Path
 from typing import Protocol
 from uuid import uuid4
 
-from components.contracts.durable import fsync_path
-from components.contracts.uris import local_path
 from components.extraction.lake import PARTITION
+from components.runtime.durable import fsync_path
 from components.storage.locations import open_objects
 from components.storage.objects import ObjectInfo
 from components.storage.transfer import NUM_TRANSFERS
+from components.storage.uris import local_path
 
 logger = logging.getLogger(__name__)
 

@@ -23,7 +23,6 @@ import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
 from components.contracts.criteo import DAY_PARTITION, LABEL
-from components.contracts.errors import ContractError
 from components.extraction.ingest_places import opened_place, publish_file, workshop
 from components.extraction.origin import spread, with_origin
 from components.extraction.parquet_files import PartWriter
@@ -32,6 +31,7 @@ from components.extraction.readers.forms import find_reader
 from components.extraction.readers.raw_parquet import RawParquet
 from components.extraction.set_aside import SetAside
 from components.extraction.times import DAY_MICROS, day_span, to_iso
+from components.runtime.errors import ContractError
 
 logger = logging.getLogger(__name__)
 

@@ -9,10 +9,10 @@ from datetime import date
 from pathlib import Path
 from typing import Any, Protocol
 
-from components.contracts.errors import ContractError
-from components.contracts.uris import local_path
 from components.extraction.seen_files import SeenFiles
 from components.extraction.times import Span
+from components.runtime.errors import ContractError
+from components.storage.uris import local_path
 
 
 class LakeFolder(Protocol):

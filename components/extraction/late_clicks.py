@@ -33,12 +33,12 @@ from components.contracts.criteo import (
     WINDOW_SECONDS,
     is_visible,
 )
-from components.contracts.durable import sha256_file
-from components.contracts.errors import ContractError
 from components.contracts.records import CLICK
 from components.extraction.maturity import ClickDelays
 from components.extraction.raw_schema import arrow_type, open_parquet, unreadable
 from components.extraction.times import parse_day
+from components.runtime.durable import sha256_file
+from components.runtime.errors import ContractError
 
 logger = logging.getLogger(__name__)
 

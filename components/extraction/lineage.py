@@ -36,10 +36,10 @@ def build_parser() -> argparse.ArgumentParser:
 def main(argv: Sequence[str] | None = None) -> int:
     """Runs the tool; 0 told, 2 misuse or an unknown model, 3 the lake cannot be reached; told on stderr."""
     arguments = build_parser().parse_args(argv)
-    from components.contracts.errors import ContractError, PermanentError, TemporaryError
-    from components.contracts.uris import typed_folder, typed_uri
     from components.extraction.descent import descents, lake_versions
     from components.extraction.times import parse_day
+    from components.runtime.errors import ContractError, PermanentError, TemporaryError
+    from components.storage.uris import typed_folder, typed_uri
 
     try:
         day = parse_day("day", arguments.day) if arguments.day else None

@@ -30,9 +30,9 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from components.contracts.criteo import EVENT_TIME, LABEL, REQUEST_ID, ROW
-from components.contracts.errors import ContractError
 from components.contracts.row_hash import row_identities, uniforms
 from components.extraction.times import DAY_MICROS
+from components.runtime.errors import ContractError
 
 logger = logging.getLogger(__name__)
 

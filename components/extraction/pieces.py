@@ -10,10 +10,10 @@ import numpy as np
 import pyarrow as pa
 
 from components.contracts.criteo import EVENT_TIME
-from components.contracts.errors import ContractError
 from components.extraction.raw_schema import RAW_SCHEMA, open_parquet
 from components.extraction.readers.raw_parquet import group_times
 from components.extraction.times import Span
+from components.runtime.errors import ContractError
 
 
 class Piece(NamedTuple):

@@ -17,8 +17,8 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from components.contracts import criteo
-from components.contracts.errors import ContractError, first_line
 from components.extraction.set_aside import SetAside
+from components.runtime.errors import ContractError, first_line
 
 BATCH_ROWS = 65_536
 """Rows of a batch in memory and of a row group on disk."""

@@ -21,7 +21,6 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from components.contracts.criteo import REQUEST_ID, ROW
-from components.contracts.errors import ContractError
 from components.contracts.row_hash import mix, row_identities
 from components.extraction.parquet_files import PartWriter
 from components.extraction.pieces import Piece
@@ -29,6 +28,7 @@ from components.extraction.raw_schema import BATCH_ROWS
 from components.extraction.set_aside import SetAside
 from components.extraction.source import Source
 from components.extraction.times import to_iso
+from components.runtime.errors import ContractError
 
 logger = logging.getLogger(__name__)
 

@@ -14,8 +14,8 @@ from pathlib import Path
 from types import TracebackType
 from typing import IO, Any
 
-from components.contracts.errors import ContractError
 from components.extraction.foreign_columns import ForeignColumn
+from components.runtime.errors import ContractError
 
 logger = logging.getLogger(__name__)
 

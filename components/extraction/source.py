@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from components.contracts.criteo import DAY_PARTITION, OUTCOME_PARTITION
-from components.contracts.errors import ContractError
 from components.extraction.criteo_files import CriteoFiles
 from components.extraction.lake import Lake
 from components.extraction.late_clicks import LateClicks
@@ -17,6 +16,7 @@ from components.extraction.seen_files import SeenFiles
 from components.extraction.set_aside import SetAside
 from components.extraction.times import Span
 from components.extraction.versions import DayState
+from components.runtime.errors import ContractError
 
 
 class Source(Protocol):

@@ -17,10 +17,10 @@ from pathlib import Path
 from typing import Protocol
 
 from components.contracts.criteo import VERSION_COMPLETE, VERSION_PARTITION
-from components.contracts.durable import fsync_path, write_whole
-from components.contracts.errors import ContractError, PermanentError
-from components.contracts.people import whoami
 from components.extraction.versions import FileMark, Marker, version_folders, version_of_folder, visible_files
+from components.runtime.durable import fsync_path, write_whole
+from components.runtime.errors import ContractError, PermanentError
+from components.runtime.people import whoami
 from components.storage.locations import open_objects
 from components.storage.objects import ABSENT, Changed
 

@@ -16,8 +16,8 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from components.contracts.criteo import VERSION_COMPLETE, VERSION_PARTITION, is_visible
-from components.contracts.durable import sha256_file
-from components.contracts.errors import ContractError
+from components.runtime.durable import sha256_file
+from components.runtime.errors import ContractError
 
 logger = logging.getLogger(__name__)
 

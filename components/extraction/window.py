@@ -10,12 +10,12 @@ import math
 from collections.abc import Callable
 from pathlib import Path
 
-from components.contracts import model_store
-from components.contracts.errors import ContractError
 from components.contracts.manifests import Model
-from components.contracts.uris import local_path
 from components.extraction.maturity import ALL_FINAL, Maturity
 from components.extraction.times import DAY_MICROS, Span, parse_time, to_iso
+from components.runtime.errors import ContractError
+from components.storage.uris import local_path
+from components.store import models as model_store
 
 
 def resolve_window(

@@ -2,7 +2,7 @@
 
 Joins whoever is called at night to the log of the monitor. Safe beside a monitor at work: nothing is pulled or
 acknowledged (a Pub/Sub stream that is opened to ask gives back at once what it was sent). What a log promises is
-`contracts.event_log`'s.
+`logs.event_log`'s.
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
-from components.contracts.durable import write_whole
-from components.contracts.errors import ContractError, PermanentError, TemporaryError
-from components.contracts.event_log import SetAside, Subscriber
+from components.logs.event_log import SetAside, Subscriber
 from components.logs.locations import open_subscriber
 from components.logs.urls import LogUrl
+from components.runtime.durable import write_whole
+from components.runtime.errors import ContractError, PermanentError, TemporaryError
 
 SHOWN_BYTES = 60
 

@@ -1,7 +1,7 @@
 """The URL that names a log, and how its ends are opened.
 
 Joins the inference client, which publishes, to the monitor, which subscribes: both are given the same URL. A backend's
-library is imported only where its scheme is used. What a log promises is `contracts.event_log`'s.
+library is imported only where its scheme is used. What a log promises is `logs.event_log`'s.
 
     sqlite:///relative.db, sqlite:////absolute.db           as SQLAlchemy writes them; [?lease_seconds=30]
     pubsub://project/topic?subscription=name                see `logs.pubsub`
@@ -15,10 +15,10 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import NamedTuple, Protocol
 
-from components.contracts.errors import ContractError
-from components.contracts.event_log import Publisher, Subscriber
+from components.logs.event_log import Publisher, Subscriber
 from components.logs.sqlite import SqliteLog
 from components.logs.urls import LogUrl
+from components.runtime.errors import ContractError
 
 DEFAULT_LEASE_SECONDS = 30.0
 SCHEMES = ("sqlite", "pubsub", "kafka")

@@ -1,4 +1,4 @@
-"""The embedded log: `contracts.event_log` in one SQLite file, the default on a laptop.
+"""The embedded log: `logs.event_log` in one SQLite file, the default on a laptop.
 
 Joins the inference client and the monitor, which open the same file from two processes. WAL mode lets both work at
 once; `synchronous=FULL` makes a returned `publish` durable. Not for a network drive.
@@ -14,8 +14,8 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
-from components.contracts.errors import ContractError, PermanentError, TemporaryError
-from components.contracts.event_log import MAX_MESSAGE_BYTES, Delivery, SetAside
+from components.logs.event_log import MAX_MESSAGE_BYTES, Delivery, SetAside
+from components.runtime.errors import ContractError, PermanentError, TemporaryError
 
 _SCHEMA = """
 CREATE TABLE IF NOT EXISTS messages (

@@ -9,7 +9,7 @@ from collections.abc import Collection
 from dataclasses import dataclass
 from urllib.parse import parse_qs, unquote, urlsplit
 
-from components.contracts.errors import ContractError
+from components.runtime.errors import ContractError
 
 
 @dataclass(frozen=True)

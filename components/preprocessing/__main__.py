@@ -9,12 +9,12 @@ import warnings
 from collections.abc import Sequence
 from pathlib import Path
 
-from components.contracts.errors import ContractError, PermanentError, TemporaryError
-from components.contracts.interpreter import importing
 from components.contracts.manifests import RawDataset
-from components.contracts.run_notes import noted
-from components.contracts.uris import local_path
 from components.preprocessing.settings import PreprocessingSettings
+from components.runtime.errors import ContractError, PermanentError, TemporaryError
+from components.runtime.interpreter import importing
+from components.storage.uris import local_path
+from components.store.run_notes import noted
 
 
 def build_parser() -> argparse.ArgumentParser:
@@ -93,8 +93,8 @@ def _run(arguments: argparse.Namespace) -> int:
     with noted(store, arguments.run, "preprocessing") as note, warnings.catch_warnings():
         # NVTabular warns of every library that it could have used (TensorFlow, a GPU); none of it can be acted upon.
         warnings.simplefilter("ignore")
-        from components.contracts.allocator import keep_freed_memory
         from components.preprocessing.lean_imports import lean_imports
+        from components.runtime.allocator import keep_freed_memory
 
         # A partition asks for as much as the one before. The pages of what was given back are a third of the processor
         # time of a million rows (14.3 s of 1 process, 10.3 s with this), for 30 to 80 MB more at the peak.

@@ -18,10 +18,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from components.contracts.criteo import CATEGORICAL
-from components.contracts.durable import write_whole
-from components.contracts.errors import ContractError
 from components.contracts.workflow import FeatureWorkflow
 from components.preprocessing.vocabularies import Candidates, Column, unseen_column
+from components.runtime.durable import write_whole
+from components.runtime.errors import ContractError
 
 ADMISSION_FILE = "admission.npz"
 """Per column, int64: `C1` (last seen, per id); of its candidates `C1_candidates`, `C1_sightings`, `C1_last_seen`."""

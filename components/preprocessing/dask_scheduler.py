@@ -10,8 +10,8 @@ from typing import Any
 
 import dask
 
-from components.contracts import forked
-from components.contracts.errors import ContractError, TemporaryError, first_line
+from components.runtime import forked
+from components.runtime.errors import ContractError, TemporaryError, first_line
 
 logger = logging.getLogger(__name__)
 

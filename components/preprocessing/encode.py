@@ -1,6 +1,6 @@
 """The rows of a part encoded, proven to be what HugeCTR and the served graph expect, and laid together in one folder.
 
-NVTabular encodes and writes (`feature_graph`); each share of the rows may be another process's (`contracts.forked`).
+NVTabular encodes and writes (`feature_graph`); each share of the rows may be another process's (`runtime.forked`).
 What was written is read again before anybody else does: types and ranges by `hugectr_parquet`, and the first rows of
 every file against `contracts.workflow`, from which alone the served graph is built.
 """
@@ -18,12 +18,12 @@ from typing import Any
 import numpy as np
 import pyarrow.parquet as pq
 
-from components.contracts import forked
 from components.contracts.criteo import CATEGORICAL, DENSE, MISSING_CATEGORY
-from components.contracts.errors import PermanentError
 from components.contracts.workflow import FeatureWorkflow
 from components.preprocessing import encoded_folder, feature_graph, hugectr_parquet
 from components.preprocessing.raw_partitions import Partition, read_head
+from components.runtime import forked
+from components.runtime.errors import PermanentError
 
 COMPARED_ROWS = 1024
 """Of each file."""

@@ -15,8 +15,8 @@ from pathlib import Path
 
 import pyarrow.parquet as pq
 
-from components.contracts.durable import write_whole
 from components.contracts.hugectr_folder import write_file_list
+from components.runtime.durable import write_whole
 
 METADATA, FOOTERS = "_metadata.json", "_metadata"
 

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from components.contracts.manifests import TrainingSet
-from components.contracts.uris import local_path
 from components.contracts.vocabulary_changes import vocabulary_changes
 from components.contracts.workflow import FeatureWorkflow
 from components.preprocessing import admission
 from components.preprocessing.parent import Parent
+from components.storage.uris import local_path
 
 
 def facts(training_set: TrainingSet, parent: Parent | None) -> dict[str, int]:

@@ -13,7 +13,7 @@ import numpy as np
 import pyarrow.parquet as pq
 
 from components.contracts.criteo import CATEGORICAL, DENSE, LABEL
-from components.contracts.errors import PermanentError
+from components.runtime.errors import PermanentError
 
 TYPES = {LABEL: "float", **dict.fromkeys(DENSE, "float"), **dict.fromkeys(CATEGORICAL, "int64")}
 

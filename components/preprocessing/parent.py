@@ -9,14 +9,14 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
-from components.contracts import model_store
-from components.contracts.durable import sha256_tree
-from components.contracts.errors import ContractError
 from components.contracts.manifests import Model
-from components.contracts.uris import local_path
 from components.contracts.workflow import FeatureWorkflow
 from components.preprocessing import admission
 from components.preprocessing.vocabularies import Column
+from components.runtime.durable import sha256_tree
+from components.runtime.errors import ContractError
+from components.storage.uris import local_path
+from components.store import models as model_store
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -13,11 +13,7 @@ from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 
-from components.contracts import allocator, forked
-from components.contracts.durable import whole_directory
-from components.contracts.errors import ContractError
 from components.contracts.manifests import RawDataset, TrainingSet
-from components.contracts.uris import local_path
 from components.contracts.vocabulary_changes import VocabularyChange, vocabulary_changes
 from components.contracts.workflow import FeatureWorkflow
 from components.preprocessing import admission, encode, feature_graph, hugectr_parquet, operators, raw_partitions
@@ -25,6 +21,10 @@ from components.preprocessing.dask_scheduler import dask_client
 from components.preprocessing.parent import Parent, expect_parents_columns
 from components.preprocessing.settings import PreprocessingSettings
 from components.preprocessing.thinning import thin
+from components.runtime import allocator, forked
+from components.runtime.durable import whole_directory
+from components.runtime.errors import ContractError
+from components.storage.uris import local_path
 
 logger = logging.getLogger(__name__)
 

@@ -17,8 +17,8 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from components.contracts.criteo import CATEGORICAL, DENSE, FEATURES, LABEL, MAX_CATEGORY, RAW_TYPES
-from components.contracts.errors import ContractError, first_line
 from components.preprocessing.frames import LooseFrame
+from components.runtime.errors import ContractError, first_line
 
 
 class Partition(NamedTuple):

@@ -5,8 +5,8 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from components.contracts.errors import ContractError
 from components.preprocessing.vocabularies import AdmissionRules
+from components.runtime.errors import ContractError
 
 _MICROSECONDS_PER_DAY = 86_400_000_000
 

@@ -17,8 +17,8 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from components.contracts.criteo import FEATURES, LABEL, RAW_TYPES, REQUEST_ID, ROW
-from components.contracts.errors import ContractError, first_line
 from components.contracts.row_hash import row_identities, uniforms
+from components.runtime.errors import ContractError, first_line
 
 SALT = 0x5EED0F7415
 """Another than replay's (its salt is a time), so that the rows drawn to be replayed are thinned like all others."""

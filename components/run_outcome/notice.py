@@ -12,10 +12,10 @@ import logging
 import time
 from collections.abc import Callable, Sequence
 
-from components.contracts.promotion_journal import moment_of
-from components.contracts.run_notes import RunOutcome, StepNote, begun_at
 from components.notices.message import compose
 from components.notices.webhook import TIMEOUT_SECONDS, post
+from components.store.promotion_journal import moment_of
+from components.store.run_notes import RunOutcome, StepNote, begun_at
 
 logger = logging.getLogger(__name__)
 

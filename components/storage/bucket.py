@@ -23,8 +23,8 @@ from google.api_core import exceptions as refusals
 from google.cloud import storage
 from google.cloud.storage.retry import DEFAULT_RETRY
 
-from components.contracts.durable import whole_file
-from components.contracts.errors import ContractError, PermanentError, TemporaryError
+from components.runtime.durable import whole_file
+from components.runtime.errors import ContractError, PermanentError, TemporaryError
 from components.storage.arriving import Arriving, file_crc32c
 from components.storage.bucket_errors import translated
 from components.storage.growing import growing, unheard

@@ -13,7 +13,7 @@ import urllib3
 from google.api_core import exceptions as refusals
 from google.auth import exceptions as auth
 
-from components.contracts.errors import PermanentError, TemporaryError, first_line
+from components.runtime.errors import PermanentError, TemporaryError, first_line
 from components.storage.objects import Changed
 
 try:

@@ -22,8 +22,8 @@ from pathlib import Path
 from typing import BinaryIO
 from uuid import uuid4
 
-from components.contracts.durable import fsync_path, whole_file
-from components.contracts.errors import ContractError, PermanentError, TemporaryError
+from components.runtime.durable import fsync_path, whole_file
+from components.runtime.errors import ContractError, PermanentError, TemporaryError
 from components.storage.growing import growing, unheard
 from components.storage.objects import ABSENT, Changed, Differs, ObjectInfo, Stored, check_name, opened
 

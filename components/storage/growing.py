@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import BinaryIO
 
-from components.contracts.durable import flushed_to_disk
+from components.runtime.durable import flushed_to_disk
 
 _BUFFER_BYTES = 256 << 10
 """Of what came, a process that is killed loses at most so much."""

@@ -19,7 +19,7 @@ from datetime import datetime, timezone
 from typing import NamedTuple
 from uuid import uuid4
 
-from components.contracts.errors import PermanentError, TemporaryError
+from components.runtime.errors import PermanentError, TemporaryError
 from components.storage.objects import ABSENT, Changed, Objects
 
 logger = logging.getLogger(__name__)

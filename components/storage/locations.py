@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import warnings
 
-from components.contracts.errors import ContractError
-from components.contracts.uris import local_path
+from components.runtime.errors import ContractError
 from components.storage.folder import FolderObjects
 from components.storage.objects import Objects
+from components.storage.uris import local_path
 
 
 def open_objects(uri: str) -> Objects:

@@ -9,7 +9,7 @@ from concurrent.futures import ThreadPoolExecutor, as_completed
 from pathlib import Path
 from typing import NamedTuple
 
-from components.contracts.durable import fsync_path
+from components.runtime.durable import fsync_path
 from components.storage.objects import ObjectInfo, Objects
 
 NUM_TRANSFERS = 8

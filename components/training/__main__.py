@@ -11,11 +11,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from components.contracts.dcn import DcnConfig
-from components.contracts.errors import PREEMPTED_EXIT_CODE, ContractError, PermanentError, Preempted
 from components.contracts.manifests import TrainingSet, ValidationReport
-from components.contracts.run_notes import noted
-from components.contracts.uris import local_path
 from components.dcn import share_cores
+from components.runtime.errors import ContractError, PermanentError, Preempted
+from components.runtime.exit_codes import ExitCode
+from components.storage.uris import local_path
+from components.store.run_notes import noted
 from components.training.config import PRECISIONS, TrainingSettings, parse_tower
 from components.training.preemption import heeding_sigterm
 
@@ -91,7 +92,7 @@ def main(argv: Sequence[str] | None = None, *, log_metric: Callable[[str, float]
         return 2
     except Preempted as error:
         print(f"preempted: {error}", file=sys.stderr)
-        return PREEMPTED_EXIT_CODE
+        return ExitCode.PREEMPTED
     return 0
 
 

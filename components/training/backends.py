@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from components.contracts.dcn import DcnConfig
-from components.contracts.errors import ContractError
+from components.runtime.errors import ContractError
 from components.training.config import TrainingSettings
 from components.training.engine import Engine
 

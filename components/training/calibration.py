@@ -17,8 +17,8 @@ import numpy as np
 
 from components.contracts.dcn import DcnConfig
 from components.contracts.dense_files import read_dense, write_dense
-from components.contracts.errors import ContractError
 from components.contracts.model_files import DENSE_FILE
+from components.runtime.errors import ContractError
 
 BIAS = "final.bias"
 

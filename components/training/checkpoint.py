@@ -20,7 +20,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from components.contracts.durable import whole_directory, whole_file, write_whole
+from components.runtime.durable import whole_directory, whole_file, write_whole
 
 logger = logging.getLogger(__name__)
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from components.contracts.errors import ContractError
+from components.runtime.errors import ContractError
 
 PRECISIONS = ("float32", "tf32", "bfloat16")
 """Values of `TrainingSettings.precision`."""

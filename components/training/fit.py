@@ -20,10 +20,10 @@ from pathlib import Path
 import numpy as np
 
 from components.contracts.dcn import DcnConfig
-from components.contracts.errors import ContractError
 from components.contracts.manifests import TrainingSet
 from components.contracts.metrics import log_loss, roc_auc, row_log_losses
-from components.contracts.uris import local_path
+from components.runtime.errors import ContractError
+from components.storage.uris import local_path
 from components.training.calibration import log_odds_correction, shift_logits
 from components.training.checkpoint import FINAL, START, Checkpoint, CheckpointFolder, Moment, Position
 from components.training.config import TrainingSettings

@@ -15,11 +15,11 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from components.contracts.errors import PermanentError
 from components.contracts.model_files import RowChunk, StoredModel, write_model_chunks
 from components.contracts.sparse_files import ROWS_PER_CHUNK, slot_offsets, slots_of
 from components.contracts.vocabulary_changes import vocabulary_changes
 from components.contracts.workflow import FIRST_ID, OOV_ID, TOMBSTONE, FeatureWorkflow
+from components.runtime.errors import PermanentError
 
 Tables = list[NDArray[np.float32]]
 """Vectors, then Adam's m and v where they are kept, each [n, dim]."""

@@ -10,8 +10,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Protocol
 
-from components.contracts.durable import append_line
-from components.contracts.errors import PermanentError
+from components.runtime.durable import append_line
+from components.runtime.errors import PermanentError
 
 
 class MetricsSink(Protocol):

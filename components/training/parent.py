@@ -1,6 +1,6 @@
 """The parent a round continues: which one, what it must share with the training set, its files at the new slot sizes.
 
-Which model an id names is `contracts.model_store`'s, how rows are laid out `growth`'s.
+Which model an id names is `store.models`'s, how rows are laid out `growth`'s.
 """
 
 from __future__ import annotations
@@ -10,16 +10,16 @@ from pathlib import Path
 
 import numpy as np
 
-from components.contracts import model_store
 from components.contracts.criteo import CATEGORICAL
 from components.contracts.dcn import DcnConfig
-from components.contracts.durable import whole_directory
-from components.contracts.errors import ContractError
 from components.contracts.manifests import Model, TrainingSet
 from components.contracts.model_files import open_model
 from components.contracts.retrain_request import CURRENT
-from components.contracts.uris import local_path
 from components.contracts.workflow import FeatureWorkflow
+from components.runtime.durable import whole_directory
+from components.runtime.errors import ContractError
+from components.storage.uris import local_path
+from components.store import models as model_store
 from components.training.calibration import log_odds_correction, shift_logits
 from components.training.growth import RowPlan, grow
 from components.training.start import Start

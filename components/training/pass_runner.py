@@ -14,8 +14,8 @@ from dataclasses import dataclass, replace
 import numpy as np
 from numpy.typing import NDArray
 
-from components.contracts.errors import PermanentError, Preempted
 from components.contracts.metrics import log_loss, roc_auc
+from components.runtime.errors import PermanentError, Preempted
 from components.training.checkpoint import Position
 from components.training.engine import Engine, Learnt
 from components.training.metrics_sink import MetricsSink

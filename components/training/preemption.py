@@ -1,7 +1,7 @@
 """SIGTERM while a model is trained: whoever runs the step wants it to end, and to be begun again later.
 
 Kubernetes sends it before it takes a node away and kills 30 seconds later. A fit that is under way is asked to save
-first; anything else ends at once, since it is whole or absent. The exit code is `contracts.errors`'.
+first; anything else ends at once, since it is whole or absent. The exit code is `runtime.errors`'.
 
 On Kubeflow a retry does not depend on the code (Argo repeats whatever failed), nor may the save be relied on: by its
 source, KFP's launcher, which stands between Kubernetes and the step, does not handle SIGTERM, and the container ends
@@ -16,7 +16,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from components.contracts.errors import Preempted
+from components.runtime.errors import Preempted
 
 
 class StopRequest:

@@ -14,13 +14,13 @@ from contextlib import contextmanager
 from datetime import datetime, timezone
 from pathlib import Path
 
-from components.contracts.durable import sha256_tree, whole_directory
-from components.contracts.errors import ContractError
 from components.contracts.graph_json import Graph, write_graph
 from components.contracts.manifests import Model, ValidationReport
 from components.contracts.model_files import GRAPH_FILE
-from components.contracts.model_store import model_folder
-from components.contracts.uris import local_path
+from components.runtime.durable import sha256_tree, whole_directory
+from components.runtime.errors import ContractError
+from components.storage.uris import local_path
+from components.store.models import model_folder
 
 logger = logging.getLogger(__name__)
 

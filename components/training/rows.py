@@ -23,8 +23,8 @@ import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
 from components.contracts.criteo import CATEGORICAL, DENSE, LABEL, NUM_CATEGORICAL, NUM_DENSE
-from components.contracts.errors import ContractError, PermanentError, first_line
 from components.contracts.hugectr_folder import listed_files
+from components.runtime.errors import ContractError, PermanentError, first_line
 
 _DECODED_ROWS = 1 << 14
 """Rows decoded at a time by each thread: 4 MB of columns. Half as many took a twentieth longer."""

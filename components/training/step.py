@@ -14,10 +14,10 @@ from pathlib import Path
 from typing import Any
 
 from components.contracts.dcn import DcnConfig
-from components.contracts.durable import sha256_tree, write_whole
 from components.contracts.graph_json import EmbeddingTable, Graph
 from components.contracts.manifests import Model, TrainingSet, ValidationReport
-from components.contracts.uris import local_path
+from components.runtime.durable import sha256_tree, write_whole
+from components.storage.uris import local_path
 from components.training.backends import make_engine, require_backend
 from components.training.checkpoint import START, CheckpointFolder
 from components.training.config import TrainingSettings

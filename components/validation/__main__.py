@@ -19,13 +19,14 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from components.contracts import model_store
-from components.contracts.errors import UNEXPECTED_EXIT_CODE, ContractError, PermanentError, TemporaryError
 from components.contracts.manifests import Model, RawDataset, ValidationReport
 from components.contracts.retrain_request import CURRENT
-from components.contracts.run_notes import noted
-from components.contracts.run_reports import forget_report, keep_report
-from components.contracts.uris import local_path
+from components.runtime.errors import ContractError, PermanentError, TemporaryError
+from components.runtime.exit_codes import ExitCode
+from components.storage.uris import local_path
+from components.store import models as model_store
+from components.store.run_notes import noted
+from components.store.run_reports import forget_report, keep_report
 from components.validation.rules import NOTIFY, read_rules
 from components.validation.settings import ValidationSettings
 
@@ -94,7 +95,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     except Exception:
         # Python's own code for it is 1, which says here that the rows were judged and refused.
         traceback.print_exc()
-        return UNEXPECTED_EXIT_CODE
+        return ExitCode.DEFECT
 
 
 def _run(arguments: argparse.Namespace) -> int:

@@ -19,7 +19,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from components.contracts.errors import ContractError, TemporaryError, first_line
+from components.runtime.errors import ContractError, TemporaryError, first_line
 from components.validation.deferred import quietly
 
 with quietly():

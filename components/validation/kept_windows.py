@@ -21,9 +21,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from components.contracts import criteo
-from components.contracts.durable import write_whole
-from components.contracts.errors import ContractError
 from components.contracts.reference_statistics import DENSE_EDGES
+from components.runtime.durable import write_whole
+from components.runtime.errors import ContractError
 from components.validation.windows import NUM_BUCKETS, ColumnSummary, Total, WindowSummary
 
 KIND, FORMAT_VERSION = "TrainingWindows", 1

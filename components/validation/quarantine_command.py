@@ -13,9 +13,9 @@ from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
 
-from components.contracts.errors import ContractError
-from components.contracts.people import whoami
-from components.contracts.uris import typed_folder
+from components.runtime.errors import ContractError
+from components.runtime.people import whoami
+from components.storage.uris import typed_folder
 from components.validation.quarantine import kept
 
 

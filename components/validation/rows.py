@@ -14,8 +14,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from components.contracts import criteo
-from components.contracts.errors import ContractError, first_line
 from components.contracts.manifests import RawDataset
+from components.runtime.errors import ContractError, first_line
 
 COLUMNS = (criteo.LABEL, *criteo.FEATURES)
 """The columns that validation judges."""

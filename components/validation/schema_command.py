@@ -11,13 +11,13 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from components.contracts import model_store
-from components.contracts.errors import ContractError
 from components.contracts.manifests import Model
-from components.contracts.people import whoami
 from components.contracts.retrain_request import CURRENT
-from components.contracts.run_notes import run_folder
-from components.contracts.uris import local_path, typed_folder
+from components.runtime.errors import ContractError
+from components.runtime.people import whoami
+from components.storage.uris import local_path, typed_folder
+from components.store import models as model_store
+from components.store.run_notes import run_folder
 
 
 def build_parser() -> argparse.ArgumentParser:

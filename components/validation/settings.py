@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, fields
 
-from components.contracts.errors import ContractError
+from components.runtime.errors import ContractError
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -16,8 +16,8 @@ from typing import Any, Protocol
 
 import pyarrow as pa
 
-from components.contracts.errors import ContractError
-from components.contracts.forked import MAX_PROCESSES, available_cores, run_all
+from components.runtime.errors import ContractError
+from components.runtime.forked import MAX_PROCESSES, available_cores, run_all
 from components.validation.lists import as_lists
 from components.validation.log_histogram import NAME, LogHistogramGenerator
 from components.validation.rows import Part, divide, read_part

@@ -16,7 +16,7 @@ import importlib
 import os
 import sys
 
-from components.contracts.interpreter import importing
+from components.runtime.interpreter import importing
 from components.validation.as_bytes import spare
 from components.validation.deferred import absent, deferring, is_deferred, quietly
 

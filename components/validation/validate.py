@@ -13,9 +13,9 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from components.contracts.durable import whole_directory
 from components.contracts.manifests import RawDataset, ValidationReport
-from components.contracts.uris import local_path
+from components.runtime.durable import whole_directory
+from components.storage.uris import local_path
 from components.validation import rules
 from components.validation.judgement import judge
 from components.validation.measuring import Measured, measure

@@ -13,7 +13,7 @@ from numpy.random import Generator
 from numpy.typing import NDArray
 
 from components.contracts.criteo import NUM_CATEGORICAL, NUM_DENSE
-from components.contracts.errors import ContractError
+from components.runtime.errors import ContractError
 from inference_client.simulation.columns import INTERACTION_BUCKETS
 from inference_client.simulation.tables import CategoryTable, DenseTable
 

@@ -18,11 +18,11 @@ from numpy.random import Generator
 from numpy.typing import NDArray
 
 from components.contracts import criteo
-from components.contracts.durable import whole_directory
-from components.contracts.errors import ContractError
 from components.contracts.metrics import roc_auc
-from components.contracts.uris import local_path
+from components.runtime.durable import whole_directory
+from components.runtime.errors import ContractError
 from components.storage.locations import open_objects
+from components.storage.uris import local_path
 from inference_client.simulation.world import Rows, World
 
 ROWS_PER_FILE = 100_000

@@ -23,7 +23,7 @@ from numpy.random import Generator
 from numpy.typing import NDArray
 
 from components.contracts.criteo import CATEGORICAL, MISSING_CATEGORY
-from components.contracts.errors import ContractError
+from components.runtime.errors import ContractError
 from inference_client.simulation.columns import DRIFT_COLUMNS, INTERACTIONS
 from inference_client.simulation.drawing import Tables
 from inference_client.simulation.tables import Alias, CategoryTable, hashed

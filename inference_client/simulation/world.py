@@ -19,9 +19,9 @@ from numpy.random import Generator
 from numpy.typing import NDArray
 
 from components.contracts.criteo import CATEGORICAL, DENSE
-from components.contracts.durable import write_whole
-from components.contracts.errors import ContractError
 from components.contracts.metrics import roc_auc
+from components.runtime.durable import write_whole
+from components.runtime.errors import ContractError
 from inference_client.simulation.columns import (
     CATEGORY_COLUMNS,
     DENSE_COLUMNS,

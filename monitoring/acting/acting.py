@@ -13,8 +13,8 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from components.contracts.errors import ContractError, PermanentError, TemporaryError
 from components.notices.webhook import post_to_file
+from components.runtime.errors import ContractError, PermanentError, TemporaryError
 from monitoring.acting import kinds, restraint
 from monitoring.acting.correction import Correction
 from monitoring.acting.kinds import NOTIFY, RETRAIN, ROLLBACK

@@ -14,7 +14,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from components.contracts.errors import ContractError
+from components.runtime.errors import ContractError
 from monitoring.acting import kinds
 from monitoring.acting.kinds import KindSettings
 from monitoring.acting.processes import Processes

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from components.contracts.errors import ContractError, PermanentError
+from components.runtime.errors import ContractError, PermanentError
 from monitoring.acting import trigger
 from monitoring.acting.progress import Progress
 from monitoring.acting.trigger import RunState, Trigger

@@ -11,9 +11,10 @@ from datetime import datetime, timezone
 from pathlib import Path
 from typing import NamedTuple
 
-from components.contracts import model_store, promotion_journal
-from components.contracts.errors import ContractError
 from components.contracts.manifests import Release, Verdict
+from components.runtime.errors import ContractError
+from components.store import models as model_store
+from components.store import promotion_journal
 
 RETRAIN, NOTIFY, ROLLBACK, SHADOW = "retrain", "notify", "rollback", "shadow"
 KINDS = (RETRAIN, NOTIFY, ROLLBACK, SHADOW)

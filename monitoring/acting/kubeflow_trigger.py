@@ -16,10 +16,10 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from components.contracts.errors import ContractError, PermanentError, TemporaryError
-from components.contracts.kfp_requests import connect, find_pipeline, token_path
 from components.contracts.retrain_request import RetrainRequest
-from components.contracts.run_notes import find_outcome
+from components.runtime.errors import ContractError, PermanentError, TemporaryError
+from components.runtime.kfp_requests import connect, find_pipeline, token_path
+from components.store.run_notes import find_outcome
 from monitoring.acting.trigger import ALREADY, BUSY, FAILED, RELEASED, RUNNING, STARTED, UNKNOWN, RunState
 from monitoring.settings import MonitorSettings
 

@@ -17,8 +17,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from uuid import uuid4
 
-from components.contracts.durable import write_whole
-from components.contracts.errors import ContractError, TemporaryError
+from components.runtime.durable import write_whole
+from components.runtime.errors import ContractError, TemporaryError
 from components.storage.lease import Lease
 from components.storage.objects import Objects
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 import json
 from typing import Any
 
-from components.contracts.errors import PermanentError
+from components.runtime.errors import PermanentError
 from components.storage.objects import ABSENT, Changed, Objects
 from monitoring.acting.leadership import NotLeading
 from monitoring.memory.store import Store

@@ -1,6 +1,6 @@
 """Runs the pipeline as a process of this machine, one at a time (`monitoring.acting.processes`).
 
-A run leaves its outcome in the model store (`contracts.run_notes`), and its exit code in `<state>/runs`, so a restarted
+A run leaves its outcome in the model store (`store.run_notes`), and its exit code in `<state>/runs`, so a restarted
 monitor still learns it. A request of a lower term than one that was seen comes from a replica that is no longer the
 leader, and is refused.
 """
@@ -11,10 +11,10 @@ import logging
 import shlex
 from pathlib import Path
 
-from components.contracts import run_notes
-from components.contracts.durable import write_whole
-from components.contracts.errors import PermanentError
 from components.contracts.retrain_request import RetrainRequest
+from components.runtime.durable import write_whole
+from components.runtime.errors import PermanentError
+from components.store import run_notes
 from monitoring.acting.processes import Processes
 from monitoring.acting.trigger import ALREADY, BUSY, FAILED, REFUSED, RELEASED, RUNNING, STARTED, UNKNOWN, RunState
 

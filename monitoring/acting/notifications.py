@@ -12,8 +12,8 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
-from components.contracts.errors import ContractError
 from components.notices.message import compose
+from components.runtime.errors import ContractError
 from monitoring.acting.outbox import Outbox
 from monitoring.acting.progress import Documents
 

@@ -17,7 +17,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-from components.contracts.durable import write_whole
+from components.runtime.durable import write_whole
 
 logger = logging.getLogger(__name__)
 

@@ -10,8 +10,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
-from components.contracts.errors import ContractError
 from components.contracts.retrain_request import CURRENT, NONE
+from components.runtime.errors import ContractError
 
 DRIFTED, JUDGED = "drifted_columns", "judged_columns"
 """Numbers of a decision that the rule of drift reads; a policy that knows no columns leaves them out."""

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from components.contracts.errors import ContractError
+from components.runtime.errors import ContractError
 from monitoring.deciding.decision import Action, Decision
 
 DAY_SECONDS = 86_400.0

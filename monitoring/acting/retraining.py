@@ -13,8 +13,8 @@ import dataclasses
 from collections.abc import Callable
 from typing import Any, Protocol
 
-from components.contracts.errors import ContractError, PermanentError, TemporaryError
 from components.contracts.retrain_request import RetrainRequest
+from components.runtime.errors import ContractError, PermanentError, TemporaryError
 from monitoring.acting import recipe, restraint, trigger
 from monitoring.acting.following import follow
 from monitoring.acting.progress import (

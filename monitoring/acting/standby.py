@@ -20,7 +20,7 @@ from pathlib import Path
 from tempfile import TemporaryFile
 from typing import NamedTuple
 
-from components.contracts.errors import PermanentError, TemporaryError
+from components.runtime.errors import PermanentError, TemporaryError
 from components.storage.locations import open_objects
 from monitoring.acting.leadership import NO_LEASE, Leadership, LeadershipSettings, NotLeading, replica_name
 from monitoring.acting.ledger import Ledger, last_term

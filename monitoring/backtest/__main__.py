@@ -12,12 +12,12 @@ from collections.abc import Sequence
 from dataclasses import fields, replace
 from pathlib import Path
 
-from components.contracts.durable import write_whole
-from components.contracts.errors import ContractError, PermanentError, TemporaryError
-from components.contracts.promotion_journal import moment_of
-from components.contracts.uris import typed_folder, typed_uri
+from components.runtime.durable import write_whole
+from components.runtime.errors import ContractError, PermanentError, TemporaryError
 from components.storage.locations import open_objects
 from components.storage.objects import Objects
+from components.storage.uris import typed_folder, typed_uri
+from components.store.promotion_journal import moment_of
 from monitoring.backtest import report
 from monitoring.backtest.archived_requests import Span, read_requests
 from monitoring.backtest.judging import judge_requests, no_reference

@@ -18,8 +18,8 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from components.contracts import criteo
-from components.contracts.errors import ContractError
 from components.contracts.records import PredictionBatch
+from components.runtime.errors import ContractError
 from components.storage.local_copy import local_copy
 from components.storage.objects import Objects
 from monitoring.memory.days import arrow_schema

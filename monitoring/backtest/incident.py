@@ -15,9 +15,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from components.contracts.durable import sha256_file
-from components.contracts.errors import ContractError
 from components.contracts.reference_statistics import ReferenceStatistics, read_reference
+from components.runtime.durable import sha256_file
+from components.runtime.errors import ContractError
 from components.storage.folder import FolderObjects
 from monitoring.backtest.archived_requests import read_requests
 from monitoring.backtest.judging import judge_requests

@@ -8,9 +8,9 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from components.contracts.errors import ContractError, PermanentError, TemporaryError
-from components.contracts.uris import typed_folder, typed_uri
+from components.runtime.errors import ContractError, PermanentError, TemporaryError
 from components.storage.locations import open_objects
+from components.storage.uris import typed_folder, typed_uri
 from monitoring.backtest.__main__ import parse_time
 from monitoring.backtest.incident import Replayed, digest_of, read_incident, replay
 from monitoring.backtest.recording import record

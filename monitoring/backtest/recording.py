@@ -18,12 +18,13 @@ from typing import Any
 
 import pyarrow.parquet as pq
 
-from components.contracts import criteo, promotion_journal
-from components.contracts.durable import fsync_path, sha256_file
-from components.contracts.errors import ContractError
+from components.contracts import criteo
 from components.contracts.manifests import Model, Release
-from components.contracts.model_store import model_folder, release_path, scores_path
+from components.runtime.durable import fsync_path, sha256_file
+from components.runtime.errors import ContractError
 from components.storage.objects import Objects
+from components.store import promotion_journal
+from components.store.models import model_folder, release_path, scores_path
 from monitoring.backtest import incident
 from monitoring.backtest.archived_requests import Span, read_days
 from monitoring.backtest.settings import JudgingSettings

@@ -7,8 +7,8 @@ from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any
 
-from components.contracts.durable import write_whole
-from components.contracts.errors import ContractError
+from components.runtime.durable import write_whole
+from components.runtime.errors import ContractError
 from monitoring.acting.restraint import RestraintSettings
 from monitoring.deciding.judge import JudgeSettings
 from monitoring.deciding.policies import PolicySettings

@@ -9,9 +9,9 @@ from __future__ import annotations
 import logging
 from pathlib import Path
 
-from components.contracts.errors import ContractError
 from components.contracts.manifests import Release, Verdict
-from components.contracts.model_store import release_path, verdict_paths
+from components.runtime.errors import ContractError
+from components.store.models import release_path, verdict_paths
 from monitoring.deciding.evidence import Baseline
 
 logger = logging.getLogger(__name__)

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from components.contracts.errors import ContractError
+from components.runtime.errors import ContractError
 from monitoring.deciding.decision import Action
 from monitoring.deciding.evidence import Evidence, Memory
 from monitoring.measures.kpis import Kpis

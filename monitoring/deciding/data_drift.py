@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from components.contracts.errors import ContractError
+from components.runtime.errors import ContractError
 from monitoring.deciding.decision import Action, Decision
 from monitoring.deciding.evidence import Evidence, FeatureDrift, Memory
 

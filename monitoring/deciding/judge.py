@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 
 from components.contracts.criteo import microseconds
-from components.contracts.errors import ContractError
+from components.runtime.errors import ContractError
 from monitoring.deciding.decision import Judgement, combine
 from monitoring.deciding.evidence import Baseline, Evidence, FeatureDrift, MaturedRows, Policy
 from monitoring.deciding.points import ServingTimeline, point_after

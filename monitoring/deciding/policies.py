@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from components.contracts.errors import ContractError
+from components.runtime.errors import ContractError
 from monitoring.deciding.data_drift import DataDriftPolicy, DataDriftSettings
 from monitoring.deciding.evidence import Policy
 from monitoring.deciding.relative_drop import RelativeDropPolicy, RelativeDropSettings

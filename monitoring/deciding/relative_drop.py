@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from components.contracts.errors import ContractError
+from components.runtime.errors import ContractError
 from monitoring.deciding.confirmation import ConfirmationSettings, confirm, confirmation_numbers, too_few
 from monitoring.deciding.decision import Action, Decision
 from monitoring.deciding.evidence import Baseline, Evidence, Memory

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from components.contracts.errors import ContractError
+from components.runtime.errors import ContractError
 from monitoring.deciding.decision import Action, Decision
 from monitoring.deciding.evidence import Evidence, Memory
 

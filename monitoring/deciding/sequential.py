@@ -14,7 +14,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from components.contracts.errors import ContractError
+from components.runtime.errors import ContractError
 from monitoring.deciding.betting import Wealth
 from monitoring.deciding.decision import Action, Decision
 from monitoring.deciding.evidence import Evidence, Memory

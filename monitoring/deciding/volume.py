@@ -10,7 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from statistics import median
 
-from components.contracts.errors import ContractError
+from components.runtime.errors import ContractError
 from monitoring.deciding.decision import Action, Decision
 from monitoring.deciding.evidence import Evidence, Memory
 

@@ -5,10 +5,10 @@ from __future__ import annotations
 import logging
 from pathlib import Path
 
-from components.contracts.errors import ContractError
 from components.contracts.manifests import Model, Release
-from components.contracts.model_store import model_folder, release_path, scores_path
 from components.contracts.reference_statistics import ReferenceStatistics, read_reference
+from components.runtime.errors import ContractError
+from components.store.models import model_folder, release_path, scores_path
 
 logger = logging.getLogger(__name__)
 

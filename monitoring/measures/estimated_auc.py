@@ -19,8 +19,8 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from components.contracts.errors import ContractError
 from components.contracts.metrics import Z_95, auc_estimate
+from components.runtime.errors import ContractError
 from monitoring.measures.expected import expected_auc
 
 MIN_CLICKS = 50

@@ -28,7 +28,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from components.contracts.errors import ContractError
+from components.runtime.errors import ContractError
 from monitoring.measures.expected import expected_auc, row_losses
 
 MIN_DELAYS = 20

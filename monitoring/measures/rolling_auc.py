@@ -19,7 +19,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from components.contracts.errors import ContractError
+from components.runtime.errors import ContractError
 
 BLOCK_ROWS = 512
 """Rows taken at once: fewer pay more calls, more a larger matrix (its size is the product of the classes' changes)."""

@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from components.contracts import metrics
-from components.contracts.errors import ContractError
+from components.runtime.errors import ContractError
 
 MAX_VERSIONS = 8
 """Versions whose rows are kept; the one unseen for longest is forgotten first."""

@@ -14,7 +14,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from components.contracts.errors import PermanentError, TemporaryError
+from components.runtime.errors import PermanentError, TemporaryError
 from monitoring.memory import schema
 
 

@@ -1,6 +1,6 @@
 """From log messages to records that the monitor can trust, and how far the log has been read.
 
-In: deliveries of a `contracts.event_log.Subscriber`. Out: records, or the reason to set a message aside. Storing
+In: deliveries of a `logs.event_log.Subscriber`. Out: records, or the reason to set a message aside. Storing
 them is left to `monitoring.memory.store`, the order of storing and acknowledging to `monitoring.monitor`.
 """
 
@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from components.contracts.errors import ContractError
 from components.contracts.records import PredictionBatch, Record, decode
+from components.runtime.errors import ContractError
 
 MAX_FUTURE_SECONDS = 86_400.0
 """A record from further ahead has a broken clock; it would wait in the join for as long."""

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import sqlite3
 
-from components.contracts.errors import PermanentError
 from components.contracts.records import PredictionBatch, decode
+from components.runtime.errors import PermanentError
 
 VERSION = 2
 """Kept as SQLite's `user_version`; 0 is the first, which had no number, in use until late outcomes were archived."""

@@ -15,8 +15,8 @@ from pathlib import Path
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from components.contracts.durable import fsync_path
-from components.contracts.errors import TemporaryError
+from components.runtime.durable import fsync_path
+from components.runtime.errors import TemporaryError
 
 UPLOADED_FOLDER = "uploaded"
 

@@ -11,8 +11,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from components.contracts import promotion_journal
-from components.contracts.errors import ContractError
+from components.runtime.errors import ContractError
+from components.store import promotion_journal
 from monitoring.journal import EVENTS_FILE, TIMELINE_FILE
 
 TAIL_BYTES = 2 * 2**20

@@ -10,7 +10,7 @@ from importlib.metadata import PackageNotFoundError, version
 
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 
-from components.contracts import promotion_journal
+from components.store import promotion_journal
 from monitoring.acting.progress import IDLE, RUNNING
 from monitoring.memory.schema import VERSION
 from monitoring.showing.snapshot import Snapshot, Surroundings

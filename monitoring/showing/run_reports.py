@@ -11,9 +11,9 @@ import stat
 from pathlib import Path
 from urllib.parse import quote, unquote
 
-from components.contracts.errors import ContractError
-from components.contracts.run_notes import STEPS
-from components.contracts.run_reports import report_path
+from components.runtime.errors import ContractError
+from components.store.run_notes import STEPS
+from components.store.run_reports import report_path
 
 PREFIX = "/reports/"
 MAX_BYTES = 20_000_000

@@ -16,8 +16,8 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
-from components.contracts.durable import write_whole
-from components.contracts.errors import PermanentError
+from components.runtime.durable import write_whole
+from components.runtime.errors import PermanentError
 from monitoring.showing.exposition import Exposition
 from monitoring.showing.metrics import metrics_page
 from monitoring.showing.run_reports import PREFIX

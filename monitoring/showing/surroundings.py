@@ -15,8 +15,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from components.contracts import promotion_journal, run_notes
-from components.contracts.errors import ContractError, TemporaryError
+from components.runtime.errors import ContractError, TemporaryError
+from components.store import promotion_journal, run_notes
 from monitoring.acting.progress import Documents
 from monitoring.showing.snapshot import Surroundings
 

@@ -17,9 +17,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from components.contracts import promotion_journal
-from components.contracts.durable import write_whole
-from components.contracts.errors import ContractError, PermanentError, TemporaryError
+from components.runtime.durable import write_whole
+from components.runtime.errors import ContractError, PermanentError, TemporaryError
+from components.store import promotion_journal
 from pipelines.local.decision_numbers import retrain_decision, told_decisions
 from pipelines.local.demo_data import check_data, prepare_lake, start_clean
 from pipelines.local.demo_plan import DemoPlan, DemoSettings

@@ -13,7 +13,7 @@ from datetime import datetime, timedelta, timezone
 from pathlib import Path
 from typing import Any
 
-from components.contracts.errors import ContractError, PermanentError
+from components.runtime.errors import ContractError, PermanentError
 from pipelines.local.demo_plan import DemoPlan, DemoSettings, plan_for_data, plan_for_world
 from pipelines.local.observations import last_word
 from pipelines.local.run import LocalFolders

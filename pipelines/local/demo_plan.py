@@ -9,9 +9,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from components.contracts import promotion_journal
-from components.contracts.errors import ContractError, PermanentError
 from components.contracts.manifests import Verdict
+from components.runtime.errors import ContractError, PermanentError
+from components.store import promotion_journal
 from pipelines.local.run import LocalFolders
 
 LOW_CARDINALITY_COLUMNS = ("C2", "C5", "C6", "C8", "C9", "C14", "C17", "C20", "C22", "C23", "C25")

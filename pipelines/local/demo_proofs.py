@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 from typing import TYPE_CHECKING, Any
 
-from components.contracts.errors import PermanentError
+from components.runtime.errors import PermanentError
 from pipelines.local.observations import last_word, printed_json
 
 if TYPE_CHECKING:

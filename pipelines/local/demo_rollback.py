@@ -8,8 +8,8 @@ from __future__ import annotations
 import time
 from typing import TYPE_CHECKING, Any
 
-from components.contracts import promotion_journal
-from components.contracts.errors import PermanentError
+from components.runtime.errors import PermanentError
+from components.store import promotion_journal
 from pipelines.local.observations import last_word
 
 if TYPE_CHECKING:

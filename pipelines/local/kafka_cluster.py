@@ -11,7 +11,7 @@ import signal
 import threading
 from pathlib import Path
 
-from components.contracts.durable import write_whole
+from components.runtime.durable import write_whole
 
 START_SECONDS = 30.0
 

@@ -1,6 +1,6 @@
 """The record log of one demo: a SQLite file, or a server that the demo starts among its processes.
 
-Which one is the user's to say (`make demo LOG=...`). What a log promises is `contracts.event_log`'s; the demo's client
+Which one is the user's to say (`make demo LOG=...`). What a log promises is `logs.event_log`'s; the demo's client
 and monitor are told its URL, and they alone the variables that lead Google's library to the emulator.
 """
 
@@ -13,7 +13,7 @@ from pathlib import Path
 from sys import executable
 from urllib.parse import quote
 
-from components.contracts.errors import ContractError
+from components.runtime.errors import ContractError
 from pipelines.local.loopback import DIRECT, LOOPBACK
 from pipelines.local.pubsub_emulator import HOST_VARIABLE, emulator_command, find_emulator
 from pipelines.local.stack import Stack

@@ -11,7 +11,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from components.contracts.run_notes import StepNote, read_notes
+from components.store.run_notes import StepNote, read_notes
 
 
 class JsonLines:

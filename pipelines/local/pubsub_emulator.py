@@ -10,7 +10,7 @@ import shutil
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
-from components.contracts.errors import ContractError
+from components.runtime.errors import ContractError
 
 HOST_VARIABLE = "PUBSUB_EMULATOR_HOST"
 """Tells Google's client library to talk to an emulator, without credentials."""

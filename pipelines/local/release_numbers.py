@@ -10,8 +10,8 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from components.contracts.promotion_journal import INTENT, LIVE_ACTIONS, moment_of, read_entries
-from components.contracts.run_notes import read_notes, read_outcomes
+from components.store.promotion_journal import INTENT, LIVE_ACTIONS, moment_of, read_entries
+from components.store.run_notes import read_notes, read_outcomes
 
 MAX_ROLLBACK_SECONDS = 5.0
 BESIDE_SECONDS = 10

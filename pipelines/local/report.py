@@ -11,8 +11,8 @@ from pathlib import Path
 from typing import Any
 
 from components.charts.line_chart import Line, Mark, line_chart
-from components.contracts.durable import write_whole
 from components.contracts.manifests import ValidationReport
+from components.runtime.durable import write_whole
 from pipelines.local.decision_numbers import told_decisions
 from pipelines.local.release_numbers import journal_events, told_release
 from pipelines.local.run import LocalFolders

@@ -1,6 +1,6 @@
 """The demo's traffic as a request trace, so that the autoscaler can be tried on it: `evergreen scale simulate --trace`.
 
-The format is `pipelines.scaling.traces`'; the lines are the traffic's own, one a second.
+The format is `k8s.scaling.traces`'; the lines are the traffic's own, one a second.
 """
 
 from __future__ import annotations
@@ -10,8 +10,8 @@ from typing import Any
 
 import numpy as np
 
-from components.contracts.errors import ContractError
-from pipelines.scaling.traces import Trace
+from components.runtime.errors import ContractError
+from k8s.scaling.traces import Trace
 
 STEP_SECONDS = 1.0
 """What a line of traffic tells of; the first has none before it to be told from."""

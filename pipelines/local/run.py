@@ -14,9 +14,9 @@ from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
 
-from components.contracts.errors import ContractError, PermanentError
 from components.contracts.retrain_request import RetrainRequest
-from components.contracts.run_notes import RunOutcome, find_outcome
+from components.runtime.errors import ContractError, PermanentError
+from components.store.run_notes import RunOutcome, find_outcome
 from pipelines.images import ENVIRONMENT_OF_STEP
 from pipelines.local import environments
 from pipelines.local.runner import PipelineFailed, run_pipeline

@@ -24,7 +24,7 @@ from types import SimpleNamespace
 from typing import Any
 from unittest import mock
 
-from components.contracts.errors import PermanentError
+from components.runtime.errors import PermanentError
 from pipelines.images import ENVIRONMENT_OF_STEP, step_of_image
 
 logger = logging.getLogger(__name__)

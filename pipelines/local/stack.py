@@ -15,7 +15,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from uuid import uuid4
 
-from components.contracts.errors import PermanentError
+from components.runtime.errors import PermanentError
 from pipelines.local.observations import last_word
 from pipelines.local.tether import tethered
 

@@ -13,8 +13,8 @@ import pyarrow.parquet as pq
 
 from components.contracts import criteo
 from components.contracts.manifests import Model, Release, Verdict
-from components.contracts.run_notes import read_notes, read_outcomes
-from components.contracts.uris import local_path
+from components.storage.uris import local_path
+from components.store.run_notes import read_notes, read_outcomes
 from pipelines.local.decision_numbers import decided_failures, feature_drift, first_sure, policies_say, retrain_decision
 from pipelines.local.demo_plan import DemoPlan, read_verdicts
 from pipelines.local.release_numbers import release_numbers, released_failures, rollback_numbers

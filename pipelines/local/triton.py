@@ -26,8 +26,8 @@ from pathlib import Path
 from types import TracebackType
 from typing import NamedTuple
 
-from components.contracts.errors import ContractError, PermanentError, TemporaryError
-from components.contracts.response_cache import local_cache_flags
+from components.deployment.response_cache import local_cache_flags
+from components.runtime.errors import ContractError, PermanentError, TemporaryError
 from pipelines.local.loopback import DIRECT, LOOPBACK
 from pipelines.local.tether import tethered
 from pipelines.local.triton_repository import check_repository, models_to_load

@@ -8,12 +8,12 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from components.contracts.errors import ContractError
 from components.contracts.serving import CANARY_NAME, MODEL_NAME
 from components.deployment.graph.files import GRAPH_FILE
 from components.deployment.repository.files import CODE_FILE
 from components.deployment.repository.model_repository import CONFIG_FILE
 from components.deployment.repository.triton_config import PYTHON, versions_of
+from components.runtime.errors import ContractError
 
 
 def models_to_load(repository: Path) -> list[str]:

@@ -13,7 +13,7 @@ import subprocess
 from dataclasses import dataclass
 from pathlib import Path
 
-from components.contracts.errors import ContractError
+from components.runtime.errors import ContractError
 
 _ASK_PYTHON = (
     "import json, sys, sysconfig; print(json.dumps([sysconfig.get_path('purelib'), sysconfig.get_config_var('LIBDIR'),"

@@ -70,7 +70,7 @@ def test_every_file_of_the_steps_compiles(python):
 
 def test_contracts_that_need_no_numpy_import(python):
     light = [f"components.contracts.{name}" for name in CONTRACTS if not _needs_numpy(name)]
-    assert {"components.contracts.manifests", "components.contracts.run_notes"} <= set(light)
+    assert {"components.contracts.manifests", "components.contracts.retrain_request"} <= set(light)
     _run(python, IMPORT, json.dumps(light))
 
 

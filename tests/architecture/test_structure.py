@@ -1,4 +1,4 @@
-"""The house rules that a machine can check: who may import whom, what stays light, and how large a file may grow."""
+"""The house rules that a machine can check: who may import whom, what stays light, and how long a function may grow."""
 
 from __future__ import annotations
 
@@ -12,13 +12,12 @@ from pathlib import Path
 import pytest
 
 REPOSITORY = Path(__file__).resolve().parents[2]
-PACKAGES = ("components", "pipelines", "monitoring", "inference_client")
+PACKAGES = ("components", "pipelines", "monitoring", "inference_client", "k8s")
 STEPS = ("extraction", "validation", "preprocessing", "training", "evaluation", "deployment")
 HEAVY = (
     "kfp", "pyarrow", "torch", "hugectr", "nvtabular", "merlin", "cudf", "pandas", "dask", "tensorflow",
     "tensorflow_data_validation", "tritonclient", "onnx", "onnxruntime", "sklearn", "google",
 )  # fmt: skip
-MAX_FILE_LINES = 400
 MAX_FUNCTION_LINES = 60
 OLDEST_PYTHON = (3, 10)
 
@@ -103,11 +102,10 @@ def function_lines(tree: ast.AST) -> dict[str, int]:
 
 
 @pytest.mark.parametrize("path", SOURCES, ids=source_id)
-def test_source_file_opens_with_its_job_and_keeps_its_size(path):
+def test_source_file_opens_with_its_job_and_has_no_endless_function(path):
     text = path.read_text()
     tree = ast.parse(text)
     assert ast.get_docstring(tree), f"{source_id(path)} opens without a docstring"
-    assert len(text.splitlines()) <= MAX_FILE_LINES
     long = {name: lines for name, lines in function_lines(tree).items() if lines > MAX_FUNCTION_LINES}
     assert not long, f"functions longer than {MAX_FUNCTION_LINES} lines: {long}"
 

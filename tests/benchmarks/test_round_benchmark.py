@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from benchmarks.round_steps import STARTS, RoundSeconds, by_step, report, round_seconds, seconds_per_row
-from components.contracts.run_notes import StepNote
+from components.store.run_notes import StepNote
 
 BEGIN = datetime(2026, 3, 1, 12, tzinfo=timezone.utc)
 

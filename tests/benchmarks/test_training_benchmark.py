@@ -11,8 +11,8 @@ from benchmarks.step_process import memory_in
 from components.contracts.dcn import DcnConfig, dense_layout
 from components.contracts.manifests import TrainingSet, ValidationReport
 from components.contracts.model_files import ModelWeights
-from components.contracts.uris import local_path
 from components.dcn.network import DcnNetwork, load_weights
+from components.storage.uris import local_path
 from components.training.rows import open_rows
 
 SLOT_SIZES = [3 + 2 * slot for slot in range(26)]

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from components.contracts.dcn import DcnConfig, dense_layout
-from components.contracts.errors import ContractError
 from components.contracts.model_files import num_dense_parameters
+from components.runtime.errors import ContractError
 
 HUGECTR_SAMPLE = DcnConfig(embedding_dim=16, num_cross_layers=6, tower=(1024, 1024), dropout=0.5)
 

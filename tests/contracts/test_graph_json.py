@@ -13,9 +13,9 @@ from hypothesis import strategies as st
 from components.contracts.criteo import NUM_CATEGORICAL
 from components.contracts.dcn import DcnConfig, dense_layout
 from components.contracts.dcn_layers import dcn_layers
-from components.contracts.errors import ContractError
 from components.contracts.graph_json import LOCALIZED, EmbeddingTable, Graph, graph_document, write_graph
 from components.contracts.graph_reader import graph_from_document, read_graph
+from components.runtime.errors import ContractError
 
 SMALL = Graph(
     config=DcnConfig(embedding_dim=1, num_cross_layers=2, tower=(8,), dropout=0.1),

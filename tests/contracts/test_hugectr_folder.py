@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from components.contracts.errors import ContractError
 from components.contracts.hugectr_folder import FILE_LIST, listed_files, write_file_list
+from components.runtime.errors import ContractError
 
 NAMES = ["part_9.parquet", "part_10.parquet"]
 

@@ -9,8 +9,8 @@ import typing
 import pytest
 
 from components.contracts import manifests
-from components.contracts.errors import ContractError
 from components.contracts.retrain_request import RetrainRequest
+from components.runtime.errors import ContractError
 
 KINDS = [
     manifests.RawDataset,

@@ -12,7 +12,7 @@ from sklearn.metrics import log_loss as sklearn_log_loss
 from sklearn.metrics import roc_auc_score
 
 from components.contracts import metrics
-from components.contracts.errors import ContractError
+from components.runtime.errors import ContractError
 
 
 def delong(labels, *models):

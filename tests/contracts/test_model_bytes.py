@@ -6,7 +6,6 @@ import numpy as np
 import pytest
 
 from components.contracts.dcn import DcnConfig
-from components.contracts.errors import ContractError
 from components.contracts.model_files import (
     RowChunk,
     num_dense_parameters,
@@ -15,6 +14,7 @@ from components.contracts.model_files import (
     unflatten,
     write_model_chunks,
 )
+from components.runtime.errors import ContractError
 
 SLOT_SIZES = [2, 300, *[1] * 24]
 NARROW = DcnConfig(embedding_dim=1, num_cross_layers=1, tower=(1,))  # x0 has 26 + 13 = 39 values

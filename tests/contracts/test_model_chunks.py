@@ -14,7 +14,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from components.contracts.dcn import DcnConfig
-from components.contracts.errors import ContractError, PermanentError
 from components.contracts.flat_files import sized_file
 from components.contracts.model_files import (
     ModelWeights,
@@ -27,6 +26,7 @@ from components.contracts.model_files import (
     write_model_chunks,
 )
 from components.contracts.sparse_files import max_vocabulary_size
+from components.runtime.errors import ContractError, PermanentError
 
 CONFIG = DcnConfig(embedding_dim=2, num_cross_layers=1, tower=(3,))
 SLOT_SIZES = [4] * 26

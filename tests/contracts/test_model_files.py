@@ -7,8 +7,8 @@ import pytest
 
 from components.contracts import model_files
 from components.contracts.dcn import DcnConfig, dense_layout
-from components.contracts.errors import ContractError
 from components.contracts.model_files import ModelWeights, read_model, write_model
+from components.runtime.errors import ContractError
 
 CONFIG = DcnConfig(embedding_dim=3, num_cross_layers=2, tower=(5, 4))
 SLOT_SIZES = [4 + i % 3 for i in range(26)]

@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 
 import components.contracts
 from components.contracts import criteo, serving
-from components.contracts.errors import ContractError
-from components.contracts.uris import local_path
+from components.runtime.errors import ContractError
+from components.storage.uris import local_path
 
 
 @pytest.mark.parametrize("name", [m.name for m in pkgutil.iter_modules(components.contracts.__path__)])

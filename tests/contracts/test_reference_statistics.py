@@ -6,7 +6,6 @@ import numpy as np
 import pytest
 
 from components.contracts import criteo
-from components.contracts.errors import ContractError
 from components.contracts.reference_statistics import (
     DENSE_EDGES,
     SCORE_EDGES,
@@ -17,6 +16,7 @@ from components.contracts.reference_statistics import (
     count_between,
     read_reference,
 )
+from components.runtime.errors import ContractError
 
 
 def statistics(rows=5000, seed=0):

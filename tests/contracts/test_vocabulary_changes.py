@@ -7,9 +7,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from components.contracts.errors import ContractError
 from components.contracts.vocabulary_changes import vocabulary_changes
 from components.contracts.workflow import TOMBSTONE, FeatureWorkflow
+from components.runtime.errors import ContractError
 
 
 def workflow(first, *others):

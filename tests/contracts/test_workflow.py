@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 
 from components.contracts import criteo, workflow
-from components.contracts.errors import ContractError
 from components.contracts.workflow import TOMBSTONE, FeatureWorkflow
+from components.runtime.errors import ContractError
 
 
 def fitted(*, seed=0, **changes):

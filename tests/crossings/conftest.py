@@ -19,7 +19,7 @@ import pytest
 
 from components.contracts.criteo import CATEGORICAL, DENSE, LABEL, MISSING_CATEGORY
 from components.contracts.manifests import Model, RawDataset, Release, TrainingSet, ValidationReport, Verdict
-from components.contracts.uris import local_path
+from components.storage.uris import local_path
 from inference_client.simulation.lake import write_lake
 from inference_client.simulation.world import Drift, World
 from pipelines.images import ENVIRONMENT_OF_STEP

@@ -13,11 +13,11 @@ import pytest
 from components.contracts import criteo
 from components.contracts.manifests import Model
 from components.contracts.metrics import roc_auc
-from components.contracts.run_notes import find_outcome, read_notes
 from components.contracts.serving import CATEGORICAL_INPUT, DENSE_INPUT, PROBABILITY_OUTPUT
-from components.contracts.uris import local_path
 from components.contracts.workflow import FeatureWorkflow
 from components.run_outcome.outcome import record
+from components.storage.uris import local_path
+from components.store.run_notes import find_outcome, read_notes
 from monitoring.drift.references import StoredReferences
 from pipelines.local.environments import python_of
 

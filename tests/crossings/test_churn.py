@@ -16,7 +16,6 @@ import pytest
 
 from components.contracts.criteo import NUM_CATEGORICAL
 from components.contracts.dcn import DcnConfig, dense_layout
-from components.contracts.durable import sha256_tree
 from components.contracts.model_files import (
     SPARSE_FOLDER,
     ModelWeights,
@@ -31,6 +30,7 @@ from components.deployment.graph.export import build_graph
 from components.deployment.graph.parity import open_graph
 from components.preprocessing import admission
 from components.preprocessing.vocabularies import AdmissionRules, next_column, unseen_column
+from components.runtime.durable import sha256_tree
 from components.training.growth import RowPlan, grow
 
 CONFIG = DcnConfig(embedding_dim=2, num_cross_layers=1, tower=(4,))

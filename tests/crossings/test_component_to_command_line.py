@@ -8,9 +8,9 @@ from types import SimpleNamespace
 
 import pytest
 
-from components.contracts.errors import PREEMPTED_EXIT_CODE
-from components.contracts.run_notes import STEPS
 from components.run_outcome.component import run_outcome
+from components.runtime.errors import PREEMPTED_EXIT_CODE
+from components.store.run_notes import STEPS
 
 FLAG_OF_OUTPUT = {
     "extraction": {"raw_dataset": "output"},

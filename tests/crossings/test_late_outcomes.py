@@ -17,10 +17,10 @@ import pytest
 from components.contracts import criteo
 from components.contracts.manifests import RawDataset
 from components.contracts.records import CLICK, CONVERSION, OutcomeBatch, PredictionBatch, encode, record_id
-from components.contracts.uris import local_path
 from components.extraction.__main__ import main as extraction
 from components.logs.sqlite import SqliteLog
 from components.storage.locations import open_objects
+from components.storage.uris import local_path
 from monitoring.memory.store import Store
 from monitoring.monitor import Monitor
 from monitoring.settings import MonitorSettings

@@ -10,8 +10,8 @@ import pyarrow.parquet as pq
 import pytest
 
 from components.contracts import criteo
-from components.contracts.uris import local_path
 from components.contracts.workflow import FeatureWorkflow
+from components.storage.uris import local_path
 from inference_client.simulation.lake import write_lake
 from inference_client.simulation.world import Drift, World
 

@@ -13,9 +13,9 @@ from components.contracts.dcn import DcnConfig
 from components.contracts.manifests import Model
 from components.contracts.model_files import read_model
 from components.contracts.serving import CATEGORICAL_INPUT, DENSE_INPUT
-from components.contracts.uris import local_path
 from components.contracts.vocabulary_changes import vocabulary_changes
 from components.contracts.workflow import FIRST_ID, TOMBSTONE, FeatureWorkflow
+from components.storage.uris import local_path
 from inference_client.simulation.lake import write_lake
 from inference_client.simulation.world import Drift, World
 

@@ -12,9 +12,9 @@ import pytest
 from components.contracts import criteo
 from components.contracts.manifests import RawDataset
 from components.contracts.records import CONVERSION, OutcomeBatch, PredictionBatch, decode, encode, record_id
-from components.contracts.uris import local_path
 from components.extraction.__main__ import main as extraction
 from components.logs.locations import open_log, open_publisher, open_subscriber
+from components.storage.uris import local_path
 from inference_client.publisher import RecordPublisher
 from monitoring.memory.store import Store
 from monitoring.monitor import Monitor

@@ -11,11 +11,11 @@ import shutil
 import numpy as np
 import pytest
 
-from components.contracts import promotion_journal
-from components.contracts.durable import sha256_tree
 from components.contracts.manifests import Model
-from components.contracts.uris import local_path
 from components.contracts.workflow import FeatureWorkflow
+from components.runtime.durable import sha256_tree
+from components.storage.uris import local_path
+from components.store import promotion_journal
 
 pytestmark = pytest.mark.timeout(900)
 

@@ -12,7 +12,7 @@ from pathlib import Path
 import pyarrow.parquet as pq
 
 from components.contracts.manifests import RawDataset
-from components.contracts.uris import local_path
+from components.storage.uris import local_path
 from inference_client.simulation.lake import write_lake
 from inference_client.simulation.world import World
 

@@ -7,11 +7,12 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from components.contracts import criteo, promotion_journal
-from components.contracts.durable import sha256_tree
+from components.contracts import criteo
 from components.contracts.manifests import Model
-from components.contracts.uris import local_path
 from components.contracts.workflow import FeatureWorkflow
+from components.runtime.durable import sha256_tree
+from components.storage.uris import local_path
+from components.store import promotion_journal
 
 pytestmark = pytest.mark.timeout(900)
 

@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from components.contracts.errors import PermanentError
 from components.contracts.retrain_request import RetrainRequest
 from components.extraction.window import accepted_model, resolve_window
+from components.runtime.errors import PermanentError
 from monitoring.acting.kubeflow_trigger import KubeflowTrigger
 from monitoring.acting.local_trigger import LocalTrigger
 from monitoring.acting.request import OBSERVED_NUMBERS

@@ -13,7 +13,7 @@ from components.contracts import criteo
 from components.contracts.manifests import ValidationReport
 from components.contracts.metrics import calibration, normalized_entropy
 from components.contracts.serving import CATEGORICAL_INPUT, DENSE_INPUT, PROBABILITY_OUTPUT
-from components.contracts.uris import local_path
+from components.storage.uris import local_path
 from inference_client.simulation.lake import write_lake
 from inference_client.simulation.world import World
 from tests.crossings.conftest import Chain

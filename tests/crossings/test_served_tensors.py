@@ -20,7 +20,7 @@ from components.contracts.serving import (
     MODEL_NAME,
     PROBABILITY_OUTPUT,
 )
-from components.contracts.uris import local_path
+from components.storage.uris import local_path
 from inference_client.client import ClientSettings, ScoringClient
 from inference_client.errors import ServerUnavailable
 from pipelines.local.triton import TritonServer

@@ -16,10 +16,10 @@ import pytest
 from components.contracts import criteo
 from components.contracts.manifests import RawDataset
 from components.contracts.records import CLICK, OutcomeBatch, PredictionBatch, encode, record_id
-from components.contracts.uris import local_path
 from components.deployment.canary.evidence import read_pairs
 from components.extraction.__main__ import main as extraction
 from components.logs.locations import open_publisher, open_subscriber
+from components.storage.uris import local_path
 from monitoring.memory.store import Store
 from monitoring.monitor import Monitor
 from monitoring.settings import MonitorSettings

@@ -15,7 +15,7 @@ from tests.warm import Warm
 IMPORTS = {
     "driver": "import components.deployment.release, components.extraction.extract, components.extraction.source",
     "preprocessing": """
-from components.contracts.interpreter import importing
+from components.runtime.interpreter import importing
 from components.preprocessing.lean_imports import lean_imports
 with importing(), lean_imports():
     import components.preprocessing.preprocess

@@ -12,7 +12,7 @@ import yaml
 
 from benchmarks.queue_series import Client, running
 from components.contracts.serving import CANARY_NAME, MODEL_NAME
-from pipelines.scaling.shipped_query import metric_name, read_queries
+from k8s.scaling.shipped_query import metric_name, read_queries
 from tests.e2e.processes import wait_for
 from tests.e2e.prometheus import Prometheus
 from tests.k8s.rendering import K8S

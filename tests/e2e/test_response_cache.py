@@ -8,18 +8,18 @@ import numpy as np
 import pytest
 
 from components.contracts.dcn import DcnConfig
-from components.contracts.errors import ContractError
-from components.contracts.response_cache import MIN_LOCAL_BYTES, redis_cache_flags
 from components.contracts.serving import MODEL_NAME
-from components.contracts.traffic_plan import Arm
 from components.deployment.canary.metrics import counted, fetch
 from components.deployment.release import release
 from components.deployment.release_settings import ReleaseSettings
 from components.deployment.repository.model_repository import ModelRepository
 from components.deployment.repository.triton_config import with_versions
+from components.deployment.response_cache import MIN_LOCAL_BYTES, redis_cache_flags
 from components.deployment.rollback import rollback
 from components.deployment.triton_client import Triton
+from components.runtime.errors import ContractError
 from components.storage.locations import open_objects
+from components.store.traffic_plan import Arm
 from pipelines.local.triton import TritonServer, TritonSettings
 from tests.e2e.processes import wait_for
 

@@ -9,9 +9,9 @@ import pytest
 from benchmarks import service_times
 from benchmarks.queue_series import running
 from benchmarks.serving_model import DrawnLog
-from components.contracts.errors import TemporaryError
 from components.contracts.serving import MODEL_NAME
-from pipelines.scaling.service_times import read_service_times
+from components.runtime.errors import TemporaryError
+from k8s.scaling.service_times import read_service_times
 
 pytestmark = pytest.mark.e2e
 

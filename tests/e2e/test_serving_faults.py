@@ -12,18 +12,18 @@ import numpy as np
 import pytest
 
 from components.contracts.dcn import DcnConfig
-from components.contracts.errors import PermanentError, TemporaryError
 from components.contracts.manifests import Release
-from components.contracts.promotion_journal import current, read_entries
 from components.contracts.serving import CANDIDATE_NAME, GRPC_OPTIONS, MODEL_NAME
-from components.contracts.uris import local_path
 from components.deployment.release import release
 from components.deployment.release_settings import ReleaseSettings
 from components.deployment.repository.model_repository import ModelRepository
 from components.deployment.repository.triton_config import ServingOptions, triton_config, with_versions
 from components.deployment.rollback import rollback
 from components.deployment.triton_client import Triton
+from components.runtime.errors import PermanentError, TemporaryError
 from components.storage.locations import open_objects
+from components.storage.uris import local_path
+from components.store.promotion_journal import current, read_entries
 from pipelines.local.triton import TritonServer, TritonSettings
 from tests.e2e.processes import running_in_group, wait_for
 from tests.e2e.traffic import Traffic

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from components.contracts.errors import ContractError, PermanentError, TemporaryError
+from components.runtime.errors import ContractError, PermanentError, TemporaryError
 from pipelines.local import triton as module
 from pipelines.local.triton import Ports, TritonServer, TritonSettings
 from pipelines.local.triton_repository import check_repository

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import threading
 
-from components.contracts.errors import PermanentError, TemporaryError
+from components.runtime.errors import PermanentError, TemporaryError
 from inference_client.client import ClientSettings, ScoringClient
 from tests.e2e.processes import wait_for
 

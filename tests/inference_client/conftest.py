@@ -12,8 +12,8 @@ import pytest
 from tritonclient.grpc import service_pb2, service_pb2_grpc
 
 from components.contracts.serving import CANARY_NAME, CATEGORICAL_INPUT, DENSE_INPUT, MODEL_NAME, PROBABILITY_OUTPUT
-from components.contracts.traffic_plan import TRAFFIC_FILE, TrafficPlan
 from components.storage.folder import FolderObjects
+from components.store.traffic_plan import TRAFFIC_FILE, TrafficPlan
 
 
 def known_scores(dense: np.ndarray, categorical: np.ndarray) -> np.ndarray:

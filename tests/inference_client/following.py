@@ -6,7 +6,7 @@ import asyncio
 import time
 
 from components.contracts.serving import CANARY_NAME, MODEL_NAME
-from components.contracts.traffic_plan import Arm, TrafficPlan
+from components.store.traffic_plan import Arm, TrafficPlan
 from inference_client.client import ClientSettings
 from inference_client.plan_follower import PlanFollower
 from inference_client.routing import PlannedClient

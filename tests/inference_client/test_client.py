@@ -9,8 +9,8 @@ import grpc
 import numpy as np
 import pytest
 
-from components.contracts.errors import ContractError, PermanentError, TemporaryError
 from components.contracts.serving import MAX_BATCH_ROWS
+from components.runtime.errors import ContractError, PermanentError, TemporaryError
 from inference_client.client import ClientSettings, ScoringClient
 from inference_client.errors import (
     BadReply,

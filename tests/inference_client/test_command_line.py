@@ -14,11 +14,11 @@ import numpy as np
 import pyarrow.parquet as pq
 import pytest
 
-from components.contracts.errors import PermanentError
 from components.contracts.records import PredictionBatch
 from components.contracts.serving import CANARY_NAME, MODEL_NAME
-from components.contracts.traffic_plan import TRAFFIC_FILE, Arm, TrafficPlan
+from components.runtime.errors import PermanentError
 from components.storage.folder import FolderObjects
+from components.store.traffic_plan import TRAFFIC_FILE, Arm, TrafficPlan
 from inference_client.__main__ import build_parser
 from inference_client.simulation.world import Drift, World
 

@@ -14,7 +14,7 @@ import numpy as np
 import pyarrow.parquet as pq
 import pytest
 
-from components.contracts.errors import ContractError
+from components.runtime.errors import ContractError
 from inference_client.errors import ModelAbsent, ServerUnavailable
 from inference_client.load import EVEN, LoadSettings, run_load, run_precisely
 from inference_client.scorer import FeatureRows, Scored, Seams

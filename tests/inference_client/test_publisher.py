@@ -8,9 +8,9 @@ import sqlite3
 import numpy as np
 import pytest
 
-from components.contracts.errors import ContractError, TemporaryError
 from components.contracts.records import OutcomeBatch, PredictionBatch
 from components.logs.sqlite import SqliteLog
+from components.runtime.errors import ContractError, TemporaryError
 from inference_client.publisher import PublisherSettings, RecordPublisher
 
 

@@ -13,8 +13,8 @@ import pyarrow.parquet as pq
 import pytest
 
 from components.contracts.criteo import CATEGORICAL, DENSE, FEATURES
-from components.contracts.errors import ContractError
 from components.contracts.serving import MAX_BATCH_ROWS
+from components.runtime.errors import ContractError
 from inference_client.client import ClientSettings, ScoringClient
 from inference_client.errors import BadReply
 from inference_client.ranking import FeatureRows, rank

@@ -7,10 +7,10 @@ import asyncio
 import numpy as np
 import pytest
 
-from components.contracts.errors import ContractError
 from components.contracts.metrics import roc_auc
 from components.contracts.records import OutcomeBatch, PredictionBatch, decode
 from components.logs.sqlite import SqliteLog
+from components.runtime.errors import ContractError
 from inference_client.client import Scored
 from inference_client.errors import ServerUnavailable
 from inference_client.publisher import RecordPublisher

@@ -10,9 +10,9 @@ import grpc
 import numpy as np
 import pytest
 
-from components.contracts.errors import PermanentError
 from components.contracts.serving import CANARY_NAME, MODEL_NAME
-from components.contracts.traffic_plan import TRAFFIC_FILE
+from components.runtime.errors import PermanentError
+from components.store.traffic_plan import TRAFFIC_FILE
 from inference_client.errors import BadRequest, DeadlineExpired
 from inference_client.plan_follower import PlanFollower
 from inference_client.routing import PlannedClient

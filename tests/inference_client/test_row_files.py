@@ -10,9 +10,9 @@ import pyarrow.parquet as pq
 import pytest
 
 from components.contracts.criteo import CATEGORICAL, DENSE, FEATURES, LABEL
-from components.contracts.errors import ContractError
 from components.extraction.readers.forms import find_reader
 from components.extraction.set_aside import SetAside
+from components.runtime.errors import ContractError
 from inference_client.row_files import distinct_categories, first_rows, read_rows, row_files
 from inference_client.traffic import FileTraffic
 

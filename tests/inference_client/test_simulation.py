@@ -15,8 +15,8 @@ from sklearn.metrics import roc_auc_score
 from sklearn.preprocessing import OneHotEncoder
 
 from components.contracts import criteo
-from components.contracts.errors import ContractError
 from components.contracts.metrics import roc_auc
+from components.runtime.errors import ContractError
 from components.storage.locations import open_objects
 from inference_client.simulation.columns import CATEGORY_COLUMNS, DENSE_COLUMNS, DRIFT_COLUMNS
 from inference_client.simulation.lake import raw_schema, store_lake, write_lake

@@ -9,7 +9,7 @@ import pytest
 from sklearn.metrics import roc_auc_score
 
 from components.contracts.criteo import CATEGORICAL
-from components.contracts.errors import ContractError
+from components.runtime.errors import ContractError
 from inference_client.simulation.columns import CATEGORY_COLUMNS
 from inference_client.simulation.slow_drift import DriftingWorld, SlowDrift, ornstein_uhlenbeck
 from inference_client.simulation.world import World

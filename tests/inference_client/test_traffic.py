@@ -8,7 +8,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from components.contracts import criteo
-from components.contracts.errors import ContractError
+from components.runtime.errors import ContractError
 from inference_client.row_files import read_rows, row_files
 from inference_client.simulation.world import Drift, World
 from inference_client.traffic import FileTraffic, WorldTraffic

@@ -16,7 +16,7 @@ import promql_parser as promql
 import pytest
 import yaml
 
-from pipelines.scaling.shipped_query import read_targets
+from k8s.scaling.shipped_query import read_targets
 from tests.k8s.metric_names import FAILURE_REASONS, QUANTILES, Labels, known, selectors, strangers
 from tests.k8s.rendering import K8S, REPOSITORY
 
@@ -149,7 +149,7 @@ def test_expressions_ask_only_for_what_is_exported():
 
 
 def test_label_values_asked_for_are_those_that_exist():
-    from components.contracts import promotion_journal
+    from components.store import promotion_journal
     from monitoring.deciding.decision import Action
     from monitoring.deciding.policies import POLICIES
     from monitoring.showing.metrics import RECORD_OUTCOMES

@@ -7,8 +7,8 @@ import re
 import pytest
 import yaml
 
-from components.contracts.errors import ContractError
-from pipelines.scaling.shipped_query import read_behaviour, read_bounds, read_queries, read_targets
+from components.runtime.errors import ContractError
+from k8s.scaling.shipped_query import read_behaviour, read_bounds, read_queries, read_targets
 from tests.k8s.crds import validate_crd
 from tests.k8s.rendering import K8S, OVERLAYS, find, render_variant
 from tests.pipelines.yaml_texts import documents

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import pytest
 
-from components.contracts.errors import ContractError
-from pipelines.scaling.shipped_query import metric_name, read_queries, substitute
+from components.runtime.errors import ContractError
+from k8s.scaling.shipped_query import metric_name, read_queries, substitute
 from tests.k8s.promql_units import Question, ask, close_to
 from tests.k8s.recorded_queues import PENDING, PODS, QUEUE, RECORD, SUCCESS, counted, recorded_series, truth
 from tests.k8s.rendering import K8S

@@ -12,10 +12,10 @@ from itertools import combinations
 import promql_parser as promql
 import pytest
 
-from pipelines.dashboards.__main__ import dashboards
-from pipelines.dashboards.board import dashboard_text
+from k8s.scaling.shipped_query import read_queries
+from monitoring.dashboards.__main__ import dashboards
+from monitoring.dashboards.board import dashboard_text
 from pipelines.placement_file import read_values
-from pipelines.scaling.shipped_query import read_queries
 from tests.k8s import metric_names
 from tests.k8s.grafana import DASHBOARDS, FOLDER, Asked, filled, offered, panels, queries
 from tests.k8s.rendering import K8S, find
@@ -89,7 +89,7 @@ def test_a_legend_names_only_labels_that_the_series_have(asked: Asked):
 
 @every_dashboard
 def test_the_file_is_what_its_definition_gives(name):
-    """`python -m pipelines.dashboards` writes it."""
+    """`python -m monitoring.dashboards` writes it."""
     assert (FOLDER / f"{name}.json").read_text() == dashboard_text(dashboards()[f"{name}.json"])
 
 

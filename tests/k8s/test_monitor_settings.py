@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from components.contracts.errors import ContractError
-from components.contracts.kfp_requests import TOKEN_PATH
 from components.logs.locations import SCHEMES
 from components.logs.urls import LogUrl
+from components.runtime.errors import ContractError
+from components.runtime.kfp_requests import TOKEN_PATH
 from monitoring.acting.kubeflow_trigger import REQUEST_TIMEOUT_SECONDS
 from monitoring.settings import MonitorSettings, UploaderSettings, build_parser, read_settings
 from monitoring.showing.exposition import STALL_SECONDS

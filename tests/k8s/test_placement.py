@@ -6,7 +6,7 @@ import re
 
 import pytest
 
-from components.contracts.kfp_requests import SERVICE_ACCOUNT
+from components.runtime.kfp_requests import SERVICE_ACCOUNT
 from pipelines.__main__ import main
 from pipelines.images import DOCKERFILES
 from pipelines.placement_file import read_placement, read_values

@@ -7,10 +7,10 @@ import re
 import pytest
 import yaml
 
+from k8s.scaling.shipped_query import read_queries
 from monitoring.showing.exposition import Exposition
 from monitoring.showing.server import Server
 from pipelines.local.loopback import DIRECT, LOOPBACK
-from pipelines.scaling.shipped_query import read_queries
 from tests.k8s.rendering import K8S, find
 
 NAMES = ("triton", "monitor")

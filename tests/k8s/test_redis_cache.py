@@ -14,7 +14,7 @@ from contextlib import closing, contextmanager
 
 import pytest
 
-from components.contracts.response_cache import redis_cache_flags
+from components.deployment.response_cache import redis_cache_flags
 from pipelines.local.loopback import LOOPBACK
 from pipelines.local.tether import tethered
 from tests.e2e.processes import wait_for

@@ -15,7 +15,7 @@ from urllib.parse import urlsplit
 import pytest
 import yaml
 
-from components.contracts import promotion_journal
+from components.store import promotion_journal
 from monitoring.settings import MonitorSettings
 from pipelines import __main__ as command_line
 from tests.k8s.metric_names import known

@@ -18,9 +18,9 @@ from contextlib import suppress
 import numpy as np
 import pytest
 
-from components.contracts.errors import PermanentError, TemporaryError
 from components.contracts.serving import MODEL_NAME
 from components.deployment.repository.triton_config import ServingOptions, triton_config
+from components.runtime.errors import PermanentError, TemporaryError
 from inference_client.client import ClientSettings, ScoringClient
 from pipelines.local.loopback import LOOPBACK
 from tests.e2e.processes import wait_for

@@ -12,7 +12,8 @@ import urllib.request
 
 import pytest
 
-from components.contracts.promotion_journal import read_journal
+from components.store.promotion_journal import read_journal
+from k8s.scaling.traces import read_trace
 from pipelines.local.demo_plan import DemoSettings, plan_for_world
 from pipelines.local.observations import JsonLines
 from pipelines.local.run import LocalFolders
@@ -20,7 +21,6 @@ from pipelines.local.services import Services
 from pipelines.local.stack import Stack
 from pipelines.local.summary import count_served_rows
 from pipelines.local.triton import TritonServer
-from pipelines.scaling.traces import read_trace
 
 
 @pytest.fixture(scope="module")

@@ -6,7 +6,7 @@ import json
 
 import pytest
 
-from components.contracts.errors import ContractError
+from components.runtime.errors import ContractError
 from pipelines.local.pubsub_emulator import find_emulator
 
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from components.contracts import promotion_journal
-from components.contracts.run_notes import find_outcome
+from components.store import promotion_journal
+from components.store.run_notes import find_outcome
 
 
 @pytest.fixture(scope="module")

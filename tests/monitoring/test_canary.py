@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 from components.contracts import criteo
-from components.contracts.errors import ContractError
 from components.contracts.records import decode, encode
+from components.runtime.errors import ContractError
 from monitoring.measures.window import VersionWindows
 from monitoring.memory.archive_table import SCHEMA, SHADOW_SCHEMA, build_table
 from monitoring.memory.intake import read_record

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from components.contracts.errors import TemporaryError
+from components.runtime.errors import TemporaryError
 from tests.monitoring.conftest import prediction, publish
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from components.contracts.errors import ContractError
+from components.runtime.errors import ContractError
 from monitoring.settings import MonitorSettings, UploaderSettings, build_parser, read_settings
 
 REQUIRED = ["--log", "sqlite:///x.db", "--state", "s", "--archive", "a", "--store", "m"]

@@ -19,7 +19,7 @@ import google_crc32c
 import pytest
 import requests
 
-from components.contracts.errors import ContractError, TemporaryError
+from components.runtime.errors import ContractError, TemporaryError
 from components.storage import folder as folder_storage
 from components.storage.bucket import BucketObjects
 from components.storage.folder import FolderObjects

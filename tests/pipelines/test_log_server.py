@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from components.contracts.errors import ContractError
 from components.logs.locations import open_log
+from components.runtime.errors import ContractError
 from pipelines.local.log_server import check_log, start_log
 from pipelines.local.pubsub_emulator import HOST_VARIABLE, find_emulator
 from pipelines.local.services import Services

@@ -8,11 +8,11 @@ import numpy as np
 import pytest
 
 from components.contracts.dcn import DcnConfig
-from components.contracts.durable import sha256_tree
 from components.contracts.graph_json import EmbeddingTable, Graph, write_graph
 from components.contracts.manifests import Model
 from components.contracts.model_files import RowChunk, num_dense_parameters, unflatten, write_model_chunks
 from components.contracts.workflow import TOMBSTONE, FeatureWorkflow
+from components.runtime.durable import sha256_tree
 from pipelines.__main__ import main
 from pipelines.model_inspection import inspect_model
 

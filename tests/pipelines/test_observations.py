@@ -2,7 +2,7 @@
 
 import pytest
 
-from components.contracts.run_notes import StepNote
+from components.store.run_notes import StepNote
 from pipelines.local.observations import describe
 
 RELEASED = {"version": 2, "parity_max_abs_diff": 3e-7, "parity_rows": 4096}

@@ -9,8 +9,8 @@ from google.protobuf import json_format
 from kfp.kubernetes import kubernetes_executor_config_pb2
 from kfp.pipeline_spec import pipeline_spec_pb2
 
-from components.contracts.errors import ContractError
 from components.run_outcome.notice import ADDRESS_VARIABLE
+from components.runtime.errors import ContractError
 from pipelines.__main__ import main
 from pipelines.placement import NEEDS, Nodes, Placement, Toleration, Variables
 from tests.pipelines.compiled import STEPS, Compiled, dashed

@@ -8,9 +8,9 @@ from datetime import datetime, timezone
 
 import pytest
 
-from components.contracts import promotion_journal
-from components.contracts.promotion_journal import Promotion, append_promotion
-from components.contracts.run_notes import RunOutcome, run_folder, write_outcome
+from components.store import promotion_journal
+from components.store.promotion_journal import Promotion, append_promotion
+from components.store.run_notes import RunOutcome, run_folder, write_outcome
 from pipelines.local.release_numbers import (
     journal_events,
     release_numbers,

@@ -5,9 +5,9 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from components.contracts.errors import ContractError
+from components.runtime.errors import ContractError
+from k8s.scaling.traces import read_trace
 from pipelines.local.request_trace import recorded_trace
-from pipelines.scaling.traces import read_trace
 
 LINES = [
     {"time": 1000.5, "requests_sent": 30, "rows": 1920},

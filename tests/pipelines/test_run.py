@@ -23,8 +23,8 @@ def endless(store: str):
     import time
     from pathlib import Path
 
-    from components.contracts.run_notes import noted
-    from components.contracts.uris import local_path
+    from components.storage.uris import local_path
+    from components.store.run_notes import noted
 
     with noted(local_path(store), "run", "extraction"):
         Path(local_path(store), "pid").write_text(str(os.getpid()))

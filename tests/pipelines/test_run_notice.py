@@ -11,11 +11,11 @@ from types import SimpleNamespace
 
 import pytest
 
-from components.contracts.run_notes import RunOutcome, StepNote, find_outcome, noted, read_outcomes
 from components.run_outcome import notice
 from components.run_outcome.component import run_outcome
 from components.run_outcome.notice import ADDRESS_VARIABLE, PAUSES_SECONDS, tell
 from components.run_outcome.outcome import record
+from components.store.run_notes import RunOutcome, StepNote, find_outcome, noted, read_outcomes
 from tests.monitoring.acting.webhook_server import SECRET, WebhookServer
 
 REPOSITORY = Path(__file__).resolve().parents[2]

@@ -2,9 +2,9 @@
 
 import pytest
 
-from components.contracts.errors import Preempted
-from components.contracts.run_notes import find_outcome, noted
 from components.run_outcome.outcome import record
+from components.runtime.errors import Preempted
+from components.store.run_notes import find_outcome, noted
 
 
 def _end(store, run="run", kfp_state="SUCCEEDED"):

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from components.contracts.errors import PREEMPTED_EXIT_CODE
+from components.runtime.errors import PREEMPTED_EXIT_CODE
 from pipelines.local.runner import STEP_NICENESS, PipelineFailed, yielding
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from components.contracts.errors import PermanentError
+from components.runtime.errors import PermanentError
 from pipelines.local.stack import ProcessDied, Stack, tagged_processes
 
 SLEEP = [sys.executable, "-c", "import time; print('up', flush=True); time.sleep(600)"]

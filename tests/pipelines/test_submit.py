@@ -10,7 +10,7 @@ from types import MappingProxyType
 
 import pytest
 
-from components.contracts.errors import ContractError, PermanentError, TemporaryError
+from components.runtime.errors import ContractError, PermanentError, TemporaryError
 from pipelines.__main__ import main
 from pipelines.package import read_parameters
 from pipelines.retraining import PIPELINE_NAME

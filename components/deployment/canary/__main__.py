@@ -10,8 +10,6 @@ import json
 from dataclasses import asdict, fields
 from pathlib import Path
 
-from components.contracts.model_store import judged_model
-from components.contracts.uris import local_path, typed_uri
 from components.deployment.canary import lifecycle as canary
 from components.deployment.canary.policy import CanaryPolicy
 from components.deployment.canary.start import FIRST_SHARE, SHADOW_SHARE
@@ -20,6 +18,8 @@ from components.deployment.discovery import parse_urls
 from components.deployment.promote import as_served_now
 from components.storage.locations import open_objects
 from components.storage.objects import Objects
+from components.storage.uris import local_path, typed_uri
+from components.store.models import judged_model
 
 _HELP = {
     "shares": "its share at each stage, comma-separated",

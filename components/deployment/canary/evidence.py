@@ -20,7 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from components.contracts import criteo
-from components.contracts.errors import ContractError, first_line
+from components.runtime.errors import ContractError, first_line
 from components.storage.local_copy import local_copy
 from components.storage.objects import Objects
 

@@ -13,12 +13,12 @@ import logging
 import time
 from collections.abc import Callable
 
-from components.contracts.errors import ContractError, TemporaryError
 from components.deployment.canary import state as canary_state
 from components.deployment.canary.start import start
 from components.deployment.canary.step import advance, judged, step
 from components.deployment.canary.terms import DRAINING, ENDED, NONE, CanarySettings, Step, aborted, held
 from components.deployment.repository.model_repository import ModelRepository
+from components.runtime.errors import ContractError, TemporaryError
 from components.storage.locations import open_objects
 
 __all__ = ["CanarySettings", "Step", "abort", "advance", "start", "status", "step", "watch"]

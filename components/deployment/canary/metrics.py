@@ -20,8 +20,8 @@ from typing import NamedTuple
 from urllib.error import URLError
 from urllib.request import ProxyHandler, build_opener
 
-from components.contracts.errors import TemporaryError
-from components.contracts.traffic_plan import CANARY, STABLE, Arm, Baseline
+from components.runtime.errors import TemporaryError
+from components.store.traffic_plan import CANARY, STABLE, Arm, Baseline
 
 COUNTERS = {
     "success": "nv_inference_request_success",

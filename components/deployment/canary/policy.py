@@ -27,10 +27,10 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from components.contracts.errors import ContractError
 from components.contracts.metrics import auc_difference, grouped_error, row_log_losses
 from components.deployment.canary.evidence import Pairs
 from components.deployment.canary.metrics import ArmCounts
+from components.runtime.errors import ContractError
 
 HOLD, GROW, ABORT = "hold", "grow", "abort"
 MIN_REQUESTS = 50

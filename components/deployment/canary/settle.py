@@ -10,13 +10,13 @@ from dataclasses import replace
 from datetime import datetime
 from pathlib import Path
 
-from components.contracts import promotion_journal
-from components.contracts.promotion_journal import Promotion
-from components.contracts.traffic_plan import TrafficPlan
 from components.deployment.canary import state as canary_state
 from components.deployment.canary.terms import DRAINING, ENDED, NONE, CanarySettings, Step
 from components.deployment.repository.model_repository import ModelRepository
 from components.deployment.site import Site
+from components.store import promotion_journal
+from components.store.promotion_journal import Promotion
+from components.store.traffic_plan import TrafficPlan
 
 logger = logging.getLogger(__name__)
 

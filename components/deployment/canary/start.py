@@ -10,14 +10,8 @@ import logging
 from dataclasses import replace
 from uuid import uuid4
 
-from components.contracts import promotion_journal
-from components.contracts.errors import ContractError, PermanentError, TemporaryError
 from components.contracts.manifests import Model, RawDataset, Release, Verdict
-from components.contracts.model_store import graph_folder, release_path
-from components.contracts.promotion_journal import Promotion
 from components.contracts.serving import CANARY_NAME, MODEL_NAME
-from components.contracts.traffic_plan import Arm, Baseline, TrafficPlan
-from components.contracts.uris import local_path
 from components.deployment.canary import state as canary_state
 from components.deployment.canary.metrics import Fetch, fetch, read_baseline
 from components.deployment.discovery import Resolve, addresses, resolve
@@ -31,6 +25,12 @@ from components.deployment.repository.files import GOLDEN_FILE
 from components.deployment.servers import Connect, Server, bring_up
 from components.deployment.site import Site, announced
 from components.deployment.triton_client import Triton
+from components.runtime.errors import ContractError, PermanentError, TemporaryError
+from components.storage.uris import local_path
+from components.store import promotion_journal
+from components.store.models import graph_folder, release_path
+from components.store.promotion_journal import Promotion
+from components.store.traffic_plan import Arm, Baseline, TrafficPlan
 
 logger = logging.getLogger(__name__)
 

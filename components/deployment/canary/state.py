@@ -19,12 +19,12 @@ from dataclasses import replace
 from datetime import datetime
 from pathlib import Path
 
-from components.contracts import promotion_journal
-from components.contracts.promotion_journal import CANARY, CANARY_ENDED, LIVE_ACTIONS, WITHDRAWN, Promotion
 from components.contracts.serving import CANARY_NAME, MODEL_NAME
-from components.contracts.traffic_plan import Arm
 from components.deployment.repository.model_repository import ModelRepository
 from components.deployment.site import Site, utc_now
+from components.store import promotion_journal
+from components.store.promotion_journal import CANARY, CANARY_ENDED, LIVE_ACTIONS, WITHDRAWN, Promotion
+from components.store.traffic_plan import Arm
 
 logger = logging.getLogger(__name__)
 

@@ -11,9 +11,6 @@ from collections.abc import Callable
 from contextlib import AbstractContextManager
 from datetime import datetime
 
-from components.contracts.errors import ContractError, PermanentError, TemporaryError
-from components.contracts.promotion_journal import Promotion
-from components.contracts.traffic_plan import Baseline, TrafficPlan
 from components.deployment.canary import state as canary_state
 from components.deployment.canary.evidence import read_pairs
 from components.deployment.canary.metrics import read_baseline, since, uncounted
@@ -36,7 +33,10 @@ from components.deployment.promote import promote_version
 from components.deployment.recovery import opened
 from components.deployment.repository.model_repository import ModelRepository
 from components.deployment.site import Site
+from components.runtime.errors import ContractError, PermanentError, TemporaryError
 from components.storage.locations import open_objects
+from components.store.promotion_journal import Promotion
+from components.store.traffic_plan import Baseline, TrafficPlan
 
 logger = logging.getLogger(__name__)
 

@@ -6,7 +6,6 @@ import logging
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from components.contracts.traffic_plan import DRAIN_SECONDS, TrafficPlan
 from components.deployment.canary.metrics import Fetch, fetch
 from components.deployment.canary.policy import CanaryPolicy, Judgement
 from components.deployment.discovery import Resolve, resolve
@@ -14,6 +13,7 @@ from components.deployment.servers import Connect
 from components.deployment.site import SiteSettings
 from components.deployment.triton_client import Triton
 from components.storage.objects import Objects
+from components.store.traffic_plan import DRAIN_SECONDS, TrafficPlan
 
 logger = logging.getLogger(__name__)
 

@@ -17,15 +17,15 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from components.contracts.dcn import DcnConfig
-from components.contracts.durable import sha256_tree
-from components.contracts.errors import ContractError
 from components.contracts.manifests import Model
 from components.contracts.model_files import ModelWeights, read_model
-from components.contracts.uris import local_path
 from components.contracts.workflow import FeatureWorkflow
 from components.deployment.graph.encoding import encode_categorical, encode_dense
 from components.deployment.graph.network import look_up, network
 from components.deployment.graph.parts import Parts
+from components.runtime.durable import sha256_tree
+from components.runtime.errors import ContractError
+from components.storage.uris import local_path
 
 
 @dataclass(frozen=True, kw_only=True)

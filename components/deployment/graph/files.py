@@ -1,4 +1,4 @@
-"""The files that are a served graph, as `contracts.served_graph` has them, and what can be wrong between them.
+"""The files that are a served graph, as `store.served_graph` has them, and what can be wrong between them.
 
 `model.data` must lie beside `model.onnx` as a file or a hard link: ONNX Runtime refuses a symbolic link that leads out
 of the folder. Making them is `graph`'s, placing them `repository`'s.
@@ -9,7 +9,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from components.contracts.served_graph import DATA_FILE, GRAPH_FILE, graph_bytes, graph_sha256
+from components.store.served_graph import DATA_FILE, GRAPH_FILE, graph_bytes, graph_sha256
 
 __all__ = ["DATA_FILE", "GRAPH_FILE", "data_fault", "graph_bytes", "graph_sha256"]
 

@@ -13,7 +13,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from components.contracts.errors import ContractError
+from components.runtime.errors import ContractError
 
 CHOICES = 3
 LOAD = 0.8

@@ -14,10 +14,10 @@ from pathlib import Path
 from typing import Any
 
 from components.contracts.criteo import NUM_CATEGORICAL
-from components.contracts.errors import ContractError
 from components.contracts.serving import MAX_BATCH_ROWS
 from components.deployment.graph.files import GRAPH_FILE, graph_bytes
 from components.deployment.graph.memory_targets import MIB, parse_target, readable
+from components.runtime.errors import ContractError
 
 _HASH_MAP_SLOT = 17
 """Bytes of one place in ONNX Runtime's hash map: key, value and a byte of control; places are a power of two, at most

@@ -8,7 +8,7 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 
-from components.contracts.errors import ContractError
+from components.runtime.errors import ContractError
 
 MIB, GIB = 2**20, 2**30
 

@@ -16,12 +16,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from components.contracts.criteo import CATEGORICAL, DENSE, MISSING_CATEGORY, NUM_CATEGORICAL, NUM_DENSE, feature_matrix
-from components.contracts.durable import write_whole
-from components.contracts.errors import ContractError, first_line
 from components.contracts.manifests import RawDataset, Verdict
 from components.contracts.serving import CATEGORICAL_INPUT, DENSE_INPUT, MAX_BATCH_ROWS, PROBABILITY_OUTPUT
-from components.contracts.uris import local_path
 from components.deployment.graph.files import data_fault
+from components.runtime.durable import write_whole
+from components.runtime.errors import ContractError, first_line
+from components.storage.uris import local_path
 
 TOLERANCE = 1e-5
 """Largest accepted difference of one probability."""

@@ -16,10 +16,10 @@ import onnx
 from numpy.typing import NDArray
 from onnx import TensorProto, helper, numpy_helper
 
-from components.contracts.durable import whole_file, write_whole
-from components.contracts.errors import ContractError
 from components.contracts.serving import CATEGORICAL_INPUT, DENSE_INPUT, PROBABILITY_OUTPUT, Tensor
 from components.deployment.graph.files import DATA_FILE, GRAPH_FILE
+from components.runtime.durable import whole_file, write_whole
+from components.runtime.errors import ContractError
 
 OPSET = 17
 ML_OPSET = 4

@@ -14,11 +14,11 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from components.contracts.durable import sha256_file, write_whole
-from components.contracts.errors import ContractError
 from components.deployment.graph.files import DATA_FILE, GRAPH_FILE, graph_sha256
 from components.deployment.graph.parity import GoldenRows
 from components.deployment.repository.triton_config import PYTHON, ServingOptions, WarmupRow
+from components.runtime.durable import sha256_file, write_whole
+from components.runtime.errors import ContractError
 
 GOLDEN_FILE = "golden.npz"
 CODE_FILE = "model.py"

@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from components.contracts.errors import ContractError, TemporaryError
+from components.runtime.errors import ContractError, TemporaryError
 from components.storage.lease import Lease
 from components.storage.objects import Objects
 

@@ -23,9 +23,7 @@ from dataclasses import replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
-from components.contracts.errors import ContractError, PermanentError
 from components.contracts.serving import CANARY_NAME, CANDIDATE_NAME, MODEL_NAME
-from components.contracts.traffic_plan import TRAFFIC_FILE, TrafficPlan
 from components.deployment.graph.parity import GoldenRows
 from components.deployment.repository.files import RECORD_FILE, assemble, warmup_files
 from components.deployment.repository.lock import LEASE_SECONDS, Check, exclusive
@@ -37,8 +35,10 @@ from components.deployment.repository.triton_config import (
     with_versions,
 )
 from components.deployment.repository.versions import VersionFolders
+from components.runtime.errors import ContractError, PermanentError
 from components.storage.folder import FolderObjects
 from components.storage.objects import ABSENT, Changed, Objects
+from components.store.traffic_plan import TRAFFIC_FILE, TrafficPlan
 
 logger = logging.getLogger(__name__)
 

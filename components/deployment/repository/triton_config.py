@@ -17,7 +17,6 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from components.contracts.errors import ContractError, first_line
 from components.contracts.serving import (
     CATEGORICAL_INPUT,
     DENSE_INPUT,
@@ -25,6 +24,7 @@ from components.contracts.serving import (
     PROBABILITY_OUTPUT,
     Tensor,
 )
+from components.runtime.errors import ContractError, first_line
 
 PYTHON = "python"
 ONNXRUNTIME = "onnxruntime"

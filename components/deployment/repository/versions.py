@@ -9,11 +9,11 @@ import logging
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
-from components.contracts.durable import sha256_file
-from components.contracts.errors import ContractError
 from components.deployment.graph.files import DATA_FILE, GRAPH_FILE, graph_sha256
 from components.deployment.graph.parity import GoldenRows
 from components.deployment.repository.files import GOLDEN_FILE, RECORD_FILE, FileRecord, VersionRecord
+from components.runtime.durable import sha256_file
+from components.runtime.errors import ContractError
 from components.storage.objects import Objects
 
 logger = logging.getLogger(__name__)

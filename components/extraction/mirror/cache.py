@@ -18,8 +18,8 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from components.contracts.errors import PermanentError
 from components.extraction.mirror.progress import Progress
+from components.runtime.errors import PermanentError
 from components.storage.arriving import file_crc32c
 from components.storage.objects import ObjectInfo, Objects
 from components.storage.transfer import NUM_TRANSFERS, Errand, transfer

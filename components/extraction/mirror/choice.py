@@ -7,11 +7,11 @@ from collections.abc import Iterable
 from datetime import date
 
 from components.contracts.criteo import DAY_PARTITION, OUTCOME_PARTITION, is_visible
-from components.contracts.errors import ContractError
 from components.extraction.late_clicks import CLOCKS
 from components.extraction.seen_files import SeenFiles
 from components.extraction.times import Span, day_span, parse_day
 from components.extraction.versions import newest_complete
+from components.runtime.errors import ContractError
 from components.storage.objects import ObjectInfo
 
 DAYS = DAY_PARTITION.format(day="")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable
 
-from components.contracts.errors import ContractError
+from components.runtime.errors import ContractError
 from components.storage.objects import ObjectInfo, Objects
 
 logger = logging.getLogger(__name__)

@@ -15,8 +15,6 @@ from datetime import date
 from pathlib import Path
 from typing import Any
 
-from components.contracts.durable import write_whole
-from components.contracts.errors import ContractError, TemporaryError
 from components.extraction.criteo_files import CriteoFiles
 from components.extraction.lake import PIECE_ROWS, Lake
 from components.extraction.mirror.cache import Cache
@@ -25,6 +23,8 @@ from components.extraction.mirror.listing import find_objects, list_objects
 from components.extraction.mirror.view import View, new_view
 from components.extraction.seen_files import SeenFiles
 from components.extraction.times import DAY_MICROS, Span, day_span
+from components.runtime.durable import write_whole
+from components.runtime.errors import ContractError, TemporaryError
 from components.storage.locations import open_objects
 from components.storage.objects import Changed, ObjectInfo, Objects
 

@@ -13,7 +13,7 @@ from typing import Any, BinaryIO, NamedTuple
 import numpy as np
 from isal import isal_zlib
 
-from components.contracts.errors import ContractError
+from components.runtime.errors import ContractError
 
 BLOCK_BYTES = 2 << 20
 """About 8,700 Criteo lines: large enough that the cost per call vanishes, small enough for the processor's caches

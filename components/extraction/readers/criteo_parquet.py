@@ -14,7 +14,6 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from components.contracts.criteo import CATEGORICAL, LABEL
-from components.contracts.errors import ContractError
 from components.extraction.raw_schema import (
     BATCH_ROWS,
     CLICK_COLUMNS,
@@ -29,6 +28,7 @@ from components.extraction.raw_schema import (
 )
 from components.extraction.readers.values import parse_hex
 from components.extraction.set_aside import SetAside
+from components.runtime.errors import ContractError
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -17,7 +17,6 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.csv as pv
 
-from components.contracts.allocator import keep_freed_memory
 from components.contracts.criteo import EXPECTED_TEXT, LABEL
 from components.extraction.raw_schema import CLICK_COLUMNS, raw_batch, without_rows
 from components.extraction.readers.ahead import in_order
@@ -25,6 +24,7 @@ from components.extraction.readers.blocks import Block, blocks
 from components.extraction.readers.sound import parse_sound
 from components.extraction.readers.values import PARSERS
 from components.extraction.set_aside import SetAside
+from components.runtime.allocator import keep_freed_memory
 
 _ENCODED = pa.dictionary(pa.int32(), pa.binary())
 """Binary, because a byte that is not UTF-8 must spoil its line and not the file."""

@@ -7,7 +7,6 @@ import re
 from pathlib import Path
 
 from components.contracts.criteo import NUM_TSV_FIELDS, RAW_TYPES, is_visible
-from components.contracts.errors import ContractError
 from components.extraction.raw_schema import CLICK_COLUMNS, open_parquet
 from components.extraction.readers.blocks import blocks
 from components.extraction.readers.criteo_parquet import CriteoParquet
@@ -15,6 +14,7 @@ from components.extraction.readers.criteo_tsv import CriteoTsv
 from components.extraction.readers.kaggle import Kaggle, is_header, layout_of_header, layout_without_header
 from components.extraction.readers.raw_parquet import RawParquet
 from components.extraction.readers.reader import Reader
+from components.runtime.errors import ContractError
 
 logger = logging.getLogger(__name__)
 

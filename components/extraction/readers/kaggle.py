@@ -11,10 +11,10 @@ from pathlib import Path
 from typing import Any
 
 from components.contracts.criteo import LABEL, NUM_TSV_FIELDS
-from components.contracts.errors import ContractError
 from components.extraction.raw_schema import CLICK_COLUMNS
 from components.extraction.readers.fields import Layout, read_rows
 from components.extraction.set_aside import SetAside
+from components.runtime.errors import ContractError
 
 _BY_LOWER_CASE = {name.lower(): name for name in CLICK_COLUMNS}
 

@@ -14,7 +14,6 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from components.contracts.criteo import EVENT_TIME, SERVED_BY
-from components.contracts.errors import ContractError
 from components.extraction.foreign_columns import find_foreign_columns
 from components.extraction.raw_schema import (
     BATCH_ROWS,
@@ -29,6 +28,7 @@ from components.extraction.raw_schema import (
 )
 from components.extraction.set_aside import SetAside
 from components.extraction.times import Span, to_micros
+from components.runtime.errors import ContractError
 
 
 @dataclass(frozen=True, kw_only=True)

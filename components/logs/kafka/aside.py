@@ -15,11 +15,11 @@ from typing import Any
 
 from confluent_kafka import Consumer, KafkaError, KafkaException, Message, TopicPartition
 
-from components.contracts.errors import TemporaryError
-from components.contracts.event_log import SetAside
+from components.logs.event_log import SetAside
 from components.logs.kafka.desk import Desk
 from components.logs.kafka.place import ASIDE_ENDING, KafkaPlace, sorted_error
 from components.logs.kafka.sender import Outgoing, Sender
+from components.runtime.errors import TemporaryError
 
 MAX_REASON_BYTES = 4096
 _REASON, _TIME, _STRUCK = "reason", "time", "replayed-offset"

@@ -10,8 +10,8 @@ from collections.abc import Collection
 
 from confluent_kafka import Consumer, KafkaError, KafkaException, TopicPartition
 
-from components.contracts.errors import PermanentError
 from components.logs.kafka.place import KafkaPlace, sorted_error
+from components.runtime.errors import PermanentError
 
 ASK_SECONDS = 2.0
 _END, _BEGIN = -1, -2

@@ -13,8 +13,8 @@ from typing import Any
 
 from confluent_kafka import KafkaError, KafkaException
 
-from components.contracts.errors import ContractError, PermanentError, TemporaryError
 from components.logs.urls import LogUrl
+from components.runtime.errors import ContractError, PermanentError, TemporaryError
 
 DEFAULT_GROUP = "evergreen-monitor"
 DEFAULT_LEASE_SECONDS = 45.0

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from components.contracts.errors import ContractError
-from components.contracts.event_log import MAX_MESSAGE_BYTES
+from components.logs.event_log import MAX_MESSAGE_BYTES
 from components.logs.kafka.place import KafkaPlace
 from components.logs.kafka.sender import Outgoing, Sender
+from components.runtime.errors import ContractError
 
 
 class KafkaPublisher:
-    """The writing end of `contracts.event_log` on one topic. Threads may share one."""
+    """The writing end of `logs.event_log` on one topic. Threads may share one."""
 
     def __init__(self, place: KafkaPlace) -> None:
         self._topic, self._sender = place.topic, Sender(place)

@@ -9,10 +9,10 @@ import time
 from collections.abc import Mapping
 from typing import Any
 
-from components.contracts.errors import PermanentError, TemporaryError
 from components.logs.kafka.desk import Desk
 from components.logs.kafka.place import KafkaPlace
 from components.logs.kafka.progress import Progress
+from components.runtime.errors import PermanentError, TemporaryError
 
 ASK_AGAIN_SECONDS = 1.0
 """After a question that nobody answered: each may wait for `desk.ASK_SECONDS`, and the reader has more to do."""

@@ -12,8 +12,8 @@ from dataclasses import dataclass
 
 from confluent_kafka import KafkaError, KafkaException, Message, Producer
 
-from components.contracts.errors import ContractError, TemporaryError
 from components.logs.kafka.place import MAX_SENT_BYTES, KafkaPlace, sorted_error
+from components.runtime.errors import ContractError, TemporaryError
 
 Report = Callable[[KafkaError | None, Message], None]
 _POLL_SECONDS = 0.05

@@ -17,20 +17,20 @@ from collections.abc import Callable, Collection, Iterable
 
 from confluent_kafka import Consumer, KafkaError, KafkaException, Message, TopicPartition
 
-from components.contracts.errors import ContractError, PermanentError
-from components.contracts.event_log import Delivery, SetAside
+from components.logs.event_log import Delivery, SetAside
 from components.logs.kafka.aside import Aside, message_id
 from components.logs.kafka.place import KafkaPlace, sorted_error
 from components.logs.kafka.progress import Progress
 from components.logs.kafka.reach import Reach
 from components.logs.kafka.sender import Sender
+from components.runtime.errors import ContractError, PermanentError
 
 MAX_HELD_BYTES = 256 * 2**20
 """Pulled and not acknowledged, at most: a reader that cannot store must not fill its memory."""
 
 
 class KafkaSubscriber:
-    """The reading end of `contracts.event_log` on one topic. One thread at a time; a lock sees to that."""
+    """The reading end of `logs.event_log` on one topic. One thread at a time; a lock sees to that."""
 
     def __init__(self, place: KafkaPlace, *, clock: Callable[[], float] = time.time) -> None:
         """Opens the connections; the first `pull` joins the group, and messages come once it has partitions.

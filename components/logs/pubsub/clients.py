@@ -18,8 +18,8 @@ from google.cloud import pubsub_v1
 from google.pubsub_v1.services.publisher.transports import PublisherGrpcTransport
 from google.pubsub_v1.services.subscriber.transports import SubscriberGrpcTransport
 
-from components.contracts.errors import ContractError
 from components.logs.pubsub.errors import RETRYABLE
+from components.runtime.errors import ContractError
 
 CALL_SECONDS = 10.0
 """Longest that one unary call waits."""

@@ -7,7 +7,7 @@ from concurrent.futures import TimeoutError as FutureTimeoutError
 from google.api_core import exceptions
 from google.auth.exceptions import GoogleAuthError
 
-from components.contracts.errors import PermanentError, TemporaryError, first_line
+from components.runtime.errors import PermanentError, TemporaryError, first_line
 
 RETRYABLE = (
     exceptions.Aborted,

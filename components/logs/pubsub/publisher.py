@@ -12,11 +12,11 @@ from typing import Any
 
 from google.api_core import exceptions
 
-from components.contracts.errors import ContractError, PermanentError, TemporaryError
-from components.contracts.event_log import MAX_MESSAGE_BYTES
+from components.logs.event_log import MAX_MESSAGE_BYTES
 from components.logs.pubsub.clients import CALL_SECONDS
 from components.logs.pubsub.errors import translated
 from components.logs.pubsub.names import ID, MAX_ATTRIBUTE_BYTES, Names
+from components.runtime.errors import ContractError, PermanentError, TemporaryError
 
 
 class PubsubPublisher:

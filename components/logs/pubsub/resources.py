@@ -15,10 +15,10 @@ from typing import Any
 from google.api_core import exceptions
 from google.protobuf.duration_pb2 import Duration
 
-from components.contracts.errors import ContractError
 from components.logs.pubsub.clients import CALL_SECONDS, emulator
 from components.logs.pubsub.errors import translated
 from components.logs.pubsub.names import Names
+from components.runtime.errors import ContractError
 
 logger = logging.getLogger(__name__)
 

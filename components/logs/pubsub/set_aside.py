@@ -13,7 +13,7 @@ from typing import Any
 
 from google.api_core import exceptions
 
-from components.contracts.event_log import SetAside
+from components.logs.event_log import SetAside
 from components.logs.pubsub.clients import CALL_SECONDS
 from components.logs.pubsub.errors import translated
 from components.logs.pubsub.names import ID, REASON, SET_ASIDE_AT, Names, cut

@@ -19,8 +19,8 @@ from google.cloud import pubsub_v1
 from google.cloud.pubsub_v1.subscriber.scheduler import Scheduler
 from grpc import ChannelConnectivity
 
-from components.contracts.errors import PermanentError, TemporaryError, first_line
 from components.logs.pubsub.errors import translated
+from components.runtime.errors import PermanentError, TemporaryError, first_line
 
 logger = logging.getLogger(__name__)
 

@@ -18,12 +18,12 @@ from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass
 from typing import Any
 
-from components.contracts.errors import PermanentError, TemporaryError
-from components.contracts.event_log import Delivery, SetAside
+from components.logs.event_log import Delivery, SetAside
 from components.logs.pubsub.names import Names
 from components.logs.pubsub.read_mark import ReadMark
 from components.logs.pubsub.set_aside import Aside, message_id, send
 from components.logs.pubsub.stream import Stream, flow_control
+from components.runtime.errors import PermanentError, TemporaryError
 
 logger = logging.getLogger(__name__)
 

@@ -13,8 +13,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from components.contracts.errors import PermanentError
 from components.contracts.metrics import roc_auc
+from components.runtime.errors import PermanentError
 from components.training.hugectr.settings import SolverSettings
 from components.training.hugectr.staging import write_stage
 from components.training.rows import Rows

@@ -23,8 +23,8 @@ from numpy.typing import NDArray
 
 from components.contracts.criteo import CATEGORICAL, NUM_CATEGORICAL
 from components.contracts.dcn import DcnConfig
-from components.contracts.errors import ContractError, PermanentError
 from components.contracts.model_files import open_model
+from components.runtime.errors import ContractError, PermanentError
 from components.training.config import TrainingSettings
 from components.training.engine import Learnt
 from components.training.hugectr import loading, saving

@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import Any
 
 from components.contracts.dcn import DcnConfig
-from components.contracts.errors import PermanentError
 from components.contracts.model_files import (
     DENSE_FILE,
     DENSE_OPTIMIZER_FILE,
@@ -23,6 +22,7 @@ from components.contracts.model_files import (
     write_model_chunks,
 )
 from components.contracts.sparse_files import KEY_FILE, VECTOR_FILE
+from components.runtime.errors import PermanentError
 from components.training.hugectr.state_layout import StateLayout
 
 

@@ -16,7 +16,6 @@ from numpy.typing import NDArray
 
 from components.contracts.dcn import DcnConfig
 from components.contracts.dense_files import num_dense_parameters, read_dense, read_dense_moments
-from components.contracts.errors import ContractError, PermanentError
 from components.contracts.flat_files import require_size
 from components.contracts.model_files import (
     DENSE_FILE,
@@ -27,6 +26,7 @@ from components.contracts.model_files import (
     write_model_chunks,
 )
 from components.contracts.sparse_files import KEY_FILE, ROWS_PER_CHUNK, VECTOR_FILE
+from components.runtime.errors import ContractError, PermanentError
 from components.training.hugectr.state_layout import StateLayout
 
 _PREFIX = "dcn"

@@ -10,7 +10,7 @@ import json
 from dataclasses import dataclass, fields
 from typing import Any
 
-from components.contracts.errors import ContractError
+from components.runtime.errors import ContractError
 
 ALL_REDUCE = ("NCCL", "OneShot")
 """Members of `hugectr.AllReduceAlgo`."""

@@ -19,9 +19,9 @@ import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
 from components.contracts.criteo import CATEGORICAL, DENSE, LABEL
-from components.contracts.durable import write_whole
-from components.contracts.errors import PermanentError
 from components.contracts.hugectr_folder import FILE_LIST, write_file_list
+from components.runtime.durable import write_whole
+from components.runtime.errors import PermanentError
 from components.training.rows import Rows
 
 METADATA = "_metadata.json"

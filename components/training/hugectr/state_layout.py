@@ -14,8 +14,8 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from components.contracts.errors import PermanentError
 from components.contracts.sparse_files import ADAM_STATES, ROWS_PER_CHUNK, Moments, max_vocabulary_size
+from components.runtime.errors import PermanentError
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -10,8 +10,8 @@ from __future__ import annotations
 import subprocess
 from collections.abc import Callable, Sequence
 
-from components.contracts.errors import PermanentError, first_line
 from components.contracts.sparse_files import workspace_mb
+from components.runtime.errors import PermanentError, first_line
 from components.training.hugectr.settings import SolverSettings
 
 _USABLE = 0.9

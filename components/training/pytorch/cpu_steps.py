@@ -15,10 +15,10 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch.nn.functional import embedding_bag
 
-from components.contracts.allocator import keep_freed_memory
 from components.contracts.criteo import NUM_CATEGORICAL
 from components.contracts.dcn import DcnConfig
 from components.contracts.sparse_files import slot_offsets
+from components.runtime.allocator import keep_freed_memory
 from components.training.config import TrainingSettings
 from components.training.pytorch.batches import Batch, batches
 from components.training.pytorch.dropout import RandomDrop

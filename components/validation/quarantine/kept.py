@@ -17,10 +17,10 @@ from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
 
-from components.contracts.durable import append_line, whole_directory, write_whole
-from components.contracts.errors import ContractError
 from components.contracts.manifests import RawDataset
-from components.contracts.run_notes import run_folder
+from components.runtime.durable import append_line, whole_directory, write_whole
+from components.runtime.errors import ContractError
+from components.store.run_notes import run_folder
 
 MANIFEST = "quarantine.json"
 JOURNAL = "journal.jsonl"

@@ -16,10 +16,11 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from components.contracts import criteo, model_store
+from components.contracts import criteo
 from components.contracts.manifests import Model, RawDataset
-from components.contracts.promotion_journal import moment_of
-from components.contracts.uris import local_path
+from components.storage.uris import local_path
+from components.store import models as model_store
+from components.store.promotion_journal import moment_of
 from components.validation.quarantine import kept
 from components.validation.quarantine.screening import REASON_COLUMN, RULE_COLUMN, Key, read_whole
 

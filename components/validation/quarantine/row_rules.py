@@ -17,7 +17,7 @@ import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from components.contracts import criteo
-from components.contracts.errors import ContractError
+from components.runtime.errors import ContractError
 from components.validation.rules.judging import Judging
 
 Offences = Iterator[tuple[int, str]]

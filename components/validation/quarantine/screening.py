@@ -22,9 +22,9 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from components.contracts import criteo
-from components.contracts.durable import sha256_tree
-from components.contracts.errors import ContractError, first_line
 from components.contracts.manifests import RawDataset
+from components.runtime.durable import sha256_tree
+from components.runtime.errors import ContractError, first_line
 from components.validation.quarantine.row_rules import RowRule
 from components.validation.rows import BATCH_ROWS
 from components.validation.rules import DATASET, INFO, QUARANTINE, Finding, Judging

@@ -16,7 +16,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from components.contracts.errors import ContractError
+from components.runtime.errors import ContractError
 
 BLOCK, QUARANTINE, WARN, NOTIFY, INFO, OFF = "block", "quarantine", "warn", "notify", "info", "off"
 ACTIONS = (BLOCK, QUARANTINE, WARN, NOTIFY, INFO, OFF)

@@ -13,9 +13,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from components.contracts.errors import ContractError
-from components.contracts.uris import local_path
+from components.runtime.errors import ContractError
 from components.storage.locations import read_object
+from components.storage.uris import local_path
 from components.validation.rules.catalogue import ACTIONS, INFO, OFF, QUARANTINE, RULES, SEVERITIES, Finding
 from components.validation.settings import ValidationSettings
 

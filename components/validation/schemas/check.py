@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from components.contracts.errors import ContractError
+from components.runtime.errors import ContractError
 from components.validation.schemas.files import TRAINING, with_environments
 from components.validation.tfdv import tfdv
 

@@ -16,8 +16,8 @@ from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
 
-from components.contracts.durable import append_line, write_whole
-from components.contracts.errors import ContractError
+from components.runtime.durable import append_line, write_whole
+from components.runtime.errors import ContractError
 from components.validation.schemas.compare import LOOSER, OTHER, compare
 from components.validation.schemas.files import expect_sound, read_schema
 

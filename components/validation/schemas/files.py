@@ -14,7 +14,7 @@ from google.protobuf import text_format
 from tensorflow_metadata.proto.v0 import schema_pb2
 
 from components.contracts import criteo
-from components.contracts.errors import ContractError, first_line
+from components.runtime.errors import ContractError, first_line
 
 TRAINING, SERVING = "TRAINING", "SERVING"
 

@@ -21,11 +21,11 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from components.contracts import criteo
-from components.contracts.errors import ContractError, first_line
-from components.contracts.uris import local_path
+from components.runtime.errors import ContractError, first_line
 from components.storage.fetching import fetched_files
 from components.storage.locations import open_objects
 from components.storage.objects import ObjectInfo, Objects
+from components.storage.uris import local_path
 from components.validation.skew.partitions import read_rows
 
 logger = logging.getLogger(__name__)

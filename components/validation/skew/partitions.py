@@ -18,7 +18,7 @@ import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
 from components.contracts import criteo
-from components.contracts.errors import ContractError, first_line
+from components.runtime.errors import ContractError, first_line
 
 PART_ROWS = 262_144
 """Rows of both sides together in a part, on average; 280 bytes each."""

@@ -9,9 +9,9 @@ import pytest
 import torch
 
 from components.contracts.dcn import DcnConfig, dense_layout
-from components.contracts.errors import ContractError
 from components.contracts.model_files import ModelWeights, write_model
 from components.dcn.network import DcnNetwork, load_network, load_weights, predict, to_weights
+from components.runtime.errors import ContractError
 
 V1 = DcnConfig(embedding_dim=4, num_cross_layers=3, tower=(8, 5))
 V2 = DcnConfig(embedding_dim=4, num_cross_layers=3, tower=(8, 5), projection_dim=6)

@@ -11,12 +11,12 @@ import pytest
 
 from components.contracts.criteo import CATEGORICAL, DENSE, MISSING_CATEGORY
 from components.contracts.dcn import DcnConfig, dense_layout
-from components.contracts.durable import sha256_tree
 from components.contracts.manifests import Model, RawDataset, Verdict
 from components.contracts.model_files import ModelWeights, write_model
-from components.contracts.model_store import model_folder
 from components.contracts.workflow import TOMBSTONE, FeatureWorkflow
+from components.runtime.durable import sha256_tree
 from components.storage.folder import FolderObjects
+from components.store.models import model_folder
 from tests.components.deployment.repository_world import OPTIONS, small_version
 
 CONFIG = DcnConfig(embedding_dim=4, num_cross_layers=2, tower=(16, 8))
@@ -165,7 +165,7 @@ def with_scores():
     """The verdict with its scores changed by `change(array) -> array`."""
 
     def make(verdict, change, tmp_path):
-        from components.contracts.uris import local_path
+        from components.storage.uris import local_path
 
         path = tmp_path / "other-scores.npz"
         np.savez(path, candidate=change(np.load(local_path(verdict.scores_uri))["candidate"].copy()))

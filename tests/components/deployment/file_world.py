@@ -4,15 +4,15 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from components.contracts.durable import sha256_file
-from components.contracts.promotion_journal import current, interrupted, read_entries
 from components.contracts.serving import CANDIDATE_NAME
 from components.deployment.release import release
 from components.deployment.release_settings import ReleaseSettings
 from components.deployment.repository.model_repository import ModelRepository
 from components.deployment.repository.triton_config import versions_of
 from components.deployment.rollback import rollback
+from components.runtime.durable import sha256_file
 from components.storage.locations import open_objects
+from components.store.promotion_journal import current, interrupted, read_entries
 from tests.components.deployment.file_triton import FileTriton
 
 URLS = ("triton-a:8001", "triton-b:8001")

@@ -10,11 +10,11 @@ from collections import Counter
 
 import numpy as np
 
-from components.contracts.errors import ContractError, PermanentError, TemporaryError
 from components.deployment.canary.metrics import COUNTERS
 from components.deployment.graph.files import GRAPH_FILE
 from components.deployment.graph.parity import GoldenRows, open_graph, score
 from components.deployment.repository.triton_config import versions_of
+from components.runtime.errors import ContractError, PermanentError, TemporaryError
 
 
 class ServerDouble:

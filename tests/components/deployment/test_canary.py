@@ -13,8 +13,6 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from components.contracts.errors import ContractError, PermanentError, TemporaryError
-from components.contracts.promotion_journal import current, read_entries
 from components.contracts.serving import CANARY_NAME, MODEL_NAME
 from components.deployment.canary import lifecycle as canary
 from components.deployment.canary import state as canary_state
@@ -23,7 +21,9 @@ from components.deployment.release import ReleaseSettings, release
 from components.deployment.release_checks import Refused
 from components.deployment.repository.model_repository import ModelRepository
 from components.deployment.rollback import rollback
+from components.runtime.errors import ContractError, PermanentError, TemporaryError
 from components.storage.locations import open_objects
+from components.store.promotion_journal import current, read_entries
 from tests.components.deployment.serving_double import ServerDouble
 
 BEGIN = datetime(2026, 1, 1, 12, tzinfo=timezone.utc)

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import pytest
 
-from components.contracts.errors import TemporaryError
-from components.contracts.promotion_journal import current, read_entries
 from components.contracts.serving import CANARY_NAME
 from components.deployment.canary import lifecycle as canary
 from components.deployment.release import ReleaseSettings, release
 from components.deployment.repository.model_repository import ModelRepository
+from components.runtime.errors import TemporaryError
 from components.storage.locations import open_objects
+from components.store.promotion_journal import current, read_entries
 
 ROOT = "gs://models/serving"
 

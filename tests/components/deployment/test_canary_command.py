@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from components.contracts.model_store import keep_verdict
 from components.contracts.serving import CANARY_NAME
 from components.deployment.canary.__main__ import main
 from components.deployment.release import ReleaseSettings, release
 from components.deployment.repository.triton_config import read_options
+from components.store.models import keep_verdict
 
 
 def test_a_canary_started_by_hand_is_served_with_the_live_versions_options(tmp_path, make_candidate, capsys):

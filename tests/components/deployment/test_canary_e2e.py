@@ -13,12 +13,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from components.contracts import run_notes
 from components.contracts.manifests import Release
-from components.contracts.model_store import keep_verdict
-from components.contracts.promotion_journal import current, read_entries
 from components.contracts.serving import CANARY_NAME, MODEL_NAME
-from components.contracts.traffic_plan import Arm
 from components.deployment.__main__ import main as step_main
 from components.deployment.canary import lifecycle as canary
 from components.deployment.canary.__main__ import main
@@ -27,6 +23,10 @@ from components.deployment.canary.policy import CanaryPolicy
 from components.deployment.repository.model_repository import ModelRepository
 from components.deployment.triton_client import Triton
 from components.storage.locations import open_objects
+from components.store import run_notes
+from components.store.models import keep_verdict
+from components.store.promotion_journal import current, read_entries
+from components.store.traffic_plan import Arm
 from inference_client.plan_follower import PlanFollower
 from inference_client.routing import PlannedClient
 from inference_client.scorer import shadow_of

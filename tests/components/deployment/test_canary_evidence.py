@@ -12,12 +12,12 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from components.contracts.errors import ContractError, TemporaryError
-from components.contracts.traffic_plan import Arm
 from components.deployment.canary.evidence import read_pairs
 from components.deployment.canary.metrics import ArmCounts, counted, fetch, read_baseline, since, uncounted
 from components.deployment.discovery import addresses
+from components.runtime.errors import ContractError, TemporaryError
 from components.storage.locations import open_objects
+from components.store.traffic_plan import Arm
 
 BEGIN = datetime(2026, 1, 1, 23, 59, 30, tzinfo=timezone.utc)
 STABLE, CANARY = Arm(model_name="click_model", version=3), Arm(model_name="click_model_canary", version=4)

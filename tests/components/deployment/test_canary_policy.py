@@ -7,7 +7,6 @@ import math
 import numpy as np
 import pytest
 
-from components.contracts.errors import ContractError
 from components.contracts.metrics import auc_difference
 from components.deployment.canary.evidence import Pairs
 from components.deployment.canary.metrics import ArmCounts
@@ -21,6 +20,7 @@ from components.deployment.canary.policy import (
     judge_counts,
     sequential_binomial,
 )
+from components.runtime.errors import ContractError
 
 POLICY = CanaryPolicy(min_pairs=500, max_looks=4, auc_margin=0.03, log_loss_margin=0.03)
 HEALTHY = {"stable": ArmCounts(9000, 0, 9e6, 1e6), "canary": ArmCounts(500, 0, 5e5, 1e5)}

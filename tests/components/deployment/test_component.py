@@ -8,9 +8,9 @@ from types import SimpleNamespace
 
 import pytest
 
-from components.contracts import run_notes
 from components.contracts.manifests import Verdict
 from components.deployment.component import deployment
+from components.store import run_notes
 
 
 class Logged(dict):

@@ -6,14 +6,14 @@ import socket
 
 import pytest
 
-from components.contracts.errors import ContractError, PermanentError, TemporaryError
-from components.contracts.promotion_journal import current
 from components.contracts.serving import MODEL_NAME
 from components.deployment.discovery import Fleet, parse_urls, resolve
 from components.deployment.release import release
 from components.deployment.release_settings import ReleaseSettings
 from components.deployment.servers import NotListening, Patience
 from components.deployment.triton_client import Triton, _is_closed
+from components.runtime.errors import ContractError, PermanentError, TemporaryError
+from components.store.promotion_journal import current
 from tests.components.deployment.file_triton import FileTriton
 
 NAME = "dns:///triton-headless:8001"

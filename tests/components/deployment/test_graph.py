@@ -15,13 +15,13 @@ from hypothesis import strategies as st
 
 from components.contracts.criteo import MISSING_CATEGORY
 from components.contracts.dcn import DcnConfig, dense_layout
-from components.contracts.errors import ContractError
 from components.contracts.model_files import ModelWeights
 from components.contracts.serving import CATEGORICAL_INPUT, DENSE_INPUT, MAX_BATCH_ROWS, PROBABILITY_OUTPUT
 from components.contracts.workflow import TOMBSTONE
 from components.deployment.graph.export import GraphLimits, build_graph, export
 from components.deployment.graph.files import GRAPH_FILE
 from components.deployment.graph.parity import open_graph
+from components.runtime.errors import ContractError
 from tests.components.deployment.nasty_rows import nasty_rows, strange_workflow
 
 CONFIG = DcnConfig(embedding_dim=4, num_cross_layers=2, tower=(16, 8))

@@ -10,13 +10,13 @@ import onnx
 import pytest
 
 from components.contracts.dcn import DcnConfig
-from components.contracts.errors import ContractError
 from components.contracts.serving import CATEGORICAL_INPUT, DENSE_INPUT
 from components.deployment.graph import parts as graph_parts
 from components.deployment.graph.export import GraphLimits, build_graph, write_graph
 from components.deployment.graph.files import DATA_FILE, GRAPH_FILE, graph_bytes, graph_sha256
 from components.deployment.graph.parity import open_graph
 from components.deployment.graph.parts import ALIGNMENT
+from components.runtime.errors import ContractError
 
 CONFIG = DcnConfig(embedding_dim=4, num_cross_layers=2, tower=(16, 8))
 BESIDE = GraphLimits(inline_bytes=0)

@@ -7,9 +7,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from components.contracts.errors import ContractError
 from components.deployment.graph import hash_table as graph_hash
 from components.deployment.graph.hash_table import CHOICES, EMPTY, build_table
+from components.runtime.errors import ContractError
 
 
 def look_up(table, key):

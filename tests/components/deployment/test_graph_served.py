@@ -8,11 +8,11 @@ import numpy as np
 import pytest
 
 from components.contracts.serving import CATEGORICAL_INPUT, DENSE_INPUT, MODEL_NAME
-from components.contracts.uris import local_path
 from components.deployment import prepare
 from components.deployment.graph.export import GraphLimits, export
 from components.deployment.graph.files import DATA_FILE, graph_sha256
 from components.deployment.graph.parity import open_graph
+from components.storage.uris import local_path
 
 pytestmark = pytest.mark.e2e
 

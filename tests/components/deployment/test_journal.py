@@ -7,13 +7,13 @@ from datetime import datetime, timezone
 
 import pytest
 
-from components.contracts import promotion_journal
-from components.contracts.errors import ContractError
 from components.contracts.manifests import Model
-from components.contracts.model_store import model_folder
-from components.contracts.promotion_journal import Promotion, append_promotion, current, interrupted, live_at
 from components.deployment.release import release
 from components.deployment.release_settings import ReleaseSettings
+from components.runtime.errors import ContractError
+from components.store import promotion_journal
+from components.store.models import model_folder
+from components.store.promotion_journal import Promotion, append_promotion, current, interrupted, live_at
 from pipelines.__main__ import main
 
 

@@ -8,12 +8,12 @@ import onnx
 import pytest
 
 from components.contracts.dcn import DcnConfig
-from components.contracts.errors import ContractError
 from components.contracts.serving import MAX_BATCH_ROWS
 from components.deployment.graph.export import GraphLimits, write_graph
 from components.deployment.graph.files import GRAPH_FILE
 from components.deployment.graph.memory import GraphSizes, check_fits, hash_map_bytes, memory_needed
 from components.deployment.graph.memory_targets import GIB, MIB, MIG_SLICES, parse_target
+from components.runtime.errors import ContractError
 
 CONFIG = DcnConfig(embedding_dim=4, num_cross_layers=2, tower=(16, 8))
 LIMITS = {

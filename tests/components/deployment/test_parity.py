@@ -7,8 +7,8 @@ import dataclasses
 import numpy as np
 import pytest
 
-from components.contracts.errors import ContractError
 from components.deployment.graph.parity import GoldenRows, check_scores, open_graph, prove_parity, read_held_out
+from components.runtime.errors import ContractError
 
 
 @pytest.fixture

@@ -8,12 +8,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from components.contracts.errors import ContractError
-from components.contracts.model_store import keep_verdict
-from components.contracts.promotion_journal import append_promotion, current, read_journal
 from components.deployment.promote import main
 from components.deployment.release import release
 from components.deployment.release_settings import ReleaseSettings
+from components.runtime.errors import ContractError
+from components.store.models import keep_verdict
+from components.store.promotion_journal import append_promotion, current, read_journal
 
 
 @pytest.fixture

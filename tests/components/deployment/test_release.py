@@ -7,16 +7,16 @@ import dataclasses
 import numpy as np
 import pytest
 
-from components.contracts.errors import ContractError
 from components.contracts.manifests import Release
-from components.contracts.model_store import champion, graph_folder, read_serving_place, release_path
-from components.contracts.promotion_journal import read_journal
 from components.contracts.serving import MODEL_NAME
-from components.contracts.uris import local_path
 from components.deployment.graph.files import graph_sha256
 from components.deployment.release import release
 from components.deployment.release_settings import ReleaseSettings
 from components.deployment.repository.triton_config import read_options, versions_of
+from components.runtime.errors import ContractError
+from components.storage.uris import local_path
+from components.store.models import champion, graph_folder, read_serving_place, release_path
+from components.store.promotion_journal import read_journal
 from tests.components.deployment.file_triton import FileTriton
 from tests.components.deployment.real_servers import live_version, under_load
 

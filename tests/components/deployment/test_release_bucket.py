@@ -6,10 +6,7 @@ import dataclasses
 
 import pytest
 
-from components.contracts.errors import TemporaryError
 from components.contracts.manifests import Release
-from components.contracts.model_store import release_path
-from components.contracts.promotion_journal import current, read_entries
 from components.contracts.serving import CANDIDATE_NAME, MODEL_NAME
 from components.deployment.graph.files import graph_sha256
 from components.deployment.release import release
@@ -18,7 +15,10 @@ from components.deployment.repository.model_repository import ModelRepository
 from components.deployment.repository.triton_config import versions_of
 from components.deployment.rollback import rollback
 from components.deployment.servers import Patience
+from components.runtime.errors import TemporaryError
 from components.storage.locations import open_objects
+from components.store.models import release_path
+from components.store.promotion_journal import current, read_entries
 
 pytestmark = pytest.mark.e2e
 

@@ -18,12 +18,12 @@ from pathlib import Path
 
 import pytest
 
-from components.contracts.errors import ContractError
-from components.contracts.promotion_journal import read_entries
 from components.contracts.serving import MODEL_NAME
 from components.deployment.release import release
 from components.deployment.repository.triton_config import versions_of
 from components.deployment.rollback import rollback
+from components.runtime.errors import ContractError
+from components.store.promotion_journal import read_entries
 from tests.components.deployment.real_servers import live_version
 
 ROOT = Path(__file__).resolve().parents[3]

@@ -10,16 +10,16 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from components.contracts.errors import ContractError, PermanentError, TemporaryError
-from components.contracts.model_store import graph_folder, release_path
-from components.contracts.promotion_journal import current, interrupted, read_entries, read_journal
 from components.contracts.serving import CANDIDATE_NAME, MODEL_NAME
-from components.contracts.uris import local_path
 from components.deployment import site
 from components.deployment.release import release
 from components.deployment.release_settings import ReleaseSettings
 from components.deployment.repository.model_repository import ModelRepository
 from components.deployment.servers import Patience
+from components.runtime.errors import ContractError, PermanentError, TemporaryError
+from components.storage.uris import local_path
+from components.store.models import graph_folder, release_path
+from components.store.promotion_journal import current, interrupted, read_entries, read_journal
 from tests.components.deployment.file_triton import FileTriton
 from tests.components.deployment.real_servers import Altered, live_version
 

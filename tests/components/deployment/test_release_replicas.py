@@ -7,15 +7,15 @@ from contextlib import ExitStack, closing
 
 import pytest
 
-from components.contracts.errors import PermanentError
-from components.contracts.promotion_journal import current, read_entries
 from components.contracts.serving import MODEL_NAME
 from components.deployment.release import release
 from components.deployment.release_settings import ReleaseSettings
 from components.deployment.repository.model_repository import ModelRepository
 from components.deployment.rollback import rollback
 from components.deployment.triton_client import Triton
+from components.runtime.errors import PermanentError
 from components.storage.locations import open_objects
+from components.store.promotion_journal import current, read_entries
 from pipelines.local.triton import TritonServer, TritonSettings
 from tests.components.deployment.real_servers import Altered, live_version, under_load
 

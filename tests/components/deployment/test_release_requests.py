@@ -7,9 +7,9 @@ import threading
 import numpy as np
 import pytest
 
-from components.contracts.errors import PermanentError
 from components.contracts.serving import MAX_BATCH_ROWS, MODEL_NAME
 from components.deployment.triton_client import Triton
+from components.runtime.errors import PermanentError
 
 pytestmark = pytest.mark.e2e
 

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from components.contracts import run_notes
 from components.contracts.manifests import Release, Verdict
-from components.contracts.promotion_journal import current
 from components.deployment.__main__ import main
+from components.store import run_notes
+from components.store.promotion_journal import current
 
 
 @pytest.fixture

@@ -9,11 +9,11 @@ import pytest
 from google.protobuf import text_format
 from tritonclient.grpc import model_config_pb2
 
-from components.contracts.errors import ContractError
-from components.contracts.traffic_plan import Arm, TrafficPlan
 from components.deployment.graph.files import DATA_FILE, GRAPH_FILE, graph_sha256
 from components.deployment.repository.model_repository import ModelRepository
 from components.deployment.repository.triton_config import ServingOptions, read_options, warmup_files_of, with_versions
+from components.runtime.errors import ContractError
+from components.store.traffic_plan import Arm, TrafficPlan
 from tests.components.deployment.repository_world import OPTIONS, everything, named
 
 

@@ -7,9 +7,9 @@ import sys
 
 import pytest
 
-from components.contracts.errors import ContractError, PermanentError
 from components.deployment.graph.files import DATA_FILE, GRAPH_FILE, graph_sha256
 from components.deployment.repository.model_repository import ModelRepository
+from components.runtime.errors import ContractError, PermanentError
 from components.storage.folder import FolderObjects
 from tests.components.deployment.repository_world import OPTIONS, everything, named
 from tests.conftest import REPOSITORY
@@ -217,7 +217,7 @@ def test_a_disk_that_fills_up_while_staging_leaves_what_is_served(tmp_path, put_
     code = (
         "import resource, sys\n"
         "from pathlib import Path\n"
-        "from components.contracts.errors import PermanentError\n"
+        "from components.runtime.errors import PermanentError\n"
         "from components.deployment.graph.parity import GoldenRows\n"
         "from components.deployment.repository.model_repository import ModelRepository\n"
         "from components.deployment.repository.triton_config import ServingOptions\n"

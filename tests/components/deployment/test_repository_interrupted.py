@@ -6,9 +6,9 @@ import os
 
 import pytest
 
-from components.contracts.errors import PermanentError
 from components.deployment.repository.model_repository import ModelRepository
 from components.deployment.repository.triton_config import versions_of, warmup_files_of
+from components.runtime.errors import PermanentError
 from components.storage.folder import FolderObjects
 from tests.components.deployment.repository_world import OPTIONS
 

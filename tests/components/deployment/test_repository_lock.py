@@ -6,9 +6,9 @@ import threading
 
 import pytest
 
-from components.contracts.errors import ContractError, TemporaryError
 from components.deployment.repository.model_repository import ModelRepository
 from components.deployment.repository.triton_config import with_versions
+from components.runtime.errors import ContractError, TemporaryError
 from components.storage.folder import FolderObjects
 from components.storage.objects import Changed
 from tests.components.deployment.repository_world import OPTIONS, Clocks, everything, named

@@ -7,15 +7,15 @@ import shutil
 
 import pytest
 
-from components.contracts.errors import ContractError, PermanentError
-from components.contracts.model_store import champion, graph_folder, release_path
-from components.contracts.promotion_journal import current
 from components.contracts.serving import CANDIDATE_NAME, MODEL_NAME
-from components.contracts.uris import local_path
 from components.deployment.release import release
 from components.deployment.release_settings import ReleaseSettings
 from components.deployment.repository.triton_config import read_options, with_versions
 from components.deployment.rollback import main, rollback
+from components.runtime.errors import ContractError, PermanentError
+from components.storage.uris import local_path
+from components.store.models import champion, graph_folder, release_path
+from components.store.promotion_journal import current
 from tests.components.deployment.file_triton import FileTriton
 from tests.components.deployment.real_servers import live_version, under_load
 

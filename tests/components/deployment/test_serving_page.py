@@ -14,12 +14,12 @@ import pyarrow.parquet as pq
 import pytest
 
 from components.contracts import criteo
-from components.contracts.model_store import keep_verdict
-from components.contracts.promotion_journal import read_entries
 from components.contracts.serving import MODEL_NAME
 from components.deployment.release import release
 from components.deployment.release_settings import ReleaseSettings
 from components.deployment.triton_client import Triton
+from components.store.models import keep_verdict
+from components.store.promotion_journal import read_entries
 from pipelines.__main__ import ROOMS
 from pipelines.local.triton import TritonServer, TritonSettings
 

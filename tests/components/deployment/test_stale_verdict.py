@@ -9,11 +9,11 @@ from pathlib import Path
 
 import pytest
 
-from components.contracts import run_notes
-from components.contracts.promotion_journal import append_promotion, read_entries, read_journal
 from components.deployment.release import release
 from components.deployment.release_checks import Refused, StaleVerdict
 from components.deployment.release_settings import ReleaseSettings
+from components.store import run_notes
+from components.store.promotion_journal import append_promotion, read_entries, read_journal
 from tests.components.deployment.real_servers import live_version
 
 ROOT = Path(__file__).resolve().parents[3]

@@ -8,7 +8,6 @@ import pytest
 from google.protobuf import text_format
 from tritonclient.grpc import model_config_pb2
 
-from components.contracts.errors import ContractError
 from components.contracts.serving import CATEGORICAL_INPUT, DENSE_INPUT, MAX_BATCH_ROWS, PROBABILITY_OUTPUT
 from components.deployment.repository.triton_config import (
     WARMUP_BATCH,
@@ -20,6 +19,7 @@ from components.deployment.repository.triton_config import (
     warmup_files_of,
     with_versions,
 )
+from components.runtime.errors import ContractError
 
 ROWS = [WarmupRow("dense-1", "categorical-1"), WarmupRow("dense-2", "categorical-1")]
 

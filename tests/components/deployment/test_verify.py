@@ -13,9 +13,6 @@ import pytest
 from components.contracts import criteo
 from components.contracts.manifests import Model, Release
 from components.contracts.model_files import read_model
-from components.contracts.model_store import model_folder, release_path
-from components.contracts.promotion_journal import read_entries
-from components.contracts.uris import local_path
 from components.contracts.workflow import FeatureWorkflow
 from components.deployment import logged_rows
 from components.deployment.canary.start import start
@@ -23,6 +20,9 @@ from components.deployment.release import release
 from components.deployment.release_settings import ReleaseSettings
 from components.deployment.verify import main, verify
 from components.storage.locations import open_objects
+from components.storage.uris import local_path
+from components.store.models import model_folder, release_path
+from components.store.promotion_journal import read_entries
 
 VERSION = 1
 NUM_ROWS = 300

@@ -15,10 +15,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from components.contracts.errors import PermanentError, TemporaryError
 from components.contracts.manifests import Release
-from components.contracts.model_store import release_path
-from components.contracts.promotion_journal import CANARY, INTENT, JOURNAL_FILE, WITHDRAWN, read_entries
 from components.contracts.serving import CANARY_NAME, MODEL_NAME
 from components.deployment import watchdog as module
 from components.deployment.recovery import opened
@@ -28,7 +25,10 @@ from components.deployment.repository.model_repository import ModelRepository
 from components.deployment.repository.triton_config import with_versions
 from components.deployment.triton_client import Triton
 from components.deployment.watchdog import BUSY, GONE, HEALED, ILL, SKIPPED, SUSPECT, WELL, Watchdog, main, watch
+from components.runtime.errors import PermanentError, TemporaryError
 from components.storage.locations import open_objects
+from components.store.models import release_path
+from components.store.promotion_journal import CANARY, INTENT, JOURNAL_FILE, WITHDRAWN, read_entries
 from pipelines.local.triton import TritonServer, TritonSettings
 from tests.e2e.processes import wait_for
 from tests.e2e.traffic import Traffic

@@ -14,13 +14,14 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from components.contracts import criteo, model_store, serving
+from components.contracts import criteo, serving
 from components.contracts.dcn import DcnConfig, dense_layout
-from components.contracts.durable import sha256_file, sha256_tree
 from components.contracts.manifests import Model, RawDataset, Release, TrainingSet
 from components.contracts.model_files import ModelWeights, write_model
-from components.contracts.promotion_journal import Promotion, append_promotion
 from components.contracts.workflow import FIRST_ID, FeatureWorkflow
+from components.runtime.durable import sha256_file, sha256_tree
+from components.store import models as model_store
+from components.store.promotion_journal import Promotion, append_promotion
 
 CONFIG = DcnConfig(embedding_dim=1, num_cross_layers=1, tower=(2,))
 BIAS = -1.0

@@ -9,9 +9,9 @@ from statistics import NormalDist
 import numpy as np
 import pytest
 
-from components.contracts.errors import ContractError
 from components.evaluation import gate
 from components.evaluation.gate import GateSettings, judge, rows_to_decide
+from components.runtime.errors import ContractError
 
 SETTINGS = GateSettings(min_auc=0.6, max_auc_loss=0.01)
 

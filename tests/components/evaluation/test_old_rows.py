@@ -8,12 +8,12 @@ import pytest
 from sklearn.metrics import log_loss as sklearn_log_loss
 from sklearn.metrics import roc_auc_score
 
-from components.contracts import run_notes
-from components.contracts.errors import ContractError
 from components.contracts.manifests import Verdict
-from components.contracts.uris import local_path
 from components.evaluation.__main__ import main
 from components.evaluation.gate import GateSettings
+from components.runtime.errors import ContractError
+from components.storage.uris import local_path
+from components.store import run_notes
 
 
 @pytest.fixture

@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 
 from components.contracts.criteo import EVENT_TIME
-from components.contracts.uris import local_path
 from components.evaluation.holdout import encoded_batches, parquet_files, raw_batches
 from components.evaluation.scoring import candidate_scorer, champion_scorer, score_holdout
+from components.storage.uris import local_path
 
 
 @pytest.fixture

@@ -15,10 +15,11 @@ import pytest
 from sklearn.metrics import log_loss as sklearn_log_loss
 from sklearn.metrics import roc_auc_score
 
-from components.contracts import model_store, run_notes
 from components.contracts.manifests import Model, RawDataset, Verdict
-from components.contracts.uris import local_path
 from components.evaluation.__main__ import main
+from components.storage.uris import local_path
+from components.store import models as model_store
+from components.store import run_notes
 
 REPOSITORY = Path(__file__).resolve().parents[3]
 
@@ -200,7 +201,7 @@ def damage_graph(made):
 
 
 def release_what_is_no_graph(made):
-    from components.contracts import model_store
+    from components.store import models as model_store
 
     release = made.release_champion(made.planted)
     local_path(release.graph_uri).write_bytes(b"no graph")

@@ -14,11 +14,12 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from components.contracts import criteo, promotion_journal
+from components.contracts import criteo
 from components.contracts.manifests import Model, Release
-from components.contracts.model_store import model_folder, release_path
 from components.extraction.__main__ import main
 from components.extraction.set_aside import SetAside
+from components.store import promotion_journal
+from components.store.models import model_folder, release_path
 
 
 @pytest.fixture

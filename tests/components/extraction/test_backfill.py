@@ -16,8 +16,6 @@ import pyarrow.parquet as pq
 import pytest
 
 from components.contracts import criteo
-from components.contracts.durable import sha256_file
-from components.contracts.errors import ContractError
 from components.extraction import backfilling, version_places
 from components.extraction.backfill import main
 from components.extraction.backfilling import BackfillSettings, backfill
@@ -27,6 +25,8 @@ from components.extraction.parquet_files import PartWriter
 from components.extraction.raw_schema import RAW_SCHEMA
 from components.extraction.times import Span
 from components.extraction.versions import read_marker
+from components.runtime.durable import sha256_file
+from components.runtime.errors import ContractError
 from components.storage.bucket import BucketObjects
 from tests.components.extraction.bucket_lakes import URI, extract_lake, open_storage, put
 

@@ -8,12 +8,12 @@ import pyarrow.parquet as pq
 import pytest
 
 from components.contracts.criteo import CATEGORICAL, FEATURES
-from components.contracts.errors import ContractError
 from components.contracts.manifests import Model, RawDataset
-from components.contracts.model_store import model_folder
-from components.contracts.uris import local_path
 from components.contracts.workflow import FeatureWorkflow
 from components.extraction.columns import excluded_columns, unread_columns
+from components.runtime.errors import ContractError
+from components.storage.uris import local_path
+from components.store.models import model_folder
 
 EXCLUDED = ["I2", "I13", "C7", "C26"]
 ASKED = ",".join(name for name in FEATURES if name not in EXCLUDED)

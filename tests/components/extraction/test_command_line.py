@@ -11,10 +11,10 @@ import pytest
 from kfp import dsl
 
 from components.contracts.manifests import RawDataset
-from components.contracts.run_notes import read_notes
 from components.extraction.__main__ import build_parser
 from components.extraction.component import extraction
 from components.extraction.window import accepted_model, resolve_window
+from components.store.run_notes import read_notes
 
 START = datetime(2026, 3, 1, tzinfo=timezone.utc)
 

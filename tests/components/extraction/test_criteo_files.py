@@ -8,12 +8,12 @@ import pyarrow.parquet as pq
 import pytest
 
 from components.contracts import criteo
-from components.contracts.errors import ContractError
 from components.extraction.criteo_files import ROW_MICROS, CriteoFiles
 from components.extraction.lake import Lake
 from components.extraction.set_aside import SetAside
 from components.extraction.source import find_source
 from components.extraction.times import DAY_MICROS, Span
+from components.runtime.errors import ContractError
 
 ALL = Span()
 

@@ -16,7 +16,7 @@ import pytest
 
 from components.contracts import criteo
 from components.contracts.manifests import RawDataset
-from components.contracts.uris import local_path
+from components.storage.uris import local_path
 
 START = datetime(2026, 3, 1, tzinfo=timezone.utc)
 DAYS, ROWS, ROUNDS = 4, 320, 6

@@ -7,10 +7,10 @@ import pyarrow.parquet as pq
 import pytest
 
 from components.contracts import criteo
-from components.contracts.errors import ContractError
 from components.extraction.readers.criteo_parquet import CriteoParquet
 from components.extraction.readers.forms import click_log_files, find_reader
 from components.extraction.readers.raw_parquet import RawParquet
+from components.runtime.errors import ContractError
 
 
 def test_days_are_read_in_the_order_of_their_numbers(tmp_path):

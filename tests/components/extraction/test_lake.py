@@ -12,11 +12,11 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from components.contracts import criteo
-from components.contracts.errors import ContractError
 from components.extraction.lake import Lake
 from components.extraction.raw_schema import RAW_SCHEMA
 from components.extraction.set_aside import SetAside
 from components.extraction.times import Span, to_iso, to_micros
+from components.runtime.errors import ContractError
 
 START = datetime(2026, 3, 1, tzinfo=timezone.utc)
 FIRST = to_micros(START)

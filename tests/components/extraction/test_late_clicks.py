@@ -10,9 +10,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from components.contracts import criteo
-from components.contracts.errors import ContractError
 from components.contracts.records import CLICK, CONVERSION
-from components.contracts.uris import local_path
 from components.extraction.extract import ExtractionSettings, extract
 from components.extraction.lake import Lake
 from components.extraction.late_clicks import LateClicks
@@ -20,6 +18,8 @@ from components.extraction.raw_schema import arrow_type
 from components.extraction.readers.forms import click_log_files
 from components.extraction.source import find_source
 from components.extraction.times import Span, parse_time
+from components.runtime.errors import ContractError
+from components.storage.uris import local_path
 
 START = datetime(2026, 3, 1, tzinfo=timezone.utc)
 SCHEMA = pa.schema([(name, arrow_type(text)) for name, text in criteo.OUTCOME_TYPES.items()])

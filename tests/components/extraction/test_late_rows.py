@@ -14,8 +14,8 @@ import pytest
 
 from components.contracts import criteo
 from components.contracts.manifests import RawDataset
-from components.contracts.uris import local_path
 from components.extraction.backfilling import BackfillSettings, backfill
+from components.storage.uris import local_path
 from tests.components.extraction.bucket_lakes import URI, fetched, put
 
 START = datetime(2026, 3, 1, tzinfo=timezone.utc)

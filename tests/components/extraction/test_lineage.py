@@ -9,13 +9,13 @@ from datetime import date, datetime, timezone
 import pyarrow.parquet as pq
 import pytest
 
-from components.contracts import promotion_journal
-from components.contracts.errors import ContractError
 from components.contracts.manifests import Model
-from components.contracts.model_store import model_folder
 from components.extraction.backfilling import BackfillSettings, backfill
 from components.extraction.descent import descents, lake_versions
 from components.extraction.lineage import main
+from components.runtime.errors import ContractError
+from components.store import promotion_journal
+from components.store.models import model_folder
 from tests.components.extraction.bucket_lakes import URI, put
 
 START = datetime(2026, 3, 1, tzinfo=timezone.utc)

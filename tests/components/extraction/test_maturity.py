@@ -11,14 +11,14 @@ import pyarrow.parquet as pq
 import pytest
 
 from components.contracts import criteo
-from components.contracts.errors import ContractError
 from components.contracts.records import CLICK
-from components.contracts.uris import local_path
 from components.extraction.extract import ExtractionSettings, extract
 from components.extraction.lake import Lake
 from components.extraction.maturity import ClickDelays, Maturity, YoungRows
 from components.extraction.raw_schema import arrow_type
 from components.extraction.times import DAY_MICROS, Span, parse_time
+from components.runtime.errors import ContractError
+from components.storage.uris import local_path
 
 HOUR = DAY_MICROS // 24
 ATTRIBUTION = 24 * HOUR

@@ -13,7 +13,6 @@ import pyarrow.parquet as pq
 import pytest
 
 from components.contracts import criteo
-from components.contracts.errors import ContractError, PermanentError, TemporaryError
 from components.contracts.manifests import RawDataset
 from components.contracts.records import CLICK
 from components.extraction.__main__ import main
@@ -23,6 +22,7 @@ from components.extraction.lake_folder import opened_lake
 from components.extraction.raw_schema import RAW_SCHEMA, arrow_type
 from components.extraction.source import find_source
 from components.extraction.times import Span, parse_day, parse_time, to_iso
+from components.runtime.errors import ContractError, PermanentError, TemporaryError
 from tests.components.extraction.bucket_lakes import URI, cached, extract_lake, fetched, open_storage, put, views
 
 START = datetime(2026, 3, 1, tzinfo=timezone.utc)

@@ -14,13 +14,13 @@ from pathlib import Path
 import pyarrow.parquet as pq
 import pytest
 
-from components.contracts.durable import sha256_tree
-from components.contracts.errors import PermanentError
 from components.extraction.lake_folder import opened_lake
 from components.extraction.mirror.cache import Cache
 from components.extraction.mirror.progress import Progress
 from components.extraction.mirror.view import new_view
 from components.extraction.times import Span
+from components.runtime.durable import sha256_tree
+from components.runtime.errors import PermanentError
 from components.storage.objects import ObjectInfo
 from tests.components.extraction.bucket_lakes import (
     URI,

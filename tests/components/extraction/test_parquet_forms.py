@@ -9,10 +9,10 @@ import pyarrow.parquet as pq
 import pytest
 
 from components.contracts import criteo
-from components.contracts.errors import ContractError
 from components.extraction.readers.forms import find_reader
 from components.extraction.readers.raw_parquet import RawParquet
 from components.extraction.times import Span
+from components.runtime.errors import ContractError
 
 
 def nvidia_table(rows: list[tuple]) -> pa.Table:

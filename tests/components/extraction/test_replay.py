@@ -11,14 +11,14 @@ import pyarrow.parquet as pq
 import pytest
 
 from components.contracts import criteo
-from components.contracts.errors import ContractError
-from components.contracts.uris import local_path
 from components.extraction import replay
 from components.extraction.extract import ExtractionSettings, data_digest, extract
 from components.extraction.lake import Lake
 from components.extraction.pieces import Piece
 from components.extraction.source import find_source
 from components.extraction.times import Span, parse_time
+from components.runtime.errors import ContractError
+from components.storage.uris import local_path
 
 START = datetime(2026, 3, 1, tzinfo=timezone.utc)
 WINDOW = Span(parse_time("start", "2026-03-09T12:00:00Z"), None)

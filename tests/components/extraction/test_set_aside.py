@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from components.contracts.errors import ContractError
 from components.extraction.readers.forms import find_reader
 from components.extraction.set_aside import DEFAULT_MAX_MALFORMED_FRACTION, JUDGED_FROM_ROWS, SetAside
+from components.runtime.errors import ContractError
 
 
 def test_default_share_is_one_percent():

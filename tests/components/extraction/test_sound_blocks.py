@@ -155,7 +155,7 @@ def test_a_number_of_more_than_eight_characters_keeps_its_block_on_the_short_way
 FAULTS = """
 import resource, sys
 import numpy as np
-from components.contracts.allocator import keep_freed_memory
+from components.runtime.allocator import keep_freed_memory
 if sys.argv[1] == "keep":
     keep_freed_memory()
 for turn in range(11):

@@ -10,13 +10,13 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from components.contracts import criteo
-from components.contracts.errors import ContractError
 from components.extraction.readers import blocks as blocks_module
 from components.extraction.readers import fields
 from components.extraction.readers import values as values_module
 from components.extraction.readers.blocks import blocks
 from components.extraction.readers.criteo_tsv import CriteoTsv
 from components.extraction.readers.forms import find_reader
+from components.runtime.errors import ContractError
 
 HEADER = ("Label", *criteo.FEATURES)
 

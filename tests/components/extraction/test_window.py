@@ -11,14 +11,14 @@ import pyarrow.parquet as pq
 import pytest
 
 from components.contracts import criteo
-from components.contracts.errors import ContractError
 from components.contracts.manifests import RawDataset
-from components.contracts.uris import local_path
 from components.extraction.criteo_files import CriteoFiles
 from components.extraction.lake import Lake
 from components.extraction.maturity import Maturity
 from components.extraction.times import DAY_MICROS, Span, parse_time
 from components.extraction.window import resolve_window
+from components.runtime.errors import ContractError
+from components.storage.uris import local_path
 from tests.components.extraction.bucket_lakes import URI, fetched, put
 
 START = datetime(2026, 3, 1, tzinfo=timezone.utc)

@@ -12,7 +12,7 @@ import time
 import uuid
 from collections.abc import Callable
 
-from components.contracts.event_log import Delivery, Publisher, Subscriber
+from components.logs.event_log import Delivery, Publisher, Subscriber
 from components.logs.kafka.place import KafkaPlace
 from components.logs.kafka.publisher import KafkaPublisher
 from components.logs.kafka.subscriber import KafkaSubscriber

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from components.contracts.errors import ContractError
+from components.runtime.errors import ContractError
 from tests.components.logs.benches import BENCHES, Bench
 from tests.components.logs.emulator import Emulator
 from tests.components.logs.kafka_cluster import KafkaCluster

@@ -18,13 +18,13 @@ from confluent_kafka import Consumer, KafkaError, TopicPartition
 from hypothesis import given
 from hypothesis import strategies as st
 
-from components.contracts.errors import ContractError, PermanentError, TemporaryError
-from components.contracts.event_log import MAX_MESSAGE_BYTES
+from components.logs.event_log import MAX_MESSAGE_BYTES
 from components.logs.kafka.place import KafkaPlace, sorted_error
 from components.logs.kafka.progress import Progress
 from components.logs.kafka.publisher import KafkaPublisher
 from components.logs.kafka.subscriber import KafkaSubscriber
 from components.logs.urls import LogUrl
+from components.runtime.errors import ContractError, PermanentError, TemporaryError
 from tests.components.logs.kafka_cluster import KafkaCluster
 
 WAIT_SECONDS = 120.0

@@ -10,8 +10,8 @@ import time
 
 import pytest
 
-from components.contracts.errors import ContractError
-from components.contracts.event_log import MAX_MESSAGE_BYTES
+from components.logs.event_log import MAX_MESSAGE_BYTES
+from components.runtime.errors import ContractError
 from tests.components.logs.benches import HANDOVER_SECONDS, pull, wait_for
 from tests.conftest import REPOSITORY
 

@@ -2,9 +2,9 @@
 
 import pytest
 
-from components.contracts.errors import ContractError
 from components.logs.locations import open_log, open_publisher, open_subscriber
 from components.logs.sqlite import SqliteLog
+from components.runtime.errors import ContractError
 
 
 def test_a_log_url_opens_the_file_it_names(tmp_path):

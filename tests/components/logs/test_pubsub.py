@@ -11,12 +11,12 @@ from datetime import datetime, timezone
 import pytest
 from google.cloud.pubsub_v1.types import PubsubMessage, PullResponse, ReceivedMessage, Subscription
 
-from components.contracts.errors import ContractError, PermanentError, TemporaryError
 from components.logs.locations import open_log, open_publisher, open_subscriber
 from components.logs.pubsub import clients, resources, set_aside
 from components.logs.pubsub.names import Names
 from components.logs.pubsub.publisher import PubsubPublisher, publish_all
 from components.logs.pubsub.subscriber import PubsubSettings, PubsubSubscriber
+from components.runtime.errors import ContractError, PermanentError, TemporaryError
 from tests.components.logs.benches import BENCHES, pull, wait_for
 from tests.components.logs.emulator import Emulator
 

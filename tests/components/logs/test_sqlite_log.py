@@ -10,8 +10,8 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from components.contracts.errors import PermanentError, TemporaryError
 from components.logs.sqlite import SqliteLog
+from components.runtime.errors import PermanentError, TemporaryError
 
 PUBLISH_AND_DIE = """
 import os, signal, sys

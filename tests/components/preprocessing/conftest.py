@@ -12,12 +12,12 @@ import pyarrow.parquet as pq
 import pytest
 
 from components.contracts import criteo
-from components.contracts.durable import sha256_tree
 from components.contracts.manifests import Model, RawDataset, TrainingSet
-from components.contracts.model_store import model_folder
-from components.contracts.uris import local_path
 from components.contracts.workflow import FeatureWorkflow
 from components.preprocessing.__main__ import main
+from components.runtime.durable import sha256_tree
+from components.storage.uris import local_path
+from components.store.models import model_folder
 
 
 @pytest.fixture

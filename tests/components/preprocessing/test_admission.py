@@ -5,11 +5,11 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from components.contracts.errors import ContractError
 from components.contracts.workflow import TOMBSTONE, FeatureWorkflow
 from components.preprocessing import admission
 from components.preprocessing.settings import PreprocessingSettings
 from components.preprocessing.vocabularies import Candidates, Column
+from components.runtime.errors import ContractError
 
 
 def make_columns(seed=0):

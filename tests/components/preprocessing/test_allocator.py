@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from components.contracts import allocator
 from components.preprocessing import encode, feature_graph
+from components.runtime import allocator
 
 REPOSITORY = Path(__file__).resolve().parents[3]
 ROUNDS, ARRAYS, MEGABYTES = 5, 32, 2
@@ -18,7 +18,7 @@ ROUNDS, ARRAYS, MEGABYTES = 5, 32, 2
 FAULTS = """
 import resource, sys
 import numpy as np
-from components.contracts.allocator import give_back_freed_memory, keep_freed_memory
+from components.runtime.allocator import give_back_freed_memory, keep_freed_memory
 how, rounds, arrays, megabytes = sys.argv[1], *map(int, sys.argv[2:])
 if how != "as ever":
     assert keep_freed_memory(1 << 30)

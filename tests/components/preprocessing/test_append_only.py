@@ -9,12 +9,12 @@ from collections import Counter
 import numpy as np
 import pytest
 
-from components.contracts.durable import sha256_tree
-from components.contracts.errors import ContractError
-from components.contracts.uris import local_path
 from components.contracts.vocabulary_changes import vocabulary_changes
 from components.contracts.workflow import FIRST_ID, MISSING_ID, OOV_ID, TOMBSTONE, FeatureWorkflow
 from components.preprocessing.vocabularies import AdmissionRules, next_column, unseen_column
+from components.runtime.durable import sha256_tree
+from components.runtime.errors import ContractError
+from components.storage.uris import local_path
 
 ROUNDS = 30
 DAY = 86_400_000_000

@@ -10,9 +10,9 @@ import pyarrow.parquet as pq
 import pytest
 
 from components.contracts.criteo import NUM_CATEGORICAL, NUM_DENSE
-from components.contracts.errors import ContractError
 from components.contracts.workflow import FeatureWorkflow
 from components.preprocessing.settings import PreprocessingSettings
+from components.runtime.errors import ContractError
 
 
 @pytest.fixture

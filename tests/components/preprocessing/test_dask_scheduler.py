@@ -9,10 +9,10 @@ import distributed
 import numpy as np
 import pytest
 
-from components.contracts.errors import ContractError, TemporaryError
 from components.preprocessing import dask_scheduler
 from components.preprocessing.__main__ import main
 from components.preprocessing.dask_scheduler import dask_client
+from components.runtime.errors import ContractError, TemporaryError
 
 
 @pytest.fixture

@@ -12,8 +12,8 @@ import pandas as pd
 import pytest
 
 from components.contracts.criteo import CATEGORICAL, DENSE, LABEL
-from components.contracts.uris import local_path
 from components.contracts.workflow import FIRST_ID, MISSING_ID, OOV_ID
+from components.storage.uris import local_path
 
 
 def test_nvtabular_and_the_contract_agree_to_the_last_bit(write_raw, run_step, raw_table, reading):

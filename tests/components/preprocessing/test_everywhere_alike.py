@@ -12,7 +12,7 @@ import pyarrow as pa
 import pytest
 
 from components.contracts.manifests import TrainingSet
-from components.contracts.uris import local_path
+from components.storage.uris import local_path
 
 REPOSITORY = Path(__file__).resolve().parents[3]
 CARRIED = ("workflow.json", "vocabularies.npz", "admission.npz")

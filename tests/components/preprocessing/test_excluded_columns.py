@@ -12,8 +12,8 @@ import pytest
 
 from components.contracts.criteo import CATEGORICAL, DENSE, LABEL
 from components.contracts.manifests import RawDataset
-from components.contracts.uris import local_path
 from components.contracts.workflow import FIRST_ID, MISSING_ID
+from components.storage.uris import local_path
 from tests.components.preprocessing.test_encoding import ENCODE_WITHOUT_THIS_PROJECT
 
 EXCLUDED = ["I2", "I13", "C3", "C26"]

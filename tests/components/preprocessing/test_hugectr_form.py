@@ -11,9 +11,9 @@ import pyarrow.parquet as pq
 import pytest
 
 from components.contracts.criteo import CATEGORICAL, DENSE, LABEL
-from components.contracts.errors import PermanentError
-from components.contracts.uris import local_path
 from components.preprocessing import hugectr_parquet
+from components.runtime.errors import PermanentError
+from components.storage.uris import local_path
 
 
 def read_as_hugectr(folder: Path):

@@ -18,8 +18,8 @@ import pyarrow.parquet as pq
 import pytest
 
 from components.contracts.manifests import TrainingSet
-from components.contracts.uris import local_path
 from components.preprocessing.__main__ import main
+from components.storage.uris import local_path
 
 LABEL_DIM, DENSE_DIM, SLOTS = 1, 13, 26
 PARTITION_ROWS = 300

@@ -8,10 +8,10 @@ import numpy as np
 import pyarrow.parquet as pq
 import pytest
 
-from components.contracts.durable import sha256_tree
 from components.contracts.manifests import RawDataset
-from components.contracts.uris import local_path
 from components.contracts.workflow import OOV_ID
+from components.runtime.durable import sha256_tree
+from components.storage.uris import local_path
 
 
 @pytest.fixture

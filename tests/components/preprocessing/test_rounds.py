@@ -9,10 +9,10 @@ import numpy as np
 import pytest
 
 from components.contracts.criteo import NUM_CATEGORICAL
-from components.contracts.durable import sha256_tree
-from components.contracts.model_store import model_folder
-from components.contracts.uris import local_path
 from components.contracts.workflow import FIRST_ID, OOV_ID, TOMBSTONE
+from components.runtime.durable import sha256_tree
+from components.storage.uris import local_path
+from components.store.models import model_folder
 
 
 def test_ids_survive_rounds_in_which_categories_vanish_and_return(

@@ -11,11 +11,11 @@ import pyarrow.parquet as pq
 import pytest
 
 from components.contracts.criteo import LABEL
-from components.contracts.errors import ContractError
 from components.contracts.manifests import RawDataset
-from components.contracts.uris import local_path
 from components.preprocessing import thinning
 from components.preprocessing.thinning import kept_rows, thin
+from components.runtime.errors import ContractError
+from components.storage.uris import local_path
 
 
 @pytest.fixture

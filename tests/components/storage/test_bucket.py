@@ -7,7 +7,7 @@ import socket
 
 import pytest
 
-from components.contracts.errors import ContractError, PermanentError, TemporaryError
+from components.runtime.errors import ContractError, PermanentError, TemporaryError
 from components.storage.locations import open_objects
 from components.storage.objects import ABSENT, Changed
 from tests.components.storage.full_disk import files_of_at_most

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from components.contracts.errors import ContractError
+from components.runtime.errors import ContractError
 from components.storage.fetching import fetched_files
 from components.storage.locations import read_object
 from components.storage.objects import Changed

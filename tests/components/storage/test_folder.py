@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from components.contracts.durable import whole_file
-from components.contracts.errors import PermanentError
+from components.runtime.durable import whole_file
+from components.runtime.errors import PermanentError
 from components.storage import folder as module
 from components.storage.folder import FolderObjects
 from components.storage.objects import ABSENT, Changed
@@ -97,7 +97,7 @@ def test_a_disk_that_is_full_is_said_and_leaves_what_was_there(tmp_path):
     code = (
         "import resource, signal, sys\n"
         "from pathlib import Path\n"
-        "from components.contracts.errors import PermanentError\n"
+        "from components.runtime.errors import PermanentError\n"
         "from components.storage.folder import FolderObjects\n"
         "resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, 100_000))\n"
         "for name in ('model.onnx', 'new'):\n"

@@ -7,7 +7,7 @@ import time
 
 import pytest
 
-from components.contracts.errors import PermanentError, TemporaryError
+from components.runtime.errors import PermanentError, TemporaryError
 from components.storage.folder import FolderObjects
 from components.storage.lease import Lease
 

@@ -8,7 +8,7 @@ import threading
 
 import pytest
 
-from components.contracts.errors import ContractError
+from components.runtime.errors import ContractError
 from components.storage.objects import ABSENT, Changed, Differs, ObjectInfo
 
 BIG = random.Random(1).randbytes(9_000_003)

@@ -9,11 +9,11 @@ import numpy as np
 import pytest
 
 from components.contracts.dcn import DcnConfig
-from components.contracts.errors import ContractError, Preempted
 from components.contracts.manifests import Model
 from components.contracts.model_files import DENSE_FILE, read_model
-from components.contracts.uris import local_path
 from components.dcn.network import load_network, predict
+from components.runtime.errors import ContractError, Preempted
+from components.storage.uris import local_path
 from components.training.calibration import log_odds_correction, shift_logits
 from components.training.config import TrainingSettings
 from components.training.parent import continue_from

@@ -16,7 +16,6 @@ import pytest
 from sklearn.metrics import roc_auc_score
 
 from components.contracts.dcn import DcnConfig
-from components.contracts.errors import ContractError
 from components.contracts.model_files import (
     DENSE_FILE,
     DENSE_OPTIMIZER_FILE,
@@ -24,6 +23,7 @@ from components.contracts.model_files import (
     SPARSE_OPTIMIZER_FILE,
     read_model,
 )
+from components.runtime.errors import ContractError
 from components.training.config import TrainingSettings
 from components.training.initial import write_initial
 from components.training.rows import Rows

@@ -9,8 +9,8 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from components.contracts.errors import ContractError, Preempted
 from components.contracts.metrics import log_loss, roc_auc
+from components.runtime.errors import ContractError, Preempted
 from components.training.checkpoint import Moment
 from components.training.config import TrainingSettings
 from components.training.metrics_sink import MemorySink

@@ -14,11 +14,11 @@ import numpy as np
 import pytest
 
 from components.contracts.dcn import DcnConfig
-from components.contracts.errors import PREEMPTED_EXIT_CODE, PermanentError, Preempted
 from components.contracts.manifests import Model
 from components.contracts.metrics import log_loss, roc_auc
-from components.contracts.run_notes import read_notes
 from components.dcn.network import load_network, predict
+from components.runtime.errors import PREEMPTED_EXIT_CODE, PermanentError, Preempted
+from components.store.run_notes import read_notes
 from components.training.__main__ import run_flags
 from components.training.config import TrainingSettings
 from components.training.fit import FitJob, fit
@@ -186,7 +186,7 @@ STEP = f"{SHORT}raise SystemExit(main(sys.argv[1:]))"
 
 KILLED = f"""{SHORT}
 import os, signal
-from components.contracts import durable
+from components.runtime import durable
 from components.training.pass_runner import PassRunner
 
 PassRunner.is_save_due = property(lambda self: True)  # whatever the clock says

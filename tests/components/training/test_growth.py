@@ -10,7 +10,6 @@ import numpy as np
 import pytest
 
 from components.contracts.dcn import DcnConfig, dense_layout
-from components.contracts.errors import ContractError, PermanentError
 from components.contracts.model_files import (
     SPARSE_FOLDER,
     SPARSE_OPTIMIZER_FILE,
@@ -22,6 +21,7 @@ from components.contracts.model_files import (
 )
 from components.contracts.workflow import TOMBSTONE, FeatureWorkflow
 from components.dcn.network import load_network, predict
+from components.runtime.errors import ContractError, PermanentError
 from components.training import growth
 from components.training.growth import RowPlan, grow
 

@@ -13,11 +13,11 @@ import numpy as np
 import pytest
 
 from components.contracts.dcn import DcnConfig
-from components.contracts.errors import ContractError, PermanentError, Preempted
 from components.contracts.manifests import Model
 from components.contracts.model_files import DENSE_FILE, SPARSE_FOLDER, SPARSE_OPTIMIZER_FILE, read_model
-from components.contracts.uris import local_path
 from components.dcn.network import load_network, predict
+from components.runtime.errors import ContractError, PermanentError, Preempted
+from components.storage.uris import local_path
 from components.training.config import TrainingSettings
 from components.training.fit import FitJob, fit
 from components.training.hugectr.engine import HugectrEngine

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from components.contracts.errors import ContractError, PermanentError
+from components.runtime.errors import ContractError, PermanentError
 from components.training.config import TrainingSettings
 from components.training.hugectr.schedule import given_rate, scheduled_rate
 from components.training.hugectr.settings import SolverSettings, parse_solver

@@ -8,7 +8,7 @@ import numpy as np
 import pyarrow.parquet as pq
 import pytest
 
-from components.contracts.errors import PermanentError
+from components.runtime.errors import PermanentError
 from components.training.hugectr.staging import full_batches, staged, write_stage
 from components.training.rows import Rows
 

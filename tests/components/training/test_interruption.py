@@ -16,10 +16,10 @@ import numpy as np
 import pytest
 
 from components.contracts.dcn import DcnConfig
-from components.contracts.durable import sha256_tree
-from components.contracts.errors import PREEMPTED_EXIT_CODE, PermanentError, Preempted
-from components.contracts.run_notes import read_notes
-from components.contracts.uris import local_path
+from components.runtime.durable import sha256_tree
+from components.runtime.errors import PREEMPTED_EXIT_CODE, PermanentError, Preempted
+from components.storage.uris import local_path
+from components.store.run_notes import read_notes
 from components.training import publish, step
 from components.training.checkpoint import CheckpointFolder
 from components.training.config import TrainingSettings

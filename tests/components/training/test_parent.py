@@ -8,12 +8,12 @@ import numpy as np
 import pytest
 
 from components.contracts.dcn import DcnConfig, dense_layout
-from components.contracts.durable import sha256_tree
-from components.contracts.errors import ContractError
 from components.contracts.manifests import Model
 from components.contracts.model_files import ModelWeights, num_dense_parameters, read_model, write_model
-from components.contracts.uris import local_path
 from components.contracts.workflow import TOMBSTONE, FeatureWorkflow
+from components.runtime.durable import sha256_tree
+from components.runtime.errors import ContractError
+from components.storage.uris import local_path
 from components.training.parent import continue_from
 
 CONFIG = DcnConfig(embedding_dim=4, num_cross_layers=2, tower=(8,))

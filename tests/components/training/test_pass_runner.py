@@ -7,7 +7,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from components.contracts.errors import PermanentError, Preempted
+from components.runtime.errors import PermanentError, Preempted
 from components.training.config import TrainingSettings
 from tests.components.training.logistic_engine import (
     SETTINGS,

@@ -12,8 +12,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from components.contracts.errors import ContractError, PermanentError
-from components.contracts.uris import local_path
+from components.runtime.errors import ContractError, PermanentError
+from components.storage.uris import local_path
 from components.training.rows import RowFolder, open_folders, open_rows, place_of_rows
 
 

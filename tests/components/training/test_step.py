@@ -13,16 +13,17 @@ from datetime import datetime, timezone
 import numpy as np
 import pytest
 
-from components.contracts import model_store, promotion_journal
 from components.contracts.dcn import DcnConfig
-from components.contracts.durable import sha256_tree
-from components.contracts.errors import ContractError, PermanentError
 from components.contracts.graph_reader import read_graph
 from components.contracts.manifests import Model, Release
-from components.contracts.run_notes import read_notes
-from components.contracts.uris import local_path
 from components.contracts.workflow import TOMBSTONE, FeatureWorkflow
 from components.dcn.network import load_network, predict
+from components.runtime.durable import sha256_tree
+from components.runtime.errors import ContractError, PermanentError
+from components.storage.uris import local_path
+from components.store import models as model_store
+from components.store import promotion_journal
+from components.store.run_notes import read_notes
 from components.training.__main__ import build_parser, main, run_flags
 from components.training.backends import make_engine, require_backend
 from components.training.config import TrainingSettings, parse_tower

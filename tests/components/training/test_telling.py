@@ -10,7 +10,7 @@ import threading
 
 import pytest
 
-from components.contracts.errors import PermanentError, Preempted
+from components.runtime.errors import PermanentError, Preempted
 from components.training.config import TrainingSettings
 from components.training.metrics_sink import JsonLinesSink, MemorySink, SeveralSinks, TensorBoardSink
 from components.training.preemption import heeding_sigterm

@@ -9,8 +9,9 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from components.contracts import criteo, promotion_journal, run_notes
+from components.contracts import criteo
 from components.contracts.manifests import Model, RawDataset, Release, ValidationReport
+from components.store import promotion_journal, run_notes
 from components.validation.__main__ import main
 from components.validation.reference import ReferenceCounter
 

@@ -12,7 +12,7 @@ from apache_beam.io.filesystem import FileMetadata, FileSystem
 from apache_beam.options.pipeline_options import GoogleCloudOptions, SetupOptions, StandardOptions, WorkerOptions
 
 from components.contracts import criteo
-from components.contracts.errors import ContractError, TemporaryError
+from components.runtime.errors import ContractError, TemporaryError
 from components.validation.beam_job import parse_options, summarize_on_beam
 from components.validation.reference import ReferenceCounter
 from components.validation.rows import COLUMNS, parquet_files

@@ -6,9 +6,9 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from components.contracts.errors import ContractError
 from components.contracts.manifests import Model
-from components.contracts.uris import local_path
+from components.runtime.errors import ContractError
+from components.storage.uris import local_path
 from components.validation.champion_windows import read_champion, window_of_reference
 from components.validation.drift import measure_drift
 from components.validation.kept_windows import KeptWindows, read_windows

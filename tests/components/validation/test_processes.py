@@ -11,7 +11,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from components.contracts import criteo
-from components.contracts.errors import ContractError, TemporaryError
+from components.runtime.errors import ContractError, TemporaryError
 from components.validation.reference import ReferenceCounter
 from components.validation.rows import COLUMNS, parquet_files
 from components.validation.summarize import by_feature, num_missing, num_rows, num_values, summarize_files, value_counts

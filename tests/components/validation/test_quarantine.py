@@ -14,9 +14,10 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from components.contracts import criteo, promotion_journal
+from components.contracts import criteo
 from components.contracts.manifests import Model, RawDataset, Release
-from components.contracts.uris import local_path
+from components.storage.uris import local_path
+from components.store import promotion_journal
 from components.validation.__main__ import metric_values
 from components.validation.quarantine_command import build_parser as quarantine_parser
 from components.validation.quarantine_command import main as quarantine

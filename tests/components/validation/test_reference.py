@@ -8,7 +8,7 @@ import pytest
 
 from components.contracts import criteo
 from components.contracts.reference_statistics import DENSE_EDGES, LISTED_VALUES, read_reference
-from components.contracts.uris import local_path
+from components.storage.uris import local_path
 from components.validation.reference import BLOCK_ROWS, ReferenceCounter
 from components.validation.summarize import by_feature, num_missing, value_counts
 from components.validation.value_counts import ValueCounts

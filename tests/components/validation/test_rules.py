@@ -6,8 +6,8 @@ import json
 import pyarrow as pa
 import pytest
 
-from components.contracts.errors import ContractError
 from components.contracts.manifests import RawDataset
+from components.runtime.errors import ContractError
 from components.validation.rules import ACTIONS, RULES, Judging, decide, read_rules
 from components.validation.settings import ValidationSettings
 

@@ -5,7 +5,7 @@ import pyarrow as pa
 import pytest
 
 from components.contracts import criteo
-from components.contracts.errors import ContractError
+from components.runtime.errors import ContractError
 from components.validation.schema import format_schema, infer_schema, read_schema
 from components.validation.schemas.extremes import LARGEST_FACTOR
 from components.validation.settings import ValidationSettings

@@ -8,7 +8,7 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from components.contracts.errors import ContractError
+from components.runtime.errors import ContractError
 from components.validation.schema_command import main
 from components.validation.schemas import curated
 from components.validation.schemas.check import check_statistics

@@ -9,8 +9,8 @@ import pyarrow.parquet as pq
 import pytest
 
 from components.contracts import criteo
-from components.contracts.errors import ContractError
 from components.contracts.metrics import Z_95
+from components.runtime.errors import ContractError
 from components.validation.rules.judging import Judging
 from components.validation.rules.skew import judge_skew
 from components.validation.skew.archive import Span, open_archive

@@ -16,7 +16,7 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 import pytest
 
-from components.contracts.errors import ContractError, PermanentError, TemporaryError
+from components.runtime.errors import ContractError, PermanentError, TemporaryError
 from components.storage import fetching
 from components.validation.rules.judging import read_rules
 from components.validation.settings import ValidationSettings

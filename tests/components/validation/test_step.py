@@ -13,8 +13,9 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from components.contracts import criteo, run_notes
-from components.contracts.uris import local_path
+from components.contracts import criteo
+from components.storage.uris import local_path
+from components.store import run_notes
 from components.validation.__main__ import build_parser, metric_values
 from components.validation.reference import ReferenceCounter
 

@@ -10,8 +10,8 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 import pytest
 
-from components.contracts.run_reports import report_path
-from components.contracts.uris import local_path
+from components.storage.uris import local_path
+from components.store.run_reports import report_path
 from components.validation.__main__ import metric_values
 
 

@@ -6,7 +6,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from components.contracts import criteo
-from components.contracts.errors import ContractError
+from components.runtime.errors import ContractError
 from components.validation import log_histogram, summarize
 from components.validation.lists import as_lists
 from components.validation.rows import COLUMNS, divide, find_column_faults, parquet_files, read_part

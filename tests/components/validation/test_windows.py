@@ -11,8 +11,8 @@ import pyarrow as pa
 import pytest
 
 from components.contracts import criteo
-from components.contracts.errors import ContractError
 from components.contracts.reference_statistics import DENSE_EDGES
+from components.runtime.errors import ContractError
 from components.validation import kept_windows, windows
 from components.validation.kept_windows import NEWEST, KeptWindows, read_windows
 from components.validation.reference import BLOCK_ROWS, ReferenceCounter

@@ -9,10 +9,11 @@ import sys
 
 import pytest
 
-from components.contracts import model_store, promotion_journal
-from components.contracts.errors import ContractError
 from components.contracts.manifests import Release, Verdict
-from components.contracts.promotion_journal import Promotion, append_promotion
+from components.runtime.errors import ContractError
+from components.store import models as model_store
+from components.store import promotion_journal
+from components.store.promotion_journal import Promotion, append_promotion
 from monitoring.acting.kinds import KindSettings, against_rollback, parse_actions
 from monitoring.acting.processes import Processes
 from monitoring.acting.request import utc
@@ -29,7 +30,7 @@ import sys
 sys.path.insert(0, {str(REPOSITORY)!r})
 from dataclasses import replace
 from pathlib import Path
-from components.contracts.promotion_journal import append_promotion, current, read_journal
+from components.store.promotion_journal import append_promotion, current, read_journal
 store, previous, reason = Path(sys.argv[1]), int(sys.argv[2]), sys.argv[3]
 with open(store / "rollbacks.txt", "a") as file:
     file.write(f"to {{previous}}: {{reason}}\\n")

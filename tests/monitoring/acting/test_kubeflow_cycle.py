@@ -11,8 +11,8 @@ import threading
 
 import pytest
 
-from components.contracts.run_notes import RunOutcome, write_outcome
 from components.storage.folder import FolderObjects
+from components.store.run_notes import RunOutcome, write_outcome
 from monitoring.acting.kubeflow_trigger import KubeflowTrigger
 from monitoring.acting.leadership import Leadership, NotLeading
 from tests.components.storage.test_lease import Clocks

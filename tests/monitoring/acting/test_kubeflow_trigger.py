@@ -8,8 +8,8 @@ from contextlib import suppress
 
 import pytest
 
-from components.contracts.errors import ContractError, PermanentError, TemporaryError
-from components.contracts.run_notes import RunOutcome, write_outcome
+from components.runtime.errors import ContractError, PermanentError, TemporaryError
+from components.store.run_notes import RunOutcome, write_outcome
 from monitoring.acting.kubeflow_trigger import ACTIVE_STATES, KubeflowTrigger
 from monitoring.settings import MonitorSettings
 from tests.monitoring.acting.kfp_double import KfpDouble

@@ -6,7 +6,7 @@ import json
 
 import pytest
 
-from components.contracts.errors import ContractError, PermanentError, TemporaryError
+from components.runtime.errors import ContractError, PermanentError, TemporaryError
 from components.storage.folder import FolderObjects
 from monitoring.acting.leadership import Leadership, LeadershipSettings, NotLeading, replica_name
 from monitoring.acting.ledger import LEDGER_FILE, Ledger, last_term

@@ -8,9 +8,9 @@ import sys
 
 import pytest
 
-from components.contracts.errors import PermanentError
 from components.contracts.retrain_request import RetrainRequest
-from components.contracts.run_notes import RunOutcome, write_outcome
+from components.runtime.errors import PermanentError
+from components.store.run_notes import RunOutcome, write_outcome
 from monitoring.acting.local_trigger import LocalTrigger
 from tests.monitoring.test_process import wait_until
 

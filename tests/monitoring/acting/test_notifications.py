@@ -11,9 +11,9 @@ import time
 
 import pytest
 
-from components.contracts.errors import ContractError
 from components.notices.message import compose
 from components.notices.webhook import Answer, post_to_file
+from components.runtime.errors import ContractError
 from monitoring.acting.notifications import NotificationSettings, Notifier
 from monitoring.acting.outbox import Outbox
 from tests.monitoring.acting.test_retraining import DRIFT, traffic

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from components.contracts.errors import ContractError
+from components.runtime.errors import ContractError
 from monitoring.acting.recipe import RecipeMemory, RecipeSettings, choose, ended, looked
 from tests.monitoring.acting.test_retraining import DRIFT, traffic
 

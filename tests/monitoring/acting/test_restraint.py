@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from components.contracts.errors import ContractError
+from components.runtime.errors import ContractError
 from monitoring.acting.restraint import (
     DAY_SECONDS,
     RestraintMemory,

@@ -8,8 +8,8 @@ from datetime import datetime
 import numpy as np
 import pytest
 
-from components.contracts.errors import PermanentError, TemporaryError
 from components.contracts.retrain_request import RetrainRequest
+from components.runtime.errors import PermanentError, TemporaryError
 from monitoring.acting.trigger import RunState
 from monitoring.journal import Journal
 from monitoring.uploader import Uploader

@@ -10,8 +10,8 @@ import pytest
 
 from components.contracts import criteo
 from components.contracts.manifests import Model
-from components.contracts.model_store import model_folder, scores_path
 from components.storage.folder import FolderObjects
+from components.store.models import model_folder, scores_path
 from inference_client.simulation.world import World
 from monitoring.backtest.archived_requests import read_requests
 from monitoring.backtest.incident import STATISTICS, read_incident, replay

@@ -7,7 +7,7 @@ from dataclasses import fields
 import pytest
 
 from components.contracts.manifests import Release, Verdict
-from components.contracts.model_store import release_path, verdict_paths
+from components.store.models import release_path, verdict_paths
 from monitoring.deciding.baseline import GateBaselines
 from monitoring.deciding.evidence import Baseline
 

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from components.contracts.errors import ContractError
+from components.runtime.errors import ContractError
 from monitoring.deciding.decision import decision_line
 from monitoring.deciding.evidence import Baseline, FeatureDrift
 from monitoring.deciding.judge import Judge, JudgeSettings

@@ -7,8 +7,8 @@ from dataclasses import replace
 
 import pytest
 
-from components.contracts.errors import ContractError
 from components.contracts.metrics import Z_95
+from components.runtime.errors import ContractError
 from monitoring.acting.request import OBSERVED_NUMBERS
 from monitoring.deciding.data_drift import DataDriftPolicy, DataDriftSettings
 from monitoring.deciding.decision import Action, Decision, combine

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from components.contracts.errors import ContractError
+from components.runtime.errors import ContractError
 from monitoring.deciding.decision import Action
 from monitoring.deciding.threshold import ThresholdPolicy, ThresholdSettings
 from monitoring.measures.kpis import Kpis

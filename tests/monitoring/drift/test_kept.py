@@ -10,7 +10,7 @@ import pytest
 
 from components.contracts import criteo
 from components.contracts.manifests import Model, Release
-from components.contracts.model_store import model_folder, release_path, scores_path
+from components.store.models import model_folder, release_path, scores_path
 from monitoring.drift.references import StoredReferences
 from tests.monitoring.conftest import START, publish
 

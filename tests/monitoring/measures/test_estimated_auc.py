@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 from sklearn.linear_model import LogisticRegression
 from sklearn.metrics import roc_auc_score
 
-from components.contracts.errors import ContractError
 from components.contracts.metrics import auc_estimate
+from components.runtime.errors import ContractError
 from monitoring.measures.estimated_auc import MIN_CLICKS, Calibration, estimate_auc, fit_calibration
 from monitoring.measures.expected import expected_auc
 

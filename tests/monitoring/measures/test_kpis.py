@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from sklearn.metrics import log_loss, ndcg_score, roc_auc_score
 
 from components.contracts import metrics
-from components.contracts.errors import ContractError
+from components.runtime.errors import ContractError
 from monitoring.measures import window
 from monitoring.measures.kpis import measure, measure_version
 from monitoring.measures.window import MAX_VERSIONS, RowWindow, VersionWindows, WindowSettings

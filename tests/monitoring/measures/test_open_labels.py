@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from sklearn.metrics import log_loss, roc_auc_score
 
-from components.contracts.errors import ContractError
+from components.runtime.errors import ContractError
 from monitoring.measures.open_labels import MIN_DELAYS, ClickDelays, OpenEstimate, auc_bounds, estimate_open
 
 WINDOW = 600.0

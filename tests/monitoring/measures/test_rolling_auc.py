@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from sklearn.metrics import roc_auc_score
 
-from components.contracts.errors import ContractError
+from components.runtime.errors import ContractError
 from monitoring.measures import rolling_auc
 from monitoring.measures.rolling_auc import RollingAuc
 

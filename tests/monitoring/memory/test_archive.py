@@ -12,8 +12,8 @@ import pyarrow.parquet as pq
 import pytest
 
 from components.contracts import criteo
-from components.contracts.errors import TemporaryError
 from components.contracts.records import encode
+from components.runtime.errors import TemporaryError
 from monitoring.memory import sealing
 from monitoring.memory.archive import Archive
 from monitoring.memory.archive_table import SCHEMA, build_table

@@ -6,7 +6,7 @@ import sqlite3
 
 import pytest
 
-from components.contracts.errors import PermanentError
+from components.runtime.errors import PermanentError
 from monitoring.memory import schema
 from monitoring.memory.store import Store
 from tests.monitoring.conftest import START, WINDOW, clicks, prediction, publish

@@ -8,7 +8,7 @@ from html.parser import HTMLParser
 
 import pytest
 
-from components.contracts import promotion_journal
+from components.store import promotion_journal
 from monitoring.showing.exposition import Exposition
 from monitoring.showing.history import MAX_POINTS, History, read_history, tail
 from monitoring.showing.page import status_page

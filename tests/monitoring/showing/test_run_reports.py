@@ -8,9 +8,9 @@ import urllib.request
 
 import pytest
 
-from components.contracts.run_notes import noted, read_outcomes
-from components.contracts.run_reports import forget_report, keep_report, report_path, reports_of
 from components.run_outcome.outcome import record
+from components.store.run_notes import noted, read_outcomes
+from components.store.run_reports import forget_report, keep_report, report_path, reports_of
 from monitoring.showing import run_reports
 from monitoring.showing.exposition import Exposition
 from monitoring.showing.history import History

@@ -8,7 +8,7 @@ import urllib.request
 
 import pytest
 
-from components.contracts.errors import PermanentError
+from components.runtime.errors import PermanentError
 from monitoring.showing.exposition import Exposition
 from monitoring.showing.server import Server
 from monitoring.showing.snapshot import Snapshot

@@ -8,9 +8,9 @@ from datetime import datetime, timezone
 
 import pytest
 
-from components.contracts import promotion_journal
-from components.contracts.run_notes import STEPS, noted
 from components.run_outcome.outcome import record
+from components.store import promotion_journal
+from components.store.run_notes import STEPS, noted
 from monitoring.memory.archive import Archive
 from monitoring.showing import surroundings
 from monitoring.showing.surroundings import LOOK_SECONDS

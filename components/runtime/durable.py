@@ -1,0 +1,154 @@
+"""Writes that are whole or absent: aside, fsync, rename, fsync of the folder; and the hashes that prove it.
+
+Joins every writer of files to every reader: a reader never meets half a file or half a folder. What the bytes mean
+is left to the module that owns the format.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import hashlib
+import os
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from glob import escape
+from pathlib import Path
+from typing import BinaryIO
+from uuid import uuid4
+
+from components.runtime.errors import TemporaryError
+
+
+def fsync_path(path: Path) -> None:
+    """Flushes a file's or a folder's own entry to disk."""
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def write_whole(path: Path, content: bytes | str) -> None:
+    """Writes `content` to `path` so that no reader ever sees a part of it; replaces what was there.
+
+    The parent folder is created. Text is UTF-8.
+    """
+    with whole_file(path) as file:
+        file.write(content.encode() if isinstance(content, str) else content)
+
+
+@contextmanager
+def whole_file(path: Path) -> Iterator[BinaryIO]:
+    """Yields a file to write, which on success becomes `path`, replacing what was there, and on error is removed.
+
+    The parent folder is created.
+    """
+    path.parent.mkdir(parents=True, exist_ok=True)
+    aside = path.with_name(f".{path.name}.{uuid4().hex}")
+    try:
+        with flushed_to_disk(open(aside, "wb")) as file:
+            yield file
+        os.replace(aside, path)
+    finally:
+        aside.unlink(missing_ok=True)
+    fsync_path(path.parent)
+
+
+@contextmanager
+def flushed_to_disk(file: BinaryIO) -> Iterator[BinaryIO]:
+    """Closes `file` after the body: what was written is on disk then; an error of the body comes through as it is."""
+    try:
+        yield file
+        file.flush()
+        os.fsync(file.fileno())
+    except BaseException:
+        # Closing tries once more to write what could not be written; its failure would hide the first one.
+        with suppress(OSError):
+            file.close()
+        raise
+    file.close()
+
+
+def append_line(path: Path, line: str) -> None:
+    """Appends one line to `path` and flushes it to disk; `line` must hold no newline.
+
+    A line torn by a crash in the middle of an append is cut off first: nobody was told that it was written, no reader
+    counts it, and left in place it would spoil the next line. Writers in several processes take turns.
+    """
+    assert "\n" not in line
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with open(path, "ab+") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        file.truncate(_end_of_last_line(file))
+        file.write(line.encode() + b"\n")
+        file.flush()
+        os.fsync(file.fileno())
+    fsync_path(path.parent)
+
+
+def _end_of_last_line(file: BinaryIO) -> int:
+    end = file.seek(0, os.SEEK_END)
+    while end > 0:
+        start = max(0, end - 4096)
+        file.seek(start)
+        if (newline := file.read(end - start).rfind(b"\n")) >= 0:
+            return start + newline + 1
+        end = start
+    return 0
+
+
+@contextmanager
+def whole_directory(final: Path, *, replace: bool = False) -> Iterator[Path]:
+    """Yields an empty folder beside `final`; on success it becomes `final` in one rename, on error it is removed.
+
+    Args:
+        final: The folder to make.
+        replace: Whether to remove first what an earlier try left, `final` itself and the folder beside it of a try
+            that was killed. Only for a folder that no other process reads at the time. Of two that write it one wins,
+            and what the other was at is gone.
+
+    Raises:
+        FileExistsError: `final` exists already, and is not to be replaced: a published folder is never changed.
+        TemporaryError: another process made `final` meanwhile, or began to and took this one's work away.
+    """
+    if replace:
+        for left_over in [final, *final.parent.glob(f".{escape(final.name)}.{'[0-9a-f]' * 32}")]:
+            if left_over.exists():
+                shutil.rmtree(left_over)
+    if final.exists():
+        raise FileExistsError(f"{final} exists already, expected a new folder")
+    final.parent.mkdir(parents=True, exist_ok=True)
+    aside = final.with_name(f".{final.name}.{uuid4().hex}")
+    aside.mkdir()
+    try:
+        yield aside
+        for folder, _, names in os.walk(aside):
+            for name in names:
+                fsync_path(Path(folder) / name)
+            fsync_path(Path(folder))
+        os.rename(aside, final)
+    except Exception as error:
+        if replace and (final.exists() or not aside.exists()):
+            raise TemporaryError(f"another process makes {final} too, so this one's work is lost: {error}") from error
+        raise
+    finally:
+        shutil.rmtree(aside, ignore_errors=True)
+    fsync_path(final.parent)
+
+
+def sha256_file(path: Path) -> str:
+    """SHA-256 of a file's bytes, as 64 hex digits."""
+    digest = hashlib.sha256()
+    with open(path, "rb") as file:
+        while chunk := file.read(1 << 20):
+            digest.update(chunk)
+    return digest.hexdigest()
+
+
+def sha256_tree(folder: Path) -> str:
+    """SHA-256 over the relative names and contents of every file below `folder`, in name order."""
+    digest = hashlib.sha256()
+    for path in sorted(p for p in folder.rglob("*") if p.is_file()):
+        digest.update(f"{path.relative_to(folder).as_posix()}\0{sha256_file(path)}\n".encode())
+    return digest.hexdigest()

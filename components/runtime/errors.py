@@ -1,0 +1,35 @@
+"""Failures, sorted by what the caller must do next: correct the input, retry later, or stop.
+
+Joins every room: whoever touches a library or the network translates its exceptions into one of these, once.
+"""
+
+from __future__ import annotations
+
+
+class ContractError(ValueError):
+    """The input breaks an agreement; the message names the thing, its value and what was expected."""
+
+
+class TemporaryError(Exception):
+    """The same call may succeed later; retry it after a delay."""
+
+
+class PermanentError(Exception):
+    """Retrying is useless; stop, or set the offending message aside."""
+
+
+class Refused(Exception):
+    """The input is sound, and the answer is no: a gate, a check or a person's earlier word stands against it."""
+
+
+class Preempted(Exception):
+    """The step was asked to end before it was done, and saved what it had; a retry goes on from there."""
+
+
+def first_line(error: BaseException) -> str:
+    r"""The first line of a foreign error's message, the name of its type where it has none: ours take one line.
+
+    >>> first_line(OSError("page header failed\n\n")), first_line(OSError())
+    ('page header failed', 'OSError')
+    """
+    return next(iter(str(error).splitlines()), type(error).__name__)

@@ -1,0 +1,58 @@
+"""Where a URI of a manifest lies on this machine.
+
+Joins every step that reads or writes data named by URI. Only `file://` and plain absolute paths are served: on a
+cluster the steps share a mounted volume. What may lie in a bucket is opened by `components.storage` (the model
+repository) or mirrored by extraction (the lake).
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from urllib.parse import unquote, urlparse
+
+from components.runtime.errors import ContractError
+
+
+def local_path(uri: str) -> Path:
+    """The absolute local path that `uri` names.
+
+    Raises:
+        ContractError: `uri` is empty, relative, or of a scheme that is not mounted on this machine.
+
+    >>> str(local_path("file:///data/a%20b")), str(local_path("/data/a b"))
+    ('/data/a b', '/data/a b')
+    """
+    parsed = urlparse(uri)
+    if parsed.scheme == "file" and parsed.netloc in ("", "localhost") and parsed.path.startswith("/"):
+        return Path(unquote(parsed.path))
+    if not parsed.scheme and uri.startswith("/"):
+        return Path(uri)
+    raise ContractError(f"uri is {uri!r}, expected file:///... or an absolute path")
+
+
+def typed_uri(text: str) -> str:
+    """What a person typed for a folder, as a URI or an absolute path: a relative path counts from the working folder.
+
+    For command lines only: what a manifest or a pipeline names is whole already, and a relative path there is a
+    mistake. An empty text, and whatever has a scheme, is left for `local_path` to judge.
+
+    >>> typed_uri("gs://bucket/models"), typed_uri("/data/a b"), typed_uri("")
+    ('gs://bucket/models', '/data/a b', '')
+    >>> typed_uri("store") == str(Path("store").resolve())
+    True
+    """
+    if not text or urlparse(text).scheme:
+        return text
+    return text if Path(text).is_absolute() else str(Path(text).resolve())
+
+
+def typed_folder(text: str, flag: str) -> Path:
+    """The folder of this machine that a person typed, for something that must be there already.
+
+    Raises:
+        ContractError: it is absent, no folder, or not of this machine.
+    """
+    folder = local_path(typed_uri(text))
+    if not folder.is_dir():
+        raise ContractError(f"{flag} is {text!r}, but {folder} is no folder, expected one that is there")
+    return folder

@@ -1,0 +1,131 @@
+"""The model store: which model a run continues, and which one it must beat.
+
+Joins training (writes models), deployment (writes releases and the journal) and the steps of the next run, which are
+given references: `current` (what is live), `none`, or the id of a stored model.
+
+Layout: `<store>/models/<model_id>/` (see `manifests.Model`), `<store>/verdicts/<model_id>/{verdict,raw_dataset}.json`
+(what evaluation said last of it) and `scores.json` beside them (`contracts.reference_statistics`),
+`<store>/releases/<version>.json`, `<store>/graphs/<version>/` (a version's graph and golden rows, which outlive their
+place in Triton's repository), `<store>/serving.json` (`manifests.ServingPlace`), `<store>/journal.jsonl`
+(`store.promotion_journal`), `<store>/runs/` (`store.run_notes`).
+"""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+from components.contracts.manifests import Model, RawDataset, Release, ServingPlace, Verdict
+from components.contracts.retrain_request import CURRENT, NONE
+from components.runtime.errors import ContractError
+from components.storage.uris import local_path
+from components.store import promotion_journal
+
+
+def model_folder(store: Path, model_id: str) -> Path:
+    """Where the model `model_id` lies."""
+    return store / "models" / model_id
+
+
+def release_path(store: Path, version: int) -> Path:
+    """Where the `Release` manifest of `version` lies."""
+    return store / "releases" / f"{version}.json"
+
+
+def graph_folder(store: Path, version: int) -> Path:
+    """Where the graph of `version` is kept, with its golden rows."""
+    return store / "graphs" / str(version)
+
+
+def verdict_paths(store: Path, model_id: str) -> tuple[Path, Path]:
+    """Where the last `Verdict` on a model lies, and the `RawDataset` whose rows it was judged by."""
+    folder = store / "verdicts" / model_id
+    return folder / "verdict.json", folder / "raw_dataset.json"
+
+
+def scores_path(store: Path, model_id: str) -> Path:
+    """Where the histogram of a model's scores of the held-out rows lies."""
+    return store / "verdicts" / model_id / "scores.json"
+
+
+def keep_verdict(store: Path, verdict: Verdict, raw: RawDataset) -> None:
+    """Keeps what a later `promote` needs of an evaluation; replaces what an earlier one of the same model said."""
+    of_verdict, of_raw = verdict_paths(store, verdict.candidate_model_id)
+    raw.write(of_raw)
+    verdict.write(of_verdict)
+
+
+def judged_model(store: Path, model_id: str) -> tuple[Model, Verdict, RawDataset]:
+    """The stored model with what evaluation said last of it, and the rows that it was judged by.
+
+    Raises:
+        ContractError: it is not in the store, or was never judged.
+    """
+    model = stored_model(store, model_id)
+    of_verdict, of_raw = verdict_paths(store, model_id)
+    if not of_verdict.exists():
+        raise ContractError(
+            f"{of_verdict} is absent: model {model_id} was never judged, so there is no parity to prove"
+        )
+    return model, Verdict.read(of_verdict), RawDataset.read(of_raw)
+
+
+def write_serving_place(store: Path, place: ServingPlace) -> None:
+    """Notes where releases go, unless that is noted already."""
+    if read_serving_place(store) != place:
+        place.write(store / "serving.json")
+
+
+def read_serving_place(store: Path) -> ServingPlace | None:
+    """Where the last release went; None before the first one, and in older stores."""
+    path = store / "serving.json"
+    return ServingPlace.read(path) if path.exists() else None
+
+
+def stored_model(store: Path, model_id: str, *, role: str = "model") -> Model:
+    """The model `model_id`, which errors call by its `role`.
+
+    Raises:
+        ContractError: it is not in the store.
+    """
+    manifest = model_folder(store, model_id) / Model.MANIFEST
+    if not manifest.exists():
+        raise ContractError(f"{role} {model_id!r} is not in the model store {store}")
+    return Model.read(manifest)
+
+
+def champion(store: Path, reference: str) -> Release | None:
+    """The release that `reference` names; None for `none`, and for `current` where nothing is live.
+
+    Raises:
+        ContractError: no release of the named model is in the journal.
+    """
+    if reference == NONE:
+        return None
+    if reference == CURRENT:
+        live = promotion_journal.current(store)
+    else:
+        promotions = [p for p in promotion_journal.read_journal(store) if p.model_id == reference]
+        if not promotions:
+            raise ContractError(f"champion {reference!r} was never released, expected a released model's id")
+        live = promotions[-1]
+    return Release.read(local_path(live.release_uri)) if live else None
+
+
+def parent(store: Path, reference: str) -> Model | None:
+    """The model that `reference` names; None for `none`, and for `current` where nothing is live.
+
+    Raises:
+        ContractError: no model of that id is in the store, or the reference names several.
+    """
+    if reference == NONE:
+        return None
+    if len(names := [name for name in re.split(r"[\s,;+]+", reference) if name]) > 1:
+        raise ContractError(
+            f"parent is {reference!r}, which names {len(names)} models, expected one: models cannot be merged, because "
+            "the same id means another category, and the same weight another feature, in each"
+        )
+    if reference == CURRENT:
+        release = champion(store, CURRENT)
+        return Model.read(local_path(release.model_uri) / Model.MANIFEST) if release else None
+    return stored_model(store, reference, role="parent")

@@ -1,0 +1,165 @@
+"""The promotion journal: which model was live when, who made it so, and why. JSON lines, only ever appended.
+
+Joins deployment, which writes it, to the next run (its champion), to `evergreen models` and to people on call.
+
+It is written ahead: before any server is told of a version, an `intent` line names it and its hashes, so that no answer
+ever comes from a version that the journal does not know. What changes who is live is a later line of its own; an
+intent that is the last line is a deployment at work or one that was killed, and the next one puts things right first.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict, dataclass, field, replace
+from datetime import datetime, timezone
+from pathlib import Path
+
+from components.runtime.durable import append_line
+from components.runtime.errors import ContractError
+
+JOURNAL_FILE = "journal.jsonl"
+INTENT = "intent"
+"""Servers are about to be told of `version`."""
+RELEASE = "release"
+ROLLBACK = "rollback"
+PROMOTE = "promote"
+"""A canary, or a model that the gate had refused, is live from now on."""
+WITHDRAWN = "withdrawn"
+"""The intent before it came to nothing; what was live is live."""
+CANARY = "canary"
+"""`version` answers the share `share` of the traffic beside the live one."""
+CANARY_ENDED = "canary_ended"
+"""`version` answers nothing any more; the live one answers all."""
+
+LIVE_ACTIONS = (RELEASE, ROLLBACK, PROMOTE)
+"""After these `version` is the live one."""
+ACTIONS = (INTENT, *LIVE_ACTIONS, WITHDRAWN, CANARY, CANARY_ENDED)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Promotion:
+    """One line."""
+
+    time: str
+    """ISO 8601 UTC; never before the line above it, also where the clock was set back."""
+    action: str
+    """One of `ACTIONS`."""
+    version: int
+    """The version that the action is about."""
+    previous_version: int | None
+    """The version that was live before."""
+    model_id: str
+    model_uri: str
+    release_uri: str
+    """The version's `Release` manifest."""
+    trigger_id: str | None
+    """The retrain request that it answers; None = nobody's but a person's."""
+    reason: str
+    who: str | None = None
+    """The person or pipeline run that asked; None in lines older than this field."""
+    decision: str | None = None
+    """The verdict on the model; None where none was needed, and in older lines."""
+    parent_model_id: str | None = None
+    sha256: dict[str, str] = field(default_factory=dict)
+    """The version's hashes as in its `Release`; empty in older lines."""
+    share: float | None = None
+    """Share of the traffic, for `canary` and the intent before its first one."""
+    config: str | None = None
+    """Text of Triton's configuration before an `intent`, which an interrupted one is led back to; None = there was
+    none."""
+
+
+def read_entries(store: Path) -> list[Promotion]:
+    """Every line of a model store's journal, oldest first; empty where there is no journal.
+
+    A last line without its newline is a torn append and does not count.
+
+    Raises:
+        ContractError: a whole line is not a promotion; names the file and line. Or the file cannot be read.
+    """
+    path = store / JOURNAL_FILE
+    try:
+        content = path.read_bytes()
+    except FileNotFoundError:
+        return []
+    except OSError as error:
+        raise ContractError(f"{path} cannot be read: {error.strerror}") from error
+    *lines, _ = content.split(b"\n")
+    return [_entry(line, f"{path} line {number}") for number, line in enumerate(lines, start=1)]
+
+
+def _entry(line: bytes, source: str) -> Promotion:
+    try:
+        entry = Promotion(**json.loads(line))
+        moment_of(entry.time)
+    except (ValueError, TypeError, AttributeError) as error:
+        raise ContractError(f"{source} is not a promotion: {error}") from error
+    if type(entry.version) is not int or entry.action not in ACTIONS:
+        raise ContractError(
+            f"{source} is {entry.action!r} of version {entry.version!r}, "
+            f"expected one of {', '.join(ACTIONS)} of a number"
+        )
+    return entry
+
+
+def read_journal(store: Path) -> list[Promotion]:
+    """The lines that changed which version is live, oldest first; errors as `read_entries`.
+
+    A line whose writing failed half-way is taken back by the `withdrawn` line that follows it.
+    """
+    lines: list[Promotion] = []
+    before: Promotion | None = None
+    for entry in read_entries(store):
+        if entry.action in LIVE_ACTIONS:
+            lines.append(entry)
+        elif entry.action == WITHDRAWN and lines and before is lines[-1] and before.version == entry.version:
+            lines.pop()
+        before = entry
+    return lines
+
+
+def append_promotion(store: Path, promotion: Promotion) -> Promotion:
+    """Appends one promotion and flushes it to disk; answers it as written.
+
+    Where its time lies before that of the last line (the clock was set back), it gets the last line's.
+    """
+    entries = read_entries(store)
+    if entries and moment_of(promotion.time) < moment_of(entries[-1].time):
+        promotion = replace(promotion, time=entries[-1].time)
+    append_line(store / JOURNAL_FILE, json.dumps(asdict(promotion)))
+    return promotion
+
+
+def current(store: Path) -> Promotion | None:
+    """The promotion that made the live version live; None where nothing is."""
+    promotions = read_journal(store)
+    return promotions[-1] if promotions else None
+
+
+def interrupted(store: Path) -> Promotion | None:
+    """The intent that no later line answers: of a deployment at work, or of one that was killed; None = none."""
+    entries = read_entries(store)
+    return entries[-1] if entries and entries[-1].action == INTENT else None
+
+
+def live_at(store: Path, moment: datetime) -> tuple[Promotion, Promotion | None] | None:
+    """What was live at `moment` (with a time zone), and the promotion that ended it (None = live still).
+
+    None where nothing was live yet.
+    """
+    promotions = read_journal(store)
+    for entry, after in zip(reversed(promotions), [None, *reversed(promotions)]):
+        if moment_of(entry.time) <= moment:
+            return entry, after
+    return None
+
+
+def moment_of(text: str) -> datetime:
+    """The time that ISO 8601 `text` means; UTC where it has no zone.
+
+    Raises:
+        ValueError: it is no time.
+    """
+    # Python 3.10 does not know that Z is UTC.
+    moment = datetime.fromisoformat(text[:-1] + "+00:00" if text.endswith(("Z", "z")) else text)
+    return moment if moment.tzinfo else moment.replace(tzinfo=timezone.utc)

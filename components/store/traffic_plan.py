@@ -1,0 +1,185 @@
+"""The traffic plan: which model answers which share of requests, and which one answers in the shadow.
+
+Joins deployment, which publishes it as one object of the model repository (`TRAFFIC_FILE`), to the inference client,
+which chooses by it. Where there is no plan, everyone asks `serving.MODEL_NAME` and names no version.
+
+Choosing is sticky: the same key (a user, else a request) meets the same arm as long as the plan keeps its `salt`, and a
+canary whose share grows keeps everyone that it had.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field, replace
+from datetime import datetime
+from typing import Any
+
+from components.runtime.errors import ContractError
+
+TRAFFIC_FILE = "traffic.json"
+FORMAT_VERSION = 1
+PLAN_POLL_SECONDS = 1.0
+"""A client that follows the plan reads it at least this often."""
+DRAIN_SECONDS = 5 * PLAN_POLL_SECONDS
+"""From a plan that takes a canary away to its unloading: the last client has read the plan, and what it had chosen by
+the one before is answered. A client that meets an unloaded canary nevertheless asks the stable arm instead."""
+
+Baseline = Mapping[str, Mapping[str, Mapping[str, float]]]
+"""Counters by source, then arm (`STABLE`, `CANARY`), then name."""
+STABLE = "stable"
+CANARY = "canary"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Arm:
+    """One model that may answer.
+
+    Raises:
+        ContractError: no name, or a version that is no positive integer.
+    """
+
+    model_name: str
+    """Triton's name of the model: requests ask by it and name no version."""
+    version: int
+    """The version that is meant to answer there; the reply says which one did."""
+
+    def __post_init__(self) -> None:
+        """Refuses what Triton could not be asked for."""
+        _expect("model_name", self.model_name, isinstance(self.model_name, str) and bool(self.model_name), "a name")
+        _expect("version", self.version, type(self.version) is int and self.version >= 1, "an integer from 1")
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrafficPlan:
+    """Who answers; see the module.
+
+    Raises:
+        ContractError: a field of another type, a share outside [0, 1], a share without a canary, or arms of one name.
+    """
+
+    sequence: int
+    """One more than that of the plan it replaces; the first is 1."""
+    stable: Arm
+    canary: Arm | None
+    """The new version under its own name; None = there is none."""
+    canary_share: float
+    """Share of keys whose requests the canary answers."""
+    shadow_share: float
+    """Share of the requests that the other arm scores too; those scores are logged and never served."""
+    salt: str
+    """Of the sticky hash; kept while a canary grows."""
+    published_at: str
+    """ISO 8601 UTC."""
+    reason: str
+    baseline: Baseline = field(default_factory=dict)
+    """What the servers had counted when this plan was published, which its evidence subtracts; clients ignore it. It is
+    here so that a stage and its beginning are one write."""
+
+    def __post_init__(self) -> None:
+        """Refuses what no client could follow."""
+        _expect("sequence", self.sequence, type(self.sequence) is int and self.sequence >= 1, "an integer from 1")
+        _expect("stable", self.stable, isinstance(self.stable, Arm), "an arm")
+        _expect("canary", self.canary, self.canary is None or isinstance(self.canary, Arm), "an arm or null")
+        for name, share in (("canary_share", self.canary_share), ("shadow_share", self.shadow_share)):
+            _expect(name, share, type(share) in (int, float) and 0.0 <= share <= 1.0, "a number in 0..1")
+        for name, text in (("salt", self.salt), ("published_at", self.published_at), ("reason", self.reason)):
+            _expect(name, text, isinstance(text, str), "text")
+        _expect("published_at", self.published_at, _is_utc_time(self.published_at), "an ISO 8601 time with its offset")
+        _expect("baseline", self.baseline, _is_baseline(self.baseline), "numbers by source, arm and name")
+        if self.canary is None and (self.canary_share or self.shadow_share):
+            raise ContractError(
+                f"canary_share is {self.canary_share} and shadow_share {self.shadow_share} without a canary, expected 0"
+            )
+        if self.canary is not None and self.canary.model_name == self.stable.model_name:
+            raise ContractError(f"both arms are named {self.stable.model_name!r}, expected two names")
+
+    def next(self, **changes: Any) -> TrafficPlan:
+        """The plan that replaces this one: with `changes`, and the next sequence."""
+        return replace(self, **{"sequence": self.sequence + 1, **changes})
+
+    def without_canary(self, *, stable: Arm, published_at: str, reason: str) -> TrafficPlan:
+        """The plan that replaces this one when `stable` answers everything again."""
+        return self.next(
+            stable=stable,
+            canary=None,
+            canary_share=0.0,
+            shadow_share=0.0,
+            published_at=published_at,
+            reason=reason,
+            baseline={},
+        )
+
+    def arm_for(self, key: str) -> Arm:
+        """Who answers requests of `key`."""
+        if self.canary is not None and _fraction(self.salt, "arm", key) < self.canary_share:
+            return self.canary
+        return self.stable
+
+    def shadow_for(self, key: str, request_id: str) -> Arm | None:
+        """Who scores this request in the shadow beside `arm_for(key)`; None = nobody.
+
+        Drawn by the request and not by the key, so that every user's requests are in the sample whichever arm answers.
+        """
+        if self.canary is None or _fraction(self.salt, "shadow", request_id) >= self.shadow_share:
+            return None
+        return self.stable if self.arm_for(key) == self.canary else self.canary
+
+    def dumps(self) -> bytes:
+        """The plan as JSON."""
+        return (json.dumps({"format_version": FORMAT_VERSION, **asdict(self)}, indent=2) + "\n").encode()
+
+    @classmethod
+    def loads(cls, content: bytes, *, source: str) -> TrafficPlan:
+        """The plan in `content`; `source` is named in errors.
+
+        Raises:
+            ContractError: no JSON, another format version, or unknown, missing or malformed fields.
+        """
+        try:
+            document = json.loads(content)
+            version = document.pop("format_version")
+            if type(version) is not int or version != FORMAT_VERSION:
+                raise ContractError(f"{source} has format_version {version!r}, expected {FORMAT_VERSION}")
+            document["stable"] = Arm(**document["stable"])
+            document["canary"] = Arm(**document["canary"]) if document["canary"] is not None else None
+            return cls(**document)
+        except ContractError as error:
+            raise ContractError(f"{source} is no traffic plan: {error}") from error
+        except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
+            raise ContractError(f"{source} is no traffic plan: {error!r}") from error
+
+
+def _fraction(salt: str, purpose: str, key: str) -> float:
+    """A number in [0, 1) that depends on nothing but the arguments, evenly spread over keys."""
+    # A key may hold half a surrogate pair, which JSON can spell and UTF-8 cannot; no request may fail over it.
+    digest = hashlib.blake2b(f"{salt}\0{purpose}\0{key}".encode(errors="surrogatepass"), digest_size=8).digest()
+    return (int.from_bytes(digest, "big") >> 11) / (1 << 53)
+
+
+def _expect(name: str, value: object, holds: bool, expected: str) -> None:
+    if not holds:
+        raise ContractError(f"{name} is {value!r}, expected {expected}")
+
+
+def _is_utc_time(text: str) -> bool:
+    """Whether it is a time whose offset is said; `Z`, which Python 3.10 does not read, is none of ours."""
+    try:
+        return datetime.fromisoformat(text).tzinfo is not None
+    except ValueError:
+        return False
+
+
+def _is_baseline(value: object) -> bool:
+    """Whether it is numbers under three names."""
+    return isinstance(value, Mapping) and all(
+        isinstance(arms, Mapping)
+        and all(
+            isinstance(counters, Mapping)
+            and all(type(number) in (int, float) and math.isfinite(number) for number in counters.values())
+            for counters in arms.values()
+        )
+        for arms in value.values()
+    )

@@ -1,0 +1,239 @@
+"""Kubernetes' HorizontalPodAutoscaler: how many replicas it asks for at each of its syncs.
+
+The algorithm is the controller's of Kubernetes 1.29 and later (pkg/controller/podautoscaler: `replica_calculator.go`,
+`horizontal.go`), for metrics of the types Pods and External. CPU and memory have rules of their own for pods that
+start, which do not hold for these types. Reading manifests is `autoscaler`'s; pods and metrics are `simulation`'s.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+from components.runtime.errors import ContractError
+
+SYNC_SECONDS = 15.0
+"""Between two syncs; kube-controller-manager's default."""
+TOLERANCE = 0.1
+"""Within so much of the target nothing is changed; the controller's default."""
+PODS, EXTERNAL = "Pods", "External"
+
+PerPod = Mapping[str, float]
+"""A metric's value by the pod's name; pods may be missing."""
+
+
+@dataclass(frozen=True)
+class Policy:
+    """A limit of change: so many pods, or per cent, in a period."""
+
+    type: str
+    value: int
+    period_seconds: float
+
+    def __post_init__(self) -> None:
+        """Refuses what the API server refuses."""
+        if self.type not in ("Pods", "Percent"):
+            raise ContractError(f"policy's type is {self.type!r}, expected Pods or Percent")
+        if self.value < 1 or not 1 <= self.period_seconds <= 1800:
+            raise ContractError(
+                f"policy is {self.value} in {self.period_seconds} s, expected at least 1 in 1 to 1800 s"
+            )
+
+
+@dataclass(frozen=True, kw_only=True)
+class Rules:
+    """`behavior` in one direction."""
+
+    stabilization_seconds: float
+    policies: tuple[Policy, ...]
+    select: str = "Max"
+    tolerance: float = TOLERANCE
+
+    def __post_init__(self) -> None:
+        """Refuses what the API server refuses."""
+        if self.select not in ("Max", "Min", "Disabled"):
+            raise ContractError(f"selectPolicy is {self.select!r}, expected Max, Min or Disabled")
+        if not 0 <= self.stabilization_seconds <= 3600:
+            raise ContractError(f"stabilizationWindowSeconds is {self.stabilization_seconds}, expected from 0 to 3600")
+        if not self.policies:
+            raise ContractError("policies are empty, expected at least one")
+
+
+DEFAULT_UP = Rules(stabilization_seconds=0, policies=(Policy("Percent", 100, 15), Policy("Pods", 4, 15)))
+DEFAULT_DOWN = Rules(stabilization_seconds=300, policies=(Policy("Percent", 100, 15),))
+
+
+@dataclass(frozen=True, kw_only=True)
+class Metric:
+    """One metric and its target."""
+
+    name: str
+    target: float
+    kind: str = PODS
+    is_average: bool = True
+    """Target of type AverageValue; otherwise Value (External only)."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Autoscaler:
+    """What the manifest says."""
+
+    metrics: tuple[Metric, ...]
+    least: int
+    most: int
+    up: Rules = DEFAULT_UP
+    down: Rules = DEFAULT_DOWN
+
+    def __post_init__(self) -> None:
+        """Refuses what the API server refuses, and scaling from zero, which an HPA cannot do by these metrics."""
+        if not 1 <= self.least <= self.most:
+            raise ContractError(f"replicas are {self.least} to {self.most}, expected 1 or more, and not falling")
+        for metric in self.metrics:
+            if not 0.001 <= metric.target < math.inf:
+                raise ContractError(
+                    f"target of {metric.name} is {metric.target}, expected 0.001 or more: quantities are thousandths"
+                )
+        if not self.metrics:
+            raise ContractError("metrics are empty, expected at least one")
+
+
+@dataclass(frozen=True)
+class Pod:
+    """A pod as the controller sees it; those being deleted are not shown to it."""
+
+    name: str
+    is_pending: bool = False
+    is_ready: bool = True
+
+
+@dataclass
+class Controller:
+    """The controller's memory of one autoscaler.
+
+    Args:
+        spec: What the manifest says.
+    """
+
+    spec: Autoscaler
+    _recommended: list[tuple[float, int]] = field(default_factory=list)
+    _changes: list[tuple[float, int]] = field(default_factory=list)
+
+    def sync(self, now: float, current: int, pods: Sequence[Pod], readings: Mapping[str, PerPod | float | None]) -> int:
+        """Replicas that it asks for now.
+
+        Args:
+            now: Seconds, not before the last sync's.
+            current: Replicas that the Deployment is asked for.
+            pods: Those that exist.
+            readings: By metric: the value by pod, or one value (External); None or nothing = it could not be had.
+        """
+        if not self._recommended:
+            self._recommended.append((now, current))
+        if current == 0:
+            return 0
+        if not self.spec.least <= current <= self.spec.most:
+            wanted = min(max(current, self.spec.least), self.spec.most)
+        else:
+            proposal = self._proposed(current, pods, readings)
+            if proposal is None:
+                return current
+            wanted = self._limited(now, current, self._stabilised(now, current, proposal))
+        if wanted != current:
+            self._changes.append((now, wanted - current))
+        return wanted
+
+    def _proposed(self, current: int, pods: Sequence[Pod], readings: Mapping[str, PerPod | float | None]) -> int | None:
+        """The largest wish of all metrics; None where too little is known to act."""
+        wishes = [self._wish(metric, current, pods, readings.get(metric.name)) for metric in self.spec.metrics]
+        known = [wish for wish in wishes if wish is not None]
+        # A metric that is missing might have asked for more: without it nothing is taken away.
+        if not known or (len(known) < len(wishes) and max(known) < current):
+            return None
+        return max(known)
+
+    def _wish(self, metric: Metric, current: int, pods: Sequence[Pod], reading: PerPod | float | None) -> int | None:
+        if reading is None:
+            return None
+        if isinstance(reading, Mapping):
+            return self._of_pods(_milli(metric.target), current, pods, {k: _milli(v) for k, v in reading.items()})
+        value, target = _milli(reading), _milli(metric.target)
+        if metric.is_average:
+            ratio = value / (target * len(pods)) if pods else math.inf
+            return len(pods) if self._is_within(ratio) else math.ceil(value / target)
+        if self._is_within(value / target):
+            return current
+        return math.ceil(value / target * sum(1 for pod in pods if pod.is_ready))
+
+    def _of_pods(self, target: int, current: int, pods: Sequence[Pod], values: dict[str, int]) -> int | None:
+        pending = {pod.name for pod in pods if pod.is_pending}
+        missing = {pod.name for pod in pods} - pending - values.keys()
+        measured = {pod.name: values[pod.name] for pod in pods if pod.name in values.keys() - pending}
+        if not measured:
+            return None
+        ratio = _ratio(measured, target)
+        starting = bool(pending) and ratio > 1
+        if not starting and not missing:
+            return current if self._is_within(ratio) else math.ceil(ratio * len(measured))
+        # Who says nothing is counted against the change: as at its target on the way down, as idle on the way up.
+        measured |= dict.fromkeys(missing, target if ratio < 1 else 0)
+        if starting:
+            measured |= dict.fromkeys(pending, 0)
+        careful = _ratio(measured, target)
+        if self._is_within(careful) or (ratio < 1 < careful) or (careful < 1 < ratio):
+            return current
+        wish = math.ceil(careful * len(measured))
+        turns = (careful < 1 and wish > current) or (careful > 1 and wish < current)
+        return current if turns else wish
+
+    def _is_within(self, ratio: float) -> bool:
+        return 1 - self.spec.down.tolerance <= ratio <= 1 + self.spec.up.tolerance
+
+    def _stabilised(self, now: float, current: int, proposal: int) -> int:
+        """The current number, moved only as far as every recent recommendation agrees."""
+        up_since = now - self.spec.up.stabilization_seconds
+        down_since = now - self.spec.down.stabilization_seconds
+        lowest = min([proposal, *(n for at, n in self._recommended if at > up_since)])
+        highest = max([proposal, *(n for at, n in self._recommended if at > down_since)])
+        oldest = min(up_since, down_since)
+        self._recommended = [(at, n) for at, n in self._recommended if at >= oldest]
+        self._recommended.append((now, proposal))
+        return min(max(current, lowest), highest)
+
+    def _limited(self, now: float, current: int, wanted: int) -> int:
+        """`wanted` within the policies and the bounds."""
+        longest = max(policy.period_seconds for rules in (self.spec.up, self.spec.down) for policy in rules.policies)
+        self._changes = [(at, change) for at, change in self._changes if at > now - longest]
+        if wanted > current:
+            limit = max(self._limit(now, current, self.spec.up, 1), current)
+            return min(wanted, limit, self.spec.most)
+        if wanted < current:
+            limit = min(self._limit(now, current, self.spec.down, -1), current)
+            return max(wanted, limit, self.spec.least)
+        return wanted
+
+    def _limit(self, now: float, current: int, rules: Rules, sign: int) -> int:
+        if rules.select == "Disabled":
+            return current
+        limits = []
+        for policy in rules.policies:
+            start = current - sum(change for at, change in self._changes if at > now - policy.period_seconds)
+            if policy.type == "Pods":
+                limits.append(start + sign * policy.value)
+            else:
+                # Upwards rounded up, or one replica could never become two; downwards cut off.
+                share = start * (1 + sign * policy.value / 100)
+                limits.append(math.ceil(share) if sign > 0 else int(share))
+        widest = max if (rules.select == "Max") == (sign > 0) else min
+        return widest(limits)
+
+
+def _milli(value: float) -> int:
+    """Thousandths, cut off: how the metrics APIs carry numbers."""
+    if math.isinf(value):
+        raise ContractError(f"a query's value is {value}, which no quantity holds; expected a finite one")
+    return int(value * 1000)
+
+
+def _ratio(values: Mapping[str, int], target: int) -> float:
+    return (sum(values.values()) // len(values)) / target

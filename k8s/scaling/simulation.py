@@ -1,0 +1,217 @@
+"""The simulation: requests of a trace meet the pods, Prometheus scrapes them, the autoscaler reads and decides.
+
+Clients choose among the ready pods by chance, as many clients with a list of addresses do. Time goes from event to
+event: scrapes, the autoscaler's syncs, changes of who is ready, steps of the trace. Everything follows from the seed.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from itertools import chain
+
+import numpy as np
+from numpy.typing import NDArray
+
+from components.runtime.errors import ContractError
+from k8s.scaling.autoscaler import Readings
+from k8s.scaling.cluster import Cluster, Pod, StartTimes
+from k8s.scaling.hpa import SYNC_SECONDS, Autoscaler, Controller
+from k8s.scaling.queueing import Counters, PodQueue, PodSettings
+from k8s.scaling.scrape import Scraper
+from k8s.scaling.series import SeriesStore
+from k8s.scaling.service_times import ServiceTimes
+from k8s.scaling.traces import Requests, Trace
+
+_MEMORY_SECONDS = 900
+"""How long scraped samples are kept: longer than any window of a query here."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Settings:
+    """What is simulated, beside trace and autoscaler."""
+
+    service_times: ServiceTimes
+    pod: PodSettings = PodSettings()
+    starts: StartTimes = StartTimes()
+    pods_per_node: int = 1
+    initial_replicas: int | None = None
+    """None = the autoscaler's least."""
+    scrape_seconds: float = 15.0
+    """Between two scrapes of a pod."""
+    metric_lag_seconds: float = 1.0
+    """From a scrape to its samples' being seen by a query."""
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        """Refuses what cannot be."""
+        if not 1 <= self.scrape_seconds <= 3600:
+            raise ContractError(f"scrape_seconds is {self.scrape_seconds}, expected 1 to 3600")
+        if self.seed < 0:
+            raise ContractError(f"seed is {self.seed}, expected 0 or more")
+        if not 0 <= self.metric_lag_seconds < math.inf:
+            raise ContractError(f"metric_lag_seconds is {self.metric_lag_seconds}, expected 0 or more")
+        if self.initial_replicas is not None and self.initial_replicas < 1:
+            raise ContractError(f"initial_replicas is {self.initial_replicas}, expected 1 or more")
+
+
+@dataclass(frozen=True)
+class Moment:
+    """The state at one of the autoscaler's syncs."""
+
+    seconds: float
+    wanted: int
+    ready: int
+    existing: int
+    metrics: dict[str, float | None]
+    """As the controller sees them: the mean over pods, or the one value."""
+
+
+@dataclass
+class Outcome:
+    """What happened."""
+
+    moments: list[Moment] = field(default_factory=list)
+    waits: list[tuple[float, NDArray[np.float32]]] = field(default_factory=list)
+    """Queue seconds of the requests whose batch began before each of these times, since the one before."""
+    num_arrived: int = 0
+    num_homeless: int = 0
+    """Requests that came while no pod was ready."""
+    counters: Counters = field(default_factory=Counters)
+    num_inside: int = 0
+    """Requests that still waited or ran at the end."""
+    seconds: float = 0.0
+    pod_hours: float = 0.0
+    node_hours: float = 0.0
+
+
+class Simulation:
+    """One run.
+
+    Args:
+        trace: How many requests come when.
+        spec: The autoscaler.
+        readings: The queries through which it sees.
+        settings: All else.
+
+    Raises:
+        ContractError: the trace ends before the autoscaler looks once, or no query answers one of its metrics.
+    """
+
+    def __init__(self, trace: Trace, spec: Autoscaler, readings: Readings, settings: Settings) -> None:
+        if trace.seconds < SYNC_SECONDS:
+            raise ContractError(
+                f"trace {trace.name} lasts {trace.seconds:g} s, expected {SYNC_SECONDS:g} or more: so often the "
+                "autoscaler looks"
+            )
+        if unknown := {metric.name for metric in spec.metrics} - readings.names:
+            raise ContractError(
+                f"metric is {min(unknown)}, expected one that a query answers: {', '.join(sorted(readings.names))}"
+            )
+        self._trace, self._settings = trace, settings
+        self._controller, self._readings = Controller(spec), readings
+        offsets = np.random.default_rng([settings.seed, 1]).random(100_003) * settings.scrape_seconds
+        self._cluster = Cluster(
+            settings.starts,
+            settings.pods_per_node,
+            lambda now: PodQueue(settings.pod, settings.service_times.of_rows, now),
+            lambda number: float(offsets[number % len(offsets)]),
+        )
+        self._wanted = spec.least if settings.initial_replicas is None else settings.initial_replicas
+        self._store = SeriesStore()
+        self._scraper = Scraper(self._store, settings.scrape_seconds, settings.metric_lag_seconds)
+        self.outcome = Outcome()
+
+    def run(self) -> Outcome:
+        """What happens over the whole trace."""
+        cluster, outcome = self._cluster, self.outcome
+        cluster.start_at_once(self._wanted)
+        now, sync_at = 0.0, SYNC_SECONDS
+        for step in range(len(self._trace.rates)):
+            requests, end, taken = (
+                self._trace.requests(step, self._settings.seed),
+                float(self._trace.starts[step + 1]),
+                0,
+            )
+            outcome.num_arrived += len(requests.arrivals)
+            while now < end:
+                upcoming = min(chain([end, sync_at], self._changes(now), self._scrapes(now)))
+                taken = self._dispatch(requests, taken, now, upcoming)
+                now = upcoming
+                self._scrape(now)
+                if now >= sync_at:
+                    self._sync(now)
+                    sync_at += SYNC_SECONDS
+        self._advance(now)
+        outcome.seconds = now
+        for pod in cluster.pods:
+            self._collect(pod)
+        outcome.pod_hours, outcome.node_hours = cluster.pod_hours(now), cluster.node_hours(now)
+        return outcome
+
+    def _changes(self, now: float) -> Iterator[float]:
+        """Times at which a pod becomes ready."""
+        return (pod.ready_at for pod in self._cluster.pods if pod.ready_at > now)
+
+    def _scrapes(self, now: float) -> Iterator[float]:
+        return (self._scraper.next_after(pod, now) for pod in self._cluster.pods)
+
+    def _dispatch(self, requests: Requests, taken: int, now: float, until: float) -> int:
+        """Gives the requests that come before `until` to ready pods; how many of the step's are given then."""
+        last = int(np.searchsorted(requests.arrivals, until))
+        if last == taken:
+            return taken
+        at, ready = slice(taken, last), self._cluster.ready(now)
+        if not ready:
+            self.outcome.num_homeless += last - taken
+            return last
+        arrivals = requests.arrivals[at]
+        multiples = self._settings.service_times.multiples(requests.service[at])
+        chosen = (requests.chances[at] * len(ready)).astype(np.intp)
+        for number, pod in enumerate(ready):
+            own = chosen == number
+            pod.queue.offer(arrivals[own].tolist(), requests.rows, multiples[own].tolist())
+        return last
+
+    def _scrape(self, now: float) -> None:
+        for pod in self._cluster.pods:
+            if self._scraper.is_due(pod, now):
+                pod.queue.advance(now)
+                self._scraper.scrape(pod, now)
+
+    def _advance(self, now: float) -> None:
+        for pod in self._cluster.pods:
+            if pod.queue.now < now:
+                pod.queue.advance(now)
+        waits = [wait for pod in self._cluster.pods for wait in pod.queue.waits]
+        self.outcome.waits.append((now, np.array(waits, np.float32)))
+        for pod in self._cluster.pods:
+            pod.queue.waits.clear()
+
+    def _sync(self, now: float) -> None:
+        """The autoscaler looks, and the Deployment follows."""
+        cluster = self._cluster
+        self._advance(now)
+        for pod in cluster.settle(now):
+            self._collect(pod)
+            self._scraper.end(pod, now)
+        self._scraper.show(now)
+        self._store.forget(round((now - _MEMORY_SECONDS) * 1000))
+        pods = cluster.staying()
+        readings = self._readings.at(self._store, now, [pod.name for pod in pods])
+        self._wanted = self._controller.sync(now, self._wanted, [pod.seen(now) for pod in pods], readings)
+        metrics = {name: _mean(reading) for name, reading in readings.items()}
+        self.outcome.moments.append(Moment(now, self._wanted, len(cluster.ready(now)), len(cluster.pods), metrics))
+        cluster.scale(now, self._wanted)
+
+    def _collect(self, pod: Pod) -> None:
+        """Adds what a pod did to the outcome."""
+        self.outcome.counters.add(pod.queue.counters)
+        self.outcome.num_inside += pod.queue.num_inside
+
+
+def _mean(reading: object) -> float | None:
+    if isinstance(reading, dict):
+        return math.fsum(reading.values()) / len(reading)
+    return reading if isinstance(reading, float) else None

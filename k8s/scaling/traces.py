@@ -1,0 +1,176 @@
+"""How many requests come when: a recorded trace (CSV), or a synthetic one by name; and the requests drawn from it.
+
+The requests are drawn step by step from the seed alone, so every autoscaler that is tried meets the very same ones.
+"""
+
+from __future__ import annotations
+
+import csv
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from components.contracts.serving import MAX_BATCH_ROWS
+from components.runtime.errors import ContractError
+
+COLUMNS = ("seconds", "requests_per_second")
+ROWS_COLUMN = "rows_per_request"
+DEFAULT_ROWS = 1024
+"""Candidates that one request ranks, where the trace does not say."""
+MOST_SECONDS = 31 * 86400.0
+MOST_OF_STEP = 2e7
+"""Requests of one step, which are drawn together: half a gigabyte of numbers."""
+
+
+@dataclass(frozen=True, eq=False)
+class Trace:
+    """A rate that is constant within steps."""
+
+    starts: NDArray[np.float64]
+    """Seconds at which each step begins, the first at 0; the last entry is the trace's end."""
+    rates: NDArray[np.float64]
+    """Requests per second, per step."""
+    rows: NDArray[np.int64]
+    """Rows of each request, per step."""
+    name: str = ""
+
+    @property
+    def seconds(self) -> float:
+        """Its length."""
+        return float(self.starts[-1])
+
+    @property
+    def num_expected(self) -> float:
+        """Requests to expect in all."""
+        return float((self.rates * np.diff(self.starts)).sum())
+
+    def requests(self, step: int, seed: int) -> Requests:
+        """The requests of one step: a Poisson process of the step's rate."""
+        random = np.random.default_rng([seed, step])
+        start, end = self.starts[step], self.starts[step + 1]
+        count = random.poisson(self.rates[step] * (end - start))
+        return Requests(
+            arrivals=np.sort(random.uniform(start, end, count)),
+            chances=random.random(count),
+            service=random.random(count),
+            rows=int(self.rows[step]),
+        )
+
+    def as_csv(self) -> str:
+        """The trace as `read_trace` reads it."""
+        lines = [",".join((*COLUMNS, ROWS_COLUMN))]
+        lines += [f"{float(s)!r},{float(r)!r},{n}" for s, r, n in zip(self.starts, self.rates, self.rows)]
+        return "\n".join([*lines, f"{self.seconds!r},0,{self.rows[-1]}", ""])
+
+
+@dataclass(frozen=True, eq=False)
+class Requests:
+    """Requests in the order of their coming."""
+
+    arrivals: NDArray[np.float64]
+    chances: NDArray[np.float64]
+    """In [0, 1): which pod a client's choice falls on."""
+    service: NDArray[np.float64]
+    """In [0, 1): how lucky its service time is."""
+    rows: int
+
+
+def read_trace(path: Path) -> Trace:
+    """A recorded trace: CSV with a header, `seconds,requests_per_second[,rows_per_request]`.
+
+    A line's rate holds from its second to the next line's; the last line only ends the trace.
+
+    Raises:
+        ContractError: no such file, a column that is missing, a line that cannot be, or more than can be simulated;
+            names file and line.
+    """
+    try:
+        # Spreadsheets put a byte order mark first.
+        with open(path, newline="", encoding="utf-8-sig") as file:
+            table = csv.DictReader(file)
+            if missing := [name for name in COLUMNS if name not in (table.fieldnames or ())]:
+                raise ContractError(f"{path} has no column {missing[0]}, expected {','.join(COLUMNS)}")
+            lines = [_line(path, table.line_num, row) for row in table]
+    except OSError as error:
+        raise ContractError(f"trace {path} cannot be read: {error.strerror}") from error
+    except UnicodeDecodeError as error:
+        raise ContractError(f"trace {path} is no text, expected CSV") from error
+    except csv.Error as error:
+        raise ContractError(f"trace {path} is no CSV: {error}") from error
+    if len(lines) < 2:
+        raise ContractError(f"{path} has {len(lines)} lines, expected two or more: the last one ends the trace")
+    seconds, rates, rows = zip(*lines)
+    if seconds[0] != 0 or any(b <= a for a, b in zip(seconds, seconds[1:])):
+        raise ContractError(f"{path}: seconds begin at {seconds[0]:g} or do not rise, expected 0 and rising")
+    trace = Trace(np.array(seconds), np.array(rates[:-1]), np.array(rows[:-1]), path.name)
+    if trace.seconds > MOST_SECONDS:
+        raise ContractError(f"{path} lasts {trace.seconds:g} s, expected at most {MOST_SECONDS:g}")
+    if (most := float((trace.rates * np.diff(trace.starts)).max())) > MOST_OF_STEP:
+        raise ContractError(f"{path} has a step of {most:.3g} requests, expected at most {MOST_OF_STEP:g}: divide it")
+    return trace
+
+
+def _line(path: Path, number: int, row: dict[str, str]) -> tuple[float, float, int]:
+    try:
+        seconds, rate = (float(row[name]) for name in COLUMNS)
+        rows = int(row.get(ROWS_COLUMN) or DEFAULT_ROWS)
+    except (ValueError, TypeError) as error:
+        raise ContractError(f"{path} line {number} is {list(row.values())}, expected numbers") from error
+    if not (math.isfinite(seconds) and 0 <= rate < 1e6 and 1 <= rows <= MAX_BATCH_ROWS):
+        raise ContractError(
+            f"{path} line {number}: seconds {seconds:g}, rate {rate:g}, rows {rows}; expected 0 to 1e6 a second, "
+            f"1 to {MAX_BATCH_ROWS} rows"
+        )
+    return seconds, rate, rows
+
+
+def day(peak: float, seed: int, rows: int) -> Trace:
+    """A day by minutes: low at 04:00, high at 16:00, noise of 5 %; at 22:00 three times the rate at once, 20 minutes.
+
+    Args:
+        peak: Requests per second in the afternoon.
+        seed: Of the noise.
+        rows: Per request.
+    """
+    minutes = np.arange(1440)
+    wave = (1 - np.cos(2 * np.pi * (minutes - 4 * 60) / 1440)) / 2
+    rates = peak * (0.15 + 0.85 * wave**1.3) * _noise(1440, seed)
+    rates[1320:1340] *= 3
+    return _by_minutes(rates, rows, "day")
+
+
+def spike(peak: float, seed: int, rows: int) -> Trace:
+    """Two hours at a third of `peak`, with noise of 5 %; at 0:40 `peak` at once, for 30 minutes."""
+    rates = peak / 3 * _noise(120, seed)
+    rates[40:70] *= 3
+    return _by_minutes(rates, rows, "spike")
+
+
+def ramp(peak: float, seed: int, rows: int) -> Trace:
+    """Two hours: a tenth of `peak`, up to it in an hour, and down again."""
+    minutes = np.arange(120)
+    rates = peak * (0.1 + 0.9 * (1 - np.abs(minutes - 60) / 60)) * _noise(120, seed)
+    return _by_minutes(rates, rows, "ramp")
+
+
+SYNTHETIC: dict[str, Callable[[float, int, int], Trace]] = {"day": day, "spike": spike, "ramp": ramp}
+
+
+def _noise(count: int, seed: int) -> NDArray[np.float64]:
+    """Factors around 1: a minute is like the one before it."""
+    steps = np.random.default_rng([seed, count]).normal(0, 1, count)
+    level, factors = 0.0, []
+    for step in steps:
+        level = 0.9 * level + math.sqrt(1 - 0.9**2) * float(step)
+        factors.append(math.exp(0.05 * level))
+    return np.array(factors)
+
+
+def _by_minutes(rates: NDArray[np.floating[Any]], rows: int, name: str) -> Trace:
+    starts = np.arange(len(rates) + 1, dtype=np.float64) * 60
+    return Trace(starts, rates.astype(np.float64), np.full(len(rates), rows), name)

@@ -1,0 +1,223 @@
+"""The autoscaler's algorithm: cases worked out by hand from Kubernetes' documentation and source, and properties."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from components.runtime.errors import ContractError
+from k8s.scaling.hpa import DEFAULT_DOWN, DEFAULT_UP, EXTERNAL, Autoscaler, Controller, Metric, Pod, Policy, Rules
+
+FREE = Rules(stabilization_seconds=0, policies=(Policy("Percent", 10_000, 15), Policy("Pods", 10_000, 15)))
+FREE_DOWN = Rules(stabilization_seconds=0, policies=(Policy("Percent", 100, 15),))
+
+
+def spec(*metrics: Metric, least: int = 1, most: int = 100, up: Rules = FREE, down: Rules = FREE_DOWN) -> Autoscaler:
+    return Autoscaler(metrics=metrics or (Metric(name="queue", target=100),), least=least, most=most, up=up, down=down)
+
+
+def pods(count: int, *, pending: int = 0) -> list[Pod]:
+    return [Pod(f"p{i}", is_pending=i >= count - pending, is_ready=i < count - pending) for i in range(count)]
+
+
+def once(values: list[float | None], *, pending: int = 0, **of_spec) -> int:
+    """What one sync asks for, with a value for each pod; None = the pod has none."""
+    given_pods = pods(len(values) + pending, pending=pending)
+    reading = {f"p{i}": value for i, value in enumerate(values) if value is not None}
+    return Controller(spec(**of_spec)).sync(0.0, len(given_pods), given_pods, {"queue": reading})
+
+
+@pytest.mark.parametrize(
+    ("values", "pending", "wanted"),
+    [
+        ([200, 200], 0, 4),  # the documentation's example: twice the target doubles
+        ([50, 50, 50, 50], 0, 2),  # half the target halves
+        ([109, 109], 0, 2),  # within the tolerance of 0.1
+        ([110, 110], 0, 2),  # on its edge: "if abs(1 - ratio) <= tolerance, nothing"
+        ([112, 112], 0, 3),  # ceil(2 * 1.12)
+        ([90, 90], 0, 2),
+        ([89, 89, 89], 0, 3),  # ceil(3 * 0.89) = 3
+        ([0, 0, 0], 0, 1),  # ceil(0), and the least
+        ([300, None], 0, 3),  # up: the silent pod counts as 0: 150 over both, ceil(1.5 * 2)
+        ([190, None], 0, 2),  # 95 with the 0: it would turn down, so nothing
+        ([40, 40, None, None], 0, 3),  # down: silent ones count as the target: 70, ceil(0.7 * 4)
+        ([85, None], 0, 2),  # 92.5 with the target: within the tolerance
+        ([300, 300], 1, 6),  # a pending pod counts as 0 on the way up: 200 over 3
+        ([150, 150], 2, 4),  # 75 over 4: it would turn down, so nothing
+        ([50, 50], 1, 1),  # on the way down a pending pod is left out: ceil(0.5 * 2)
+        ([None, None], 0, 2),  # nothing is known: nothing is done
+    ],
+)
+def test_one_metric_per_pod_gives_what_the_controllers_source_gives(values, pending, wanted):
+    assert once(values, pending=pending) == wanted
+
+
+def test_running_pod_that_is_not_ready_counts_with_its_value_unlike_for_cpu():
+    unready = [Pod("p0"), Pod("p1", is_ready=False)]
+    assert Controller(spec()).sync(0.0, 2, unready, {"queue": {"p0": 300.0, "p1": 100.0}}) == 4
+
+
+def test_values_are_compared_in_whole_thousandths_as_the_metrics_api_carries_them():
+    controller = Controller(spec(Metric(name="queue", target=0.1)))
+    # 0.1109 is sent as 110m: within the tolerance of 100m, which 0.1109 itself is not.
+    assert controller.sync(0.0, 2, pods(2), {"queue": {"p0": 0.1109, "p1": 0.1109}}) == 2
+
+
+@pytest.mark.parametrize(
+    ("readings", "wanted"),
+    [
+        ({"queue": {"p0": 200.0, "p1": 200.0}, "pending": {"p0": 30.0, "p1": 30.0}}, 6),  # the largest wish wins
+        ({"queue": {"p0": 200.0, "p1": 200.0}, "pending": None}, 4),  # up, though one metric is missing
+        ({"queue": {"p0": 10.0, "p1": 10.0}, "pending": None}, 2),  # not down while one is missing
+        ({}, 2),
+    ],
+)
+def test_of_several_metrics_the_largest_wish_wins_and_none_is_taken_away_unseen(readings, wanted):
+    two = spec(Metric(name="queue", target=100), Metric(name="pending", target=10))
+    assert Controller(two).sync(0.0, 2, pods(2), readings) == wanted
+
+
+@pytest.mark.parametrize(
+    ("is_average", "value", "ready", "wanted"),
+    [
+        (True, 1000.0, 3, 10),  # AverageValue: total over target
+        (True, 320.0, 3, 3),  # 320 / (3 * 100) is within the tolerance
+        (False, 200.0, 3, 6),  # Value: ratio times the pods that are ready
+        (False, 200.0, 2, 4),  # ... which may be fewer than are asked for
+        (False, 105.0, 3, 3),
+    ],
+)
+def test_external_metric_is_a_total_or_a_ratio_by_its_targets_type(is_average, value, ready, wanted):
+    external = Metric(name="queue", target=100, kind=EXTERNAL, is_average=is_average)
+    given_pods = [Pod(f"p{i}", is_ready=i < ready) for i in range(3)]
+    assert Controller(spec(external)).sync(0.0, 3, given_pods, {"queue": value}) == wanted
+
+
+def test_default_behaviour_is_the_documented_one():
+    assert Rules(stabilization_seconds=0, policies=(Policy("Percent", 100, 15), Policy("Pods", 4, 15))) == DEFAULT_UP
+    assert Rules(stabilization_seconds=300, policies=(Policy("Percent", 100, 15),)) == DEFAULT_DOWN
+    # From 1 the default goes up by 4 pods, from 8 by 100 %, whichever is more, each 15 s.
+    controller = Controller(spec(up=DEFAULT_UP, down=DEFAULT_DOWN))
+    current, seen = 1, []
+    for turn in range(4):
+        current = controller.sync(
+            15.0 * turn, current, pods(current), {"queue": dict.fromkeys(map("p{}".format, range(current)), 1e4)}
+        )
+        seen.append(current)
+    assert seen == [5, 10, 20, 40]
+
+
+def test_two_policies_over_a_minute_bound_every_minute():
+    up = Rules(stabilization_seconds=0, policies=(Policy("Percent", 100, 60), Policy("Pods", 2, 60)))
+    controller, current, seen = Controller(spec(up=up, down=FREE_DOWN)), 1, []
+    for turn in range(13):
+        current = controller.sync(
+            15.0 * turn, current, pods(current), {"queue": {f"p{i}": 1e4 for i in range(current)}}
+        )
+        seen.append(current)
+    assert seen == [3, 3, 3, 3, 6, 6, 6, 6, 12, 12, 12, 12, 24]
+
+
+@pytest.mark.parametrize(("select", "wanted"), [("Max", 6), ("Min", 8), ("Disabled", 10)])
+def test_select_policy_takes_the_larger_the_smaller_or_no_change(select, wanted):
+    down = Rules(stabilization_seconds=0, policies=(Policy("Pods", 2, 60), Policy("Percent", 40, 60)), select=select)
+    controller = Controller(spec(down=down))
+    assert controller.sync(0.0, 10, pods(10), {"queue": {f"p{i}": 0.0 for i in range(10)}}) == wanted
+
+
+def test_scale_down_waits_until_no_recommendation_of_the_window_asked_for_more():
+    down = Rules(stabilization_seconds=300, policies=(Policy("Percent", 100, 15),))
+    controller, current, seen = Controller(spec(down=down)), 8, {}
+    for turn in range(60):
+        now = 15.0 * turn
+        value = 100.0 if now < 60 else 40.0
+        current = controller.sync(now, current, pods(current), {"queue": {f"p{i}": value for i in range(current)}})
+        seen[now] = current
+    # The last recommendation of 8 was made at 45 s; 300 s later it no longer counts.
+    assert seen[330.0] == 8
+    assert seen[345.0] == 4
+
+
+def test_bounds_hold_and_a_number_outside_of_them_is_brought_back():
+    narrow = spec(least=2, most=4)
+    high, low = {"queue": {f"p{i}": 1e6 for i in range(9)}}, {"queue": {f"p{i}": 0.0 for i in range(9)}}
+    assert Controller(narrow).sync(0.0, 3, pods(3), high) == 4
+    assert Controller(narrow).sync(0.0, 3, pods(3), low) == 2
+    assert Controller(narrow).sync(0.0, 9, pods(9), high) == 4
+    assert Controller(narrow).sync(0.0, 1, pods(1), low) == 2
+
+
+policies = st.builds(
+    Policy, st.sampled_from(["Pods", "Percent"]), st.integers(1, 150), st.sampled_from([15, 30, 60, 120])
+)
+rules = st.builds(
+    Rules,
+    stabilization_seconds=st.sampled_from([0, 30, 120, 300]),
+    policies=st.lists(policies, min_size=1, max_size=3).map(tuple),
+    select=st.sampled_from(["Max", "Min"]),
+)
+
+
+@settings(deadline=None)
+@given(up=rules, down=rules, values=st.lists(st.floats(0, 1000), min_size=1, max_size=60), first=st.integers(2, 30))
+def test_no_run_leaves_bounds_policies_tolerance_or_stabilisation(up, down, values, first):
+    controller = Controller(spec(least=2, most=30, up=up, down=down))
+    current, raw, numbers = first, [first], [first]
+    for turn, value in enumerate(values):
+        before = current
+        current = controller.sync(15.0 * turn, before, pods(before), {"queue": {f"p{i}": value for i in range(before)}})
+        ratio = int(value * 1000) / 100_000
+        raw.append(before if abs(1 - ratio) <= 0.1 else math.ceil(ratio * before))
+        assert 2 <= current <= 30
+        if current != before:
+            direction = up if current > before else down
+            assert (current > before) == (raw[-1] > before), "it moved against what the metric said"
+            seen = int(direction.stabilization_seconds // 15) or 1
+            window = raw[-seen:]
+            if current > before:
+                assert current <= min(window)
+            elif min(window) != window[0]:
+                assert current >= min(max(window), before)
+            assert abs(current - before) <= _most(direction, numbers, current > before)
+        numbers.append(current)
+
+
+def _most(direction: Rules, numbers: list[int], is_up: bool) -> int:
+    """The largest change that the policies allow now, from the numbers at each of the past syncs, newest last."""
+    allowed = []
+    for policy in direction.policies:
+        syncs = int(policy.period_seconds // 15)
+        # A change of exactly one period ago is outside of it, so the number after it is where the period began.
+        start = numbers[-syncs] if len(numbers) >= syncs else numbers[0]
+        end = start + policy.value if is_up else start - policy.value
+        if policy.type == "Percent":
+            share = start * (1 + (1 if is_up else -1) * policy.value / 100)
+            end = math.ceil(share) if is_up else int(share)
+        allowed.append(end - numbers[-1] if is_up else numbers[-1] - end)
+    chosen = (max if direction.select == "Max" else min)(allowed)
+    return max(0, chosen)
+
+
+@pytest.mark.parametrize(
+    ("make", "named"),
+    [
+        (lambda: Policy("Share", 1, 15), "policy's type is 'Share'"),
+        (lambda: Policy("Pods", 0, 15), "policy is 0 in 15"),
+        (lambda: Policy("Pods", 1, 1801), "1801"),
+        (lambda: Rules(stabilization_seconds=3601, policies=(Policy("Pods", 1, 15),)), "3601"),
+        (lambda: Rules(stabilization_seconds=0, policies=()), "policies are empty"),
+        (lambda: spec(least=0), "replicas are 0 to 100"),
+        (lambda: spec(Metric(name="queue", target=0)), "target of queue is 0"),
+    ],
+)
+def test_what_the_api_server_refuses_is_refused_by_name(make, named):
+    with pytest.raises(ContractError, match=named):
+        make()
+
+
+def test_value_that_no_quantity_holds_is_refused():
+    with pytest.raises(ContractError, match="value is inf"):
+        once([math.inf])

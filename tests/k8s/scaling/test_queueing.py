@@ -1,0 +1,143 @@
+"""A pod's queue against queueing theory, against the server's rules case by case, and against lost requests."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import astuple
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from components.deployment.repository.triton_config import ServingOptions, read_options, triton_config
+from components.runtime.errors import ContractError
+from k8s.scaling.queueing import PodQueue, PodSettings
+
+ENDLESS = {"max_queued": 10**9, "timeout_seconds": 1e9, "batches": False}
+
+
+def erlang_c(servers: int, load: float) -> float:
+    """Probability that a request of M/M/c waits; load = arrival rate times mean service time."""
+    terms = [load**k / math.factorial(k) for k in range(servers)]
+    last = load**servers / math.factorial(servers) * servers / (servers - load)
+    return last / (sum(terms) + last)
+
+
+def mean_wait(instances: int, utilisation: float, *, exponential: bool, seed: int) -> float:
+    """Mean of the simulated waits, in service times."""
+    random = np.random.default_rng(seed)
+    count = 80_000
+    arrivals = np.cumsum(random.exponential(1 / (utilisation * instances), count))
+    multiples = random.exponential(1, count) if exponential else np.ones(count)
+    pod = PodQueue(PodSettings(instances=instances, **ENDLESS), lambda rows: 1.0)
+    for at in range(0, count, 997):
+        part = slice(at, at + 997)
+        pod.offer(arrivals[part].tolist(), 1, multiples[part].tolist())
+        pod.advance(float(arrivals[part][-1]))
+    pod.advance(math.inf)
+    assert pod.counters.answered == count
+    return float(np.mean(pod.waits))
+
+
+@pytest.mark.parametrize(("instances", "utilisation"), [(1, 0.5), (2, 0.7), (4, 0.8)])
+def test_mean_wait_of_random_service_is_erlangs(instances, utilisation):
+    load = instances * utilisation
+    expected = erlang_c(instances, load) / (instances - load)
+    found = [mean_wait(instances, utilisation, exponential=True, seed=seed) for seed in range(5)]
+    error = np.std(found, ddof=1) / math.sqrt(len(found))
+    assert abs(np.mean(found) - expected) < 4 * error
+    assert error < 0.1 * expected
+
+
+@pytest.mark.parametrize("utilisation", [0.3, 0.7])
+def test_mean_wait_of_constant_service_is_pollaczeks_and_khinchins(utilisation):
+    expected = utilisation / (2 * (1 - utilisation))
+    found = [mean_wait(1, utilisation, exponential=False, seed=seed) for seed in range(5)]
+    error = np.std(found, ddof=1) / math.sqrt(len(found))
+    assert abs(np.mean(found) - expected) < 4 * error
+    assert error < 0.1 * expected
+
+
+def queue(**settings) -> PodQueue:
+    return PodQueue(PodSettings(**settings), lambda rows: 1.0 + rows)
+
+
+def test_free_instance_takes_all_that_waits_as_one_batch_of_at_most_the_largest_size():
+    pod = queue(instances=1, max_batch_rows=4, timeout_seconds=60.0)
+    pod.offer([0.0, 0.1, 0.2, 0.3], 2, [1.0] * 4)
+    pod.advance(100.0)
+    # The first goes alone and takes 3 s; of the three that wait then two fit into a batch of 4 rows, which takes 5 s.
+    assert pod.waits == pytest.approx([0.0, 2.9, 2.8, 7.7])
+    assert (pod.counters.batches, pod.counters.rows, pod.counters.answered) == (3, 8, 4)
+    assert pod.counters.queue_seconds == pytest.approx(13.4)
+
+
+def test_request_that_finds_the_queue_full_is_refused_and_later_ones_are_taken():
+    pod = queue(instances=1, max_queued=2, batches=False)
+    pod.offer([0.0, 0.1, 0.2, 0.3, 2.5], 1, [1.0] * 5)
+    pod.advance(100.0)
+    assert pod.counters.refused == 1
+    assert pod.waits == pytest.approx([0.0, 1.9, 3.8, 3.5])
+
+
+def test_request_that_waited_too_long_is_refused_when_its_turn_comes():
+    pod = queue(instances=1, timeout_seconds=1.5, batches=False)
+    pod.offer([0.0, 0.1, 1.0], 1, [1.0] * 3)
+    pod.advance(100.0)
+    assert (pod.counters.timed_out, pod.counters.answered) == (1, 2)
+    assert pod.waits == pytest.approx([0.0, 1.0])
+
+
+def test_counters_know_a_request_only_when_it_is_answered():
+    pod = queue(instances=1)
+    pod.offer([0.0, 0.5], 1, [1.0] * 2)
+    pod.advance(1.9)
+    assert (pod.counters.answered, pod.num_queued, pod.num_inside) == (0, 1, 2)
+    pod.advance(2.1)
+    assert (pod.counters.answered, pod.num_queued, pod.num_inside) == (1, 0, 1)
+
+
+@settings(deadline=None)
+@given(
+    gaps=st.lists(st.floats(0, 3), max_size=60),
+    steps=st.lists(st.floats(0.01, 20), min_size=1, max_size=12),
+    instances=st.integers(1, 3),
+    most=st.integers(1, 6),
+    timeout=st.floats(0.1, 10),
+    batches=st.booleans(),
+)
+def test_every_request_is_answered_refused_timed_out_or_inside_however_time_is_cut(
+    gaps, steps, instances, most, timeout, batches
+):
+    arrivals = np.cumsum(gaps).tolist()
+    settings = PodSettings(
+        instances=instances, max_queued=most, timeout_seconds=timeout, batches=batches, max_batch_rows=5
+    )
+    outcomes = []
+    for cuts in (np.cumsum(steps).tolist(), [float(sum(steps))]):
+        pod = PodQueue(settings, lambda rows: 0.5 + 0.1 * rows)
+        pod.offer(arrivals, 2, [1.0] * len(arrivals))
+        for cut in cuts:
+            pod.advance(cut)
+            done = pod.counters.answered + pod.counters.refused + pod.counters.timed_out
+            assert done + pod.num_inside == len(arrivals)
+            assert pod.num_queued <= most
+        outcomes.append([*astuple(pod.counters), pod.num_queued, *pod.waits])
+    # Looking more often changes nothing.
+    assert outcomes[0] == pytest.approx(outcomes[1])
+
+
+def test_defaults_are_what_the_generated_configuration_says():
+    options = read_options(triton_config("m", ServingOptions(), [1]))
+    settings = PodSettings()
+    assert settings.instances == options.instances
+    assert settings.max_queued == options.max_queued_requests
+    assert settings.timeout_seconds * 1e6 == options.queue_timeout_microseconds
+    assert options.max_queue_delay_microseconds == 0, "a batch that waits for company is not simulated"
+
+
+@pytest.mark.parametrize("name", ["instances", "max_queued", "timeout_seconds", "max_batch_rows"])
+def test_impossible_settings_are_refused_by_name(name):
+    with pytest.raises(ContractError, match=f"{name} is 0"):
+        PodSettings(**{name: 0})

@@ -1,0 +1,235 @@
+"""The whole simulation: the shipped manifests and queries over small traces, by seed, with nobody lost."""
+
+from __future__ import annotations
+
+import json
+import math
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from components.runtime.errors import ContractError
+from k8s.scaling.__main__ import main
+from k8s.scaling.autoscaler import HPA, KEDA, Readings, read_autoscaler, with_targets
+from k8s.scaling.cluster import Cluster, StartTimes
+from k8s.scaling.queueing import PodQueue, PodSettings
+from k8s.scaling.scrape import Scraper
+from k8s.scaling.series import SeriesStore, labels_of
+from k8s.scaling.service_times import SHIPPED, ServiceTimes, read_service_times
+from k8s.scaling.simulation import Settings, Simulation
+from k8s.scaling.summary import time_line
+from k8s.scaling.traces import SYNTHETIC, Trace, read_trace
+
+TIMES = ServiceTimes((1, 64), (0.05, 3.2))
+QUICK = StartTimes(node=60, image=30, pod=10, readiness=5, idle_node=120, stop=5)
+QUEUE = "triton_queue_microseconds_per_request"
+
+
+def steps(*rates: float, seconds: float = 300) -> Trace:
+    starts = np.arange(len(rates) + 1) * seconds
+    return Trace(starts, np.array(rates, float), np.full(len(rates), 1), "steps")
+
+
+def simulated(trace: Trace, *, scaler: str = HPA, target: float = 20_000, **of_settings):
+    spec = with_targets(read_autoscaler(scaler), {QUEUE: target})
+    settings = Settings(**{"service_times": TIMES, "starts": QUICK, **of_settings})
+    return Simulation(trace, spec, Readings(scaler), settings).run()
+
+
+@pytest.mark.parametrize("scaler", [HPA, KEDA])
+def test_overload_brings_replicas_and_quiet_takes_them_away_within_the_shipped_bounds(scaler):
+    spec = read_autoscaler(scaler)
+    outcome = simulated(steps(5, 150, 150, 5, 5, 5, 5, 5), scaler=scaler)
+    wanted = [moment.wanted for moment in outcome.moments]
+    assert all(spec.least <= each <= spec.most for each in wanted)
+    assert wanted[18] == spec.least
+    assert max(wanted) > 3
+    assert wanted[-1] < max(wanted)
+
+
+def test_requests_are_all_accounted_for_and_the_same_seed_gives_the_same_run():
+    trace = steps(30, 200, 10)
+    first, second, other = (simulated(trace, seed=seed) for seed in (1, 1, 2))
+    for outcome in (first, other):
+        counters = outcome.counters
+        lost = outcome.num_arrived - counters.answered - counters.refused - counters.timed_out
+        assert lost == outcome.num_inside + outcome.num_homeless
+        assert sum(len(waits) for _, waits in outcome.waits) >= counters.answered
+    assert first.counters == second.counters
+    assert first.moments == second.moments
+    assert first.counters != other.counters
+
+
+def test_arrivals_do_not_depend_on_the_autoscaler():
+    trace = steps(30, 100)
+    assert simulated(trace, target=1_000).num_arrived == simulated(trace, target=1_000_000).num_arrived
+
+
+def test_hpas_metrics_are_the_simulated_pods_own_truth():
+    outcome = simulated(steps(60, seconds=900), target=10_000_000, initial_replicas=2)
+    means = [moment.metrics[QUEUE] for moment in outcome.moments[10:]]
+    truth = np.concatenate([waits for _, waits in outcome.waits[10:]]).mean() * 1e6
+    assert all(each is not None for each in means)
+    assert np.mean(means) == pytest.approx(truth, rel=0.1)
+
+
+def test_pod_on_a_new_node_answers_after_all_that_has_to_start():
+    cluster = Cluster(QUICK, 1, lambda now: PodQueue(PodSettings(), TIMES.of_rows, now), lambda number: 0.0)
+    cluster.start_at_once(1)
+    cluster.scale(100.0, 2)
+    assert [pod.seen(189.0).is_pending for pod in cluster.pods] == [False, True]
+    assert [pod.seen(191.0).is_pending for pod in cluster.pods] == [False, False]
+    assert [len(cluster.ready(at)) for at in (204.0, 205.0)] == [1, 2]
+    # The newest leaves first and stops after its pause; the next one finds its node up, with the image on it.
+    cluster.scale(300.0, 1)
+    assert [pod.name for pod in cluster.ready(300.0)] == ["triton-0"]
+    assert cluster.settle(304.0) == []
+    assert [pod.name for pod in cluster.settle(305.0)] == ["triton-1"]
+    cluster.scale(310.0, 2)
+    assert [len(cluster.ready(at)) for at in (324.0, 325.0)] == [1, 2]
+    assert len(cluster.nodes) == 2
+
+
+def test_node_without_pods_is_removed_after_its_idle_time_and_counted_until_then():
+    cluster = Cluster(QUICK, 1, lambda now: PodQueue(PodSettings(), TIMES.of_rows, now), lambda number: 0.0)
+    cluster.start_at_once(2)
+    cluster.scale(0.0, 1)
+    for now in range(0, 3600, 15):
+        cluster.settle(float(now))
+    # Gone at 15 s (5 s of pause, seen at the next look), idle for 120 s.
+    assert cluster.node_hours(3600.0) * 3600 == pytest.approx(3600 + 135)
+    assert cluster.pod_hours(3600.0) * 3600 == pytest.approx(3600 + 15)
+
+
+def test_two_slices_of_one_node_need_one_node():
+    cluster = Cluster(QUICK, 2, lambda now: PodQueue(PodSettings(), TIMES.of_rows, now), lambda number: 0.0)
+    cluster.start_at_once(4)
+    assert len(cluster.nodes) == 2
+
+
+def test_second_slice_of_a_fresh_node_waits_for_the_image_too():
+    cluster = Cluster(QUICK, 2, lambda now: PodQueue(PodSettings(), TIMES.of_rows, now), lambda number: 0.0)
+    cluster.scale(0.0, 1)
+    cluster.scale(70.0, 2)
+    # Node 60 s, its one pull 30 s, start 10 s, readiness 5 s.
+    assert [pod.ready_at for pod in cluster.pods] == [105.0, 105.0]
+    cluster.scale(70.0, 1)
+    cluster.settle(85.0)
+    cluster.scale(200.0, 2)
+    assert [pod.ready_at for pod in cluster.pods] == [105.0, 215.0]
+
+
+def test_pod_that_goes_right_after_a_scrape_ends_its_series_and_no_simulation():
+    store = SeriesStore()
+    cluster = Cluster(QUICK, 1, lambda now: PodQueue(PodSettings(), TIMES.of_rows, now), lambda number: 0.0)
+    cluster.start_at_once(1)
+    scraper = Scraper(store, 15.0, 1.0)
+    scraper.scrape(cluster.pods[0], 14.9997)
+    scraper.end(cluster.pods[0], 15.0)
+    scraper.show(17.0)
+    ((_, series),) = store.named("nv_inference_request_success")
+    assert series.times == [15_000, 15_001]
+    assert series.values[-1] is None
+
+
+def test_time_lines_last_span_has_the_rate_of_the_seconds_that_it_has():
+    outcome = simulated(steps(20, seconds=330))
+    whole, rest = time_line(outcome)
+    assert (whole.seconds, rest.seconds) == (300, 330)
+    assert whole.served_per_second == pytest.approx(20, rel=0.1)
+    assert rest.served_per_second == pytest.approx(20, rel=0.3)
+
+
+def test_metric_that_no_query_answers_is_refused_and_not_a_silent_standstill():
+    spec = read_autoscaler(HPA)
+    strange = replace(spec, metrics=(replace(spec.metrics[0], name="queue_depth"),))
+    with pytest.raises(ContractError, match="metric is queue_depth"):
+        Simulation(steps(1), strange, Readings(HPA), Settings(service_times=TIMES))
+
+
+def test_shipped_queries_read_what_is_scraped_and_nan_is_no_value(tmp_path):
+    store = SeriesStore()
+    for name, step in (("nv_inference_queue_duration_us", 600_000), ("nv_inference_request_success", 60)):
+        for turn in range(5):
+            store.add(labels_of(name, {"namespace": "evergreen", "pod": "triton-0"}), turn * 15_000, turn * step / 4)
+    for scaler in (HPA, KEDA):
+        value = Readings(scaler).at(store, 60.0, ["triton-0", "triton-1"])[QUEUE]
+        assert (value["triton-0"] if scaler == HPA else value) == pytest.approx(10_000)
+    assert Readings(HPA).at(SeriesStore(), 60.0, ["triton-0"])[QUEUE] is None
+
+
+def test_recorded_trace_is_read_as_it_was_written(tmp_path):
+    trace = SYNTHETIC["day"](50.0, 3, 256)
+    (tmp_path / "day.csv").write_text(trace.as_csv())
+    read = read_trace(tmp_path / "day.csv")
+    assert np.array_equal(read.starts, trace.starts)
+    assert np.array_equal(read.rates, trace.rates)
+    assert np.array_equal(read.rows, trace.rows)
+
+
+@pytest.mark.parametrize(
+    ("text", "named"),
+    [
+        ("seconds,rate\n0,1\n60,1\n", "no column requests_per_second"),
+        ("seconds,requests_per_second\n0,1\n", "has 1 lines"),
+        ("seconds,requests_per_second\n0,x\n60,1\n", "line 2"),
+        ("seconds,requests_per_second\n0,1\n60,-1\n", "line 3"),
+        ("seconds,requests_per_second\n0,nan\n60,1\n", "line 2"),
+        ("seconds,requests_per_second\n0,1\n60,1\n60,1\n", "do not rise"),
+        ("seconds,requests_per_second,rows_per_request\n0,1,5000\n60,1,1\n", "rows 5000"),
+    ],
+)
+def test_trace_that_cannot_be_is_refused_with_its_line(tmp_path, text, named):
+    (tmp_path / "trace.csv").write_text(text)
+    with pytest.raises(ContractError, match=named):
+        read_trace(tmp_path / "trace.csv")
+
+
+@pytest.mark.parametrize("name", ["sample-cpu.json", "demo-cpu.json"])
+def test_shipped_service_times_say_what_was_measured_and_grow_with_the_rows(name):
+    times = read_service_times(SHIPPED / name)
+    assert "tritonserver" in times.what
+    assert times.medians == tuple(sorted(times.medians))
+    assert times.of_rows(640) == pytest.approx(math.fsum([times.of_rows(256), times.of_rows(1024)]) / 2)
+    assert times.of_rows(8192) > times.of_rows(4096)
+
+
+def test_commands_output_is_a_document_and_a_chart_and_is_the_same_again(tmp_path, capsys):
+    (tmp_path / "trace.csv").write_text("seconds,requests_per_second,rows_per_request\n0,10,64\n600,40,64\n1200,0,64\n")
+    texts = []
+    for turn in range(2):
+        out, drawn = tmp_path / f"{turn}.json", tmp_path / f"{turn}.svg"
+        line = ["simulate", "--trace", str(tmp_path / "trace.csv"), "--output", str(out), "--chart", str(drawn)]
+        assert main([*line, "--price", "3"]) == 0
+        texts.append((out.read_text(), drawn.read_text(), capsys.readouterr().out))
+    assert texts[0] == texts[1]
+    figures = json.loads(texts[0][0])["summary"]
+    assert figures["num_answered"] > 10_000
+    assert figures["cost"] == pytest.approx(3 * figures["node_hours"])
+    assert texts[0][1].startswith("<svg xmlns=")
+    assert "polyline" in texts[0][1]
+
+
+@pytest.mark.parametrize(
+    ("flags", "named"),
+    [
+        (["--trace", "absent.csv"], "absent.csv cannot be read"),
+        (["--trace", "ramp", "--service-times", "absent.json"], "absent.json cannot be read"),
+        (["--trace", "ramp", "--min-replicas", "9", "--max-replicas", "3"], "replicas are 9 to 3"),
+        (["--trace", "ramp", "--target-pending", "1,2"], "2 pairs of targets"),
+        (["--trace", "ramp", "--target-pending", "-1"], "target of triton_pending_requests is -1"),
+        (["--trace", "ramp", "--scrape-seconds", "0"], "scrape_seconds is 0"),
+        (["--trace", "ramp", "--node-seconds", "-1"], "start time node is -1"),
+    ],
+)
+def test_command_refuses_misuse_by_name(capsys, flags, named):
+    assert main(["simulate", *flags]) == 2
+    assert named in capsys.readouterr().err
+
+
+def test_service_times_of_another_form_are_refused(tmp_path: Path):
+    (tmp_path / "times.json").write_text('{"service_times": []}')
+    with pytest.raises(ContractError, match="no file of service times"):
+        read_service_times(tmp_path / "times.json")
