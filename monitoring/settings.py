@@ -18,7 +18,7 @@ from typing import Any, TypeVar
 
 from components.runtime.errors import ContractError
 from components.runtime.kfp_requests import EXPERIMENT
-from components.storage.uris import local_path, typed_uri
+from components.storage.uris import is_bucket_uri, local_path, typed_uri
 from monitoring.acting.settings import ActingSettings
 from monitoring.deciding.judge import JudgeSettings
 from monitoring.deciding.policies import PolicySettings
@@ -155,7 +155,7 @@ class UploaderSettings:
             raise ContractError(f"interval_seconds is {self.interval_seconds}, expected above 0")
         if self.log_format not in FORMATS:
             raise ContractError(f"log_format is {self.log_format!r}, expected one of {', '.join(FORMATS)}")
-        if self.lake_uri.startswith("gs://"):
+        if is_bucket_uri(self.lake_uri):
             return
         try:
             folder = local_path(self.lake_uri)

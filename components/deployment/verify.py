@@ -29,7 +29,7 @@ from components.deployment.logged_rows import LoggedRows, read_logged_rows
 from components.runtime.errors import ContractError, PermanentError, TemporaryError
 from components.storage.locations import open_objects
 from components.storage.objects import Objects
-from components.storage.uris import typed_folder
+from components.storage.uris import is_bucket_uri, typed_folder
 
 DEFAULT_TOLERANCE = 1e-6
 """Largest accepted difference of one probability. What differs rightly is the order of sums: rows were served in other
@@ -211,7 +211,7 @@ def main(argv: list[str] | None = None) -> int:
 
 
 def _lake(text: str) -> Path | Objects:
-    return open_objects(text) if text.startswith("gs://") else typed_folder(text, "--lake")
+    return open_objects(text) if is_bucket_uri(text) else typed_folder(text, "--lake")
 
 
 def _told(found: Verification) -> str:

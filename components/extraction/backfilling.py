@@ -33,7 +33,7 @@ from components.extraction.times import day_span
 from components.extraction.version_places import BucketDay, DayPlace, FolderDay
 from components.extraction.versions import FileMark, Marker
 from components.runtime.errors import ContractError
-from components.storage.uris import local_path
+from components.storage.uris import is_bucket_uri, local_path
 
 logger = logging.getLogger(__name__)
 
@@ -116,7 +116,7 @@ def backfill(files: list[Path], *, lake: str, settings: BackfillSettings) -> Bac
 @contextmanager
 def _place(lake: str, day: date) -> Iterator[DayPlace]:
     partition = DAY_PARTITION.format(day=day)
-    if lake.startswith("gs://"):
+    if is_bucket_uri(lake):
         scratch = Path(tempfile.mkdtemp(prefix="backfill-"))
         try:
             yield BucketDay(lake.rstrip("/"), partition, scratch)

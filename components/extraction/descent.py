@@ -18,7 +18,7 @@ from components.extraction.times import parse_day
 from components.extraction.versions import newest_complete
 from components.runtime.errors import ContractError
 from components.storage.locations import open_objects
-from components.storage.uris import local_path
+from components.storage.uris import is_bucket_uri, local_path
 from components.store import promotion_journal
 
 _PARTITION = DAY_PARTITION.format(day="")
@@ -99,7 +99,7 @@ def lake_versions(lake: str) -> dict[str, int]:
         ContractError: the lake is no folder, or a partition's name holds no date.
         TemporaryError, PermanentError: the bucket cannot be listed.
     """
-    if lake.startswith("gs://"):
+    if is_bucket_uri(lake):
         names = [info.name for info in open_objects(lake).list(_PARTITION)]
     else:
         folder = local_path(lake)

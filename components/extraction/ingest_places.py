@@ -23,7 +23,7 @@ from components.runtime.durable import fsync_path
 from components.storage.locations import open_objects
 from components.storage.objects import ObjectInfo
 from components.storage.transfer import NUM_TRANSFERS
-from components.storage.uris import local_path
+from components.storage.uris import is_bucket_uri, local_path
 
 logger = logging.getLogger(__name__)
 
@@ -58,7 +58,7 @@ def opened_place(lake: str, *, beside: Path) -> Iterator[LakePlace]:
         ContractError: `lake` is none of these.
         TemporaryError, PermanentError: the bucket cannot be listed.
     """
-    if lake.startswith("gs://"):
+    if is_bucket_uri(lake):
         with workshop(beside) as scratch:
             yield BucketLake(lake, scratch)
     else:

@@ -12,7 +12,7 @@ from typing import Any, Protocol
 from components.extraction.seen_files import SeenFiles
 from components.extraction.times import Span
 from components.runtime.errors import ContractError
-from components.storage.uris import local_path
+from components.storage.uris import is_bucket_uri, local_path
 
 
 class LakeFolder(Protocol):
@@ -89,7 +89,7 @@ def opened_lake(uri: str, *, work: Path, **settings: Any) -> Iterator[LakeFolder
     Raises:
         ContractError: `uri` is none of these.
     """
-    if not uri.startswith("gs://"):
+    if not is_bucket_uri(uri):
         yield MountedLake(_mounted(uri))
         return
     from components.extraction.mirror.mirror import opened_mirror

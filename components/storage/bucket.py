@@ -29,6 +29,7 @@ from components.storage.arriving import Arriving, file_crc32c
 from components.storage.bucket_errors import translated
 from components.storage.growing import growing, unheard
 from components.storage.objects import ABSENT, Changed, Differs, ObjectInfo, Stored, check_name, opened
+from components.storage.uris import is_bucket_uri
 
 logger = logging.getLogger(__name__)
 
@@ -70,7 +71,7 @@ class BucketObjects:
     ) -> None:
         self._name, _, prefix = uri.removeprefix("gs://").rstrip("/").partition("/")
         self.uri = uri.rstrip("/")
-        if not uri.startswith("gs://") or not self._name:
+        if not is_bucket_uri(uri) or not self._name:
             raise ContractError(f"uri is {uri!r}, expected gs://bucket or gs://bucket/prefix")
         self._root = f"{prefix}/" if prefix else ""
         self._chunk_bytes = chunk_bytes

@@ -7,7 +7,7 @@ import warnings
 from components.runtime.errors import ContractError
 from components.storage.folder import FolderObjects
 from components.storage.objects import Objects
-from components.storage.uris import local_path
+from components.storage.uris import is_bucket_uri, local_path
 
 
 def open_objects(uri: str) -> Objects:
@@ -16,7 +16,7 @@ def open_objects(uri: str) -> Objects:
     Raises:
         ContractError: `uri` is none of these.
     """
-    if uri.startswith("gs://"):
+    if is_bucket_uri(uri):
         with warnings.catch_warnings():
             # Google's packages tell of Python's age at import, which nobody here can change.
             warnings.simplefilter("ignore", FutureWarning)
@@ -34,7 +34,7 @@ def read_object(uri: str) -> bytes:
         TemporaryError, PermanentError: the bucket cannot be read.
     """
     root, _, name = uri.rpartition("/")
-    if not root.startswith("gs://"):
+    if not is_bucket_uri(root):
         raise ContractError(f"uri is {uri!r}, expected gs://bucket/name")
     stored = open_objects(root).read(name)
     if stored is None:

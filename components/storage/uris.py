@@ -1,8 +1,7 @@
-"""Where a URI of a manifest lies on this machine.
+"""What a URI names: a folder of this machine, or a bucket.
 
-Joins every step that reads or writes data named by URI. Only `file://` and plain absolute paths are served: on a
-cluster the steps share a mounted volume. What may lie in a bucket is opened by `components.storage` (the model
-repository) or mirrored by extraction (the lake).
+Every step that reads or writes data named by a URI asks here. Only `file://` and plain absolute paths have a local
+path: on a cluster the steps share a mounted volume. Objects in a bucket are opened by `locations.open_objects`.
 """
 
 from __future__ import annotations
@@ -11,6 +10,15 @@ from pathlib import Path
 from urllib.parse import unquote, urlparse
 
 from components.runtime.errors import ContractError
+
+
+def is_bucket_uri(uri: str) -> bool:
+    """Whether `uri` names a Cloud Storage bucket or something in one.
+
+    >>> is_bucket_uri("gs://bucket/lake"), is_bucket_uri("file:///data/lake"), is_bucket_uri("/data/lake")
+    (True, False, False)
+    """
+    return uri.startswith("gs://")
 
 
 def local_path(uri: str) -> Path:

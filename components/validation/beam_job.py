@@ -42,6 +42,7 @@ with quietly():
 # isort: split
 import pyarrow as pa
 
+from components.storage.uris import is_bucket_uri
 from components.validation.lists import as_lists
 from components.validation.rows import Part, divide, read_part
 from components.validation.summarize import Counter, make_options, parse_statistics, summarize_files
@@ -109,7 +110,7 @@ def _faults_on_dataflow(options: PipelineOptions) -> list[str]:
     image = options.view_as(WorkerOptions).sdk_container_image
     needed = {"project": google.project, "region": google.region, "sdk_container_image": image}
     faults = [f"Missing required option: {name} (docs/validation.md)." for name, value in needed.items() if not value]
-    if not str(google.temp_location or "").startswith("gs://"):
+    if not is_bucket_uri(str(google.temp_location or "")):
         faults.append(f"Invalid GCS path ({google.temp_location}), given for the option: temp_location.")
     return faults
 

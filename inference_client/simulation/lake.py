@@ -22,7 +22,7 @@ from components.contracts.metrics import roc_auc
 from components.runtime.durable import whole_directory
 from components.runtime.errors import ContractError
 from components.storage.locations import open_objects
-from components.storage.uris import local_path
+from components.storage.uris import is_bucket_uri, local_path
 from inference_client.simulation.world import Rows, World
 
 ROWS_PER_FILE = 100_000
@@ -71,7 +71,7 @@ def store_lake(world: World, uri: str, *, rows: int, days: int, last_day: date, 
         ContractError: also where `uri` is neither.
         TemporaryError, PermanentError: the bucket cannot be written to.
     """
-    if not uri.startswith("gs://"):
+    if not is_bucket_uri(uri):
         return write_lake(world, local_path(uri), rows=rows, days=days, last_day=last_day, seed=seed)
     objects = open_objects(uri)
     with TemporaryDirectory(prefix="evergreen-lake-") as aside:

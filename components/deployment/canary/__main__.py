@@ -18,7 +18,7 @@ from components.deployment.discovery import parse_urls
 from components.deployment.promote import as_served_now
 from components.storage.locations import open_objects
 from components.storage.objects import Objects
-from components.storage.uris import local_path, typed_uri
+from components.storage.uris import is_bucket_uri, local_path, typed_uri
 from components.store.models import judged_model
 
 _HELP = {
@@ -133,7 +133,7 @@ def _settings(arguments: argparse.Namespace) -> canary.CanarySettings:
 
 
 def _place(uri: str) -> Path | Objects:
-    return open_objects(uri) if uri.startswith("gs://") else local_path(uri)
+    return open_objects(uri) if is_bucket_uri(uri) else local_path(uri)
 
 
 def _tell(step: canary.Step) -> None:

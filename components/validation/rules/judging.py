@@ -15,7 +15,7 @@ from typing import Any
 
 from components.runtime.errors import ContractError
 from components.storage.locations import read_object
-from components.storage.uris import local_path
+from components.storage.uris import is_bucket_uri, local_path
 from components.validation.rules.catalogue import ACTIONS, INFO, OFF, QUARANTINE, RULES, SEVERITIES, Finding
 from components.validation.settings import ValidationSettings
 
@@ -103,7 +103,7 @@ def _parse(text: str) -> dict[str, Any]:
     source = "rules"
     if not text.lstrip().startswith("{"):
         uri = text.strip()
-        source = f"rules {uri if uri.startswith('gs://') else local_path(uri)}"
+        source = f"rules {uri if is_bucket_uri(uri) else local_path(uri)}"
         text = _read(uri, source)
     try:
         document = json.loads(text, object_pairs_hook=_without_twins)
@@ -117,7 +117,7 @@ def _parse(text: str) -> dict[str, Any]:
 def _read(uri: str, source: str) -> str:
     """The text of the file or object."""
     try:
-        content = read_object(uri) if uri.startswith("gs://") else local_path(uri).read_bytes()
+        content = read_object(uri) if is_bucket_uri(uri) else local_path(uri).read_bytes()
         return content.decode()
     except (OSError, UnicodeDecodeError) as error:
         raise ContractError(f"{source} cannot be read: {error}") from error

@@ -25,7 +25,7 @@ from components.runtime.errors import ContractError, first_line
 from components.storage.fetching import fetched_files
 from components.storage.locations import open_objects
 from components.storage.objects import ObjectInfo, Objects
-from components.storage.uris import local_path
+from components.storage.uris import is_bucket_uri, local_path
 from components.validation.skew.partitions import read_rows
 
 logger = logging.getLogger(__name__)
@@ -77,7 +77,7 @@ def open_archive(uri: str) -> Archive:
         ContractError: `uri` is none of these, or no folder.
         PermanentError: there are no credentials for the bucket.
     """
-    if uri.startswith("gs://"):
+    if is_bucket_uri(uri):
         return BucketArchive(open_objects(uri))
     folder = local_path(uri)
     if not folder.is_dir():
