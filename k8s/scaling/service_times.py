@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 
 from components.runtime.errors import ContractError
 
-SHIPPED = Path(__file__).with_name("service_times")
+SHIPPED = Path(__file__).with_name("measured_service_times")
 """Measured files that come with the project, by the network that was served; the shipped target is `demo`'s."""
 
 

@@ -9,7 +9,7 @@ from types import SimpleNamespace
 import pytest
 
 from components.run_outcome.component import run_outcome
-from components.runtime.errors import PREEMPTED_EXIT_CODE
+from components.runtime.exit_codes import ExitCode
 from components.store.run_notes import STEPS
 
 FLAG_OF_OUTPUT = {
@@ -105,7 +105,7 @@ def test_every_pipeline_parameter_of_a_step_is_a_flag_of_its_own(step):
 
 
 GATES = ("validation", "evaluation", "deployment")
-CODES = (1, 2, 3, PREEMPTED_EXIT_CODE)
+CODES = (1, 2, 3, ExitCode.PREEMPTED)
 ERROR_CODES = [(step, code) for step in STEPS for code in CODES if not (step in GATES and code == 1)]
 """A gate's 1 is its answer, not an error; deployment's says that it refused, which no retry would change."""
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from components.runtime.errors import PREEMPTED_EXIT_CODE
+from components.runtime.exit_codes import ExitCode
 from pipelines.local.runner import STEP_NICENESS, PipelineFailed, yielding
 
 
@@ -53,7 +53,7 @@ def test_failing_step_raises_after_the_exit_handler_ran(run_tiny):
 
 
 def test_preempted_task_is_run_again_as_often_as_the_pipeline_says(run_tiny):
-    assert PREEMPTED_EXIT_CODE == 75, "the planted one"
+    assert ExitCode.PREEMPTED == 75, "the planted one"
     folder = run_tiny(passes=True, preemptions=2)
     assert (folder / "second").read_text() == "ran\n" * 3
     assert (folder / "last").read_text() == "SUCCEEDED"

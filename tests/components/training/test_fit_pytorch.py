@@ -17,7 +17,8 @@ from components.contracts.dcn import DcnConfig
 from components.contracts.manifests import Model
 from components.contracts.metrics import log_loss, roc_auc
 from components.dcn.network import load_network, predict
-from components.runtime.errors import PREEMPTED_EXIT_CODE, PermanentError, Preempted
+from components.runtime.errors import PermanentError, Preempted
+from components.runtime.exit_codes import ExitCode
 from components.store.run_notes import read_notes
 from components.training.__main__ import run_flags
 from components.training.config import TrainingSettings
@@ -248,7 +249,7 @@ def test_sigterm_saves_ends_with_the_code_for_a_retry_and_the_retry_ends_with_th
             said += line
             if "fit begins" in line:
                 process.send_signal(signal.SIGTERM)
-    assert process.returncode == PREEMPTED_EXIT_CODE == os.EX_TEMPFAIL, said
+    assert process.returncode == ExitCode.PREEMPTED == os.EX_TEMPFAIL, said
     assert "preempted: asked to stop: saved at epoch 1, batch " in said
     (note,) = read_notes(tmp_path / "stopped" / "store", "stopped")
     assert note.state == "preempted"

@@ -17,7 +17,8 @@ import pytest
 
 from components.contracts.dcn import DcnConfig
 from components.runtime.durable import sha256_tree
-from components.runtime.errors import PREEMPTED_EXIT_CODE, PermanentError, Preempted
+from components.runtime.errors import PermanentError, Preempted
+from components.runtime.exit_codes import ExitCode
 from components.storage.uris import local_path
 from components.store.run_notes import read_notes
 from components.training import publish, step
@@ -279,7 +280,7 @@ def component(tmp_path, training_set, validation_report):
 
 def test_the_component_ends_with_75_at_sigterm_and_its_retry_with_a_model(component, tmp_path):
     ended = component(COMPONENT)
-    assert ended.returncode == PREEMPTED_EXIT_CODE, ended.stderr
+    assert ended.returncode == ExitCode.PREEMPTED, ended.stderr
     assert read_notes(tmp_path / "store", "r")[0].state == "preempted"
     assert not (tmp_path / "model").exists()
     ended = component()
