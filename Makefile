@@ -31,8 +31,28 @@ python:
 	@command -v $(PYTHON) >/dev/null && $(PYTHON) -c 'import venv, ensurepip' 2>/dev/null || { \
 	  echo "error: '$(PYTHON)' is not a working Python 3.11 with venv; install it or say 'make PYTHON=/path/to/python3.11 ...'" >&2; exit 2; }
 
+ENVIRONMENTS ?= driver validation preprocessing training serving
+
+# Two at a time. A second `make` waits for the lock and finds the work done. An environment whose interpreter is gone,
+# as after an upgrade of the system, is built again.
 environments: python
-	@$(PYTHON) pipelines/local/environments.py
+	@mkdir -p .venvs; for name in $(ENVIRONMENTS); do \
+	  .venvs/$$name/bin/python -c '' 2>/dev/null || rm -f .venvs/$$name/built; done
+	@flock .venvs/lock $(MAKE) -s --no-print-directory -j2 $(ENVIRONMENTS:%=.venvs/%/built)
+
+# Every package is pinned with its hash but torch (requirements/torch.txt). `built` is touched last.
+.SECONDEXPANSION:
+.venvs/%/built: requirements/%.lock $$(wildcard requirements/$$*.test.lock) requirements/torch.txt
+	@echo "building environment $* (log: .venvs/$*.log)"
+	@{ rm -rf .venvs/$* && $(PYTHON) -m venv .venvs/$* && \
+	  install=".venvs/$*/bin/python -m pip install --disable-pip-version-check" && \
+	  $$install --no-deps --require-hashes $(patsubst %,-r %,$(filter %.lock,$^)) && \
+	  case $* in \
+	    training|benchmarks) $$install -r requirements/torch.txt;; \
+	    driver) $$install --no-deps --no-build-isolation -e .;; \
+	  esac; } > .venvs/$*.log 2>&1 || { tail -n 5 .venvs/$*.log >&2; \
+	  echo "error: environment $* could not be built, see .venvs/$*.log" >&2; exit 1; }
+	@touch $@
 
 # DATA=<file or folder> takes your own Criteo rows instead of the simulated ones. LOG=pubsub keeps the records in Google's
 # Pub/Sub emulator (where the Cloud SDK has it), LOG=kafka in librdkafka's mock cluster, instead of a SQLite file.
@@ -73,14 +93,14 @@ benchmarks: benchmark-training benchmark-freshness benchmark-serving benchmark-c
 	benchmark-policies benchmark-extraction benchmark-validation benchmark-preprocessing benchmark-round
 
 benchmark-training: python
-	@$(PYTHON) pipelines/local/environments.py benchmarks
+	@$(MAKE) --no-print-directory environments ENVIRONMENTS=benchmarks
 	@exec .venvs/benchmarks/bin/python -m benchmarks.training $(BENCHMARK_FLAGS)
 
 benchmark-freshness: environments
 	@exec .venvs/training/bin/python -m benchmarks.freshness $(BENCHMARK_FLAGS)
 
 benchmark-serving: environments
-	@$(PYTHON) pipelines/local/environments.py serving-peers
+	@$(MAKE) --no-print-directory environments ENVIRONMENTS=serving-peers
 	@exec $(DRIVER) -m benchmarks.serving $(BENCHMARK_FLAGS)
 
 benchmark-cache: environments
@@ -90,7 +110,7 @@ benchmark-graph: environments
 	@exec $(DRIVER) -m benchmarks.graph_limits $(BENCHMARK_FLAGS)
 
 benchmark-monitor: python
-	@$(PYTHON) pipelines/local/environments.py monitor-peers
+	@$(MAKE) --no-print-directory environments ENVIRONMENTS=monitor-peers
 	@exec .venvs/monitor-peers/bin/python -m benchmarks.monitor $(BENCHMARK_FLAGS)
 
 benchmark-preprocessing: environments
@@ -103,11 +123,11 @@ benchmark-round: environments
 	@exec $(DRIVER) -m benchmarks.round $(BENCHMARK_FLAGS)
 
 benchmark-extraction: environments
-	@$(PYTHON) pipelines/local/environments.py validation-peers
+	@$(MAKE) --no-print-directory environments ENVIRONMENTS=validation-peers
 	@exec $(DRIVER) -m benchmarks.extraction $(BENCHMARK_FLAGS)
 
 benchmark-validation: environments
-	@$(PYTHON) pipelines/local/environments.py validation-peers
+	@$(MAKE) --no-print-directory environments ENVIRONMENTS=validation-peers
 	@exec $(DRIVER) -m benchmarks.validation $(BENCHMARK_FLAGS)
 
 golden: environments
@@ -117,8 +137,16 @@ format: environments
 	$(DRIVER) -m ruff check --fix .
 	$(DRIVER) -m ruff format .
 
+# For maintainers, after an edit of an .in file: resolves it again with hashes. `X.no-deps.in` goes in without dependencies.
+LOCKS := driver validation preprocessing training serving benchmarks serving-peers monitor-peers validation-peers
 lock:
-	$(PYTHON) requirements/lock.py $(or $(ENVIRONMENT),driver validation preprocessing training serving benchmarks serving-peers monitor-peers validation-peers)
+	@cd requirements; \
+	compile="../.venvs/driver/bin/uv pip compile --quiet --python-version 3.11 --generate-hashes --no-annotate --custom-compile-command"; \
+	for name in $(or $(ENVIRONMENT),$(LOCKS)); do \
+	  $$compile "make lock ENVIRONMENT=$$name" $$name.in -o $$name.lock || exit 1; \
+	  [ ! -f $$name.test.in ] || $$compile "make lock ENVIRONMENT=$$name" $$name.test.in -c $$name.lock -o $$name.test.lock || exit 1; \
+	  [ ! -f $$name.no-deps.in ] || $$compile "" --no-header --no-deps $$name.no-deps.in >> $$name.lock || exit 1; \
+	done
 
 clean:
 	rm -rf build .venvs

@@ -1,57 +1,97 @@
-"""Environments are rebuilt when, and only when, a lock changed or a build did not end."""
+"""`make environments` builds an environment when, and only when, a lock changed or a build did not end."""
 
 import os
+import re
 import shutil
 import subprocess
+import sys
+import zipfile
 
 import pytest
 
 from pipelines.local import environments
 
+needs_make = pytest.mark.skipif(shutil.which("make") is None, reason="no make on this machine")
+MAKEFILE = environments.REPOSITORY / "Makefile"
+
 
 @pytest.fixture
-def repository(tmp_path):
+def folder(tmp_path):
+    """A repository of nothing but the Makefile and the locks of one empty environment."""
+    shutil.copy(MAKEFILE, tmp_path)
     (tmp_path / "requirements").mkdir()
-    for lock in environments.locks_of("serving", tmp_path):
-        lock.write_text("# nothing\n")
+    for name in ("torch.txt", "serving.lock", "serving.test.lock"):
+        (tmp_path / "requirements" / name).write_text("# nothing\n")
     return tmp_path
 
 
-def test_built_environment_is_current_until_a_lock_changes(repository):
-    assert not environments.is_current("serving", repository)
-    environments.build("serving", repository)
-    assert environments.is_current("serving", repository)
-    assert environments.python_of("serving", repository).exists()
-    environments.locks_of("serving", repository)[1].write_text("# something else\n")
-    assert not environments.is_current("serving", repository)
-    shutil.rmtree(repository / ".venvs")
+def make_serving(folder):
+    variables = {name: text for name, text in os.environ.items() if not name.startswith(("MAKE", "MFLAGS"))}
+    return subprocess.run(
+        ["make", "environments", "ENVIRONMENTS=serving", f"PYTHON={sys.executable}"],
+        cwd=folder, env=variables, capture_output=True, text=True, timeout=240,
+    )  # fmt: skip
 
 
-def test_failed_build_names_its_log_and_stays_unfinished(repository):
-    environments.locks_of("serving", repository)[0].write_text("./no-such-package\n")
-    with pytest.raises(
-        environments.BuildFailed, match="serving could not be built, see .*serving.log: .*no-such-package"
-    ):
-        environments.build("serving", repository)
-    assert not environments.is_current("serving", repository)
+@needs_make
+def test_environment_is_built_once_and_again_when_a_lock_changed_or_its_interpreter_is_gone(folder):
+    building = "building environment serving (log: .venvs/serving.log)\n"
+    assert make_serving(folder).stdout == building
+    assert environments.python_of("serving", folder).exists()
+    assert make_serving(folder).stdout == ""
+    lock = folder / "requirements" / "serving.test.lock"
+    os.utime(lock, (lock.stat().st_mtime + 60,) * 2)
+    assert make_serving(folder).stdout == building
+    os.utime(lock, (lock.stat().st_mtime - 120,) * 2)
+    assert make_serving(folder).stdout == ""
+    python = environments.python_of("serving", folder)
+    python.unlink()
+    python.symlink_to(folder / "an interpreter that was upgraded away")
+    assert make_serving(folder).stdout == building
 
 
-def test_every_environment_has_its_locks_and_every_pin_is_exact():
+@needs_make
+def test_failed_build_shows_the_reason_names_its_log_and_stays_unfinished(folder):
+    (folder / "requirements" / "serving.lock").write_text("./no-such-package\n")
+    for _ in range(2):
+        made = make_serving(folder)
+        assert made.returncode != 0
+        assert "no-such-package" in made.stderr
+        assert "error: environment serving could not be built, see .venvs/serving.log" in made.stderr
+
+
+@needs_make
+def test_package_that_is_not_what_was_locked_is_refused(folder):
+    (folder / "wheels").mkdir()
+    with zipfile.ZipFile(folder / "wheels" / "tiny-1.0-py3-none-any.whl", "w") as wheel:
+        wheel.writestr("tiny-1.0.dist-info/METADATA", "Metadata-Version: 2.1\nName: tiny\nVersion: 1.0\n")
+        wheel.writestr("tiny-1.0.dist-info/WHEEL", "Wheel-Version: 1.0\nRoot-Is-Purelib: true\nTag: py3-none-any\n")
+        wheel.writestr("tiny-1.0.dist-info/RECORD", "")
+    lock = f"--no-index\n--find-links {folder}/wheels\ntiny==1.0 --hash=sha256:{'0' * 64}\n"
+    (folder / "requirements" / "serving.lock").write_text(lock)
+    made = make_serving(folder)
+    assert made.returncode != 0
+    assert "DO NOT MATCH THE HASHES" in (folder / ".venvs" / "serving.log").read_text()
+
+
+def test_every_environment_has_its_locks_and_every_pin_is_exact_and_has_its_hash():
     for name in (*environments.ENVIRONMENTS, *environments.ON_DEMAND):
         for lock in environments.locks_of(name):
-            pins = [line for line in lock.read_text().splitlines() if line and not line.startswith("#")]
+            text = lock.read_text().replace("\\\n", " ")
+            pins = [line for line in text.splitlines() if line and not line.startswith("#")]
             assert pins
-            assert all(pin.count("==") == 1 and "+" not in pin for pin in pins), lock
+            for pin in pins:
+                assert re.fullmatch(r"[\w.-]+==[\w.!]+(?:\s+--hash=sha256:[0-9a-f]{64})+", pin), (lock.name, pin[:80])
 
 
 def _pins(name):
-    locks = environments.locks_of(name)
-    return dict(line.split("==") for lock in locks for line in lock.read_text().splitlines() if "==" in line)
+    texts = [lock.read_text() for lock in environments.locks_of(name)]
+    return dict(pin for text in texts for pin in re.findall(r"^([\w.-]+)==(\S+)", text, re.M))
 
 
 def test_benchmarks_measure_the_versions_that_training_is_locked_to():
     training, benchmarks = _pins("training"), _pins(environments.BENCHMARKS)
-    assert {"torch", "numpy", "pyarrow", "scikit-learn"} <= training.keys() & benchmarks.keys()
+    assert {"numpy", "pyarrow", "scikit-learn"} <= training.keys() & benchmarks.keys()
     assert {name: training[name] for name in training.keys() & benchmarks.keys()}.items() <= benchmarks.items()
 
 
@@ -67,27 +107,11 @@ def test_serving_is_measured_against_the_versions_that_its_own_side_is_locked_to
 def test_monitor_is_measured_with_the_versions_that_it_is_locked_to():
     peers, driver = _pins(environments.MONITOR_PEERS), _pins("driver")
     shared = peers.keys() & driver.keys() - {"setuptools"}
-    assert {"numpy", "pyarrow", "scikit-learn", "prometheus_client"} <= shared
+    assert {"numpy", "pyarrow", "scikit-learn", "prometheus-client"} <= shared
     assert {name: driver[name] for name in shared} == {name: peers[name] for name in shared}
 
 
-def test_environment_whose_interpreter_is_gone_is_built_anew(repository):
-    stamp = repository / ".venvs" / "serving" / environments.STAMP
-    stamp.parent.mkdir(parents=True)
-    stamp.write_text(environments.lock_hash("serving", repository))
-    python = environments.python_of("serving", repository)
-    python.parent.mkdir()
-    python.symlink_to(repository / "an interpreter that was upgraded away")
-    assert not environments.is_current("serving", repository)
-
-
-def test_disk_that_cannot_be_written_is_said_without_a_traceback(repository):
-    (repository / ".venvs").write_text("a file in the folder's place")
-    with pytest.raises(environments.BuildFailed, match="environment serving could not be built: .*File exists"):
-        environments.build("serving", repository)
-
-
-@pytest.mark.skipif(shutil.which("make") is None, reason="no make on this machine")
+@needs_make
 @pytest.mark.parametrize("broken", [False, True], ids=["absent", "without venv"])
 def test_make_without_a_working_python_3_11_says_what_to_do(tmp_path, broken):
     for name in ("bash", "sh", "sed"):
