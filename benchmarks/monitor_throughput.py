@@ -32,7 +32,7 @@ from benchmarks.step_process import memory_of
 from components.contracts import criteo
 from components.contracts.manifests import Model, Release
 from components.contracts.records import CLICK, OutcomeBatch, PredictionBatch, encode
-from components.logs.event_log import Delivery, SetAside
+from components.logs.event_log import DeadLetter, Delivery
 from components.logs.sqlite import SqliteLog
 from components.store.models import model_folder, release_path
 from components.validation.reference import ReferenceCounter
@@ -71,15 +71,15 @@ class MemoryLog:
     def acknowledge(self, tokens: Iterable[str]) -> None:
         """Nothing is left to forget."""
 
-    def set_aside(self, token: str, reason: str) -> None:
+    def dead_letter(self, token: str, reason: str) -> None:
         """No message of this benchmark is unusable."""
         raise AssertionError(f"{token}: {reason}")
 
-    def list_set_aside(self) -> list[SetAside]:
+    def list_dead_letters(self) -> list[DeadLetter]:
         """None."""
         return []
 
-    def replay_set_aside(self, message_ids: Collection[str] | None) -> int:
+    def replay_dead_letters(self, message_ids: Collection[str] | None) -> int:
         """None."""
         return 0
 

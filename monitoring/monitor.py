@@ -209,16 +209,16 @@ class Monitor:
         # At once: what follows may fail for now, and what is stored is not delivered again.
         self._note_predictions([batch for batch, _ in predictions], now)
         self._checkpoint("intake.stored")
-        aside = {delivery.token for delivery, _ in bad}
-        self._subscriber.acknowledge([d.token for d in deliveries if d.token not in aside])
+        unusable = {delivery.token for delivery, _ in bad}
+        self._subscriber.acknowledge([d.token for d in deliveries if d.token not in unusable])
         self._checkpoint("intake.acknowledged")
         for delivery, reason in bad:
-            self._subscriber.set_aside(delivery.token, reason)
+            self._subscriber.dead_letter(delivery.token, reason)
         if bad:
-            self._checkpoint("intake.set_aside")
+            self._checkpoint("intake.dead_letter")
             first, reason = bad[0]
             text = f"{len(bad)} messages, the first {first.message_id}: {reason}"
-            self.journal.tell("set_aside", text, messages=len(bad), message_id=first.message_id)
+            self.journal.tell("dead_letter", text, messages=len(bad), message_id=first.message_id)
 
     def _note_predictions(self, batches: list[PredictionBatch], now: float) -> None:
         for batch in batches:
@@ -367,7 +367,7 @@ class Monitor:
         )
 
 
-_TIMELINE_COUNTERS = (("duplicate", "s"), ("set_aside", ""), ("archived", ""), ("late_outcome", "s"))
+_TIMELINE_COUNTERS = (("duplicate", "s"), ("dead_letter", "s"), ("archived", ""), ("late_outcome", "s"))
 
 
 def _open_archive(settings: MonitorSettings, store: Store, checkpoint: Callable[[str], None]) -> Archive:

@@ -23,7 +23,7 @@ logger = logging.getLogger(__name__)
 ROOMS = {
     "monitor": ("monitoring", (), "watch the click log, decide when to retrain"),
     "uploader": ("monitoring.uploader", (), "move archived records into the lake"),
-    "log": ("components.logs", (), "check the record log; list or replay what was set aside"),
+    "log": ("components.logs", (), "check the record log; list or replay its dead letters"),
     "simulate": ("inference_client", ("simulate",), "write a lake of simulated clicks"),
     "drift": ("inference_client", ("drift",), "write a drifted copy of a simulated world"),
     "traffic": ("inference_client", ("replay",), "send traffic to Triton and log predictions and clicks"),

@@ -1,4 +1,4 @@
-"""`evergreen log`: asks a log how it is, lists what was set aside, publishes it again.
+"""`evergreen log`: checks a log, lists its dead letters, publishes them again.
 
 Joins whoever is called at night to the log of the monitor. Safe beside a monitor at work: nothing is pulled or
 acknowledged (a Pub/Sub stream that is opened to ask gives back at once what it was sent). What a log promises is
@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
-from components.logs.event_log import SetAside, Subscriber
+from components.logs.event_log import DeadLetter, Subscriber
 from components.logs.locations import open_subscriber
 from components.logs.urls import LogUrl
 from components.runtime.durable import write_whole
@@ -32,13 +32,13 @@ def build_parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="evergreen log", description="Looks after the record log.")
     commands = parser.add_subparsers(dest="command", required=True)
     check = commands.add_parser("check", help="connect, and tell what waits to be read and what is wrong")
-    aside = commands.add_parser("set-aside", help="messages that the monitor could not use")
-    actions = aside.add_subparsers(dest="command", required=True)
+    dead_letters = commands.add_parser("dead-letters", help="messages that the monitor could not use")
+    actions = dead_letters.add_subparsers(dest="command", required=True)
     listing = actions.add_parser("list", help="list them, oldest first, with the reason why")
     listing.add_argument("--save", type=Path, metavar="DIR", help="also write each message's original bytes to a file")
     replay = actions.add_parser("replay", help="publish them again with their original bytes")
     which = replay.add_mutually_exclusive_group(required=True)
-    which.add_argument("--all", action="store_true", help="every message that is set aside")
+    which.add_argument("--all", action="store_true", help="every dead letter")
     which.add_argument("--id", action="append", metavar="ID", help="this message (repeatable)")
     for each in (check, listing, replay):
         each.add_argument("url", metavar="URL", help="the log, as the monitor is given it")
@@ -47,7 +47,7 @@ def build_parser() -> argparse.ArgumentParser:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Runs one command; 0 done, 1 the log has a problem or an id is not set aside, 2 misuse, 3 the log failed."""
+    """Runs one command; 0 done, 1 the log has a problem or an id is no dead letter, 2 misuse, 3 the log failed."""
     arguments = build_parser().parse_args(argv)
     logging.basicConfig(level=logging.WARNING, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
     try:
@@ -84,7 +84,7 @@ def _check(log: Subscriber, as_json: bool) -> int:
 
 
 def _list(log: Subscriber, save: Path | None, as_json: bool) -> int:
-    messages = log.list_set_aside()
+    messages = log.list_dead_letters()
     told = [_told(message) for message in messages]
     if save is not None:
         for number, message in enumerate(messages):
@@ -95,16 +95,16 @@ def _list(log: Subscriber, save: Path | None, as_json: bool) -> int:
     for each, message in zip(told, messages):
         begin = repr(message.payload[:SHOWN_BYTES])[2:-1] + ("..." if len(message.payload) > SHOWN_BYTES else "")
         print(f"{each['time']}  {message.message_id}  {each['bytes']} bytes: {message.reason}\n    {begin}")
-    print(f"{len(messages)} messages set aside" + (f", their bytes in {save}" if save and messages else ""))
+    print(f"{len(messages)} dead letters" + (f", their bytes in {save}" if save and messages else ""))
     return 0
 
 
-def _told(message: SetAside) -> dict[str, Any]:
+def _told(message: DeadLetter) -> dict[str, Any]:
     moment = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(message.time))
     return {"message_id": message.message_id, "time": moment, "reason": message.reason, "bytes": len(message.payload)}
 
 
-def _save(folder: Path, number: int, message: SetAside) -> Path:
+def _save(folder: Path, number: int, message: DeadLetter) -> Path:
     """Writes the original bytes; the number keeps apart two ids that are one file name."""
     path = folder / f"{number:06d}-{quote(message.message_id, safe='')[:100]}.bin"
     write_whole(path, message.payload)
@@ -112,12 +112,12 @@ def _save(folder: Path, number: int, message: SetAside) -> Path:
 
 
 def _replay(log: Subscriber, ids: list[str] | None, as_json: bool) -> int:
-    count = log.replay_set_aside(ids)
+    count = log.replay_dead_letters(ids)
     missing = 0 if ids is None else len(set(ids)) - count
     if as_json:
-        print(json.dumps({"replayed": count, "not_set_aside": missing}))
+        print(json.dumps({"replayed": count, "not_found": missing}))
     else:
-        print(f"{count} messages published again" + (f"; {missing} ids are not set aside" if missing else ""))
+        print(f"{count} messages published again" + (f"; {missing} ids are no dead letters" if missing else ""))
     return 1 if missing else 0
 
 

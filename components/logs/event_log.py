@@ -2,9 +2,9 @@
 
 Joins the client's publisher to the monitor's subscriber. Delivery is at least once: a published message is delivered
 until it is acknowledged, possibly more than once and in any order; the consumer stores (fsync) before it
-acknowledges and recognises redeliveries by message id. A message that cannot be used is set aside with its reason,
-never dropped. Backends: `logs.sqlite`, `logs.pubsub` and `logs.kafka`; all take the same exam. Which one a URL names is
-left to `logs.locations`.
+acknowledges and recognises redeliveries by message id. A message that cannot be used becomes a dead letter: kept with
+the reason, never dropped. Backends: `logs.sqlite`, `logs.pubsub` and `logs.kafka`; all take the same exam. Which one a
+URL names is left to `logs.locations`.
 """
 
 from __future__ import annotations
@@ -27,14 +27,14 @@ class Delivery(NamedTuple):
     """1 for the first delivery; stays 1 where the backend does not count."""
 
 
-class SetAside(NamedTuple):
-    """A message that was set aside: its original bytes and why."""
+class DeadLetter(NamedTuple):
+    """A message that could not be used: its original bytes and why."""
 
     message_id: str
     payload: bytes
     reason: str
     time: float
-    """Seconds since the epoch when it was set aside."""
+    """Seconds since the epoch when it became a dead letter."""
 
 
 class Publisher(Protocol):
@@ -72,17 +72,17 @@ class Subscriber(Protocol):
     def acknowledge(self, tokens: Iterable[str]) -> None:
         """Ends the delivery of these messages; a token whose lease ran out is ignored."""
 
-    def set_aside(self, token: str, reason: str) -> None:
+    def dead_letter(self, token: str, reason: str) -> None:
         """Ends a delivery by keeping the message apart with `reason`: kept first, then acknowledged."""
 
-    def list_set_aside(self) -> list[SetAside]:
-        """All messages set aside, oldest first; listing takes none away."""
+    def list_dead_letters(self) -> list[DeadLetter]:
+        """All dead letters, oldest first; listing takes none away."""
 
-    def replay_set_aside(self, message_ids: Collection[str] | None) -> int:
-        """Publishes messages that were set aside again, with their original bytes, then keeps them aside no longer.
+    def replay_dead_letters(self, message_ids: Collection[str] | None) -> int:
+        """Publishes dead letters again with their original bytes, then lets them go.
 
         Args:
-            message_ids: Which; None = all. An id that is not set aside is passed over.
+            message_ids: Which; None = all. An id that is no dead letter is passed over.
 
         Returns:
             How many were published again.
@@ -91,7 +91,7 @@ class Subscriber(Protocol):
     def read_up_to(self) -> float | None:
         """Seconds since the epoch up to which every published message is read, as far as the backend can know.
 
-        Read means: pulled by a living reader, and where that is this one, also acknowledged or set aside. Ask after
+        Read means: pulled by a living reader, and where that is this one, also acknowledged or dead-lettered. Ask after
         acknowledging. None while unknown: before the first pull that left nothing, or while messages may be leased to a
         killed predecessor. May move back where a clock is set right.
         """
@@ -103,7 +103,7 @@ class Subscriber(Protocol):
         """
 
     def backlog(self) -> int | None:
-        """Messages published and neither acknowledged nor set aside; None where the backend cannot tell."""
+        """Messages published and neither acknowledged nor dead-lettered; None where the backend cannot tell."""
 
     def close(self) -> None:
         """Releases the connection; open leases run out by themselves."""

@@ -14,7 +14,7 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
-from components.logs.event_log import MAX_MESSAGE_BYTES, Delivery, SetAside
+from components.logs.event_log import MAX_MESSAGE_BYTES, DeadLetter, Delivery
 from components.runtime.errors import ContractError, PermanentError, TemporaryError
 
 _SCHEMA = """
@@ -22,11 +22,11 @@ CREATE TABLE IF NOT EXISTS messages (
     number INTEGER PRIMARY KEY,
     message_id TEXT NOT NULL UNIQUE,
     payload BLOB,
-    state TEXT NOT NULL DEFAULT 'waiting' CHECK (state IN ('waiting', 'acknowledged', 'set aside')),
+    state TEXT NOT NULL DEFAULT 'waiting' CHECK (state IN ('waiting', 'acknowledged', 'dead letter')),
     leased_until REAL NOT NULL DEFAULT 0,
     attempts INTEGER NOT NULL DEFAULT 0,
     reason TEXT,
-    set_aside_at REAL
+    dead_lettered_at REAL
 );
 CREATE INDEX IF NOT EXISTS waiting ON messages (number) WHERE state = 'waiting';
 """
@@ -152,33 +152,33 @@ class SqliteLog:
         for token in ended:
             self._pulled.pop(token, None)
 
-    def set_aside(self, token: str, reason: str) -> None:
+    def dead_letter(self, token: str, reason: str) -> None:
         """See `event_log.Subscriber`."""
         number, attempt = map(int, token.split("/"))
         with self._transaction() as connection:
             connection.execute(
-                "UPDATE messages SET state = 'set aside', reason = ?, set_aside_at = ? "
+                "UPDATE messages SET state = 'dead letter', reason = ?, dead_lettered_at = ? "
                 "WHERE number = ? AND attempts = ? AND state = 'waiting'",
                 (reason, self._clock(), number, attempt),
             )
         self._pulled.pop(token, None)
 
-    def list_set_aside(self) -> list[SetAside]:
+    def list_dead_letters(self) -> list[DeadLetter]:
         """See `event_log.Subscriber`."""
         with self._lock, _translated(self._path):
             rows = self._connection.execute(
-                "SELECT message_id, payload, reason, set_aside_at FROM messages "
-                "WHERE state = 'set aside' ORDER BY number"
+                "SELECT message_id, payload, reason, dead_lettered_at FROM messages "
+                "WHERE state = 'dead letter' ORDER BY number"
             ).fetchall()
-        return [SetAside(*row) for row in rows]
+        return [DeadLetter(*row) for row in rows]
 
-    def replay_set_aside(self, message_ids: Collection[str] | None) -> int:
+    def replay_dead_letters(self, message_ids: Collection[str] | None) -> int:
         """See `event_log.Subscriber`; one transaction, since the message never left the table."""
-        free = "UPDATE messages SET state = 'waiting', leased_until = 0, reason = NULL, set_aside_at = NULL"
+        free = "UPDATE messages SET state = 'waiting', leased_until = 0, reason = NULL, dead_lettered_at = NULL"
         with self._transaction() as connection:
             if message_ids is None:
-                return connection.execute(f"{free} WHERE state = 'set aside'").rowcount
-            query = f"{free} WHERE state = 'set aside' AND message_id = ?"
+                return connection.execute(f"{free} WHERE state = 'dead letter'").rowcount
+            query = f"{free} WHERE state = 'dead letter' AND message_id = ?"
             return sum(connection.execute(query, (name,)).rowcount for name in set(message_ids))
 
     def read_up_to(self) -> float | None:

@@ -18,7 +18,7 @@ from monitoring.acting.outbox import Outbox
 from monitoring.acting.progress import Documents
 
 INCIDENTS = "incidents"
-DRIFT, LOG, SET_ASIDE = "drift", "log", "set_aside"
+DRIFT, LOG, DEAD_LETTER = "drift", "log", "dead_letter"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -62,7 +62,7 @@ _RULES = {
     "shadow_done": _Rule(DRIFT, "A shadow runs"),
     "shadow_failed": _Rule(DRIFT, "A shadow could not be started"),
     "log_down": _Rule(LOG, "The record log is not reached"),
-    "set_aside": _Rule(SET_ASIDE, "Messages could not be used", "set aside, with their bytes"),
+    "dead_letter": _Rule(DEAD_LETTER, "Messages could not be used", "dead letters, kept with their bytes"),
 }
 _ENDS = {"recovered": (DRIFT, "Recovered"), "log_up": (LOG, "The record log is reached again")}
 _AFTERMATH = (
@@ -90,7 +90,7 @@ class Incident:
     """When something of it happened last."""
     sent_at: float
     amount: float = 0.0
-    """Messages set aside so far."""
+    """Dead letters so far."""
     text: str = ""
     told: tuple[str, ...] = ()
     numbers: dict[str, Any] = field(default_factory=dict)
@@ -113,7 +113,7 @@ class Notifier:
         self._documents, self.outbox, self._settings, self._clock = documents, outbox, settings, clock
         kept = documents.read_document(INCIDENTS) or {}
         self.open = {name: Incident(**{**values, "told": tuple(values["told"])}) for name, values in kept.items()}
-        """The open incidents by name: `drift`, `log`, `set_aside`."""
+        """The open incidents by name: `drift`, `log`, `dead_letter`."""
 
     def hear(self, event: dict[str, Any]) -> None:
         """Takes an event of the journal."""
@@ -129,7 +129,7 @@ class Notifier:
             # A clock that was set back recalls too early rather than never.
             if abs(now - incident.sent_at) < self._settings.remind_seconds:
                 continue
-            if name == SET_ASIDE and incident.last_at <= incident.sent_at:
+            if name == DEAD_LETTER and incident.last_at <= incident.sent_at:
                 self.forget(name)
                 continue
             self._send("Still: " + incident.text, incident, incident.numbers, "", now)

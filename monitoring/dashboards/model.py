@@ -271,10 +271,10 @@ def _log() -> Sequence[Panel]:
             queries=[Query(leaders("log_backlog"), "messages")],
         ),
         Panel(
-            title="Set aside",
+            title="Dead letters",
             description="Messages that could not be used, since the state folder was made. Read them with "
-            "`evergreen log set-aside list`.",
-            queries=[Query(f'max(ctr_monitor_records_total{{{_HERE},outcome="set_aside"}})', "messages")],
+            "`evergreen log dead-letters list`.",
+            queries=[Query(f'max(ctr_monitor_records_total{{{_HERE},outcome="dead_letter"}})', "messages")],
             steps=ALARM_ABOVE_ZERO,
         ),
         Panel(

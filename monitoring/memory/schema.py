@@ -25,7 +25,7 @@ CREATE TABLE IF NOT EXISTS predictions (
 CREATE TABLE IF NOT EXISTS messages (number INTEGER PRIMARY KEY, payload BLOB NOT NULL);
 CREATE INDEX IF NOT EXISTS waiting ON predictions (time) WHERE matured = 0;
 CREATE TABLE IF NOT EXISTS outcome_batches (batch_id TEXT PRIMARY KEY, stored_at REAL NOT NULL);
-CREATE TABLE IF NOT EXISTS set_aside (message_id TEXT PRIMARY KEY, reason TEXT NOT NULL);
+CREATE TABLE IF NOT EXISTS dead_letters (message_id TEXT PRIMARY KEY, reason TEXT NOT NULL);
 CREATE TABLE IF NOT EXISTS clicks (
     request_id TEXT NOT NULL, row INTEGER NOT NULL, time REAL NOT NULL, stored_at REAL NOT NULL,
     PRIMARY KEY (request_id, row));

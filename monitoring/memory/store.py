@@ -43,7 +43,7 @@ class Store(LabelTables, FileTables):
         Args:
             predictions: Batches with their messages.
             outcomes: Outcome batches.
-            unusable: (message id, reason) of messages to be set aside; counted here, kept by the log.
+            unusable: (message id, reason) of future dead letters; counted here, kept by the log.
             now: Seconds since the epoch.
             joined: Events that wait for their request; others are late at once.
 
@@ -56,8 +56,8 @@ class Store(LabelTables, FileTables):
         counts: dict[str, float] = {}
         with self._transaction(counts) as connection:
             for bad in unusable:
-                new = connection.execute("INSERT OR IGNORE INTO set_aside VALUES (?, ?)", bad).rowcount
-                count(counts, "set_aside", new)
+                new = connection.execute("INSERT OR IGNORE INTO dead_letters VALUES (?, ?)", bad).rowcount
+                count(counts, "dead_letter", new)
             added = self._add_predictions(connection, predictions, counts, now)
             for outcome in outcomes:
                 new = connection.execute(

@@ -24,7 +24,7 @@ RECORD_OUTCOMES = {
     "duplicate": "messages delivered again",
     "late_outcome": "outcomes after their attribution window",
     "unmatched_outcome": "outcomes on rows or requests that were never predicted",
-    "set_aside": "messages that could not be used",
+    "dead_letter": "messages that could not be used",
     "passed_over": "requests after their decision point: archived, in no judgement",
 }
 DRIFT_OUTCOMES = {

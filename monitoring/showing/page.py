@@ -92,7 +92,7 @@ def _tiles(shown: Snapshot, now: float) -> str:
         ("log lag", "unknown" if lag is None else _span(lag)),
         ("messages waiting", "unknown" if shown.log_backlog is None else f"{shown.log_backlog:,}"),
         ("rows with open labels", f"{shown.pending_rows:,}"),
-        ("set aside", f"{int(shown.counters.get('set_aside', 0)):,}"),
+        ("dead letters", f"{int(shown.counters.get('dead_letter', 0)):,}"),
         ("rows archived", f"{int(shown.counters.get('archived', 0)):,}"),
     ]
     return (

@@ -160,7 +160,7 @@ def _records(lake: Path, traffic: Mapping[str, Any], timeline: Lines) -> dict[st
         "archived": distinct,
         "archived_twice": archived - distinct,
         "duplicates": last.get("duplicates"),
-        "set_aside": last.get("set_aside"),
+        "dead_letters": last.get("dead_letters"),
     }
 
 

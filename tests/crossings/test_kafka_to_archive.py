@@ -82,7 +82,7 @@ def start_monitor(tmp_path):
 
 def test_every_row_published_to_kafka_is_archived_once_though_the_monitor_is_killed(tmp_path, start_monitor):
     with KafkaCluster() as cluster:
-        for topic in ("clicks", "clicks.set-aside"):
+        for topic in ("clicks", "clicks.dead-letters"):
             cluster.create_topic(topic, partitions=3)
         url = f"kafka://{cluster.brokers}/clicks?lease_seconds=2"
         log = open_log(url)
@@ -106,7 +106,7 @@ def test_every_row_published_to_kafka_is_archived_once_though_the_monitor_is_kil
         wait_for(lambda: len(archived(tmp_path)) >= 180 * ROWS, second)
         expected = [(f"request-{n}", row, int(row == 2)) for n in range(180) for row in range(ROWS)]
         assert sorted(archived(tmp_path)) == sorted(expected)
-        assert [(s.message_id, s.payload) for s in log.subscriber.list_set_aside()] == [("poison", b"\x00no record")]
+        assert [(s.message_id, s.payload) for s in log.subscriber.list_dead_letters()] == [("poison", b"\x00no record")]
         wait_for(lambda: log.subscriber.backlog() == 0, second)
         second.send_signal(signal.SIGTERM)
         assert second.wait(60) == 0

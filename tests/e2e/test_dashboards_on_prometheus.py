@@ -162,7 +162,7 @@ def answer(prometheus, dashboard, title, letter="A"):
         ("model", "AUC", "A", 0.75),
         ("model", "AUC of version $version", "D", 0.74),
         ("model", "Drifted columns", "A", 1),
-        ("model", "Set aside", "A", 0),
+        ("model", "Dead letters", "A", 0),
         ("pipeline", "Live version", "A", 2),
         ("pipeline", "Budget left", "A", 1),
         ("pipeline", "Live since", "A", 900_000),

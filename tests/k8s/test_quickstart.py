@@ -114,13 +114,13 @@ def test_the_pool_may_grow_to_all_replicas_one_that_is_rolled_out_and_a_training
 
 
 def test_subscriptions_are_those_that_the_code_would_make():
-    for name in ("evergreen-records-monitor", "evergreen-records-monitor-set-aside"):
+    for name in ("evergreen-records-monitor", "evergreen-records-monitor-dead-letters"):
         line = command(f"gcloud pubsub subscriptions create {name} ")
         assert flag(line, "message-retention-duration") == f"{RETENTION_SECONDS // 86_400}d"
         assert flag(line, "expiration-period") == "never"
     line = command("gcloud pubsub subscriptions create evergreen-records-monitor ")
     assert int(flag(line, "max-delivery-attempts")) == MAX_DELIVERY_ATTEMPTS
-    assert flag(line, "dead-letter-topic") == "evergreen-records-monitor-set-aside"
+    assert flag(line, "dead-letter-topic") == "evergreen-records-monitor-dead-letters"
 
 
 @pytest.mark.parametrize("overlay", POOL)

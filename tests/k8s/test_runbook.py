@@ -150,7 +150,7 @@ def test_links_lead_somewhere():
 
 def test_the_monitors_account_may_publish_what_the_page_replays_in_its_pod():
     """A replay publishes to the log itself: in Pub/Sub that is a right that the monitor needs for nothing else."""
-    assert any("deploy/monitor" in line and "set-aside replay" in line for line in EXEC)
+    assert any("deploy/monitor" in line and "dead-letters replay" in line for line in EXEC)
     settings = dict(re.findall(r"^(EVERGREEN_\w+)=(.+)$", (K8S / "base/monitor/monitor.env").read_text(), re.M))
     topic = urlsplit(settings["EVERGREEN_MONITOR_LOG"]).path.strip("/")
     granted = f"on_topic evergreen-monitor {topic} roles/pubsub.publisher"

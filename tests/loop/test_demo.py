@@ -55,7 +55,7 @@ def test_summary_holds_what_it_promises_to_hold(turned):
     assert [v["old_distribution"] is None for v in summary["versions"]] == [True, False]
     assert all(run["step_seconds"]["training"] > 0 for run in summary["runs"])
     assert set(summary["requests"]) >= {"sent", "failed"}
-    assert set(summary["records"]) >= {"published", "archived", "duplicates", "set_aside"}
+    assert set(summary["records"]) >= {"published", "archived", "duplicates", "dead_letters"}
     assert set(summary["trigger"]) >= {"reason", "records_since_drift"}
     stages = {"lake", "compile", "first_run", "baseline", "drift", "retraining", "recovery", "rollback", "drain"}
     stages.add("verify")

@@ -29,7 +29,7 @@ def test_loop_turns_and_loses_no_record_over_a_log_server(kind, tmp_path, run_to
     summary = json.loads((folder / "summary.json").read_text())
     assert summary["requests"]["failed"] == 0
     assert summary["records"]["archived"] == summary["records"]["published"] > 0
-    assert summary["records"]["set_aside"] == 0
+    assert summary["records"]["dead_letters"] == 0
     assert summary["trigger"]["runs"] == 1
     assert summary["decisions"]["equal"]
     assert not (folder / "click_log.sqlite").exists()

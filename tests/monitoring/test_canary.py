@@ -74,7 +74,7 @@ def test_windows_forget_no_version_for_being_a_canary():
 
 
 @pytest.mark.parametrize("version", [2**31, -(2**31) - 1])
-def test_a_shadow_version_that_no_column_holds_is_set_aside(version):
+def test_a_shadow_version_that_no_column_holds_makes_a_dead_letter(version):
     batch = dataclasses.replace(
         prediction("a", 3), shadow_version=version, shadow_scores=np.array([0.1, 0.2, 0.3], np.float32)
     )

@@ -219,7 +219,7 @@ class Chain:
         self._expect_manifests(lake)
         log = SqliteLog(self.folder / "log.db")
         assert log.backlog() == 0
-        assert sorted(each.message_id for each in log.list_set_aside()) == sorted(self.poison)
+        assert sorted(each.message_id for each in log.list_dead_letters()) == sorted(self.poison)
         log.close()
         left = [p.name for p in self.folder.rglob("*part-*") if p.is_file() and p.parent.name != "uploaded"]
         assert sorted(left) == sorted(Path(name).name for name in lake if self.lake.startswith("/")), "no torn file"

@@ -8,7 +8,7 @@ from components.runtime.errors import TemporaryError
 from tests.monitoring.conftest import prediction, publish
 
 
-@pytest.mark.parametrize("step", ["acknowledge", "set_aside"])
+@pytest.mark.parametrize("step", ["acknowledge", "dead_letter"])
 def test_what_was_stored_is_known_although_the_log_failed_before_the_turn_was_over(bench, monkeypatch, step):
     b = bench()
     monitor, done = b.start(), getattr(b.log, step)

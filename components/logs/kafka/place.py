@@ -21,7 +21,7 @@ DEFAULT_LEASE_SECONDS = 45.0
 """Kafka's own default session timeout; brokers refuse less than 6 s unless told otherwise."""
 DEFAULT_DELIVERY_SECONDS = 10.0
 OPTIONS = ("group", "lease_seconds", "delivery_seconds", "config")
-ASIDE_ENDING = ".set-aside"
+DEAD_LETTER_ENDING = ".dead-letters"
 MAX_SENT_BYTES = 1_040_000
 """Largest message with key and headers: more than `MAX_MESSAGE_BYTES`, less than a broker's default of 1,048,588."""
 
@@ -104,9 +104,9 @@ class KafkaPlace:
         )
 
     @property
-    def aside_topic(self) -> str:
+    def dead_letter_topic(self) -> str:
         """Where messages go that were set aside."""
-        return self.topic + ASIDE_ENDING
+        return self.topic + DEAD_LETTER_ENDING
 
     def client(self, **settings: Any) -> dict[str, Any]:
         """Settings of one librdkafka client; `settings` are written with `_` for `.` and win over the file's."""

@@ -17,8 +17,8 @@ from collections.abc import Callable, Collection, Iterable
 
 from confluent_kafka import Consumer, KafkaError, KafkaException, Message, TopicPartition
 
-from components.logs.event_log import Delivery, SetAside
-from components.logs.kafka.aside import Aside, message_id
+from components.logs.event_log import DeadLetter, Delivery
+from components.logs.kafka.dead_letters import Aside, message_id
 from components.logs.kafka.place import KafkaPlace, sorted_error
 from components.logs.kafka.progress import Progress
 from components.logs.kafka.reach import Reach
@@ -132,7 +132,7 @@ class KafkaSubscriber:
                 self._end(token)
             self._commit()
 
-    def set_aside(self, token: str, reason: str) -> None:
+    def dead_letter(self, token: str, reason: str) -> None:
         """See `event_log.Subscriber`; waits until the brokers have stored it."""
         with self._lock:
             generation, partition, offset, attempt = map(int, token.split("/"))
@@ -145,11 +145,11 @@ class KafkaSubscriber:
             self._aside.keep(message_id(message), _payload(message), reason)
             self.acknowledge([token])
 
-    def list_set_aside(self) -> list[SetAside]:
+    def list_dead_letters(self) -> list[DeadLetter]:
         """See `event_log.Subscriber`."""
         return self._aside.kept()
 
-    def replay_set_aside(self, message_ids: Collection[str] | None) -> int:
+    def replay_dead_letters(self, message_ids: Collection[str] | None) -> int:
         """See `event_log.Subscriber`."""
         return self._aside.replay(message_ids)
 

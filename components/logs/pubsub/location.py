@@ -1,7 +1,7 @@
 """The URL of a Pub/Sub log, and its two ends: `pubsub://project/topic?subscription=name`.
 
 The publisher needs only the topic, the monitor only the subscription (`<topic>-monitor` where none is named) and
-`<subscription>-set-aside`. Options: `create=true` makes what is missing, as always on Google's emulator;
+`<subscription>-dead-letters`. Options: `create=true` makes what is missing, as always on Google's emulator;
 `lease_seconds`, `settle_seconds` and `max_messages` as `subscriber.PubsubSettings` has them.
 """
 

@@ -14,7 +14,7 @@ RESOURCE_NAME = re.compile(r"(?!goog)[A-Za-z][A-Za-z0-9._~+%-]{2,254}")
 ID = "id"
 """Attribute that holds the message's id: Pub/Sub gives a message published again a new id of its own."""
 REASON = "reason"
-SET_ASIDE_AT = "set_aside_at"
+DEAD_LETTERED_AT = "dead_lettered_at"
 """Attribute of a message set aside: seconds since the epoch."""
 MAX_ATTRIBUTE_BYTES = 1024
 """Longest value of an attribute that Pub/Sub takes."""
@@ -41,7 +41,7 @@ class Names:
     @property
     def aside(self) -> Names:
         """The log in which messages are kept apart, with one subscription of the same name."""
-        name = f"{self.subscription}-set-aside"
+        name = f"{self.subscription}-dead-letters"
         return Names(self.project, name, name)
 
 

@@ -4,7 +4,7 @@ A log is one topic with one subscription, and beside them a topic with one subsc
 latter is the dead-letter topic too: a message that Pub/Sub delivered 100 times in vain lands there by itself. Google's
 emulator takes that policy and does not act on it, and knows no retention beyond a week, so there both are left out. In
 production the resources are better made by whoever gives the rights; Pub/Sub's service account then needs to publish to
-`<subscription>-set-aside` and to subscribe to the subscription.
+`<subscription>-dead-letters` and to subscribe to the subscription.
 """
 
 from __future__ import annotations

@@ -18,10 +18,10 @@ from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass
 from typing import Any
 
-from components.logs.event_log import Delivery, SetAside
+from components.logs.event_log import DeadLetter, Delivery
+from components.logs.pubsub.dead_letters import Aside, message_id, send
 from components.logs.pubsub.names import Names
 from components.logs.pubsub.read_mark import ReadMark
-from components.logs.pubsub.set_aside import Aside, message_id, send
 from components.logs.pubsub.stream import Stream, flow_control
 from components.runtime.errors import PermanentError, TemporaryError
 
@@ -132,17 +132,17 @@ class PubsubSubscriber:
                     self._ended[ended.message.ack_id] = ended.message
         self._confirm()
 
-    def set_aside(self, token: str, reason: str) -> None:
+    def dead_letter(self, token: str, reason: str) -> None:
         """See `event_log.Subscriber`; of a reason longer than 1024 bytes the beginning is kept."""
         if (kept := self._pulled.get(token)) is not None:
             self._aside.add(message_id(kept.message), bytes(kept.message.data), reason, self._clock())
             self.acknowledge([token])
 
-    def list_set_aside(self) -> list[SetAside]:
-        """See `event_log.Subscriber`; what a list beside another one misses, see `set_aside`."""
+    def list_dead_letters(self) -> list[DeadLetter]:
+        """See `event_log.Subscriber`; what a list beside another one misses, see `dead_letters`."""
         return self._aside.read()
 
-    def replay_set_aside(self, message_ids: Collection[str] | None) -> int:
+    def replay_dead_letters(self, message_ids: Collection[str] | None) -> int:
         """See `event_log.Subscriber`."""
         return self._aside.replay(message_ids)
 

@@ -210,7 +210,7 @@ class KafkaBench(Bench):
     def __init__(self, folder, server: KafkaCluster) -> None:
         super().__init__()
         self.server, self.passed, topic = server, 0.0, f"log-{uuid.uuid4().hex[:8]}"
-        for name in (topic, f"{topic}.set-aside"):
+        for name in (topic, f"{topic}.dead-letters"):
             server.create_topic(name, partitions=1)
         self.place = KafkaPlace(brokers=server.brokers, topic=topic, group=topic, lease_seconds=self.lease_seconds)
 

@@ -45,7 +45,7 @@ class Ends:
         self.cluster, self.now, self._open = cluster, 1_000_000.0, []
         topic = f"clicks-{next(names)}"
         cluster.create_topic(topic, partitions=partitions)
-        cluster.create_topic(f"{topic}.set-aside", partitions=partitions)
+        cluster.create_topic(f"{topic}.dead-letters", partitions=partitions)
         self.place = KafkaPlace(brokers=cluster.brokers, topic=topic, group=topic, lease_seconds=2.0)
 
     def publisher(self, **changes: object) -> KafkaPublisher:
@@ -389,38 +389,38 @@ def test_lines_of_lost_connections_do_not_fill_the_log(ends, caplog):
     assert not [r for r in caplog.records if "Connect to" in r.getMessage()]
 
 
-# -- set aside
+# -- dead letters
 
 
-def test_set_aside_again_after_a_replay_stays_listed(ends):
+def test_dead_letter_again_after_a_replay_stays_listed(ends):
     ends.publisher().publish([("a", b"\x00"), ("b", b"")])
     reader = ends.reader()
     for delivery in pull(reader, 2):
-        reader.set_aside(delivery.token, "first")
-    assert reader.replay_set_aside(["b", "unknown"]) == 1
-    assert [(s.message_id, s.payload) for s in reader.list_set_aside()] == [("a", b"\x00")]
+        reader.dead_letter(delivery.token, "first")
+    assert reader.replay_dead_letters(["b", "unknown"]) == 1
+    assert [(s.message_id, s.payload) for s in reader.list_dead_letters()] == [("a", b"\x00")]
     (again,) = pull(reader, 1)
     assert (again.message_id, again.payload) == ("b", b"")
     ends.now += 1
-    reader.set_aside(again.token, "second")
-    assert [(s.message_id, s.reason, s.time) for s in reader.list_set_aside()] == [
+    reader.dead_letter(again.token, "second")
+    assert [(s.message_id, s.reason, s.time) for s in reader.list_dead_letters()] == [
         ("a", "first", ends.now - 1),
         ("b", "second", ends.now),
     ]
-    assert reader.replay_set_aside(None) == 2
-    assert reader.list_set_aside() == []
+    assert reader.replay_dead_letters(None) == 2
+    assert reader.list_dead_letters() == []
 
 
-def test_message_set_aside_twice_by_a_crash_in_between_is_listed_and_replayed_once(ends):
+def test_message_dead_letter_twice_by_a_crash_in_between_is_listed_and_replayed_once(ends):
     ends.publisher().publish([("a", b"1")])
     reader = ends.reader()
     (delivery,) = pull(reader, 1)
     # The crash lay between keeping it and acknowledging it: kept once more by whoever read it next.
     reader._aside.keep(delivery.message_id, delivery.payload, "before the crash")
-    reader.set_aside(delivery.token, "after it")
-    assert [s.reason for s in reader.list_set_aside()] == ["before the crash"]
-    assert reader.replay_set_aside(None) == 1
-    assert reader.list_set_aside() == []
+    reader.dead_letter(delivery.token, "after it")
+    assert [s.reason for s in reader.list_dead_letters()] == ["before the crash"]
+    assert reader.replay_dead_letters(None) == 1
+    assert reader.list_dead_letters() == []
     assert ids(pull(reader, 1)) == ["a"]
 
 
@@ -428,24 +428,24 @@ def test_listing_and_replaying_leave_the_readers_own_offsets_alone(ends):
     ends.publisher().publish(batch(2))
     reader = ends.reader()
     bad, good = pull(reader, 2)
-    reader.set_aside(bad.token, "bad")
+    reader.dead_letter(bad.token, "bad")
     until(lambda: committed(ends, reader) == 1)
-    reader.list_set_aside()
-    reader.replay_set_aside(None)
+    reader.list_dead_letters()
+    reader.replay_dead_letters(None)
     assert committed(ends, reader) == 1
     assert reader.backlog() == 2
 
 
-def test_message_stays_unacknowledged_where_it_cannot_be_set_aside(ends):
+def test_message_stays_unacknowledged_where_it_cannot_be_dead_letter(ends):
     ends.publisher().publish(batch(1))
     reader = ends.reader()
     (delivery,) = pull(reader, 1)
-    ends.cluster.refuse_topic(ends.place.aside_topic, KafkaError.TOPIC_AUTHORIZATION_FAILED)
+    ends.cluster.refuse_topic(ends.place.dead_letter_topic, KafkaError.TOPIC_AUTHORIZATION_FAILED)
     try:
         with pytest.raises((PermanentError, TemporaryError)):
-            reader.set_aside(delivery.token, "bad")
+            reader.dead_letter(delivery.token, "bad")
     finally:
-        ends.cluster.refuse_topic(ends.place.aside_topic, 0)
+        ends.cluster.refuse_topic(ends.place.dead_letter_topic, 0)
     assert reader.backlog() == 1
 
 
@@ -463,12 +463,12 @@ def test_message_of_a_foreign_client_without_a_key_is_named_by_its_place(ends):
     assert [(d.message_id, d.payload) for d in deliveries] == [(f"{ends.place.topic}/0/0", b"keyless"), ("\\xff", b"")]
 
 
-def test_largest_message_with_a_long_name_and_a_long_reason_can_be_set_aside(ends):
+def test_largest_message_with_a_long_name_and_a_long_reason_can_be_dead_letter(ends):
     ends.publisher().publish([("n" * 500, b"x" * MAX_MESSAGE_BYTES)])
     reader = ends.reader()
     (delivery,) = pull(reader, 1)
-    reader.set_aside(delivery.token, "é" * 100_000)
-    (kept,) = reader.list_set_aside()
+    reader.dead_letter(delivery.token, "é" * 100_000)
+    (kept,) = reader.list_dead_letters()
     assert len(kept.payload) == MAX_MESSAGE_BYTES
     assert kept.reason.startswith("éé")
 
@@ -477,10 +477,10 @@ def test_kafka_url_is_read_with_its_options_and_settings_file(tmp_path):
     (tmp_path / "kafka.conf").write_text("# mine\nsecurity.protocol = SASL_SSL\nsasl.password=a=b\n\n")
     url = f"kafka://a:9092,b:9093/clicks.v1?group=g&lease_seconds=6&delivery_seconds=3&config={tmp_path}/kafka.conf"
     place = KafkaPlace.parse(LogUrl.parse(url))
-    assert (place.brokers, place.topic, place.aside_topic, place.group) == (
+    assert (place.brokers, place.topic, place.dead_letter_topic, place.group) == (
         "a:9092,b:9093",
         "clicks.v1",
-        "clicks.v1.set-aside",
+        "clicks.v1.dead-letters",
         "g",
     )
     assert (place.lease_seconds, place.delivery_seconds) == (6.0, 3.0)

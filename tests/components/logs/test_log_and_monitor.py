@@ -1,4 +1,4 @@
-"""A whole small monitor on every log: what was published is archived once, what it cannot read is set aside whole."""
+"""A whole small monitor on every log: what was published is archived once, what it cannot read becomes a dead letter."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def of_the_future(message: bytes) -> bytes:
     return body + zlib.crc32(body).to_bytes(4, "little")
 
 
-def test_monitor_archives_every_published_row_once_and_sets_the_unreadable_aside(bench, tmp_path):
+def test_monitor_archives_every_published_row_once_and_dead_letters_the_unreadable(bench, tmp_path):
     began = time.time()
     batches = [prediction(f"r{i}", ROWS, time=began + 0.001 * i) for i in range(REQUESTS)]
     clicked = {(batch.request_id, i % ROWS) for i, batch in enumerate(batches)}
@@ -52,7 +52,7 @@ def test_monitor_archives_every_published_row_once_and_sets_the_unreadable_aside
         return store.counters.get(name, 0) >= number
 
     wait_for(lambda: counted("predicted", REQUESTS * ROWS), "all predictions")
-    wait_for(lambda: counted("set_aside", 2), "what is unreadable")
+    wait_for(lambda: counted("dead_letter", 2), "what is unreadable")
     bench.forget_predecessors()
     wait_for(lambda: counted("matured", REQUESTS * ROWS), "the end of the windows")
     monitor.stop()
@@ -62,9 +62,9 @@ def test_monitor_archives_every_published_row_once_and_sets_the_unreadable_aside
     assert sum(row[criteo.LABEL] for row in rows) == len(clicked)
     published = sorted(time for batch in batches for time in [round(batch.time * 1e6)] * ROWS)
     assert sorted(round(row[criteo.EVENT_TIME].timestamp() * 1e6) for row in rows) == published
-    assert {kept.message_id: kept.payload for kept in subscriber.list_set_aside()} == unreadable
-    reasons = {kept.message_id: kept.reason for kept in subscriber.list_set_aside()}
+    assert {kept.message_id: kept.payload for kept in subscriber.list_dead_letters()} == unreadable
+    reasons = {kept.message_id: kept.reason for kept in subscriber.list_dead_letters()}
     assert "format version 200" in reasons["future"]
-    assert subscriber.replay_set_aside(["future"]) == 1
+    assert subscriber.replay_dead_letters(["future"]) == 1
     again = wait_for(lambda: subscriber.pull(10), "the replayed message")
     assert [(d.message_id, d.payload) for d in again] == [("future", unreadable["future"])]

@@ -1,4 +1,4 @@
-"""`evergreen log`: what whoever is called at night sees of a log, and how messages set aside come back."""
+"""`evergreen log`: what whoever is called at night sees of a log, and how dead letters come back."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ def log(tmp_path):
     log = SqliteLog(tmp_path / "a log.sqlite", clock=lambda: 86_400.0)
     log.publish([("bad/1", b"\x00" * 80), ("worse", b""), ("good", b"fine")])
     bad, worse, _ = log.pull(3)
-    log.set_aside(bad.token, "no log record")
-    log.set_aside(worse.token, "empty")
+    log.dead_letter(bad.token, "no log record")
+    log.dead_letter(worse.token, "empty")
     yield log
     log.close()
 
@@ -56,19 +56,19 @@ def test_check_of_brokers_that_do_not_answer_says_so_and_fails(capsys):
 
 
 def test_list_shows_reason_time_and_the_first_bytes(url, capsys):
-    code, told = answer(capsys, "set-aside", "list", url)
+    code, told = answer(capsys, "dead-letters", "list", url)
     assert code == 0
     assert told.out.splitlines() == [
         "1970-01-02T00:00:00Z  bad/1  80 bytes: no log record",
         "    " + r"\x00" * 60 + "...",
         "1970-01-02T00:00:00Z  worse  0 bytes: empty",
         "    ",
-        "2 messages set aside",
+        "2 dead letters",
     ]
 
 
 def test_list_saves_the_original_bytes_under_safe_names(url, capsys, tmp_path):
-    code, told = answer(capsys, "set-aside", "list", url, "--json", "--save", str(tmp_path / "bytes"))
+    code, told = answer(capsys, "dead-letters", "list", url, "--json", "--save", str(tmp_path / "bytes"))
     assert code == 0
     bad, worse = json.loads(told.out)
     assert (bad["message_id"], bad["reason"], bad["bytes"], bad["time"]) == (
@@ -82,23 +82,23 @@ def test_list_saves_the_original_bytes_under_safe_names(url, capsys, tmp_path):
 
 
 def test_replay_publishes_again_what_was_named_and_tells_what_was_not_there(url, capsys, log):
-    code, told = answer(capsys, "set-aside", "replay", url, "--id", "worse", "--id", "unknown")
-    assert (code, told.out) == (1, "1 messages published again; 1 ids are not set aside\n")
-    assert [s.message_id for s in log.list_set_aside()] == ["bad/1"]
+    code, told = answer(capsys, "dead-letters", "replay", url, "--id", "worse", "--id", "unknown")
+    assert (code, told.out) == (1, "1 messages published again; 1 ids are no dead letters\n")
+    assert [s.message_id for s in log.list_dead_letters()] == ["bad/1"]
     assert [(d.message_id, d.payload) for d in log.pull(10)] == [("worse", b"")]
-    code, told = answer(capsys, "set-aside", "replay", url, "--all", "--json")
-    assert (code, json.loads(told.out)) == (0, {"replayed": 1, "not_set_aside": 0})
-    assert log.list_set_aside() == []
+    code, told = answer(capsys, "dead-letters", "replay", url, "--all", "--json")
+    assert (code, json.loads(told.out)) == (0, {"replayed": 1, "not_found": 0})
+    assert log.list_dead_letters() == []
 
 
 def test_replay_needs_to_be_told_which(url):
     with pytest.raises(SystemExit) as ended:
-        command.main(["set-aside", "replay", url])
+        command.main(["dead-letters", "replay", url])
     assert ended.value.code == 2
 
 
 def test_mistyped_path_is_refused_and_makes_no_file(capsys, tmp_path):
-    code, told = answer(capsys, "set-aside", "list", f"sqlite:///{tmp_path}/typo.sqlite")
+    code, told = answer(capsys, "dead-letters", "list", f"sqlite:///{tmp_path}/typo.sqlite")
     assert code == 2
     assert "there is no file" in told.err
     assert list(tmp_path.iterdir()) == []
@@ -107,6 +107,6 @@ def test_mistyped_path_is_refused_and_makes_no_file(capsys, tmp_path):
 def test_kafka_that_is_away_fails_the_listing_and_is_named(capsys):
     with KafkaCluster() as cluster:
         brokers = cluster.brokers
-    code, told = answer(capsys, "set-aside", "list", f"kafka://{brokers}/clicks")
+    code, told = answer(capsys, "dead-letters", "list", f"kafka://{brokers}/clicks")
     assert code == 3
     assert brokers in told.err

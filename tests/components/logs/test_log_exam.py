@@ -1,4 +1,4 @@
-"""The exam that every log backend takes: at least once, kept until acknowledged, set aside but never dropped."""
+"""The exam that every log backend takes: at least once, kept until acknowledged, dead-lettered but never dropped."""
 
 from __future__ import annotations
 
@@ -79,7 +79,7 @@ def test_empty_log_gives_nothing_and_does_not_wait(bench, subscriber):
     assert subscriber.pull(10) == []
     assert time.monotonic() - started < 5.0  # as long as no message comes a waiting pull would take
     assert subscriber.backlog() == (0 if bench.knows_backlog else None)
-    assert subscriber.list_set_aside() == []
+    assert subscriber.list_dead_letters() == []
 
 
 def test_acknowledged_message_never_comes_back(bench, publisher, subscriber):
@@ -107,8 +107,8 @@ def test_late_acknowledgement_with_a_stale_token_is_ignored(bench, publisher, su
     bench.expire_leases()
     (fresh,) = pull(subscriber, count=1)
     subscriber.acknowledge([stale.token])
-    subscriber.set_aside(stale.token, "too late")
-    assert subscriber.list_set_aside() == []
+    subscriber.dead_letter(stale.token, "too late")
+    assert subscriber.list_dead_letters() == []
     bench.expire_leases()
     (fresh,) = pull(subscriber, count=1)
     subscriber.acknowledge([fresh.token, fresh.token])
@@ -142,14 +142,14 @@ def test_messages_in_any_order_of_publishing_all_come_and_in_any_order_can_be_ac
     assert names(bench.rest(subscriber)) == names(sorted(got, reverse=True)[1::2])
 
 
-def test_poison_is_set_aside_with_reason_and_bytes_listed_and_delivered_no_more(bench, publisher, subscriber):
+def test_poison_is_dead_letter_with_reason_and_bytes_listed_and_delivered_no_more(bench, publisher, subscriber):
     publisher.publish([("bad", b"\x00garbage"), ("worse", b"")])
     deliveries = {d.message_id: d for d in pull(subscriber, count=2)}
     began = time.time()
-    subscriber.set_aside(deliveries["bad"].token, "no log record")
-    subscriber.set_aside(deliveries["worse"].token, "empty: é" + "\n" + "x" * 3000)
+    subscriber.dead_letter(deliveries["bad"].token, "no log record")
+    subscriber.dead_letter(deliveries["worse"].token, "empty: é" + "\n" + "x" * 3000)
     for _ in range(2):  # listing takes nothing away
-        kept = subscriber.list_set_aside()
+        kept = subscriber.list_dead_letters()
         assert [(s.message_id, s.payload) for s in kept] == [("bad", b"\x00garbage"), ("worse", b"")]
         assert kept[0].reason == "no log record"
         assert kept[1].reason.startswith("empty: é\nxxx")
@@ -160,27 +160,27 @@ def test_poison_is_set_aside_with_reason_and_bytes_listed_and_delivered_no_more(
         assert subscriber.backlog() == 0
 
 
-def test_what_was_set_aside_is_seen_by_the_next_reader_too(bench, publisher, subscriber):
+def test_what_was_dead_letter_is_seen_by_the_next_reader_too(bench, publisher, subscriber):
     publisher.publish([("bad", b"garbage")])
-    subscriber.set_aside(pull(subscriber, count=1)[0].token, "no log record")
-    assert [(s.message_id, s.payload) for s in bench.subscriber().list_set_aside()] == [("bad", b"garbage")]
+    subscriber.dead_letter(pull(subscriber, count=1)[0].token, "no log record")
+    assert [(s.message_id, s.payload) for s in bench.subscriber().list_dead_letters()] == [("bad", b"garbage")]
 
 
-def test_replay_delivers_what_was_set_aside_again_and_keeps_the_others(bench, publisher, subscriber):
+def test_replay_delivers_what_was_dead_letter_again_and_keeps_the_others(bench, publisher, subscriber):
     publisher.publish([(name, name.encode()) for name in ("a", "b", "c")])
     for delivery in pull(subscriber, count=3):
-        subscriber.set_aside(delivery.token, f"no {delivery.message_id}")
-    assert subscriber.replay_set_aside(["b", "never heard of"]) == 1
+        subscriber.dead_letter(delivery.token, f"no {delivery.message_id}")
+    assert subscriber.replay_dead_letters(["b", "never heard of"]) == 1
     (again,) = pull(subscriber, count=1)
     assert (again.message_id, again.payload) == ("b", b"b")
     subscriber.acknowledge([again.token])
-    assert sorted((s.message_id, s.reason) for s in subscriber.list_set_aside()) == [("a", "no a"), ("c", "no c")]
-    assert subscriber.replay_set_aside(None) == 2
+    assert sorted((s.message_id, s.reason) for s in subscriber.list_dead_letters()) == [("a", "no a"), ("c", "no c")]
+    assert subscriber.replay_dead_letters(None) == 2
     got = pull(subscriber, count=2)
     assert names(got) == ["a", "c"]
     subscriber.acknowledge(d.token for d in got)
-    assert subscriber.list_set_aside() == []
-    assert subscriber.replay_set_aside(None) == 0
+    assert subscriber.list_dead_letters() == []
+    assert subscriber.replay_dead_letters(None) == 0
 
 
 def test_two_readers_share_the_messages_and_lose_none(bench, publisher):
@@ -221,12 +221,12 @@ def test_messages_survive_the_readers_closing_and_reopening(bench, publisher, su
     publisher.publish([("a", b"1"), ("b", b"2"), ("c", b"3")])
     pulled = {d.message_id: d for d in pull(subscriber, count=3)}
     subscriber.acknowledge([pulled["a"].token])
-    subscriber.set_aside(pulled["b"].token, "reason")
+    subscriber.dead_letter(pulled["b"].token, "reason")
     subscriber.close()
     reopened = [bench.subscriber() for _ in range(bench.num_heirs)]
     bench.expire_leases()
     assert names(pull(*reopened, count=1, seconds=HANDOVER_SECONDS)) == ["c"]
-    assert names(reopened[0].list_set_aside()) == ["b"]
+    assert names(reopened[0].list_dead_letters()) == ["b"]
 
 
 def test_what_a_killed_publisher_was_told_is_stored_is_delivered(bench, subscriber):
@@ -272,7 +272,7 @@ def test_what_a_killed_reader_had_not_acknowledged_goes_to_the_next(bench, publi
     assert [(d.message_id, d.payload) for d in sorted(got)] == [("a", b"1"), ("b", b"2"), ("c", b"3")]
 
 
-def test_backlog_counts_what_is_neither_acknowledged_nor_set_aside(bench, publisher, subscriber):
+def test_backlog_counts_what_is_neither_acknowledged_nor_dead_letter(bench, publisher, subscriber):
     if not bench.knows_backlog:
         pytest.skip("the backend cannot tell")
     publisher.publish([(str(i), b"x") for i in range(4)])
@@ -280,7 +280,7 @@ def test_backlog_counts_what_is_neither_acknowledged_nor_set_aside(bench, publis
     a, b, _, _ = pull(subscriber, count=4)
     assert subscriber.backlog() == 4
     subscriber.acknowledge([a.token])
-    subscriber.set_aside(b.token, "bad")
+    subscriber.dead_letter(b.token, "bad")
     assert subscriber.backlog() == 2
 
 

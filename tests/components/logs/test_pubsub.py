@@ -12,7 +12,7 @@ import pytest
 from google.cloud.pubsub_v1.types import PubsubMessage, PullResponse, ReceivedMessage, Subscription
 
 from components.logs.locations import open_log, open_publisher, open_subscriber
-from components.logs.pubsub import clients, resources, set_aside
+from components.logs.pubsub import clients, dead_letters, resources
 from components.logs.pubsub.names import Names
 from components.logs.pubsub.publisher import PubsubPublisher, publish_all
 from components.logs.pubsub.subscriber import PubsubSettings, PubsubSubscriber
@@ -77,7 +77,7 @@ def test_server_that_dies_is_told_and_the_ends_reconnect_when_it_is_back(mortal_
 def test_acknowledgement_that_a_frozen_server_did_not_confirm_is_sent_again_with_the_next_pulls(
     mortal_server, tmp_path, monkeypatch
 ):
-    monkeypatch.setattr(set_aside, "CALL_SECONDS", 0.5)
+    monkeypatch.setattr(dead_letters, "CALL_SECONDS", 0.5)
     bench = BENCHES["pubsub"](tmp_path, mortal_server)
     subscriber = bench.subscriber()
     try:
@@ -168,13 +168,13 @@ def test_another_url_is_refused(url, text, open_end):
         open_end(url)
 
 
-def test_new_subscription_sends_what_cannot_be_delivered_to_the_set_aside_topic():
+def test_new_subscription_sends_what_cannot_be_delivered_to_the_dead_letter_topic():
     names = Names("project", "clicks", "clicks-monitor")
     request = resources.subscription_request(
         names, lease_seconds=30.0, dead_letters=names.aside.topic_path, emulated=False
     )
     made = Subscription(request)
-    assert made.dead_letter_policy.dead_letter_topic == "projects/project/topics/clicks-monitor-set-aside"
+    assert made.dead_letter_policy.dead_letter_topic == "projects/project/topics/clicks-monitor-dead-letters"
     assert made.dead_letter_policy.max_delivery_attempts == 100
     assert (made.ack_deadline_seconds, made.message_retention_duration.days) == (30, 31)
     assert not made.enable_exactly_once_delivery
@@ -189,7 +189,7 @@ def test_dead_letter_and_a_message_of_another_publisher_are_listed_as_what_they_
     )
     publish_all(client, bench.names.aside.topic_path, [(b"2", {})])
     client.transport.close()
-    kept = {k.payload: k for k in subscriber.list_set_aside()}
+    kept = {k.payload: k for k in subscriber.list_dead_letters()}
     assert (kept[b"1"].message_id, kept[b"1"].reason) == ("m", "dead letter of Pub/Sub after 100 deliveries")
     assert kept[b"2"].message_id.startswith("pubsub-")
     assert abs(kept[b"2"].time - time.time()) < 60
@@ -222,6 +222,6 @@ def test_listing_ends_although_what_it_took_comes_again_meanwhile():
     now = datetime.now(timezone.utc)
     messages = [PubsubMessage(data=b"x", message_id=name, attributes={"id": name}, publish_time=now) for name in "ab"]
     client = Slow(messages)
-    aside = set_aside.Aside(Names("p", "t", "s"), publisher=None, subscriber=client, wait_seconds=0.1)
+    aside = dead_letters.Aside(Names("p", "t", "s"), publisher=None, subscriber=client, wait_seconds=0.1)
     assert {kept.message_id for kept in aside.read()} == {"a", "b"}
     assert client.freed == [f"a/{client.pulls}", f"b/{client.pulls}"]

@@ -71,10 +71,10 @@ def test_absent_folder_is_a_temporary_error(tmp_path):
 def test_ids_of_acknowledged_messages_are_forgotten_in_time_and_no_others(path):
     now = 1000.0
     log = SqliteLog(path, lease_seconds=10.0, keep_ids_seconds=100.0, clock=lambda: now)
-    log.publish([("acknowledged", b"1"), ("set aside", b"2"), ("leased", b"3")])
+    log.publish([("acknowledged", b"1"), ("dead letter", b"2"), ("leased", b"3")])
     first, second, _ = log.pull(3)
     log.acknowledge([first.token])
-    log.set_aside(second.token, "bad")
+    log.dead_letter(second.token, "bad")
 
     def is_new(message_id):
         before = log.backlog()
@@ -86,8 +86,8 @@ def test_ids_of_acknowledged_messages_are_forgotten_in_time_and_no_others(path):
     assert not is_new("acknowledged")
     now += 1.0
     log.acknowledge([])
-    assert [is_new(name) for name in ("set aside", "leased", "acknowledged")] == [False, False, True]
-    assert [message.payload for message in log.list_set_aside()] == [b"2"]
+    assert [is_new(name) for name in ("dead letter", "leased", "acknowledged")] == [False, False, True]
+    assert [message.payload for message in log.list_dead_letters()] == [b"2"]
     log.close()
 
 

@@ -203,7 +203,7 @@ def test_a_dead_log_is_told_although_the_clock_was_set_back(told):
     assert list(acting.notifier.open) == ["log"]
 
 
-def test_growing_set_aside_is_told_once_and_its_amount_recalled(told, server):
+def test_growing_number_of_dead_letters_is_told_once_and_its_amount_recalled(told, server):
     b = told(remind_seconds=1000.0)
     monitor = b.start()
     for number in range(3):

@@ -340,7 +340,7 @@ def test_the_timeline_names_its_numbers(bench):
     monitor.tick()
     point = json.loads((b.settings.state / "timeline.jsonl").read_text())
     names = "time version rows clicks auc auc_low auc_high log_loss calibration ctr backlog matured_total pending"
-    assert set(f"{names} duplicates set_aside archived late_outcomes".split()) <= set(point)
+    assert set(f"{names} duplicates dead_letters archived late_outcomes".split()) <= set(point)
     assert point["time"] == START + WINDOW
 
 

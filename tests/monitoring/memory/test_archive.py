@@ -298,8 +298,8 @@ def test_a_crash_at_any_point_loses_no_row_and_archives_none_twice(bench, point,
     assert b.log.backlog() == 0
 
 
-@pytest.mark.parametrize("point", ["intake.acknowledged", "intake.set_aside"])
-def test_a_crash_beside_messages_that_cannot_be_used_sets_each_aside_once(bench, point):
+@pytest.mark.parametrize("point", ["intake.acknowledged", "intake.dead_letter"])
+def test_a_crash_beside_messages_that_cannot_be_used_dead_letters_each_once(bench, point):
     b = bench()
     b.start()
     b.log.publish([(f"bad {i}", b"no record") for i in range(3)])
@@ -311,27 +311,27 @@ def test_a_crash_beside_messages_that_cannot_be_used_sets_each_aside_once(bench,
     b.clock.time += WINDOW + 6.0  # the leases of the crashed monitor run out
     b.start().tick()
     b.monitor.stop()
-    assert b.store.counters["set_aside"] == 3
-    assert sorted(each.message_id for each in b.log.list_set_aside()) == ["bad 0", "bad 1", "bad 2"]
+    assert b.store.counters["dead_letter"] == 3
+    assert sorted(each.message_id for each in b.log.list_dead_letters()) == ["bad 0", "bad 1", "bad 2"]
     assert archived_rows(b.archived) == expected_rows([prediction("a", 3)])
     assert b.log.backlog() == 0
 
 
-def test_predictions_beside_a_message_that_cannot_be_set_aside_now_are_known_all_the_same(bench, monkeypatch):
+def test_predictions_beside_a_message_that_cannot_be_dead_lettered_now_are_known_all_the_same(bench, monkeypatch):
     """They are acknowledged by then and never come again; the bad one does."""
     b = bench()
     b.start()
     b.log.publish([("bad", b"no record")])
     publish(b.log, prediction("a", 3, version=7))
-    set_aside, refused = b.log.set_aside, []
+    dead_letter, refused = b.log.dead_letter, []
 
     def refuse_once(token, reason):
         if not refused:
             refused.append(token)
-            raise TemporaryError("the topic for messages set aside is away")
-        set_aside(token, reason)
+            raise TemporaryError("the topic of dead letters is away")
+        dead_letter(token, reason)
 
-    monkeypatch.setattr(b.log, "set_aside", refuse_once)
+    monkeypatch.setattr(b.log, "dead_letter", refuse_once)
     with pytest.raises(TemporaryError):
         b.monitor.tick()
     b.clock.time += WINDOW + 6.0
@@ -339,8 +339,8 @@ def test_predictions_beside_a_message_that_cannot_be_set_aside_now_are_known_all
     assert b.monitor.windows.serving_version == 7
     assert b.monitor._judging.judge.serving_version == 7
     assert [event["version"] for event in b.events if event["kind"] == "version_seen"] == [7]
-    assert [each.message_id for each in b.log.list_set_aside()] == ["bad"]
-    assert b.store.counters["set_aside"] == 1
+    assert [each.message_id for each in b.log.list_dead_letters()] == ["bad"]
+    assert b.store.counters["dead_letter"] == 1
 
 
 def test_a_crash_after_forgetting_forgets_nothing_that_is_needed(bench):

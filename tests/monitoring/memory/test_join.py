@@ -227,7 +227,7 @@ def test_ids_and_orphans_are_forgotten_only_when_old_and_archived(tmp_path):
         ("deep", "malformed header"),
     ],
 )
-def test_a_message_that_no_row_can_carry_is_set_aside_with_its_reason(bench, payload, reason):
+def test_a_message_that_no_row_can_carry_becomes_a_dead_letter_with_its_reason(bench, payload, reason):
     from components.contracts.records import encode
 
     bad = {
@@ -247,13 +247,13 @@ def test_a_message_that_no_row_can_carry_is_set_aside_with_its_reason(bench, pay
     publish(b.log, prediction("good", 2))
     monitor = b.start()
     monitor.tick()
-    (aside,) = b.log.list_set_aside()
-    assert aside.payload == message
-    assert reason in aside.reason
-    assert b.store.counters["set_aside"] == 1
+    (letter,) = b.log.list_dead_letters()
+    assert letter.payload == message
+    assert reason in letter.reason
+    assert b.store.counters["dead_letter"] == 1
     assert b.store.counters["predicted"] == 2
     assert b.log.backlog() == 0
-    assert "set_aside" in b.kinds()
+    assert "dead_letter" in b.kinds()
 
 
 def _with_header(header: bytes) -> bytes:

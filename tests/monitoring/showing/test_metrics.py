@@ -153,7 +153,7 @@ def test_outcomes_are_frozen():
             outcomes.setdefault(name, []).append(" ".join(value for _, value in labels))
     records = ["predicted", "outcome", "matured", "archived", "duplicate", "late_outcome", "unmatched_outcome"]
     assert outcomes == {
-        "ctr_monitor_records_total": sorted([*records, "set_aside", "passed_over"]),
+        "ctr_monitor_records_total": sorted([*records, "dead_letter", "passed_over"]),
         "ctr_monitor_retrain_requests_total": sorted(["started", "released", "refused", "failed", "notified"]),
         "ctr_monitor_drift_checks_total": sorted(DRIFT_OUTCOMES),
         "ctr_monitor_runs_total": sorted(VERDICTS),
@@ -202,8 +202,8 @@ def test_counters_follow_the_store():
 
 def test_before_the_first_turn_and_as_a_standby_a_monitor_tells_no_number_of_its_work():
     """A zero there is a counter that was reset, and when the true one comes back an alert sees it grow from nothing."""
-    whole = replace(FULL, counters={"set_aside": 7})
-    assert samples(whole)["ctr_monitor_records_total", ("outcome", "set_aside")] == 7
+    whole = replace(FULL, counters={"dead_letter": 7})
+    assert samples(whole)["ctr_monitor_records_total", ("outcome", "dead_letter")] == 7
     for idle in (replace(whole, time=None), replace(whole, role=STANDBY)):
         found = samples(idle)
         assert {name for name, *_ in found} <= {

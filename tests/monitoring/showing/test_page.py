@@ -54,7 +54,7 @@ def page(snapshot: Snapshot, history: History | None = None) -> Text:
 
 def test_everything_that_the_on_call_asks_is_on_it():
     shown = page(
-        replace(FULL, open_labels=(), last_record_time=NOW - 3, threshold=0.7, counters={"set_aside": 4}),
+        replace(FULL, open_labels=(), last_record_time=NOW - 3, threshold=0.7, counters={"dead_letter": 4}),
         History(POINTS, EVENTS),
     )
     for expected in (
@@ -65,7 +65,7 @@ def test_everything_that_the_on_call_asks_is_on_it():
         "release",
         "rollback",
         "1 of 3 columns drifted in the 5,000 predictions",
-        "set aside 4",
+        "dead letters 4",
         "auc 0.6 < 0.7",
         "3 min ago",
     ):

@@ -1,8 +1,8 @@
-"""Messages set aside from a Kafka topic, in the topic `<topic>.set-aside`: kept, listed, replayed.
+"""Messages set aside from a Kafka topic, in the topic `<topic>.dead-letters`: kept, listed, replayed.
 
 A message is kept with its original bytes and key; reason and time are headers. Kafka forgets nothing on request: what
 was replayed is struck out by a later record that names its offset, and where everything before an offset is struck out
-the group `<group>.set-aside` commits it, so that listings begin there. The topic's retention limits how long messages
+the group `<group>.dead-letters` commits it, so that listings begin there. The topic's retention limits how long they
 are kept: give it one that suits, or compaction (a record that strikes out is a tombstone too).
 """
 
@@ -15,9 +15,9 @@ from typing import Any
 
 from confluent_kafka import Consumer, KafkaError, KafkaException, Message, TopicPartition
 
-from components.logs.event_log import SetAside
+from components.logs.event_log import DeadLetter
 from components.logs.kafka.desk import Desk
-from components.logs.kafka.place import ASIDE_ENDING, KafkaPlace, sorted_error
+from components.logs.kafka.place import DEAD_LETTER_ENDING, KafkaPlace, sorted_error
 from components.logs.kafka.sender import Outgoing, Sender
 from components.runtime.errors import TemporaryError
 
@@ -28,7 +28,7 @@ _BATCH = 500
 
 @dataclass(frozen=True, kw_only=True)
 class _Entry:
-    kept: SetAside
+    kept: DeadLetter
     partition: int
     first_offset: int
     """Where it lies first; a crash between keeping and acknowledging keeps a message twice."""
@@ -44,20 +44,20 @@ def message_id(message: Message) -> str:
 
 
 class Aside:
-    """The set-aside topic beside one topic."""
+    """The dead-letters topic beside one topic."""
 
     def __init__(self, place: KafkaPlace, sender: Sender, clock: Callable[[], float], *, seconds: float = 30.0) -> None:
         self._place, self._sender, self._clock, self._seconds = place, sender, clock, seconds
-        self._group = place.group + ASIDE_ENDING
+        self._group = place.group + DEAD_LETTER_ENDING
 
     def keep(self, name: str, payload: bytes, reason: str) -> None:
         """Stores a message with the reason why; returns when the brokers have it, errors as `Sender.send`."""
         told = reason.encode(errors="backslashreplace")[:MAX_REASON_BYTES]
         headers = ((_REASON, told), (_TIME, repr(self._clock()).encode()))
-        outgoing = Outgoing(topic=self._place.aside_topic, message_id=name, payload=payload, headers=headers)
+        outgoing = Outgoing(topic=self._place.dead_letter_topic, message_id=name, payload=payload, headers=headers)
         self._sender.send([outgoing])
 
-    def kept(self) -> list[SetAside]:
+    def kept(self) -> list[DeadLetter]:
         """What is kept and was not replayed since, oldest first; commits nothing.
 
         Raises:
@@ -88,7 +88,7 @@ class Aside:
 
     def _strike(self, entry: _Entry) -> Outgoing:
         return Outgoing(
-            topic=self._place.aside_topic,
+            topic=self._place.dead_letter_topic,
             message_id=entry.kept.message_id,
             payload=None,
             headers=((_STRUCK, str(entry.last_offset).encode()),),
@@ -99,7 +99,7 @@ class Aside:
         offsets = dict(ends)
         for entry in left:
             offsets[entry.partition] = min(offsets[entry.partition], entry.first_offset)
-        desk = Desk(self._place, topic=self._place.aside_topic, group=self._group)
+        desk = Desk(self._place, topic=self._place.dead_letter_topic, group=self._group)
         try:
             desk.commit(offsets)
         finally:
@@ -107,7 +107,7 @@ class Aside:
 
     def _read(self) -> tuple[list[_Entry], dict[int, int]]:
         """What is kept, oldest first, and where each partition ended when it was read."""
-        desk = Desk(self._place, topic=self._place.aside_topic, group=self._group)
+        desk = Desk(self._place, topic=self._place.dead_letter_topic, group=self._group)
         try:
             partitions = desk.partitions()
             starts, ends = desk.committed(partitions), desk.ends(partitions)
@@ -120,7 +120,7 @@ class Aside:
 
     def _messages(self, starts: dict[int, int], ends: dict[int, int]) -> list[Message]:
         """All messages from `starts` on, up to the end of each partition."""
-        topic, messages, open_ = self._place.aside_topic, [], set(starts)
+        topic, messages, open_ = self._place.dead_letter_topic, [], set(starts)
         if not starts:
             return []
         # The end of a partition is told as an event: its last offsets may be gaps, and would never come.
@@ -165,7 +165,7 @@ def _note(message: Message, found: dict[tuple[int, str], _Entry]) -> None:
             del found[partition, name]
         return
     value = message.value()
-    kept = SetAside(
+    kept = DeadLetter(
         name,
         value if isinstance(value, bytes) else b"",
         headers.get(_REASON, b"").decode(errors="replace"),

@@ -13,10 +13,10 @@ from typing import Any
 
 from google.api_core import exceptions
 
-from components.logs.event_log import SetAside
+from components.logs.event_log import DeadLetter
 from components.logs.pubsub.clients import CALL_SECONDS
 from components.logs.pubsub.errors import translated
-from components.logs.pubsub.names import ID, REASON, SET_ASIDE_AT, Names, cut
+from components.logs.pubsub.names import DEAD_LETTERED_AT, ID, REASON, Names, cut
 from components.logs.pubsub.publisher import publish_all
 
 DEAD_LETTER = "CloudPubSubDeadLetterSourceDeliveryCount"
@@ -61,10 +61,10 @@ class Aside:
 
     def add(self, name: str, payload: bytes, reason: str, now: float) -> None:
         """Keeps a message apart; confirmed by Pub/Sub when this returns."""
-        attributes = {ID: name, REASON: cut(reason), SET_ASIDE_AT: repr(now)}
+        attributes = {ID: name, REASON: cut(reason), DEAD_LETTERED_AT: repr(now)}
         publish_all(self._publisher, self._names.aside.topic_path, [(payload, attributes)])
 
-    def read(self) -> list[SetAside]:
+    def read(self) -> list[DeadLetter]:
         """All of them, oldest first."""
         taken = self._take()
         self._give_back(list(taken))
@@ -113,14 +113,14 @@ class Aside:
         )
 
 
-def _read(message: Any) -> SetAside:
+def _read(message: Any) -> DeadLetter:
     attributes = message.attributes
     reason = attributes.get(REASON)
     if reason is None:
         reason = f"dead letter of Pub/Sub after {attributes.get(DEAD_LETTER, 'an unknown number of')} deliveries"
     published = message.publish_time.timestamp()
     try:
-        kept_at = float(attributes.get(SET_ASIDE_AT, published))
+        kept_at = float(attributes.get(DEAD_LETTERED_AT, published))
     except ValueError:
         kept_at = published
-    return SetAside(message_id(message), bytes(message.data), reason, kept_at)
+    return DeadLetter(message_id(message), bytes(message.data), reason, kept_at)
