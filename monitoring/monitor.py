@@ -209,8 +209,8 @@ class Monitor:
         # At once: what follows may fail for now, and what is stored is not delivered again.
         self._note_predictions([batch for batch, _ in predictions], now)
         self._checkpoint("intake.stored")
-        unusable = {delivery.token for delivery, _ in bad}
-        self._subscriber.acknowledge([d.token for d in deliveries if d.token not in unusable])
+        bad_tokens = {delivery.token for delivery, _ in bad}
+        self._subscriber.acknowledge([d.token for d in deliveries if d.token not in bad_tokens])
         self._checkpoint("intake.acknowledged")
         for delivery, reason in bad:
             self._subscriber.dead_letter(delivery.token, reason)

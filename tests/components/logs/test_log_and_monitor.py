@@ -1,4 +1,4 @@
-"""A whole small monitor on every log: what was published is archived once, what it cannot read becomes a dead letter."""
+"""A whole small monitor on every log: each published row is archived once; unreadable messages become dead letters."""
 
 from __future__ import annotations
 
