@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from components.runtime.errors import ContractError
-from components.runtime.kfp_requests import EXPERIMENT
+from components.runtime.kubeflow import EXPERIMENT
 from components.storage.uris import is_bucket_uri, local_path, typed_uri
 from monitoring.acting.settings import ActingSettings
 from monitoring.deciding.judge import JudgeSettings

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from components.runtime.errors import ContractError
-from components.runtime.kfp_requests import EXPERIMENT, PIPELINE_NAME, SERVICE_ACCOUNT
+from components.runtime.kubeflow import EXPERIMENT, PIPELINE_NAME, SERVICE_ACCOUNT, KubeflowServer, PipelineVersion
 
 _NO_PLACEMENT = ("command", "output", "placement")
 
@@ -108,28 +108,30 @@ def run_submit(arguments: argparse.Namespace) -> int:
         raise ContractError("--wait needs a run, and there is none with --recurring or --no-run")
     if not arguments.wait_hours > 0:
         raise ContractError(f"--wait-hours is {arguments.wait_hours}, expected above 0")
+    from pipelines import submit
     from pipelines.package import image_tag, read_parameters
-    from pipelines.submit import KfpServer, Run, check_cron
 
     parameters = read_parameters(arguments.package, arguments.parameter)
     version = (arguments.upload_version or image_tag(arguments.package)) if uploads else ""
     if arguments.recurring:
-        check_cron(arguments.recurring)
-    server = KfpServer(arguments.host, namespace=arguments.namespace, token_file=arguments.token_file)
-    source = server.upload(arguments.package, version, pipeline=arguments.pipeline) if uploads else arguments.package
-    run = Run(
+        submit.check_cron(arguments.recurring)
+    server = KubeflowServer(arguments.host, namespace=arguments.namespace, token_file=arguments.token_file)
+    source: Path | PipelineVersion = arguments.package
+    if uploads:
+        source = submit.upload(server, arguments.package, version, pipeline=arguments.pipeline)
+    run = submit.RunRequest(
         source=source,
         parameters=parameters,
         experiment=arguments.experiment,
         service_account=arguments.service_account,
     )
-    if arguments.no_run:
+    if isinstance(source, PipelineVersion) and arguments.no_run:
         print(source.version_id)
     elif arguments.recurring:
-        print(server.schedule(run, arguments.recurring, name=arguments.pipeline))
+        print(submit.schedule(server, run, arguments.recurring, name=arguments.pipeline))
     else:
-        run_id = server.start(run)
+        run_id = submit.start(server, run)
         print(run_id, flush=True)
         if arguments.wait:
-            server.wait(run_id, seconds=arguments.wait_hours * 3600)
+            submit.wait(server, run_id, seconds=arguments.wait_hours * 3600)
     return 0

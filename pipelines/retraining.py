@@ -15,7 +15,7 @@ from components.evaluation.component import evaluation
 from components.extraction.component import extraction
 from components.preprocessing.component import preprocessing
 from components.run_outcome.component import run_outcome
-from components.runtime.kfp_requests import PIPELINE_NAME
+from components.runtime.kubeflow import PIPELINE_NAME
 from components.training.component import training
 from components.validation.component import validation
 from pipelines.placement import Placement, place

@@ -5,7 +5,6 @@ Each step is tested in the environment that is its image; pytest started in anot
 
 from __future__ import annotations
 
-import gc
 import importlib.util
 import os
 import sys
@@ -14,7 +13,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-REPOSITORY = Path(__file__).resolve().parents[1]
+from tests.support.paths import REPOSITORY
 
 ENVIRONMENT_OF_FOLDER = {
     "components/validation": "validation",
@@ -51,12 +50,6 @@ def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool 
         return None if is_parent else True
     part = next((part for part, folders in FOLDERS_OF_PART.items() if relative.startswith(folders)), "rest")
     return None if os.environ.get("EVERGREEN_TEST_PART", "") in ("", part) else True
-
-
-def pytest_collection_finish() -> None:
-    """Takes what lives to the end, some 280,000 objects, out of later garbage collections: 0.16 s of each."""
-    gc.collect()
-    gc.freeze()
 
 
 @pytest.fixture

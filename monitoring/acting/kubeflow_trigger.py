@@ -11,21 +11,18 @@ from __future__ import annotations
 
 import json
 import logging
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 from components.contracts.retrain_request import RetrainRequest
-from components.runtime.errors import ContractError, PermanentError, TemporaryError
-from components.runtime.kfp_requests import connect, find_pipeline, token_path
-from components.store.run_notes import find_outcome
+from components.runtime.errors import ContractError, PermanentError
+from components.runtime.kubeflow import ACTIVE_STATES, KubeflowServer, PipelineVersion
+from components.store.run_notes import RunOutcome, find_outcome
 from monitoring.acting.trigger import ALREADY, BUSY, FAILED, RELEASED, RUNNING, STARTED, UNKNOWN, RunState
 from monitoring.settings import MonitorSettings
 
 logger = logging.getLogger(__name__)
 
-ACTIVE_STATES = ("RUNTIME_STATE_UNSPECIFIED", "PENDING", "RUNNING", "PAUSED", "CANCELING")
 DEAD_STATES = ("FAILED", "CANCELED")
 """A run of the same name in one of these does not keep the request from being submitted again."""
 REQUEST_TIMEOUT_SECONDS = (5.0, 15.0)
@@ -40,10 +37,9 @@ class KubeflowTrigger:
 
     def __init__(
         self,
-        client: Any,
+        server: KubeflowServer,
         *,
         experiment: str,
-        namespace: str = "",
         package: str = "",
         pipeline_id: str = "",
         pipeline_name: str = "",
@@ -52,12 +48,11 @@ class KubeflowTrigger:
         arguments: dict[str, Any] | None = None,
         store: Path | None = None,
     ) -> None:
-        """Binds a `kfp.Client`; see `connect`.
+        """Binds a server; see `connect`.
 
         Args:
-            client: The client.
+            server: The connection.
             experiment: Name of the experiment; created if missing.
-            namespace: Of a multi-user installation.
             package: Compiled pipeline, or
             pipeline_id: an uploaded pipeline, or
             pipeline_name: the same by its name, and
@@ -66,7 +61,7 @@ class KubeflowTrigger:
             arguments: Pipeline parameters beside those that the request decides.
             store: The model store, where the run leaves its outcome; None or not mounted = only KFP's word is known.
         """
-        self._client, self._experiment, self._namespace = client, experiment, namespace
+        self._server, self._experiment = server, experiment
         self._package, self._version_id = package, version_id
         self._pipeline_id, self._pipeline_name = pipeline_id, pipeline_name
         self._service_account, self._arguments, self._store = service_account, arguments or {}, store
@@ -87,9 +82,10 @@ class KubeflowTrigger:
         if not isinstance(arguments, dict):
             raise ContractError(f"pipeline_arguments is {settings.pipeline_arguments!r}, expected a JSON object")
         return cls(
-            _connect(settings.kubeflow_host, settings.kubeflow_namespace, timeout_seconds),
+            KubeflowServer(
+                settings.kubeflow_host, namespace=settings.kubeflow_namespace, timeout_seconds=timeout_seconds
+            ),
             experiment=settings.kubeflow_experiment,
-            namespace=settings.kubeflow_namespace,
             package=settings.pipeline_package,
             pipeline_id=settings.pipeline_id,
             pipeline_name=settings.pipeline_name,
@@ -101,24 +97,23 @@ class KubeflowTrigger:
 
     def submit(self, request: RetrainRequest) -> str:
         """See `trigger.Trigger`."""
-        with _translated(f"submitting {request.request_id}"):
-            experiment_id = self._experiment_id()
-            if any(run.state not in DEAD_STATES for run in self._named(experiment_id, request.request_id)):
+        server = self._server
+        with server.requests(f"submitting {request.request_id}"):
+            experiment_id = server.experiment_id(self._experiment)
+            named = server.find_runs(experiment_id, name=request.request_id)
+            if any(run.state not in DEAD_STATES for run in named):
                 return ALREADY
-            if self._list(experiment_id, _predicate("state", "IN", stringValues={"values": list(ACTIVE_STATES)})):
+            if server.active_runs(experiment_id):
                 return BUSY
-            pipeline_id, version_id = self._uploaded()
-            run = self._client.run_pipeline(
+            run_id = server.start_run(
                 experiment_id,
                 request.request_id,
-                pipeline_package_path=self._package or None,
-                pipeline_id=pipeline_id,
-                version_id=version_id,
-                params={**self._arguments, **request.pipeline_arguments()},
-                service_account=self._service_account or None,
+                source=self._source(),
+                parameters={**self._arguments, **request.pipeline_arguments()},
+                service_account=self._service_account,
             )
-            logger.info("run %s started as %s", request.request_id, run.run_id)
-            return self._settled(experiment_id, request.request_id, str(run.run_id))
+            logger.info("run %s started as %s", request.request_id, run_id)
+            return self._settled(experiment_id, request.request_id, run_id)
 
     def state(self, request_id: str) -> RunState:
         """See `trigger.Trigger`.
@@ -126,9 +121,9 @@ class KubeflowTrigger:
         KFP calls a refused run successful; its outcome in the model store tells them apart. Where there is none, a
         successful run counts as released.
         """
-        with _translated(f"looking for {request_id}"):
-            experiment_id = self._existing_experiment_id()
-            runs = self._named(experiment_id, request_id) if experiment_id else []
+        with self._server.requests(f"looking for {request_id}"):
+            experiment_id = self._server.find_experiment(self._experiment)
+            runs = self._server.find_runs(experiment_id, name=request_id) if experiment_id else []
         if not runs:
             missing = "run of this name" if experiment_id else f"experiment {self._experiment} any more"
             return RunState(UNKNOWN, f"the server has no {missing}")
@@ -136,8 +131,7 @@ class KubeflowTrigger:
         if _is_active(newest):
             # `reason` is only for people: a paused run is one that somebody has to resume.
             return RunState(RUNNING, f"it is {newest.state}" if newest.state in ("PAUSED", "CANCELING") else "")
-        with _translated(f"reading the outcome of {request_id}"):
-            outcome = find_outcome(self._store, request_id) if self._store else None
+        outcome = self._find_outcome(request_id)
         if outcome is not None and (newest.state == "SUCCEEDED" or outcome.state == FAILED):
             return RunState(outcome.state, f"{outcome.step}: {outcome.reason}", outcome.version)
         reason = f"run {newest.run_id} is {newest.state}"
@@ -145,63 +139,36 @@ class KubeflowTrigger:
 
     def _settled(self, experiment_id: str, name: str, run_id: str) -> str:
         """What became of the run that was just created, beside those that others created at the same time."""
-        active = self._list(experiment_id, _predicate("state", "IN", stringValues={"values": list(ACTIVE_STATES)}))
+        active = self._server.active_runs(experiment_id)
         first = min(active, key=_age, default=None)
         if first is None or first.run_id == run_id or run_id not in {run.run_id for run in active}:
             return STARTED
         logger.warning("run %s was created first, terminating %s", first.run_id, run_id)
-        self._client.terminate_run(run_id)
+        self._server.terminate_run(run_id)
         return ALREADY if first.display_name == name else BUSY
 
-    def _existing_experiment_id(self) -> str | None:
-        """Looked for, not created: a run that is followed is not found in a new experiment."""
+    def _find_outcome(self, request_id: str) -> RunOutcome | None:
         try:
-            found = self._client.get_experiment(experiment_name=self._experiment, namespace=self._namespace or None)
-        except ValueError as error:
-            if not str(error).startswith("No experiment is found"):
-                raise
-            return None
-        return str(found.experiment_id)
+            return find_outcome(self._store, request_id) if self._store else None
+        except (OSError, ValueError) as error:
+            raise PermanentError(f"reading the outcome of {request_id}: {error}") from error
 
-    def _experiment_id(self) -> str:
-        found = self._client.create_experiment(self._experiment, namespace=self._namespace or None)
-        return str(found.experiment_id)
-
-    def _uploaded(self) -> tuple[str | None, str | None]:
-        """The uploaded pipeline and its version to run; none of both where a package is run.
+    def _source(self) -> Path | PipelineVersion:
+        """What a request runs: the package, or an uploaded version.
 
         Looked for at each request, so that whoever uploads a version need not restart the monitor.
         """
         if self._package:
-            return None, None
-        pipeline_id = self._pipeline_id or find_pipeline(self._client, self._pipeline_name, namespace=self._namespace)
+            return Path(self._package)
+        pipeline_id = self._pipeline_id or self._server.find_pipeline(self._pipeline_name)
         if pipeline_id is None:
             raise PermanentError(f"pipeline {self._pipeline_name} is not on the server, expected it to be uploaded")
         if self._version_id:
-            return pipeline_id, self._version_id
-        answer = self._client.list_pipeline_versions(pipeline_id, page_size=1, sort_by="created_at desc")
-        if not answer.pipeline_versions:
-            named = self._pipeline_name or pipeline_id
-            raise PermanentError(f"pipeline {named} has no version, expected at least one")
-        return pipeline_id, str(answer.pipeline_versions[0].pipeline_version_id)
-
-    def _named(self, experiment_id: str, name: str) -> list[Any]:
-        return self._list(experiment_id, _predicate("display_name", "EQUALS", stringValue=name))
-
-    def _list(self, experiment_id: str, predicate: dict[str, Any]) -> list[Any]:
-        runs: list[Any] = []
-        token = ""
-        while True:
-            answer = self._client.list_runs(
-                page_token=token,
-                page_size=100,
-                experiment_id=experiment_id,
-                filter=json.dumps({"predicates": [predicate]}),
-            )
-            runs += answer.runs or []
-            token = answer.next_page_token or ""
-            if not token:
-                return runs
+            return PipelineVersion(pipeline_id, self._version_id)
+        newest = self._server.newest_version(pipeline_id)
+        if newest is None:
+            raise PermanentError(f"pipeline {self._pipeline_name or pipeline_id} has no version, expected at least one")
+        return newest
 
 
 def _is_active(run: Any) -> bool:
@@ -222,33 +189,3 @@ def _telling(runs: list[Any]) -> Any:
         if kind:
             return max(kind, key=_age)
     raise AssertionError("no runs")
-
-
-def _predicate(key: str, operation: str, **value: Any) -> dict[str, Any]:
-    return {"operation": operation, "key": key, **value}
-
-
-def _connect(host: str, namespace: str, timeout_seconds: tuple[float, float]) -> Any:
-    """A client that shows the server this pod's token, where there is one."""
-    import kfp.client
-
-    path = token_path()
-    credentials = kfp.client.ServiceAccountTokenVolumeCredentials(path) if path else None
-    return connect(kfp.client.Client, host=host, namespace=namespace, timeout=timeout_seconds, credentials=credentials)
-
-
-@contextmanager
-def _translated(action: str) -> Iterator[None]:
-    import urllib3.exceptions
-    from kfp_server_api.exceptions import ApiException
-
-    try:
-        yield
-    except ApiException as error:
-        text = f"{action}: KFP answered {error.status} {error.reason}"
-        temporary = not error.status or error.status >= 500 or error.status in (401, 403, 408, 409, 429)
-        raise (TemporaryError if temporary else PermanentError)(text) from error
-    except urllib3.exceptions.HTTPError as error:
-        raise TemporaryError(f"{action}: {error}") from error
-    except (OSError, ValueError) as error:
-        raise PermanentError(f"{action}: {error}") from error

@@ -15,8 +15,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from pipelines.images import DOCKERFILES, ENVIRONMENT_OF_STEP, STEP_OF_VARIANT
+from tests.support.paths import REPOSITORY
 
-REPOSITORY = Path(__file__).resolve().parents[2]
 VENV = "/opt/venv"
 PROGRAMS = ("inference_client", "monitoring")
 """Images that are no step of the pipeline; both install the driver's lock."""

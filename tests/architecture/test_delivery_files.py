@@ -24,10 +24,10 @@ import yaml
 
 from pipelines.images import DOCKERFILES, STEP_OF_VARIANT, image_name
 from pipelines.placement_file import read_values
-from tests.architecture.dockerfiles import REPOSITORY
-from tests.k8s.rendering import OVERLAYS, render
-from tests.pipelines.kfp_server import KfpWithPipelines
-from tests.pipelines.yaml_texts import documents
+from tests.support.kfp_server import KfpServer
+from tests.support.paths import REPOSITORY
+from tests.support.rendering import OVERLAYS, render
+from tests.support.yaml_texts import documents
 
 WORKFLOWS = sorted((REPOSITORY / ".github" / "workflows").glob("*.yaml"))
 SCRIPTS = sorted(path for path in (REPOSITORY / ".ci").iterdir())
@@ -238,7 +238,7 @@ def script(checkout: Path, *words: str, **variables: str) -> subprocess.Complete
 
 @pytest.fixture
 def kfp(monkeypatch):
-    double = KfpWithPipelines()
+    double = KfpServer()
     create = double.create_run
 
     def created(body):

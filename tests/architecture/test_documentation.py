@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 
 from pipelines.__main__ import ROOMS, build_parser
+from tests.support.paths import REPOSITORY
 
-REPOSITORY = Path(__file__).resolve().parents[2]
 # Hidden folders and build/ hold what git ignores, and .venvs/ a hundred thousand files.
 PAGES = sorted(
     page

@@ -10,7 +10,8 @@ from pathlib import Path
 
 import pytest
 
-REPOSITORY = Path(__file__).resolve().parents[2]
+from tests.support.paths import REPOSITORY
+
 PYTHONS = ("3.10", "3.12")
 CONTRACTS = sorted(p.stem for p in (REPOSITORY / "components" / "contracts").glob("*.py") if p.stem != "__init__")
 PARSERS = sorted(p.parent.name for p in (REPOSITORY / "components").glob("*/__main__.py"))

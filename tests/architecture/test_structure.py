@@ -11,7 +11,8 @@ from pathlib import Path
 
 import pytest
 
-REPOSITORY = Path(__file__).resolve().parents[2]
+from tests.support.paths import REPOSITORY
+
 PACKAGES = ("components", "pipelines", "monitoring", "inference_client", "k8s")
 STEPS = ("extraction", "validation", "preprocessing", "training", "evaluation", "deployment")
 HEAVY = (

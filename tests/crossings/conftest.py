@@ -25,8 +25,8 @@ from inference_client.simulation.world import Drift, World
 from pipelines.images import ENVIRONMENT_OF_STEP
 from pipelines.local.environments import python_of
 from tests.crossings.warm_steps import WarmSteps
+from tests.support.paths import REPOSITORY
 
-REPOSITORY = Path(__file__).resolve().parents[2]
 ROWS, LATER_ROWS = 3000, 2000
 MANIFESTS = {
     "extraction": RawDataset,

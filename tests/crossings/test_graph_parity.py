@@ -24,10 +24,10 @@ from components.deployment.graph.export import GraphLimits, write_graph
 from components.deployment.graph.files import GRAPH_FILE
 from components.deployment.graph.parity import open_graph
 from tests.components.deployment.nasty_rows import nasty_rows, strange_workflow
+from tests.support.paths import REPOSITORY
 
 pytestmark = pytest.mark.timeout(900)
 
-REPOSITORY = Path(__file__).resolve().parents[2]
 ROWS = 4096
 WORKFLOWS = {"strange vocabularies": strange_workflow(11), "other moments": strange_workflow(12, num_keys=3000)}
 NETWORKS = {

@@ -19,8 +19,8 @@ from components.contracts.records import PredictionBatch
 from components.logs.locations import open_log
 from inference_client.publisher import RecordPublisher
 from tests.components.logs.kafka_cluster import KafkaCluster
+from tests.support.paths import REPOSITORY
 
-REPOSITORY = Path(__file__).resolve().parents[2]
 ROWS, WAIT_SECONDS = 8, 120.0
 
 

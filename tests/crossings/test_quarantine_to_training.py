@@ -7,7 +7,6 @@ import os
 import subprocess
 import sys
 from datetime import date
-from pathlib import Path
 
 import pyarrow.parquet as pq
 
@@ -15,8 +14,8 @@ from components.contracts.manifests import RawDataset
 from components.storage.uris import local_path
 from inference_client.simulation.lake import write_lake
 from inference_client.simulation.world import World
+from tests.support.paths import REPOSITORY
 
-REPOSITORY = Path(__file__).resolve().parents[2]
 FIT = {"learning-rate": 0.003, "batch-size": 256, "max-epochs": 1, "embedding-dim": 4, "num-cross-layers": 2}
 FIT |= {"backend": "pytorch", "tower": "16,8", "seed": 7}
 

@@ -26,8 +26,8 @@ from pipelines.local.run import LocalFolders
 from pipelines.local.services import Services
 from pipelines.package import read_parameters
 from pipelines.placement import Placement
-from tests.monitoring.acting.kfp_double import KfpDouble
-from tests.pipelines.yaml_texts import documents
+from tests.support.kfp_server import KfpServer
+from tests.support.yaml_texts import documents
 
 NOW = 1_767_225_600.5
 TYPES = {"STRING": str, "NUMBER_INTEGER": int, "NUMBER_DOUBLE": float, "BOOLEAN": bool}
@@ -167,7 +167,7 @@ def _pairs(services):
 
 @pytest.fixture
 def kfp_server():
-    double = KfpDouble()
+    double = KfpServer()
     yield double
     double.close()
 

@@ -1,4 +1,4 @@
-"""The pipeline's steps, forked in their environments from processes that have their libraries (`tests/warm.py`).
+"""The pipeline's steps, forked in their environments from processes that have their libraries (`support/warm.py`).
 
 That a step also starts from nothing is shown by the chain's first round, which is run by plain commands.
 """
@@ -10,7 +10,7 @@ from pathlib import Path
 
 from pipelines.images import ENVIRONMENT_OF_STEP
 from pipelines.local.environments import python_of
-from tests.warm import Warm
+from tests.support.warm import Warm
 
 IMPORTS = {
     "driver": "import components.deployment.release, components.extraction.extract, components.extraction.source",

@@ -24,13 +24,13 @@ from monitoring.showing.exposition import Exposition
 from monitoring.showing.server import Server as MonitorServer
 from pipelines.local.loopback import LOOPBACK
 from pipelines.local.triton import TritonSettings
-from tests.e2e.processes import wait_for
-from tests.e2e.prometheus import Prometheus
 from tests.e2e.test_metric_names import Server as TritonServer
 from tests.e2e.test_triton_server import ECHO
-from tests.k8s import metric_names
 from tests.k8s.grafana import DASHBOARDS, Asked, offered, queries
 from tests.monitoring.showing.test_metrics import FULL
+from tests.support import metric_names
+from tests.support.processes import wait_for
+from tests.support.prometheus import Prometheus
 
 pytestmark = pytest.mark.e2e
 

@@ -12,7 +12,7 @@ from components.deployment.repository.triton_config import ServingOptions, trito
 from components.deployment.triton_client import Triton
 from pipelines.local.triton import TritonServer, TritonSettings
 from tests.e2e.test_triton_server import ECHO
-from tests.k8s import metric_names
+from tests.support import metric_names
 
 pytestmark = pytest.mark.e2e
 

@@ -13,9 +13,9 @@ import yaml
 from benchmarks.queue_series import Client, running
 from components.contracts.serving import CANARY_NAME, MODEL_NAME
 from k8s.scaling.shipped_query import metric_name, read_queries
-from tests.e2e.processes import wait_for
-from tests.e2e.prometheus import Prometheus
-from tests.k8s.rendering import K8S
+from tests.support.processes import wait_for
+from tests.support.prometheus import Prometheus
+from tests.support.rendering import K8S
 
 pytestmark = pytest.mark.e2e
 

@@ -21,7 +21,7 @@ from components.runtime.errors import ContractError
 from components.storage.locations import open_objects
 from components.store.traffic_plan import Arm
 from pipelines.local.triton import TritonServer, TritonSettings
-from tests.e2e.processes import wait_for
+from tests.support.processes import wait_for
 
 pytestmark = pytest.mark.e2e
 

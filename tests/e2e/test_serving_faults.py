@@ -25,8 +25,8 @@ from components.storage.locations import open_objects
 from components.storage.uris import local_path
 from components.store.promotion_journal import current, read_entries
 from pipelines.local.triton import TritonServer, TritonSettings
-from tests.e2e.processes import running_in_group, wait_for
 from tests.e2e.traffic import Traffic
+from tests.support.processes import running_in_group, wait_for
 
 pytestmark = pytest.mark.e2e
 

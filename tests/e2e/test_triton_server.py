@@ -18,7 +18,7 @@ from components.runtime.errors import ContractError, PermanentError, TemporaryEr
 from pipelines.local import triton as module
 from pipelines.local.triton import Ports, TritonServer, TritonSettings
 from pipelines.local.triton_repository import check_repository
-from tests.e2e.processes import running_in_group, wait_for
+from tests.support.processes import running_in_group, wait_for
 
 pytestmark = pytest.mark.e2e
 

@@ -7,7 +7,7 @@ import threading
 
 from components.runtime.errors import PermanentError, TemporaryError
 from inference_client.client import ClientSettings, ScoringClient
-from tests.e2e.processes import wait_for
+from tests.support.processes import wait_for
 
 
 class Traffic:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from tests.k8s.rendering import OVERLAYS, RENDERED, VARIANTS, Manifest, render_variant
-from tests.pipelines.yaml_texts import documents
+from tests.support.rendering import OVERLAYS, RENDERED, VARIANTS, Manifest, render_variant
+from tests.support.yaml_texts import documents
 
 
 @pytest.fixture(scope="session")

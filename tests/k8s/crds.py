@@ -11,7 +11,7 @@ from pathlib import Path
 
 import jsonschema
 
-from tests.k8s.rendering import Manifest
+from tests.support.rendering import Manifest
 
 FOLDER = Path(__file__).resolve().parent / "crd_schemas"
 SCHEMAS = {path.stem: json.loads(path.read_text()) for path in sorted(FOLDER.glob("*.json"))}

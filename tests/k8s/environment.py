@@ -9,7 +9,8 @@ import json
 import re
 from pathlib import Path, PurePosixPath
 
-from tests.k8s.rendering import REPOSITORY, Manifest, find
+from tests.support.paths import REPOSITORY
+from tests.support.rendering import Manifest, find
 
 
 def container(workload: Manifest, name: str) -> Manifest:

@@ -7,7 +7,7 @@ import re
 from collections.abc import Iterator
 from typing import Any, NamedTuple
 
-from tests.k8s.rendering import K8S
+from tests.support.rendering import K8S
 
 FOLDER = K8S / "components" / "observability" / "dashboards"
 DASHBOARDS: dict[str, dict[str, Any]] = {path.stem: json.loads(path.read_text()) for path in FOLDER.glob("*.json")}

@@ -12,7 +12,7 @@ import ipaddress
 from dataclasses import dataclass, field
 from typing import Any
 
-from tests.k8s.rendering import Manifest, matches
+from tests.support.rendering import Manifest, matches
 
 TCP, UDP = "TCP", "UDP"
 

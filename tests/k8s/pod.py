@@ -20,8 +20,8 @@ from pipelines.local.loopback import DIRECT, LOOPBACK
 from pipelines.local.tether import tethered
 from pipelines.local.triton import DEFAULT_VENV, Ports, _free_ports
 from pipelines.local.triton_wheel import prepare
-from tests.e2e.processes import wait_for
-from tests.k8s.rendering import Manifest, containers, find
+from tests.support.processes import wait_for
+from tests.support.rendering import Manifest, containers, find
 
 PROBES = ("startupProbe", "readinessProbe", "livenessProbe")
 

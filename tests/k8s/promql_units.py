@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 import pytest
 import yaml
 
-from tests.k8s.rendering import REPOSITORY
+from tests.support.paths import REPOSITORY
 
 FOLDER = REPOSITORY / "build" / "promtool"
 

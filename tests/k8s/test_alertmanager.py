@@ -9,8 +9,8 @@ import subprocess
 import pytest
 import yaml
 
-from tests.k8s.rendering import K8S
 from tests.k8s.test_alerts import ALERTS
+from tests.support.rendering import K8S
 
 PATH = K8S / "components" / "observability" / "alertmanager" / "alertmanager.yml"
 CONFIG = yaml.safe_load(PATH.read_text())

@@ -17,8 +17,9 @@ import pytest
 import yaml
 
 from k8s.scaling.shipped_query import read_targets
-from tests.k8s.metric_names import FAILURE_REASONS, QUANTILES, Labels, known, selectors, strangers
-from tests.k8s.rendering import K8S, REPOSITORY
+from tests.support.metric_names import FAILURE_REASONS, QUANTILES, Labels, known, selectors, strangers
+from tests.support.paths import REPOSITORY
+from tests.support.rendering import K8S
 
 MANIFEST = K8S / "components" / "observability" / "alerts.yaml"
 RUNBOOK = REPOSITORY / "docs" / "runbook.md"

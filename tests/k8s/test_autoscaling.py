@@ -10,8 +10,8 @@ import yaml
 from components.runtime.errors import ContractError
 from k8s.scaling.shipped_query import read_behaviour, read_bounds, read_queries, read_targets
 from tests.k8s.crds import validate_crd
-from tests.k8s.rendering import K8S, OVERLAYS, find, render_variant
-from tests.pipelines.yaml_texts import documents
+from tests.support.rendering import K8S, OVERLAYS, find, render_variant
+from tests.support.yaml_texts import documents
 
 ADAPTER, KEDA = K8S / "components/prometheus-adapter", K8S / "components/keda"
 AUTOSCALER, SCALED_OBJECT = K8S / "base/triton/autoscaler.yaml", KEDA / "scaled-object.yaml"

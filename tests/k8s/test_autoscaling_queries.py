@@ -11,8 +11,8 @@ import pytest
 from components.runtime.errors import ContractError
 from k8s.scaling.shipped_query import metric_name, read_queries, substitute
 from tests.k8s.promql_units import Question, ask, close_to
-from tests.k8s.recorded_queues import PENDING, PODS, QUEUE, RECORD, SUCCESS, counted, recorded_series, truth
-from tests.k8s.rendering import K8S
+from tests.support.recorded_queues import PENDING, PODS, QUEUE, RECORD, SUCCESS, counted, recorded_series, truth
+from tests.support.rendering import K8S
 
 ADAPTER, KEDA = K8S / "components/prometheus-adapter", K8S / "components/keda"
 QUEUE_METRIC, PENDING_METRIC = "triton_queue_microseconds_per_request", "triton_pending_requests"

@@ -9,7 +9,7 @@ import pytest
 import yaml
 
 from tests.k8s.crds import CRD_KINDS, SCHEMAS, validate_crd
-from tests.k8s.rendering import K8S
+from tests.support.rendering import K8S
 
 VALID = {
     (kind := "PodMonitor"): {

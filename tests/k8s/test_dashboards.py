@@ -16,9 +16,9 @@ from k8s.scaling.shipped_query import read_queries
 from monitoring.dashboards.__main__ import dashboards
 from monitoring.dashboards.board import dashboard_text
 from pipelines.placement_file import read_values
-from tests.k8s import metric_names
 from tests.k8s.grafana import DASHBOARDS, FOLDER, Asked, filled, offered, panels, queries
-from tests.k8s.rendering import K8S, find
+from tests.support import metric_names
+from tests.support.rendering import K8S, find
 
 UNITS = {"short", "none", "s", "µs", "percentunit", "reqps", "cps", "dateTimeFromNow"}
 """Of Grafana's ids in packages/grafana-data/src/valueFormats/categories.ts, those in use here."""

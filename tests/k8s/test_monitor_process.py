@@ -23,9 +23,10 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from components.logs.sqlite import SqliteLog
 from tests.k8s.environment import command, container, environment_of, mounted
-from tests.k8s.rendering import REPOSITORY, Manifest, find
 from tests.monitoring.conftest import clicks, prediction, publish
 from tests.monitoring.test_process import DIRECT, wait_until
+from tests.support.paths import REPOSITORY
+from tests.support.rendering import Manifest, find
 
 pytestmark = pytest.mark.e2e
 

@@ -7,14 +7,14 @@ import pytest
 from components.logs.locations import SCHEMES
 from components.logs.urls import LogUrl
 from components.runtime.errors import ContractError
-from components.runtime.kfp_requests import TOKEN_PATH
+from components.runtime.kubeflow import TOKEN_PATH
 from monitoring.acting.kubeflow_trigger import REQUEST_TIMEOUT_SECONDS
 from monitoring.settings import MonitorSettings, UploaderSettings, build_parser, read_settings
 from monitoring.showing.exposition import STALL_SECONDS
 from monitoring.uploader import ENVIRONMENT_PREFIX as UPLOADER_PREFIX
 from pipelines.retraining import PIPELINE_NAME
 from tests.k8s.environment import command, container, environment_of, volume_at
-from tests.k8s.rendering import Manifest, find
+from tests.support.rendering import Manifest, find
 
 CASES = ("cpu", "gke", "gke-mig", "gke+webhook", "cpu+webhook+kubeflow-network+kubeflow-multi-user")
 

@@ -13,8 +13,9 @@ from typing import NamedTuple
 import pytest
 
 from tests.k8s.network import TCP, UDP, End, allowed
-from tests.k8s.rendering import REPOSITORY, Manifest, pod_template, workloads
-from tests.pipelines.yaml_texts import documents
+from tests.support.paths import REPOSITORY
+from tests.support.rendering import Manifest, pod_template, workloads
+from tests.support.yaml_texts import documents
 
 OVERLAYS = ("cpu", "gke", "gke-mig")
 INTERNET, PRIVATE = End("142.250.74.10"), End("10.8.0.1")

@@ -5,9 +5,9 @@ from __future__ import annotations
 import re
 
 from monitoring.showing.metrics import RECORD_OUTCOMES
-from tests.k8s import metric_names
 from tests.k8s.grafana import DASHBOARDS, queries
-from tests.k8s.rendering import REPOSITORY
+from tests.support import metric_names
+from tests.support.paths import REPOSITORY
 
 TEXT = (REPOSITORY / "docs" / "observability.md").read_text()
 

@@ -15,8 +15,18 @@ from components.deployment.graph.memory_targets import parse_target
 from pipelines.placement_file import read_values
 from tests.k8s.environment import environment_of
 from tests.k8s.pod import triton_container, variables
-from tests.k8s.rendering import K8S, OVERLAYS, find, pod_spec, pod_template, render, render_variant, title, workloads
-from tests.pipelines.yaml_texts import documents
+from tests.support.rendering import (
+    K8S,
+    OVERLAYS,
+    find,
+    pod_spec,
+    pod_template,
+    render,
+    render_variant,
+    title,
+    workloads,
+)
+from tests.support.yaml_texts import documents
 
 PLACEHOLDER = re.compile(r"\bmy-[a-z]")
 GPU_RESOURCES = re.compile(r"nvidia\.com/.*")

@@ -6,12 +6,13 @@ import re
 
 import pytest
 
-from components.runtime.kfp_requests import SERVICE_ACCOUNT
+from components.runtime.kubeflow import SERVICE_ACCOUNT
 from pipelines.__main__ import main
 from pipelines.images import DOCKERFILES
 from pipelines.placement_file import read_placement, read_values
-from tests.k8s.rendering import K8S, OVERLAYS, REPOSITORY, find
 from tests.pipelines.compiled import STEPS, Compiled
+from tests.support.paths import REPOSITORY
+from tests.support.rendering import K8S, OVERLAYS, find
 
 KUBEFLOW = "kubeflow"
 """Namespace of the pipeline's pods."""

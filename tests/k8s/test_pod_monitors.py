@@ -11,7 +11,7 @@ from k8s.scaling.shipped_query import read_queries
 from monitoring.showing.exposition import Exposition
 from monitoring.showing.server import Server
 from pipelines.local.loopback import DIRECT, LOOPBACK
-from tests.k8s.rendering import K8S, find
+from tests.support.rendering import K8S, find
 
 NAMES = ("triton", "monitor")
 every_monitor = pytest.mark.parametrize("name", NAMES)

@@ -11,7 +11,7 @@ import re
 
 import pytest
 
-from tests.k8s.rendering import Manifest, containers, title, workloads
+from tests.support.rendering import Manifest, containers, title, workloads
 
 RESTRICTED_VOLUMES = {
     "configMap", "csi", "downwardAPI", "emptyDir", "ephemeral", "persistentVolumeClaim", "projected", "secret",

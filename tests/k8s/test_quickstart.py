@@ -16,8 +16,9 @@ import yaml
 from components.logs.pubsub.resources import MAX_DELIVERY_ATTEMPTS, RETENTION_SECONDS
 from pipelines.placement import NEEDS
 from pipelines.placement_file import read_placement, read_values
-from tests.k8s.rendering import K8S, REPOSITORY, find, pod_spec, render
-from tests.pipelines.yaml_texts import documents
+from tests.support.paths import REPOSITORY
+from tests.support.rendering import K8S, find, pod_spec, render
+from tests.support.yaml_texts import documents
 
 GUIDE = (REPOSITORY / "docs" / "gke.md").read_text()
 POOL = {"gke": "gpu", "gke-mig": "mig"}

@@ -17,9 +17,9 @@ import pytest
 from components.deployment.response_cache import redis_cache_flags
 from pipelines.local.loopback import LOOPBACK
 from pipelines.local.tether import tethered
-from tests.e2e.processes import wait_for
 from tests.k8s.pod import triton_container
-from tests.k8s.rendering import find, matches, pod_template
+from tests.support.processes import wait_for
+from tests.support.rendering import find, matches, pod_template
 
 MI = 2**20
 

@@ -10,7 +10,7 @@ import re
 
 import pytest
 
-from tests.k8s.rendering import Manifest, containers, find, matches, pod_template, title, workloads
+from tests.support.rendering import Manifest, containers, find, matches, pod_template, title, workloads
 
 GIVEN = {
     ("Role", "kubeflow", "pipeline-runner"): "Kubeflow Pipelines standalone brings it",

@@ -18,8 +18,9 @@ import yaml
 from components.store import promotion_journal
 from monitoring.settings import MonitorSettings
 from pipelines import __main__ as command_line
-from tests.k8s.metric_names import known
-from tests.k8s.rendering import K8S, REPOSITORY
+from tests.support.metric_names import known
+from tests.support.paths import REPOSITORY
+from tests.support.rendering import K8S
 
 PAGE = (REPOSITORY / "docs" / "runbook.md").read_text()
 DOCKERFILES = {

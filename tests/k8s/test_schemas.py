@@ -14,7 +14,7 @@ import pytest
 from kubernetes_validate import utils
 
 from tests.k8s.crds import validate_crd
-from tests.k8s.rendering import Manifest, title
+from tests.support.rendering import Manifest, title
 
 OLDEST = (1, 29)
 VERSIONS = [v for v in utils.all_versions() if tuple(map(int, v.split(".")[:2])) >= OLDEST]

@@ -14,9 +14,9 @@ import pytest
 from monitoring.acting.kubeflow_trigger import KubeflowTrigger
 from monitoring.settings import MonitorSettings
 from tests.k8s.environment import environment_of
-from tests.k8s.rendering import Manifest, find, title, workloads
-from tests.monitoring.acting.kfp_double import KfpDouble
 from tests.monitoring.acting.test_local_trigger import request as retrain_request
+from tests.support.kfp_server import KfpServer
+from tests.support.rendering import Manifest, find, title, workloads
 
 KFP = "pipelines.kubeflow.org"
 Right = tuple[str, str, str]
@@ -51,14 +51,14 @@ def granted(role: Manifest) -> set[Right]:
 
 @pytest.fixture
 def kubeflow():
-    double = KfpDouble()
+    double = KfpServer()
     double.pipelines = [{"pipeline_id": "p", "display_name": "evergreen-retraining"}]
     double.versions = [{"pipeline_id": "p", "pipeline_version_id": "v1", "display_name": "1"}]
     yield double
     double.close()
 
 
-def used(kubeflow: KfpDouble, settings: MonitorSettings) -> set[Right]:
+def used(kubeflow: KfpServer, settings: MonitorSettings) -> set[Right]:
     """All that the trigger asks for, through the real client: looking, submitting, following, ending a second run."""
     trigger, other = KubeflowTrigger.connect(settings), KubeflowTrigger.connect(settings)
     assert trigger.state("drift-0").state == "unknown"

@@ -8,7 +8,8 @@ import sys
 import pytest
 
 from tests.k8s.pod import variables
-from tests.k8s.rendering import REPOSITORY, find, pod_spec
+from tests.support.paths import REPOSITORY
+from tests.support.rendering import find, pod_spec
 
 
 @pytest.fixture

@@ -23,9 +23,9 @@ from components.deployment.repository.triton_config import ServingOptions, trito
 from components.runtime.errors import PermanentError, TemporaryError
 from inference_client.client import ClientSettings, ScoringClient
 from pipelines.local.loopback import LOOPBACK
-from tests.e2e.processes import wait_for
 from tests.k8s.pod import TritonPod, flag, triton_container
-from tests.k8s.rendering import pod_template, workloads
+from tests.support.processes import wait_for
+from tests.support.rendering import pod_template, workloads
 
 pytestmark = pytest.mark.e2e
 

@@ -30,9 +30,9 @@ from tests.components.deployment.conftest import (  # noqa: F401  pytest finds f
     raw_rows,
     reference_scores,
 )
-from tests.e2e.processes import wait_for
 from tests.k8s.pod import TritonPod, flag, triton_container
-from tests.k8s.rendering import find, workloads
+from tests.support.processes import wait_for
+from tests.support.rendering import find, workloads
 
 pytestmark = pytest.mark.e2e
 

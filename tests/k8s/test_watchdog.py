@@ -22,7 +22,8 @@ from components.deployment.discovery import parse_urls
 from components.deployment.watchdog import FINDINGS, ILL, watch
 from components.deployment.watchdog import build_parser as watchdog_parser
 from pipelines.images import image_name
-from tests.k8s.rendering import REPOSITORY, Manifest, find, pod_spec
+from tests.support.paths import REPOSITORY
+from tests.support.rendering import Manifest, find, pod_spec
 
 NOBODY = "127.0.0.1:1"
 """An address at which no server answers."""

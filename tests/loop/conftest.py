@@ -17,8 +17,8 @@ import pytest
 
 from components.contracts import criteo
 from inference_client.simulation.world import Rows, World
+from tests.support.paths import REPOSITORY
 
-REPOSITORY = Path(__file__).resolve().parents[2]
 MARK = "EVERGREEN_TEST"
 
 

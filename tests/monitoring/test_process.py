@@ -19,9 +19,9 @@ import numpy as np
 import pytest
 
 from components.logs.sqlite import SqliteLog
-from tests.conftest import REPOSITORY
 from tests.monitoring.conftest import clicks, prediction, publish, read_events, read_rows
 from tests.monitoring.memory.test_archive import archived_rows, expected_rows
+from tests.support.paths import REPOSITORY
 
 DIRECT = urllib.request.build_opener(urllib.request.ProxyHandler({}))
 """Asks without the proxy that the environment may name."""

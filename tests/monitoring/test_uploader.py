@@ -26,9 +26,9 @@ from components.storage.folder import FolderObjects
 from components.storage.objects import Differs
 from monitoring.settings import UploaderSettings
 from monitoring.uploader import MAX_PAUSE_SECONDS, Uploader, main, run
-from tests.conftest import REPOSITORY
 from tests.monitoring.memory.test_archive import Crash, crash_at
 from tests.monitoring.power_cut import Disk
+from tests.support.paths import REPOSITORY
 
 NAME = "day=2025-11-13/part-1.parquet"
 OUTCOMES = "outcomes/day=2025-11-13/part-2.parquet"

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from pipelines.images import ENVIRONMENT_OF_STEP
-from tests.pipelines.yaml_texts import documents
+from tests.support.yaml_texts import documents
 
 STEPS = tuple(ENVIRONMENT_OF_STEP)
 

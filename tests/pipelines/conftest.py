@@ -12,8 +12,7 @@ from pipelines.images import ENVIRONMENT_OF_STEP
 from pipelines.local.runner import run_pipeline
 from pipelines.placement import Placement
 from tests.pipelines.compiled import Compiled
-
-REPOSITORY = Path(__file__).resolve().parents[2]
+from tests.support.paths import REPOSITORY
 
 
 @dsl.component(base_image="evergreen-extraction", install_kfp_package=False)

@@ -9,10 +9,10 @@ from kfp import components
 from pipelines.images import image_reference, step_of_image
 from pipelines.placement import NEEDS
 from tests.pipelines.compiled import STEPS, dashed
-from tests.pipelines.yaml_texts import documents
+from tests.support.paths import REPOSITORY
+from tests.support.yaml_texts import documents
 
 GOLDEN = Path(__file__).parent / "golden" / "retraining.yaml"
-REPOSITORY = Path(__file__).resolve().parents[2]
 GPU_STEPS = {"training"}
 
 INPUTS = {

@@ -13,15 +13,13 @@ from kfp import compiler, dsl
 
 from pipelines.__main__ import main
 from pipelines.local import environments
-
-REPOSITORY = Path(__file__).resolve().parents[2]
+from tests.support.paths import REPOSITORY
 
 
 @dsl.component(base_image="evergreen-extraction", install_kfp_package=False)
 def endless(store: str):
     import os
     import time
-    from pathlib import Path
 
     from components.storage.uris import local_path
     from components.store.run_notes import noted

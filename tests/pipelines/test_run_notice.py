@@ -6,7 +6,6 @@ import json
 import os
 import subprocess
 import sys
-from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -17,8 +16,7 @@ from components.run_outcome.notice import ADDRESS_VARIABLE, PAUSES_SECONDS, tell
 from components.run_outcome.outcome import record
 from components.store.run_notes import RunOutcome, StepNote, find_outcome, noted, read_outcomes
 from tests.monitoring.acting.webhook_server import SECRET, WebhookServer
-
-REPOSITORY = Path(__file__).resolve().parents[2]
+from tests.support.paths import REPOSITORY
 
 
 @pytest.fixture

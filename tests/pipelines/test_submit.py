@@ -11,19 +11,21 @@ from types import MappingProxyType
 import pytest
 
 from components.runtime.errors import ContractError, PermanentError, TemporaryError
+from components.runtime.kubeflow import KubeflowServer
+from pipelines import submit
 from pipelines.__main__ import main
 from pipelines.package import read_parameters
 from pipelines.retraining import PIPELINE_NAME
-from pipelines.submit import KfpServer, Run
-from tests.pipelines.kfp_server import KfpWithPipelines
-from tests.pipelines.yaml_texts import documents
+from pipelines.submit import RunRequest
+from tests.support.kfp_server import KfpServer
+from tests.support.yaml_texts import documents
 
 GOLDEN = Path(__file__).parent / "golden" / "retraining.yaml"
 
 
 @pytest.fixture
 def server():
-    double = KfpWithPipelines()
+    double = KfpServer()
     yield double
     double.close()
 
@@ -37,9 +39,9 @@ def send(server, tmp_path, monkeypatch):
     ) -> str:
         texts = {name: value if isinstance(value, str) else json.dumps(value) for name, value in parameters.items()}
         read = read_parameters(package, [f"{name}={text}" for name, text in texts.items()])
-        target = KfpServer(server.url, namespace=namespace, timeout_seconds=timeout_seconds)
-        source = target.upload(package, upload_version) if upload_version else package
-        return target.start(Run(source=source, parameters=read, experiment="evergreen"))
+        target = KubeflowServer(server.url, namespace=namespace, timeout_seconds=timeout_seconds)
+        source = submit.upload(target, package, upload_version) if upload_version else package
+        return submit.start(target, RunRequest(source=source, parameters=read, experiment="evergreen"))
 
     return make
 
@@ -47,7 +49,7 @@ def send(server, tmp_path, monkeypatch):
 @pytest.fixture
 def kfp(server, tmp_path, monkeypatch):
     monkeypatch.setenv("HOME", str(tmp_path))
-    return KfpServer(server.url, timeout_seconds=(2.0, 2.0))
+    return KubeflowServer(server.url, timeout_seconds=(2.0, 2.0))
 
 
 @pytest.fixture
@@ -105,10 +107,10 @@ def test_run_of_an_upload_is_a_run_of_that_version(server, send):
 
 def test_version_that_is_there_with_the_same_content_is_used_and_not_sent_again(server, kfp, caplog):
     caplog.set_level("INFO")
-    first = kfp.upload(GOLDEN, "3f2a9c1")
-    assert kfp.upload(GOLDEN, "3f2a9c1") == first
+    first = submit.upload(kfp, GOLDEN, "3f2a9c1")
+    assert submit.upload(kfp, GOLDEN, "3f2a9c1") == first
     assert version_names(server) == [PIPELINE_NAME, "3f2a9c1"]
-    assert "version 3f2a9c1 is there already, and used" in caplog.text
+    assert "version 3f2a9c1 exists already and is used" in caplog.text
 
 
 def test_version_name_of_another_file_is_refused_and_starts_no_run(server, send, tmp_path):
@@ -122,25 +124,25 @@ def test_version_name_of_another_file_is_refused_and_starts_no_run(server, send,
 
 
 def test_version_that_another_client_uploads_in_between_is_used(server, kfp):
-    kfp.upload(GOLDEN, "first")
-    other = KfpServer(server.url)
+    submit.upload(kfp, GOLDEN, "first")
+    other = KubeflowServer(server.url)
 
     def meanwhile():
         server.before_upload = lambda: None
-        other.upload(GOLDEN, "same")
+        submit.upload(other, GOLDEN, "same")
 
     server.before_upload = meanwhile
-    assert kfp.upload(GOLDEN, "same").version_id == "v3"
+    assert submit.upload(kfp, GOLDEN, "same").version_id == "v3"
     assert version_names(server) == [PIPELINE_NAME, "first", "same"]
     assert [path for method, path in server.requests if path.endswith("upload_version")] != []
 
 
 def test_version_uploaded_by_hand_is_used_and_said_to_be_unknown(server, kfp, caplog):
     caplog.set_level("INFO")
-    kfp.upload(GOLDEN, "first")
+    submit.upload(kfp, GOLDEN, "first")
     server.add_version({"pipelineid": "p1", "name": "by-hand"})
-    assert kfp.upload(GOLDEN, "by-hand").version_id == "v3"
-    assert "said nothing of its content" in caplog.text
+    assert submit.upload(kfp, GOLDEN, "by-hand").version_id == "v3"
+    assert "does not say what it contains" in caplog.text
 
 
 def test_upload_is_named_by_the_revision_of_its_images(server, command, tmp_path, capsys):
@@ -260,14 +262,14 @@ def test_flags_that_contradict_each_other_are_refused(server, command, words, to
 
 def run_through(server, kfp, states, *, seconds=60.0):
     """Waits for a run that goes through these states, one at each look."""
-    run_id = kfp.start(Run(source=GOLDEN, parameters={}))
+    run_id = submit.start(kfp, RunRequest(source=GOLDEN, parameters={}))
     left = list(states)
 
     def next_state(_seconds: float) -> None:
         server.runs[0]["state"] = left.pop(0)
 
     next_state(0.0)
-    kfp.wait(run_id, seconds=seconds, poll_seconds=0.0, sleep=next_state)
+    submit.wait(kfp, run_id, seconds=seconds, poll_seconds=0.0, sleep=next_state)
     return left
 
 
@@ -285,17 +287,17 @@ def test_waiting_for_a_run_that_ends_otherwise_is_an_error(server, kfp, state):
 
 
 def test_waiting_survives_a_server_that_restarts(server, kfp):
-    run_id = kfp.start(Run(source=GOLDEN, parameters={}))
+    run_id = submit.start(kfp, RunRequest(source=GOLDEN, parameters={}))
     server.runs[0]["state"] = "SUCCEEDED"
     server.failures = [503, 502]
-    kfp.wait(run_id, seconds=60.0, poll_seconds=0.0)
+    submit.wait(kfp, run_id, seconds=60.0, poll_seconds=0.0)
     assert server.requests.count(("GET", "/apis/v2beta1/runs/run-0")) == 3
 
 
 def test_waiting_is_given_up_after_its_time_and_the_run_goes_on(server, kfp):
-    run_id = kfp.start(Run(source=GOLDEN, parameters={}))
-    with pytest.raises(TemporaryError, match="run run-0 is PENDING after 0 s, and goes on"):
-        kfp.wait(run_id, seconds=0.0, poll_seconds=0.01)
+    run_id = submit.start(kfp, RunRequest(source=GOLDEN, parameters={}))
+    with pytest.raises(TemporaryError, match="run run-0 is PENDING after 0 s, and continues"):
+        submit.wait(kfp, run_id, seconds=0.0, poll_seconds=0.01)
     assert server.runs[0]["state"] == "PENDING"
 
 
@@ -373,7 +375,7 @@ def test_absent_server_is_a_temporary_error_of_one_line(server, capsys, tmp_path
     assert re.fullmatch(rf"error: KFP at {server.url} does not answer: .*\n", told)
 
 
-@pytest.mark.parametrize(("status", "kind"), [(500, TemporaryError), (503, TemporaryError), (403, PermanentError)])
+@pytest.mark.parametrize(("status", "kind"), [(500, TemporaryError), (503, TemporaryError), (400, PermanentError)])
 def test_servers_refusal_is_quoted(server, send, status, kind):
     server.failure = status
     with pytest.raises(kind, match=f"answered {status} .*as the test says"):

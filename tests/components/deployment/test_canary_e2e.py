@@ -30,7 +30,7 @@ from components.store.traffic_plan import Arm
 from inference_client.plan_follower import PlanFollower
 from inference_client.routing import PlannedClient
 from inference_client.scorer import shadow_of
-from tests.e2e.processes import wait_for
+from tests.support.processes import wait_for
 
 pytestmark = pytest.mark.e2e
 

@@ -12,7 +12,7 @@ from components.deployment.repository.model_repository import ModelRepository
 from components.runtime.errors import ContractError, PermanentError
 from components.storage.folder import FolderObjects
 from tests.components.deployment.repository_world import OPTIONS, everything, named
-from tests.conftest import REPOSITORY
+from tests.support.paths import REPOSITORY
 
 
 @pytest.mark.parametrize("lost", ["version.json", "model.onnx", "golden.npz", "model.py"])

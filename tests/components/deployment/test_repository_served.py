@@ -24,7 +24,7 @@ from components.deployment.triton_client import Triton
 from components.runtime.errors import PermanentError, TemporaryError
 from components.storage.folder import FolderObjects
 from pipelines.local.triton import TritonServer
-from tests.e2e.processes import wait_for
+from tests.support.processes import wait_for
 
 pytestmark = pytest.mark.e2e
 

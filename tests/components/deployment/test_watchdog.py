@@ -30,8 +30,8 @@ from components.storage.locations import open_objects
 from components.store.models import release_path
 from components.store.promotion_journal import CANARY, INTENT, JOURNAL_FILE, WITHDRAWN, read_entries
 from pipelines.local.triton import TritonServer, TritonSettings
-from tests.e2e.processes import wait_for
 from tests.e2e.traffic import Traffic
+from tests.support.processes import wait_for
 
 pytestmark = pytest.mark.e2e
 

@@ -13,7 +13,7 @@ import pytest
 from components.logs.event_log import MAX_MESSAGE_BYTES
 from components.runtime.errors import ContractError
 from tests.components.logs.benches import HANDOVER_SECONDS, pull, wait_for
-from tests.conftest import REPOSITORY
+from tests.support.paths import REPOSITORY
 
 PUBLISH_FOR_EVER = """
 import sys

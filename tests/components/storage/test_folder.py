@@ -15,7 +15,7 @@ from components.runtime.errors import PermanentError
 from components.storage import folder as module
 from components.storage.folder import FolderObjects
 from components.storage.objects import ABSENT, Changed
-from tests.conftest import REPOSITORY
+from tests.support.paths import REPOSITORY
 
 
 def test_generations_differ_though_the_clock_stands_still_or_steps_back(tmp_path, monkeypatch):

@@ -27,7 +27,8 @@ from components.training.metrics_sink import MemorySink
 from components.training.pytorch.engine import PytorchEngine
 from components.training.start import Start
 from tests.components.training.conftest import World, training_sets
-from tests.warm import REPOSITORY, Warm
+from tests.support.paths import REPOSITORY
+from tests.support.warm import Warm
 
 SEGMENT_ROWS = 1024
 """Few, so that a small pass has several places to stop at."""

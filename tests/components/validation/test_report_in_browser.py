@@ -12,7 +12,7 @@ import pytest
 
 from components.validation.reports.page import draw_page
 from tests.components.validation.reporting import NUM_CARDS, document_of
-from tests.conftest import REPOSITORY
+from tests.support.paths import REPOSITORY
 
 BROWSER = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
 FLAGS = [

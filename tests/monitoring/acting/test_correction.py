@@ -19,11 +19,11 @@ from monitoring.acting.processes import Processes
 from monitoring.acting.request import utc
 from monitoring.acting.restraint import RestraintMemory
 from monitoring.deciding.decision import Action, Decision
-from tests.conftest import REPOSITORY
 from tests.monitoring.acting.test_retraining import DRIFT, traffic
 from tests.monitoring.conftest import START
 from tests.monitoring.memory.test_archive import Crash, crash_at
 from tests.monitoring.test_process import wait_until
+from tests.support.paths import REPOSITORY
 
 ROLL_BACK = f"""
 import sys

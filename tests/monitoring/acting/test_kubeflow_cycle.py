@@ -16,21 +16,21 @@ from components.store.run_notes import RunOutcome, write_outcome
 from monitoring.acting.kubeflow_trigger import KubeflowTrigger
 from monitoring.acting.leadership import Leadership, NotLeading
 from tests.components.storage.test_lease import Clocks
-from tests.conftest import REPOSITORY
-from tests.monitoring.acting.kfp_double import KfpDouble
 from tests.monitoring.acting.killed_monitor import start_leading
 from tests.monitoring.acting.test_kubeflow_trigger import PIPELINE
 from tests.monitoring.acting.test_leadership import Replica
 from tests.monitoring.acting.test_retraining import DRIFT, traffic
 from tests.monitoring.conftest import Bench
 from tests.monitoring.memory.test_archive import Crash, crash_at
+from tests.support.kfp_server import KfpServer
+from tests.support.paths import REPOSITORY
 
 CYCLE = {"PENDING": "RUNNING", "RUNNING": "SUCCEEDED"}
 
 
 @pytest.fixture
 def server():
-    double = KfpDouble()
+    double = KfpServer()
     yield double
     double.close()
 

@@ -9,11 +9,12 @@ from contextlib import suppress
 import pytest
 
 from components.runtime.errors import ContractError, PermanentError, TemporaryError
+from components.runtime.kubeflow import ACTIVE_STATES
 from components.store.run_notes import RunOutcome, write_outcome
-from monitoring.acting.kubeflow_trigger import ACTIVE_STATES, KubeflowTrigger
+from monitoring.acting.kubeflow_trigger import KubeflowTrigger
 from monitoring.settings import MonitorSettings
-from tests.monitoring.acting.kfp_double import KfpDouble
 from tests.monitoring.acting.test_local_trigger import request
+from tests.support.kfp_server import KfpServer
 
 PIPELINE = """
 components: {}
@@ -37,7 +38,7 @@ sdkVersion: kfp-2.17.0
 
 @pytest.fixture
 def server():
-    double = KfpDouble()
+    double = KfpServer()
     yield double
     double.close()
 
@@ -210,13 +211,13 @@ def test_a_run_that_is_not_there_is_unknown(connect):
 @pytest.mark.parametrize("status", [401, 403, 409, 429, 500, 503])
 def test_a_server_in_trouble_is_a_temporary_error(server, connect, status):
     server.failure = status
-    with pytest.raises(TemporaryError, match=f"KFP answered {status}"):
+    with pytest.raises(TemporaryError, match=f"submitting a: KFP at .* answered {status}"):
         connect().submit(request("a"))
 
 
 def test_a_refused_request_is_a_permanent_error(server, connect):
     server.failure = 400
-    with pytest.raises(PermanentError, match="KFP answered 400"):
+    with pytest.raises(PermanentError, match="KFP at .* answered 400"):
         connect().submit(request("a"))
 
 
@@ -251,7 +252,7 @@ def test_arguments_that_are_no_object_are_refused(connect, text):
 def test_a_run_that_was_cancelled_by_hand_counts_as_failed_at_its_end_and_not_before(server, connect):
     trigger = connect()
     trigger.submit(request("a"))
-    trigger._client.terminate_run(server.runs[0]["run_id"])
+    trigger._server.client.terminate_run(server.runs[0]["run_id"])
     assert trigger.state("a") == ("running", "it is CANCELING", None)
     server.runs[0]["state"] = "CANCELED"
     assert trigger.state("a").state == "failed"
@@ -267,7 +268,7 @@ def test_a_paused_run_is_followed_and_said_to_be_paused(server, connect):
 def test_an_archived_run_is_followed_all_the_same(server, connect):
     trigger = connect()
     trigger.submit(request("a"))
-    trigger._client.archive_run(server.runs[0]["run_id"])
+    trigger._server.client.archive_run(server.runs[0]["run_id"])
     assert server.runs[0]["storage_state"] == "ARCHIVED"
     assert trigger.state("a").state == "running"
     assert trigger.submit(request("b")) == "busy"
@@ -339,7 +340,7 @@ def test_the_pods_token_is_shown_and_read_anew_when_it_was_rotated(server, conne
     server.token, trigger = "first", connect()
     assert trigger.submit(request("a")) == "started"
     server.token = "second"
-    with pytest.raises(TemporaryError, match="KFP answered 401"):
+    with pytest.raises(TemporaryError, match="KFP at .* answered 401"):
         trigger.state("a")
     token.write_text("second")
     assert trigger.state("a").state == "running"
@@ -361,7 +362,7 @@ CALLS = {
 
 @pytest.mark.parametrize("call", CALLS.values(), ids=list(CALLS))
 def test_no_call_of_the_client_waits_for_a_server_that_never_answers(server, connect, call):
-    client = connect(timeout_seconds=(0.2, 0.2))._client
+    client = connect(timeout_seconds=(0.2, 0.2))._server.client
     server.silence.set()
     begun = time.monotonic()
     with pytest.raises(Exception, match="(?i)timed out|timeout"):

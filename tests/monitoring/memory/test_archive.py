@@ -18,8 +18,8 @@ from monitoring.memory import sealing
 from monitoring.memory.archive import Archive
 from monitoring.memory.archive_table import SCHEMA, build_table
 from monitoring.memory.store import ArchiveRow, MaturedRequest, Store
-from tests.conftest import REPOSITORY
 from tests.monitoring.conftest import START, WINDOW, clicks, prediction, publish, read_rows
+from tests.support.paths import REPOSITORY
 
 
 class Crash(BaseException):

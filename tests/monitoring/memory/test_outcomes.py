@@ -13,9 +13,9 @@ from components.contracts import criteo
 from components.contracts.records import CLICK, CONVERSION
 from monitoring.memory.outcomes import SCHEMA
 from monitoring.monitor import FORGET_SECONDS, ORPHAN_SECONDS
-from tests.conftest import REPOSITORY
 from tests.monitoring.conftest import START, WINDOW, Bench, clicks, prediction, publish
 from tests.monitoring.memory.test_archive import Crash, archived_rows, crash_at, expected_rows
+from tests.support.paths import REPOSITORY
 
 MIDNIGHT = 1_763_078_400.0  # 2025-11-14
 

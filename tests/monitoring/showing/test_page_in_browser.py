@@ -15,9 +15,9 @@ from monitoring.showing.history import History
 from monitoring.showing.page import status_page
 from monitoring.showing.server import Server
 from monitoring.showing.snapshot import Snapshot
-from tests.conftest import REPOSITORY
 from tests.monitoring.showing.test_metrics import DECISION, DRIFT, EMPTY, FULL
 from tests.monitoring.showing.test_page import EVENTS, NOW, POINTS
+from tests.support.paths import REPOSITORY
 
 BROWSER = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
 FLAGS = [

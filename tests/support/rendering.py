@@ -13,7 +13,8 @@ from typing import Any
 import pytest
 import yaml
 
-REPOSITORY = Path(__file__).resolve().parents[2]
+from tests.support.paths import REPOSITORY
+
 K8S = REPOSITORY / "k8s"
 OVERLAYS = sorted(path.name for path in (K8S / "overlays").iterdir() if path.is_dir())
 VARIANTS = (*OVERLAYS, "cpu+redis-cache", "gke+redis-cache", "gke+keda", "cpu+simulation")

@@ -16,7 +16,7 @@ import yaml
 
 from pipelines.local.loopback import DIRECT, LOOPBACK
 from pipelines.local.tether import tethered
-from tests.e2e.processes import wait_for
+from tests.support.processes import wait_for
 
 
 class Prometheus:

@@ -15,7 +15,8 @@ import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 
-REPOSITORY = Path(__file__).resolve().parents[1]
+from tests.support.paths import REPOSITORY
+
 SERVE = """
 import json, os, sys
 exec(sys.argv[1])

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import json
-from pathlib import Path
+
+from tests.support.paths import REPOSITORY
 
 QUEUE = "nv_inference_queue_duration_us"
 SUCCESS = "nv_inference_request_success"
 PENDING = "nv_inference_pending_request_count"
-RECORD = json.loads((Path(__file__).parent / "queue_series.json").read_text())
+RECORD = json.loads((REPOSITORY / "tests" / "k8s" / "queue_series.json").read_text())
 INTERVAL = int(RECORD["interval_seconds"])
 PODS = tuple(RECORD["readings"])
 

@@ -1,4 +1,8 @@
-"""A KFP API server for tests: real HTTP, experiments and runs in memory, the server's own filter rules.
+"""A KFP API server for tests: real HTTP, with experiments, runs, pipelines, versions and schedules in memory.
+
+It keeps the real server's rules: its filters; names of pipelines and of a pipeline's versions are taken once; a
+schedule has exactly one source, a cron expression that robfig/cron takes (five fields too, read as seconds to months)
+and between 1 and 10 runs at a time; several schedules may have one name. It runs no schedule.
 
 Faults on request: an answer of any status, to the next few requests or to all; a request that hangs; an answer that is
 lost after the server has acted; a token that must be shown; a moment between looking and creating. What the real server
@@ -17,7 +21,7 @@ FILTER_KEYS = {"run_id", "display_name", "name", "created_at", "state", "experim
 STATES = {"PENDING", "RUNNING", "SUCCEEDED", "SKIPPED", "FAILED", "CANCELING", "CANCELED", "PAUSED"}
 
 
-class Refused(Exception):
+class ErrorAnswer(Exception):
     """An answer other than 200."""
 
     def __init__(self, status: int, text: str) -> None:
@@ -25,7 +29,10 @@ class Refused(Exception):
         self.status = status
 
 
-class KfpDouble:
+CRON_FIELD = re.compile(r"(\*|\?|[0-9A-Za-z]+)([-/,][0-9A-Za-z*]+)*")
+
+
+class KfpServer:
     def __init__(self) -> None:
         self.experiments: list[dict] = []
         self.runs: list[dict] = []
@@ -38,6 +45,11 @@ class KfpDouble:
         self.token: str | None = None  # what `Authorization: Bearer` must show
         self.before_create = lambda body: None  # called outside the lock: another client may create meanwhile
         self.advance: dict[str, str] = {}  # state that a run is in -> state after it was looked at by name
+        self.uploads: list[bytes] = []
+        self.schedules: list[dict] = []
+        self.made_schedules = 0
+        self.before_upload = lambda: None  # called before a version is stored: another client may upload meanwhile
+        self.errors: dict[str, str] = {}  # id of a run -> message of its error
         self.lock = threading.Lock()
         self.silence = threading.Event()  # set: accept and never answer
         self.release = threading.Event()
@@ -61,7 +73,7 @@ class KfpDouble:
                 try:
                     double.check_token(self.headers.get("Authorization"))
                     status, document = 200, double.reply(method, self.path, body)
-                except Refused as refused:
+                except ErrorAnswer as refused:
                     status, document = refused.status, {"error": str(refused)}
                 if double.loses(method, urlsplit(self.path).path):
                     self.close_connection = True
@@ -109,7 +121,7 @@ class KfpDouble:
     def check_token(self, shown: str | None) -> None:
         if self.token is not None and shown != f"Bearer {self.token}":
             self.requests.append(("REFUSED", str(shown)))
-            raise Refused(401, "Request header error: there is no user identity header or token")
+            raise ErrorAnswer(401, "Request header error: there is no user identity header or token")
 
     def loses(self, method: str, path: str) -> bool:
         for each in self.lost:
@@ -122,25 +134,31 @@ class KfpDouble:
         path = urlsplit(target).path.removeprefix("/apis/v2beta1/")
         if (method, path) == ("POST", "runs"):
             self.before_create(json.loads(body))
+        if (method, path) == ("POST", "pipelines/upload_version"):
+            self.before_upload()
         with self.lock:
             return self.locked_reply(method, target, body)
 
     def locked_reply(self, method: str, target: str, body: bytes) -> dict:
         parts = urlsplit(target)
         query = {key: values[0] for key, values in parse_qs(parts.query).items()}
+        path = parts.path.removeprefix("/apis/v2beta1/")
         self.requests.append((method, parts.path))
         if self.failure is not None:
-            raise Refused(self.failure, "as the test says")
+            raise ErrorAnswer(self.failure, "as the test says")
         if self.failures:
-            raise Refused(self.failures.pop(0), "as the test says, this once")
+            raise ErrorAnswer(self.failures.pop(0), "as the test says, this once")
+        if path == "pipelines/upload" and method == "POST":
+            return self.upload_pipeline(query, body)
+        if path == "pipelines/upload_version" and method == "POST":
+            return self.upload_version(query, body)
         if "namespace" in query or (body and json.loads(body).get("namespace")):
-            raise Refused(400, "in single-user mode a request shouldn't contain a namespace")
-        path = parts.path.removeprefix("/apis/v2beta1/")
+            raise ErrorAnswer(400, "in single-user mode a request shouldn't contain a namespace")
         if (method, path) == ("GET", "experiments"):
             return {"experiments": self.select(self.experiments, query)}
         if (method, path) == ("POST", "experiments"):
             if any(each["display_name"] == json.loads(body)["display_name"] for each in self.experiments):
-                raise Refused(409, "experiment already exists")
+                raise ErrorAnswer(409, "experiment already exists")
             new = {"experiment_id": f"e{len(self.experiments) + 1}", **json.loads(body)}
             self.experiments.append(new)
             return new
@@ -158,15 +176,21 @@ class KfpDouble:
             return {"pipelines": self.select(self.pipelines, query)}
         if method == "GET" and (found := re.fullmatch(r"pipelines/([^/]+)/versions", path)):
             return {"pipeline_versions": self.versions_of(found[1], query)}
+        if (method, path) == ("POST", "recurringruns"):
+            return self.create_schedule(json.loads(body))
+        if (method, path) == ("GET", "recurringruns"):
+            return self.list_schedules(query)
+        if method == "DELETE" and (found := re.fullmatch(r"recurringruns/([^/]+)", path)):
+            return self.delete_schedule(found[1])
         if (method, path) == ("GET", "healthz"):
             return {"multi_user": False}
         if found := re.fullmatch(r"runs/([^/:]+)(:terminate|:archive)?", path):
             return self.change_run(method, *found.groups())
-        raise Refused(404, f"{method} {path}")
+        raise ErrorAnswer(404, f"{method} {path}")
 
     def versions_of(self, pipeline_id: str, query: dict) -> list[dict]:
         if unknown := query.get("sort_by", "").replace("created_at desc", ""):
-            raise Refused(400, f"this double does not sort by {unknown}")
+            raise ErrorAnswer(400, f"this double does not sort by {unknown}")
         chosen = self.select([each for each in self.versions if each["pipeline_id"] == pipeline_id], query)
         # They are kept in the order in which they came.
         return (chosen[::-1] if query.get("sort_by") else chosen)[: int(query.get("page_size") or 10)]
@@ -174,28 +198,87 @@ class KfpDouble:
     def change_run(self, method: str, run_id: str, verb: str | None) -> dict:
         runs = [run for run in self.runs if run["run_id"] == run_id]
         if not runs:
-            raise Refused(404, f"run {run_id}")
+            raise ErrorAnswer(404, f"run {run_id}")
         if (method, verb) == ("GET", None):
-            return {key: value for key, value in runs[0].items() if key != "body"}
+            error = {"error": {"code": 13, "message": self.errors[run_id]}} if run_id in self.errors else {}
+            return {key: value for key, value in runs[0].items() if key != "body"} | error
         if (method, verb) == ("POST", ":terminate"):
             if runs[0] not in self.active:
-                raise Refused(400, f"run {run_id} has ended")
+                raise ErrorAnswer(400, f"run {run_id} has ended")
             runs[0]["state"] = "CANCELING"
             return {}
         if (method, verb) == ("POST", ":archive"):
             runs[0]["storage_state"] = "ARCHIVED"
             return {}
-        raise Refused(404, f"{method} {run_id}{verb}")
+        raise ErrorAnswer(404, f"{method} {run_id}{verb}")
 
     def create_run(self, body: dict) -> dict:
         spec, reference = body.get("pipeline_spec"), body.get("pipeline_version_reference")
         if (spec is None) == (reference is None):
-            raise Refused(400, "exactly one of pipeline_spec and pipeline_version_reference")
+            raise ErrorAnswer(400, "exactly one of pipeline_spec and pipeline_version_reference")
         if body["experiment_id"] not in {each["experiment_id"] for each in self.experiments}:
-            raise Refused(404, f"experiment {body['experiment_id']}")
+            raise ErrorAnswer(404, f"experiment {body['experiment_id']}")
         run = self.add_run(body["display_name"], "PENDING", body["experiment_id"])
         run["body"] = body
         return {key: value for key, value in run.items() if key != "body"}
+
+    def upload_pipeline(self, query: dict, body: bytes) -> dict:
+        if "namespace" in query:
+            raise ErrorAnswer(400, "in single-user mode a request shouldn't contain a namespace")
+        if any(pipeline["display_name"] == query["name"] for pipeline in self.pipelines):
+            raise ErrorAnswer(409, f"the name {query['name']} is taken")
+        self.uploads.append(uploaded_file(body))
+        pipeline = {"pipeline_id": f"p{len(self.pipelines) + 1}", "display_name": query["name"]}
+        self.pipelines.append(pipeline)
+        # A pipeline comes with a first version of its own name.
+        self.add_version({"pipelineid": pipeline["pipeline_id"], "name": query["name"]})
+        return pipeline
+
+    def upload_version(self, query: dict, body: bytes) -> dict:
+        if query["pipelineid"] not in {pipeline["pipeline_id"] for pipeline in self.pipelines}:
+            raise ErrorAnswer(404, f"pipeline {query['pipelineid']}")
+        mine = [each for each in self.versions if each["pipeline_id"] == query["pipelineid"]]
+        if any(version["display_name"] == query["name"] for version in mine):
+            raise ErrorAnswer(409, f"the version {query['name']} is taken")
+        self.uploads.append(uploaded_file(body))
+        return self.add_version(query)
+
+    def add_version(self, query: dict) -> dict:
+        version = {"pipeline_version_id": f"v{len(self.versions) + 1}", "display_name": query["name"]}
+        version |= {"pipeline_id": query["pipelineid"], "description": query.get("description", "")}
+        self.versions.append(version)
+        return version
+
+    def create_schedule(self, body: dict) -> dict:
+        spec, reference = body.get("pipeline_spec"), body.get("pipeline_version_reference")
+        if (spec is None) == (reference is None):
+            raise ErrorAnswer(400, "exactly one of pipeline_spec and pipeline_version_reference")
+        if reference and reference["pipeline_version_id"] not in {v["pipeline_version_id"] for v in self.versions}:
+            raise ErrorAnswer(404, f"pipeline version {reference['pipeline_version_id']}")
+        if body["experiment_id"] not in {each["experiment_id"] for each in self.experiments}:
+            raise ErrorAnswer(404, f"experiment {body['experiment_id']}")
+        cron = body["trigger"]["cron_schedule"]["cron"].split()
+        if len(cron) not in (5, 6) or not all(CRON_FIELD.fullmatch(part) for part in cron):
+            raise ErrorAnswer(400, "Schedule cron is not a supported format")
+        if not 1 <= int(body["max_concurrency"]) <= 10:
+            raise ErrorAnswer(400, "Max concurrency of a recurring run must be at least 1 and at most 10")
+        self.made_schedules += 1
+        schedule = {**body, "recurring_run_id": f"s{self.made_schedules}", "status": "ENABLED"}
+        self.schedules.append(schedule)
+        return schedule
+
+    def list_schedules(self, query: dict) -> dict:
+        chosen = self.select([s for s in self.schedules if s["experiment_id"] == query.get("experiment_id")], query)
+        # Smaller pages than asked for, as a server may.
+        start = int(query.get("page_token") or 0)
+        token = str(start + 1) if start + 1 < len(chosen) else ""
+        return {"recurringRuns": chosen[start : start + 1], "total_size": len(chosen), "next_page_token": token}
+
+    def delete_schedule(self, schedule_id: str) -> dict:
+        if schedule_id not in {each["recurring_run_id"] for each in self.schedules}:
+            raise ErrorAnswer(404, f"recurring run {schedule_id}")
+        self.schedules = [each for each in self.schedules if each["recurring_run_id"] != schedule_id]
+        return {}
 
     def select(self, rows: list[dict], query: dict) -> list[dict]:
         # The server unescapes the filter a second time.
@@ -204,13 +287,13 @@ class KfpDouble:
 
     def matches(self, row: dict, predicate: dict) -> bool:
         if predicate["key"] not in FILTER_KEYS:
-            raise Refused(400, f"no support for filtering on unrecognized field {predicate['key']}")
+            raise ErrorAnswer(400, f"no support for filtering on unrecognized field {predicate['key']}")
         value = row.get(predicate["key"])
         if predicate["operation"] in ("EQUALS", 1):
             return value == predicate["stringValue"]
         if predicate["operation"] in ("IN", 8):
             return value in predicate["stringValues"]["values"]
-        raise Refused(400, f"operation {predicate['operation']}")
+        raise ErrorAnswer(400, f"operation {predicate['operation']}")
 
     def page(self, rows: list[dict], query: dict) -> dict:
         # Smaller pages than asked for, as a server may: the caller must follow the token.
@@ -218,3 +301,11 @@ class KfpDouble:
         shown = [{k: v for k, v in row.items() if k != "body"} for row in rows[start : start + 2]]
         token = str(start + 2) if start + 2 < len(rows) else ""
         return {"runs": shown, "total_size": len(rows), "next_page_token": token}
+
+
+def uploaded_file(body: bytes) -> bytes:
+    """The one file of a multipart form."""
+    boundary = body.partition(b"\r\n")[0]
+    header, _, content = body.split(boundary)[1].partition(b"\r\n\r\n")
+    assert b'name="uploadfile"' in header
+    return content.removesuffix(b"\r\n")
