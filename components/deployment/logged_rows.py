@@ -7,19 +7,16 @@ shadow. Judging the answers is `verify`'s.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
 from components.contracts.criteo import (
     CATEGORICAL,
-    DAY_PARTITION,
     DENSE,
     MISSING_CATEGORY,
     MODEL_VERSION,
@@ -29,12 +26,12 @@ from components.contracts.criteo import (
     SHADOW_SCORE,
     SHADOW_VERSION,
     feature_matrix,
-    is_visible,
 )
 from components.deployment.graph.parity import GoldenRows
-from components.runtime.errors import ContractError, first_line
-from components.storage.local_copy import local_copy
+from components.runtime.errors import ContractError
+from components.storage.folder import FolderObjects
 from components.storage.objects import Objects
+from components.store.archived_rows import ArchivedFile, archived_files
 
 BATCH_ROWS = 16_384
 _COLUMNS = (*DENSE, *CATEGORICAL, REQUEST_ID, ROW)
@@ -86,28 +83,12 @@ def read_logged_rows(lake: Path | Objects, version: int) -> Iterator[LoggedRows]
         ContractError: a file is damaged, or lacks a column; names it.
         TemporaryError, PermanentError: the bucket cannot be read.
     """
-    for name, told, opened in _files(lake):
-        try:
-            with opened as path, pq.ParquetFile(path) as file:
-                yield from _rows_of(file, name, told, version)
-        except (pa.ArrowException, OSError) as error:
-            raise ContractError(f"{told} is not a readable Parquet file: {first_line(error)}") from error
+    for each in archived_files(FolderObjects(lake) if isinstance(lake, Path) else lake):
+        with each.opened() as file:
+            yield from _rows_of(file, each, version)
 
 
-def _files(lake: Path | Objects) -> Iterator[tuple[str, str, AbstractContextManager[Path]]]:
-    """Names below the lake and for messages, and the visible Parquet files of its day partitions, oldest day first."""
-    if isinstance(lake, Path):
-        for path in sorted(lake.glob(f"{DAY_PARTITION.format(day='*')}/*.parquet")):
-            if is_visible(path.name):
-                yield path.relative_to(lake).as_posix(), str(path), nullcontext(path)
-        return
-    for name in [each.name for each in lake.list(DAY_PARTITION.format(day=""))]:
-        file = name.partition("/")[2]
-        if file.endswith(".parquet") and "/" not in file and not file.startswith("_"):
-            yield name, f"{lake.uri}/{name}", local_copy(lake, name)
-
-
-def _rows_of(file: Any, name: str, told: str, version: int) -> Iterator[LoggedRows]:
+def _rows_of(file: Any, archived: ArchivedFile, version: int) -> Iterator[LoggedRows]:
     names, start = file.schema_arrow.names, 0
     # Rows that no model of ours served may come without the log's columns.
     pairs = [pair for pair in _SCORES if set(pair) <= set(names)]
@@ -119,13 +100,13 @@ def _rows_of(file: Any, name: str, told: str, version: int) -> Iterator[LoggedRo
         if not held:
             continue
         if lacking := [name for name in _COLUMNS if name not in names]:
-            raise ContractError(f"{told} lacks columns {lacking}, expected those of a row that was archived")
+            raise ContractError(f"{archived.uri} lacks columns {lacking}, expected those of a row that was archived")
         columns = [*_COLUMNS, *(name for pair in held for name in pair)]
         for batch in file.iter_batches(batch_size=BATCH_ROWS, row_groups=[number], columns=columns):
             for scored_by, score in held:
                 at = np.flatnonzero(batch.column(scored_by).fill_null(-1).to_numpy(zero_copy_only=False) == version)
                 if len(at):
-                    yield _logged(batch.take(pa.array(at)), name, place + at, score)
+                    yield _logged(batch.take(pa.array(at)), archived.name, place + at, score)
             place += batch.num_rows
 
 

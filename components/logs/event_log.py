@@ -12,6 +12,8 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Sequence
 from typing import NamedTuple, Protocol
 
+from components.runtime.errors import ContractError
+
 MAX_MESSAGE_BYTES = 1_000_000
 """Largest message every backend carries: Kafka's default limit, the smallest of the three."""
 
@@ -107,3 +109,15 @@ class Subscriber(Protocol):
 
     def close(self) -> None:
         """Releases the connection; open leases run out by themselves."""
+
+
+def expect_size(message_id: str, payload: bytes) -> None:
+    """Checks that every backend carries the message.
+
+    Raises:
+        ContractError: it is larger than `MAX_MESSAGE_BYTES`.
+
+    >>> expect_size("small", b"payload")
+    """
+    if len(payload) > MAX_MESSAGE_BYTES:
+        raise ContractError(f"message {message_id} has {len(payload)} bytes, expected at most {MAX_MESSAGE_BYTES}")

@@ -13,7 +13,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
 from components.logs.event_log import Publisher, Subscriber
 from components.logs.sqlite import SqliteLog
@@ -22,16 +22,6 @@ from components.runtime.errors import ContractError
 
 DEFAULT_LEASE_SECONDS = 30.0
 SCHEMES = ("sqlite", "pubsub", "kafka")
-
-
-class Backend(Protocol):
-    """What the module of one scheme offers; both functions raise as `open_publisher` and `open_subscriber` say."""
-
-    def open_publisher(self, url: LogUrl, *, clock: Callable[[], float]) -> Publisher:
-        """The writing end of the log at `url`."""
-
-    def open_subscriber(self, url: LogUrl, *, clock: Callable[[], float]) -> Subscriber:
-        """The reading end of the log at `url`."""
 
 
 class OpenLog(NamedTuple):
@@ -54,13 +44,31 @@ def open_publisher(url: str, *, clock: Callable[[], float] = time.time) -> Publi
         TemporaryError: the log cannot be opened now.
     """
     parts = LogUrl.parse(url)
-    return _backend(parts).open_publisher(parts, clock=clock)
+    if parts.scheme == "pubsub":
+        from components.logs.pubsub import location as pubsub
+
+        return pubsub.open_publisher(parts)
+    if parts.scheme == "kafka":
+        from components.logs.kafka.location import KafkaLocation
+        from components.logs.kafka.publisher import KafkaPublisher
+
+        return KafkaPublisher(KafkaLocation.parse(parts))
+    return _open_sqlite(parts, clock)
 
 
 def open_subscriber(url: str, *, clock: Callable[[], float] = time.time) -> Subscriber:
     """The reading end of the log that `url` names; errors as `open_publisher`'s."""
     parts = LogUrl.parse(url)
-    return _backend(parts).open_subscriber(parts, clock=clock)
+    if parts.scheme == "pubsub":
+        from components.logs.pubsub import location as pubsub
+
+        return pubsub.open_subscriber(parts, clock=clock)
+    if parts.scheme == "kafka":
+        from components.logs.kafka.location import KafkaLocation
+        from components.logs.kafka.subscriber import KafkaSubscriber
+
+        return KafkaSubscriber(KafkaLocation.parse(parts), clock=clock)
+    return _open_sqlite(parts, clock)
 
 
 def open_log(url: str, *, clock: Callable[[], float] = time.time) -> OpenLog:
@@ -75,28 +83,13 @@ def open_log(url: str, *, clock: Callable[[], float] = time.time) -> OpenLog:
         raise
 
 
-def _backend(url: LogUrl) -> Backend:
-    if url.scheme == "sqlite":
-        return _Sqlite()
-    if url.scheme == "pubsub":
-        from components.logs.pubsub import location as pubsub
-
-        return pubsub
-    if url.scheme == "kafka":
-        from components.logs.kafka import location as kafka
-
-        return kafka
-    raise url.refuse(f"expected sqlite:///<path>, or another scheme of {', '.join(SCHEMES)}")
-
-
-class _Sqlite:
-    def open_publisher(self, url: LogUrl, *, clock: Callable[[], float]) -> SqliteLog:
-        path = Path(url.path)
-        if url.place or not path.name:
-            raise url.refuse("expected sqlite:///<path> with three slashes")
-        if not path.parent.is_dir():
-            raise ContractError(f"log is {url.text!r}, but {path.parent} is no folder")
-        url.expect_options(["lease_seconds"])
-        return SqliteLog(path, lease_seconds=url.number("lease_seconds", DEFAULT_LEASE_SECONDS), clock=clock)
-
-    open_subscriber = open_publisher
+def _open_sqlite(url: LogUrl, clock: Callable[[], float]) -> SqliteLog:
+    path = Path(url.path)
+    if url.scheme != "sqlite":
+        raise url.refuse(f"expected sqlite:///<path>, or another scheme of {', '.join(SCHEMES)}")
+    if url.authority or not path.name:
+        raise url.refuse("expected sqlite:///<path> with three slashes")
+    if not path.parent.is_dir():
+        raise ContractError(f"log is {url.text!r}, but {path.parent} is no folder")
+    url.expect_options(["lease_seconds"])
+    return SqliteLog(path, lease_seconds=url.number("lease_seconds", DEFAULT_LEASE_SECONDS), clock=clock)

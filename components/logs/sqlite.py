@@ -14,8 +14,8 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
-from components.logs.event_log import MAX_MESSAGE_BYTES, DeadLetter, Delivery
-from components.runtime.errors import ContractError, PermanentError, TemporaryError
+from components.logs.event_log import DeadLetter, Delivery, expect_size
+from components.runtime.errors import PermanentError, TemporaryError
 
 _SCHEMA = """
 CREATE TABLE IF NOT EXISTS messages (
@@ -103,10 +103,7 @@ class SqliteLog:
     def publish(self, messages: Sequence[tuple[str, bytes]]) -> None:
         """See `event_log.Publisher`."""
         for message_id, payload in messages:
-            if len(payload) > MAX_MESSAGE_BYTES:
-                raise ContractError(
-                    f"message {message_id} has {len(payload)} bytes, expected at most {MAX_MESSAGE_BYTES}"
-                )
+            expect_size(message_id, payload)
         with self._transaction() as connection:
             connection.executemany("INSERT OR IGNORE INTO messages (message_id, payload) VALUES (?, ?)", messages)
 

@@ -1,4 +1,4 @@
-"""A log's URL, taken apart: `scheme://place/path?option=value`, with errors that name the URL and what was expected.
+"""A log's URL, parsed: `scheme://authority/path?option=value`; errors name the URL and what was expected.
 
 Every backend reads its own options from it; which backend a scheme means is left to `components.logs.locations`.
 """
@@ -18,7 +18,7 @@ class LogUrl:
 
     text: str
     scheme: str
-    place: str
+    authority: str
     """What stands between `//` and the next `/`."""
     path: str
     """What follows that slash."""

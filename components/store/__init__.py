@@ -1,1 +1,1 @@
-"""The model store: models, the promotion journal, run notes and reports, the traffic plan."""
+"""What programs share on disk: models, promotion journal, run notes and reports, traffic plan; the archive of rows."""

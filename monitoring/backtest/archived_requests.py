@@ -7,27 +7,22 @@ here. Memory holds one day. Judging is left to `monitoring.backtest.run`.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator, Sequence
-from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
-import pyarrow.parquet as pq
 
 from components.contracts import criteo
 from components.contracts.records import PredictionBatch
 from components.runtime.errors import ContractError
-from components.storage.local_copy import local_copy
 from components.storage.objects import Objects
-from monitoring.memory.days import arrow_schema
+from components.store.archived_rows import ArchivedFile, archived_files, arrow_schema
 from monitoring.memory.rows import MaturedRequest
 
-_FILE = re.compile(r"^day=(\d{4}-\d{2}-\d{2})/[^/._][^/]*\.parquet$")
-"""As extraction reads a lake: a dot or an underscore in front is no rows' file."""
 _NEEDED = (criteo.LABEL, criteo.REQUEST_ID, criteo.ROW, criteo.EVENT_TIME, criteo.MODEL_VERSION, criteo.SCORE)
+_TYPES = arrow_schema({**criteo.RAW_TYPES, **criteo.CANARY_TYPES})
 
 
 class ArchivedRequest(NamedTuple):
@@ -71,15 +66,14 @@ def read_days(
     archive: Objects, span: Span = WHOLE, *, features: bool = False, newest_first: bool = False
 ) -> Iterator[tuple[str, pa.Table]]:
     """Each day that `span` touches, with its served rows by (time, request id, row); else as `read_requests`."""
-    by_day: dict[str, list[str]] = {}
-    for found in archive.list("day="):
-        if match := _FILE.match(found.name):
-            by_day.setdefault(match[1], []).append(found.name)
+    by_day: dict[str, list[ArchivedFile]] = {}
+    for file in archived_files(archive):
+        by_day.setdefault(file.day, []).append(file)
     if not by_day:
         raise ContractError(f"{archive.uri} has no day=YYYY-MM-DD/*.parquet, expected a monitor's archive or a lake")
     for day in sorted(by_day, reverse=newest_first):
         if _touches(day, span):
-            yield day, _table(archive, by_day[day], span, features)
+            yield day, _served_rows([_raw_columns(file, features) for file in by_day[day]], span)
 
 
 def _touches(day: str, span: Span) -> bool:
@@ -88,17 +82,22 @@ def _touches(day: str, span: Span) -> bool:
     return bool(after_start and (span.end is None or span.end > start))
 
 
-def _table(archive: Objects, names: Sequence[str], span: Span, features: bool) -> pa.Table:
-    """The day's served rows, in order."""
+def _raw_columns(archived: ArchivedFile, features: bool) -> pa.Table:
+    """What is needed of one file, in the contract's types."""
     columns = [*_NEEDED, *(criteo.FEATURES if features else ())]
-    tables = []
-    for name in names:
-        with local_copy(archive, name) as path:
-            schema = _schema(archive, name, path)
-            if missing := [column for column in columns if column not in schema.names]:
-                raise ContractError(f"{archive.uri}/{name} lacks column {missing[0]}, expected the raw columns")
-            optional = [column for column in (criteo.CANARY,) if column in schema.names]
-            tables.append(_read(archive, name, path, [*columns, *optional]))
+    with archived.opened() as file:
+        found = file.schema_arrow.names
+        if missing := [column for column in columns if column not in found]:
+            raise ContractError(f"{archived.uri} lacks column {missing[0]}, expected the raw columns")
+        columns += [column for column in (criteo.CANARY,) if column in found]
+        try:
+            return file.read(columns=columns).select(columns).cast(pa.schema(map(_TYPES.field, columns)))
+        except ValueError as error:
+            raise ContractError(f"{archived.uri} has other columns than a monitor's archive: {error}") from error
+
+
+def _served_rows(tables: Sequence[pa.Table], span: Span) -> pa.Table:
+    """The rows of a day that a model of ours served in `span`, in order."""
     table = pa.concat_tables(tables, promote_options="default")
     served = pc.and_(pc.is_valid(table[criteo.SCORE]), pc.is_valid(table[criteo.MODEL_VERSION]))
     micros = pc.cast(table[criteo.EVENT_TIME], pa.int64())
@@ -107,22 +106,6 @@ def _table(archive: Objects, names: Sequence[str], span: Span, features: bool) -
             served = pc.and_(served, keeps(micros, criteo.microseconds(bound)))
     order = [(criteo.EVENT_TIME, "ascending"), (criteo.REQUEST_ID, "ascending"), (criteo.ROW, "ascending")]
     return table.filter(served).sort_by(order).combine_chunks()
-
-
-def _schema(archive: Objects, name: str, path: Path) -> pa.Schema:
-    try:
-        return pq.read_schema(path)
-    except (pa.ArrowException, OSError) as error:
-        raise ContractError(f"{archive.uri}/{name} is no readable Parquet file: {error}") from error
-
-
-def _read(archive: Objects, name: str, path: Path, columns: list[str]) -> pa.Table:
-    """These columns in the contract's types."""
-    types = arrow_schema({**criteo.RAW_TYPES, **criteo.CANARY_TYPES})
-    try:
-        return pq.ParquetFile(path).read(columns=columns).select(columns).cast(pa.schema(map(types.field, columns)))
-    except (pa.ArrowException, OSError, ValueError) as error:
-        raise ContractError(f"{archive.uri}/{name} has other columns than a monitor's archive: {error}") from error
 
 
 def _requests(table: pa.Table) -> Iterator[ArchivedRequest]:

@@ -16,7 +16,7 @@ import pyarrow as pa
 from components.contracts import criteo
 from components.contracts.criteo import microseconds
 from components.contracts.records import PredictionBatch, decode
-from monitoring.memory.days import arrow_schema
+from components.store.archived_rows import arrow_schema
 from monitoring.memory.rows import ArchiveRow
 
 SCHEMA = arrow_schema(criteo.RAW_TYPES)

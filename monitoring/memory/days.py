@@ -1,11 +1,9 @@
-"""Times and types as archive files spell them: UTC days, Arrow schemas of the contract's texts."""
+"""Times as archive files spell them: UTC days."""
 
 from __future__ import annotations
 
 from datetime import datetime, timezone
 from functools import lru_cache
-
-import pyarrow as pa
 
 from components.contracts.criteo import microseconds
 
@@ -24,18 +22,3 @@ def utc_day(time: float) -> str:
 @lru_cache(maxsize=1000)
 def _name(day: int) -> str:
     return datetime.fromtimestamp(day * _DAY_SECONDS, timezone.utc).strftime("%Y-%m-%d")
-
-
-def arrow_schema(types: dict[str, str]) -> pa.Schema:
-    """The schema of these columns, types as `contracts.criteo` spells them.
-
-    >>> str(arrow_schema({"a": "int32", "b": "bool"})).split()
-    ['a:', 'int32', 'b:', 'bool']
-    """
-    return pa.schema([(name, _type(text)) for name, text in types.items()])
-
-
-def _type(text: str) -> pa.DataType:
-    if text.startswith("timestamp"):
-        return pa.timestamp("us", tz="UTC")
-    return pa.bool_() if text == "bool" else getattr(pa, text)()

@@ -16,7 +16,8 @@ import pyarrow as pa
 
 from components.contracts import criteo
 from components.contracts.criteo import microseconds
-from monitoring.memory.days import arrow_schema, utc_day
+from components.store.archived_rows import arrow_schema
+from monitoring.memory.days import utc_day
 from monitoring.memory.rows import ArchiveOutcome
 from monitoring.memory.sealing import SealedFiles
 from monitoring.memory.store import Store

@@ -18,7 +18,7 @@ from components.contracts import criteo
 from components.contracts.records import PredictionBatch
 from components.logs.locations import open_log
 from inference_client.publisher import RecordPublisher
-from tests.components.logs.kafka_cluster import KafkaCluster
+from tests.support.kafka_cluster import KafkaCluster
 from tests.support.paths import REPOSITORY
 
 ROWS, WAIT_SECONDS = 8, 120.0

@@ -9,20 +9,21 @@ canary. What the pairs say is `canary.policy`'s.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from components.contracts import criteo
-from components.runtime.errors import ContractError, first_line
-from components.storage.local_copy import local_copy
+from components.storage.folder import FolderObjects
 from components.storage.objects import Objects
+from components.store.archived_rows import ArchivedFile, MovedAway, archived_files, arrow_schema
 
 COLUMNS = (
     criteo.REQUEST_ID,
@@ -78,15 +79,13 @@ def read_pairs(places: Sequence[Path | Objects], *, stable: int, canary: int, si
         ContractError: a file is damaged.
         TemporaryError, PermanentError: the bucket cannot be read.
     """
-    import pyarrow as pa
-    import pyarrow.compute as pc
-
     types = {**criteo.RAW_TYPES, **criteo.SHADOW_TYPES}
-    schema = pa.schema([(name, _arrow(pa, types[name])) for name in COLUMNS])
+    schema = arrow_schema({name: types[name] for name in COLUMNS})
     tables = [schema.empty_table()]
-    for name, file in _files(places, since):
-        with file as path:
-            if (table := _read(path, name)) is not None:
+    first_day = since.astimezone(timezone.utc).date().isoformat()
+    for place in places:
+        for each in archived_files(FolderObjects(place) if isinstance(place, Path) else place, first_day=first_day):
+            if (table := _shadow_rows(each)) is not None:
                 tables.append(table.cast(schema))
     rows = pa.concat_tables(tables)
     served, shadow = rows[criteo.MODEL_VERSION], rows[criteo.SHADOW_VERSION]
@@ -98,41 +97,14 @@ def read_pairs(places: Sequence[Path | Objects], *, stable: int, canary: int, si
     return _paired(rows.sort_by([(key, "ascending") for key in keys]), stable)
 
 
-def _arrow(pa: Any, text: str) -> Any:
-    return pa.timestamp("us", tz="UTC") if text.startswith("timestamp") else getattr(pa, text)()
-
-
-def _files(places: Sequence[Path | Objects], since: datetime) -> Iterator[tuple[str, AbstractContextManager[Path]]]:
-    """Names and visible files of the days from that of `since` on."""
-    first_day = criteo.DAY_PARTITION.format(day=since.astimezone(timezone.utc).date().isoformat())
-    partitions = criteo.DAY_PARTITION.format(day="*")
-    for place in places:
-        if isinstance(place, Path):
-            for partition in sorted(place.glob(partitions)):
-                if partition.name >= first_day:
-                    paths = sorted(p for p in partition.glob("*.parquet") if criteo.is_visible(p.name))
-                    yield from ((str(path), nullcontext(path)) for path in paths)
-        else:
-            for name in [each.name for each in place.list(partitions.rstrip("*"))]:
-                day, _, file = name.partition("/")
-                if day >= first_day and file.endswith(".parquet") and "/" not in file and not file.startswith("_"):
-                    yield f"{place.uri}/{name}", local_copy(place, name)
-
-
-def _read(path: Path, name: str) -> Any:
+def _shadow_rows(archived: ArchivedFile) -> Any:
     """The columns of one file; None where it holds no shadow scores, or has moved on."""
-    import pyarrow as pa
-    import pyarrow.parquet as pq
-
     try:
-        with pq.ParquetFile(path) as file:
-            if criteo.SHADOW_SCORE not in file.schema_arrow.names:
-                return None
-            return file.read(columns=list(COLUMNS))
-    except FileNotFoundError:
+        with archived.opened() as file:
+            has_shadow = criteo.SHADOW_SCORE in file.schema_arrow.names
+            return file.read(columns=list(COLUMNS)) if has_shadow else None
+    except MovedAway:
         return None
-    except (pa.ArrowException, OSError) as error:
-        raise ContractError(f"{name} cannot be read: {first_line(error)}") from error
 
 
 def _paired(rows: Any, stable: int) -> Pairs:

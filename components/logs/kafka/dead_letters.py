@@ -1,4 +1,4 @@
-"""Messages set aside from a Kafka topic, in the topic `<topic>.dead-letters`: kept, listed, replayed.
+"""Dead letters of a Kafka topic, in the topic `<topic>.dead-letters`: kept, listed, replayed.
 
 A message is kept with its original bytes and key; reason and time are headers. Kafka forgets nothing on request: what
 was replayed is struck out by a later record that names its offset, and where everything before an offset is struck out
@@ -16,9 +16,9 @@ from typing import Any
 from confluent_kafka import Consumer, KafkaError, KafkaException, Message, TopicPartition
 
 from components.logs.event_log import DeadLetter
-from components.logs.kafka.desk import Desk
-from components.logs.kafka.place import DEAD_LETTER_ENDING, KafkaPlace, sorted_error
-from components.logs.kafka.sender import Outgoing, Sender
+from components.logs.kafka.location import DEAD_LETTER_ENDING, KafkaLocation, sorted_error
+from components.logs.kafka.offsets import OffsetClient
+from components.logs.kafka.publisher import KafkaSender, Outgoing
 from components.runtime.errors import TemporaryError
 
 MAX_REASON_BYTES = 4096
@@ -43,18 +43,20 @@ def message_id(message: Message) -> str:
     return key if isinstance(key, str) else key.decode(errors="backslashreplace")
 
 
-class Aside:
-    """The dead-letters topic beside one topic."""
+class KafkaDeadLetters:
+    """The dead-letter topic beside one topic."""
 
-    def __init__(self, place: KafkaPlace, sender: Sender, clock: Callable[[], float], *, seconds: float = 30.0) -> None:
-        self._place, self._sender, self._clock, self._seconds = place, sender, clock, seconds
-        self._group = place.group + DEAD_LETTER_ENDING
+    def __init__(
+        self, location: KafkaLocation, sender: KafkaSender, clock: Callable[[], float], *, seconds: float = 30.0
+    ) -> None:
+        self._location, self._sender, self._clock, self._seconds = location, sender, clock, seconds
+        self._group = location.group + DEAD_LETTER_ENDING
 
     def keep(self, name: str, payload: bytes, reason: str) -> None:
-        """Stores a message with the reason why; returns when the brokers have it, errors as `Sender.send`."""
-        told = reason.encode(errors="backslashreplace")[:MAX_REASON_BYTES]
-        headers = ((_REASON, told), (_TIME, repr(self._clock()).encode()))
-        outgoing = Outgoing(topic=self._place.dead_letter_topic, message_id=name, payload=payload, headers=headers)
+        """Stores a message with the reason why; returns when the brokers have it, errors as `KafkaSender.send`."""
+        cut = reason.encode(errors="backslashreplace")[:MAX_REASON_BYTES]
+        headers = ((_REASON, cut), (_TIME, repr(self._clock()).encode()))
+        outgoing = Outgoing(topic=self._location.dead_letter_topic, message_id=name, payload=payload, headers=headers)
         self._sender.send([outgoing])
 
     def kept(self) -> list[DeadLetter]:
@@ -64,31 +66,31 @@ class Aside:
             TemporaryError: no broker answers.
             PermanentError: they refuse.
         """
-        entries, _ = self._read()
+        entries, _ = self._read_entries()
         return [entry.kept for entry in entries]
 
     def replay(self, message_ids: Collection[str] | None) -> int:
         """Publishes kept messages again, then strikes them out; how many. Killed in between, it publishes them twice.
 
-        Errors are those of `kept` and of `Sender.send`.
+        Errors are those of `kept` and of `KafkaSender.send`.
         """
-        entries, ends = self._read()
+        entries, ends = self._read_entries()
         names = None if message_ids is None else frozenset(message_ids)
         chosen = [entry for entry in entries if names is None or entry.kept.message_id in names]
         for start in range(0, len(chosen), _BATCH):
             batch = chosen[start : start + _BATCH]
             again = [(e.kept.message_id, e.kept.payload) for e in batch]
-            self._sender.send([Outgoing(topic=self._place.topic, message_id=name, payload=p) for name, p in again])
+            self._sender.send([Outgoing(topic=self._location.topic, message_id=name, payload=p) for name, p in again])
             self._sender.send([self._strike(entry) for entry in batch])
         if chosen:
-            # By name: a reader that met a newer schema sets aside all that came, and entries are compared byte by byte.
+            # By name: entries are compared byte by byte, and a reader that meets a newer schema keeps all that comes.
             left = [] if names is None else [entry for entry in entries if entry.kept.message_id not in names]
             self._commit(left, ends)
         return len(chosen)
 
     def _strike(self, entry: _Entry) -> Outgoing:
         return Outgoing(
-            topic=self._place.dead_letter_topic,
+            topic=self._location.dead_letter_topic,
             message_id=entry.kept.message_id,
             payload=None,
             headers=((_STRUCK, str(entry.last_offset).encode()),),
@@ -99,20 +101,20 @@ class Aside:
         offsets = dict(ends)
         for entry in left:
             offsets[entry.partition] = min(offsets[entry.partition], entry.first_offset)
-        desk = Desk(self._place, topic=self._place.dead_letter_topic, group=self._group)
+        client = OffsetClient(self._location, topic=self._location.dead_letter_topic, group=self._group)
         try:
-            desk.commit(offsets)
+            client.commit(offsets)
         finally:
-            desk.close()
+            client.close()
 
-    def _read(self) -> tuple[list[_Entry], dict[int, int]]:
+    def _read_entries(self) -> tuple[list[_Entry], dict[int, int]]:
         """What is kept, oldest first, and where each partition ended when it was read."""
-        desk = Desk(self._place, topic=self._place.dead_letter_topic, group=self._group)
+        client = OffsetClient(self._location, topic=self._location.dead_letter_topic, group=self._group)
         try:
-            partitions = desk.partitions()
-            starts, ends = desk.committed(partitions), desk.ends(partitions)
+            partitions = client.partitions()
+            starts, ends = client.committed(partitions), client.ends(partitions)
         finally:
-            desk.close()
+            client.close()
         found: dict[tuple[int, str], _Entry] = {}
         for message in self._messages({p: starts[p] for p in partitions if starts[p] < ends[p]}, ends):
             _note(message, found)
@@ -120,11 +122,11 @@ class Aside:
 
     def _messages(self, starts: dict[int, int], ends: dict[int, int]) -> list[Message]:
         """All messages from `starts` on, up to the end of each partition."""
-        topic, messages, open_ = self._place.dead_letter_topic, [], set(starts)
+        topic, messages, open_ = self._location.dead_letter_topic, [], set(starts)
         if not starts:
             return []
         # The end of a partition is told as an event: its last offsets may be gaps, and would never come.
-        settings = self._place.client(
+        settings = self._location.client(
             group_id=self._group, enable_auto_commit=False, enable_partition_eof=True, auto_offset_reset="earliest"
         )
         consumer = Consumer(settings)
@@ -133,7 +135,9 @@ class Aside:
             deadline = time.monotonic() + self._seconds
             while open_:
                 if time.monotonic() > deadline:
-                    raise TemporaryError(f"reading {topic} from {self._place.brokers} took over {self._seconds:.0f} s")
+                    raise TemporaryError(
+                        f"reading {topic} from {self._location.brokers} took over {self._seconds:.0f} s"
+                    )
                 for message in consumer.consume(_BATCH, 0.1):
                     error = message.error()
                     number, offset = message.partition(), message.offset()

@@ -1,20 +1,153 @@
-"""The ends of the Kafka log that a URL names; what the URL holds is `place`'s."""
+"""Where a Kafka log is and how its clients are set up; Kafka's errors, sorted into ours.
+
+Joins the URL that the user gives to librdkafka's configuration. Writing and reading are left to `publisher` and
+`subscriber`.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import logging
+import re
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
 
-from components.logs.kafka.place import KafkaPlace
-from components.logs.kafka.publisher import KafkaPublisher
-from components.logs.kafka.subscriber import KafkaSubscriber
+from confluent_kafka import KafkaError, KafkaException
+
 from components.logs.urls import LogUrl
+from components.runtime.errors import ContractError, PermanentError, TemporaryError
+
+DEFAULT_GROUP = "evergreen-monitor"
+DEFAULT_LEASE_SECONDS = 45.0
+"""Kafka's own default session timeout; brokers refuse less than 6 s unless told otherwise."""
+DEFAULT_DELIVERY_SECONDS = 10.0
+OPTIONS = ("group", "lease_seconds", "delivery_seconds", "config")
+DEAD_LETTER_ENDING = ".dead-letters"
+MAX_SENT_BYTES = 1_040_000
+"""Largest message with key and headers: more than `MAX_MESSAGE_BYTES`, less than a broker's default of 1,048,588."""
+
+_CLIENT_LOGGER = logging.getLogger("components.logs.kafka.librdkafka")
+# One line for every attempt to connect, 20 a second; `Subscriber.problem` says when no broker answers.
+_CLIENT_LOGGER.addFilter(lambda record: not record.getMessage().startswith("FAIL ["))
+_TOPIC = re.compile(r"[A-Za-z0-9._-]{1,230}")
+_TOO_LARGE = {KafkaError.MSG_SIZE_TOO_LARGE, KafkaError.RECORD_LIST_TOO_LARGE}
+_TEMPORARY = {
+    # Codes of this client, for what did not reach a broker or came to no end there.
+    KafkaError._ALL_BROKERS_DOWN,
+    KafkaError._MSG_TIMED_OUT,
+    KafkaError._PURGE_INFLIGHT,
+    KafkaError._PURGE_QUEUE,
+    KafkaError._RESOLVE,
+    KafkaError._TIMED_OUT,
+    KafkaError._TIMED_OUT_QUEUE,
+    KafkaError._TRANSPORT,
+    KafkaError._UNKNOWN_PARTITION,
+    KafkaError._WAIT_COORD,
+    # The brokers' codes that Kafka's protocol guide calls retriable.
+    KafkaError.BROKER_NOT_AVAILABLE,
+    KafkaError.COORDINATOR_LOAD_IN_PROGRESS,
+    KafkaError.COORDINATOR_NOT_AVAILABLE,
+    KafkaError.INVALID_MSG,
+    KafkaError.KAFKA_STORAGE_ERROR,
+    KafkaError.LEADER_NOT_AVAILABLE,
+    KafkaError.NETWORK_EXCEPTION,
+    KafkaError.NOT_COORDINATOR,
+    KafkaError.NOT_ENOUGH_REPLICAS,
+    KafkaError.NOT_ENOUGH_REPLICAS_AFTER_APPEND,
+    KafkaError.NOT_LEADER_FOR_PARTITION,
+    KafkaError.REBALANCE_IN_PROGRESS,
+    KafkaError.REPLICA_NOT_AVAILABLE,
+    KafkaError.REQUEST_TIMED_OUT,
+    KafkaError.THROTTLING_QUOTA_EXCEEDED,
+}
 
 
-def open_publisher(url: LogUrl, *, clock: Callable[[], float]) -> KafkaPublisher:
-    """The writing end of the topic at `url`; errors as `locations.open_publisher`."""
-    return KafkaPublisher(KafkaPlace.parse(url))
+@dataclass(frozen=True, kw_only=True)
+class KafkaLocation:
+    """One topic, the group that reads it, and how to reach both."""
+
+    brokers: str
+    """host:port, comma-separated."""
+    topic: str
+    group: str = DEFAULT_GROUP
+    lease_seconds: float = DEFAULT_LEASE_SECONDS
+    """How long a killed reader keeps its partitions, and a living one a message that it does not acknowledge."""
+    delivery_seconds: float = DEFAULT_DELIVERY_SECONDS
+    """How long one message is tried before publishing it has failed for now."""
+    properties: dict[str, str] = field(default_factory=dict)
+    """Further settings of librdkafka, such as those of TLS and SASL."""
+
+    @classmethod
+    def parse(cls, url: LogUrl) -> KafkaLocation:
+        """The location that `url` names, `kafka://host:port[,host:port]/topic`.
+
+        Options: `group`, `lease_seconds`, `delivery_seconds`, and `config`, a file of `name=value` lines with
+        librdkafka's settings, where credentials belong.
+
+        Raises:
+            ContractError: no broker, no topic, an unknown option, or a file that cannot be read.
+        """
+        url.expect_options(OPTIONS)
+        if not url.authority or not all(part.rpartition(":")[2].isdigit() for part in url.authority.split(",")):
+            raise url.refuse("expected kafka://host:port[,host:port]/topic")
+        if not _TOPIC.fullmatch(url.path):
+            raise url.refuse("expected a topic of at most 230 letters, digits, '.', '_' and '-' after the brokers")
+        group = url.options.get("group", DEFAULT_GROUP)
+        if not group:
+            raise url.refuse("expected group to be a name")
+        return cls(
+            brokers=url.authority,
+            topic=url.path,
+            group=group,
+            lease_seconds=url.number("lease_seconds", DEFAULT_LEASE_SECONDS),
+            delivery_seconds=url.number("delivery_seconds", DEFAULT_DELIVERY_SECONDS),
+            properties=_read_properties(Path(url.options["config"])) if "config" in url.options else {},
+        )
+
+    @property
+    def dead_letter_topic(self) -> str:
+        """Where dead letters are kept."""
+        return self.topic + DEAD_LETTER_ENDING
+
+    def client(self, **settings: Any) -> dict[str, Any]:
+        """Settings of one librdkafka client; `settings` are written with `_` for `.` and win over the file's."""
+        ours = {name.replace("_", "."): value for name, value in settings.items()}
+        return {
+            "client.id": "evergreen",
+            # A topic made after its reader is found within this; librdkafka's default is 5 minutes.
+            "topic.metadata.refresh.interval.ms": 10_000,
+            "logger": _CLIENT_LOGGER,
+            **self.properties,
+            "bootstrap.servers": self.brokers,
+            **ours,
+        }
 
 
-def open_subscriber(url: LogUrl, *, clock: Callable[[], float]) -> KafkaSubscriber:
-    """The reading end of the topic at `url`; errors as `locations.open_subscriber`."""
-    return KafkaSubscriber(KafkaPlace.parse(url), clock=clock)
+def _read_properties(path: Path) -> dict[str, str]:
+    try:
+        lines = path.read_text().splitlines()
+    except OSError as error:
+        raise ContractError(
+            f"config is {str(path)!r}, expected a file of name=value lines: {error.strerror}"
+        ) from error
+    properties = {}
+    for line in lines:
+        name, sign, value = line.strip().partition("=")
+        if sign and not name.startswith("#"):
+            properties[name.strip()] = value.strip()
+        elif name and not name.startswith("#"):
+            raise ContractError(f"config {path} holds a line without '=', expected name=value")
+    return properties
+
+
+def sorted_error(error: KafkaError | KafkaException, what: str) -> Exception:
+    """The error of ours that Kafka's means; `what` says what was attempted, and begins the message."""
+    inner = error.args[0] if isinstance(error, KafkaException) else error
+    if not isinstance(inner, KafkaError):
+        return PermanentError(f"{what}: {inner}")
+    text = f"{what}: {inner.str()} ({inner.name()})"
+    if inner.code() in _TOO_LARGE:
+        return ContractError(text)
+    if inner.retriable() or inner.code() in _TEMPORARY:
+        return TemporaryError(text)
+    return PermanentError(text)

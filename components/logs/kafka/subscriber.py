@@ -1,8 +1,8 @@
 """The reading end of a Kafka log: one topic, read by one consumer group.
 
 Joins confluent-kafka to the protocol. Readers share a topic's partitions; each commits, per partition, the offset below
-which everything is acknowledged (`progress`), so a killed reader's messages come again to the next. Setting aside
-is `aside`'s, what is left of the topic `reach`'s.
+which everything is acknowledged (`offsets`), so a killed reader's messages come again to the next. Dead
+letters are left to `dead_letters`, counting what is left of the topic to `offsets`.
 
 What a transaction writes leaves its marks among the offsets, so the end of such a topic is never reached: publish here
 with plain or idempotent producers.
@@ -18,11 +18,10 @@ from collections.abc import Callable, Collection, Iterable
 from confluent_kafka import Consumer, KafkaError, KafkaException, Message, TopicPartition
 
 from components.logs.event_log import DeadLetter, Delivery
-from components.logs.kafka.dead_letters import Aside, message_id
-from components.logs.kafka.place import KafkaPlace, sorted_error
-from components.logs.kafka.progress import Progress
-from components.logs.kafka.reach import Reach
-from components.logs.kafka.sender import Sender
+from components.logs.kafka.dead_letters import KafkaDeadLetters, message_id
+from components.logs.kafka.location import KafkaLocation, sorted_error
+from components.logs.kafka.offsets import BacklogCounter, PartitionProgress
+from components.logs.kafka.publisher import KafkaSender
 from components.runtime.errors import ContractError, PermanentError
 
 MAX_HELD_BYTES = 256 * 2**20
@@ -32,7 +31,7 @@ MAX_HELD_BYTES = 256 * 2**20
 class KafkaSubscriber:
     """The reading end of `logs.event_log` on one topic. One thread at a time; a lock sees to that."""
 
-    def __init__(self, place: KafkaPlace, *, clock: Callable[[], float] = time.time) -> None:
+    def __init__(self, location: KafkaLocation, *, clock: Callable[[], float] = time.time) -> None:
         """Opens the connections; the first `pull` joins the group, and messages come once it has partitions.
 
         Who only asks or replays takes no partition from a reader at work.
@@ -40,9 +39,9 @@ class KafkaSubscriber:
         Raises:
             ContractError: librdkafka refuses a setting.
         """
-        self._place, self._clock = place, clock
+        self._location, self._clock = location, clock
         self._lock = threading.RLock()
-        self._progress: dict[int, Progress[Message]] = {}
+        self._progress: dict[int, PartitionProgress[Message]] = {}
         self._generations = itertools.count(1)
         self._held_bytes = 0
         self._refused: str | None = None
@@ -50,18 +49,18 @@ class KafkaSubscriber:
         self._fatal: str | None = None
         self._joined = self._closed = False
         self._read_up_to: float | None = None
-        self._sender = Sender(place)
-        self._aside = Aside(place, self._sender, clock)
+        self._sender = KafkaSender(location)
+        self._dead_letters = KafkaDeadLetters(location, self._sender, clock)
         try:
-            self._reach = Reach(place)
+            self._backlog = BacklogCounter(location)
             self._consumer = Consumer(self._consumer_settings())
         except KafkaException as error:
             raise ContractError(f"Kafka's settings are refused: {error}") from error
 
     def _consumer_settings(self) -> dict[str, object]:
-        lease_ms = int(self._place.lease_seconds * 1000)
-        settings = self._place.client(
-            group_id=self._place.group,
+        lease_ms = int(self._location.lease_seconds * 1000)
+        settings = self._location.client(
+            group_id=self._location.group,
             enable_auto_commit=False,
             enable_auto_offset_store=False,
             auto_offset_reset="earliest",
@@ -77,34 +76,34 @@ class KafkaSubscriber:
             fetch_message_max_bytes=4 * 2**20,
             queued_max_messages_kbytes=64 * 2**10,
         )
-        return {**settings, "error_cb": self._noted_error, "on_commit": self._committed}
+        return {**settings, "error_cb": self._on_error, "on_commit": self._on_committed}
 
     # -- called by the consumer, from within `consume`
 
-    def _assigned(self, _: Consumer, partitions: list[TopicPartition]) -> None:
+    def _on_assigned(self, _: Consumer, partitions: list[TopicPartition]) -> None:
         self._refused = None
         for each in partitions:
-            self._progress[each.partition] = Progress(next(self._generations))
+            self._progress[each.partition] = PartitionProgress(next(self._generations))
 
-    def _revoked(self, _: Consumer, partitions: list[TopicPartition]) -> None:
+    def _on_revoked(self, _: Consumer, partitions: list[TopicPartition]) -> None:
         for each in partitions:
             gone = self._progress.pop(each.partition, None)
             if gone is not None:
                 self._held_bytes -= sum(_size(held.message) for held in gone.held.values())
 
-    def _committed(self, error: KafkaError | None, partitions: list[TopicPartition]) -> None:
+    def _on_committed(self, error: KafkaError | None, partitions: list[TopicPartition]) -> None:
         for each in partitions:
             progress = self._progress.get(each.partition)
             if progress is not None and (error is not None or each.error is not None):
                 progress.sent_offset = None  # sent again with the next pull
 
-    def _noted_error(self, error: KafkaError) -> None:
+    def _on_error(self, error: KafkaError) -> None:
         # A lost connection alone is no problem: librdkafka has others, or mends it.
-        told = f"{self._place.brokers}: {error.str()}"
+        text = f"{self._location.brokers}: {error.str()}"
         if error.fatal():
-            self._fatal = told
+            self._fatal = text
         elif error.code() in (KafkaError._ALL_BROKERS_DOWN, KafkaError._AUTHENTICATION, KafkaError._SSL):
-            self._reach.problem = told
+            self._backlog.problem = text
 
     # -- the protocol
 
@@ -113,24 +112,24 @@ class KafkaSubscriber:
         if self._fatal is not None:
             raise PermanentError(self._fatal)
         now = self._clock()
-        until = now + self._place.lease_seconds
+        until = now + self._location.lease_seconds
         with self._lock:
-            self._join()
-            pulled = self._expired(now, max_messages, until)
+            self._join_group()
+            pulled = self._take_expired(now, max_messages, until)
             while len(pulled) < max_messages and self._held_bytes < MAX_HELD_BYTES:
-                arrived = self._consume(max_messages - len(pulled))
+                arrived = self._consume_messages(max_messages - len(pulled))
                 if not arrived:
                     break
-                pulled += [delivery for message in arrived for delivery in self._take(message, until)]
-            self._commit()
+                pulled += [delivery for message in arrived for delivery in self._take_message(message, until)]
+            self._commit_offsets()
         return pulled
 
     def acknowledge(self, tokens: Iterable[str]) -> None:
         """See `event_log.Subscriber`; a commit that fails is repeated, and an interrupted one means a redelivery."""
         with self._lock:
             for token in tokens:
-                self._end(token)
-            self._commit()
+                self._end_delivery(token)
+            self._commit_offsets()
 
     def dead_letter(self, token: str, reason: str) -> None:
         """See `event_log.Subscriber`; waits until the brokers have stored it."""
@@ -142,16 +141,16 @@ class KafkaSubscriber:
             message = progress.find(offset, attempt)
             if message is None:
                 return
-            self._aside.keep(message_id(message), _payload(message), reason)
+            self._dead_letters.keep(message_id(message), _payload(message), reason)
             self.acknowledge([token])
 
     def list_dead_letters(self) -> list[DeadLetter]:
         """See `event_log.Subscriber`."""
-        return self._aside.kept()
+        return self._dead_letters.kept()
 
     def replay_dead_letters(self, message_ids: Collection[str] | None) -> int:
         """See `event_log.Subscriber`."""
-        return self._aside.replay(message_ids)
+        return self._dead_letters.replay(message_ids)
 
     def read_up_to(self) -> float | None:
         """See `event_log.Subscriber`: the time of a check at which nothing was left to read in any partition.
@@ -161,18 +160,18 @@ class KafkaSubscriber:
         """
         with self._lock:
             asked_at = self._clock()
-            if self._reach.unfinished(self._progress) == 0:
+            if self._backlog.unfinished(self._progress) == 0:
                 self._read_up_to = asked_at
             return self._read_up_to
 
     def backlog(self) -> int | None:
         """See `event_log.Subscriber`; None while no broker answers."""
         with self._lock:
-            return self._reach.unfinished(self._progress)
+            return self._backlog.unfinished(self._progress)
 
     def problem(self) -> str | None:
         """See `event_log.Subscriber`."""
-        return self._fatal or self._reach.problem or self._refused
+        return self._fatal or self._backlog.problem or self._refused
 
     def close(self) -> None:
         """See `event_log.Subscriber`; leaves the group, so that its partitions go to other readers at once."""
@@ -180,37 +179,40 @@ class KafkaSubscriber:
             if self._closed:
                 return
             self._closed = True
-            self._commit()
+            self._commit_offsets()
             self._consumer.close()
-            self._reach.close()
+            self._backlog.close()
             self._sender.close()
 
     # -- parts
 
-    def _join(self) -> None:
+    def _join_group(self) -> None:
         if not self._joined:
             self._joined = True
             self._consumer.subscribe(
-                [self._place.topic], on_assign=self._assigned, on_revoke=self._revoked, on_lost=self._revoked
+                [self._location.topic],
+                on_assign=self._on_assigned,
+                on_revoke=self._on_revoked,
+                on_lost=self._on_revoked,
             )
 
-    def _consume(self, count: int) -> list[Message]:
+    def _consume_messages(self, count: int) -> list[Message]:
         try:
             return self._consumer.consume(count, 0)
         except KafkaException as error:
-            raise sorted_error(error, f"reading {self._place.topic}") from error
+            raise sorted_error(error, f"reading {self._location.topic}") from error
 
-    def _expired(self, now: float, count: int, until: float) -> list[Delivery]:
+    def _take_expired(self, now: float, count: int, until: float) -> list[Delivery]:
         pulled: list[Delivery] = []
         for partition, progress in self._progress.items():
             for offset in progress.take_expired(now, count - len(pulled), until=until):
                 pulled.append(_delivery(partition, offset, progress))
         return pulled
 
-    def _take(self, message: Message, until: float) -> list[Delivery]:
+    def _take_message(self, message: Message, until: float) -> list[Delivery]:
         """The delivery of a message, none for one of a partition that is not (or no longer) ours."""
         error = message.error()
-        self._refused = f"reading {self._place.topic}: {error.str()}" if error is not None else None
+        self._refused = f"reading {self._location.topic}: {error.str()}" if error is not None else None
         if error is not None:
             return []
         partition, offset = message.partition(), message.offset()
@@ -220,7 +222,7 @@ class KafkaSubscriber:
         self._held_bytes += _size(message)
         return [_delivery(partition, offset, progress)]
 
-    def _end(self, token: str) -> None:
+    def _end_delivery(self, token: str) -> None:
         generation, partition, offset, attempt = map(int, token.split("/"))
         progress = self._progress.get(partition)
         if progress is not None and progress.generation == generation:
@@ -228,21 +230,21 @@ class KafkaSubscriber:
             if message is not None:
                 self._held_bytes -= _size(message)
 
-    def _commit(self) -> None:
-        """Tells the brokers what is done, without waiting: a lost commit means a redelivery, not a loss."""
+    def _commit_offsets(self) -> None:
+        """Commits what is done, without waiting: a lost commit means a redelivery, not a loss."""
         moved = {number: p.offset_to_commit() for number, p in self._progress.items()}
-        told = [TopicPartition(self._place.topic, number, to) for number, to in moved.items() if to is not None]
-        if not told:
+        offsets = [TopicPartition(self._location.topic, number, to) for number, to in moved.items() if to is not None]
+        if not offsets:
             return
         try:
-            self._consumer.commit(offsets=told, asynchronous=True)
+            self._consumer.commit(offsets=offsets, asynchronous=True)
         except KafkaException:
-            return  # the consumer is between two assignments; the next pull tells it
-        for each in told:
+            return  # the consumer is between two assignments; the next pull sends it again
+        for each in offsets:
             self._progress[each.partition].sent_offset = each.offset
 
 
-def _delivery(partition: int, offset: int, progress: Progress[Message]) -> Delivery:
+def _delivery(partition: int, offset: int, progress: PartitionProgress[Message]) -> Delivery:
     held = progress.held[offset]
     token = f"{progress.generation}/{partition}/{offset}/{held.attempt}"
     return Delivery(message_id(held.message), _payload(held.message), token, held.attempt)

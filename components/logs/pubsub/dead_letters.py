@@ -1,8 +1,8 @@
-"""Messages kept apart in a topic of their own: put there, listed without being taken, published again.
+"""Dead letters in a topic of their own: put there, listed without being taken, published again.
 
-They are the payloads as they came, with id, reason and time as attributes. What Pub/Sub itself moved there as a dead
-letter has no reason of ours and is told apart by that. Pub/Sub has no way to look without pulling: while one list or
-replay runs, and for `lease_seconds` after one that was killed, another sees fewer messages.
+They are the payloads as they came, with id, reason and time as attributes. What Pub/Sub itself moved there has no
+reason of ours, and is recognised by that. Pub/Sub has no way to look without pulling: while one list or replay runs,
+and for `lease_seconds` after one that was killed, another sees fewer messages.
 """
 
 from __future__ import annotations
@@ -14,12 +14,13 @@ from typing import Any
 from google.api_core import exceptions
 
 from components.logs.event_log import DeadLetter
-from components.logs.pubsub.clients import CALL_SECONDS
-from components.logs.pubsub.errors import translated
-from components.logs.pubsub.names import DEAD_LETTERED_AT, ID, REASON, Names, cut
 from components.logs.pubsub.publisher import publish_all
+from components.logs.pubsub.resources import CALL_SECONDS, ID, MAX_ATTRIBUTE_BYTES, Names, translated
 
-DEAD_LETTER = "CloudPubSubDeadLetterSourceDeliveryCount"
+REASON = "reason"
+DEAD_LETTERED_AT = "dead_lettered_at"
+"""Attribute of a dead letter: seconds since the epoch."""
+DELIVERY_COUNT = "CloudPubSubDeadLetterSourceDeliveryCount"
 """Attribute that Pub/Sub adds to a message it moves away itself."""
 _CHUNK = 1000
 """Most messages in one request."""
@@ -30,7 +31,7 @@ def message_id(message: Any) -> str:
     return str(message.attributes.get(ID) or f"pubsub-{message.message_id}")
 
 
-def send(subscriber: Any, call: str, subscription: str, ack_ids: list[str], **more: Any) -> None:
+def send_ack_ids(subscriber: Any, call: str, subscription: str, ack_ids: list[str], **more: Any) -> None:
     """Sends `acknowledge` or `modify_ack_deadline` for all ids and waits for Pub/Sub's answer.
 
     Raises:
@@ -44,31 +45,31 @@ def send(subscriber: Any, call: str, subscription: str, ack_ids: list[str], **mo
             raise translated(error, subscription) from error
 
 
-class Aside:
-    """The messages that one log's reader set aside."""
+class PubsubDeadLetters:
+    """The dead letters of one log's reader."""
 
     def __init__(self, names: Names, *, publisher: Any, subscriber: Any, wait_seconds: float) -> None:
         """Reaches them through two clients.
 
         Args:
             names: The log whose messages they were.
-            publisher: A `clients.publisher_client`.
-            subscriber: A `clients.subscriber_client`.
+            publisher: A `resources.publisher_client`.
+            subscriber: A `resources.subscriber_client`.
             wait_seconds: How long no message must come before all are thought to have come.
         """
         self._names, self._publisher, self._subscriber = names, publisher, subscriber
         self._wait_seconds = wait_seconds
 
     def add(self, name: str, payload: bytes, reason: str, now: float) -> None:
-        """Keeps a message apart; confirmed by Pub/Sub when this returns."""
-        attributes = {ID: name, REASON: cut(reason), DEAD_LETTERED_AT: repr(now)}
-        publish_all(self._publisher, self._names.aside.topic_path, [(payload, attributes)])
+        """Keeps a message; confirmed by Pub/Sub when this returns."""
+        attributes = {ID: name, REASON: cut_to_attribute(reason), DEAD_LETTERED_AT: repr(now)}
+        publish_all(self._publisher, self._names.dead_letters.topic_path, [(payload, attributes)])
 
     def read(self) -> list[DeadLetter]:
         """All of them, oldest first."""
         taken = self._take()
         self._give_back(list(taken))
-        return sorted((_read(message) for message in taken.values()), key=lambda kept: kept.time)
+        return sorted((_read_dead_letter(message) for message in taken.values()), key=lambda kept: kept.time)
 
     def replay(self, message_ids: Collection[str] | None) -> int:
         """Publishes these to the log again, all = None, and only then lets them go; how many."""
@@ -77,7 +78,7 @@ class Aside:
         try:
             again = [(bytes(message.data), {ID: message_id(message)}) for message in chosen.values()]
             publish_all(self._publisher, self._names.topic_path, again)
-            send(self._subscriber, "acknowledge", self._names.aside.subscription_path, list(chosen))
+            send_ack_ids(self._subscriber, "acknowledge", self._names.dead_letters.subscription_path, list(chosen))
         except BaseException:
             self._give_back(list(taken))
             raise
@@ -86,16 +87,17 @@ class Aside:
 
     def _take(self) -> dict[str, Any]:
         """Everything that comes, leased, until none has come for `wait_seconds`: acknowledgement id to message."""
+        subscription = self._names.dead_letters.subscription_path
         taken: dict[str, tuple[str, Any]] = {}
         empty_since = time.monotonic()
         while (left := empty_since + self._wait_seconds - time.monotonic()) > 0:
-            request = {"subscription": self._names.aside.subscription_path, "max_messages": _CHUNK}
+            request = {"subscription": subscription, "max_messages": _CHUNK}
             try:
                 answer = self._subscriber.pull(request=request, retry=None, timeout=left)
             except exceptions.DeadlineExceeded:
                 break
             except Exception as error:
-                raise translated(error, self._names.aside.subscription_path) from error
+                raise translated(error, subscription) from error
             received = {each.message.message_id: (each.ack_id, each.message) for each in answer.received_messages}
             if received.keys() - taken.keys():
                 empty_since = time.monotonic()
@@ -104,20 +106,27 @@ class Aside:
         return dict(taken.values())
 
     def _give_back(self, ack_ids: list[str]) -> None:
-        send(
-            self._subscriber,
-            "modify_ack_deadline",
-            self._names.aside.subscription_path,
-            ack_ids,
-            ack_deadline_seconds=0,
-        )
+        subscription = self._names.dead_letters.subscription_path
+        send_ack_ids(self._subscriber, "modify_ack_deadline", subscription, ack_ids, ack_deadline_seconds=0)
 
 
-def _read(message: Any) -> DeadLetter:
+def cut_to_attribute(text: str) -> str:
+    """`text` as an attribute takes it: its beginning where it is too long.
+
+    >>> cut_to_attribute("short"), len(cut_to_attribute("é" * 1000).encode()) <= MAX_ATTRIBUTE_BYTES
+    ('short', True)
+    """
+    raw = text.encode()
+    if len(raw) <= MAX_ATTRIBUTE_BYTES:
+        return text
+    return raw[: MAX_ATTRIBUTE_BYTES - 3].decode(errors="ignore") + "..."
+
+
+def _read_dead_letter(message: Any) -> DeadLetter:
     attributes = message.attributes
     reason = attributes.get(REASON)
     if reason is None:
-        reason = f"dead letter of Pub/Sub after {attributes.get(DEAD_LETTER, 'an unknown number of')} deliveries"
+        reason = f"dead letter of Pub/Sub after {attributes.get(DELIVERY_COUNT, 'an unknown number of')} deliveries"
     published = message.publish_time.timestamp()
     try:
         kept_at = float(attributes.get(DEAD_LETTERED_AT, published))

@@ -10,23 +10,22 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from components.logs.pubsub import resources
-from components.logs.pubsub.clients import emulator, publisher_client, subscriber_client
-from components.logs.pubsub.names import RESOURCE_NAME, Names
 from components.logs.pubsub.publisher import PubsubPublisher
+from components.logs.pubsub.resources import RESOURCE_NAME, Names, emulator, publisher_client, subscriber_client
 from components.logs.pubsub.subscriber import PubsubSettings, PubsubSubscriber
 from components.logs.urls import LogUrl
 
 OPTIONS = ("subscription", "create", "lease_seconds", "settle_seconds", "max_messages")
 
 
-def open_publisher(url: LogUrl, *, clock: Callable[[], float]) -> PubsubPublisher:
-    """The writing end; with the right to publish alone, an absent topic is told by the first `publish`.
+def open_publisher(url: LogUrl) -> PubsubPublisher:
+    """The writing end; with the right to publish alone, an absent topic is reported by the first `publish`.
 
     Raises:
         ContractError: the URL names no topic, or there are no credentials.
         TemporaryError, PermanentError: the topic was to be made and could not be.
     """
-    names, settings, creates = _read(url)
+    names, settings, creates = _parse_url(url)
     client = publisher_client()
     if not creates:
         return PubsubPublisher(names, client)
@@ -52,7 +51,7 @@ def open_subscriber(url: LogUrl, *, clock: Callable[[], float]) -> PubsubSubscri
         ContractError: the URL names no topic, there are no credentials, or the subscription is absent.
         TemporaryError, PermanentError: Pub/Sub cannot be reached, or refuses.
     """
-    names, settings, creates = _read(url)
+    names, settings, creates = _parse_url(url)
     publisher, subscriber = publisher_client(), subscriber_client()
 
     def create() -> None:
@@ -76,14 +75,14 @@ def open_subscriber(url: LogUrl, *, clock: Callable[[], float]) -> PubsubSubscri
         raise
 
 
-def _read(url: LogUrl) -> tuple[Names, PubsubSettings, bool]:
+def _parse_url(url: LogUrl) -> tuple[Names, PubsubSettings, bool]:
     """What the URL names, how it is read, and whether what is missing is made."""
     expected = "expected pubsub://<project>/<topic>[?subscription=<name>]"
     url.expect_options(OPTIONS)
-    names = Names(url.place, url.path, url.options.get("subscription", f"{url.path}-monitor"))
+    names = Names(url.authority, url.path, url.options.get("subscription", f"{url.path}-monitor"))
     if not names.project or "/" in names.project:
         raise url.refuse(expected)
-    for name in (names.topic, names.subscription, names.aside.topic):
+    for name in (names.topic, names.subscription, names.dead_letters.topic):
         if not RESOURCE_NAME.fullmatch(name):
             raise url.refuse(f"{expected}; {name!r} is no name of Pub/Sub's (3 to 255 characters, a letter first)")
     settings = PubsubSettings(

@@ -12,10 +12,8 @@ from typing import Any
 
 from google.api_core import exceptions
 
-from components.logs.event_log import MAX_MESSAGE_BYTES
-from components.logs.pubsub.clients import CALL_SECONDS
-from components.logs.pubsub.errors import translated
-from components.logs.pubsub.names import ID, MAX_ATTRIBUTE_BYTES, Names
+from components.logs.event_log import expect_size
+from components.logs.pubsub.resources import CALL_SECONDS, ID, MAX_ATTRIBUTE_BYTES, Names, translated
 from components.runtime.errors import ContractError, PermanentError, TemporaryError
 
 
@@ -34,7 +32,7 @@ class PubsubPublisher:
 
         Args:
             names: The log.
-            client: A `clients.publisher_client`, closed with this.
+            client: A `resources.publisher_client`, closed with this.
             recreate: Makes the topic and its subscription again where they are gone; None = that is an error.
             close: Called at the end: releases whatever `recreate` uses.
         """
@@ -44,10 +42,7 @@ class PubsubPublisher:
     def publish(self, messages: Sequence[tuple[str, bytes]]) -> None:
         """See `event_log.Publisher`; the id goes as an attribute, so it has at most 1024 bytes."""
         for message_id, payload in messages:
-            if len(payload) > MAX_MESSAGE_BYTES:
-                raise ContractError(
-                    f"message {message_id} has {len(payload)} bytes, expected at most {MAX_MESSAGE_BYTES}"
-                )
+            expect_size(message_id, payload)
             if not 0 < len(message_id.encode()) <= MAX_ATTRIBUTE_BYTES:
                 raise ContractError(f"message id is {message_id[:40]!r}..., expected 1 to {MAX_ATTRIBUTE_BYTES} bytes")
         outgoing = [(payload, {ID: message_id}) for message_id, payload in messages]
@@ -83,7 +78,7 @@ def publish_all(
     failures: dict[int, BaseException] = {}
     for future in futures:
         try:
-            # Bounded: the library's sending thread dies of some errors without telling the futures.
+            # Bounded: the library's sending thread dies of some errors without ending the futures.
             error = future.exception(timeout=max(deadline - time.monotonic(), 0.0))
         except FutureTimeoutError as too_late:
             error = too_late

@@ -1,31 +1,159 @@
-"""Topics and subscriptions: made on demand, or checked with a clear word about what is missing.
+"""Pub/Sub's side of a log: what its topics and subscriptions are called, how they are made, and Google's clients.
 
-A log is one topic with one subscription, and beside them a topic with one subscription for messages set aside. The
-latter is the dead-letter topic too: a message that Pub/Sub delivered 100 times in vain lands there by itself. Google's
-emulator takes that policy and does not act on it, and knows no retention beyond a week, so there both are left out. In
-production the resources are better made by whoever gives the rights; Pub/Sub's service account then needs to publish to
-`<subscription>-dead-letters` and to subscribe to the subscription.
+A log is one topic with one subscription, and beside them a topic with one subscription for dead letters. The latter is
+also Pub/Sub's own dead-letter topic: a message that was delivered 100 times in vain lands there by itself. Google's
+emulator accepts that policy without acting on it, and knows no retention beyond a week, so both are left out there.
+In production the resources are better made by whoever grants the rights; Pub/Sub's service account then needs to
+publish to `<subscription>-dead-letters` and to subscribe to the subscription.
+
+Where `PUBSUB_EMULATOR_HOST` is set, the clients talk to the emulator without credentials, as all of Google's tools do.
 """
 
 from __future__ import annotations
 
 import logging
+import os
+import re
+from collections.abc import Callable
+from concurrent.futures import TimeoutError as FutureTimeoutError
+from dataclasses import dataclass
 from typing import Any
 
+import grpc
 from google.api_core import exceptions
+from google.api_core import retry as retries
+from google.api_core.timeout import ConstantTimeout
+from google.auth.exceptions import DefaultCredentialsError, GoogleAuthError
+from google.cloud import pubsub_v1
 from google.protobuf.duration_pb2 import Duration
+from google.pubsub_v1.services.publisher.transports import PublisherGrpcTransport
+from google.pubsub_v1.services.subscriber.transports import SubscriberGrpcTransport
 
-from components.logs.pubsub.clients import CALL_SECONDS, emulator
-from components.logs.pubsub.errors import translated
-from components.logs.pubsub.names import Names
-from components.runtime.errors import ContractError
+from components.runtime.errors import ContractError, PermanentError, TemporaryError, first_line
 
 logger = logging.getLogger(__name__)
 
+RESOURCE_NAME = re.compile(r"(?!goog)[A-Za-z][A-Za-z0-9._~+%-]{2,254}")
+"""https://cloud.google.com/pubsub/docs/pubsub-basics#resource_names"""
+ID = "id"
+"""Attribute that holds the message's id: Pub/Sub gives a message published again a new id of its own."""
+MAX_ATTRIBUTE_BYTES = 1024
+"""Longest value of an attribute that Pub/Sub takes."""
+CALL_SECONDS = 10.0
+"""Longest that one unary call waits."""
 RETENTION_SECONDS = 31 * 86_400
 """How long Pub/Sub keeps what nobody acknowledged: its longest; the default of 7 days ends with a long weekend."""
 MAX_DELIVERY_ATTEMPTS = 100
 """Pub/Sub's most: a monitor that is killed again and again must not send good messages away."""
+RETRYABLE = (
+    exceptions.Aborted,
+    exceptions.Cancelled,
+    exceptions.DeadlineExceeded,
+    exceptions.InternalServerError,
+    exceptions.ResourceExhausted,
+    exceptions.ServiceUnavailable,
+    exceptions.Unknown,
+    exceptions.RetryError,
+    FutureTimeoutError,
+    TimeoutError,
+    GoogleAuthError,
+)
+"""As the library's own list for streams; a token that cannot be fetched now may come later."""
+_BATCH = pubsub_v1.types.BatchSettings(max_messages=1000, max_bytes=2_000_000, max_latency=0.01)
+"""A request takes 1000 messages and 10 MB at most, but a request of 8 MB timed out at a busy emulator; a smaller batch
+goes 10 ms after its first message."""
+_CHANNEL = (
+    ("grpc.enable_http_proxy", 0),
+    ("grpc.max_send_message_length", -1),
+    ("grpc.max_receive_message_length", -1),
+)
+
+
+@dataclass(frozen=True)
+class Names:
+    """The topic that the publisher writes to and the subscription that the monitor reads from."""
+
+    project: str
+    topic: str
+    subscription: str
+
+    @property
+    def topic_path(self) -> str:
+        """The topic's full name."""
+        return f"projects/{self.project}/topics/{self.topic}"
+
+    @property
+    def subscription_path(self) -> str:
+        """The subscription's full name."""
+        return f"projects/{self.project}/subscriptions/{self.subscription}"
+
+    @property
+    def dead_letters(self) -> Names:
+        """The topic that keeps dead letters, with one subscription of the same name."""
+        name = f"{self.subscription}-dead-letters"
+        return Names(self.project, name, name)
+
+
+def translated(error: BaseException, what: str) -> TemporaryError | PermanentError:
+    """The error that says what the caller must do about `error`, which happened to `what`."""
+    text = f"{what}: {first_line(error)}"
+    return TemporaryError(text) if isinstance(error, RETRYABLE) else PermanentError(text)
+
+
+# -- clients
+
+
+def emulator() -> str | None:
+    """Address of the emulator, where one is to be used."""
+    return os.environ.get("PUBSUB_EMULATOR_HOST") or None
+
+
+class WatchedSubscriberClient(pubsub_v1.SubscriberClient):  # type: ignore[misc]  # the library has no types
+    """A subscriber client that shows each call of a streaming pull: the library opens one after another by itself."""
+
+    on_stream: Callable[[Any], None] = staticmethod(lambda call: None)
+    """Called with each new call, a `grpc.Call`."""
+
+    def streaming_pull(self, *args: Any, **kwargs: Any) -> Any:
+        """The library's streaming pull."""
+        call = super().streaming_pull(*args, **kwargs)
+        self.on_stream(call)
+        return call
+
+
+def publisher_client(seconds: float = CALL_SECONDS) -> Any:
+    """A batching publisher that repeats a failed request for at most `seconds`.
+
+    Raises:
+        ContractError: this machine has no credentials for Google Cloud.
+    """
+    retry = retries.Retry(
+        predicate=retries.if_exception_type(*RETRYABLE), initial=0.1, maximum=2.0, multiplier=2.0, timeout=seconds
+    )
+    options = pubsub_v1.types.PublisherOptions(retry=retry, timeout=ConstantTimeout(seconds))
+    return _make_client(
+        pubsub_v1.PublisherClient, PublisherGrpcTransport, batch_settings=_BATCH, publisher_options=options
+    )
+
+
+def subscriber_client() -> Any:
+    """A client for streaming pull; errors as `publisher_client`'s."""
+    return _make_client(WatchedSubscriberClient, SubscriberGrpcTransport)
+
+
+def _make_client(client: Any, transport: Any, **options: Any) -> Any:
+    if address := emulator():
+        # A channel of our own, to reach the emulator past any proxy.
+        return client(transport=transport(channel=grpc.insecure_channel(address, options=_CHANNEL)), **options)
+    try:
+        return client(**options)
+    except DefaultCredentialsError as error:
+        raise ContractError(
+            "Pub/Sub: no credentials found, expected a service account or `gcloud auth application-default login`"
+        ) from error
+
+
+# -- topics and subscriptions
 
 
 def create(names: Names, publisher: Any, subscriber: Any, *, lease_seconds: float) -> None:
@@ -35,16 +163,18 @@ def create(names: Names, publisher: Any, subscriber: Any, *, lease_seconds: floa
         TemporaryError, PermanentError: Pub/Sub cannot be reached, or refuses.
     """
     emulated = emulator() is not None
-    for log, dead_letters in ((names.aside, None), (names, names.aside.topic_path)):
-        _unless_there(publisher.create_topic, {"name": log.topic_path})
-        request = subscription_request(log, lease_seconds=lease_seconds, dead_letters=dead_letters, emulated=emulated)
-        _unless_there(subscriber.create_subscription, request)
+    for log, dead_letter_topic in ((names.dead_letters, None), (names, names.dead_letters.topic_path)):
+        _create_unless_there(publisher.create_topic, {"name": log.topic_path})
+        request = subscription_request(
+            log, lease_seconds=lease_seconds, dead_letter_topic=dead_letter_topic, emulated=emulated
+        )
+        _create_unless_there(subscriber.create_subscription, request)
 
 
 def subscription_request(
-    log: Names, *, lease_seconds: float, dead_letters: str | None, emulated: bool
+    log: Names, *, lease_seconds: float, dead_letter_topic: str | None, emulated: bool
 ) -> dict[str, Any]:
-    """What the log's subscription is to be; `dead_letters` names the topic for what cannot be delivered."""
+    """What the log's subscription is to be; `dead_letter_topic` is for messages that cannot be delivered."""
     request: dict[str, Any] = {
         "name": log.subscription_path,
         "topic": log.topic_path,
@@ -55,9 +185,9 @@ def subscription_request(
     }
     if not emulated:
         request["message_retention_duration"] = Duration(seconds=RETENTION_SECONDS)
-        if dead_letters is not None:
+        if dead_letter_topic is not None:
             request["dead_letter_policy"] = {
-                "dead_letter_topic": dead_letters,
+                "dead_letter_topic": dead_letter_topic,
                 "max_delivery_attempts": MAX_DELIVERY_ATTEMPTS,
             }
     return request
@@ -66,13 +196,13 @@ def subscription_request(
 def check(names: Names, subscriber: Any) -> None:
     """Checks that the log's subscriptions are there and read the right topics.
 
-    Without the right to look (`pubsub.subscriptions.get`) nothing is checked: reading will tell.
+    Without the right to look (`pubsub.subscriptions.get`) nothing is checked: reading will show.
 
     Raises:
         ContractError: one is missing, or reads another topic.
         TemporaryError, PermanentError: Pub/Sub cannot be reached, or refuses.
     """
-    for log in (names, names.aside):
+    for log in (names, names.dead_letters):
         try:
             found = subscriber.get_subscription(
                 request={"subscription": log.subscription_path}, retry=None, timeout=CALL_SECONDS
@@ -91,7 +221,7 @@ def check(names: Names, subscriber: Any) -> None:
             raise ContractError(f"{log.subscription_path} reads {found.topic}, expected {log.topic_path}")
 
 
-def _unless_there(call: Any, request: dict[str, Any]) -> None:
+def _create_unless_there(call: Any, request: dict[str, Any]) -> None:
     try:
         call(request=request, retry=None, timeout=CALL_SECONDS)
     except exceptions.AlreadyExists:

@@ -1,7 +1,7 @@
-"""The streaming pull: kept open, and its state told truthfully.
+"""The streaming pull: kept open, and its state reported truthfully.
 
-The library repeats a stream that broke by itself, without a word: so its calls and its channel are watched here, and
-`problem` tells a stream that stands, idle or not, from one that does not. `keep_open` starts it anew, with growing
+The library silently repeats a stream that broke: so its calls and its channel are watched here, and `problem`
+distinguishes a stream that is connected, idle or not, from one that is not. `keep_open` starts it anew, with growing
 pauses, after the library has given up. What arrives is left to the receiver, here `subscriber`.
 """
 
@@ -19,7 +19,7 @@ from google.cloud import pubsub_v1
 from google.cloud.pubsub_v1.subscriber.scheduler import Scheduler
 from grpc import ChannelConnectivity
 
-from components.logs.pubsub.errors import translated
+from components.logs.pubsub.resources import translated
 from components.runtime.errors import PermanentError, TemporaryError, first_line
 
 logger = logging.getLogger(__name__)
@@ -47,10 +47,10 @@ class Stream:
         recreate: Callable[[], None] | None = None,
         reopened: Callable[[], None] = lambda: None,
     ) -> None:
-        """Opens the stream; that it cannot be reached is told by `problem`.
+        """Opens the stream; `problem` says whether it can be reached.
 
         Args:
-            client: A `clients.subscriber_client`; left open.
+            client: A `resources.subscriber_client`; left open.
             subscription: Full name.
             receive: Takes a message; must be quick.
             flow_control: The library's `FlowControl`: most messages in hand, and how long a lease is.

@@ -1,10 +1,10 @@
 """The reading end on Pub/Sub: a stream fills a bounded queue, and `pull` takes from it without waiting.
 
 The library leases every message while it is in hand and prolongs the lease; acknowledgements go in one confirmed
-request, since the library's own are sent later and their failure is told to nobody (it tells only with exactly-once
-delivery, which is off: it costs latency, and the monitor recognises redeliveries anyway). A message that was pulled
+request, since the library sends its own later and reports no failure of them (it does only with exactly-once delivery,
+which is off: it costs latency, and the monitor recognises redeliveries anyway). A message that was pulled
 and not acknowledged within `lease_seconds` is given out again from here, as another backend's lease would run out.
-Storing before acknowledging is the caller's; how far the log is read is estimated by `read_mark`.
+Storing before acknowledging is the caller's; how far the log is read is estimated by `ReadMark`.
 """
 
 from __future__ import annotations
@@ -19,9 +19,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from components.logs.event_log import DeadLetter, Delivery
-from components.logs.pubsub.dead_letters import Aside, message_id, send
-from components.logs.pubsub.names import Names
-from components.logs.pubsub.read_mark import ReadMark
+from components.logs.pubsub.dead_letters import PubsubDeadLetters, message_id, send_ack_ids
+from components.logs.pubsub.resources import Names
 from components.logs.pubsub.stream import Stream, flow_control
 from components.runtime.errors import PermanentError, TemporaryError
 
@@ -35,13 +34,13 @@ class PubsubSettings:
     lease_seconds: float = 30.0
     """How long a killed reader keeps its messages from the next one; Pub/Sub takes 10 to 600."""
     settle_seconds: float = 5.0
-    """How much later than others of its age a message may arrive; see `read_mark`."""
+    """How much later than others of its age a message may arrive; see `ReadMark`."""
     max_messages: int = 2000
     """Most messages in hand: queued, or pulled and not acknowledged."""
     max_bytes: int = 100_000_000
     """Most bytes of them."""
     list_seconds: float = 3.0
-    """How long no message must come before all that are set aside are thought to have come."""
+    """How long no message must come before all dead letters are thought to have come."""
 
 
 @dataclass
@@ -52,6 +51,54 @@ class _InHand:
     published: float
     attempt: int
     lease_ends: float = float("inf")
+
+
+class ReadMark:
+    """How far a log has been read whose broker does not say: an estimate from the messages' publish times.
+
+    Pub/Sub does not say what is left nor in which order it comes. What is known is the publish time of every message
+    that came, and how long none came. So:
+
+    - While messages come, everything published before the oldest one in hand (waiting here, or pulled and not
+      acknowledged), or before the newest one ever seen where none is in hand, has come too;
+    - once none has come for `settle_seconds`, everything published up to now has come;
+    - less `settle_seconds` in both cases: how much later than others of its age a message may arrive. A message that is
+      later still counts as a late one.
+    - For `lease_seconds` after connecting nothing is known: a killed predecessor, or our own broken stream, may hold
+      messages that come again only then.
+
+    Publish times are the broker's clock, `now` is ours: their difference adds to the error, so both should keep time.
+    Times called `at` are of a monotonic clock, `published` and `now` are seconds since the epoch.
+    """
+
+    def __init__(self, *, settle_seconds: float, lease_seconds: float) -> None:
+        self._settle_seconds, self._lease_seconds = settle_seconds, lease_seconds
+        self._newest_published: float | None = None
+        self._last_arrival_at = float("-inf")
+        self._mark: float | None = None
+
+    def arrived(self, published: float, *, at: float) -> None:
+        """Notes that a message came."""
+        self._newest_published = max(published, self._newest_published or published)
+        self._last_arrival_at = at
+
+    def value(self, *, now: float, at: float, connected_at: float | None, oldest_in_hand: float | None) -> float | None:
+        """Seconds since the epoch up to which all is read; None = unknown as yet.
+
+        Args:
+            now: The time.
+            at: The same moment on the monotonic clock.
+            connected_at: Since when the stream has stood; None = it does not, and the mark rests.
+            oldest_in_hand: Smallest publish time of what came and is not acknowledged; None = nothing is.
+        """
+        if connected_at is not None and at - connected_at >= self._lease_seconds:
+            reached = now if oldest_in_hand is None else min(now, oldest_in_hand)
+            if at - max(self._last_arrival_at, connected_at) < self._settle_seconds:
+                if self._newest_published is None:
+                    return self._mark
+                reached = min(reached, self._newest_published)
+            self._mark = reached - self._settle_seconds
+        return self._mark
 
 
 class PubsubSubscriber:
@@ -73,15 +120,17 @@ class PubsubSubscriber:
         Args:
             names: The log.
             settings: See `PubsubSettings`.
-            publisher: A `clients.publisher_client` for messages set aside; closed with this.
-            subscriber: A `clients.subscriber_client`; closed with this.
+            publisher: A `resources.publisher_client` for dead letters; closed with this.
+            subscriber: A `resources.subscriber_client`; closed with this.
             recreate: Makes topic and subscription again where they are gone; None = that is a `PermanentError`.
             clock: Seconds since the epoch.
             monotonic: Seconds, never set back.
         """
         self._names, self._settings, self._clock, self._monotonic = names, settings, clock, monotonic
         self._publisher, self._subscriber = publisher, subscriber
-        self._aside = Aside(names, publisher=publisher, subscriber=subscriber, wait_seconds=settings.list_seconds)
+        self._dead_letters = PubsubDeadLetters(
+            names, publisher=publisher, subscriber=subscriber, wait_seconds=settings.list_seconds
+        )
         self._lock = threading.Lock()
         self._queue: deque[_InHand] = deque()
         self._pulled: dict[str, _InHand] = {}
@@ -93,7 +142,7 @@ class PubsubSubscriber:
         self._stream = Stream(
             subscriber,
             names.subscription_path,
-            self._receive,
+            self._receive_message,
             flow_control=flow_control(
                 max_messages=settings.max_messages,
                 max_bytes=settings.max_bytes,
@@ -101,7 +150,7 @@ class PubsubSubscriber:
             ),
             monotonic=monotonic,
             recreate=recreate,
-            reopened=self._forget,
+            reopened=self._forget_deliveries,
         )
 
     def pull(self, max_messages: int) -> list[Delivery]:
@@ -109,13 +158,13 @@ class PubsubSubscriber:
         self._stream.keep_open()
         if self._ended:
             try:
-                self._confirm()
+                self._confirm_acknowledgements()
             except TemporaryError as error:
                 logger.warning("acknowledgements wait: %s", error)
         pulled: list[Delivery] = []
         now = self._monotonic()
         with self._lock:
-            self._take_back(now)
+            self._requeue_overdue(now)
             while self._queue and len(pulled) < max_messages:
                 taken = self._queue.popleft()
                 taken.lease_ends = now + self._settings.lease_seconds
@@ -130,24 +179,24 @@ class PubsubSubscriber:
             for token in tokens:
                 if (ended := self._pulled.pop(token, None)) is not None:
                     self._ended[ended.message.ack_id] = ended.message
-        self._confirm()
+        self._confirm_acknowledgements()
 
     def dead_letter(self, token: str, reason: str) -> None:
         """See `event_log.Subscriber`; of a reason longer than 1024 bytes the beginning is kept."""
         if (kept := self._pulled.get(token)) is not None:
-            self._aside.add(message_id(kept.message), bytes(kept.message.data), reason, self._clock())
+            self._dead_letters.add(message_id(kept.message), bytes(kept.message.data), reason, self._clock())
             self.acknowledge([token])
 
     def list_dead_letters(self) -> list[DeadLetter]:
         """See `event_log.Subscriber`; what a list beside another one misses, see `dead_letters`."""
-        return self._aside.read()
+        return self._dead_letters.read()
 
     def replay_dead_letters(self, message_ids: Collection[str] | None) -> int:
         """See `event_log.Subscriber`."""
-        return self._aside.replay(message_ids)
+        return self._dead_letters.replay(message_ids)
 
     def read_up_to(self) -> float | None:
-        """See `event_log.Subscriber`: an estimate, made by `read_mark`."""
+        """See `event_log.Subscriber`: an estimate, see `ReadMark`."""
         with self._lock:
             in_hand = [held.published for held in (*self._queue, *self._pulled.values())]
             return self._mark.value(
@@ -186,28 +235,23 @@ class PubsubSubscriber:
             self._queue.clear()
             self._pulled.clear()
         try:
-            self._confirm()
-            send(
-                self._subscriber,
-                "modify_ack_deadline",
-                self._names.subscription_path,
-                in_hand,
-                ack_deadline_seconds=0,
-            )
+            self._confirm_acknowledgements()
+            subscription = self._names.subscription_path
+            send_ack_ids(self._subscriber, "modify_ack_deadline", subscription, in_hand, ack_deadline_seconds=0)
         except (TemporaryError, PermanentError) as error:
             logger.warning("messages in hand are delivered again only when their leases run out: %s", error)
         self._publisher.stop()
         self._publisher.transport.close()
         self._subscriber.close()
 
-    def _receive(self, message: Any) -> None:
+    def _receive_message(self, message: Any) -> None:
         published = message.publish_time.timestamp()
         arrived = _InHand(message, published, message.delivery_attempt or 1)
         with self._lock:
             self._queue.append(arrived)
             self._mark.arrived(published, at=self._monotonic())
 
-    def _take_back(self, now: float) -> None:
+    def _requeue_overdue(self, now: float) -> None:
         """Puts what was pulled and not acknowledged in time in front of the queue again."""
         overdue = [token for token, held in self._pulled.items() if held.lease_ends <= now]
         for token in reversed(overdue):
@@ -215,17 +259,17 @@ class PubsubSubscriber:
             held.attempt += 1
             self._queue.appendleft(held)
 
-    def _confirm(self) -> None:
+    def _confirm_acknowledgements(self) -> None:
         """Acknowledges what the caller has ended, and lets the library's lease on it go."""
         if not self._ended:
             return
         sent = dict(self._ended)
-        send(self._subscriber, "acknowledge", self._names.subscription_path, list(sent))
+        send_ack_ids(self._subscriber, "acknowledge", self._names.subscription_path, list(sent))
         for ack_id, message in sent.items():
             del self._ended[ack_id]
             message.drop()
 
-    def _forget(self) -> None:
+    def _forget_deliveries(self) -> None:
         """Lets go of what the ended stream brought: Pub/Sub delivers it again."""
         with self._lock:
             self._queue.clear()

@@ -23,9 +23,11 @@ import pyarrow.parquet as pq
 from components.contracts import criteo
 from components.runtime.errors import ContractError, first_line
 from components.storage.fetching import fetched_files
+from components.storage.folder import FolderObjects
 from components.storage.locations import open_objects
 from components.storage.objects import ObjectInfo, Objects
 from components.storage.uris import is_bucket_uri, local_path
+from components.store.archived_rows import archived_files
 from components.validation.skew.partitions import read_rows
 
 logger = logging.getLogger(__name__)
@@ -99,8 +101,8 @@ class FolderArchive:
     @contextmanager
     def files(self, span: Span, features: Sequence[str], scratch: Path) -> Iterator[list[Path]]:
         """See `Archive.files`."""
-        days = [sorted((self.folder / _partition(day)).glob("*.parquet")) for day in span.days()]
-        yield [path for day in days for path in day if criteo.is_visible(path.name)]
+        found = archived_files(FolderObjects(self.folder), days=span.days())
+        yield [self.folder / each.name for each in found]
 
 
 @dataclass(frozen=True)
@@ -120,17 +122,12 @@ class BucketArchive:
     @contextmanager
     def files(self, span: Span, features: Sequence[str], scratch: Path) -> Iterator[list[Path]]:
         """See `Archive.files`."""
-        wanted = [each for day in span.days() for each in self._listed(_partition(day))]
+        wanted = [each.info for each in archived_files(self.objects, days=span.days())]
         size = sum(each.size for each in wanted) / 1e6
         logger.info("served rows %s: %d files of %d days, %.1f MB", self.uri, len(wanted), len(span.days()), size)
         scratch.mkdir(parents=True, exist_ok=True)
         with TemporaryDirectory(dir=scratch, prefix=".served-") as kept:
             yield list(self._kept(wanted, span, features, Path(kept)))
-
-    def _listed(self, partition: str) -> list[ObjectInfo]:
-        inside = [(each.name.removeprefix(f"{partition}/"), each) for each in self.objects.list(f"{partition}/")]
-        visible = [(name, each) for name, each in inside if "/" not in name and criteo.is_visible(name)]
-        return [each for name, each in visible if name.endswith(".parquet")]
 
     def _kept(self, wanted: Sequence[ObjectInfo], span: Span, features: Sequence[str], folder: Path) -> Iterator[Path]:
         for number, (info, fetched) in enumerate(fetched_files(self.objects, wanted, folder)):
@@ -169,10 +166,6 @@ def within(batches: Iterable[pa.RecordBatch], span: Span) -> Iterator[pa.RecordB
         kept = batch.filter(pc.and_(pc.greater_equal(times, first), pc.less_equal(times, last)))
         if kept.num_rows:
             yield kept
-
-
-def _partition(day: str) -> str:
-    return criteo.DAY_PARTITION.format(day=day)
 
 
 def _write(batches: Iterator[pa.RecordBatch], path: Path) -> bool:

@@ -104,7 +104,7 @@ def test_a_lake_in_a_bucket_gives_the_pairs_of_the_same_lake_in_a_folder(cloud_s
     fetched = {request.name for request in cloud_storage.seen if request.is_download}
     assert fetched == {f"lake/day=2026-01-0{day}/part-1.parquet" for day in (1, 2)}
     objects.write("day=2026-01-02/bad.parquet", b"PAR1 no")
-    with pytest.raises(ContractError, match="gs://models/lake/day=2026-01-02/bad.parquet cannot be read"):
+    with pytest.raises(ContractError, match="gs://models/lake/day=2026-01-02/bad.parquet is not a readable"):
         read(objects)
 
 

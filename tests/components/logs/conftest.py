@@ -7,9 +7,9 @@ from collections.abc import Iterator
 import pytest
 
 from components.runtime.errors import ContractError
-from tests.components.logs.benches import BENCHES, Bench
-from tests.components.logs.emulator import Emulator
-from tests.components.logs.kafka_cluster import KafkaCluster
+from tests.support.kafka_cluster import KafkaCluster
+from tests.support.log_benches import BENCHES, Bench
+from tests.support.pubsub_emulator import Emulator
 
 
 @pytest.fixture(scope="session")

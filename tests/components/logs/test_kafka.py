@@ -19,13 +19,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from components.logs.event_log import MAX_MESSAGE_BYTES
-from components.logs.kafka.place import KafkaPlace, sorted_error
-from components.logs.kafka.progress import Progress
+from components.logs.kafka.location import KafkaLocation, sorted_error
+from components.logs.kafka.offsets import PartitionProgress
 from components.logs.kafka.publisher import KafkaPublisher
 from components.logs.kafka.subscriber import KafkaSubscriber
 from components.logs.urls import LogUrl
 from components.runtime.errors import ContractError, PermanentError, TemporaryError
-from tests.components.logs.kafka_cluster import KafkaCluster
+from tests.support.kafka_cluster import KafkaCluster
 
 WAIT_SECONDS = 120.0
 REPOSITORY = Path(__file__).resolve().parents[3]
@@ -46,19 +46,19 @@ class Ends:
         topic = f"clicks-{next(names)}"
         cluster.create_topic(topic, partitions=partitions)
         cluster.create_topic(f"{topic}.dead-letters", partitions=partitions)
-        self.place = KafkaPlace(brokers=cluster.brokers, topic=topic, group=topic, lease_seconds=2.0)
+        self.location = KafkaLocation(brokers=cluster.brokers, topic=topic, group=topic, lease_seconds=2.0)
 
     def publisher(self, **changes: object) -> KafkaPublisher:
-        return self._kept(KafkaPublisher(dataclasses.replace(self.place, **changes)))
+        return self._kept(KafkaPublisher(dataclasses.replace(self.location, **changes)))
 
     def reader(self) -> KafkaSubscriber:
-        return self._kept(KafkaSubscriber(self.place, clock=lambda: self.now))
+        return self._kept(KafkaSubscriber(self.location, clock=lambda: self.now))
 
     def committed(self) -> int:
         """What the group has committed over all partitions, asked by a client of the test's own."""
-        consumer = Consumer({"bootstrap.servers": self.place.brokers, "group.id": self.place.group})
-        partitions = consumer.list_topics(self.place.topic, timeout=60).topics[self.place.topic].partitions
-        found = consumer.committed([TopicPartition(self.place.topic, p) for p in partitions], timeout=60)
+        consumer = Consumer({"bootstrap.servers": self.location.brokers, "group.id": self.location.group})
+        partitions = consumer.list_topics(self.location.topic, timeout=60).topics[self.location.topic].partitions
+        found = consumer.committed([TopicPartition(self.location.topic, p) for p in partitions], timeout=60)
         consumer.close()
         return sum(max(0, each.offset) for each in found)
 
@@ -118,7 +118,7 @@ def committed(ends, reader) -> int:
 
 @given(st.permutations(list(range(8))), st.integers(0, 8))
 def test_the_committed_offset_is_the_first_that_is_not_acknowledged_whatever_the_order(order, count):
-    progress: Progress[str] = Progress(1)
+    progress: PartitionProgress[str] = PartitionProgress(1)
     for offset in range(8):
         progress.take(10 + offset, "m", until=1.0)
     for offset in order[:count]:
@@ -129,7 +129,7 @@ def test_the_committed_offset_is_the_first_that_is_not_acknowledged_whatever_the
 
 
 def test_gaps_that_a_broker_left_count_as_done():
-    progress: Progress[str] = Progress(1)
+    progress: PartitionProgress[str] = PartitionProgress(1)
     for offset in (3, 7, 20):
         progress.take(offset, "m", until=1.0)
     progress.end(3, 1)
@@ -140,14 +140,14 @@ def test_gaps_that_a_broker_left_count_as_done():
 
 
 def test_a_lease_taken_before_the_clock_was_set_back_is_over():
-    progress: Progress[str] = Progress(1)
+    progress: PartitionProgress[str] = PartitionProgress(1)
     progress.take(5, "m", until=86_445.0)
     assert progress.take_expired(0.0, 10, until=45.0) == [5]
     assert progress.take_expired(1.0, 10, until=46.0) == []
 
 
 def test_an_offset_is_committed_once_and_again_only_where_that_failed():
-    progress: Progress[str] = Progress(1)
+    progress: PartitionProgress[str] = PartitionProgress(1)
     assert progress.offset_to_commit() is None
     progress.take(0, "m", until=1.0)
     progress.end(0, 1)
@@ -181,7 +181,7 @@ def test_reader_that_dies_before_its_commit_leaves_its_messages_to_the_next(ends
         "print('pulled', flush=True)\n"
         "time.sleep(600)\n"
     )
-    place = ends.place
+    place = ends.location
     url = f"kafka://{place.brokers}/{place.topic}?group={place.group}&lease_seconds={place.lease_seconds}"
     killed = subprocess.Popen([sys.executable, "-c", code, url], stdout=subprocess.PIPE, cwd=REPOSITORY)
     try:
@@ -281,7 +281,7 @@ def test_message_not_acknowledged_for_a_lease_comes_again_and_its_first_token_is
     first, second = pull(reader, 2)
     reader.acknowledge([second.token])
     assert reader.pull(10) == []
-    ends.now += ends.place.lease_seconds
+    ends.now += ends.location.lease_seconds
     (again,) = reader.pull(10)
     assert (again.message_id, again.payload, again.attempt) == ("0", b"0", 2)
     reader.acknowledge([first.token])
@@ -313,7 +313,7 @@ def test_broker_away_is_a_problem_that_ends_with_it_and_loses_nothing(ends):
     ends.cluster.take_away()
     try:
         until(lambda: reader.pull(10) == [] and reader.backlog() is None)
-        assert ends.place.brokers in reader.problem()
+        assert ends.location.brokers in reader.problem()
         reader.acknowledge([d.token for d in held[:2]])
         ends.now += 100
         assert reader.read_up_to() == mark
@@ -343,7 +343,7 @@ def _published(publisher, messages):
 def test_topic_that_does_not_exist_is_a_problem_until_it_does(cluster):
     topic = f"clicks-{next(names)}"
     cluster.refuse_topic(topic, KafkaError.UNKNOWN_TOPIC_OR_PART)
-    reader = KafkaSubscriber(KafkaPlace(brokers=cluster.brokers, topic=topic))
+    reader = KafkaSubscriber(KafkaLocation(brokers=cluster.brokers, topic=topic))
     try:
         reader.read_up_to()
         assert f"topic {topic} does not exist" in reader.problem()
@@ -360,7 +360,7 @@ def test_broker_that_hangs_is_a_problem_too_and_holds_no_caller_up_for_long(tmp_
     process = subprocess.Popen(command, cwd=REPOSITORY, stderr=subprocess.DEVNULL)
     try:
         until(address.exists)
-        place = KafkaPlace(brokers=address.read_text().strip(), topic="clicks", delivery_seconds=5.0)
+        place = KafkaLocation(brokers=address.read_text().strip(), topic="clicks", delivery_seconds=5.0)
         with closing(KafkaPublisher(place)) as publisher, closing(KafkaSubscriber(place)) as reader:
             publisher.publish(batch(1))
             reader.acknowledge([d.token for d in pull(reader, 1)])
@@ -392,7 +392,7 @@ def test_lines_of_lost_connections_do_not_fill_the_log(ends, caplog):
 # -- dead letters
 
 
-def test_dead_letter_again_after_a_replay_stays_listed(ends):
+def test_dead_lettered_again_after_a_replay_stays_listed(ends):
     ends.publisher().publish([("a", b"\x00"), ("b", b"")])
     reader = ends.reader()
     for delivery in pull(reader, 2):
@@ -411,12 +411,12 @@ def test_dead_letter_again_after_a_replay_stays_listed(ends):
     assert reader.list_dead_letters() == []
 
 
-def test_message_dead_letter_twice_by_a_crash_in_between_is_listed_and_replayed_once(ends):
+def test_message_dead_lettered_twice_by_a_crash_in_between_is_listed_and_replayed_once(ends):
     ends.publisher().publish([("a", b"1")])
     reader = ends.reader()
     (delivery,) = pull(reader, 1)
     # The crash lay between keeping it and acknowledging it: kept once more by whoever read it next.
-    reader._aside.keep(delivery.message_id, delivery.payload, "before the crash")
+    reader._dead_letters.keep(delivery.message_id, delivery.payload, "before the crash")
     reader.dead_letter(delivery.token, "after it")
     assert [s.reason for s in reader.list_dead_letters()] == ["before the crash"]
     assert reader.replay_dead_letters(None) == 1
@@ -436,16 +436,16 @@ def test_listing_and_replaying_leave_the_readers_own_offsets_alone(ends):
     assert reader.backlog() == 2
 
 
-def test_message_stays_unacknowledged_where_it_cannot_be_dead_letter(ends):
+def test_message_stays_unacknowledged_where_it_cannot_be_dead_lettered(ends):
     ends.publisher().publish(batch(1))
     reader = ends.reader()
     (delivery,) = pull(reader, 1)
-    ends.cluster.refuse_topic(ends.place.dead_letter_topic, KafkaError.TOPIC_AUTHORIZATION_FAILED)
+    ends.cluster.refuse_topic(ends.location.dead_letter_topic, KafkaError.TOPIC_AUTHORIZATION_FAILED)
     try:
         with pytest.raises((PermanentError, TemporaryError)):
             reader.dead_letter(delivery.token, "bad")
     finally:
-        ends.cluster.refuse_topic(ends.place.dead_letter_topic, 0)
+        ends.cluster.refuse_topic(ends.location.dead_letter_topic, 0)
     assert reader.backlog() == 1
 
 
@@ -455,15 +455,18 @@ def test_message_stays_unacknowledged_where_it_cannot_be_dead_letter(ends):
 def test_message_of_a_foreign_client_without_a_key_is_named_by_its_place(ends):
     from confluent_kafka import Producer
 
-    producer = Producer({"bootstrap.servers": ends.place.brokers})
-    producer.produce(ends.place.topic, b"keyless")
-    producer.produce(ends.place.topic, None, key=b"\xff")
+    producer = Producer({"bootstrap.servers": ends.location.brokers})
+    producer.produce(ends.location.topic, b"keyless")
+    producer.produce(ends.location.topic, None, key=b"\xff")
     assert producer.flush(10) == 0
     deliveries = pull(ends.reader(), 2)
-    assert [(d.message_id, d.payload) for d in deliveries] == [(f"{ends.place.topic}/0/0", b"keyless"), ("\\xff", b"")]
+    assert [(d.message_id, d.payload) for d in deliveries] == [
+        (f"{ends.location.topic}/0/0", b"keyless"),
+        ("\\xff", b""),
+    ]
 
 
-def test_largest_message_with_a_long_name_and_a_long_reason_can_be_dead_letter(ends):
+def test_largest_message_with_a_long_name_and_a_long_reason_can_be_dead_lettered(ends):
     ends.publisher().publish([("n" * 500, b"x" * MAX_MESSAGE_BYTES)])
     reader = ends.reader()
     (delivery,) = pull(reader, 1)
@@ -476,7 +479,7 @@ def test_largest_message_with_a_long_name_and_a_long_reason_can_be_dead_letter(e
 def test_kafka_url_is_read_with_its_options_and_settings_file(tmp_path):
     (tmp_path / "kafka.conf").write_text("# mine\nsecurity.protocol = SASL_SSL\nsasl.password=a=b\n\n")
     url = f"kafka://a:9092,b:9093/clicks.v1?group=g&lease_seconds=6&delivery_seconds=3&config={tmp_path}/kafka.conf"
-    place = KafkaPlace.parse(LogUrl.parse(url))
+    place = KafkaLocation.parse(LogUrl.parse(url))
     assert (place.brokers, place.topic, place.dead_letter_topic, place.group) == (
         "a:9092,b:9093",
         "clicks.v1",
@@ -488,7 +491,7 @@ def test_kafka_url_is_read_with_its_options_and_settings_file(tmp_path):
     assert settings["security.protocol"] == "SASL_SSL"
     assert settings["sasl.password"] == "a=b"
     assert settings["acks"] == "all"
-    assert KafkaPlace.parse(LogUrl.parse("kafka://a:1/clicks")).group == "evergreen-monitor"
+    assert KafkaLocation.parse(LogUrl.parse("kafka://a:1/clicks")).group == "evergreen-monitor"
 
 
 @pytest.mark.parametrize(
@@ -506,16 +509,16 @@ def test_kafka_url_is_read_with_its_options_and_settings_file(tmp_path):
 )
 def test_another_kafka_url_is_refused(url, text):
     with pytest.raises(ContractError, match=text):
-        KafkaPlace.parse(LogUrl.parse(url))
+        KafkaLocation.parse(LogUrl.parse(url))
 
 
 def test_setting_that_librdkafka_does_not_know_is_refused_by_name(tmp_path, cluster):
     (tmp_path / "kafka.conf").write_text("no.such.setting=1\n")
     url = LogUrl.parse(f"kafka://{cluster.brokers}/clicks?config={tmp_path}/kafka.conf")
     with pytest.raises(ContractError, match="no.such.setting"):
-        KafkaSubscriber(KafkaPlace.parse(url))
+        KafkaSubscriber(KafkaLocation.parse(url))
     with pytest.raises(ContractError, match="no.such.setting"):
-        KafkaPublisher(KafkaPlace.parse(url)).publish([("a", b"1")])
+        KafkaPublisher(KafkaLocation.parse(url)).publish([("a", b"1")])
 
 
 @pytest.mark.parametrize(

@@ -11,8 +11,8 @@ from components.contracts.records import encode, record_id
 from monitoring.memory.store import Store
 from monitoring.monitor import Monitor
 from monitoring.settings import MonitorSettings
-from tests.components.logs.benches import wait_for
 from tests.monitoring.conftest import clicks, prediction, read_rows
+from tests.support.log_benches import wait_for
 
 REQUESTS, ROWS = 40, 4
 

@@ -9,7 +9,7 @@ import pytest
 
 from components.logs import __main__ as command
 from components.logs.sqlite import SqliteLog
-from tests.components.logs.kafka_cluster import KafkaCluster
+from tests.support.kafka_cluster import KafkaCluster
 
 
 @pytest.fixture

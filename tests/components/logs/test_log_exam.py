@@ -12,7 +12,7 @@ import pytest
 
 from components.logs.event_log import MAX_MESSAGE_BYTES
 from components.runtime.errors import ContractError
-from tests.components.logs.benches import HANDOVER_SECONDS, pull, wait_for
+from tests.support.log_benches import HANDOVER_SECONDS, pull, wait_for
 from tests.support.paths import REPOSITORY
 
 PUBLISH_FOR_EVER = """
@@ -142,7 +142,7 @@ def test_messages_in_any_order_of_publishing_all_come_and_in_any_order_can_be_ac
     assert names(bench.rest(subscriber)) == names(sorted(got, reverse=True)[1::2])
 
 
-def test_poison_is_dead_letter_with_reason_and_bytes_listed_and_delivered_no_more(bench, publisher, subscriber):
+def test_poison_becomes_a_dead_letter_with_reason_and_bytes_and_is_delivered_no_more(bench, publisher, subscriber):
     publisher.publish([("bad", b"\x00garbage"), ("worse", b"")])
     deliveries = {d.message_id: d for d in pull(subscriber, count=2)}
     began = time.time()
@@ -160,13 +160,13 @@ def test_poison_is_dead_letter_with_reason_and_bytes_listed_and_delivered_no_mor
         assert subscriber.backlog() == 0
 
 
-def test_what_was_dead_letter_is_seen_by_the_next_reader_too(bench, publisher, subscriber):
+def test_what_was_dead_lettered_is_seen_by_the_next_reader_too(bench, publisher, subscriber):
     publisher.publish([("bad", b"garbage")])
     subscriber.dead_letter(pull(subscriber, count=1)[0].token, "no log record")
     assert [(s.message_id, s.payload) for s in bench.subscriber().list_dead_letters()] == [("bad", b"garbage")]
 
 
-def test_replay_delivers_what_was_dead_letter_again_and_keeps_the_others(bench, publisher, subscriber):
+def test_replay_delivers_dead_letters_again_and_keeps_the_others(bench, publisher, subscriber):
     publisher.publish([(name, name.encode()) for name in ("a", "b", "c")])
     for delivery in pull(subscriber, count=3):
         subscriber.dead_letter(delivery.token, f"no {delivery.message_id}")
@@ -272,7 +272,7 @@ def test_what_a_killed_reader_had_not_acknowledged_goes_to_the_next(bench, publi
     assert [(d.message_id, d.payload) for d in sorted(got)] == [("a", b"1"), ("b", b"2"), ("c", b"3")]
 
 
-def test_backlog_counts_what_is_neither_acknowledged_nor_dead_letter(bench, publisher, subscriber):
+def test_backlog_counts_what_is_neither_acknowledged_nor_dead_lettered(bench, publisher, subscriber):
     if not bench.knows_backlog:
         pytest.skip("the backend cannot tell")
     publisher.publish([(str(i), b"x") for i in range(4)])

@@ -12,13 +12,13 @@ import pytest
 from google.cloud.pubsub_v1.types import PubsubMessage, PullResponse, ReceivedMessage, Subscription
 
 from components.logs.locations import open_log, open_publisher, open_subscriber
-from components.logs.pubsub import clients, dead_letters, resources
-from components.logs.pubsub.names import Names
+from components.logs.pubsub import dead_letters, resources
 from components.logs.pubsub.publisher import PubsubPublisher, publish_all
+from components.logs.pubsub.resources import Names, publisher_client, subscriber_client
 from components.logs.pubsub.subscriber import PubsubSettings, PubsubSubscriber
 from components.runtime.errors import ContractError, PermanentError, TemporaryError
-from tests.components.logs.benches import BENCHES, pull, wait_for
-from tests.components.logs.emulator import Emulator
+from tests.support.log_benches import BENCHES, pull, wait_for
+from tests.support.pubsub_emulator import Emulator
 
 
 @pytest.fixture
@@ -41,10 +41,10 @@ def mortal_server(pubsub_server, tmp_path):
         emulator.stop()
 
 
-def test_server_that_dies_is_told_and_the_ends_reconnect_when_it_is_back(mortal_server, tmp_path):
+def test_server_that_dies_is_reported_and_the_ends_reconnect_when_it_is_back(mortal_server, tmp_path):
     bench = BENCHES["pubsub"](tmp_path, mortal_server)
     subscriber = bench.subscriber()
-    publisher = PubsubPublisher(bench.names, clients.publisher_client(seconds=1.0), recreate=bench.recreate)
+    publisher = PubsubPublisher(bench.names, publisher_client(seconds=1.0), recreate=bench.recreate)
     try:
         publisher.publish([("before", b"1")])
         subscriber.acknowledge(d.token for d in pull(subscriber, count=1))
@@ -107,11 +107,11 @@ def test_no_server_at_all_is_a_temporary_error(monkeypatch):
 
 def test_absent_topic_and_subscription_are_named(bench):
     absent = Names("evergreen-test", f"absent-{uuid.uuid4().hex[:6]}", "absent-subscription")
-    publisher = PubsubPublisher(absent, clients.publisher_client())
+    publisher = PubsubPublisher(absent, publisher_client())
     with pytest.raises(PermanentError, match=absent.topic):
         publisher.publish([("a", b"1")])
     publisher.close()
-    client = clients.subscriber_client()
+    client = subscriber_client()
     with pytest.raises(ContractError, match="absent-subscription does not exist, expected a subscription of .*absent-"):
         resources.check(absent, client)
     wrong = Names("evergreen-test", "another-topic", bench.names.subscription)
@@ -124,13 +124,13 @@ def test_subscription_that_is_deleted_while_it_is_read_is_a_permanent_error(benc
     subscriber = PubsubSubscriber(
         bench.names,
         PubsubSettings(lease_seconds=10.0),
-        publisher=clients.publisher_client(),
-        subscriber=clients.subscriber_client(),
+        publisher=publisher_client(),
+        subscriber=subscriber_client(),
     )
     bench._open.append(subscriber)
     bench.publisher().publish([("a", b"1")])
     pull(subscriber, count=1)
-    client = clients.subscriber_client()
+    client = subscriber_client()
     client.delete_subscription(subscription=bench.names.subscription_path)
     client.close()
 
@@ -171,7 +171,7 @@ def test_another_url_is_refused(url, text, open_end):
 def test_new_subscription_sends_what_cannot_be_delivered_to_the_dead_letter_topic():
     names = Names("project", "clicks", "clicks-monitor")
     request = resources.subscription_request(
-        names, lease_seconds=30.0, dead_letters=names.aside.topic_path, emulated=False
+        names, lease_seconds=30.0, dead_letter_topic=names.dead_letters.topic_path, emulated=False
     )
     made = Subscription(request)
     assert made.dead_letter_policy.dead_letter_topic == "projects/project/topics/clicks-monitor-dead-letters"
@@ -183,11 +183,13 @@ def test_new_subscription_sends_what_cannot_be_delivered_to_the_dead_letter_topi
 
 
 def test_dead_letter_and_a_message_of_another_publisher_are_listed_as_what_they_are(bench, subscriber):
-    client = clients.publisher_client()
+    client = publisher_client()
     publish_all(
-        client, bench.names.aside.topic_path, [(b"1", {"id": "m", "CloudPubSubDeadLetterSourceDeliveryCount": "100"})]
+        client,
+        bench.names.dead_letters.topic_path,
+        [(b"1", {"id": "m", "CloudPubSubDeadLetterSourceDeliveryCount": "100"})],
     )
-    publish_all(client, bench.names.aside.topic_path, [(b"2", {})])
+    publish_all(client, bench.names.dead_letters.topic_path, [(b"2", {})])
     client.transport.close()
     kept = {k.payload: k for k in subscriber.list_dead_letters()}
     assert (kept[b"1"].message_id, kept[b"1"].reason) == ("m", "dead letter of Pub/Sub after 100 deliveries")
@@ -222,6 +224,6 @@ def test_listing_ends_although_what_it_took_comes_again_meanwhile():
     now = datetime.now(timezone.utc)
     messages = [PubsubMessage(data=b"x", message_id=name, attributes={"id": name}, publish_time=now) for name in "ab"]
     client = Slow(messages)
-    aside = dead_letters.Aside(Names("p", "t", "s"), publisher=None, subscriber=client, wait_seconds=0.1)
-    assert {kept.message_id for kept in aside.read()} == {"a", "b"}
+    kept = dead_letters.PubsubDeadLetters(Names("p", "t", "s"), publisher=None, subscriber=client, wait_seconds=0.1)
+    assert {letter.message_id for letter in kept.read()} == {"a", "b"}
     assert client.freed == [f"a/{client.pulls}", f"b/{client.pulls}"]

@@ -1,6 +1,6 @@
 """How far a log without an order is read: never past what is in hand, up to now when it has long been still."""
 
-from components.logs.pubsub.read_mark import ReadMark
+from components.logs.pubsub.subscriber import ReadMark
 
 SETTLE, LEASE = 5.0, 30.0
 START = 1_700_000_000.0

@@ -13,16 +13,16 @@ import uuid
 from collections.abc import Callable
 
 from components.logs.event_log import Delivery, Publisher, Subscriber
-from components.logs.kafka.place import KafkaPlace
+from components.logs.kafka.location import KafkaLocation
 from components.logs.kafka.publisher import KafkaPublisher
 from components.logs.kafka.subscriber import KafkaSubscriber
-from components.logs.pubsub import clients, resources
-from components.logs.pubsub.names import Names
+from components.logs.pubsub import resources
 from components.logs.pubsub.publisher import PubsubPublisher
+from components.logs.pubsub.resources import Names, publisher_client, subscriber_client
 from components.logs.pubsub.subscriber import PubsubSettings, PubsubSubscriber
 from components.logs.sqlite import SqliteLog
-from tests.components.logs.emulator import Emulator
-from tests.components.logs.kafka_cluster import KafkaCluster
+from tests.support.kafka_cluster import KafkaCluster
+from tests.support.pubsub_emulator import Emulator
 
 SECONDS = 120.0
 """Deadline of everything that is waited for, but for a handover on the emulator."""
@@ -161,7 +161,7 @@ class PubsubBench(Bench):
         return f"pubsub://{self.names.project}/{self.names.topic}?lease_seconds=10&settle_seconds=0.2"
 
     def recreate(self) -> None:
-        publisher, subscriber = clients.publisher_client(), clients.subscriber_client()
+        publisher, subscriber = publisher_client(), subscriber_client()
         try:
             resources.create(self.names, publisher, subscriber, lease_seconds=self.lease_seconds)
         finally:
@@ -169,7 +169,7 @@ class PubsubBench(Bench):
             subscriber.close()
 
     def publisher(self) -> PubsubPublisher:
-        self._open.append(PubsubPublisher(self.names, clients.publisher_client(), recreate=self.recreate))
+        self._open.append(PubsubPublisher(self.names, publisher_client(), recreate=self.recreate))
         return self._open[-1]
 
     def subscriber(self, *, most_in_hand: int = 1000) -> PubsubSubscriber:
@@ -180,8 +180,8 @@ class PubsubBench(Bench):
             PubsubSubscriber(
                 self.names,
                 settings,
-                publisher=clients.publisher_client(),
-                subscriber=clients.subscriber_client(),
+                publisher=publisher_client(),
+                subscriber=subscriber_client(),
                 recreate=self.recreate,
                 monotonic=lambda: time.monotonic() + self.passed,
             )
@@ -212,19 +212,21 @@ class KafkaBench(Bench):
         self.server, self.passed, topic = server, 0.0, f"log-{uuid.uuid4().hex[:8]}"
         for name in (topic, f"{topic}.dead-letters"):
             server.create_topic(name, partitions=1)
-        self.place = KafkaPlace(brokers=server.brokers, topic=topic, group=topic, lease_seconds=self.lease_seconds)
+        self.location = KafkaLocation(
+            brokers=server.brokers, topic=topic, group=topic, lease_seconds=self.lease_seconds
+        )
 
     @property
     def url(self) -> str:
-        place = self.place
-        return f"kafka://{place.brokers}/{place.topic}?group={place.group}&lease_seconds={place.lease_seconds}"
+        at = self.location
+        return f"kafka://{at.brokers}/{at.topic}?group={at.group}&lease_seconds={at.lease_seconds}"
 
     def publisher(self) -> KafkaPublisher:
-        self._open.append(KafkaPublisher(self.place))
+        self._open.append(KafkaPublisher(self.location))
         return self._open[-1]
 
     def subscriber(self, *, most_in_hand: int = 1000) -> KafkaSubscriber:
-        self._open.append(KafkaSubscriber(self.place, clock=lambda: time.time() + self.passed))
+        self._open.append(KafkaSubscriber(self.location, clock=lambda: time.time() + self.passed))
         return self._open[-1]
 
     def expire_leases(self) -> None:

@@ -1,0 +1,110 @@
+"""The Parquet files of an archive or a lake: which of them hold served rows, and each opened for reading.
+
+Every reader of archived rows goes through here: the backtest, the canary's evidence, the verification of a version and
+validation's skew. The files are those that `monitoring.memory.archive` wrote and its uploader moved,
+`day=YYYY-MM-DD/*.parquet` in the types of `contracts.criteo`, in a folder or a bucket. A later version of a day
+(`day=D/version=N/`) is a correction of what was served, and is left out. What is read of a file is left to the callers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from components.contracts.criteo import DAY_PARTITION, is_visible
+from components.runtime.errors import ContractError, TemporaryError, first_line
+from components.storage.local_copy import local_copy
+from components.storage.objects import ObjectInfo, Objects
+
+
+class MovedAway(TemporaryError):
+    """The file was there when it was listed: the uploader has moved it since, or an operator has removed it."""
+
+
+@dataclass(frozen=True)
+class ArchivedFile:
+    """One file of served rows."""
+
+    archive: Objects
+    info: ObjectInfo
+
+    @property
+    def name(self) -> str:
+        """Below the archive: `day=YYYY-MM-DD/part.parquet`."""
+        return self.info.name
+
+    @property
+    def day(self) -> str:
+        """The UTC day of its rows, YYYY-MM-DD."""
+        return _split_name(self.info.name)[0]
+
+    @property
+    def uri(self) -> str:
+        """Its whole address, for messages."""
+        return f"{self.archive.uri}/{self.info.name}"
+
+    @contextmanager
+    def opened(self) -> Iterator[pq.ParquetFile]:
+        """Yields the file; one of a bucket is fetched whole first, and its copy is gone afterwards.
+
+        Raises:
+            MovedAway: it is not in the folder any more.
+            ContractError: it is no Parquet file, is damaged, or does not have what the caller reads of it; names it.
+            TemporaryError, PermanentError: it cannot be fetched.
+        """
+        with local_copy(self.archive, self.info.name) as path:
+            try:
+                with pq.ParquetFile(path) as file:
+                    yield file
+            except FileNotFoundError as error:
+                raise MovedAway(f"{self.uri} has moved away since it was listed") from error
+            except (pa.ArrowException, OSError) as error:
+                raise ContractError(f"{self.uri} is not a readable Parquet file: {first_line(error)}") from error
+
+
+def archived_files(
+    archive: Objects, *, days: Collection[str] | None = None, first_day: str | None = None
+) -> list[ArchivedFile]:
+    """The files of served rows, by day and name.
+
+    Args:
+        archive: The monitor's archive or the lake.
+        days: Only those of these UTC days, YYYY-MM-DD; each is listed by itself. None = all.
+        first_day: Only those of this day and later ones.
+
+    Raises:
+        TemporaryError, PermanentError: the bucket cannot be listed.
+    """
+    prefixes = [DAY_PARTITION.format(day="")] if days is None else [f"{DAY_PARTITION.format(day=d)}/" for d in days]
+    found = [ArchivedFile(archive, info) for prefix in sorted(prefixes) for info in archive.list(prefix)]
+    return [each for each in found if _holds_served_rows(each.name) and (first_day is None or each.day >= first_day)]
+
+
+def arrow_schema(types: dict[str, str]) -> pa.Schema:
+    """The schema of these columns, types as `contracts.criteo` spells them.
+
+    >>> str(arrow_schema({"a": "int32", "b": "bool"})).split()
+    ['a:', 'int32', 'b:', 'bool']
+    """
+    return pa.schema([(name, _arrow_type(text)) for name, text in types.items()])
+
+
+def _holds_served_rows(name: str) -> bool:
+    _, file = _split_name(name)
+    return file.endswith(".parquet") and "/" not in file and is_visible(file)
+
+
+def _split_name(name: str) -> tuple[str, str]:
+    """The day of a file's folder, and what follows the folder's name."""
+    folder, _, file = name.partition("/")
+    return folder.removeprefix(DAY_PARTITION.format(day="")), file
+
+
+def _arrow_type(text: str) -> pa.DataType:
+    if text.startswith("timestamp"):
+        return pa.timestamp("us", tz="UTC")
+    return pa.bool_() if text == "bool" else getattr(pa, text)()

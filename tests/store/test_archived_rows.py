@@ -1,0 +1,54 @@
+"""Which files of an archive hold served rows, and what is said of one that cannot be read."""
+
+from __future__ import annotations
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from components.runtime.errors import ContractError
+from components.storage.folder import FolderObjects
+from components.store.archived_rows import MovedAway, archived_files
+
+FILES = ["day=2026-03-01/part-0.parquet", "day=2026-03-02/part-1.parquet", "day=2026-03-03/part-2.parquet"]
+NO_SERVED_ROWS = [
+    "day=2026-03-02/.part-3.parquet",
+    "day=2026-03-02/_metadata.parquet",
+    "day=2026-03-02/notes.txt",
+    "day=2026-03-02/version=1/part-0.parquet",
+    "outcomes/day=2026-03-02/part-0.parquet",
+    "part-0.parquet",
+]
+
+
+@pytest.fixture
+def archive(tmp_path):
+    for name in (*FILES, *NO_SERVED_ROWS):
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        pq.write_table(pa.table({"label": [0, 1]}), tmp_path / name)
+    return FolderObjects(tmp_path)
+
+
+def test_only_the_visible_parquet_files_of_day_folders_hold_served_rows(archive):
+    assert [each.name for each in archived_files(archive)] == FILES
+    assert [each.day for each in archived_files(archive)] == ["2026-03-01", "2026-03-02", "2026-03-03"]
+
+
+def test_days_and_a_first_day_choose_among_them(archive):
+    assert [each.name for each in archived_files(archive, days=["2026-03-03", "2026-03-01", "2026-04-01"])] == [
+        FILES[0],
+        FILES[2],
+    ]
+    assert [each.name for each in archived_files(archive, first_day="2026-03-02")] == FILES[1:]
+
+
+def test_a_file_gives_its_rows_and_one_that_is_damaged_or_gone_is_named(archive, tmp_path):
+    whole, damaged, moved = archived_files(archive)
+    with whole.opened() as file:
+        assert file.read().column("label").to_pylist() == [0, 1]
+    (tmp_path / damaged.name).write_bytes(b"PAR1 and no more")
+    with pytest.raises(ContractError, match=r"day=2026-03-02/part-1.parquet is not a readable"), damaged.opened():
+        pass
+    (tmp_path / moved.name).unlink()
+    with pytest.raises(MovedAway, match=r"day=2026-03-03/part-2.parquet has moved away"), moved.opened():
+        pass
