@@ -1,7 +1,4 @@
-"""`evergreen scale simulate`: the shipped autoscaler under a trace; prints, and writes JSON and a chart.
-
-Only parses and calls; exit codes: 0 done, 2 misuse or something that cannot be simulated.
-"""
+"""`evergreen scale simulate`: runs the shipped autoscaler over a trace; prints, and writes JSON and a chart."""
 
 from __future__ import annotations
 
@@ -17,19 +14,27 @@ from pathlib import Path
 from components.contracts.serving import MAX_BATCH_ROWS
 from components.runtime.durable import write_whole
 from components.runtime.errors import ContractError
-from k8s.scaling import summary
-from k8s.scaling.autoscaler import HPA, KEDA, SCALERS, Readings, read_autoscaler, with_targets
-from k8s.scaling.chart import chart
+from components.runtime.exit_codes import exits_with_code
+from k8s.scaling import report
 from k8s.scaling.cluster import StartTimes
 from k8s.scaling.hpa import Autoscaler
+from k8s.scaling.manifests import (
+    HPA_MANIFEST,
+    KEDA_MANIFEST,
+    PENDING_METRIC,
+    QUEUE_METRIC,
+    read_autoscaler,
+    read_queries,
+    with_targets,
+)
 from k8s.scaling.queueing import PodSettings
 from k8s.scaling.service_times import read_service_times, shipped_or_file
-from k8s.scaling.shipped_query import PENDING_METRIC, QUEUE_METRIC
-from k8s.scaling.simulation import Outcome, Settings, Simulation
+from k8s.scaling.simulation import Settings, Simulation
 from k8s.scaling.traces import DEFAULT_ROWS, SYNTHETIC, Trace, read_trace
 
-_FULL = 0.6
-"""Share of their capacity at which the pods are with which a simulation begins."""
+_SHIPPED = {"hpa": HPA_MANIFEST, "keda": KEDA_MANIFEST}
+_INITIAL_LOAD = 0.6
+"""Share of their capacity at which the pods are loaded when a simulation begins."""
 
 
 def build_parser() -> argparse.ArgumentParser:
@@ -58,7 +63,7 @@ def build_parser() -> argparse.ArgumentParser:
     trace.add_argument("--write-trace", type=Path, metavar="FILE", help="also write the trace as CSV")
 
     scaler = simulate.add_argument_group("autoscaler (default: as the manifests ship it)")
-    scaler.add_argument("--scaler", choices=SCALERS, default=HPA, help="HPA with prometheus-adapter, or KEDA")
+    scaler.add_argument("--scaler", choices=_SHIPPED, default="hpa", help="HPA with prometheus-adapter, or KEDA")
     scaler.add_argument("--manifest", type=Path, help="another HPA or ScaledObject than the shipped one")
     scaler.add_argument("--min-replicas", type=int, help="instead of the manifest's")
     scaler.add_argument("--max-replicas", type=int, help="instead of the manifest's")
@@ -78,7 +83,9 @@ def build_parser() -> argparse.ArgumentParser:
         name = field.name.replace("_", "-")
         pods.add_argument(f"--{name}-seconds", type=float, default=field.default, help=_START_HELP[field.name])
     pods.add_argument("--pods-per-node", type=int, default=1, help="GPUs, or slices, of a node (default: 1)")
-    pods.add_argument("--initial-replicas", type=int, help=f"default: the first rate's at {_FULL:.0%}% of capacity")
+    pods.add_argument(
+        "--initial-replicas", type=int, help=f"default: the first rate's at {_INITIAL_LOAD:.0%}% of capacity"
+    )
     pods.add_argument("--scrape-seconds", type=float, default=15.0, help="between two scrapes (default: 15)")
     pods.add_argument("--metric-lag-seconds", type=float, default=1.0, help="from scrape to query (default: 1)")
 
@@ -130,13 +137,30 @@ def _trace(arguments: argparse.Namespace) -> Trace:
     return generate(arguments.peak_rate, arguments.seed, arguments.rows)
 
 
+def _read_spec(arguments: argparse.Namespace) -> Autoscaler:
+    """The autoscaler that is simulated, with the replicas that the flags give.
+
+    Raises:
+        ContractError: it asks Prometheus other queries than the shipped ones, which are the ones that are simulated.
+    """
+    path = arguments.manifest or _SHIPPED[arguments.scaler]
+    if arguments.scaler == "keda" and not read_queries(path).items() <= read_queries(KEDA_MANIFEST).items():
+        raise ContractError(f"{path} has other queries than {KEDA_MANIFEST}, and only those are simulated")
+    spec = read_autoscaler(path)
+    return replace(
+        spec,
+        least=spec.least if arguments.min_replicas is None else arguments.min_replicas,
+        most=spec.most if arguments.max_replicas is None else arguments.max_replicas,
+    )
+
+
 def _settings(arguments: argparse.Namespace, trace: Trace, spec: Autoscaler) -> Settings:
     times = read_service_times(arguments.service_times)
     pod = PodSettings(instances=arguments.instances, batches=not arguments.no_batching)
     initial = arguments.initial_replicas
     if initial is None:
         busy = trace.rates[0] * times.of_rows(int(trace.rows[0])) * times.mean_multiple / pod.instances
-        initial = min(max(math.ceil(busy / _FULL), spec.least), spec.most)
+        initial = min(max(math.ceil(busy / _INITIAL_LOAD), spec.least), spec.most)
     return Settings(
         service_times=times,
         pod=pod,
@@ -145,6 +169,7 @@ def _settings(arguments: argparse.Namespace, trace: Trace, spec: Autoscaler) -> 
         initial_replicas=initial,
         scrape_seconds=arguments.scrape_seconds,
         metric_lag_seconds=arguments.metric_lag_seconds,
+        metrics_by_pod=arguments.scaler == "hpa",
         seed=arguments.seed,
     )
 
@@ -178,59 +203,51 @@ def _introduce(trace: Trace, settings: Settings, all_targets: Sequence[Mapping[s
         )
 
 
-def _simulate(arguments: argparse.Namespace) -> int:
+def _simulate(arguments: argparse.Namespace) -> None:
     _check(arguments)
     trace = _trace(arguments)
-    spec = read_autoscaler(arguments.scaler, arguments.manifest)
-    spec = replace(
-        spec,
-        least=spec.least if arguments.min_replicas is None else arguments.min_replicas,
-        most=spec.most if arguments.max_replicas is None else arguments.max_replicas,
-    )
+    spec = _read_spec(arguments)
     settings = _settings(arguments, trace, spec)
     if arguments.write_trace:
-        write_whole(arguments.write_trace, trace.as_csv().encode())
-    manifest = arguments.manifest if arguments.scaler == KEDA else None
-    documents, all_targets = [], _targets(arguments, spec)
+        _write_file(arguments.write_trace, trace.as_csv())
+    documents = []
+    all_targets = _targets(arguments, spec)
     _introduce(trace, settings, all_targets)
     if arguments.compare:
-        print(summary.table_head(list(all_targets[0]), arguments.objective_ms))
+        print(report.table_head(list(all_targets[0]), arguments.objective_ms))
     for targets in all_targets:
         tried = with_targets(spec, targets)
-        outcome: Outcome = Simulation(trace, tried, Readings(arguments.scaler, manifest), settings).run()
-        figures = summary.summarise(outcome, objective_ms=arguments.objective_ms, price=arguments.price)
-        points = summary.time_line(outcome)
+        outcome = Simulation(trace, tried, settings).run()
+        figures = report.summarise(outcome, objective_ms=arguments.objective_ms, price=arguments.price)
+        points = report.time_line(outcome)
         inputs = {"trace": trace.name, "seed": arguments.seed, "scaler": arguments.scaler,
                   "service_times": settings.service_times.what, "pod": asdict(settings.pod),
                   "starts": asdict(settings.starts)}  # fmt: skip
-        documents.append(summary.document(figures, points, tried, inputs))
+        documents.append(report.document(figures, points, spec=tried, inputs=inputs))
         if arguments.compare:
-            print(summary.table_row(list(targets.values()), figures), flush=True)
+            print(report.table_row(list(targets.values()), figures), flush=True)
         else:
-            print(summary.text(figures, points, objective_ms=arguments.objective_ms))
+            print(report.text(figures, points, objective_ms=arguments.objective_ms))
     if arguments.output:
-        result = documents if arguments.compare else documents[0]
-        write_whole(arguments.output, json.dumps(result, indent=1).encode() + b"\n")
+        _write_file(arguments.output, json.dumps(documents if arguments.compare else documents[0], indent=1) + "\n")
     if arguments.chart:
         named = ", ".join(f"{name} {value:g}" for name, value in all_targets[-1].items())
-        drawn = chart(points, title=f"{trace.name} under {named}", objective_ms=arguments.objective_ms)
-        write_whole(arguments.chart, drawn.encode())
-    return 0
+        title = f"{trace.name} under {named}"
+        _write_file(arguments.chart, report.chart(points, title=title, objective_ms=arguments.objective_ms))
 
 
-def main(argv: Sequence[str] | None = None) -> int:
-    """Runs one command; 0 done, 2 misuse or something that cannot be simulated."""
-    arguments = build_parser().parse_args(argv)
+def _write_file(path: Path, text: str) -> None:
     try:
-        return _simulate(arguments)
-    except ContractError as error:
-        print(f"error: {error}", file=sys.stderr)
-        return 2
+        write_whole(path, text.encode())
     except OSError as error:
-        if not error.filename:  # a pipe that nobody reads on
-            raise
-        print(f"error: {error.filename} cannot be written: {error.strerror}", file=sys.stderr)
-        return 2
+        raise ContractError(f"{path} cannot be written: {error.strerror}") from error
+
+
+@exits_with_code
+def main(argv: Sequence[str] | None = None) -> int:
+    """Runs one command."""
+    _simulate(build_parser().parse_args(argv))
+    return 0
 
 
 if __name__ == "__main__":

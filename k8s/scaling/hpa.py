@@ -2,7 +2,7 @@
 
 The algorithm is the controller's of Kubernetes 1.29 and later (pkg/controller/podautoscaler: `replica_calculator.go`,
 `horizontal.go`), for metrics of the types Pods and External. CPU and memory have rules of their own for pods that
-start, which do not hold for these types. Reading manifests is `autoscaler`'s; pods and metrics are `simulation`'s.
+start, which do not hold for these types. `manifests` reads what is shipped; pods and metrics are `simulation`'s.
 """
 
 from __future__ import annotations
@@ -17,7 +17,6 @@ SYNC_SECONDS = 15.0
 """Between two syncs; kube-controller-manager's default."""
 TOLERANCE = 0.1
 """Within so much of the target nothing is changed; the controller's default."""
-PODS, EXTERNAL = "Pods", "External"
 
 PerPod = Mapping[str, float]
 """A metric's value by the pod's name; pods may be missing."""
@@ -66,13 +65,12 @@ DEFAULT_DOWN = Rules(stabilization_seconds=300, policies=(Policy("Percent", 100,
 
 @dataclass(frozen=True, kw_only=True)
 class Metric:
-    """One metric and its target."""
+    """One metric and its target, in the metric's unit."""
 
     name: str
     target: float
-    kind: str = PODS
     is_average: bool = True
-    """Target of type AverageValue; otherwise Value (External only)."""
+    """Whether the target is of type AverageValue; otherwise Value (External only)."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -1,7 +1,7 @@
 """The simulation: requests of a trace meet the pods, Prometheus scrapes them, the autoscaler reads and decides.
 
-Clients choose among the ready pods by chance, as many clients with a list of addresses do. Time goes from event to
-event: scrapes, the autoscaler's syncs, changes of who is ready, steps of the trace. Everything follows from the seed.
+Clients choose among the ready pods at random, as many clients with a list of addresses do. Time advances from event to
+event: scrapes, the autoscaler's syncs, pods that become ready, steps of the trace. Everything follows from the seed.
 """
 
 from __future__ import annotations
@@ -15,17 +15,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from components.runtime.errors import ContractError
-from k8s.scaling.autoscaler import Readings
 from k8s.scaling.cluster import Cluster, Pod, StartTimes
-from k8s.scaling.hpa import SYNC_SECONDS, Autoscaler, Controller
+from k8s.scaling.hpa import SYNC_SECONDS, Autoscaler, Controller, PerPod
+from k8s.scaling.manifests import PENDING_METRIC, QUEUE_METRIC
+from k8s.scaling.metrics import Scraper, metrics_by_pod, metrics_of_fleet
 from k8s.scaling.queueing import Counters, PodQueue, PodSettings
-from k8s.scaling.scrape import Scraper
-from k8s.scaling.series import SeriesStore
 from k8s.scaling.service_times import ServiceTimes
 from k8s.scaling.traces import Requests, Trace
-
-_MEMORY_SECONDS = 900
-"""How long scraped samples are kept: longer than any window of a query here."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -38,10 +34,12 @@ class Settings:
     pods_per_node: int = 1
     initial_replicas: int | None = None
     """None = the autoscaler's least."""
+    metrics_by_pod: bool = True
+    """Whether the autoscaler sees a value for each pod (an HPA with prometheus-adapter) or one for all (KEDA)."""
     scrape_seconds: float = 15.0
     """Between two scrapes of a pod."""
     metric_lag_seconds: float = 1.0
-    """From a scrape to its samples' being seen by a query."""
+    """From a scrape until a query sees its samples."""
     seed: int = 0
 
     def __post_init__(self) -> None:
@@ -92,25 +90,23 @@ class Simulation:
     Args:
         trace: How many requests come when.
         spec: The autoscaler.
-        readings: The queries through which it sees.
         settings: All else.
 
     Raises:
-        ContractError: the trace ends before the autoscaler looks once, or no query answers one of its metrics.
+        ContractError: the trace ends before the autoscaler's first sync, or it has a metric that is not simulated.
     """
 
-    def __init__(self, trace: Trace, spec: Autoscaler, readings: Readings, settings: Settings) -> None:
+    def __init__(self, trace: Trace, spec: Autoscaler, settings: Settings) -> None:
         if trace.seconds < SYNC_SECONDS:
             raise ContractError(
-                f"trace {trace.name} lasts {trace.seconds:g} s, expected {SYNC_SECONDS:g} or more: so often the "
-                "autoscaler looks"
+                f"trace {trace.name} lasts {trace.seconds:g} s, expected at least the {SYNC_SECONDS:g} s between two "
+                "syncs of the autoscaler"
             )
-        if unknown := {metric.name for metric in spec.metrics} - readings.names:
-            raise ContractError(
-                f"metric is {min(unknown)}, expected one that a query answers: {', '.join(sorted(readings.names))}"
-            )
+        known = (QUEUE_METRIC, PENDING_METRIC)
+        if unknown := {metric.name for metric in spec.metrics}.difference(known):
+            raise ContractError(f"metric is {min(unknown)}, expected one that is simulated: {', '.join(known)}")
         self._trace, self._settings = trace, settings
-        self._controller, self._readings = Controller(spec), readings
+        self._controller = Controller(spec)
         offsets = np.random.default_rng([settings.seed, 1]).random(100_003) * settings.scrape_seconds
         self._cluster = Cluster(
             settings.starts,
@@ -119,8 +115,7 @@ class Simulation:
             lambda number: float(offsets[number % len(offsets)]),
         )
         self._wanted = spec.least if settings.initial_replicas is None else settings.initial_replicas
-        self._store = SeriesStore()
-        self._scraper = Scraper(self._store, settings.scrape_seconds, settings.metric_lag_seconds)
+        self._scraper = Scraper(settings.scrape_seconds, settings.metric_lag_seconds)
         self.outcome = Outcome()
 
     def run(self) -> Outcome:
@@ -190,20 +185,25 @@ class Simulation:
             pod.queue.waits.clear()
 
     def _sync(self, now: float) -> None:
-        """The autoscaler looks, and the Deployment follows."""
+        """The autoscaler decides, and the Deployment follows."""
         cluster = self._cluster
         self._advance(now)
         for pod in cluster.settle(now):
             self._collect(pod)
-            self._scraper.end(pod, now)
-        self._scraper.show(now)
-        self._store.forget(round((now - _MEMORY_SECONDS) * 1000))
         pods = cluster.staying()
-        readings = self._readings.at(self._store, now, [pod.name for pod in pods])
+        readings = self._readings(now, {pod.name for pod in pods})
         self._wanted = self._controller.sync(now, self._wanted, [pod.seen(now) for pod in pods], readings)
         metrics = {name: _mean(reading) for name, reading in readings.items()}
         self.outcome.moments.append(Moment(now, self._wanted, len(cluster.ready(now)), len(cluster.pods), metrics))
         cluster.scale(now, self._wanted)
+
+    def _readings(self, now: float, staying: set[str]) -> dict[str, PerPod | float | None]:
+        """What the metrics APIs answer: by the pods that stay, or one value over all that were scraped."""
+        samples = self._scraper.visible(now)
+        if not self._settings.metrics_by_pod:
+            return dict(metrics_of_fleet(samples, now))
+        found = metrics_by_pod({pod: each for pod, each in samples.items() if pod in staying}, now)
+        return {name: by_pod or None for name, by_pod in found.items()}
 
     def _collect(self, pod: Pod) -> None:
         """Adds what a pod did to the outcome."""

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from functools import partial
 
-from k8s.scaling.shipped_query import ADAPTER, PENDING_METRIC, QUEUE_METRIC, read_queries
+from k8s.scaling.manifests import ADAPTER, PENDING_METRIC, QUEUE_METRIC, read_queries
 from monitoring.dashboards.board import Dashboard, Variable
 from monitoring.dashboards.panels import GREEN, RED, YELLOW, Panel, Query, Row
 

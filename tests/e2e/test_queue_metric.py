@@ -12,7 +12,7 @@ import yaml
 
 from benchmarks.queue_series import Client, running
 from components.contracts.serving import CANARY_NAME, MODEL_NAME
-from k8s.scaling.shipped_query import metric_name, read_queries
+from k8s.scaling.manifests import metric_name, read_queries
 from tests.support.processes import wait_for
 from tests.support.prometheus import Prometheus
 from tests.support.rendering import K8S

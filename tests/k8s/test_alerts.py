@@ -16,7 +16,7 @@ import promql_parser as promql
 import pytest
 import yaml
 
-from k8s.scaling.shipped_query import read_targets
+from k8s.scaling.manifests import HPA_MANIFEST, QUEUE_METRIC, read_autoscaler
 from tests.support.metric_names import FAILURE_REASONS, QUANTILES, Labels, known, selectors, strangers
 from tests.support.paths import REPOSITORY
 from tests.support.rendering import K8S
@@ -199,5 +199,5 @@ def test_recording_rules_are_named_by_level_metric_and_operation_and_each_is_use
 
 
 def test_the_queues_limit_is_twice_the_autoscalers_target():
-    target = read_targets(K8S / "base" / "triton" / "autoscaler.yaml")["triton_queue_microseconds_per_request"]
-    assert f"rate5m > {2 * target.value:g}\n" in ALERTS["EvergreenQueueAtMaxReplicas"]["expr"]
+    (target,) = [each.target for each in read_autoscaler(HPA_MANIFEST).metrics if each.name == QUEUE_METRIC]
+    assert f"rate5m > {2 * target:g}\n" in ALERTS["EvergreenQueueAtMaxReplicas"]["expr"]

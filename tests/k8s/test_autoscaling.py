@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 
 import pytest
 import yaml
 
 from components.runtime.errors import ContractError
-from k8s.scaling.shipped_query import read_behaviour, read_bounds, read_queries, read_targets
+from k8s.scaling.manifests import read_autoscaler, read_queries
 from tests.k8s.crds import validate_crd
 from tests.support.rendering import K8S, OVERLAYS, find, render_variant
 from tests.support.yaml_texts import documents
@@ -56,20 +57,20 @@ def test_the_adapter_is_told_of_the_config_map_that_is_sent(rendered):
 
 
 def test_keda_decides_by_the_same_targets_bounds_and_pace_as_the_hpa():
-    ours, theirs = read_targets(AUTOSCALER), read_targets(SCALED_OBJECT)
-    assert {name: target.value for name, target in theirs.items()} == {n: t.value for n, t in ours.items()}
-    assert read_queries(KEDA).keys() == read_queries(ADAPTER).keys() == ours.keys()
-    assert read_bounds(SCALED_OBJECT) == read_bounds(AUTOSCALER)
-    assert read_behaviour(SCALED_OBJECT) == read_behaviour(AUTOSCALER)
+    ours, theirs = read_autoscaler(AUTOSCALER), read_autoscaler(SCALED_OBJECT)
+    targets = {metric.name: metric.target for metric in ours.metrics}
+    assert {metric.name: metric.target for metric in theirs.metrics} == targets
+    assert read_queries(KEDA).keys() == read_queries(ADAPTER).keys() == targets.keys()
+    assert replace(theirs, metrics=ours.metrics) == ours
 
 
 def test_keda_compares_a_mean_as_it_is_and_a_sum_by_pod():
-    targets = read_targets(SCALED_OBJECT)
+    is_per_pod = {metric.name: metric.is_average for metric in read_autoscaler(SCALED_OBJECT).metrics}
     for name, query in read_queries(KEDA).items():
         is_ratio = " / clamp_min(" in query
-        assert targets[name].is_per_pod is not is_ratio, query
+        assert is_per_pod[name] is not is_ratio, query
         assert not re.search(r"\bby\b|\bwithout\b", query), "KEDA takes one value and refuses more"
-    assert all(target.is_per_pod for target in read_targets(AUTOSCALER).values())
+    assert all(metric.is_average for metric in read_autoscaler(AUTOSCALER).metrics)
 
 
 @pytest.mark.parametrize("overlay", OVERLAYS)
@@ -97,16 +98,15 @@ def test_scaling_to_zero_is_an_option_and_something_beside_the_servers_wakes_the
 
 
 def test_replicas_go_slowly_and_come_fast():
-    behaviour = read_behaviour(AUTOSCALER)
-    down, up = behaviour["scaleDown"], behaviour["scaleUp"]
-    assert down["stabilizationWindowSeconds"] >= SLOWEST_START_SECONDS
-    for policy in down["policies"]:
-        assert policy["type"] == "Pods", "a share of many replicas is many at once"
-        assert policy["value"] == 1
-        assert policy["periodSeconds"] >= 60
-    assert up["stabilizationWindowSeconds"] == 0
-    assert up["selectPolicy"] == "Max"
-    doubling = [p["periodSeconds"] for p in up["policies"] if p["type"] == "Percent" and p["value"] >= 100]
+    spec = read_autoscaler(AUTOSCALER)
+    assert spec.down.stabilization_seconds >= SLOWEST_START_SECONDS
+    for policy in spec.down.policies:
+        assert policy.type == "Pods", "a share of many replicas is many at once"
+        assert policy.value == 1
+        assert policy.period_seconds >= 60
+    assert spec.up.stabilization_seconds == 0
+    assert spec.up.select == "Max"
+    doubling = [each.period_seconds for each in spec.up.policies if each.type == "Percent" and each.value >= 100]
     assert min(doubling) <= 60
 
 
@@ -128,16 +128,16 @@ def test_the_window_of_the_rates_holds_four_scrapes(manifests):
 
 
 def test_a_folder_without_exactly_one_autoscaler_is_refused(tmp_path):
-    with pytest.raises(ContractError, match="has 0 autoscalers"):
-        read_targets(tmp_path)
+    with pytest.raises(ContractError, match="0 autoscalers"):
+        read_autoscaler(tmp_path)
     (tmp_path / "two.yaml").write_text(AUTOSCALER.read_text() + "---\n" + SCALED_OBJECT.read_text())
-    with pytest.raises(ContractError, match="has 2 autoscalers"):
-        read_bounds(tmp_path)
+    with pytest.raises(ContractError, match="2 autoscalers"):
+        read_autoscaler(tmp_path)
     (tmp_path / "two.yaml").write_text(
         AUTOSCALER.read_text().replace("type: Pods\n      pods", "type: Object\n      x")
     )
     with pytest.raises(ContractError, match="type Object, expected Pods"):
-        read_targets(tmp_path)
+        read_autoscaler(tmp_path)
     (tmp_path / "two.yaml").write_text("kind: [")
     with pytest.raises(ContractError, match="is no manifest"):
         read_queries(tmp_path)

@@ -9,13 +9,12 @@ from __future__ import annotations
 import pytest
 
 from components.runtime.errors import ContractError
-from k8s.scaling.shipped_query import metric_name, read_queries, substitute
+from k8s.scaling.manifests import ADAPTER, PENDING_METRIC, QUEUE_METRIC, metric_name, read_queries, substitute
+from k8s.scaling.manifests import KEDA_MANIFEST as KEDA
 from tests.k8s.promql_units import Question, ask, close_to
 from tests.support.recorded_queues import PENDING, PODS, QUEUE, RECORD, SUCCESS, counted, recorded_series, truth
 from tests.support.rendering import K8S
 
-ADAPTER, KEDA = K8S / "components/prometheus-adapter", K8S / "components/keda"
-QUEUE_METRIC, PENDING_METRIC = "triton_queue_microseconds_per_request", "triton_pending_requests"
 REFERENCE = (
     f"1000 * avg(delta({QUEUE}{{<<.LabelMatchers>>}}[30s])/(1+delta({SUCCESS}{{<<.LabelMatchers>>}}[30s]))/1000)"
     " by (<<.GroupBy>>)"

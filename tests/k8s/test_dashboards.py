@@ -12,7 +12,7 @@ from itertools import combinations
 import promql_parser as promql
 import pytest
 
-from k8s.scaling.shipped_query import read_queries
+from k8s.scaling.manifests import read_queries
 from monitoring.dashboards.__main__ import dashboards
 from monitoring.dashboards.board import dashboard_text
 from pipelines.placement_file import read_values

@@ -7,7 +7,7 @@ import re
 import pytest
 import yaml
 
-from k8s.scaling.shipped_query import read_queries
+from k8s.scaling.manifests import read_queries
 from monitoring.showing.exposition import Exposition
 from monitoring.showing.server import Server
 from pipelines.local.loopback import DIRECT, LOOPBACK

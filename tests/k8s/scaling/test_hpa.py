@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from components.runtime.errors import ContractError
-from k8s.scaling.hpa import DEFAULT_DOWN, DEFAULT_UP, EXTERNAL, Autoscaler, Controller, Metric, Pod, Policy, Rules
+from k8s.scaling.hpa import DEFAULT_DOWN, DEFAULT_UP, Autoscaler, Controller, Metric, Pod, Policy, Rules
 
 FREE = Rules(stabilization_seconds=0, policies=(Policy("Percent", 10_000, 15), Policy("Pods", 10_000, 15)))
 FREE_DOWN = Rules(stabilization_seconds=0, policies=(Policy("Percent", 100, 15),))
@@ -91,7 +91,7 @@ def test_of_several_metrics_the_largest_wish_wins_and_none_is_taken_away_unseen(
     ],
 )
 def test_external_metric_is_a_total_or_a_ratio_by_its_targets_type(is_average, value, ready, wanted):
-    external = Metric(name="queue", target=100, kind=EXTERNAL, is_average=is_average)
+    external = Metric(name="queue", target=100, is_average=is_average)
     given_pods = [Pod(f"p{i}", is_ready=i < ready) for i in range(3)]
     assert Controller(spec(external)).sync(0.0, 3, given_pods, {"queue": value}) == wanted
 

@@ -9,11 +9,10 @@ import pytest
 import yaml
 
 from k8s.scaling.__main__ import main
-from k8s.scaling.autoscaler import MANIFESTS
+from k8s.scaling.manifests import HPA_MANIFEST, KEDA_MANIFEST
 from k8s.scaling.service_times import read_service_times, shipped_or_file
 
 HEAD = "seconds,requests_per_second\n"
-SHIPPED_HPA = MANIFESTS / "base" / "triton" / "autoscaler.yaml"
 
 
 def refused(capsys, *flags: str) -> str:
@@ -23,7 +22,7 @@ def refused(capsys, *flags: str) -> str:
 
 def hpa(tmp_path, change) -> str:
     """The shipped HPA with a change, as a file."""
-    document = yaml.safe_load(SHIPPED_HPA.read_text())
+    document = yaml.safe_load(HPA_MANIFEST.read_text())
     change(document["spec"])
     (tmp_path / "hpa.yaml").write_text(yaml.safe_dump(document))
     return str(tmp_path / "hpa.yaml")
@@ -71,7 +70,7 @@ def test_folder_or_bytes_instead_of_a_trace_are_refused(tmp_path, capsys):
 def test_file_that_cannot_be_written_is_an_error_and_no_traceback(tmp_path, capsys):
     (tmp_path / "file").touch()
     told = refused(capsys, "--trace", short(tmp_path, 5), "--output", tmp_path / "file" / "out.json")
-    assert "file cannot be written: " in told
+    assert "out.json cannot be written: " in told
 
 
 def test_spreadsheets_byte_order_mark_is_no_part_of_the_first_column(tmp_path):
@@ -125,6 +124,13 @@ def test_manifest_without_optional_fields_means_kubernetes_defaults(tmp_path, ca
     assert autoscaler["least"] == 1
     assert autoscaler["metrics"][0]["target"] == 1.5
     assert autoscaler["down"]["stabilization_seconds"] == 300
+
+
+def test_scaled_object_with_a_query_that_is_not_simulated_is_refused(tmp_path, capsys):
+    text = (KEDA_MANIFEST / "scaled-object.yaml").read_text()
+    (tmp_path / "mine.yaml").write_text(text.replace("[1m]", "[5m]"))
+    flags = ("--scaler", "keda", "--manifest", tmp_path / "mine.yaml")
+    assert "mine.yaml has other queries than" in refused(capsys, "--trace", short(tmp_path), *flags)
 
 
 @pytest.mark.parametrize(

@@ -12,14 +12,12 @@ import pytest
 
 from components.runtime.errors import ContractError
 from k8s.scaling.__main__ import main
-from k8s.scaling.autoscaler import HPA, KEDA, Readings, read_autoscaler, with_targets
 from k8s.scaling.cluster import Cluster, StartTimes
+from k8s.scaling.manifests import HPA_MANIFEST, KEDA_MANIFEST, read_autoscaler, with_targets
 from k8s.scaling.queueing import PodQueue, PodSettings
-from k8s.scaling.scrape import Scraper
-from k8s.scaling.series import SeriesStore, labels_of
+from k8s.scaling.report import time_line
 from k8s.scaling.service_times import SHIPPED, ServiceTimes, read_service_times
 from k8s.scaling.simulation import Settings, Simulation
-from k8s.scaling.summary import time_line
 from k8s.scaling.traces import SYNTHETIC, Trace, read_trace
 
 TIMES = ServiceTimes((1, 64), (0.05, 3.2))
@@ -32,16 +30,17 @@ def steps(*rates: float, seconds: float = 300) -> Trace:
     return Trace(starts, np.array(rates, float), np.full(len(rates), 1), "steps")
 
 
-def simulated(trace: Trace, *, scaler: str = HPA, target: float = 20_000, **of_settings):
-    spec = with_targets(read_autoscaler(scaler), {QUEUE: target})
-    settings = Settings(**{"service_times": TIMES, "starts": QUICK, **of_settings})
-    return Simulation(trace, spec, Readings(scaler), settings).run()
+def simulated(trace: Trace, *, manifest: Path = HPA_MANIFEST, target: float = 20_000, **of_settings):
+    spec = with_targets(read_autoscaler(manifest), {QUEUE: target})
+    by_pod = manifest == HPA_MANIFEST
+    settings = Settings(**{"service_times": TIMES, "starts": QUICK, "metrics_by_pod": by_pod, **of_settings})
+    return Simulation(trace, spec, settings).run()
 
 
-@pytest.mark.parametrize("scaler", [HPA, KEDA])
-def test_overload_brings_replicas_and_quiet_takes_them_away_within_the_shipped_bounds(scaler):
-    spec = read_autoscaler(scaler)
-    outcome = simulated(steps(5, 150, 150, 5, 5, 5, 5, 5), scaler=scaler)
+@pytest.mark.parametrize("manifest", [HPA_MANIFEST, KEDA_MANIFEST], ids=["hpa", "keda"])
+def test_overload_brings_replicas_and_quiet_takes_them_away_within_the_shipped_bounds(manifest):
+    spec = read_autoscaler(manifest)
+    outcome = simulated(steps(5, 150, 150, 5, 5, 5, 5, 5), manifest=manifest)
     wanted = [moment.wanted for moment in outcome.moments]
     assert all(spec.least <= each <= spec.most for each in wanted)
     assert wanted[18] == spec.least
@@ -121,19 +120,6 @@ def test_second_slice_of_a_fresh_node_waits_for_the_image_too():
     assert [pod.ready_at for pod in cluster.pods] == [105.0, 215.0]
 
 
-def test_pod_that_goes_right_after_a_scrape_ends_its_series_and_no_simulation():
-    store = SeriesStore()
-    cluster = Cluster(QUICK, 1, lambda now: PodQueue(PodSettings(), TIMES.of_rows, now), lambda number: 0.0)
-    cluster.start_at_once(1)
-    scraper = Scraper(store, 15.0, 1.0)
-    scraper.scrape(cluster.pods[0], 14.9997)
-    scraper.end(cluster.pods[0], 15.0)
-    scraper.show(17.0)
-    ((_, series),) = store.named("nv_inference_request_success")
-    assert series.times == [15_000, 15_001]
-    assert series.values[-1] is None
-
-
 def test_time_lines_last_span_has_the_rate_of_the_seconds_that_it_has():
     outcome = simulated(steps(20, seconds=330))
     whole, rest = time_line(outcome)
@@ -142,22 +128,11 @@ def test_time_lines_last_span_has_the_rate_of_the_seconds_that_it_has():
     assert rest.served_per_second == pytest.approx(20, rel=0.3)
 
 
-def test_metric_that_no_query_answers_is_refused_and_not_a_silent_standstill():
-    spec = read_autoscaler(HPA)
+def test_metric_that_is_not_simulated_is_refused_and_not_a_silent_standstill():
+    spec = read_autoscaler(HPA_MANIFEST)
     strange = replace(spec, metrics=(replace(spec.metrics[0], name="queue_depth"),))
     with pytest.raises(ContractError, match="metric is queue_depth"):
-        Simulation(steps(1), strange, Readings(HPA), Settings(service_times=TIMES))
-
-
-def test_shipped_queries_read_what_is_scraped_and_nan_is_no_value(tmp_path):
-    store = SeriesStore()
-    for name, step in (("nv_inference_queue_duration_us", 600_000), ("nv_inference_request_success", 60)):
-        for turn in range(5):
-            store.add(labels_of(name, {"namespace": "evergreen", "pod": "triton-0"}), turn * 15_000, turn * step / 4)
-    for scaler in (HPA, KEDA):
-        value = Readings(scaler).at(store, 60.0, ["triton-0", "triton-1"])[QUEUE]
-        assert (value["triton-0"] if scaler == HPA else value) == pytest.approx(10_000)
-    assert Readings(HPA).at(SeriesStore(), 60.0, ["triton-0"])[QUEUE] is None
+        Simulation(steps(1), strange, Settings(service_times=TIMES))
 
 
 def test_recorded_trace_is_read_as_it_was_written(tmp_path):

@@ -1,0 +1,168 @@
+"""The two metrics that Triton is scaled by, from the counters that Prometheus scrapes from simulated pods.
+
+Queue time per request is the growth of the queue time by the growth of the answered requests, both as `rate` of
+PromQL over a minute, with a floor of one request in the minute; pending requests are the mean over the minute. That
+is what the shipped queries say: a test holds this file to a real Prometheus that answers them.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from itertools import pairwise
+from typing import NamedTuple
+
+from k8s.scaling.cluster import Pod
+from k8s.scaling.manifests import PENDING_METRIC, QUEUE_METRIC
+
+WINDOW_SECONDS = 60
+"""The range of the shipped queries."""
+_LOWEST_RATE = 1 / WINDOW_SECONDS
+
+PodSamples = Mapping[str, Sequence["Sample"]]
+"""Samples by the pod's name, ascending in time."""
+
+
+class Sample(NamedTuple):
+    """What one scrape of a pod found."""
+
+    milliseconds: int
+    queue_microseconds: float
+    answered: float
+    pending: float
+
+
+def metrics_by_pod(samples: PodSamples, now: float) -> dict[str, dict[str, float]]:
+    """Each metric by pod, as prometheus-adapter answers; a pod with too few samples in the window is absent.
+
+    Args:
+        samples: Of the pods that are asked about.
+        now: Seconds.
+    """
+    queue, answered = (_rates(samples, now, counter) for counter in (_queue_counter, _answered_counter))
+    return {
+        QUEUE_METRIC: {pod: rate / max(answered[pod], _LOWEST_RATE) for pod, rate in queue.items()},
+        PENDING_METRIC: _mean_pending(samples, now),
+    }
+
+
+def metrics_of_fleet(samples: PodSamples, now: float) -> dict[str, float | None]:
+    """Each metric over all pods, as KEDA's queries answer; None where no pod has enough samples.
+
+    Args:
+        samples: Of all pods, also of those that have gone.
+        now: Seconds.
+    """
+    queue, answered = (_rates(samples, now, counter) for counter in (_queue_counter, _answered_counter))
+    pending = _mean_pending(samples, now)
+    return {
+        QUEUE_METRIC: math.fsum(queue.values()) / max(math.fsum(answered.values()), _LOWEST_RATE) if queue else None,
+        PENDING_METRIC: math.fsum(pending.values()) if pending else None,
+    }
+
+
+def counter_rate(samples: Sequence[tuple[int, float]], first: int, last: int) -> float | None:
+    """PromQL's `rate`: a counter's growth per second, extrapolated to the window's ends; None = fewer than two samples.
+
+    As Prometheus 2.42 computes it. Prometheus 3 leaves the window's left end open, which matters only where a sample
+    falls on it to the millisecond.
+
+    Args:
+        samples: Milliseconds and values within the window, ascending.
+        first: The window's beginning, milliseconds.
+        last: Its end.
+
+    >>> counter_rate([(0, 0.0), (30_000, 60.0), (60_000, 120.0)], 0, 60_000)
+    2.0
+    """
+    if len(samples) < 2:
+        return None
+    (start, start_value), (end, end_value) = samples[0], samples[-1]
+    # A counter that fell was reset: it counted up to its last value, and then again from 0.
+    growth = end_value - start_value + sum(a for (_, a), (_, b) in pairwise(samples) if b < a)
+    covered = sampled = (end - start) / 1000
+    spacing = sampled / (len(samples) - 1)
+    to_start, to_end = (start - first) / 1000, (last - end) / 1000
+    if growth > 0 and start_value >= 0:
+        # A counter is never below 0, so it cannot be extrapolated to before it was 0.
+        to_start = min(to_start, sampled * start_value / growth)
+    for gap in (to_start, to_end):
+        covered += gap if gap < spacing * 1.1 else spacing / 2
+    return growth * covered / sampled / ((last - first) / 1000)
+
+
+class Scraper:
+    """Prometheus' side: when each pod is scraped, and which samples a query sees.
+
+    Args:
+        seconds: Between two scrapes of a pod.
+        lag: Seconds from a scrape until queries see its samples.
+    """
+
+    def __init__(self, seconds: float, lag: float) -> None:
+        self._seconds, self._lag = seconds, lag
+        self._samples: dict[str, list[Sample]] = {}
+
+    def next_after(self, pod: Pod, now: float) -> float:
+        """When the pod is scraped next."""
+        first = max(now, pod.serving_at)
+        number = math.floor((first - pod.scrape_offset) / self._seconds)
+        while (at := pod.scrape_offset + number * self._seconds) <= first:
+            number += 1
+        return at
+
+    def is_due(self, pod: Pod, now: float) -> bool:
+        """Whether the pod is scraped now."""
+        turns = (now - pod.scrape_offset) / self._seconds
+        return now > pod.serving_at and abs(turns - round(turns)) * self._seconds < 1e-6
+
+    def scrape(self, pod: Pod, now: float) -> None:
+        """Takes the pod's counters; durations are whole microseconds, as Triton's are."""
+        counters = pod.queue.counters
+        queue = float(round(counters.queue_seconds * 1e6))
+        sample = Sample(round(now * 1000), queue, float(counters.answered), float(pod.queue.num_queued))
+        self._samples.setdefault(pod.name, []).append(sample)
+
+    def visible(self, now: float) -> dict[str, list[Sample]]:
+        """The samples of the window that a query sees now, by pod; older ones are forgotten."""
+        oldest = round((now - WINDOW_SECONDS) * 1000)
+        for pod, samples in list(self._samples.items()):
+            self._samples[pod] = [sample for sample in samples if sample.milliseconds >= oldest]
+            if not self._samples[pod]:
+                del self._samples[pod]
+        newest = (now - self._lag) * 1000
+        return {
+            pod: [sample for sample in samples if sample.milliseconds <= newest]
+            for pod, samples in self._samples.items()
+        }
+
+
+def _queue_counter(sample: Sample) -> float:
+    return sample.queue_microseconds
+
+
+def _answered_counter(sample: Sample) -> float:
+    return sample.answered
+
+
+def _rates(samples: PodSamples, now: float, counter: Callable[[Sample], float]) -> dict[str, float]:
+    first, last = _window(now)
+    rates = {
+        pod: counter_rate([(each.milliseconds, counter(each)) for each in _within(found, first, last)], first, last)
+        for pod, found in samples.items()
+    }
+    return {pod: rate for pod, rate in rates.items() if rate is not None}
+
+
+def _mean_pending(samples: PodSamples, now: float) -> dict[str, float]:
+    pending = {pod: [each.pending for each in _within(found, *_window(now))] for pod, found in samples.items()}
+    return {pod: sum(values) / len(values) for pod, values in pending.items() if values}
+
+
+def _window(now: float) -> tuple[int, int]:
+    last = round(now * 1000)
+    return last - WINDOW_SECONDS * 1000, last
+
+
+def _within(samples: Iterable[Sample], first: int, last: int) -> list[Sample]:
+    return [sample for sample in samples if first <= sample.milliseconds <= last]

@@ -1,0 +1,137 @@
+"""The simulator's two metrics against the shipped queries, which a real Prometheus answers over the same samples."""
+
+from __future__ import annotations
+
+import json
+import math
+import random
+import shutil
+import socket
+import subprocess
+import urllib.parse
+import urllib.request
+
+import pytest
+
+from k8s.scaling.cluster import Cluster, StartTimes
+from k8s.scaling.manifests import ADAPTER, KEDA_MANIFEST, PENDING_METRIC, QUEUE_METRIC, read_queries
+from k8s.scaling.metrics import Sample, Scraper, metrics_by_pod, metrics_of_fleet
+from k8s.scaling.queueing import PodQueue, PodSettings
+from tests.support.processes import wait_for
+
+SEEDS = range(4)
+START, DAY, SPAN = 1_700_000_000_000, 86_400_000, 900_000
+PODS = [f"triton-{number}" for number in range(4)]
+SERIES = {
+    "nv_inference_queue_duration_us": "queue_microseconds",
+    "nv_inference_request_success": "answered",
+    "nv_inference_pending_request_count": "pending",
+}
+
+
+def random_samples(seed: int) -> dict[str, list[Sample]]:
+    """Four pods' counters with restarts, idle minutes and failed scrapes; some pods come late, some go early."""
+    chance, samples = random.Random(seed), {}
+    start = START + seed * DAY
+    for pod in PODS:
+        at = start + chance.choice([0, 0, 300_000]) + chance.randrange(15_000)
+        end = start + SPAN - chance.choice([0, 0, 90_000, 420_000])
+        queue = answered = 0.0
+        samples[pod] = []
+        while at < end:
+            if chance.random() < 0.03:
+                queue = answered = 0.0
+            busy = chance.choice([0, 0, 1, 20])
+            queue += float(round(5000 * busy * chance.random()))
+            answered += float(chance.randrange(9) * busy)
+            if chance.random() > 0.1:
+                samples[pod].append(Sample(at, queue, answered, float(chance.randrange(9))))
+            at += 15_000 + chance.randrange(-40, 41)
+    return samples
+
+
+@pytest.fixture(scope="module")
+def prometheus(tmp_path_factory):
+    """Address of a real Prometheus that holds the samples of every seed."""
+    if not shutil.which("promtool") or not shutil.which("prometheus"):
+        pytest.skip("prometheus or promtool is not installed: there is no real one to compare with")
+    folder = tmp_path_factory.mktemp("prometheus")
+    lines = []
+    for name, field in SERIES.items():
+        lines.append(f"# TYPE {name} unknown")
+        for pod in PODS:
+            labels = f'namespace="evergreen",pod="{pod}",model="click_model",version="1"'
+            for seed in SEEDS:
+                samples = random_samples(seed)[pod]
+                lines += [f"{name}{{{labels}}} {getattr(s, field)!r} {s.milliseconds / 1000:.3f}" for s in samples]
+    (folder / "series.txt").write_text("\n".join([*lines, "# EOF", ""]))
+    (folder / "prometheus.yml").write_text("global: {}\n")
+    command = ["promtool", "tsdb", "create-blocks-from", "openmetrics", folder / "series.txt", folder / "data"]
+    subprocess.run(command, check=True, capture_output=True, timeout=60)
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        address = f"127.0.0.1:{free.getsockname()[1]}"
+    flags = [f"--config.file={folder}/prometheus.yml", f"--storage.tsdb.path={folder}/data"]
+    flags += [f"--web.listen-address={address}", "--storage.tsdb.retention.time=100y"]
+    with open(folder / "log", "w") as log, subprocess.Popen(["prometheus", *flags], stdout=log, stderr=log) as server:
+        try:
+            wait_for(lambda: server.poll() is not None or is_ready(address))
+            assert server.poll() is None, (folder / "log").read_text()
+            yield address
+        finally:
+            server.kill()
+
+
+def is_ready(address: str) -> bool:
+    try:
+        with urllib.request.urlopen(f"http://{address}/-/ready", timeout=1) as answer:
+            return answer.status == 200
+    except OSError:
+        return False
+
+
+def answers(address: str, query: str, milliseconds: int) -> dict[str, float]:
+    """What Prometheus answers, by pod; a value without a pod has the key of an empty text."""
+    question = urllib.parse.urlencode({"query": query, "time": f"{milliseconds / 1000:.3f}"})
+    with urllib.request.urlopen(f"http://{address}/api/v1/query?{question}", timeout=60) as answer:
+        found = json.load(answer)["data"]["result"]
+    return {each["metric"].get("pod", ""): float(each["value"][1]) for each in found}
+
+
+@pytest.mark.parametrize("metric", [QUEUE_METRIC, PENDING_METRIC])
+def test_metrics_are_what_a_real_prometheus_answers_to_the_shipped_queries(prometheus, metric):
+    by_pod, of_fleet = read_queries(ADAPTER, pods=PODS)[metric], read_queries(KEDA_MANIFEST)[metric]
+    num_values = 0
+    for seed in SEEDS:
+        samples, chance = random_samples(seed), random.Random(seed)
+        moments = [START + seed * DAY + chance.randrange(SPAN + 120_000) for _ in range(40)]
+        # Moments at which a sample falls on the window's very edge, too.
+        moments += [samples[PODS[0]][9].milliseconds + offset for offset in (0, 60_000)]
+        for at in moments:
+            theirs = answers(prometheus, by_pod, at)
+            assert metrics_by_pod(samples, at / 1000)[metric] == pytest.approx(theirs, rel=1e-9, abs=1e-12)
+            fleet = metrics_of_fleet(samples, at / 1000)[metric]
+            expected = answers(prometheus, of_fleet, at).get("")
+            assert fleet == (None if expected is None else pytest.approx(expected, rel=1e-9, abs=1e-12))
+            num_values += len(theirs)
+    assert num_values >= 200, "the moments found too little to say anything"
+
+
+def test_query_sees_the_samples_of_the_window_once_they_are_old_enough():
+    cluster = Cluster(StartTimes(), 1, lambda now: PodQueue(PodSettings(), lambda rows: 1.0, now), lambda number: 0.0)
+    cluster.start_at_once(1)
+    scraper = Scraper(15.0, 1.0)
+    for turn in range(1, 8):
+        scraper.scrape(cluster.pods[0], 15.0 * turn)
+    (seen,) = scraper.visible(105.5).values()
+    assert [sample.milliseconds for sample in seen] == [60_000, 75_000, 90_000]
+    assert len(scraper.visible(106.0)["triton-0"]) == 4
+    assert scraper.visible(200.0) == {}
+
+
+def test_without_enough_samples_there_is_no_value_and_without_requests_it_is_zero():
+    idle = [Sample(at * 15_000, 7.0, 3.0, 0.0) for at in range(4)]
+    found = metrics_by_pod({"idle": idle, "new": idle[-1:]}, 45.0)
+    assert found == {QUEUE_METRIC: {"idle": 0.0}, PENDING_METRIC: {"idle": 0.0, "new": 0.0}}
+    assert metrics_of_fleet({}, 45.0) == {QUEUE_METRIC: None, PENDING_METRIC: None}
+    assert not any(math.isnan(value) for value in found[QUEUE_METRIC].values())
