@@ -1,5 +1,69 @@
-"""The caller of the served model: scores rows, ranks candidates, replays traffic, and publishes what it saw.
+"""The client of a served recommender: scores rows, ranks candidates, and logs both with what came of them.
 
-Knows the rest of the repository by `components.contracts` alone. The synthetic click world that stands in for real
-users lives in `simulation`. Judging the records is the monitor's job; serving the model is Triton's.
+Public: `RecommenderClient` and `SyncRecommenderClient`; `Outcome`, which is told; `ScoredRows`, `Ranking` and
+`PublishingCounts`, which they return; `ClientSettings`, `Columns` and `PublisherSettings`; `Unpublished`, which closing
+raises if the log never came back. Errors of scoring are in `inference_client.errors`. Everything else may change.
+
+Rows go by column name, every answer is logged, and leaving the block publishes what is still queued. Here a function
+stands in for the server, whose address `host:port` a site gives instead:
+
+    >>> import asyncio, tempfile
+    >>> import numpy as np
+    >>> from components.contracts.criteo import FEATURES
+    >>> from inference_client import Outcome, RecommenderClient
+    >>> from inference_client.scoring import Scored
+    >>> class Server:
+    ...     async def score(self, dense, categorical, *, request_id=None, key=None):
+    ...         return Scored((dense[:, 0] / 10).astype(np.float32), 7)
+    >>> async def serve(log):
+    ...     async with RecommenderClient(Server(), log=log) as client:
+    ...         user = {name: [1] for name in FEATURES}
+    ...         ranking = await client.rank([{"I1": 2}, {"I1": 5}, {"I1": 4}], 2, context=user, key="user-7")
+    ...         client.tell(Outcome(request_id=ranking.request_id, row=0))
+    ...     return ranking.candidates.tolist(), client.log_counts
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     best, counts = asyncio.run(serve(f"sqlite:///{folder}/log.db"))
+    >>> best, counts.published_rows, counts.published_outcomes
+    ([1, 2], 2, 1)
+
+In code without an event loop: `with SyncRecommenderClient("host:port", log=URL) as client: client.score(rows)`. The
+synthetic click world that stands in for real users is in `simulation`; the commands are in `__main__`.
 """
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from inference_client.publisher import Outcome, PublisherSettings, PublishingCounts, Unpublished
+    from inference_client.recommender import Ranking, RecommenderClient, ScoredRows, SyncRecommenderClient
+    from inference_client.rows import Columns
+    from inference_client.scoring import ClientSettings
+
+__all__ = [
+    "ClientSettings",
+    "Columns",
+    "Outcome",
+    "PublisherSettings",
+    "PublishingCounts",
+    "Ranking",
+    "RecommenderClient",
+    "ScoredRows",
+    "SyncRecommenderClient",
+    "Unpublished",
+]
+
+_MODULE_OF = {
+    **dict.fromkeys(("Outcome", "PublisherSettings", "PublishingCounts", "Unpublished"), "publisher"),
+    **dict.fromkeys(("Ranking", "RecommenderClient", "ScoredRows", "SyncRecommenderClient"), "recommender"),
+    "Columns": "rows",
+    "ClientSettings": "scoring",
+}
+
+
+def __getattr__(name: str) -> Any:
+    """Imports what is public when it is asked for: gRPC and pyarrow take a second that `--help` does not need."""
+    if name not in _MODULE_OF:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(import_module(f"{__name__}.{_MODULE_OF[name]}"), name)

@@ -1,7 +1,7 @@
-"""Command line of the inference client: score, rank, replay, put load on a server, simulate a lake, drift a world.
+"""Command line of the client: score, replay, rank, load a server, simulate a lake, drift a world.
 
-Parses, calls, and turns errors into exit codes: 0 done, 2 misuse, bad input or a file that cannot be read or written,
-3 the server or the log failed, 130 stopped by Ctrl-C, 141 nobody reads the output any more (`... | head`).
+Parses and calls; errors become exit codes in `runtime.exit_codes`, and 141 where nobody reads the output any more
+(`... | head`).
 """
 
 from __future__ import annotations
@@ -12,19 +12,31 @@ import logging
 import os
 import sys
 from collections.abc import Callable
+from datetime import date
+from pathlib import Path
 from typing import TYPE_CHECKING
 
-from components.runtime.errors import ContractError, PermanentError, TemporaryError
-from inference_client import arguments
+from components.runtime.errors import ContractError
+from components.runtime.exit_codes import exits_with_code
+from components.storage.uris import typed_uri
 
 if TYPE_CHECKING:
+    from inference_client.recommender import Ranking
+    from inference_client.rows import FeatureRows
     from inference_client.traffic import Traffic
 
-DONE, MISUSE, FAILED, STOPPED, UNREAD = 0, 2, 3, 130, 141
+UNREAD = 141
+"""What a shell reports for a program that SIGPIPE ended."""
+MAX_CANDIDATES = 1_000_000
+
+_SERVER = "host:port of Triton's gRPC endpoint, or dns:///name:port for all replicas behind a name"
+_DEADLINE = "per request, retries included"
+_ROWS = "Parquet, TSV or CSV file of Criteo rows, plain or gzip, or a folder of them"
+_PLAN = "model repository (folder or gs:// URI) whose traffic plan is followed; without it the one model is asked"
 
 
 def build_parser() -> argparse.ArgumentParser:
-    """The command line; importing it needs the standard library only."""
+    """The command line; building it needs the standard library only."""
     parser = argparse.ArgumentParser(prog="python -m inference_client", description=__doc__.partition("\n")[0])
     commands = parser.add_subparsers(dest="command", required=True)
     for name, (run_command, add_arguments, text) in _COMMANDS.items():
@@ -34,6 +46,7 @@ def build_parser() -> argparse.ArgumentParser:
     return parser
 
 
+@exits_with_code
 def main(argv: list[str] | None = None) -> int:
     """Runs one command; returns its exit code."""
     options = build_parser().parse_args(argv)
@@ -41,43 +54,46 @@ def main(argv: list[str] | None = None) -> int:
     command: Callable[[argparse.Namespace], None] = options.run_command
     try:
         command(options)
-    except ContractError as error:
-        print(f"error: {error}", file=sys.stderr)
-        return MISUSE
-    except (TemporaryError, PermanentError) as error:
-        print(f"error: {error}", file=sys.stderr)
-        return FAILED
     except BrokenPipeError:
         # What is still buffered would fail once more when the interpreter flushes it.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return UNREAD
-    except OSError as error:
-        print(f"error: {error.filename or options.command}: {error.strerror or error}", file=sys.stderr)
-        return MISUSE
-    except KeyboardInterrupt:
-        print("stopped", file=sys.stderr)
-        return STOPPED
-    return DONE
+    return 0
 
 
 def _score(options: argparse.Namespace) -> None:
-    from inference_client.client import ClientSettings
-    from inference_client.scoring import score_file
+    import asyncio
+
+    from inference_client.recommender import RecommenderClient
+    from inference_client.row_files import read_rows, row_files
+    from inference_client.scoring import ClientSettings
 
     if options.limit is not None and options.limit < 1:
         raise ContractError(f"limit is {options.limit}, expected at least 1")
     settings = ClientSettings(deadline_seconds=options.deadline_seconds)
-    score_file(options.server, options.data, sys.stdout, settings=settings, limit=options.limit)
+
+    async def score_all() -> None:
+        done = 0
+        async with RecommenderClient(options.server, log=None, settings=settings) as client:
+            for batch in read_rows(row_files(options.data), labelled=False):
+                rows = batch.features.take(slice(None if options.limit is None else options.limit - done))
+                if not len(rows):
+                    break
+                scored = await client.score(rows)
+                for score in scored.scores.tolist():
+                    print(json.dumps({"row": done, "score": score, "model_version": scored.model_version}))
+                    done += 1
+
+    asyncio.run(score_all())
 
 
 def _replay(options: argparse.Namespace) -> None:
     from uuid import uuid4
 
-    from inference_client.client import ClientSettings
-    from inference_client.replay import ReplaySettings
-    from inference_client.session import SessionSettings, run_session
+    from inference_client.replay import ReplayProcess, ReplaySettings, run_replay
+    from inference_client.scoring import ClientSettings
 
-    session = SessionSettings(
+    process = ReplayProcess(
         server=options.server,
         log_url=options.log,
         seed=options.seed,
@@ -95,7 +111,7 @@ def _replay(options: argparse.Namespace) -> None:
         max_consecutive_failures=options.max_consecutive_failures,
     )
     client = ClientSettings(deadline_seconds=options.deadline_seconds, max_in_flight=options.max_in_flight)
-    summary = run_session(session, replay, client, lambda: _traffic(options))
+    summary = run_replay(process, replay, client, lambda: _traffic(options))
     print(json.dumps({"requests": summary["requests"], "rows": summary["rows"], "outcomes": summary["outcomes"]}))
 
 
@@ -116,28 +132,48 @@ def _traffic(options: argparse.Namespace) -> Traffic:
 
 
 def _rank(options: argparse.Namespace) -> None:
-    from inference_client.client import ClientSettings
-    from inference_client.ranking_command import RankSettings, rank_files
+    import asyncio
 
-    settings = RankSettings(
-        server=options.server,
-        context=options.context,
-        context_row=options.context_row,
-        candidates=options.candidates,
-        k=options.k,
-        key=options.key,
-        session_id=options.session_id,
-        log_url=options.log,
-        plan_uri=options.plan,
-    )
-    rank_files(settings, ClientSettings(deadline_seconds=options.deadline_seconds), sys.stdout)
+    from inference_client.recommender import RecommenderClient
+    from inference_client.row_files import first_rows
+    from inference_client.scoring import ClientSettings
+
+    candidates = first_rows(options.candidates, MAX_CANDIDATES + 1)
+    if len(candidates) > MAX_CANDIDATES:
+        raise ContractError(f"{options.candidates} holds more than {MAX_CANDIDATES} rows, expected fewer candidates")
+    context = _context_row(options.context, options.context_row)
+    settings = ClientSettings(deadline_seconds=options.deadline_seconds)
+
+    async def rank() -> Ranking:
+        # The list is in the log before it is printed: leaving the client publishes it, or fails.
+        async with RecommenderClient(
+            options.server, log=options.log, plan_uri=options.plan, settings=settings
+        ) as client:
+            return await client.rank(
+                candidates, options.k, context=context, request_id=options.session_id, key=options.key
+            )
+
+    ranking = asyncio.run(rank())
+    for place, candidate, score in zip(ranking.positions, ranking.candidates, ranking.scores):
+        line: dict[str, object] = {"position": int(place), "candidate": int(candidate), "score": float(score)}
+        print(json.dumps(line | {"model_version": ranking.model_version, "session_id": ranking.request_id}))
+
+
+def _context_row(path: Path, row: int) -> FeatureRows:
+    from inference_client.row_files import first_rows
+
+    if row < 0:
+        raise ContractError(f"context_row is {row}, expected 0 or more")
+    rows = first_rows(path, row + 1)
+    if len(rows) <= row:
+        raise ContractError(f"context_row is {row}, but {path} holds {len(rows)} rows")
+    return rows.take(slice(row, row + 1))
 
 
 def _load(options: argparse.Namespace) -> None:
-    from inference_client.client import ClientSettings
-    from inference_client.load import LoadSettings
-    from inference_client.load_command import POOL_ROWS, load_server, print_table, rows_of_world, write_report
+    from inference_client.load import POOL_ROWS, LoadSettings, load_server, print_table, rows_of_world, write_report
     from inference_client.row_files import first_rows
+    from inference_client.scoring import ClientSettings
 
     settings = LoadSettings(
         rate=options.rate,
@@ -150,10 +186,10 @@ def _load(options: argparse.Namespace) -> None:
         max_in_flight=options.max_in_flight,
     )
     in_flight = settings.max_in_flight if options.rate else settings.concurrency
-    # One attempt: a retry would hide an error, and its wait is no latency of the server.
+    # One attempt: a retry would hide an error, and its wait is not the server's latency.
     client = ClientSettings(deadline_seconds=options.deadline_seconds, max_attempts=1, max_in_flight=in_flight)
     rows = first_rows(options.data, POOL_ROWS) if options.data else rows_of_world(options.world, options.seed)
-    report = load_server(options.server, rows, settings, client)
+    report = load_server(options.server, rows, settings, client=client, log_url=options.log)
     print_table(report, settings, sys.stdout)
     if options.json:
         write_report(options.json, options.server, settings, report)
@@ -200,13 +236,119 @@ def _drift(options: argparse.Namespace) -> None:
     print(json.dumps({"columns": columns, "new_category_columns": fresh, "bayes_auc": measured_bayes_auc(sample)}))
 
 
+def _add_score(parser: argparse.ArgumentParser) -> None:
+    """Of `score`."""
+    parser.add_argument("--server", required=True, help=_SERVER)
+    parser.add_argument("--data", type=Path, required=True, help=_ROWS)
+    parser.add_argument("--limit", type=int, help="score the first rows only")
+    parser.add_argument("--deadline-seconds", type=float, default=30.0, help=_DEADLINE)
+
+
+def _add_replay(parser: argparse.ArgumentParser) -> None:
+    """Of `replay`."""
+    parser.description = (
+        "Commands on standard input, one a line: drift, rate N, stop. End of standard input means stop, so the replay "
+        "ends with its parent; keep it open."
+    )
+    parser.add_argument("--server", required=True, help=_SERVER)
+    parser.add_argument(
+        "--log",
+        required=True,
+        help="sqlite:////absolute/path.db, sqlite:///relative/path.db, pubsub://project/topic or kafka://host:port/topic",
+    )
+    rows = parser.add_mutually_exclusive_group(required=True)
+    rows.add_argument("--world", type=Path, help="JSON of the world to draw from")
+    rows.add_argument("--data", type=Path, help=f"{_ROWS}, with labels; replayed once in order")
+    parser.add_argument("--drifted-world", type=Path, help="JSON of the world that `drift` switches to")
+    parser.add_argument("--drift-columns", type=_names, default=(), help="with --data: columns to permute, as C1,C5")
+    parser.add_argument("--rate", type=float, required=True, help="rows per second")
+    parser.add_argument("--rows-per-request", type=int, default=64)
+    parser.add_argument("--label-delay-seconds", type=float, default=1.5, help="mean; exponential, at most 4 times it")
+    parser.add_argument("--seed", type=int, required=True)
+    parser.add_argument("--stats", type=Path, required=True, help="JSON lines, one per second")
+    parser.add_argument("--summary", type=Path, required=True, help="JSON, written at the end")
+    parser.add_argument("--max-rows", type=int, help="stop after this many rows")
+    parser.add_argument("--max-in-flight", type=int, default=16, help="requests at once")
+    parser.add_argument("--max-consecutive-failures", type=int, default=20, help="then give up with exit code 3")
+    parser.add_argument("--deadline-seconds", type=float, default=30.0, help=_DEADLINE)
+    parser.add_argument("--plan", type=typed_uri, help=_PLAN)
+    parser.add_argument("--run-name", help="names the replay in request ids, must be new to the log; random without it")
+
+
+def _add_rank(parser: argparse.ArgumentParser) -> None:
+    """Of `rank`."""
+    parser.add_argument("--server", required=True, help=_SERVER)
+    parser.add_argument("--context", type=Path, required=True, help="file of rows, one of which is the context")
+    parser.add_argument("--context-row", type=int, default=0, help="which row of it, from 0")
+    parser.add_argument("--candidates", type=Path, required=True, help="file of rows; the context fills what they lack")
+    parser.add_argument("--k", type=int, required=True, help="places of the list")
+    parser.add_argument("--key", help="whose list it is; the same key meets the same model of a traffic plan")
+    parser.add_argument("--session-id", help="names the list in the log, to which it must be new; random without it")
+    parser.add_argument("--log", help="where to publish the list; nowhere without it")
+    parser.add_argument("--plan", type=typed_uri, help=_PLAN)
+    parser.add_argument("--deadline-seconds", type=float, default=30.0, help=_DEADLINE)
+
+
+def _add_load(parser: argparse.ArgumentParser) -> None:
+    """Of `load`."""
+    parser.add_argument("--server", required=True, help=_SERVER)
+    rows = parser.add_mutually_exclusive_group(required=True)
+    rows.add_argument("--world", type=Path, help="JSON of the world to draw from")
+    rows.add_argument("--data", type=Path, help=f"{_ROWS}; repeated")
+    parser.add_argument("--log", help="log that every request is published to; nowhere without it")
+    loop = parser.add_mutually_exclusive_group(required=True)
+    loop.add_argument("--rate", type=float, help="open loop: requests per second, whatever the server does")
+    loop.add_argument("--concurrency", type=int, help="closed loop: callers, each waiting for its answer")
+    parser.add_argument("--arrivals", choices=("poisson", "even"), default="poisson", help="of the open loop")
+    parser.add_argument("--rows-per-request", type=int, default=64)
+    parser.add_argument("--seconds", type=float, default=10.0, help="measured")
+    parser.add_argument("--warm-up-seconds", type=float, default=1.0, help="before; not measured")
+    parser.add_argument("--max-in-flight", type=int, default=512, help="open loop: requests at once; others wait")
+    parser.add_argument("--deadline-seconds", type=float, default=30.0, help=_DEADLINE)
+    parser.add_argument("--seed", type=int, default=0, help="of arrivals and of rows drawn")
+    parser.add_argument("--json", type=Path, help="file to write the report to")
+
+
+def _add_simulate(parser: argparse.ArgumentParser) -> None:
+    """Of `simulate`."""
+    parser.add_argument(
+        "--lake", type=typed_uri, required=True, help="folder, its URI or gs://bucket/path that gets day partitions"
+    )
+    parser.add_argument("--rows", type=int, required=True)
+    parser.add_argument("--days", type=int, required=True)
+    parser.add_argument("--last-day", type=date.fromisoformat, required=True, help="YYYY-MM-DD")
+    parser.add_argument("--seed", type=int, required=True)
+    parser.add_argument("--world", type=Path, required=True, help="JSON file to write the world to")
+    parser.add_argument("--click-rate", type=float, default=0.25)
+    parser.add_argument("--bayes-auc", type=float, default=0.80, help="best AUC that any model could reach")
+
+
+def _add_drift(parser: argparse.ArgumentParser) -> None:
+    """Of `drift`."""
+    parser.add_argument("--world", type=Path, required=True, help="JSON of the world before")
+    parser.add_argument("--output", type=Path, required=True, help="JSON file to write the drifted world to")
+    parser.add_argument("--seed", type=int, required=True)
+    parser.add_argument("--columns", type=_names, help="columns whose weights rotate; default: those that matter most")
+    parser.add_argument("--new-category-columns", type=_names, help="columns that get new categories")
+    parser.add_argument("--new-category-share", type=float, default=0.1, help="of the rows of those columns")
+    parser.add_argument("--dense-shift", type=_shifts, default={}, help="covariate shift, as I5=0.5,I7=-0.2")
+
+
+def _names(text: str) -> tuple[str, ...]:
+    return tuple(name.strip() for name in text.split(",") if name.strip())
+
+
+def _shifts(text: str) -> dict[str, float]:
+    return {name: float(shift) for name, _, shift in (part.partition("=") for part in _names(text))}
+
+
 _COMMANDS: dict[str, tuple[Callable[[argparse.Namespace], None], Callable[[argparse.ArgumentParser], None], str]] = {
-    "score": (_score, arguments.add_score, "score the rows of a file; prints a JSON line per row"),
-    "replay": (_replay, arguments.add_replay, "send traffic at a stated rate and publish records"),
-    "rank": (_rank, arguments.add_rank, "rank the rows of a file for one context, log the list"),
-    "load": (_load, arguments.add_load, "put a stated load on a server and report latencies, errors and rates"),
-    "simulate": (_simulate, arguments.add_simulate, "write a lake of rows of a new synthetic world"),
-    "drift": (_drift, arguments.add_drift, "write a drifted copy of a world"),
+    "score": (_score, _add_score, "score the rows of a file; prints a JSON line per row"),
+    "replay": (_replay, _add_replay, "send traffic at a stated rate and publish records"),
+    "rank": (_rank, _add_rank, "rank the rows of a file for one context, log the list"),
+    "load": (_load, _add_load, "put a stated load on a server and report latencies, errors and rates"),
+    "simulate": (_simulate, _add_simulate, "write a lake of rows of a new synthetic world"),
+    "drift": (_drift, _add_drift, "write a drifted copy of a world"),
 }
 
 

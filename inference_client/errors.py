@@ -1,6 +1,6 @@
-"""What can go wrong between the client and the server, sorted by what the caller must do next.
+"""Failures between client and server, sorted by what the caller must do next.
 
-`translated` is the one place that knows Triton's status codes and texts.
+`translated` is the one place that knows Triton's status codes and messages.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ class DeadlineExpired(TemporaryError):
 
 
 class Overloaded(TemporaryError):
-    """Too much waits for the server already; nothing was sent. Ask less, or later."""
+    """Too many requests wait for the server already; nothing was sent. Send fewer, or later."""
 
 
 class ServerFault(TemporaryError):
@@ -40,15 +40,15 @@ class ModelAbsent(PermanentError):
 
 
 class WrongSchema(PermanentError):
-    """The server's model takes or gives other tensors than the contracts agree on."""
+    """The server's model takes or returns other tensors than the contracts state."""
 
 
 class BadReply(PermanentError):
-    """The server's answer is no list of probabilities, one per row."""
+    """The server's answer is not one probability per row."""
 
 
 class BadRequest(ContractError):
-    """The server, or this client before it, refused the request's tensors."""
+    """The server, or this client before it was sent, refused the request's tensors."""
 
 
 _SWITCHING = ("not at ready state", "no available versions")
@@ -56,7 +56,7 @@ _SWITCHING = ("not at ready state", "no available versions")
 
 
 def translated(error: InferenceServerException, server: str, model: str, deadline_seconds: float) -> Exception:
-    """The error of ours that says what `error` means; the message names the server."""
+    """Our error for a Triton error; the message names the server."""
     status = str(error.status() or "").rpartition(".")[2]
     # A server-side traceback names its paths: keep the first line.
     text = (error.message() or "").strip().partition("\n")[0] or status

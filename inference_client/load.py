@@ -1,34 +1,40 @@
-"""Puts a stated load on a scorer and measures it, in an open or a closed loop.
+"""Puts a stated load on a client and measures it, in an open or a closed loop; the `load` command with its table.
 
-Open: requests come at a rate, whatever the server does. That is how users come: a slow answer makes nobody else wait
-with asking. So latency counts from the moment a request was due (`LoadReport.latency_ms`), and while `max_in_flight`
-requests are out the schedule does not pause: what waits grows older. Closed: so many callers, each of whom waits for
-its answer before it asks again. Requests are never cancelled. Any `Scorer` can be loaded, a peer's too; the command
-with its table is `load_command`'s.
+Open: requests come at a rate, whatever the server does, as users do. So latency counts from the moment a request was
+due (`LoadReport.latency_ms`), and while `max_in_flight` requests are out the schedule does not pause: those due grow
+older. Closed: so many callers, each of whom waits for its answer before it asks again. Requests are never cancelled.
 """
 
 from __future__ import annotations
 
 import asyncio
+import json
 import selectors
 import signal
-from collections.abc import Callable, Coroutine, Iterator
+from collections import Counter
+from collections.abc import Callable, Coroutine, Iterable, Iterator
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass, field
 from itertools import cycle
-from typing import Any, NamedTuple, TypeVar
+from pathlib import Path
+from typing import IO, Any, TypeVar
 
 import numpy as np
 from numpy.random import Generator
-from numpy.typing import NDArray
 
+from components.runtime.durable import write_whole
 from components.runtime.errors import ContractError, PermanentError, TemporaryError
-from inference_client.load_report import LoadReport, Tally
-from inference_client.scorer import FeatureRows, Scorer, Seams
+from inference_client.recommender import RecommenderClient
+from inference_client.rows import FeatureRows
+from inference_client.scoring import ClientSettings
+from inference_client.simulation.world import World
+from inference_client.timing import Timing
 
 T = TypeVar("T")
 
 POISSON, EVEN = "poisson", "even"
+POOL_ROWS = 65_536
+"""Rows that a load repeats, drawn or read before it starts: making rows must not take its time."""
 LATE_SECONDS = 0.005
 """A request sent later than this after it was due counts as late; an idle machine stays far below it."""
 
@@ -68,22 +74,77 @@ class LoadSettings:
                 raise ContractError(f"{name} is {getattr(self, name)}, expected at least 1")
 
 
+@dataclass(frozen=True, kw_only=True)
+class Latencies:
+    """Percentiles in milliseconds, interpolated as NumPy does by default; all None where nothing was answered."""
+
+    p50: float | None
+    p95: float | None
+    p99: float | None
+    max: float | None
+    mean: float | None
+
+    @classmethod
+    def of(cls, seconds: list[float]) -> Latencies:
+        """The percentiles of some times in seconds."""
+        if not seconds:
+            return cls(p50=None, p95=None, p99=None, max=None, mean=None)
+        milliseconds = np.array(seconds) * 1e3
+        p50, p95, p99 = (float(p) for p in np.percentile(milliseconds, [50, 95, 99]))
+        return cls(p50=p50, p95=p95, p99=p99, max=float(milliseconds.max()), mean=float(milliseconds.mean()))
+
+
+@dataclass(frozen=True, kw_only=True)
+class LoadReport:
+    """What happened to the requests that were due after the warm-up."""
+
+    sent: int
+    """Requests sent; each was answered or failed."""
+    answered: int
+    failed: dict[str, int]
+    """Failed requests by the kind of error (its class)."""
+    first_errors: dict[str, str]
+    """The first message of each kind."""
+    unsent: int
+    """Open loop: requests that were due and never sent, because `max_in_flight` others were out until the end. Where
+    this is not 0 the server was slower than the rate, and latencies are those of the requests that got through."""
+    seconds: float
+    """From the end of the warm-up to the end of the schedule, or to the last answer where that came later."""
+    latency_ms: Latencies
+    """Of the answered requests, from the moment that each was *due* to its answer, and not from when it was sent: a
+    request that waits behind a slow one counts its wait, as a user would (no coordinated omission). In a closed loop
+    a request is due when the one before it ended."""
+    service_ms: Latencies
+    """Of the answered requests, from sent to answered: what the client's own timer and `max_in_flight` left out."""
+    requests_per_second: float | None
+    """Answered, by `seconds`."""
+    rows_per_second: float | None
+    late_share: float | None
+    """Share of the sent requests that were sent more than `LATE_SECONDS` after they were due; None = none sent."""
+    most_behind_ms: float | None
+    """How late the latest of them was sent."""
+    versions: dict[str, int]
+    """Answers by model version."""
+    distinct_requests: int
+    """Different requests among those sent, which then repeat: what a response cache could answer again."""
+
+
 async def run_load(
-    scorer: Scorer, rows: FeatureRows, settings: LoadSettings, *, seams: Seams | None = None
+    client: RecommenderClient, rows: FeatureRows, settings: LoadSettings, *, timing: Timing | None = None
 ) -> LoadReport:
-    """Loads `scorer` with `rows`, which are cut into requests and repeated.
+    """Loads `client` with `rows`, which are cut into requests and repeated.
 
     Args:
-        scorer: Anything that scores; a call of its `score` is one request.
+        client: Open; each `score` is one request.
         rows: At least one; fewer than `rows_per_request` are repeated within a request.
         settings: See `LoadSettings`.
-        seams: Timer and sleep.
+        timing: Timer and sleep.
 
     Raises:
-        ContractError: there are no rows. Errors of single requests are counted, not raised.
+        ContractError: There are no rows. Errors of single requests are counted, not raised.
     """
     requests = _cut(rows, settings.rows_per_request)
-    run = _Load(scorer, requests, settings, seams or Seams())
+    run = _Load(client, requests, settings, timing or Timing())
     try:
         return await (run.closed() if settings.rate is None else run.open(settings.rate))
     except asyncio.CancelledError:
@@ -120,21 +181,19 @@ def run_precisely(main: Coroutine[Any, Any, T]) -> T:
         raise
     finally:
         loop.run_until_complete(loop.shutdown_asyncgens())
+        loop.run_until_complete(loop.shutdown_default_executor())
         loop.close()
 
 
-class _Request(NamedTuple):
-    dense: NDArray[np.float32]
-    categorical: NDArray[np.int64]
-
-
 class _Load:
-    def __init__(self, scorer: Scorer, requests: list[_Request], settings: LoadSettings, seams: Seams) -> None:
-        self._scorer, self._settings, self._seams = scorer, settings, seams
+    def __init__(
+        self, client: RecommenderClient, requests: list[FeatureRows], settings: LoadSettings, timing: Timing
+    ) -> None:
+        self._client, self._settings, self._timing = client, settings, timing
         self._num_distinct = len(requests)
         self._requests = cycle(requests)
-        self._tally = Tally(rows_per_request=settings.rows_per_request)
-        self._start = seams.timer() + settings.warm_up_seconds
+        self._tally = _Tally(rows_per_request=settings.rows_per_request)
+        self._start = timing.timer() + settings.warm_up_seconds
         self._end = self._start + settings.seconds
         self._in_flight: set[asyncio.Task[None]] = set()
         self._defect: BaseException | None = None
@@ -143,10 +202,10 @@ class _Load:
         """Sends each request when it is due, until the schedule's end."""
         unsent = 0
         for due in self._schedule(rate):
-            wait = due - self._seams.timer()
+            wait = due - self._timing.timer()
             if wait > 0:
-                await self._seams.sleep(wait)
-            while len(self._in_flight) >= self._settings.max_in_flight and self._seams.timer() < self._end:
+                await self._timing.sleep(wait)
+            while len(self._in_flight) >= self._settings.max_in_flight and self._timing.timer() < self._end:
                 await self._one_ends()
             if self._defect is not None:
                 break
@@ -160,10 +219,10 @@ class _Load:
         """Keeps `concurrency` callers asking, until the end."""
 
         async def caller() -> None:
-            due = self._seams.timer()
+            due = self._timing.timer()
             while due < self._end and self._defect is None:
                 await self._serve(due)
-                due = self._seams.timer()
+                due = self._timing.timer()
 
         for _ in range(self._settings.concurrency):
             self._track(caller())
@@ -171,14 +230,14 @@ class _Load:
 
     async def stop(self) -> None:
         """Sends no more, and waits for what is in flight."""
-        self._end = self._seams.timer()
+        self._end = self._timing.timer()
         while self._in_flight:
             await asyncio.wait(self._in_flight)
 
     def _schedule(self, rate: float) -> Iterator[float]:
         """When requests are due, from now to the end."""
         gap = _gaps(np.random.default_rng([self._settings.seed, 11]), rate, self._settings.arrivals)
-        due = self._seams.timer()
+        due = self._timing.timer()
         while due < self._end:
             yield due
             due += gap()
@@ -198,24 +257,24 @@ class _Load:
 
     async def _one_ends(self) -> None:
         """Waits until a request ends, or for the schedule's end."""
-        until_end = asyncio.ensure_future(self._seams.sleep(self._end - self._seams.timer()))
+        until_end = asyncio.ensure_future(self._timing.sleep(self._end - self._timing.timer()))
         await asyncio.wait({until_end, *self._in_flight}, return_when=asyncio.FIRST_COMPLETED)
         until_end.cancel()
 
     async def _serve(self, due: float) -> None:
         request = next(self._requests)
         counts = due >= self._start
-        sent = self._seams.timer()
+        sent = self._timing.timer()
         if counts:
             self._tally.count_sent(behind=sent - due, late_after=LATE_SECONDS)
         try:
-            scored = await self._scorer.score(*request)
+            scored = await self._client.score(request)
         except (TemporaryError, PermanentError, ContractError) as error:
             if counts:
-                self._tally.count_failure(error, self._seams.timer())
+                self._tally.count_failure(error, self._timing.timer())
             return
         if counts:
-            self._tally.count_answer(due=due, sent=sent, now=self._seams.timer(), version=scored.model_version)
+            self._tally.count_answer(due=due, sent=sent, now=self._timing.timer(), version=scored.model_version)
 
     async def _finish(self, unsent: int) -> LoadReport:
         while self._in_flight:
@@ -231,13 +290,136 @@ def _gaps(random: Generator, rate: float, arrivals: str) -> Callable[[], float]:
     return lambda: float(random.exponential(1 / rate))
 
 
-def _cut(rows: FeatureRows, size: int) -> list[_Request]:
+def _cut(rows: FeatureRows, size: int) -> list[FeatureRows]:
     """Requests of `size` rows each; what is left over at the end is not sent."""
     if not len(rows):
         raise ContractError("there are no rows to load the server with, expected at least 1")
-    dense, categorical = rows.dense, rows.categorical
     if len(rows) < size:
-        repeated = np.arange(size) % len(rows)
-        dense, categorical = dense[repeated], categorical[repeated]
-    starts = range(0, len(dense) - size + 1, size)
-    return [_Request(dense[at : at + size], categorical[at : at + size]) for at in starts]
+        rows = rows.take(np.arange(size) % len(rows))
+    return [rows.take(slice(at, at + size)) for at in range(0, len(rows) - size + 1, size)]
+
+
+@dataclass
+class _Tally:
+    """Collects what a report is made of."""
+
+    rows_per_request: int
+    sent: int = 0
+    late: int = 0
+    most_behind: float = 0.0
+    last_end: float = float("-inf")
+    latencies: list[float] = field(default_factory=list)
+    service: list[float] = field(default_factory=list)
+    failed: Counter[str] = field(default_factory=Counter)
+    first_errors: dict[str, str] = field(default_factory=dict)
+    versions: Counter[int] = field(default_factory=Counter)
+
+    def count_sent(self, *, behind: float, late_after: float) -> None:
+        """Counts a request that was sent `behind` seconds after it was due."""
+        self.sent += 1
+        self.late += behind > late_after
+        self.most_behind = max(self.most_behind, behind)
+
+    def count_answer(self, *, due: float, sent: float, now: float, version: int) -> None:
+        """Counts an answer that came at `now`."""
+        self.latencies.append(now - due)
+        self.service.append(now - sent)
+        self.versions[version] += 1
+        self.last_end = max(self.last_end, now)
+
+    def count_failure(self, error: Exception, now: float) -> None:
+        """Counts a request that failed at `now`."""
+        kind = type(error).__name__
+        self.failed[kind] += 1
+        self.first_errors.setdefault(kind, str(error))
+        self.last_end = max(self.last_end, now)
+
+    def report(self, *, start: float, end: float, unsent: int, distinct_requests: int) -> LoadReport:
+        """The report of what was due from `start` to `end`."""
+        seconds = max(end, self.last_end) - start
+        answered = len(self.latencies)
+        rate = answered / seconds if seconds > 0 else None
+        return LoadReport(
+            sent=self.sent,
+            answered=answered,
+            failed=dict(sorted(self.failed.items())),
+            first_errors=self.first_errors,
+            unsent=unsent,
+            seconds=seconds,
+            latency_ms=Latencies.of(self.latencies),
+            service_ms=Latencies.of(self.service),
+            requests_per_second=rate,
+            rows_per_second=None if rate is None else rate * self.rows_per_request,
+            late_share=self.late / self.sent if self.sent else None,
+            most_behind_ms=self.most_behind * 1e3 if self.sent else None,
+            versions={str(version): count for version, count in sorted(self.versions.items())},
+            distinct_requests=distinct_requests,
+        )
+
+
+def load_server(
+    server: str, rows: FeatureRows, settings: LoadSettings, *, client: ClientSettings, log_url: str | None = None
+) -> LoadReport:
+    """Loads the Triton at `server` (host:port), with every request logged where there is a log.
+
+    Raises:
+        TemporaryError, PermanentError, ContractError: The first request, sent before the load, was not answered: an
+            absent server or model is one clear error instead of a load of failures.
+    """
+
+    async def run() -> LoadReport:
+        async with RecommenderClient(server, log=log_url, settings=client) as recommender:
+            await recommender.score(rows.take(slice(1)), log=False)
+            return await run_load(recommender, rows, settings)
+
+    return run_precisely(run())
+
+
+def rows_of_world(path: Path, seed: int, num_rows: int = POOL_ROWS) -> FeatureRows:
+    """Rows drawn from a simulated world."""
+    drawn = World.load(path).draw(num_rows, np.random.default_rng([seed, 12]))
+    return FeatureRows(dense=drawn.dense, categorical=drawn.categorical)
+
+
+def write_report(path: Path, server: str, settings: LoadSettings, report: LoadReport) -> None:
+    """Writes {server, settings, report} as JSON."""
+    document = {"server": server, "settings": asdict(settings), "report": asdict(report)}
+    write_whole(path, json.dumps(document, indent=2, allow_nan=False) + "\n")
+
+
+def print_table(report: LoadReport, settings: LoadSettings, out: IO[str]) -> None:
+    """Prints the report for people."""
+    from rich.console import Console
+    from rich.table import Table
+
+    table = Table("", "", title=_title(settings), show_header=False, title_justify="left")
+    for name, value in _lines(report):
+        table.add_row(name, value)
+    Console(file=out, width=None if out.isatty() else 120).print(table)
+
+
+def _title(settings: LoadSettings) -> str:
+    if settings.rate is None:
+        loop = f"closed loop, {settings.concurrency} callers"
+    else:
+        loop = f"open loop, {settings.rate:g} requests/s ({settings.arrivals})"
+    return f"{loop}, {settings.rows_per_request} rows a request, {settings.seconds:g} s"
+
+
+def _lines(report: LoadReport) -> Iterable[tuple[str, str]]:
+    yield "requests", f"{report.sent} sent, {report.answered} answered, {report.unsent} due and never sent"
+    for kind, count in report.failed.items():
+        yield f"failed: {kind}", f"{count} (first: {report.first_errors[kind]})"
+    yield "rate", f"{_figure(report.requests_per_second)} requests/s, {_figure(report.rows_per_second)} rows/s"
+    for name, latencies in (("latency from due", report.latency_ms), ("from sent", report.service_ms)):
+        parts = ("p50", "p95", "p99", "max")
+        yield f"{name}, ms", "  ".join(f"{part} {_figure(getattr(latencies, part))}" for part in parts)
+    if report.late_share is not None:
+        yield "sent late", f"{report.late_share:.2%} of requests, at most {_figure(report.most_behind_ms)} ms"
+    yield "versions", ", ".join(f"{version}: {count}" for version, count in report.versions.items()) or "none"
+
+
+def _figure(value: Any) -> str:
+    if value is None:
+        return "none"
+    return f"{value:,.0f}" if value >= 1000 else f"{value:.3g}"

@@ -1,6 +1,6 @@
-"""Keeps the traffic plan at hand: reads it again and again, and keeps the last good one when that fails.
+"""Polls the traffic plan and keeps the last good one when reading fails.
 
-What the plan says is `store.traffic_plan`'s, where it lies is `components.storage`'s; obeying it is `routing`'s.
+The plan's content is defined in `store.traffic_plan`; following it with requests is `routing`'s job.
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ from components.store.traffic_plan import PLAN_POLL_SECONDS, TRAFFIC_FILE, Traff
 logger = logging.getLogger(__name__)
 
 READ_SECONDS = 5.0
-"""A read that takes longer is a problem to tell; it is waited for all the same, and no other is begun."""
+"""A read that takes longer is reported as a problem; no other read starts until it has ended."""
 MIN_REFRESH_SECONDS = 0.1
-"""From one read to the next that a missing canary may cause: every one of its requests would ask for one."""
+"""Least time between reads caused by a missing canary, of which every request of its keys would cause one."""
 
 
 class PlanFollower:
@@ -78,10 +78,10 @@ class PlanFollower:
             await asyncio.wait(tasks)
 
     async def refresh(self) -> None:
-        """Reads the plan now; one read at a time, which late comers share. Never raises for what it reads."""
+        """Reads the plan now, or joins the read under way. A failed read sets `problem` and raises nothing."""
         if self._reading is None or self._reading.done():
             self._last_read = self._timer()
-            self._reading = _beside(lambda: self._objects.read(TRAFFIC_FILE))
+            self._reading = _read_in_thread(lambda: self._objects.read(TRAFFIC_FILE))
         reading = self._reading
         await asyncio.wait({reading}, timeout=self._read_seconds)
         try:
@@ -90,15 +90,15 @@ class PlanFollower:
             self._take(reading.result())
         except (TemporaryError, PermanentError, ContractError) as error:
             if self.problem != str(error):
-                logger.warning("the traffic plan stays as it is (%s): %s", _name(self.current), error)
+                logger.warning("the traffic plan stays as it is (%s): %s", _describe(self.current), error)
             self.problem = str(error)
             return
         if self.problem is not None:
-            logger.info("the traffic plan can be read again: %s", _name(self.current))
+            logger.info("the traffic plan can be read again: %s", _describe(self.current))
         self.problem = None
 
     def refresh_soon(self) -> None:
-        """Begins to read the plan, unless it was read a moment ago; whoever found it outdated does not wait."""
+        """Starts to read the plan, unless it was read a moment ago; the caller does not wait."""
         if self._timer() - self._last_read >= MIN_REFRESH_SECONDS and (self._hurried is None or self._hurried.done()):
             self._hurried = asyncio.get_running_loop().create_task(self.refresh())
 
@@ -110,13 +110,13 @@ class PlanFollower:
         else:
             plan, generation = TrafficPlan.loads(stored.content, source=self.source), stored.generation
         if plan != self.current:
-            logger.info("traffic plan: %s, was %s", _name(plan), _name(self.current))
+            logger.info("traffic plan: %s, was %s", _describe(plan), _describe(self.current))
         self.current, self._generation = plan, generation
 
     def _ended(self, polling: asyncio.Task[None]) -> None:
         if not polling.cancelled() and (error := polling.exception()) is not None:
             self.problem = f"{self.source} is not followed any more: {error!r}"
-            logger.error("the traffic plan stays as it is (%s): %s", _name(self.current), self.problem)
+            logger.error("the traffic plan stays as it is (%s): %s", _describe(self.current), self.problem)
 
     async def _poll(self) -> None:
         while True:
@@ -124,8 +124,8 @@ class PlanFollower:
             await self.refresh()
 
 
-def _beside(read: Callable[[], Stored | None]) -> asyncio.Future[Stored | None]:
-    """What `read` answers, from a thread that nobody waits for: the loop's own would hold up the end of the process."""
+def _read_in_thread(read: Callable[[], Stored | None]) -> asyncio.Future[Stored | None]:
+    """The result of `read` in a daemon thread; the loop's own threads would delay the end of the process."""
     loop = asyncio.get_running_loop()
     future: asyncio.Future[Stored | None] = loop.create_future()
     # Asking for the exception tells asyncio that it is not lost: its reader may be gone.
@@ -154,7 +154,7 @@ def _beside(read: Callable[[], Stored | None]) -> asyncio.Future[Stored | None]:
     return future
 
 
-def _name(plan: TrafficPlan | None) -> str:
+def _describe(plan: TrafficPlan | None) -> str:
     if plan is None:
         return "none"
     if plan.canary is None:

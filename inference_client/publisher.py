@@ -1,9 +1,11 @@
-"""Publishes what was scored, and later what came of it, to the log: at least once, in few commits.
+"""Publishes what was scored, and later what came of it, to the log: at least once, in few commits, through any outage.
 
-Prediction records wait for the next flush; clicks wait for their delay too, so an outcome never precedes its
-prediction. A flush that fails for now is repeated with the same ids, by which readers recognise what they have. While
-the log is away records wait here, up to a bound; what comes beyond it is dropped, counted and told. How messages are
-stored is the log's; what they mean together is the monitor's.
+Adding a record only appends to a queue; encoding and publishing happen in another thread. Outcomes wait for their time,
+and an outcome is never published before its prediction. A failed flush is repeated with the same ids, by which readers
+recognise what they have. While the log is unavailable records wait here, up to a bound; beyond it the newest are
+dropped and counted. The newest, because what is queued may be half published already, and its outcomes keep their
+meaning: an outage leaves one gap in the log instead of many. Every change of state is one log line. How messages are
+stored is the log's job; what they mean together is the monitor's.
 """
 
 from __future__ import annotations
@@ -11,59 +13,116 @@ from __future__ import annotations
 import asyncio
 import heapq
 import logging
-import time
-from collections.abc import Awaitable, Callable, Sequence
-from dataclasses import dataclass
-from typing import NamedTuple
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 
 import numpy as np
 
-from components.contracts.records import CLICK, EVENTS, OutcomeBatch, PredictionBatch, encode
+from components.contracts.records import CLICK, EVENTS, OutcomeBatch, PredictionBatch, Record, encode, record_id
 from components.logs.event_log import Publisher
-from components.runtime.errors import ContractError, TemporaryError
+from components.runtime.errors import ContractError, PermanentError, TemporaryError
+from inference_client.timing import Timing
 
 logger = logging.getLogger(__name__)
 
 MAX_ROWS_PER_RECORD = 2048
 """A prediction record of this many rows takes 0.55 MB; the log takes 1 MB."""
-MAX_OUTCOMES_PER_MESSAGE = 4096
-"""After an outage of the log all its clicks are due at once, and a message takes 1 MB: about 200 bytes a click."""
+MAX_OUTCOMES_PER_MESSAGE = 2048
+"""After an outage all outcomes are due at once; an outcome takes up to 300 bytes of a message's 1 MB."""
 MAX_ROWS_PER_FLUSH = 50_000
-"""About 14 MB: after an outage all in one would take the log longer than its timeout, again and again."""
+"""About 14 MB: with everything in one flush, the log could time out after an outage again and again."""
+MAX_ID_LENGTH = 128
+MAX_AHEAD_SECONDS = 86_400.0
+"""How far in the future an outcome may lie: beyond it the time is taken for an error, such as milliseconds."""
 
 
-class _Flush(NamedTuple):
-    messages: list[tuple[str, bytes]]
-    rows: int
-    outcomes: int
+@dataclass(frozen=True, kw_only=True, order=True)
+class Outcome:
+    """What came of a scored row."""
 
-
-class _Outcome(NamedTuple):
-    due: float
+    time: float = 0.0
+    """Seconds since the epoch of the event; 0 = now. A time to come (of simulated users) is waited for."""
     request_id: str
-    row: int
-    event: str
+    """Of the request that scored the row."""
+    row: int = 0
+    """Which of its rows, from 0; in a ranked list, the position less 1."""
+    event: str = CLICK
+    """`click` or `conversion`."""
+
+    def __post_init__(self) -> None:
+        """Refuses what no reader could match."""
+        if self.event not in EVENTS:
+            raise ContractError(f"outcome event is {self.event!r}, expected one of {EVENTS}")
+        if not 0 <= self.row < MAX_ROWS_PER_RECORD:
+            raise ContractError(f"outcome row is {self.row}, expected 0..{MAX_ROWS_PER_RECORD - 1}")
+        check_id("request_id", self.request_id)
+
+
+@dataclass(frozen=True, kw_only=True)
+class PublishingCounts:
+    """What became of everything that was given to the log."""
+
+    published_rows: int = 0
+    """Rows of prediction records that the log has."""
+    published_outcomes: int = 0
+    queued_rows: int = 0
+    """Rows that wait here; their number grows while the log is unavailable."""
+    queued_outcomes: int = 0
+    """Outcomes that wait here, including those whose time has not come."""
+    dropped_rows: int = 0
+    """Rows that came while the queue was full; they are lost."""
+    dropped_outcomes: int = 0
+    problem: str | None = None
+    """Why the log is unavailable; None while it takes records."""
+    refused: bool = False
+    """Whether the log refuses until somebody changes it (no such topic, no rights to it), instead of being away."""
+
+
+class Unpublished(TemporaryError):
+    """Records were lost when the publisher was closed, because the log was unavailable."""
+
+    def __init__(self, *, rows: int, outcomes: int, reason: str) -> None:
+        super().__init__(f"{rows} rows and {outcomes} outcomes could not be published and are lost: {reason}")
+        self.rows = rows
+        self.outcomes = outcomes
 
 
 @dataclass(frozen=True, kw_only=True)
 class PublisherSettings:
-    """How often to publish, and how long to try."""
+    """How often to publish, and how much to keep."""
 
     interval_seconds: float = 0.15
     """Time between flushes: one commit each. Shorter is fresher, longer is cheaper."""
     first_backoff_seconds: float = 0.1
     max_backoff_seconds: float = 2.0
-    give_up_seconds: float = 60.0
-    """How long one flush is repeated while the log is unavailable."""
+    close_seconds: float = 30.0
+    """How long closing waits for an unavailable log before it gives up what is queued."""
     max_queued_rows: int = 500_000
-    """Most rows that wait for the log, about 140 MB; what is added beyond them is dropped."""
+    """Most rows that wait for the log, about 140 MB."""
+    max_queued_outcomes: int = 500_000
+    """Most outcomes that wait, about 100 MB."""
 
     def __post_init__(self) -> None:
         """Refuses settings that cannot work."""
-        if self.interval_seconds <= 0:
-            raise ContractError(f"interval_seconds is {self.interval_seconds}, expected more than 0")
-        if self.max_queued_rows < 1:
-            raise ContractError(f"max_queued_rows is {self.max_queued_rows}, expected at least 1")
+        for name in ("interval_seconds", "first_backoff_seconds", "max_backoff_seconds", "close_seconds"):
+            if not getattr(self, name) > 0:
+                raise ContractError(f"{name} is {getattr(self, name)}, expected more than 0")
+        for name in ("max_queued_rows", "max_queued_outcomes"):
+            if getattr(self, name) < 1:
+                raise ContractError(f"{name} is {getattr(self, name)}, expected at least 1")
+
+
+class _Flush:
+    """Records that are published together; their ids never name other content, however often they are published."""
+
+    def __init__(self, records: Sequence[Record], *, num_rows: int, num_outcomes: int) -> None:
+        self.records, self.num_rows, self.num_outcomes = records, num_rows, num_outcomes
+        self._messages: list[tuple[str, bytes]] = []
+
+    def publish_to(self, log: Publisher) -> None:
+        """Encodes and publishes; runs in a thread, since a commit waits for the disk or the network."""
+        self._messages = self._messages or [(record_id(record), encode(record)) for record in self.records]
+        log.publish(self._messages)
 
 
 class RecordPublisher:
@@ -75,8 +134,7 @@ class RecordPublisher:
         *,
         source: str,
         settings: PublisherSettings | None = None,
-        clock: Callable[[], float] = time.time,
-        sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
+        timing: Timing | None = None,
     ) -> None:
         """Starts with nothing queued.
 
@@ -84,157 +142,235 @@ class RecordPublisher:
             log: Where to publish.
             source: Names this publisher in outcome ids; unique per log.
             settings: See `PublisherSettings`.
-            clock: Seconds since the epoch.
-            sleep: Waits between flushes and retries.
+            timing: Clocks and waits.
         """
-        self._log, self._source, self._settings = log, source, settings or PublisherSettings()
-        self._clock, self._sleep = clock, sleep
+        check_id("source", source)
+        self._log, self._source = log, source
+        self._settings, self._timing = settings or PublisherSettings(), timing or Timing()
+        self._counts = PublishingCounts()
         self._predictions: list[PredictionBatch] = []
-        self._waiting: list[_Outcome] = []
+        self._outcomes: list[Outcome] = []
         """A heap by time."""
         self._pending: _Flush | None = None
-        """The flush under way: kept as it is until the log has it, so that its ids never name other content."""
+        """The flush that is under way, or failed and comes first next time."""
         self._flushing = asyncio.Lock()
         self._outcome_batches = 0
         self._stopping = False
-        self._queued_rows = 0
-        self._dropped_since_told = 0
-        self.dropped_rows = 0
-        """Rows that were added while `max_queued_rows` waited, and are lost with their clicks."""
-        self.published_rows = 0
-        """Rows in prediction records that the log has."""
-        self.published_outcomes = 0
-        """Outcomes that the log has."""
+        self._failures = 0
+        """Flushes that failed in a row."""
+        self._failing_since = 0.0
+        self._is_dropping = False
 
     @property
-    def queued_predictions(self) -> int:
-        """Prediction records not yet in the log: grows while the log is unavailable."""
-        return len(self._predictions)
+    def counts(self) -> PublishingCounts:
+        """What became of everything that was added."""
+        return self._counts
 
-    def add(self, prediction: PredictionBatch, clicks: Sequence[tuple[int, float]] = ()) -> None:
-        """Queues a prediction and its clicks, each a row and the seconds after the prediction's time.
+    def add(self, prediction: PredictionBatch, outcomes: Sequence[Outcome] = ()) -> bool:
+        """Queues a prediction with the outcomes that are known of it; never waits.
 
-        Drops both where the queue is full: a click without its prediction would be of no use.
+        Returns:
+            Whether it was queued: False where the queue is full, and then its outcomes are dropped too.
         """
-        if self._queued_rows and self._queued_rows + len(prediction) > self._settings.max_queued_rows:
-            self.dropped_rows += len(prediction)
-            self._dropped_since_told += len(prediction)
-            return
+        counts = self._counts
+        if counts.queued_rows and counts.queued_rows + len(prediction) > self._settings.max_queued_rows:
+            self._drop(rows=len(prediction), outcomes=len(outcomes))
+            return False
         self._predictions.append(prediction)
-        self._queued_rows += len(prediction)
-        for row, delay in clicks:
-            self.tell(prediction.request_id, row, prediction.time + delay)
+        self._counts = replace(counts, queued_rows=counts.queued_rows + len(prediction))
+        for outcome in outcomes:
+            self.add_outcome(outcome)
+        return True
 
-    def tell(self, request_id: str, row: int, time: float, *, event: str = CLICK) -> None:
-        """Queues an outcome of a request that any publisher of this log may have predicted.
+    def add_outcome(self, outcome: Outcome) -> bool:
+        """Queues an outcome of a request that any publisher of this log may have predicted; never waits.
 
-        Args:
-            request_id: The prediction's.
-            row: Which of its rows, from 0.
-            time: When it happened, seconds since the epoch; published once that time has come.
-            event: `click` or `conversion`.
+        Returns:
+            Whether it was queued: False where too many wait.
 
         Raises:
-            ContractError: another event.
+            ContractError: Its time is more than `MAX_AHEAD_SECONDS` in the future.
         """
-        if event not in EVENTS:
-            raise ContractError(f"outcome event is {event!r}, expected one of {EVENTS}")
-        heapq.heappush(self._waiting, _Outcome(time, request_id, row, event))
+        now = self._timing.clock()
+        if not outcome.time <= now + MAX_AHEAD_SECONDS:
+            raise ContractError(f"outcome time is {outcome.time}, expected seconds since the epoch, about {now:.0f}")
+        if self._counts.queued_outcomes >= self._settings.max_queued_outcomes:
+            self._drop(rows=0, outcomes=1)
+            return False
+        heapq.heappush(self._outcomes, outcome if outcome.time else replace(outcome, time=now))
+        self._counts = replace(self._counts, queued_outcomes=self._counts.queued_outcomes + 1)
+        return True
 
     async def flush(self) -> None:
-        """Publishes all queued predictions and the clicks that are due, in this order, in one commit.
+        """Publishes queued predictions and the outcomes that are due, in this order, in one commit.
 
         What an earlier flush could not publish goes first, alone; of a queue longer than `MAX_ROWS_PER_FLUSH` only its
         beginning goes.
 
         Raises:
-            TemporaryError: the log stayed unavailable for `give_up_seconds`; the next flush tries again.
+            Exception: Whatever the log raised; the same messages go first at the next flush.
         """
         async with self._flushing:
             self._pending = self._pending or self._next_flush()
             if self._pending is None:
                 return
-            await self._publish(self._pending.messages)
-            self._queued_rows -= self._pending.rows
-            self.published_rows += self._pending.rows
-            self.published_outcomes += self._pending.outcomes
+            try:
+                await asyncio.to_thread(self._pending.publish_to, self._log)
+            except Exception as error:
+                self._note_failure(error)
+                raise
+            self._note_success(self._pending)
             self._pending = None
 
     async def run(self) -> None:
-        """Flushes every interval until `drain` ends it."""
+        """Flushes every interval until `drain` ends it; no failure of the log does."""
         while not self._stopping:
-            await self.flush()
-            await self._sleep(self._settings.interval_seconds)
+            await self._timing.sleep(await self._flush_or_backoff())
 
     async def drain(self) -> None:
-        """Publishes everything still queued, waiting for each outcome's time; `run` ends too."""
+        """Publishes everything that is queued, waiting for each outcome's time; `run` ends too.
+
+        Raises:
+            Unpublished: The log refused, or stayed unavailable for `close_seconds`; what was queued is dropped.
+        """
         self._stopping = True
-        await self.flush()
-        while self._waiting or self._predictions or self._pending:
-            wait = self._waiting[0].due - self._clock() if self._waiting else 0.0
-            await self._sleep(max(wait, self._settings.interval_seconds))
+        give_up_at = None
+        while True:
+            wait = await self._flush_or_backoff()
+            now = self._timing.timer()
+            if not self._failures:
+                give_up_at = None
+                if not (self._predictions or self._outcomes or self._pending):
+                    return
+                if not self._predictions:
+                    wait = max(wait, self._outcomes[0].time - self._timing.clock())
+            else:
+                give_up_at = now + self._settings.close_seconds if give_up_at is None else give_up_at
+                if self._counts.refused or now >= give_up_at:
+                    raise self._give_up()
+            await self._timing.sleep(wait)
+
+    async def _flush_or_backoff(self) -> float:
+        """Tries to flush; the seconds until the next try."""
+        try:
             await self.flush()
+        except Exception as error:
+            # Whatever a log's library raises, the records wait for the next try; `_note_failure` has logged it.
+            logger.debug("flush %d in a row failed: %s", self._failures, error)
+            doubled: float = self._settings.first_backoff_seconds * 2 ** min(self._failures - 1, 30)
+            return min(doubled, self._settings.max_backoff_seconds)
+        return self._settings.interval_seconds
+
+    def _give_up(self) -> Unpublished:
+        counts = self._counts
+        self._predictions, self._outcomes, self._pending = [], [], None
+        self._counts = replace(
+            counts,
+            queued_rows=0,
+            queued_outcomes=0,
+            dropped_rows=counts.dropped_rows + counts.queued_rows,
+            dropped_outcomes=counts.dropped_outcomes + counts.queued_outcomes,
+        )
+        reason = counts.problem or "the log is unavailable"
+        return Unpublished(rows=counts.queued_rows, outcomes=counts.queued_outcomes, reason=reason)
 
     def _next_flush(self) -> _Flush | None:
         """What is due now; None when nothing is."""
-        now = self._clock()
-        predictions, self._predictions = self._first(MAX_ROWS_PER_FLUSH)
-        due: dict[str, list[_Outcome]] = {}
+        now = self._timing.clock()
+        predictions = self._take_predictions()
+        due: dict[str, list[Outcome]] = {}
         # Outcomes wait while predictions do: theirs may be among them.
-        while not self._predictions and self._waiting and self._waiting[0].due <= now:
-            outcome = heapq.heappop(self._waiting)
+        while not self._predictions and self._outcomes and self._outcomes[0].time <= now:
+            outcome = heapq.heappop(self._outcomes)
             due.setdefault(outcome.event, []).append(outcome)
-        messages = [(p.request_id, encode(p)) for p in predictions]
-        for of_event in due.values():
-            for start in range(0, len(of_event), MAX_OUTCOMES_PER_MESSAGE):
-                outcomes = self._outcomes(of_event[start : start + MAX_OUTCOMES_PER_MESSAGE])
-                messages.append((outcomes.batch_id, encode(outcomes)))
-        num_outcomes = sum(len(of_event) for of_event in due.values())
-        return _Flush(messages, sum(len(p) for p in predictions), num_outcomes) if messages else None
+        records: list[Record] = [*predictions]
+        for outcomes in due.values():
+            for start in range(0, len(outcomes), MAX_OUTCOMES_PER_MESSAGE):
+                records.append(self._outcome_batch(outcomes[start : start + MAX_OUTCOMES_PER_MESSAGE]))
+        if not records:
+            return None
+        num_outcomes = sum(len(outcomes) for outcomes in due.values())
+        return _Flush(records, num_rows=sum(len(p) for p in predictions), num_outcomes=num_outcomes)
 
-    def _first(self, max_rows: int) -> tuple[list[PredictionBatch], list[PredictionBatch]]:
-        """Queued predictions with at most so many rows, at least one prediction, and those left."""
-        rows = 0
-        for index, prediction in enumerate(self._predictions):
-            rows += len(prediction)
-            if index and rows > max_rows:
-                return self._predictions[:index], self._predictions[index:]
-        return self._predictions, []
+    def _take_predictions(self) -> list[PredictionBatch]:
+        """Takes predictions with at most `MAX_ROWS_PER_FLUSH` rows from the queue, and at least one prediction."""
+        num_rows, taken = 0, 0
+        for prediction in self._predictions:
+            num_rows += len(prediction)
+            if taken and num_rows > MAX_ROWS_PER_FLUSH:
+                break
+            taken += 1
+        predictions, self._predictions = self._predictions[:taken], self._predictions[taken:]
+        return predictions
 
-    def _outcomes(self, due: list[_Outcome]) -> OutcomeBatch:
+    def _outcome_batch(self, due: list[Outcome]) -> OutcomeBatch:
         self._outcome_batches += 1
         return OutcomeBatch(
             batch_id=f"{self._source}-outcomes-{self._outcome_batches}",
-            time=due[-1].due,
+            time=due[-1].time,
             event=due[-1].event,
             request_ids=tuple(outcome.request_id for outcome in due),
             rows=np.array([outcome.row for outcome in due], dtype=np.int32),
-            times=np.array([outcome.due for outcome in due], dtype=np.float64),
+            times=np.array([outcome.time for outcome in due], dtype=np.float64),
         )
 
-    async def _publish(self, messages: list[tuple[str, bytes]]) -> None:
-        give_up_at = self._clock() + self._settings.give_up_seconds
-        backoff = self._settings.first_backoff_seconds
-        while True:
-            try:
-                # In a thread: a commit waits for the disk, and a busy log for its other writer.
-                await asyncio.to_thread(self._log.publish, messages)
-                self._tell_dropped()
-                return
-            except TemporaryError as error:
-                if self._clock() >= give_up_at:
-                    raise
-                logger.warning("log unavailable, publishing %d messages again: %s", len(messages), error)
-                self._tell_dropped()
-            await self._sleep(backoff)
-            backoff = min(2 * backoff, self._settings.max_backoff_seconds)
-
-    def _tell_dropped(self) -> None:
-        if self._dropped_since_told:
+    def _drop(self, *, rows: int, outcomes: int) -> None:
+        counts = self._counts
+        self._counts = replace(
+            counts, dropped_rows=counts.dropped_rows + rows, dropped_outcomes=counts.dropped_outcomes + outcomes
+        )
+        if not self._is_dropping:
+            self._is_dropping = True
             logger.error(
-                "dropped %d rows with their clicks, since %d rows wait for the log: %d in all",
-                self._dropped_since_told,
-                self._queued_rows,
-                self.dropped_rows,
+                "the queue is full (%d rows, %d outcomes): the newest records are dropped",
+                counts.queued_rows,
+                counts.queued_outcomes,
             )
-            self._dropped_since_told = 0
+
+    def _note_failure(self, error: Exception) -> None:
+        self._failures += 1
+        known = isinstance(error, TemporaryError | PermanentError)
+        self._counts = replace(
+            self._counts, problem=str(error) or repr(error), refused=isinstance(error, PermanentError)
+        )
+        if self._failures == 1:
+            self._failing_since = self._timing.timer()
+            logger.warning("the log is unavailable, records wait: %s", error, exc_info=None if known else error)
+
+    def _note_success(self, flush: _Flush) -> None:
+        counts = self._counts
+        self._counts = replace(
+            counts,
+            published_rows=counts.published_rows + flush.num_rows,
+            published_outcomes=counts.published_outcomes + flush.num_outcomes,
+            queued_rows=counts.queued_rows - flush.num_rows,
+            queued_outcomes=counts.queued_outcomes - flush.num_outcomes,
+            problem=None,
+            refused=False,
+        )
+        if self._failures:
+            logger.info(
+                "the log is available again after %.0f s; %d rows and %d outcomes were dropped since the start",
+                self._timing.timer() - self._failing_since,
+                counts.dropped_rows,
+                counts.dropped_outcomes,
+            )
+        self._failures = 0
+        settings = self._settings
+        if (
+            2 * self._counts.queued_rows <= settings.max_queued_rows
+            and 2 * self._counts.queued_outcomes <= settings.max_queued_outcomes
+        ):
+            self._is_dropping = False
+
+
+def check_id(name: str, text: str) -> None:
+    """Returns if `text` can name a request or a publisher in the log; ids of this length keep messages below 1 MB.
+
+    Raises:
+        ContractError: It is empty, too long, or not printable ASCII.
+
+    >>> check_id("request_id", "user-7/page-3")
+    """
+    if not (0 < len(text) <= MAX_ID_LENGTH and text.isascii() and text.isprintable()):
+        raise ContractError(f"{name} is {text!r}, expected 1 to {MAX_ID_LENGTH} printable ASCII characters")

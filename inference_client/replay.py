@@ -1,37 +1,53 @@
-"""Replays traffic against a server at a stated rate: scores, publishes predictions, and later their clicks.
+"""Replays traffic against a server at a stated rate, through `RecommenderClient`, and tells the clicks later.
 
-Open loop: requests start when their time comes, not when the last answer came, up to a bound in flight; beyond it
-the replay falls behind, says by how much, and after a second forgives what it owes instead of bursting. Rows come
-from `traffic`, counts go to `statistics`; whether scores were good is the monitor's to say.
+Open loop: requests start when their time comes, not when the last answer came, up to a bound in flight; beyond it the
+replay falls behind, reports by how much, and after a second skips what it owes instead of sending a burst. Rows come
+from `traffic`; how good the scores were is the monitor's to measure. As a process (`replay_process`) it obeys standard
+input, writes a line per second and a summary, and ends with its parent: end of standard input means stop.
 """
 
 from __future__ import annotations
 
 import asyncio
+import json
 import logging
-from collections.abc import Coroutine
-from dataclasses import dataclass, replace
-from typing import Any
-from uuid import uuid4
+import os
+import signal
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import IO, Any
 
 import numpy as np
 from numpy.random import Generator
+from numpy.typing import NDArray
 
-from components.contracts.records import PredictionBatch
+from components.contracts.metrics import roc_auc
+from components.runtime.durable import write_whole
 from components.runtime.errors import ContractError, PermanentError, TemporaryError
-from inference_client.publisher import MAX_ROWS_PER_RECORD, RecordPublisher
-from inference_client.scorer import KeyedScorer, Scored, Seams, shadow_of
-from inference_client.statistics import AFTER, ReplayStatistics
+from inference_client.publisher import MAX_ROWS_PER_RECORD, Outcome, PublishingCounts, Unpublished
+from inference_client.recommender import RecommenderClient
+from inference_client.routing import PlannedClient
+from inference_client.scoring import ClientSettings
+from inference_client.timing import Timing
 from inference_client.traffic import Request, Traffic
 
 logger = logging.getLogger(__name__)
 
 MAX_DELAY_FACTOR = 4.0
 """No click comes later than this many mean delays."""
-_FORGIVEN_SECONDS = 1.0
-_MAX_QUEUED_PREDICTIONS = 2000
-SHADOW_WAIT_SECONDS = 2.0
-"""How long a record waits for its shadow's scores before it goes without them; its answer was served long before."""
+BEFORE, AFTER = "before", "after"
+"""Phases of a replay: before and after the drift."""
+_MAX_BEHIND_SECONDS = 1.0
+_MAX_QUEUED_ROWS = 128_000
+"""Rows waiting for the log at which the replay pauses."""
+_MAX_LATENCIES = 200_000
+_MAX_ERROR_TEXTS = 50
+_MAX_TRUTH_ROWS = 2_000_000
+"""Rows of each phase that the best AUC is computed over, 8 bytes each: a replay may run for weeks."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -44,7 +60,7 @@ class ReplaySettings:
     label_delay_seconds: float = 1.5
     """Mean delay of a click after its prediction: exponential, cut at `MAX_DELAY_FACTOR` times this."""
     max_rows: int | None = None
-    """Stop after this many rows sent; None = when told to."""
+    """Stop after this many rows sent; None = on command."""
     max_in_flight: int = 16
     """Requests at once; beyond it the replay falls behind."""
     max_consecutive_failures: int = 20
@@ -72,44 +88,38 @@ class Replay:
 
     def __init__(
         self,
-        scorer: KeyedScorer,
+        client: RecommenderClient,
         traffic: Traffic,
-        publisher: RecordPublisher,
         settings: ReplaySettings,
         random: Generator,
         *,
-        run: str | None = None,
-        seams: Seams | None = None,
+        run: str,
+        timing: Timing | None = None,
     ) -> None:
-        """Sends nothing yet.
+        """Prepares; `send` begins.
 
         Args:
-            scorer: Where to score.
-            traffic: Where rows come from.
-            publisher: Where records go; the caller runs and drains it.
+            client: Scores and logs; open.
+            traffic: The rows.
             settings: See `ReplaySettings`.
-            random: For the delays of clicks.
-            run: Names this replay in request ids; must be new to the log. Random without one.
-            seams: Clock, timer, sleep.
+            random: Of the click delays.
+            run: Names the replay in request ids; must be new to the log.
+            timing: Clocks and waits.
         """
-        self._scorer, self._traffic, self._publisher = scorer, traffic, publisher
-        self._settings, self._random = settings, random
-        self._run = run or f"replay-{uuid4().hex[:12]}"
-        self._seams = seams or Seams()
+        self._client, self._traffic, self._settings = client, traffic, settings
+        self._random, self._run, self._timing = random, run, timing or Timing()
         self._rate = settings.rate
         self._stopping = False
         self._woken = asyncio.Event()
         self._in_flight: set[asyncio.Task[None]] = set()
-        self._unrecorded: set[asyncio.Task[None]] = set()
-        """Answered requests whose records wait for their shadows: they are in nobody's way."""
         self._consecutive_failures = 0
         self._defect: BaseException | None = None
         """An error that no request may end with: raised where `send` is awaited instead of lost in its task."""
         self.statistics = ReplayStatistics()
         self.behind_seconds = 0.0
         """How late the newest request was sent."""
-        self.forgiven_seconds = 0.0
-        """Schedule time given up because the server or the log could not keep up."""
+        self.skipped_seconds = 0.0
+        """Schedule time that was skipped because the server or the log could not keep up."""
         self.exhausted = False
         """Whether the traffic ran out of rows."""
         self.last_error: Exception | None = None
@@ -142,7 +152,7 @@ class Replay:
 
         Requests in flight are waited for, never cancelled (see `transport`).
         """
-        due = self._seams.timer()
+        due = self._timing.timer()
         rows_sent = 0
         while not self._stopping:
             await self._wait_for_turn(due)
@@ -159,59 +169,59 @@ class Replay:
             self._start(request, self.statistics.phase)
             rows_sent += len(request.label)
             due = self._next_due(due, len(request.label))
-        while waited := self._in_flight | self._unrecorded:
-            await asyncio.wait(waited)
+        while self._in_flight:
+            await asyncio.wait(self._in_flight)
         if self._defect is not None:
             raise self._defect
 
     async def _wait_for_turn(self, due: float) -> None:
-        wait = due - self._seams.timer()
+        wait = due - self._timing.timer()
         if wait > 0:
             await self._pause(wait)
         while len(self._in_flight) >= self._settings.max_in_flight and not self._stopping:
             await asyncio.wait(self._in_flight, return_when=asyncio.FIRST_COMPLETED)
-        while self._publisher.queued_predictions >= _MAX_QUEUED_PREDICTIONS and not self._stopping:
+        while self._client.log_counts.queued_rows >= _MAX_QUEUED_ROWS and not self._stopping:
             await self._pause(0.1)
+        if self._client.log_counts.refused:
+            # Nobody would ever read what came of these requests.
+            self.stop()
 
     async def _pause(self, seconds: float) -> None:
         """Waits, but not past a stop."""
         if seconds < 0.1:
-            await self._seams.sleep(seconds)
+            await self._timing.sleep(seconds)
             return
-        sleeping = asyncio.ensure_future(self._seams.sleep(seconds))
+        sleeping = asyncio.ensure_future(self._timing.sleep(seconds))
         woken = asyncio.ensure_future(self._woken.wait())
         _, pending = await asyncio.wait({sleeping, woken}, return_when=asyncio.FIRST_COMPLETED)
         for task in pending:
             task.cancel()
 
     def _next_due(self, due: float, rows: int) -> float:
-        now = self._seams.timer()
+        now = self._timing.timer()
         self.behind_seconds = max(0.0, now - due)
-        if self.behind_seconds > _FORGIVEN_SECONDS:
-            self.forgiven_seconds += self.behind_seconds
+        if self.behind_seconds > _MAX_BEHIND_SECONDS:
+            self.skipped_seconds += self.behind_seconds
             due = now
         return due + rows / self._rate
 
     def _start(self, request: Request, phase: str) -> None:
         self.statistics.count_sent()
         request_id = f"{self._run}-{self.statistics.sent}"
-        self._track(self._serve(request_id, request, phase), self._in_flight)
-
-    def _track(self, work: Coroutine[Any, Any, None], tasks: set[asyncio.Task[None]]) -> None:
-        task = asyncio.get_running_loop().create_task(work)
-        tasks.add(task)
-        task.add_done_callback(tasks.discard)
+        task = asyncio.get_running_loop().create_task(self._serve(request_id, request, phase))
+        self._in_flight.add(task)
         task.add_done_callback(self._ended)
 
     def _ended(self, task: asyncio.Task[None]) -> None:
+        self._in_flight.discard(task)
         if not task.cancelled() and (error := task.exception()) is not None:
             self._defect = error
             self.stop()
 
     async def _serve(self, request_id: str, request: Request, phase: str) -> None:
-        started = self._seams.timer()
+        started = self._timing.timer()
         try:
-            scored = await self._scorer.score(request.dense, request.categorical, request_id=request_id)
+            scored = await self._client.score(request.features, request_id=request_id)
         except (TemporaryError, PermanentError, ContractError) as error:
             self._count_failure(error)
             return
@@ -219,33 +229,16 @@ class Replay:
         self.statistics.count_answer(
             phase=phase,
             version=scored.model_version,
-            latency_seconds=self._seams.timer() - started,
+            latency_seconds=self._timing.timer() - started,
             label=request.label,
             probability=request.probability,
         )
+        if not scored.logged:
+            # A click without its prediction would be of no use.
+            return
         clicked = np.flatnonzero(request.label)
-        clicks = list(zip(clicked.tolist(), self._delays(len(clicked))))
-        prediction = PredictionBatch(
-            request_id=request_id,
-            time=self._seams.clock(),
-            model_version=scored.model_version,
-            dense=request.dense,
-            categorical=request.categorical,
-            scores=scored.scores,
-            canary=scored.canary,
-        )
-        if scored.shadow is None:
-            self._publisher.add(prediction, clicks)
-        else:
-            self._track(self._record_with_shadow(prediction, clicks, scored), self._unrecorded)
-
-    async def _record_with_shadow(
-        self, prediction: PredictionBatch, clicks: list[tuple[int, float]], scored: Scored
-    ) -> None:
-        shadow = await shadow_of(scored, SHADOW_WAIT_SECONDS)
-        if shadow is not None:
-            prediction = replace(prediction, shadow_version=shadow.model_version, shadow_scores=shadow.scores)
-        self._publisher.add(prediction, clicks)
+        for row, delay in zip(clicked.tolist(), self._delays(len(clicked))):
+            self._client.tell(Outcome(request_id=request_id, row=row, time=scored.time + delay))
 
     def _count_failure(self, error: Exception) -> None:
         self.statistics.count_failure(error)
@@ -265,5 +258,244 @@ class Replay:
         if self.statistics.phase == AFTER:
             raise ContractError("the world has drifted already")
         self._traffic.drift()
-        self.statistics.drift_time = self._seams.clock()
+        self.statistics.drift_time = self._timing.clock()
         logger.info("drift begins after %d rows", self.statistics.rows)
+
+
+class ReplayStatistics:
+    """Counts since the start, and since the last line."""
+
+    def __init__(self) -> None:
+        self.sent = 0
+        """Requests asked for, answered or not."""
+        self.failed = 0
+        """Requests without a usable answer after all retries."""
+        self.rows = 0
+        """Rows answered."""
+        self.clicks = 0
+        """Clicks among the rows answered."""
+        self.drift_time: float | None = None
+        """Seconds since the epoch of the switch; None before it."""
+        self._rows_of = {BEFORE: 0, AFTER: 0}
+        self._versions: Counter[int] = Counter()
+        self._errors: Counter[str] = Counter()
+        self._latencies: list[float] = []
+        self._truth: dict[str, list[tuple[NDArray[np.int32], NDArray[np.float32]]]] = {BEFORE: [], AFTER: []}
+        self._second = _Second()
+
+    @property
+    def phase(self) -> str:
+        """`before` or `after` the drift."""
+        return BEFORE if self.drift_time is None else AFTER
+
+    def count_sent(self) -> None:
+        """Counts one request."""
+        self.sent += 1
+        self._second.sent += 1
+
+    def count_answer(
+        self,
+        *,
+        phase: str,
+        version: int,
+        latency_seconds: float,
+        label: NDArray[np.int32],
+        probability: NDArray[np.float64] | None,
+    ) -> None:
+        """Counts one answer; `phase` is the one that its rows were drawn in."""
+        n = len(label)
+        self.rows += n
+        self.clicks += int(label.sum())
+        self._rows_of[phase] += n
+        self._versions[version] += n
+        self._second.rows += n
+        self._second.versions[version] += n
+        self._second.latencies.append(latency_seconds)
+        if len(self._latencies) < _MAX_LATENCIES:
+            self._latencies.append(latency_seconds)
+        if probability is not None and self._rows_of[phase] <= _MAX_TRUTH_ROWS:
+            self._truth[phase].append((label, probability.astype(np.float32)))
+
+    def count_failure(self, error: Exception) -> None:
+        """Counts one request that failed for good."""
+        self.failed += 1
+        self._second.failed += 1
+        text = f"{type(error).__name__}: {error}"
+        if text in self._errors or len(self._errors) < _MAX_ERROR_TEXTS:
+            self._errors[text] += 1
+        else:
+            self._errors["other errors"] += 1
+
+    def take_second(self, *, time: float, behind_seconds: float) -> dict[str, Any]:
+        """The line about what happened since the last one."""
+        second, self._second = self._second, _Second()
+        return {
+            "time": round(time, 3),
+            "phase": self.phase,
+            "requests_sent": second.sent,
+            "requests_failed": second.failed,
+            "rows": second.rows,
+            "p50_ms": _milliseconds(second.latencies, 50),
+            "p99_ms": _milliseconds(second.latencies, 99),
+            "versions": {str(version): rows for version, rows in sorted(second.versions.items())},
+            "behind": round(behind_seconds, 3),
+        }
+
+    def summary(self) -> dict[str, Any]:
+        """Everything counted; None where there is nothing to count from.
+
+        Percentiles are of the first 200,000 answers, `bayes_auc` is of each phase's first 2,000,000 rows.
+        """
+        return {
+            "requests": {"sent": self.sent, "failed": self.failed},
+            "rows": self.rows,
+            "clicks": self.clicks,
+            "drift_time": self.drift_time,
+            "rows_before_drift": self._rows_of[BEFORE],
+            "rows_after_drift": self._rows_of[AFTER],
+            "bayes_auc": {phase: self._bayes_auc(phase) for phase in (BEFORE, AFTER)},
+            "versions_seen": {str(version): rows for version, rows in sorted(self._versions.items())},
+            "latency_ms": {"p50": _milliseconds(self._latencies, 50), "p99": _milliseconds(self._latencies, 99)},
+            "errors": dict(self._errors),
+        }
+
+    def _bayes_auc(self, phase: str) -> float | None:
+        if not self._truth[phase]:
+            return None
+        labels, probabilities = (np.concatenate(arrays) for arrays in zip(*self._truth[phase]))
+        return roc_auc(labels, probabilities)
+
+
+class _Second:
+    def __init__(self) -> None:
+        self.sent = self.failed = self.rows = 0
+        self.latencies: list[float] = []
+        self.versions: Counter[int] = Counter()
+
+
+def _milliseconds(latencies: list[float], percentile: float) -> float | None:
+    return round(float(np.percentile(latencies, percentile)) * 1e3, 3) if latencies else None
+
+
+@dataclass(frozen=True, kw_only=True)
+class ReplayProcess:
+    """Where a replay reads and writes."""
+
+    server: str
+    log_url: str
+    seed: int
+    stats_path: Path
+    """One JSON line per second."""
+    summary_path: Path
+    """Written when the replay ends, whichever way."""
+    run: str
+    """Names the replay in request ids; must be new to the log."""
+    plan_uri: str | None = None
+    """Model repository whose traffic plan is followed; None = everyone asks the one model."""
+    stdin: int = 0
+    """File descriptor of the commands: drift, rate N, stop; its end means stop."""
+
+
+def run_replay(
+    process: ReplayProcess, settings: ReplaySettings, client: ClientSettings, make_traffic: Callable[[], Traffic]
+) -> dict[str, Any]:
+    """Replays until a command, the end of the traffic or too many failures stop it; the summary.
+
+    Raises:
+        ContractError: The traffic or the log cannot be used as asked.
+        PermanentError: Too many requests failed in a row, or records were lost; the summary is written.
+    """
+    return asyncio.run(_run_replay(process, settings, client, make_traffic()))
+
+
+async def _run_replay(
+    process: ReplayProcess, settings: ReplaySettings, client_settings: ClientSettings, traffic: Traffic
+) -> dict[str, Any]:
+    started, error = time.monotonic(), None
+    client = RecommenderClient(
+        process.server,
+        log=process.log_url,
+        plan_uri=process.plan_uri,
+        settings=client_settings,
+        source=process.run,
+    )
+    process.stats_path.parent.mkdir(parents=True, exist_ok=True)
+    async with client:
+        replay = Replay(client, traffic, settings, np.random.default_rng([process.seed, 8]), run=process.run)
+        _obey_standard_input(process.stdin, replay)
+        with open(process.stats_path, "w") as stats:
+            lines = asyncio.create_task(_write_lines(replay, stats))
+            await replay.send()
+            if replay.gave_up:
+                error = (
+                    f"server {process.server}: {settings.max_consecutive_failures} requests failed in a row, the last "
+                    f"with: {replay.last_error}"
+                )
+            try:
+                await client.close()
+            except Unpublished as loss:
+                error = str(loss)
+            lines.cancel()
+            _write_line(replay, stats)
+    summary = {
+        **replay.statistics.summary(),
+        **_logged(client.log_counts),
+        "exhausted": replay.exhausted,
+        "drift": traffic.drift_note,
+        "behind_seconds": round(replay.skipped_seconds, 3),
+        "seconds": round(time.monotonic() - started, 3),
+        "cpu_seconds": round(time.process_time(), 3),
+        "run": process.run,
+        "server": process.server,
+        "error": error,
+    }
+    if isinstance(client.scorer, PlannedClient):
+        summary["plan"] = client.scorer.summary()
+    write_whole(process.summary_path, json.dumps(summary, indent=2, allow_nan=False) + "\n")
+    if error is not None:
+        raise PermanentError(error)
+    return summary
+
+
+def _logged(counts: PublishingCounts) -> dict[str, int]:
+    return {
+        "outcomes": counts.published_outcomes,
+        "published_rows": counts.published_rows,
+        "dropped_rows": counts.dropped_rows,
+    }
+
+
+def _obey_standard_input(stdin: int, replay: Replay) -> None:
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, replay.stop)
+    threading.Thread(target=_read_commands, args=(stdin, loop, replay), name="commands", daemon=True).start()
+
+
+async def _write_lines(replay: Replay, stats: IO[str]) -> None:
+    while True:
+        await asyncio.sleep(1.0)
+        _write_line(replay, stats)
+
+
+def _write_line(replay: Replay, stats: IO[str]) -> None:
+    line = replay.statistics.take_second(time=time.time(), behind_seconds=replay.behind_seconds)
+    stats.write(json.dumps({**line, "exhausted": replay.exhausted}, allow_nan=False) + "\n")
+    stats.flush()
+
+
+def _read_commands(stdin: int, loop: asyncio.AbstractEventLoop, replay: Replay) -> None:
+    """Passes lines on to the loop, from a thread."""
+    # os.read and not sys.stdin: a daemon thread inside a buffered reader can abort the interpreter's exit.
+    unread = b""
+    try:
+        while chunk := os.read(stdin, 4096):
+            *lines, unread = (unread + chunk).split(b"\n")
+            for line in lines:
+                loop.call_soon_threadsafe(replay.command, line.decode(errors="replace"))
+    except OSError as error:
+        logger.error("standard input cannot be read, stopping: %s", error)
+    try:
+        loop.call_soon_threadsafe(replay.stop)
+    except RuntimeError:
+        logger.debug("standard input ended after the replay")

@@ -1,12 +1,14 @@
-"""Scores as the traffic plan says: each key by its arm, some requests by the other arm too, in the shadow.
+"""Scores as the traffic plan says: each key by its arm, and some requests by the other arm too, as a shadow.
 
-Nobody is worse off for the plan: without one, or while it cannot be read, the stable model answers or the last good
-plan holds (`plan_follower`); a request that the canary does not answer goes to the stable arm within the same deadline.
-Which version answered is what the reply says, not what the plan promised.
+Nobody is worse off for the plan. Without one the stable model answers; while it cannot be read, the last good plan
+holds (`plan_follower`); a request that the canary does not answer goes to the stable arm within the same deadline. A
+shadow request starts after the served answer came, uses a connection of its own, is tried once, and is dropped and
+counted where shadows are out already or served requests wait. Judging what shadows score is deployment's job.
 """
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import time
 from collections import Counter
@@ -23,11 +25,9 @@ from components.runtime.errors import ContractError, PermanentError, TemporaryEr
 from components.storage.locations import open_objects
 from components.storage.objects import Objects
 from components.store.traffic_plan import TRAFFIC_FILE, Arm, TrafficPlan
-from inference_client.client import ClientSettings, ScoringClient
 from inference_client.errors import DeadlineExpired, Overloaded
 from inference_client.plan_follower import PlanFollower
-from inference_client.scorer import Scored
-from inference_client.shadow import Shadows
+from inference_client.scoring import ClientSettings, Scored, ScoringClient
 
 logger = logging.getLogger(__name__)
 
@@ -40,10 +40,10 @@ SHADOW_SECONDS = 5.0
 def open_scorer(
     server: str, settings: ClientSettings | None = None, *, plan_uri: str | None = None
 ) -> ScoringClient | PlannedClient:
-    """Who scores: the one model of `server`, or whom the traffic plan of the model repository at `plan_uri` names.
+    """A scorer that asks the one model of `server`, or the models that the traffic plan at `plan_uri` names.
 
     Raises:
-        ContractError: `plan_uri` is a folder that is not there: no plan would ever be found in it.
+        ContractError: `plan_uri` is a folder that does not exist, in which no plan could ever appear.
     """
     if plan_uri is None:
         return ScoringClient(server, settings)
@@ -87,9 +87,9 @@ class PlannedClient:
         )
         self.shadows = Shadows(ScoringClient(server, shadow_settings))
         self.fallbacks: Counter[str] = Counter()
-        """Requests of the canary's keys that the stable arm was asked instead, by why."""
+        """Requests of the canary's keys that the stable arm answered instead, by error."""
         self.unplanned: Counter[str] = Counter()
-        """Answers by another version than the plan says, as `model: version`: a release under way, or a stale plan."""
+        """Answers by other versions than planned, as `model: version`: a release is under way, or the plan is stale."""
 
     async def __aenter__(self) -> PlannedClient:
         """Follows the plan."""
@@ -112,13 +112,13 @@ class PlannedClient:
         request_id: str | None = None,
         key: str | None = None,
     ) -> Scored:
-        """Click probabilities of the rows by the arm of their key; see `ScoringClient.score` for rows and errors.
+        """Click probabilities by the arm of the key; see `ScoringClient.score` for rows and errors.
 
         Args:
-            dense: [n, 13].
-            categorical: [n, 26].
-            request_id: Decides with its like whether this one is scored in the shadow; random without one.
-            key: Who is asked for (a user): the same key meets the same arm. The request itself without one.
+            dense: [n, numeric columns].
+            categorical: [n, categorical columns].
+            request_id: Decides whether this request gets a shadow; random without one.
+            key: Whom the request is for (a user): the same key meets the same arm. The request's id without one.
         """
         plan = self.plan.current
         if plan is None:
@@ -138,7 +138,7 @@ class PlannedClient:
         return scored._replace(shadow=future)
 
     def summary(self) -> dict[str, Any]:
-        """What following the plan came to, for JSON."""
+        """Fallbacks, unplanned versions and shadows so far, for JSON."""
         plan = self.plan.current
         return {
             "source": self.plan.source,
@@ -158,10 +158,10 @@ class PlannedClient:
             scored = await self._ask(arm, dense, categorical, max_attempts=1)
             return scored._replace(canary=True), arm
         except (DeadlineExpired, Overloaded):
-            # The time is up, or the client itself has no room: the other arm would fare no better.
+            # The time is up, or the client itself has no room: asking the other arm would not help.
             raise
         except (TemporaryError, PermanentError, ContractError) as error:
-            # Whatever the canary cannot do must not be the user's loss; a request at fault fails there too.
+            # A canary's failure must not reach the user; a faulty request fails on the stable arm too.
             self.fallbacks[type(error).__name__] += 1
             logger.debug("the canary did not answer, asking %s: %s", plan.stable.model_name, error)
         self.plan.refresh_soon()
@@ -173,3 +173,58 @@ class PlannedClient:
         if scored.model_version != arm.version:
             self.unplanned[f"{arm.model_name}: {scored.model_version}"] += 1
         return scored
+
+
+class Shadows:
+    """Shadow requests over a connection of their own; use in one event loop."""
+
+    def __init__(self, client: ScoringClient) -> None:
+        """Takes over a connection that serves shadow requests only; its settings bound them."""
+        self._client = client
+        self._out: set[asyncio.Task[Scored | None]] = set()
+        self.sent = self.answered = self.dropped = 0
+        """Dropped ones were never sent."""
+        self.failed: Counter[str] = Counter()
+        """By kind of error."""
+
+    def start(
+        self, model_name: str, dense: NDArray[np.float32], categorical: NDArray[np.int64], *, under_pressure: bool
+    ) -> asyncio.Future[Scored | None] | None:
+        """Asks `model_name`; a future of the answer (None if it fails), or None where the request was dropped."""
+        if under_pressure or self._client.is_full:
+            self.dropped += 1
+            return None
+        self.sent += 1
+        task = asyncio.get_running_loop().create_task(self._ask(model_name, dense, categorical))
+        self._out.add(task)
+        task.add_done_callback(self._out.discard)
+        return task
+
+    async def close(self) -> None:
+        """Waits for shadows under way, each at most its deadline, and closes the connection."""
+        if self._out:
+            await asyncio.wait(set(self._out))
+        await self._client.close()
+
+    def summary(self) -> dict[str, Any]:
+        """The counts, for JSON."""
+        return {
+            "sent": self.sent,
+            "answered": self.answered,
+            "dropped": self.dropped,
+            "failed": dict(sorted(self.failed.items())),
+        }
+
+    async def _ask(self, model_name: str, dense: NDArray[np.float32], categorical: NDArray[np.int64]) -> Scored | None:
+        try:
+            answer = await self._client.score(dense, categorical, model_name=model_name)
+        except Overloaded:
+            self.sent -= 1
+            self.dropped += 1
+            return None
+        except (TemporaryError, PermanentError, ContractError) as error:
+            self.failed[type(error).__name__] += 1
+            logger.debug("shadow request failed: %s", error)
+            return None
+        self.answered += 1
+        return answer

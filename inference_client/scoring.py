@@ -1,36 +1,399 @@
-"""Scores the rows of a file and prints a JSON line for each: the `score` command."""
+"""Scores matrices of features on a Triton server: one connection, its line of callers, and what is asked again.
+
+A request that is too large is split; where its parts met a version switch, the parts that another version answered are
+asked again until one version has answered all of them. Scoring changes nothing, so a request may be repeated; repeated
+is what time may heal: no server, a full queue, a version switch (`ServerUnavailable`), and a model that answered this
+client before and is being loaded again. What another try would meet again is raised at once, and so is an expired
+deadline. Calls on the wire are `transport`'s job; which of several models is asked is `routing`'s; logging is
+`recommender`'s.
+"""
 
 from __future__ import annotations
 
 import asyncio
-import json
-from pathlib import Path
-from typing import IO
+import logging
+import re
+from dataclasses import dataclass, field
+from types import TracebackType
+from typing import Any, NamedTuple, Protocol
 
-from inference_client.client import ClientSettings, ScoringClient
-from inference_client.row_files import read_rows, row_files
+import numpy as np
+from numpy.typing import NDArray
+from tritonclient.grpc import InferInput, InferRequestedOutput
+
+from components.contracts.serving import (
+    CATEGORICAL_INPUT,
+    DENSE_INPUT,
+    MAX_BATCH_ROWS,
+    MODEL_NAME,
+    PROBABILITY_OUTPUT,
+    Tensor,
+)
+from components.runtime.errors import PermanentError, TemporaryError
+from inference_client.errors import (
+    BadReply,
+    BadRequest,
+    ModelAbsent,
+    Overloaded,
+    ServerUnavailable,
+    VersionsMixed,
+    WrongSchema,
+)
+from inference_client.rows import CRITEO, Columns
+from inference_client.timing import Timing
+from inference_client.transport import GrpcTransport
+
+logger = logging.getLogger(__name__)
+
+_SERVER = re.compile(r"(dns:///)?[^/\s]+:\d+")
+_OUTPUTS = [InferRequestedOutput(PROBABILITY_OUTPUT.name)]
 
 
-def score_file(server: str, path: Path, out: IO[str], *, settings: ClientSettings, limit: int | None = None) -> int:
-    """Writes {row, score, model_version} per row of `path` to `out`; returns the number of rows scored.
+class Scored(NamedTuple):
+    """Probabilities and who computed them."""
 
-    Raises:
-        ContractError: the file has no raw feature columns, or the server refused the request.
-        TemporaryError: the server is unavailable, or did not answer in time.
-        PermanentError: the model is absent, or its answer is unusable.
-    """
-    return asyncio.run(_score_file(server, path, out, settings, limit))
+    scores: NDArray[np.float32]
+    """[n] in [0, 1], in the order of the rows asked for."""
+    model_version: int
+    """The version that answered, as the reply says."""
+    canary: bool = False
+    """Whether the traffic plan's canary answered."""
+    shadow: asyncio.Future[Scored | None] | None = None
+    """The scores of the plan's other arm for the same rows, for the record only: known some time later, None if that
+    request failed. It never raises, and nobody has to wait for it."""
 
 
-async def _score_file(server: str, path: Path, out: IO[str], settings: ClientSettings, limit: int | None) -> int:
-    done = 0
-    async with ScoringClient(server, settings) as client:
-        for dense, categorical, _ in read_rows(row_files(path), labelled=False):
-            rows = slice(None if limit is None else limit - done)
-            if not len(dense[rows]):
-                break
-            scored = await client.score(dense[rows], categorical[rows])
-            for score in scored.scores.tolist():
-                out.write(json.dumps({"row": done, "score": score, "model_version": scored.model_version}) + "\n")
-                done += 1
-    return done
+class KeyedScorer(Protocol):
+    """Whoever scores matrices of features; different models may answer different requests."""
+
+    async def score(
+        self,
+        dense: NDArray[np.float32],
+        categorical: NDArray[np.int64],
+        *,
+        request_id: str | None = None,
+        key: str | None = None,
+    ) -> Scored:
+        """The rows' scores; the same key (a user, else the request) is answered by the same model.
+
+        Raises:
+            TemporaryError, PermanentError, ContractError: The rows were not scored.
+        """
+
+
+async def shadow_of(scored: Scored, seconds: float) -> Scored | None:
+    """The shadow's answer, if there is one and it comes within `seconds`."""
+    if scored.shadow is None:
+        return None
+    await asyncio.wait({scored.shadow}, timeout=seconds)
+    answer = scored.shadow.result() if scored.shadow.done() and not scored.shadow.cancelled() else None
+    # With both arms at one version (during a promotion) a model would be compared with itself.
+    return None if answer is None or answer.model_version == scored.model_version else answer
+
+
+@dataclass(frozen=True, kw_only=True)
+class ClientSettings:
+    """Which model is asked, with which columns, and how patiently."""
+
+    model_name: str = MODEL_NAME
+    columns: Columns = field(default=CRITEO)
+    """The model's feature columns."""
+    deadline_seconds: float = 30.0
+    """Of one request, all attempts and waits included. The caller gets its answer or an error by then; how a call is
+    ended on the wire depends on the server (`transport`)."""
+    max_attempts: int = 8
+    first_backoff_seconds: float = 0.05
+    max_backoff_seconds: float = 1.0
+    """Waits double from the first to this: 3.55 s in all with the defaults, before jitter shortens them."""
+    max_in_flight: int = 16
+    """Requests on the wire at once, including those whose callers have already got `DeadlineExpired`."""
+    max_waiting: int = 4096
+    """Callers that may wait for their turn beyond `max_in_flight`; further ones get `Overloaded` at once."""
+    safe_to_cancel: bool | None = None
+    """Whether the server survives expired and cancelled calls; None = it is asked for its version."""
+    close_seconds: float = 10.0
+    """How long `close` waits for calls in flight; closing cancels what is left."""
+
+    def __post_init__(self) -> None:
+        """Refuses settings that cannot work."""
+        if not self.deadline_seconds > 0:
+            raise BadRequest(f"deadline_seconds is {self.deadline_seconds}, expected more than 0")
+        if self.max_in_flight < 1 or self.max_waiting < 0:
+            raise BadRequest(
+                f"max_in_flight is {self.max_in_flight} and max_waiting {self.max_waiting}, expected at least 1 and 0"
+            )
+        if self.max_attempts < 1:
+            raise BadRequest(f"max_attempts is {self.max_attempts}, expected at least 1")
+        if not 0 < self.first_backoff_seconds <= self.max_backoff_seconds:
+            raise BadRequest(
+                f"backoffs are {self.first_backoff_seconds} and {self.max_backoff_seconds}, expected 0 < first <= max"
+            )
+
+
+class ScoringClient:
+    """A connection to one server or to its replicas; create, use and close it in one event loop."""
+
+    def __init__(self, server: str, settings: ClientSettings | None = None, *, timing: Timing | None = None) -> None:
+        """Prepares the connection, which is made at the first request.
+
+        Args:
+            server: host:port of Triton's gRPC endpoint, or `dns:///name:port` for all replicas behind a name.
+            settings: See `ClientSettings`.
+            timing: Clocks and waits.
+
+        Raises:
+            BadRequest: `server` names no port: gRPC would try 443 and report that nobody answers.
+        """
+        if not _SERVER.fullmatch(server):
+            raise BadRequest(f"server is {server!r}, expected host:port or dns:///name:port")
+        self.server = server
+        self._settings = settings or ClientSettings()
+        self._timing = timing or Timing()
+        self.transport = GrpcTransport(
+            server, max_in_flight=self._settings.max_in_flight, safe_to_cancel=self._settings.safe_to_cancel
+        )
+        self._callers = 0
+        self._answered: set[str] = set()
+        """Models that answered once: if one is absent now, it is being loaded again."""
+
+    async def __aenter__(self) -> ScoringClient:
+        """The client itself."""
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        """Closes the connection."""
+        await self.close()
+
+    @property
+    def has_line(self) -> bool:
+        """Whether callers wait for their turn."""
+        return self._callers > self._settings.max_in_flight
+
+    @property
+    def is_full(self) -> bool:
+        """Whether another caller would have to wait."""
+        return self._callers >= self._settings.max_in_flight
+
+    async def close(self) -> None:
+        """Waits for calls in flight, at most `close_seconds`, and closes the connection."""
+        await self.transport.close(self._settings.close_seconds)
+
+    async def score(
+        self,
+        dense: NDArray[np.float32],
+        categorical: NDArray[np.int64],
+        *,
+        request_id: str | None = None,
+        key: str | None = None,
+        model_name: str | None = None,
+        max_attempts: int | None = None,
+        deadline_seconds: float | None = None,
+    ) -> Scored:
+        """Click probabilities of the rows, all by one model version.
+
+        Args:
+            dense: [n, numeric columns] float32, NaN = missing; n >= 1.
+            categorical: [n, categorical columns] int64, -1 = missing.
+            request_id: For `KeyedScorer`; one model answers every request alike.
+            key: For `KeyedScorer` too.
+            model_name: Instead of the settings'.
+            max_attempts: Instead of the settings'.
+            deadline_seconds: Instead of the settings'.
+
+        Raises:
+            BadRequest: Shapes or dtypes differ from these, or the server refused them.
+            WrongSchema: The server refused them because its model takes other tensors.
+            ServerUnavailable: Still unavailable after every attempt, or no time is left for another.
+            Overloaded: Too many callers wait already, or no turn came before the deadline; nothing was sent.
+            DeadlineExpired: No answer in time.
+            ModelAbsent: The server does not serve the model.
+            BadReply: The answer is not a probability per row.
+            ServerFault: The server failed inside.
+            VersionsMixed: The versions kept changing under a split request.
+        """
+        _check_rows(dense, categorical, self._settings.columns)
+        room = self._settings.max_in_flight + self._settings.max_waiting
+        if self._callers >= room:
+            raise Overloaded(f"server {self.server} has {self._callers} callers waiting, expected fewer than {room}")
+        request = _Request(
+            transport=self.transport,
+            model=model_name or self._settings.model_name,
+            settings=self._settings,
+            timing=self._timing,
+            max_attempts=max_attempts or self._settings.max_attempts,
+            seconds=deadline_seconds or self._settings.deadline_seconds,
+            answered=self._answered,
+        )
+        self._callers += 1
+        try:
+            return await request.score(dense, categorical)
+        finally:
+            self._callers -= 1
+
+
+class _Request:
+    """One request of any number of rows: its model, its attempts and its deadline, which begins now."""
+
+    def __init__(
+        self,
+        *,
+        transport: GrpcTransport,
+        model: str,
+        settings: ClientSettings,
+        timing: Timing,
+        max_attempts: int,
+        seconds: float,
+        answered: set[str],
+    ) -> None:
+        self._transport, self._model, self._settings = transport, model, settings
+        self._max_attempts, self._timing = max_attempts, timing
+        self._seconds, self._answered = seconds, answered
+        self._give_up_at = timing.timer() + seconds
+
+    async def score(self, dense: NDArray[np.float32], categorical: NDArray[np.int64]) -> Scored:
+        """The rows' scores, all by one version."""
+        starts = range(0, len(dense), MAX_BATCH_ROWS)
+        if len(starts) == 1:
+            return await self._score_part(dense, categorical)
+        parts: dict[int, Scored] = {}
+        stale = list(starts)
+        backoff = self._settings.first_backoff_seconds
+        for attempt in range(self._max_attempts):
+            if attempt:
+                await self._timing.sleep(min(self._timing.jitter(backoff), self._left))
+                backoff = min(2 * backoff, self._settings.max_backoff_seconds)
+            newest = await self._score_parts(stale, parts, dense, categorical)
+            stale = [start for start in starts if parts[start].model_version != newest]
+            if not stale:
+                return Scored(np.concatenate([parts[start].scores for start in starts]), newest)
+        versions = sorted({part.model_version for part in parts.values()})
+        server = self._transport.server
+        raise VersionsMixed(f"server {server} answered one request of {len(dense)} rows by versions {versions}")
+
+    async def _score_parts(
+        self,
+        starts: list[int],
+        parts: dict[int, Scored],
+        dense: NDArray[np.float32],
+        categorical: NDArray[np.int64],
+    ) -> int:
+        """Fills `parts`; returns the version that answered last, which after a rollback is not the highest."""
+        last = 0
+
+        async def score(start: int) -> None:
+            nonlocal last
+            rows = slice(start, start + MAX_BATCH_ROWS)
+            parts[start] = await self._score_part(dense[rows], categorical[rows])
+            last = parts[start].model_version
+
+        # Let every part end before the first failure is raised: nobody would wait for the others.
+        outcomes = await asyncio.gather(*(score(start) for start in starts), return_exceptions=True)
+        for outcome in outcomes:
+            if isinstance(outcome, BaseException):
+                raise outcome
+        return last
+
+    async def _score_part(self, dense: NDArray[np.float32], categorical: NDArray[np.int64]) -> Scored:
+        """The first answer; an unavailable server is asked again, with growing waits."""
+        inputs = [_input_tensor(DENSE_INPUT, dense), _input_tensor(CATEGORICAL_INPUT, categorical)]
+        backoff = self._settings.first_backoff_seconds
+        for attempt in range(1, self._max_attempts + 1):
+            try:
+                return await self._attempt(inputs, len(dense))
+            except ServerUnavailable as error:
+                wait = self._timing.jitter(backoff)
+                if attempt == self._max_attempts or self._timing.timer() + wait >= self._give_up_at:
+                    raise
+                logger.debug("attempt %d failed, waiting %.2f s: %s", attempt, wait, error)
+            await self._timing.sleep(wait)
+            backoff = min(2 * backoff, self._settings.max_backoff_seconds)
+        raise AssertionError("unreachable: the last attempt returns or raises")
+
+    async def _attempt(self, inputs: list[Any], num_rows: int) -> Scored:
+        try:
+            reply = await self._transport.infer(
+                self._model, inputs, _OUTPUTS, seconds=self._left, deadline_seconds=self._seconds
+            )
+        except ModelAbsent as error:
+            if self._model in self._answered:
+                raise ServerUnavailable(f"{error} (it did a moment ago)") from error
+            raise
+        except BadRequest as error:
+            await self._raise_schema_fault(error)
+            raise
+        scored = _read_reply(reply, num_rows, self._transport.server)
+        self._answered.add(self._model)
+        return scored
+
+    @property
+    def _left(self) -> float:
+        return max(0.0, self._give_up_at - self._timing.timer())
+
+    async def _raise_schema_fault(self, refusal: BadRequest) -> None:
+        """Raises WrongSchema if the refusal is the served model's fault."""
+        try:
+            metadata = await self._transport.metadata_of(self._model, seconds=self._left)
+        except (TemporaryError, PermanentError, BadRequest):
+            return
+        if fault := _schema_fault(metadata):
+            raise WrongSchema(f"server {self._transport.server} serves model {self._model} whose {fault}") from refusal
+
+
+def _check_rows(dense: NDArray[np.float32], categorical: NDArray[np.int64], columns: Columns) -> None:
+    wanted = (
+        ("dense", dense, np.float32, len(columns.numeric)),
+        ("categorical", categorical, np.int64, len(columns.categorical)),
+    )
+    for name, array, dtype, width in wanted:
+        if array.dtype != dtype or array.ndim != 2 or array.shape[1] != width or not len(array):
+            raise BadRequest(
+                f"{name} is {array.dtype} {list(array.shape)}, expected {np.dtype(dtype)} [n, {width}] with n >= 1"
+            )
+    if len(dense) != len(categorical):
+        raise BadRequest(f"dense has {len(dense)} rows and categorical {len(categorical)}, expected the same number")
+
+
+def _input_tensor(tensor: Tensor, rows: NDArray[Any]) -> Any:
+    return InferInput(tensor.name, list(rows.shape), tensor.datatype).set_data_from_numpy(rows)
+
+
+def _read_reply(reply: Any, num_rows: int, server: str) -> Scored:
+    """The checked content of one reply; raises BadReply."""
+    version = reply.get_response().model_version
+    try:
+        scores = reply.as_numpy(PROBABILITY_OUTPUT.name)
+    except ValueError as error:
+        raise BadReply(f"server {server} sent a reply whose bytes do not fill its shape: {error}") from error
+    if scores is None:
+        raise BadReply(f"server {server} sent no output {PROBABILITY_OUTPUT.name}")
+    if scores.dtype != np.float32 or scores.shape != (num_rows, PROBABILITY_OUTPUT.width):
+        raise BadReply(
+            f"server {server} sent {scores.dtype} {list(scores.shape)}, "
+            f"expected float32 {[num_rows, PROBABILITY_OUTPUT.width]}"
+        )
+    flat = scores[:, 0]
+    # NaN fails both comparisons.
+    if not ((flat >= 0) & (flat <= 1)).all():
+        bad = flat[~((flat >= 0) & (flat <= 1))]
+        raise BadReply(f"server {server} sent {len(bad)} scores outside [0, 1], the first is {bad[0]}")
+    if not version.isdigit():
+        raise BadReply(f"server {server} names its version {version!r}, expected a number")
+    return Scored(flat, int(version))
+
+
+def _schema_fault(metadata: Any) -> str | None:
+    """Where a served model's tensors (Triton's ModelMetadataResponse) differ from the contracts; None = nowhere."""
+    for role, stated, wanted in (
+        ("input", metadata.inputs, (DENSE_INPUT, CATEGORICAL_INPUT)),
+        ("output", metadata.outputs, (PROBABILITY_OUTPUT,)),
+    ):
+        found = {tensor.name: f"{tensor.datatype} {list(tensor.shape)}" for tensor in stated}
+        for tensor in wanted:
+            expected = f"{tensor.datatype} {[-1, tensor.width]}"
+            if (served := found.pop(tensor.name, None)) != expected:
+                return f"{role} {tensor.name} is {served or 'absent'}, expected {expected}"
+        if role == "input" and found:
+            return f"input {next(iter(found))} is required as well, expected only the agreed ones"
+    return None

@@ -1,6 +1,6 @@
 """Where replayed rows come from: a simulated world, or a file of real ones; both can drift on command.
 
-A source hands out rows request by request. Sending them is `replay`'s; the world's truth is `simulation`'s.
+A source hands out rows request by request. Sending them is `replay`'s job; the world's truth is `simulation`'s.
 """
 
 from __future__ import annotations
@@ -13,22 +13,23 @@ import numpy as np
 from numpy.random import Generator
 from numpy.typing import NDArray
 
-from components.contracts.criteo import CATEGORICAL, DENSE, MISSING_CATEGORY
+from components.contracts.criteo import MISSING_CATEGORY
 from components.runtime.errors import ContractError
-from inference_client.row_files import distinct_categories, read_rows, row_files
+from inference_client.row_files import concatenated, distinct_categories, read_rows, row_files
+from inference_client.rows import CRITEO, Columns, FeatureRows
 from inference_client.simulation.world import Rows, World
 
 _CHUNK_ROWS = 4096
 
 
 class Request(NamedTuple):
-    """Rows to send in one request, with what the sender must not know."""
+    """Rows to send in one request, with their truth, which the server must not see."""
 
-    dense: NDArray[np.float32]
-    categorical: NDArray[np.int64]
+    features: FeatureRows
     label: NDArray[np.int32]
+    """[n] 1 = clicked."""
     probability: NDArray[np.float64] | None
-    """True click probability; None for real rows, where nobody knows it."""
+    """[n] true click probability; None for real rows, where nobody knows it."""
 
 
 class Traffic(Protocol):
@@ -59,13 +60,13 @@ class WorldTraffic:
 
     def take(self, rows: int) -> Request:
         """See `Traffic.take`; never exhausted."""
-        # Drawing 64 rows costs as much as drawing 1,000: the calls dominate, so draw ahead.
+        # Drawing 64 rows takes as long as drawing 1,000, so they are drawn ahead.
         if self._chunk is None or self._at + rows > len(self._chunk.label):
             self._chunk, self._at = self._world.draw(max(rows, _CHUNK_ROWS), self._random), 0
         part = slice(self._at, self._at + rows)
         self._at += rows
         dense, categorical, probability, label = self._chunk
-        return Request(dense[part], categorical[part], label[part], probability[part])
+        return Request(FeatureRows(dense=dense[part], categorical=categorical[part]), label[part], probability[part])
 
     def drift(self) -> None:
         """See `Traffic.drift`; rows drawn ahead are dropped."""
@@ -103,64 +104,69 @@ class _Permutation:
 class FileTraffic:
     """The labelled rows of a file (or a folder of them) in order, once; forms are `row_files`'.
 
-    Drift permutes the distinct values of the stated category columns among themselves; labels keep following the
-    values that the file holds, so what a value means truly changes.
+    Drift permutes the distinct values of some categorical columns; labels stay with the values that the file holds, so
+    what a value means truly changes.
     """
 
-    def __init__(self, path: Path, *, drift_columns: tuple[str, ...] = (), seed: int = 0) -> None:
+    def __init__(
+        self, path: Path, *, drift_columns: tuple[str, ...] = (), seed: int = 0, columns: Columns = CRITEO
+    ) -> None:
         """Opens the data.
 
         Raises:
-            ContractError: absent, unreadable, without the raw columns, or `drift_columns` are no category columns.
+            ContractError: The data is absent or unreadable, or `drift_columns` are not categorical.
         """
-        if wrong := set(drift_columns) - set(CATEGORICAL):
-            raise ContractError(f"drift columns {sorted(wrong)} are no category columns, expected some of C1..C26")
-        self._paths, self._columns, self._seed = row_files(path), drift_columns, seed
-        self._batches = read_rows(self._paths)
+        if wrong := set(drift_columns) - set(columns.categorical):
+            raise ContractError(
+                f"drift columns {sorted(wrong)} are not categorical, expected some of {columns.categorical[0]}.."
+                f"{columns.categorical[-1]}"
+            )
+        self._drift_columns, self._seed, self._columns = drift_columns, seed, columns
+        self._has_drifted = False
+        files = row_files(path)
+        self._batches = read_rows(files, columns=columns)
         self._permutations: dict[int, _Permutation] = {}
-        if drift_columns:
-            self._prepared = self._prepare_permutations()
-        self._dense = np.empty((0, len(DENSE)), dtype=np.float32)
-        self._categorical = np.empty((0, len(CATEGORICAL)), dtype=np.int64)
+        for name, distinct in (
+            distinct_categories(files, drift_columns, columns=columns) if drift_columns else {}
+        ).items():
+            place = columns.categorical.index(name)
+            random = np.random.default_rng([seed, 7, place])
+            self._permutations[place] = _Permutation(distinct, random.permutation(distinct))
+        self._features: FeatureRows | None = None
         self._label = np.empty(0, dtype=np.int32)
 
     def take(self, rows: int) -> Request | None:
         """See `Traffic.take`; the last request may be shorter."""
         while len(self._label) < rows and (batch := next(self._batches, None)) is not None:
-            dense, categorical, label = batch
-            self._dense = np.concatenate([self._dense, dense])
-            self._categorical = np.concatenate([self._categorical, categorical])
-            self._label = np.concatenate([self._label, label])
-        if not len(self._label):
+            known = [] if self._features is None else [self._features]
+            self._features = concatenated([*known, batch.features])
+            self._label = np.concatenate([self._label, batch.label])
+        if self._features is None or not len(self._label):
             return None
-        categorical = self._categorical[:rows]
-        if self._permutations:
-            categorical = categorical.copy()
-            for column, permutation in self._permutations.items():
-                categorical[:, column] = permutation.apply(categorical[:, column])
-        request = Request(self._dense[:rows], categorical, self._label[:rows], None)
-        self._dense, self._categorical = self._dense[rows:], self._categorical[rows:]
-        self._label = self._label[rows:]
-        return request
+        features, label = self._features.take(slice(rows)), self._label[:rows]
+        self._features, self._label = self._features.take(slice(rows, None)), self._label[rows:]
+        if self._has_drifted:
+            categorical = features.categorical.copy()
+            for place, permutation in self._permutations.items():
+                categorical[:, place] = permutation.apply(categorical[:, place])
+            features = FeatureRows(dense=features.dense, categorical=categorical)
+        return Request(features, label, None)
 
     def drift(self) -> None:
         """See `Traffic.drift`."""
-        if not self._columns:
+        if not self._drift_columns:
             raise ContractError("no drift columns were given")
-        self._permutations = self._prepared
+        self._has_drifted = True
 
     @property
     def drift_note(self) -> dict[str, Any]:
         """See `Traffic.drift_note`."""
-        if not self._columns:
+        if not self._drift_columns:
             return {}
-        values = {CATEGORICAL[column]: len(p.keys) for column, p in self._prepared.items()}
-        return {"kind": "permutation", "columns": list(self._columns), "seed": self._seed, "distinct_values": values}
-
-    def _prepare_permutations(self) -> dict[int, _Permutation]:
-        prepared = {}
-        for name, distinct in distinct_categories(self._paths, self._columns).items():
-            column = CATEGORICAL.index(name)
-            random = np.random.default_rng([self._seed, 7, column])
-            prepared[column] = _Permutation(distinct, random.permutation(distinct))
-        return prepared
+        values = {self._columns.categorical[place]: len(p.keys) for place, p in self._permutations.items()}
+        return {
+            "kind": "permutation",
+            "columns": list(self._drift_columns),
+            "seed": self._seed,
+            "distinct_values": values,
+        }

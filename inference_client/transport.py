@@ -1,12 +1,11 @@
-"""One gRPC connection to Triton: calls bounded in number and in time, and never cancelled where that would harm.
+"""One gRPC connection to Triton: calls bounded in number and in time, and never cancelled where that would crash it.
 
-Triton before 2.68 (26.04) can crash when a gRPC call is cancelled or its deadline expires on the wire: 2.51, the one
-that runs on a laptop, died in 7 of 7 loads of short deadlines (upstream fixes 7840, 8078, 8220, 8708). So the server is
-asked for its version once. From 2.68 on a call carries the caller's deadline and ends with its caller. Older servers
-get `WIRE_SECONDS`, which ends calls to a machine that is gone; the caller gets `DeadlineExpired` in time all the same,
-while its call goes on and keeps its slot until it ends. That is the back-pressure: a server that does not answer is not
-asked more than `max_in_flight` times. HTTP, whose disconnects do no harm, is no way out: its asyncio client needs a
-library that this environment does not hold.
+Triton before 2.68 (26.04) can crash when a gRPC call is cancelled or its deadline expires on the wire: 2.51, which runs
+on a laptop, died in 7 of 7 loads with short deadlines (upstream fixes 7840, 8078, 8220, 8708). So the server is asked
+for its version once. From 2.68 on, a call carries the caller's deadline and ends with its caller. Older servers get
+`WIRE_SECONDS`, which ends calls to a machine that is gone; the caller still gets `DeadlineExpired` in time, while its
+call goes on and keeps its slot until it ends. This is the back-pressure: a server that does not answer is not asked
+more than `max_in_flight` times.
 """
 
 from __future__ import annotations
@@ -57,8 +56,8 @@ class GrpcTransport:
         Args:
             server: host:port, or `dns:///name:port` for all addresses that a name has.
             max_in_flight: Calls on the wire at once, those included whose callers have given up.
-            safe_to_cancel: Whether calls may be cancelled there; None = asked of the server (of one replica: it speaks
-                for all, so an old one among new ones needs False).
+            safe_to_cancel: Whether calls may be cancelled there; None = the server is asked for its version (one
+                replica answers for all, so old replicas among new ones need False).
         """
         self.server = server
         self._triton = InferenceServerClient(server, channel_args=CHANNEL_OPTIONS)
@@ -67,14 +66,16 @@ class GrpcTransport:
         self._configured, self._safe_to_cancel = safe_to_cancel, safe_to_cancel
         self._asking: asyncio.Task[bool] | None = None
         self._calls: set[asyncio.Task[Any]] = set()
-        """Calls that their callers do not take with them; each holds a slot."""
+        """Calls that go on when their callers give up; each holds a slot."""
 
     @property
     def in_flight(self) -> int:
-        """Calls on the wire that nobody cancels; of these some callers may have given up."""
+        """Calls on the wire that nobody cancels; the callers of some may have given up."""
         return len(self._calls)
 
-    async def infer(self, model: str, inputs: list[Any], outputs: list[Any], *, seconds: float, told: float) -> Any:
+    async def infer(
+        self, model: str, inputs: list[Any], outputs: list[Any], *, seconds: float, deadline_seconds: float
+    ) -> Any:
         """Triton's reply.
 
         Args:
@@ -82,7 +83,7 @@ class GrpcTransport:
             inputs: Input tensors.
             outputs: Output tensors asked for.
             seconds: How long the caller waits.
-            told: The deadline that an error names, of which `seconds` may be the rest.
+            deadline_seconds: The deadline that an error names, of which `seconds` may be the rest.
 
         Raises:
             DeadlineExpired: no reply within `seconds`.
@@ -91,25 +92,25 @@ class GrpcTransport:
         """
         clock = asyncio.get_running_loop().time
         end = clock() + seconds
-        await self._take_slot(seconds, told)
+        await self._take_slot(seconds, deadline_seconds)
         try:
-            safe = await self._is_safe_to_cancel(end - clock(), told)
+            safe = await self._is_safe_to_cancel(end - clock(), deadline_seconds)
         except BaseException:
             self._slots.release()
             raise
-        wire = end - clock() if safe else max(WIRE_SECONDS, told)
-        call = self._infer(model, inputs, outputs, wire, told)
+        wire = end - clock() if safe else max(WIRE_SECONDS, deadline_seconds)
+        call = self._infer(model, inputs, outputs, wire_seconds=wire, deadline_seconds=deadline_seconds)
         if not safe:
             task = self._track(call)
             task.add_done_callback(lambda _: self._slots.release())
-            return await self._outlived(task, end - clock(), told)
+            return await self._outlived(task, end - clock(), deadline_seconds)
         try:
             return await call
         finally:
             self._slots.release()
 
     async def metadata_of(self, model: str, *, seconds: float) -> Any:
-        """What the server says of a model's tensors.
+        """The server's description of a model's tensors.
 
         Raises:
             As `infer`.
@@ -125,7 +126,7 @@ class GrpcTransport:
                 logger.warning("closing on server %s with %d calls unanswered", self.server, len(pending))
         await self._triton.close()
 
-    async def _take_slot(self, seconds: float, told: float) -> None:
+    async def _take_slot(self, seconds: float, deadline_seconds: float) -> None:
         if not self._slots.locked():
             await self._slots.acquire()
             return
@@ -133,32 +134,35 @@ class GrpcTransport:
             await asyncio.wait_for(self._slots.acquire(), seconds)
         except asyncio.TimeoutError:
             raise Overloaded(
-                f"server {self.server} has {self._max_in_flight} requests to answer and ended none within {told:g} s"
+                f"server {self.server} has {self._max_in_flight} requests to answer and ended none within "
+                f"{deadline_seconds:g} s"
             ) from None
 
-    async def _infer(self, model: str, inputs: list[Any], outputs: list[Any], wire: float, told: float) -> Any:
-        call = self._triton.infer(model, inputs, outputs=outputs, client_timeout=wire)
+    async def _infer(
+        self, model: str, inputs: list[Any], outputs: list[Any], *, wire_seconds: float, deadline_seconds: float
+    ) -> Any:
+        call = self._triton.infer(model, inputs, outputs=outputs, client_timeout=wire_seconds)
         try:
-            return await self._translated(call, model, told)
+            return await self._translated(call, model, deadline_seconds)
         except ServerBusy:
             raise
         except ServerUnavailable:
-            # Whoever answers next may be another server.
+            # The next answer may come from another server.
             self._safe_to_cancel = self._configured
             raise
 
-    async def _translated(self, call: Coroutine[Any, Any, T], model: str, told: float) -> T:
+    async def _translated(self, call: Coroutine[Any, Any, T], model: str, deadline_seconds: float) -> T:
         try:
             return await call
         except InferenceServerException as error:
-            raise translated(error, self.server, model, told) from error
+            raise translated(error, self.server, model, deadline_seconds) from error
 
-    async def _outlived(self, task: asyncio.Task[T], seconds: float, told: float) -> T:
+    async def _outlived(self, task: asyncio.Task[T], seconds: float, deadline_seconds: float) -> T:
         """The task's result within `seconds`; the task itself goes on whatever becomes of its caller."""
         # asyncio.wait leaves the task alone at the timeout, and when the caller is cancelled.
         await asyncio.wait({task}, timeout=seconds)
         if not task.done():
-            raise DeadlineExpired(f"server {self.server} did not answer within {told:g} s")
+            raise DeadlineExpired(f"server {self.server} did not answer within {deadline_seconds:g} s")
         return task.result()
 
     def _track(self, call: Coroutine[Any, Any, T]) -> asyncio.Task[T]:
@@ -173,28 +177,28 @@ class GrpcTransport:
         if not task.cancelled() and (error := task.exception()) is not None:
             logger.debug("call to server %s ended with: %s", self.server, error)
 
-    async def _is_safe_to_cancel(self, seconds: float, told: float) -> bool:
+    async def _is_safe_to_cancel(self, seconds: float, deadline_seconds: float) -> bool:
         if self._safe_to_cancel is None:
             if self._asking is None or self._asking.done():
-                self._asking = self._track(self._ask_version(told))
-            self._safe_to_cancel = await self._outlived(self._asking, seconds, told)
+                self._asking = self._track(self._ask_version(deadline_seconds))
+            self._safe_to_cancel = await self._outlived(self._asking, seconds, deadline_seconds)
         return self._safe_to_cancel
 
-    async def _ask_version(self, told: float) -> bool:
+    async def _ask_version(self, deadline_seconds: float) -> bool:
         call = self._triton.get_server_metadata(client_timeout=WIRE_SECONDS)
         try:
-            answer = await self._translated(call, "", told)
+            answer = await self._translated(call, "", deadline_seconds)
         except (DeadlineExpired, ServerUnavailable):
             raise
         except (TemporaryError, PermanentError, ContractError) as error:
-            # It answers, but not this: careful with it.
-            logger.debug("server %s does not tell its version: %s", self.server, error)
+            # A server that answers but hides its version is treated as an old one.
+            logger.debug("server %s does not state its version: %s", self.server, error)
             return False
         return is_safe_version(answer.version)
 
 
 def is_safe_version(version: str) -> bool:
-    """Whether a Triton of this version bears cancelled calls; False for what is no version.
+    """Whether a Triton of this version survives cancelled calls; False for text that is no version.
 
     >>> [is_safe_version(version) for version in ("2.51.0", "2.67.9", "2.68.0", "3.0.0", "unknown")]
     [False, False, True, True, False]

@@ -17,7 +17,7 @@ import pytest
 from components.contracts import criteo
 from components.contracts.records import PredictionBatch
 from components.logs.locations import open_log
-from inference_client.publisher import RecordPublisher
+from inference_client.publisher import Outcome, RecordPublisher
 from tests.support.kafka_cluster import KafkaCluster
 from tests.support.paths import REPOSITORY
 
@@ -90,7 +90,8 @@ def test_every_row_published_to_kafka_is_archived_once_though_the_monitor_is_kil
 
         def publish(begin: int) -> None:
             for number in range(begin, begin + 60):
-                publisher.add(prediction(number), [(2, 0.0)])
+                made = prediction(number)
+                publisher.add(made, [Outcome(request_id=made.request_id, row=2, time=made.time)])
             asyncio.run(publisher.flush())
 
         first = start_monitor(url)

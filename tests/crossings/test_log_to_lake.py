@@ -15,7 +15,8 @@ from components.contracts.records import CONVERSION, OutcomeBatch, PredictionBat
 from components.extraction.__main__ import main as extraction
 from components.logs.locations import open_log, open_publisher, open_subscriber
 from components.storage.uris import local_path
-from inference_client.publisher import RecordPublisher
+from inference_client.publisher import Outcome, RecordPublisher
+from inference_client.timing import Timing
 from monitoring.memory.store import Store
 from monitoring.monitor import Monitor
 from monitoring.settings import MonitorSettings
@@ -56,6 +57,11 @@ def _prediction(number: int) -> PredictionBatch:
     )
 
 
+def outcomes_of(prediction, clicks):
+    """Outcomes of rows so many seconds after their prediction."""
+    return [Outcome(request_id=prediction.request_id, row=r, time=prediction.time + delay) for r, delay in clicks]
+
+
 @pytest.fixture(scope="module")
 def predictions():
     return [_prediction(number) for number in range(20)]
@@ -74,7 +80,7 @@ def extracted(tmp_path_factory, predictions, clicks):
     clock = Clock(BEGIN)
     url = f"sqlite:///{folder}/click%20log.db?lease_seconds=5"
     writing = open_publisher(url, clock=clock)
-    publisher = RecordPublisher(writing, source="test", clock=clock)
+    publisher = RecordPublisher(writing, source="test", timing=Timing(clock=clock))
     reading = open_subscriber(url, clock=clock)
     settings = MonitorSettings(
         log=url,
@@ -93,7 +99,7 @@ def extracted(tmp_path_factory, predictions, clicks):
         clock=clock,
     )
     for prediction in predictions:
-        publisher.add(prediction, clicks)
+        publisher.add(prediction, outcomes_of(prediction, clicks))
     for _ in range(50):
         asyncio.run(publisher.flush())
         monitor.tick()
@@ -172,8 +178,8 @@ def test_labels_are_the_clicks_within_the_window_each_counted_once_and_one_after
 
 def test_message_of_the_client_is_the_monitors_record(tmp_path, predictions):
     url = f"sqlite:///{tmp_path}/log.db"
-    publisher = RecordPublisher(open_publisher(url), source="test", clock=lambda: BEGIN + 60)
-    publisher.add(predictions[0], [(1, 2.5)])
+    publisher = RecordPublisher(open_publisher(url), source="test", timing=Timing(clock=lambda: BEGIN + 60))
+    publisher.add(predictions[0], outcomes_of(predictions[0], [(1, 2.5)]))
     asyncio.run(publisher.flush())
     deliveries = open_subscriber(url).pull(10)
     prediction, outcome = (decode(delivery.payload) for delivery in deliveries)

@@ -21,8 +21,9 @@ from components.contracts.serving import (
     PROBABILITY_OUTPUT,
 )
 from components.storage.uris import local_path
-from inference_client.client import ClientSettings, ScoringClient
 from inference_client.errors import ServerUnavailable
+from inference_client.scoring import ClientSettings, ScoringClient
+from inference_client.timing import Timing
 from pipelines.local.triton import TritonServer
 
 pytestmark = pytest.mark.timeout(900)
@@ -103,7 +104,7 @@ def test_real_server_gives_the_client_the_released_graphs_answer_and_its_death_i
         waits.append(seconds)
 
     async def converse(server):
-        async with ScoringClient(server.grpc_url, ClientSettings(max_attempts=3), sleep=sleep) as client:
+        async with ScoringClient(server.grpc_url, ClientSettings(max_attempts=3), timing=Timing(sleep=sleep)) as client:
             answer = await client.score(dense, categorical)
             alone = await client.score(dense[:1], categorical[:1])
             os.kill(server.pid, signal.SIGKILL)

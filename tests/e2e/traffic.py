@@ -6,7 +6,7 @@ import asyncio
 import threading
 
 from components.runtime.errors import PermanentError, TemporaryError
-from inference_client.client import ClientSettings, ScoringClient
+from inference_client.scoring import ClientSettings, ScoringClient
 from tests.support.processes import wait_for
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -14,6 +15,7 @@ import numpy as np
 import pyarrow.parquet as pq
 import pytest
 
+from components.contracts.criteo import CATEGORICAL, DENSE, FEATURES
 from components.contracts.records import PredictionBatch
 from components.contracts.serving import CANARY_NAME, MODEL_NAME
 from components.runtime.errors import PermanentError
@@ -167,9 +169,9 @@ def test_a_killed_server_ends_the_replay_with_one_clear_line(server, replay, fol
 
 
 def test_a_log_that_is_lost_for_good_ends_the_replay_with_its_summary_written(server, folder, monkeypatch):
-    from inference_client import session
-    from inference_client.client import ClientSettings
-    from inference_client.replay import ReplaySettings
+    from inference_client import recommender
+    from inference_client.replay import ReplayProcess, ReplaySettings, run_replay
+    from inference_client.scoring import ClientSettings
     from inference_client.traffic import WorldTraffic
 
     class LostLog:
@@ -179,9 +181,9 @@ def test_a_log_that_is_lost_for_good_ends_the_replay_with_its_summary_written(se
         def close(self):
             pass
 
-    monkeypatch.setattr(session, "open_publisher", lambda url: LostLog())
+    monkeypatch.setattr(recommender, "open_publisher", lambda url: LostLog())
     stdin, held_open = os.pipe()
-    settings = session.SessionSettings(
+    settings = ReplayProcess(
         server=server.url,
         log_url="sqlite:///log.db",
         seed=1,
@@ -191,8 +193,8 @@ def test_a_log_that_is_lost_for_good_ends_the_replay_with_its_summary_written(se
         stdin=stdin,
     )
     traffic = WorldTraffic(World.load(folder / "world.json"), None, np.random.default_rng(1))
-    with pytest.raises(PermanentError, match="records could not be published: log.db: database disk image"):
-        session.run_session(settings, ReplaySettings(rate=3000), ClientSettings(), lambda: traffic)
+    with pytest.raises(PermanentError, match="could not be published and are lost: log.db: database disk image"):
+        run_replay(settings, ReplaySettings(rate=3000), ClientSettings(), lambda: traffic)
     os.close(held_open)
     assert "malformed" in summary_of(folder)["error"]
     assert summary_of(folder)["published_rows"] == 0
@@ -309,20 +311,28 @@ def test_score_of_another_schema_names_the_columns(server, folder, raw_table):
 
 
 @pytest.mark.parametrize(
-    ("words", "text"),
+    ("words", "code", "text"),
     [
-        (("load", "--concurrency", 0), "concurrency is 0, expected at least 1"),
-        (("load", "--rate", 50, "--seconds", 0.1, "--warm-up-seconds", 0, "--json", "rows.parquet/x.json"), "rows.p"),
-        (("rank", "--context", "rows.parquet", "--k", 1, "--plan", "nowhere"), "nowhere is no folder, expected the mo"),
+        (("load", "--concurrency", 0), 2, "concurrency is 0, expected at least 1"),
+        (
+            ("load", "--rate", 50, "--seconds", 0.1, "--warm-up-seconds", 0, "--json", "rows.parquet/x.json"),
+            3,
+            "rows.p",
+        ),
+        (
+            ("rank", "--context", "rows.parquet", "--k", 1, "--plan", "nowhere"),
+            2,
+            "nowhere is no folder, expected the mo",
+        ),
     ],
     ids=["callers", "report", "plan"],
 )
-def test_what_cannot_be_done_is_one_line_and_exit_2(server, folder, raw_table, words, text):
+def test_what_cannot_be_done_is_one_line_and_its_exit_code(server, folder, raw_table, words, code, text):
     pq.write_table(raw_table(8), folder / "rows.parquet")
     data = "--candidates" if words[0] == "rank" else "--data"
     environment = {**os.environ, "PYTHONPATH": os.getcwd()}
     done = run(words[0], "--server", server.url, data, "rows.parquet", *words[1:], cwd=folder, env=environment)
-    assert done.returncode == 2, done.stderr
+    assert done.returncode == code, done.stderr
     assert done.stderr.startswith("error: ")
     assert text in done.stderr
     assert len(done.stderr.splitlines()) == 1
@@ -344,6 +354,62 @@ def test_whoever_reads_the_first_line_only_meets_no_traceback(server, folder, ra
         process.stdout.close()
         assert process.wait(timeout=120) == 141
         assert process.stderr.read() == ""
+
+
+@pytest.fixture
+def files(tmp_path, raw_table):
+    """A context file, and candidates that lack the user's side (I1..I13, C1..C5)."""
+    pq.write_table(raw_table(3, seed=5), tmp_path / "users.parquet")
+    table = raw_table(200, seed=6)
+    lines = [",".join(FEATURES)]
+    for row in table.select(list(CATEGORICAL)).to_pylist():
+        own = ["" if value is None else f"{value:x}" for value in list(row.values())[5:]]
+        lines.append(",".join([""] * 18 + own))
+    (tmp_path / "items.csv").write_text("\n".join(lines) + "\n")
+    return tmp_path
+
+
+def rank(server, folder, *extra):
+    files = ["--context", folder / "users.parquet", "--candidates", folder / "items.csv"]
+    return run("rank", "--server", server.url, *extra, *files)
+
+
+def test_rank_prints_the_list_and_the_log_holds_it(server, files, read_log, raw_table, score_rows):
+    log = f"sqlite:///{files}/log.db"
+    done = rank(server, files, "--context-row", 2, "--k", 5, "--session-id", "list-1", "--log", log)
+    assert done.returncode == 0, done.stderr
+    user, items = raw_table(3, seed=5).slice(2, 1), raw_table(200, seed=6)
+    dense = np.repeat([[np.nan if user[c][0].as_py() is None else user[c][0].as_py() for c in DENSE]], 200, axis=0)
+    columns = []
+    for i, name in enumerate(CATEGORICAL):
+        mine = np.full(200, user[name].fill_null(-1)[0].as_py())
+        theirs = items[name].fill_null(-1).to_numpy()
+        columns.append(mine if i < 5 else np.where(theirs < 0, mine, theirs))
+    categorical = np.stack(columns, axis=1)
+    expected = score_rows(dense.astype(np.float32), categorical)
+    best = np.argsort(-expected, kind="stable")[:5]
+    lines = [json.loads(line) for line in done.stdout.splitlines()]
+    assert [line["candidate"] for line in lines] == best.tolist()
+    assert [line["position"] for line in lines] == [1, 2, 3, 4, 5]
+    np.testing.assert_array_equal(np.array([line["score"] for line in lines], np.float32), expected[best])
+    [record] = read_log(files / "log.db")
+    assert (record.session_id, record.positions.tolist(), record.model_version) == ("list-1", [1, 2, 3, 4, 5], 1)
+    np.testing.assert_array_equal(record.scores, expected[best])
+    np.testing.assert_array_equal(record.categorical, categorical[best])
+
+
+@pytest.mark.parametrize(
+    ("extra", "text"),
+    [
+        (["--k", 3, "--context-row", 3], "context_row is 3, but .*users.parquet holds 3 rows"),
+        (["--k", 0], "k is 0, expected 1..2048"),
+    ],
+    ids=["row", "k"],
+)
+def test_misuse_of_rank_is_one_line_and_exit_2(server, files, extra, text):
+    done = rank(server, files, *extra)
+    assert (done.returncode, done.stdout, len(done.stderr.splitlines())) == (2, "", 1)
+    assert re.search(text, done.stderr)
 
 
 def test_simulate_and_drift_write_what_they_say(folder):

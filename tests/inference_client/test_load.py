@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 import time
+from dataclasses import asdict
 
 import grpc
 import numpy as np
@@ -17,8 +18,10 @@ import pytest
 from components.runtime.errors import ContractError
 from inference_client.errors import ModelAbsent, ServerUnavailable
 from inference_client.load import EVEN, LoadSettings, run_load, run_precisely
-from inference_client.scorer import FeatureRows, Scored, Seams
-from tests.inference_client.virtual_time import VirtualTime
+from inference_client.recommender import RecommenderClient
+from inference_client.rows import FeatureRows
+from inference_client.scoring import Scored
+from tests.support.virtual_time import VirtualTime
 
 
 class Scripted:
@@ -29,7 +32,7 @@ class Scripted:
         self.asked, self.sizes, self.firsts = [], [], []
         self.out = self.most_out = 0
 
-    async def score(self, dense, categorical):
+    async def score(self, dense, categorical, *, request_id=None, key=None):
         number = len(self.asked)
         self.asked.append(self.time.now)
         self.sizes.append(len(dense))
@@ -57,9 +60,12 @@ def load():
         time = VirtualTime()
         scorer = Scripted(time, list(service), fails)
         settings = LoadSettings(**{"rows_per_request": 10, "warm_up_seconds": 0.0, "seconds": 4.0, **settings})
-        seams = Seams(clock=time.clock, timer=time.clock, sleep=time.sleep)
-        report = time.run(run_load(scorer, rows_of(num_rows), settings, seams=seams))
-        return report, scorer
+
+        async def go():
+            async with RecommenderClient(scorer, log=None) as client:
+                return await run_load(client, rows_of(num_rows), settings, timing=time.timing())
+
+        return time.run(go()), scorer
 
     return run
 
@@ -161,7 +167,7 @@ def test_nothing_answered_has_no_latency(load):
     report, _ = load([0.001], rate=100.0, fails=lambda number: ServerUnavailable("gone"))
     assert (report.answered, report.latency_ms.p50, report.latency_ms.max) == (0, None, None)
     assert report.requests_per_second == 0
-    json.dumps(report.as_document(), allow_nan=False)
+    json.dumps(asdict(report), allow_nan=False)
 
 
 @pytest.mark.parametrize("kind", [{"rate": 100.0}, {"concurrency": 2}], ids=["open", "closed"])
@@ -227,7 +233,7 @@ def test_a_load_that_is_interrupted_breaks_off_no_call(server, tmp_path, raw_tab
         process.send_signal(signal.SIGINT)
         server.release(gate)
         out, errors = process.communicate(timeout=120)
-    assert (process.returncode, out, errors) == (130, "", "stopped\n")
+    assert (process.returncode, out, errors) == (130, "", "interrupted: Ctrl-C\n")
     assert server.scoring.cancelled == 0
 
 

@@ -1,38 +1,35 @@
-"""Publishing to a real SQLite log: order, delays, and a log that is locked for a while."""
+"""Publishing to a real SQLite log and to logs that fail: order, delays, outages, bounds and counts."""
 
 from __future__ import annotations
 
 import asyncio
+import logging
 import sqlite3
+import threading
 
 import numpy as np
 import pytest
 
-from components.contracts.records import OutcomeBatch, PredictionBatch
+from components.contracts.records import OutcomeBatch, PredictionBatch, decode, encode
+from components.logs.event_log import MAX_MESSAGE_BYTES
 from components.logs.sqlite import SqliteLog
-from components.runtime.errors import ContractError, TemporaryError
-from inference_client.publisher import PublisherSettings, RecordPublisher
-
-
-class Time:
-    """A clock that only sleeping moves."""
-
-    def __init__(self) -> None:
-        self.now, self.at_wake = 1000.0, []
-
-    def clock(self) -> float:
-        return self.now
-
-    async def sleep(self, seconds: float) -> None:
-        self.now += seconds
-        for action in self.at_wake:
-            action()
-        await asyncio.sleep(0)
+from components.runtime.errors import ContractError, PermanentError, TemporaryError
+from inference_client import publisher as publisher_module
+from inference_client.publisher import (
+    MAX_ID_LENGTH,
+    MAX_OUTCOMES_PER_MESSAGE,
+    MAX_ROWS_PER_RECORD,
+    Outcome,
+    PublisherSettings,
+    RecordPublisher,
+    Unpublished,
+)
+from tests.support.virtual_time import SteppedTime
 
 
 @pytest.fixture
 def time():
-    return Time()
+    return SteppedTime()
 
 
 @pytest.fixture
@@ -47,67 +44,87 @@ def prediction(make_rows):
     return make
 
 
-def publisher_of(path, time, **settings):
-    log = SqliteLog(path, busy_timeout_seconds=0.05)
-    return RecordPublisher(
-        log, source="test", settings=PublisherSettings(**settings), clock=time.clock, sleep=time.sleep
-    )
+class MemoryLog:
+    """Keeps what is published; fails as long as `outage` says."""
+
+    def __init__(self, outage=lambda: None) -> None:
+        self.outage, self.messages, self.sizes = outage, [], []
+
+    def publish(self, messages):
+        self.sizes.append(len(messages))
+        if (error := self.outage()) is not None:
+            # One is stored nevertheless, as by a broker that is lost in the middle.
+            self.messages += messages[:1]
+            raise error
+        self.messages += messages
+
+    def close(self):
+        pass
+
+    def records(self):
+        return [decode(payload) for payload in dict(self.messages).values()]
+
+
+def publisher_of(log, time, **settings):
+    return RecordPublisher(log, source="test", settings=PublisherSettings(**settings), timing=time.timing())
+
+
+def sqlite_publisher(path, time, **settings):
+    return publisher_of(SqliteLog(path, busy_timeout_seconds=0.05), time, **settings)
+
+
+def clicks(request_id, *rows, time=1000.0):
+    return [Outcome(request_id=request_id, row=row, time=time) for row in rows]
+
+
+def outcomes_of(records):
+    return [
+        (o.event, name, int(row), when)
+        for o in records
+        if isinstance(o, OutcomeBatch)
+        for name, row, when in zip(o.request_ids, o.rows, o.times.tolist())
+    ]
 
 
 def test_what_is_read_back_is_what_was_scored(tmp_path, time, prediction, read_log):
-    publisher, sent = publisher_of(tmp_path / "log.db", time), prediction("r1")
-    publisher.add(sent, [(0, 1.0), (3, 2.5)])
+    publisher, sent = sqlite_publisher(tmp_path / "log.db", time), prediction("r1")
+    publisher.add(sent, [Outcome(request_id="r1", row=0, time=1001.0), Outcome(request_id="r1", row=3, time=1002.5)])
     asyncio.run(publisher.drain())
     read, *outcomes = read_log(tmp_path / "log.db")
     for name in ("dense", "categorical", "scores"):
         np.testing.assert_array_equal(getattr(read, name), getattr(sent, name))
-    clicks = [(r, int(row), t) for o in outcomes for r, row, t in zip(o.request_ids, o.rows, o.times)]
-    assert clicks == [("r1", 0, 1001.0), ("r1", 3, 1002.5)]
-    assert (publisher.published_rows, publisher.published_outcomes) == (4, 2)
+    assert outcomes_of(outcomes) == [("click", "r1", 0, 1001.0), ("click", "r1", 3, 1002.5)]
+    assert (publisher.counts.published_rows, publisher.counts.published_outcomes) == (4, 2)
+    assert (publisher.counts.queued_rows, publisher.counts.queued_outcomes) == (0, 0)
 
 
-def test_an_outcome_is_published_after_its_prediction_and_not_before_its_time(tmp_path, time, prediction, read_log):
-    path = tmp_path / "log.db"
-    publisher = publisher_of(path, time)
-    publisher.add(prediction("r1"), [(1, 1.0)])
+def test_an_outcome_is_published_after_its_prediction_and_not_before_its_time(time, prediction):
+    log = MemoryLog()
+    publisher = publisher_of(log, time)
+    publisher.add(prediction("r1"), clicks("r1", 1, time=1001.0) + clicks("r1", 0))
     asyncio.run(publisher.flush())
-    assert [type(r) for r in read_log(path)] == [PredictionBatch]
+    assert [type(r) for r in log.records()] == [PredictionBatch, OutcomeBatch]
     time.now = 1000.99
     asyncio.run(publisher.flush())
-    assert publisher.published_outcomes == 0
+    assert publisher.counts.published_outcomes == 1
     time.now = 1001.0
     asyncio.run(publisher.flush())
-    assert publisher.published_outcomes == 1
-
-
-def test_without_delay_the_prediction_still_comes_first(tmp_path, time, prediction, read_log):
-    publisher = publisher_of(tmp_path / "log.db", time)
-    publisher.add(prediction("r1"), [(0, 0.0)])
-    asyncio.run(publisher.flush())
-    assert [type(r) for r in read_log(tmp_path / "log.db")] == [PredictionBatch, OutcomeBatch]
+    assert publisher.counts.published_outcomes == 2
 
 
 def test_one_flush_is_one_commit_and_an_empty_one_none(time, prediction):
-    class Counting:
-        calls: list[int] = []
-
-        def publish(self, messages):
-            self.calls.append(len(messages))
-
-        def close(self):
-            pass
-
-    publisher = RecordPublisher(Counting(), source="s", clock=time.clock, sleep=time.sleep)
+    log = MemoryLog()
+    publisher = publisher_of(log, time)
     for i in range(30):
-        publisher.add(prediction(f"r{i}"), [(0, 0.0), (1, 0.0)])
+        publisher.add(prediction(f"r{i}"), clicks(f"r{i}", 0, 1))
     asyncio.run(publisher.flush())
     asyncio.run(publisher.flush())
-    assert Counting.calls == [31]
+    assert log.sizes == [31]
 
 
 def test_nothing_is_lost_or_doubled_while_the_log_is_locked(tmp_path, time, prediction, read_log):
     path = tmp_path / "log.db"
-    publisher = publisher_of(path, time)
+    publisher = sqlite_publisher(path, time)
     lock = sqlite3.connect(path, isolation_level=None)
     lock.execute("BEGIN IMMEDIATE")
     wakes = []
@@ -115,160 +132,182 @@ def test_nothing_is_lost_or_doubled_while_the_log_is_locked(tmp_path, time, pred
     def unlock_at_third():
         wakes.append(time.now)
         if len(wakes) == 2:
-            publisher.add(prediction("later", time.now), [(0, 0.1)])
+            publisher.add(prediction("later", time.now), clicks("later", 0, time=time.now + 0.1))
         if len(wakes) == 3:
             lock.execute("COMMIT")
 
     time.at_wake.append(unlock_at_third)
-    publisher.add(prediction("first"), [(0, 0.0), (2, 0.0)])
+    publisher.add(prediction("first"), clicks("first", 0, 2))
     asyncio.run(publisher.drain())
     lock.close()
     records = read_log(path)
     assert [r.request_id for r in records if isinstance(r, PredictionBatch)] == ["first", "later"]
-    clicks = [(i, int(row)) for o in records if isinstance(o, OutcomeBatch) for i, row in zip(o.request_ids, o.rows)]
-    assert sorted(clicks) == [("first", 0), ("first", 2), ("later", 0)]
-    assert (publisher.published_rows, publisher.published_outcomes) == (8, 3)
+    assert sorted(o[1:3] for o in outcomes_of(records)) == [("first", 0), ("first", 2), ("later", 0)]
 
 
-def test_clicks_of_a_long_outage_fit_the_logs_messages(tmp_path, time, prediction, read_log):
-    """All are due at once when the log is back: in one message they would be larger than the log takes, for ever."""
-    path = tmp_path / "log.db"
-    publisher = publisher_of(path, time)
-    names = [f"replay-0123456789ab-{i}" for i in range(9000)]
-    for name in names:
-        publisher.add(prediction(name, n=4), [(row, 0.0) for row in range(4)])
-    asyncio.run(publisher.flush())
-    outcomes = [record for record in read_log(path) if isinstance(record, OutcomeBatch)]
-    assert len({batch.batch_id for batch in outcomes}) == len(outcomes)
-    clicks = [(name, row) for o in outcomes for name, row in zip(o.request_ids, o.rows.tolist())]
-    assert sorted(clicks) == sorted((name, row) for name in names for row in range(4))
-    assert publisher.published_outcomes == 36_000
+@pytest.mark.parametrize("seconds", [2.0, 61.0, 600.0])
+@pytest.mark.parametrize("kind", [TemporaryError, PermanentError, RuntimeError])
+def test_publishing_goes_on_after_any_outage_and_says_so_twice(time, prediction, caplog, seconds, kind):
+    caplog.set_level(logging.INFO, logger="inference_client.publisher")
+    log = MemoryLog(lambda: kind("gone") if 1000.0 < time.now < 1000.0 + seconds else None)
+    publisher = publisher_of(log, time)
+    during = []
+
+    def live():
+        number = len(during)
+        during.append(publisher.counts.problem)
+        publisher.add(prediction(f"r{number}", time.now, n=1), clicks(f"r{number}", 0, time=time.now))
+        if time.now > 1000.0 + seconds + 5.0:
+            publisher._stopping = True
+
+    async def run():
+        time.at_wake.append(live)
+        await publisher.run()
+        time.at_wake.clear()
+        await publisher.drain()
+
+    asyncio.run(run())
+    expected = {f"r{number}" for number in range(len(during))}
+    assert {r.request_id for r in log.records() if isinstance(r, PredictionBatch)} == expected
+    assert {name for _, name, _, _ in outcomes_of(log.records())} == expected
+    assert "gone" in during
+    assert publisher.counts.problem is None
+    assert (publisher.counts.published_rows, publisher.counts.dropped_rows) == (len(expected), 0)
+    assert len({payload for _, payload in log.messages}) == len(dict(log.messages)), "an id named two contents"
+    lines = [record.message for record in caplog.records]
+    assert len(lines) == 2
+    assert lines[0] == "the log is unavailable, records wait: gone"
+    assert "available again after" in lines[1]
 
 
-def test_a_log_that_stays_locked_is_an_error_and_the_records_stay_queued(tmp_path, time, prediction, read_log):
-    path = tmp_path / "log.db"
-    publisher = publisher_of(path, time, give_up_seconds=3.0)
-    lock = sqlite3.connect(path, isolation_level=None)
-    lock.execute("BEGIN IMMEDIATE")
-    publisher.add(prediction("r1"), [(0, 0.0)])
-    with pytest.raises(TemporaryError, match="locked"):
+def test_a_long_outage_keeps_what_was_first_within_its_bounds_and_counts_what_it_drops(time, prediction, caplog):
+    is_out = True
+    log = MemoryLog(lambda: TemporaryError("gone") if is_out else None)
+    publisher = publisher_of(log, time, max_queued_rows=12, max_queued_outcomes=5)
+    queued = [publisher.add(prediction(f"r{i}"), clicks(f"r{i}", 0)) for i in range(20)]
+    assert queued == [True] * 3 + [False] * 17
+    with pytest.raises(TemporaryError):
         asyncio.run(publisher.flush())
-    assert publisher.published_rows == 0
-    lock.execute("COMMIT")
-    lock.close()
-    publisher.add(prediction("r2"))
+    told = [publisher.add_outcome(Outcome(request_id="r0", row=1)) for _ in range(10)]
+    assert told == [True] * 2 + [False] * 8
+    counts = publisher.counts
+    assert (counts.queued_rows, counts.queued_outcomes, counts.problem, counts.refused) == (12, 5, "gone", False)
+    assert (counts.dropped_rows, counts.dropped_outcomes) == (17 * 4, 17 + 8)
+    assert caplog.text.count("the queue is full") == 1
+    is_out = False
     asyncio.run(publisher.drain())
-    assert [r.request_id for r in read_log(path) if isinstance(r, PredictionBatch)] == ["r1", "r2"]
-    assert (publisher.published_rows, publisher.published_outcomes) == (8, 1)
+    assert [r.request_id for r in log.records() if isinstance(r, PredictionBatch)] == ["r0", "r1", "r2"]
+    assert (publisher.counts.published_rows, publisher.counts.published_outcomes) == (12, 5)
+    assert publisher.add(prediction("after"))
+    asyncio.run(publisher.drain())
+    assert publisher.counts.published_rows == 16
+
+
+def test_draining_into_a_lost_log_ends_and_says_what_is_lost(time, prediction):
+    publisher = publisher_of(MemoryLog(lambda: TemporaryError("gone")), time, close_seconds=20.0)
+    publisher.add(prediction("r1"), clicks("r1", 0, 1))
+    with pytest.raises(Unpublished, match="4 rows and 2 outcomes could not be published and are lost: gone") as loss:
+        asyncio.run(publisher.drain())
+    assert (loss.value.rows, loss.value.outcomes) == (4, 2)
+    assert 1020.0 <= time.now <= 1024.0
+    assert (publisher.counts.dropped_rows, publisher.counts.dropped_outcomes, publisher.counts.queued_rows) == (4, 2, 0)
+
+
+def test_draining_into_a_log_that_refuses_does_not_wait(time, prediction):
+    publisher = publisher_of(MemoryLog(lambda: PermanentError("no such topic")), time)
+    publisher.add(prediction("r1"))
+    with pytest.raises(Unpublished, match="no such topic"):
+        asyncio.run(publisher.drain())
+    assert time.now == 1000.0
 
 
 def test_a_commit_whose_answer_was_lost_is_stored_once(tmp_path, time, prediction, read_log):
-    path = tmp_path / "log.db"
-    log = SqliteLog(path)
-
     class Forgetful:
-        failed = False
+        log, failed = SqliteLog(tmp_path / "log.db"), False
 
         def publish(self, messages):
-            log.publish(messages)
+            self.log.publish(messages)
             if not self.failed:
                 self.failed = True
                 raise TemporaryError("connection lost after the commit")
 
-        def close(self):
-            log.close()
-
-    publisher = RecordPublisher(Forgetful(), source="s", clock=time.clock, sleep=time.sleep)
-    publisher.add(prediction("r1"), [(0, 0.0)])
+    publisher = publisher_of(Forgetful(), time)
+    publisher.add(prediction("r1"), clicks("r1", 0))
     asyncio.run(publisher.drain())
-    assert len(read_log(path)) == 2
-
-
-class FlakyLog:
-    """Stores the first of every batch and then fails, as a broker may that is lost in mid-way, `failures` times."""
-
-    def __init__(self, failures: int) -> None:
-        self.failures, self.stored, self.sizes = failures, [], []
-
-    def publish(self, messages):
-        self.sizes.append(len(messages))
-        if self.failures > 0:
-            self.failures -= 1
-            self.stored += messages[:1]
-            raise TemporaryError("one confirmed, the rest not")
-        self.stored += messages
-
-    def close(self):
-        pass
-
-
-def test_a_log_that_stores_a_part_and_fails_gets_all_with_the_same_ids(time, prediction):
-    log = FlakyLog(failures=3)
-    publisher = RecordPublisher(log, source="s", clock=time.clock, sleep=time.sleep)
-    for i in range(5):
-        publisher.add(prediction(f"r{i}"), [(0, 0.0)])
-    asyncio.run(publisher.drain())
-    assert [name for name, _ in log.stored] == ["r0"] * 3 + [f"r{i}" for i in range(5)] + ["s-outcomes-1"]
-    assert len({name: payload for name, payload in log.stored}) == len(set(log.stored))
-    assert (publisher.published_rows, publisher.dropped_rows) == (20, 0)
-
-
-def test_a_full_queue_drops_the_newest_with_their_clicks_and_says_how_many(time, prediction, caplog):
-    log = FlakyLog(failures=2)
-    publisher = RecordPublisher(
-        log, source="s", settings=PublisherSettings(max_queued_rows=12), clock=time.clock, sleep=time.sleep
-    )
-    time.at_wake.append(lambda: [publisher.add(prediction(f"late-{time.now}-{i}"), [(0, 0.0)]) for i in range(2)])
-    publisher.add(prediction("r0"), [(0, 0.0)])
-    publisher.add(prediction("r1"), [(0, 0.0)])
-    asyncio.run(publisher.flush())
-    time.at_wake.clear()
-    asyncio.run(publisher.drain())
-    kept = [name for name, _ in log.stored if not name.startswith("s-")]
-    assert kept[-3:] == ["r0", "r1", "late-1000.1-0"]
-    assert (publisher.published_rows, publisher.dropped_rows, publisher.published_outcomes) == (12, 12, 3)
-    assert "dropped 4 rows" in caplog.text
-    assert "12 in all" in caplog.text
-    publisher.add(prediction("after"))
-    asyncio.run(publisher.drain())
-    assert publisher.published_rows == 16
+    assert len(read_log(tmp_path / "log.db")) == 2
 
 
 def test_a_long_queue_goes_in_parts_and_no_click_overtakes_its_prediction(time, prediction, monkeypatch):
-    monkeypatch.setattr("inference_client.publisher.MAX_ROWS_PER_FLUSH", 10)
-    log = FlakyLog(failures=0)
-    publisher = RecordPublisher(log, source="s", clock=time.clock, sleep=time.sleep)
+    monkeypatch.setattr(publisher_module, "MAX_ROWS_PER_FLUSH", 10)
+    log = MemoryLog()
+    publisher = publisher_of(log, time)
     for i in range(7):
-        publisher.add(prediction(f"r{i}"), [(0, 0.0)])
+        publisher.add(prediction(f"r{i}"), clicks(f"r{i}", 0))
     asyncio.run(publisher.drain())
     assert log.sizes == [2, 2, 2, 2]
-    assert [name for name, _ in log.stored] == [*(f"r{i}" for i in range(7)), "s-outcomes-1"]
-    assert (publisher.published_rows, publisher.published_outcomes) == (28, 7)
+    assert [name for name, _ in log.messages] == [*(f"r{i}" for i in range(7)), "test-outcomes-1"]
 
 
-def test_conversions_travel_beside_clicks_and_not_before_their_time(tmp_path, time, prediction, read_log):
-    publisher = publisher_of(tmp_path / "log.db", time)
-    publisher.add(prediction("r1"), [(0, 1.0)])
-    publisher.tell("r1", 0, 1001.0, event="conversion")
-    publisher.tell("of another publisher", 2, 1005.0, event="conversion")
-    asyncio.run(publisher.flush())
+def test_conversions_travel_beside_clicks_also_those_of_other_publishers(time, prediction):
+    log = MemoryLog()
+    publisher = publisher_of(log, time)
+    publisher.add(prediction("r1"), clicks("r1", 0, time=1001.0))
+    publisher.add_outcome(Outcome(request_id="r1", row=0, time=1001.0, event="conversion"))
+    publisher.add_outcome(Outcome(request_id="another", row=2, time=1005.0, event="conversion"))
     asyncio.run(publisher.drain())
-    outcomes = [record for record in read_log(tmp_path / "log.db") if isinstance(record, OutcomeBatch)]
-    told = {
-        (batch.event, name, int(row), when)
-        for batch in outcomes
-        for name, row, when in zip(batch.request_ids, batch.rows, batch.times.tolist())
-    }
-    assert told == {
+    assert set(outcomes_of(log.records())) == {
         ("click", "r1", 0, 1001.0),
         ("conversion", "r1", 0, 1001.0),
-        ("conversion", "of another publisher", 2, 1005.0),
+        ("conversion", "another", 2, 1005.0),
     }
-    assert len({batch.batch_id for batch in outcomes}) == len(outcomes)
-    assert publisher.published_outcomes == 3
+    assert publisher.counts.published_outcomes == 3
 
 
-def test_an_unknown_event_is_refused_before_it_is_queued(tmp_path, time):
-    publisher = publisher_of(tmp_path / "log.db", time)
-    with pytest.raises(ContractError, match="outcome event is 'purchase', expected one of"):
-        publisher.tell("r1", 0, 1001.0, event="purchase")
+def test_adding_touches_no_log_and_publishing_happens_in_another_thread(time, prediction):
+    """Why logging cannot slow a request down: both calls are plain functions that only append."""
+    threads = []
+    log = MemoryLog(lambda: threads.append(threading.get_ident()))
+    publisher = publisher_of(log, time)
+    assert publisher.add(prediction("r1")) is True
+    assert publisher.add_outcome(Outcome(request_id="r1")) is True
+    assert log.sizes == []
+    asyncio.run(publisher.drain())
+    assert threads
+    assert threading.get_ident() not in threads
+
+
+def test_the_largest_messages_fit_the_log(time, make_rows):
+    dense, categorical = make_rows(MAX_ROWS_PER_RECORD)
+    longest = '"' * MAX_ID_LENGTH
+    scores = np.full(MAX_ROWS_PER_RECORD, 0.5, np.float32)
+    ranked = PredictionBatch(
+        request_id=longest, session_id=longest, positions=np.ones(len(scores), np.int32), time=1.0, model_version=1,
+        dense=dense, categorical=categorical, scores=scores, shadow_version=2, shadow_scores=scores,
+    )  # fmt: skip
+    log = MemoryLog()
+    publisher = publisher_of(log, time)
+    publisher.add(ranked, [Outcome(request_id=longest, time=1.0)] * (MAX_OUTCOMES_PER_MESSAGE + 1))
+    asyncio.run(publisher.drain())
+    sizes = [len(payload) for _, payload in log.messages]
+    assert sizes[0] == len(encode(ranked)) < MAX_MESSAGE_BYTES
+    assert len(sizes) == 3
+    assert max(sizes) < MAX_MESSAGE_BYTES
+
+
+@pytest.mark.parametrize(
+    ("wrong", "text"),
+    [
+        ({"event": "purchase"}, "outcome event is 'purchase', expected one of"),
+        ({"row": -1}, "outcome row is -1"),
+        ({"request_id": ""}, "request_id is '', expected 1 to 128"),
+        ({"request_id": "x" * 129}, "expected 1 to 128 printable"),
+        ({"time": 1_760_000_000_000.0}, "outcome time is 1760000000000.0, expected seconds since the epoch"),
+        ({"time": float("nan")}, "outcome time is nan"),
+    ],
+    ids=["event", "row", "empty", "long", "milliseconds", "nan"],
+)
+def test_an_outcome_that_no_reader_could_match_is_refused(time, wrong, text):
+    publisher = publisher_of(MemoryLog(), time)
+    with pytest.raises(ContractError, match=text):
+        publisher.add_outcome(Outcome(**{"request_id": "r1", **wrong}))
+    assert publisher.counts.queued_outcomes == 0

@@ -12,7 +12,6 @@ from tritonclient.grpc.aio import InferenceServerClient
 from tritonclient.utils import InferenceServerException
 
 from components.contracts.serving import CATEGORICAL_INPUT, DENSE_INPUT, MAX_BATCH_ROWS, MODEL_NAME
-from inference_client.client import ClientSettings, ScoringClient
 from inference_client.errors import (
     BadRequest,
     DeadlineExpired,
@@ -22,7 +21,9 @@ from inference_client.errors import (
     translated,
 )
 from inference_client.load import EVEN, LoadSettings, run_load
-from inference_client.scorer import FeatureRows
+from inference_client.recommender import RecommenderClient
+from inference_client.rows import FeatureRows
+from inference_client.scoring import ClientSettings, ScoringClient
 from pipelines.local.triton import Ports, TritonServer, TritonSettings
 
 pytestmark = pytest.mark.e2e
@@ -131,7 +132,8 @@ def test_open_loop_load_of_the_real_server_is_answered_whole(triton):
 
     async def talk(client):
         settings = LoadSettings(rate=40.0, arrivals=EVEN, rows_per_request=16, seconds=1.0, warm_up_seconds=0.2)
-        return await run_load(client, FeatureRows(dense=dense, categorical=categorical), settings)
+        async with RecommenderClient(client, log=None) as recommender:
+            return await run_load(recommender, FeatureRows(dense=dense, categorical=categorical), settings)
 
     report = converse(triton, talk)
     assert (report.sent, report.answered, report.failed, report.unsent) == (40, 40, {}, 0)

@@ -8,46 +8,21 @@ import numpy as np
 import pytest
 
 from components.contracts.metrics import roc_auc
-from components.contracts.records import OutcomeBatch, PredictionBatch, decode
-from components.logs.sqlite import SqliteLog
+from components.contracts.records import OutcomeBatch, PredictionBatch
 from components.runtime.errors import ContractError
-from inference_client.client import Scored
 from inference_client.errors import ServerUnavailable
-from inference_client.publisher import RecordPublisher
-from inference_client.replay import MAX_DELAY_FACTOR, Replay, ReplaySettings, Seams
+from inference_client.recommender import RecommenderClient
+from inference_client.replay import MAX_DELAY_FACTOR, Replay, ReplaySettings
+from inference_client.rows import FeatureRows
+from inference_client.scoring import Scored
 from inference_client.traffic import Request
-
-
-class Time:
-    """A clock that moves to the earliest sleeper when everything else waits."""
-
-    def __init__(self) -> None:
-        self.now = 5000.0
-        self.sleepers: list[tuple[float, asyncio.Event]] = []
-
-    def clock(self) -> float:
-        return self.now
-
-    async def sleep(self, seconds: float) -> None:
-        woken = asyncio.Event()
-        self.sleepers.append((self.now + seconds, woken))
-        await woken.wait()
-
-    async def advance(self) -> None:
-        while True:
-            for _ in range(20):
-                await asyncio.sleep(0)
-            if self.sleepers:
-                first = min(self.sleepers, key=lambda s: s[0])
-                self.sleepers.remove(first)
-                self.now = max(self.now, first[0])
-                first[1].set()
+from tests.support.virtual_time import VirtualTime
 
 
 class Scorer:
     """Scores by a known function, after `seconds`; fails where told to."""
 
-    def __init__(self, time: Time, score_rows) -> None:
+    def __init__(self, time: VirtualTime, score_rows) -> None:
         self.time, self.score_rows, self.seconds = time, score_rows, 0.001
         self.asked: list[tuple[float, int]] = []
         self.fails = lambda number: False
@@ -79,7 +54,8 @@ class Rows:
         probability = np.random.default_rng(self.taken).random(rows)
         label = (np.random.default_rng(self.taken + 1).random(rows) < probability).astype(np.int32)
         self.taken += rows
-        self.requests.append(Request(dense, categorical, 1 - label if self.drifted else label, probability))
+        features = FeatureRows(dense=dense, categorical=categorical)
+        self.requests.append(Request(features, 1 - label if self.drifted else label, probability))
         return self.requests[-1]
 
     def drift(self):
@@ -90,7 +66,7 @@ class Rows:
 
 @pytest.fixture
 def time():
-    return Time()
+    return VirtualTime()
 
 
 @pytest.fixture
@@ -100,27 +76,22 @@ def scorer(time, score_rows):
 
 @pytest.fixture
 def play(time, scorer, make_rows, tmp_path):
-    """Runs a replay to its end; returns it, its traffic and its publisher."""
+    """Runs a replay to its end; returns it, its traffic and what became of its records."""
 
     def run(traffic=None, prepare=lambda replay: None, **settings):
         traffic = traffic or Rows(make_rows)
-        log = SqliteLog(tmp_path / "log.db")
-        publisher = RecordPublisher(log, source="t", clock=time.clock, sleep=time.sleep)
         settings = ReplaySettings(**{"rate": 1000.0, "rows_per_request": 10, **settings})
 
         async def all_of_it():
-            seams = Seams(clock=time.clock, timer=time.clock, sleep=time.sleep)
-            replay = Replay(scorer, traffic, publisher, settings, np.random.default_rng(1), run="t", seams=seams)
-            prepare(replay)
-            moving = asyncio.create_task(time.advance())
-            await replay.send()
-            await publisher.drain()
-            moving.cancel()
-            return replay
+            log = f"sqlite:///{tmp_path}/log.db"
+            async with RecommenderClient(scorer, log=log, source="t", timing=time.timing()) as client:
+                random = np.random.default_rng(1)
+                replay = Replay(client, traffic, settings, random, run="t", timing=time.timing())
+                prepare(replay)
+                await replay.send()
+            return replay, traffic, client.log_counts
 
-        replay = asyncio.run(all_of_it())
-        log.close()
-        return replay, traffic, publisher
+        return time.run(all_of_it())
 
     return run
 
@@ -144,7 +115,7 @@ def test_beyond_the_bound_the_replay_falls_behind_and_says_so(play, scorer):
     replay, _, _ = play(max_rows=100, max_in_flight=2)
     times = np.array([t for t, _ in scorer.asked])
     assert max(((times <= t) & (times > t - 1.0)).sum() for t in times) <= 2
-    assert replay.forgiven_seconds > 1.0
+    assert replay.skipped_seconds > 1.0
     assert replay.statistics.rows == 100
 
 
@@ -162,10 +133,10 @@ def test_after_a_stall_the_replay_does_not_burst(play, scorer):
 
 
 def test_each_rows_record_and_each_clicks_outcome_reach_the_log(play, read_log, tmp_path, score_rows):
-    _, traffic, publisher = play(max_rows=195, label_delay_seconds=2.0)
+    _, traffic, logged = play(max_rows=195, label_delay_seconds=2.0)
     records = read_log(tmp_path / "log.db")
     predictions = {r.request_id: (at, r) for at, r in enumerate(records) if isinstance(r, PredictionBatch)}
-    assert sum(len(p) for _, p in predictions.values()) == 195 == publisher.published_rows
+    assert sum(len(p) for _, p in predictions.values()) == 195 == logged.published_rows
     clicks = {}
     for at, batch in enumerate(records):
         if isinstance(batch, OutcomeBatch):
@@ -178,9 +149,11 @@ def test_each_rows_record_and_each_clicks_outcome_reach_the_log(play, read_log, 
     expected = set()
     for number, request in enumerate(traffic.requests, start=1):
         prediction = predictions[f"t-{number}"][1]
-        np.testing.assert_array_equal(prediction.dense, request.dense)
-        np.testing.assert_array_equal(prediction.categorical, request.categorical)
-        np.testing.assert_array_equal(prediction.scores, score_rows(request.dense, request.categorical))
+        np.testing.assert_array_equal(prediction.dense, request.features.dense)
+        np.testing.assert_array_equal(prediction.categorical, request.features.categorical)
+        np.testing.assert_array_equal(
+            prediction.scores, score_rows(request.features.dense, request.features.categorical)
+        )
         expected |= {(f"t-{number}", int(row)) for row in np.flatnonzero(request.label)}
     assert clicks.keys() == expected
     assert 1.2 < np.mean(list(clicks.values())) < 2.8
@@ -219,10 +192,10 @@ def test_stop_command_ends_and_publishes_what_was_sent(play, scorer):
     def prepare(replay):
         scorer.after_request = lambda number: replay.command("stop") if number == 4 else None
 
-    replay, traffic, publisher = play(None, prepare)
+    replay, traffic, logged = play(None, prepare)
     assert replay.statistics.sent == 5
-    assert publisher.published_rows == 50
-    assert publisher.published_outcomes == replay.statistics.clicks == sum(r.label.sum() for r in traffic.requests[:5])
+    assert logged.published_rows == 50
+    assert logged.published_outcomes == replay.statistics.clicks == sum(r.label.sum() for r in traffic.requests[:5])
 
 
 @pytest.mark.parametrize("line", ["faster", "rate", "rate -1", "rate x", "rate nan", "drift now"])
@@ -238,26 +211,26 @@ def test_a_second_drift_is_ignored(play, caplog):
 
 
 def test_exhausted_traffic_ends_the_replay(play, make_rows):
-    replay, _, publisher = play(Rows(make_rows, limit=25))
-    assert (replay.exhausted, publisher.published_rows) == (True, 25)
+    replay, _, logged = play(Rows(make_rows, limit=25))
+    assert (replay.exhausted, logged.published_rows) == (True, 25)
 
 
 def test_a_failed_request_is_counted_reported_and_not_published(play, scorer):
     scorer.fails = lambda number: number % 4 == 0
-    replay, _, publisher = play(max_rows=200)
+    replay, _, logged = play(max_rows=200)
     summary = replay.statistics.summary()
     assert summary["requests"] == {"sent": 20, "failed": 5}
     assert summary["errors"] == {"ServerUnavailable: server x is unavailable: gone": 5}
-    assert summary["rows"] == publisher.published_rows == 150
+    assert summary["rows"] == logged.published_rows == 150
     assert not replay.gave_up
 
 
 def test_too_many_failures_in_a_row_end_the_replay(play, scorer):
     scorer.fails = lambda number: number >= 3
-    replay, _, publisher = play(max_consecutive_failures=7, max_in_flight=1)
+    replay, _, logged = play(max_consecutive_failures=7, max_in_flight=1)
     assert replay.gave_up
     assert replay.statistics.failed == 7
-    assert publisher.published_rows == 30
+    assert logged.published_rows == 30
     assert "gone" in str(replay.last_error)
 
 
@@ -335,32 +308,20 @@ def shadowed(time, score_rows):
     return ShadowedScorer(time, score_rows)
 
 
-def records_of(tmp_path):
-    log = SqliteLog(tmp_path / "log.db")
-    records = [decode(delivery.payload) for delivery in log.pull(1_000_000)]
-    log.close()
-    return [r for r in records if isinstance(r, PredictionBatch)], [r for r in records if isinstance(r, OutcomeBatch)]
-
-
-def test_a_record_waits_for_its_shadow_and_nothing_else_does(play, scorer, shadowed, time, tmp_path):
+def test_a_record_waits_for_its_shadow_and_nothing_else_does(play, scorer, shadowed, tmp_path, read_log):
     scorer.score = shadowed.score
-    replay, _, publisher = play(max_rows=200, rate=1000.0, max_in_flight=1, label_delay_seconds=0.1)
+    replay, _, logged = play(max_rows=200, rate=1000.0, max_in_flight=1, label_delay_seconds=0.1)
     # One request at a time, 10 ms apart: shadows of half a second are in nobody's way.
     np.testing.assert_allclose(np.diff([t for t, _ in shadowed.asked]), 0.01, atol=1e-9)
     assert replay.statistics.summary()["latency_ms"]["p99"] == pytest.approx(1.0)
-    predictions, outcomes = records_of(tmp_path)
+    records = read_log(tmp_path / "log.db")
+    predictions = [r for r in records if isinstance(r, PredictionBatch)]
     assert len(predictions) == 20
     for prediction in predictions:
         assert (prediction.canary, prediction.model_version, prediction.shadow_version) == (True, 1, 2)
         np.testing.assert_array_equal(prediction.shadow_scores, 1 - prediction.scores)
-    assert sum(map(len, outcomes)) == replay.statistics.clicks == publisher.published_outcomes
-
-
-def test_a_record_whose_shadow_never_comes_goes_without_it(play, scorer, shadowed, tmp_path, monkeypatch):
-    monkeypatch.setattr("inference_client.replay.SHADOW_WAIT_SECONDS", 0.01)
-    shadowed.shadow_seconds = None
-    scorer.score = shadowed.score
-    replay, _, _ = play(max_rows=50)
-    predictions, _ = records_of(tmp_path)
-    assert [(p.shadow_version, p.shadow_scores) for p in predictions] == [(None, None)] * 5
-    assert replay.statistics.rows == 50
+    assert (
+        sum(len(r) for r in records if isinstance(r, OutcomeBatch))
+        == replay.statistics.clicks
+        == logged.published_outcomes
+    )

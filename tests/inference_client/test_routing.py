@@ -1,4 +1,4 @@
-"""Following a traffic plan: a real server with two models, a real folder that holds the plan."""
+"""Following a traffic plan, and shadows at nobody's expense: a real server with two models, a real folder."""
 
 from __future__ import annotations
 
@@ -15,8 +15,11 @@ from components.runtime.errors import PermanentError
 from components.store.traffic_plan import TRAFFIC_FILE
 from inference_client.errors import BadRequest, DeadlineExpired
 from inference_client.plan_follower import PlanFollower
+from inference_client.recommender import RecommenderClient
 from inference_client.routing import PlannedClient
-from tests.inference_client.following import CANARY, KEYS, follow, make_plan, until
+from inference_client.rows import FeatureRows
+from inference_client.scoring import shadow_of
+from tests.support.traffic_plans import CANARY, KEYS, STABLE, follow, make_plan, until
 
 
 def test_every_key_meets_its_own_arm_again_and_again(served, objects, publish, make_rows, score_rows):
@@ -258,3 +261,124 @@ def test_a_stuck_canary_ends_with_the_deadline(served, objects, publish, make_ro
     with pytest.raises(DeadlineExpired, match=r"within 0\.2 s"):
         follow(served, objects, lambda client: client.score(*make_rows(1)), deadline_seconds=0.2)
     served.release(served.scoring.canary_wait)
+
+
+def test_shadow_scores_are_the_other_arms_and_served_to_nobody(served, objects, publish, make_rows, score_rows):
+    plan = make_plan(shadow=1.0)
+    publish(plan)
+    rows = make_rows(4)
+
+    async def talk(client):
+        answers = []
+        for key in KEYS[:12]:
+            answer = await client.score(*rows, key=key)
+            answers.append((key, answer, await shadow_of(answer, 20)))
+        assert client.summary()["shadow"] == {"sent": 12, "answered": 12, "dropped": 0, "failed": {}}
+        return answers
+
+    for key, answer, shadow in follow(served, objects, talk):
+        by_arm = {STABLE: score_rows(*rows), CANARY: 1 - score_rows(*rows)}
+        arm = plan.arm_for(key)
+        other = STABLE if arm == CANARY else CANARY
+        np.testing.assert_array_equal(answer.scores, by_arm[arm])
+        np.testing.assert_array_equal(shadow.scores, by_arm[other])
+        assert (answer.model_version, shadow.model_version) == (arm.version, other.version)
+
+
+def test_a_share_of_the_requests_has_a_shadow(served, objects, publish, make_rows):
+    plan = make_plan(share=0.0, shadow=0.3)
+    publish(plan)
+
+    async def talk(client):
+        with_shadow = []
+        for i in range(100):
+            answer = await client.score(*make_rows(1), request_id=f"r{i}", key="one user")
+            if await shadow_of(answer, 20):
+                with_shadow.append(f"r{i}")
+        return with_shadow
+
+    found = follow(served, objects, talk)
+    assert found == [f"r{i}" for i in range(100) if plan.shadow_for("one user", f"r{i}")]
+    assert 15 < len(found) < 45
+
+
+def test_a_stuck_shadow_delays_nobody_and_those_beyond_the_bound_are_dropped(
+    served, objects, publish, make_rows, score_rows
+):
+    publish(make_plan(share=0.0, shadow=1.0))
+    served.scoring.canary_wait = served.make_event()
+    rows = make_rows(2)
+
+    async def talk(client):
+        answers = [await client.score(*rows) for _ in range(10)]
+        for answer in answers:
+            np.testing.assert_array_equal(answer.scores, score_rows(*rows))
+        assert client.summary()["shadow"] == {"sent": 2, "answered": 0, "dropped": 8, "failed": {}}
+        assert await shadow_of(answers[0], 0.01) is None
+        assert await shadow_of(answers[9], 0.01) is None
+        served.release(served.scoring.canary_wait)
+        # Who has not waited may still look later.
+        assert (await shadow_of(answers[0], 20)).model_version == 4
+
+    follow(served, objects, talk, max_shadows=2)
+
+
+def test_a_failing_shadow_fails_no_request(served, objects, publish, make_rows):
+    publish(make_plan(share=0.0, shadow=1.0))
+    served.scoring.canary_version = None
+
+    async def talk(client):
+        answer = await client.score(*make_rows(2))
+        assert await shadow_of(answer, 20) is None
+        assert client.summary()["shadow"]["failed"] == {"ModelAbsent": 1}
+        return answer
+
+    assert follow(served, objects, talk).model_version == 3
+
+
+def test_no_shadow_is_sent_while_served_requests_wait(served, objects, publish, make_rows):
+    publish(make_plan(share=0.0, shadow=1.0))
+    served.scoring.wait = served.make_event()
+
+    async def talk(client):
+        callers = [asyncio.create_task(client.score(*make_rows(1))) for _ in range(8)]
+        await until(lambda: served.scoring.in_flight == 1)
+        served.release(served.scoring.wait)
+        await asyncio.gather(*callers)
+        await client.shadows.close()
+        return client.summary()["shadow"]
+
+    shadow = follow(served, objects, talk, max_in_flight=1, max_shadows=100)
+    # The last one has nobody behind it.
+    assert shadow["dropped"] >= 6
+    assert shadow["dropped"] + shadow["answered"] == 8
+
+
+def test_both_arms_at_one_version_are_no_comparison(served, objects, publish, make_rows):
+    publish(make_plan(share=0.0, shadow=1.0))
+    served.scoring.version = 4
+
+    async def talk(client):
+        return await shadow_of(await client.score(*make_rows(2)), 20)
+
+    assert follow(served, objects, talk) is None
+
+
+def test_a_ranked_list_is_one_arms_and_its_record_holds_the_shadows_scores_of_what_was_shown(
+    served, objects, publish, make_rows, score_rows, read_log, tmp_path
+):
+    publish(make_plan(share=1.0, shadow=1.0))
+    dense, categorical = make_rows(9000, seed=1)
+
+    async def talk(planned):
+        async with RecommenderClient(planned, log=f"sqlite:///{tmp_path}/log.db") as client:
+            return await client.rank(FeatureRows(dense=dense, categorical=categorical), 10, key="a user")
+
+    ranking = follow(served, objects, talk)
+    expected = 1 - score_rows(dense, categorical)
+    best = np.argsort(-expected, kind="stable")[:10]
+    np.testing.assert_array_equal(ranking.candidates, best)
+    [record] = read_log(tmp_path / "log.db")
+    assert (record.canary, record.model_version, record.shadow_version) == (True, 4, 3)
+    np.testing.assert_array_equal(record.scores, expected[best])
+    np.testing.assert_array_equal(record.shadow_scores, score_rows(dense, categorical)[best])

@@ -33,9 +33,9 @@ def test_world_traffic_is_the_worlds_and_switches_at_once():
     drifted = world.drifted(Drift(seed=4))
     traffic = WorldTraffic(world, drifted, np.random.default_rng(0))
     old = world.category_tables[1].keys
-    assert np.isin(traffic.take(64).categorical[:, 1], old).all()
+    assert np.isin(traffic.take(64).features.categorical[:, 1], old).all()
     traffic.drift()
-    after = np.concatenate([traffic.take(64).categorical[:, 1] for _ in range(20)])
+    after = np.concatenate([traffic.take(64).features.categorical[:, 1] for _ in range(20)])
     assert not np.isin(after, old).all()
     assert traffic.drift_note["columns"] == ["C2", "C14", "C17", "C23"]
 
@@ -52,9 +52,9 @@ def test_a_file_is_replayed_once_in_order(data):
     assert [len(r.label) for r in requests] == [64, 64, 64, 64, 44]
     np.testing.assert_array_equal(np.concatenate([r.label for r in requests]), table["label"].to_numpy())
     i2 = table["I2"].to_numpy(zero_copy_only=False)
-    np.testing.assert_array_equal(np.concatenate([r.dense[:, 1] for r in requests]), i2)
+    np.testing.assert_array_equal(np.concatenate([r.features.dense[:, 1] for r in requests]), i2)
     c2 = table["C2"].fill_null(-1).to_numpy()
-    np.testing.assert_array_equal(np.concatenate([r.categorical[:, 1] for r in requests]), c2)
+    np.testing.assert_array_equal(np.concatenate([r.features.categorical[:, 1] for r in requests]), c2)
     assert all(r.probability is None for r in requests)
 
 
@@ -66,7 +66,7 @@ def test_drift_permutes_the_values_of_the_stated_columns_and_nothing_else(data):
     drifted = take_all(traffic, 300)[0]
     np.testing.assert_array_equal(plain.label, drifted.label)
     for i, name in enumerate(criteo.CATEGORICAL):
-        before, after = plain.categorical[:, i], drifted.categorical[:, i]
+        before, after = plain.features.categorical[:, i], drifted.features.categorical[:, i]
         assert np.array_equal(before, after) == (name not in ("C2", "C20")), name
         np.testing.assert_array_equal(before == -1, after == -1)
         assert len(set(zip(before.tolist(), after.tolist()))) == len(set(before.tolist())), "one image per value"
@@ -79,7 +79,7 @@ def test_a_folder_of_files_is_read_in_name_order(tmp_path, raw_table):
     for day in ("day=2026-01-02", "day=2026-01-01"):
         (tmp_path / day).mkdir()
         pq.write_table(raw_table(10, seed=int(day[-1])), tmp_path / day / "part-0.parquet")
-    label = np.concatenate([b[2] for b in read_rows(row_files(tmp_path))])
+    label = np.concatenate([b.label for b in read_rows(row_files(tmp_path))])
     expected = np.concatenate([raw_table(10, seed=s)["label"].to_numpy() for s in (1, 2)])
     np.testing.assert_array_equal(label, expected)
 
@@ -89,8 +89,8 @@ def test_a_folder_of_files_is_read_in_name_order(tmp_path, raw_table):
     [
         (lambda t: t.drop_columns(["C7", "I3"]), r"\['I3', 'C7'\]"),
         (lambda t: t.drop_columns(["label"]), "lacks column label"),
-        (lambda t: t.set_column(0, "label", pa.array([2] * len(t))), "other than 0 and 1"),
-        (lambda t: t.set_column(14, "C1", pa.array(["68fd1g64"] * len(t))), "column C1"),
+        (lambda t: t.set_column(0, "label", pa.array([2] * len(t))), "row 0: label is 2, expected 0 or 1"),
+        (lambda t: t.set_column(14, "C1", pa.array(["68fd1g64"] * len(t))), "row 0: C1 is"),
     ],
     ids=["columns", "label", "labels", "hex"],
 )
@@ -102,9 +102,9 @@ def test_files_of_another_shape_are_refused(tmp_path, raw_table, change, text):
 
 def test_what_is_no_parquet_is_refused(tmp_path):
     (tmp_path / "x.parquet").write_text("no")
-    for path, text in ((tmp_path / "absent.parquet", "does not exist"), (tmp_path / "x.parquet", "no readable")):
+    for path, text in ((tmp_path / "absent.parquet", "does not exist"), (tmp_path / "x.parquet", "cannot be read")):
         with pytest.raises(ContractError, match=text):
-            FileTraffic(path)
+            FileTraffic(path).take(1)
 
 
 def test_drift_of_no_columns_or_of_integers_is_refused(data):

@@ -9,11 +9,11 @@ import grpc
 import numpy as np
 import pytest
 
-from inference_client.client import ClientSettings, ScoringClient
 from inference_client.errors import BadRequest, DeadlineExpired, ModelAbsent, Overloaded, ServerUnavailable, WrongSchema
-from inference_client.retry import shortened
-from tests.inference_client.conftest import RunningServer
-from tests.inference_client.virtual_time import VirtualTime
+from inference_client.scoring import ClientSettings, ScoringClient
+from inference_client.timing import Timing, shortened
+from tests.support.triton_double import RunningServer
+from tests.support.virtual_time import VirtualTime
 
 OLD, NEW = "2.51.0", "2.68.0"
 ABSENT = (grpc.StatusCode.NOT_FOUND, "Request for unknown model: 'click_model' is not found")
@@ -36,7 +36,7 @@ def stuck(server):
 
 def converse(server, conversation, url=None, **settings):
     async def run():
-        async with ScoringClient(url or server.url, ClientSettings(**settings), jitter=float) as client:
+        async with ScoringClient(url or server.url, ClientSettings(**settings), timing=Timing(jitter=float)) as client:
             return await conversation(client)
 
     return asyncio.run(run())
@@ -197,7 +197,8 @@ def test_the_deadline_bounds_all_attempts_and_waits_together(server, make_rows):
 
     async def run():
         settings = ClientSettings(deadline_seconds=1.0, max_attempts=100)
-        async with ScoringClient(server.url, settings, timer=time.clock, sleep=sleep, jitter=float) as client:
+        timing = Timing(timer=time.clock, sleep=sleep, jitter=float)
+        async with ScoringClient(server.url, settings, timing=timing) as client:
             await client.score(*make_rows(1))
 
     with pytest.raises(ServerUnavailable, match="maximum queue size"):

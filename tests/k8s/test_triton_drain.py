@@ -21,7 +21,7 @@ import pytest
 from components.contracts.serving import MODEL_NAME
 from components.deployment.repository.triton_config import ServingOptions, triton_config
 from components.runtime.errors import PermanentError, TemporaryError
-from inference_client.client import ClientSettings, ScoringClient
+from inference_client.scoring import ClientSettings, ScoringClient
 from pipelines.local.loopback import LOOPBACK
 from tests.k8s.pod import TritonPod, flag, triton_container
 from tests.support.processes import wait_for

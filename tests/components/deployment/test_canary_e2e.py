@@ -29,7 +29,7 @@ from components.store.promotion_journal import current, read_entries
 from components.store.traffic_plan import Arm
 from inference_client.plan_follower import PlanFollower
 from inference_client.routing import PlannedClient
-from inference_client.scorer import shadow_of
+from inference_client.scoring import shadow_of
 from tests.support.processes import wait_for
 
 pytestmark = pytest.mark.e2e

@@ -95,6 +95,7 @@ def _run_programs(place, environment):
             ("127.0.0.1:8001", place["SERVER"]),
             ("file:///srv/repository", Path(place["REPOSITORY"]).as_uri()),
             ("build/demo/repository", place["REPOSITORY"]),
+            ("/tmp/clicks.db", f"{place['OUT']}/clicks.db"),
             ("build/triton.log", f"{place['OUT']}/other.log"),
         ):
             text = text.replace(written, meant)

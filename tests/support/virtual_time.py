@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 
+from inference_client.timing import Timing
+
 
 class VirtualTime:
     """A clock that moves to the earliest sleeper when everything else waits; a cancelled sleep moves nothing."""
@@ -15,6 +17,9 @@ class VirtualTime:
 
     def clock(self) -> float:
         return self.now
+
+    def timing(self) -> Timing:
+        return Timing(clock=self.clock, timer=self.clock, sleep=self.sleep, jitter=float)
 
     async def sleep(self, seconds: float) -> None:
         self._slept += 1
@@ -47,3 +52,22 @@ class VirtualTime:
                 advancing.cancel()
 
         return asyncio.run(both())
+
+
+class SteppedTime:
+    """A clock that each sleep moves at once; every wake calls the `at_wake` actions."""
+
+    def __init__(self, now: float = 1000.0) -> None:
+        self.now, self.at_wake = now, []
+
+    def clock(self) -> float:
+        return self.now
+
+    async def sleep(self, seconds: float) -> None:
+        self.now += seconds
+        for action in self.at_wake:
+            action()
+        await asyncio.sleep(0)
+
+    def timing(self) -> Timing:
+        return Timing(clock=self.clock, timer=self.clock, sleep=self.sleep, jitter=float)

@@ -11,7 +11,6 @@ import pytest
 
 from components.contracts.serving import MAX_BATCH_ROWS
 from components.runtime.errors import ContractError, PermanentError, TemporaryError
-from inference_client.client import ClientSettings, ScoringClient
 from inference_client.errors import (
     BadReply,
     BadRequest,
@@ -21,7 +20,8 @@ from inference_client.errors import (
     ServerUnavailable,
     VersionsMixed,
 )
-from inference_client.ranking import FeatureRows, rank
+from inference_client.scoring import ClientSettings, ScoringClient
+from inference_client.timing import Timing
 
 UNAVAILABLE, NOT_FOUND = grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.NOT_FOUND
 SWITCHING = (NOT_FOUND, "Request for model 'click_model' version 2 is not at ready state")
@@ -30,7 +30,7 @@ SWITCHING = (NOT_FOUND, "Request for model 'click_model' version 2 is not at rea
 def score(url, rows, sleep=asyncio.sleep, **settings):
     async def ask():
         # float takes the chance out of the waits.
-        async with ScoringClient(url, ClientSettings(**settings), sleep=sleep, jitter=float) as client:
+        async with ScoringClient(url, ClientSettings(**settings), timing=Timing(sleep=sleep, jitter=float)) as client:
             return await client.score(*rows)
 
     return asyncio.run(ask())
@@ -204,27 +204,3 @@ def test_versions_that_never_settle_are_an_error(server, make_rows):
     server.scoring.versions = list(range(1, 100))
     with pytest.raises(VersionsMixed, match=r"versions \["):
         score(server.url, make_rows(2 * MAX_BATCH_ROWS), max_attempts=3)
-
-
-def test_rank_returns_the_best_with_places_and_the_record_of_what_was_shown(server, make_rows, score_rows):
-    dense, categorical = make_rows(30, seed=1)
-    context = FeatureRows(dense=np.ones((1, 13), np.float32), categorical=np.full((1, 26), 5))
-    filled = np.where(np.isnan(dense), 1, dense), np.where(categorical == -1, 5, categorical)
-    expected = score_rows(*filled)
-
-    async def ask():
-        async with ScoringClient(server.url) as client:
-            return await rank(client, context, FeatureRows(dense=dense, categorical=categorical), 4, session_id="s")
-
-    ranking = asyncio.run(ask())
-    np.testing.assert_array_equal(ranking.candidates, np.argsort(-expected)[:4])
-    record = ranking.record(time=12.5)
-    assert (record.session_id, record.positions.tolist()) == ("s", [1, 2, 3, 4])
-    np.testing.assert_array_equal(record.scores, expected[ranking.candidates])
-    np.testing.assert_array_equal(record.categorical, filled[1][ranking.candidates])
-
-
-def test_rank_refuses_an_empty_list(make_rows):
-    rows = FeatureRows(dense=make_rows(1)[0], categorical=make_rows(1)[1])
-    with pytest.raises(ContractError, match="k is 0"):
-        asyncio.run(rank(None, rows, rows, 0))

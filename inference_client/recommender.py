@@ -1,0 +1,454 @@
+"""The call that a site makes: score rows or rank candidates, log what was answered, and report what came of it.
+
+`RecommenderClient` is for services with an event loop; `SyncRecommenderClient` offers the same to code without one. The
+one place where a prediction record is built. Logging is never waited for: a record is queued after the answer is there,
+and the publisher writes it from another thread. Scoring is `scoring`'s job and `routing`'s, publishing `publisher`'s.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import threading
+from collections.abc import Coroutine
+from contextlib import AsyncExitStack
+from dataclasses import dataclass
+from types import TracebackType
+from typing import Any, TypeVar
+from uuid import uuid4
+
+import numpy as np
+from numpy.typing import NDArray
+
+from components.contracts.records import PredictionBatch
+from components.logs.event_log import Publisher
+from components.logs.locations import open_publisher
+from components.runtime.errors import ContractError
+from inference_client.publisher import (
+    MAX_ROWS_PER_RECORD,
+    Outcome,
+    PublisherSettings,
+    PublishingCounts,
+    RecordPublisher,
+    Unpublished,
+    check_id,
+)
+from inference_client.routing import PlannedClient, open_scorer
+from inference_client.rows import FeatureRows, RowsByName, feature_rows
+from inference_client.scoring import ClientSettings, KeyedScorer, Scored, ScoringClient, shadow_of
+from inference_client.timing import Timing
+
+logger = logging.getLogger(__name__)
+
+T = TypeVar("T")
+
+SHADOW_WAIT_SECONDS = 2.0
+"""How long a record waits for its shadow's scores before it is logged without them; nobody else waits."""
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class ScoredRows:
+    """Click probabilities, and the name under which outcomes of these rows are reported."""
+
+    request_id: str
+    scores: NDArray[np.float32]
+    """[n] in [0, 1], in the order of the rows."""
+    model_version: int
+    canary: bool
+    """Whether the traffic plan's canary answered."""
+    time: float
+    """Seconds since the epoch, when the answer came."""
+    logged: bool
+    """Whether a record is in the log or on its way; False where none was asked for, or the queue was full."""
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Ranking:
+    """The best candidates, best first."""
+
+    request_id: str
+    """Also the list's `session_id` in the log. Row i of its outcomes is the candidate at position i + 1."""
+    candidates: NDArray[np.int64]
+    """[k] row of each among the candidates given."""
+    scores: NDArray[np.float32]
+    """[k], falling."""
+    model_version: int
+    canary: bool
+    logged: bool
+
+    @property
+    def positions(self) -> NDArray[np.int32]:
+        """[k] place in the list, from 1."""
+        return _positions(len(self.scores))
+
+
+class RecommenderClient:
+    """Scores and logs; enter it before use, in one event loop, and leave it to publish what is still queued.
+
+    A log that is unavailable, for however long, fails no request: records wait in memory up to a bound
+    (`PublisherSettings`), then the newest are dropped and counted (`log_counts`).
+    """
+
+    def __init__(
+        self,
+        server: str | KeyedScorer,
+        *,
+        log: str | Publisher | None,
+        plan_uri: str | None = None,
+        settings: ClientSettings | None = None,
+        publishing: PublisherSettings | None = None,
+        source: str | None = None,
+        timing: Timing | None = None,
+    ) -> None:
+        """Connects to nothing yet.
+
+        Args:
+            server: host:port of Triton's gRPC endpoint, `dns:///name:port` for all replicas behind a name, or a scorer
+                of your own.
+            log: URL of the log (`components.logs.locations`) or its writing end; None = nothing is logged.
+            plan_uri: Model repository whose traffic plan is followed; None = every request asks the one model.
+            settings: Model, columns and patience.
+            publishing: See `PublisherSettings`.
+            source: Names this client in the ids of outcome records, unique per log; random without one.
+            timing: Clocks and waits.
+        """
+        self._server, self._log, self._plan_uri = server, log, plan_uri
+        self._settings = settings or ClientSettings()
+        self._publishing, self._timing = publishing, timing or Timing()
+        self._source = source or f"client-{uuid4().hex[:12]}"
+        self._scorer: KeyedScorer | None = None
+        self._publisher: RecordPublisher | None = None
+        self._run: asyncio.Task[None] | None = None
+        self._resources = AsyncExitStack()
+        self._awaiting_shadow: dict[str, list[Outcome]] = {}
+        """Outcomes of requests whose records wait for their shadows."""
+        self._recording: set[asyncio.Task[None]] = set()
+        self._in_flight = 0
+        self._idle = asyncio.Event()
+        self._is_open = False
+
+    async def __aenter__(self) -> RecommenderClient:
+        """Opens the log and starts to publish and to follow the plan.
+
+        Raises:
+            ContractError: The server's address, the log's URL or the plan's folder cannot be right.
+            TemporaryError, PermanentError: The log cannot be opened.
+        """
+        async with AsyncExitStack() as resources:
+            # The log comes first: a client that cannot log is not to answer.
+            log = open_publisher(self._log) if isinstance(self._log, str) else self._log
+            if log is not None:
+                if isinstance(self._log, str):
+                    resources.callback(log.close)
+                self._publisher = RecordPublisher(
+                    log, source=self._source, settings=self._publishing, timing=self._timing
+                )
+            if isinstance(self._server, str):
+                scorer: ScoringClient | PlannedClient = open_scorer(
+                    self._server, self._settings, plan_uri=self._plan_uri
+                )
+                self._scorer = await resources.enter_async_context(scorer)
+            else:
+                self._scorer = self._server
+            self._resources = resources.pop_all()
+        if self._publisher is not None:
+            self._run = asyncio.get_running_loop().create_task(self._publisher.run())
+        self._is_open = True
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        """Closes; while another exception ends the block, a loss of records is logged and that one raised."""
+        try:
+            await self.close()
+        except Unpublished as loss:
+            if error is None:
+                raise
+            logger.error("the client was closed with a loss: %s", loss)
+
+    @property
+    def scorer(self) -> KeyedScorer | None:
+        """The scorer behind this client; None before it was entered."""
+        return self._scorer
+
+    @property
+    def log_counts(self) -> PublishingCounts:
+        """What became of everything that was logged so far; zeros without a log."""
+        return PublishingCounts() if self._publisher is None else self._publisher.counts
+
+    async def score(
+        self,
+        rows: RowsByName | FeatureRows,
+        *,
+        request_id: str | None = None,
+        key: str | None = None,
+        log: bool = True,
+    ) -> ScoredRows:
+        """Click probabilities of the rows, all by one model version; they are logged.
+
+        Args:
+            rows: A dict of columns, a list of dicts, an Arrow table, or `FeatureRows`.
+            request_id: Names the request in the log, to which it must be new; random without one.
+            key: Whom the rows are scored for (a user): the same key meets the same model of a traffic plan.
+            log: False for rows that are shown to nobody, such as a warm-up's.
+
+        Raises:
+            ContractError: A row is not as the model takes it, or a logged request has more than `MAX_ROWS_PER_RECORD`.
+            TemporaryError, PermanentError: The rows were not scored; see `ScoringClient.score`. Never for the log.
+        """
+        features = feature_rows(rows, self._settings.columns)
+        request_id = self._named(request_id)
+        if self._logs(log) and len(features) > MAX_ROWS_PER_RECORD:
+            raise ContractError(
+                f"the logged request has {len(features)} rows, expected at most {MAX_ROWS_PER_RECORD}, or log=False"
+            )
+        scored = await self._score(features, request_id, key)
+        now = self._timing.clock()
+        logged = self._logs(log) and self._record(request_id, now, features, scored)
+        return ScoredRows(
+            request_id=request_id,
+            scores=scored.scores,
+            model_version=scored.model_version,
+            canary=scored.canary,
+            time=now,
+            logged=logged,
+        )
+
+    async def rank(
+        self,
+        candidates: RowsByName | FeatureRows,
+        k: int,
+        *,
+        context: RowsByName | FeatureRows | None = None,
+        request_id: str | None = None,
+        key: str | None = None,
+        log: bool = True,
+    ) -> Ranking:
+        """The `k` candidates of highest click probability; the list is logged with its positions.
+
+        Equal scores keep the order given. Only the k rows shown are logged: nobody can click what was not shown.
+
+        Args:
+            candidates: n rows, n >= 1; columns that all of them lack may be absent where a context has them.
+            k: At most this many; fewer where there are fewer candidates.
+            context: One row; its features fill those that a candidate lacks (the user's side of the row).
+            request_id: Names the list in the log, to which it must be new; random without one.
+            key: Whose list it is: the same key meets the same model of a traffic plan.
+            log: False for lists that are shown to nobody.
+
+        Raises:
+            ContractError: k is outside 1..`MAX_ROWS_PER_RECORD`, the context is not one row, there are no candidates,
+                or a row is not as the model takes it.
+            TemporaryError, PermanentError: As `score`.
+        """
+        if not 1 <= k <= MAX_ROWS_PER_RECORD:
+            raise ContractError(f"k is {k}, expected 1..{MAX_ROWS_PER_RECORD}")
+        columns, has_context = self._settings.columns, context is not None
+        features = feature_rows(candidates, columns, may_lack_columns=has_context)
+        if not len(features):
+            raise ContractError("there are no candidates, expected at least 1")
+        if context is not None:
+            one = feature_rows(context, columns, may_lack_columns=True)
+            if len(one) != 1:
+                raise ContractError(f"context has {len(one)} rows, expected 1")
+            features = features.filled_from(one)
+        request_id = self._named(request_id)
+        scored = await self._score(features, request_id, key)
+        best = np.argsort(-scored.scores, kind="stable")[:k]
+        logged = self._logs(log) and self._record(
+            request_id, self._timing.clock(), features.take(best), scored, ranked=best
+        )
+        return Ranking(
+            request_id=request_id,
+            candidates=best,
+            scores=scored.scores[best],
+            model_version=scored.model_version,
+            canary=scored.canary,
+            logged=logged,
+        )
+
+    def tell(self, outcome: Outcome) -> bool:
+        """Logs what came of a row that this client or another one of the same log scored; never waits.
+
+        Returns:
+            Whether it is in the log or on its way; False where too many outcomes wait already.
+
+        Raises:
+            ContractError: This client has no log or is closed, or the outcome's time lies too far in the future.
+        """
+        if self._publisher is None or not self._is_open:
+            raise ContractError("an outcome needs an open client with a log, expected log=URL")
+        if (waiting := self._awaiting_shadow.get(outcome.request_id)) is not None:
+            waiting.append(outcome)
+            return True
+        return self._publisher.add_outcome(outcome)
+
+    async def close(self) -> None:
+        """Waits for requests in flight, publishes everything that is queued and closes the connections.
+
+        Outcomes whose time is still to come are waited for.
+
+        Raises:
+            Unpublished: The log refused, or stayed unavailable for `PublisherSettings.close_seconds`.
+        """
+        if not self._is_open:
+            return
+        self._is_open = False
+        async with self._resources:
+            while self._in_flight:
+                self._idle.clear()
+                await self._idle.wait()
+            while self._recording:
+                await asyncio.wait(set(self._recording))
+            if self._publisher is not None and self._run is not None:
+                try:
+                    await self._publisher.drain()
+                finally:
+                    await self._run
+
+    def _named(self, request_id: str | None) -> str:
+        if request_id is None:
+            return uuid4().hex
+        check_id("request_id", request_id)
+        return request_id
+
+    def _logs(self, log: bool) -> bool:
+        return log and self._publisher is not None
+
+    async def _score(self, features: FeatureRows, request_id: str, key: str | None) -> Scored:
+        if self._scorer is None or not self._is_open:
+            raise ContractError("the client is not open, expected `async with RecommenderClient(...)`")
+        self._in_flight += 1
+        try:
+            return await self._scorer.score(features.dense, features.categorical, request_id=request_id, key=key)
+        finally:
+            self._in_flight -= 1
+            self._idle.set()
+
+    def _record(
+        self,
+        request_id: str,
+        time: float,
+        shown: FeatureRows,
+        scored: Scored,
+        *,
+        ranked: NDArray[np.int64] | None = None,
+    ) -> bool:
+        """Queues the record of the rows that were shown, `ranked` among those scored; False where it was dropped."""
+        if scored.shadow is None:
+            return self._add(request_id, time, shown, scored, shadow=None, ranked=ranked)
+        self._awaiting_shadow[request_id] = []
+
+        async def record_with_shadow() -> None:
+            shadow = await shadow_of(scored, SHADOW_WAIT_SECONDS)
+            self._add(request_id, time, shown, scored, shadow=shadow, ranked=ranked)
+
+        task = asyncio.get_running_loop().create_task(record_with_shadow())
+        self._recording.add(task)
+        task.add_done_callback(self._recording.discard)
+        return True
+
+    def _add(
+        self,
+        request_id: str,
+        time: float,
+        shown: FeatureRows,
+        scored: Scored,
+        *,
+        shadow: Scored | None,
+        ranked: NDArray[np.int64] | None,
+    ) -> bool:
+        assert self._publisher is not None
+        selection = slice(None) if ranked is None else ranked
+        record = PredictionBatch(
+            request_id=request_id,
+            time=time,
+            model_version=scored.model_version,
+            dense=shown.dense,
+            categorical=shown.categorical,
+            scores=scored.scores[selection],
+            session_id=None if ranked is None else request_id,
+            positions=None if ranked is None else _positions(len(ranked)),
+            canary=scored.canary,
+            shadow_version=None if shadow is None else shadow.model_version,
+            shadow_scores=None if shadow is None else shadow.scores[selection],
+        )
+        return self._publisher.add(record, self._awaiting_shadow.pop(request_id, []))
+
+
+class SyncRecommenderClient:
+    """`RecommenderClient` for code without an event loop: same arguments, same calls, callable from any thread.
+
+    The asynchronous client has the plain name, since a service that scores for many users at once wants it. This one
+    runs it on an event loop in a thread of its own, so that records are published between calls too.
+    """
+
+    def __init__(self, server: str | KeyedScorer, *, log: str | Publisher | None, **options: Any) -> None:
+        """Takes the arguments of `RecommenderClient`."""
+        self._arguments: dict[str, Any] = {"server": server, "log": log, **options}
+        self._loop = asyncio.new_event_loop()
+        self._thread = threading.Thread(target=self._loop.run_forever, name="recommender client", daemon=True)
+        self._client: RecommenderClient | None = None
+
+    def __enter__(self) -> SyncRecommenderClient:
+        """As `RecommenderClient.__aenter__`."""
+
+        async def open_client() -> RecommenderClient:
+            return await RecommenderClient(**self._arguments).__aenter__()
+
+        self._thread.start()
+        try:
+            self._client = self._call(open_client())
+        except BaseException:
+            self._stop()
+            raise
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        """As `RecommenderClient.__aexit__`."""
+        try:
+            self._call(self._entered.__aexit__(kind, error, trace))
+        finally:
+            self._stop()
+
+    @property
+    def log_counts(self) -> PublishingCounts:
+        """See `RecommenderClient.log_counts`."""
+        return self._entered.log_counts
+
+    def score(self, rows: RowsByName | FeatureRows, **options: Any) -> ScoredRows:
+        """See `RecommenderClient.score`."""
+        return self._call(self._entered.score(rows, **options))
+
+    def rank(self, candidates: RowsByName | FeatureRows, k: int, **options: Any) -> Ranking:
+        """See `RecommenderClient.rank`."""
+        return self._call(self._entered.rank(candidates, k, **options))
+
+    def tell(self, outcome: Outcome) -> bool:
+        """See `RecommenderClient.tell`."""
+
+        async def tell() -> bool:
+            return self._entered.tell(outcome)
+
+        return self._call(tell())
+
+    @property
+    def _entered(self) -> RecommenderClient:
+        if self._client is None:
+            raise ContractError("the client is not open, expected `with SyncRecommenderClient(...)`")
+        return self._client
+
+    def _call(self, coroutine: Coroutine[Any, Any, T]) -> T:
+        return asyncio.run_coroutine_threadsafe(coroutine, self._loop).result()
+
+    def _stop(self) -> None:
+        self._loop.call_soon_threadsafe(self._loop.stop)
+        self._thread.join()
+        self._loop.close()
+
+
+def _positions(count: int) -> NDArray[np.int32]:
+    return np.arange(1, count + 1, dtype=np.int32)

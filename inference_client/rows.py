@@ -1,0 +1,232 @@
+"""Feature rows: from columns by name to the matrices that the model takes, with errors that name column, row and value.
+
+The names come from one `Columns` object. Reading files is `row_files`' job; which tensors the server takes is stated in
+`contracts.serving`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, TypeAlias
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+from numpy.typing import NDArray
+
+from components.contracts import criteo
+from components.contracts.criteo import MAX_CATEGORY, MISSING_CATEGORY
+from components.runtime.errors import ContractError
+
+_A_NUMBER = "a finite number, or None for missing"
+_AN_INTEGER = "an integer or nothing"
+_A_CATEGORY = "1 to 8 hex digits, an integer from 0 to 2^32 - 1, or None for missing"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Columns:
+    """The feature columns of a recommender, in the order in which its model takes them."""
+
+    numeric: tuple[str, ...] = criteo.DENSE
+    categorical: tuple[str, ...] = criteo.CATEGORICAL
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """All of them, numeric columns first."""
+        return self.numeric + self.categorical
+
+
+CRITEO = Columns()
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class FeatureRows:
+    """Rows of raw features in the model's order."""
+
+    dense: NDArray[np.float32]
+    """[n, numeric columns], NaN = missing."""
+    categorical: NDArray[np.int64]
+    """[n, categorical columns], -1 = missing."""
+
+    def __len__(self) -> int:
+        """Number of rows."""
+        return len(self.dense)
+
+    def take(self, selection: Any) -> FeatureRows:
+        """The rows that a NumPy index selects."""
+        return FeatureRows(dense=self.dense[selection], categorical=self.categorical[selection])
+
+    def filled_from(self, context: FeatureRows) -> FeatureRows:
+        """These rows, with the values of the one row of `context` where they have none."""
+        return FeatureRows(
+            dense=np.where(np.isnan(self.dense), context.dense, self.dense),
+            categorical=np.where(self.categorical == MISSING_CATEGORY, context.categorical, self.categorical),
+        )
+
+
+RowsByName: TypeAlias = Any
+"""A dict of columns (lists or arrays), a list of rows (dicts), or an Arrow table or batch, which mypy does not know."""
+
+
+class WrongValue(ContractError):
+    """A value that its column does not take."""
+
+    def __init__(self, *, column: str, row: int, value: object, expected: str) -> None:
+        super().__init__(f"column {column}, row {row} is {value!r}, expected {expected}")
+        self.column = column
+        self.row = row
+        self.value = value
+        self.expected = expected
+
+
+def feature_rows(
+    rows: RowsByName | FeatureRows, columns: Columns = CRITEO, *, may_lack_columns: bool = False
+) -> FeatureRows:
+    """`rows` as matrices of their own, which later changes of the caller's arrays do not reach.
+
+    A numeric value is a number or an integer as text, a category is an integer or hex digits; None and NaN are missing.
+
+    Args:
+        rows: See `RowsByName`; `FeatureRows` are copied as they are.
+        columns: The model's columns.
+        may_lack_columns: Whether a column may be absent, and is then missing in every row.
+
+    Raises:
+        ContractError: A column is unknown or absent, columns differ in length, or a value is not of its column's type;
+            the message names column, row and value.
+
+    >>> two = Columns(numeric=("price",), categorical=("shop",))
+    >>> found = feature_rows({"price": [1.5, None], "shop": ["ff", 7]}, two)
+    >>> found.dense.tolist(), found.categorical.tolist()
+    ([[1.5], [nan]], [[255], [7]])
+    >>> feature_rows([{"price": 1.5, "shop": "red"}], two)
+    Traceback (most recent call last):
+    ...
+    inference_client.rows.WrongValue: column shop, row 0 is 'red', expected 1 to 8 hex digits, an integer from 0 to \
+2^32 - 1, or None for missing
+    """
+    if isinstance(rows, FeatureRows):
+        return FeatureRows(dense=np.array(rows.dense), categorical=np.array(rows.categorical))
+    named = _columns_by_name(rows)
+    expected = f"the {len(columns.names)} columns {columns.names[0]}..{columns.names[-1]}"
+    if unknown := [name for name in named if name not in columns.names]:
+        raise ContractError(f"rows have unknown columns {unknown}, expected {expected}")
+    absent = [name for name in columns.names if name not in named]
+    if absent and not may_lack_columns:
+        raise ContractError(f"rows lack columns {absent}, expected {expected}")
+    lengths = {name: len(values) for name, values in named.items()}
+    num_rows = next(iter(lengths.values()), 0)
+    for name, length in lengths.items():
+        if length != num_rows:
+            raise ContractError(f"column {name} has {length} rows, expected {num_rows} as column {next(iter(lengths))}")
+    dense = np.full((num_rows, len(columns.numeric)), np.nan, dtype=np.float32)
+    categorical = np.full((num_rows, len(columns.categorical)), MISSING_CATEGORY, dtype=np.int64)
+    for i, name in enumerate(columns.numeric):
+        if name in named:
+            dense[:, i] = numbers(name, named[name])
+    for i, name in enumerate(columns.categorical):
+        if name in named:
+            categorical[:, i] = categories(name, named[name])
+    return FeatureRows(dense=dense, categorical=categorical)
+
+
+def numbers(name: str, values: Any) -> NDArray[np.float32]:
+    """The float32 values [n] of a numeric column, NaN = missing; text must hold integers.
+
+    Raises:
+        WrongValue: A value is no number.
+    """
+    array = _arrow_array(name, values, expected=_A_NUMBER)
+    if _is_text(array.type):
+        array = pc.if_else(pc.equal(array, ""), None, array)
+        _expect_all(name, array, pc.match_substring_regex(array, criteo.INTEGER_PATTERN), expected=_AN_INTEGER)
+        array = array.cast(pa.float64())
+    elif not (pa.types.is_floating(array.type) or pa.types.is_integer(array.type) or pa.types.is_null(array.type)):
+        raise WrongValue(column=name, row=0, value=array[0].as_py(), expected=_A_NUMBER)
+    found: NDArray[np.float32] = array.cast(pa.float32(), safe=False).to_numpy(zero_copy_only=False)
+    if np.isinf(found).any():
+        row = int(np.flatnonzero(np.isinf(found))[0])
+        raise WrongValue(column=name, row=row, value=array[row].as_py(), expected=_A_NUMBER)
+    return found
+
+
+def categories(name: str, values: Any) -> NDArray[np.int64]:
+    """The int64 values [n] of a categorical column, -1 = missing.
+
+    In an Arrow column of type int32, negative numbers are unsigned hashes of the same bits, as other tools write them.
+
+    Raises:
+        WrongValue: A value is no category.
+    """
+    array = _arrow_array(name, values, expected=_A_CATEGORY)
+    if pa.types.is_dictionary(array.type):
+        array = array.cast(array.type.value_type)
+    if _is_text(array.type):
+        array = array.fill_null("")
+        matches = pc.or_(pc.equal(array, ""), pc.match_substring_regex(array, criteo.HEX_PATTERN))
+        _expect_all(name, array, matches, expected=_A_CATEGORY)
+        encoded = array.dictionary_encode()
+        meanings = np.array([criteo.parse_category(text) for text in encoded.dictionary.to_pylist()], dtype=np.int64)
+        return meanings[encoded.indices.to_numpy()] if len(meanings) else np.empty(0, np.int64)
+    if array.type == pa.int32() and isinstance(values, pa.Array | pa.ChunkedArray):
+        array = array.view(pa.uint32())
+    try:
+        found: NDArray[np.int64] = array.cast(pa.int64()).fill_null(MISSING_CATEGORY).to_numpy()
+    except pa.ArrowException:
+        row, value = _first_value(array.to_pylist(), lambda value: isinstance(value, float) and value % 1 != 0)
+        raise WrongValue(column=name, row=row, value=value, expected=_A_CATEGORY) from None
+    outside = (found < MISSING_CATEGORY) | (found > MAX_CATEGORY)
+    if outside.any():
+        row = int(np.flatnonzero(outside)[0])
+        raise WrongValue(column=name, row=row, value=int(found[row]), expected=_A_CATEGORY)
+    return found
+
+
+def _columns_by_name(rows: Any) -> Mapping[str, Any]:
+    if isinstance(rows, pa.Table | pa.RecordBatch):
+        return {name: rows.column(name) for name in rows.schema.names}
+    if isinstance(rows, Mapping):
+        for name, values in rows.items():
+            if isinstance(values, str) or not hasattr(values, "__len__"):
+                raise ContractError(f"column {name} is {values!r}, expected a list or an array with a value per row")
+        return rows
+    if isinstance(rows, Sequence) and all(isinstance(row, Mapping) for row in rows):
+        names = dict.fromkeys(name for row in rows for name in row)
+        return {name: [row.get(name) for row in rows] for name in names}
+    raise ContractError(f"rows are a {type(rows).__name__}, expected a dict of columns, a list of dicts or a table")
+
+
+def _arrow_array(name: str, values: Any, *, expected: str) -> Any:
+    if isinstance(values, pa.ChunkedArray):
+        return values.combine_chunks()
+    if isinstance(values, pa.Array):
+        return values
+    try:
+        return pa.array(values, from_pandas=True)
+    except (pa.ArrowException, OverflowError):
+        texts_and_numbers = [value for value in values if value is not None]
+        if expected is _A_CATEGORY and all(isinstance(value, str | int) for value in texts_and_numbers):
+            # A list of both is sound: each stands for the same 32 bits.
+            return pa.array([f"{value:x}" if isinstance(value, int) else value for value in values])
+        row, value = _first_value(values, lambda value: not isinstance(value, int | float))
+        raise WrongValue(column=name, row=row, value=value, expected=expected) from None
+
+
+def _is_text(kind: Any) -> bool:
+    return bool(pa.types.is_string(kind) or pa.types.is_large_string(kind))
+
+
+def _expect_all(name: str, array: Any, matches: Any, *, expected: str) -> None:
+    if pc.all(matches, min_count=0).as_py():
+        return
+    row = pc.index(matches, False).as_py()
+    raise WrongValue(column=name, row=row, value=array[row].as_py(), expected=expected)
+
+
+def _first_value(values: Any, is_wrong: Any) -> tuple[int, object]:
+    """Row and value of the first value that is not None and wrong; of the first row if none is."""
+    for row, value in enumerate(values):
+        if value is not None and is_wrong(value):
+            return row, value
+    return 0, values[0]

@@ -1,0 +1,26 @@
+"""Time and chance as the client sees them: the one object through which tests control both."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import time
+from collections.abc import Awaitable, Callable
+from typing import Any, NamedTuple
+
+
+def shortened(seconds: float) -> float:
+    """`seconds` less a random part of up to a half, so that clients of a returning server do not retry in step."""
+    return seconds * random.uniform(0.5, 1.0)
+
+
+class Timing(NamedTuple):
+    """Clocks, waits and the jitter of backoffs."""
+
+    clock: Callable[[], float] = time.time
+    """Seconds since the epoch, for records."""
+    timer: Callable[[], float] = time.monotonic
+    """Seconds from an arbitrary start, for deadlines, schedules and latencies."""
+    sleep: Callable[[float], Awaitable[Any]] = asyncio.sleep
+    jitter: Callable[[float], float] = shortened
+    """The wait for a backoff."""

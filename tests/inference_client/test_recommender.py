@@ -1,0 +1,426 @@
+"""The call that a site makes: rows by name in, scores and lists out, and all of it in the log."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+
+import grpc
+import numpy as np
+import pyarrow as pa
+import pytest
+
+from components.contracts.criteo import CATEGORICAL, DENSE, FEATURES
+from components.contracts.records import OutcomeBatch, PredictionBatch
+from components.contracts.serving import MAX_BATCH_ROWS
+from components.runtime.errors import ContractError, TemporaryError
+from inference_client import Columns, Outcome, PublisherSettings, RecommenderClient, SyncRecommenderClient, Unpublished
+from inference_client import recommender as recommender_module
+from inference_client.errors import BadReply, ServerUnavailable
+from inference_client.rows import FeatureRows, feature_rows
+from inference_client.scoring import ClientSettings, Scored
+
+
+def by_name(dense, categorical):
+    """The rows as a site has them: lists by column name, None = missing."""
+    columns = {name: [None if np.isnan(v) else v for v in dense[:, i].tolist()] for i, name in enumerate(DENSE)}
+    return columns | {
+        name: [None if v < 0 else v for v in categorical[:, i].tolist()] for i, name in enumerate(CATEGORICAL)
+    }
+
+
+def as_dicts(columns):
+    return [dict(zip(columns, values)) for values in zip(*columns.values())]
+
+
+class OwnScorer:
+    """Scores by a known function; its shadows are done when a test says so."""
+
+    def __init__(self, score_rows, shadow=None):
+        self.score_rows, self.shadow, self.asked = score_rows, shadow, []
+
+    async def score(self, dense, categorical, *, request_id=None, key=None):
+        self.asked.append((request_id, key))
+        scores = self.score_rows(dense, categorical)
+        shadow = None if self.shadow is None else asyncio.ensure_future(self._shadow_of(1 - scores))
+        return Scored(scores, 3, canary=self.shadow is not None, shadow=shadow)
+
+    async def _shadow_of(self, scores):
+        await self.shadow.wait()
+        return Scored(scores, 4)
+
+
+class LostLog:
+    """Takes nothing; `began` says when a publish was tried."""
+
+    def __init__(self):
+        self.began = threading.Event()
+
+    def publish(self, messages):
+        self.began.set()
+        raise TemporaryError("the disk is gone")
+
+    def close(self):
+        pass
+
+
+def predictions(records):
+    return [record for record in records if isinstance(record, PredictionBatch)]
+
+
+def outcomes(records):
+    batches = [record for record in records if isinstance(record, OutcomeBatch)]
+    return [(name, int(row), batch.event) for batch in batches for name, row in zip(batch.request_ids, batch.rows)]
+
+
+@pytest.fixture
+def log(tmp_path):
+    return tmp_path / "log.db"
+
+
+FORMS = {
+    "columns": lambda columns: columns,
+    "dicts": as_dicts,
+    "arrays": lambda columns: {name: np.array(values, dtype=object) for name, values in columns.items()},
+    "hex": lambda columns: {
+        name: values if name in DENSE else [None if v is None else f"{v:X}" for v in values]
+        for name, values in columns.items()
+    },
+    "table": pa.table,
+    "batch": lambda columns: pa.record_batch(columns),
+}
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_rows_by_name_are_scored_and_logged_as_the_model_takes_them(server, log, make_rows, score_rows, read_log, form):
+    server.scoring.version = 7
+    dense, categorical = make_rows(5)
+    rows = FORMS[form](by_name(dense, categorical))
+
+    async def talk():
+        async with RecommenderClient(server.url, log=f"sqlite:///{log}") as client:
+            return await client.score(rows, request_id="r1")
+
+    scored = asyncio.run(talk())
+    np.testing.assert_array_equal(scored.scores, score_rows(dense, categorical))
+    assert (scored.request_id, scored.model_version, scored.canary, scored.logged) == ("r1", 7, False, True)
+    [record] = read_log(log)
+    assert (record.request_id, record.model_version, record.time) == ("r1", 7, scored.time)
+    assert (record.session_id, record.positions) == (None, None)
+    for name, expected in (("dense", dense), ("categorical", categorical), ("scores", scored.scores)):
+        np.testing.assert_array_equal(getattr(record, name), expected)
+
+
+def test_a_rankings_log_holds_what_was_shown_and_the_click_on_it(server, log, make_rows, score_rows, read_log):
+    dense, categorical = make_rows(30, seed=1)
+    rows = by_name(dense, categorical)
+    items = {name: values for name, values in rows.items() if name not in ("I1", "C1")}
+    user = {name: [None] for name in FEATURES} | {"I1": [3.0], "C1": ["ff"], "C2": [9]}
+    dense[:, 0], categorical[:, 0] = 3.0, 255
+    categorical[:, 1] = np.where(categorical[:, 1] < 0, 9, categorical[:, 1])
+    expected = score_rows(dense, categorical)
+    best = np.argsort(-expected, kind="stable")[:4]
+
+    async def talk():
+        async with RecommenderClient(server.url, log=f"sqlite:///{log}") as client:
+            ranking = await client.rank(items, 4, context=user, key="user 1")
+            client.tell(Outcome(request_id=ranking.request_id, row=2))
+            client.tell(Outcome(request_id=ranking.request_id, row=2, event="conversion"))
+            return ranking
+
+    ranking = asyncio.run(talk())
+    np.testing.assert_array_equal(ranking.candidates, best)
+    np.testing.assert_array_equal(ranking.scores, expected[best])
+    records = read_log(log)
+    [record] = predictions(records)
+    assert (record.request_id, record.session_id) == (ranking.request_id, ranking.request_id)
+    assert record.positions.tolist() == ranking.positions.tolist() == [1, 2, 3, 4]
+    np.testing.assert_array_equal(record.scores, expected[best])
+    np.testing.assert_array_equal(record.categorical, categorical[best])
+    assert sorted(outcomes(records)) == [(ranking.request_id, 2, "click"), (ranking.request_id, 2, "conversion")]
+
+
+def rank(server, rows, k, **settings):
+    async def run():
+        async with RecommenderClient(server.url, log=None, settings=ClientSettings(**settings)) as client:
+            return await client.rank(FeatureRows(dense=rows[0], categorical=rows[1]), k)
+
+    return asyncio.run(run())
+
+
+def test_thousands_are_ranked_in_chunks_by_one_version(server, make_rows, score_rows):
+    rows = make_rows(2 * MAX_BATCH_ROWS + 9)
+    server.scoring.versions, server.scoring.version = [1], 2
+    ranking = rank(server, rows, 25, max_in_flight=1)
+    expected = score_rows(*rows)
+    np.testing.assert_array_equal(ranking.candidates, np.argsort(-expected, kind="stable")[:25])
+    assert (ranking.model_version, max(server.scoring.requests)) == (2, MAX_BATCH_ROWS)
+
+
+def test_equal_scores_keep_the_order_given_and_a_short_list_is_ranked_whole(server, make_rows):
+    server.scoring.reply_scores = lambda scores: np.round(scores, 1)
+    ranking = rank(server, make_rows(500), 600)
+    assert sorted(ranking.candidates) == list(range(500))
+    assert (np.diff(ranking.scores) <= 0).all()
+    for score in np.unique(ranking.scores):
+        assert (np.diff(ranking.candidates[ranking.scores == score]) > 0).all()
+
+
+def test_scores_that_are_no_numbers_make_no_list(server, make_rows):
+    def spoil(scores):
+        scores[3] = np.nan
+        return scores
+
+    server.scoring.reply_scores = spoil
+    with pytest.raises(BadReply, match="1 scores outside"):
+        rank(server, make_rows(10), 3)
+
+
+@pytest.mark.parametrize(("n", "k", "text"), [(5, 0, "k is 0"), (5, 5000, "k is 5000"), (0, 3, "no candidates")])
+def test_impossible_lists_are_refused(server, make_rows, n, k, text):
+    with pytest.raises(ContractError, match=text):
+        rank(server, make_rows(n), k)
+
+
+TWO = Columns(numeric=("price",), categorical=("shop",))
+
+
+@pytest.mark.parametrize(
+    ("rows", "text"),
+    [
+        ({"price": [1.0], "shop": ["red"]}, "column shop, row 0 is 'red', expected 1 to 8 hex digits"),
+        ({"price": [1.0, "x"], "shop": [1, 2]}, "column price, row 1 is 'x', expected a finite number"),
+        ({"price": ["1", "1.5"], "shop": [1, 2]}, "column price, row 1 is '1.5', expected an integer"),
+        ({"price": [1.0, np.inf], "shop": [1, 2]}, "column price, row 1 is inf"),
+        ({"price": [True], "shop": [1]}, "column price, row 0 is True"),
+        ({"price": [1.0, 2.0], "shop": [1, 2**32]}, "column shop, row 1 is 4294967296"),
+        ({"price": [1.0, 2.0], "shop": [1, -2]}, "column shop, row 1 is -2"),
+        ({"price": [1.0, 2.0], "shop": [1.0, 2.5]}, "column shop, row 1 is 2.5"),
+        ({"price": [1.0], "shop": [{}]}, "column shop, row 0 is {}"),
+        ({"price": [1.0, 2.0], "shop": [1]}, "column shop has 1 rows, expected 2 as column price"),
+        ({"price": [1.0], "shops": [1]}, r"unknown columns \['shops'\], expected the 2 columns price..shop"),
+        ({"price": [1.0]}, r"rows lack columns \['shop'\]"),
+        ({"price": 1.0, "shop": [1]}, "column price is 1.0, expected a list or an array"),
+        ("price", "rows are a str, expected a dict of columns"),
+    ],
+    ids=lambda value: value if isinstance(value, str) else "",
+)
+def test_a_wrong_row_is_named_by_column_row_and_value(rows, text):
+    with pytest.raises(ContractError, match=text):
+        feature_rows(rows, TWO)
+
+
+def test_signed_hashes_of_an_arrow_column_are_the_same_32_bits_and_mixed_lists_are_sound():
+    signed = pa.table({"price": [1.0, None], "shop": pa.array([-1, None], pa.int32())})
+    assert feature_rows(signed, TWO).categorical.tolist() == [[2**32 - 1], [-1]]
+    mixed = feature_rows({"price": [None, 2], "shop": ["ff", 255]}, TWO)
+    assert mixed.categorical.tolist() == [[255], [255]]
+    dictionary = pa.table({"price": [1], "shop": pa.array(["a"]).dictionary_encode()})
+    assert feature_rows(dictionary, TWO).categorical.tolist() == [[10]]
+
+
+def test_scoring_waits_for_no_log_even_if_publishing_hangs(score_rows, make_rows, log):
+    """The log hangs in its own thread; requests are answered meanwhile, and closing publishes them all."""
+    hangs = threading.Event()
+    stored = []
+
+    class HangingLog:
+        def publish(self, messages):
+            assert hangs.wait(60)
+            stored.extend(messages)
+
+        def close(self):
+            pass
+
+    rows = FeatureRows(dense=make_rows(2)[0], categorical=make_rows(2)[1])
+
+    async def talk():
+        publishing = PublisherSettings(interval_seconds=0.001)
+        async with RecommenderClient(OwnScorer(score_rows), log=HangingLog(), publishing=publishing) as client:
+            for number in range(50):
+                scored = await client.score(rows, request_id=f"r{number}")
+                assert client.tell(Outcome(request_id=scored.request_id))
+                await asyncio.sleep(0)
+            assert stored == []
+            assert client.log_counts.queued_rows == 100
+            hangs.set()
+        return client.log_counts
+
+    counts = asyncio.run(talk())
+    assert (counts.published_rows, counts.published_outcomes, counts.queued_rows) == (100, 50, 0)
+    assert {f"r{number}" for number in range(50)} <= dict(stored).keys()
+
+
+def test_a_lost_log_fails_no_request_and_closing_says_what_was_lost(score_rows, make_rows):
+    log = LostLog()
+    rows = FeatureRows(dense=make_rows(2)[0], categorical=make_rows(2)[1])
+
+    async def talk(client):
+        async with client:
+            await client.score(rows, request_id="r1")
+            assert await asyncio.to_thread(log.began.wait, 60)
+            assert (await client.score(rows)).logged
+            client.tell(Outcome(request_id="r1"))
+            assert client.log_counts.queued_rows == 4
+
+    publishing = PublisherSettings(interval_seconds=0.01, max_backoff_seconds=0.1, close_seconds=0.2)
+    client = RecommenderClient(OwnScorer(score_rows), log=log, publishing=publishing)
+    with pytest.raises(
+        Unpublished, match="4 rows and 1 outcomes could not be published and are lost: the disk is gone"
+    ):
+        asyncio.run(talk(client))
+    assert (client.log_counts.dropped_rows, client.log_counts.problem) == (4, "the disk is gone")
+
+
+def test_a_loss_does_not_hide_the_error_that_ended_the_block(score_rows, make_rows, caplog):
+    rows = FeatureRows(dense=make_rows(2)[0], categorical=make_rows(2)[1])
+
+    async def talk():
+        publishing = PublisherSettings(interval_seconds=0.01, close_seconds=0.05)
+        async with RecommenderClient(OwnScorer(score_rows), log=LostLog(), publishing=publishing) as client:
+            await client.score(rows)
+            raise KeyError("the site's own")
+
+    with pytest.raises(KeyError, match="the site's own"):
+        asyncio.run(talk())
+    assert "closed with a loss: 2 rows" in caplog.text
+
+
+def test_a_request_that_failed_leaves_no_record_and_the_next_one_does(server, log, make_rows, read_log):
+    server.scoring.always = (grpc.StatusCode.UNAVAILABLE, "Exceeds maximum queue size")
+    rows = FeatureRows(dense=make_rows(2)[0], categorical=make_rows(2)[1])
+
+    async def talk():
+        settings = ClientSettings(max_attempts=1)
+        async with RecommenderClient(server.url, log=f"sqlite:///{log}", settings=settings) as client:
+            with pytest.raises(ServerUnavailable):
+                await client.score(rows, request_id="failed")
+            server.scoring.always = None
+            await client.score(rows, request_id="unseen", log=False)
+            await client.score(rows, request_id="answered")
+
+    asyncio.run(talk())
+    assert [record.request_id for record in read_log(log)] == ["answered"]
+
+
+def test_closing_waits_for_the_request_in_flight_and_logs_it(server, log, make_rows, read_log):
+    server.scoring.wait = server.make_event()
+    rows = FeatureRows(dense=make_rows(2)[0], categorical=make_rows(2)[1])
+
+    async def talk():
+        client = await RecommenderClient(server.url, log=f"sqlite:///{log}").__aenter__()
+        asking = asyncio.create_task(client.score(rows, request_id="r1"))
+        while not server.scoring.in_flight:
+            await asyncio.sleep(0.005)
+        closing = asyncio.create_task(client.close())
+        await asyncio.sleep(0.05)
+        assert not closing.done()
+        server.release(server.scoring.wait)
+        await closing
+        with pytest.raises(ContractError, match="not open"):
+            await client.score(rows)
+        with pytest.raises(ContractError, match="open client"):
+            client.tell(Outcome(request_id="r1"))
+        return await asking
+
+    assert asyncio.run(talk()).logged
+    assert [record.request_id for record in read_log(log)] == ["r1"]
+
+
+def test_a_record_waits_for_its_shadow_and_its_outcome_for_the_record(score_rows, make_rows, log, read_log):
+    rows = FeatureRows(dense=make_rows(6)[0], categorical=make_rows(6)[1])
+
+    async def talk():
+        scorer = OwnScorer(score_rows, shadow=asyncio.Event())
+        async with RecommenderClient(scorer, log=f"sqlite:///{log}", source="test") as client:
+            ranking = await client.rank(rows, 3, request_id="list")
+            client.tell(Outcome(request_id="list", row=1))
+            assert client.log_counts.queued_rows == client.log_counts.queued_outcomes == 0
+            scorer.shadow.set()
+            return ranking
+
+    ranking = asyncio.run(talk())
+    record, outcome = read_log(log)
+    assert (record.canary, record.model_version, record.shadow_version) == (True, 3, 4)
+    expected = score_rows(rows.dense, rows.categorical)
+    np.testing.assert_array_equal(record.shadow_scores, (1 - expected)[ranking.candidates])
+    assert outcomes([outcome]) == [("list", 1, "click")]
+
+
+def test_a_shadow_that_never_comes_delays_no_answer_and_only_its_own_record(
+    score_rows, make_rows, log, read_log, monkeypatch
+):
+    monkeypatch.setattr(recommender_module, "SHADOW_WAIT_SECONDS", 0.01)
+    rows = FeatureRows(dense=make_rows(6)[0], categorical=make_rows(6)[1])
+
+    async def talk():
+        async with RecommenderClient(OwnScorer(score_rows, asyncio.Event()), log=f"sqlite:///{log}") as client:
+            await client.score(rows)
+
+    asyncio.run(talk())
+    [record] = read_log(log)
+    assert (record.shadow_version, record.shadow_scores) == (None, None)
+
+
+def test_ids_and_sizes_that_the_log_cannot_hold_are_refused_before_scoring(score_rows, make_rows, log):
+    scorer = OwnScorer(score_rows)
+    few, many = (FeatureRows(dense=rows[0], categorical=rows[1]) for rows in (make_rows(1), make_rows(2049)))
+
+    async def talk():
+        async with RecommenderClient(scorer, log=f"sqlite:///{log}") as client:
+            with pytest.raises(ContractError, match="the logged request has 2049 rows, expected at most 2048"):
+                await client.score(many)
+            with pytest.raises(ContractError, match="request_id is"):
+                await client.score(few, request_id="x" * 129)
+            assert scorer.asked == []
+            return await client.score(many, log=False)
+
+    assert len(asyncio.run(talk()).scores) == 2049
+
+
+def test_later_changes_of_the_callers_arrays_reach_no_record(score_rows, make_rows, log, read_log):
+    dense, categorical = make_rows(3)
+    kept = dense.copy()
+
+    async def talk():
+        async with RecommenderClient(OwnScorer(score_rows), log=f"sqlite:///{log}") as client:
+            await client.score(FeatureRows(dense=dense, categorical=categorical))
+            dense[:] = 0
+
+    asyncio.run(talk())
+    np.testing.assert_array_equal(read_log(log)[0].dense, kept)
+
+
+def test_without_a_log_scores_come_and_outcomes_are_refused(server, make_rows):
+    async def talk():
+        async with RecommenderClient(server.url, log=None) as client:
+            scored = await client.score(by_name(*make_rows(2)))
+            with pytest.raises(ContractError, match="expected log=URL"):
+                client.tell(Outcome(request_id=scored.request_id))
+            return scored
+
+    assert asyncio.run(talk()).logged is False
+
+
+def test_the_synchronous_client_scores_from_many_threads_and_publishes_between_calls(server, log, make_rows, read_log):
+    rows = by_name(*make_rows(2))
+    publishing = PublisherSettings(interval_seconds=0.01)
+    with SyncRecommenderClient(server.url, log=f"sqlite:///{log}", publishing=publishing) as client:
+        threads = [threading.Thread(target=client.score, args=(rows,)) for _ in range(8)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join(60)
+        ranking = client.rank(rows, 1, key="user 1")
+        assert client.tell(Outcome(request_id=ranking.request_id))
+        with pytest.raises(ContractError, match="lack columns"):
+            client.score({"I1": [1]})
+    assert (client.log_counts.published_rows, client.log_counts.published_outcomes) == (17, 1)
+    assert len(predictions(read_log(log))) == 9
+
+
+def test_a_client_that_cannot_log_does_not_open(server, tmp_path):
+    with pytest.raises(ContractError, match="nowhere"):
+        SyncRecommenderClient(server.url, log="nowhere://x").__enter__()
+    with pytest.raises(ContractError, match="with SyncRecommenderClient"):
+        SyncRecommenderClient(server.url, log=None).score({})

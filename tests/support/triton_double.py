@@ -1,0 +1,169 @@
+"""A real gRPC server that speaks Triton's protocol, scores by a known function and fails on command."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+
+import grpc
+import numpy as np
+from tritonclient.grpc import service_pb2, service_pb2_grpc
+
+from components.contracts.serving import CANARY_NAME, CATEGORICAL_INPUT, DENSE_INPUT, MODEL_NAME, PROBABILITY_OUTPUT
+
+
+def known_scores(dense: np.ndarray, categorical: np.ndarray) -> np.ndarray:
+    """[n] probabilities that depend on every feature, computed here and nowhere else."""
+    logit = np.nansum(np.log1p(np.maximum(dense.astype(np.float64), 0)), axis=1) / 40
+    logit += np.cos(categorical.astype(np.float64)).sum(axis=1) / 5 - 1
+    return (1 / (1 + np.exp(-logit))).astype(np.float32)
+
+
+class ScoringServer(service_pb2_grpc.GRPCInferenceServiceServicer):
+    """Parses the tensors like Triton; `failures` are raised first, one per request."""
+
+    def __init__(self) -> None:
+        self.version = 1
+        self.versions: list[int] = []
+        """Versions of the next answers; then `version`."""
+        self.failures: list[tuple[grpc.StatusCode, str]] = []
+        self.always: tuple[grpc.StatusCode, str] | None = None
+        self.canary_version: int | None = None
+        """Version under the canary's name; None = it is not served."""
+        self.canary_failure: tuple[grpc.StatusCode, str] | None = None
+        self.canary_wait: asyncio.Event | None = None
+        self.asked: list[str] = []
+        """Model of every request."""
+        self.reply_scores = None
+        """Changes the scores [n] before they are sent, into any array."""
+        self.wait: asyncio.Event | None = None
+        self.triton_version = "2.68.0"
+        """What the server says it is; the client spares older ones cancelled calls."""
+        self.metadata_failures: list[tuple[grpc.StatusCode, str]] = []
+        self.metadata_requests = 0
+        self.widths = {DENSE_INPUT.name: DENSE_INPUT.width, CATEGORICAL_INPUT.name: CATEGORICAL_INPUT.width}
+        """Widths of the inputs that the model is said to have."""
+        self.wire_seconds: list[float] = []
+        """What each request's deadline left when it came."""
+        self.cancelled = 0
+        """Calls that ended before their answer."""
+        self.requests: list[int] = []
+        """Rows of every request that was parsed."""
+        self.in_flight = self.most_in_flight = 0
+
+    async def ModelInfer(self, request, context):  # noqa: N802 the protocol's name
+        self.wire_seconds.append(context.time_remaining())
+        self.in_flight += 1
+        self.most_in_flight = max(self.most_in_flight, self.in_flight)
+        try:
+            if failure := (self.failures.pop(0) if self.failures else self.always):
+                await context.abort(*failure)
+            return await self._answer(request, context)
+        except asyncio.CancelledError:
+            self.cancelled += 1
+            raise
+        finally:
+            self.in_flight -= 1
+
+    async def ServerMetadata(self, request, context):  # noqa: N802 the protocol's name
+        self.metadata_requests += 1
+        if self.metadata_failures:
+            await context.abort(*self.metadata_failures.pop(0))
+        return service_pb2.ServerMetadataResponse(name="triton", version=self.triton_version)
+
+    async def ModelMetadata(self, request, context):  # noqa: N802 the protocol's name
+        reply = service_pb2.ModelMetadataResponse(name=request.name, versions=[str(self.version)])
+        for tensor in (DENSE_INPUT, CATEGORICAL_INPUT):
+            if tensor.name in self.widths:
+                reply.inputs.add(name=tensor.name, datatype=tensor.datatype, shape=[-1, self.widths[tensor.name]])
+        reply.outputs.add(name=PROBABILITY_OUTPUT.name, datatype="FP32", shape=[-1, 1])
+        return reply
+
+    async def _answer(self, request, context):
+        self.asked.append(request.model_name)
+        is_canary = request.model_name == CANARY_NAME and self.canary_version is not None
+        if request.model_name != MODEL_NAME and not is_canary:
+            text = f"Request for unknown model: '{request.model_name}' is not found"
+            await context.abort(grpc.StatusCode.NOT_FOUND, text)
+        try:
+            dense, categorical = self._parse(request)
+        except ValueError as error:
+            await context.abort(grpc.StatusCode.INVALID_ARGUMENT, str(error))
+        self.requests.append(len(dense))
+        if self.wait is not None:
+            await self.wait.wait()
+        scores = known_scores(dense, categorical).reshape(-1, 1)
+        if is_canary:
+            if self.canary_failure is not None:
+                await context.abort(*self.canary_failure)
+            if self.canary_wait is not None:
+                await self.canary_wait.wait()
+            scores = 1 - scores
+        if self.reply_scores is not None:
+            scores = self.reply_scores(scores)
+        version = self.canary_version if is_canary else self.versions.pop(0) if self.versions else self.version
+        reply = service_pb2.ModelInferResponse(model_name=request.model_name, model_version=str(version))
+        reply.outputs.add(name=PROBABILITY_OUTPUT.name, datatype="FP32", shape=list(scores.shape))
+        reply.raw_output_contents.append(scores.astype("<f4").tobytes())
+        return reply
+
+    @staticmethod
+    def _parse(request):
+        arrays = {}
+        for tensor, content in zip(request.inputs, request.raw_input_contents, strict=True):
+            dtype = {"FP32": "<f4", "INT64": "<i8"}[tensor.datatype]
+            arrays[tensor.name] = np.frombuffer(content, dtype).reshape(list(tensor.shape))
+        for wanted in (DENSE_INPUT, CATEGORICAL_INPUT):
+            array = arrays.get(wanted.name)
+            if array is None or array.ndim != 2 or array.shape[1] != wanted.width:
+                raise ValueError(f"unexpected shape for input '{wanted.name}' for model '{request.model_name}'")
+        if {o.name for o in request.outputs} != {PROBABILITY_OUTPUT.name}:
+            raise ValueError("unexpected inference output")
+        return arrays[DENSE_INPUT.name], arrays[CATEGORICAL_INPUT.name]
+
+
+class RunningServer:
+    """The server in its own thread and event loop, so that another process can call it too."""
+
+    def __init__(self) -> None:
+        self.scoring = ScoringServer()
+        self.loop = asyncio.new_event_loop()
+        self._thread = threading.Thread(target=self.loop.run_forever, daemon=True)
+        self._thread.start()
+        self.port = self._call(self._start(0))
+        self.url = f"127.0.0.1:{self.port}"
+
+    async def _start(self, port: int) -> int:
+        self._server = grpc.aio.server(options=[("grpc.max_receive_message_length", -1), ("grpc.so_reuseport", 0)])
+        service_pb2_grpc.add_GRPCInferenceServiceServicer_to_server(self.scoring, self._server)
+        bound = self._server.add_insecure_port(f"127.0.0.1:{port}")
+        await self._server.start()
+        return bound
+
+    def _call(self, coroutine):
+        return asyncio.run_coroutine_threadsafe(coroutine, self.loop).result(30)
+
+    def make_event(self) -> asyncio.Event:
+        async def make() -> asyncio.Event:
+            return asyncio.Event()
+
+        return self._call(make())
+
+    def release(self, event: asyncio.Event) -> None:
+        self.loop.call_soon_threadsafe(event.set)
+
+    def kill(self) -> None:
+        """Stops at once: open calls and the port with it."""
+        if self._server is not None:
+            self._call(self._server.stop(None))
+            self._server = None
+
+    def start_again(self) -> None:
+        """Serves at the same port as before `kill`."""
+        self._call(self._start(self.port))
+
+    def close(self) -> None:
+        self.kill()
+        self.loop.call_soon_threadsafe(self.loop.stop)
+        self._thread.join(10)
+        self.loop.close()
