@@ -1,0 +1,90 @@
+"""A web service of one page that recommends items and logs what it showed and what was clicked.
+
+GET /recommend ranks the catalogue for a user, POST /click reports a click on it, GET /health says how the log is doing.
+Run it with `uvicorn --factory examples.service.app:from_environment`; see README.md beside this file.
+"""
+
+from __future__ import annotations
+
+import os
+import zlib
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import asdict
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+from fastapi import FastAPI, Query, Request
+from fastapi.responses import JSONResponse
+from pydantic import BaseModel, Field
+
+from components.runtime.errors import ContractError, PermanentError, TemporaryError
+from inference_client import Outcome, RecommenderClient
+
+
+class Click(BaseModel):
+    """A click on a place of a list that was recommended."""
+
+    request_id: str
+    position: int = Field(ge=1, le=100)
+    """From 1, as in the list."""
+
+
+def create_app(server: str, log: str, items: pa.Table) -> FastAPI:
+    """The service.
+
+    Args:
+        server: host:port of Triton's gRPC endpoint.
+        log: URL of the log that the monitor reads.
+        items: The catalogue, a row per item, with the model's columns that describe items.
+    """
+
+    @asynccontextmanager
+    async def lifespan(app: FastAPI) -> AsyncIterator[None]:
+        # Leaving the block publishes what is queued, so the server's shutdown loses no record.
+        async with RecommenderClient(server, log=log) as client:
+            app.state.client = client
+            yield
+
+    app = FastAPI(title="Recommendations", lifespan=lifespan)
+
+    @app.exception_handler(ContractError)
+    async def refuse(request: Request, error: ContractError) -> JSONResponse:
+        return JSONResponse({"detail": str(error)}, status_code=422)
+
+    @app.exception_handler(TemporaryError)
+    @app.exception_handler(PermanentError)
+    async def report_failure(request: Request, error: Exception) -> JSONResponse:
+        return JSONResponse({"detail": str(error)}, status_code=503 if isinstance(error, TemporaryError) else 502)
+
+    @app.get("/recommend")
+    async def recommend(user: str, k: int = Query(default=5, ge=1, le=100)) -> dict[str, Any]:
+        """The `k` best items for a user."""
+        # What is known of the user fills the columns that an item lacks; here it is a hash of the name.
+        context = {"C1": [zlib.crc32(user.encode())]}
+        ranking = await app.state.client.rank(items, k, context=context, key=user)
+        found = [
+            {"position": int(position), "item": int(item), "score": float(score)}
+            for position, item, score in zip(ranking.positions, ranking.candidates, ranking.scores)
+        ]
+        return {"request_id": ranking.request_id, "model_version": ranking.model_version, "items": found}
+
+    @app.post("/click", status_code=202)
+    async def click(click: Click) -> None:
+        """Reports a click; the row of an outcome is its place in the list less 1."""
+        app.state.client.tell(Outcome(request_id=click.request_id, row=click.position - 1))
+
+    @app.get("/health")
+    async def health() -> dict[str, Any]:
+        """What became of the records so far; the service answers also while the log is unavailable."""
+        return asdict(app.state.client.log_counts)
+
+    return app
+
+
+def from_environment() -> FastAPI:
+    """The service that the environment describes: EVERGREEN_SERVER, EVERGREEN_LOG and EVERGREEN_ITEMS (Parquet)."""
+    return create_app(
+        os.environ["EVERGREEN_SERVER"], os.environ["EVERGREEN_LOG"], pq.read_table(os.environ["EVERGREEN_ITEMS"])
+    )

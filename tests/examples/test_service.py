@@ -1,0 +1,79 @@
+"""The example service on a real gRPC server's double and a real log."""
+
+from __future__ import annotations
+
+import zlib
+
+import grpc
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from fastapi.testclient import TestClient
+
+from components.contracts.criteo import CATEGORICAL
+from components.contracts.records import CLICK, OutcomeBatch, PredictionBatch, decode
+from components.logs.sqlite import SqliteLog
+from examples.service.app import from_environment
+from tests.support.triton_double import RunningServer, known_scores
+
+
+@pytest.fixture
+def server():
+    running = RunningServer()
+    running.scoring.version = 6
+    yield running
+    running.close()
+
+
+@pytest.fixture
+def items():
+    """Categories of a small catalogue, without the user's column."""
+    random = np.random.default_rng(1)
+    return {name: random.integers(0, 2**32, 40) for name in CATEGORICAL if name != "C1"}
+
+
+@pytest.fixture
+def service(server, items, tmp_path, monkeypatch):
+    pq.write_table(pa.table(items), tmp_path / "items.parquet")
+    monkeypatch.setenv("EVERGREEN_SERVER", server.url)
+    monkeypatch.setenv("EVERGREEN_LOG", f"sqlite:///{tmp_path}/log.db")
+    monkeypatch.setenv("EVERGREEN_ITEMS", str(tmp_path / "items.parquet"))
+    return from_environment()
+
+
+def test_a_click_in_the_log_leads_to_the_item_that_was_shown(service, items, tmp_path):
+    with TestClient(service) as web:
+        page = web.get("/recommend", params={"user": "ada", "k": 3}).json()
+        assert web.post("/click", json={"request_id": page["request_id"], "position": 2}).status_code == 202
+        assert web.get("/health").json()["problem"] is None
+    categorical = np.stack([np.full(40, zlib.crc32(b"ada")), *items.values()], axis=1)
+    expected = known_scores(np.full((40, 13), np.nan), categorical)
+    best = np.argsort(-expected, kind="stable")[:3]
+    assert [(item["position"], item["item"]) for item in page["items"]] == list(enumerate(best.tolist(), start=1))
+    assert page["model_version"] == 6
+    log = SqliteLog(tmp_path / "log.db")
+    shown, clicked = (decode(delivery.payload) for delivery in log.pull(10))
+    log.close()
+    assert isinstance(shown, PredictionBatch)
+    assert isinstance(clicked, OutcomeBatch)
+    assert (clicked.request_ids, clicked.event) == ((shown.request_id,), CLICK)
+    np.testing.assert_array_equal(shown.scores, expected[best])
+    np.testing.assert_array_equal(shown.categorical[clicked.rows[0]], categorical[best[1]])
+
+
+@pytest.mark.parametrize(
+    ("failure", "code"),
+    [
+        (None, 422),
+        ((grpc.StatusCode.INTERNAL, "broken"), 503),
+        ((grpc.StatusCode.NOT_FOUND, "Request for unknown model: 'click_model' is not found"), 502),
+    ],
+    ids=["input", "later", "never"],
+)
+def test_failures_keep_their_meaning(service, server, failure, code):
+    server.scoring.always = failure
+    with TestClient(service) as web:
+        answer = web.get("/recommend", params={"user": "ada", "k": 3 if failure else 0})
+        assert (answer.status_code, bool(answer.json()["detail"])) == (code, True)
+        assert web.post("/click", json={"request_id": "", "position": 1}).status_code == 422
