@@ -8,7 +8,7 @@
 # make benchmark-serving    serving's latency and rows/s against named peers in one run (BENCHMARK_FLAGS=--quick: three minutes)
 # make benchmark-cache      when Triton's response cache pays, by model cost and hit rate (BENCHMARK_FLAGS=--quick: a minute)
 # make benchmark-graph      what large vocabularies and tables cost the served graph, up to its limits (BENCHMARK_FLAGS=--quick: a minute)
-# make benchmark-monitor    the monitor's AUC per record against named peers, and its rows/s (BENCHMARK_FLAGS=--quick: two minutes)
+# make benchmark-monitor    rows/s of the whole monitor on one core, and its memory (BENCHMARK_FLAGS=--quick: a minute)
 # make benchmark-preprocessing  preprocessing's rows/s, fixed cost and memory against a stock NVTabular script (BENCHMARK_FLAGS=--quick: two minutes)
 # make benchmark-policies   false alarms and delays of the monitor's policies on planted streams (BENCHMARK_FLAGS=--quick: a minute)
 # make benchmark-round      seconds from trigger to serving, by step, for rounds of 1k to 1M rows (BENCHMARK_FLAGS=--quick: three minutes)
@@ -109,9 +109,8 @@ benchmark-cache: environments
 benchmark-graph: environments
 	@exec $(DRIVER) -m benchmarks.graph_limits $(BENCHMARK_FLAGS)
 
-benchmark-monitor: python
-	@$(MAKE) --no-print-directory environments ENVIRONMENTS=monitor-peers
-	@exec .venvs/monitor-peers/bin/python -m benchmarks.monitor $(BENCHMARK_FLAGS)
+benchmark-monitor: environments
+	@exec $(DRIVER) -m benchmarks.monitor $(BENCHMARK_FLAGS)
 
 benchmark-preprocessing: environments
 	@exec .venvs/preprocessing/bin/python -m benchmarks.preprocessing $(BENCHMARK_FLAGS)
@@ -138,7 +137,7 @@ format: environments
 	$(DRIVER) -m ruff format .
 
 # For maintainers, after an edit of an .in file: resolves it again with hashes. `X.no-deps.in` goes in without dependencies.
-LOCKS := driver validation preprocessing training serving benchmarks serving-peers monitor-peers validation-peers
+LOCKS := driver validation preprocessing training serving benchmarks serving-peers validation-peers
 lock:
 	@cd requirements; \
 	compile="../.venvs/driver/bin/uv pip compile --quiet --python-version 3.11 --generate-hashes --no-annotate --custom-compile-command"; \

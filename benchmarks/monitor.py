@@ -1,210 +1,310 @@
-"""The monitor's speed: the AUC after every record beside named peers, then the whole process: `make benchmark-monitor`.
+"""The whole monitor process: rows per second of one core, and whether its memory stays flat: `make benchmark-monitor`.
 
-1. The AUC of the last 10,000 records after each record of one stream, asked of: scikit-learn's roc_auc_score, which the
-   reference calls at every record (beside it over its own window of 200); river's RollingROCAUC; and the monitor's
-   RollingAuc, given blocks, requests of 64 rows and single rows. Everyone continues the same stream, in turns, every
-   round in another order; a ratio is of one round's two rates. Their answers are compared in the run: equal to 1e-12,
-   or the figures would be of something else. Scores are all different there; what ties do is asked apart.
-2. `benchmarks.monitor_throughput`: rows per second of the whole process on one core, and its memory.
+    python -m benchmarks.monitor [--quick] [--rows N] [--rows-per-message N] [--log NAME] [--json FILE]
 
-Prints tables, and writes all of it as JSON. All runs on one core; how figures are made is said in `monitor_figures`.
+Measured is `Monitor.tick` and nothing else, on one core: pull, decode, store with fsync, sketch the features for drift,
+join clicks, mature, measure and judge, archive as Parquet with fsync. Messages are made between the turns, outside the
+clock; 3.2 % of the rows are clicked (as their scores say, so that no policy fires), and the clicks come a simulated
+second after their predictions, 100 requests' in a message. The log is either a list of encoded messages (what a
+backend whose client library is not ours costs at least) or the SQLite log, whose pulling and acknowledging then count
+too. A row is counted when it lies in a sealed file.
 """
 
 from __future__ import annotations
 
 import argparse
+import cProfile
 import json
 import os
-import subprocess
-import sys
+import pstats
+import struct
 import tempfile
 import time
-from collections.abc import Callable, Sequence
+import zlib
+from collections.abc import Collection, Iterable, Iterator
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
-from benchmarks import machine, monitor_figures
-from benchmarks.monitor_figures import Answers
-from benchmarks.spread import named
-from components.runtime.durable import write_whole
-from monitoring.measures.rolling_auc import RollingAuc
+from benchmarks import machine
+from benchmarks.step_process import memory_of
+from components.contracts import criteo
+from components.contracts.manifests import Model, Release
+from components.contracts.records import CLICK, OutcomeBatch, PredictionBatch, encode
+from components.logs.event_log import DeadLetter, Delivery
+from components.logs.sqlite import SqliteLog
+from components.store.models import model_folder, release_path
+from components.validation.reference import ReferenceCounter
+from monitoring.memory.archive_tables import build_row_table
+from monitoring.memory.rows import ArchiveRow
+from monitoring.memory.store import Store
+from monitoring.monitor import Monitor
+from monitoring.settings import MonitorSettings
 
-WINDOW, REFERENCE_WINDOW = 10_000, 200
-CLICK_RATES = (0.032, 0.25)
-"""The demo's traffic and the Criteo sample's."""
-_ROUNDS, _QUICK_ROUNDS = 9, 3
-_TIED_RECORDS, _CALL_ROWS = 400, 2048
-
-
-class Stream(NamedTuple):
-    """Labels and scores: a full window, then the records to be answered."""
-
-    labels: NDArray[np.uint8]
-    scores: NDArray[np.float32]
-
-    @classmethod
-    def draw(cls, rate: float, records: int, seed: int, *, levels: int | None = None) -> Stream:
-        """Clicks at `rate` that score higher than the others; all scores different, or rounded to `levels`."""
-        random = np.random.default_rng(seed)
-        labels = (random.random(WINDOW + records) < rate).astype(np.uint8)
-        values = random.normal(size=len(labels)) + 1.2 * labels
-        places = np.argsort(np.argsort(values)) / len(values)
-        scores = places if levels is None else np.floor(places * levels) / levels
-        return cls(labels, scores.astype(np.float32))
+TARGET = 100_000
+CLICK_RATE = 0.032
+START = 1_763_000_000.0
+TICK_SECONDS, WINDOW_SECONDS = 1.0, 5.0
+MESSAGES_A_TICK = 1000
+_CLICK_BATCH = 100
+_ID = "request-{:012d}"
 
 
-Contestant = Callable[[Stream, int], tuple[NDArray[np.float64], float]]
-"""Answers so many records of a stream after its first window: the AUC after each, and the seconds it took."""
+class MemoryLog:
+    """A subscriber over a list: deliveries cost nothing."""
+
+    def __init__(self) -> None:
+        """Empty."""
+        self._waiting: list[tuple[str, bytes]] = []
+        self.time = START
+
+    def publish(self, messages: list[tuple[str, bytes]]) -> None:
+        """Takes messages in, in memory."""
+        self._waiting += messages
+
+    def pull(self, max_messages: int) -> list[Delivery]:
+        """The oldest messages; they count as leased."""
+        taken, self._waiting = self._waiting[:max_messages], self._waiting[max_messages:]
+        return [Delivery(name, payload, name, 1) for name, payload in taken]
+
+    def acknowledge(self, tokens: Iterable[str]) -> None:
+        """Nothing is left to forget."""
+
+    def dead_letter(self, token: str, reason: str) -> None:
+        """No message of this benchmark is unusable."""
+        raise AssertionError(f"{token}: {reason}")
+
+    def list_dead_letters(self) -> list[DeadLetter]:
+        """None."""
+        return []
+
+    def replay_dead_letters(self, message_ids: Collection[str] | None) -> int:
+        """None."""
+        return 0
+
+    def read_up_to(self) -> float | None:
+        """Now, once all is pulled."""
+        return None if self._waiting else self.time
+
+    def problem(self) -> str | None:
+        """None."""
+        return None
+
+    def backlog(self) -> int:
+        """Messages not pulled."""
+        return len(self._waiting)
+
+    def close(self) -> None:
+        """Nothing is open."""
 
 
-def scikit_learn(window: int) -> Contestant:
-    """The reference's method over its last `window` records; slices of arrays, which spares it the lists it keeps."""
-    from sklearn.metrics import roc_auc_score
+class Traffic:
+    """Encoded messages of made-up requests: few bodies, each sent again and again under a new id and time."""
 
-    def answer(stream: Stream, records: int) -> tuple[NDArray[np.float64], float]:
-        aucs = np.full(records, np.nan)
-        began = time.perf_counter()
-        for i in range(records):
-            last = slice(WINDOW + i + 1 - window, WINDOW + i + 1)
-            labels = stream.labels[last]
-            if 0 < labels.sum() < window:
-                aucs[i] = roc_auc_score(labels, stream.scores[last])
-        return aucs, time.perf_counter() - began
+    def __init__(self, rows_per_message: int, bodies: int = 64) -> None:
+        """Encodes `bodies` requests of `rows_per_message` rows each."""
+        random = np.random.default_rng(0)
+        self._rows, self._random, self._number = rows_per_message, random, 0
+        self.records = [self._prediction(random) for _ in range(bodies)]
+        """The requests, each body once."""
+        self._bodies = [(encode(record), record.scores) for record in self.records]
+        self._due: list[tuple[str, int, float]] = []
 
-    return answer
-
-
-def river() -> Contestant:
-    """The windowed AUC of river, updated and asked at every record."""
-    from river.metrics import RollingROCAUC
-
-    def answer(stream: Stream, records: int) -> tuple[NDArray[np.float64], float]:
-        metric, rows = (
-            RollingROCAUC(window_size=WINDOW),
-            list(zip((stream.labels == 1).tolist(), stream.scores.tolist())),
+    def _prediction(self, random: np.random.Generator) -> PredictionBatch:
+        n = self._rows
+        dense = random.integers(0, 1000, (n, criteo.NUM_DENSE)).astype(np.float32)
+        dense[random.random(dense.shape) < 0.2] = np.nan
+        # Heavy-tailed, as categories are: a dictionary page then pays, as it does on the real log.
+        categorical = (random.zipf(1.3, (n, criteo.NUM_CATEGORICAL)) * 2_654_435_761) % 2**32
+        categorical[random.random(categorical.shape) < 0.1] = criteo.MISSING_CATEGORY
+        return PredictionBatch(
+            request_id=_ID.format(0),
+            time=START,
+            model_version=1,
+            dense=dense,
+            categorical=categorical.astype(np.int64),
+            scores=random.beta(1.2, 1.2 * (1 / CLICK_RATE - 1), n).astype(np.float32),
         )
-        for label, score in rows[:WINDOW]:
-            metric.update(label, score)
-        aucs = np.empty(records)
-        began = time.perf_counter()
-        for i, (label, score) in enumerate(rows[WINDOW : WINDOW + records]):
-            metric.update(label, score)
-            aucs[i] = metric.get()
-        return aucs, time.perf_counter() - began
 
-    return answer
+    def messages(self, count: int, now: float) -> list[tuple[str, bytes]]:
+        """`count` predictions made at `now`, after the clicks on those made at the turn before."""
+        made = list(self._click_messages(now))
+        for _ in range(count):
+            name = _ID.format(self._number)
+            body, scores = self._bodies[self._number % len(self._bodies)]
+            made.append((name, _renamed(body, name, now)))
+            clicked = np.flatnonzero(self._random.random(self._rows) < scores)
+            self._due += [(name, int(row), now + 1) for row in clicked]
+            self._number += 1
+        return made
+
+    def _click_messages(self, now: float) -> Iterator[tuple[str, bytes]]:
+        due, self._due = self._due, []
+        size = max(1, round(_CLICK_BATCH * CLICK_RATE * self._rows))
+        for start in range(0, len(due), size):
+            part = due[start : start + size]
+            name = f"outcomes-{now}-{start}"
+            batch = OutcomeBatch(
+                batch_id=name,
+                time=now,
+                event=CLICK,
+                request_ids=tuple(each[0] for each in part),
+                rows=np.array([each[1] for each in part], np.int32),
+                times=np.array([each[2] for each in part]),
+            )
+            yield name, encode(batch)
 
 
-def ours(rows_per_call: int, window: int = WINDOW) -> Contestant:
-    """The monitor's, so many records at a call."""
-
-    def answer(stream: Stream, records: int) -> tuple[NDArray[np.float64], float]:
-        rolling = RollingAuc(max_rows=window)
-        rolling.update(stream.labels[:WINDOW], stream.scores[:WINDOW])
-        calls = []
-        began = time.perf_counter()
-        for at in range(WINDOW, WINDOW + records, rows_per_call):
-            call = slice(at, min(at + rows_per_call, WINDOW + records))
-            calls.append(rolling.update(stream.labels[call], stream.scores[call]))
-        return np.concatenate(calls), time.perf_counter() - began
-
-    return answer
+def _renamed(body: bytes, name: str, now: float) -> bytes:
+    """The same message under another id of the same length, at another time of the same length."""
+    text = body[:-4].replace(_ID.format(0).encode(), name.encode(), 1)
+    text = text.replace(f'"time":{START}'.encode(), f'"time":{now}'.encode(), 1)
+    return text + struct.pack("<I", zlib.crc32(text))
 
 
-def contestants() -> dict[str, tuple[Contestant, int, int]]:
-    """Name to contestant, the records it answers in a round, and its window."""
+def _write_reference(store: Path, records: list[PredictionBatch]) -> None:
+    """Releases version 1 with training statistics of these rows, so that drift is measured too."""
+    rows = [ArchiveRow(i, r.time, len(r), encode(r), np.zeros(len(r), np.uint8), None) for i, r in enumerate(records)]
+    counter = ReferenceCounter()
+    for batch in build_row_table(rows).to_batches():
+        counter.add(batch)
+    texts: dict[str, Any] = dict.fromkeys(
+        ("model_uri", "graph_uri", "raw_digest", "repository_uri", "reason", "published_at"), "none"
+    )
+    release = Release(
+        model_name="benchmark",
+        version=1,
+        previous_version=None,
+        model_id="model",
+        sha256={},
+        parity_max_abs_diff=0.0,
+        parity_rows=1,
+        trigger_id=None,
+        **texts,
+    )
+    for path in (release_path(store, 1), model_folder(store, "model") / Model.REFERENCE):
+        path.parent.mkdir(parents=True, exist_ok=True)
+    release.write(release_path(store, 1))
+    counter.statistics().write(model_folder(store, "model") / Model.REFERENCE)
+
+
+def _settings(folder: Path) -> MonitorSettings:
+    return MonitorSettings(
+        log="sqlite:///unused",
+        state=folder / "state",
+        archive=folder / "archive",
+        store=folder / "store",
+        attribution_window_seconds=WINDOW_SECONDS,
+        auc_threshold=0.5,
+    )
+
+
+def measure(rows: int, rows_per_message: int, log: str, profile: Path | None = None) -> dict[str, Any]:
+    """Runs one monitor in this process until `rows` rows are archived; what it took."""
+    clock = {"time": START}
+    traffic = Traffic(rows_per_message)
+    with tempfile.TemporaryDirectory() as scratch:
+        folder = Path(scratch)
+        memory, sqlite = MemoryLog(), SqliteLog(folder / "log.db", clock=lambda: clock["time"])
+        subscriber: Any = sqlite if log == "sqlite" else memory
+        settings = _settings(folder)
+        _write_reference(settings.store, traffic.records)
+        store = Store(settings.state / "monitor.db")
+        monitor = Monitor(
+            settings,
+            subscriber=subscriber,
+            store=store,
+            trigger=None,
+            clock=lambda: clock["time"],
+        )
+        profiler = cProfile.Profile()
+        cpu = wall = 0.0
+        resident: list[tuple[int, int]] = []
+        while store.counters.get("archived", 0) < rows:
+            clock["time"] += TICK_SECONDS
+            memory.time = clock["time"]
+            subscriber.publish(traffic.messages(MESSAGES_A_TICK, clock["time"]))
+            began_cpu, began = time.process_time(), time.perf_counter()
+            if profile:
+                profiler.enable()
+            monitor.tick()
+            if profile:
+                profiler.disable()
+            cpu, wall = cpu + time.process_time() - began_cpu, wall + time.perf_counter() - began
+            resident.append((int(store.counters.get("archived", 0)), memory_of(os.getpid()).anonymous))
+            for path in settings.archive.glob("day=*/*.parquet"):
+                path.unlink()  # as an uploader would; 10 million rows are 2 GB
+        archived, clicks = int(store.counters["archived"]), int(store.counters["matured_click"])
+        buckets = int(store.counters.get("drift_bucket", 0))
+        database = (settings.state / "monitor.db").stat().st_size
+        store.close()
+        sqlite.close()
+    if profile:
+        pstats.Stats(profiler).dump_stats(profile)
     return {
-        monitor_figures.OURS: (ours(_CALL_ROWS), 100_000, WINDOW),
-        "ours, 64 rows a call": (ours(64), 20_000, WINDOW),
-        "ours, 1 row a call": (ours(1), 4_000, WINDOW),
-        monitor_figures.RIVER: (river(), 4_000, WINDOW),
-        monitor_figures.SCIKIT_LEARN: (scikit_learn(WINDOW), 100, WINDOW),
-        "scikit-learn, window 200": (scikit_learn(REFERENCE_WINDOW), 400, REFERENCE_WINDOW),
+        "log": log,
+        "rows_per_message": rows_per_message,
+        "rows": archived,
+        "clicks": clicks,
+        "cpu_seconds": cpu,
+        "wall_seconds": wall,
+        "rows_per_cpu_second": archived / cpu,
+        "rows_per_wall_second": archived / wall,
+        "database_bytes": database,
+        "drift_buckets": buckets,
+        "memory": _memory(resident),
     }
 
 
-def measure(rate: float, rounds: int, *, share: float = 1.0) -> dict[str, Any]:
-    """The figures of one click rate; `share` of the usual records.
-
-    Raises:
-        monitor_figures.Unequal: two contestants answered differently.
-    """
-    chosen, taken = contestants(), []
-    for number in range(rounds):
-        stream = Stream.draw(rate, max(records for _, records, _ in chosen.values()), seed=number)
-        answers: dict[str, Answers] = {}
-        names = list(chosen)
-        for name in names[number % len(names) :] + names[: number % len(names)]:
-            contestant, records, window = chosen[name]
-            aucs, seconds = contestant(stream, max(20, round(records * share)))
-            answers[name] = Answers(aucs, seconds, window)
-        own, _ = ours(_CALL_ROWS, REFERENCE_WINDOW)(stream, 400)
-        monitor_figures.expect_equal({**answers, "ours over 200": Answers(own, 1.0, REFERENCE_WINDOW)})
-        taken.append(answers)
-    return monitor_figures.of_rate(rate, taken)
+def _memory(resident: list[tuple[int, int]]) -> dict[str, int]:
+    """Anonymous memory after a tenth of the rows, half way and at the end, and its highest after the first tenth."""
+    total = resident[-1][0]
+    later = [size for archived, size in resident if archived >= total / 10]
+    half = [size for archived, size in resident if archived >= total / 2]
+    return {"after_a_tenth": later[0], "half_way": half[0], "at_the_end": later[-1], "highest": max(later)}
 
 
-def ties(rate: float) -> dict[str, float]:
-    """Furthest from scikit-learn, per contestant, over records whose scores are rounded to 1,000 values."""
-    stream = Stream.draw(rate, _TIED_RECORDS, seed=99, levels=1000)
-    truth, _ = scikit_learn(WINDOW)(stream, _TIED_RECORDS)
-    asked = {monitor_figures.OURS: ours(_CALL_ROWS), monitor_figures.RIVER: river()}
-    return {name: float(np.abs(each(stream, _TIED_RECORDS)[0] - truth).max()) for name, each in asked.items()}
-
-
-def whole_process(quick: bool) -> dict[str, Any]:
-    """The figures of `monitor_throughput`, in a process of its own: its memory is what is measured."""
-    with tempfile.TemporaryDirectory(prefix="benchmark-") as folder:
-        figures = Path(folder) / "figures.json"
-        command = [sys.executable, "-m", "benchmarks.monitor_throughput", "--json", str(figures)]
-        subprocess.run(command + ["--quick"] * quick, check=True, cwd=Path(__file__).resolve().parents[1])
-        found: dict[str, Any] = json.loads(figures.read_text())
-        return found
-
-
-def build_parser() -> argparse.ArgumentParser:
-    """The benchmark's flags."""
-    parser = argparse.ArgumentParser(
-        prog="python -m benchmarks.monitor", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("--quick", action="store_true", help="two minutes: fewer rounds and records, wider spreads")
-    parser.add_argument("--only", choices=("auc", "process"), help="one section instead of both")
-    parser.add_argument(
-        "--output", type=Path, default=Path("build/benchmarks/monitor.json"), help="JSON file with all figures"
-    )
-    return parser
-
-
-def main(argv: Sequence[str] | None = None) -> int:
-    """Runs both sections; 0 = all figures are there, whatever they say."""
-    flags = build_parser().parse_args(argv)
+def main() -> None:
+    """Measures and prints."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--quick", action="store_true", help="a million rows in place of ten, half a minute")
+    parser.add_argument("--rows", type=int, help="rows to archive (default: 10 million, --quick: one)")
+    parser.add_argument("--rows-per-message", type=int, help="one size (default: 64, then a tenth of the rows by 1)")
+    parser.add_argument("--log", choices=("memory", "sqlite"), help="one log (default: both)")
+    parser.add_argument("--profile", type=Path, help="writes cProfile's figures there; its overhead is in the rates")
+    parser.add_argument("--json", type=Path, help="writes the figures there")
+    flags = parser.parse_args()
     os.sched_setaffinity(0, {min(os.sched_getaffinity(0))})
-    facts, other_work = machine.facts(), machine.OtherWork()
-    facts |= {name: machine.version_of(name) for name in ("scikit-learn", "river")}
-    print("; ".join(f"{name} {value}" for name, value in facts.items()))
-    document: dict[str, Any] = {"machine": facts, "flags": {"quick": flags.quick}}
-    if flags.only != "process":
-        print(f"AUC of the last {WINDOW:,} records after every record; median (least to most) over rounds", flush=True)
-        document["rates"] = []
-        for rate in CLICK_RATES:
-            result = measure(rate, _QUICK_ROUNDS if flags.quick else _ROUNDS, share=0.5 if flags.quick else 1.0)
-            result["off_with_ties"] = ties(rate)
-            document["rates"].append(result)
-            monitor_figures.print_rate(result)
-    if flags.only != "auc":
-        print("\nwhole process: decode, join, KPIs, judgement, archive with fsync", flush=True)
-        document["process"] = whole_process(flags.quick)
-    if warning := other_work.warning():
+    facts, others = machine.facts(), machine.OtherWork()
+    print("; ".join(f"{name} {value}" for name, value in facts.items()), flush=True)
+    rows = flags.rows or (1_000_000 if flags.quick else 10_000_000)
+    sizes = [flags.rows_per_message] if flags.rows_per_message else [64, 1]
+    results = []
+    for log in [flags.log] if flags.log else ["memory", "sqlite"]:
+        for size in sizes:
+            results.append(measure(rows if size >= 64 else max(1, rows // 50), size, log, flags.profile))
+            _print(results[-1])
+    if warning := others.warning():
         print(warning)
-    document["other_work_share"] = other_work.share()
-    flags.output.parent.mkdir(parents=True, exist_ok=True)
-    write_whole(flags.output, json.dumps(named(document), indent=2) + "\n")
-    print(f"written: {flags.output}")
-    return 0
+    if flags.json:
+        flags.json.write_text(json.dumps({"machine": facts, "runs": results}, indent=2, default=str) + "\n")
+
+
+def _print(run: dict[str, Any]) -> None:
+    rate, held = run["rows_per_cpu_second"], {name: size >> 20 for name, size in run["memory"].items()}
+    met = (
+        f", target {TARGET:,}: {'met' if rate >= TARGET else 'TARGET MISSED'}" if run["rows_per_message"] == 64 else ""
+    )
+    print(
+        f"{run['log']} log, {run['rows_per_message']} rows a message: {rate:,.0f} rows per second of one core{met}"
+        f" ({run['rows_per_wall_second']:,.0f} by the clock; {run['rows']:,} rows, {run['clicks']:,} clicks)\n"
+        f"  memory {held['after_a_tenth']} MiB after a tenth, {held['half_way']} half way, {held['at_the_end']} at the"
+        f" end, at most {held['highest']}; database {run['database_bytes'] >> 20} MiB;"
+        f" {run['drift_buckets']} buckets of drift judged",
+        flush=True,
+    )
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    main()

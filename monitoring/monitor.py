@@ -9,7 +9,7 @@ from __future__ import annotations
 import dataclasses
 import logging
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from components.contracts.records import CLICK, CONVERSION, OutcomeBatch, PredictionBatch
@@ -20,8 +20,6 @@ from monitoring.acting.ledger import Ledger
 from monitoring.acting.retraining import Guard
 from monitoring.acting.trigger import Trigger
 from monitoring.deciding.policies import policy_names
-from monitoring.drift.kept import KeptWatch
-from monitoring.drift.references import StoredReferences
 from monitoring.drift.watch import DriftWatch
 from monitoring.journal import Journal
 from monitoring.judging import KeptJudge
@@ -29,6 +27,8 @@ from monitoring.measuring import Measuring
 from monitoring.memory.archive import Archive, no_checkpoint
 from monitoring.memory.intake import Watermark, read_record
 from monitoring.memory.join import due_before, mature_request, settle_request
+from monitoring.memory.kept_watch import KeptWatch
+from monitoring.memory.references import StoredReferences
 from monitoring.memory.rows import LateOutcome
 from monitoring.memory.store import Store
 from monitoring.settings import MonitorSettings
@@ -324,7 +324,7 @@ class Monitor:
             return error
         return None
 
-    def _tell_archived(self, files: list[tuple[str, int]]) -> None:
+    def _tell_archived(self, files: Sequence[tuple[str, int]]) -> None:
         for name, rows in files:
             self.journal.tell("archived", f"{rows} rows in {name}", rows=rows, files=[name])
 

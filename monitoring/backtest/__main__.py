@@ -25,7 +25,7 @@ from monitoring.backtest.run import Backtest, backtest
 from monitoring.backtest.settings import CostSettings, JudgingSettings
 from monitoring.deciding.baseline import GateBaselines
 from monitoring.deciding.judge import no_baseline
-from monitoring.drift.references import StoredReferences
+from monitoring.memory.references import StoredReferences
 from monitoring.settings import build_parser
 
 

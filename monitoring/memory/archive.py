@@ -1,31 +1,59 @@
-"""Matured rows as Parquet files, each whole or absent, each row in exactly one; late outcomes beside them.
+"""Matured rows and late outcomes as Parquet files: each file whole or absent, each row in exactly one.
 
-In: matured requests of `monitoring.memory.store`. Out: `<archive>/day=YYYY-MM-DD/part-<unique>.parquet`, whose columns
-`monitoring.memory.archive_table` makes, and the files of `monitoring.memory.outcomes`. Here: which rows go into which
-file and when. The steps that survive a kill are `monitoring.memory.sealing`'s, moving files to the lake
-`monitoring.uploader`'s.
+In: matured requests and late outcomes of `monitoring.memory.store`. Out:
+`<archive>/day=YYYY-MM-DD/part-<unique>.parquet` and `<archive>/outcomes/day=YYYY-MM-DD/part-<unique>.parquet`, whose
+columns `monitoring.memory.archive_tables` makes. The day is that of the prediction, in UTC, or where it is unknown that
+of the outcome. Joining late outcomes to their rows is left to extraction, moving files to the lake to
+`monitoring.uploader`.
+
+The order of steps survives a kill: the rows are assigned to a file name (store), the file is written under a temporary
+name, flushed and renamed, its folder is flushed, then it is sealed (store). On restart an intended file that exists,
+here or among the uploaded, is sealed; one that does not is written again under the same name from the same rows.
 """
 
 from __future__ import annotations
 
 import logging
+import os
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from itertools import groupby
 from math import inf
 from pathlib import Path
+from typing import NamedTuple
 from uuid import uuid4
 
-from components.contracts import criteo
-from monitoring.memory.archive_table import build_table
-from monitoring.memory.days import utc_day
-from monitoring.memory.outcomes import FOLDER, OutcomeArchive
-from monitoring.memory.sealing import UPLOADED_FOLDER, SealedFiles, marker_path, no_checkpoint
-from monitoring.memory.store import ArchiveRow, Store
+import pyarrow as pa
+import pyarrow.parquet as pq
 
-__all__ = ["UPLOADED_FOLDER", "Archive", "marker_path", "no_checkpoint"]
+from components.contracts import criteo
+from components.runtime.durable import fsync_path
+from components.runtime.errors import TemporaryError
+from monitoring.memory.archive_tables import build_outcome_table, build_row_table, utc_day
+from monitoring.memory.rows import ArchiveOutcome, ArchiveRow
+from monitoring.memory.store import Store
 
 logger = logging.getLogger(__name__)
+
+UPLOADED_FOLDER = "uploaded"
+OUTCOME_FOLDER = criteo.OUTCOME_PARTITION.split("/")[0]
+
+
+def no_checkpoint(name: str) -> None:
+    """Does nothing; tests put a crash here, at each step that names itself."""
+
+
+def marker_path(archive: Path, name: str) -> Path:
+    """The uploader's proof that the file `name` (`day=.../part-....parquet`) is in the lake."""
+    return archive / UPLOADED_FOLDER / f"{Path(name).name}.json"
+
+
+class ArchivedPart(NamedTuple):
+    """A file that was written."""
+
+    name: str
+    num_rows: int
+    """Rows or outcomes in it."""
 
 
 class Archive:
@@ -61,40 +89,43 @@ class Archive:
         """
         self._folder, self._store, self._unique = folder, store, unique
         self._roll_rows, self._roll_seconds, self._keep_rows = roll_rows, roll_seconds, keep_rows
-        self._files = SealedFiles(folder, "archive", checkpoint)
-        self._outcomes = OutcomeArchive(
-            SealedFiles(folder, "outcomes", checkpoint),
-            store,
-            roll_rows=roll_rows,
-            roll_seconds=roll_seconds,
-            windows=windows or {},
-            unique=unique,
-        )
+        self._windows, self._checkpoint = windows or {}, checkpoint
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+            for pattern in ("day=*/.part-*", f"{OUTCOME_FOLDER}/day=*/.part-*"):
+                for torn in folder.glob(pattern):
+                    torn.unlink()
+        except OSError as error:
+            raise TemporaryError(f"archive {folder} cannot be written: {error}") from error
         self._finish_intended()
 
-    def roll(self, now: float) -> list[tuple[str, int]]:
-        """Writes the files that are full or overdue; (name, rows) of each.
+    def roll(self, now: float) -> list[ArchivedPart]:
+        """Writes the files that are full or overdue.
 
         Raises:
             TemporaryError: the disk is full or refuses; the next call goes on where this one stopped.
         """
         self._finish_intended()
-        written = []
+        written: list[ArchivedPart] = []
         while self._store.num_unarchived_rows >= self._roll_rows:
-            written += self._write_next()
-        oldest = self._store.oldest_unarchived_at()
-        if oldest is not None and now - oldest >= self._roll_seconds:
+            written += self._write_next_rows()
+        if self._is_overdue(self._store.oldest_unarchived_at(), now):
             written += self._flush_rows()
-        return written + self._outcomes.roll(now)
+        if (
+            self._is_overdue(self._store.oldest_late_at(), now)
+            or self._store.num_late(self._roll_rows) >= self._roll_rows
+        ):
+            written += self._flush_outcomes()
+        return written
 
-    def flush(self) -> list[tuple[str, int]]:
-        """Writes every matured row and late outcome; (name, rows) of each file.
+    def flush(self) -> list[ArchivedPart]:
+        """Writes every matured row and late outcome.
 
         Raises:
             TemporaryError: the disk is full or refuses; the next call goes on where this one stopped.
         """
         self._finish_intended()
-        return self._flush_rows() + self._outcomes.flush()
+        return self._flush_rows() + self._flush_outcomes()
 
     def waiting_for_upload(self) -> list[str]:
         """Sealed files that the uploader has not moved yet."""
@@ -111,20 +142,26 @@ class Archive:
                 times.append((self._folder / name).stat().st_mtime)
         return min(times, default=None)
 
-    def _flush_rows(self) -> list[tuple[str, int]]:
-        written: list[tuple[str, int]] = []
-        while files := self._write_next():
-            written += files
-        return written
+    def _is_overdue(self, oldest: float | None, now: float) -> bool:
+        return oldest is not None and now - oldest >= self._roll_seconds
 
     def _finish_intended(self) -> None:
         """Writes and seals what a predecessor had begun, or this one before the disk refused."""
         for name in self._store.files("intended"):
-            if not name.startswith(f"{FOLDER}/"):
-                self._finish(name)
-        self._outcomes.finish_intended()
+            if name.startswith(f"{OUTCOME_FOLDER}/"):
+                self._finish_outcomes(name, self._store.outcomes_of_file(name))
+            else:
+                self._finish_rows(name, self._store.rows_of_file(name))
 
-    def _write_next(self) -> list[tuple[str, int]]:
+    # -- matured rows
+
+    def _flush_rows(self) -> list[ArchivedPart]:
+        written: list[ArchivedPart] = []
+        while files := self._write_next_rows():
+            written += files
+        return written
+
+    def _write_next_rows(self) -> list[ArchivedPart]:
         """Files of up to `roll_rows` rows, one for each day among them; empty when nothing is left."""
         written = []
         rows = sorted(self._store.oldest_unarchived(self._roll_rows), key=lambda row: (utc_day(row.time), row.number))
@@ -133,15 +170,79 @@ class Archive:
             num_rows = sum(row.num_rows for row in of_day)
             name = f"{criteo.DAY_PARTITION.format(day=day)}/part-{self._unique()}.parquet"
             self._store.intend_file(name, [row.number for row in of_day], num_rows)
-            self._files.reached("intended")
-            self._finish(name, of_day)
-            written.append((name, num_rows))
+            self._checkpoint("archive.intended")
+            self._finish_rows(name, of_day)
+            written.append(ArchivedPart(name, num_rows))
         return written
 
-    def _finish(self, name: str, rows: Sequence[ArchiveRow] | None = None) -> None:
-        self._files.make(name, lambda: build_table(self._store.rows_of_file(name) if rows is None else rows))
+    def _finish_rows(self, name: str, rows: Sequence[ArchiveRow]) -> None:
+        self._put_in_place("archive", name, lambda: build_row_table(rows))
         judge = self._store.read_document("judge")
         judged_until = -inf if judge is None else judge.get("judged_until", -inf)
         self._store.seal_file(name, keep_rows=self._keep_rows, keep_after=judged_until)
-        self._files.reached("sealed")
+        self._checkpoint("archive.sealed")
         logger.info("sealed %s", name)
+
+    # -- late outcomes
+
+    def _flush_outcomes(self) -> list[ArchivedPart]:
+        written = []
+        while outcomes := self._store.oldest_late(self._roll_rows):
+            by_day = sorted(outcomes, key=lambda each: (_outcome_day(each), each.number))
+            for day, group in groupby(by_day, key=_outcome_day):
+                of_day = list(group)
+                name = f"{criteo.OUTCOME_PARTITION.format(day=day)}/part-{self._unique()}.parquet"
+                self._store.intend_outcome_file(name, [each.number for each in of_day], len(of_day))
+                self._checkpoint("outcomes.intended")
+                self._finish_outcomes(name, of_day)
+                written.append(ArchivedPart(name, len(of_day)))
+        return written
+
+    def _finish_outcomes(self, name: str, outcomes: Sequence[ArchiveOutcome]) -> None:
+        self._put_in_place("outcomes", name, lambda: build_outcome_table(outcomes, self._windows))
+        self._store.seal_outcome_file(name)
+        self._checkpoint("outcomes.sealed")
+        logger.info("sealed %s", name)
+
+    # -- files
+
+    def _put_in_place(self, kind: str, name: str, build: Callable[[], pa.Table]) -> None:
+        """Makes the file `name` unless it is there, or was and is uploaded.
+
+        Raises:
+            TemporaryError: the disk is full or refuses; no temporary file is left, and the store keeps the rows.
+        """
+        path = self._folder / name
+        if marker_path(self._folder, name).exists():
+            return
+        try:
+            if not path.exists():
+                self._write_whole(kind, path, build())
+            # Also where it was there: a predecessor may have ended just after the rename.
+            for folder in (path.parent, *path.parent.parents):
+                fsync_path(folder)
+                if folder == self._folder:
+                    break
+        except OSError as error:
+            raise TemporaryError(f"archive file {path} cannot be written: {error}") from error
+        self._checkpoint(f"{kind}.synced")
+
+    def _write_whole(self, kind: str, path: Path, table: pa.Table) -> None:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        temporary = path.with_name(f".{path.name}.aside")
+        try:
+            pq.write_table(table, temporary)
+            self._checkpoint(f"{kind}.written")
+            fsync_path(temporary)
+            self._checkpoint(f"{kind}.flushed")
+            os.rename(temporary, path)
+        except OSError:
+            # On a full disk the torn file would take the room that the next try needs.
+            temporary.unlink(missing_ok=True)
+            raise
+        self._checkpoint(f"{kind}.renamed")
+
+
+def _outcome_day(each: ArchiveOutcome) -> str:
+    outcome = each.outcome
+    return utc_day(outcome.time if outcome.predicted_at is None else outcome.predicted_at)

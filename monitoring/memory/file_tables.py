@@ -1,6 +1,6 @@
 """Which matured rows and late outcomes lie in which archive file, and how far each file is.
 
-A file goes through: intended -> sealed -> uploaded. Writing it is left to `monitoring.memory.sealing`.
+A file goes through: intended -> sealed -> uploaded. Writing it is left to `monitoring.memory.archive`.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ _AFTER_ALL = 2**63 - 1
 
 
 class FileTables(Database):
-    """See the module; `monitoring.memory.store.Store` is what is opened."""
+    """See the module; what is opened is `monitoring.memory.store.Store`."""
 
     @property
     def num_unarchived_rows(self) -> int:

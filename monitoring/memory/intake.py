@@ -1,6 +1,6 @@
 """From log messages to records that the monitor can trust, and how far the log has been read.
 
-In: deliveries of a `logs.event_log.Subscriber`. Out: records, or the reason to set a message aside. Storing
+In: deliveries of a `logs.event_log.Subscriber`. Out: records, or the reason why a message is a dead letter. Storing
 them is left to `monitoring.memory.store`, the order of storing and acknowledging to `monitoring.monitor`.
 """
 

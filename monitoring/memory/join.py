@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from components.contracts.criteo import microseconds
 from components.contracts.records import CLICK, CONVERSION
-from monitoring.memory.database import count
+from monitoring.memory.database import add_to
 from monitoring.memory.rows import Event, LateOutcome, MaturedRequest, Settled, Waiting
 
 
@@ -82,8 +82,8 @@ def mature_request(
         conversion_window: Seconds; 0 = conversions are not awaited.
     """
     found = attribute(len(waiting.scores), waiting.time, waiting.clicks, window_seconds=click_window)
-    count(counts, "late_outcome", len(found.too_late))
-    count(counts, "unmatched_outcome", len(found.unmatched))
+    add_to(counts, "late_outcome", len(found.too_late))
+    add_to(counts, "unmatched_outcome", len(found.unmatched))
     late += _late(waiting.request_id, waiting.time, CLICK, found)
     converted = None
     if conversion_window:

@@ -12,7 +12,7 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metri
 
 from components.store import promotion_journal
 from monitoring.acting.progress import IDLE, RUNNING
-from monitoring.memory.schema import VERSION
+from monitoring.memory.database import VERSION
 from monitoring.showing.snapshot import Snapshot, Surroundings
 from monitoring.showing.surroundings import VERDICTS
 

@@ -18,7 +18,7 @@ from components.contracts.workflow import FeatureWorkflow
 from components.run_outcome.outcome import record
 from components.storage.uris import local_path
 from components.store.run_notes import find_outcome, read_notes
-from monitoring.drift.references import StoredReferences
+from monitoring.memory.references import StoredReferences
 from pipelines.local.environments import python_of
 
 pytestmark = pytest.mark.timeout(900)

@@ -169,7 +169,7 @@ def test_the_uploader_is_given_no_token(monitor):
 def test_the_log_is_one_that_several_machines_reach(settings):
     log = LogUrl.parse(settings.log)
     assert log.scheme in set(SCHEMES) - {"sqlite"}
-    assert log.place
+    assert log.authority
     assert log.path
 
 

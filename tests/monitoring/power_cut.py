@@ -14,7 +14,7 @@ import stat
 from collections.abc import Callable
 from pathlib import Path
 
-from tests.monitoring.memory.test_archive import Crash
+from tests.support.crashes import Killed
 
 
 class Disk:
@@ -36,7 +36,7 @@ class Disk:
         def call(*args, **more):
             if self._is_dead or self.seen == self.crash_at:
                 self._is_dead = True  # nothing that runs on the way out happens either
-                raise Crash
+                raise Killed
             self.seen += 1
             undo = note(*args)
             real(*args, **more)

@@ -11,9 +11,9 @@ from components.contracts import criteo
 from components.contracts.records import decode, encode
 from components.runtime.errors import ContractError
 from monitoring.measures.window import VersionWindows
-from monitoring.memory.archive_table import SCHEMA, SHADOW_SCHEMA, build_table
+from monitoring.memory.archive_tables import SCHEMA, SHADOW_SCHEMA, build_row_table
 from monitoring.memory.intake import read_record
-from monitoring.memory.store import ArchiveRow
+from monitoring.memory.rows import ArchiveRow
 from tests.monitoring.conftest import START, WINDOW, prediction, publish
 
 
@@ -88,12 +88,12 @@ def test_a_file_has_the_shadow_columns_where_a_row_has_a_shadow_and_nulls_beside
         prediction("shadowed", 3), shadow_version=9, shadow_scores=np.array([0.25, 0.5, 0.75], np.float32)
     )
 
-    assert build_table(archive_rows(plain)).schema.equals(SCHEMA)
-    table = build_table(archive_rows(plain, shadowed))
+    assert build_row_table(archive_rows(plain)).schema.equals(SCHEMA)
+    table = build_row_table(archive_rows(plain, shadowed))
     assert table.schema.equals(SHADOW_SCHEMA)
     assert table["shadow_version"].to_pylist() == [None, None, 9, 9, 9]
     assert table["shadow_score"].to_pylist() == [None, None, 0.25, 0.5, 0.75]
-    assert table.select(SCHEMA.names).slice(0, 2).equals(build_table(archive_rows(plain)))
+    assert table.select(SCHEMA.names).slice(0, 2).equals(build_row_table(archive_rows(plain)))
     assert decode(encode(shadowed)).shadow_scores.tolist() == [0.25, 0.5, 0.75]
 
 
@@ -104,10 +104,10 @@ def test_a_ranked_list_is_no_pair_because_the_arm_that_served_it_chose_its_rows(
     ranked = dataclasses.replace(
         scored, request_id="ranked", session_id="ranked", positions=np.arange(1, 4, dtype=np.int32)
     )
-    table = build_table(archive_rows(ranked, scored))
+    table = build_row_table(archive_rows(ranked, scored))
     assert table["request_id"].to_pylist() == ["ranked"] * 3 + ["scored"] * 3
     assert table["shadow_version"].to_pylist() == [None, None, None, 9, 9, 9]
     assert table["shadow_score"].to_pylist() == [None, None, None, 0.25, 0.5, 0.75]
-    alone = build_table(archive_rows(ranked)).schema
+    alone = build_row_table(archive_rows(ranked)).schema
     assert alone.names == [*SCHEMA.names, *criteo.SESSION_TYPES], "no shadow columns where no row is a pair"
     assert decode(encode(ranked)).shadow_scores.tolist() == shadow.tolist(), "the log has them all the same"

@@ -20,7 +20,7 @@ import pytest
 
 from components.logs.sqlite import SqliteLog
 from tests.monitoring.conftest import clicks, prediction, publish, read_events, read_rows
-from tests.monitoring.memory.test_archive import archived_rows, expected_rows
+from tests.support.archives import archived_rows, expected_rows
 from tests.support.paths import REPOSITORY
 
 DIRECT = urllib.request.build_opener(urllib.request.ProxyHandler({}))

@@ -26,8 +26,8 @@ from components.storage.folder import FolderObjects
 from components.storage.objects import Differs
 from monitoring.settings import UploaderSettings
 from monitoring.uploader import MAX_PAUSE_SECONDS, Uploader, main, run
-from tests.monitoring.memory.test_archive import Crash, crash_at
 from tests.monitoring.power_cut import Disk
+from tests.support.crashes import Killed, crash_at
 from tests.support.paths import REPOSITORY
 
 NAME = "day=2025-11-13/part-1.parquet"
@@ -138,7 +138,7 @@ def test_a_buckets_marker_names_the_object(archive, bucket):
 @pytest.mark.parametrize("visit", [1, 2])
 @pytest.mark.parametrize("point", POINTS)
 def test_a_crash_at_any_point_is_finished_by_the_next_pass(archive, open_lake, point, visit):
-    with pytest.raises(Crash):
+    with pytest.raises(Killed):
         Uploader(archive, open_lake(), checkpoint=crash_at(point, visit)).run_once()
     Uploader(archive, open_lake()).run_once()
     expect_moved(archive, open_lake())
@@ -161,15 +161,15 @@ def test_a_crash_before_or_after_any_request_is_finished_by_the_next_pass(archiv
         def killed(*args, left=left, **more):
             left[0] -= 1
             if left[0] == -1 and not after:
-                raise Crash
+                raise Killed
             answer = request(*args, **more)
             if left[0] == -1:
-                raise Crash
+                raise Killed
             return answer
 
         with monkeypatch.context() as patch:
             patch.setattr(requests.Session, "request", killed)
-            with pytest.raises(Crash):
+            with pytest.raises(Killed):
                 Uploader(archive, open_bucket()).run_once()
         Uploader(archive, open_bucket()).run_once()
         expect_moved(archive, open_bucket())
@@ -191,7 +191,7 @@ def test_a_power_cut_at_any_moment_loses_neither_rows_nor_the_proof_of_an_upload
     for moment in range(disk.seen + 1):
         for seed in range(2):
             archive, lake, broken = make(f"{moment} {seed}", moment)
-            with monkeypatch.context() as patch, contextlib.suppress(Crash):
+            with monkeypatch.context() as patch, contextlib.suppress(Killed):
                 broken.install(patch)
                 Uploader(archive, lake).run_once()
             broken.cut_power(random.Random(seed))

@@ -104,13 +104,6 @@ def test_serving_is_measured_against_the_versions_that_its_own_side_is_locked_to
     }.items() <= preprocessing.items()
 
 
-def test_monitor_is_measured_with_the_versions_that_it_is_locked_to():
-    peers, driver = _pins(environments.MONITOR_PEERS), _pins("driver")
-    shared = peers.keys() & driver.keys() - {"setuptools"}
-    assert {"numpy", "pyarrow", "scikit-learn", "prometheus-client"} <= shared
-    assert {name: driver[name] for name in shared} == {name: peers[name] for name in shared}
-
-
 @needs_make
 @pytest.mark.parametrize("broken", [False, True], ids=["absent", "without venv"])
 def test_make_without_a_working_python_3_11_says_what_to_do(tmp_path, broken):

@@ -21,8 +21,8 @@ from monitoring.acting.restraint import RestraintMemory
 from monitoring.deciding.decision import Action, Decision
 from tests.monitoring.acting.test_retraining import DRIFT, traffic
 from tests.monitoring.conftest import START
-from tests.monitoring.memory.test_archive import Crash, crash_at
 from tests.monitoring.test_process import wait_until
+from tests.support.crashes import Killed, crash_at
 from tests.support.paths import REPOSITORY
 
 ROLL_BACK = f"""
@@ -31,6 +31,7 @@ sys.path.insert(0, {str(REPOSITORY)!r})
 from dataclasses import replace
 from pathlib import Path
 from components.store.promotion_journal import append_promotion, current, read_journal
+from tests.support.crashes import Killed, crash_at
 store, previous, reason = Path(sys.argv[1]), int(sys.argv[2]), sys.argv[3]
 with open(store / "rollbacks.txt", "a") as file:
     file.write(f"to {{previous}}: {{reason}}\\n")
@@ -202,7 +203,7 @@ def test_a_journal_that_is_damaged_after_the_decision_ends_the_rollback_and_not_
     b = roll()
     b.checkpoint = crash_at("correction.decided")
     monitor = b.start()
-    with pytest.raises(Crash):
+    with pytest.raises(Killed):
         drift(b, monitor, "bad", 2)
     b.checkpoint = lambda name: None
     (b.model_store / "journal.jsonl").write_text("{torn\n")
@@ -247,7 +248,7 @@ def test_a_crash_at_any_step_leads_to_exactly_one_rollback(roll, point):
     b.checkpoint = crash_at(point)
     monitor = b.start()
     traffic(b, "bad", auc="bad", version=2)
-    with pytest.raises(Crash):
+    with pytest.raises(Killed):
         settle(b, monitor)
     b.checkpoint = lambda name: None
     monitor = b.start()

@@ -21,7 +21,7 @@ from tests.monitoring.acting.test_kubeflow_trigger import PIPELINE
 from tests.monitoring.acting.test_leadership import Replica
 from tests.monitoring.acting.test_retraining import DRIFT, traffic
 from tests.monitoring.conftest import Bench
-from tests.monitoring.memory.test_archive import Crash, crash_at
+from tests.support.crashes import Killed, crash_at
 from tests.support.kfp_server import KfpServer
 from tests.support.paths import REPOSITORY
 
@@ -151,7 +151,7 @@ def test_a_crash_at_any_step_leads_to_exactly_one_run(server, bench_of, point):
     b = bench_of()
     b.checkpoint = crash_at(point)
     traffic(b, "bad", auc="bad")
-    with pytest.raises(Crash):
+    with pytest.raises(Killed):
         turns(b, start_leading(b))
     check_after(b, server)
 

@@ -14,7 +14,7 @@ from monitoring.acting.trigger import RunState
 from monitoring.journal import Journal
 from monitoring.uploader import Uploader
 from tests.monitoring.conftest import START, WINDOW, clicks, prediction, publish
-from tests.monitoring.memory.test_archive import Crash, crash_at
+from tests.support.crashes import Killed, crash_at
 
 DRIFT = {"min_clicks": 20, "consecutive_breaches": 1, "window_rows": 1000, "cooldown_seconds": 1000.0}
 
@@ -224,7 +224,7 @@ def test_a_crash_at_any_step_leads_to_exactly_one_run(bench, point):
             if any(each.state == "running" for each in b.trigger.runs.values()) and point == "retraining.ended":
                 b.trigger.end("released", version=2)
 
-    with pytest.raises(Crash):
+    with pytest.raises(Killed):
         run(monitor)
     b.checkpoint = lambda name: None
     monitor = b.start()

@@ -19,7 +19,7 @@ from monitoring.backtest.incident_command import main
 from monitoring.backtest.judging import judge_requests
 from monitoring.deciding.baseline import GateBaselines
 from monitoring.deciding.decision import decision_line
-from monitoring.drift.references import StoredReferences
+from monitoring.memory.references import StoredReferences
 from tests.monitoring.backtest.conftest import Ran, run_over
 from tests.monitoring.conftest import START, WINDOW, Bench, clicks
 from tests.monitoring.drift.conftest import reference_of, requests_of

@@ -12,7 +12,7 @@ import pytest
 from monitoring.deciding.policies import POLICIES
 from monitoring.journal import DECISIONS_FILE, Journal
 from tests.monitoring.conftest import START, Bench, clicks, prediction, publish
-from tests.monitoring.memory.test_archive import Crash, crash_at
+from tests.support.crashes import Killed, crash_at
 
 SETTINGS = {
     "policies": ",".join(POLICIES),
@@ -56,7 +56,7 @@ def play(b: Bench, tick_seconds: float, *, restart_every: int = 0, crash: str = 
         b.checkpoint = crash_at(crash, 1) if crash and turn % 12 == 9 else lambda name: None
         try:
             b.monitor.tick()
-        except Crash:
+        except Killed:
             b.checkpoint = lambda name: None
             b.start().tick()
         if restart_every and turn % restart_every == 0:
@@ -109,7 +109,7 @@ def test_a_request_after_its_point_is_counted_once_and_in_no_window_also_after_a
         try:
             b.monitor.tick()
             assert not killed
-        except Crash:
+        except Killed:
             b.checkpoint = lambda name: None
             b.start()
         b.clock.time = START + 30.0

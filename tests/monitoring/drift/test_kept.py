@@ -11,7 +11,7 @@ import pytest
 from components.contracts import criteo
 from components.contracts.manifests import Model, Release
 from components.store.models import model_folder, release_path, scores_path
-from monitoring.drift.references import StoredReferences
+from monitoring.memory.references import StoredReferences
 from tests.monitoring.conftest import START, publish
 
 from .conftest import requests_of

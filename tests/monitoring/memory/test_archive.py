@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import errno
+import sqlite3
 import subprocess
 import sys
 
@@ -13,43 +14,16 @@ import pytest
 
 from components.contracts import criteo
 from components.contracts.records import encode
-from components.runtime.errors import TemporaryError
-from monitoring.memory import sealing
+from components.runtime.errors import PermanentError, TemporaryError
+from monitoring.memory import archive
 from monitoring.memory.archive import Archive
-from monitoring.memory.archive_table import SCHEMA, build_table
-from monitoring.memory.store import ArchiveRow, MaturedRequest, Store
+from monitoring.memory.archive_tables import SCHEMA, build_row_table
+from monitoring.memory.rows import ArchiveRow, MaturedRequest
+from monitoring.memory.store import Store
 from tests.monitoring.conftest import START, WINDOW, clicks, prediction, publish, read_rows
+from tests.support.archives import archived_rows, expected_rows
+from tests.support.crashes import Killed, crash_at
 from tests.support.paths import REPOSITORY
-
-
-class Crash(BaseException):
-    """Ends the monitor where a kill would."""
-
-
-def crash_at(point: str, visit: int = 1):
-    seen = 0
-
-    def checkpoint(name: str) -> None:
-        nonlocal seen
-        seen += name == point
-        if name == point and seen == visit:
-            raise Crash
-
-    return checkpoint
-
-
-def expected_rows(batches, clicked=()):
-    return {
-        (batch.request_id, i): (int((batch.request_id, i) in clicked), float(batch.scores[i]))
-        for batch in batches
-        for i in range(len(batch))
-    }
-
-
-def archived_rows(rows):
-    found = {(row["request_id"], row["row"]): (row["label"], row["score"]) for row in rows}
-    assert len(found) == len(rows), "a row is archived twice"
-    return found
 
 
 def test_rows_are_archived_in_the_raw_schema_with_their_values(bench):
@@ -88,8 +62,8 @@ def test_a_file_is_on_the_disk_before_its_name_and_its_name_before_the_store_let
         real = getattr(module, name)
         monkeypatch.setattr(module, name, lambda *args, **more: (calls.append(describe(*args)), real(*args, **more))[1])
 
-    told(sealing, "fsync_path", lambda path: "fsync file" if path.suffix == ".aside" else f"fsync {path.name}")
-    told(sealing.os, "rename", lambda *_: "rename")
+    told(archive, "fsync_path", lambda path: "fsync file" if path.suffix == ".aside" else f"fsync {path.name}")
+    told(archive.os, "rename", lambda *_: "rename")
     told(Store, "seal_file", lambda *_: "seal")
     b = bench()
     monitor = b.start()
@@ -128,7 +102,7 @@ def test_an_archive_that_cannot_be_written_is_a_clear_error_and_loses_nothing(be
         raise error
 
     with monkeypatch.context() as patched:
-        patched.setattr(sealing.pq if where == "write_table" else sealing, where, refuse)
+        patched.setattr(archive.pq if where == "write_table" else archive, where, refuse)
         for _ in range(2):
             with pytest.raises(TemporaryError, match=f"archive file .*part-.* cannot be written: .*{error.strerror}"):
                 monitor.tick()
@@ -202,7 +176,7 @@ def test_optional_columns_are_in_the_files_whose_rows_need_them(tmp_path):
             ArchiveRow(i, b.time, len(b), encode(b), np.zeros(len(b), np.uint8), converted and converted[i])
             for i, b in enumerate(batches)
         ]
-        return build_table(rows)
+        return build_row_table(rows)
 
     raw = list(criteo.RAW_TYPES)
     assert table(plain).column_names == raw
@@ -261,7 +235,7 @@ CRASH_POINTS = [
     ("intake.acknowledged", 1),
     ("join.matured", 1),
     ("archive.intended", 1),
-    ("archive.written_aside", 1),
+    ("archive.flushed", 1),
     ("archive.renamed", 1),
     ("archive.renamed", 2),
     ("archive.sealed", 1),
@@ -286,7 +260,7 @@ def test_a_crash_at_any_point_loses_no_row_and_archives_none_twice(bench, point,
         monitor.tick()
         monitor.stop()
 
-    with pytest.raises(Crash):
+    with pytest.raises(Killed):
         run()
     b.checkpoint = lambda name: None
     b.clock.time += 6.0  # the leases of the crashed monitor run out
@@ -305,7 +279,7 @@ def test_a_crash_beside_messages_that_cannot_be_used_dead_letters_each_once(benc
     b.log.publish([(f"bad {i}", b"no record") for i in range(3)])
     publish(b.log, prediction("a", 3))
     b.checkpoint = crash_at(point)
-    with pytest.raises(Crash):
+    with pytest.raises(Killed):
         b.monitor.tick()
     b.checkpoint = lambda name: None
     b.clock.time += WINDOW + 6.0  # the leases of the crashed monitor run out
@@ -355,7 +329,7 @@ def test_a_crash_after_forgetting_forgets_nothing_that_is_needed(bench):
     b.clock.time = START + 10_000.0 + 3600.0 + 700.0
     publish(b.log, prediction("matured", 2, time=b.clock.time - WINDOW), prediction("open", 4, time=b.clock.time))
     b.checkpoint = crash_at("store.forgotten")
-    with pytest.raises(Crash):
+    with pytest.raises(Killed):
         b.monitor.tick()
     b.checkpoint = lambda name: None
     b.start().tick()
@@ -385,7 +359,7 @@ monitor.stop()
 """
 
 
-@pytest.mark.parametrize("point", ["intake.stored", "join.matured", "archive.written_aside", "archive.renamed"])
+@pytest.mark.parametrize("point", ["intake.stored", "join.matured", "archive.flushed", "archive.renamed"])
 def test_a_process_that_vanishes_at_a_point_loses_no_row(tmp_path, bench, point):
     """As above with a process that ends on the spot: no `finally`, no rollback of ours, open leases and locks."""
     code = subprocess.run([sys.executable, "-c", EXIT_AT, str(tmp_path), point], cwd=REPOSITORY, timeout=60).returncode
@@ -407,7 +381,7 @@ def test_a_sealed_file_uploaded_before_the_restart_is_not_written_again(bench):
     publish(b.log, prediction("a", 3))
     b.clock.time = START + WINDOW
     monitor.tick()
-    with pytest.raises(Crash):
+    with pytest.raises(Killed):
         monitor.stop()
     Uploader(b.settings.archive, b.folder / "lake").run_once()
     b.checkpoint = lambda name: None
@@ -455,3 +429,22 @@ def test_a_stop_archives_matured_rows_and_keeps_the_others_for_the_next_start(be
     b.clock.time = START + 50 + WINDOW
     b.start().stop()
     assert len(b.archived) == 5
+
+
+def test_a_state_of_another_version_is_refused_and_left_alone(tmp_path):
+    path = tmp_path / "monitor.db"
+    Store(path).close()
+    Store(path).close()  # opens again, unchanged
+    for version in (99, 0):
+        connection = sqlite3.connect(path)
+        connection.execute(f"PRAGMA user_version = {version}")
+        connection.close()
+        for _ in range(2):
+            with pytest.raises(PermanentError, match=f"has version {version}, expected 3"):
+                Store(path)
+
+
+def test_a_file_that_is_no_database_is_named(tmp_path):
+    (tmp_path / "monitor.db").write_bytes(b"this is no database" * 100)
+    with pytest.raises(PermanentError, match="state .*: file is not a database"):
+        Store(tmp_path / "monitor.db")

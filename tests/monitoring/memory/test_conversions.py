@@ -11,8 +11,8 @@ from components.contracts.records import CONVERSION
 from monitoring.memory.join import mature_request, settle_request
 from monitoring.memory.store import Store
 from tests.monitoring.conftest import START, WINDOW, clicks, prediction, publish
-from tests.monitoring.memory.test_archive import Crash, crash_at
 from tests.monitoring.memory.test_outcomes import outcomes
+from tests.support.crashes import Killed, crash_at
 
 LONG = 3 * WINDOW
 
@@ -82,7 +82,7 @@ def test_a_crash_counts_no_conversion_twice_and_forgets_none(bench, point):
         for b.clock.time in (START + WINDOW, START + LONG):
             monitor.tick()
 
-    with pytest.raises(Crash):
+    with pytest.raises(Killed):
         run()
     b.checkpoint = lambda name: None
     monitor = b.start()

@@ -12,7 +12,8 @@ from hypothesis import strategies as st
 
 from components.contracts.records import CONVERSION
 from monitoring.memory.join import attribute
-from monitoring.memory.store import MaturedRequest, Store
+from monitoring.memory.rows import MaturedRequest
+from monitoring.memory.store import Store
 from tests.monitoring.conftest import START, WINDOW, clicks, prediction, publish
 
 

@@ -11,10 +11,11 @@ import pytest
 
 from components.contracts import criteo
 from components.contracts.records import CLICK, CONVERSION
-from monitoring.memory.outcomes import SCHEMA
+from monitoring.memory.archive_tables import OUTCOME_SCHEMA as SCHEMA
 from monitoring.monitor import FORGET_SECONDS, ORPHAN_SECONDS
 from tests.monitoring.conftest import START, WINDOW, Bench, clicks, prediction, publish
-from tests.monitoring.memory.test_archive import Crash, archived_rows, crash_at, expected_rows
+from tests.support.archives import archived_rows, expected_rows
+from tests.support.crashes import Killed, crash_at
 from tests.support.paths import REPOSITORY
 
 MIDNIGHT = 1_763_078_400.0  # 2025-11-14
@@ -195,7 +196,7 @@ def stream(b: Bench) -> set[tuple[str, int, str]]:
     return {(f"r{i}", i % 3, CLICK) for i in range(1, 12, 2)} | {("r5", 2, CONVERSION)}
 
 
-POINTS = ["intended", "written", "written_aside", "renamed", "synced", "sealed"]
+POINTS = ["intended", "written", "flushed", "renamed", "synced", "sealed"]
 
 
 @pytest.mark.parametrize("kind", ["archive", "outcomes"])
@@ -204,7 +205,7 @@ def test_a_crash_at_any_step_of_a_file_loses_no_outcome_and_archives_none_twice(
     b = bench(archive_roll_rows=20, pull_messages=4)
     b.start()
     b.checkpoint = crash_at(f"{kind}.{point}")
-    with pytest.raises(Crash):
+    with pytest.raises(Killed):
         stream(b)
     b.checkpoint = lambda name: None
     b.start()
@@ -243,12 +244,12 @@ def test_a_process_killed_while_it_writes_outcomes_loses_none(tmp_path, bench, p
 
 
 def test_outcomes_in_uploaded_files_are_not_written_again_and_are_forgotten_in_time(bench):
-    from monitoring.memory.sealing import marker_path
+    from monitoring.memory.archive import marker_path
 
     b = bench(keep_ids_seconds=0.0)
     b.start()
     b.checkpoint = crash_at("outcomes.renamed")
-    with pytest.raises(Crash):
+    with pytest.raises(Killed):
         stream(b)
     (path,) = b.settings.archive.glob("outcomes/day=*/part-*.parquet")
     marker = marker_path(b.settings.archive, path.name)  # the uploader has it, and says so

@@ -1,13 +1,16 @@
-"""Matured requests as an Arrow table: the raw schema of `contracts.criteo` and the optional groups that its rows need.
+"""What is archived, as Arrow tables of `contracts.criteo`: matured requests, and late outcomes.
 
-A ranked list's shadow scores stay in the log: the arm that served the list chose its rows, and on rows that one model
-chose, another one looks better than it is (ten of 200 by an equal model: by 0.04 of AUC).
+Matured requests have the raw schema and the optional groups of columns that any of the rows needs. A ranked list's
+shadow scores stay in the log: the arm that served the list chose its rows, and on rows that one model chose, another
+one looks better than it is (ten of 200 by an equal model: by 0.04 of AUC).
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
+from datetime import datetime, timezone
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
@@ -17,14 +20,16 @@ from components.contracts import criteo
 from components.contracts.criteo import microseconds
 from components.contracts.records import PredictionBatch, decode
 from components.store.archived_rows import arrow_schema
-from monitoring.memory.rows import ArchiveRow
+from monitoring.memory.rows import ArchiveOutcome, ArchiveRow
 
 SCHEMA = arrow_schema(criteo.RAW_TYPES)
 SHADOW_SCHEMA = arrow_schema({**criteo.RAW_TYPES, **criteo.SHADOW_TYPES})
 """Of files with a row that was scored in the shadow and no other group."""
+OUTCOME_SCHEMA = arrow_schema(criteo.OUTCOME_TYPES)
+_DAY_SECONDS = 86_400
 
 
-def build_table(rows: Sequence[ArchiveRow]) -> pa.Table:
+def build_row_table(rows: Sequence[ArchiveRow]) -> pa.Table:
     """The rows of these requests in the raw schema, in the order given; missing features are null.
 
     With each optional group of `contracts.criteo` that any of the rows has, null in the others.
@@ -109,3 +114,35 @@ def _predictions(rows: Sequence[ArchiveRow]) -> Iterator[PredictionBatch]:
         batch = decode(row.payload)
         assert isinstance(batch, PredictionBatch)
         yield batch
+
+
+def build_outcome_table(outcomes: Sequence[ArchiveOutcome], windows: Mapping[str, float]) -> pa.Table:
+    """These outcomes in the schema of the contract, in the order given.
+
+    Args:
+        outcomes: At least one.
+        windows: Attribution window of each event in seconds, written beside its outcomes; 0 where absent.
+    """
+    columns = {
+        criteo.REQUEST_ID: [each.outcome.request_id for each in outcomes],
+        criteo.ROW: [each.outcome.row for each in outcomes],
+        criteo.EVENT: [each.outcome.event for each in outcomes],
+        criteo.OUTCOME_TIME: np.array([microseconds(each.outcome.time) for each in outcomes], np.int64),
+        criteo.STORED_AT: np.array([microseconds(each.stored_at) for each in outcomes], np.int64),
+        criteo.WINDOW_SECONDS: np.array([windows.get(each.outcome.event, 0.0) for each in outcomes], np.float64),
+    }
+    return pa.table([pa.array(columns[field.name]).cast(field.type) for field in OUTCOME_SCHEMA], schema=OUTCOME_SCHEMA)
+
+
+def utc_day(time: float) -> str:
+    """The UTC day (YYYY-MM-DD) of the time that is written, which has whole microseconds.
+
+    >>> utc_day(86_399.9), utc_day(86_399.9999999)
+    ('1970-01-01', '1970-01-02')
+    """
+    return _day_name(microseconds(time) // (_DAY_SECONDS * 1_000_000))
+
+
+@lru_cache(maxsize=1000)
+def _day_name(day: int) -> str:
+    return datetime.fromtimestamp(day * _DAY_SECONDS, timezone.utc).strftime("%Y-%m-%d")
