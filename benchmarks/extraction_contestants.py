@@ -25,16 +25,16 @@ def ours(file: Path, folder: Path) -> Callable[[], int]:
 
     Rows get request ids and event times besides; categories become int64.
     """
-    from components.extraction.criteo_files import CriteoFiles
-    from components.extraction.parquet_files import PartWriter
-    from components.extraction.set_aside import SetAside
-    from components.extraction.times import Span
+    from components.extraction.malformed_rows import MalformedRows
+    from components.extraction.part_files import PartWriter
+    from components.extraction.source import CriteoFiles
+    from components.extraction.times import TimeSpan
 
     def work() -> int:
-        with SetAside(folder / "set_aside.jsonl") as set_aside, PartWriter(folder) as writer:
-            for table, _ in CriteoFiles(path=file).tables(Span(), set_aside):
+        with MalformedRows(folder / "malformed.jsonl") as malformed, PartWriter(folder) as writer:
+            for table, _ in CriteoFiles(path=file).tables(TimeSpan(), malformed):
                 writer.write(table)
-            set_aside.judge()
+            malformed.judge()
         return sum(part.num_rows for part in writer.parts)
 
     return work
@@ -42,13 +42,13 @@ def ours(file: Path, folder: Path) -> Callable[[], int]:
 
 def whole_step(file: Path, folder: Path) -> Callable[[], int]:
     """The pipeline's step: as `ours`, then the newest tenth cut off, all flushed to disk and hashed."""
-    from components.extraction.criteo_files import CriteoFiles
     from components.extraction.extract import ExtractionSettings, extract
-    from components.extraction.times import Span
+    from components.extraction.source import CriteoFiles
+    from components.extraction.times import TimeSpan
 
     def work() -> int:
         settings = ExtractionSettings(replay_days=0)
-        made = extract(CriteoFiles(path=file), Span(), folder / "step", settings, source_uri=file.as_uri())
+        made = extract(CriteoFiles(path=file), TimeSpan(), folder / "step", settings, source_uri=file.as_uri())
         return made.num_train_rows + made.num_holdout_rows
 
     return work

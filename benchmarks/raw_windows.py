@@ -41,8 +41,8 @@ def write_window(
         holdout_uri=(folder / "holdout").as_uri(),
         num_train_rows=counts["train"],
         num_holdout_rows=counts["holdout"],
-        num_set_aside=0,
-        set_aside_uri=None,
+        num_malformed=0,
+        malformed_uri=None,
         num_duplicates=0,
         digest="0" * 64,
     )

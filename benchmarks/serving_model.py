@@ -138,7 +138,7 @@ class Models:
             "raw-dataset": RawDataset(
                 source_uri=held_out, window_start=None, window_end=None, first_event_time=_NEVER,
                 last_event_time=_NEVER, train_uri=(self.folder / "fitted").as_uri(), holdout_uri=held_out,
-                num_train_rows=NUM_FITTED, num_holdout_rows=NUM_HELD_OUT, num_set_aside=0, set_aside_uri=None,
+                num_train_rows=NUM_FITTED, num_holdout_rows=NUM_HELD_OUT, num_malformed=0, malformed_uri=None,
                 num_duplicates=0, digest="drawn",
             ),
             "verdict": Verdict(

@@ -62,8 +62,8 @@ def _raw(rows: Path) -> RawDataset:
         holdout_uri=rows.as_uri(),
         num_train_rows=1,
         num_holdout_rows=0,
-        num_set_aside=0,
-        set_aside_uri=None,
+        num_malformed=0,
+        malformed_uri=None,
         num_duplicates=0,
         digest=str(rows),
     )

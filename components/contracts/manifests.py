@@ -92,9 +92,9 @@ class RawDataset(Manifest):
     """Folder of the newest rows, kept from training; same schema."""
     num_train_rows: int
     num_holdout_rows: int
-    num_set_aside: int
-    """Malformed rows, kept beside their reason in `set_aside_uri`."""
-    set_aside_uri: str | None
+    num_malformed: int
+    """Malformed rows, kept beside their reason in `malformed_uri`."""
+    malformed_uri: str | None
     num_duplicates: int
     """Rows dropped because their (request_id, row) had been read already."""
     digest: str
@@ -138,7 +138,7 @@ class RawDataset(Manifest):
     by day (YYYY-MM-DD), back-filled versions aside. Files that are not here are late. A day without files has an entry;
     one without an entry is unknown. Empty for Criteo's own files, where late rows are not asked for, and in older
     manifests."""
-    foreign_columns: list[dict[str, Any]] = field(default_factory=list)
+    schema_mismatches: list[dict[str, Any]] = field(default_factory=list)
     """Columns of the window's files that nobody agreed on, or that hold no numbers where numbers were agreed on (they
     were cast): column, arrow_type, expected (None for a new one), file, the first that has it so. Each column once."""
     num_quarantined: int = 0

@@ -7,6 +7,8 @@ import logging
 import sys
 from collections.abc import Sequence
 
+from components.runtime.exit_codes import exits_with_code
+
 STEP = "extraction"
 
 
@@ -93,35 +95,21 @@ def _add_row_flags(parser: argparse.ArgumentParser) -> None:
     )
 
 
+@exits_with_code
 def main(argv: Sequence[str] | None = None) -> int:
-    """Runs the step; 0 done, 2 misuse or unusable input, 3 the lake's storage or this disk fails, told on stderr."""
+    """Runs the step; see `runtime.exit_codes` for its exit codes."""
     arguments = build_parser().parse_args(argv)
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
-    from components.runtime.errors import ContractError, PermanentError, TemporaryError
-
-    try:
-        _run(arguments)
-    except ContractError as error:
-        print(f"error: {error}", file=sys.stderr)
-        return 2
-    except (TemporaryError, PermanentError) as error:
-        print(f"error: {error}", file=sys.stderr)
-        return 3
-    except OSError as error:  # the lake's own are translated; a full disk does not say whose file it was
-        places = f"lake {arguments.lake}, work {arguments.work}, store {arguments.store}"
-        print(f"error: {str(error) or type(error).__name__}; {places}", file=sys.stderr)
-        return 3
+    _extract_window(arguments)
     return 0
 
 
-def _run(arguments: argparse.Namespace) -> None:
+def _extract_window(arguments: argparse.Namespace) -> None:
     from components.extraction.columns import excluded_columns, unread_columns
     from components.extraction.extract import ExtractionSettings, extract
     from components.extraction.lake_folder import opened_lake
-    from components.extraction.maturity import Maturity
-    from components.extraction.seen_files import seen_files
     from components.extraction.source import find_source
-    from components.extraction.window import accepted_model, resolve_window
+    from components.extraction.window import Maturity, accepted_model, resolve_window, seen_files
     from components.storage.uris import local_path
     from components.store.run_notes import noted
 
@@ -169,7 +157,7 @@ def _run(arguments: argparse.Namespace) -> None:
             "holdout_rows": dataset.num_holdout_rows,
             "replay_rows": dataset.num_replay_rows,
             "replay_holdout_rows": dataset.num_replay_holdout_rows,
-            "set_aside": dataset.num_set_aside,
+            "malformed": dataset.num_malformed,
             "duplicates": dataset.num_duplicates,
             "first_event_time": dataset.first_event_time,
             "last_event_time": dataset.last_event_time,

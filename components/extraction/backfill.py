@@ -1,6 +1,12 @@
-"""Replaces a past day of the lake by a new version: `evergreen backfill`, the command line.
+"""Replaces a past day of the lake by a new version: `evergreen backfill`.
 
-The work is `backfilling`'s.
+The day's rows become those of the given files, in time order and each once. The day's earlier files stay where they are
+and are read no more (`day_versions`): nothing is lost, and `lineage` says which model saw which version. Rows keep the
+columns of the raw schema alone.
+
+A version's number is claimed first, so that two writers never share one; its files follow, and the marker that makes
+readers see it is last. The objects of an interrupted writer are not removed: it cannot be known whether it is dead or
+slow, and a marker that it wrote afterwards would name absent files, which stops every reader. People are warned of it.
 """
 
 from __future__ import annotations
@@ -8,56 +14,256 @@ from __future__ import annotations
 import argparse
 import json
 import logging
+import shutil
 import sys
-from collections.abc import Sequence
+import tempfile
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from datetime import date, datetime, timezone
 from pathlib import Path
+from typing import Any, NamedTuple
+
+import pyarrow as pa
+
+from components.contracts.criteo import DAY_PARTITION, VERSION_COMPLETE, VERSION_PARTITION, is_visible
+from components.extraction.day_versions import FileMark, VersionMarker, version_of_folder
+from components.extraction.ingest import dated, name_of, spool_rows
+from components.extraction.lake import PIECE_ROWS, cut_evenly, sorted_once
+from components.extraction.malformed_rows import DEFAULT_MAX_MALFORMED_FRACTION, MalformedRows
+from components.extraction.part_files import PartWriter
+from components.extraction.raw_schema import RAW_SCHEMA
+from components.extraction.readers.forms import click_log_files, find_reader
+from components.extraction.readers.parquet import RawParquet
+from components.extraction.times import day_span, parse_day
+from components.runtime.errors import ContractError, PermanentError
+from components.runtime.exit_codes import exits_with_code
+from components.runtime.people import whoami
+from components.storage.locations import open_objects
+from components.storage.objects import ABSENT, Changed
+from components.storage.uris import is_bucket_uri, local_path, typed_uri
+
+logger = logging.getLogger(__name__)
+
+MALFORMED_FILE = "_malformed_rows.jsonl"
+"""In the version's folder; the underscore hides it from readers."""
+CLAIM = "_CLAIM"
+"""Object in a version's folder by which a writer claims it: JSON with who and when, for people."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class BackfillSettings:
+    """What becomes of a day."""
+
+    day: date
+    reason: str = ""
+    """Kept in the marker, for people."""
+    max_malformed_fraction: float = DEFAULT_MAX_MALFORMED_FRACTION
+    """Share of a file's rows that may be malformed, or of another day; in [0, 1]."""
+
+
+class Backfilled(NamedTuple):
+    """What was done."""
+
+    version: int
+    num_rows: int
+    num_malformed: int
+    num_duplicates: int
+    replaces: list[str]
+    """Names of the files of version 0 that are read no more."""
+
+
+def backfill(files: list[Path], *, lake: str, settings: BackfillSettings) -> Backfilled:
+    """Writes the rows of `files` as the day's next version.
+
+    Rows in the raw schema keep their times and must be of the day; Criteo's rows, which have none, are spread evenly
+    over it in the order of `files`. Of two simultaneous back-fills both are written, and the higher version counts.
+
+    Args:
+        files: All in the raw schema, or none.
+        lake: `gs://bucket/prefix`, `file:///folder` or an absolute path; must exist.
+        settings: Which day, and why.
+
+    Raises:
+        ContractError: a file is damaged, of no known form or too malformed, forms are mixed, or no row is left.
+        TemporaryError: the bucket cannot be reached.
+        PermanentError: no permission, no bucket, or no room; or somebody removed files of the version meanwhile.
+    """
+    day = DayVersions(lake, settings.day)
+    # Noted before any row is read: a file that arrives meanwhile holds rows that nobody has corrected.
+    replaces = day.own_files()
+    with _scratch_folder() as scratch:
+        rows = scratch / "rows"
+        with (
+            MalformedRows(scratch / MALFORMED_FILE, max_fraction=settings.max_malformed_fraction) as malformed,
+            PartWriter(rows) as writer,
+        ):
+            num_duplicates = 0
+            for table, duplicates in _day_rows(files, settings.day, scratch, malformed):
+                num_duplicates += duplicates
+                writer.write(table)
+            malformed.judge()
+        num_rows = sum(part.num_rows for part in writer.parts)
+        if not num_rows:
+            raise ContractError(f"{files[0]} and the other files hold no row of {settings.day}, expected some")
+        if malformed.num_rows:
+            malformed.path.rename(rows / MALFORMED_FILE)
+        version = day.claim()
+        marker = VersionMarker(
+            day=str(settings.day),
+            version=version,
+            files=[FileMark.of(part.path) for part in writer.parts],
+            replaces=replaces,
+            num_rows=num_rows,
+            created_at=datetime.now(timezone.utc).isoformat(timespec="seconds"),
+            reason=settings.reason,
+        )
+        day.publish(rows, marker)
+    logger.info("%s of %s is version %d now: %d rows", settings.day, lake, version, num_rows)
+    return Backfilled(version, num_rows, malformed.num_rows, num_duplicates, [mark.name for mark in replaces])
+
+
+class DayVersions:
+    """The versions of one day of a lake, and the writing of the next one.
+
+    Args:
+        lake: As `backfill` takes it.
+        day: The day.
+
+    Raises:
+        ContractError: the lake does not exist.
+    """
+
+    def __init__(self, lake: str, day: date) -> None:
+        self._objects, self._partition = open_objects(lake), DAY_PARTITION.format(day=day)
+        if not is_bucket_uri(lake) and not local_path(lake).is_dir():
+            raise ContractError(f"lake {local_path(lake)} does not exist, expected a folder of day partitions")
+        listed = self._objects.list(f"{self._partition}/")
+        if is_bucket_uri(lake) and not listed and not self._objects.list():
+            raise ContractError(f"lake {lake} holds no object, expected day partitions")
+        self._listed = {info.name.removeprefix(f"{self._partition}/"): info.size for info in listed}
+
+    def own_files(self) -> list[FileMark]:
+        """The files of version 0."""
+        own = [name for name in self._listed if "/" not in name and name.endswith(".parquet") and is_visible(name)]
+        return [FileMark(name, self._listed[name]) for name in own]
+
+    def claim(self) -> int:
+        """Takes the next free version number; warns of versions that were begun and never completed."""
+        parted = [name.partition("/") for name in self._listed]
+        begun = {version for folder, _, _ in parted if (version := version_of_folder(folder))}
+        complete = {version_of_folder(folder) for folder, _, name in parted if name == VERSION_COMPLETE}
+        for incomplete in sorted(begun - complete):
+            self._warn_of_incomplete(incomplete)
+        version = max(begun, default=0)
+        claim = {"by": whoami(), "at": datetime.now(timezone.utc).isoformat(timespec="seconds")}
+        while True:
+            version += 1
+            try:
+                content = json.dumps(claim).encode()
+                self._objects.write(f"{self._folder(version)}/{CLAIM}", content, if_generation=ABSENT)
+            except Changed:
+                continue
+            return version
+
+    def publish(self, rows: Path, marker: VersionMarker) -> None:
+        """Makes the files of the folder `rows` the marker's version.
+
+        Raises:
+            PermanentError: somebody removed or changed files of the version while it was written.
+        """
+        folder, paths = self._folder(marker.version), sorted(rows.iterdir())
+        for path in paths:
+            self._objects.upload(f"{folder}/{path.name}", path)
+        found = {info.name: info.size for info in self._objects.list(f"{folder}/")}
+        if lacking := [p.name for p in paths if found.get(f"{folder}/{p.name}") != p.stat().st_size]:
+            raise PermanentError(
+                f"{self._objects.uri}/{folder}: {', '.join(lacking)}: removed or changed while the version was "
+                "written; it is not read"
+            )
+        content = marker.to_json().encode()
+        self._objects.write(f"{folder}/{VERSION_COMPLETE}", content, if_generation=ABSENT)
+
+    def _warn_of_incomplete(self, version: int) -> None:
+        folder = self._folder(version)
+        claim = self._objects.read(f"{folder}/{CLAIM}")
+        begun_by = claim.content.decode(errors="replace") if claim and claim.content else "by whom and when is unknown"
+        location = self._objects.local(folder)
+        command = (
+            f"rm -r '{location}/'" if location else f"gcloud storage rm --recursive '{self._objects.uri}/{folder}/'"
+        )
+        logger.warning(
+            "%s/%s was begun (%s) and not finished; it is not read. If no back-fill of the day is running, remove it: "
+            "%s '%s/'",
+            self._objects.uri, folder, begun_by, remove, target,
+        )  # fmt: skip
+
+    def _folder(self, version: int) -> str:
+        return f"{self._partition}/{VERSION_PARTITION.format(version=version)}"
+
+
+@contextmanager
+def _scratch_folder() -> Iterator[Path]:
+    folder = Path(tempfile.mkdtemp(prefix="backfill-"))
+    try:
+        yield folder
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def _day_rows(files: list[Path], day: date, scratch: Path, malformed: MalformedRows) -> Iterator[tuple[Any, int]]:
+    """The day's rows in time order, a bounded piece at a time, each with how many duplicates were left out."""
+    raw = [isinstance(find_reader(path), RawParquet) for path in files]
+    if any(raw) and not all(raw):
+        raise ContractError(
+            f"{files[raw.index(True)]} has event times, {files[raw.index(False)]} has none; expected files of one kind"
+        )
+    if not any(raw):
+        total, _ = spool_rows(files, scratch / "spool", malformed, None)
+        source = name_of(files, prefix=f"backfill-{day}")
+        for batch, _ in dated(scratch / "spool", source, total, first_day=day, days=1):
+            yield batch, 0
+        return
+    span = day_span(day)
+    for i, piece in enumerate(cut_evenly(day, files, span, PIECE_ROWS)):
+        readers = [RawParquet(path=path, span=piece.span, day=span, with_strays=i == 0) for path in files]
+        batches = [batch for reader in readers for batch in reader.batches(malformed)]
+        yield sorted_once(pa.Table.from_batches(batches, RAW_SCHEMA))
 
 
 def build_parser() -> argparse.ArgumentParser:
-    """The tool's flags; `--help` is its documentation."""
+    """The command's flags; `--help` is its documentation."""
     parser = argparse.ArgumentParser(
         prog="python -m components.extraction.backfill",
         description="Writes the rows of files (raw Parquet of the day, or Criteo files without times) as the next "
         "version of a day of the lake. Readers take the newest complete version, and beside it files that came to the "
         "day after it was written. Prints its counts as JSON.",
     )
-    parser.add_argument("--lake", required=True, help="lake, folder or its URI, or gs://")
+    parser.add_argument("--lake", required=True, help="lake: folder, file:// or gs:// URI")
     parser.add_argument("--day", required=True, help="the day, UTC, YYYY-MM-DD")
     parser.add_argument("--reason", default="", help="why, kept in the version's marker")
     parser.add_argument(
         "--max-malformed-fraction",
         type=float,
-        default=0.01,
-        help="share of a file's rows that may be malformed or of another day, and are set aside",
+        default=DEFAULT_MAX_MALFORMED_FRACTION,
+        help="share of a file's rows that may be malformed or of another day",
     )
     parser.add_argument("files", nargs="+", type=Path, metavar="FILE", help="a file, or a folder of Criteo files")
     return parser
 
 
+@exits_with_code
 def main(argv: Sequence[str] | None = None) -> int:
-    """Runs the tool; 0 done, 2 misuse or unusable input, 3 the lake cannot be reached or written; told on stderr."""
+    """Runs the command; see `runtime.exit_codes` for its exit codes."""
     arguments = build_parser().parse_args(argv)
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
-    from components.extraction.backfilling import BackfillSettings, backfill
-    from components.extraction.readers.forms import click_log_files
-    from components.extraction.times import parse_day
-    from components.runtime.errors import ContractError, PermanentError, TemporaryError
-    from components.storage.uris import typed_uri
-
-    try:
-        settings = BackfillSettings(
-            day=parse_day("day", arguments.day),
-            reason=arguments.reason,
-            max_malformed_fraction=arguments.max_malformed_fraction,
-        )
-        files = [file for path in arguments.files for file in click_log_files(path)]
-        done = backfill(files, lake=typed_uri(arguments.lake), settings=settings)
-    except (ContractError, OSError) as error:
-        print(f"error: {error}", file=sys.stderr)
-        return 2
-    except (PermanentError, TemporaryError) as error:
-        print(f"error: {error}", file=sys.stderr)
-        return 3
+    settings = BackfillSettings(
+        day=parse_day("day", arguments.day),
+        reason=arguments.reason,
+        max_malformed_fraction=arguments.max_malformed_fraction,
+    )
+    files = [file for path in arguments.files for file in click_log_files(path)]
+    done = backfill(files, lake=typed_uri(arguments.lake), settings=settings)
     print(json.dumps({"day": arguments.day, **done._asdict()}))
     return 0
 

@@ -1,19 +1,24 @@
-"""Which features a run learns from, and which of the others are read all the same.
+"""The columns of a run: which features it learns from, and how a file's columns differ from the raw schema.
 
-A feature that the run leaves out is named in `RawDataset.excluded_columns`, and whoever reads the rows goes by that
-list: preprocessing takes it as missing, validation does not judge it. It is not read from the lake, and null in the
-rows, unless the champion learns from it: the gate scores candidate and champion on the same held-out rows, and a
-champion without one of its features would be beaten by any candidate.
+A feature that the run excludes is named in `RawDataset.excluded_columns`; preprocessing treats it as missing and
+validation does not judge it. It is not read from the lake, and is null in the rows, unless the champion learns from it:
+the gate scores candidate and champion on the same held-out rows, and a champion without one of its features would lose
+to any candidate.
+
+Rows leave extraction in the raw schema: a feature that became text is cast where possible, and an unknown column is not
+read. The next step cannot see either, so `RawDataset.schema_mismatches` reports them. A column that is absent or cannot
+be cast stops this step (`readers.parquet`).
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Container
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import pyarrow as pa
 
+from components.contracts import criteo
 from components.contracts.criteo import FEATURES
 from components.contracts.manifests import Model
 from components.contracts.workflow import FeatureWorkflow
@@ -65,3 +70,40 @@ def without_columns(table: Any, unread: Collection[str]) -> Any:
             field = table.schema.field(at)
             table = table.set_column(at, field, pa.nulls(table.num_rows, field.type))
     return table
+
+
+NUMBERS = (criteo.LABEL, *criteo.FEATURES)
+
+
+class SchemaMismatch(NamedTuple):
+    """One column of one file."""
+
+    column: str
+    arrow_type: str
+    """In the file."""
+    expected: str | None
+    """Type in the raw schema; None for a column that is not in it."""
+    file: str
+    """The first file that has it so."""
+
+
+def find_schema_mismatches(schema: Any, path: Path, unread: Container[str] = ()) -> list[SchemaMismatch]:
+    """The foreign columns of a file with that Arrow schema, in its order; features in `unread` are not judged.
+
+    Numbers of another width, whole numbers among floats and label as a boolean are what was agreed on.
+    """
+    found = []
+    for field in schema:
+        if field.name not in criteo.KNOWN_COLUMNS:
+            found.append(SchemaMismatch(field.name, str(field.type), None, str(path)))
+        elif field.name in NUMBERS and field.name not in unread and not _is_number(field.type):
+            expected = criteo.RAW_TYPES[field.name]
+            found.append(SchemaMismatch(field.name, str(field.type), expected, str(path)))
+    return found
+
+
+def _is_number(found: Any) -> bool:
+    values = found.value_type if pa.types.is_dictionary(found) else found
+    # A column without any value is written as null by pandas: nothing is retyped by it.
+    kinds = (pa.types.is_integer, pa.types.is_floating, pa.types.is_decimal, pa.types.is_boolean, pa.types.is_null)
+    return any(is_of(values) for is_of in kinds)

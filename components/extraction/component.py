@@ -63,5 +63,5 @@ def extraction(
         raise SystemExit(code)
     dataset = RawDataset.read(raw_dataset.path)
     counted = ("train_rows", "holdout_rows", "late_rows", "replay_rows", "replay_holdout_rows")
-    for name in (*counted, "set_aside", "duplicates"):
+    for name in (*counted, "malformed", "duplicates"):
         metrics.log_metric(f"num_{name}", getattr(dataset, f"num_{name}"))

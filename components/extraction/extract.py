@@ -4,7 +4,7 @@ Rows whose label is not final (see `maturity`) follow the others into training a
 `seen_files`) come before them, and are never held out either.
 
 The output folder `<work>/<run>/extraction/` appears whole: `train/` and `holdout/` with Parquet files in the raw
-schema, `replay/` and `replay_holdout/` with rows older than the window (see `replay`), and `set_aside.jsonl` where a
+schema, `replay/` and `replay_holdout/` with rows older than the window (see `replay`), and `malformed.jsonl` where a
 row was malformed. A retried task replaces it.
 """
 
@@ -24,13 +24,12 @@ from numpy.typing import NDArray
 
 from components.contracts.criteo import EVENT_TIME
 from components.contracts.manifests import RawDataset
-from components.extraction.maturity import ALL_FINAL, ClickDelays, Maturity, YoungRows
-from components.extraction.parquet_files import PartWriter, cut_newest
-from components.extraction.replay import HELD_OUT, LEARNT, Replay, draw_replay
-from components.extraction.seen_files import days_asked
-from components.extraction.set_aside import DEFAULT_MAX_MALFORMED_FRACTION, Named, SetAside
+from components.extraction.malformed_rows import DEFAULT_MAX_MALFORMED_FRACTION, MalformedRows, Named
+from components.extraction.part_files import PartWriter, cut_newest
+from components.extraction.replay import HELD_OUT, LEARNT, DrawnReplay, draw_replay
 from components.extraction.source import Source
-from components.extraction.times import DAY_MICROS, Span, to_iso
+from components.extraction.times import DAY_MICROS, TimeSpan, to_iso
+from components.extraction.window import ALL_FINAL, ClickDelays, ImmatureRows, Maturity, days_asked
 from components.runtime.durable import sha256_tree, whole_directory
 from components.runtime.errors import ContractError
 
@@ -41,7 +40,7 @@ MATURE, YOUNG, LATE = "all", "young", "late"
 """Folders while the step works; the last is the beginning of late rows' file names, too, which sort before `part`."""
 MAX_LATE_DAYS = 366
 """Each model names the files of so many days."""
-SET_ASIDE_FILE = "set_aside.jsonl"
+MALFORMED_FILE = "malformed.jsonl"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -100,7 +99,7 @@ class ExtractionSettings:
 
 
 @dataclass
-class _Count:
+class _CopiedRows:
     num_rows: int = 0
     """Mature rows."""
     num_young: int = 0
@@ -119,7 +118,7 @@ class _Count:
 
 
 def extract(
-    source: Source, window: Span, folder: Path, settings: ExtractionSettings, *, source_uri: str, named: Named = str
+    source: Source, window: TimeSpan, folder: Path, settings: ExtractionSettings, *, source_uri: str, named: Named = str
 ) -> RawDataset:
     """Writes the window's rows below `folder`, replacing what was there, and returns their manifest.
 
@@ -129,10 +128,12 @@ def extract(
         ContractError: the window holds too few rows, or a file of the source is damaged or too malformed.
     """
     with whole_directory(folder, replace=True) as aside:
-        with SetAside(aside / SET_ASIDE_FILE, max_fraction=settings.max_malformed_fraction, named=named) as set_aside:
-            count, parts = _copy(source, window, aside, set_aside, settings.maturity)
-            late = _copy_late(source, window, aside, set_aside)
-            set_aside.judge()
+        with MalformedRows(
+            aside / MALFORMED_FILE, max_fraction=settings.max_malformed_fraction, named=named
+        ) as malformed:
+            count, parts = _copy(source, window, aside, malformed, settings.maturity)
+            late = _copy_late(source, window, aside, malformed)
+            malformed.judge()
         _expect_rows(count, window, source)
         num_holdout = min(max(1, round(count.num_rows * settings.holdout_fraction)), count.num_rows - 1)
         cut_newest(parts.parts, num_holdout, older=aside / "train", newest=aside / "holdout")
@@ -154,8 +155,8 @@ def extract(
         holdout_uri=(folder / "holdout").as_uri(),
         num_train_rows=num_train,
         num_holdout_rows=num_holdout,
-        num_set_aside=set_aside.num_rows,
-        set_aside_uri=(folder / SET_ASIDE_FILE).as_uri() if set_aside.num_rows else None,
+        num_malformed=malformed.num_rows,
+        malformed_uri=(folder / MALFORMED_FILE).as_uri() if malformed.num_rows else None,
         num_duplicates=count.num_duplicates + late.num_duplicates,
         digest=digest,
         replay_uri=(folder / LEARNT).as_uri() if replay.num_rows else None,
@@ -174,13 +175,13 @@ def extract(
         days=_days_read(source, window, count.days, late.days),
         num_late_rows=late.num_rows,
         files=_files_seen(source, count.last, settings.late_days),
-        foreign_columns=set_aside.foreign_columns,
+        schema_mismatches=malformed.schema_mismatches,
     )
 
 
 def _drawn(
     source: Source, before: int, num_train: int, num_holdout: int, settings: ExtractionSettings, folder: Path
-) -> Replay:
+) -> DrawnReplay:
     """Draws rows older than `before` into `folder`."""
     return draw_replay(
         source,
@@ -200,17 +201,17 @@ def data_digest(folder: Path) -> str:
 
 
 def _copy(
-    source: Source, window: Span, folder: Path, set_aside: SetAside, maturity: Maturity
-) -> tuple[_Count, PartWriter]:
+    source: Source, window: TimeSpan, folder: Path, malformed: MalformedRows, maturity: Maturity
+) -> tuple[_CopiedRows, PartWriter]:
     """Writes mature rows below `folder`/all and what is kept of young ones below `folder`/young."""
-    count, mature_before, young_rows = _Count(), None, None
+    count, mature_before, young_rows = _CopiedRows(), None, None
     if maturity.attribution and not maturity.leaves:
         end = window.end if window.end is not None else 1 + (source.newest() or 0)
         mature_before = end - maturity.attribution
         if maturity.weights:
-            young_rows = YoungRows(mature_before, _watched(source, known_by=end))
+            young_rows = ImmatureRows(mature_before, _watched(source, known_by=end))
     with PartWriter(folder / MATURE) as writer, PartWriter(folder / YOUNG) as young_writer:
-        for table, num_duplicates in source.tables(window, set_aside):
+        for table, num_duplicates in source.tables(window, malformed):
             times = table.column(EVENT_TIME).cast(pa.int64()).to_numpy()
             assert times.min() >= count.last or not (count.num_rows or count.num_young), "rows come in time order"
             count.num_duplicates += num_duplicates
@@ -231,11 +232,11 @@ def _copy(
     return count, writer
 
 
-def _copy_late(source: Source, window: Span, folder: Path, set_aside: SetAside) -> _Count:
+def _copy_late(source: Source, window: TimeSpan, folder: Path, malformed: MalformedRows) -> _CopiedRows:
     """Writes late rows below `folder`/late. All are mature: a window that holds mature rows lies behind them."""
-    count = _Count()
+    count = _CopiedRows()
     with PartWriter(folder / LATE, prefix=LATE) as writer:
-        for table, num_duplicates in source.late_tables(window, set_aside):
+        for table, num_duplicates in source.late_tables(window, malformed):
             writer.write(table)
             count.num_rows += table.num_rows
             count.num_duplicates += num_duplicates
@@ -243,7 +244,9 @@ def _copy_late(source: Source, window: Span, folder: Path, set_aside: SetAside) 
     return count
 
 
-def _days_read(source: Source, window: Span, num_rows: Counter[int], num_late: Counter[int]) -> list[dict[str, Any]]:
+def _days_read(
+    source: Source, window: TimeSpan, num_rows: Counter[int], num_late: Counter[int]
+) -> list[dict[str, Any]]:
     """See `RawDataset.days`."""
     days = []
     for number, num in sorted((num_rows + num_late).items()):
@@ -286,7 +289,7 @@ def _prepend_late(folder: Path) -> None:
     (folder / MATURE).rmdir()
 
 
-def _expect_rows(count: _Count, window: Span, source: Source) -> None:
+def _expect_rows(count: _CopiedRows, window: TimeSpan, source: Source) -> None:
     if count.num_rows < MIN_ROWS:
         found = f"{count.num_rows} rows" if count.num_rows else "no rows"
         found += f" that are mature, and {count.num_young} younger ones," if count.num_young else ","

@@ -1,20 +1,278 @@
-"""Brings a user's Criteo files into the lake: `python -m components.extraction.ingest`, the command line.
+"""Brings a user's Criteo files into the lake: `python -m components.extraction.ingest`.
 
-The work is `ingestion`'s.
+Criteo's rows have no times, so they get some: spread evenly, in file order, over whole days. Rows are spooled to disk
+first, because their spacing depends on their number, which malformed rows make known only at the end. The earlier rows
+become day partitions of the lake, the later ones a file to replay. Files appear in the order of their rows' times, each
+whole or not at all; ingesting the same files again replaces what they left.
 """
 
 from __future__ import annotations
 
 import argparse
+import hashlib
 import json
 import logging
+import os
+import re
+import shutil
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from dataclasses import dataclass
+from datetime import date, timedelta
+from itertools import groupby
 from pathlib import Path
+from typing import Any
+from uuid import uuid4
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+from numpy.typing import NDArray
+
+from components.contracts.criteo import DAY_PARTITION, LABEL
+from components.extraction.assigned_times import spread, with_origin
+from components.extraction.lake import PARTITION
+from components.extraction.malformed_rows import DEFAULT_MAX_MALFORMED_FRACTION, MalformedRows
+from components.extraction.part_files import PartWriter
+from components.extraction.raw_schema import BATCH_ROWS, CLICK_COLUMNS, RAW_SCHEMA
+from components.extraction.readers.forms import click_log_files, find_reader
+from components.extraction.readers.parquet import RawParquet
+from components.extraction.times import DAY_MICROS, day_span, parse_day, to_iso
+from components.runtime.durable import fsync_path
+from components.runtime.errors import ContractError
+from components.runtime.exit_codes import exits_with_code
+from components.storage.checksums import file_crc32c
+from components.storage.downloads import NUM_TRANSFERS
+from components.storage.locations import open_objects
+from components.storage.objects import ObjectInfo, Objects
+from components.storage.uris import typed_uri
+
+logger = logging.getLogger(__name__)
+
+STAGE = "_ingest"
+"""Below the lake: uploads that are not complete. No reader looks there."""
+_SPOOL_SCHEMA = pa.schema([RAW_SCHEMA.field(name) for name in CLICK_COLUMNS])
+
+
+@dataclass(frozen=True, kw_only=True)
+class IngestSettings:
+    """What becomes of the rows.
+
+    Raises:
+        ContractError: a value is out of its range.
+    """
+
+    last_day: date
+    """UTC day of the last row, replayed rows included."""
+    days: int
+    """Whole days, ending with `last_day`, over which the rows spread."""
+    max_rows: int | None
+    """Rows taken from the beginning; None = all."""
+    lake_fraction: float
+    """Share of the rows, the earlier ones, that go to the lake; in (0, 1]."""
+    max_malformed_fraction: float
+    """Share of a file's rows that may be malformed before the command stops; in [0, 1]."""
+
+    def __post_init__(self) -> None:
+        """Refuses values out of range."""
+        if not 1 <= self.days <= self.last_day.toordinal():
+            raise ContractError(f"days is {self.days}, expected at least 1")
+        if self.max_rows is not None and self.max_rows < 1:
+            raise ContractError(f"max_rows is {self.max_rows}, expected at least 1")
+        if not 0 < self.lake_fraction <= 1:
+            raise ContractError(f"lake_fraction is {self.lake_fraction}, expected more than 0 and at most 1")
+
+
+def ingest(files: list[Path], *, lake: str, replay: Path, settings: IngestSettings) -> dict[str, int]:
+    """Ingests the files in order and returns counts: rows, lake_rows, replay_rows, malformed, clicks.
+
+    Malformed rows are kept in `<replay>.malformed_rows.jsonl`, which exists only if there are any.
+
+    Args:
+        files: A user's files, in the order of their rows.
+        lake: `gs://bucket/prefix`, `file:///folder` or an absolute path; a folder is created if absent.
+        replay: Parquet file for the rows that do not go to the lake.
+        settings: What becomes of the rows.
+
+    Raises:
+        ContractError: a file is of no known form, damaged or too malformed, or there is no row at all.
+        TemporaryError: the bucket cannot be reached, or another ingest of the same files is running.
+        PermanentError: no permission, no bucket, or no room.
+    """
+    source = name_of(files)
+    objects = open_objects(lake)
+    objects.list(f"{STAGE}/")  # fails here and not after hours of reading if there is no bucket or no permission
+    with hidden_folder(replay.parent) as scratch:
+        malformed_file = scratch / "malformed_rows.jsonl"
+        with MalformedRows(malformed_file, max_fraction=settings.max_malformed_fraction) as malformed:
+            total, clicks = spool_rows(files, scratch / "spool", malformed, settings.max_rows)
+            malformed.judge()
+        if total == 0:
+            raise ContractError(f"{files[0].parent} holds no row, expected Criteo rows")
+        num_lake = max(1, int(total * settings.lake_fraction))
+        first_day = settings.last_day - timedelta(days=settings.days - 1)
+        rows = dated(scratch / "spool", source, total, first_day=first_day, days=settings.days)
+        with pq.ParquetWriter(scratch / "replay", RAW_SCHEMA) as replay_file:
+            _write_days(rows, num_lake, scratch / "days", source, replay_file)
+        _publish_days(objects, scratch / "days", source)
+        _publish_file(scratch / "replay", replay)
+        final_malformed = replay.with_name(f"{replay.name}.malformed_rows.jsonl")
+        final_malformed.unlink(missing_ok=True)
+        if malformed_file.exists():
+            _publish_file(malformed_file, final_malformed)
+    return {
+        "rows": total,
+        "lake_rows": num_lake,
+        "replay_rows": total - num_lake,
+        "malformed": malformed.num_rows,
+        "clicks": clicks,
+    }
+
+
+@contextmanager
+def hidden_folder(parent: Path) -> Iterator[Path]:
+    """A folder in `parent` that no reader looks at, removed afterwards."""
+    parent.mkdir(parents=True, exist_ok=True)
+    folder = parent / f".ingest.{uuid4().hex}"
+    folder.mkdir()
+    try:
+        yield folder
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def name_of(files: list[Path], *, prefix: str = "ingest") -> str:
+    """Names these files in request ids and lake files by their names and sizes, whatever folder they lie in."""
+    text = "\n".join(f"{path.name} {path.stat().st_size}" for path in files)
+    return f"{prefix}-{hashlib.sha256(text.encode()).hexdigest()[:12]}"
+
+
+def spool_rows(files: list[Path], path: Path, malformed: MalformedRows, max_rows: int | None) -> tuple[int, int]:
+    """Copies the well-formed rows to an Arrow stream file; returns how many they are, and how many are clicks."""
+    total = clicks = 0
+    with pa.ipc.new_stream(path, _SPOOL_SCHEMA, options=pa.ipc.IpcWriteOptions(compression="lz4")) as spool:
+        for file in files:
+            logger.info("reading %s", file)
+            reader = find_reader(file)
+            if isinstance(reader, RawParquet):
+                logger.warning(
+                    "%s has event times and request ids, which are replaced by new ones. To keep them, copy the file "
+                    "into its day's folder of the lake, or use `evergreen backfill`",
+                    file,
+                )
+            for batch in reader.batches(malformed):
+                rows = batch.select(list(CLICK_COLUMNS))
+                if max_rows is not None:
+                    rows = rows.slice(0, max_rows - total)
+                spool.write_batch(rows)
+                total += rows.num_rows
+                clicks += pc.sum(rows.column(LABEL)).as_py() or 0
+                if total == max_rows:
+                    return total, clicks
+    return total, clicks
+
+
+def dated(
+    spool: Path, source: str, total: int, *, first_day: date, days: int
+) -> Iterator[tuple[Any, NDArray[np.int64]]]:
+    """The `total` spooled rows in the raw schema, and their times, spread evenly over `days` days from `first_day`."""
+    start = day_span(first_day).start
+    assert start is not None
+    row = 0
+    with pa.ipc.open_stream(pa.OSFile(str(spool))) as stream:
+        for batch in stream:
+            for at in range(0, batch.num_rows, BATCH_ROWS):
+                piece = batch.slice(at, BATCH_ROWS)
+                times = spread(row, piece.num_rows, start=start, length=days * DAY_MICROS, total=total)
+                yield with_origin(piece, source=source, first_row=row, times=times), times
+                row += piece.num_rows
+
+
+def _write_days(
+    rows: Iterator[tuple[Any, NDArray[np.int64]]], num_lake: int, days: Path, source: str, replay: Any
+) -> None:
+    """Writes the first `num_lake` rows as day partitions below `days`, the others to `replay`."""
+
+    def lake_pieces() -> Iterator[tuple[int, Any]]:
+        row = 0
+        for batch, times in rows:
+            here = min(max(num_lake - row, 0), batch.num_rows)
+            if here < batch.num_rows:
+                replay.write_batch(batch.slice(here))
+            row += batch.num_rows
+            # Rows are in time order, so each day's are contiguous.
+            numbers, starts = np.unique(times[:here] // DAY_MICROS, return_index=True)
+            for day, start, end in zip(numbers, starts, [*starts[1:], here]):
+                yield int(day), batch.slice(start, end - start)
+
+    days.mkdir()
+    for day, pieces in groupby(lake_pieces(), key=lambda piece: piece[0]):
+        folder = days / DAY_PARTITION.format(day=to_iso(day * DAY_MICROS)[:10])
+        with PartWriter(folder, prefix=f"part-{source}") as writer:
+            for _, piece in pieces:
+                writer.write(piece)
+
+
+def _publish_days(objects: Objects, days: Path, source: str) -> None:
+    """Adds the files below `days`, named `part-<source>-*.parquet`, to the lake.
+
+    All of them are uploaded beside the lake first, which may take long; then each appears by a copy within the storage,
+    which is quick. An upload that was interrupted is not read, and is continued when the same files are ingested again.
+    """
+    new = {path.relative_to(days).as_posix(): path for path in sorted(days.glob(f"{PARTITION}*/*.parquet"))}
+    own = re.compile(rf"{PARTITION}[^/]*/part-{re.escape(source)}-[^/]*\.parquet")
+    there = {each.name: each for each in objects.list(PARTITION) if own.fullmatch(each.name)}
+    stage = f"{STAGE}/{source}"
+    _stage(objects, stage, {name: path for name, path in new.items() if name not in there})
+    for name, path in new.items():
+        if name not in there:
+            objects.copy(f"{stage}/{name}", name)
+        elif not _is_same(there[name], path):
+            objects.write(name, path, if_generation=there[name].generation)
+    for name in there.keys() - new.keys():
+        objects.delete(name, if_generation=there[name].generation)
+    for each in objects.list(f"{stage}/"):
+        objects.delete(each.name, if_generation=each.generation)
+
+
+def _stage(objects: Objects, stage: str, files: dict[str, Path]) -> None:
+    """Uploads the files below `stage`, except those that are there already."""
+    there = {each.name: each for each in objects.list(f"{stage}/")}
+
+    def upload(name: str) -> None:
+        found = there.get(f"{stage}/{name}")
+        if found is None or not _is_same(found, files[name]):
+            objects.write(f"{stage}/{name}", files[name])
+
+    with ThreadPoolExecutor(NUM_TRANSFERS, thread_name_prefix="ingest") as threads:
+        try:
+            for number, _ in enumerate(threads.map(upload, files), 1):
+                logger.info("%s: uploaded %d of %d files", objects.uri, number, len(files))
+        except BaseException:
+            threads.shutdown(cancel_futures=True)
+            raise
+
+
+def _is_same(stored: ObjectInfo, path: Path) -> bool:
+    """Whether a stored object certainly has the file's bytes; a folder keeps no checksum to say so."""
+    if stored.size != path.stat().st_size or stored.crc32c is None:
+        return False
+    with open(path, "rb") as file:
+        return file_crc32c(file) == stored.crc32c
+
+
+def _publish_file(path: Path, final: Path) -> None:
+    """Moves a finished file to its location, by one rename."""
+    fsync_path(path)
+    os.replace(path, final)
+    fsync_path(final.parent)
 
 
 def build_parser() -> argparse.ArgumentParser:
-    """The tool's flags; `--help` is its documentation."""
+    """The command's flags; `--help` is its documentation."""
     parser = argparse.ArgumentParser(
         prog="python -m components.extraction.ingest",
         description="Reads Criteo files (1TB TSV, Kaggle CSV, Parquet) in order, gives rows times spread over whole "
@@ -22,11 +280,11 @@ def build_parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--data", required=True, type=Path, help="a Criteo file, or a folder of them")
     parser.add_argument(
-        "--lake", required=True, help="lake: folder or its URI, made where it is absent; or gs://bucket/prefix"
+        "--lake", required=True, help="lake: folder or its URI, created if absent; or gs://bucket/prefix"
     )
     parser.add_argument("--last-day", required=True, help="UTC day of the last row, YYYY-MM-DD")
     parser.add_argument("--days", required=True, type=int, help="whole days over which the rows spread")
-    parser.add_argument("--max-rows", type=int, default=None, help="rows taken from the beginning; all without it")
+    parser.add_argument("--max-rows", type=int, default=None, help="rows taken from the beginning; default: all")
     parser.add_argument(
         "--lake-fraction", required=True, type=float, help="share of the rows, the earlier ones, to lake"
     )
@@ -34,39 +292,26 @@ def build_parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--max-malformed-fraction",
         type=float,
-        default=0.01,
-        help="share of a file's rows that may be malformed and set aside (into <replay>.set_aside.jsonl)",
+        default=DEFAULT_MAX_MALFORMED_FRACTION,
+        help="share of a file's rows that may be malformed; they are kept in <replay>.malformed_rows.jsonl",
     )
     return parser
 
 
+@exits_with_code
 def main(argv: Sequence[str] | None = None) -> int:
-    """Runs the tool; 0 done, 2 misuse or unusable input, 3 the bucket cannot be reached or written; told on stderr."""
+    """Runs the command; see `runtime.exit_codes` for its exit codes."""
     arguments = build_parser().parse_args(argv)
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
-    from components.extraction.ingestion import IngestSettings, ingest
-    from components.extraction.readers.forms import click_log_files
-    from components.extraction.times import parse_day
-    from components.runtime.errors import ContractError, PermanentError, TemporaryError
-    from components.storage.uris import typed_uri
-
-    try:
-        settings = IngestSettings(
-            last_day=parse_day("last_day", arguments.last_day),
-            days=arguments.days,
-            max_rows=arguments.max_rows,
-            lake_fraction=arguments.lake_fraction,
-            max_malformed_fraction=arguments.max_malformed_fraction,
-        )
-        files = click_log_files(arguments.data)
-        summary = ingest(files, lake=typed_uri(arguments.lake), replay=arguments.replay, settings=settings)
-    except (ContractError, OSError) as error:
-        print(f"error: {error}", file=sys.stderr)
-        return 2
-    except (PermanentError, TemporaryError) as error:
-        print(f"error: {error}", file=sys.stderr)
-        return 3
-    print(json.dumps(summary))
+    settings = IngestSettings(
+        last_day=parse_day("last_day", arguments.last_day),
+        days=arguments.days,
+        max_rows=arguments.max_rows,
+        lake_fraction=arguments.lake_fraction,
+        max_malformed_fraction=arguments.max_malformed_fraction,
+    )
+    files = click_log_files(arguments.data)
+    print(json.dumps(ingest(files, lake=typed_uri(arguments.lake), replay=arguments.replay, settings=settings)))
     return 0
 
 

@@ -1,7 +1,7 @@
-"""The lake: `day=YYYY-MM-DD/*.parquet` in the raw schema, read a bounded piece at a time.
+"""The lake: `day=YYYY-MM-DD/*.parquet` in the raw schema, read in pieces of bounded size.
 
-Days are disjoint in time, so days in order are rows in order; a day with more rows than fit is cut into spans of time,
-each sorted by itself. Memory is bounded by `PIECE_ROWS` as far as the row groups' statistics tell where a day's rows
+Days are disjoint in time, so days in order are rows in order. A day with more rows than fit is cut into spans of time,
+each sorted by itself: memory is bounded by `PIECE_ROWS` as far as the row groups' statistics say where a day's rows
 lie; many rows at one instant cannot be cut.
 """
 
@@ -13,21 +13,98 @@ from dataclasses import dataclass, field
 from datetime import date
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
 from components.contracts.criteo import DAY_PARTITION, EVENT_TIME, REQUEST_ID, ROW
+from components.extraction.day_versions import DayFiles, DayState, files_of_day
 from components.extraction.late_clicks import LateClicks
-from components.extraction.pieces import Piece, cut_evenly, may_hold_rows, newest_time
-from components.extraction.raw_schema import RAW_SCHEMA
-from components.extraction.readers.raw_parquet import RawParquet
-from components.extraction.seen_files import SeenFiles
-from components.extraction.set_aside import SetAside, Unkept
-from components.extraction.times import Span, day_span, parse_day
-from components.extraction.versions import DayFiles, DayState, files_of_day
+from components.extraction.malformed_rows import IgnoredRows, MalformedRows
+from components.extraction.raw_schema import RAW_SCHEMA, open_parquet
+from components.extraction.readers.parquet import RawParquet, group_times
+from components.extraction.times import TimeSpan, day_span, parse_day
+from components.extraction.window import SeenFiles
+from components.runtime.errors import ContractError
+
+
+class Piece(NamedTuple):
+    """A part of one day that is read at a time."""
+
+    day: date
+    files: list[Path]
+    """All of the day's files; each may hold rows of the span."""
+    span: TimeSpan
+    num_rows: float
+    """Rows that lie in the span, by the row groups' statistics: about."""
+
+
+def newest_time(path: Path, day: TimeSpan) -> int | None:
+    """Event time of the newest row of a raw file that lies in its day, microseconds since the epoch; None without one.
+
+    Raises:
+        ContractError: the file is not whole Parquet, or has no event times.
+    """
+    file = open_parquet(path)
+    if EVENT_TIME not in file.schema_arrow.names:
+        raise ContractError(f"{path} lacks the column {EVENT_TIME}, expected the raw schema")
+    found: list[int] = []
+    for group in range(file.num_row_groups):
+        stated = group_times(file.metadata.row_group(group))
+        if stated is not None and day.holds(stated.last):
+            found.append(stated.last)
+        elif stated is None or day.overlaps(stated.first, stated.last):
+            times = file.read_row_group(group, columns=[EVENT_TIME]).column(0).cast(RAW_SCHEMA.field(EVENT_TIME).type)
+            found += [time for time in times.drop_null().cast(pa.int64()).to_pylist() if day.holds(time)]
+    return max(found, default=None)
+
+
+def may_hold_rows(path: Path, span: TimeSpan) -> bool:
+    """Whether a raw file can hold a row of the span, by its row groups' statistics; True where there are none.
+
+    Raises:
+        ContractError: the file is not whole Parquet.
+    """
+    metadata = open_parquet(path).metadata
+    times = [group_times(metadata.row_group(group)) for group in range(metadata.num_row_groups)]
+    return any(time is None or span.overlaps(time.first, time.last) for time in times)
+
+
+def cut_evenly(day: date, files: list[Path], span: TimeSpan, piece_rows: int) -> list[Piece]:
+    """Pieces whose spans together are `span`, in order, each with about `piece_rows` rows of the files; at least one.
+
+    Rows are taken to lie evenly within their row group, and within `span` where a group has no statistics. Traffic
+    that comes in bursts is thus cut where it is, not by the clock.
+
+    Raises:
+        ContractError: a file is not whole Parquet.
+    """
+    assert span.start is not None
+    assert span.end is not None
+    firsts, lasts, counts = [], [], []
+    for path in files:
+        file = open_parquet(path)
+        is_time = EVENT_TIME in file.schema_arrow.names and str(file.schema_arrow.field(EVENT_TIME).type)[:4] == "time"
+        for i in range(file.num_row_groups):
+            group = file.metadata.row_group(i)
+            times = group_times(group) if is_time else None
+            firsts.append(times.first if times else span.start)
+            lasts.append(times.last + 1 if times else span.end)
+            counts.append(group.num_rows)
+    edges = np.unique(np.clip([span.start, span.end, *firsts, *lasts], span.start, span.end))
+    # How many rows lie before each edge; microseconds of this epoch are exact in float64.
+    before = np.zeros(len(edges))
+    for first, last, count in zip(firsts, lasts, counts):
+        before += count * np.clip((edges - first) / max(last - first, 1), 0, 1)
+    num_pieces = max(1, int(-(-(before[-1] - before[0]) // piece_rows)))
+    wanted = before[0] + (before[-1] - before[0]) * np.arange(1, num_pieces) / num_pieces
+    inner = np.interp(wanted, before, edges).astype(np.int64).tolist()
+    bounds = sorted({span.start, *inner, span.end})
+    sizes = np.diff(np.interp(bounds, edges, before)).tolist()
+    return [Piece(day, files, TimeSpan(a, b), size) for a, b, size in zip(bounds, bounds[1:], sizes)]
+
 
 logger = logging.getLogger(__name__)
 
@@ -73,7 +150,7 @@ class Lake:
         """See `Source.version_of`."""
         return self._days[day].version
 
-    def state_of(self, day: date, window: Span) -> DayState:
+    def state_of(self, day: date, window: TimeSpan) -> DayState:
         """See `Source.state_of`: over the day's files that may hold a row of the window, and its late ones."""
         read, late = self._days[day], {*self._late_files.get(day, [])}
         span = day_span(day).clipped(window)
@@ -111,7 +188,7 @@ class Lake:
         days = list(self.days())
         return f"lake {self.folder} holds " + (f"days {days[0]} to {days[-1]}" if days else "no rows")
 
-    def tables(self, window: Span, set_aside: SetAside) -> Iterator[tuple[Any, int]]:
+    def tables(self, window: TimeSpan, malformed: MalformedRows) -> Iterator[tuple[Any, int]]:
         """See `Source.tables`."""
         for day, found in self._days.items():
             span = day_span(day)
@@ -119,7 +196,7 @@ class Lake:
                 logger.info("reading day %s: version %d, %d files", day, found.version, len(found.files))
                 found.warn(self.folder / DAY_PARTITION.format(day=day))
                 for i, piece in enumerate(cut_evenly(day, found.files, span.clipped(window), self.piece_rows)):
-                    table, num_duplicates = self.read(piece, set_aside, with_strays=i == 0)
+                    table, num_duplicates = self.read(piece, malformed, with_strays=i == 0)
                     if table.num_rows:
                         yield table, num_duplicates
 
@@ -127,7 +204,7 @@ class Lake:
         late = {*self._late_files.get(day, [])}
         return [path for path in self._days[day].files if path not in late]
 
-    def late_tables(self, window: Span, set_aside: SetAside) -> Iterator[tuple[Any, int]]:
+    def late_tables(self, window: TimeSpan, malformed: MalformedRows) -> Iterator[tuple[Any, int]]:
         """See `Source.late_tables`."""
         if self.seen is None:
             return
@@ -138,7 +215,7 @@ class Lake:
             in_window = not window.clipped(day_span(day)).is_empty
             pieces = cut_evenly(day, files, day_span(day).clipped(self.seen.read), self.piece_rows)
             for i, piece in enumerate(pieces):
-                found, num_duplicates = self._sorted(piece, set_aside, with_strays=i == 0 and not in_window)
+                found, num_duplicates = self._sorted(piece, malformed, with_strays=i == 0 and not in_window)
                 table = self._without_known(found, piece._replace(files=others))
                 if found.num_rows:
                     yield self.late.join(table, day), num_duplicates + found.num_rows - table.num_rows
@@ -155,7 +232,7 @@ class Lake:
         """See `Source.pieces_before`; only the footers of those days' files are read."""
         found: list[list[Piece]] = []
         for day in reversed(self._days):
-            span = day_span(day).clipped(Span(None, end))
+            span = day_span(day).clipped(TimeSpan(None, end))
             if len(found) == num_days:
                 break
             if not span.is_empty:
@@ -164,33 +241,33 @@ class Lake:
                 found += [pieces] if pieces else []
         return [piece for pieces in reversed(found) for piece in pieces]
 
-    def read(self, piece: Piece, set_aside: SetAside, *, with_strays: bool = False) -> tuple[Any, int]:
+    def read(self, piece: Piece, malformed: MalformedRows, *, with_strays: bool = False) -> tuple[Any, int]:
         """See `Source.read`: as `sorted_once` leaves the rows, with their late clicks.
 
         Args:
             piece: What is read.
-            set_aside: Takes the malformed rows.
+            malformed: Takes the malformed rows.
             with_strays: See `RawParquet.with_strays`.
         """
-        table, num_duplicates = self._sorted(piece, set_aside, with_strays=with_strays)
+        table, num_duplicates = self._sorted(piece, malformed, with_strays=with_strays)
         return self.late.join(table, piece.day), num_duplicates
 
-    def _sorted(self, piece: Piece, set_aside: SetAside, *, with_strays: bool) -> tuple[Any, int]:
-        batches = list(self._batches(piece, set_aside, with_strays=with_strays))
+    def _sorted(self, piece: Piece, malformed: MalformedRows, *, with_strays: bool) -> tuple[Any, int]:
+        batches = list(self._batches(piece, malformed, with_strays=with_strays))
         return sorted_once(pa.Table.from_batches(batches, RAW_SCHEMA))
 
-    def _batches(self, piece: Piece, set_aside: SetAside, *, with_strays: bool) -> Iterator[Any]:
+    def _batches(self, piece: Piece, malformed: MalformedRows, *, with_strays: bool) -> Iterator[Any]:
         day = day_span(piece.day)
         for path in piece.files:
             yield from RawParquet(
                 path=path, span=piece.span, day=day, with_strays=with_strays, unread=self.unread
-            ).batches(set_aside)
+            ).batches(malformed)
 
     def _without_known(self, table: Any, piece: Piece) -> Any:
         """The rows whose identity no sound row of `piece` has, of which one batch is in memory at a time."""
         requests = table.column(REQUEST_ID).combine_chunks()
         known: set[tuple[str, int]] = set()
-        for batch in self._batches(piece, Unkept(), with_strays=False) if table.num_rows else ():
+        for batch in self._batches(piece, IgnoredRows(), with_strays=False) if table.num_rows else ():
             shared = batch.filter(pc.is_in(batch.column(REQUEST_ID), value_set=requests))
             known.update(zip(shared.column(REQUEST_ID).to_pylist(), shared.column(ROW).to_pylist()))
         if not known:

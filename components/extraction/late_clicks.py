@@ -34,9 +34,9 @@ from components.contracts.criteo import (
     is_visible,
 )
 from components.contracts.records import CLICK
-from components.extraction.maturity import ClickDelays
 from components.extraction.raw_schema import arrow_type, open_parquet, unreadable
 from components.extraction.times import parse_day
+from components.extraction.window import ClickDelays
 from components.runtime.durable import sha256_file
 from components.runtime.errors import ContractError
 

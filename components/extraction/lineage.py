@@ -1,6 +1,7 @@
-"""Which model saw which version of which day: `evergreen lineage`, the command line.
+"""Which model saw which version of which day: `evergreen lineage`. Nothing is changed here.
 
-What a model saw is told by its manifest, what its line of descent saw by `descent`. Nothing is changed here.
+A model that continues a parent keeps what the parent learned; so the rows of a day that has been back-filled since are
+in every model down its line, until one starts from scratch.
 """
 
 from __future__ import annotations
@@ -9,11 +10,120 @@ import argparse
 import json
 import sys
 from collections.abc import Sequence
+from dataclasses import dataclass
 from datetime import date
-from typing import TYPE_CHECKING
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from components.contracts.criteo import DAY_PARTITION
+from components.contracts.manifests import Model
+from components.contracts.retrain_request import CURRENT
+from components.extraction.day_versions import newest_complete
+from components.extraction.times import parse_day
+from components.runtime.errors import ContractError
+from components.runtime.exit_codes import exits_with_code
+from components.storage.locations import open_objects
+from components.storage.uris import is_bucket_uri, local_path, typed_folder, typed_uri
+from components.store import promotion_journal
+
+_PARTITION = DAY_PARTITION.format(day="")
+
+
+@dataclass(frozen=True, kw_only=True)
+class ModelLineage:
+    """A model's line of descent."""
+
+    models: list[Model]
+    """The model, its parent, the parent's parent ..., as far as the store has them."""
+    is_live: bool
+    lost: str | None
+    """The ancestor after the last of `models` that is not in the store any more; None = the line is whole."""
+
+    def document(self, day: date | None, versions: dict[str, int] | None) -> dict[str, Any]:
+        """What it saw, as JSON holds it.
+
+        Args:
+            day: The only one to tell of; None = all.
+            versions: Newest version of each day of the lake; None = not asked.
+
+        Returns:
+            model_id, parent_model_id, is_live; `days`, of the model's own round first, each: day, version, num_rows,
+            num_late_rows of these, replay, the model_id that saw it, and where the lake was asked its lake_version
+            (None: the lake has no such day) and whether the rows are outdated; `unknown`: ids in the line whose days
+            nobody noted.
+        """
+        days = [self._seen(model, entry, versions) for model in self.models for entry in model.days]
+        unknown = [model.model_id for model in self.models if not model.days] + ([self.lost] if self.lost else [])
+        return {
+            "model_id": self.models[0].model_id,
+            "parent_model_id": self.models[0].parent_model_id,
+            "is_live": self.is_live,
+            "days": [seen for seen in days if day is None or seen["day"] == str(day)],
+            "unknown": unknown,
+        }
+
+    @staticmethod
+    def _seen(model: Model, entry: dict[str, Any], versions: dict[str, int] | None) -> dict[str, Any]:
+        seen = {name: entry[name] for name in ("day", "version", "num_rows")}
+        seen |= {"num_late_rows": entry.get("num_late_rows", 0)}
+        seen |= {"replay": entry.get("replay", False), "model_id": model.model_id}
+        if versions is not None:
+            newest = versions.get(entry["day"])
+            seen |= {"lake_version": newest, "outdated": newest is not None and newest > entry["version"]}
+        return seen
+
+
+def find_lineages(store: Path, *, model: str | None = None) -> list[ModelLineage]:
+    """The lines of all models of the store, oldest first, or of one.
+
+    Args:
+        store: The model store.
+        model: A model's id, or `current`; None = all.
+
+    Raises:
+        ContractError: no such model, nothing is live, or a manifest is damaged.
+    """
+    if not store.is_dir():
+        raise ContractError(f"model store {store} does not exist, expected a folder")
+    manifests = sorted((store / "models").glob(f"[!.]*/{Model.MANIFEST}"))
+    models = {each.model_id: each for each in map(Model.read, manifests)}
+    live = promotion_journal.current(store)
+    live_id = live.model_id if live else None
+    wanted = list(models)
+    if model is not None:
+        wanted = [live_id if model == CURRENT else model]  # type: ignore[list-item]
+        if wanted[0] not in models:
+            raise ContractError(f"model {model!r} is not in the model store {store}, expected one of {list(models)}")
+    return [_descent(model_id, models, is_live=model_id == live_id) for model_id in wanted]
+
+
+def lake_versions(lake: str) -> dict[str, int]:
+    """The newest complete version of each day of a lake, by the names of its objects.
+
+    Raises:
+        ContractError: the lake is no folder, or a partition's name holds no date.
+        TemporaryError, PermanentError: the bucket cannot be listed.
+    """
+    if not is_bucket_uri(lake) and not local_path(lake).is_dir():
+        raise ContractError(f"lake {local_path(lake)} does not exist, expected a folder of day partitions")
+    names = [info.name for info in open_objects(lake).list(_PARTITION)]
+    days: dict[str, list[str]] = {}
+    for name in names:
+        day, _, inside = name.removeprefix(_PARTITION).partition("/")
+        days.setdefault(str(parse_day(f"lake partition {lake}/{_PARTITION}{day}", day)), []).append(inside)
+    return {day: newest_complete(inside) for day, inside in days.items()}
+
+
+def _descent(model_id: str, models: dict[str, Model], *, is_live: bool) -> ModelLineage:
+    line, parent = [models[model_id]], models[model_id].parent_model_id
+    while parent in models and models[parent] not in line:
+        line.append(models[parent])
+        parent = models[parent].parent_model_id
+    return ModelLineage(models=line, is_live=is_live, lost=parent)
+
 
 if TYPE_CHECKING:
-    from components.extraction.descent import Descent
+    from components.extraction.lineage import ModelLineage
 
 
 def build_parser() -> argparse.ArgumentParser:
@@ -33,24 +143,14 @@ def build_parser() -> argparse.ArgumentParser:
     return parser
 
 
+@exits_with_code
 def main(argv: Sequence[str] | None = None) -> int:
-    """Runs the tool; 0 told, 2 misuse or an unknown model, 3 the lake cannot be reached; told on stderr."""
+    """Runs the command; see `runtime.exit_codes` for its exit codes."""
     arguments = build_parser().parse_args(argv)
-    from components.extraction.descent import descents, lake_versions
-    from components.extraction.times import parse_day
-    from components.runtime.errors import ContractError, PermanentError, TemporaryError
-    from components.storage.uris import typed_folder, typed_uri
 
-    try:
-        day = parse_day("day", arguments.day) if arguments.day else None
-        found = descents(typed_folder(arguments.store, "--store"), model=arguments.model)
-        versions = lake_versions(typed_uri(arguments.lake)) if arguments.lake else None
-    except (ContractError, OSError) as error:
-        print(f"error: {error}", file=sys.stderr)
-        return 2
-    except (PermanentError, TemporaryError) as error:
-        print(f"error: {error}", file=sys.stderr)
-        return 3
+    day = parse_day("day", arguments.day) if arguments.day else None
+    found = find_lineages(typed_folder(arguments.store, "--store"), model=arguments.model)
+    versions = lake_versions(typed_uri(arguments.lake)) if arguments.lake else None
     if arguments.json:
         print(json.dumps({"models": [each.document(day, versions) for each in found]}, indent=2))
     else:
@@ -59,7 +159,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     return 0
 
 
-def _lines(descent: Descent, day: date | None, versions: dict[str, int] | None) -> list[str]:
+def _lines(descent: ModelLineage, day: date | None, versions: dict[str, int] | None) -> list[str]:
     """What people read of one model; nothing where it certainly did not see the day asked about."""
     document = descent.document(day, versions)
     if day is not None and not document["days"] and not document["unknown"]:

@@ -17,7 +17,7 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from components.contracts import criteo
-from components.extraction.set_aside import SetAside
+from components.extraction.malformed_rows import MalformedRows
 from components.runtime.errors import ContractError, first_line
 
 BATCH_ROWS = 65_536
@@ -93,11 +93,13 @@ def find_malformed(batch: Any, *, keys: bool) -> dict[int, str]:
     return reasons
 
 
-def set_rows_aside(batch: Any, reasons: dict[int, str], *, path: Path, first_row: int, set_aside: SetAside) -> None:
+def record_malformed(
+    batch: Any, reasons: dict[int, str], *, path: Path, first_row: int, malformed: MalformedRows
+) -> None:
     """Sets the rows of `batch` that `reasons` names aside, under their row number in `path`."""
     for at, reason in sorted(reasons.items()):
         text = json.dumps(batch.slice(at, 1).to_pylist()[0], default=str)
-        set_aside.add(path, first_row + at, reason, text)
+        malformed.add(path, first_row + at, reason, text)
 
 
 def without_rows(batch: Any, positions: Iterable[int]) -> Any:

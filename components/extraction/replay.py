@@ -22,10 +22,10 @@ from numpy.typing import NDArray
 
 from components.contracts.criteo import REQUEST_ID, ROW
 from components.contracts.row_hash import mix, row_identities
-from components.extraction.parquet_files import PartWriter
-from components.extraction.pieces import Piece
+from components.extraction.lake import Piece
+from components.extraction.malformed_rows import MalformedRows
+from components.extraction.part_files import PartWriter
 from components.extraction.raw_schema import BATCH_ROWS
-from components.extraction.set_aside import SetAside
 from components.extraction.source import Source
 from components.extraction.times import to_iso
 from components.runtime.errors import ContractError
@@ -33,7 +33,7 @@ from components.runtime.errors import ContractError
 logger = logging.getLogger(__name__)
 
 LEARNT, HELD_OUT = "replay", "replay_holdout"
-SET_ASIDE_FILE = "replay_set_aside.jsonl"
+MALFORMED_FILE = "replay_malformed_rows.jsonl"
 HELD_OUT_SHARE = 1 / 8
 """Of the requests. The new hold-out is a tenth of a window, and there are several windows' rows before it."""
 MAX_HELD_OUT_ROWS = 100_000
@@ -50,7 +50,7 @@ ROWS_OF_PIECE = 25
 
 
 @dataclass(frozen=True, kw_only=True)
-class Replay:
+class DrawnReplay:
     """How many rows were drawn."""
 
     num_rows: int
@@ -61,10 +61,10 @@ class Replay:
 
 def draw_replay(
     source: Source, before: int, *, num_rows: int, num_holdout_rows: int, num_days: int, folder: Path
-) -> Replay:
+) -> DrawnReplay:
     """Draws rows older than `before` into `folder`/replay and `folder`/replay_holdout; a side without rows has none.
 
-    Malformed rows are kept in `folder`/replay_set_aside.jsonl and stop nothing: the round whose window they lay in
+    Malformed rows are kept in `folder`/replay_malformed_rows.jsonl and stop nothing: the round whose window they lay in
     has judged them.
 
     Args:
@@ -89,11 +89,13 @@ def draw_replay(
         logger.warning("no old rows are held out: %s", error)
         for side in (LEARNT, HELD_OUT):
             shutil.rmtree(folder / side, ignore_errors=True)
-        (folder / SET_ASIDE_FILE).unlink(missing_ok=True)
-        return Replay(num_rows=0, num_holdout_rows=0, days=[])
+        (folder / MALFORMED_FILE).unlink(missing_ok=True)
+        return DrawnReplay(num_rows=0, num_holdout_rows=0, days=[])
 
 
-def _draw(source: Source, before: int, num_rows: int, num_holdout_rows: int, num_days: int, folder: Path) -> Replay:
+def _draw(
+    source: Source, before: int, num_rows: int, num_holdout_rows: int, num_days: int, folder: Path
+) -> DrawnReplay:
     pieces = source.pieces_before(before, num_days=num_days, piece_rows=BATCH_ROWS)
     if pieces is None:
         if num_rows:
@@ -102,7 +104,7 @@ def _draw(source: Source, before: int, num_rows: int, num_holdout_rows: int, num
                 "a lake (python -m components.extraction.ingest makes one) or a replay_share of 0"
             )
         logger.info("no old rows are held out: Criteo's own files cannot be entered in their middle")
-        return Replay(num_rows=0, num_holdout_rows=0, days=[])
+        return DrawnReplay(num_rows=0, num_holdout_rows=0, days=[])
     wanted = {LEARNT: num_rows, HELD_OUT: min(num_holdout_rows, MAX_HELD_OUT_ROWS)}
     days = _copy(source, pieces, wanted, np.uint64(before % 2**64), folder)
     taken = {side: sum(counts[side] for counts in days.values()) for side in wanted}
@@ -120,7 +122,7 @@ def _draw(source: Source, before: int, num_rows: int, num_holdout_rows: int, num
         if any(counts.values())
     ]
     logger.info("of %d days before the window: %d rows to replay, %d held out", len(drawn), *taken.values())
-    return Replay(num_rows=taken[LEARNT], num_holdout_rows=taken[HELD_OUT], days=drawn)
+    return DrawnReplay(num_rows=taken[LEARNT], num_holdout_rows=taken[HELD_OUT], days=drawn)
 
 
 def _copy(
@@ -129,10 +131,10 @@ def _copy(
     """Writes the drawn rows and returns their numbers by day and side."""
     days: dict[str, dict[str, int]] = {}
     taken = dict.fromkeys(wanted, 0)
-    with SetAside(folder / SET_ASIDE_FILE, max_fraction=1.0) as set_aside, ExitStack() as stack:
+    with MalformedRows(folder / MALFORMED_FILE, max_fraction=1.0) as malformed, ExitStack() as stack:
         writers = {side: stack.enter_context(PartWriter(folder / side)) for side in wanted}
         for piece, share_read in _spread(pieces, wanted, salt):
-            table, _ = source.read(piece, set_aside)
+            table, _ = source.read(piece, malformed)
             identities = row_identities(table.column(REQUEST_ID).combine_chunks(), table.column(ROW).to_numpy())
             held_out = mix(identities >> np.uint64(32)) < np.uint64(HELD_OUT_SHARE * 2**64)
             day = days.setdefault(piece.day.isoformat(), dict.fromkeys(wanted, 0))

@@ -43,7 +43,7 @@ def parse_time(name: str, text: str) -> int:
 
 
 @dataclass(frozen=True)
-class Span:
+class TimeSpan:
     """A half-open span of time [start, end) in microseconds; None is open."""
 
     start: int | None = None
@@ -68,17 +68,17 @@ class Span:
         """Whether a row between `first` and `last`, both inclusive, may lie in the span."""
         return (self.start is None or self.start <= last) and (self.end is None or first < self.end)
 
-    def clipped(self, other: Span) -> Span:
+    def clipped(self, other: TimeSpan) -> TimeSpan:
         """The part of this span that lies in `other`."""
         starts = [s for s in (self.start, other.start) if s is not None]
         ends = [e for e in (self.end, other.end) if e is not None]
-        return Span(max(starts, default=None), min(ends, default=None))
+        return TimeSpan(max(starts, default=None), min(ends, default=None))
 
 
-def day_span(day: date) -> Span:
+def day_span(day: date) -> TimeSpan:
     """The UTC day."""
     start = to_micros(datetime(day.year, day.month, day.day))
-    return Span(start, start + DAY_MICROS)
+    return TimeSpan(start, start + DAY_MICROS)
 
 
 def parse_day(name: str, text: str) -> date:

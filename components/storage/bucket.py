@@ -25,10 +25,19 @@ from google.cloud.storage.retry import DEFAULT_RETRY
 
 from components.runtime.durable import whole_file
 from components.runtime.errors import ContractError, PermanentError, TemporaryError
-from components.storage.arriving import Arriving, file_crc32c
 from components.storage.bucket_errors import translated
-from components.storage.growing import growing, unheard
-from components.storage.objects import ABSENT, Changed, Differs, ObjectInfo, Stored, check_name, opened
+from components.storage.checksums import ChecksummedFile, file_crc32c
+from components.storage.objects import (
+    ABSENT,
+    Changed,
+    Differs,
+    ObjectInfo,
+    Stored,
+    check_name,
+    growing_file,
+    ignore_progress,
+    opened,
+)
 from components.storage.uris import is_bucket_uri
 
 logger = logging.getLogger(__name__)
@@ -103,11 +112,11 @@ class BucketObjects:
         except OSError as error:
             raise PermanentError(f"{path}: {error.strerror or error}") from error
 
-    def fetch(self, wanted: ObjectInfo, part: Path, *, arrived: Callable[[int], None] = unheard) -> None:
+    def fetch(self, wanted: ObjectInfo, part: Path, *, arrived: Callable[[int], None] = ignore_progress) -> None:
         """See `Objects.fetch`."""
         thing = f"{self.uri}/{check_name(wanted.name, self.uri)}"
-        with self._translated(thing), growing(part) as file:
-            arriving = Arriving(file, keep=True, arrived=arrived)
+        with self._translated(thing), growing_file(part) as file:
+            arriving = ChecksummedFile(file, keep=True, arrived=arrived)
             for _ in range(_FETCH_ATTEMPTS):
                 while arriving.size < wanted.size:
                     self._append(wanted, arriving)
@@ -226,7 +235,7 @@ class BucketObjects:
         """Fills `file` with the object's content; its generation, None if there is no such object."""
         problem = "replaced"
         for _ in range(_READ_ATTEMPTS):
-            blob, arriving = self._blob(name), Arriving(file)
+            blob, arriving = self._blob(name), ChecksummedFile(file)
             with self._translated(f"{self.uri}/{name}"):
                 try:
                     # One request says content, generation and checksum of one and the same write. The client's own
@@ -246,7 +255,7 @@ class BucketObjects:
                 problem = f"damaged (CRC32C {arriving.crc32c()}, expected {expected})"
         raise TemporaryError(f"{self.uri}/{name} was {problem} while it was read, {_READ_ATTEMPTS} times")
 
-    def _append(self, wanted: ObjectInfo, arriving: Arriving) -> None:
+    def _append(self, wanted: ObjectInfo, arriving: ChecksummedFile) -> None:
         """Asks for the bytes that are still missing; returns where some came.
 
         The client's patience counts from the call's begin, however much has come since: a connection cut in the

@@ -24,8 +24,17 @@ from uuid import uuid4
 
 from components.runtime.durable import fsync_path, whole_file
 from components.runtime.errors import ContractError, PermanentError, TemporaryError
-from components.storage.growing import growing, unheard
-from components.storage.objects import ABSENT, Changed, Differs, ObjectInfo, Stored, check_name, opened
+from components.storage.objects import (
+    ABSENT,
+    Changed,
+    Differs,
+    ObjectInfo,
+    Stored,
+    check_name,
+    growing_file,
+    ignore_progress,
+    opened,
+)
 
 _LOCK_FILE = ".objects.lock"
 _CHUNK_BYTES = 1 << 20
@@ -67,11 +76,11 @@ class FolderObjects:
                 raise ContractError(f"{source} is absent, expected an object") from error
             raise _translated(error, Path(error.filename or path)) from error
 
-    def fetch(self, wanted: ObjectInfo, part: Path, *, arrived: Callable[[int], None] = unheard) -> None:
+    def fetch(self, wanted: ObjectInfo, part: Path, *, arrived: Callable[[int], None] = ignore_progress) -> None:
         """See `Objects.fetch`."""
         source = self.local(wanted.name)
         try:
-            with open(source, "rb") as file, growing(part) as copy:
+            with open(source, "rb") as file, growing_file(part) as copy:
                 _expect_open(file, source, wanted)
                 for _ in range(2):
                     file.seek(copy.seek(0, os.SEEK_END))

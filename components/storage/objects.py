@@ -13,8 +13,8 @@ from io import BytesIO
 from pathlib import Path
 from typing import BinaryIO, NamedTuple, Protocol
 
+from components.runtime.durable import flushed_to_disk
 from components.runtime.errors import ContractError, PermanentError, TemporaryError
-from components.storage.growing import unheard
 
 ABSENT = 0
 """The generation of an object that does not exist, as Cloud Storage counts."""
@@ -22,6 +22,10 @@ MAX_NAME_BYTES = 900
 """Of a whole name, in UTF-8; Cloud Storage takes 1024 with what stands before it."""
 MAX_PART_BYTES = 200
 """Between two slashes; a file system takes 255 with what a write aside adds."""
+
+
+_BUFFER_BYTES = 256 << 10
+"""A process that is killed loses at most this much of a growing file."""
 
 
 class Changed(TemporaryError):
@@ -52,6 +56,21 @@ class Stored(NamedTuple):
     generation: int
 
 
+def ignore_progress(num_bytes: int) -> None:
+    """The default receiver of the progress of `Objects.fetch`: does nothing."""
+
+
+@contextmanager
+def growing_file(path: Path) -> Iterator[BinaryIO]:
+    """Opens the file at `path`, created if absent, to read what it holds and to append; flushed to disk at the end.
+
+    On error the file keeps what reached it, so that the next download continues there.
+    """
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with flushed_to_disk(open(path, "a+b", buffering=_BUFFER_BYTES)) as file:
+        yield file
+
+
 class Objects(Protocol):
     """Objects below one root.
 
@@ -72,7 +91,7 @@ class Objects(Protocol):
             ContractError: there is no such object.
         """
 
-    def fetch(self, wanted: ObjectInfo, part: Path, *, arrived: Callable[[int], None] = unheard) -> None:
+    def fetch(self, wanted: ObjectInfo, part: Path, *, arrived: Callable[[int], None] = ignore_progress) -> None:
         """Makes the local file `part` the bytes of one write of an object, going on where an earlier call ended.
 
         What `part` holds is taken for the object's first bytes, and only the rest is asked for: after a cut connection

@@ -84,7 +84,7 @@ def find_new_columns(files: Sequence[Path]) -> list[ColumnFault]:
 def find_lake_faults(dataset: RawDataset) -> tuple[list[ColumnFault], list[ColumnFault]]:
     """Columns of the lake's files that were retyped, whose values extraction has cast, and new ones."""
     retyped, new = [], []
-    for each in dataset.foreign_columns:
+    for each in dataset.schema_mismatches:
         column, found, expected, file = (each[name] for name in ("column", "arrow_type", "expected", "file"))
         if expected is None:
             new.append(_new_column(column, found, file))

@@ -64,7 +64,7 @@ def prepare_lake(settings: DemoSettings, folders: LocalFolders, screen: Screen) 
     made = _run_to_end(folders.logs, "components.extraction.ingest", *ingest, "--replay", str(root / "replay.parquet"))
     screen.say(
         f"  {made['lake_rows']:,} rows to learn from, the {made['replay_rows']:,} after them to replay, "
-        f"{made['set_aside']:,} malformed set aside"
+        f"{made['malformed']:,} malformed rows set aside"
     )
     plan = plan_for_data(settings, replay_rows=made["replay_rows"], lake_rows=made["lake_rows"])
     screen.say(f"  drift will permute the values of {', '.join(plan.drift_columns)}")

@@ -71,7 +71,7 @@ def describe(note: StepNote) -> str:
     """One line about a step that ended: its time and what a person asks first."""
     facts = note.facts
     known = {
-        "extraction": "{train_rows:,} rows to learn from, {holdout_rows:,} held out, {set_aside:,} set aside",
+        "extraction": "{train_rows:,} rows to learn from, {holdout_rows:,} held out, {malformed:,} malformed",
         "validation": "{decision}, {num_warnings} warnings over {num_rows:,} rows",
         "preprocessing": "{ids:,} ids, {new_categories:,} of them new",
         "training": "auc {stopping_auc:.4f} on its newest rows, {rows_per_second:,.0f} rows/s",

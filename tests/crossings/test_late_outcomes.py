@@ -180,7 +180,7 @@ def test_labels_are_the_truth_of_the_stream_however_late_its_clicks_came(tmp_pat
     assert late > 50
     assert all(stream.kinds[kind] > 5 for kind in OTHERS)
     assert raw.num_late_clicks == late, "those told of in time were labels before"
-    assert (raw.num_duplicates, raw.num_set_aside) == (0, 0)
+    assert (raw.num_duplicates, raw.num_malformed) == (0, 0)
 
 
 def test_a_dataset_drawn_before_the_late_clicks_has_another_version_than_one_drawn_after(tmp_path):

@@ -138,7 +138,7 @@ def rows(extracted):
 
 def test_every_row_arrives_once_in_its_day(extracted, rows, predictions):
     assert set(rows) == {(p.request_id, row) for p in predictions for row in range(ROWS)}
-    assert (extracted.num_set_aside, extracted.num_duplicates) == (0, 0)
+    assert (extracted.num_malformed, extracted.num_duplicates) == (0, 0)
     days = {path.name for path in (local_path(extracted.source_uri)).glob("day=*")}
     assert days == {"day=2025-12-31", "day=2026-01-01"}
 

@@ -10,8 +10,8 @@ import pyarrow.parquet as pq
 import pytest
 
 from components.contracts.criteo import CATEGORICAL, DENSE, FEATURES, LABEL
+from components.extraction.malformed_rows import MalformedRows
 from components.extraction.readers.forms import find_reader
-from components.extraction.set_aside import SetAside
 from components.runtime.errors import ContractError
 from inference_client.row_files import concatenated, distinct_categories, first_rows, read_rows, row_files
 from inference_client.traffic import FileTraffic
@@ -122,7 +122,7 @@ def test_every_form_gives_the_rows_that_were_written(tmp_path, raw_table, form, 
 @pytest.mark.parametrize(("form", "name"), [pair for pair in FORMS if pair[0] not in UNLABELLED], ids=str)
 def test_what_is_scored_is_what_extraction_would_train_on(tmp_path, raw_table, form, name):
     path = form(raw_table(150), tmp_path / name)
-    found = pa.Table.from_batches(list(find_reader(path).batches(SetAside(tmp_path / "aside"))))
+    found = pa.Table.from_batches(list(find_reader(path).batches(MalformedRows(tmp_path / "aside"))))
     dense, categorical, label = read(path)
     for i, column in enumerate(DENSE):
         np.testing.assert_array_equal(dense[:, i], found[column].to_numpy())

@@ -1,19 +1,18 @@
-"""Which form a file has, by name and content; and which files of a folder are click logs, in order."""
+"""Which form a file of click logs has, by name and content, and which files of a folder are click logs, in order."""
 
 from __future__ import annotations
 
 import logging
 import re
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any, Protocol
 
 from components.contracts.criteo import NUM_TSV_FIELDS, RAW_TYPES, is_visible
+from components.extraction.malformed_rows import MalformedRows
 from components.extraction.raw_schema import CLICK_COLUMNS, open_parquet
-from components.extraction.readers.blocks import blocks
-from components.extraction.readers.criteo_parquet import CriteoParquet
-from components.extraction.readers.criteo_tsv import CriteoTsv
-from components.extraction.readers.kaggle import Kaggle, is_header, layout_of_header, layout_without_header
-from components.extraction.readers.raw_parquet import RawParquet
-from components.extraction.readers.reader import Reader
+from components.extraction.readers.parquet import CriteoParquet, RawParquet
+from components.extraction.readers.text import CriteoText, Layout, blocks
 from components.runtime.errors import ContractError
 
 logger = logging.getLogger(__name__)
@@ -25,11 +24,29 @@ _SNIFFED_LINES = 20
 _SNIFFED_BYTES = 1 << 16
 
 
-def click_log_files(path: Path) -> list[Path]:
-    """The files to read: `path` itself, or those directly in the folder whose name is one of a click log.
+class Reader(Protocol):
+    """One file of click logs, in any form."""
 
-    Natural order: `day_2` comes before `day_10`. Names that start with a dot or underscore are someone's unfinished
-    work or notes.
+    @property
+    def path(self) -> Path:
+        """The file."""
+
+    def batches(self, malformed: MalformedRows) -> Iterator[Any]:
+        """Record batches in the raw schema, in file order; memory is bounded by a batch, not by the file.
+
+        Columns that the form does not have (request id, event time ...) are null. `malformed` takes the malformed rows,
+        and counts every row read.
+
+        Raises:
+            ContractError: the file is damaged, or too many of its rows are malformed.
+        """
+
+
+def click_log_files(path: Path) -> list[Path]:
+    """The files to read: `path` itself, or the click logs directly in the folder, judged by their names.
+
+    Natural order: `day_2` comes before `day_10`. Names that start with a dot or underscore are unfinished work or
+    notes.
 
     Raises:
         ContractError: there is none.
@@ -40,21 +57,25 @@ def click_log_files(path: Path) -> list[Path]:
         raise ContractError(f"{path} does not exist, expected a Criteo file or a folder of them")
     visible = [p for p in path.iterdir() if p.is_file() and is_visible(p.name)]
     files = [p for p in visible if _NAME.match(p.name) and not _COMPANION.match(p.name)]
-    if passed_over := sorted(p.name for p in visible if p not in files):
-        logger.warning("passed over %d files in %s that are no click logs: %s", len(passed_over), path, passed_over[:5])
+    if ignored := sorted(p.name for p in visible if p not in files):
+        logger.warning("ignored %d files in %s that are no click logs: %s", len(ignored), path, ignored[:5])
     if not files:
         raise ContractError(f"{path} holds no Criteo file, expected day_N[.gz], *.tsv, *.txt, *.csv or *.parquet")
     return sorted(files, key=lambda p: natural_key(p.name))
 
 
 def natural_key(name: str) -> list[tuple[int, int, str]]:
-    """Sorts digits in a name by their value."""
+    """A sort key that compares digits in a name by their value.
+
+    >>> sorted(["day_10", "day_2"], key=natural_key)
+    ['day_2', 'day_10']
+    """
     parts = re.split(r"(\d+)", name)
     return [(1, int(part), "") if part.isdigit() else (0, 0, part) for part in parts]
 
 
 def find_reader(path: Path) -> Reader:
-    """The reader of the form that `path` has.
+    """The reader for the form that `path` has.
 
     Raises:
         ContractError: none of the forms; says what the file looks like.
@@ -63,16 +84,16 @@ def find_reader(path: Path) -> Reader:
         magic = file.read(4)
     if magic == b"PAR1" or path.suffix == ".parquet":
         return _parquet_reader(path)
-    lines = _first_lines(path)
+    content = next((block.content for block in blocks(path, block_bytes=_SNIFFED_BYTES)), b"")
+    decoded = [line.rstrip(b"\r").decode(errors="backslashreplace") for line in content.split(b"\n")]
+    lines = [line for line in decoded if line][:_SNIFFED_LINES]
     if not lines:
         raise ContractError(f"{path} is empty, expected Criteo rows")
-    if is_header(lines[0]):
-        return Kaggle(path=path, layout=layout_of_header(lines[0], path=path))
-    if any(line.count("\t") + 1 == NUM_TSV_FIELDS for line in lines):
-        return CriteoTsv(path=path)
-    for line in lines:
-        if "\t" not in line and (layout := layout_without_header(line.count(",") + 1)):
-            return Kaggle(path=path, layout=layout)
+    if layout := Layout.of_header(lines[0], path=path):
+        return CriteoText(path=path, layout=layout)
+    found = [layout for line in lines if (layout := Layout.of_fields(line))]
+    if found:
+        return CriteoText(path=path, layout=next((each for each in found if each.delimiter == "\t"), found[0]))
     raise ContractError(
         f"{path} is no Criteo file: its first line has {lines[0].count(chr(9)) + 1} tab-separated and "
         f"{lines[0].count(',') + 1} comma-separated columns, expected {NUM_TSV_FIELDS} (label, 13 integers, "
@@ -80,15 +101,8 @@ def find_reader(path: Path) -> Reader:
     )
 
 
-def _first_lines(path: Path) -> list[str]:
-    content = next((b.content for b in blocks(path, block_bytes=_SNIFFED_BYTES)), b"")
-    lines = [line.rstrip(b"\r").decode(errors="backslashreplace") for line in content.split(b"\n")]
-    return [line for line in lines if line][:_SNIFFED_LINES]
-
-
 def _parquet_reader(path: Path) -> Reader:
-    file = open_parquet(path)
-    names = file.schema_arrow.names
+    names = open_parquet(path).schema_arrow.names
     if set(RAW_TYPES) <= set(names):
         return RawParquet(path=path)
     lower = [name.lower() for name in names]

@@ -22,7 +22,7 @@ import pyarrow.parquet as pq
 
 from components.contracts import criteo
 from components.runtime.errors import ContractError, first_line
-from components.storage.fetching import fetched_files
+from components.storage.downloads import fetched_files
 from components.storage.folder import FolderObjects
 from components.storage.locations import open_objects
 from components.storage.objects import ObjectInfo, Objects

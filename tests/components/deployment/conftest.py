@@ -146,7 +146,7 @@ def make_candidate(tmp_path, make_parts, raw_table, raw_rows, reference_scores):
         raw = RawDataset(
             source_uri="file:///lake", window_start=None, window_end=None, first_event_time="", last_event_time="",
             train_uri=holdout.as_uri(), holdout_uri=holdout.as_uri(), num_train_rows=n, num_holdout_rows=n,
-            num_set_aside=0, set_aside_uri=None, num_duplicates=0, digest="digest",
+            num_malformed=0, malformed_uri=None, num_duplicates=0, digest="digest",
         )  # fmt: skip
         scores = tmp_path / f"scores-{seed}.npz"
         np.savez(scores, candidate=reference_scores(workflow, weights, CONFIG, *raw_rows(n, seed)).astype(np.float32))

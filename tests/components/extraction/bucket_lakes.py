@@ -24,7 +24,7 @@ def open_storage(uri: str, **settings) -> BucketObjects:
 def put(folder: Path, uri: str = URI) -> None:
     """Makes the folder's files the objects below `uri`."""
     objects = open_storage(uri)
-    for path in sorted(p for p in folder.rglob("*") if p.is_file()):
+    for path in sorted(p for p in folder.rglob("*") if p.is_file() and p.name != ".objects.lock"):
         objects.write(path.relative_to(folder).as_posix(), path)
 
 

@@ -17,7 +17,7 @@ import pytest
 from components.contracts import criteo
 from components.contracts.manifests import Model, Release
 from components.extraction.__main__ import main
-from components.extraction.set_aside import SetAside
+from components.extraction.malformed_rows import MalformedRows
 from components.store import promotion_journal
 from components.store.models import model_folder, release_path
 
@@ -77,9 +77,9 @@ def read(tmp_path):
     def run(reader, *, max_fraction: float = 1.0) -> tuple[list[tuple], list[dict]]:
         path = tmp_path / "read.jsonl"
         path.unlink(missing_ok=True)
-        with SetAside(path, max_fraction=max_fraction) as set_aside:
-            rows = [row for batch in reader.batches(set_aside) for row in click_tuples(batch)]
-            set_aside.judge()
+        with MalformedRows(path, max_fraction=max_fraction) as malformed:
+            rows = [row for batch in reader.batches(malformed) for row in click_tuples(batch)]
+            malformed.judge()
         return rows, [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
 
     return run

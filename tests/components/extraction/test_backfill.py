@@ -15,20 +15,21 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+import components.extraction.backfill as backfill_module
 from components.contracts import criteo
-from components.extraction import backfilling, version_places
-from components.extraction.backfill import main
-from components.extraction.backfilling import BackfillSettings, backfill
+from components.extraction.backfill import BackfillSettings, backfill, main
+from components.extraction.day_versions import read_marker
 from components.extraction.extract import ExtractionSettings, extract
 from components.extraction.lake import Lake
-from components.extraction.parquet_files import PartWriter
+from components.extraction.part_files import PartWriter
 from components.extraction.raw_schema import RAW_SCHEMA
-from components.extraction.times import Span
-from components.extraction.versions import read_marker
+from components.extraction.times import TimeSpan
 from components.runtime.durable import sha256_file
 from components.runtime.errors import ContractError
 from components.storage.bucket import BucketObjects
+from components.storage.folder import FolderObjects
 from tests.components.extraction.bucket_lakes import URI, extract_lake, open_storage, put
+from tests.support.crashes import Killed
 
 START = datetime(2026, 3, 1, tzinfo=timezone.utc)
 DAY = date(2026, 3, 1)
@@ -63,13 +64,13 @@ def corrected(tmp_path, table):
 
 def run_step(lake: Path, tmp_path: Path, **settings):
     folder = tmp_path / "work" / "extraction"
-    dataset = extract(Lake(folder=lake), Span(), folder, ExtractionSettings(**settings), source_uri=lake.as_uri())
+    dataset = extract(Lake(folder=lake), TimeSpan(), folder, ExtractionSettings(**settings), source_uri=lake.as_uri())
     rows = [row for part in ("train", "holdout") for row in pq.read_table(folder / part).to_pylist()]
     return dataset, rows
 
 
-def hidden(folder: Path) -> list[str]:
-    return [path.name for path in folder.rglob(".*")]
+def unfinished(folder: Path) -> list[str]:
+    return [path.name for path in folder.rglob(".*") if path.name != ".objects.lock"]
 
 
 def test_training_again_gets_the_back_filled_rows(lake, tmp_path, table, corrected):
@@ -87,7 +88,7 @@ def test_training_again_gets_the_back_filled_rows(lake, tmp_path, table, correct
     ]  # fmt: skip
     assert before.days[0]["digest"] != after.days[0]["digest"]
     assert before.days[1] == after.days[1]
-    assert not hidden(lake)
+    assert not unfinished(lake)
 
 
 def test_the_marker_says_what_was_done(lake, corrected):
@@ -104,7 +105,7 @@ def test_replayed_days_name_their_version(lake, tmp_path, corrected):
     backfill([corrected], lake=str(lake), settings=SETTINGS)
     second = int(datetime(2026, 3, 2, tzinfo=timezone.utc).timestamp() * 1e6)
     dataset = extract(
-        Lake(folder=lake), Span(second, None), tmp_path / "x" / "e", ExtractionSettings(replay_share=0.2),
+        Lake(folder=lake), TimeSpan(second, None), tmp_path / "x" / "e", ExtractionSettings(replay_share=0.2),
         source_uri="",
     )  # fmt: skip
     assert [(each["day"], each["version"]) for each in dataset.replay_days] == [("2026-03-01", 1)]
@@ -135,13 +136,13 @@ def test_of_a_row_that_came_later_again_the_back_filled_one_stays(lake, tmp_path
 
 
 def test_a_file_that_arrives_during_the_back_fill_is_not_replaced(lake, tmp_path, table, corrected, monkeypatch):
-    rows_of = backfilling._day_rows
+    rows_of = backfill_module._day_rows
 
     def slow(*arguments):
         pq.write_table(labelled(table, 0).slice(0, 10), lake / "day=2026-03-01" / "part-new.parquet")
         yield from rows_of(*arguments)
 
-    monkeypatch.setattr(backfilling, "_day_rows", slow)
+    monkeypatch.setattr(backfill_module, "_day_rows", slow)
     done = backfill([corrected], lake=str(lake), settings=SETTINGS)
     assert done.replaces == ["part-0.parquet", "part-1.parquet"]
     assert "part-new.parquet" in [path.name for path in Lake(folder=lake).days()[DAY]]
@@ -158,24 +159,21 @@ def test_a_later_version_replaces_an_earlier_one_and_what_came_between(lake, tmp
     assert rows[:60] == labelled(table, 0).slice(0, 60).to_pylist()
 
 
-class Killed(BaseException):
-    pass
-
-
-@pytest.mark.parametrize("moment", ["write", "rename"])
-def test_an_interrupted_back_fill_is_invisible(lake, tmp_path, corrected, monkeypatch, moment):
+@pytest.mark.parametrize("moment", [(PartWriter, "_write_group"), (FolderObjects, "upload")], ids=["rows", "upload"])
+def test_an_interrupted_back_fill_is_invisible(lake, tmp_path, corrected, monkeypatch, moment, caplog):
     _, rows = run_step(lake, tmp_path)
 
     def killed(*_, **__):
         raise Killed
 
     with monkeypatch.context() as patch:
-        patch.setattr(*((PartWriter, "_write_group") if moment == "write" else (version_places.os, "rename")), killed)
+        patch.setattr(*moment, killed)
         with pytest.raises(Killed):
             backfill([corrected], lake=str(lake), settings=SETTINGS)
     assert run_step(lake, tmp_path)[1] == rows
-    assert not list(lake.glob("day=*/version=*"))
-    assert backfill([corrected], lake=str(lake), settings=SETTINGS).version == 1
+    was_claimed = moment[0] is FolderObjects
+    assert backfill([corrected], lake=str(lake), settings=SETTINGS).version == 1 + was_claimed
+    assert (f"rm -r '{lake}/day=2026-03-01/version=1/'" in caplog.text.replace("%20", " ")) == was_claimed
 
 
 def test_a_version_without_its_marker_is_passed_over_with_a_warning(lake, tmp_path, corrected, caplog):
@@ -196,13 +194,13 @@ def test_of_two_back_fills_at_once_both_are_written(lake, tmp_path, table, monke
         paths.append(tmp_path / f"all {label}.parquet")
         pq.write_table(labelled(table, label), paths[-1])
     together = Barrier(2)
-    rows_of = backfilling._day_rows
+    rows_of = backfill_module._day_rows
 
     def meeting(*arguments):
         yield from rows_of(*arguments)
         together.wait(60)
 
-    monkeypatch.setattr(backfilling, "_day_rows", meeting)
+    monkeypatch.setattr(backfill_module, "_day_rows", meeting)
     with ThreadPoolExecutor(2) as pool:
         versions = [
             done.version for done in pool.map(lambda path: backfill([path], lake=str(lake), settings=SETTINGS), paths)
@@ -211,7 +209,7 @@ def test_of_two_back_fills_at_once_both_are_written(lake, tmp_path, table, monke
     dataset, rows = run_step(lake, tmp_path)
     assert dataset.days[0]["version"] == 2
     assert [row["label"] for row in rows[:500]] == [versions.index(2)] * 500
-    assert not hidden(lake)
+    assert not unfinished(lake)
 
 
 def test_criteo_rows_are_spread_over_the_day(lake, tmp_path, criteo_rows, write_text, truth, clicks):
@@ -233,8 +231,8 @@ def test_rows_of_another_day_are_malformed(lake, tmp_path, table):
     done = backfill(
         [tmp_path / "both days.parquet"], lake=str(lake), settings=replace(SETTINGS, max_malformed_fraction=0.5)
     )
-    assert (done.num_rows, done.num_set_aside) == (500, 500)
-    aside = lake / "day=2026-03-01" / "version=1" / backfilling.SET_ASIDE_FILE
+    assert (done.num_rows, done.num_malformed) == (500, 500)
+    aside = lake / "day=2026-03-01" / "version=1" / backfill_module.MALFORMED_FILE
     assert len(aside.read_text().splitlines()) == 500
 
 
@@ -273,13 +271,13 @@ def test_the_command_refuses_in_one_line_and_leaves_nothing(
     assert main(["--lake", str(lake), "--day", "2026-03-01", *map(str, files)]) == 2
     assert message in capsys.readouterr().err
     assert not list(lake.glob("day=*/version=*"))
-    assert not hidden(lake)
+    assert not unfinished(lake)
 
 
 def test_the_command_prints_what_it_did(lake, corrected, capsys):
     assert main(["--lake", lake.as_uri(), "--day", "2026-03-01", "--reason", "a bug", str(corrected)]) == 0
     assert json.loads(capsys.readouterr().out) == {
-        "day": "2026-03-01", "version": 1, "num_rows": 500, "num_set_aside": 0, "num_duplicates": 0,
+        "day": "2026-03-01", "version": 1, "num_rows": 500, "num_malformed": 0, "num_duplicates": 0,
         "replaces": ["part-0.parquet", "part-1.parquet"],
     }  # fmt: skip
     assert main(["--lake", str(lake / "nowhere"), "--day", "2026-03-01", str(corrected)]) == 2
@@ -295,8 +293,8 @@ def test_the_lake_may_be_named_as_a_shell_completes_it(lake, corrected, tmp_path
 class Busy(Lake):
     """A lake to which an uploader and a back-fill add while it is read."""
 
-    def tables(self, window, set_aside):
-        yield from super().tables(window, set_aside)
+    def tables(self, window, malformed):
+        yield from super().tables(window, malformed)
         pq.write_table(self.later, self.folder / "day=2026-03-02" / "part-later.parquet")
         backfill([self.source], lake=str(self.folder), settings=SETTINGS)
 
@@ -306,7 +304,7 @@ def test_the_lineage_is_of_the_files_that_were_read_though_the_day_goes_on_growi
     busy = Busy(folder=lake)
     object.__setattr__(busy, "later", table.slice(990))
     object.__setattr__(busy, "source", corrected)
-    during = extract(busy, Span(), tmp_path / "x" / "extraction", ExtractionSettings(), source_uri="")
+    during = extract(busy, TimeSpan(), tmp_path / "x" / "extraction", ExtractionSettings(), source_uri="")
     assert during.days == before.days
     after, _ = run_step(lake, tmp_path)
     assert [each["version"] for each in after.days] == [1, 0]
@@ -317,7 +315,7 @@ def test_a_lake_in_a_bucket_is_back_filled_as_a_folder_is(lake, tmp_path, correc
     put(lake)
     done = backfill([corrected], lake=URI, settings=SETTINGS)
     backfill([corrected], lake=str(lake), settings=SETTINGS)
-    dataset = extract_lake(URI, tmp_path / "bucket work", Span())
+    dataset = extract_lake(URI, tmp_path / "bucket work", TimeSpan())
     in_folder, rows = run_step(lake, tmp_path)
     folder = tmp_path / "bucket work" / "run" / "extraction"
     found = [row for part in ("train", "holdout") for row in pq.read_table(folder / part).to_pylist()]
@@ -341,14 +339,14 @@ def test_a_bucket_s_back_fill_that_was_cut_off_is_invisible_and_the_next_one_say
         patch.setattr(BucketObjects, "write", cut)
         with pytest.raises(Killed):
             backfill([corrected], lake=URI, settings=SETTINGS)
-    dataset = extract_lake(URI, tmp_path / "bucket work", Span())
+    dataset = extract_lake(URI, tmp_path / "bucket work", TimeSpan())
     assert [each["version"] for each in dataset.days] == [0, 0]
     assert "not finished" not in caplog.text
     assert backfill([corrected], lake=URI, settings=SETTINGS).version == 2
-    assert [each["version"] for each in extract_lake(URI, tmp_path / "other", Span()).days] == [2, 0]
+    assert [each["version"] for each in extract_lake(URI, tmp_path / "other", TimeSpan()).days] == [2, 0]
     (told,) = [record.getMessage() for record in caplog.records if "not finished" in record.getMessage()]
     assert re.search(r'version=1 was begun \({"by": ".+@.+", "at": "20..-', told)
-    assert told.endswith(f"gcloud storage rm --recursive '{URI}/day=2026-03-01/version=1/'")
+    assert told.endswith(f"gcloud storage rm -r '{URI}/day=2026-03-01/version=1/'")
 
 
 def test_a_version_that_somebody_removes_while_it_is_written_gets_no_marker(
@@ -366,12 +364,12 @@ def test_a_version_that_somebody_removes_while_it_is_written_gets_no_marker(
         patch.setattr(BucketObjects, "upload", removed)
         assert main(["--lake", URI, "--day", "2026-03-01", str(corrected)]) == 3
     assert not [info for info in open_storage(URI).list() if info.name.endswith(criteo.VERSION_COMPLETE)]
-    assert [each["version"] for each in extract_lake(URI, tmp_path / "work", Span()).days] == [0, 0]
+    assert [each["version"] for each in extract_lake(URI, tmp_path / "work", TimeSpan()).days] == [0, 0]
 
 
 def test_nothing_of_the_work_stays_on_this_machine(lake, corrected, cloud_storage, tmp_path, monkeypatch):
     put(lake)
-    monkeypatch.setattr(backfilling.tempfile, "tempdir", str(tmp_path / "tmp"))
+    monkeypatch.setattr(backfill_module.tempfile, "tempdir", str(tmp_path / "tmp"))
     os.mkdir(tmp_path / "tmp")
     backfill([corrected], lake=URI, settings=SETTINGS)
     assert not os.listdir(tmp_path / "tmp")
@@ -379,10 +377,10 @@ def test_nothing_of_the_work_stays_on_this_machine(lake, corrected, cloud_storag
 
 def test_a_day_s_digest_is_of_the_files_that_the_window_reads(lake, tmp_path, table):
     noon = int(datetime(2026, 3, 1, 12, tzinfo=timezone.utc).timestamp() * 1e6)
-    before = Lake(folder=lake).state_of(DAY, Span(noon, None))
+    before = Lake(folder=lake).state_of(DAY, TimeSpan(noon, None))
     morning = labelled(table, 0).slice(0, 10)
     pq.write_table(morning, lake / "day=2026-03-01" / "part-morning.parquet")
-    assert Lake(folder=lake).state_of(DAY, Span(noon, None)) == before
-    assert Lake(folder=lake).state_of(DAY, Span()) != Lake(folder=lake).state_of(DAY, Span(noon, None))
+    assert Lake(folder=lake).state_of(DAY, TimeSpan(noon, None)) == before
+    assert Lake(folder=lake).state_of(DAY, TimeSpan()) != Lake(folder=lake).state_of(DAY, TimeSpan(noon, None))
     pq.write_table(labelled(table, 0).slice(490, 10), lake / "day=2026-03-01" / "part-evening.parquet")
-    assert Lake(folder=lake).state_of(DAY, Span(noon, None)) != before
+    assert Lake(folder=lake).state_of(DAY, TimeSpan(noon, None)) != before

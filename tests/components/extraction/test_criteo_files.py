@@ -8,21 +8,20 @@ import pyarrow.parquet as pq
 import pytest
 
 from components.contracts import criteo
-from components.extraction.criteo_files import ROW_MICROS, CriteoFiles
 from components.extraction.lake import Lake
-from components.extraction.set_aside import SetAside
-from components.extraction.source import find_source
-from components.extraction.times import DAY_MICROS, Span
+from components.extraction.malformed_rows import MalformedRows
+from components.extraction.source import ROW_MICROS, CriteoFiles, find_source
+from components.extraction.times import DAY_MICROS, TimeSpan
 from components.runtime.errors import ContractError
 
-ALL = Span()
+ALL = TimeSpan()
 
 
 @pytest.fixture
 def read_files(tmp_path):
-    def run(source, window: Span = ALL) -> list[dict]:
-        with SetAside(tmp_path / "s.jsonl", max_fraction=0.0) as set_aside:
-            return [row for table, _ in source.tables(window, set_aside) for row in table.to_pylist()]
+    def run(source, window: TimeSpan = ALL) -> list[dict]:
+        with MalformedRows(tmp_path / "s.jsonl", max_fraction=0.0) as malformed:
+            return [row for table, _ in source.tables(window, malformed) for row in table.to_pylist()]
 
     return run
 
@@ -53,7 +52,7 @@ def test_a_window_cuts_between_rows(two_days, read_files, start, end):
     def at(row: int | None) -> int | None:
         return None if row is None else 2 * DAY_MICROS + row * ROW_MICROS
 
-    rows = read_files(find_source(two_days), Span(at(start), at(end)))
+    rows = read_files(find_source(two_days), TimeSpan(at(start), at(end)))
     whole = read_files(find_source(two_days))
     assert rows == whole[start or 0 : end]
 
@@ -65,7 +64,7 @@ def test_a_window_cuts_between_rows(two_days, read_files, start, end):
 def test_a_window_holds_its_start_and_not_its_end(tmp_path, criteo_rows, write_text, read_files, first, last, rows):
     write_text(tmp_path / "day_3", criteo_rows(5))
     start, end = (None if n is None else 3 * DAY_MICROS + n * ROW_MICROS for n in (first, last))
-    assert len(read_files(CriteoFiles(path=tmp_path), Span(start, end))) == rows
+    assert len(read_files(CriteoFiles(path=tmp_path), TimeSpan(start, end))) == rows
 
 
 def test_files_without_a_day_count_from_day_0(tmp_path, criteo_rows, write_text, read_files):

@@ -64,8 +64,8 @@ def make_ledger(source: random.Random, times: list[datetime]) -> Ledger:
         for name in names:
             ledger.files.setdefault((time.date(), name), []).append(row)
     for file in ledger.files:
-        in_order = (file[0] - START.date()).days * ROUNDS / DAYS
-        ledger.comes_at[file] = min(ROUNDS - 2, max(0, int(in_order + source.choice([-1, 0, 0, 0, 1, 2, 3]))))
+        map_in_order = (file[0] - START.date()).days * ROUNDS / DAYS
+        ledger.comes_at[file] = min(ROUNDS - 2, max(0, int(map_in_order + source.choice([-1, 0, 0, 0, 1, 2, 3]))))
     return ledger
 
 

@@ -13,12 +13,12 @@ from components.extraction.extract import ExtractionSettings, data_digest, extra
 from components.extraction.lake import Lake
 from components.extraction.readers.forms import find_reader
 from components.extraction.source import find_source
-from components.extraction.times import Span, parse_time, to_iso
+from components.extraction.times import TimeSpan, parse_time, to_iso
 from components.runtime.errors import ContractError
 from components.storage.uris import local_path
 
 START = datetime(2026, 3, 1, tzinfo=timezone.utc)
-ALL = Span()
+ALL = TimeSpan()
 
 
 @pytest.fixture
@@ -28,7 +28,7 @@ def lake(tmp_path, raw_table, write_lake):
 
 @pytest.fixture
 def run_step(tmp_path):
-    def run(source, window: Span = ALL, **settings):
+    def run(source, window: TimeSpan = ALL, **settings):
         folder = tmp_path / "wo rk" / "run" / "extraction"
         return extract(source, window, folder, ExtractionSettings(**settings), source_uri="file:///lake")
 
@@ -55,19 +55,19 @@ def test_the_newest_rows_are_held_out(lake, run_step, raw_table, fraction, num_h
 
 
 def test_the_manifest_states_window_and_digest(lake, run_step):
-    window = Span(parse_time("start", "2026-03-01T06:00:00Z"), parse_time("end", "2026-03-02"))
+    window = TimeSpan(parse_time("start", "2026-03-01T06:00:00Z"), parse_time("end", "2026-03-02"))
     dataset = run_step(lake, window)
     assert (dataset.window_start, dataset.window_end) == ("2026-03-01T06:00:00+00:00", "2026-03-02T00:00:00+00:00")
     assert dataset.first_event_time == "2026-03-01T06:00:00+00:00"
     assert dataset.num_train_rows + dataset.num_holdout_rows == 375
     assert dataset.digest == data_digest(local_path(dataset.train_uri).parent)
-    assert (dataset.num_set_aside, dataset.set_aside_uri, dataset.num_duplicates) == (0, None, 0)
+    assert (dataset.num_malformed, dataset.malformed_uri, dataset.num_duplicates) == (0, None, 0)
 
 
 def test_the_same_rows_have_the_same_digest_and_others_another(lake, run_step):
     first = run_step(lake)
     assert run_step(lake).digest == first.digest
-    assert run_step(lake, Span(None, parse_time("end", "2026-03-02T12:00:00"))).digest != first.digest
+    assert run_step(lake, TimeSpan(None, parse_time("end", "2026-03-02T12:00:00"))).digest != first.digest
 
 
 def test_a_retried_task_replaces_what_it_finds(lake, run_step, tmp_path):
@@ -82,7 +82,7 @@ def test_a_retried_task_replaces_what_it_finds(lake, run_step, tmp_path):
 @pytest.mark.parametrize("num_rows", [1, 9])
 def test_a_window_too_small_to_split_is_refused(lake, run_step, tmp_path, num_rows):
     start = parse_time("start", "2026-03-01")
-    window = Span(start, start + num_rows * 172_800_000)
+    window = TimeSpan(start, start + num_rows * 172_800_000)
     with pytest.raises(ContractError, match=rf"holds {num_rows} rows, expected at least 10"):
         run_step(lake, window)
     assert not list((tmp_path / "wo rk" / "run").iterdir())
@@ -90,7 +90,7 @@ def test_a_window_too_small_to_split_is_refused(lake, run_step, tmp_path, num_ro
 
 def test_an_empty_window_names_itself_and_what_the_lake_holds(lake, run_step):
     with pytest.raises(ContractError) as caught:
-        run_step(lake, Span(parse_time("start", "2027-01-01"), parse_time("end", "2027-01-02")))
+        run_step(lake, TimeSpan(parse_time("start", "2027-01-01"), parse_time("end", "2027-01-02")))
     assert str(caught.value) == (
         "window [2027-01-01T00:00:00+00:00, 2027-01-02T00:00:00+00:00) holds no rows, expected at least 10; "
         f"lake {lake.folder} holds days 2026-03-01 to 2026-03-02"
@@ -109,9 +109,9 @@ def test_malformed_rows_are_published_with_the_dataset(tmp_path, criteo_rows, wr
     path = write_text(tmp_path / "day_1.gz", rows)
     dataset = run_step(find_source(path))
     assert dataset.num_train_rows + dataset.num_holdout_rows == 199
-    assert dataset.num_set_aside == 1
-    assert dataset.set_aside_uri is not None
-    (line,) = local_path(dataset.set_aside_uri).read_text().splitlines()
+    assert dataset.num_malformed == 1
+    assert dataset.malformed_uri is not None
+    (line,) = local_path(dataset.malformed_uri).read_text().splitlines()
     assert json.loads(line) == {
         "file": str(path),
         "line": 43,
@@ -128,7 +128,7 @@ def test_too_many_malformed_rows_leave_nothing_behind(tmp_path, criteo_rows, wri
     with pytest.raises(ContractError, match=r"day_1.gz: 4 of 200 rows are malformed \(2.00%\)"):
         run_step(source)
     assert not list((tmp_path / "wo rk" / "run").iterdir())
-    assert run_step(source, max_malformed_fraction=0.02).num_set_aside == 4
+    assert run_step(source, max_malformed_fraction=0.02).num_malformed == 4
 
 
 def test_a_day_truncated_mid_gzip_leaves_nothing_behind(tmp_path, criteo_rows, write_text, run_step):

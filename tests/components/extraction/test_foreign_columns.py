@@ -32,7 +32,7 @@ def cast(name, arrow_type):
 
 def foreign(flags, run_main, **more: str):
     assert run_main(flags, **more) == 0
-    return RawDataset.read(flags["--output"]).foreign_columns
+    return RawDataset.read(flags["--output"]).schema_mismatches
 
 
 def test_a_column_that_became_text_is_told_with_its_first_file(flags, run_main, change_file):

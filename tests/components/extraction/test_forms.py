@@ -7,9 +7,8 @@ import pyarrow.parquet as pq
 import pytest
 
 from components.contracts import criteo
-from components.extraction.readers.criteo_parquet import CriteoParquet
 from components.extraction.readers.forms import click_log_files, find_reader
-from components.extraction.readers.raw_parquet import RawParquet
+from components.extraction.readers.parquet import CriteoParquet, RawParquet
 from components.runtime.errors import ContractError
 
 

@@ -13,8 +13,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from components.contracts import criteo
+from components.extraction.assigned_times import spread
 from components.extraction.ingest import build_parser, main
-from components.extraction.origin import spread
 from components.extraction.raw_schema import RAW_SCHEMA
 
 
@@ -66,7 +66,7 @@ def test_rows_lie_in_file_order_evenly_over_whole_days(tmp_path, criteo_rows, wr
         "rows": 1000,
         "lake_rows": 800,
         "replay_rows": 200,
-        "set_aside": 0,
+        "malformed": 0,
         "clicks": sum(row[0] for row in expected),
     }
     rows = lake_rows(tmp_path / "my lake") + replay_rows(tmp_path)
@@ -117,7 +117,7 @@ def test_ingesting_again_gives_the_same_files_and_replaces_the_old(tmp_path, cri
 
 def test_nothing_hidden_is_left_behind(tmp_path, criteo_rows, write_text, run_ingest):
     run_ingest(write_text(tmp_path / "day_0.gz", criteo_rows(100)))
-    assert not [p for p in tmp_path.rglob(".*")]
+    assert [p.name for p in tmp_path.rglob("*") if p.name.startswith((".", "_"))] == [".objects.lock"]
 
 
 def test_malformed_lines_are_kept_beside_the_replay(tmp_path, criteo_rows, write_text, run_ingest):
@@ -125,21 +125,21 @@ def test_malformed_lines_are_kept_beside_the_replay(tmp_path, criteo_rows, write
     rows[150] = rows[150][:38]
     _, summary, _ = run_ingest(write_text(tmp_path / "day_0.gz", rows))
     assert summary is not None
-    assert (summary["rows"], summary["set_aside"]) == (199, 1)
-    (line,) = (tmp_path / "my replay" / "replay.parquet.set_aside.jsonl").read_text().splitlines()
+    assert (summary["rows"], summary["malformed"]) == (199, 1)
+    (line,) = (tmp_path / "my replay" / "replay.parquet.malformed_rows.jsonl").read_text().splitlines()
     assert (json.loads(line)["line"], json.loads(line)["reason"]) == (151, "38 columns, expected 40")
     run_ingest(write_text(tmp_path / "day_1.gz", criteo_rows(20)))
-    assert not (tmp_path / "my replay" / "replay.parquet.set_aside.jsonl").exists()
+    assert not (tmp_path / "my replay" / "replay.parquet.malformed_rows.jsonl").exists()
 
 
-def test_our_own_raw_schema_is_ingested_too_and_told_that_its_times_are_given_up(
+def test_our_own_raw_schema_is_ingested_too_with_a_warning_that_its_times_are_replaced(
     tmp_path, raw_table, clicks, run_ingest, criteo_rows, write_text, caplog
 ):
     run_ingest(write_text(tmp_path / "day_0", criteo_rows(20)), lake=tmp_path / "other")
     assert "given up" not in caplog.text
     pq.write_table(raw_table(100), tmp_path / "raw.parquet")
     run_ingest(tmp_path / "raw.parquet")
-    assert "raw.parquet has event times and request ids, which are given up" in caplog.text
+    assert "raw.parquet has event times and request ids, which are replaced by new ones" in caplog.text
     assert clicks_of(lake_rows(tmp_path / "my lake") + replay_rows(tmp_path)) == clicks(raw_table(100))
 
 

@@ -13,26 +13,26 @@ from hypothesis import strategies as st
 
 from components.contracts import criteo
 from components.extraction.lake import Lake
+from components.extraction.malformed_rows import MalformedRows
 from components.extraction.raw_schema import RAW_SCHEMA
-from components.extraction.set_aside import SetAside
-from components.extraction.times import Span, to_iso, to_micros
+from components.extraction.times import TimeSpan, to_iso, to_micros
 from components.runtime.errors import ContractError
 
 START = datetime(2026, 3, 1, tzinfo=timezone.utc)
 FIRST = to_micros(START)
 DAY = 86_400_000_000
-ALL = Span()
+ALL = TimeSpan()
 
 
 @pytest.fixture
 def read_lake(tmp_path):
     """The rows of a window as dicts, the duplicates, and the rows set aside."""
 
-    def run(lake: Lake, window: Span = ALL) -> tuple[list[dict], int, list[dict]]:
+    def run(lake: Lake, window: TimeSpan = ALL) -> tuple[list[dict], int, list[dict]]:
         path = tmp_path / "lake.jsonl"
         path.unlink(missing_ok=True)
-        with SetAside(path, max_fraction=1.0) as set_aside:
-            pieces = list(lake.tables(window, set_aside))
+        with MalformedRows(path, max_fraction=1.0) as malformed:
+            pieces = list(lake.tables(window, malformed))
         rows = [row for table, _ in pieces for row in table.to_pylist()]
         malformed = [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
         return rows, sum(n for _, n in pieces), malformed
@@ -68,7 +68,9 @@ def four_days_in_order(four_days):
 def test_a_window_holds_its_rows_in_time_order(
     four_days_lake, four_days_in_order, read_lake, start, length, piece_rows
 ):
-    window = Span(None if start is None else FIRST + start, None if length is None else FIRST + (start or 0) + length)
+    window = TimeSpan(
+        None if start is None else FIRST + start, None if length is None else FIRST + (start or 0) + length
+    )
     expected = [
         r
         for r in four_days_in_order
@@ -86,8 +88,8 @@ def test_a_burst_of_traffic_is_cut_where_it_is(tmp_path, raw_table, write_lake):
     lake = Lake(
         folder=write_lake(tmp_path / "lake", pa.concat_tables([quiet, burst]).sort_by("event_time")), piece_rows=200
     )
-    with SetAside(tmp_path / "s.jsonl") as set_aside:
-        sizes = [table.num_rows for table, _ in lake.tables(ALL, set_aside)]
+    with MalformedRows(tmp_path / "s.jsonl") as malformed:
+        sizes = [table.num_rows for table, _ in lake.tables(ALL, malformed)]
     assert sum(sizes) == 2200
     assert max(sizes) <= 400
 
@@ -126,7 +128,7 @@ def test_unfinished_files_are_not_read(tmp_path, four_days, write_lake, read_lak
 def test_days_outside_the_window_are_not_opened(tmp_path, four_days, write_lake, read_lake):
     lake = write_lake(tmp_path / "lake", four_days)
     (lake / "day=2026-03-01" / "part-0.parquet").write_bytes(b"damaged")
-    assert len(read_lake(Lake(folder=lake), Span(FIRST + DAY, None))[0]) == 1500
+    assert len(read_lake(Lake(folder=lake), TimeSpan(FIRST + DAY, None))[0]) == 1500
 
 
 def test_row_groups_outside_the_window_are_not_read(tmp_path, four_days, write_lake, read_lake):
@@ -139,7 +141,7 @@ def test_row_groups_outside_the_window_are_not_read(tmp_path, four_days, write_l
     path.write_bytes(bytes(damaged))
     with pytest.raises(ContractError, match="day=2026-03-01/part-0.parquet is not a readable Parquet file"):
         read_lake(Lake(folder=lake))
-    assert len(read_lake(Lake(folder=lake), Span(FIRST + DAY // 2, FIRST + DAY))[0]) == 250
+    assert len(read_lake(Lake(folder=lake), TimeSpan(FIRST + DAY // 2, FIRST + DAY))[0]) == 250
 
 
 @pytest.mark.parametrize("content", [b"", b"PAR1", b"not parquet at all"])
@@ -172,7 +174,7 @@ def test_rows_of_another_day_or_of_none_are_set_aside_once(tmp_path, four_days, 
     table = four_days.slice(0, 500).set_column(index, RAW_SCHEMA.field(index), pa.array(times, RAW_SCHEMA[index].type))
     (tmp_path / "lake" / "day=2026-03-01").mkdir(parents=True)
     pq.write_table(table, tmp_path / "lake" / "day=2026-03-01" / "a.parquet", row_group_size=50)
-    for window, num_rows in ((Span(), 498), (Span(FIRST, FIRST + DAY // 10), 50)):
+    for window, num_rows in ((TimeSpan(), 498), (TimeSpan(FIRST, FIRST + DAY // 10), 50)):
         rows, _, malformed = read_lake(Lake(folder=tmp_path / "lake", piece_rows=piece_rows), window)
         assert len(rows) == num_rows
         assert [m["line"] for m in malformed] == [401, 402]

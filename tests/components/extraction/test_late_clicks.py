@@ -17,14 +17,14 @@ from components.extraction.late_clicks import LateClicks
 from components.extraction.raw_schema import arrow_type
 from components.extraction.readers.forms import click_log_files
 from components.extraction.source import find_source
-from components.extraction.times import Span, parse_time
+from components.extraction.times import TimeSpan, parse_time
 from components.runtime.errors import ContractError
 from components.storage.uris import local_path
 
 START = datetime(2026, 3, 1, tzinfo=timezone.utc)
 SCHEMA = pa.schema([(name, arrow_type(text)) for name, text in criteo.OUTCOME_TYPES.items()])
 HOUR = timedelta(hours=1)
-ALL = Span()
+ALL = TimeSpan()
 
 
 @pytest.fixture
@@ -94,7 +94,7 @@ def test_every_late_click_makes_its_rows_label_1_and_changes_nothing_else(lake, 
     }
     rows_now = pa.concat_tables(read.values())
     assert rows_now.drop_columns("label").equals(table.drop_columns("label")), "order, times and features are as before"
-    assert (dataset.num_duplicates, dataset.num_set_aside) == (before.num_duplicates, before.num_set_aside) == (0, 0)
+    assert (dataset.num_duplicates, dataset.num_malformed) == (before.num_duplicates, before.num_malformed) == (0, 0)
 
 
 def test_a_click_counts_to_the_microsecond_in_which_its_window_ends_and_no_longer(lake, table, run_step):
@@ -137,7 +137,7 @@ def test_the_datasets_version_tells_new_late_clicks(lake, table, run_step):
 
 
 def test_outcomes_of_rows_outside_the_window_are_passed_over(lake, table, run_step):
-    window = Span(parse_time("start", "2026-03-02"), parse_time("end", "2026-03-03"))
+    window = TimeSpan(parse_time("start", "2026-03-02"), parse_time("end", "2026-03-03"))
     outside = [
         (r["request_id"], r["row"]) for r in table.to_pylist() if r["event_time"].date().isoformat() != "2026-03-02"
     ]
@@ -160,7 +160,7 @@ def test_replayed_rows_have_their_late_clicks_too(lake, table, run_step):
         by_day.setdefault(r["event_time"].date().isoformat(), []).append((r["request_id"], r["row"]))
     for day, rows in by_day.items():
         write_outcomes(lake, day, rows)
-    dataset = run_step(lake, Span(parse_time("start", "2026-03-04"), None), replay_share=0.4)
+    dataset = run_step(lake, TimeSpan(parse_time("start", "2026-03-04"), None), replay_share=0.4)
     assert dataset.num_replay_rows
     assert dataset.num_replay_holdout_rows
     uris = (dataset.train_uri, dataset.holdout_uri, dataset.replay_uri, dataset.replay_holdout_uri)

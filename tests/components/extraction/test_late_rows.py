@@ -14,13 +14,13 @@ import pytest
 
 from components.contracts import criteo
 from components.contracts.manifests import RawDataset
-from components.extraction.backfilling import BackfillSettings, backfill
+from components.extraction.backfill import BackfillSettings, backfill
 from components.storage.uris import local_path
 from tests.components.extraction.bucket_lakes import URI, fetched, put
 
 START = datetime(2026, 3, 1, tzinfo=timezone.utc)
 DAY = timedelta(days=1)
-WARNINGS = "components.extraction.seen_files"
+WARNINGS = "components.extraction.window"
 Key = tuple[str, int]
 
 
@@ -274,7 +274,7 @@ def test_a_row_whose_seen_copy_was_malformed_is_learnt_when_it_comes_in_order(ro
     good = between(24, 30)
     labels = pa.array([7, *good[criteo.LABEL].to_pylist()[1:]], pa.int32())
     rounds.add(good.set_column(0, criteo.LABEL, labels), "a.parquet")
-    assert rounds.turn(max_malformed_fraction="0.5").num_set_aside == 1
+    assert rounds.turn(max_malformed_fraction="0.5").num_malformed == 1
     rounds.add(good.slice(0, 5), "b.parquet")
     rounds.add(between(30, 48), "c.parquet")
     dataset = rounds.turn()
@@ -317,7 +317,7 @@ def test_malformed_late_rows_are_set_aside_once_and_judged(rounds, between):
         pq.write_table(table.set_column(at, table.schema.field(at), pa.array(kept, table.schema.field(at).type)), path)
     rounds.add(between(30, 48), "c.parquet")
     dataset = rounds.turn("refused", max_malformed_fraction="0.5")
-    assert (dataset.num_set_aside, dataset.num_late_rows) == (4, 46)
+    assert (dataset.num_malformed, dataset.num_late_rows) == (4, 46)
     assert rounds._run_main(rounds.flags, run="strict", max_malformed_fraction="0.01") == 2
 
 

@@ -10,9 +10,8 @@ import pyarrow.parquet as pq
 import pytest
 
 from components.contracts.manifests import Model
-from components.extraction.backfilling import BackfillSettings, backfill
-from components.extraction.descent import descents, lake_versions
-from components.extraction.lineage import main
+from components.extraction.backfill import BackfillSettings, backfill
+from components.extraction.lineage import find_lineages, lake_versions, main
 from components.runtime.errors import ContractError
 from components.store import promotion_journal
 from components.store.models import model_folder
@@ -191,4 +190,4 @@ def test_a_bad_flag_is_told_in_one_line(store, capsys, flags, message):
 
 def test_a_store_that_is_not_there_is_told(tmp_path):
     with pytest.raises(ContractError, match="does not exist, expected a folder"):
-        descents(tmp_path / "none")
+        find_lineages(tmp_path / "none")

@@ -14,9 +14,9 @@ from components.contracts import criteo
 from components.contracts.records import CLICK
 from components.extraction.extract import ExtractionSettings, extract
 from components.extraction.lake import Lake
-from components.extraction.maturity import ClickDelays, Maturity, YoungRows
 from components.extraction.raw_schema import arrow_type
-from components.extraction.times import DAY_MICROS, Span, parse_time
+from components.extraction.times import DAY_MICROS, TimeSpan, parse_time
+from components.extraction.window import ClickDelays, ImmatureRows, Maturity
 from components.runtime.errors import ContractError
 from components.storage.uris import local_path
 
@@ -65,7 +65,7 @@ class Clicks:
         delays = ClickDelays(known_by=AS_OF)
         late = self.labels & (self.delays > 0)
         delays.saw(self.times[late], (self.times + self.delays)[late])
-        young_rows = YoungRows(AS_OF - ATTRIBUTION, delays)
+        young_rows = ImmatureRows(AS_OF - ATTRIBUTION, delays)
         young_rows.count(self.table(~self.is_young))
         return young_rows
 
@@ -187,7 +187,7 @@ def lake(tmp_path, raw_table, write_lake):
 def run_step(tmp_path):
     def run(source, *, end="2026-03-05T00:00:00Z", policy="weight", **settings):
         maturity = Maturity(attribution_hours=24, immature_rows=policy)
-        window = Span(None, parse_time("end", end))
+        window = TimeSpan(None, parse_time("end", end))
         folder = tmp_path / "work" / policy
         return extract(source, window, folder, ExtractionSettings(maturity=maturity, **settings), source_uri="/lake")
 

@@ -16,19 +16,19 @@ from components.contracts import criteo
 from components.contracts.manifests import RawDataset
 from components.contracts.records import CLICK
 from components.extraction.__main__ import main
-from components.extraction.backfilling import BackfillSettings, backfill
+from components.extraction.backfill import BackfillSettings, backfill
 from components.extraction.lake import Lake
 from components.extraction.lake_folder import opened_lake
 from components.extraction.raw_schema import RAW_SCHEMA, arrow_type
 from components.extraction.source import find_source
-from components.extraction.times import Span, parse_day, parse_time, to_iso
+from components.extraction.times import TimeSpan, parse_day, parse_time, to_iso
 from components.runtime.errors import ContractError, PermanentError, TemporaryError
 from tests.components.extraction.bucket_lakes import URI, cached, extract_lake, fetched, open_storage, put, views
 
 START = datetime(2026, 3, 1, tzinfo=timezone.utc)
 DAY = timedelta(days=1)
 OUTCOMES = pa.schema([(name, arrow_type(text)) for name, text in criteo.OUTCOME_TYPES.items()])
-WINDOW = Span(parse_time("start", "2026-03-05T06:00:00Z"), parse_time("end", "2026-03-06T18:00:00Z"))
+WINDOW = TimeSpan(parse_time("start", "2026-03-05T06:00:00Z"), parse_time("end", "2026-03-06T18:00:00Z"))
 
 
 def day(number: int) -> str:
@@ -82,7 +82,7 @@ def same_but_place(dataset: RawDataset) -> RawDataset:
         source_uri="",
         train_uri="",
         holdout_uri="",
-        set_aside_uri=None,
+        malformed_uri=None,
         replay_uri=None,
         replay_holdout_uri=None,
     )
@@ -91,12 +91,12 @@ def same_but_place(dataset: RawDataset) -> RawDataset:
 @pytest.mark.parametrize(
     ("window", "settings"),
     [
-        (Span(), {}),
+        (TimeSpan(), {}),
         (WINDOW, {}),
         (WINDOW, {"replay_share": 0.5, "replay_days": 2}),
         (WINDOW, {"replay_days": 0}),
-        (Span(WINDOW.start, None), {"replay_share": 0.3}),
-        (Span(None, WINDOW.end), {}),
+        (TimeSpan(WINDOW.start, None), {"replay_share": 0.3}),
+        (TimeSpan(None, WINDOW.end), {}),
     ],
 )
 def test_a_lake_in_a_bucket_gives_the_dataset_of_the_same_lake_in_a_folder(lake, folder, tmp_path, window, settings):
@@ -171,7 +171,7 @@ def test_days_without_rows_do_not_count_as_days_to_replay(lake, folder, tmp_path
     put(folder)
     lake.seen.clear()
     settings = {"replay_share": 0.4, "replay_days": 2}
-    window = Span(parse_time("start", day(5)), None)
+    window = TimeSpan(parse_time("start", day(5)), None)
     expected = extract_lake(str(folder), tmp_path / "work", window, run="folder", **settings)
     found = extract_lake(URI, tmp_path / "work", window, **settings)
     assert [entry["day"] for entry in found.replay_days] == [day(1), day(2)]
@@ -227,9 +227,9 @@ def test_cuts_refusals_and_damage_on_the_way_change_nothing(lake, folder, tmp_pa
         lake.fail(lambda request: request.is_download, do, status=503, times=times)
         for do, times in (("half", 5), ("status", 12), ("cut", 3), ("damage", 2))
     ]
-    found = extract_lake(URI, tmp_path / "work", Span())
+    found = extract_lake(URI, tmp_path / "work", TimeSpan())
     assert [fault.met for fault in faults] == [5, 12, 3, 2]
-    assert found.digest == extract_lake(str(folder), tmp_path / "work", Span(), run="folder").digest
+    assert found.digest == extract_lake(str(folder), tmp_path / "work", TimeSpan(), run="folder").digest
 
 
 def test_what_stays_damaged_is_never_shown(lake, tmp_path):
@@ -252,11 +252,11 @@ def test_what_stays_damaged_is_never_shown(lake, tmp_path):
 )
 def test_a_lake_that_is_not_there_is_told(cloud_storage, tmp_path, uri, kind, told):
     with pytest.raises(kind, match=told):
-        extract_lake(uri, tmp_path / "work", Span())
+        extract_lake(uri, tmp_path / "work", TimeSpan())
 
 
 def test_a_window_beyond_the_lake_is_told_with_the_days_that_there_are(lake, tmp_path):
-    window = Span(parse_time("start", "2027-01-01"), None)
+    window = TimeSpan(parse_time("start", "2027-01-01"), None)
     told = rf"window .* holds no rows.*lake {URI} holds days {day(1)} to {day(7)}"
     with pytest.raises(ContractError, match=told):
         extract_lake(URI, tmp_path / "work", window)
@@ -274,8 +274,8 @@ def test_rows_set_aside_are_named_by_the_object_they_came_from(cloud_storage, tm
     rows[7] = ["not a row"]
     write_text(tmp_path / "criteo" / "day_3.gz", rows)
     put(tmp_path / "criteo")
-    extract_lake(URI, tmp_path / "work", Span())
-    (line,) = (tmp_path / "work" / "run" / "extraction" / "set_aside.jsonl").read_text().splitlines()
+    extract_lake(URI, tmp_path / "work", TimeSpan())
+    (line,) = (tmp_path / "work" / "run" / "extraction" / "malformed.jsonl").read_text().splitlines()
     assert (json.loads(line)["file"], json.loads(line)["line"]) == (f"{URI}/day_3.gz", 8)
 
 
@@ -289,7 +289,7 @@ def test_the_newest_day_with_rows_is_brought_before_a_window_is_known(lake, fold
         days = {str(each): files for each, files in Lake(folder=opened.path).days().items()}
         assert sorted(days) == [day(5), day(6), day(7)]
         newest = max(pq.read_table(days[day(5)], partitioning=None).column(criteo.EVENT_TIME).to_pylist())
-        opened.fetch(Span(None, parse_time("end", day(3))), replay_days=0)
+        opened.fetch(TimeSpan(None, parse_time("end", day(3))), replay_days=0)
         # Still there: the window may be judged by the lake's end.
         assert sorted(str(each) for each in Lake(folder=opened.path).days()) == [day(n) for n in (1, 2, 5, 6, 7)]
     assert newest.date().isoformat() == day(5)
@@ -298,9 +298,9 @@ def test_the_newest_day_with_rows_is_brought_before_a_window_is_known(lake, fold
 
 def test_progress_is_told_at_intervals_by_the_clock_given(lake, tmp_path, caplog):
     ticks = iter(range(10**6))
-    with caplog.at_level(logging.INFO, logger="components.extraction.mirror.progress"):
+    with caplog.at_level(logging.INFO, logger="components.extraction.download_cache"):
         extract_lake(URI, tmp_path / "work", WINDOW, opened={"clock": lambda: float(next(ticks)), "num_transfers": 1})
-    lines = [record.getMessage() for record in caplog.records if record.name.endswith("mirror.progress")]
+    lines = [record.getMessage() for record in caplog.records if record.name.endswith("download_cache")]
     done = [int(line.split(": ")[1].split(" of ")[0]) for line in lines]
     assert len(lines) > 2
     assert done == sorted(done)
@@ -317,7 +317,7 @@ def test_criteo_files_in_a_bucket_keep_their_days_though_only_the_windows_are_fe
     (tmp_path / "criteo" / "readme.txt").write_text("nothing")
     put(tmp_path / "criteo")
     cloud_storage.seen.clear()
-    window = Span(parse_time("start", "1970-01-11"), parse_time("end", "1970-01-12"))
+    window = TimeSpan(parse_time("start", "1970-01-11"), parse_time("end", "1970-01-12"))
     expected = extract_lake(str(tmp_path / "criteo"), tmp_path / "work", window, run="folder")
     found = extract_lake(URI, tmp_path / "work", window, run="bucket")
     assert same_but_place(found) == same_but_place(expected)
@@ -331,8 +331,8 @@ def test_one_criteo_file_of_a_bucket_is_a_lake(cloud_storage, tmp_path, criteo_r
     put(tmp_path / "criteo")
     cloud_storage.seen.clear()
     uri = f"{URI}/day_3.gz"
-    expected = extract_lake(str(tmp_path / "criteo" / "day_3.gz"), tmp_path / "work", Span(), run="folder")
-    found = extract_lake(uri, tmp_path / "work", Span(), run="bucket")
+    expected = extract_lake(str(tmp_path / "criteo" / "day_3.gz"), tmp_path / "work", TimeSpan(), run="folder")
+    found = extract_lake(uri, tmp_path / "work", TimeSpan(), run="bucket")
     assert same_but_place(found) == same_but_place(expected)
     assert found.source_uri == uri
     assert fetched(cloud_storage.seen) == {"day_3.gz": 1}

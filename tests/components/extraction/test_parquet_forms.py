@@ -10,8 +10,8 @@ import pytest
 
 from components.contracts import criteo
 from components.extraction.readers.forms import find_reader
-from components.extraction.readers.raw_parquet import RawParquet
-from components.extraction.times import Span
+from components.extraction.readers.parquet import RawParquet
+from components.extraction.times import TimeSpan
 from components.runtime.errors import ContractError
 
 
@@ -140,5 +140,5 @@ def test_times_of_another_unit_are_converted(tmp_path, raw_table, read, clicks, 
     times = table.column(criteo.EVENT_TIME).cast(pa.timestamp(unit, tz="UTC"))
     pq.write_table(table.set_column(index, criteo.EVENT_TIME, times), tmp_path / "part.parquet")
     start = table.column(criteo.EVENT_TIME)[10].cast(pa.int64()).as_py()
-    reader = RawParquet(path=tmp_path / "part.parquet", span=Span(start, start + 5_000_000))
+    reader = RawParquet(path=tmp_path / "part.parquet", span=TimeSpan(start, start + 5_000_000))
     assert read(reader) == (clicks(table)[10:15], [])

@@ -13,15 +13,14 @@ import pytest
 from components.contracts import criteo
 from components.extraction import replay
 from components.extraction.extract import ExtractionSettings, data_digest, extract
-from components.extraction.lake import Lake
-from components.extraction.pieces import Piece
+from components.extraction.lake import Lake, Piece
 from components.extraction.source import find_source
-from components.extraction.times import Span, parse_time
+from components.extraction.times import TimeSpan, parse_time
 from components.runtime.errors import ContractError
 from components.storage.uris import local_path
 
 START = datetime(2026, 3, 1, tzinfo=timezone.utc)
-WINDOW = Span(parse_time("start", "2026-03-09T12:00:00Z"), None)
+WINDOW = TimeSpan(parse_time("start", "2026-03-09T12:00:00Z"), None)
 """Half a day of ten: 400 of the 8,000 rows follow its start by half a day, 400 more by a day."""
 
 
@@ -89,7 +88,7 @@ def test_rows_are_drawn_evenly_over_the_days_by_their_traffic(tmp_path, raw_tabl
     day = START.timestamp()
     rows = [raw_table(2400 if i == 1 else 800, seed=i, start=day + i * 86_400, seconds=86_400) for i in range(4)]
     lake = write_lake(tmp_path / "lake", pa.concat_tables(rows))
-    dataset = run_step(lake, Span(parse_time("start", "2026-03-04"), None), replay_share=0.5)
+    dataset = run_step(lake, TimeSpan(parse_time("start", "2026-03-04"), None), replay_share=0.5)
     drawn = identities(dataset.replay_uri)
     assert len(drawn) == 720
     assert days_of(drawn) == {"2026-03-01": 144, "2026-03-02": 432, "2026-03-03": 144}
@@ -110,7 +109,7 @@ def test_a_repeated_task_draws_the_same_rows_and_another_window_others(lake, run
     first, again = (run_step(lake, replay_share=0.3, run=run) for run in ("a", "b"))
     assert identities(first.replay_uri) == identities(again.replay_uri)
     assert first.digest == again.digest == data_digest(local_path(first.train_uri).parent)
-    later = run_step(lake, Span(WINDOW.start + 1_000_000 * 3600, None), replay_share=0.3, run="c")
+    later = run_step(lake, TimeSpan(WINDOW.start + 1_000_000 * 3600, None), replay_share=0.3, run="c")
     common = set(identities(first.replay_uri)) & set(identities(later.replay_uri))
     assert len(common) < 0.5 * later.num_replay_rows
 
@@ -118,7 +117,7 @@ def test_a_repeated_task_draws_the_same_rows_and_another_window_others(lake, run
 def test_what_is_held_out_once_is_never_replayed_in_any_round(lake, run_step):
     held_out, replayed = set(), set()
     for hour in range(0, 12, 2):
-        window = Span(WINDOW.start + hour * 3_600_000_000, None)
+        window = TimeSpan(WINDOW.start + hour * 3_600_000_000, None)
         dataset = run_step(lake, window, replay_share=0.7, run=f"run-{hour}")
         held_out |= {request for _, request, _ in identities(dataset.replay_holdout_uri)}
         replayed |= {request for _, request, _ in identities(dataset.replay_uri)}
@@ -127,11 +126,11 @@ def test_what_is_held_out_once_is_never_replayed_in_any_round(lake, run_step):
 
 
 def test_the_first_window_has_nothing_to_replay(lake, run_step):
-    dataset = run_step(lake, Span(), replay_share=0.5)
+    dataset = run_step(lake, TimeSpan(), replay_share=0.5)
     assert (dataset.replay_uri, dataset.num_replay_rows) == (None, 0)
     assert (dataset.replay_holdout_uri, dataset.num_replay_holdout_rows, dataset.replay_days) == (None, 0, [])
     assert sorted(path.name for path in local_path(dataset.train_uri).parent.iterdir()) == ["holdout", "train"]
-    assert dataset.digest == run_step(lake, Span(), replay_days=0, run="other").digest
+    assert dataset.digest == run_step(lake, TimeSpan(), replay_days=0, run="other").digest
 
 
 def test_without_a_share_old_rows_are_measured_by_but_not_learnt(lake, run_step):
@@ -171,7 +170,7 @@ def test_damaged_older_files_stop_a_round_only_if_it_learns_from_them(lake, run_
 
 def test_all_there_is_is_drawn_where_there_is_less_than_wanted(tmp_path, raw_table, write_lake, run_step):
     table = raw_table(1000, start=START.timestamp(), seconds=2 * 86_400)
-    window = Span(parse_time("start", "2026-03-01T06:00:00Z"), None)
+    window = TimeSpan(parse_time("start", "2026-03-01T06:00:00Z"), None)
     dataset = run_step(write_lake(tmp_path / "lake", table), window, replay_share=0.9, holdout_fraction=0.5)
     drawn = identities(dataset.replay_uri) + identities(dataset.replay_holdout_uri)
     assert set(drawn) == set(
@@ -190,7 +189,7 @@ def test_old_rows_delivered_twice_are_drawn_once_and_malformed_ones_never(tmp_pa
     assert len(rows) == len(set(rows))
     malformed = set(zip(*(table.slice(0, 100).column(n).to_pylist() for n in ("event_time", "request_id", "row"))))
     assert not malformed & set(rows)
-    assert dataset.num_set_aside == 0, "the round that learnt from that day has told"
+    assert dataset.num_malformed == 0, "the round that learnt from that day has told"
 
 
 def test_long_days_are_entered_in_places_not_read_whole(tmp_path, ten_days, write_lake, run_step, monkeypatch):
@@ -218,7 +217,7 @@ def test_long_days_are_entered_in_places_not_read_whole(tmp_path, ten_days, writ
 @pytest.mark.parametrize(("num_holdout", "num_read"), [(10, 8), (100, 8), (500, 20), (1000, 32), (5000, 32)])
 def test_few_rows_are_drawn_from_few_places_that_are_spread_all_the_same(num_holdout, num_read):
     day = datetime(2026, 3, 1).date()
-    pieces = [Piece(day, [], Span(hour, hour + 1), 65_536) for hour in range(7 * 24)]
+    pieces = [Piece(day, [], TimeSpan(hour, hour + 1), 65_536) for hour in range(7 * 24)]
     wanted = {replay.LEARNT: 0, replay.HELD_OUT: num_holdout}
     read = [piece for piece, _ in replay._spread(pieces, wanted, np.uint64(3))]
     assert len(read) == num_read
@@ -232,7 +231,7 @@ def test_an_hour_without_rows_between_those_of_a_day_gives_none(tmp_path, raw_ta
     evening = raw_table(300, seed=1, start=START.timestamp() + 20 * 3600, seconds=3600)
     lake = write_lake(tmp_path / "lake", pa.concat_tables([morning, evening]), row_group_size=600)
     monkeypatch.setattr(replay, "BATCH_ROWS", 30)
-    window = Span(parse_time("start", "2026-03-01T20:30:00Z"), None)
+    window = TimeSpan(parse_time("start", "2026-03-01T20:30:00Z"), None)
     dataset = run_step(lake, window, replay_share=0.6)
     hours = {time.hour for time, *_ in identities(dataset.replay_uri)}
     assert hours == {0, 20}
@@ -241,9 +240,9 @@ def test_an_hour_without_rows_between_those_of_a_day_gives_none(tmp_path, raw_ta
 def test_criteos_own_files_are_replayed_from_a_lake_only(tmp_path, criteo_rows, write_text, run_step):
     for day in (0, 1):
         write_text(tmp_path / "files" / f"day_{day}.gz", criteo_rows(100, seed=day))
-    second = Span(parse_time("start", "1970-01-02"), None)
+    second = TimeSpan(parse_time("start", "1970-01-02"), None)
     assert run_step(tmp_path / "files", second).num_replay_holdout_rows == 0
-    assert run_step(tmp_path / "files", Span(), replay_share=0.3, run="first").num_replay_rows == 0
+    assert run_step(tmp_path / "files", TimeSpan(), replay_share=0.3, run="first").num_replay_rows == 0
     with pytest.raises(ContractError, match=r"cannot be drawn from Criteo's own files, expected a lake .*ingest"):
         run_step(tmp_path / "files", second, replay_share=0.3, run="second")
 

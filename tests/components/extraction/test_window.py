@@ -12,11 +12,10 @@ import pytest
 
 from components.contracts import criteo
 from components.contracts.manifests import RawDataset
-from components.extraction.criteo_files import CriteoFiles
 from components.extraction.lake import Lake
-from components.extraction.maturity import Maturity
-from components.extraction.times import DAY_MICROS, Span, parse_time
-from components.extraction.window import resolve_window
+from components.extraction.source import CriteoFiles
+from components.extraction.times import DAY_MICROS, TimeSpan, parse_time
+from components.extraction.window import Maturity, resolve_window
 from components.runtime.errors import ContractError
 from components.storage.uris import local_path
 from tests.components.extraction.bucket_lakes import URI, fetched, put
@@ -48,36 +47,36 @@ def rows_of(*datasets: RawDataset) -> Counter:
 
 
 def test_a_window_of_days_ends_where_asked_or_at_the_newest_row(resolve):
-    assert resolve(days=2.0) == Span(NEWEST + 1 - 2 * DAY_MICROS, NEWEST + 1)
+    assert resolve(days=2.0) == TimeSpan(NEWEST + 1 - 2 * DAY_MICROS, NEWEST + 1)
     end = parse_time("end", "2026-03-03")
-    assert resolve(end="2026-03-03", days=0.5) == Span(end - DAY_MICROS // 2, end)
-    assert resolve(newest=None, days=2.0) == Span()
+    assert resolve(end="2026-03-03", days=0.5) == TimeSpan(end - DAY_MICROS // 2, end)
+    assert resolve(newest=None, days=2.0) == TimeSpan()
 
 
 def test_a_window_of_days_ignores_the_watermark_and_counts_mature_days(resolve):
     late = Maturity(attribution_hours=6)
     end = NEWEST + 1 - 6 * HOUR_MICROS
-    assert resolve(days=1.0, maturity=late) == Span(end - DAY_MICROS, end)
+    assert resolve(days=1.0, maturity=late) == TimeSpan(end - DAY_MICROS, end)
 
 
 @pytest.mark.parametrize("policy", ["weight", "keep"])
 def test_only_leaving_moves_the_windows_end(resolve, policy):
     maturity = Maturity(attribution_hours=6, immature_rows=policy)
-    assert resolve(maturity=maturity) == Span(None, NEWEST + 1)
+    assert resolve(maturity=maturity) == TimeSpan(None, NEWEST + 1)
     assert resolve(end="2026-03-04", maturity=maturity).end == parse_time("end", "2026-03-04")
 
 
 def test_an_asked_end_is_what_ages_count_from_so_that_a_later_try_reads_the_same(resolve):
     late = Maturity(attribution_hours=12)
     windows = {resolve(end="2026-03-04", maturity=late, newest=NEWEST + days * DAY_MICROS) for days in range(3)}
-    assert windows == {Span(None, parse_time("end", "2026-03-03T12:00:00Z"))}
+    assert windows == {TimeSpan(None, parse_time("end", "2026-03-03T12:00:00Z"))}
 
 
 def test_labels_that_are_final_leave_the_window_open(resolve):
     def unasked() -> int:
         raise AssertionError("a transfer for nothing")
 
-    assert resolve() == Span()
+    assert resolve() == TimeSpan()
     assert resolve_window(start="2026-03-01", end="", accepted=None, newest=unasked).end is None
 
 
@@ -113,7 +112,7 @@ def test_a_day_of_criteos_own_files_is_the_day_of_its_name(tmp_path, criteo_rows
     write_text(tmp_path / "criteo" / "day_4", criteo_rows(20))
     source = CriteoFiles(path=tmp_path / "criteo")
     window = resolve_window(start="", end="", accepted=None, days=1.0, newest=source.newest)
-    assert window == Span(4 * DAY_MICROS, 5 * DAY_MICROS)
+    assert window == TimeSpan(4 * DAY_MICROS, 5 * DAY_MICROS)
 
 
 def days_of(table):

@@ -44,8 +44,8 @@ def write_raw(tmp_path):
             holdout_uri=(tmp_path / name / "holdout").as_uri(),
             num_train_rows=counts["train"],
             num_holdout_rows=counts["holdout"],
-            num_set_aside=0,
-            set_aside_uri=None,
+            num_malformed=0,
+            malformed_uri=None,
             num_duplicates=0,
             digest="0" * 64,
         )

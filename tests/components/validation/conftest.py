@@ -36,8 +36,8 @@ def write_rows(tmp_path):
             holdout_uri=folder.as_uri(),
             num_train_rows=sum(table.num_rows for table in tables),
             num_holdout_rows=0,
-            num_set_aside=0,
-            set_aside_uri=None,
+            num_malformed=0,
+            malformed_uri=None,
             num_duplicates=0,
             digest="d" * 64,
         ).write(manifest)

@@ -68,8 +68,8 @@ class World:
             holdout_uri=folder.as_uri(),
             num_train_rows=table.num_rows,
             num_holdout_rows=0,
-            num_set_aside=0,
-            set_aside_uri=None,
+            num_malformed=0,
+            malformed_uri=None,
             num_duplicates=0,
             digest=(name.encode().hex() * 64)[:64],
         ).write(manifest)

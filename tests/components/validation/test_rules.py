@@ -161,7 +161,7 @@ def test_what_a_lake_holds_otherwise_than_agreed_is_judged_though_rows_came_cast
 
     def judged(run, *flags):
         manifest = write_rows(raw_table(300, seed=1), name=run)
-        dataclasses.replace(RawDataset.read(manifest), foreign_columns=foreign).write(manifest)
+        dataclasses.replace(RawDataset.read(manifest), schema_mismatches=foreign).write(manifest)
         code, report = step(manifest, *flags, run=run)
         return code, report.decision, [(f["rule"], f["feature"], f["description"]) for f in report.findings]
 

@@ -42,7 +42,7 @@ class FileMark(NamedTuple):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Marker:
+class VersionMarker:
     """What `_SUCCESS` in a version's folder says."""
 
     day: str
@@ -173,7 +173,7 @@ def files_of_day(day: Path) -> DayFiles:
     return DayFiles(version, [*files, *later], hashes, incomplete, sorted({*own} - {*later}))
 
 
-def read_marker(path: Path) -> Marker:
+def read_marker(path: Path) -> VersionMarker:
     """The marker at `path`.
 
     Raises:
@@ -184,6 +184,6 @@ def read_marker(path: Path) -> Marker:
         if document.pop("format_version") != _MARKER_VERSION:
             raise ContractError(f"{path} is of a later format, expected format_version {_MARKER_VERSION}")
         files, replaces = ([FileMark(*each) for each in document.pop(name)] for name in ("files", "replaces"))
-        return Marker(**document, files=files, replaces=replaces)
+        return VersionMarker(**document, files=files, replaces=replaces)
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise ContractError(f"{path} is no marker of a back-filled version: {error!r}") from error

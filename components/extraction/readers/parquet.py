@@ -1,6 +1,7 @@
-"""Our own raw schema as Parquet: a lake file, wholly or the part that lies in a span of time.
+"""Parquet files of click rows: Criteo's columns alone (`CriteoParquet`), or our raw schema (`RawParquet`), a lake file.
 
-Row groups whose statistics lie outside the span are not read. Sorting and duplicates are left to `lake`.
+Of a raw file, row groups whose statistics lie outside the wanted span are not read. Sorting and duplicates are left to
+`lake`.
 """
 
 from __future__ import annotations
@@ -13,22 +14,88 @@ from typing import Any, NamedTuple
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from components.contracts.criteo import EVENT_TIME, SERVED_BY
-from components.extraction.foreign_columns import find_foreign_columns
+from components.contracts.criteo import CATEGORICAL, EVENT_TIME, LABEL, SERVED_BY
+from components.extraction.columns import find_schema_mismatches
+from components.extraction.malformed_rows import MalformedRows
 from components.extraction.raw_schema import (
     BATCH_ROWS,
+    CLICK_COLUMNS,
     RAW_SCHEMA,
     find_malformed,
     nan_to_null,
     open_parquet,
     raw_batch,
-    set_rows_aside,
+    record_malformed,
     unreadable,
     without_rows,
 )
-from components.extraction.set_aside import SetAside
-from components.extraction.times import Span, to_micros
+from components.extraction.readers.text import parse_hex
+from components.extraction.times import TimeSpan, to_micros
 from components.runtime.errors import ContractError
+
+
+@dataclass(frozen=True, kw_only=True)
+class CriteoParquet:
+    """One file of that form; a table in our own raw schema is read by `RawParquet`."""
+
+    path: Path
+
+    def batches(self, malformed: MalformedRows) -> Iterator[Any]:
+        """See `Reader.batches`."""
+        file = open_parquet(self.path)
+        names = {name.lower(): name for name in file.schema_arrow.names}
+        wanted = [names[name.lower()] for name in CLICK_COLUMNS]
+        first_row = 1
+        try:
+            for found in file.iter_batches(batch_size=BATCH_ROWS, columns=wanted):
+                columns, reasons = self._parse(found.select(wanted))
+                batch = raw_batch(columns)
+                for at, reason in find_malformed(batch, keys=False).items():
+                    reasons.setdefault(at, reason)
+                record_malformed(found, reasons, path=self.path, first_row=first_row, malformed=malformed)
+                first_row += found.num_rows
+                malformed.count(self.path, found.num_rows)
+                yield without_rows(batch, reasons)
+        except (pa.ArrowException, OSError) as error:
+            raise unreadable(self.path, error) from error
+
+    def _parse(self, found: Any) -> tuple[dict[str, Any], dict[int, str]]:
+        columns: dict[str, Any] = {}
+        reasons: dict[int, str] = {}
+        for name, values in zip(CLICK_COLUMNS, found.columns):
+            if name in CATEGORICAL:
+                columns[name] = self._hashes(name, values, reasons)
+            else:
+                columns[name] = self._numbers(name, values)
+        return columns, reasons
+
+    def _numbers(self, name: str, values: Any) -> Any:
+        if pa.types.is_null(values.type) or pa.types.is_integer(values.type) or pa.types.is_floating(values.type):
+            target = RAW_SCHEMA.field(name).type
+            if name == LABEL and pa.types.is_floating(values.type):
+                values = nan_to_null(values)
+            numbers = values.cast(target, safe=name == LABEL)
+            return nan_to_null(numbers) if pa.types.is_floating(target) else numbers
+        raise ContractError(f"{self.path} has {name} of type {values.type}, expected numbers")
+
+    def _hashes(self, name: str, values: Any, reasons: dict[int, str]) -> Any:
+        if pa.types.is_dictionary(values.type):
+            values = values.cast(values.type.value_type)
+        if pa.types.is_null(values.type):
+            return values.cast(pa.int64())
+        if values.type == pa.int32():
+            return values.view(pa.uint32()).cast(pa.int64())
+        if pa.types.is_integer(values.type) and values.type != pa.uint64():
+            return values.cast(pa.int64())
+        if not (pa.types.is_string(values.type) or pa.types.is_large_string(values.type)):
+            raise ContractError(f"{self.path} has {name} of type {values.type}, expected integers or hex strings")
+        encoded = values.cast(pa.string()).cast(pa.binary()).dictionary_encode()
+        hashes = parse_hex(encoded.dictionary).take(encoded.indices)
+        # An empty string is missing, as an empty field of the TSV is.
+        wrong = pc.and_(hashes.is_null(), pc.greater(pc.fill_null(pc.binary_length(values), 0), 0))
+        for at in pc.indices_nonzero(wrong).to_pylist():
+            reasons.setdefault(at, f"{name} is {values[at].as_py()!r}, expected 1 to 8 hex digits or nothing")
+        return hashes
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -36,16 +103,16 @@ class RawParquet:
     """One file in the raw schema."""
 
     path: Path
-    span: Span = Span()
+    span: TimeSpan = TimeSpan()
     """Rows of this span are read."""
-    day: Span = Span()
+    day: TimeSpan = TimeSpan()
     """Rows outside their file's day are malformed: the order of days would not be the order of rows."""
     with_strays: bool = True
     """Whether rows of no time or of another day are set aside by this reader; one of a day's readers does it."""
     unread: frozenset[str] = frozenset()
     """Features that are null in the rows, whatever the file holds; it need not have them."""
 
-    def batches(self, set_aside: SetAside) -> Iterator[Any]:
+    def batches(self, malformed: MalformedRows) -> Iterator[Any]:
         """See `Reader.batches`."""
         file = open_parquet(self.path)
         here = file.schema_arrow.names
@@ -53,14 +120,14 @@ class RawParquet:
             raise ContractError(
                 f"{self.path} lacks the columns {missing}, expected the raw schema: {', '.join(RAW_SCHEMA.names)}"
             )
-        set_aside.met(find_foreign_columns(file.schema_arrow, self.path, self.unread))
+        malformed.add_mismatches(find_schema_mismatches(file.schema_arrow, self.path, self.unread))
         # Arrow would cast any integer to a time.
         if not pa.types.is_timestamp(found := file.schema_arrow.field(EVENT_TIME).type):
             raise ContractError(f"{self.path} has {EVENT_TIME} of type {found}, expected a timestamp")
         first_row = 1
         for group in range(file.num_row_groups):
             if self._may_hold(file.metadata.row_group(group)):
-                yield from self._group(file, group, first_row, set_aside)
+                yield from self._group(file, group, first_row, malformed)
             first_row += file.metadata.row_group(group).num_rows
 
     @property
@@ -68,7 +135,7 @@ class RawParquet:
         """The columns that are read."""
         return [name for name in RAW_SCHEMA.names if name not in self.unread]
 
-    def _group(self, file: Any, group: int, first_row: int, set_aside: SetAside) -> Iterator[Any]:
+    def _group(self, file: Any, group: int, first_row: int, malformed: MalformedRows) -> Iterator[Any]:
         try:
             names = [name for name in self._names if name in file.schema_arrow.names]
             for found in file.iter_batches(batch_size=BATCH_ROWS, row_groups=[group], columns=names):
@@ -84,8 +151,8 @@ class RawParquet:
                     ours = pc.or_(ours, strays)
                 others = set(pc.indices_nonzero(pc.invert(ours)).to_pylist())
                 reasons = {at: reason for at, reason in reasons.items() if at not in others}
-                set_rows_aside(batch, reasons, path=self.path, first_row=first_row, set_aside=set_aside)
-                set_aside.saw(self.path, found.num_rows - len(others))
+                record_malformed(batch, reasons, path=self.path, first_row=first_row, malformed=malformed)
+                malformed.count(self.path, found.num_rows - len(others))
                 kept = without_rows(batch, others | reasons.keys())
                 first_row += found.num_rows
                 if kept.num_rows:
@@ -137,7 +204,7 @@ def group_times(group: Any) -> GroupTimes | None:
     return GroupTimes(to_micros(statistics.min), to_micros(statistics.max), statistics.null_count)
 
 
-def _within(times: Any, span: Span) -> Any:
+def _within(times: Any, span: TimeSpan) -> Any:
     """Whether each time lies in the span; False for null."""
     micros = times.cast(pa.int64())
     inside = pc.is_valid(times)

@@ -1,8 +1,8 @@
-"""Objects of one lake on this machine's disk, by name and generation, so that none is fetched twice.
+"""Objects of one lake on this machine's disk, by name and generation, so that none is downloaded twice.
 
-`objects/<name>/<generation>` is whole and never changed; `objects/<name>/<generation>.part` is what has come of one so
-far. One process at a time fills the cache, behind `lock`. What no run needs any more goes by a bound; a run that still
-reads it has its own link (see `view`).
+`objects/<name>/<generation>` is whole and never changed; `objects/<name>/<generation>.part` is an unfinished download.
+One process at a time fills the cache, holding `lock`. Objects that no run needs are pruned above a bound; a run that
+still reads one has its own hard link (`lake_folder.MirrorView`).
 """
 
 from __future__ import annotations
@@ -12,17 +12,81 @@ import fcntl
 import logging
 import os
 import shutil
+import threading
 import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from components.extraction.mirror.progress import Progress
 from components.runtime.errors import PermanentError
-from components.storage.arriving import file_crc32c
+from components.storage.checksums import file_crc32c
+from components.storage.downloads import NUM_TRANSFERS, Download, download_all
 from components.storage.objects import ObjectInfo, Objects
-from components.storage.transfer import NUM_TRANSFERS, Errand, transfer
+
+logger = logging.getLogger(__name__)
+
+SECONDS = 10.0
+"""Between two lines."""
+
+
+class DownloadProgress:
+    """Counts what arrives; safe for several threads.
+
+    Args:
+        name: What is transferred.
+        num_files: To bring.
+        num_bytes: To bring.
+        seconds: Least time between two lines.
+        clock: Seconds from any start.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        *,
+        num_files: int,
+        num_bytes: int,
+        seconds: float = SECONDS,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._name, self._num_files, self._num_bytes = name, num_files, num_bytes
+        self._seconds, self._clock = seconds, clock
+        self._lock = threading.Lock()
+        self._began = self._told = clock()
+        self.num_done = 0
+        """Files that are whole."""
+        self.num_arrived = 0
+        """Bytes that arrived and were not given up."""
+
+    def arrived(self, num_bytes: int) -> None:
+        """Counts bytes; less than 0 where they were given up."""
+        with self._lock:
+            self.num_arrived += num_bytes
+            if (now := self._clock()) - self._told >= self._seconds:
+                self._told = now
+                logger.info("%s", self.line())
+
+    def finish_file(self) -> None:
+        """Counts one file."""
+        with self._lock:
+            self.num_done += 1
+
+    def line(self) -> str:
+        """Files, bytes, speed (MB/s, 10^6 bytes) since the beginning, and seconds left at that speed."""
+        seconds = self._clock() - self._began
+        left = self._num_bytes - self.num_arrived
+        speed = self.num_arrived / seconds if seconds > 0 else 0.0
+        rest = f", {left / speed:.0f} s left" if left > 0 and speed > 0 else ""
+        return (
+            f"{self._name}: {self.num_done} of {self._num_files} files, {self.num_arrived / 1e6:.1f} of "
+            f"{self._num_bytes / 1e6:.1f} MB in {seconds:.1f} s, {speed / 1e6:.1f} MB/s{rest}"
+        )
+
+    def close(self) -> None:
+        """Says how it ended."""
+        logger.info("%s", self.line())
+
 
 logger = logging.getLogger(__name__)
 
@@ -38,7 +102,7 @@ def free_bytes(folder: Path) -> int:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Cache:
+class DownloadCache:
     """The objects of one lake."""
 
     folder: Path
@@ -77,27 +141,27 @@ class Cache:
             Changed, TemporaryError: see `Objects.fetch`; what came is kept, and the next call asks for the rest.
             PermanentError: also where the disk has no room, before or during the transfer. What is whole is kept.
         """
-        errands = [self._errand(each) for each in wanted if not self._proves(each)]
-        if not errands:
+        downloads = [self._download(each) for each in wanted if not self._proves(each)]
+        if not downloads:
             return
-        self._make_room(objects.uri, errands, wanted)
-        missing = sum(errand.wanted.size - _size(errand.part) for errand in errands)
-        progress = Progress(objects.uri, num_files=len(errands), num_bytes=missing, clock=self.clock)
+        self._make_room(objects.uri, downloads, wanted)
+        missing = sum(download.wanted.size - _size(download.part) for download in downloads)
+        progress = DownloadProgress(objects.uri, num_files=len(downloads), num_bytes=missing, clock=self.clock)
         try:
-            transfer(
+            download_all(
                 objects,
-                errands,
+                downloads,
                 arrived=progress.arrived,
                 finished=progress.finish_file,
                 num_transfers=self.num_transfers,
             )
         except PermanentError as error:
             if isinstance(error.__cause__, OSError) and error.__cause__.errno in _FULL:
-                raise self._full(objects.uri, errands) from error
+                raise self._full(objects.uri, downloads) from error
             raise
         finally:
             progress.close()
-        self._proven.update(errand.path for errand in errands)
+        self._proven.update(download.path for download in downloads)
 
     def prune(self, needed: Iterable[ObjectInfo], spare_bytes: int | None = None) -> None:
         """Removes what is not needed, but `spare_bytes` of the whole objects, the latest used; `locked`."""
@@ -130,26 +194,26 @@ class Cache:
         self._proven.add(path)
         return True
 
-    def _errand(self, wanted: ObjectInfo) -> Errand:
+    def _download(self, wanted: ObjectInfo) -> Download:
         path = self.path(wanted)
-        return Errand(wanted, path.with_name(path.name + _PART), path)
+        return Download(wanted, path.with_name(path.name + _PART), path)
 
-    def _make_room(self, uri: str, errands: list[Errand], wanted: list[ObjectInfo]) -> None:
-        needed = sum(errand.wanted.size - _size(errand.part) for errand in errands)
+    def _make_room(self, uri: str, downloads: list[Download], wanted: list[ObjectInfo]) -> None:
+        needed = sum(download.wanted.size - _size(download.part) for download in downloads)
         if self.free(self.folder) < needed:
             self.prune(wanted, 0)
         if (free := self.free(self.folder)) < needed:
-            raise PermanentError(self._told(uri, errands, needed, free))
+            raise PermanentError(self._told(uri, downloads, needed, free))
 
-    def _full(self, uri: str, errands: list[Errand]) -> PermanentError:
+    def _full(self, uri: str, downloads: list[Download]) -> PermanentError:
         """Gives back the room of what was under way: nothing can go on where the disk is full."""
-        for errand in errands:
-            errand.part.unlink(missing_ok=True)
-        needed = sum(errand.wanted.size for errand in errands if not self.holds(errand.wanted))
-        return PermanentError("the disk became full; " + self._told(uri, errands, needed, self.free(self.folder)))
+        for download in downloads:
+            download.part.unlink(missing_ok=True)
+        needed = sum(download.wanted.size for download in downloads if not self.holds(download.wanted))
+        return PermanentError("the disk became full; " + self._told(uri, downloads, needed, self.free(self.folder)))
 
-    def _told(self, uri: str, errands: list[Errand], needed: int, free: int) -> str:
-        return f"{self.folder}: {len(errands)} files of {uri} need {needed} bytes more, {free} are free on the disk"
+    def _told(self, uri: str, downloads: list[Download], needed: int, free: int) -> str:
+        return f"{self.folder}: {len(downloads)} files of {uri} need {needed} bytes more, {free} are free on the disk"
 
     def _tidy(self, folder: Path) -> None:
         """Removes `folder` and those above it while they are empty."""

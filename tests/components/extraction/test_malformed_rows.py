@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
+from components.extraction.malformed_rows import DEFAULT_MAX_MALFORMED_FRACTION, JUDGED_FROM_ROWS, MalformedRows
 from components.extraction.readers.forms import find_reader
-from components.extraction.set_aside import DEFAULT_MAX_MALFORMED_FRACTION, JUDGED_FROM_ROWS, SetAside
 from components.runtime.errors import ContractError
 
 
@@ -34,20 +34,20 @@ def test_a_share_above_the_maximum_is_refused_with_counts_and_examples(
 
 
 def test_each_file_is_judged_by_itself(tmp_path):
-    with SetAside(tmp_path / "s.jsonl", max_fraction=0.1) as set_aside:
-        set_aside.saw(tmp_path / "good", 1000)
-        set_aside.add(tmp_path / "bad", 1, "reason", "text")
-        set_aside.saw(tmp_path / "bad", 2)
+    with MalformedRows(tmp_path / "s.jsonl", max_fraction=0.1) as malformed:
+        malformed.count(tmp_path / "good", 1000)
+        malformed.add(tmp_path / "bad", 1, "reason", "text")
+        malformed.count(tmp_path / "bad", 2)
         with pytest.raises(ContractError, match="bad: 1 of 2 rows"):
-            set_aside.judge()
+            malformed.judge()
 
 
 def test_garbage_stops_before_the_end_of_a_large_file(tmp_path):
-    with SetAside(tmp_path / "s.jsonl", max_fraction=0.0) as set_aside:
-        set_aside.add(tmp_path / "bad", 1, "reason", "text")
-        set_aside.saw(tmp_path / "bad", JUDGED_FROM_ROWS - 1)
+    with MalformedRows(tmp_path / "s.jsonl", max_fraction=0.0) as malformed:
+        malformed.add(tmp_path / "bad", 1, "reason", "text")
+        malformed.count(tmp_path / "bad", JUDGED_FROM_ROWS - 1)
         with pytest.raises(ContractError, match=r"bad: 1 of 10000 rows are malformed \(0.01%\)"):
-            set_aside.saw(tmp_path / "bad", 1)
+            malformed.count(tmp_path / "bad", 1)
 
 
 def test_no_file_is_written_for_sound_rows(tmp_path, criteo_rows, write_text, read):
@@ -57,4 +57,4 @@ def test_no_file_is_written_for_sound_rows(tmp_path, criteo_rows, write_text, re
 
 def test_a_share_outside_0_to_1_is_refused(tmp_path):
     with pytest.raises(ContractError, match="max_malformed_fraction is 1.5, expected 0 to 1"):
-        SetAside(tmp_path / "s.jsonl", max_fraction=1.5)
+        MalformedRows(tmp_path / "s.jsonl", max_fraction=1.5)

@@ -1,7 +1,4 @@
-"""A local file that grows by what a bucket sends, and the checksum of all that it holds.
-
-Which bytes are asked for, and when they are whole, is `bucket`'s.
-"""
+"""CRC32C as Cloud Storage writes it: of a whole file, and of a file while bytes are appended to it."""
 
 from __future__ import annotations
 
@@ -11,21 +8,21 @@ from typing import Any, BinaryIO
 
 import google_crc32c
 
-from components.storage.growing import unheard
+from components.storage.objects import ignore_progress
 
 _BUFFER_BYTES = 1 << 20
 
 
-class Arriving:
-    """Bytes that are appended to a file.
+class ChecksummedFile:
+    """A file to which bytes are appended, and the checksum of all that it holds.
 
     Args:
         file: Open for reading and writing, or for writing alone if nothing is kept.
         keep: Whether the file's content is the beginning of what arrives; else it is emptied.
-        arrived: Called with the number of bytes of each piece, less than 0 where bytes are given up.
+        arrived: Called with the number of bytes of each piece, less than 0 if bytes are discarded.
     """
 
-    def __init__(self, file: BinaryIO, *, keep: bool = False, arrived: Callable[[int], None] = unheard) -> None:
+    def __init__(self, file: BinaryIO, *, keep: bool = False, arrived: Callable[[int], None] = ignore_progress) -> None:
         self._file, self._arrived = file, arrived
         self._checksum = google_crc32c.Checksum()
         self.size = 0
@@ -47,7 +44,7 @@ class Arriving:
         return num_bytes
 
     def restart(self) -> None:
-        """Gives up all bytes."""
+        """Discards all bytes."""
         self._arrived(-self.size)
         self._checksum, self.size = google_crc32c.Checksum(), 0
         self._empty()

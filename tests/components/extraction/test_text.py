@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import collections
 import gzip
+import threading
+from itertools import count
 
 import pyarrow as pa
 import pytest
@@ -10,15 +13,15 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from components.contracts import criteo
-from components.extraction.readers import blocks as blocks_module
-from components.extraction.readers import fields
-from components.extraction.readers import values as values_module
-from components.extraction.readers.blocks import blocks
-from components.extraction.readers.criteo_tsv import CriteoTsv
+from components.extraction.malformed_rows import MalformedRows
+from components.extraction.raw_schema import CLICK_COLUMNS
+from components.extraction.readers import text as text_module
 from components.extraction.readers.forms import find_reader
+from components.extraction.readers.text import Block, Layout, blocks, map_in_order, parse_block, parse_hex
 from components.runtime.errors import ContractError
 
 HEADER = ("Label", *criteo.FEATURES)
+LAYOUT = Layout(delimiter="\t", columns=CLICK_COLUMNS, has_header=False)
 
 
 @pytest.mark.parametrize("name", ["day_3", "day_3.gz", "a b.tsv", "a.tsv.gz", "train.txt"])
@@ -102,7 +105,7 @@ def test_a_malformed_field_sets_its_line_aside_and_no_other(
     bad = list(rows[17])
     bad[column] = text
     path = write_text(tmp_path / "day_0.gz", [*rows[:17], bad, *rows[18:]])
-    found, malformed = read(CriteoTsv(path=path))
+    found, malformed = read(text_module.CriteoText(path=path, layout=LAYOUT))
     assert found == truth(rows[:17] + rows[18:])
     assert malformed == [{"file": str(path), "line": 18, "reason": reason, "text": "\t".join(bad)}]
 
@@ -151,9 +154,9 @@ def test_every_line_is_read_or_set_aside_wherever_blocks_end(
     lines = [noise.get(i, "\t".join(row)) for i, row in enumerate(rows)]
     path = tmp_path / "day_0.gz"
     path.write_bytes(gzip.compress("\n".join(lines).encode()))
-    monkeypatch.setattr(fields, "blocks", lambda p: blocks(p, block_bytes=block_bytes))
-    monkeypatch.setattr(blocks_module, "_PACKED_BYTES", 64)
-    found, malformed = read(CriteoTsv(path=path))
+    monkeypatch.setattr(text_module, "blocks", lambda p: blocks(p, block_bytes=block_bytes))
+    monkeypatch.setattr(text_module, "_READ_BYTES", 64)
+    found, malformed = read(text_module.CriteoText(path=path, layout=LAYOUT))
     assert found == truth([row for i, row in enumerate(rows) if i not in noise])
     assert [(m["line"], m["text"]) for m in malformed] == [(i + 1, t) for i, t in sorted(noise.items()) if t]
 
@@ -167,7 +170,7 @@ def test_hex_on_arrays_agrees_with_the_contract(values):
         except ContractError:
             return None
 
-    assert values_module.parse_hex(pa.array(values, pa.binary())).to_pylist() == [one(v) for v in values]
+    assert parse_hex(pa.array(values, pa.binary())).to_pylist() == [one(v) for v in values]
 
 
 @pytest.mark.parametrize("keep", [0.3, 0.98])
@@ -176,7 +179,7 @@ def test_a_file_truncated_mid_gzip_is_named_with_the_rows_read_before(tmp_path, 
     whole = path.read_bytes()
     path.write_bytes(whole[: int(len(whole) * keep)])
     with pytest.raises(ContractError, match=r"day 0/day_0.gz is truncated: \d{3,4} whole lines were read") as caught:
-        read(CriteoTsv(path=path))
+        read(find_reader(path))
     num_lines = int(str(caught.value).split("truncated: ")[1].split()[0])
     assert abs(num_lines - 3000 * keep) < 200
 
@@ -187,7 +190,7 @@ def test_a_gzip_file_damaged_inside_is_named(tmp_path, criteo_rows, write_text, 
     damaged[len(damaged) // 2 : len(damaged) // 2 + 50] = b"\0" * 50
     path.write_bytes(bytes(damaged))
     with pytest.raises(ContractError, match=r"day_0.gz is damaged"):
-        read(CriteoTsv(path=path))
+        read(find_reader(path))
 
 
 def test_concatenated_gzip_members_are_one_file(tmp_path, criteo_rows, write_text, truth, read):
@@ -201,3 +204,92 @@ def test_a_file_without_lines_does_not_fill_the_memory(tmp_path):
     (tmp_path / "day_0").write_bytes(b"0" * (3 << 20))
     with pytest.raises(ContractError, match="line longer than"):
         list(blocks(tmp_path / "day_0", block_bytes=1 << 16))
+
+
+def test_a_torn_line_that_is_no_utf8_is_set_aside_alone(criteo_rows, truth, clicks):
+    rows = criteo_rows(20)
+    lines = ["\t".join(row).encode() for row in rows]
+    lines[5] = b"\xe9\xff\t1"
+    parsed = parse_block(Block(1, b"\n".join(lines)), LAYOUT)
+    assert clicks(parsed.batch) == truth(rows[:5] + rows[6:])
+    assert parsed.malformed == [(6, "2 columns, expected 40", r"\xe9\xff" + "\t1")]
+
+
+def test_a_field_that_slid_into_the_next_line_makes_both_malformed(criteo_rows):
+    first, second = criteo_rows(2)
+    content = "\t".join(first[:-1]) + "\n" + "\t".join(["0", *second]) + "\n"
+    parsed = parse_block(Block(1, content.encode()), LAYOUT)
+    assert [(line, reason) for line, reason, _ in parsed.malformed] == [
+        (1, "39 columns, expected 40"),
+        (2, "41 columns, expected 40"),
+    ]
+
+
+def test_a_block_of_torn_lines_alone_has_no_rows():
+    parsed = parse_block(Block(7, b"1\t2\n\n\xff\n"), LAYOUT)
+    assert parsed.batch.num_rows == 0
+    assert [line for line, _, _ in parsed.malformed] == [7, 9]
+
+
+def test_no_more_than_a_few_items_are_drawn_ahead():
+    drawn = []
+    ahead = map_in_order((drawn.append(i) or i for i in count()), lambda i: i, num_threads=3)
+    for i in range(10):
+        assert next(ahead) == i
+        assert len(drawn) <= i + 1 + 3 + 1
+    ahead.close()
+
+
+class Broken(Exception):
+    pass
+
+
+def _fail_at(place: int, *, while_drawing: bool):
+    def items():
+        for i in range(20):
+            if while_drawing and i == place:
+                raise Broken(i)
+            yield i
+
+    def work(i: int) -> int:
+        if not while_drawing and i == place:
+            raise Broken(i)
+        return i
+
+    return map_in_order(items(), work, num_threads=3)
+
+
+@pytest.mark.timeout(60)
+@pytest.mark.parametrize("place", [0, 7])
+@pytest.mark.parametrize("while_drawing", [True, False])
+def test_a_failure_comes_after_all_items_before_it_in_order_and_ends_every_thread(place, while_drawing):
+    before, found = threading.active_count(), []
+    ahead = _fail_at(place, while_drawing=while_drawing)
+    with pytest.raises(Broken):
+        collections.deque((found.append(item) for item in ahead), maxlen=0)
+    assert found == list(range(place))
+    assert threading.active_count() == before
+
+
+@pytest.mark.timeout(60)
+def test_a_caller_who_stops_early_leaves_no_thread_behind():
+    before = threading.active_count()
+    ahead = map_in_order(iter(range(1000)), lambda i: i, num_threads=3)
+    next(ahead)
+    assert threading.active_count() > before
+    ahead.close()
+    assert threading.active_count() == before
+
+
+@pytest.mark.timeout(60)
+def test_malformed_rows_are_not_recorded_before_the_caller_reaches_them(tmp_path, criteo_rows, write_text, monkeypatch):
+    rows = criteo_rows(400)
+    for i in range(0, 400, 20):
+        rows[i] = ["junk"]
+    path = write_text(tmp_path / "day_0", rows)
+    monkeypatch.setattr(text_module, "blocks", lambda path: blocks(path, block_bytes=4000))
+    with MalformedRows(tmp_path / "malformed", max_fraction=1.0) as malformed:
+        reader = text_module.CriteoText(path=path, layout=LAYOUT).batches(malformed)
+        batch = next(reader)
+        assert malformed.num_rows == -(-(batch.num_rows + 1) // 20)
+        reader.close()

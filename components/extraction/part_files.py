@@ -21,7 +21,7 @@ _DICTIONARY_BYTES = 128 << 10
 a sixth less of processor time and in as many bytes; pyarrow's 1 MiB is never reached by a row group's 65,536 rows."""
 
 
-class Part(NamedTuple):
+class PartFile(NamedTuple):
     """One file written."""
 
     path: Path
@@ -41,7 +41,7 @@ class PartWriter:
     def __init__(
         self, folder: Path, *, prefix: str = "part", first_number: int = 0, file_rows: int = FILE_ROWS
     ) -> None:
-        self.parts: list[Part] = []
+        self.parts: list[PartFile] = []
         self._folder, self._prefix, self._number, self._file_rows = folder, prefix, first_number, file_rows
         self._pending: list[Any] = []
         self._num_pending = 0
@@ -71,13 +71,13 @@ class PartWriter:
         if self._writer is None:
             path = self._folder / f"{self._prefix}-{self._number:05d}.parquet"
             self._writer = pq.ParquetWriter(path, RAW_SCHEMA, dictionary_pagesize_limit=_DICTIONARY_BYTES)
-            self.parts.append(Part(path, 0))
+            self.parts.append(PartFile(path, 0))
             self._number += 1
         self._writer.write_table(pending.slice(0, num_rows).combine_chunks(), row_group_size=num_rows)
         self._pending = pending.slice(num_rows).to_batches()
         self._num_pending -= num_rows
         self._num_written += num_rows
-        self.parts[-1] = Part(self.parts[-1].path, self._num_written)
+        self.parts[-1] = PartFile(self.parts[-1].path, self._num_written)
         if self._num_written == self._file_rows:
             self._finish_file()
 
@@ -87,7 +87,7 @@ class PartWriter:
         self._writer, self._num_written = None, 0
 
 
-def cut_newest(parts: list[Part], num_newest: int, *, older: Path, newest: Path) -> None:
+def cut_newest(parts: list[PartFile], num_newest: int, *, older: Path, newest: Path) -> None:
     """Moves the rows of `parts` into the folders `older` and `newest`; the last `num_newest` rows are the newest.
 
     Files that lie on one side are renamed; the one that the cut goes through is rewritten as two.
@@ -109,7 +109,7 @@ def cut_newest(parts: list[Part], num_newest: int, *, older: Path, newest: Path)
         number[folder] += 1
 
 
-def _rewrite(part: Part, num_older: int, *, older: Path, newest: Path, number: int) -> None:
+def _rewrite(part: PartFile, num_older: int, *, older: Path, newest: Path, number: int) -> None:
     with PartWriter(older, first_number=number) as first, PartWriter(newest) as second:
         row = 0
         for batch in pq.ParquetFile(part.path).iter_batches(batch_size=BATCH_ROWS):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from components.runtime.errors import ContractError
-from components.storage.fetching import fetched_files
+from components.storage.downloads import fetched_files
 from components.storage.locations import read_object
 from components.storage.objects import Changed
 

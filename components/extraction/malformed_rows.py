@@ -1,0 +1,130 @@
+"""Malformed rows: kept beside their reason, counted, and the step stopped if a file has too many.
+
+A reader adds each row that it cannot use and counts all rows that it has read. Each malformed row is a line in a JSONL
+file: `file`, `line` (from 1; the row's number in a Parquet file), `reason`, `text` (the original).
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import TracebackType
+from typing import IO, Any
+
+from components.extraction.columns import SchemaMismatch
+from components.runtime.errors import ContractError
+
+logger = logging.getLogger(__name__)
+
+DEFAULT_MAX_MALFORMED_FRACTION = 0.01
+"""Share of a file's rows that may be malformed. Criteo's own files have none; 1 % tolerates a torn line or a bad
+concatenation, and stops at a file whose columns have moved."""
+JUDGED_FROM_ROWS = 10_000
+"""From this many rows on a file is judged while it is read, so that garbage stops early; and always at its end."""
+NUM_EXAMPLES = 3
+Named = Callable[[Path], str]
+"""The name of a file for people."""
+
+
+@dataclass
+class _FileCounts:
+    num_rows: int = 0
+    num_malformed: int = 0
+    examples: list[str] = field(default_factory=list)
+
+
+class MalformedRows:
+    """Collects malformed rows into the JSONL file at `path`, which exists only if there is one.
+
+    Args:
+        path: Where the rows go; in a folder that is published as a whole, or discarded.
+        max_fraction: Share of each file's rows that may be malformed, in [0, 1].
+        named: What a file is called in the JSONL file: its path, or what it was copied from.
+    """
+
+    def __init__(self, path: Path, *, max_fraction: float = DEFAULT_MAX_MALFORMED_FRACTION, named: Named = str) -> None:
+        if not 0 <= max_fraction <= 1:
+            raise ContractError(f"max_malformed_fraction is {max_fraction}, expected 0 to 1")
+        self.path = path
+        self.num_rows = 0
+        """Malformed rows so far, over all files."""
+        self._max_fraction, self._named = max_fraction, named
+        self._counts: dict[Path, _FileCounts] = {}
+        self._mismatches: dict[str, SchemaMismatch] = {}
+        self._file: IO[str] | None = None
+
+    def __enter__(self) -> MalformedRows:
+        """Returns itself; the file is closed on exit."""
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        """Closes the file."""
+        if self._file is not None:
+            self._file.close()
+
+    def add(self, path: Path, line: int, reason: str, text: str) -> None:
+        """Records one malformed row; `count` must count it as well."""
+        if self._file is None:
+            self._file = self.path.open("w", encoding="utf-8")
+        self._file.write(json.dumps({"file": self._named(path), "line": line, "reason": reason, "text": text}) + "\n")
+        self.num_rows += 1
+        counts = self._counts.setdefault(path, _FileCounts())
+        counts.num_malformed += 1
+        if len(counts.examples) < NUM_EXAMPLES:
+            counts.examples.append(f"line {line}: {reason}")
+
+    def add_mismatches(self, columns: Iterable[SchemaMismatch]) -> None:
+        """Records schema mismatches of a file, the first of each column."""
+        for each in columns:
+            self._mismatches.setdefault(each.column, each)
+
+    @property
+    def schema_mismatches(self) -> list[dict[str, Any]]:
+        """See `RawDataset.schema_mismatches`."""
+        return [each._replace(file=self._named(Path(each.file)))._asdict() for each in self._mismatches.values()]
+
+    def count(self, path: Path, num_rows: int) -> None:
+        """Counts rows of `path`, malformed ones included, and judges the file once it has shown enough of them.
+
+        Raises:
+            ContractError: too many of the file's rows so far are malformed.
+        """
+        counts = self._counts.setdefault(path, _FileCounts())
+        counts.num_rows += num_rows
+        if counts.num_rows >= JUDGED_FROM_ROWS:
+            self._judge_file(path, counts)
+
+    def judge(self) -> None:
+        """Judges every file read.
+
+        Raises:
+            ContractError: too many of a file's rows are malformed; names the file, the counts and the first examples.
+        """
+        for path, counts in self._counts.items():
+            self._judge_file(path, counts)
+            if counts.num_malformed:
+                logger.warning("%s: %d of %d rows are malformed", path, counts.num_malformed, counts.num_rows)
+
+    def _judge_file(self, path: Path, counts: _FileCounts) -> None:
+        if counts.num_malformed > self._max_fraction * counts.num_rows:
+            share = counts.num_malformed / max(counts.num_rows, 1)
+            raise ContractError(
+                f"{path}: {counts.num_malformed} of {counts.num_rows} rows are malformed ({share:.2%}), expected at "
+                f"most {self._max_fraction:.2%}; first: {'; '.join(counts.examples)}"
+            )
+
+
+class IgnoredRows(MalformedRows):
+    """Keeps and judges nothing: for rows that an earlier reader of the file has judged."""
+
+    def __init__(self) -> None:
+        super().__init__(Path(), max_fraction=1.0)
+
+    def add(self, path: Path, line: int, reason: str, text: str) -> None:
+        """Ignores the row."""
+
+    def count(self, path: Path, num_rows: int) -> None:
+        """Counts nothing."""

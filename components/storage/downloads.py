@@ -1,0 +1,144 @@
+"""Objects as files of this machine: several at a time, in bounded batches, or one alone.
+
+How the bytes of one object arrive and are proven is `Objects.fetch`. Extraction caches what it reads repeatedly.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor, as_completed
+from contextlib import contextmanager
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import NamedTuple
+
+from components.runtime.durable import fsync_path
+from components.storage.objects import ObjectInfo, Objects, ignore_progress
+
+logger = logging.getLogger(__name__)
+
+NUM_TRANSFERS = 8
+"""At a time; Google's client keeps ten connections."""
+BATCH_BYTES = 256 << 20
+"""Fetched together: enough small files to keep all transfers busy, without filling the disk."""
+
+
+class Download(NamedTuple):
+    """One object to fetch."""
+
+    wanted: ObjectInfo
+    part: Path
+    """What has arrived so far; no reader looks at it."""
+    path: Path
+    """Where it lies once it is whole."""
+
+
+class _Stopped(Exception):
+    """Another transfer failed."""
+
+
+def download_all(
+    objects: Objects,
+    downloads: Sequence[Download],
+    *,
+    arrived: Callable[[int], None] = ignore_progress,
+    finished: Callable[[], None] = lambda: None,
+    num_transfers: int = NUM_TRANSFERS,
+) -> None:
+    """Brings every object to its path, whole; large ones first, so that no single one is waited for at the end.
+
+    The first failure ends all transfers; what arrived is kept for the next try.
+
+    Args:
+        objects: Where they are.
+        downloads: What is fetched; no two have the same path.
+        arrived: See `Objects.fetch`.
+        finished: Called for each file that is whole.
+        num_transfers: At a time.
+
+    Raises:
+        Changed, TemporaryError, PermanentError: see `Objects.fetch`; the first one. No transfer continues.
+    """
+    stop = threading.Event()
+
+    def count(num_bytes: int) -> None:
+        if stop.is_set():
+            raise _Stopped
+        arrived(num_bytes)
+
+    def bring(download: Download) -> None:
+        if stop.is_set():
+            raise _Stopped
+        objects.fetch(download.wanted, download.part, arrived=count)
+        os.replace(download.part, download.path)
+        fsync_path(download.path.parent)
+        finished()
+
+    with ThreadPoolExecutor(num_transfers, thread_name_prefix="download") as threads:
+        ordered = sorted(downloads, key=lambda download: -download.wanted.size)
+        try:
+            for done in as_completed([threads.submit(bring, download) for download in ordered]):
+                done.result()
+        finally:
+            stop.set()
+
+
+def fetched_files(
+    objects: Objects, wanted: Sequence[ObjectInfo], scratch: Path, *, batch_bytes: int = BATCH_BYTES
+) -> Iterator[tuple[ObjectInfo, Path]]:
+    """Yields each object with its file, in order; the file is gone when the next one is asked for.
+
+    At most `batch_bytes` lie on the disk, or one object that is larger. Each is the write that was listed, proven by
+    its checksum.
+
+    Args:
+        objects: Where they are.
+        wanted: As they were listed.
+        scratch: Folder for the files; nothing stays in it.
+        batch_bytes: See `BATCH_BYTES`.
+
+    Raises:
+        Changed: an object was replaced or removed since it was listed.
+        TemporaryError, PermanentError: it cannot be fetched; also if the disk has no room.
+    """
+    for batch in _batches(wanted, batch_bytes):
+        with TemporaryDirectory(dir=scratch, prefix=".fetched-") as folder:
+            downloads = [
+                Download(each, Path(folder, f"{n}.part"), Path(folder, str(n))) for n, each in enumerate(batch)
+            ]
+            download_all(objects, downloads)
+            for download in downloads:
+                yield download.wanted, download.path
+                download.path.unlink()
+        logger.info("%s: read %d files to %s", objects.uri, len(batch), batch[-1].name)
+
+
+def _batches(wanted: Sequence[ObjectInfo], batch_bytes: int) -> Iterator[list[ObjectInfo]]:
+    batch: list[ObjectInfo] = []
+    for each in wanted:
+        if batch and sum(one.size for one in batch) + each.size > batch_bytes:
+            yield batch
+            batch = []
+        batch.append(each)
+    if batch:
+        yield batch
+
+
+@contextmanager
+def local_copy(objects: Objects, name: str) -> Iterator[Path]:
+    """Yields the object's file: itself in a folder; for a bucket a copy, which is removed afterwards.
+
+    Raises:
+        ContractError: there is no such object in the bucket.
+        TemporaryError, PermanentError: it cannot be fetched.
+    """
+    if (local := objects.local(name)) is not None:
+        yield local
+        return
+    with TemporaryDirectory(prefix="evergreen-object-") as folder:
+        path = Path(folder) / "content"
+        objects.download(name, path)
+        yield path
