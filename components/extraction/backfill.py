@@ -189,9 +189,7 @@ class DayVersions:
         claim = self._objects.read(f"{folder}/{CLAIM}")
         begun_by = claim.content.decode(errors="replace") if claim and claim.content else "by whom and when is unknown"
         location = self._objects.local(folder)
-        command = (
-            f"rm -r '{location}/'" if location else f"gcloud storage rm --recursive '{self._objects.uri}/{folder}/'"
-        )
+        remove, target = ("rm -r", location) if location else ("gcloud storage rm -r", f"{self._objects.uri}/{folder}")
         logger.warning(
             "%s/%s was begun (%s) and not finished; it is not read. If no back-fill of the day is running, remove it: "
             "%s '%s/'",
