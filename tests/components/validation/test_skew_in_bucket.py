@@ -17,7 +17,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from components.runtime.errors import ContractError, PermanentError, TemporaryError
-from components.storage import fetching
+from components.storage import downloads
 from components.validation.rules.judging import read_rules
 from components.validation.settings import ValidationSettings
 from components.validation.skew.archive import BucketArchive, Span, open_archive
@@ -129,7 +129,7 @@ def test_only_the_spans_days_are_fetched_each_file_once_and_only_the_spans_rows_
 
 def test_no_more_of_the_disk_is_taken_than_a_batch(in_both, tmp_path, monkeypatch):
     size = max(path.stat().st_size for path in in_both.rglob("*.parquet"))
-    monkeypatch.setattr(fetching.fetched_files, "__kwdefaults__", {"batch_bytes": 2 * size})
+    monkeypatch.setattr(downloads.fetched_files, "__kwdefaults__", {"batch_bytes": 2 * size})
     archive, most = impatient(), []
     fetch = archive.objects.fetch
 
