@@ -60,7 +60,7 @@ demo: environments
 	@exec $(DRIVER) -m pipelines demo $(if $(DATA),--data "$(DATA)") $(if $(LOG),--log "$(LOG)") $(DEMO_FLAGS)
 
 test: environments
-	@exec $(DRIVER) tests/everywhere.py $(TEST_FLAGS)
+	@exec $(DRIVER) -m tests.everywhere $(TEST_FLAGS)
 
 # TESTS=follow leaves the manifests' tests to a `make test` that follows and runs them among all others.
 check: environments

@@ -1,4 +1,4 @@
-"""Runs every test, each folder in the environment of its image, and closes with one line over all of them.
+"""Runs every test and every example in a docstring, each in the environment of its image; ends with one line of counts.
 
 One part more at a time than there are cores: those with servers wait for half of their time. Arguments go to every
 pytest.
@@ -14,8 +14,10 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from components.runtime.forked import available_cores
+from tests.conftest import ENVIRONMENT_OF_FOLDER
+from tests.support.paths import REPOSITORY
 
-REPOSITORY = Path(__file__).resolve().parents[1]
+PACKAGES = ("components", "pipelines", "monitoring", "inference_client", "k8s")
 PARTS = (
     ("driver", "serving"),
     ("driver", "loop"),
@@ -41,6 +43,8 @@ def run(environment: str, part: str, arguments: list[str]) -> tuple[str, int, di
     junit.unlink(missing_ok=True)
     python = REPOSITORY / ".venvs" / environment / "bin" / "python"
     chosen = arguments if "-m" in arguments else ["-m", "not slow and not gpu", *arguments]
+    if not any(Path(argument.partition("::")[0]).exists() for argument in arguments):
+        chosen += ["tests", *(_files_with_examples(environment) if part in ("", "rest") else ())]
     command = [str(python), "-m", "pytest", "-q", "--color=no", f"--junitxml={junit}", *chosen]
     # One thread per library: the parts share the cores.
     variables = {**os.environ, "OMP_NUM_THREADS": "1", "TF_CPP_MIN_LOG_LEVEL": "3", "EVERGREEN_TEST_PART": part}
@@ -50,6 +54,17 @@ def run(environment: str, part: str, arguments: list[str]) -> tuple[str, int, di
         ).returncode
     print(f"== {name}\n{log.read_text(errors='replace')}", flush=True)
     return name, code, _counts(junit)
+
+
+def _files_with_examples(environment: str) -> list[str]:
+    """The product's modules whose docstrings hold examples, of the rooms that are this environment's."""
+    found = []
+    for path in sorted(file for package in PACKAGES for file in (REPOSITORY / package).rglob("*.py")):
+        name = path.relative_to(REPOSITORY).as_posix()
+        homes = [home for folder, home in ENVIRONMENT_OF_FOLDER.items() if name.startswith(f"{folder}/")]
+        if (homes or ["driver"])[0] == environment and ">>> " in path.read_text():
+            found.append(name)
+    return found
 
 
 def _counts(junit: Path) -> dict[str, int]:
