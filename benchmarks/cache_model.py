@@ -24,7 +24,7 @@ from components.deployment.graph.parity import GoldenRows
 from components.deployment.repository.files import assemble
 from components.deployment.repository.triton_config import ServingOptions, triton_config
 from inference_client.simulation.world import World
-from pipelines.local.loopback import DIRECT
+from pipelines.local.stack import DIRECT
 
 NETWORKS = {"demo": CONFIG, "sample": DcnConfig(embedding_dim=16, num_cross_layers=6, tower=(1024, 1024))}
 """`demo` is what `make demo` serves, `sample` NVIDIA's DCN sample."""

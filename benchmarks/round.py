@@ -38,7 +38,7 @@ from components.store import promotion_journal
 from components.store.run_notes import read_notes
 from inference_client.simulation.lake import write_lake
 from inference_client.simulation.world import World
-from pipelines.local.run import LocalFolders
+from pipelines.local.runner import LocalFolders
 from pipelines.local.triton import TritonServer
 
 BASE_ROWS = 100_000

@@ -29,9 +29,8 @@ from components.contracts.serving import MAX_BATCH_ROWS, MODEL_NAME
 from components.deployment.repository.triton_config import ServingOptions, read_options, triton_config
 from components.deployment.triton_client import Triton
 from components.runtime.durable import write_whole
-from pipelines.local.loopback import DIRECT, LOOPBACK
-from pipelines.local.triton import TritonServer
-from pipelines.local.triton_wheel import PreparedWheel
+from pipelines.local.stack import DIRECT, LOOPBACK
+from pipelines.local.triton import PreparedWheel, TritonServer
 
 PEERS = Path(__file__).with_name("serving_peers")
 

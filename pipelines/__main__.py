@@ -1,7 +1,7 @@
 """The `evergreen` command line: parses, and calls the room that does the work.
 
-Commands of other rooms (monitor, replay, ...) replace this process by `python -m <room>` with the rest of the line, so
-each room's flags are said once, there.
+Commands of other rooms (monitor, traffic, ...) replace this process by `python -m <room>` with the rest of the line, so
+that each room's flags are defined once, there. What needs kfp is imported when its command runs: kfp takes seconds.
 """
 
 from __future__ import annotations
@@ -14,11 +14,10 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from components.runtime.errors import ContractError, PermanentError, TemporaryError
-from pipelines.cluster_commands import add_compile, add_submit, run_compile, run_submit
+from components.runtime.errors import ContractError
+from components.runtime.exit_codes import exits_with_code
+from components.runtime.kubeflow import EXPERIMENT, PIPELINE_NAME, SERVICE_ACCOUNT, KubeflowServer, PipelineVersion
 from pipelines.local.environments import REPOSITORY, python_of
-
-logger = logging.getLogger(__name__)
 
 ROOMS = {
     "monitor": ("monitoring", (), "watch the click log, decide when to retrain"),
@@ -42,40 +41,42 @@ ROOMS = {
     "quarantine": (
         "components.validation.quarantine_command",
         (),
-        "list the rows that rules set aside; take them back into the next round",
+        "list the quarantined rows; return them to the next round",
     ),
-    "ingest": ("components.extraction.ingest", (), "turn Criteo files into a lake"),
+    "ingest": ("components.extraction.ingest", (), "convert Criteo files to a lake"),
     "backfill": ("components.extraction.backfill", (), "replace a past day of the lake by a new version of it"),
     "lineage": ("components.extraction.lineage", (), "which model saw which version of which day"),
     "verify": ("components.deployment.verify", (), "prove offline that a version answered as it was released"),
     "canary": ("components.deployment.canary", (), "give a new version a growing share of traffic, or take it back"),
-    "watchdog": ("components.deployment.watchdog", (), "ask every server golden rows; reload what answers wrongly"),
+    "watchdog": (
+        "components.deployment.watchdog",
+        (),
+        "probe every server with golden rows; reload one that answers wrongly",
+    ),
     "rollback": ("components.deployment.rollback", (), "make an earlier version live again"),
-    "promote": ("components.deployment.promote", (), "make a model live that the gate refused, on your word"),
+    "promote": ("components.deployment.promote", (), "make a model live although the gate refused it"),
 }
 ENVIRONMENT_OF_ROOM = {"schema": "validation"}
 """Rooms that need packages of another environment than this one's."""
+
+
+_NO_PLACEMENT = ("command", "output", "placement")
 
 
 def build_parser() -> argparse.ArgumentParser:
     """All commands and their flags."""
     parser = argparse.ArgumentParser(prog="evergreen", description="Keeps a recommender's click model fresh.")
     commands = parser.add_subparsers(dest="command", required=True)
-
     _add_demo(commands)
-    add_compile(commands)
-
+    _add_compile(commands)
     run = commands.add_parser("run", help="run the compiled pipeline on this machine")
     run.add_argument("--package", type=Path, required=True, help="compiled pipeline")
     run.add_argument("--folder", type=Path, required=True, help="holds lake, store, work, repository, logs")
     run.add_argument("--request", type=Path, help="retrain request (JSON) to run for")
     _add_parameters(run)
-
-    _add_parameters(add_submit(commands))
-
+    _add_submit(commands)
     _add_journal(commands)
     _add_model(commands.add_parser("model", help="look into one stored model"))
-
     for name, (_, _, summary) in ROOMS.items():
         commands.add_parser(name, help=summary, add_help=False)
     return parser
@@ -99,9 +100,77 @@ def _add_demo(commands: Any) -> None:
     )
 
 
+def _add_compile(commands: Any) -> None:
+    # A flag that is not given is absent, so that the placement file's value counts.
+    parser = commands.add_parser(
+        "compile", help="compile the retraining pipeline to KFP IR YAML", argument_default=argparse.SUPPRESS
+    )
+    parser.add_argument(
+        "--output", type=Path, default=Path("build/retraining.yaml"), help="file to write (default: %(default)s)"
+    )
+    parser.add_argument(
+        "--placement",
+        type=Path,
+        default=None,
+        help="YAML of the cluster, such as k8s/overlays/gke/placement.yaml; ${NAME} comes from cluster.env beside it, "
+        "and flags override it (default: a laptop's)",
+    )
+    parser.add_argument("--registry", help="prefix of the images (default: none)")
+    parser.add_argument("--tag", help="tag of the images; on a cluster the git revision (default: dev)")
+    parser.add_argument("--volume", help="name of the shared volume claim (default: evergreen)")
+    parser.add_argument(
+        "--accelerator", help="GPU resource of GPU steps, such as nvidia.com/mig-1g.5gb; empty = none (nvidia.com/gpu)"
+    )
+    parser.add_argument("--repository", help="default model repository, folder or gs:// (default: on the volume)")
+    parser.add_argument("--lake", help="default lake, folder or gs:// (default: on the volume)")
+    parser.add_argument("--triton-urls", help="default servers that a release reaches (default: none)")
+    parser.add_argument("--device", choices=("cpu", "gpu"), help="default device of serving (default: cpu)")
+    parser.add_argument(
+        "--backend", choices=("pytorch", "hugectr"), help="trainer; its image runs the training step (pytorch)"
+    )
+    parser.add_argument("--training-gpus", type=int, help="GPUs of the training step (hugectr; default: 1)")
+    parser.add_argument("--num-retries", type=int, help="tries of any other failed step after the first (default: 2)")
+    parser.add_argument(
+        "--training-retries",
+        type=int,
+        help="tries of a failed training after the first; each continues from its last checkpoint (default: 4)",
+    )
+
+
+def _add_submit(commands: Any) -> None:
+    parser = commands.add_parser(
+        "submit", help="upload to, or start a run or a schedule on, a Kubeflow Pipelines server"
+    )
+    parser.add_argument("--package", type=Path, required=True, help="compiled pipeline")
+    parser.add_argument("--host", required=True, help="address of the KFP API")
+    parser.add_argument("--namespace", default="", help="of a multi-user installation; none on a single-user one")
+    parser.add_argument("--token-file", default="", help="token to show the server, read anew at each request")
+    parser.add_argument("--experiment", default=EXPERIMENT, help="created if absent (default: %(default)s)")
+    parser.add_argument(
+        "--service-account",
+        default=SERVICE_ACCOUNT,
+        help="Kubernetes service account of the steps' pods; empty = the server's choice (default: %(default)s)",
+    )
+    parser.add_argument(
+        "--upload", action="store_true", help="upload the file as a version of the pipeline, and run it"
+    )
+    parser.add_argument("--upload-version", help="name of that version (default: the tag of the compiled images)")
+    parser.add_argument("--pipeline", default=PIPELINE_NAME, help="of which pipeline (default: %(default)s)")
+    parser.add_argument("--no-run", action="store_true", help="only upload")
+    parser.add_argument(
+        "--recurring",
+        metavar="CRON",
+        help="instead of one run, a schedule in UTC of 6 fields, seconds first, such as '0 0 3 * * *'; replaces the "
+        "previous one",
+    )
+    parser.add_argument("--wait", action="store_true", help="wait until the run ends; 0 = succeeded, 3 = anything else")
+    parser.add_argument("--wait-hours", type=float, default=24.0, help="longest wait (default: %(default)s)")
+    _add_parameters(parser)
+
+
 def _add_journal(commands: Any) -> None:
     models = commands.add_parser("models", help="list every release, rollback and promotion: who, when, why, hashes")
-    live_at = commands.add_parser("live-at", help="tell which version was live at a time")
+    live_at = commands.add_parser("live-at", help="show which version was live at a time")
     live_at.add_argument("time", metavar="TIME", help="ISO 8601, UTC where it has no zone; or now")
     for parser in (models, live_at):
         parser.add_argument("--store", required=True, help="model store, folder or its URI")
@@ -128,84 +197,119 @@ def _add_parameters(parser: argparse.ArgumentParser) -> None:
     )
 
 
+@exits_with_code
 def main(argv: Sequence[str] | None = None) -> int:
-    """Runs one command; 0 done, 1 refused, 2 misuse, 3 failed, 130 stopped by Ctrl-C.
-
-    Python's own code for an unforeseen error is 1, which here means that a gate said no: so those are caught too.
-    """
+    """Runs one command; the exit codes are those of docs/pipeline.md."""
     line = list(sys.argv[1:] if argv is None else argv)
     if line and line[0] in ROOMS:
         module, words, _ = ROOMS[line[0]]
-        python = _python_of(line[0])
+        python = _python_of_room(line[0])
         os.execv(python, [python, "-m", module, *words, *line[1:]])
     arguments = build_parser().parse_args(line)
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(name)s %(message)s")
-    try:
-        return _call(arguments)
-    except ContractError as error:
-        print(f"error: {error}", file=sys.stderr)
-        return 2
-    except (PermanentError, TemporaryError) as error:
-        print(f"error: {error}", file=sys.stderr)
-        return 3
-    except KeyboardInterrupt:
-        print("stopped", file=sys.stderr)
-        return 130
-    except Exception as error:
-        logger.exception("%s ended with an unforeseen error", arguments.command)
-        print(f"error: {type(error).__name__}: {error}", file=sys.stderr)
-        return 3
+    return _COMMANDS[arguments.command](arguments)
 
 
-def _python_of(room: str) -> str:
+def _python_of_room(room: str) -> str:
     """The interpreter that runs a room's commands: this one, or another environment's, which must have been built."""
     if room not in ENVIRONMENT_OF_ROOM:
         return sys.executable
     python = python_of(ENVIRONMENT_OF_ROOM[room])
     if not python.exists():
-        print(f"error: {room} needs {python}, which is absent; `make environments` builds it", file=sys.stderr)
-        raise SystemExit(2)
+        raise ContractError(f"{room} needs {python}, which is absent; `make environments` builds it")
     # The environment does not hold our code; the working folder stays the user's.
     os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, [str(REPOSITORY), os.environ.get("PYTHONPATH", "")]))
     return str(python)
 
 
-def _call(arguments: argparse.Namespace) -> int:
-    if arguments.command == "demo":
-        from pipelines.local.demo import DemoSettings, run_demo
+def _run_demo(arguments: argparse.Namespace) -> int:
+    from pipelines.local.demo import run_demo
+    from pipelines.local.plan import DemoSettings
 
-        settings = DemoSettings(
-            folder=arguments.folder.resolve(),
-            data=arguments.data.resolve() if arguments.data else None,
-            rows=arguments.rows,
-            seed=arguments.seed,
-            log=arguments.log,
-            drift_columns=tuple(filter(None, arguments.drift_columns.split(","))),
-        )
-        return run_demo(settings)
-    if arguments.command == "compile":
-        return run_compile(arguments)
-    if arguments.command == "run":
-        from components.contracts.retrain_request import RetrainRequest
-        from pipelines.local.run import EXIT_CODES, LocalFolders, run_once
-        from pipelines.package import read_parameters
-
-        request = RetrainRequest.read(arguments.request) if arguments.request else None
-        folders = LocalFolders(root=arguments.folder.resolve())
-        parameters = read_parameters(arguments.package, arguments.parameter)
-        outcome = run_once(arguments.package, folders, parameters, request)
-        print(f"{outcome.state} at {outcome.step}: {outcome.reason}")
-        return EXIT_CODES[outcome.state]
-    if arguments.command == "submit":
-        return run_submit(arguments)
-    if arguments.command == "model":
-        from pipelines.model_report import print_inspection
-
-        return print_inspection(arguments.folder, arguments.config)
-    return _tell_journal(arguments)
+    settings = DemoSettings(
+        folder=arguments.folder.resolve(),
+        data=arguments.data.resolve() if arguments.data else None,
+        rows=arguments.rows,
+        seed=arguments.seed,
+        log=arguments.log,
+        drift_columns=tuple(filter(None, arguments.drift_columns.split(","))),
+    )
+    return run_demo(settings)
 
 
-def _tell_journal(arguments: argparse.Namespace) -> int:
+def _run_compile(arguments: argparse.Namespace) -> int:
+    from pipelines.package import compile_pipeline
+    from pipelines.placement import read_placement
+
+    flags = {name: value for name, value in vars(arguments).items() if name not in _NO_PLACEMENT}
+    compile_pipeline(arguments.output, read_placement(arguments.placement, flags))
+    return 0
+
+
+def _run_pipeline(arguments: argparse.Namespace) -> int:
+    from components.contracts.retrain_request import RetrainRequest
+    from pipelines.local.runner import EXIT_CODES, LocalFolders, run_once
+    from pipelines.package import read_parameters
+
+    request = RetrainRequest.read(arguments.request) if arguments.request else None
+    folders = LocalFolders(root=arguments.folder.resolve())
+    parameters = read_parameters(arguments.package, arguments.parameter)
+    outcome = run_once(arguments.package, folders, parameters=parameters, request=request)
+    print(f"{outcome.state} at {outcome.step}: {outcome.reason}")
+    return EXIT_CODES[outcome.state]
+
+
+def _run_submit(arguments: argparse.Namespace) -> int:
+    """Uploads, runs or schedules, and prints the id of the run, the schedule or (with --no-run) the version; 0.
+
+    Raises:
+        ContractError: flags that exclude each other, a wrong parameter, or a version without a name.
+    """
+    uploads = arguments.upload or arguments.upload_version is not None
+    if arguments.no_run and not uploads:
+        raise ContractError("--no-run without --upload leaves nothing to do")
+    if arguments.recurring and arguments.no_run:
+        raise ContractError("--recurring and --no-run exclude each other: a schedule runs")
+    if arguments.wait and (arguments.recurring or arguments.no_run):
+        raise ContractError("--wait needs a run, and there is none with --recurring or --no-run")
+    if not arguments.wait_hours > 0:
+        raise ContractError(f"--wait-hours is {arguments.wait_hours}, expected above 0")
+    from pipelines import submit
+    from pipelines.package import image_tag, read_parameters
+
+    parameters = read_parameters(arguments.package, arguments.parameter)
+    version = (arguments.upload_version or image_tag(arguments.package)) if uploads else ""
+    if arguments.recurring:
+        submit.check_cron(arguments.recurring)
+    server = KubeflowServer(arguments.host, namespace=arguments.namespace, token_file=arguments.token_file)
+    source: Path | PipelineVersion = arguments.package
+    if uploads:
+        source = submit.upload(server, arguments.package, version, pipeline=arguments.pipeline)
+    run = submit.RunRequest(
+        source=source,
+        parameters=parameters,
+        experiment=arguments.experiment,
+        service_account=arguments.service_account,
+    )
+    if isinstance(source, PipelineVersion) and arguments.no_run:
+        print(source.version_id)
+    elif arguments.recurring:
+        print(submit.schedule(server, run, arguments.recurring, name=arguments.pipeline))
+    else:
+        run_id = submit.start(server, run)
+        print(run_id, flush=True)
+        if arguments.wait:
+            submit.wait(server, run_id, seconds=arguments.wait_hours * 3600)
+    return 0
+
+
+def _run_model(arguments: argparse.Namespace) -> int:
+    from pipelines.model_report import print_inspection
+
+    return print_inspection(arguments.folder, arguments.config)
+
+
+def _run_journal(arguments: argparse.Namespace) -> int:
     from components.storage.uris import typed_folder
     from pipelines.models import print_live_at, print_models
 
@@ -216,6 +320,16 @@ def _tell_journal(arguments: argparse.Namespace) -> int:
         print_models(store, as_json=arguments.json)
     return 0
 
+
+_COMMANDS = {
+    "demo": _run_demo,
+    "compile": _run_compile,
+    "run": _run_pipeline,
+    "submit": _run_submit,
+    "models": _run_journal,
+    "live-at": _run_journal,
+    "model": _run_model,
+}
 
 if __name__ == "__main__":
     raise SystemExit(main())

@@ -1,20 +1,36 @@
-"""The compiled pipeline as a file: which parameters it takes, of which types, and which build of the images it runs.
+"""The compiled pipeline as a file: written for a placement, and read for its parameters and its images' tag.
 
-Asked before a run, so that a wrong name or value is told at once and not by a server or a traceback. Writing the file
-is `pipelines.compile`'s.
+The file is read before a run, so that a wrong name or value is an error at once and not of a server or a traceback.
 """
 
 from __future__ import annotations
 
 import json
 import math
+import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import yaml
+from kfp import compiler
 
 from components.runtime.errors import ContractError
+from pipelines.placement import Placement
+from pipelines.retraining import retraining_pipeline
+
+
+def compile_pipeline(path: Path, placement: Placement) -> None:
+    """Writes the compiled pipeline to `path` (YAML), whole or not at all."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    # The compiler writes in place and insists on the ending.
+    aside = path.with_name(f".{path.stem}.{os.getpid()}.yaml")
+    try:
+        compiler.Compiler().compile(retraining_pipeline(placement), str(aside))
+        os.replace(aside, path)
+    finally:
+        aside.unlink(missing_ok=True)
+
 
 _LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 """libyaml's, where PyYAML was built with it: 0.02 s for the file instead of 0.14 s, and a run reads it twice."""

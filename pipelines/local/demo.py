@@ -2,8 +2,8 @@
 
 Lake -> pipeline (first model) -> Triton, monitor, uploader, traffic -> drift -> the monitor finds it and asks for a run
 -> incremental model, released under traffic -> AUC recovers -> rolled back and forward again -> everything stopped,
-every logged score recomputed, summary and report written. This file only sequences; sizes are `demo_plan`'s, command
-lines `services`', processes `stack`'s, numbers `summary`'s.
+every logged score recomputed, summary and report written. This file only sequences; sizes and command lines are
+`plan`'s, processes `stack`'s, numbers `summary`'s.
 """
 
 from __future__ import annotations
@@ -11,40 +11,124 @@ from __future__ import annotations
 import contextlib
 import json
 import logging
+import shutil
 import signal
+import subprocess
+import sys
 import time
-from dataclasses import dataclass, field
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, field
+from datetime import datetime, timedelta, timezone
 from pathlib import Path
 from typing import Any
 
-from components.runtime.durable import write_whole
-from components.runtime.errors import ContractError, PermanentError, TemporaryError
-from components.store import promotion_journal
-from pipelines.local.decision_numbers import retrain_decision, told_decisions
-from pipelines.local.demo_data import check_data, prepare_lake, start_clean
-from pipelines.local.demo_plan import DemoPlan, DemoSettings
-from pipelines.local.demo_proofs import backtest_policies, replay_decisions, verify_scores
-from pipelines.local.demo_rollback import show_rollback
-from pipelines.local.log_server import check_log, start_log
-from pipelines.local.loopback import DIRECT, LOOPBACK
-from pipelines.local.observations import JsonLines, RunWatch, describe, last_word
-from pipelines.local.release_numbers import told_release
-from pipelines.local.report import write_report
-from pipelines.local.request_trace import recorded_trace
-from pipelines.local.run import LocalFolders
-from pipelines.local.screen import Screen
-from pipelines.local.services import Services
-from pipelines.local.stack import ProcessDied, Stack
-from pipelines.local.summary import failed_promises, remembered, summarize, training_seconds
-from pipelines.local.triton import TritonServer
+from rich.console import Console
+from rich.markup import escape
+from rich.progress import BarColumn, Progress, SpinnerColumn, TaskID, TextColumn, TimeElapsedColumn
 
-__all__ = ["DemoSettings", "run_demo"]
+from components.runtime.durable import write_whole
+from components.runtime.errors import ContractError, PermanentError
+from components.store import promotion_journal
+from components.store.run_notes import StepNote, read_notes
+from pipelines.local.log_server import check_log, start_log
+from pipelines.local.plan import DemoPlan, DemoSettings, Services, plan_for_data, plan_for_world
+from pipelines.local.report import write_report
+from pipelines.local.runner import LocalFolders
+from pipelines.local.stack import DIRECT, LOOPBACK, JsonLines, ProcessDied, Stack, last_word, printed_json
+from pipelines.local.summary import (
+    Observations,
+    ReplayedDecisions,
+    RollbackWalk,
+    VerifiedVersion,
+    decision_sentences,
+    failed_promises,
+    memory_sentences,
+    recorded_trace,
+    retrain_decision,
+    serving_sentences,
+    summarize,
+)
+from pipelines.local.triton import TritonServer
 
 PIPELINE_STEPS = 6
 PUBLISH_SECONDS = 2.0
-"""How long after a line of traffic what it counts may still be on its way into the log."""
+"""How long after a line of traffic the records it counts may still be on their way into the log."""
+PROOF_SECONDS = 600.0
+ANSWER_SECONDS = 30.0
 ENDING_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 SHOWN_EVENTS = ("breach", "recovered", "decision", "held", "busy", "unreachable", "run_started", "run_ended")
+_MARKER = ".evergreen-demo"
+
+
+class Screen:
+    """The terminal: bars where it is one, plain lines where it is not."""
+
+    def __init__(self) -> None:
+        self.console = Console(highlight=False)
+        self._started = time.monotonic()
+        self._progress = Progress(
+            SpinnerColumn(finished_text="[green]✓"),
+            TextColumn("{task.description:<34}"),
+            BarColumn(bar_width=28),
+            TextColumn("{task.fields[note]}"),
+            TimeElapsedColumn(),
+            console=self.console,
+            transient=False,
+            disable=not self.console.is_terminal,
+        )
+        self._task: TaskID | None = None
+        self.seconds: dict[str, float] = {}
+        """Seconds of each finished stage, by name."""
+
+    @contextmanager
+    def running(self) -> Iterator[Screen]:
+        """Shows the bars while the body runs."""
+        with self._progress:
+            yield self
+
+    def print(self, text: str, style: str = "") -> None:
+        """One line, with the time since the start; brackets in `text` stay what they are."""
+        elapsed = time.monotonic() - self._started
+        # Lines are not wrapped: a log file has no width, and a terminal wraps by itself.
+        line = f"[dim]{elapsed:6.1f} s[/dim]  {escape(text)}"
+        self._progress.console.print(line, style=style or None, soft_wrap=True)
+
+    @contextmanager
+    def stage(self, name: str, title: str, total: float = 1.0) -> Iterator[None]:
+        """One stage: its bar, its title as a line, and its seconds."""
+        self.print(title, "bold")
+        self._task = self._progress.add_task(title, total=total, note="")
+        started = time.monotonic()
+        try:
+            yield
+            self._progress.update(self._task, completed=total, note="")
+        finally:
+            self.seconds[name] = round(time.monotonic() - started, 2)
+
+    def advance(self, completed: float, note: str = "") -> None:
+        """Moves the current stage's bar."""
+        if self._task is not None:
+            self._progress.update(self._task, completed=completed, note=note)
+
+
+class RunWatch:
+    """The steps of the runs in a model store, as they start and end."""
+
+    def __init__(self, store: Path) -> None:
+        self._store = store
+        self._seen: dict[tuple[str, str], str] = {}
+
+    def update(self) -> list[tuple[str, StepNote]]:
+        """(run, note) of each step whose state changed since the last call."""
+        changed = []
+        runs = sorted(p.name for p in (self._store / "runs").glob("*")) if self._store.exists() else []
+        for run in runs:
+            for note in read_notes(self._store, run):
+                if self._seen.get((run, note.step)) != note.state:
+                    self._seen[run, note.step] = note.state
+                    changed.append((run, note))
+        return changed
 
 
 @dataclass(kw_only=True)
@@ -57,14 +141,6 @@ class Demo:
     triton: TritonServer
     threshold: float = field(init=False)
     steps_done: int = 0
-    walks: list[dict[str, Any]] = field(default_factory=list)
-    """The rollback that was shown, see `demo_rollback`; empty = none."""
-    verified: list[dict[str, Any]] = field(default_factory=list)
-    """What `evergreen verify` found of each version."""
-    replayed: dict[str, Any] | None = None
-    """What `evergreen replay` found of all decisions."""
-    backtests: list[dict[str, Any]] = field(default_factory=list)
-    """What `evergreen backtest` said of single policies."""
     status_page: str | None = None
     """Where the monitor's page is, once it is up."""
 
@@ -87,7 +163,7 @@ class Demo:
         return self.services.plan
 
     def watch(self) -> None:
-        """Says what happened since the last call; raises if Triton is gone."""
+        """Prints what happened since the last call; raises if Triton has ended."""
         if not self.triton.alive():
             log = self.folders.logs / "triton.log"
             raise PermanentError(f"triton ended with code {self.triton.returncode}, see {log}")
@@ -95,11 +171,11 @@ class Demo:
         self.traffic.update()
         for event in self.events.update():
             if event["kind"] in SHOWN_EVENTS:
-                self.screen.say(f"monitor: {event['text']}", "yellow" if event["kind"] == "decision" else "")
+                self.screen.print(f"monitor: {event['text']}", "yellow" if event["kind"] == "decision" else "")
         for _, note in self.runs.update():
             if note.state != "running":
                 self.steps_done += 1
-                self.screen.say(f"  {describe(note)}")
+                self.screen.print(f"  {describe_step(note)}")
 
     def newest_window(self, version: int) -> dict[str, Any] | None:
         """The monitor's newest account of a version's window."""
@@ -114,7 +190,7 @@ class Demo:
         return None
 
     def has_event(self, kind: str) -> bool:
-        """Whether the monitor has told of such an event."""
+        """Whether the monitor has emitted such an event."""
         return any(event["kind"] == kind for event in self.events.lines)
 
     def has_decided(self) -> bool:
@@ -147,10 +223,11 @@ class Demo:
 
 
 def run_demo(settings: DemoSettings) -> int:
-    """Runs the demo; 0 every promise held, 1 one did not, 2 the data is unusable, 3 it broke, 130 Ctrl-C.
+    """Runs the demo; 0 every promise held, 1 one did not.
 
     Raises:
-        ContractError: the data is not there, or the folder is no demo's own.
+        ContractError: the data is absent or unusable, or the folder is not a demo's.
+        PermanentError, TemporaryError: a process failed.
     """
     check_data(settings)
     check_log(settings.log)
@@ -166,16 +243,10 @@ def run_demo(settings: DemoSettings) -> int:
     variables = {"OMP_NUM_THREADS": str(settings.training_threads)}
     try:
         with screen.running(), Stack(logs=folders.logs, variables=variables) as stack:
-            return _turn(settings, folders, screen, stack)
+            return _run_stages(settings, folders, screen=screen, stack=stack)
     except KeyboardInterrupt:
-        screen.say("stopped; nothing is left running", "red")
-        return 130
-    except ContractError as error:
-        screen.say(f"error: {error}", "red")
-        return 2
-    except (PermanentError, TemporaryError) as error:
-        screen.say(f"the demo broke: {error}", "red")
-        return 3
+        screen.print("stopped; nothing is left running", "red")
+        raise
 
 
 def _interrupt(number: int, frame: object) -> None:
@@ -185,7 +256,7 @@ def _interrupt(number: int, frame: object) -> None:
     raise KeyboardInterrupt
 
 
-def _turn(settings: DemoSettings, folders: LocalFolders, screen: Screen, stack: Stack) -> int:
+def _run_stages(settings: DemoSettings, folders: LocalFolders, *, screen: Screen, stack: Stack) -> int:
     with screen.stage("lake", "click logs"):
         plan = prepare_lake(settings, folders, screen)
     triton = TritonServer(
@@ -208,6 +279,7 @@ def _turn(settings: DemoSettings, folders: LocalFolders, screen: Screen, stack: 
             _wait_for_window(demo, version=1)
         with screen.stage("drift", "the world changes", plan.detection_rows):
             fired = _drift(demo)
+        walks: list[RollbackWalk] = []
         if fired:
             with screen.stage("retraining", "retrain on the new logs", PIPELINE_STEPS):
                 released = _wait_for_run(demo)
@@ -215,18 +287,103 @@ def _turn(settings: DemoSettings, folders: LocalFolders, screen: Screen, stack: 
                 with screen.stage("recovery", "the new version serves", plan.window_rows):
                     _wait_for_window(demo, version=2)
                 with screen.stage("rollback", "one command back to the old version, one forward again", 2):
-                    demo.walks = show_rollback(demo)
+                    walks = _show_rollback(demo)
         with screen.stage("drain", "stop and account for every record"):
             traffic = _drain(demo)
         with screen.stage("verify", "recompute every logged score offline, make every decision again"):
-            demo.verified = verify_scores(demo)
-            demo.replayed = replay_decisions(demo)
-            demo.backtests = backtest_policies(demo, traffic["drift_time"])
-    return _conclude(demo, traffic)
+            verified = _verify_scores(demo)
+            replayed = _replay_decisions(demo)
+            backtests = _backtest_policies(demo, traffic["drift_time"])
+    observed = Observations(
+        folders=folders,
+        plan=plan,
+        threshold=demo.threshold,
+        timeline=demo.timeline.lines,
+        events=demo.events.lines,
+        decisions=demo.decisions.update(),
+        traffic=demo.traffic.lines,
+        traffic_summary=traffic,
+        stage_seconds=screen.seconds,
+        walks=walks,
+        verified=verified,
+        replayed=replayed,
+        backtests=backtests,
+        status_page=demo.status_page,
+    )
+    return _conclude(observed, screen, simulated=settings.data is None)
+
+
+def check_data(settings: DemoSettings) -> None:
+    """Refuses data that is not there, or that cleaning the demo's folder would remove."""
+    data = settings.data
+    if data is None:
+        return
+    if not data.exists():
+        raise ContractError(f"{data} does not exist, expected a Criteo file or a folder of them")
+    if data == settings.folder or settings.folder in data.parents:
+        raise ContractError(f"{data} lies in {settings.folder}, which the demo empties, expected it elsewhere")
+
+
+def start_clean(folder: Path) -> None:
+    """Removes what an earlier demo wrote; refuses a folder that holds anything else.
+
+    Raises:
+        ContractError: the folder exists and is not a demo's.
+    """
+    marker = folder / _MARKER
+    if folder.exists() and any(folder.iterdir()) and not marker.exists():
+        raise ContractError(f"{folder} is not empty and no demo wrote it, expected a folder of the demo's own")
+    shutil.rmtree(folder, ignore_errors=True)
+    folder.mkdir(parents=True)
+    marker.touch()
+
+
+def prepare_lake(settings: DemoSettings, folders: LocalFolders, screen: Screen) -> DemoPlan:
+    """Writes the lake and what is replayed after it; the sizes that fit them."""
+    root = folders.root
+    last_day = (datetime.now(timezone.utc) - timedelta(days=1)).date().isoformat()
+    lake = ["--lake", str(folders.lake), "--last-day", last_day, "--days", "4"]
+    if settings.data is None:
+        seed, world = ["--seed", str(settings.seed)], ["--world", str(root / "world.json")]
+        simulate = ["simulate", *lake, *world, *seed, "--rows", str(settings.rows)]
+        made = _run_to_end(folders.logs, "inference_client", *simulate)
+        drift = ["drift", *world, *seed, "--output", str(root / "drifted_world.json")]
+        _run_to_end(folders.logs, "inference_client", *drift)
+        screen.print(f"  {made['rows']:,} simulated rows over 4 days, {made['clicks'] / made['rows']:.1%} clicks")
+        return plan_for_world(settings)
+    ingest = [*lake, "--data", str(settings.data), "--max-rows", str(settings.rows), "--lake-fraction", "0.6"]
+    made = _run_to_end(folders.logs, "components.extraction.ingest", *ingest, "--replay", str(root / "replay.parquet"))
+    screen.print(
+        f"  {made['lake_rows']:,} rows to learn from, the {made['replay_rows']:,} after them to replay, "
+        f"{made['malformed']:,} malformed rows set aside"
+    )
+    plan = plan_for_data(settings, replay_rows=made["replay_rows"], lake_rows=made["lake_rows"])
+    screen.print(f"  drift will permute the values of {', '.join(plan.drift_columns)}")
+    return plan
+
+
+def _run_to_end(logs: Path, module: str, *words: str) -> dict[str, Any]:
+    """Runs one of our commands and returns the JSON of its last line.
+
+    Raises:
+        ContractError: it could not use what it was given.
+        PermanentError: it failed; carries its last word.
+    """
+    log = logs / f"{module.rsplit('.', 1)[-1]}.log"
+    with open(log, "ab") as output:
+        command = [sys.executable, "-m", module, *words]
+        result = subprocess.run(command, stdout=subprocess.PIPE, stderr=output, stdin=subprocess.DEVNULL, text=True)
+    if result.returncode:
+        word = last_word(log)
+        if result.returncode == 2:
+            raise ContractError(word.removeprefix("error: "))
+        raise PermanentError(f"{module}: {word} (see {log})")
+    answer: dict[str, Any] = json.loads(result.stdout.strip().splitlines()[-1])
+    return answer
 
 
 def _compile(package: Path) -> None:
-    from pipelines.compile import compile_pipeline
+    from pipelines.package import compile_pipeline
     from pipelines.placement import Placement
 
     compile_pipeline(package, Placement())
@@ -244,7 +401,7 @@ def _first_run(demo: Demo) -> None:
     if code or live is None:
         raise PermanentError(f"the first run ended with code {code}: {last_word(demo.folders.logs / 'first_run.log')}")
     demo.threshold = demo.plan.threshold(demo.folders)
-    demo.screen.say(f"  version {live.version} is live; a run is asked for below an auc of {demo.threshold:.4f}")
+    demo.screen.print(f"  version {live.version} is live; a run is asked for below an auc of {demo.threshold:.4f}")
 
 
 def _start_services(demo: Demo) -> None:
@@ -256,7 +413,7 @@ def _start_services(demo: Demo) -> None:
     port = services.monitor_state / "http.json"
     demo.stack.wait_until(port.exists, what="the monitor's start", seconds=60, watch=demo.watch)
     demo.status_page = f"http://{LOOPBACK}:{json.loads(port.read_text())['port']}/"
-    demo.screen.say(f"  status page: {demo.status_page}")
+    demo.screen.print(f"  status page: {demo.status_page}")
     # Pub/Sub cannot say for a lease what it has given out. Rows sent meanwhile would only put the world before the
     # change into what the next model learns from.
     demo.stack.wait_until(
@@ -282,7 +439,7 @@ def _wait_for_window(demo: Demo, *, version: int) -> None:
 
 
 def _drift(demo: Demo) -> bool:
-    """Changes the world and waits for the monitor's decision; False when the rows ran out before it could be sure."""
+    """Changes the world and waits for the monitor's decision; False if the rows ran out before it could be sure."""
     if not demo.rows_ran_out():
         demo.stack.tell("replay", "drift")
     start = demo.timeline.lines[-1]["matured_total"] if demo.timeline.lines else 0
@@ -296,7 +453,7 @@ def _drift(demo: Demo) -> bool:
 
     demo.stack.wait_until(decided, what="the monitor's decision", seconds=600, watch=demo.watch)
     if not demo.has_decided():
-        demo.screen.say("  the rows ran out before the monitor could be sure: it asks for no run", "yellow")
+        demo.screen.print("  the rows ran out before the monitor could be sure: it asks for no run", "yellow")
     return demo.has_decided()
 
 
@@ -329,47 +486,139 @@ def _drain(demo: Demo) -> dict[str, Any]:
     return summary
 
 
-def _conclude(demo: Demo, traffic: dict[str, Any]) -> int:
-    """Writes summary and report, says what held; the exit code."""
-    root, timeline, events = demo.folders.root, demo.timeline.lines, demo.events.lines
-    summary = summarize(
-        folders=demo.folders,
-        plan=demo.plan,
-        timeline=timeline,
-        events=events,
-        traffic=traffic,
-        seconds=demo.screen.seconds,
-        threshold=demo.threshold,
-        seconds_of_traffic=demo.traffic.lines,
-        walks=demo.walks,
-        verified=demo.verified,
-        decisions=demo.decisions.update(),
-        replayed=demo.replayed,
-        backtests=demo.backtests,
-        status_page=demo.status_page,
+def _show_rollback(demo: Demo) -> list[RollbackWalk]:
+    """Rolls back to the version before, then forward; empty where no traffic flows any more."""
+    live = promotion_journal.current(demo.folders.store)
+    if live is None or live.previous_version is None or demo.rows_ran_out():
+        return []
+    back = demo.services.rollback_command("the demo shows a rollback")
+    forward = demo.services.rollback_command("the demo goes back to the newest version")
+    return [
+        _walk(demo, live.previous_version, back),
+        _walk(demo, live.version, [*forward, "--to", str(live.version)]),
+    ]
+
+
+def _walk(demo: Demo, version: int, command: list[str]) -> RollbackWalk:
+    """Makes `version` live by the rollback command, and waits until it alone answers."""
+    name = f"rollback_to_{version}"
+    started_at = time.time()
+    started = time.monotonic()
+    process = demo.stack.start(name, command, may_end=True)
+    demo.stack.wait_until(
+        lambda: process.poll() is not None, what=f"the end of {name}", seconds=120, watch=demo.watch, every=0.05
     )
-    write_whole(root / "summary.json", json.dumps(summary, indent=2) + "\n")
-    write_report(demo.folders, summary, timeline=timeline, events=events, traffic=demo.traffic.lines)
-    write_whole(root / "requests.csv", recorded_trace(demo.traffic.lines).as_csv())
-    numbers = ", ".join(f"{name} {value:.4f}" for name, value in summary["auc"].items() if value is not None)
-    demo.screen.say(f"auc: {numbers}", "bold")
-    for sentence in remembered(summary):
-        demo.screen.say(sentence)
-    told = ", ".join("none" if seconds is None else f"{seconds:.1f} s" for seconds in training_seconds(summary))
-    demo.screen.say(f"training, run by run: {told}")
-    for sentence in (*told_decisions(summary), *told_release(summary)):
-        demo.screen.say(sentence)
-    for sentence in summary["uncertain"]:
-        demo.screen.say(f"uncertain: {sentence}", "yellow")
-    records, requests = summary["records"], summary["requests"]
-    demo.screen.say(
-        f"{requests['sent']:,} requests, {requests['failed']} failed; "
-        f"{records['published']:,} records published, {records['archived']:,} archived"
+    ended_at = started_at + time.monotonic() - started
+    code = demo.stack.wait_for_exit(name, seconds=5)
+    now = promotion_journal.current(demo.folders.store)
+    if code or now is None or now.version != version:
+        raise PermanentError(f"{name} ended with code {code}: {last_word(demo.folders.logs / f'{name}.log')}")
+    demo.screen.print(f"  version {version} is live after {ended_at - started_at:.1f} s")
+    demo.stack.wait_until(
+        lambda: demo.answered_since(ended_at, version) is not None or demo.rows_ran_out(),
+        what=f"an answer from version {version}",
+        seconds=ANSWER_SECONDS,
+        watch=demo.watch,
     )
-    demo.screen.say(f"report:  {root / 'report.html'}")
-    demo.screen.say(f"summary: {root / 'summary.json'}")
-    demo.screen.say(f"traffic: {root / 'requests.csv'} (evergreen scale simulate --trace)")
-    failures = failed_promises(summary, simulated=demo.services.settings.data is None)
+    return RollbackWalk(
+        version=version,
+        started_at=started_at,
+        ended_at=ended_at,
+        answered_at=demo.answered_since(ended_at, version),
+        traffic_ended=demo.rows_ran_out(),
+    )
+
+
+def _verify_scores(demo: Demo) -> list[VerifiedVersion]:
+    """What `evergreen verify` finds of each version that answered."""
+    versions = sorted({int(version) for line in demo.traffic.lines for version in line["versions"]})
+    for version in versions:
+        demo.stack.start(f"verify_{version}", demo.services.verify_command(version))
+    found = [json.loads(last_word(_wait_for_proof(demo, f"verify_{version}", codes=(0, 1)))) for version in versions]
+    return [
+        VerifiedVersion(
+            version=each["version"],
+            same=each["same"],
+            num_rows=each["num_rows"],
+            num_different=each["num_different"],
+            max_abs_diff=each["max_abs_diff"],
+            wrong_checks=[check["name"] for check in each["checks"] if check["held"] is False],
+        )
+        for each in found
+    ]
+
+
+def _replay_decisions(demo: Demo) -> ReplayedDecisions | None:
+    """What `evergreen replay` finds of an incident over the whole demo; None where nothing was decided."""
+    if not (demo.services.monitor_state / "decisions.jsonl").exists():
+        return None
+    demo.stack.start("incident", demo.services.incident_command())
+    _wait_for_proof(demo, "incident", codes=(0,))
+    demo.stack.start("decide_again", demo.services.decide_again_command())
+    found = printed_json(_wait_for_proof(demo, "decide_again", codes=(0, 1)))
+    equal = found["first_difference"] is None
+    return ReplayedDecisions(points=found["points"], equal=equal, digest=found["digest"])
+
+
+def _backtest_policies(demo: Demo, drift_time: float | None) -> list[dict[str, Any]]:
+    """What `evergreen backtest` says of single policies over the demo's rows."""
+    demo.stack.start("backtest", demo.services.backtest_command(demo.threshold, drift_time))
+    found: list[dict[str, Any]] = printed_json(_wait_for_proof(demo, "backtest", codes=(0,)))
+    return found
+
+
+def _wait_for_proof(demo: Demo, name: str, *, codes: tuple[int, ...]) -> Path:
+    """The log of a command that ended with one of these codes."""
+    log = demo.folders.logs / f"{name}.log"
+    code = demo.stack.wait_for_exit(name, seconds=PROOF_SECONDS)
+    if code not in codes:
+        raise PermanentError(f"{name} ended with code {code}: {last_word(log)}")
+    return log
+
+
+def _conclude(observed: Observations, screen: Screen, *, simulated: bool) -> int:
+    """Writes summary and report, prints what held; the exit code."""
+    root = observed.folders.root
+    summary = summarize(observed)
+    write_whole(root / "summary.json", json.dumps(asdict(summary), indent=2) + "\n")
+    write_report(observed, summary)
+    write_whole(root / "requests.csv", recorded_trace(observed.traffic).as_csv())
+    numbers = ", ".join(f"{name} {value:.4f}" for name, value in asdict(summary.auc).items() if value is not None)
+    screen.print(f"auc: {numbers}", "bold")
+    for sentence in memory_sentences(summary):
+        screen.print(sentence)
+    training = [run.step_seconds.get("training") for run in summary.runs]
+    seconds = ", ".join("none" if each is None else f"{each:.1f} s" for each in training)
+    screen.print(f"training, run by run: {seconds}")
+    for sentence in (*decision_sentences(summary), *serving_sentences(summary)):
+        screen.print(sentence)
+    for sentence in summary.uncertain:
+        screen.print(f"uncertain: {sentence}", "yellow")
+    screen.print(
+        f"{summary.requests['sent']:,} requests, {summary.requests['failed']} failed; "
+        f"{summary.records.published:,} records published, {summary.records.archived:,} archived"
+    )
+    screen.print(f"report:  {root / 'report.html'}")
+    screen.print(f"summary: {root / 'summary.json'}")
+    screen.print(f"traffic: {root / 'requests.csv'} (evergreen scale simulate --trace)")
+    failures = failed_promises(summary, simulated=simulated)
     for failure in failures:
-        demo.screen.say(f"not held: {failure}", "red")
+        screen.print(f"not held: {failure}", "red")
     return 1 if failures else 0
+
+
+def describe_step(note: StepNote) -> str:
+    """One line about a step that ended: its time and what a person asks first."""
+    facts = note.facts
+    known = {
+        "extraction": "{train_rows:,} rows to learn from, {holdout_rows:,} held out, {malformed:,} malformed",
+        "validation": "{decision}, {num_warnings} warnings over {num_rows:,} rows",
+        "preprocessing": "{ids:,} ids, {new_categories:,} of them new",
+        "training": "auc {stopping_auc:.4f} on its newest rows, {rows_per_second:,.0f} rows/s",
+        "deployment": "version {version} serves, parity {parity_max_abs_diff:.1e} over {parity_rows:,} rows",
+    }
+    text = note.reason
+    if note.state == "done":
+        with contextlib.suppress(KeyError, ValueError, TypeError):  # a fact is absent or None
+            text = known[note.step].format(**facts)
+    return f"{note.step} {note.state} in {note.seconds or 0:.1f} s" + (f": {text}" if text else "")

@@ -1,24 +1,31 @@
 """The demo's one-page report: AUC over time with every event on it, versions, gate, findings, latency.
 
-Self-contained HTML. The numbers are `pipelines.local.summary`'s; the lines are drawn by `components.charts.line_chart`.
+Self-contained HTML. The numbers are `summary`'s; the lines are drawn by `components.charts.line_chart`.
 """
 
 from __future__ import annotations
 
 import html
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from components.charts.line_chart import Line, Mark, line_chart
 from components.contracts.manifests import ValidationReport
 from components.runtime.durable import write_whole
-from pipelines.local.decision_numbers import told_decisions
-from pipelines.local.release_numbers import journal_events, told_release
-from pipelines.local.run import LocalFolders
-from pipelines.local.summary import remembered
+from pipelines.local.runner import LocalFolders
+from pipelines.local.summary import (
+    DemoSummary,
+    Lines,
+    Observations,
+    OldRowsNumbers,
+    RunNumbers,
+    decision_sentences,
+    journal_events,
+    memory_sentences,
+    serving_sentences,
+)
 
-Lines = Sequence[Mapping[str, Any]]
 MARKED_EVENTS = {"decision": "decision", "run_started": "run started", "run_ended": "run ended"}
 MIN_DRAWN_CLICKS = 10
 COLORS = {1: "#2563eb", 2: "#059669", 3: "#9333ea"}
@@ -43,20 +50,19 @@ padding:8px 12px}
 """
 
 
-def write_report(
-    folders: LocalFolders, summary: Mapping[str, Any], *, timeline: Lines, events: Lines, traffic: Lines
-) -> Path:
+def write_report(observed: Observations, summary: DemoSummary) -> Path:
     """Writes `report.html` into the demo's folder and returns its path."""
-    events = sorted([*events, *journal_events(folders.store)], key=lambda event: float(event["time"]))
+    timeline, traffic = observed.timeline, observed.traffic
+    events = sorted([*observed.events, *journal_events(observed.folders.store)], key=lambda event: float(event["time"]))
     start = min((line["time"] for line in (*traffic[:1], *timeline[:1], *events[:1])), default=0.0)
     body = [
         "<h1>Evergreen: one turn of the loop</h1>",
         f"<p>{_text(_headline(summary))}</p>",
-        f"<p>{_text(_drift(summary['drift']))} {_text(summary['created_at'])}.</p>",
-        _list("What these rows are too few to tell", summary["uncertain"]),
+        f"<p>{_text(_drift(summary.drift))} {_text(summary.created_at)}.</p>",
+        _list("What these rows are too few to tell", summary.uncertain),
         _numbers(summary),
         "<h2>AUC over time, as the monitor saw it</h2>",
-        _auc_chart(timeline, events, traffic, summary, start),
+        _auc_chart(observed, events, summary, start=start),
         "<h2>Events</h2>",
         _table(
             ["time", "what", "details"],
@@ -64,48 +70,48 @@ def write_report(
         ),
         "<h2>Versions and the gate</h2>",
         _versions(summary),
-        *_sentences(remembered(summary)),
+        *_sentences(memory_sentences(summary)),
         "<h2>What was served</h2>",
-        *_sentences(told_release(summary)),
+        *_sentences(serving_sentences(summary)),
         "<h2>How it was decided</h2>",
-        *_sentences(told_decisions(summary)),
-        _backtests(summary["backtests"]),
+        *_sentences(decision_sentences(summary)),
+        _backtests(summary.backtests),
         "<h2>What validation found</h2>",
-        _findings(folders),
+        _findings(observed.folders),
         "<h2>Latency of scoring requests</h2>",
         _latency_chart(traffic, start),
         "<h2>Where the time went</h2>",
-        _table(["stage", "seconds"], [[name.replace("_", " "), _number(s)] for name, s in summary["seconds"].items()]),
-        _step_seconds(summary["runs"]),
+        _table(["stage", "seconds"], [[name.replace("_", " "), _number(s)] for name, s in summary.seconds.items()]),
+        _step_seconds(summary.runs),
     ]
     page = (
         '<!doctype html><html lang="en"><meta charset="utf-8"><meta name="viewport" content="width=device-width">'
         f"<title>Evergreen demo</title><style>{STYLE}</style><body>{''.join(body)}</body></html>\n"
     )
-    path = folders.root / "report.html"
+    path = observed.folders.root / "report.html"
     write_whole(path, page)
     return path
 
 
-def _sentences(sentences: Sequence[str]) -> list[str]:
+def _sentences(sentences: Iterable[str]) -> list[str]:
     return [f"<p>{_text(sentence[0].upper() + sentence[1:])}.</p>" for sentence in sentences]
 
 
-def _headline(summary: Mapping[str, Any]) -> str:
-    auc, trigger = summary["auc"], summary["trigger"]
-    if trigger["reason"] is None:
+def _headline(summary: DemoSummary) -> str:
+    auc, trigger = summary.auc, summary.trigger
+    if trigger.reason is None:
         return "The monitor saw nothing that it could be sure of, and asked for no run."
-    if auc["recovered"] is None:
-        released = any(v["version"] > 1 for v in summary["versions"])
+    if auc.recovered is None:
+        released = any(version.version > 1 for version in summary.versions)
         end = "whose new version came too late to be measured" if released else "which released no new version"
-        newest = summary["runs"][-1] if summary["runs"] else None
-        why = f": {newest['reason']}" if newest and newest["state"] != "released" else ""
-        return f"The monitor asked for a run ({trigger['reason']}), {end}{why}."
-    share = auc["regained_share"]
+        newest = summary.runs[-1] if summary.runs else None
+        why = f": {newest.reason}" if newest and newest.state != "released" else ""
+        return f"The monitor asked for a run ({trigger.reason}), {end}{why}."
+    share = auc.regained_share
     regained = f"; {share:.0%} of what drift cost is regained" if share is not None else ""
     return (
-        f"Drift took the live AUC from {_number(auc['baseline'])} to {_number(auc['trough'])}. The monitor asked for a "
-        f"run, the new version serves with an AUC of {_number(auc['recovered'])}{regained}."
+        f"Drift took the live AUC from {_number(auc.baseline)} to {_number(auc.trough)}. The monitor asked for a "
+        f"run, the new version serves with an AUC of {_number(auc.recovered)}{regained}."
     )
 
 
@@ -117,27 +123,27 @@ def _drift(drift: Mapping[str, Any]) -> str:
     return f"Drift: what the values of {columns} mean rotates; new values appear in {new}." if columns else ""
 
 
-def _numbers(summary: Mapping[str, Any]) -> str:
-    bayes, records, requests = summary["bayes_auc"] or {}, summary["records"], summary["requests"]
-    seconds = summary["seconds"]
+def _numbers(summary: DemoSummary) -> str:
+    bayes, records, requests = summary.bayes_auc or {}, summary.records, summary.requests
     shown = [
         ("requests sent / failed", f"{requests['sent']:,} / {requests['failed']}"),
-        ("records published / archived", f"{records['published']:,} / {records['archived']:,}"),
-        ("serving parity, largest difference", _number(summary["serving_parity_max_abs_diff"])),
+        ("records published / archived", f"{records.published:,} / {records.archived:,}"),
+        ("serving parity, largest difference", _number(summary.serving_parity_max_abs_diff)),
     ]
     if bayes.get("before") is not None:
         best = f"{_number(bayes['before'])} / {_number(bayes.get('after'))}"
         shown.insert(0, ("best possible AUC before / after drift", best))
-    if (rollback := summary["rollback"]) is not None:
-        shown.append(("rollback / requests failed", f"{rollback['seconds']:.1f} s / {rollback['requests_failed']}"))
+    if (rollback := summary.rollback) is not None:
+        failed = rollback.during.requests_failed
+        shown.append(("rollback / requests failed", f"{rollback.seconds:.1f} s / {failed}"))
     for name, words in (("drift_to_detection", "drift to detection"), ("trigger_to_serving", "decision to serving")):
-        if seconds[name] is not None:
-            shown.append((words, f"{_number(seconds[name])} s"))
+        if (seconds := summary.seconds[name]) is not None:
+            shown.append((words, f"{_number(seconds)} s"))
     return '<div class="numbers">' + "".join(f"<div>{_text(k)}<b>{_text(v)}</b></div>" for k, v in shown) + "</div>"
 
 
-def _auc_chart(timeline: Lines, events: Lines, traffic: Lines, summary: Mapping[str, Any], start: float) -> str:
-    lines = []
+def _auc_chart(observed: Observations, events: Lines, summary: DemoSummary, *, start: float) -> str:
+    lines, timeline = [], observed.timeline
     for version in sorted({t["version"] for t in timeline if t["version"] is not None}):
         # With a handful of clicks the AUC is anything, and its interval not to be believed.
         own = [t for t in timeline if t["version"] == version and t["clicks"] >= MIN_DRAWN_CLICKS]
@@ -156,13 +162,13 @@ def _auc_chart(timeline: Lines, events: Lines, traffic: Lines, summary: Mapping[
         for e in events
         if e["kind"] in MARKED_EVENTS
     ]
-    drifted = next((t["time"] for t in traffic if t["phase"] != "before"), None)
+    drifted = next((t["time"] for t in observed.traffic if t["phase"] != "before"), None)
     if drifted is not None:
         marks.append(Mark(x=drifted - start, text="drift", color="#dc2626"))
-    if (rollback := summary["rollback"]) is not None:
-        for name, words in (("started_at", "rolled back"), ("forward_at", "forward again")):
-            marks.append(Mark(x=rollback[name] - start, text=words, color="#6d28d9"))
-    level = summary["auc"]["threshold"]
+    if (rollback := summary.rollback) is not None:
+        for at, words in ((rollback.started_at, "rolled back"), (rollback.forward_at, "forward again")):
+            marks.append(Mark(x=at - start, text=words, color="#6d28d9"))
+    level = summary.auc.threshold
     return (
         line_chart(lines, y_label="AUC", marks=marks, levels=[(level, f"threshold {level:.3f}")])
         or "<p>No window was full.</p>"
@@ -178,18 +184,18 @@ def _latency_chart(traffic: Lines, start: float) -> str:
     return line_chart(lines, y_label="milliseconds per request", from_zero=True) or "<p>No request was sent.</p>"
 
 
-def _versions(summary: Mapping[str, Any]) -> str:
+def _versions(summary: DemoSummary) -> str:
     rows = [
         [
-            str(v["version"]),
-            f"{v['trained_rows']:,}",
-            v["parent"] or "from scratch",
-            v["gate"]["decision"] if v["gate"] else "",
-            v["gate"]["reason"] if v["gate"] else "",
-            _old_auc(v["old_distribution"]),
-            _number(v["parity_max_abs_diff"]),
+            str(version.version),
+            f"{version.trained_rows:,}",
+            version.parent or "from scratch",
+            version.gate.decision if version.gate else "",
+            version.gate.reason if version.gate else "",
+            _old_auc(version.old_distribution),
+            _number(version.parity_max_abs_diff),
         ]
-        for v in summary["versions"]
+        for version in summary.versions
     ]
     header = [
         "version",
@@ -220,17 +226,14 @@ def _backtests(backtests: Lines) -> str:
     return _table(header, rows) if rows else ""
 
 
-def _old_auc(old: Mapping[str, Any] | None) -> str:
-    if old is None:
-        return ""
-    live = old["champion"]["auc"] if old["champion"] else None
-    return f"{_number(old['candidate']['auc'])}, {_number(live)}"
+def _old_auc(old: OldRowsNumbers | None) -> str:
+    return f"{_number(old.auc)}, {_number(old.replaced_auc)}" if old else ""
 
 
-def _step_seconds(runs: Lines) -> str:
-    """Seconds that each step worked, a column per run; what a container's start took is not in them."""
-    steps = list(dict.fromkeys(step for run in runs for step in run["step_seconds"]))
-    rows = [[step, *(_number(run["step_seconds"].get(step)) for run in runs)] for step in steps]
+def _step_seconds(runs: Sequence[RunNumbers]) -> str:
+    """Seconds that each step worked, a column per run; a container's start is not counted."""
+    steps = list(dict.fromkeys(step for run in runs for step in run.step_seconds))
+    rows = [[step, *(_number(run.step_seconds.get(step)) for run in runs)] for step in steps]
     return _table(["step's own seconds", *(f"run {number}" for number in range(1, len(runs) + 1))], rows)
 
 

@@ -5,8 +5,9 @@ by attribute at each task, so one attribute, swapped for the length of a run, se
 to the environment of its image instead. There is no official extension point (a runner of our own is refused by
 `local.init`); a test fails if KFP stops calling the handler.
 
-What a task prints goes to one log file per task; which step failed and why is in the run's notes. Steps give way to
-what else runs here, above all to the server that answers meanwhile (`yielding`).
+The monitor's local trigger starts a run as a process and reads its exit code; people call `evergreen run`. What a task
+prints goes to one log file per task; which step failed and why is in the run's notes. Steps run at low priority, so
+that they do not slow down the server beside them (`yielding`).
 """
 
 from __future__ import annotations
@@ -19,13 +20,19 @@ import subprocess
 import tempfile
 import time
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import datetime, timezone
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 from unittest import mock
 
-from components.runtime.errors import PermanentError
+from components.contracts.retrain_request import RetrainRequest
+from components.runtime.errors import ContractError, PermanentError
+from components.store.run_notes import RunOutcome, find_outcome
 from pipelines.images import ENVIRONMENT_OF_STEP, step_of_image
+from pipelines.local import environments
+from pipelines.package import check_parameters
 
 logger = logging.getLogger(__name__)
 
@@ -192,3 +199,126 @@ def _quiet(log_path: Path) -> Iterator[None]:
         finally:
             root_logger.handlers[:] = handlers
             root_logger.setLevel(level)
+
+
+logger = logging.getLogger(__name__)
+
+EXIT_CODES = {"released": 0, "refused": 1, "failed": 3}
+
+
+@dataclass(frozen=True, kw_only=True)
+class LocalFolders:
+    """Where a laptop keeps what a cluster keeps on its shared volume."""
+
+    root: Path
+
+    @property
+    def lake(self) -> Path:
+        """Click logs by day."""
+        return self.root / "lake"
+
+    @property
+    def store(self) -> Path:
+        """Models, releases, journal, notes of runs."""
+        return self.root / "store"
+
+    @property
+    def work(self) -> Path:
+        """The runs' intermediate files."""
+        return self.root / "work"
+
+    @property
+    def repository(self) -> Path:
+        """Triton's model repository."""
+        return self.root / "repository"
+
+    @property
+    def artifacts(self) -> Path:
+        """KFP's artifacts."""
+        return self.root / "artifacts"
+
+    @property
+    def logs(self) -> Path:
+        """One log per task and per process."""
+        return self.root / "logs"
+
+    def pipeline_arguments(self) -> dict[str, Any]:
+        """The pipeline parameters that these folders decide.
+
+        Raises:
+            ContractError: a folder cannot be made.
+        """
+        for folder in (self.lake, self.store, self.work, self.repository):
+            try:
+                folder.mkdir(parents=True, exist_ok=True)
+            except OSError as error:
+                raise ContractError(f"folder {folder} cannot be made: {error.strerror}") from error
+        return {
+            "lake": self.lake.as_uri(),
+            "store": self.store.as_uri(),
+            "work": self.work.as_uri(),
+            "repository": self.repository.as_uri(),
+            "server": "python",
+        }
+
+
+def run_once(
+    package: Path, folders: LocalFolders, *, parameters: Mapping[str, Any], request: RetrainRequest | None
+) -> RunOutcome:
+    """Runs the compiled pipeline once and returns how it ended.
+
+    Args:
+        package: Compiled pipeline.
+        folders: This machine's folders.
+        parameters: Pipeline parameters over the folders' and the defaults.
+        request: Who asked and for which window; None for a run started by hand.
+
+    Raises:
+        ContractError: the package or an environment is absent, a folder cannot be made, or a parameter is not the
+            pipeline's.
+        PermanentError: the run ended without an outcome: KFP itself failed.
+    """
+    pythons = {name: environments.python_of(name) for name in set(ENVIRONMENT_OF_STEP.values())}
+    _check(package, pythons, parameters)
+    now = datetime.now(timezone.utc)
+    arguments = {
+        **folders.pipeline_arguments(),
+        "trigger_id": f"manual-{now:%Y%m%dT%H%M%S%f}",
+        **parameters,
+        **(request.pipeline_arguments() if request else {}),
+    }
+    trigger_id = arguments["trigger_id"]
+    logs = folders.logs / "runs" / trigger_id
+    signal.signal(signal.SIGTERM, _stop)
+    logger.info("run %s started", trigger_id)
+    failure = ""
+    try:
+        run_pipeline(
+            package,
+            arguments,
+            root=folders.artifacts,
+            logs=logs,
+            pythons=pythons,
+            source=environments.REPOSITORY,
+        )
+    except PipelineFailed as error:
+        failure = str(error)
+    outcome = find_outcome(folders.store, trigger_id)
+    if outcome is None:
+        raise PermanentError(f"run {trigger_id} ended without an outcome: {failure or 'see'} {logs / 'kfp.log'}")
+    logger.info("run %s %s at %s: %s", trigger_id, outcome.state, outcome.step, outcome.reason)
+    return outcome
+
+
+def _check(package: Path, pythons: Mapping[str, Path], parameters: Mapping[str, Any]) -> None:
+    """Raises `ContractError` for what KFP would tell with a traceback, or would not tell at all."""
+    for name, python in sorted(pythons.items()):
+        if not python.exists():  # the task would run in whatever `python3` comes next on PATH
+            raise ContractError(f"environment {name} is absent, expected {python}; `make environments` builds it")
+    check_parameters(package, parameters)
+
+
+def _stop(signum: int, _frame: Any) -> None:
+    """Leaves the run, which ends its task on the way out; a second signal does not cut that short."""
+    signal.signal(signum, signal.SIG_IGN)
+    raise SystemExit(128 + signum)

@@ -1,23 +1,82 @@
-"""The demo's processes: started with a log file each, watched, and all ended, whatever happens to the demo.
+"""Processes on this machine: started with a log file each, watched, reached over loopback, and all ended in the end.
 
-Every process carries this stack's tag in its environment, so that also grandchildren (a pipeline run started by the
-monitor, its tasks) are found and ended; nothing outlives the demo. What the processes do is their rooms'.
+Every process carries its stack's tag in its environment, so that grandchildren (a pipeline run started by the monitor,
+its tasks) are found and ended too; nothing outlives the demo. What the processes do is their rooms'.
 """
 
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import signal
 import subprocess
+import sys
 import time
+import urllib.request
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 from uuid import uuid4
 
 from components.runtime.errors import PermanentError
-from pipelines.local.observations import last_word
-from pipelines.local.tether import tethered
+
+LOOPBACK = "127.0.0.1"
+DIRECT = urllib.request.build_opener(urllib.request.ProxyHandler({}))
+"""Opens URLs without a proxy."""
+
+
+# PR_SET_PDEATHSIG (1), set in the child, which then becomes the command. The check is for a parent gone before.
+_LAUNCHER = """
+import ctypes, os, sys
+ctypes.CDLL(None).prctl(1, int(sys.argv[2]))
+if os.getppid() != int(sys.argv[1]):
+    sys.exit(1)
+os.execvp(sys.argv[3], sys.argv[3:])
+"""
+
+
+def tethered(command: Sequence[str], death_signal: signal.Signals = signal.SIGTERM) -> list[str]:
+    """The command line that runs `command` and sends it `death_signal` when this process is gone.
+
+    To be started by a thread that lives as long as the command should: Linux counts the starting thread's end.
+    """
+    return [sys.executable, "-I", "-S", "-c", _LAUNCHER, str(os.getpid()), str(int(death_signal)), *command]
+
+
+class JsonLines:
+    """A growing file of JSON lines, read on from where the last call stopped."""
+
+    def __init__(self, path: Path) -> None:
+        self._path, self._offset = path, 0
+        self.lines: list[dict[str, Any]] = []
+
+    def update(self) -> list[dict[str, Any]]:
+        """The lines that came since the last call; all lines are in `lines`."""
+        if not self._path.exists():
+            return []
+        with open(self._path, "rb") as file:
+            file.seek(self._offset)
+            content = file.read()
+        whole = content[: content.rfind(b"\n") + 1]
+        self._offset += len(whole)
+        new = [json.loads(line) for line in whole.splitlines() if line.strip()]
+        self.lines += new
+        return new
+
+
+def last_word(log: Path) -> str:
+    """The last line that a process wrote to its log."""
+    lines = log.read_text(errors="replace").strip().splitlines()
+    return lines[-1] if lines else "no word"
+
+
+def printed_json(log: Path) -> Any:
+    """The JSON that a process printed; it is indented, and warnings may stand before it."""
+    lines = log.read_text(errors="replace").splitlines()
+    start = next((n for n, line in enumerate(lines) if line in ("{", "[")), 0)
+    return json.loads("\n".join(lines[start:]))
+
 
 TAG_VARIABLE = "EVERGREEN_STACK"
 KILL_SECONDS = 10.0

@@ -1,11 +1,17 @@
-"""The demo's numbers: read off what every process wrote, and held against what the demo promises."""
+"""The demo's numbers: read from what every process wrote, told in sentences, and held against what the demo promises.
+
+Sources are the monitor's timeline, events and decisions, the traffic's lines (one a second), the promotion journal and
+the runs' notes. What does not exist is None. Drawing the page is `report`'s.
+"""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from datetime import datetime, timezone
 from pathlib import Path
+from statistics import median
 from typing import Any
 
 import numpy as np
@@ -13,155 +19,437 @@ import pyarrow.parquet as pq
 
 from components.contracts import criteo
 from components.contracts.manifests import Model, Release, Verdict
+from components.runtime.errors import ContractError
 from components.storage.uris import local_path
+from components.store.promotion_journal import INTENT, LIVE_ACTIONS, moment_of, read_entries
 from components.store.run_notes import read_notes, read_outcomes
-from pipelines.local.decision_numbers import decided_failures, feature_drift, first_sure, policies_say, retrain_decision
-from pipelines.local.demo_plan import DemoPlan, read_verdicts
-from pipelines.local.release_numbers import release_numbers, released_failures, rollback_numbers
-from pipelines.local.run import LocalFolders
+from k8s.scaling.traces import Trace
+from pipelines.local.plan import DemoPlan, read_verdicts
+from pipelines.local.runner import LocalFolders
 
 MIN_REGAINED_SHARE = 0.7
 MAX_PARITY_DIFFERENCE = 1e-5
+MAX_ROLLBACK_SECONDS = 5.0
 WIDE_INTERVAL = 0.06
 """Width of a 95 % interval of the AUC above which a measured AUC is called uncertain."""
+SECONDS_BESIDE_RELEASE = 10
+"""Seconds of traffic before and after a release with which it is compared."""
 
 Lines = Sequence[Mapping[str, Any]]
+"""Lines of a JSON-lines file, as their writer defines them."""
 
 
-def summarize(
-    *,
-    folders: LocalFolders,
-    plan: DemoPlan,
-    timeline: Lines,
-    events: Lines,
-    traffic: Mapping[str, Any],
-    seconds: Mapping[str, float],
-    threshold: float,
-    seconds_of_traffic: Lines = (),
-    walks: Lines = (),
-    verified: Lines = (),
-    decisions: Lines = (),
-    replayed: Mapping[str, Any] | None = None,
-    backtests: Lines = (),
-    status_page: str | None = None,
-) -> dict[str, Any]:
-    """All numbers of one demo, JSON-ready; what does not exist is None.
+@dataclass(frozen=True, kw_only=True)
+class RollbackWalk:
+    """One rollback command under traffic; times are since the epoch."""
 
-    Args:
-        folders: The demo's folders.
-        plan: Its sizes.
-        timeline: The monitor's windows over time.
-        events: The monitor's events.
-        traffic: The replay's summary.
-        seconds: Seconds per stage.
-        threshold: AUC below which the monitor asked for a run.
-        seconds_of_traffic: The replay's lines, one a second.
-        walks: The rollback that was shown, see `release_numbers.rollback_numbers`.
-        verified: What `evergreen verify` found, version by version.
-        decisions: The monitor's decisions, one a decision point.
-        replayed: What `evergreen replay` found of them, see `demo_proofs`; None = they were not replayed.
-        backtests: What `evergreen backtest` said, policy by policy.
-        status_page: Where the monitor's page was.
-    """
+    version: int
+    """Made live by it."""
+    started_at: float
+    ended_at: float
+    answered_at: float | None
+    """End of the first second in which this version alone answered."""
+    traffic_ended: bool
+
+    @property
+    def seconds(self) -> float:
+        """How long the command took."""
+        return round(self.ended_at - self.started_at, 3)
+
+    @property
+    def was_answered(self) -> bool | None:
+        """Whether the version was seen to answer alone; None where the traffic ended before it could."""
+        if self.answered_at is not None:
+            return True
+        return None if self.traffic_ended else False
+
+
+@dataclass(frozen=True, kw_only=True)
+class VerifiedVersion:
+    """What `evergreen verify` found of one version."""
+
+    version: int
+    same: bool
+    num_rows: int
+    num_different: int
+    max_abs_diff: float | None
+    wrong_checks: list[str]
+    """Names of the hashes that differ from the released ones."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class ReplayedDecisions:
+    """What `evergreen replay` found of the decisions, made again from the lake's rows."""
+
+    points: int
+    equal: bool
+    """Whether all are those that the monitor wrote."""
+    digest: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class Observations:
+    """What the demo's processes wrote and the demo saw."""
+
+    folders: LocalFolders
+    plan: DemoPlan
+    threshold: float
+    """AUC below which the monitor asked for a run."""
+    timeline: Lines
+    """The monitor's windows over time."""
+    events: Lines
+    """The monitor's events."""
+    decisions: Lines
+    """The monitor's decisions, one line per decision point."""
+    traffic: Lines
+    """The replay's lines, one a second."""
+    traffic_summary: Mapping[str, Any]
+    stage_seconds: Mapping[str, float]
+    walks: Sequence[RollbackWalk] = ()
+    """The way back and the way forward; empty = no rollback was shown."""
+    verified: Sequence[VerifiedVersion] = ()
+    replayed: ReplayedDecisions | None = None
+    backtests: Lines = ()
+    """What `evergreen backtest` said, policy by policy."""
+    status_page: str | None = None
+
+    @property
+    def drift_time(self) -> float | None:
+        """When the world changed; None = it did not."""
+        time: float | None = self.traffic_summary["drift_time"]
+        return time
+
+
+@dataclass(frozen=True, kw_only=True)
+class AucNumbers:
+    """Live AUCs: before drift, when the monitor fired, at the old version's worst, and of the new version."""
+
+    threshold: float
+    baseline: float | None = None
+    at_detection: float | None = None
+    trough: float | None = None
+    recovered: float | None = None
+    regained_share: float | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class GateNumbers:
+    """The gate's answer about one version."""
+
+    decision: str
+    reason: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class OldRowsNumbers:
+    """How a version does on held-out rows from before its window, and the version that it replaced."""
+
+    num_rows: int
+    auc: float | None
+    replaced_auc: float | None
+
+
+@dataclass(frozen=True, kw_only=True)
+class VersionNumbers:
+    """One released version."""
+
+    version: int
+    model_id: str
+    trained_rows: int
+    parent: str | None
+    gate: GateNumbers | None
+    old_distribution: OldRowsNumbers | None
+    parity_max_abs_diff: float
+    parity_rows: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrafficDuring:
+    """What callers felt during a span of time."""
+
+    requests_sent: int
+    requests_failed: int
+    p99_ms: float | None
+    """The worst of single seconds; with a few dozen requests a second it is the slowest request or nearly."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class ReleaseNumbers:
+    """How long a release took, and what callers felt during its deployment step."""
+
+    version: int
+    started_at: float
+    live_at: float
+    seconds: float | None
+    intent_to_live_seconds: float | None
+    during: TrafficDuring
+    p99_ms_before: float | None
+    """Median of single seconds before the release."""
+    p99_ms_after: float | None
+
+
+@dataclass(frozen=True, kw_only=True)
+class RollbackNumbers:
+    """A rollback and the way forward again, and what callers felt from the first's start to the second's answer."""
+
+    from_version: int
+    to_version: int
+    seconds: float
+    forward_seconds: float
+    started_at: float
+    forward_at: float
+    old_version_answered: bool | None
+    new_version_answered: bool | None
+    rows_by_version: dict[str, int]
+    during: TrafficDuring
+
+
+@dataclass(frozen=True, kw_only=True)
+class RecordNumbers:
+    """Rows published by the client against rows archived in the lake."""
+
+    published: int
+    archived: int
+    archived_twice: int
+    duplicates: int | None
+    dead_letters: int | None
+
+
+@dataclass(frozen=True, kw_only=True)
+class PolicyWord:
+    """What a policy said at the decision point at which the run was asked for."""
+
+    policy: str
+    action: str
+    reason: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class TriggerNumbers:
+    """Why the monitor asked for a run, and how many runs it started."""
+
+    reason: str | None
+    records_since_drift: int | None
+    runs: int
+    policies: list[PolicyWord] = field(default_factory=list)
+
+
+@dataclass(frozen=True, kw_only=True)
+class FeatureDriftNumbers:
+    """What the drift watch saw of the features that version 1 was shown, without a label."""
+
+    buckets_before: int
+    """Buckets before the change in which a column drifted."""
+    buckets_after: int
+    seconds: float | None
+    """From the change to the end of the first bucket after it."""
+    columns: dict[str, float]
+    """Largest distance of each column that drifted after the change, largest first."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunNumbers:
+    """How one pipeline run ended, and how long each of its steps worked."""
+
+    trigger_id: str | None
+    state: str
+    step: str
+    reason: str
+    version: int | None
+    step_seconds: dict[str, float | None]
+
+
+@dataclass(frozen=True, kw_only=True)
+class DemoSummary:
+    """All numbers of one demo: `summary.json`."""
+
+    created_at: str
+    machine: dict[str, Any]
+    bayes_auc: dict[str, float | None] | None
+    """Best possible AUC before and after the drift, where the world is simulated."""
+    requests: dict[str, int]
+    latency_ms: dict[str, float | None]
+    drift: dict[str, Any]
+    auc: AucNumbers
+    versions: list[VersionNumbers]
+    release: ReleaseNumbers | None
+    rollback: RollbackNumbers | None
+    verified: list[VerifiedVersion]
+    records: RecordNumbers
+    trigger: TriggerNumbers
+    policies: dict[str, float | None]
+    """Seconds from the change to the rows by which each policy was sure; None = never, negative = a false alarm."""
+    feature_drift: FeatureDriftNumbers
+    decisions: ReplayedDecisions | None
+    backtests: list[dict[str, Any]]
+    status_page: str | None
+    seconds: dict[str, float | None]
+    """Of each stage, and of the spans `drift_to_detection` and `trigger_to_serving`."""
+    serving_parity_max_abs_diff: float | None
+    window_rows: int
+    runs: list[RunNumbers]
+    """Oldest first."""
+    uncertain: list[str]
+    """What the demo's rows were too few to tell, one sentence each."""
+
+
+def summarize(observed: Observations) -> DemoSummary:
+    """The numbers of one demo."""
+    folders, traffic, drift_time = observed.folders, observed.traffic_summary, observed.drift_time
     releases = [Release.read(p) for p in sorted((folders.store / "releases").glob("*.json"), key=lambda p: int(p.stem))]
-    drift_time = traffic["drift_time"]
-    decision = retrain_decision(events)
-    summary = {
-        "created_at": datetime.now(timezone.utc).isoformat(timespec="seconds"),
-        "machine": {"cores": os.cpu_count(), "load_average": [round(x, 2) for x in os.getloadavg()]},
-        **{name: traffic[name] for name in ("bayes_auc", "requests", "latency_ms", "drift")},
-        "auc": _aucs(timeline, drift_time, decision, threshold, until=walks[0]["started_at"] if walks else None),
-        "versions": [_version(release, read_verdicts(folders)) for release in releases],
-        "release": release_numbers(folders.store, seconds_of_traffic, releases[-1].version) if releases[1:] else None,
-        "rollback": rollback_numbers(walks, seconds_of_traffic),
-        "verified": list(verified),
-        "records": _records(folders.lake, traffic, timeline),
-        "trigger": _trigger(events, decision, traffic, drift_time, timeline)
-        | {"policies": policies_say(decisions, decision)},
-        **_judged(events, decisions, drift_time),
-        **{"decisions": replayed, "backtests": list(backtests), "status_page": status_page},
-        "seconds": {**seconds, **_spans(events, drift_time, decision)},
-        "serving_parity_max_abs_diff": max((r.parity_max_abs_diff for r in releases), default=None),
-        "window_rows": plan.window_rows,
-        "runs": _runs(folders.store),
-    }
-    return {**summary, "uncertain": uncertainties(summary, timeline, min_clicks=plan.min_clicks)}
+    decision = retrain_decision(observed.events)
+    auc, versions = auc_numbers(observed), _versions(releases, read_verdicts(folders))
+    trigger, runs = _trigger(observed, decision), _runs(folders.store)
+    return DemoSummary(
+        created_at=datetime.now(timezone.utc).isoformat(timespec="seconds"),
+        machine={"cores": os.cpu_count(), "load_average": [round(x, 2) for x in os.getloadavg()]},
+        bayes_auc=traffic["bayes_auc"],
+        requests=traffic["requests"],
+        latency_ms=traffic["latency_ms"],
+        drift=traffic["drift"],
+        auc=auc,
+        versions=versions,
+        release=release_numbers(folders.store, observed.traffic, releases[-1].version) if releases[1:] else None,
+        rollback=rollback_numbers(observed.walks, observed.traffic),
+        verified=list(observed.verified),
+        records=_records(observed),
+        trigger=trigger,
+        policies=first_sure(observed.decisions, drift_time),
+        feature_drift=feature_drift(observed.events, drift_time),
+        decisions=observed.replayed,
+        backtests=[dict(each) for each in observed.backtests],
+        status_page=observed.status_page,
+        seconds={**observed.stage_seconds, **_spans(observed.events, drift_time, decision)},
+        serving_parity_max_abs_diff=max((r.parity_max_abs_diff for r in releases), default=None),
+        window_rows=observed.plan.window_rows,
+        runs=runs,
+        uncertain=list(uncertainties(observed, auc=auc, trigger=trigger, versions=versions, runs=runs)),
+    )
 
 
-def _spans(events: Lines, drift_time: float | None, decision: Mapping[str, Any] | None) -> dict[str, float | None]:
-    """Seconds from the change to the decision, and from there to the new version's first answer."""
-    decided_at = decision["time"] if decision else None
-    served_at = next((e["time"] for e in events if e["kind"] == "version_seen" and e["version"] == 2), None)
-    return {
-        "drift_to_detection": _between(drift_time, decided_at),
-        "trigger_to_serving": _between(decided_at, served_at),
-    }
-
-
-def _judged(events: Lines, decisions: Lines, drift_time: float | None) -> dict[str, Any]:
-    """When each policy was sure, and what moved in the features."""
-    return {"policies": first_sure(decisions, drift_time), "feature_drift": feature_drift(events, drift_time)}
-
-
-def _aucs(
-    timeline: Lines,
-    drift_time: float | None,
-    decision: Mapping[str, Any] | None,
-    threshold: float,
-    *,
-    until: float | None,
-) -> dict[str, float | None]:
-    """Live AUCs: before drift, when the monitor fired, at the old version's worst, and of the new version.
-
-    The old version's answers after `until`, when it was shown once more, say nothing about the loop.
-    """
-    first = [
-        t for t in timeline if t["version"] == 1 and t["auc"] is not None and (until is None or t["time"] <= until)
-    ]
-    second = [t for t in timeline if t["version"] == 2 and t["auc"] is not None]
-    before = [t for t in first if drift_time is None or t["time"] <= drift_time]
-    baseline = before[-1]["auc"] if before else None
-    trough = min((t["auc"] for t in first if drift_time is not None and t["time"] > drift_time), default=None)
-    recovered = second[-1]["auc"] if second else None
+def auc_numbers(observed: Observations) -> AucNumbers:
+    """Live AUCs; the old version's answers after a rollback, when it was shown once more, are not counted."""
+    until = observed.walks[0].started_at if observed.walks else float("inf")
+    drift_time, decision = observed.drift_time, retrain_decision(observed.events)
+    measured = [line for line in observed.timeline if line["auc"] is not None]
+    first = [line for line in measured if line["version"] == 1 and line["time"] <= until]
+    before = [line["auc"] for line in first if drift_time is None or line["time"] <= drift_time]
+    after = [line["auc"] for line in first if drift_time is not None and line["time"] > drift_time]
+    second = [line["auc"] for line in measured if line["version"] == 2]
+    baseline, trough = before[-1] if before else None, min(after, default=None)
+    recovered = second[-1] if second else None
     regained = None
     if baseline is not None and trough is not None and recovered is not None and baseline > trough:
         regained = (recovered - trough) / (baseline - trough)
-    return {
-        "threshold": threshold,
-        "baseline": baseline,
-        "at_detection": decision["auc"] if decision else None,
-        "trough": trough,
-        "recovered": recovered,
-        "regained_share": regained,
-    }
+    return AucNumbers(
+        threshold=observed.threshold,
+        baseline=baseline,
+        at_detection=decision["auc"] if decision else None,
+        trough=trough,
+        recovered=recovered,
+        regained_share=regained,
+    )
 
 
-def _version(release: Release, verdicts: Sequence[Verdict]) -> dict[str, Any]:
-    model = Model.read(local_path(release.model_uri) / Model.MANIFEST)
-    verdict = next((v for v in verdicts if v.candidate_model_id == release.model_id), None)
-    return {
-        "version": release.version,
-        "model_id": release.model_id,
-        "trained_rows": model.num_train_rows,
-        "parent": model.parent_model_id,
-        "gate": verdict and {"decision": verdict.decision, "reason": verdict.reason, "difference": verdict.difference},
-        "old_distribution": verdict and verdict.old_distribution,
-        "parity_max_abs_diff": release.parity_max_abs_diff,
-        "parity_rows": release.parity_rows,
-    }
+def retrain_decision(events: Lines) -> Mapping[str, Any] | None:
+    """The event of the first decision that asked for a run; a decision that only notified people names no request."""
+    return next((e for e in events if e["kind"] == "decision" and "request_id" in e), None)
 
 
-def _records(lake: Path, traffic: Mapping[str, Any], timeline: Lines) -> dict[str, Any]:
-    """Published by the client against archived in the lake, row by row."""
-    archived, distinct = count_served_rows(lake)
-    last = timeline[-1] if timeline else {}
-    return {
-        "published": traffic["rows"],
-        "archived": distinct,
-        "archived_twice": archived - distinct,
-        "duplicates": last.get("duplicates"),
-        "dead_letters": last.get("dead_letters"),
-    }
+def policy_words(decisions: Lines, decision: Mapping[str, Any] | None) -> list[PolicyWord]:
+    """Every policy's own word at the decision point at which the run was asked for; empty where none was.
+
+    Args:
+        decisions: The lines of the monitor's `decisions.jsonl`.
+        decision: See `retrain_decision`.
+    """
+    if decision is None:
+        return []
+    for line in reversed(decisions):
+        own = next((each for each in line["decisions"] if each["policy"] == decision.get("policy")), None)
+        if line["time"] <= decision["time"] and own and decision["text"].startswith(own["reason"]):
+            return [PolicyWord(**{n: each[n] for n in ("policy", "action", "reason")}) for each in line["decisions"]]
+    return []
+
+
+def first_sure(decisions: Lines, drift_time: float | None) -> dict[str, float | None]:
+    """By policy: seconds of event time from the change to the first decision point at which it was sure."""
+    found: dict[str, float | None] = {}
+    for line in decisions:
+        for each in line["decisions"]:
+            found.setdefault(each["policy"], None)
+            if each["action"] == "retrain" and found[each["policy"]] is None and drift_time is not None:
+                found[each["policy"]] = round(line["time"] - drift_time, 2)
+    return found
+
+
+def feature_drift(events: Lines, drift_time: float | None) -> FeatureDriftNumbers:
+    """What the drift watch saw before and after the change."""
+    drifted = [e for e in events if e["kind"] == "drift" and e["version"] == 1 and e["drifted"]]
+    after = [e for e in drifted if drift_time is not None and e["bucket_end"] > drift_time]
+    columns: dict[str, float] = {}
+    for row in (row for event in after for row in event["columns"] if row["drifted"]):
+        columns[row["column"]] = max(columns.get(row["column"], 0.0), row["distance"] or 0.0)
+    return FeatureDriftNumbers(
+        buckets_before=len(drifted) - len(after),
+        buckets_after=len(after),
+        seconds=round(after[0]["bucket_end"] - drift_time, 2) if after and drift_time is not None else None,
+        columns=dict(sorted(columns.items(), key=lambda item: -item[1])),
+    )
+
+
+def release_numbers(store: Path, traffic: Lines, version: int) -> ReleaseNumbers | None:
+    """How the release of `version` went; None where it was not released.
+
+    Args:
+        store: The model store.
+        traffic: The replay's lines.
+        version: Which release.
+    """
+    entries = [entry for entry in read_entries(store) if entry.version == version]
+    live = next((entry for entry in entries if entry.action in LIVE_ACTIONS), None)
+    outcome = next((o for o in read_outcomes(store) if o.version == version), None)
+    note = next((n for n in read_notes(store, outcome.run) if n.step == "deployment"), None) if outcome else None
+    if live is None or note is None:
+        return None
+    intent = next((entry for entry in entries if entry.action == INTENT), None)
+    started_at, live_at = _epoch_seconds(note.started_at), _epoch_seconds(live.time)
+    before = [line for line in traffic if line["time"] < started_at][-SECONDS_BESIDE_RELEASE:]
+    after = [line for line in traffic if line["time"] > live_at + 1][:SECONDS_BESIDE_RELEASE]
+    return ReleaseNumbers(
+        version=version,
+        started_at=started_at,
+        live_at=live_at,
+        seconds=note.seconds,
+        intent_to_live_seconds=round(live_at - _epoch_seconds(intent.time), 3) if intent else None,
+        during=_traffic_during(_overlapping(traffic, started_at, live_at)),
+        p99_ms_before=_median_p99(before),
+        p99_ms_after=_median_p99(after),
+    )
+
+
+def rollback_numbers(walks: Sequence[RollbackWalk], traffic: Lines) -> RollbackNumbers | None:
+    """The way back and the way forward, and what callers felt meanwhile; None where no rollback was shown."""
+    if len(walks) != 2:
+        return None
+    back, forward = walks
+    during = _overlapping(traffic, back.started_at, forward.answered_at or forward.ended_at)
+    rows: dict[str, int] = {}
+    for line in during:
+        for version, count in line["versions"].items():
+            rows[version] = rows.get(version, 0) + count
+    return RollbackNumbers(
+        from_version=forward.version,
+        to_version=back.version,
+        seconds=back.seconds,
+        forward_seconds=forward.seconds,
+        started_at=back.started_at,
+        forward_at=forward.started_at,
+        old_version_answered=back.was_answered,
+        new_version_answered=forward.was_answered,
+        rows_by_version=dict(sorted(rows.items())),
+        during=_traffic_during(during),
+    )
 
 
 def count_served_rows(lake: Path) -> tuple[int, int]:
@@ -177,97 +465,291 @@ def count_served_rows(lake: Path) -> tuple[int, int]:
     return total, len(keys)
 
 
-def _trigger(
-    events: Lines,
-    decision: Mapping[str, Any] | None,
-    traffic: Mapping[str, Any],
-    drift_time: float | None,
-    timeline: Lines,
-) -> dict[str, Any]:
-    """Why a run was asked for, after how many drifted rows, and how many runs there were."""
-    since = None
-    if decision is not None and drift_time is not None:
-        at = [t["matured_total"] for t in timeline if t["time"] <= decision["time"]]
-        before = [t["matured_total"] for t in timeline if t["time"] <= drift_time]
-        since = at[-1] - before[-1] if at and before else None
-    return {
-        "reason": decision["text"] if decision else None,
-        "records_since_drift": since,
-        "runs": sum(1 for e in events if e["kind"] == "run_started"),
-    }
+def recorded_trace(lines: Lines) -> Trace:
+    """The demo's traffic as a trace for `evergreen scale simulate`; rows of a request as on average in all of them.
+
+    Args:
+        lines: `time` (epoch seconds, rising), `requests_sent` and `rows` of the second that ended then.
+
+    Raises:
+        ContractError: no request was sent.
+    """
+    sent = np.array([line["requests_sent"] for line in lines], dtype=np.float64)
+    if not sent.sum():
+        raise ContractError(f"{len(lines)} seconds of traffic hold no request, expected at least one")
+    ends = np.array([line["time"] for line in lines], dtype=np.float64)
+    starts = np.concatenate([[ends[0] - 1.0], ends])
+    rows = max(1, round(sum(line["rows"] for line in lines) / sent.sum()))
+    return Trace(starts - starts[0], sent / np.diff(starts), np.full(len(lines), rows), "the demo's traffic")
 
 
-def _runs(store: Path) -> list[dict[str, Any]]:
-    """How each run ended, and how long each of its steps worked, oldest first."""
-    names = ("trigger_id", "state", "step", "reason", "version")
+def journal_events(store: Path) -> list[dict[str, Any]]:
+    """What the journal says of who is live, in the form of the monitor's events."""
     return [
         {
-            **{name: getattr(outcome, name) for name in names},
-            "step_seconds": {note.step: note.seconds for note in read_notes(store, outcome.run)},
+            "time": _epoch_seconds(entry.time),
+            "kind": entry.action,
+            "text": f"version {entry.version}, before it {entry.previous_version or 'none'}: {entry.reason}",
         }
-        for outcome in read_outcomes(store)
+        for entry in read_entries(store)
+        if entry.action != INTENT
     ]
 
 
-def uncertainties(summary: Mapping[str, Any], timeline: Lines, *, min_clicks: int) -> list[str]:
-    """What the demo's rows were too few to say, one sentence each; empty where all is clear."""
-    sentences = []
-    for version in summary["versions"]:
-        if version["gate"] and version["gate"]["decision"] == "inconclusive":
-            sentences.append(f"the gate of version {version['version']} is {version['gate']['reason']}")
-    for run in summary["runs"]:
-        if run["state"] == "refused" and "inconclusive" in run["reason"]:
-            sentences.append(f"the run {run['trigger_id']} released nothing: {run['reason']}")
-    if summary["auc"]["threshold"] < 0.5:
-        threshold = summary["auc"]["threshold"]
-        sentences.append(
-            f"the monitor's threshold is {threshold:.3f}, below what chance gives: the gate's interval is wide"
-        )
-    for number, what in ((1, "baseline"), (2, "recovered")):
-        if summary["auc"][what] is None:
+def uncertainties(
+    observed: Observations,
+    *,
+    auc: AucNumbers,
+    trigger: TriggerNumbers,
+    versions: Sequence[VersionNumbers],
+    runs: Sequence[RunNumbers],
+) -> Iterator[str]:
+    """What the demo's rows were too few to tell, one sentence each; empty where all is clear."""
+    for version in versions:
+        if version.gate and version.gate.decision == "inconclusive":
+            yield f"the gate of version {version.version} is {version.gate.reason}"
+    for run in runs:
+        if run.state == "refused" and "inconclusive" in run.reason:
+            yield f"the run {run.trigger_id} released nothing: {run.reason}"
+    if auc.threshold < 0.5:
+        yield f"the monitor's threshold is {auc.threshold:.3f}, worse than chance: the gate's interval is wide"
+    for number, name, value in ((1, "baseline", auc.baseline), (2, "recovered", auc.recovered)):
+        if value is None:
             continue
-        window = _window_of(timeline, number, summary["auc"][what])
-        few = window["rows"] < summary["window_rows"] or window["clicks"] < min_clicks
+        timeline = reversed(observed.timeline)
+        window = next(line for line in timeline if line["version"] == number and line["auc"] == value)
+        few = window["rows"] < observed.plan.window_rows or window["clicks"] < observed.plan.min_clicks
         if few or window["auc_low"] is None or window["auc_high"] - window["auc_low"] > WIDE_INTERVAL:
-            sentences.append(f"the {what} auc {_interval(window)}")
-    if summary["trigger"]["reason"] is None:
-        last = timeline[-1] if timeline else None
-        word = f"; the last auc {_interval(last)}" if last and last["auc"] is not None else ""
-        sentences.append(f"the rows ran out before the monitor could be sure that the model is worse{word}")
-    elif summary["auc"]["recovered"] is None and any(v["version"] == 2 for v in summary["versions"]):
-        sentences.append("the rows ran out before version 2 could be measured")
-    return sentences
+            yield f"the {name} auc {_interval(window)}"
+    if trigger.reason is None:
+        last = observed.timeline[-1] if observed.timeline else None
+        note = f"; the last auc {_interval(last)}" if last and last["auc"] is not None else ""
+        yield f"the rows ran out before the monitor could be sure that the model is worse{note}"
+    elif auc.recovered is None and any(version.version == 2 for version in versions):
+        yield "the rows ran out before version 2 could be measured"
 
 
-def remembered(summary: Mapping[str, Any]) -> list[str]:
-    """How each version does on rows of before its window, and what that means; one sentence per version that has it."""
-    sentences = []
-    for version in summary["versions"]:
-        old = version["old_distribution"]
-        if not old or old["candidate"]["auc"] is None:
+def memory_sentences(summary: DemoSummary) -> Iterator[str]:
+    """How each version does on rows from before its window, and what that means."""
+    for version in summary.versions:
+        old = version.old_distribution
+        if old is None or old.auc is None:
             continue
-        auc, replaced = old["candidate"]["auc"], (old["champion"] or {}).get("auc")
         sentence = (
-            f"on {old['num_rows']:,} rows from before its window, version {version['version']} has an auc of {auc:.3f}"
+            f"on {old.num_rows:,} rows from before its window, version {version.version} has an auc of {old.auc:.3f}"
         )
-        if replaced is not None:
-            sentence += f", the version it replaced {replaced:.3f}"
-            if auc < replaced:
+        if old.replaced_auc is not None:
+            sentence += f", the version it replaced {old.replaced_auc:.3f}"
+            if old.auc < old.replaced_auc:
                 sentence += (
                     ": expected where the world changed, since what is true now was not then, and no part of the gate; "
                     "where the old world may come back, replay_share keeps more of it"
                 )
-        sentences.append(sentence)
-    return sentences
+        yield sentence
 
 
-def training_seconds(summary: Mapping[str, Any]) -> list[float | None]:
-    """Seconds of each run's training step, oldest first; None where a run had none."""
-    return [run["step_seconds"].get("training") for run in summary["runs"]]
+def decision_sentences(summary: DemoSummary) -> Iterator[str]:
+    """How it was decided, a sentence per number."""
+    for word in summary.trigger.policies:
+        yield f"{word.policy} said {word.action}: {word.reason}"
+    sure = [f"{name} {seconds:.1f} s" for name, seconds in summary.policies.items() if seconds is not None]
+    if sure:
+        yield f"from the change to the rows by which a policy was sure: {', '.join(sure)}"
+    drift = summary.feature_drift
+    if drift.columns:
+        columns = ", ".join(f"{name} {distance:.3f}" for name, distance in list(drift.columns.items())[:5])
+        more = f" and {len(drift.columns) - 5} more" if len(drift.columns) > 5 else ""
+        yield f"features moved, seen without a label {drift.seconds:.1f} s after the change: {columns}{more}"
+    else:
+        yield "no feature moved, as far as the rows can tell: what changed is what they mean"
+    if (found := summary.decisions) is not None:
+        yield f"{found.points} decisions replayed from the lake, {'all' if found.equal else 'not all'} equal"
 
 
-def _window_of(timeline: Lines, version: int, auc: float) -> Mapping[str, Any]:
-    return next(line for line in reversed(timeline) if line["version"] == version and line["auc"] == auc)
+def serving_sentences(summary: DemoSummary) -> Iterator[str]:
+    """What was served, a sentence per number."""
+    if (release := summary.release) is not None:
+        p99 = (release.p99_ms_before, release.during.p99_ms, release.p99_ms_after)
+        yield (
+            f"release of version {release.version} under traffic: {_short(release.seconds)} s, "
+            f"{release.during.requests_failed} requests failed; p99 of a second before, during, after: "
+            f"{', '.join(map(_short, p99))} ms"
+        )
+    if (rollback := summary.rollback) is not None:
+        yield (
+            f"rollback to version {rollback.to_version} in {rollback.seconds:.1f} s and forward again in "
+            f"{rollback.forward_seconds:.1f} s, {rollback.during.requests_failed} requests failed"
+        )
+    for found in summary.verified:
+        yield (
+            f"version {found.version}: {found.num_rows:,} logged scores recomputed offline, "
+            f"{found.num_different} differ, largest difference {_short(found.max_abs_diff)}"
+        )
+
+
+def failed_promises(summary: DemoSummary, *, simulated: bool) -> list[str]:
+    """What the demo promised and this run did not hold, one sentence each; what was not shown promised nothing.
+
+    On a user's own rows the monitor may rightly not fire and a model may rightly not recover: only what holds for any
+    data is checked.
+    """
+    promises = [*_loop_promises(summary, simulated=simulated), *_serving_promises(summary)]
+    if (found := summary.decisions) is not None:
+        sentence = f"the {found.points} decisions replayed from the lake are not those that the monitor wrote"
+        promises.append((found.equal, sentence))
+    return [sentence for held, sentence in promises if not held]
+
+
+def _loop_promises(summary: DemoSummary, *, simulated: bool) -> Iterator[tuple[bool, str]]:
+    records, requests, runs = summary.records, summary.requests, summary.trigger.runs
+    parity, share = summary.serving_parity_max_abs_diff, summary.auc.regained_share
+    for run in summary.runs:
+        yield run.state != "failed", f"run {run.trigger_id} failed: {run.reason}"
+    # The first run has an outcome too.
+    recorded = len({run.trigger_id for run in summary.runs}) - 1
+    yield recorded >= runs, f"{runs} runs were triggered, but only {max(recorded, 0)} recorded how they ended"
+    yield requests["failed"] == 0, f"{requests['failed']} of {requests['sent']} requests failed, expected 0"
+    yield (
+        records.archived == records.published,
+        f"{records.archived} records archived, expected the {records.published} published",
+    )
+    yield parity is not None and parity <= MAX_PARITY_DIFFERENCE, f"serving parity is {parity}, expected at most 1e-5"
+    if simulated:
+        yield runs == 1, f"{runs} runs were triggered, expected exactly 1"
+        yield (
+            share is not None and share >= MIN_REGAINED_SHARE,
+            f"the new version regained {share} of what drift cost, expected at least {MIN_REGAINED_SHARE}",
+        )
+    else:
+        yield runs <= 1, f"{runs} runs were triggered, expected at most 1"
+
+
+def _serving_promises(summary: DemoSummary) -> Iterator[tuple[bool, str]]:
+    if (release := summary.release) is not None:
+        failed = release.during.requests_failed
+        yield failed == 0, f"{failed} requests failed during the release, expected 0"
+    if (rollback := summary.rollback) is not None:
+        failed, slowest = rollback.during.requests_failed, max(rollback.seconds, rollback.forward_seconds)
+        old, new = rollback.to_version, rollback.from_version
+        yield failed == 0, f"{failed} requests failed while the version was rolled back, expected 0"
+        yield (
+            slowest < MAX_ROLLBACK_SECONDS,
+            f"a rollback took {slowest:.1f} s, expected less than {MAX_ROLLBACK_SECONDS:g}",
+        )
+        yield rollback.old_version_answered is not False, f"version {old} did not answer after the rollback"
+        yield rollback.new_version_answered is not False, f"version {new} did not answer after its return"
+    for found in summary.verified:
+        wrong = ", ".join(found.wrong_checks) or "no hash"
+        reason = f"{found.num_different} of {found.num_rows} logged scores, and {wrong}"
+        yield found.same, f"version {found.version} is not what was released: {reason} differ"
+    if summary.verified:
+        rows, archived = sum(found.num_rows for found in summary.verified), summary.records.archived
+        yield rows == archived, f"{rows} logged scores were recomputed, expected the {archived} archived"
+
+
+def _versions(releases: Sequence[Release], verdicts: Sequence[Verdict]) -> list[VersionNumbers]:
+    found = []
+    for release in releases:
+        model = Model.read(local_path(release.model_uri) / Model.MANIFEST)
+        verdict = next((v for v in verdicts if v.candidate_model_id == release.model_id), None)
+        found.append(
+            VersionNumbers(
+                version=release.version,
+                model_id=release.model_id,
+                trained_rows=model.num_train_rows,
+                parent=model.parent_model_id,
+                gate=GateNumbers(decision=verdict.decision, reason=verdict.reason) if verdict else None,
+                old_distribution=_old_rows(verdict) if verdict else None,
+                parity_max_abs_diff=release.parity_max_abs_diff,
+                parity_rows=release.parity_rows,
+            )
+        )
+    return found
+
+
+def _old_rows(verdict: Verdict) -> OldRowsNumbers | None:
+    old = verdict.old_distribution
+    if not old:
+        return None
+    replaced = old["champion"]["auc"] if old["champion"] else None
+    return OldRowsNumbers(num_rows=old["num_rows"], auc=old["candidate"]["auc"], replaced_auc=replaced)
+
+
+def _records(observed: Observations) -> RecordNumbers:
+    archived, distinct = count_served_rows(observed.folders.lake)
+    last = observed.timeline[-1] if observed.timeline else {}
+    return RecordNumbers(
+        published=observed.traffic_summary["rows"],
+        archived=distinct,
+        archived_twice=archived - distinct,
+        duplicates=last.get("duplicates"),
+        dead_letters=last.get("dead_letters"),
+    )
+
+
+def _trigger(observed: Observations, decision: Mapping[str, Any] | None) -> TriggerNumbers:
+    since = None
+    if decision is not None and observed.drift_time is not None:
+        at = [line["matured_total"] for line in observed.timeline if line["time"] <= decision["time"]]
+        before = [line["matured_total"] for line in observed.timeline if line["time"] <= observed.drift_time]
+        since = at[-1] - before[-1] if at and before else None
+    return TriggerNumbers(
+        reason=decision["text"] if decision else None,
+        records_since_drift=since,
+        runs=sum(1 for event in observed.events if event["kind"] == "run_started"),
+        policies=policy_words(observed.decisions, decision),
+    )
+
+
+def _runs(store: Path) -> list[RunNumbers]:
+    return [
+        RunNumbers(
+            trigger_id=outcome.trigger_id,
+            state=outcome.state,
+            step=outcome.step,
+            reason=outcome.reason,
+            version=outcome.version,
+            step_seconds={note.step: note.seconds for note in read_notes(store, outcome.run)},
+        )
+        for outcome in read_outcomes(store)
+    ]
+
+
+def _spans(events: Lines, drift_time: float | None, decision: Mapping[str, Any] | None) -> dict[str, float | None]:
+    """Seconds from the change to the decision, and from there to the new version's first answer."""
+    decided_at = decision["time"] if decision else None
+    served_at = next((e["time"] for e in events if e["kind"] == "version_seen" and e["version"] == 2), None)
+
+    def between(start: float | None, end: float | None) -> float | None:
+        return round(end - start, 2) if start is not None and end is not None else None
+
+    return {
+        "drift_to_detection": between(drift_time, decided_at),
+        "trigger_to_serving": between(decided_at, served_at),
+    }
+
+
+def _overlapping(traffic: Lines, start: float, end: float) -> list[Mapping[str, Any]]:
+    """The lines about any time in [start, end]; a line is about the time since the one before it."""
+    begins = [0.0, *(line["time"] for line in traffic)]
+    return [line for line, begin in zip(traffic, begins) if begin <= end and line["time"] >= start]
+
+
+def _traffic_during(lines: Lines) -> TrafficDuring:
+    return TrafficDuring(
+        requests_sent=sum(line["requests_sent"] for line in lines),
+        requests_failed=sum(line["requests_failed"] for line in lines),
+        p99_ms=max((line["p99_ms"] for line in lines if line["p99_ms"] is not None), default=None),
+    )
+
+
+def _median_p99(lines: Lines) -> float | None:
+    values = [line["p99_ms"] for line in lines if line["p99_ms"] is not None]
+    return round(median(values), 3) if values else None
+
+
+def _epoch_seconds(time: str) -> float:
+    return round(moment_of(time).timestamp(), 3)
 
 
 def _interval(window: Mapping[str, Any]) -> str:
@@ -276,40 +758,5 @@ def _interval(window: Mapping[str, Any]) -> str:
     return f"{window['auc']:.3f} ({interval}) rests on {window['rows']} rows with {window['clicks']} clicks"
 
 
-def _between(start: float | None, end: float | None) -> float | None:
-    return round(end - start, 2) if start is not None and end is not None else None
-
-
-def failed_promises(summary: Mapping[str, Any], *, simulated: bool) -> list[str]:
-    """What the demo promised and this run did not hold, one sentence each.
-
-    On a user's own rows the monitor may rightly not fire and a model may rightly not recover: only what holds for any
-    data is asked.
-    """
-    records, requests, auc = summary["records"], summary["requests"], summary["auc"]
-    parity, runs = summary["serving_parity_max_abs_diff"], summary["trigger"]["runs"]
-    known = {run["trigger_id"] for run in summary["runs"]}
-    promises = [
-        *((run["state"] != "failed", f"run {run['trigger_id']} failed: {run['reason']}") for run in summary["runs"]),
-        # The first run has an outcome too.
-        (len(known) > runs, f"{runs} runs were triggered, but only {max(len(known) - 1, 0)} recorded how they ended"),
-        (requests["failed"] == 0, f"{requests['failed']} of {requests['sent']} requests failed, expected 0"),
-        (
-            records["archived"] == records["published"],
-            f"{records['archived']} records archived, expected the {records['published']} published",
-        ),
-        (parity is not None and parity <= MAX_PARITY_DIFFERENCE, f"serving parity is {parity}, expected at most 1e-5"),
-    ]
-    if simulated:
-        share = auc["regained_share"]
-        promises += [
-            (runs == 1, f"{runs} runs were triggered, expected exactly 1"),
-            (
-                share is not None and share >= MIN_REGAINED_SHARE,
-                f"the new version regained {share} of what drift cost, expected at least {MIN_REGAINED_SHARE}",
-            ),
-        ]
-    else:
-        promises.append((runs <= 1, f"{runs} runs were triggered, expected at most 1"))
-    unheld = [sentence for held, sentence in promises if not held]
-    return [*unheld, *released_failures(summary), *decided_failures(summary)]
+def _short(value: float | None) -> str:
+    return "none" if value is None else f"{value:.3g}"

@@ -1,7 +1,8 @@
 """A real tritonserver on this machine, from the serving environment's wheel: for the demo, development and tests.
 
-Picks free ports, waits for readiness against a deadline, and is gone when its owner is: stopped by pid, at exit, and
-by the kernel if the owner is killed. Making the wheel's server runnable is `triton_wheel`'s; what it serves is
+It picks free ports, waits for readiness against a deadline, and ends with its owner: stopped by pid, at exit, and by
+the kernel if the owner is killed. The wheel (nvidia-pytriton) ships one stub of the python backend per Python version
+and none beside the backend, where the server looks: both are copied into a runtime folder. What is served is
 deployment's to say. Bound to loopback: this Triton (2.51) lacks later security fixes.
 """
 
@@ -26,12 +27,96 @@ from pathlib import Path
 from types import TracebackType
 from typing import NamedTuple
 
+from components.contracts.serving import CANARY_NAME, MODEL_NAME
+from components.deployment.graph.files import GRAPH_FILE
+from components.deployment.repository.files import CODE_FILE
+from components.deployment.repository.model_repository import CONFIG_FILE
+from components.deployment.repository.triton_config import PYTHON, versions_of
 from components.deployment.response_cache import local_cache_flags
 from components.runtime.errors import ContractError, PermanentError, TemporaryError
-from pipelines.local.loopback import DIRECT, LOOPBACK
-from pipelines.local.tether import tethered
-from pipelines.local.triton_repository import check_repository, models_to_load
-from pipelines.local.triton_wheel import PreparedWheel, prepare
+from pipelines.local.stack import DIRECT, LOOPBACK, tethered
+
+
+def models_to_load(repository: Path) -> list[str]:
+    """The models that a server over `repository` loads at its start: those that have a configuration."""
+    return [name for name in (MODEL_NAME, CANARY_NAME) if (repository / name / CONFIG_FILE).exists()]
+
+
+def check_repository(repository: Path) -> None:
+    """Returns if Triton can start with what `repository` holds, which may be nothing.
+
+    Raises:
+        ContractError: a configured version is absent or lacks a file, which would hang the start; names it.
+    """
+    for name in models_to_load(repository):
+        text = (repository / name / CONFIG_FILE).read_text()
+        needed = (GRAPH_FILE, CODE_FILE) if f'backend: "{PYTHON}"' in text else (GRAPH_FILE,)
+        for version in versions_of(text):
+            for file in (repository / name / str(version) / each for each in needed):
+                if not file.exists():
+                    raise ContractError(f"{file} is absent, expected in every version that {CONFIG_FILE} names")
+
+
+_ASK_PYTHON = (
+    "import json, sys, sysconfig; print(json.dumps([sysconfig.get_path('purelib'), sysconfig.get_config_var('LIBDIR'),"
+    " '%d.%d' % sys.version_info[:2]]))"
+)
+
+
+@dataclass(frozen=True, kw_only=True)
+class PreparedWheel:
+    """What is needed to start the server."""
+
+    binary: Path
+    """tritonserver itself, in its place in the environment."""
+    backends: Path
+    """Folder for `--backend-directory`."""
+    caches: Path
+    """Folder for `--cache-directory`."""
+    variables: dict[str, str]
+    """Environment variables that the server and its stubs need."""
+
+
+def prepare(venv: Path, runtime: Path) -> PreparedWheel:
+    """The server of the environment `venv`, with its backend copied below `runtime` where it is not yet.
+
+    Raises:
+        ContractError: the environment or something in its wheel is absent; names it.
+    """
+    python = (venv / "bin" / "python").absolute()
+    if not python.exists():
+        raise ContractError(f"serving environment {venv} is absent, expected it to be built")
+    packages, libraries, version = json.loads(subprocess.check_output([python, "-I", "-c", _ASK_PYTHON], text=True))
+    wheel = Path(packages) / "pytriton" / "tritonserver"
+    binary = wheel / "bin" / "tritonserver"
+    stub = wheel / "python_backend_stubs" / version / "triton_python_backend_stub"
+    for needed in (binary, stub):
+        if not needed.exists():
+            raise ContractError(f"{needed} is absent, expected it from the nvidia-pytriton wheel")
+    backend = runtime / "backends" / "python"
+    backend.mkdir(parents=True, exist_ok=True)
+    for source in (*(wheel / "backends" / "python").glob("*.*"), stub):
+        _copy_if_other(source, backend / source.name)
+    variables = {
+        # The first python3 on PATH is the interpreter of model.py; PYTHONPATH would not reach it.
+        "PATH": f"{python.parent}{os.pathsep}{os.environ.get('PATH', os.defpath)}",
+        # Without these the stub takes another libpython, or lacks libcudart and hangs the server.
+        "LD_LIBRARY_PATH": f"{libraries}:{Path(packages) / 'nvidia_pytriton.libs'}",
+        "OMP_NUM_THREADS": "1",
+    }
+    return PreparedWheel(binary=binary, backends=runtime / "backends", caches=wheel / "caches", variables=variables)
+
+
+def _copy_if_other(source: Path, target: Path) -> None:
+    """Copies unless a copy of the same size and time is there, which a running server may be using."""
+    if target.exists():
+        old, new = target.stat(), source.stat()
+        if (old.st_size, int(old.st_mtime)) == (new.st_size, int(new.st_mtime)):
+            return
+    aside = target.with_name(f".{target.name}.{os.getpid()}")
+    shutil.copy2(source, aside)
+    os.replace(aside, target)
+
 
 logger = logging.getLogger(__name__)
 

@@ -23,7 +23,7 @@ import pytest
 import yaml
 
 from pipelines.images import DOCKERFILES, STEP_OF_VARIANT, image_name
-from pipelines.placement_file import read_values
+from pipelines.placement import read_values
 from tests.support.kfp_server import KfpServer
 from tests.support.paths import REPOSITORY
 from tests.support.rendering import OVERLAYS, render

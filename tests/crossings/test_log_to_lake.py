@@ -21,9 +21,8 @@ from monitoring.memory.store import Store
 from monitoring.monitor import Monitor
 from monitoring.settings import MonitorSettings
 from monitoring.uploader import Uploader
-from pipelines.local.demo_plan import DemoSettings, plan_for_world
-from pipelines.local.run import LocalFolders
-from pipelines.local.services import Services
+from pipelines.local.plan import DemoSettings, Services, plan_for_world
+from pipelines.local.runner import LocalFolders
 
 BEGIN = 1_767_225_590.123456  # ten seconds before a UTC midnight: the rows fall into two day partitions
 WINDOW = 30.0

@@ -19,12 +19,10 @@ from monitoring.deciding.decision import Action, Decision
 from monitoring.memory.store import Store
 from monitoring.settings import MonitorSettings
 from pipelines.__main__ import build_parser
-from pipelines.compile import compile_pipeline
-from pipelines.local import run as local_run
-from pipelines.local.demo_plan import DemoSettings, plan_for_world
-from pipelines.local.run import LocalFolders
-from pipelines.local.services import Services
-from pipelines.package import read_parameters
+from pipelines.local import runner as local_run
+from pipelines.local.plan import DemoSettings, Services, plan_for_world
+from pipelines.local.runner import LocalFolders
+from pipelines.package import compile_pipeline, read_parameters
 from pipelines.placement import Placement
 from tests.support.kfp_server import KfpServer
 from tests.support.yaml_texts import documents
@@ -153,7 +151,7 @@ def test_local_run_gives_the_pipeline_only_inputs_that_it_has(
     monkeypatch.setattr(local_run.signal, "signal", lambda *_: None)
     parameters = read_parameters(package, _pairs(services))
     with pytest.raises(PermanentError, match="ended without an outcome"):
-        local_run.run_once(package, services.folders, parameters, request)
+        local_run.run_once(package, services.folders, parameters=parameters, request=request)
     _fits(given, inputs)
     assert given["trigger_id"] == request.request_id
     assert given["window_end"] == request.window_end

@@ -22,7 +22,7 @@ from components.deployment.repository.triton_config import ServingOptions, trito
 from components.deployment.triton_client import Triton
 from monitoring.showing.exposition import Exposition
 from monitoring.showing.server import Server as MonitorServer
-from pipelines.local.loopback import LOOPBACK
+from pipelines.local.stack import LOOPBACK
 from pipelines.local.triton import TritonSettings
 from tests.e2e.test_metric_names import Server as TritonServer
 from tests.e2e.test_triton_server import ECHO

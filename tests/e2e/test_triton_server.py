@@ -16,8 +16,7 @@ import pytest
 
 from components.runtime.errors import ContractError, PermanentError, TemporaryError
 from pipelines.local import triton as module
-from pipelines.local.triton import Ports, TritonServer, TritonSettings
-from pipelines.local.triton_repository import check_repository
+from pipelines.local.triton import Ports, TritonServer, TritonSettings, check_repository
 from tests.support.processes import running_in_group, wait_for
 
 pytestmark = pytest.mark.e2e

@@ -16,10 +16,8 @@ import urllib.request
 from contextlib import suppress
 from pathlib import Path
 
-from pipelines.local.loopback import DIRECT, LOOPBACK
-from pipelines.local.tether import tethered
-from pipelines.local.triton import DEFAULT_VENV, Ports, _free_ports
-from pipelines.local.triton_wheel import prepare
+from pipelines.local.stack import DIRECT, LOOPBACK, tethered
+from pipelines.local.triton import DEFAULT_VENV, Ports, _free_ports, prepare
 from tests.support.processes import wait_for
 from tests.support.rendering import Manifest, containers, find
 

@@ -12,7 +12,7 @@ import pytest
 import yaml
 
 from components.deployment.graph.memory_targets import parse_target
-from pipelines.placement_file import read_values
+from pipelines.placement import read_values
 from tests.k8s.environment import environment_of
 from tests.k8s.pod import triton_container, variables
 from tests.support.rendering import (

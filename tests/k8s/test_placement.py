@@ -9,7 +9,7 @@ import pytest
 from components.runtime.kubeflow import SERVICE_ACCOUNT
 from pipelines.__main__ import main
 from pipelines.images import DOCKERFILES
-from pipelines.placement_file import read_placement, read_values
+from pipelines.placement import read_placement, read_values
 from tests.pipelines.compiled import STEPS, Compiled
 from tests.support.paths import REPOSITORY
 from tests.support.rendering import K8S, OVERLAYS, find

@@ -10,7 +10,7 @@ import yaml
 from k8s.scaling.manifests import read_queries
 from monitoring.showing.exposition import Exposition
 from monitoring.showing.server import Server
-from pipelines.local.loopback import DIRECT, LOOPBACK
+from pipelines.local.stack import DIRECT, LOOPBACK
 from tests.support.rendering import K8S, find
 
 NAMES = ("triton", "monitor")

@@ -14,8 +14,7 @@ import pytest
 import yaml
 
 from components.logs.pubsub.resources import MAX_DELIVERY_ATTEMPTS, RETENTION_SECONDS
-from pipelines.placement import NEEDS
-from pipelines.placement_file import read_placement, read_values
+from pipelines.placement import NEEDS, read_placement, read_values
 from tests.support.paths import REPOSITORY
 from tests.support.rendering import K8S, find, pod_spec, render
 from tests.support.yaml_texts import documents

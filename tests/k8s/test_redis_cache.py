@@ -15,8 +15,7 @@ from contextlib import closing, contextmanager
 import pytest
 
 from components.deployment.response_cache import redis_cache_flags
-from pipelines.local.loopback import LOOPBACK
-from pipelines.local.tether import tethered
+from pipelines.local.stack import LOOPBACK, tethered
 from tests.k8s.pod import triton_container
 from tests.support.processes import wait_for
 from tests.support.rendering import find, matches, pod_template

@@ -22,7 +22,7 @@ from components.contracts.serving import MODEL_NAME
 from components.deployment.repository.triton_config import ServingOptions, triton_config
 from components.runtime.errors import PermanentError, TemporaryError
 from inference_client.scoring import ClientSettings, ScoringClient
-from pipelines.local.loopback import LOOPBACK
+from pipelines.local.stack import LOOPBACK
 from tests.k8s.pod import TritonPod, flag, triton_container
 from tests.support.processes import wait_for
 from tests.support.rendering import pod_template, workloads

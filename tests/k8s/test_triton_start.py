@@ -20,8 +20,7 @@ from components.deployment.release import release
 from components.deployment.release_settings import ReleaseSettings
 from components.deployment.repository.triton_config import ServingOptions, triton_config
 from components.deployment.triton_client import Triton
-from pipelines.local.triton import DEFAULT_VENV
-from pipelines.local.triton_wheel import prepare
+from pipelines.local.triton import DEFAULT_VENV, prepare
 
 # ruff: noqa: F811  a fixture is imported by the name that its users ask for
 from tests.components.deployment.conftest import (  # noqa: F401  pytest finds fixtures by these names

@@ -36,7 +36,7 @@ def test_ctrl_c_in_the_middle_of_a_step_leaves_nothing(tmp_path, started):
         command.process.send_signal(signal.SIGINT)
         command.process.send_signal(signal.SIGINT)  # an impatient user presses it twice
         assert command.end(seconds=120) == 130
-        assert "nothing is left running" in command.output.splitlines()[-1]
+        assert "stopped; nothing is left running" in command.output
         assert "Traceback" not in command.output
         assert command.running() == {}
         assert not list(_shared_memory(command))

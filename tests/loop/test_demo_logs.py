@@ -7,7 +7,7 @@ import json
 import pytest
 
 from components.runtime.errors import ContractError
-from pipelines.local.pubsub_emulator import find_emulator
+from pipelines.local.log_server import find_emulator
 
 
 @pytest.mark.slow

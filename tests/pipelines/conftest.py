@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 from kfp import compiler, dsl
 
-from pipelines.compile import compile_pipeline
 from pipelines.images import ENVIRONMENT_OF_STEP
 from pipelines.local.runner import run_pipeline
+from pipelines.package import compile_pipeline
 from pipelines.placement import Placement
 from tests.pipelines.compiled import Compiled
 from tests.support.paths import REPOSITORY

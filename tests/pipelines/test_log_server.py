@@ -12,9 +12,8 @@ import pytest
 
 from components.logs.locations import open_log
 from components.runtime.errors import ContractError
-from pipelines.local.log_server import check_log, start_log
-from pipelines.local.pubsub_emulator import HOST_VARIABLE, find_emulator
-from pipelines.local.services import Services
+from pipelines.local.log_server import HOST_VARIABLE, check_log, find_emulator, start_log
+from pipelines.local.plan import Services
 from pipelines.local.stack import Stack, tagged_processes
 
 
@@ -115,8 +114,8 @@ def test_pubsub_emulator_of_the_demo_carries_messages_and_ends_with_the_stack(tm
 
 
 def test_demo_without_a_chosen_log_uses_a_file_in_its_folder(tmp_path):
-    from pipelines.local.demo_plan import DemoSettings, plan_for_world
-    from pipelines.local.run import LocalFolders
+    from pipelines.local.plan import DemoSettings, plan_for_world
+    from pipelines.local.runner import LocalFolders
 
     settings = DemoSettings(folder=tmp_path / "a demo")
     folders = LocalFolders(root=settings.folder)

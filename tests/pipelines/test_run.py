@@ -6,7 +6,6 @@ import signal
 import subprocess
 import sys
 import time
-from pathlib import Path
 
 import pytest
 from kfp import compiler, dsl
@@ -19,13 +18,14 @@ from tests.support.paths import REPOSITORY
 @dsl.component(base_image="evergreen-extraction", install_kfp_package=False)
 def endless(store: str):
     import os
+    import pathlib
     import time
 
     from components.storage.uris import local_path
     from components.store.run_notes import noted
 
     with noted(local_path(store), "run", "extraction"):
-        Path(local_path(store), "pid").write_text(str(os.getpid()))
+        pathlib.Path(local_path(store), "pid").write_text(str(os.getpid()))
         time.sleep(600)
 
 
@@ -103,10 +103,11 @@ def test_an_absent_environment_is_named_before_anything_runs(run_line, tmp_path,
     assert "environment driver is absent, expected " in capsys.readouterr().err
 
 
-def test_an_unforeseen_error_is_a_failure_and_no_refusal(monkeypatch, tmp_path, capsys):
+@pytest.mark.parametrize(("error", "code"), [(OSError("the disk is gone"), 3), (KeyError("a defect"), 70)])
+def test_an_unforeseen_error_is_a_failure_or_a_defect_and_no_refusal(monkeypatch, tmp_path, capsys, error, code):
     def fail(store, *, as_json):
-        raise OSError("the disk is gone")
+        raise error
 
     monkeypatch.setattr("pipelines.models.print_models", fail)
-    assert main(["models", "--store", str(tmp_path)]) == 3
-    assert "error: OSError: the disk is gone" in capsys.readouterr().err
+    assert main(["models", "--store", str(tmp_path)]) == code
+    assert str(error) in capsys.readouterr().err

@@ -8,7 +8,9 @@ from pathlib import Path
 import pytest
 
 from components.runtime.errors import PermanentError
-from pipelines.local.stack import ProcessDied, Stack, tagged_processes
+from components.store.run_notes import StepNote
+from pipelines.local.demo import describe_step
+from pipelines.local.stack import JsonLines, ProcessDied, Stack, printed_json, tagged_processes
 
 SLEEP = [sys.executable, "-c", "import time; print('up', flush=True); time.sleep(600)"]
 STUBBORN = [
@@ -114,3 +116,46 @@ def test_killed_owner_takes_its_processes_along(tmp_path):
     while Path(f"/proc/{child}").exists() and time.monotonic() < deadline:
         time.sleep(0.01)
     assert not Path(f"/proc/{child}").exists()
+
+
+def test_line_being_written_is_read_when_it_is_whole(tmp_path):
+    path = tmp_path / "lines.jsonl"
+    lines = JsonLines(path)
+    assert lines.update() == []
+    path.write_text('{"a": 1}\n{"a": ')
+    assert lines.update() == [{"a": 1}]
+    with open(path, "a") as file:
+        file.write("2}\n")
+    assert lines.update() == [{"a": 2}]
+    assert lines.lines == [{"a": 1}, {"a": 2}]
+
+
+def test_printed_json_is_read_behind_warnings(tmp_path):
+    log = tmp_path / "a.log"
+    log.write_text('a warning\n[\n  {\n    "a": 1\n  }\n]\n')
+    assert printed_json(log) == [{"a": 1}]
+
+
+RELEASED = {"version": 2, "parity_max_abs_diff": 3e-7, "parity_rows": 4096}
+
+
+@pytest.mark.parametrize(
+    ("note", "text"),
+    [
+        (
+            StepNote(step="deployment", state="done", reason="version 2 serves; pass", seconds=1.25, facts=RELEASED),
+            "deployment done in 1.2 s: version 2 serves, parity 3.0e-07 over 4,096 rows",
+        ),
+        (
+            StepNote(step="deployment", state="failed", reason="OSError: full", seconds=1.0, facts=RELEASED),
+            "deployment failed in 1.0 s: OSError: full",
+        ),
+        (
+            StepNote(step="training", state="done", seconds=2.0, facts={"stopping_auc": None, "rows_per_second": 1.0}),
+            "training done in 2.0 s",
+        ),
+    ],
+    ids=["facts", "failure", "a fact that does not exist"],
+)
+def test_a_step_is_described_by_its_facts_or_its_reason(note, text):
+    assert describe_step(note) == text

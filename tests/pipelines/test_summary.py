@@ -1,145 +1,219 @@
-"""The demo's numbers: counted from files, absent where they do not exist, and held against the promises."""
+"""The demo's numbers: read from files and lines, absent where they do not exist, and held against the promises."""
 
-import copy
+from __future__ import annotations
 
+import json
+from dataclasses import replace
+from datetime import datetime, timezone
+from pathlib import Path
+
+import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
 from components.contracts import criteo
-from pipelines.local.observations import JsonLines
-from pipelines.local.summary import count_served_rows, failed_promises, remembered, training_seconds, uncertainties
+from components.runtime.errors import ContractError
+from components.store import promotion_journal
+from components.store.promotion_journal import Promotion, append_promotion
+from components.store.run_notes import RunOutcome, run_folder, write_outcome
+from k8s.scaling.traces import read_trace
+from pipelines.local import summary as numbers
+from pipelines.local.plan import DemoSettings, plan_for_world
+from pipelines.local.runner import LocalFolders
+from pipelines.local.summary import (
+    AucNumbers,
+    DemoSummary,
+    FeatureDriftNumbers,
+    GateNumbers,
+    Observations,
+    OldRowsNumbers,
+    PolicyWord,
+    RecordNumbers,
+    ReleaseNumbers,
+    ReplayedDecisions,
+    RollbackWalk,
+    RunNumbers,
+    TrafficDuring,
+    TriggerNumbers,
+    VerifiedVersion,
+    VersionNumbers,
+)
 
-GOOD = {
-    "requests": {"sent": 10, "failed": 0},
-    "records": {"archived": 640, "published": 640},
-    "serving_parity_max_abs_diff": 3e-7,
-    "trigger": {"runs": 1},
-    "auc": {"regained_share": 0.9, "threshold": 0.7, "baseline": 0.78, "recovered": 0.77},
-    "runs": [
-        {"trigger_id": "first", "state": "released", "step": "deployment", "reason": ""},
-        {"trigger_id": "drift-1", "state": "released", "step": "deployment", "reason": ""},
-    ],
-    "versions": [{"version": n, "gate": {"decision": "pass", "reason": "pass"}} for n in (1, 2)],
-    "window_rows": 1000,
-    "release": None,
-    "rollback": None,
-    "verified": [],
-    "decisions": {"points": 20, "equal": True, "digest": "00"},
-}
+START = 1_800_000_000.0
+DRIFT_TIME = 100.0
 
 
-def _with(path, value):
-    summary = copy.deepcopy(GOOD)
-    *folders, name = path.split(".")
-    target = summary
-    for folder in folders:
-        target = target[folder]
-    target[name] = value
-    return summary
+def traffic_line(second, version, *, p99=4.0, failed=0):
+    versions = version if isinstance(version, dict) else {str(version): 1984}
+    return {
+        "time": START + second, "requests_sent": 31, "requests_failed": failed, "p99_ms": p99, "versions": versions,
+    }  # fmt: skip
 
 
-def test_good_run_fails_no_promise():
-    assert failed_promises(GOOD, simulated=True) == []
+WALKS = [
+    RollbackWalk(
+        version=version,
+        started_at=START + started,
+        ended_at=START + ended,
+        answered_at=START + answered,
+        traffic_ended=False,
+    )
+    for version, started, ended, answered in ((1, 200.2, 201.4, 203.0), (2, 203.2, 204.7, 206.0))
+]
+QUIET = TrafficDuring(requests_sent=31, requests_failed=0, p99_ms=6.0)
+RELEASE = ReleaseNumbers(
+    version=2, started_at=0, live_at=1, seconds=0.5, intent_to_live_seconds=0.1,
+    during=QUIET, p99_ms_before=4.0, p99_ms_after=None,
+)  # fmt: skip
+ROLLBACK = numbers.rollback_numbers(WALKS, [traffic_line(second, 1) for second in range(198, 208)])
+VERIFIED = [
+    VerifiedVersion(version=n, same=True, num_rows=320, num_different=0, max_abs_diff=1e-7, wrong_checks=[])
+    for n in (1, 2)
+]
+RUNS = [
+    RunNumbers(trigger_id=name, state="released", step="deployment", reason="", version=1, step_seconds={})
+    for name in ("first", "drift-1")
+]
+VERSIONS = [
+    VersionNumbers(
+        version=n, model_id=f"m{n}", trained_rows=1, parent=None, gate=GateNumbers(decision="pass", reason="pass"),
+        old_distribution=None, parity_max_abs_diff=3e-7, parity_rows=1,
+    )
+    for n in (1, 2)
+]  # fmt: skip
+GOOD = DemoSummary(
+    created_at="", machine={}, bayes_auc=None, requests={"sent": 10, "failed": 0}, latency_ms={}, drift={},
+    auc=AucNumbers(threshold=0.7, baseline=0.78, recovered=0.77, regained_share=0.9),
+    versions=VERSIONS, release=RELEASE, rollback=ROLLBACK, verified=VERIFIED,
+    records=RecordNumbers(published=640, archived=640, archived_twice=0, duplicates=0, dead_letters=0),
+    trigger=TriggerNumbers(reason="low", records_since_drift=1, runs=1), policies={},
+    feature_drift=FeatureDriftNumbers(buckets_before=0, buckets_after=0, seconds=None, columns={}),
+    decisions=ReplayedDecisions(points=20, equal=True, digest="00"), backtests=[], status_page=None, seconds={},
+    serving_parity_max_abs_diff=3e-7, window_rows=1000, runs=RUNS, uncertain=[],
+)  # fmt: skip
+
+
+def changed(path, value, summary=GOOD):
+    """The summary with one field, such as `auc.threshold` or `verified.0.num_rows`, set to a value."""
+    name, _, rest = path.partition(".")
+    if isinstance(summary, dict):
+        return {**summary, name: value}
+    if isinstance(summary, list):
+        number = int(name)
+        return [*summary[:number], changed(rest, value, summary[number]), *summary[number + 1 :]]
+    return replace(summary, **{name: changed(rest, value, getattr(summary, name)) if rest else value})
+
+
+def test_good_run_fails_no_promise_and_what_was_not_shown_promised_nothing():
+    assert numbers.failed_promises(GOOD, simulated=True) == []
+    bare = replace(GOOD, release=None, rollback=None, verified=[], decisions=None)
+    assert numbers.failed_promises(bare, simulated=True) == []
 
 
 @pytest.mark.parametrize(
     ("path", "value", "words"),
     [
         ("requests.failed", 2, "2 of 10 requests failed"),
-        ("records.archived", 639, "639 records archived, expected the 640 published"),
         ("serving_parity_max_abs_diff", 2e-5, "parity is 2e-05"),
         ("serving_parity_max_abs_diff", None, "parity is None"),
         ("trigger.runs", 0, "0 runs were triggered"),
         ("auc.regained_share", 0.69, "regained 0.69"),
         ("auc.regained_share", None, "regained None"),
         ("decisions.equal", False, "decision"),
+        ("release.during.requests_failed", 3, "3 requests failed during the release, expected 0"),
+        ("rollback.during.requests_failed", 3, "3 requests failed while the version was rolled back"),
+        ("rollback.seconds", 5.1, "a rollback took 5.1 s, expected less than 5"),
+        ("rollback.forward_seconds", 5.0, "a rollback took 5.0 s"),
+        ("rollback.old_version_answered", False, "version 1 did not answer after the rollback"),
+        ("rollback.new_version_answered", False, "version 2 did not answer after its return"),
+        ("verified.0.num_rows", 319, "639 logged scores were recomputed, expected the 640"),
+        ("verified.1.same", False, "version 2 is not what was released: 0 of 320 logged scores, and no hash differ"),
+        ("records.published", 641, "640 records archived, expected the 641 published"),
     ],
 )
-def test_broken_promise_is_named_with_its_number(path, value, words):
-    failures = failed_promises(_with(path, value), simulated=True)
-    assert len(failures) == 1
-    assert words in failures[0]
+def test_broken_promise_is_one_sentence_with_its_number(path, value, words):
+    (failure,) = numbers.failed_promises(changed(path, value), simulated=True)
+    assert words in failure
 
 
 def test_own_data_may_end_without_a_run_but_not_with_two():
-    assert failed_promises(_with("auc.regained_share", None) | {"trigger": {"runs": 0}}, simulated=False) == []
-    three = [*GOOD["runs"], {**GOOD["runs"][1], "trigger_id": "drift-2"}]
-    assert len(failed_promises(_with("trigger.runs", 2) | {"runs": three}, simulated=False)) == 1
+    without = changed("auc.regained_share", None, changed("trigger.runs", 0))
+    assert numbers.failed_promises(without, simulated=False) == []
+    three = [*RUNS, replace(RUNS[1], trigger_id="drift-2")]
+    assert len(numbers.failed_promises(changed("runs", three, changed("trigger.runs", 2)), simulated=False)) == 1
 
 
-def test_run_that_failed_or_left_no_outcome_is_told_on_own_data_too():
-    failed = {"trigger_id": "drift-1", "state": "failed", "step": "training", "reason": "training: out of memory"}
-    assert failed_promises(GOOD | {"runs": [GOOD["runs"][0], failed]}, simulated=False) == [
+def test_run_that_failed_or_left_no_outcome_is_reported_on_own_data_too():
+    failed = replace(RUNS[1], state="failed", reason="training: out of memory")
+    assert numbers.failed_promises(changed("runs", [RUNS[0], failed]), simulated=False) == [
         "run drift-1 failed: training: out of memory"
     ]
-    assert failed_promises(GOOD | {"runs": GOOD["runs"][:1]}, simulated=False) == [
+    assert numbers.failed_promises(changed("runs", RUNS[:1]), simulated=False) == [
         "1 runs were triggered, but only 0 recorded how they ended"
     ]
 
 
-def _window(version, auc, *, rows=1000, width=0.02):
+def window(version, auc, *, rows=8000, width=0.02):
     return {
         "version": version, "auc": auc, "auc_low": auc - width / 2, "auc_high": auc + width / 2,
         "rows": rows, "clicks": rows // 4,
     }  # fmt: skip
 
 
-CLEAR = [_window(1, 0.78), _window(2, 0.77)]
+CLEAR = [window(1, 0.78), window(2, 0.77)]
+
+
+def doubts(summary=GOOD, timeline=CLEAR):
+    plan = plan_for_world(DemoSettings(folder=Path("demo"), rows=60_000))
+    observed = Observations(
+        folders=LocalFolders(root=Path("demo")), plan=plan, threshold=0.7, timeline=timeline,
+        events=[], decisions=[], traffic=[], traffic_summary={}, stage_seconds={},
+    )  # fmt: skip
+    parts = {name: getattr(summary, name) for name in ("auc", "trigger", "versions", "runs")}
+    return list(numbers.uncertainties(observed, **parts))
 
 
 def test_full_windows_and_clear_gates_leave_no_doubt():
-    assert uncertainties(GOOD | {"trigger": {"reason": "low"}}, CLEAR, min_clicks=50) == []
+    assert doubts() == []
 
 
 @pytest.mark.parametrize(
-    ("change", "timeline", "words"),
+    ("path", "value", "timeline", "words"),
     [
-        ({}, [_window(1, 0.78, rows=999), CLEAR[1]], "the baseline auc 0.780 (95 % 0.770..0.790) rests on 999 rows"),
-        ({}, [CLEAR[0], _window(2, 0.77, width=0.1)], "the recovered auc 0.770 (95 % 0.720..0.820)"),
-        ({"trigger": {"reason": None}}, CLEAR, "the rows ran out before the monitor could be sure"),
-        ({"auc": GOOD["auc"] | {"recovered": None}}, CLEAR, "the rows ran out before version 2 could be measured"),
-        ({"auc": GOOD["auc"] | {"threshold": 0.41}}, CLEAR, "threshold is 0.410, below what chance gives"),
+        ("created_at", "", [window(1, 0.78, rows=7999), CLEAR[1]], "auc 0.780 (95 % 0.770..0.790) rests on 7999 rows"),
+        ("created_at", "", [CLEAR[0], window(2, 0.77, width=0.1)], "the recovered auc 0.770 (95 % 0.720..0.820)"),
+        ("trigger.reason", None, CLEAR, "the rows ran out before the monitor could be sure"),
+        ("auc.recovered", None, CLEAR, "the rows ran out before version 2 could be measured"),
+        ("auc.threshold", 0.41, CLEAR, "threshold is 0.410, worse than chance"),
         (
-            {"versions": [{"version": 1, "gate": {"decision": "inconclusive", "reason": "inconclusive: 3 clicks"}}]},
-            CLEAR,
+            "versions.0.gate", GateNumbers(decision="inconclusive", reason="inconclusive: 3 clicks"), CLEAR,
             "the gate of version 1 is inconclusive: 3 clicks",
         ),
     ],
-)
-def test_each_doubt_is_one_sentence_with_its_numbers(change, timeline, words):
-    sentences = uncertainties(GOOD | {"trigger": {"reason": "low"}} | change, timeline, min_clicks=50)
-    assert len(sentences) == 1
-    assert words in sentences[0]
+)  # fmt: skip
+def test_each_doubt_is_one_sentence_with_its_numbers(path, value, timeline, words):
+    (sentence,) = doubts(changed(path, value), timeline)
+    assert words in sentence
 
 
-def _remembering(candidate, champion):
-    old = {"num_rows": 4979, "candidate": {"auc": candidate}, "champion": champion and {"auc": champion}}
-    return {"versions": [{"version": 1, "old_distribution": None}, {"version": 2, "old_distribution": old}]}
+def memory(auc, replaced):
+    old = OldRowsNumbers(num_rows=4979, auc=auc, replaced_auc=replaced)
+    return list(numbers.memory_sentences(changed("versions.1.old_distribution", old)))
 
 
-def test_a_lower_auc_on_rows_of_before_the_change_comes_with_what_it_means():
-    (sentence,) = remembered(_remembering(0.6209, 0.8197))
-    assert (
-        "on 4,979 rows from before its window, version 2 has an auc of 0.621, the version it replaced 0.820" in sentence
+def test_a_lower_auc_on_rows_from_before_the_change_comes_with_what_it_means():
+    (sentence,) = memory(0.6209, 0.8197)
+    assert "on 4,979 rows from before its window, version 2 has an auc of 0.621, the version it replaced 0.820" in (
+        sentence
     )
     assert "expected" in sentence
-    assert "no part of the gate" in sentence
     assert "replay_share" in sentence
-
-
-def test_what_is_not_forgotten_or_cannot_be_told_needs_no_excuse():
-    (sentence,) = remembered(_remembering(0.83, 0.8197))
-    assert "0.830" in sentence
-    assert "expected" not in sentence
-    assert remembered(_remembering(None, None)) == []
-    (alone,) = remembered(_remembering(0.7, None))
+    (higher,) = memory(0.83, 0.8197)
+    assert "expected" not in higher
+    assert memory(None, None) == []
+    (alone,) = memory(0.7, None)
     assert alone.endswith("has an auc of 0.700")
-
-
-def test_training_seconds_are_told_run_by_run():
-    runs = [{"step_seconds": {"training": 5.935, "evaluation": 1.0}}, {"step_seconds": {"extraction": 1.0}}]
-    assert training_seconds({"runs": [*runs, {"step_seconds": {"training": 4.921}}]}) == [5.935, None, 4.921]
 
 
 def test_served_rows_are_counted_by_identity(tmp_path, raw_table):
@@ -151,16 +225,161 @@ def test_served_rows_are_counted_by_identity(tmp_path, raw_table):
     pq.write_table(table, day / "simulated.parquet")
     pq.write_table(served, day / "a.parquet")
     pq.write_table(served.slice(0, 10), day / "b.parquet")
-    assert count_served_rows(tmp_path) == (50, 40)
+    assert numbers.count_served_rows(tmp_path) == (50, 40)
 
 
-def test_line_being_written_is_read_when_it_is_whole(tmp_path):
-    path = tmp_path / "lines.jsonl"
-    lines = JsonLines(path)
-    assert lines.update() == []
-    path.write_text('{"a": 1}\n{"a": ')
-    assert lines.update() == [{"a": 1}]
-    with open(path, "a") as file:
-        file.write("2}\n")
-    assert lines.update() == [{"a": 2}]
-    assert lines.lines == [{"a": 1}, {"a": 2}]
+def decision_line(time, **actions):
+    decisions = [{"policy": name, "action": action, "reason": f"{name} at {time}"} for name, action in actions.items()]
+    return {"time": time, "version": 1, "decisions": decisions}
+
+
+DECISIONS = [
+    decision_line(90.0, threshold="ok", sequential="undecidable", data_drift="ok"),
+    decision_line(104.5, threshold="ok", sequential="ok", data_drift="retrain"),
+    decision_line(110.0, threshold="retrain", sequential="breach", data_drift="retrain"),
+    decision_line(112.0, threshold="retrain", sequential="retrain", data_drift="retrain"),
+]
+NOTICE = {"time": 108.0, "kind": "decision", "policy": "data_drift", "text": "data_drift at 104.5"}
+REQUEST = {
+    "time": 113.5, "kind": "decision", "policy": "threshold", "text": "threshold at 110.0 (incremental run)",
+    "request_id": "drift-1",
+}  # fmt: skip
+
+
+def test_notice_without_a_run_is_not_the_decision_that_asked_for_one():
+    assert numbers.retrain_decision([NOTICE]) is None
+    assert numbers.retrain_decision([NOTICE, REQUEST]) is REQUEST
+
+
+def test_every_policys_word_is_that_of_the_point_at_which_the_run_was_asked_for():
+    words = numbers.policy_words(DECISIONS, REQUEST)
+    assert [(each.policy, each.action) for each in words] == [
+        ("threshold", "retrain"), ("sequential", "breach"), ("data_drift", "retrain"),
+    ]  # fmt: skip
+    assert words[0] == PolicyWord(policy="threshold", action="retrain", reason="threshold at 110.0")
+    assert numbers.policy_words(DECISIONS, None) == []
+
+
+def test_each_policy_is_sure_when_it_says_so_first_and_never_where_nothing_changed():
+    never = {"threshold": None, "sequential": None, "data_drift": None}
+    assert numbers.first_sure(DECISIONS, DRIFT_TIME) == {"threshold": 10.0, "sequential": 12.0, "data_drift": 4.5}
+    assert numbers.first_sure(DECISIONS, None) == numbers.first_sure(DECISIONS[:1], DRIFT_TIME) == never
+
+
+def drift_event(bucket_end, version=1, **distances):
+    columns = [{"column": name, "distance": value, "drifted": True} for name, value in distances.items()]
+    return {
+        "time": bucket_end + 2, "kind": "drift", "version": version, "bucket_end": bucket_end,
+        "drifted": list(distances), "columns": columns,
+    }  # fmt: skip
+
+
+def test_features_that_moved_have_their_largest_distance_and_the_worst_comes_first():
+    events = [drift_event(98.0, C2=0.03), drift_event(102.0, C2=0.03), drift_event(104.0, C2=0.1, C14=0.2)]
+    found = numbers.feature_drift([*events, drift_event(120.0, version=2, I1=0.9)], DRIFT_TIME)
+    assert (found.buckets_before, found.buckets_after, found.seconds) == (1, 2, 2.0)
+    assert list(found.columns.items()) == [("C14", 0.2), ("C2", 0.1)]
+
+
+def iso(offset):
+    return datetime.fromtimestamp(START + offset, timezone.utc).isoformat()
+
+
+@pytest.fixture
+def store(tmp_path):
+    """A journal with two releases, the second by a run whose deployment step worked from 100 s to 103 s."""
+    for version, intent, live in ((1, 0, 1), (2, 101, 102.5)):
+        for action, at in ((promotion_journal.INTENT, intent), (promotion_journal.RELEASE, live)):
+            append_promotion(
+                tmp_path,
+                Promotion(
+                    time=iso(at), action=action, version=version, previous_version=version - 1 or None,
+                    model_id=f"m{version}", model_uri="", release_uri="", trigger_id=None, reason="better",
+                ),
+            )  # fmt: skip
+        run = f"run-{version}"
+        note = {"step": "deployment", "state": "done", "started_at": iso(100), "seconds": 3.0}
+        run_folder(tmp_path, run).mkdir(parents=True)
+        (run_folder(tmp_path, run) / "deployment.json").write_text(json.dumps(note))
+        write_outcome(
+            tmp_path,
+            RunOutcome(
+                run=run, trigger_id=run, state="released", step="deployment", reason="", version=version,
+                ended_at=iso(version),
+            ),
+        )  # fmt: skip
+    return tmp_path
+
+
+def test_release_is_described_by_the_seconds_that_it_overlaps(store):
+    traffic = [traffic_line(second, 1) for second in range(80, 100)]
+    traffic += [traffic_line(100.5, 1, p99=8.0), traffic_line(101.5, 1, p99=11.0, failed=2)]
+    traffic += [traffic_line(102.4, {"1": 900, "2": 100}), traffic_line(103.4, 2, p99=9.0)]
+    traffic += [traffic_line(second, 2, p99=5.0) for second in range(105, 125)]
+    assert numbers.release_numbers(store, traffic, 2) == ReleaseNumbers(
+        version=2, started_at=START + 100, live_at=START + 102.5, seconds=3.0, intent_to_live_seconds=1.5,
+        during=TrafficDuring(requests_sent=4 * 31, requests_failed=2, p99_ms=11.0), p99_ms_before=4.0, p99_ms_after=5.0,
+    )  # fmt: skip
+
+
+def test_seconds_without_an_answer_have_no_p99_and_their_requests_are_counted(store):
+    found = numbers.release_numbers(store, [traffic_line(102, {}, p99=None, failed=31)], 2)
+    assert (found.p99_ms_before, found.during.p99_ms, found.p99_ms_after) == (None, None, None)
+    assert found.during.requests_failed == 31
+    assert numbers.release_numbers(store, [], 3) is None, "it was never live"
+
+
+def test_rollback_counts_the_requests_from_its_start_to_the_last_answer():
+    traffic = [traffic_line(200, 2, failed=9), traffic_line(201, {"2": 1000, "1": 984})]
+    traffic += [traffic_line(202, 1), traffic_line(203, 1), traffic_line(204, {"1": 984, "2": 1000}, p99=7.5)]
+    traffic += [traffic_line(205, 2), traffic_line(206, 2), traffic_line(207.5, 2, failed=9)]
+    found = numbers.rollback_numbers(WALKS, traffic)
+    assert (found.from_version, found.to_version) == (2, 1)
+    assert (found.seconds, found.forward_seconds) == (1.2, 1.5)
+    assert (found.old_version_answered, found.new_version_answered) == (True, True)
+    assert found.rows_by_version == {"1": 984 + 2 * 1984 + 984, "2": 1000 + 1000 + 3 * 1984}
+    # The last line begins at 206, the moment of the answer: it is counted, as the window is closed.
+    assert found.during == TrafficDuring(requests_sent=7 * 31, requests_failed=9, p99_ms=7.5)
+    assert numbers.rollback_numbers([], traffic) is None
+
+
+@pytest.mark.parametrize(("traffic_ended", "answered"), [(True, None), (False, False)])
+def test_a_version_is_not_blamed_for_traffic_that_ended_before_it_could_answer(traffic_ended, answered):
+    walks = [WALKS[0], replace(WALKS[1], answered_at=None, traffic_ended=traffic_ended)]
+    found = numbers.rollback_numbers(walks, [traffic_line(second, 1) for second in range(198, 206)])
+    assert (found.old_version_answered, found.new_version_answered) == (True, answered)
+    failures = numbers.failed_promises(replace(GOOD, rollback=found), simulated=True)
+    assert failures == ([] if traffic_ended else ["version 2 did not answer after its return"])
+
+
+def test_sentences_state_each_number_and_none_where_there_is_none():
+    release, rollback, first, second = numbers.serving_sentences(GOOD)
+    assert "version 2 under traffic: 0.5 s, 0 requests failed" in release
+    assert release.endswith("4, 6, none ms")
+    assert rollback == "rollback to version 1 in 1.2 s and forward again in 1.5 s, 0 requests failed"
+    assert first == "version 1: 320 logged scores recomputed offline, 0 differ, largest difference 1e-07"
+    assert second.startswith("version 2")
+    still, replayed = numbers.decision_sentences(GOOD)
+    assert still == "no feature moved, as far as the rows can tell: what changed is what they mean"
+    assert replayed == "20 decisions replayed from the lake, all equal"
+
+
+def test_events_name_who_became_live_and_not_what_was_only_intended(store):
+    events = numbers.journal_events(store)
+    assert [(event["kind"], event["time"] - START) for event in events] == [("release", 1), ("release", 102.5)]
+    assert events[0]["text"] == "version 1, before it none: better"
+
+
+def test_every_request_of_the_trace_is_in_the_second_in_which_it_was_sent(tmp_path):
+    lines = [
+        {"time": 1000.5, "requests_sent": 30, "rows": 1920},
+        {"time": 1001.5, "requests_sent": 0, "rows": 0},
+        {"time": 1003.5, "requests_sent": 70, "rows": 4480},
+    ]
+    trace = numbers.recorded_trace(lines)
+    assert list(trace.rates) == [30.0, 0.0, 35.0]
+    assert list(trace.rows) == [64, 64, 64]
+    (tmp_path / "requests.csv").write_text(trace.as_csv())
+    np.testing.assert_allclose(read_trace(tmp_path / "requests.csv").starts, [0, 1, 2, 4])
+    with pytest.raises(ContractError, match="expected at least one"):
+        numbers.recorded_trace(lines[1:2])

@@ -14,8 +14,7 @@ from contextlib import closing
 import pytest
 import yaml
 
-from pipelines.local.loopback import DIRECT, LOOPBACK
-from pipelines.local.tether import tethered
+from pipelines.local.stack import DIRECT, LOOPBACK, tethered
 from tests.support.processes import wait_for
 
 

@@ -12,7 +12,7 @@ import urllib.error
 import urllib.request
 from pathlib import Path
 
-from pipelines.local.pubsub_emulator import emulator_command, find_emulator
+from pipelines.local.log_server import emulator_command, find_emulator
 
 _DIRECT = urllib.request.build_opener(urllib.request.ProxyHandler({}))
 _START_SECONDS = 60.0
