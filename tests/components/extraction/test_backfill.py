@@ -27,7 +27,7 @@ from components.runtime.durable import sha256_file
 from components.runtime.errors import ContractError
 from components.storage.bucket import BucketObjects
 from components.storage.folder import FolderObjects
-from tests.components.extraction.bucket_lakes import URI, extract_lake, open_storage, put
+from tests.support.bucket_lakes import URI, extract_lake, open_storage, put
 from tests.support.crashes import Killed
 
 START = datetime(2026, 3, 1, tzinfo=timezone.utc)

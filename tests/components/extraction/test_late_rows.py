@@ -15,7 +15,7 @@ from components.contracts import criteo
 from components.contracts.manifests import RawDataset
 from components.extraction.backfill import BackfillSettings, backfill
 from components.storage.uris import local_path
-from tests.components.extraction.bucket_lakes import URI, fetched, put
+from tests.support.bucket_lakes import URI, fetched, put
 
 START = datetime(2026, 3, 1, tzinfo=timezone.utc)
 DAY = timedelta(days=1)

@@ -23,7 +23,7 @@ from components.extraction.raw_schema import RAW_SCHEMA, arrow_type
 from components.extraction.source import find_source
 from components.extraction.times import TimeSpan, parse_day, parse_time, to_iso
 from components.runtime.errors import ContractError, PermanentError, TemporaryError
-from tests.components.extraction.bucket_lakes import URI, cached, extract_lake, fetched, open_storage, put
+from tests.support.bucket_lakes import URI, cached, extract_lake, fetched, open_storage, put
 
 START = datetime(2026, 3, 1, tzinfo=timezone.utc)
 DAY = timedelta(days=1)

@@ -19,7 +19,7 @@ from components.extraction.times import TimeSpan
 from components.runtime.durable import sha256_tree
 from components.runtime.errors import PermanentError
 from components.storage.objects import ObjectInfo
-from tests.components.extraction.bucket_lakes import (
+from tests.support.bucket_lakes import (
     URI,
     cached,
     extract_lake,
@@ -30,7 +30,7 @@ from tests.components.extraction.bucket_lakes import (
     until,
     views,
 )
-from tests.components.storage.full_disk import files_of_at_most
+from tests.support.full_disk import files_of_at_most
 
 START = datetime(2026, 3, 1, tzinfo=timezone.utc)
 REPOSITORY = Path(__file__).resolve().parents[3]

@@ -17,7 +17,7 @@ from components.extraction.times import DAY_MICROS, TimeSpan, parse_time
 from components.extraction.window import Maturity, resolve_window
 from components.runtime.errors import ContractError
 from components.storage.uris import local_path
-from tests.components.extraction.bucket_lakes import URI, fetched, put
+from tests.support.bucket_lakes import URI, fetched, put
 
 START = datetime(2026, 3, 1, tzinfo=timezone.utc)
 HOUR_MICROS = DAY_MICROS // 24

@@ -22,7 +22,7 @@ from components.validation.rules.judging import read_rules
 from components.validation.settings import ValidationSettings
 from components.validation.skew.archive import BucketArchive, Span, open_archive
 from components.validation.skew.measure import measure_skew
-from tests.components.storage.full_disk import files_of_at_most
+from tests.support.full_disk import files_of_at_most
 
 URI = "gs://models/a lake"
 REPOSITORY = Path(__file__).resolve().parents[3]
