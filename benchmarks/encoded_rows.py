@@ -110,6 +110,7 @@ def write_step_inputs(folder: Path, rows: Rows, slot_sizes: list[int]) -> StepIn
         statistics_uri=stand_in,
         schema_uri=stand_in,
         report_uri=stand_in,
+        json_uri=stand_in,
         parent_statistics_uri=None,
         raw_digest="planted",
     ).write(inputs.validation_report)

@@ -1,4 +1,4 @@
-"""Rows per second, memory and fixed cost of validation's statistics beside TFDV's own call on a data frame.
+"""Rows per second and memory of validation's statistics beside TFDV's own call on a data frame.
 
 Run in the validation environment: `.venvs/validation/bin/python -m benchmarks.validation_speed`. All contestants see
 the same rows and take turns in one process, so that what else the machine does falls on all of them; ratios are of one
@@ -7,8 +7,6 @@ round. Ours read Parquet files; the peer is given its data frame in memory, whos
 - `2 processes`: `summarize_files`, TFDV's statistics alone. `2 processes, all counted`: with what the monitor and the
   next round's drift need, as the step runs it. `1 process`: the first on one core.
 - `data frame`: `tfdv.generate_statistics_from_dataframe`, with options that give the same statistics.
-- `data frame, as numbers`: the same call with its defaults on the raw integers, which are no categories to it then: no
-  top values, no numbers of distinct ones. Cheaper and of no use here; shown because it is what a newcomer would call.
 """
 
 from __future__ import annotations
@@ -28,14 +26,13 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
+import tensorflow_data_validation as tfdv
 
 from components.contracts import criteo
 from components.runtime.durable import write_whole
 from components.validation.reference import ReferenceCounter
 from components.validation.rows import COLUMNS, parquet_files
-from components.validation.schema import make_type_schema
-from components.validation.summarize import num_rows, summarize_files
-from components.validation.tfdv import tfdv
+from components.validation.tfdv_statistics import make_type_schema, num_rows, summarize_files
 
 SPEED_TARGET, MEMORY_TARGET = 1.8, 1.1
 PEER = "data frame"
@@ -62,12 +59,11 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def measure(rows: int, rounds: int) -> dict[str, Any]:
-    """All figures: `speed` by contestant, `memory` by rows, `seconds` of fixed cost."""
+    """All figures: `speed` by contestant, `memory` by rows."""
     with tempfile.TemporaryDirectory() as folder:
         files = write_rows(Path(folder), rows)
         memory = {times * rows: _in_a_process("--once", folder, str(times)) for times in (1, 4)}
-        fixed = {name: _seconds_of(script) for name, script in _IMPORTS.items()}
-        return {"rows": rows, "rounds": rounds, "speed": _speed(files, rounds), "memory": memory, "seconds": fixed}
+        return {"rows": rows, "rounds": rounds, "speed": _speed(files, rounds), "memory": memory}
 
 
 def write_rows(folder: Path, rows: int) -> list[Path]:
@@ -95,8 +91,7 @@ def _table(rows: int, seed: int) -> pa.Table:
 
 def _speed(files: list[Path], rounds: int) -> dict[str, list[float]]:
     table = pa.concat_tables([pq.read_table(path, columns=list(COLUMNS)) for path in files])
-    numbers = table.to_pandas()
-    strings = numbers.copy(deep=False)
+    strings = table.to_pandas()
     for name in criteo.CATEGORICAL:
         strings[name] = table[name].cast(pa.string()).to_pandas()
     same = tfdv.StatsOptions(schema=make_type_schema(), num_top_values=20, num_rank_histogram_buckets=1000)
@@ -105,7 +100,6 @@ def _speed(files: list[Path], rounds: int) -> dict[str, list[float]]:
         "2 processes, all counted": lambda: _all_counted(files, 2),
         "1 process": lambda: summarize_files(files, COLUMNS, processes=1),
         PEER: lambda: tfdv.generate_statistics_from_dataframe(strings, same),
-        f"{PEER}, as numbers": lambda: tfdv.generate_statistics_from_dataframe(numbers),
     }
     rates: dict[str, list[float]] = {name: [] for name in contestants}
     for number in range(rounds + 1):
@@ -137,23 +131,6 @@ def _in_a_process(*arguments: str) -> float:
     return float(subprocess.run(command, check=True, capture_output=True, text=True).stdout.split()[-1])
 
 
-_IMPORTS = {
-    "nothing": "pass",
-    "tensorflow_data_validation": "import tensorflow_data_validation",
-    "components.validation.tfdv": "import components.validation.tfdv",
-}
-
-
-def _seconds_of(script: str) -> float:
-    """The least of three, of a new interpreter from its start to its end."""
-    taken = []
-    for _ in range(3):
-        began = time.perf_counter()
-        subprocess.run([sys.executable, "-c", script], check=True, capture_output=True)
-        taken.append(time.perf_counter() - began)
-    return min(taken)
-
-
 def show(figures: dict[str, Any]) -> None:
     """Tables, each with its target."""
     speed, memory = figures["speed"], figures["memory"]
@@ -168,8 +145,6 @@ def show(figures: dict[str, Any]) -> None:
         print(f"  {rows:>12,} rows: largest process {megabytes:,.0f} MB")
     few, many = memory.values()
     _target("memory for 4 times the rows", f"{many / few:.2f}", f"at most {MEMORY_TARGET}", many / few <= MEMORY_TARGET)
-    for name, seconds in figures["seconds"].items():
-        print(f"  interpreter that imports {name}: {seconds:.1f} s")
 
 
 def _target(name: str, found: str, wanted: str, met: bool) -> None:

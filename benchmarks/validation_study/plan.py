@@ -1,29 +1,119 @@
-"""Which windows are shown to whom: pairs of a world that stands still, and the same pairs with a shifted second window.
+"""Which windows are shown to whom, and the asking of the contestants, each a process that lives as long as the study.
 
-Pairs are drawn anew, each from its own number; the shifts of one pair are planted into the same second window, so that
-the first one is read once. Peers see the first pairs only, where they are slow. Counting what they said is `figures`'.
+Pairs of a world that stands still, and the same pairs with a shifted second window. Pairs are drawn anew, each from its
+own number; the shifts of one pair are planted into the same second window, so that the first one is read once. Peers
+see the first pairs only, if they are slow. What a contestant is asked and answers is described in `answering`; counting
+the answers is left to `benchmarks.validation`.
 """
 
 from __future__ import annotations
 
+import json
+import os
 import shutil
+import subprocess
 import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
 from queue import SimpleQueue
+from types import TracebackType
+from typing import NamedTuple
 
 import numpy as np
 
-from benchmarks.validation_study.contestants import EVIDENTLY, OURS, TFDV, Answer, Contestant
-from benchmarks.validation_study.shifts import ITEM_SHIFTS, USER_SHIFTS, Shift
-from benchmarks.validation_study.windows import EQUAL, INDEPENDENT, UNEQUAL, draw_window, write_window
+from benchmarks.validation_study.shifts import (
+    EQUAL,
+    INDEPENDENT,
+    ITEM_SHIFTS,
+    UNEQUAL,
+    USER_SHIFTS,
+    Shift,
+    draw_window,
+    write_window,
+)
 from inference_client.simulation.world import World
+from pipelines.local.environments import REPOSITORY, VALIDATION_PEERS, python_of
+
+OURS, TFDV, EVIDENTLY = "ours", "TFDV", "Evidently"
+_ENVIRONMENTS = {OURS: "validation", TFDV: "validation", EVIDENTLY: VALIDATION_PEERS}
+_ANSWERING = "benchmarks.validation_study.answering"
+
+
+class Answer(NamedTuple):
+    """What a contestant said of one pair of windows."""
+
+    alarms: dict[str, list[str]]
+    """Features by the name of the setting; a contestant may have several settings."""
+    seconds: float
+
+
+class ContestantFailed(Exception):
+    """A contestant ended instead of answering; the message names its log."""
+
+
+class Contestant:
+    """One contestant, started at the first question."""
+
+    def __init__(self, name: str, log: Path) -> None:
+        """Nothing is started yet; `log` takes what it prints beside its answers."""
+        self.name, self._log = name, log
+        self._process: subprocess.Popen[str] | None = None
+
+    def ask(self, before: Path, now: Path, columns: tuple[str, ...] = ()) -> Answer:
+        """Its alarms about the window `now`; `columns` are all that are asked about, empty = the 39 features.
+
+        Raises:
+            ContestantFailed: it ended.
+        """
+        process = self._process or self._start()
+        assert process.stdin is not None
+        assert process.stdout is not None
+        question = {"before": str(before), "now": str(now), "columns": list(columns)}
+        try:
+            process.stdin.write(json.dumps(question) + "\n")
+            process.stdin.flush()
+        except BrokenPipeError:
+            pass  # It ended; its missing answer is reported below.
+        line = process.stdout.readline()
+        if not line:
+            raise ContestantFailed(
+                f"{self.name} ended with code {process.wait()} instead of answering, see {self._log}"
+            )
+        return Answer(**json.loads(line))
+
+    def _start(self) -> subprocess.Popen[str]:
+        self._log.parent.mkdir(parents=True, exist_ok=True)
+        with open(self._log, "w") as log:
+            self._process = subprocess.Popen(
+                [str(python_of(_ENVIRONMENTS[self.name])), "-m", _ANSWERING, self.name],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=log,
+                text=True,
+                cwd=REPOSITORY,
+                env={**os.environ, "OMP_NUM_THREADS": "1", "TF_CPP_MIN_LOG_LEVEL": "3"},
+            )
+        return self._process
+
+    def __enter__(self) -> Contestant:
+        """Itself."""
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        """Ends the process."""
+        if self._process is not None:
+            if self._process.stdin is not None:
+                self._process.stdin.close()
+            self._process.terminate()
+            self._process.wait()
 
 
 @dataclass(frozen=True, kw_only=True)
-class Case:
+class StudyCase:
     """One kind of pairs."""
 
     name: str
@@ -34,18 +124,18 @@ class Case:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Series:
+class PairSeries:
     """Pairs of windows of one size, and the cases that are made of them."""
 
     rows: int
     """Of each window."""
-    cases: Sequence[Case]
+    cases: Sequence[StudyCase]
     requests: str = EQUAL
-    """See `windows.draw_window`."""
+    """See `shifts.draw_window`."""
 
 
 @dataclass(kw_only=True)
-class Seen:
+class SeenAlarms:
     """What one contestant's setting said about the pairs of a case."""
 
     alarms: list[list[str]] = field(default_factory=list)
@@ -53,7 +143,7 @@ class Seen:
     seconds: list[float] = field(default_factory=list)
 
 
-def make_plan(*, pairs: int, windows: int, quick: bool) -> list[Series]:
+def make_plan(*, pairs: int, windows: int, quick: bool) -> list[PairSeries]:
     """The study's series.
 
     Args:
@@ -67,27 +157,27 @@ def make_plan(*, pairs: int, windows: int, quick: bool) -> list[Series]:
     half = {OURS: pairs // 2, TFDV: some}
     shifts = _shifted("item", items, _chosen(ITEM_SHIFTS, quick), 20_000)
     plan = [
-        Series(rows=20_000, cases=[_still(half, 20_000, ", unequal requests")], requests=UNEQUAL),
-        Series(rows=20_000, cases=[_still(half, 20_000, ", independent rows")], requests=INDEPENDENT),
-        Series(rows=2_000, cases=[_still(half, 2_000)]),
-        Series(rows=20_000, cases=[_still(still, 20_000), *shifts]),
+        PairSeries(rows=20_000, cases=[_still(half, 20_000, ", unequal requests")], requests=UNEQUAL),
+        PairSeries(rows=20_000, cases=[_still(half, 20_000, ", independent rows")], requests=INDEPENDENT),
+        PairSeries(rows=2_000, cases=[_still(half, 2_000)]),
+        PairSeries(rows=20_000, cases=[_still(still, 20_000), *shifts]),
     ]
     if quick:
         return plan
     users, large = {OURS: windows // 2, TFDV: few}, {OURS: some, TFDV: few}
     return [
         *plan,
-        Series(rows=100_000, cases=[_still(large, 100_000), *_shifted("user", users, USER_SHIFTS, 100_000)]),
-        Series(rows=400_000, cases=[_still({OURS: some // 4, TFDV: few}, 400_000)]),
+        PairSeries(rows=100_000, cases=[_still(large, 100_000), *_shifted("user", users, USER_SHIFTS, 100_000)]),
+        PairSeries(rows=400_000, cases=[_still({OURS: some // 4, TFDV: few}, 400_000)]),
     ]
 
 
-def _still(pairs: Mapping[str, int], rows: int, more: str = "") -> Case:
-    return Case(name=f"stationary, {rows:,} rows{more}", pairs=pairs)
+def _still(pairs: Mapping[str, int], rows: int, more: str = "") -> StudyCase:
+    return StudyCase(name=f"stationary, {rows:,} rows{more}", pairs=pairs)
 
 
-def _shifted(place: str, pairs: Mapping[str, int], shifts: Sequence[Shift], rows: int) -> list[Case]:
-    return [Case(name=f"{place}, {rows:,} rows, {shift.kind}", pairs=pairs, shift=shift) for shift in shifts]
+def _shifted(place: str, pairs: Mapping[str, int], shifts: Sequence[Shift], rows: int) -> list[StudyCase]:
+    return [StudyCase(name=f"{place}, {rows:,} rows, {shift.kind}", pairs=pairs, shift=shift) for shift in shifts]
 
 
 def _chosen(shifts: Sequence[Shift], quick: bool) -> Sequence[Shift]:
@@ -96,8 +186,8 @@ def _chosen(shifts: Sequence[Shift], quick: bool) -> Sequence[Shift]:
 
 
 def show(
-    series: Series, number: int, world: World, lanes: Sequence[Mapping[str, Contestant]], say: Callable[[str], None]
-) -> list[dict[str, Seen]]:
+    series: PairSeries, number: int, world: World, lanes: Sequence[Mapping[str, Contestant]], say: Callable[[str], None]
+) -> list[dict[str, SeenAlarms]]:
     """What each setting of each contestant says about each case of `series`, in the order of the pairs.
 
     Args:
@@ -110,7 +200,7 @@ def show(
     Raises:
         ContestantFailed: one ended.
     """
-    seen: list[dict[str, Seen]] = [{} for _ in series.cases]
+    seen: list[dict[str, SeenAlarms]] = [{} for _ in series.cases]
     num_pairs = max(max(case.pairs.get(name, 0) for name in lanes[0]) for case in series.cases)
     free: SimpleQueue[Mapping[str, Contestant]] = SimpleQueue()
     for lane in lanes:
@@ -137,7 +227,7 @@ def show(
 
 
 def _show_pair(
-    series: Series, seed: tuple[int, int, int], scratch: Path, world: World, contestants: Mapping[str, Contestant]
+    series: PairSeries, seed: tuple[int, int, int], scratch: Path, world: World, contestants: Mapping[str, Contestant]
 ) -> Iterator[tuple[int, Answer]]:
     """Each answer with the number of its case."""
     random, pair = np.random.default_rng(seed), seed[-1]
@@ -157,8 +247,8 @@ def _show_pair(
         shutil.rmtree(folder)
 
 
-def _note(answer: Answer, seen: dict[str, Seen]) -> None:
+def _note(answer: Answer, seen: dict[str, SeenAlarms]) -> None:
     for setting, alarms in answer.alarms.items():
-        of_setting = seen.setdefault(setting, Seen())
+        of_setting = seen.setdefault(setting, SeenAlarms())
         of_setting.alarms.append(alarms)
         of_setting.seconds.append(answer.seconds)

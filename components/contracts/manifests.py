@@ -164,20 +164,10 @@ class ValidationReport(Manifest):
     reasons: list[str]
     """One sentence per finding that led to `warn` or `block`."""
     findings: list[dict[str, Any]]
-    """Each: feature, kind (`anomaly` | `drift` | `skew` | `rule`), rule (its name), action (`block` | `quarantine` |
-    `warn` | `notify` | `info`), severity (`block` | `warn` | `info`), description; `num_quarantined` where a rule set
-    rows aside. Older ones lack rule and action."""
+    """Each as `components.validation.rules.Finding`; `rule` is its name in `RULES`."""
     drift: list[dict[str, Any]]
-    """Per judged feature; empty without a parent. What it is compared with are the windows that the parent's line
-    learnt from. A number is None where it is undefined.
-
-    `measure` and `distance` (TFDV's comparator; the parent's own window), `effect`, `effect_low`, `effect_high` (95 %)
-    and `threshold`: change of the share that changed most for its threshold, or Jensen-Shannon divergence in bits of an
-    integer column, less what chance adds. `detectable`: smallest effect that these rows would probably have shown.
-    `p_value` and `q_value` (adjusted for all tests) of the test that tells most. `design_effect`: rows that say as much
-    as one independent row. `divergence`, `mean_shift` (standard deviations), `missing_now`, `missing_before`,
-    `new_value_share`, `moved_value`; `num_rows_now`, `num_rows_before` that have a value. `changes`: tests (`values`,
-    `mean`, `missing`) that found one; `learnt`: the parent's newest window has them too; `drifted`, `severity`."""
+    """Per judged feature, as `components.validation.drift.DriftEntry`, against the windows of the parent's line; empty
+    without a parent."""
     num_rows: int
     statistics_uri: str
     """DatasetFeatureStatisticsList of the training rows, binary protobuf."""
@@ -185,26 +175,22 @@ class ValidationReport(Manifest):
     """TensorFlow Metadata schema, text protobuf."""
     report_uri: str
     """Self-contained HTML."""
+    json_uri: str
+    """The report for machines."""
     parent_statistics_uri: str | None
     raw_digest: str
     reference_uri: str | None = None
-    """The training rows counted for the monitor (`contracts.reference_statistics`); None where a column is faulty, and
-    in older reports."""
-    json_uri: str | None = None
-    """The report for machines; None in older reports."""
+    """The training rows counted for the monitor (`contracts.reference_statistics`); None if a column is faulty."""
     label: dict[str, Any] | None = None
-    """Change of the click rate: rate_now, rate_before, difference, low, high (95 %), p_value, design_effect,
-    num_rows_now, num_rows_before; `newest`: the same against the parent's newest window, None where there is only one.
-    None without a parent, or with one that kept no windows."""
+    """Change of the click rate, as `components.validation.drift.LabelShift`; None without a parent."""
     skew: list[dict[str, Any]] = field(default_factory=list)
-    """Per feature, training rows against served rows; empty where no served rows were named. By `method`: `rows`
-    (joined by name: `effect` is the share of rows that differ; `differing` rows, `only_training` and `only_served` of
-    them with a value on one side, `factor`, `example`) or `distributions` (as `drift`)."""
+    """Per feature, training rows against served rows; empty if no served rows were named. By `method`: `rows` as
+    `components.validation.skew.SkewEntry`, `distributions` as `drift`."""
     served: dict[str, Any] | None = None
-    """What was compared: served_uri, method, first_event_time, last_event_time, num_joined, num_only_training,
-    num_only_served; None where no served rows were named."""
+    """What was compared, as `components.validation.skew.ServedRowFacts`; None if no served rows were named."""
     windows_uri: str | None = None
-    """Summaries of the windows that the model will have learnt from, for the next round's drift; None in older ones."""
+    """Summaries of the windows that the model will have learned from, for the next round's drift; None if a column is
+    faulty or there are no rows."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -267,7 +253,7 @@ class Model(Manifest):
     REFERENCE: ClassVar[str] = "statistics/reference.json"
     """The same rows counted for the monitor (`contracts.reference_statistics`); absent in older models."""
     WINDOWS: ClassVar[str] = "statistics/windows.npz"
-    """Summaries of the windows that its line learnt from (`components.validation.kept_windows`); absent in older."""
+    """Summaries of the windows that its line learned from (`components.validation.windows`)."""
 
     model_id: str
     uri: str

@@ -8,7 +8,7 @@ An incremental run's statistics are those of its own window, not merged with its
 statistics are. Merged ones would keep every distribution that ever was, and alarm again on a change that is learnt.
 
 Dense columns are counted between fixed edges (TFDV's own buckets do not carry a comparison of Criteo's integers; see
-`components.validation.log_histogram`). The ends of a column are set apart by whole buckets: what lies outside `inner`
+`components.validation.tfdv_statistics`). The ends of a column are set apart by whole buckets: what lies outside `inner`
 is an outlier, so that outliers and the rest are counted by the same counts.
 
 The rows come in two halves, block by block. One chooses which values are listed and where outliers begin; only the

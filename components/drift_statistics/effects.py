@@ -65,6 +65,19 @@ def share_change(a: int, n: int, b: int, m: int, design: float) -> Effect | None
     return Effect(value, max(-1.0, min(value, middle - _Z * error)), min(1.0, max(value, middle + _Z * error)))
 
 
+def wilson_interval(share: float, rows: float, *, z: float = _Z) -> tuple[float, float]:
+    """The lowest and the highest true share that `share` of `rows` independent rows agrees with (Wilson, 1927).
+
+    >>> low, high = wilson_interval(0.5, 1000)
+    >>> round(low, 3), round(high, 3)
+    (0.469, 0.531)
+    """
+    scale = 1 + z**2 / rows
+    middle = (share + z**2 / (2 * rows)) / scale
+    half = z / scale * math.sqrt(share * (1 - share) / rows + z**2 / (4 * rows**2))
+    return max(0.0, middle - half), min(1.0, middle + half)
+
+
 def detectable_share(share: float, n: int, m: int, design: float, level: float) -> float:
     """Smallest change of a share of about `share` that a test at `level` finds with probability `POWER`; at most 1."""
     error = math.sqrt(max(share * (1 - share), 1 / (n + m)) * design * (1 / n + 1 / m))

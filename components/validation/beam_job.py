@@ -1,8 +1,8 @@
 """TFDV's statistics by a Beam pipeline, for windows that the cores of one machine take too long for.
 
-The same batches, options and counters as in `summarize`, on whatever runner the options name. Files and results pass
-through `--temp_location` where that is an address (`gs://...`), since a runner's machines do not see this one's
-disk; else in place, for a runner whose machines share it. This module is imported before `tfdv`: see there.
+The same batches, options and counters as in `tfdv_statistics`, on whatever runner the options name. Files and results
+pass through `--temp_location` if that is an address (`gs://...`), because a runner's machines do not see this one's
+disk; otherwise in place, for a runner whose machines share it.
 """
 
 from __future__ import annotations
@@ -19,43 +19,39 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from components.runtime.errors import ContractError, TemporaryError, first_line
-from components.validation.deferred import quietly
-
-with quietly():
-    import apache_beam as beam
-    from apache_beam.io.filesystems import FileSystems
-    from apache_beam.options.pipeline_options import (
-        GoogleCloudOptions,
-        PipelineOptions,
-        SetupOptions,
-        StandardOptions,
-        WorkerOptions,
-    )
-    from apache_beam.options.pipeline_options_validator import PipelineOptionsValidator
-    from apache_beam.runners.runner import create_runner
-
-    with contextlib.suppress(ImportError):
-        # gs:// is known once this is imported. Beam does it itself, unless TFDV was imported before: see `tfdv`.
-        import apache_beam.io.gcp.gcsfilesystem
-
-# isort: split
+import apache_beam as beam
 import pyarrow as pa
+import tensorflow_data_validation as tfdv
+from apache_beam.io.filesystems import FileSystems
+from apache_beam.options.pipeline_options import (
+    GoogleCloudOptions,
+    PipelineOptions,
+    SetupOptions,
+    StandardOptions,
+    WorkerOptions,
+)
+from apache_beam.options.pipeline_options_validator import PipelineOptionsValidator
+from apache_beam.runners.runner import create_runner
 
+from components.runtime.errors import ContractError, TemporaryError, first_line
 from components.storage.uris import is_bucket_uri
-from components.validation.lists import as_lists
-from components.validation.rows import Part, divide, read_part
-from components.validation.summarize import Counter, make_options, parse_statistics, summarize_files
-from components.validation.tfdv import tfdv
+from components.validation.rows import FilePart, divide, read_part
+from components.validation.tfdv_statistics import (
+    RowCounter,
+    as_lists,
+    make_options,
+    parse_statistics,
+    summarize_files,
+)
 
 logger = logging.getLogger(__name__)
 
 
-class _Source(NamedTuple):
+class _FileSource(NamedTuple):
     """Rows of a file, as a runner's machine finds them."""
 
     address: str
-    part: Part
+    part: FilePart
 
 
 Numbered = tuple[int, pa.RecordBatch]
@@ -68,13 +64,13 @@ def parse_options(text: str) -> PipelineOptions:
     Raises:
         ContractError: an option is unknown or wrong, no runner is named, or one lacks what it needs to begin.
     """
-    told = io.StringIO()
+    printed = io.StringIO()
     try:
-        with contextlib.redirect_stderr(told):
+        with contextlib.redirect_stderr(printed):
             options = PipelineOptions(shlex.split(text))
             given = options.get_all_options(drop_default=True, retain_unknown_options=True)
-    except (SystemExit, ValueError) as error:  # argparse tells its reason after its usage, and ends the program
-        reason = told.getvalue().strip().rpartition("error: ")[2] or first_line(error)
+    except (SystemExit, ValueError) as error:  # argparse prints its reason after its usage, and ends the program
+        reason = printed.getvalue().strip().rpartition("error: ")[2] or first_line(error)
         raise ContractError(f"beam options {text!r} cannot be parsed: {reason}") from None
     unknown = sorted(set(given) - set(options.get_all_options()))
     if unknown:
@@ -88,23 +84,20 @@ def parse_options(text: str) -> PipelineOptions:
         raise ContractError(f"beam runner {runner!r} cannot be made: {first_line(error)}") from error
     # Beam's own validator asks Google for a bucket, and for credentials minutes long where there are none.
     on_dataflow = "dataflow" in runner.lower()
-    faults = _faults_on_dataflow(options) if on_dataflow else PipelineOptionsValidator(options, made).validate()
+    faults = _dataflow_faults(options) if on_dataflow else PipelineOptionsValidator(options, made).validate()
     if faults:
         raise ContractError(f"beam options {text!r}: {' '.join(dict.fromkeys(faults))}")
-    _expect_file_system(text, str(options.view_as(GoogleCloudOptions).temp_location or ""))
-    # All that runs is imported by name; what the program that starts the job holds concerns no worker.
-    options.view_as(SetupOptions).save_main_session = False
-    return options
-
-
-def _expect_file_system(text: str, place: str) -> None:
+    place = str(options.view_as(GoogleCloudOptions).temp_location or "")
     try:
         FileSystems.get_filesystem(place)
     except ValueError as error:
         raise ContractError(f"beam options {text!r}: temp_location {place!r} is unknown to Beam here") from error
+    # Workers import everything by name; they need nothing that the program that starts the job holds.
+    options.view_as(SetupOptions).save_main_session = False
+    return options
 
 
-def _faults_on_dataflow(options: PipelineOptions) -> list[str]:
+def _dataflow_faults(options: PipelineOptions) -> list[str]:
     google = options.view_as(GoogleCloudOptions)
     # Beam would take its own image, which lacks our code.
     image = options.view_as(WorkerOptions).sdk_container_image
@@ -118,19 +111,19 @@ def _faults_on_dataflow(options: PipelineOptions) -> list[str]:
 def summarize_on_beam(
     files: Sequence[Path],
     columns: Sequence[str],
-    counters: Sequence[Counter] = (),
+    counters: Sequence[RowCounter] = (),
     *,
     options: PipelineOptions,
     scratch: Path,
 ) -> Any:
-    """What `summarize_files` gives, from the runner that `options` name.
+    """The result of `summarize_files`, from the runner that `options` name.
 
     Args:
         files: Parquet files of raw rows.
         columns: Those to read.
         counters: Copies of them are given every row, and are merged into them in any order.
         options: From `parse_options`.
-        scratch: A folder for what passes between the runner's machines and this one, where `temp_location` is no
+        scratch: A folder for what passes between the runner's machines and this one, if `temp_location` is not an
             address; both must see it, and the files.
 
     Raises:
@@ -145,37 +138,43 @@ def summarize_on_beam(
     shared = f"{place}/evergreen-{uuid.uuid4().hex}"
     try:
         FileSystems.mkdirs(shared)
-        addresses = {path: _put(path, shared, i) if "://" in temporary else str(path) for i, path in enumerate(files)}
-        sources = [_Source(addresses[part.path], part) for part in parts]
-        _run(sources, columns, counters, options, shared)
-        return _fetch(shared, counters)
+        addresses = {
+            path: _upload(path, shared, i) if "://" in temporary else str(path) for i, path in enumerate(files)
+        }
+        sources = [_FileSource(addresses[part.path], part) for part in parts]
+        _run_pipeline(sources, columns, counters, options, shared)
+        return _fetch_results(shared, counters)
     except (ContractError, TemporaryError):
         raise
     except Exception as error:  # runners raise what they like
         raise TemporaryError(f"beam job failed: {first_line(error)}") from error
     finally:
-        _remove(shared)
+        _remove_shared(shared)
 
 
-def _run(
-    sources: list[_Source], columns: Sequence[str], counters: Sequence[Counter], options: PipelineOptions, shared: str
+def _run_pipeline(
+    sources: list[_FileSource],
+    columns: Sequence[str],
+    counters: Sequence[RowCounter],
+    options: PipelineOptions,
+    shared: str,
 ) -> None:
     with beam.Pipeline(options=options) as pipeline:
         batches = (
             pipeline
             | "Parts" >> beam.Create(sources)
             | "Spread" >> beam.Reshuffle()
-            | "Read" >> beam.FlatMap(_read, list(columns)).with_output_types(Numbered)
+            | "Read" >> beam.FlatMap(_read_source, list(columns)).with_output_types(Numbered)
         )
         (
             batches
-            | "Lists" >> beam.Map(_lists_of).with_output_types(pa.RecordBatch)
+            | "Lists" >> beam.Map(_without_number).with_output_types(pa.RecordBatch)
             | "Statistics" >> tfdv.GenerateStatistics(make_options())
             | "WriteStatistics" >> tfdv.WriteStatisticsToBinaryFile(f"{shared}/{_STATISTICS}")
         )
         (
             batches
-            | "Count" >> beam.CombineGlobally(_Count(counters))
+            | "Count" >> beam.CombineGlobally(_CountRows(counters))
             | "Pickle" >> beam.Map(pickle.dumps)
             | "WriteCounters"
             >> beam.io.WriteToText(
@@ -190,14 +189,14 @@ def _run(
 _STATISTICS, _COUNTERS = "statistics.pb", "counters.pickle"
 
 
-def _put(path: Path, shared: str, number: int) -> str:
+def _upload(path: Path, shared: str, number: int) -> str:
     address = f"{shared}/{number:05d}-{path.name}"
     with path.open("rb") as source, FileSystems.create(address, "application/octet-stream") as target:
         shutil.copyfileobj(source, target, 1 << 20)
     return address
 
 
-def _fetch(shared: str, counters: Sequence[Counter]) -> Any:
+def _fetch_results(shared: str, counters: Sequence[RowCounter]) -> Any:
     with FileSystems.open(f"{shared}/{_COUNTERS}") as stream:
         for counter, counted in zip(counters, pickle.load(stream)):
             counter.merge(counted)
@@ -205,7 +204,7 @@ def _fetch(shared: str, counters: Sequence[Counter]) -> Any:
         return parse_statistics(stream.read(), f"{shared}/{_STATISTICS}")
 
 
-def _remove(shared: str) -> None:
+def _remove_shared(shared: str) -> None:
     try:
         if "://" in shared:
             # A bucket has no folders: to Beam none exists, and only a name that ends so is deleted with all below it.
@@ -216,7 +215,7 @@ def _remove(shared: str) -> None:
         logger.warning("%s could not be removed and may hold rows: %s", shared, first_line(error))
 
 
-def _read(source: _Source, columns: list[str]) -> Iterator[Numbered]:
+def _read_source(source: _FileSource, columns: list[str]) -> Iterator[Numbered]:
     first_row = source.part.first_row
     with FileSystems.open(source.address, "application/octet-stream") as stream:
         for batch in read_part(source.part, columns, opened=stream):
@@ -224,30 +223,30 @@ def _read(source: _Source, columns: list[str]) -> Iterator[Numbered]:
             first_row += batch.num_rows
 
 
-def _lists_of(numbered: Numbered) -> pa.RecordBatch:
+def _without_number(numbered: Numbered) -> pa.RecordBatch:
     return as_lists(numbered[1])
 
 
-class _Count(beam.CombineFn):  # type: ignore[misc]  # Beam's classes are Any here
-    """Gives batches to copies of counters, and merges them."""
+class _CountRows(beam.CombineFn):  # type: ignore[misc]  # Beam's classes are Any here
+    """Gives batches to copies of the counters, and merges these."""
 
-    def __init__(self, counters: Sequence[Counter]) -> None:
+    def __init__(self, counters: Sequence[RowCounter]) -> None:
         self._counters = list(counters)
 
-    def create_accumulator(self) -> list[Counter]:
+    def create_accumulator(self) -> list[RowCounter]:
         return copy.deepcopy(self._counters)
 
-    def add_input(self, accumulator: list[Counter], numbered: Numbered) -> list[Counter]:
+    def add_input(self, accumulator: list[RowCounter], numbered: Numbered) -> list[RowCounter]:
         for counter in accumulator:
             counter.add(numbered[1], numbered[0])
         return accumulator
 
-    def merge_accumulators(self, accumulators: Any) -> list[Counter]:
+    def merge_accumulators(self, accumulators: Any) -> list[RowCounter]:
         merged = self.create_accumulator()
         for accumulator in accumulators:
             for mine, theirs in zip(merged, accumulator):
                 mine.merge(theirs)
         return merged
 
-    def extract_output(self, accumulator: list[Counter]) -> list[Counter]:
+    def extract_output(self, accumulator: list[RowCounter]) -> list[RowCounter]:
         return accumulator

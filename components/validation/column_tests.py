@@ -1,18 +1,18 @@
-"""Tests of one feature of two windows: its values, its mean, its missing share; each with its effect and what it sees.
+"""Tests of one feature of two windows: its values, its mean, its missing share; with effect and detectable effect.
 
 In: two `windows.ColumnSummary`s of a column. Out: p-values of 'nothing changed', corrected for rows of a request that
-are alike (`drift_statistics.clustered`), and effects with 95 % intervals. Whether an effect matters is decided with all
+are alike (`drift_statistics.clustered`), and effects with 95 % intervals. Which tests count is decided with all
 features' tests together, in `drift`.
 
-The cells that are compared are chosen by both windows' rows together: chosen by one alone, its luck would be taken for
-a change of the other (`contracts.reference_statistics` has the measurement). Means are of bucket numbers: as the value
-up to 10, as its logarithm beyond, so that no tail outweighs the rest.
+The cells to compare are chosen by both windows' rows together: if one chose them alone, its luck would look like a
+change of the other (`contracts.reference_statistics` has the measurement). Means are of bucket numbers: like the value
+up to 10, like its logarithm beyond, so that no tail outweighs the rest.
 """
 
 from __future__ import annotations
 
 import math
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 import numpy as np
@@ -29,30 +29,32 @@ from components.drift_statistics.effects import (
     share_change,
 )
 from components.validation.settings import ValidationSettings
-from components.validation.windows import NUM_BUCKETS, ColumnSummary, Total, WindowSummary
+from components.validation.windows import NUM_BUCKETS, ColumnSummary, Ints, RowTotal, WindowSummary
 
 LEAST_SHARE_CHANGE = 0.002
 """Least change of one category's share that counts, however rare the category was."""
 KNOWN_FACTOR = 4
-"""A value is a cell of its own if its rows are this many times what the summaries may lack of it."""
+"""A value has its own cell if its rows are this many times what the summaries may lack of it."""
 CERTAIN_ROWS = 10
-"""Expected rows, each as good as an independent one, from which on absence is no accident (e^-10)."""
+"""Expected independent rows from which on absence is no accident (e^-10)."""
 
-Ints = NDArray[np.int64]
 Floats = NDArray[np.float64]
+WindowPair = tuple[WindowSummary, WindowSummary]
+"""The window now, and the one before."""
 
 
-class Tested(NamedTuple):
+@dataclass(frozen=True, kw_only=True)
+class ColumnTest:
     """One test of one feature."""
 
     name: str
     """`values`, `mean` or `missing`."""
     p_value: float | None
-    """None where a side has no rows that it could be made of."""
+    """None if a side lacks the rows that it needs."""
     effect: Effect
-    """Of `values` of a category: the change, without sign, of the share that changed most for its floor; of `values`
-    of a dense column: Jensen-Shannon divergence in bits; of `mean`: its shift, in standard deviations; of `missing`:
-    the change of the share."""
+    """Of `values` of a category: the absolute change of the share that changed most relative to its floor; of `values`
+    of a dense column: Jensen-Shannon divergence in bits; of `mean`: its shift in standard deviations; of `missing`: the
+    change of the share."""
     floor: float
     """Least size of the effect that matters."""
     matters: bool
@@ -60,37 +62,38 @@ class Tested(NamedTuple):
     detectable: float
     """Smallest effect that would probably have been found (`effects.POWER`)."""
     design: float
-    """Design effect of the comparison: rows that say as much as one independent row."""
+    """Design effect of the comparison: rows that are worth one independent row."""
 
 
-class Moved(NamedTuple):
-    """The category whose share changed most, for its floor."""
+@dataclass(frozen=True, kw_only=True)
+class MovedValue:
+    """The category whose share changed most, relative to its floor."""
 
-    value: int
-    rows_before: int
-    rows_now: int
+    value: str
+    share_before: float
+    share_now: float
 
 
 class ColumnTests(NamedTuple):
     """All tests of one feature."""
 
-    tests: tuple[Tested, ...]
-    divergence: float | None
-    """Jensen-Shannon divergence in bits less what chance adds; None where a side has no values."""
-    moved: Moved | None
-    new_share: float | None
+    tests: tuple[ColumnTest, ...]
+    divergence: float | None = None
+    """Jensen-Shannon divergence in bits less what chance adds; None if a side has no values."""
+    moved: MovedValue | None = None
+    new_share: float | None = None
     """Share of the rows with a value whose category is new with certainty; None for a dense column."""
 
+    def find(self, name: str) -> ColumnTest | None:
+        """The test of that name; None if it was not made."""
+        return next((test for test in self.tests if test.name == name), None)
 
-_NOTHING = Effect(0.0, 0.0, 0.0)
+
+_NO_EFFECT = Effect(0.0, 0.0, 0.0)
 
 
 def compare_columns(
-    now: ColumnSummary,
-    before: ColumnSummary,
-    windows: tuple[WindowSummary, WindowSummary],
-    settings: ValidationSettings,
-    level: float,
+    now: ColumnSummary, before: ColumnSummary, *, windows: WindowPair, settings: ValidationSettings, level: float
 ) -> ColumnTests:
     """The tests of a column.
 
@@ -98,43 +101,43 @@ def compare_columns(
         now: The column in the window.
         before: The column in the window that it is compared with.
         windows: Both windows, in that order.
-        settings: What an effect must be to matter.
-        level: p-value that a change must have to be called one, for what is detectable.
+        settings: How large an effect must be to matter.
+        level: p-value below which a change counts, for what is detectable.
     """
-    of_column = _with_rows_of(now, windows[0]), _with_rows_of(before, windows[1])
-    missing = _missing(now.missing, before.missing, of_column, settings, level)
+    missing = _test_missing(now, before, windows, settings, level)
     if not now.present or not before.present:
-        return ColumnTests((missing,), None, None, None)
+        return ColumnTests((missing,))
     if now.values is None or before.values is None:
-        values, difference = _buckets(now, before, settings, level)
-        return ColumnTests((values, _mean(now, before, settings, level), missing), difference, None, None)
-    values, difference, moved, new = _categories(now, before, settings, level)
-    return ColumnTests((values, missing), difference, moved, new)
+        values = _test_buckets(now, before, settings, level)
+        return ColumnTests((values, _test_mean(now, before, settings, level), missing), values.effect.value)
+    values, difference, moved, new_share = _test_categories(now, before, settings, level)
+    return ColumnTests((values, missing), difference, moved, new_share)
 
 
 # -- missing values
 
 
-def _missing(
-    now: Total, before: Total, windows: tuple[WindowSummary, WindowSummary], settings: ValidationSettings, level: float
-) -> Tested:
-    n, m = windows[0].rows, windows[1].rows
-    design = design_of_totals(now, before, windows)
-    effect = share_change(now.rows, n, before.rows, m, design) or _NOTHING
-    share = (now.rows + before.rows) / max(n + m, 1)
-    return Tested(
-        "missing",
-        with_few(proportion(now.rows, n, before.rows, m, design), _freedom(n, m, design)),
-        effect,
-        settings.missing_drift,
-        abs(effect.value) >= settings.missing_drift,
-        detectable_share(share, max(n, 1), max(m, 1), design, level),
-        design,
+def _test_missing(
+    now: ColumnSummary, before: ColumnSummary, windows: WindowPair, settings: ValidationSettings, level: float
+) -> ColumnTest:
+    parts = _part_with_column(now, windows[0]), _part_with_column(before, windows[1])
+    n, m = parts[0].rows, parts[1].rows
+    a, b = now.missing.rows, before.missing.rows
+    design = design_of_totals(now.missing, before.missing, parts)
+    effect = share_change(a, n, b, m, design) or _NO_EFFECT
+    return ColumnTest(
+        name="missing",
+        p_value=with_few(proportion(a, n, b, m, design), _freedom(n, m, design)),
+        effect=effect,
+        floor=settings.missing_drift,
+        matters=abs(effect.value) >= settings.missing_drift,
+        detectable=detectable_share((a + b) / max(n + m, 1), max(n, 1), max(m, 1), design, level),
+        design=design,
     )
 
 
-def _with_rows_of(column: ColumnSummary, window: WindowSummary) -> WindowSummary:
-    """The window as large as the part of it that has the column, supposing that all its parts' requests are alike."""
+def _part_with_column(column: ColumnSummary, window: WindowSummary) -> WindowSummary:
+    """The part of the window that has the column, assuming that all its parts' requests are alike."""
     if column.rows == window.rows:
         return window
     share = column.rows / window.rows
@@ -142,7 +145,7 @@ def _with_rows_of(column: ColumnSummary, window: WindowSummary) -> WindowSummary
     return replace(window, rows=column.rows, requests=requests, sizes=sizes)
 
 
-def design_of_totals(now: Total, before: Total, windows: tuple[WindowSummary, WindowSummary]) -> float:
+def design_of_totals(now: RowTotal, before: RowTotal, windows: WindowPair) -> float:
     """Design effect of the difference of two shares of all rows."""
     samples = [
         Clustered(
@@ -156,25 +159,29 @@ def design_of_totals(now: Total, before: Total, windows: tuple[WindowSummary, Wi
         for total, window in zip((now, before), windows)
     ]
     correlation, _ = correlations((samples[0], samples[1]))
-    # Shares of 0 and 1 tell nothing of their correlation: the worst is supposed, whole requests.
+    # Shares of 0 and 1 say nothing about their correlation: the worst is assumed, whole requests.
     return float(comparison_design(correlation, samples[0], samples[1])[0])
 
 
 # -- dense columns
 
 
-def _buckets(
-    now: ColumnSummary, before: ColumnSummary, settings: ValidationSettings, level: float
-) -> tuple[Tested, float]:
-    design, mean = _cell_designs(*(_sample(column, column.sums, 0) for column in (now, before)))
-    effect = divergence(now.counts, before.counts, design) or _NOTHING
-    reach = divergence_of_shift(detectable_mean(now.present, before.present, mean, level))
-    floor = settings.numeric_drift
-    p_value = with_few(homogeneity(now.counts, before.counts, design), _freedom(now.present, before.present, mean))
-    return Tested("values", p_value, effect, floor, effect.value >= floor, reach, mean), effect.value
+def _test_buckets(now: ColumnSummary, before: ColumnSummary, settings: ValidationSettings, level: float) -> ColumnTest:
+    n, m = now.present, before.present
+    designs, mean = _cell_designs(_cells_of(now, now.sums), _cells_of(before, before.sums))
+    effect = divergence(now.counts, before.counts, designs) or _NO_EFFECT
+    return ColumnTest(
+        name="values",
+        p_value=with_few(homogeneity(now.counts, before.counts, designs), _freedom(n, m, mean)),
+        effect=effect,
+        floor=settings.numeric_drift,
+        matters=effect.value >= settings.numeric_drift,
+        detectable=divergence_of_shift(detectable_mean(n, m, mean, level)),
+        design=mean,
+    )
 
 
-def _mean(now: ColumnSummary, before: ColumnSummary, settings: ValidationSettings, level: float) -> Tested:
+def _test_mean(now: ColumnSummary, before: ColumnSummary, settings: ValidationSettings, level: float) -> ColumnTest:
     places = np.arange(NUM_BUCKETS)
     beyond = possible = weighed = 0.0
     means = []
@@ -191,59 +198,67 @@ def _mean(now: ColumnSummary, before: ColumnSummary, settings: ValidationSetting
     n, m = now.present, before.present
     deviation = math.sqrt(weighed / (n + m))
     correlation = np.array([min(max(beyond / possible, 0.0), 1.0) if possible > 0 else 1.0])
-    samples = [_sample(column, column.sums, 0) for column in (now, before)]
-    design = float(comparison_design(correlation, samples[0], samples[1])[0])
+    samples = (_cells_of(now, now.sums), _cells_of(before, before.sums))
+    design = float(comparison_design(correlation, *samples)[0])
     error = math.sqrt(design * (1 / n + 1 / m))
     shift = (means[0] - means[1]) / deviation if deviation else (0.0 if means[0] == means[1] else math.inf)
-    p_value = with_few(chi_square_tail(min((shift / error) ** 2, 1e6), 1), _freedom(n, m, design))
-    effect = Effect(shift, shift - 1.96 * error, shift + 1.96 * error)
-    reach = detectable_mean(n, m, design, level)
-    return Tested("mean", p_value, effect, settings.mean_drift, abs(shift) >= settings.mean_drift, reach, design)
+    return ColumnTest(
+        name="mean",
+        p_value=with_few(chi_square_tail(min((shift / error) ** 2, 1e6), 1), _freedom(n, m, design)),
+        effect=Effect(shift, shift - 1.96 * error, shift + 1.96 * error),
+        floor=settings.mean_drift,
+        matters=abs(shift) >= settings.mean_drift,
+        detectable=detectable_mean(n, m, design, level),
+        design=design,
+    )
 
 
 # -- categorical columns
 
 
-def _categories(
+def _test_categories(
     now: ColumnSummary, before: ColumnSummary, settings: ValidationSettings, level: float
-) -> tuple[Tested, float, Moved | None, float]:
-    values, samples, own = _cells(now, before)
+) -> tuple[ColumnTest, float, MovedValue | None, float]:
+    values, samples, own = _choose_cells(now, before)
     designs, mean = _cell_designs(*samples)
     a, b = samples[0].counts, samples[1].counts
     n, m = now.present, before.present
-    effect = divergence(a, b, designs) or _NOTHING
-    # The last cell are the others.
+    difference = (divergence(a, b, designs) or _NO_EFFECT).value
+    # The last cell holds the others.
     share_now, share_before = a[:-1] / n, b[:-1] / m
-    floors = np.minimum(
-        settings.categorical_drift,
-        np.maximum(settings.categorical_drift_relative * share_before, LEAST_SHARE_CHANGE),
-    )
-    worst = _worst(np.where(own, np.abs(share_now - share_before) / floors, -1.0))
-    change, floor, moved, reach = _NOTHING, settings.categorical_drift, None, 1.0
-    if worst is not None:
-        signed = share_change(int(a[worst]), n, int(b[worst]), m, float(designs[worst])) or _NOTHING
-        change, floor = _unsigned(signed), float(floors[worst])
-        moved = Moved(int(values[worst]), int(b[worst]), int(a[worst]))
+    relative = np.maximum(settings.categorical_drift_relative * share_before, LEAST_SHARE_CHANGE)
+    floors = np.minimum(settings.categorical_drift, relative)
+    ratios = np.where(own, np.abs(share_now - share_before) / floors, -1.0)
+    change, floor, moved, reach = _NO_EFFECT, settings.categorical_drift, None, 1.0
+    if len(ratios) and ratios.max() >= 0:
+        worst = int(ratios.argmax())
+        signed = share_change(int(a[worst]), n, int(b[worst]), m, float(designs[worst])) or _NO_EFFECT
+        change, floor = _without_sign(signed), float(floors[worst])
+        moved = MovedValue(
+            value=str(values[worst]), share_before=float(share_before[worst]), share_now=float(share_now[worst])
+        )
         reach = detectable_share(float((a + b)[worst] / (n + m)), n, m, float(designs[worst]), level)
-    tested = Tested(
-        "values",
-        with_few(homogeneity(a, b, designs), _freedom(n, m, mean)),
-        change,
-        floor,
-        change.value >= floor or effect.value >= settings.numeric_drift,
-        reach,
-        mean,
+    test = ColumnTest(
+        name="values",
+        p_value=with_few(homogeneity(a, b, designs), _freedom(n, m, mean)),
+        effect=change,
+        floor=floor,
+        matters=change.value >= floor or difference >= settings.numeric_drift,
+        detectable=reach,
+        design=mean,
     )
-    return tested, effect.value, moved, _new_share(a[:-1], b[:-1], designs[:-1], n / m, before.floor) / n
+    return test, difference, moved, _count_new(a[:-1], b[:-1], designs[:-1], n / m, before.floor) / n
 
 
-def _cells(now: ColumnSummary, before: ColumnSummary) -> tuple[Ints, tuple[Clustered, Clustered], NDArray[np.bool_]]:
+def _choose_cells(
+    now: ColumnSummary, before: ColumnSummary
+) -> tuple[Ints, tuple[Clustered, Clustered], NDArray[np.bool_]]:
     """The values that are known well enough, both samples with a last cell for the others, and which are frequent.
 
     Frequent ones come first, most frequent first; the rare ones, which the tests take together, in the order of their
-    values. In the order of their rows they would come sample by sample: where a value was in one request alone, its
-    rows are that request's, and requests of the two samples may differ in size (measured: requests of 64 rows beside
-    such of 40 to 64 were called drift in six columns of a world that stood still).
+    values. In the order of their rows they would come sample by sample: if a value was in one request alone, its rows
+    are that request's, and requests of the two samples may differ in size (measured: requests of 64 rows against
+    requests of 40 to 64 were called drift in six columns of a world that stood still).
     """
     assert now.values is not None
     assert before.values is not None
@@ -251,14 +266,14 @@ def _cells(now: ColumnSummary, before: ColumnSummary) -> tuple[Ints, tuple[Clust
     sums = [column.of(values) for column in (now, before)]
     known = sums[0][:, 0] + sums[1][:, 0] >= KNOWN_FACTOR * (now.floor + before.floor)
     values, sums = values[known], [each[known] for each in sums]
-    frequent, expected = _frequent(*(_sample(column, each, 0) for column, each in zip((now, before), sums)))
+    frequent, expected = _are_frequent(_cells_of(now, sums[0]), _cells_of(before, sums[1]))
     order = np.lexsort((values, np.where(frequent, -expected, 0.0)))
-    samples = [_sample(column, each[order], 1) for column, each in zip((now, before), sums)]
-    return values[order], (samples[0], samples[1]), frequent[order]
+    samples = (_cells_of(now, sums[0][order], others=1), _cells_of(before, sums[1][order], others=1))
+    return values[order], samples, frequent[order]
 
 
-def _frequent(now: Clustered, before: Clustered) -> tuple[NDArray[np.bool_], Floats]:
-    """Which cells expect `MIN_EXPECTED` rows, as good as independent ones, in the smaller sample; and how many each."""
+def _are_frequent(now: Clustered, before: Clustered) -> tuple[NDArray[np.bool_], Floats]:
+    """Which cells expect `MIN_EXPECTED` independent rows in the smaller sample, and how many each expects."""
     correlation, _ = correlations((now, before))
     own = own_designs(correlation, now, before)
     sizes = (now.rows / own[0], before.rows / own[1])
@@ -267,18 +282,14 @@ def _frequent(now: Clustered, before: Clustered) -> tuple[NDArray[np.bool_], Flo
     return expected >= MIN_EXPECTED, expected
 
 
-def _worst(ratios: Floats) -> int | None:
-    return int(ratios.argmax()) if len(ratios) and ratios.max() >= 0 else None
-
-
-def _unsigned(effect: Effect) -> Effect:
+def _without_sign(effect: Effect) -> Effect:
     if effect.value < 0:
         effect = Effect(-effect.value, -effect.high, -effect.low)
     return Effect(effect.value, max(effect.low, 0.0), effect.high)
 
 
-def _new_share(now: Ints, before: Ints, designs: Floats, ratio: float, floor: int) -> float:
-    """Rows of categories that were absent though their rows now, less 4 standard errors, promised 10 rows there."""
+def _count_new(now: Ints, before: Ints, designs: Floats, ratio: float, floor: int) -> float:
+    """Rows of categories that were absent although their rows now, less 4 standard errors, promised 10 rows there."""
     needed = (CERTAIN_ROWS * designs + 2 * floor) * ratio
     certain = (before == 0) & (now - 4 * np.sqrt(now * designs) >= needed)
     return float(now[certain].sum())
@@ -288,11 +299,11 @@ def _new_share(now: Ints, before: Ints, designs: Floats, ratio: float, floor: in
 
 
 def _freedom(n: int, m: int, design: float) -> float:
-    """Rows of the smaller sample, as good as independent ones, less one: what its variance was estimated from."""
+    """Independent rows of the smaller sample, less one: what its variance was estimated from."""
     return min(n, m) / design - 1
 
 
-def _sample(column: ColumnSummary, sums: Ints, others: int) -> Clustered:
+def _cells_of(column: ColumnSummary, sums: Ints, *, others: int = 0) -> Clustered:
     """The column's rows in cells of `sums` [k, 3], with as many more cells for the rest (0 or 1)."""
     rest = np.full(others, column.present - int(sums[:, 0].sum()))
     unknown = np.full(others, np.nan)

@@ -1,38 +1,121 @@
-"""How far each feature has moved from the rows that the champion's line learnt from, and which moves to believe.
+"""How far each feature, and the click rate, moved from the rows that the champion's line learned from.
 
-Judged against all kept windows merged (`kept_windows`). All tests of a window (`column_tests`) are adjusted together by
-Benjamini and Hochberg's procedure: at most `false_alarm_rate` of the features called drifted are called so by chance,
-and where nothing moved that is the probability of any. A feature is called drifted if a test is significant so and its
-effect is at least the setting's: by significance a small window does not alarm on its noise, by effect a large one not
-on nothing. What a window is too small to see is stated with every feature as `detectable`.
+Compared with all kept windows merged. All tests of a window (`column_tests`) are adjusted together by Benjamini and
+Hochberg's procedure: at most `false_alarm_rate` of the features reported as drifted are so by chance, and if nothing
+moved that is the probability of any report. A feature drifted if a test is significant and its effect reaches the
+setting: significance keeps small windows from alarming on noise, the effect keeps large ones from alarming on nothing.
+What a window is too small to show is stated with every feature as `detectable`.
 
-A change that the champion learnt already is not told again: where the newest kept window would have shown the effect
-and does not differ from these rows.
+A change that the champion has already learned is not reported again: if its newest kept window would have shown the
+effect and does not differ from these rows.
 
-Rows of a request that are alike are corrected for; rows of one user in several requests, of one hour or of one day are
-taken for independent requests. Where they are not, alarms are more frequent than the rate says.
-
-The distances are TFDV's, for people who know them; nothing is decided by them.
+The likeness of rows of one request is corrected for; rows of one user in several requests, of one hour or of one day
+count as independent requests. If they are not, alarms are more frequent than the rate says.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from typing import Any, NamedTuple
+from dataclasses import dataclass
+from typing import NamedTuple
 
 from components.contracts import criteo
-from components.drift_statistics.chance import adjusted
-from components.validation.column_tests import ColumnTests, Tested, compare_columns
-from components.validation.kept_windows import KeptWindows
+from components.drift_statistics.chance import adjusted, proportion
+from components.drift_statistics.effects import share_change
+from components.validation.column_tests import ColumnTests, MovedValue, compare_columns, design_of_totals
 from components.validation.settings import ValidationSettings
-from components.validation.windows import WindowSummary
+from components.validation.windows import KeptWindows, WindowSummary
 
 L_INFINITY = "L_INFTY"
 JENSEN_SHANNON = "JENSEN_SHANNON_DIVERGENCE"
 
 
-class _Judged(NamedTuple):
+@dataclass(frozen=True, kw_only=True)
+class DriftEntry:
+    """What is known about one feature's change. A number that is undefined is None."""
+
+    feature: str
+    drifted: bool
+    learned: bool
+    """The changes are those of the champion's newest window too."""
+    changes: tuple[str, ...]
+    """Tests (`values`, `mean`, `missing`) that found a change."""
+    effect: float | None
+    """Change of the share that changed most relative to its threshold, or, of an integer column, Jensen-Shannon
+    divergence in bits less what chance adds."""
+    effect_low: float | None
+    effect_high: float | None
+    """95 % interval."""
+    threshold: float | None
+    """Effect from which on it matters."""
+    detectable: float | None
+    """Smallest effect that these rows would probably have shown."""
+    design_effect: float | None
+    """Rows that are worth one independent row."""
+    p_value: float | None
+    q_value: float | None
+    """Of the decisive test; adjusted for all tests of the window."""
+    divergence: float | None
+    mean_shift: float | None
+    """In standard deviations."""
+    moved_value: MovedValue | None
+    new_value_share: float | None
+    """Share of rows whose category is certainly new."""
+    missing_now: float | None
+    missing_before: float | None
+    num_rows_now: int
+    num_rows_before: int
+    """Rows that have a value."""
+    measure: str
+    """What `distance` is."""
+    distance: float | None
+    """TFDV's, from the champion's own window; nothing is decided by it."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class LabelShift:
+    """Change of the click rate. Rows of a request that are alike count as fewer, in interval and p-value."""
+
+    rate_now: float
+    rate_before: float
+    difference: float
+    low: float
+    high: float
+    """95 % interval of the difference."""
+    p_value: float | None
+    design_effect: float
+    num_rows_now: int
+    num_rows_before: int
+    newest: LabelShift | None = None
+    """The same against the champion's newest window; None if that is the only one."""
+
+
+def measure_drift(
+    now: WindowSummary,
+    kept: KeptWindows,
+    settings: ValidationSettings,
+    *,
+    distances: Mapping[str, float] | None = None,
+) -> list[DriftEntry]:
+    """One entry per feature that both sides judge, in column order.
+
+    Args:
+        now: These rows.
+        kept: What they are compared with, at least one window.
+        settings: How large an effect must be to matter, and the rate of false alarms.
+        distances: TFDV's, by feature; absent if TFDV has none.
+    """
+    compared = _compare_windows(now, kept.merged, settings)
+    newest = _compare_windows(now, kept.newest, settings) if len(kept.windows) > 1 else {}
+    entries = []
+    for name, feature in compared.items():
+        learned = name in newest and _is_learned(feature, newest[name])
+        entries.append(_make_entry(name, feature, (now, kept.merged), learned, (distances or {}).get(name)))
+    return entries
+
+
+class _ComparedFeature(NamedTuple):
     """A feature's tests with their adjusted p-values."""
 
     tests: ColumnTests
@@ -41,119 +124,111 @@ class _Judged(NamedTuple):
     changes: tuple[str, ...]
     """Tests that are significant and whose effect matters."""
 
-    def named(self, name: str) -> Tested:
-        return next(test for test in self.tests.tests if test.name == name)
 
-
-def measure_drift(
-    now: WindowSummary,
-    kept: KeptWindows,
-    settings: ValidationSettings,
-    *,
-    distances: Mapping[str, float | None] | None = None,
-) -> list[dict[str, Any]]:
-    """One entry per feature that both sides judge, in column order, as `manifests.ValidationReport.drift` describes.
-
-    Args:
-        now: These rows.
-        kept: What they are compared with.
-        settings: What an effect must be to matter, and the rate of false alarms.
-        distances: TFDV's, by feature; absent where TFDV has none.
-    """
-    judged = _judge(now, kept.merged, settings)
-    newest = _judge(now, kept.newest, settings) if len(kept.windows) > 1 else {}
-    entries = []
-    for name, feature in judged.items():
-        learnt = name in newest and _is_learnt(feature, newest[name])
-        sides = (now, kept.merged)
-        entries.append(_entry(name, feature, sides, learnt, (distances or {}).get(name)))
-    return entries
-
-
-def _judge(now: WindowSummary, before: WindowSummary, settings: ValidationSettings) -> dict[str, _Judged]:
+def _compare_windows(
+    now: WindowSummary, before: WindowSummary, settings: ValidationSettings
+) -> dict[str, _ComparedFeature]:
     names = [name for name in criteo.FEATURES if name in now.columns and name in before.columns]
-    # What is detectable supposes that nothing else changed: then the first rejection needs Bonferroni's level.
-    level = settings.false_alarm_rate / max(sum(3 if name in criteo.DENSE else 2 for name in names), 1)
-    tests = {
-        name: compare_columns(now.columns[name], before.columns[name], (now, before), settings, level) for name in names
-    }
-    made = [(name, test) for name in names for test in tests[name].tests if test.p_value is not None]
-    q_values = adjusted([test.p_value for _, test in made if test.p_value is not None])
-    by_feature: dict[str, dict[str, float]] = {name: {} for name in names}
-    for (name, test), q_value in zip(made, q_values):
-        by_feature[name][test.name] = q_value
     rate = settings.false_alarm_rate
+    # What is detectable assumes that nothing else changed: then the first rejection needs Bonferroni's level.
+    level = rate / max(sum(3 if name in criteo.DENSE else 2 for name in names), 1)
+    tests = {
+        name: compare_columns(
+            now.columns[name], before.columns[name], windows=(now, before), settings=settings, level=level
+        )
+        for name in names
+    }
+    p_values = {(name, test.name): test.p_value for name in names for test in tests[name].tests}
+    made = {key: p_value for key, p_value in p_values.items() if p_value is not None}
+    q_values: dict[str, dict[str, float]] = {name: {} for name in names}
+    for (name, test_name), q_value in zip(made, adjusted(list(made.values()))):
+        q_values[name][test_name] = q_value
     return {
-        name: _Judged(
+        name: _ComparedFeature(
             tests[name],
-            by_feature[name],
-            tuple(t.name for t in tests[name].tests if t.matters and by_feature[name].get(t.name, 1.0) <= rate),
+            q_values[name],
+            tuple(t.name for t in tests[name].tests if t.matters and q_values[name].get(t.name, 1.0) <= rate),
         )
         for name in names
     }
 
 
-def _is_learnt(against_all: _Judged, against_newest: _Judged) -> bool:
+def _is_learned(against_all: _ComparedFeature, against_newest: _ComparedFeature) -> bool:
     """Whether the newest window would have shown every change, and shows none."""
     if not against_all.changes or against_newest.changes:
         return False
-    known = {test.name for test in against_newest.tests.tests}
-    return all(
-        name in known and against_newest.named(name).detectable <= abs(against_all.named(name).effect.value)
-        for name in against_all.changes
-    )
+    pairs = [(against_all.tests.find(name), against_newest.tests.find(name)) for name in against_all.changes]
+    return all(change and newest and newest.detectable <= abs(change.effect.value) for change, newest in pairs)
 
 
-def _entry(
+def _make_entry(
     name: str,
-    feature: _Judged,
-    sides: tuple[WindowSummary, WindowSummary],
-    learnt: bool,
+    feature: _ComparedFeature,
+    windows: tuple[WindowSummary, WindowSummary],
+    learned: bool,
     distance: float | None,
-) -> dict[str, Any]:
-    known = {test.name: test for test in feature.tests.tests}
-    shown = known.get("values")
-    drifted = bool(feature.changes) and not learnt
-    columns = [window.columns[name] for window in sides]
-    missing = [column.missing.rows / column.rows if column.rows else None for column in columns]
-    moved = feature.tests.moved
-    # Adjusted ones tie, at 1 above all: the smaller p-value tells more then.
+) -> DriftEntry:
+    p_values = {test.name: test.p_value for test in feature.tests.tests}
+    # Adjusted p-values tie, mostly at 1; then the smaller unadjusted one says more.
     decisive = min(
-        feature.changes or feature.q_values, key=lambda of: (feature.q_values[of], known[of].p_value), default=None
+        feature.changes or feature.q_values, key=lambda test: (feature.q_values[test], p_values[test]), default=None
     )
-    return {
-        "feature": name,
-        "measure": L_INFINITY if name in criteo.CATEGORICAL else JENSEN_SHANNON,
-        "distance": distance,
-        "threshold": shown.floor if shown else None,
-        "severity": "warn" if drifted else "info",
-        "num_rows_now": columns[0].present,
-        "num_rows_before": columns[1].present,
-        "new_value_share": feature.tests.new_share,
-        "moved_value": None
-        if moved is None
-        else {
-            "value": str(moved.value),
-            "share_before": moved.rows_before / columns[1].present,
-            "share_now": moved.rows_now / columns[0].present,
-        },
-        "effect": shown.effect.value if shown else None,
-        "effect_low": shown.effect.low if shown else None,
-        "effect_high": shown.effect.high if shown else None,
-        "p_value": known[decisive].p_value if decisive else None,
-        "q_value": feature.q_values[decisive] if decisive else None,
-        "detectable": shown.detectable if shown else None,
-        "design_effect": shown.design if shown else None,
-        "missing_now": missing[0],
-        "missing_before": missing[1],
-        "divergence": feature.tests.divergence,
-        "mean_shift": _finite(known["mean"].effect.value) if "mean" in known else None,
-        "changes": list(feature.changes),
-        "learnt": learnt,
-        "drifted": drifted,
-    }
+    values, mean = feature.tests.find("values"), feature.tests.find("mean")
+    now, before = (window.columns[name] for window in windows)
+    return DriftEntry(
+        feature=name,
+        drifted=bool(feature.changes) and not learned,
+        learned=learned,
+        changes=feature.changes,
+        effect=values.effect.value if values else None,
+        effect_low=values.effect.low if values else None,
+        effect_high=values.effect.high if values else None,
+        threshold=values.floor if values else None,
+        detectable=values.detectable if values else None,
+        design_effect=values.design if values else None,
+        p_value=p_values[decisive] if decisive else None,
+        q_value=feature.q_values[decisive] if decisive else None,
+        divergence=feature.tests.divergence,
+        # Between two columns of one value each there are no standard deviations.
+        mean_shift=mean.effect.value if mean and math.isfinite(mean.effect.value) else None,
+        moved_value=feature.tests.moved,
+        new_value_share=feature.tests.new_share,
+        missing_now=now.missing.rows / now.rows if now.rows else None,
+        missing_before=before.missing.rows / before.rows if before.rows else None,
+        num_rows_now=now.present,
+        num_rows_before=before.present,
+        measure=L_INFINITY if name in criteo.CATEGORICAL else JENSEN_SHANNON,
+        distance=distance,
+    )
 
 
-def _finite(value: float) -> float | None:
-    """None for the shift between two columns of one value each, which has no standard deviations."""
-    return value if math.isfinite(value) else None
+def measure_label_shift(now: WindowSummary, kept: KeptWindows) -> LabelShift | None:
+    """The change of the click rate; None if a side has no rows.
+
+    A fall is often labels that have not all arrived. What it means is left to `judge`.
+    """
+    newest = _compare_click_rates(now, kept.newest) if len(kept.windows) > 1 else None
+    return _compare_click_rates(now, kept.merged, newest)
+
+
+def _compare_click_rates(
+    now: WindowSummary, before: WindowSummary, newest: LabelShift | None = None
+) -> LabelShift | None:
+    n, m = now.rows, before.rows
+    if not n or not m:
+        return None
+    design = design_of_totals(now.clicks, before.clicks, (now, before))
+    effect = share_change(now.clicks.rows, n, before.clicks.rows, m, design)
+    assert effect is not None
+    return LabelShift(
+        rate_now=now.clicks.rows / n,
+        rate_before=before.clicks.rows / m,
+        difference=effect.value,
+        low=effect.low,
+        high=effect.high,
+        p_value=proportion(now.clicks.rows, n, before.clicks.rows, m, design),
+        design_effect=design,
+        num_rows_now=n,
+        num_rows_before=m,
+        newest=newest,
+    )

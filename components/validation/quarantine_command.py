@@ -1,7 +1,7 @@
-"""`evergreen quarantine`: lists what rules set aside, and takes rows back.
+"""`evergreen quarantine`: lists what rules quarantined, and takes rows back.
 
-Rows that are taken back (`replay`) are learnt by the next round beside its window, in spite of the rule, once; see
-`quarantine.returning`. A wrong value is not mended so: for that the day is filled anew in the lake.
+Rows that are taken back (`replay`) are learned by the next round beside its window, in spite of the rule, once; see
+`quarantine.ReturningRows`. A wrong value is not repaired this way: for that the day is back-filled in the lake.
 """
 
 from __future__ import annotations
@@ -14,20 +14,21 @@ from dataclasses import asdict
 from pathlib import Path
 
 from components.runtime.errors import ContractError
+from components.runtime.exit_codes import ExitCode, exits_with_code
 from components.runtime.people import whoami
 from components.storage.uris import typed_folder
-from components.validation.quarantine import kept
+from components.validation import quarantine_store
 
 
 def build_parser() -> argparse.ArgumentParser:
     """All commands and their flags."""
-    parser = argparse.ArgumentParser(prog="evergreen quarantine", description="Looks after rows that were set aside.")
+    parser = argparse.ArgumentParser(prog="evergreen quarantine", description="Looks after rows that rules set aside.")
     commands = parser.add_subparsers(dest="command", required=True)
-    listing = commands.add_parser("list", help="list what each run set aside, by rule, and what was taken back")
+    listing = commands.add_parser("list", help="list what each run quarantined, by rule, and what was taken back")
     listing.add_argument("--run", default="", help="this run alone")
     listing.add_argument("--json", action="store_true", help="print JSON")
     replay = commands.add_parser("replay", help="take rows back: the next round learns them in spite of the rule")
-    replay.add_argument("--run", required=True, help="the run that set them aside")
+    replay.add_argument("--run", required=True, help="the run that quarantined them")
     replay.add_argument("--rule", default=None, help="only those under this rule (default: all)")
     replay.add_argument("--reason", required=True, help="why")
     replay.add_argument("--who", default=whoami(), help="who takes them back (%(default)s)")
@@ -36,44 +37,42 @@ def build_parser() -> argparse.ArgumentParser:
     return parser
 
 
+@exits_with_code
 def main(argv: Sequence[str] | None = None) -> int:
-    """Runs one command; 0 done, 2 misuse, 3 a disk failed."""
+    """Runs one command."""
     arguments = build_parser().parse_args(argv)
-    try:
-        store = typed_folder(arguments.store, "--store")
-        return _list(store, arguments) if arguments.command == "list" else _replay(store, arguments)
-    except ContractError as error:
-        print(f"error: {error}", file=sys.stderr)
-        return 2
-    except OSError as error:
-        print(f"error: {error}", file=sys.stderr)
-        return 3
+    store = typed_folder(arguments.store, "--store")
+    if arguments.command == "list":
+        _list(store, arguments)
+    else:
+        _replay(store, arguments)
+    return ExitCode.DONE
 
 
-def _list(store: Path, arguments: argparse.Namespace) -> int:
-    batches = [kept.read_batch(store, arguments.run)] if arguments.run else kept.read_batches(store)
-    back = kept.taken_back(store)
+def _list(store: Path, arguments: argparse.Namespace) -> None:
+    every = quarantine_store.read_quarantined_runs
+    runs = [quarantine_store.read_quarantined_run(store, arguments.run)] if arguments.run else every(store)
+    replayed = quarantine_store.read_replayed_rules(store)
     if arguments.json:
-        told = [{**asdict(batch), "taken_back": sorted(back.get(batch.run, set()))} for batch in batches]
-        print(json.dumps(told))
-        return 0
-    for batch in batches:
-        print(f"{batch.run}  {batch.time}  {batch.num_rows} rows  {kept.rows_folder(store, batch.run)}")
-        for rule, num_rows in batch.num_by_rule.items():
-            print(f"    {rule}: {num_rows} rows" + (", taken back" if rule in back.get(batch.run, set()) else ""))
-    print(f"{sum(batch.num_rows for batch in batches)} rows of {len(batches)} runs are set aside")
-    return 0
+        print(json.dumps([{**asdict(kept), "taken_back": sorted(replayed.get(kept.run, set()))} for kept in runs]))
+        return
+    for kept in runs:
+        print(f"{kept.run}  {kept.time}  {kept.num_rows} rows  {quarantine_store.rows_folder(store, kept.run)}")
+        for rule, num_rows in kept.num_by_rule.items():
+            print(f"    {rule}: {num_rows} rows" + (", taken back" if rule in replayed.get(kept.run, set()) else ""))
+    print(f"{sum(kept.num_rows for kept in runs)} rows of {len(runs)} runs are quarantined")
 
 
-def _replay(store: Path, arguments: argparse.Namespace) -> int:
+def _replay(store: Path, arguments: argparse.Namespace) -> None:
     if not arguments.reason.strip():
         raise ContractError("reason is empty, expected why the rows are taken back")
-    line = kept.replay(store, arguments.run, arguments.rule, who=arguments.who, reason=arguments.reason)
+    line = quarantine_store.replay_rows(
+        store, arguments.run, arguments.rule, who=arguments.who, reason=arguments.reason
+    )
     if line is None:
-        print("all of them were taken back before; nothing is done twice")
+        print("all of them were taken back before; nothing changed")
     else:
-        print(f"{line.num_rows} rows under {', '.join(line.rules)} will be learnt by the next round")
-    return 0
+        print(f"{line.num_rows} rows under {', '.join(line.rules)} will be learned by the next round")
 
 
 if __name__ == "__main__":

@@ -1,8 +1,13 @@
-"""Counts the training rows in one pass, for two readers, while TFDV counts them for itself.
+"""Counts the training rows in one pass, beside TFDV, for two readers.
 
-`statistics` is what the monitor measures served rows against (`contracts.reference_statistics`): the rows in two fair
-halves, block by block. `window` is what the next round's rows are compared with (`windows`). Categories are counted by
-`value_counts`; rows of one request are told by `requests`. Counters of parts of a window merge into that of the whole.
+`statistics` is what the monitor compares served rows with (`contracts.reference_statistics`): the rows in two fair
+halves, block by block. `window` is what the next round's rows are compared with (`windows`). Counters of parts of a
+window merge into that of the whole.
+
+Categories are counted exactly up to a bound. Beyond it the rarest are dropped as a Misra-Gries summary drops them
+(Agarwal et al., Mergeable summaries, 2013), which costs any count at most a 131,072nd of the rows. TFDV's own counts do
+not suffice: of a column with more than 1024 distinct values it keeps a sketch of 1024 counters, whose counts may lack a
+1024th of all rows, more than the drift tests call drift.
 """
 
 from __future__ import annotations
@@ -23,14 +28,82 @@ from components.contracts.reference_statistics import (
     ReferenceStatistics,
     bucket_of,
 )
-from components.validation.requests import Requests
-from components.validation.value_counts import ValueCounts
-from components.validation.windows import NUM_BUCKETS, ColumnSummary, Total, WindowSummary, most_frequent
+from components.validation.rows import BatchRequests, Ints
+from components.validation.windows import NUM_BUCKETS, ColumnSummary, RowTotal, WindowSummary, most_frequent
 
 BLOCK_ROWS = 1024
-"""Rows in a row that fall into one half."""
+"""Consecutive rows that fall into one half."""
+MAX_DISTINCT = 131_072
+"""Categories per column and half whose counts are held, 32 bytes each."""
 
-Ints = NDArray[np.int64]
+
+class ValueCounts:
+    """Sums per value of one column, exact up to `capacity` distinct values.
+
+    >>> counts = ValueCounts(2)
+    >>> counts.add(np.array([7, 7, 7, 5, 5, 9]))
+    >>> counts.values.tolist(), counts.counts.tolist(), counts.lost
+    ([5, 7], [1, 2], 1)
+    """
+
+    def __init__(self, capacity: int = MAX_DISTINCT) -> None:
+        self._capacity = capacity
+        self.values: Ints = np.zeros(0, np.int64)
+        """[k] ascending."""
+        self.sums: Ints = np.zeros((0, 3), np.int64)
+        """[k, 3] rows of each value; sum over requests of its squared rows, and of its rows times the request's rows
+        that have a value. The rows are too low by at most `lost`; the other two are exact."""
+        self.lost = 0
+        """At most the rows added divided by `capacity` + 1; also the most that a value that is not held may have."""
+
+    @property
+    def counts(self) -> Ints:
+        """[k] rows of each value."""
+        return self.sums[:, 0]
+
+    def add(self, values: Ints) -> None:
+        """Counts values [n], each a request of its own."""
+        found, counts = np.unique(values, return_counts=True)
+        self.add_sums(found, np.stack([counts] * 3, axis=1))
+
+    def add_sums(self, values: Ints, sums: Ints) -> None:
+        """Adds sums [n, 3], none negative, of distinct ascending values [n]."""
+        # Both sides are sorted: inserting what is new takes a third of the time of sorting all again.
+        places = np.searchsorted(self.values, values)
+        known = np.zeros(len(values), np.bool_)
+        inside = places < len(self.values)
+        known[inside] = self.values[places[inside]] == values[inside]
+        self.sums[places[known]] += sums[known]
+        if not known.all():
+            self.values = np.insert(self.values, places[~known], values[~known])
+            self.sums = np.insert(self.sums, places[~known], sums[~known], axis=0)
+        if len(self.values) > self._capacity:
+            self._drop_rarest()
+
+    def _drop_rarest(self) -> None:
+        """Drops the rarest values beyond the capacity, and their rows from every count."""
+        least = np.partition(self.counts, -self._capacity - 1)[-self._capacity - 1]
+        held = self.counts > least
+        self.values, self.sums = self.values[held], self.sums[held]
+        self.sums[:, 0] -= least
+        self.lost += int(least)
+
+    def merge(self, other: ValueCounts) -> None:
+        """Adds the counts of other rows."""
+        self.lost += other.lost
+        self.add_sums(other.values, other.sums)
+
+    def listed(self, limit: int) -> tuple[Ints, Ints]:
+        """The most frequent values and their sums [k, 3], most frequent first, ties by value."""
+        order = np.lexsort((self.values, -self.counts))[:limit]
+        return self.values[order], self.sums[order]
+
+    def of(self, values: Ints) -> Ints:
+        """The count of each of `values` [n]; 0 for one that is not held."""
+        if not len(self.values):
+            return np.zeros(len(values), np.int64)
+        places = np.minimum(np.searchsorted(self.values, values), len(self.values) - 1)
+        return np.where(self.values[places] == values, self.counts[places], 0)
 
 
 class ReferenceCounter:
@@ -61,22 +134,22 @@ class ReferenceCounter:
 
     @property
     def held_bytes(self) -> int:
-        """Bytes that counted categories take: what grows with the rows, as long as they bring new ones."""
-        return sum(counts.held_bytes for halves in self._values.values() for counts in halves)
+        """Bytes that counted categories take, which is all that grows with the rows."""
+        return sum(c.values.nbytes + c.sums.nbytes for halves in self._values.values() for c in halves)
 
     def add(self, batch: pa.RecordBatch, first_row: int | None = None) -> None:
-        """Counts a batch in; null and NaN are missing, as in a log record.
+        """Counts a batch; null and NaN are missing, as in a log record.
 
         Args:
             batch: Rows.
-            first_row: Number of the first of them in the window; None = they follow those counted in.
+            first_row: Number of the first of them in the window; None = they follow those counted before.
         """
         if not batch.num_rows:
             return
-        # By blocks, for rows of one request lie together and are alike: cut between them, no half would be fair.
-        requests = Requests(batch, self.rows if first_row is None else first_row, BLOCK_ROWS)
-        dense = requests.ordered(_matrix(batch, self._dense, "float32", np.nan))
-        categorical = requests.ordered(_matrix(batch, self._categorical, "int64", criteo.MISSING_CATEGORY))
+        # By blocks, because rows of one request lie together and are alike: cut between them, no half would be fair.
+        requests = BatchRequests(batch, self.rows if first_row is None else first_row, BLOCK_ROWS)
+        dense = requests.ordered(_feature_matrix(batch, self._dense, "float32", np.nan))
+        categorical = requests.ordered(_feature_matrix(batch, self._categorical, "int64", criteo.MISSING_CATEGORY))
         present = np.concatenate([~np.isnan(dense), categorical != criteo.MISSING_CATEGORY], axis=1)
         with_value = requests.sums(present)
         self._add_rows(batch, requests, with_value)
@@ -91,14 +164,14 @@ class ReferenceCounter:
             held = present[:, column]
             self._add_values(name, categorical[:, i][held], of_row[held], with_value[order, column], second)
 
-    def _add_rows(self, batch: pa.RecordBatch, requests: Requests, with_value: Ints) -> None:
+    def _add_rows(self, batch: pa.RecordBatch, requests: BatchRequests, with_value: Ints) -> None:
         sizes, halves = requests.sizes, requests.blocks % 2
         self._sums["rows"] += [batch.num_rows, len(sizes), (sizes**2).sum()]
         place = batch.schema.get_field_index(criteo.LABEL)
         if place >= 0:
             label = batch.column(place).cast("int64").fill_null(0).to_numpy(zero_copy_only=False)
-            self._sums["clicks"] += _total(requests.sums(requests.ordered(label == 1))[:, None], sizes)[:, 0]
-        self._sums["missing"] += _total(sizes[:, None] - with_value, sizes)
+            self._sums["clicks"] += _request_totals(requests.sums(requests.ordered(label == 1))[:, None], sizes)[:, 0]
+        self._sums["missing"] += _request_totals(sizes[:, None] - with_value, sizes)
         self._sums["present"] += [
             with_value[halves == 0].sum(axis=0),
             with_value[halves == 1].sum(axis=0),
@@ -107,7 +180,13 @@ class ReferenceCounter:
         ]
 
     def _add_dense(
-        self, i: int, values: NDArray[np.float32], present: Ints, requests: Requests, with_value: Ints, halves: Ints
+        self,
+        i: int,
+        values: NDArray[np.float32],
+        present: Ints,
+        requests: BatchRequests,
+        with_value: Ints,
+        halves: Ints,
     ) -> None:
         cells = requests.of_row[present] * NUM_BUCKETS + bucket_of(DENSE_EDGES, values[present])
         rows = np.bincount(cells, minlength=len(with_value) * NUM_BUCKETS).reshape(-1, NUM_BUCKETS)
@@ -117,20 +196,20 @@ class ReferenceCounter:
         self._sums["places"][:, i] += [(places**2).sum(), (places * with_value).sum()]
 
     def _add_values(self, name: str, values: Ints, requests: Ints, with_value: Ints, second: int) -> None:
-        """Counts a column's values [n] in; their requests' numbers [n] are from `second` on in the second half."""
+        """Counts a column's values [n] in requests [n]; those numbered from `second` on are in the second half."""
         if not len(values):
             return
         bits, names = len(with_value).bit_length(), None
-        if max(int(values.max()), -int(values.min())) >> (62 - bits):  # no category, but a column may hold it
+        if max(int(values.max()), -int(values.min())) >> (62 - bits):  # not a category, but a column may hold it
             names, values = np.unique(values, return_inverse=True)
         # Sorted once: a value's rows in a request are a run, and its runs in a half lie together.
         keys = np.sort((values << bits) | requests)
-        starts = _changes(keys)
+        starts = _run_starts(keys)
         runs, rows = keys[starts], np.diff(np.append(starts, len(keys)))
         of_request = runs & ((1 << bits) - 1)
         is_second = of_request >= second
         run_values = runs >> bits
-        groups = _changes(run_values * 2 + is_second)
+        groups = _run_starts(run_values * 2 + is_second)
         parts = (rows, rows * rows, rows * with_value[of_request])
         sums = np.stack([np.add.reduceat(part, groups) for part in parts], axis=1)
         found, in_second = run_values[groups], is_second[groups]
@@ -139,7 +218,7 @@ class ReferenceCounter:
             counts.add_sums(found[chosen], sums[chosen])
 
     def merge(self, other: ReferenceCounter) -> None:
-        """Takes in the counts of other rows of the window."""
+        """Adds the counts of other rows of the window."""
         for name, sums in self._sums.items():
             sums += other._sums[name]
         for name, halves in self._values.items():
@@ -149,24 +228,24 @@ class ReferenceCounter:
     # -- for the monitor
 
     def statistics(self) -> ReferenceStatistics:
-        """What the monitor compares with."""
+        """What the monitor compares served rows with."""
         rows, none = self.rows, np.zeros(NUM_BUCKETS, np.int64)
         dense = {name: DenseColumn.of(none, none, rows) for name in criteo.DENSE}
         for i, name in enumerate(self._dense):
             choosing, fair = self._sums["buckets"][:2, i]
-            dense[name] = DenseColumn.of(choosing.copy(), fair.copy(), self._missing(name))
+            dense[name] = DenseColumn.of(choosing.copy(), fair.copy(), self._num_missing(name))
         return ReferenceStatistics(
             rows=rows,
             dense_edges=DENSE_EDGES,
             dense=dense,
-            categorical={name: self._category(name) for name in criteo.CATEGORICAL},
+            categorical={name: self._category_column(name) for name in criteo.CATEGORICAL},
             excluded=self._excluded,
         )
 
-    def _missing(self, name: str) -> int:
+    def _num_missing(self, name: str) -> int:
         return int(self._sums["missing"][0, self._names.index(name)])
 
-    def _category(self, name: str) -> CategoryColumn:
+    def _category_column(self, name: str) -> CategoryColumn:
         choosing, fair = self._values.get(name, (ValueCounts(), ValueCounts()))
         values, sums = choosing.listed(LISTED_VALUES)
         counts, fair_counts = sums[:, 0], fair.of(values)
@@ -178,7 +257,7 @@ class ReferenceCounter:
             others=int(present[0] - counts.sum()) + fair_others,
             fair_counts=fair_counts,
             fair_others=fair_others,
-            missing=self._missing(name) if name in self._names else self.rows,
+            missing=self._num_missing(name) if name in self._names else self.rows,
         )
 
     # -- for the next round
@@ -194,17 +273,17 @@ class ReferenceCounter:
             rows=rows,
             requests=requests,
             sizes=sizes,
-            clicks=_as_total(self._sums["clicks"]),
-            columns={name: self._column(i, name) for i, name in enumerate(self._names)},
+            clicks=RowTotal(*self._sums["clicks"].tolist()),
+            columns={name: self._summarize_column(i, name) for i, name in enumerate(self._names)},
         )
 
     def window_of(self, raw: RawDataset) -> WindowSummary:
-        """The same of the rows of `raw`."""
+        """The same, of the rows of `raw`."""
         return self.window(
             digest=raw.digest, first_event_time=raw.first_event_time, last_event_time=raw.last_event_time
         )
 
-    def _column(self, i: int, name: str) -> ColumnSummary:
+    def _summarize_column(self, i: int, name: str) -> ColumnSummary:
         choosing, fair, sizes, requests = self._sums["present"][:, i].tolist()
         values, floor, places = None, 0, (0, 0)
         if name in self._values:
@@ -223,29 +302,24 @@ class ReferenceCounter:
             present=choosing + fair,
             present_sizes=sizes,
             present_requests=requests,
-            missing=_as_total(self._sums["missing"][:, i]),
+            missing=RowTotal(*self._sums["missing"][:, i].tolist()),
             place_squares=places[0],
             place_products=places[1],
             floor=floor,
         )
 
 
-def _matrix(batch: pa.RecordBatch, names: tuple[str, ...], dtype: str, missing: float) -> NDArray[np.generic]:
+def _feature_matrix(batch: pa.RecordBatch, names: tuple[str, ...], dtype: str, missing: float) -> NDArray[np.generic]:
     if not names:
         return np.zeros((batch.num_rows, 0), dtype)
     return criteo.feature_matrix(batch, names, dtype, missing)
 
 
-def _changes(ascending: Ints) -> Ints:
+def _run_starts(ascending: Ints) -> Ints:
     """Where each distinct number of `ascending` [n > 0] begins."""
     return np.flatnonzero(np.append(True, ascending[1:] != ascending[:-1]))
 
 
-def _total(rows: Ints, sizes: Ints) -> Ints:
+def _request_totals(rows: Ints, sizes: Ints) -> Ints:
     """Rows, squares and products, [3, c], of rows of a kind [g, c] in requests of `sizes` [g] rows."""
     return np.stack([rows.sum(axis=0), (rows**2).sum(axis=0), (rows * sizes[:, None]).sum(axis=0)])
-
-
-def _as_total(sums: Ints) -> Total:
-    rows, squares, products = sums.tolist()
-    return Total(rows=rows, squares=squares, products=products)

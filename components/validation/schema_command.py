@@ -1,7 +1,7 @@
-"""`evergreen schema`: shows the schema in force, compares two, accepts a new one.
+"""`evergreen schema`: shows the schema in force, compares two schemas, accepts a new one.
 
-Runs in the validation environment, or on a cluster in its image (`python -m components.validation.schema_command`);
-needs protobuf, not TFDV. What a schema says is `schema`'s, how two are compared `schemas.compare`'s.
+Runs in the validation environment, or on a cluster in its image (`python -m components.validation.schema_command`).
+It needs protobuf, not TFDV, and only once its arguments are read. Comparing and storing is left to `schema_versions`.
 """
 
 from __future__ import annotations
@@ -10,10 +10,12 @@ import argparse
 import sys
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 from components.contracts.manifests import Model
 from components.contracts.retrain_request import CURRENT
 from components.runtime.errors import ContractError
+from components.runtime.exit_codes import ExitCode, exits_with_code
 from components.runtime.people import whoami
 from components.storage.uris import local_path, typed_folder
 from components.store import models as model_store
@@ -30,7 +32,7 @@ def build_parser() -> argparse.ArgumentParser:
     diff = commands.add_parser("diff", help="compare two schemas; each difference is looser, stricter, other or note")
     diff.add_argument("old", help="force, live, a version, run:NAME (what the run proposes, --work) or a file")
     diff.add_argument("new", help="the same")
-    accept = commands.add_parser("accept", help="make a proposed or an edited schema the one in force")
+    accept = commands.add_parser("accept", help="put a proposed or an edited schema in force")
     accept.add_argument("which", help="run:NAME (what the run proposes, --work) or a file")
     accept.add_argument("--reason", required=True, help="why")
     accept.add_argument("--who", default=whoami(), help="who accepts it (%(default)s)")
@@ -45,81 +47,73 @@ def build_parser() -> argparse.ArgumentParser:
     return parser
 
 
+@exits_with_code
 def main(argv: Sequence[str] | None = None) -> int:
-    """Runs one command; 0 done, 1 the compared schemas differ in more than notes, 2 misuse, 3 a disk failed."""
+    """Runs one command; `diff` ends with `REFUSED` if the schemas differ in more than notes."""
     arguments = build_parser().parse_args(argv)
-    try:
-        store = typed_folder(arguments.store, "--store")
-        command = {"show": _show, "diff": _diff, "accept": _accept, "log": _log}[arguments.command]
-        return command(store, arguments)
-    except ContractError as error:
-        print(f"error: {error}", file=sys.stderr)
-        return 2
-    except OSError as error:
-        print(f"error: {error}", file=sys.stderr)
-        return 3
+    store = typed_folder(arguments.store, "--store")
+    command = {"show": _show, "diff": _diff, "accept": _accept, "log": _log}[arguments.command]
+    return command(store, arguments)
 
 
 def _show(store: Path, arguments: argparse.Namespace) -> int:
-    from components.validation.schemas.files import read_schema
-    from components.validation.schemas.table import describe
+    from components.validation.schema_versions import read_schema
 
-    path = _find(store, arguments.which, arguments.work)
-    print(path.read_text(encoding="utf-8") if arguments.text else f"{path}\n{describe(read_schema(path))}")
-    return 0
+    path = _find_schema(store, arguments.which, arguments.work)
+    print(path.read_text(encoding="utf-8") if arguments.text else f"{path}\n{describe_schema(read_schema(path))}")
+    return ExitCode.DONE
 
 
 def _diff(store: Path, arguments: argparse.Namespace) -> int:
-    from components.validation.schemas.compare import NOTE, compare
-    from components.validation.schemas.files import read_schema
+    from components.validation.schema_versions import NOTE, compare_schemas, read_schema
 
-    old, new = (read_schema(_find(store, which, arguments.work)) for which in (arguments.old, arguments.new))
-    differences = compare(old, new)
+    old, new = (read_schema(_find_schema(store, which, arguments.work)) for which in (arguments.old, arguments.new))
+    differences = compare_schemas(old, new)
     for each in differences:
         print(f"{each.kind:<9}{each.name}: {each.old} -> {each.new}")
     print(f"{len(differences)} differences")
-    return 1 if any(each.kind != NOTE for each in differences) else 0
+    return ExitCode.REFUSED if any(each.kind != NOTE for each in differences) else ExitCode.DONE
 
 
 def _accept(store: Path, arguments: argparse.Namespace) -> int:
-    from components.validation.schemas.curated import accept, version_path
+    from components.validation.schema_versions import accept_schema, version_path
 
     which = arguments.which
-    line = accept(
+    line = accept_schema(
         store,
-        _find(store, which, arguments.work),
-        of_champion=_live(store),
+        _find_schema(store, which, arguments.work),
+        of_champion=_live_schema(store),
         who=arguments.who,
         reason=arguments.reason,
         run=which.removeprefix("run:") if which.startswith("run:") else None,
         loosen=arguments.loosen,
     )
     print(f"version {line.version} is in force from the next round on: {version_path(store, line.version)}")
-    return 0
+    return ExitCode.DONE
 
 
 def _log(store: Path, _arguments: argparse.Namespace) -> int:
-    from components.validation.schemas.curated import read_journal
+    from components.validation.schema_versions import read_accepted
 
-    journal = read_journal(store)
-    if not journal:
+    lines = read_accepted(store)
+    if not lines:
         print("no schema was accepted yet: rounds are judged by their champion's")
-    for line in journal:
+    for line in lines:
         loosened = f"; loosened {', '.join(line.loosened)}" if line.loosened else ""
         print(f"{line.version}  {line.time}  {line.who}  from {line.source} over {line.base}: {line.reason}{loosened}")
-    return 0
+    return ExitCode.DONE
 
 
-def _live(store: Path) -> tuple[str, Path] | None:
+def _live_schema(store: Path) -> tuple[str, Path] | None:
     release = model_store.champion(store, CURRENT)
     return (release.model_id, local_path(release.model_uri) / Model.SCHEMA) if release else None
 
 
-def _find(store: Path, which: str, work: str) -> Path:
+def _find_schema(store: Path, which: str, work: str) -> Path:
     """The file of the schema that a person named."""
-    from components.validation.schemas.curated import schema_in_force, version_path
+    from components.validation.schema_versions import schema_in_force, version_path
 
-    live = _live(store)
+    live = _live_schema(store)
     if which == "force" and (path := schema_in_force(store, live[1] if live else None)):
         return path
     if which == "live" and live:
@@ -137,6 +131,37 @@ def _find(store: Path, which: str, work: str) -> Path:
     if not path.is_file():
         raise ContractError(hint)
     return path
+
+
+def describe_schema(schema: Any) -> str:
+    """One line per feature: type, share of the rows that must have a value, allowed values, where it is required."""
+    from tensorflow_metadata.proto.v0 import schema_pb2
+
+    lines = [f"{'feature':<12}{'type':<8}{'present':<12}{'values':<34}required in"]
+    for feature in schema.feature:
+        kind = schema_pb2.FeatureType.Name(feature.type)
+        places = [name for name in schema.default_environment if name not in feature.not_in_environment]
+        present = f">= {feature.presence.min_count} rows" if feature.presence.min_count else "optional"
+        if feature.presence.min_fraction:
+            present = f">= {feature.presence.min_fraction:.2%}"
+        values = _describe_values(feature, schema)
+        lines.append(f"{feature.name:<12}{kind:<8}{present:<12}{values:<34}{', '.join(places)}".rstrip())
+    return "\n".join(lines)
+
+
+def _describe_values(feature: Any, schema: Any) -> str:
+    kind = feature.WhichOneof("domain_info")
+    if kind in ("int_domain", "float_domain"):
+        domain = getattr(feature, kind)
+        low = f"{domain.min:g}" if domain.HasField("min") else "any"
+        high = f"{domain.max:g}" if domain.HasField("max") else "any"
+        banned = [word for word in ("nan", "inf") if getattr(domain, f"disallow_{word}", False)]
+        return f"{low} to {high}" + (f", no {' or '.join(banned)}" if banned else "")
+    if kind == "string_domain":
+        return f"{len(feature.string_domain.value)} values"
+    if kind == "domain":
+        return f"{sum(len(each.value) for each in schema.string_domain if each.name == feature.domain)} values"
+    return kind or "any"
 
 
 if __name__ == "__main__":

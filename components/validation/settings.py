@@ -1,54 +1,67 @@
-"""The thresholds by which validation judges; flags of the step, in the same names.
+"""The thresholds by which validation judges: flags of the step, and settings of its rules, under the same names.
 
-What each threshold is compared with is described where it is used: `components.validation.rules` and `.drift`.
+What each threshold is compared with is described where it is used: in `judge` and `column_tests`.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, field, fields
 
 from components.runtime.errors import ContractError
 
 
+def _threshold(default: float, meaning: str) -> float:
+    """A field with the sentence that the command line shows for its flag."""
+    threshold: float = field(default=default, metadata={"meaning": meaning})
+    return threshold
+
+
 @dataclass(frozen=True, kw_only=True)
 class ValidationSettings:
-    """Thresholds of judgement; all of them lead to a warning, never to a block.
+    """Thresholds of judgement. None of them blocks by default.
 
     Raises:
-        ContractError: a threshold lies outside its range.
+        ContractError: a threshold is out of range.
     """
 
-    categorical_drift: float = 0.02
-    """Change of one category's share (0..1) from which on it is drift, if it is no chance."""
-    categorical_drift_relative: float = 0.5
-    """The same as a part of the share that the category had; the smaller of the two holds, down to 0.002."""
-    numeric_drift: float = 0.003
-    """Jensen-Shannon divergence (bits, 0..1), beyond chance's part, from which on it is drift; a normal distribution
-    has it shifted by an eighth of a standard deviation."""
-    mean_drift: float = 0.1
-    """Shift of an integer column's mean, in standard deviations of its bucket number, from which on it is drift."""
-    missing_drift: float = 0.02
-    """Change of a column's share of missing values (0..1) from which on it is drift."""
-    new_value_share: float = 0.05
-    """Largest share of rows whose category the champion's rows certainly did not hold."""
-    missing_share_jump: float = 0.5
-    """Largest change of a column's share of missing values."""
-    click_rate_factor: float = 2.0
-    """How many times larger or smaller the share of clicks may be than in the champion's rows."""
-    false_alarm_rate: float = 0.05
-    """False discovery rate: share of the features called drifted that may be called so by chance."""
-    skew_share: float = 0.001
-    """Largest share of rows, trained on and served under one name, whose value may differ."""
-    range_factor: float = 10.0
-    """How many times the first run's extremes a value may be before it is named; more where a heavy tail and few rows
-    say less of the next rows' extremes (`schemas.extremes`)."""
+    categorical_drift: float = _threshold(
+        0.02, "change of one category's share that counts as drift, if it is not explained by chance"
+    )
+    categorical_drift_relative: float = _threshold(
+        0.5, "the same relative to the share that the category had; the smaller of the two applies, down to 0.002"
+    )
+    numeric_drift: float = _threshold(
+        0.003, "Jensen-Shannon divergence in bits, beyond what chance adds, that counts as drift"
+    )
+    mean_drift: float = _threshold(
+        0.1, "shift of an integer column's mean, in standard deviations of its bucket number, that counts as drift"
+    )
+    missing_drift: float = _threshold(0.02, "change of a column's share of missing values that counts as drift")
+    new_value_share: float = _threshold(
+        0.05, "largest share of rows with a category unknown to the champion that passes without a warning"
+    )
+    missing_share_jump: float = _threshold(
+        0.5, "largest change of a column's share of missing values that passes without a warning"
+    )
+    click_rate_factor: float = _threshold(
+        2.0, "how many times larger or smaller the share of clicks may become without a warning"
+    )
+    false_alarm_rate: float = _threshold(
+        0.05, "share of the features reported as drifted that may be reported by chance (false discovery rate)"
+    )
+    skew_share: float = _threshold(
+        0.001, "largest share of rows, joined between training and serving, whose value may differ"
+    )
+    range_factor: float = _threshold(
+        10.0, "how many times the extremes of the first run a later value may be (used when the schema is inferred)"
+    )
 
     def __post_init__(self) -> None:
-        """Refuses thresholds that no distance can meet."""
-        for field in fields(self):
-            value = getattr(self, field.name)
-            if field.name in ("click_rate_factor", "range_factor"):
+        """Refuses thresholds that no measurement can meet."""
+        for each in fields(self):
+            value = getattr(self, each.name)
+            if each.name in ("click_rate_factor", "range_factor"):
                 if not 1 <= value < float("inf"):
-                    raise ContractError(f"{field.name} is {value}, expected a finite number of at least 1")
+                    raise ContractError(f"{each.name} is {value}, expected a finite number of at least 1")
             elif not 0 < value <= 1:
-                raise ContractError(f"{field.name} is {value}, expected a number in (0, 1]")
+                raise ContractError(f"{each.name} is {value}, expected a number in (0, 1]")

@@ -1,212 +1,100 @@
-"""One validation: rows screened, measured, judged by schema and rules, and all of it written into the step's folder.
+"""One validation: rows measured, judged by schema and rules, and all of it written into the step's folder.
 
-Which model is the champion, and which schema is in force, is found by the caller; flags and the run's note are
-`__main__`'s.
+Which model is the champion, and which schema is in force, is found by the caller; flags and the run's note are left to
+`__main__`.
 """
 
 from __future__ import annotations
 
 import json
 import logging
-from collections.abc import Callable
-from dataclasses import dataclass, replace
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from components.contracts.manifests import RawDataset, ValidationReport
 from components.runtime.durable import whole_directory
-from components.storage.uris import local_path
-from components.validation import rules
-from components.validation.judgement import judge
-from components.validation.measuring import Measured, measure
-from components.validation.quarantine.screening import Screened
-from components.validation.quarantine.set_aside import screen_and_keep
-from components.validation.reports.document import Found, make_document
-from components.validation.reports.page import draw_page
-from components.validation.rows import (
-    find_column_faults,
-    find_lake_faults,
-    find_new_columns,
-    parquet_files,
-    without_known,
-)
-from components.validation.schema import format_schema, infer_schema, read_schema
-from components.validation.schemas.compare import compare
-from components.validation.schemas.proposal import propose_schema
-from components.validation.skew.archive import Archive
-from components.validation.summarize import num_rows, read_statistics, summarize_files
+from components.validation.inputs import Round
+from components.validation.judge import judge
+from components.validation.measure import Measured, measure
+from components.validation.report import SCHEMA_FILE, describe_findings, make_document
+from components.validation.report_page import draw_page
+from components.validation.rules import BLOCK, WARN, Finding, decide
+from components.validation.schema_versions import format_schema
+from components.validation.tfdv_statistics import num_rows
+from components.validation.windows import KeptWindows
 
 logger = logging.getLogger(__name__)
 
 STATISTICS_FILE = "statistics.pb"
-SCHEMA_FILE = "schema.pbtxt"
 PROPOSAL_FILE = "proposed_schema.pbtxt"
 HTML_FILE, JSON_FILE = "report.html", "report.json"
 REFERENCE_FILE = "reference.json"
 WINDOWS_FILE = "windows.npz"
 
 
-@dataclass(frozen=True, kw_only=True)
-class Parent:
-    """The champion's files, by which these rows are judged."""
-
-    statistics_path: Path
-    schema_path: Path
-    folder: Path
-
-
-@dataclass(frozen=True, kw_only=True)
-class Place:
-    """Where one validation works."""
-
-    run: str
-    folder: Path
-    """The step's folder; filled, replacing one of an earlier attempt."""
-    store: Path
-    """The model store, which keeps what is set aside."""
-
-
 class Validated(NamedTuple):
-    """What one validation answers."""
+    """What one validation returns."""
 
     report: ValidationReport
     dataset: RawDataset
-    """The rows that later steps read: the run's own manifest, or one without the rows that were set aside."""
+    """The rows that later steps read: the run's own manifest, or one without the quarantined rows."""
 
 
-def validate(
-    raw: RawDataset,
-    place: Place,
-    *,
-    parent: Parent | None,
-    schema_path: Path | None,
-    judging: rules.Judging,
-    served: Archive | None = None,
-    summarize: Callable[..., Any] = summarize_files,
-) -> Validated:
-    """Judges the training rows of `raw`.
-
-    Args:
-        raw: The rows of this run.
-        place: Receives statistics, schema, report and rows.
-        parent: The champion's files; None compares with nothing.
-        schema_path: The schema in force; None infers it from these rows.
-        judging: Rules and thresholds.
-        served: Archive of served rows, see `skew.archive`; None compares with none.
-        summarize: Gives the statistics of files, as `summarize_files` or a runner of Beam does.
+def validate(round_: Round) -> Validated:
+    """Judges the training rows of `round_.raw`, and fills `round_.folder`.
 
     Raises:
-        ContractError: a file cannot be read; TemporaryError, PermanentError: nor the bucket of the served rows.
+        ContractError: a file cannot be read.
+        TemporaryError, PermanentError: the bucket of the served rows cannot be read.
     """
-    before, in_force = parent and read_statistics(parent.statistics_path), schema_path and read_schema(schema_path)
-    champion, excluded = parent.folder if parent else None, frozenset(raw.excluded_columns)
-    compared: dict[str, Any] = {"before": before, "champion": champion, "judging": judging}
-    with whole_directory(place.folder, replace=True) as aside:
-        files = parquet_files(local_path(raw.train_uri))
-        (retyped, new_in_lake), faults = find_lake_faults(raw), find_column_faults(files)
-        new_columns = without_known([*find_new_columns(files), *new_in_lake], in_force)
-        screened = Screened(raw, files)
-        if not faults:
-            at: dict[str, Any] = {"run": place.run, "store": place.store}
-            screened = screen_and_keep(raw, files, aside, place.folder, schema=in_force, **at, **compared)
-        measured = measure(
-            screened.dataset, screened.files, faults, aside, served=served, summarize=summarize, **compared
-        )
-        factor = judging.settings.range_factor
-        schema = in_force or infer_schema(measured.now, range_factor=factor, excluded=excluded)
-        findings = judge(
-            measured,
-            faults=[*faults, *retyped, *new_columns],
-            screened=screened.findings,
-            schema=schema,
-            before=before,
-            judging=judging,
-            excluded=excluded,
-        )
-        (aside / SCHEMA_FILE).write_bytes(schema_path.read_bytes() if schema_path else format_schema(schema).encode())
-        found = _found(place, findings, measured, screened, before, champion)
-        if in_force is not None:
-            proposal = propose_schema(schema, measured.now, new_columns, range_factor=factor, excluded=excluded)
-            found = replace(found, schema_differences=_write_proposal(aside, schema, proposal))
-        _write_measured(measured, aside, faulty=bool(faults))
-        _write_report(found, aside)
-        names = {path.name for path in aside.iterdir()}
-    logger.info("decision %s: %d findings", found.decision, len(findings))
-    report = _make_report(findings, measured, screened.dataset, place.folder, parent, names)
-    return Validated(report, screened.dataset)
+    with whole_directory(round_.folder, replace=True) as folder:
+        measured = measure(round_, folder)
+        findings = judge(measured, round_.rules)
+        _write_schema(round_, measured, folder)
+        _write_measured(round_, measured, folder)
+        document = make_document(round_, measured, findings)
+        (folder / JSON_FILE).write_text(json.dumps(document, indent=1, allow_nan=False) + "\n", encoding="utf-8")
+        (folder / HTML_FILE).write_text(draw_page(document), encoding="utf-8")
+        files = {path.name for path in folder.iterdir()}
+    report = _make_report(round_, measured, findings, files)
+    logger.info("decision %s: %d findings", report.decision, len(findings))
+    return Validated(report, measured.rows.dataset)
 
 
-def _found(
-    place: Place,
-    findings: list[rules.Finding],
-    measured: Measured,
-    screened: Screened,
-    before: Any | None,
-    champion: Path | None,
-) -> Found:
-    return Found(
-        run=place.run,
-        decision=rules.decide(findings),
-        findings=findings,
-        drift=measured.drift,
-        now=measured.now,
-        before=before,
-        champion=champion.as_uri() if champion else None,
-        label=measured.label,
-        skew=measured.skew.entries,
-        served=measured.skew.facts or None,
-        num_by_rule=screened.num_by_rule,
-        quarantine_uri=screened.dataset.quarantine_uri,
-        schema_uri=(place.folder / SCHEMA_FILE).as_uri(),
-    )
+def _write_schema(round_: Round, measured: Measured, folder: Path) -> None:
+    in_force = round_.schema_path
+    content = in_force.read_bytes() if in_force else format_schema(measured.schema).encode()
+    (folder / SCHEMA_FILE).write_bytes(content)
+    if measured.proposal is not None:
+        (folder / PROPOSAL_FILE).write_text(format_schema(measured.proposal), encoding="utf-8")
 
 
-def _write_proposal(folder: Path, schema: Any, proposal: Any | None) -> list[dict[str, Any]]:
-    """Writes what `schema` would have to become for these rows, if anything, and gives the differences."""
-    if proposal is None:
-        return []
-    (folder / PROPOSAL_FILE).write_text(format_schema(proposal), encoding="utf-8")
-    return [difference._asdict() for difference in compare(schema, proposal)]
-
-
-def _write_measured(measured: Measured, folder: Path, *, faulty: bool) -> None:
-    (folder / STATISTICS_FILE).write_bytes(measured.now.SerializeToString(deterministic=True))
-    if faulty:
+def _write_measured(round_: Round, measured: Measured, folder: Path) -> None:
+    (folder / STATISTICS_FILE).write_bytes(measured.statistics.SerializeToString(deterministic=True))
+    if measured.columns.faulty:
         return
     measured.counter.statistics().write(folder / REFERENCE_FILE)
     if measured.window.rows:
-        measured.line.followed_by(measured.window).write(folder / WINDOWS_FILE)
+        line = round_.champion.windows if round_.champion else KeptWindows(())
+        line.followed_by(measured.window).write(folder / WINDOWS_FILE)
 
 
-def _write_report(found: Found, folder: Path) -> None:
-    document = make_document(found)
-    (folder / JSON_FILE).write_text(json.dumps(document, indent=1, allow_nan=False) + "\n", encoding="utf-8")
-    (folder / HTML_FILE).write_text(draw_page(document), encoding="utf-8")
+def _make_report(round_: Round, measured: Measured, findings: Sequence[Finding], files: set[str]) -> ValidationReport:
+    def uri(name: str) -> str:
+        return (round_.folder / name).as_uri()
 
-
-def _make_report(
-    findings: list[rules.Finding],
-    measured: Measured,
-    dataset: RawDataset,
-    folder: Path,
-    parent: Parent | None,
-    names: set[str],
-) -> ValidationReport:
     return ValidationReport(
-        decision=rules.decide(findings),
-        reasons=[f["description"] for f in findings if f["severity"] in (rules.BLOCK, rules.WARN)],
-        findings=findings,
-        drift=measured.drift,
-        num_rows=num_rows(measured.now),
-        statistics_uri=(folder / STATISTICS_FILE).as_uri(),
-        schema_uri=(folder / SCHEMA_FILE).as_uri(),
-        report_uri=(folder / HTML_FILE).as_uri(),
-        parent_statistics_uri=parent.statistics_path.as_uri() if parent else None,
-        raw_digest=dataset.digest,
-        reference_uri=(folder / REFERENCE_FILE).as_uri() if REFERENCE_FILE in names else None,
-        windows_uri=(folder / WINDOWS_FILE).as_uri() if WINDOWS_FILE in names else None,
-        json_uri=(folder / JSON_FILE).as_uri(),
-        label=measured.label,
-        skew=measured.skew.entries,
-        served=measured.skew.facts or None,
+        decision=decide(findings),
+        reasons=[finding.description for finding in findings if finding.severity in (BLOCK, WARN)],
+        num_rows=num_rows(measured.statistics),
+        statistics_uri=uri(STATISTICS_FILE),
+        schema_uri=uri(SCHEMA_FILE),
+        report_uri=uri(HTML_FILE),
+        json_uri=uri(JSON_FILE),
+        parent_statistics_uri=round_.champion.statistics_uri if round_.champion else None,
+        raw_digest=measured.rows.dataset.digest,
+        reference_uri=uri(REFERENCE_FILE) if REFERENCE_FILE in files else None,
+        windows_uri=uri(WINDOWS_FILE) if WINDOWS_FILE in files else None,
+        **describe_findings(measured, findings),
     )

@@ -1,33 +1,50 @@
-"""What a window's rows looked like, column by column: sums that tell two windows apart, and chance from change.
+"""What the rows of a window looked like, column by column, and the windows that a model's line learned from.
 
-In: sums that `reference.ReferenceCounter` made. Out: a summary that merges with another by addition, without rows.
-How summaries are kept with a model is `kept_windows`'s; comparing them `drift`'s.
+`reference.ReferenceCounter` makes a summary. Summaries merge by addition, without rows: sums over requests tell how
+alike the rows of a request are, and so chance from change. Comparing them is left to `drift`.
 
-A categorical column lists its `LISTED` most frequent values; the others are one cell. What that costs: of a value that
-a summary does not list it is known only that it had at most `floor` rows, and a listed count may lack as many; whoever
-compares takes values for one of their own only where `floor` is a small part of their rows. Merging adds the floors.
+A categorical column lists its `LISTED` most frequent values; the others are one cell. What that costs: a value that is
+not listed is only known to have had at most `floor` rows, and a listed count may lack as many; so a comparison gives a
+value its own cell only if `floor` is a small part of its rows. Merging adds the floors.
+
+`KeptWindows` are stored with the model (`manifests.Model.WINDOWS`): the newest apart, older ones merged into one, so at
+most `NEWEST` + 1 summaries of at most 2 MB. The file is NumPy's .npz: the array `head` holds JSON (UTF-8), and each
+window has five arrays. The same windows give the same bytes.
 """
 
 from __future__ import annotations
 
+import io
+import json
+import zipfile
 from dataclasses import dataclass, replace
+from functools import cached_property, reduce
+from pathlib import Path
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from components.contracts import criteo
 from components.contracts.reference_statistics import DENSE_EDGES
+from components.runtime.durable import write_whole
+from components.runtime.errors import ContractError
 
 LISTED = 2000
 """Most values that a summary lists of a column."""
 NUM_BUCKETS = len(DENSE_EDGES) - 1
+NEWEST = 6
+"""Windows that are kept apart."""
+KIND, FORMAT_VERSION = "TrainingWindows", 1
+
+_SCALARS = ("present", "present_sizes", "present_requests", "place_squares", "place_products", "floor")
+_HEAD = ("digest", "first_event_time", "last_event_time", "num_windows", "rows", "requests", "sizes")
 
 Ints = NDArray[np.int64]
 
 
-@dataclass(frozen=True, kw_only=True)
-class Total:
-    """A number of rows of a kind, and how they lie in requests."""
+class RowTotal(NamedTuple):
+    """A number of rows of a kind, and how they are distributed over requests."""
 
     rows: int = 0
     squares: int = 0
@@ -35,13 +52,9 @@ class Total:
     products: int = 0
     """Sum over requests of its rows of the kind times all its rows."""
 
-    def __add__(self, other: Total) -> Total:
+    def __add__(self, other: RowTotal) -> RowTotal:  # type: ignore[override]
         """The rows of both."""
-        return Total(
-            rows=self.rows + other.rows,
-            squares=self.squares + other.squares,
-            products=self.products + other.products,
-        )
+        return RowTotal(*(mine + theirs for mine, theirs in zip(self, other)))
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -51,14 +64,14 @@ class ColumnSummary:
     values: Ints | None
     """[k] most frequent first, ties by value; None for a dense column."""
     sums: Ints
-    """[k, 3] per cell as `value_counts.ValueCounts.sums`."""
+    """[k, 3] per cell, as `reference.ValueCounts.sums`."""
     present: int
-    """Rows with a value; those of no cell are the others."""
+    """Rows with a value; those in no cell are the others."""
     present_sizes: int
     """Sum over requests of the squared rows with a value."""
     present_requests: int
     """Requests with a value."""
-    missing: Total
+    missing: RowTotal
     place_squares: int = 0
     """Sum over requests of the squared sum of its rows' bucket numbers; 0 for a categorical column."""
     place_products: int = 0
@@ -68,7 +81,7 @@ class ColumnSummary:
 
     @property
     def rows(self) -> int:
-        """Rows of the windows that have the column: fewer than a merged window's where one of them left it out."""
+        """Rows of the windows that have the column: fewer than a merged window's if one of them left it out."""
         return self.present + self.missing.rows
 
     @property
@@ -127,10 +140,10 @@ class WindowSummary:
     num_windows: int
     rows: int
     requests: int
-    """Requests that the rows came in; 0 = not known."""
+    """Requests that the rows came in."""
     sizes: int
     """Sum over requests of the squared rows."""
-    clicks: Total
+    clicks: RowTotal
     columns: dict[str, ColumnSummary]
     """The judged features in column order; one that the run left out is absent."""
 
@@ -154,3 +167,119 @@ class WindowSummary:
             clicks=self.clicks + newer.clicks,
             columns=both,
         )
+
+
+@dataclass(frozen=True)
+class KeptWindows:
+    """Windows in the order in which they were learned, the newest last."""
+
+    windows: tuple[WindowSummary, ...]
+
+    @cached_property
+    def merged(self) -> WindowSummary:
+        """All windows as one."""
+        return reduce(WindowSummary.__add__, self.windows)
+
+    @property
+    def newest(self) -> WindowSummary:
+        """The window that the model itself was trained on."""
+        return self.windows[-1]
+
+    def followed_by(self, window: WindowSummary) -> KeptWindows:
+        """These and one more window, which replaces the newest one if both hold the same rows."""
+        before = self.windows
+        if before and window.digest and before[-1].digest == window.digest:
+            before = before[:-1]
+        kept = (*before, window)
+        oldest = kept[: max(len(kept) - NEWEST, 0)]
+        return KeptWindows((*([reduce(WindowSummary.__add__, oldest)] if oldest else []), *kept[len(oldest) :]))
+
+    def write(self, path: Path) -> None:
+        """Writes the windows to `path`, whole or not at all."""
+        head = {"kind": KIND, "format_version": FORMAT_VERSION, "dense_edges": DENSE_EDGES.tolist()}
+        head["windows"] = [_window_head(window) for window in self.windows]
+        arrays: dict[str, Any] = {"head": np.frombuffer(json.dumps(head).encode(), np.uint8)}
+        for number, window in enumerate(self.windows):
+            arrays |= {f"{number}/{name}": array for name, array in _window_arrays(window).items()}
+        content = io.BytesIO()
+        np.savez_compressed(content, **arrays)
+        write_whole(path, content.getvalue())
+
+
+def read_windows(path: Path) -> KeptWindows:
+    """The windows in `path`.
+
+    Raises:
+        ContractError: the file is absent, of another kind or version, or its sums do not fit together.
+    """
+    try:
+        with np.load(path) as file:
+            arrays = {name: file[name] for name in file.files}
+        head = json.loads(arrays["head"].tobytes())
+        if (head["kind"], head["format_version"]) != (KIND, FORMAT_VERSION):
+            raise ContractError(
+                f"{path} is {head['kind']} version {head['format_version']}, expected {KIND} version {FORMAT_VERSION}"
+            )
+        if head["dense_edges"] != DENSE_EDGES.tolist():
+            raise ContractError(f"{path} counts dense columns between other edges than this version's")
+        found = [_make_window(each, _arrays_of(arrays, number)) for number, each in enumerate(head["windows"])]
+    except OSError as error:
+        raise ContractError(f"{path} cannot be read: {error.strerror or error}") from error
+    except (KeyError, IndexError, TypeError, ValueError, zipfile.BadZipFile, EOFError) as error:
+        raise ContractError(f"{path} holds no training windows: {error!r}") from error
+    if not found:
+        raise ContractError(f"{path} holds no window, expected at least 1")
+    for window in found:
+        _expect_consistent(path, window)
+    return KeptWindows(tuple(found))
+
+
+def _window_head(window: WindowSummary) -> dict[str, Any]:
+    named = {name: getattr(window, name) for name in _HEAD}
+    return {**named, "clicks": window.clicks, "columns": list(window.columns)}
+
+
+def _window_arrays(window: WindowSummary) -> dict[str, NDArray[np.int64]]:
+    columns = list(window.columns.values())
+    dense = [column for column in columns if column.values is None]
+    listed = [(column.values, column.sums) for column in columns if column.values is not None]
+    return {
+        "scalars": np.array([[getattr(c, name) for name in _SCALARS] for c in columns], np.int64).reshape(-1, 6),
+        "missing": np.array([c.missing for c in columns], np.int64).reshape(-1, 3),
+        "buckets": np.array([c.sums for c in dense], np.int64).reshape(-1, NUM_BUCKETS, 3),
+        "lengths": np.array([len(values) for values, _ in listed], np.int64),
+        "values": np.concatenate([np.zeros((0, 4), np.int64), *(np.column_stack(pair) for pair in listed)]),
+    }
+
+
+def _arrays_of(arrays: dict[str, NDArray[Any]], number: int) -> dict[str, NDArray[Any]]:
+    return {name: arrays[f"{number}/{name}"] for name in ("scalars", "missing", "buckets", "lengths", "values")}
+
+
+def _make_window(head: dict[str, Any], arrays: dict[str, NDArray[Any]]) -> WindowSummary:
+    names = head["columns"]
+    dense = [name for name in names if name in criteo.DENSE]
+    ends = np.cumsum(arrays["lengths"])
+    listed = dict(zip([name for name in names if name not in dense], np.split(arrays["values"], ends[:-1])))
+    if len(arrays["lengths"]) != len(names) - len(dense) or (len(ends) and ends[-1] != len(arrays["values"])):
+        raise ValueError("lengths that are not those of the columns")
+    columns = {}
+    for number, name in enumerate(names):
+        values = None if name in dense else listed[name][:, 0]
+        sums = arrays["buckets"][dense.index(name)] if name in dense else listed[name][:, 1:]
+        scalars = dict(zip(_SCALARS, arrays["scalars"][number].tolist()))
+        missing = RowTotal(*arrays["missing"][number].tolist())
+        columns[name] = ColumnSummary(values=values, sums=sums, missing=missing, **scalars)
+    known = {name: head[name] for name in _HEAD}
+    return WindowSummary(**known, clicks=RowTotal(*head["clicks"]), columns=columns)
+
+
+def _expect_consistent(path: Path, window: WindowSummary) -> None:
+    for name, column in window.columns.items():
+        cells = int(column.counts.sum())
+        # Some of the merged windows may have left the column out.
+        rows = column.rows == window.rows if window.num_windows == 1 else column.rows <= window.rows
+        holds = rows and bool((column.sums >= 0).all())
+        whole = cells == column.present if column.values is None else cells <= column.present
+        if not holds or not whole:
+            raise ContractError(f"{path}: {name} is damaged, expected the rows of its cells within {window.rows} rows")

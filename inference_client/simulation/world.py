@@ -29,7 +29,8 @@ from inference_client.simulation.columns import (
     INTERACTION_BUCKETS,
     INTERACTIONS,
 )
-from inference_client.simulation.tables import CategoryTable, DenseTable, Tables
+from inference_client.simulation.drawing import Tables
+from inference_client.simulation.tables import CategoryTable, DenseTable
 
 FORMAT_VERSION = 1
 _CALIBRATION_ROWS = 40_000

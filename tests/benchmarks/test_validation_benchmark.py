@@ -10,15 +10,20 @@ import numpy as np
 import pyarrow.parquet as pq
 import pytest
 
-from benchmarks.validation_study import contestants, figures, plan
-from benchmarks.validation_study.contestants import OURS, Answer, Contestant, ContestantFailed
-from benchmarks.validation_study.shifts import ITEM_SHIFTS, KINDS, USER_SHIFTS, Shift, doubled_category
-from benchmarks.validation_study.windows import (
+from benchmarks import validation as figures
+from benchmarks.validation_study import plan
+from benchmarks.validation_study.plan import OURS, Answer, Contestant, ContestantFailed
+from benchmarks.validation_study.shifts import (
     EQUAL,
     INDEPENDENT,
+    ITEM_SHIFTS,
+    KINDS,
     UNEQUAL,
     USER_COLUMNS,
+    USER_SHIFTS,
+    Shift,
     column_of,
+    doubled_category,
     draw_window,
     write_window,
 )
@@ -177,31 +182,31 @@ class Told:
 
 def test_alarms_are_counted_per_pair_and_a_shift_is_found_by_its_names(world):
     shift = Shift("swapped columns", ("I7", "I9"))
-    still = plan.Case(name="still", pairs={"a": 3})
-    moved = plan.Case(name="moved", pairs={"a": 2}, shift=shift)
+    still = plan.StudyCase(name="still", pairs={"a": 3})
+    moved = plan.StudyCase(name="moved", pairs={"a": 2}, shift=shift)
     told = Told([], ["I7", "I9", "C1"], ["C2"], ["I7"], [])
-    series = plan.Series(rows=500, cases=[still, moved])
+    series = plan.PairSeries(rows=500, cases=[still, moved])
     lines = []
     seen = plan.show(series, 0, world, [{"a": told}], lines.append)
-    results = [figures.of_case(case, 500, each) for case, each in zip(series.cases, seen)]
+    results = [figures.count_case(case, 500, each) for case, each in zip(series.cases, seen)]
     # Pairs in turn: still, moved, still, moved, still.
     assert results[0]["settings"]["mine"]["hits"] == 1
     assert results[1]["settings"]["mine"]["hits"] == 1
     assert results[1]["settings"]["mine"]["others"] == {"C1": 1}
     assert told.asked == [[500, 500, ()]] * 5
-    assert figures.missed(results, setting="mine") == ["swapped columns in I7 and I9 (500 rows): 1 of 2"]
-    found = figures.pooled(results)
+    assert figures.overlooked(results, setting="mine") == ["swapped columns in I7 and I9 (500 rows): 1 of 2"]
+    found = figures.pool_cases(results)
     assert found["still"]["mine"]["share"] == pytest.approx(1 / 3)
     assert figures.verdict(found["still"]["mine"], 0.34) == "met"
     assert figures.verdict(found["still"]["mine"], 0.33) == "MISSED"
     assert figures.verdict(found["moved"]["mine"], 0.34) == "MISSED"
-    assert "1/3 = 0.333" in figures.table(found, ours="mine", false_alarm_rate=0.05)
+    assert "1/3 = 0.333" in figures.format_table(found, ours="mine", false_alarm_rate=0.05)
     assert json.loads(json.dumps(found)) == found
 
 
 def test_evidently_is_asked_about_the_shifted_columns_alone(world):
     shift = Shift("unit x1000", ("I7",))
-    series = plan.Series(rows=200, cases=[plan.Case(name="moved", pairs={"Evidently": 1}, shift=shift)])
+    series = plan.PairSeries(rows=200, cases=[plan.StudyCase(name="moved", pairs={"Evidently": 1}, shift=shift)])
     told = Told(["I7"])
     plan.show(series, 0, world, [{"Evidently": told}], print)
     assert told.asked == [[200, 200, ("I7",)]]
@@ -221,7 +226,7 @@ class Echo:
 
 
 def test_lanes_are_asked_at_the_same_time_and_answers_stay_in_the_order_of_the_pairs(world):
-    series = plan.Series(rows=100, cases=[plan.Case(name="still", pairs={"a": 6})])
+    series = plan.PairSeries(rows=100, cases=[plan.StudyCase(name="still", pairs={"a": 6})])
     alone = plan.show(series, 0, world, [{"a": Echo()}], print)[0]["echo"].alarms
     assert len({name for (name,) in alone}) > 1
     # The barrier opens only while both are asked.
@@ -243,15 +248,15 @@ class Ending(Echo):
 
 def test_a_study_stops_where_a_contestant_ends(world):
     lane = Ending()
-    series = plan.Series(rows=100, cases=[plan.Case(name="still", pairs={"a": 50})])
+    series = plan.PairSeries(rows=100, cases=[plan.StudyCase(name="still", pairs={"a": 50})])
     with pytest.raises(ContestantFailed, match="gone"):
         plan.show(series, 0, world, [{"a": lane}], print)
     assert lane.asked == 1
 
 
 def test_a_contestant_that_ends_is_told_with_its_log(tmp_path, monkeypatch):
-    monkeypatch.setitem(contestants._MODULES, OURS, ("any", "no.such.module"))
-    monkeypatch.setattr(contestants, "python_of", lambda environment: sys.executable)
+    monkeypatch.setattr(plan, "_ANSWERING", "no.such.module")
+    monkeypatch.setattr(plan, "python_of", lambda environment: sys.executable)
     log = tmp_path / "logs" / "ours.log"
     with Contestant(OURS, log) as contestant, pytest.raises(ContestantFailed, match="ended with code 1.*ours.log"):
         contestant.ask(tmp_path, tmp_path)
@@ -267,9 +272,9 @@ def test_a_contestant_answers_each_question_whatever_its_libraries_print(tmp_pat
         "    return {'x': [before.name, now.name, *columns]}\n"
         "answer(judge)\n"
     )
-    monkeypatch.setitem(contestants._MODULES, OURS, ("any", "chatty"))
-    monkeypatch.setattr(contestants, "python_of", lambda environment: sys.executable)
-    monkeypatch.setenv("PYTHONPATH", f"{contestants.REPOSITORY}:{tmp_path}")
+    monkeypatch.setattr(plan, "_ANSWERING", "chatty")
+    monkeypatch.setattr(plan, "python_of", lambda environment: sys.executable)
+    monkeypatch.setenv("PYTHONPATH", f"{plan.REPOSITORY}:{tmp_path}")
     with Contestant(OURS, tmp_path / "log") as contestant:
         for columns in ((), ("I1",)):
             assert contestant.ask(tmp_path / "b", tmp_path / "n", columns).alarms == {"x": ["b", "n", *columns]}

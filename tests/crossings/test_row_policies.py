@@ -38,7 +38,7 @@ def report(tmp_path_factory):
     ValidationReport(
         decision="pass", reasons=[], findings=[], drift=[], num_rows=1, raw_digest="",
         statistics_uri=(folder / "statistics.pb").as_uri(), schema_uri=(folder / "schema.pbtxt").as_uri(),
-        report_uri="", parent_statistics_uri=None,
+        report_uri="", json_uri="", parent_statistics_uri=None,
     ).write(path)  # fmt: skip
     return path
 

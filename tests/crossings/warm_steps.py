@@ -14,9 +14,14 @@ from tests.support.warm import Warm
 
 IMPORTS = {
     "driver": "import components.deployment.release, components.extraction.extract, components.extraction.source",
-    "preprocessing": "import components.preprocessing.preprocess",
+    "preprocessing": """
+from components.runtime.interpreter import importing
+from components.preprocessing.lean_imports import lean_imports
+with importing(), lean_imports():
+    import components.preprocessing.preprocess
+""",
     "training": "import components.evaluation.evaluate, components.training.pytorch.engine, components.training.step",
-    "validation": "import components.validation.summarize, components.validation.validate",
+    "validation": "import components.validation.validate",
 }
 """What the steps of an environment import once their arguments are read."""
 STEP = "import runpy; runpy.run_module('components.{}', run_name='__main__', alter_sys=True)"

@@ -134,6 +134,7 @@ def validation_report(tmp_path):
         statistics_uri=(folder / "statistics.pb").as_uri(),
         schema_uri=(folder / "schema.pbtxt").as_uri(),
         report_uri=(folder / "report.html").as_uri(),
+        json_uri=(folder / "report.html").as_uri(),
         parent_statistics_uri=None,
         raw_digest="digest",
         reference_uri=(folder / "reference.json").as_uri(),

@@ -16,7 +16,7 @@ from components.runtime.errors import ContractError, TemporaryError
 from components.validation.beam_job import parse_options, summarize_on_beam
 from components.validation.reference import ReferenceCounter
 from components.validation.rows import COLUMNS, parquet_files
-from components.validation.summarize import by_feature, num_rows, summarize_files, value_counts
+from components.validation.tfdv_statistics import by_feature, num_rows, summarize_files, value_counts
 
 DATAFLOW = "--runner=DataflowRunner --project=a-project --region=europe-west1 --temp_location=gs://bucket/tmp"
 IMAGE = "--sdk_container_image=registry/validation-beam:1"

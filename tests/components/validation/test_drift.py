@@ -1,8 +1,10 @@
-"""Which moves of a feature are believed: planted ones are, windows that stand still are not."""
+"""Which changes of a feature and of the click rate are reported: planted ones are, those of stationary windows not."""
 
 from __future__ import annotations
 
 import json
+from dataclasses import asdict, replace
+from statistics import NormalDist
 
 import numpy as np
 import pyarrow as pa
@@ -10,36 +12,40 @@ import pytest
 
 from components.contracts import criteo
 from components.validation.column_tests import compare_columns
-from components.validation.drift import measure_drift
-from components.validation.kept_windows import KeptWindows
+from components.validation.drift import measure_drift, measure_label_shift
+from components.validation.judge import judge_click_rate
+from components.validation.reference import ReferenceCounter
+from components.validation.rules import RuleSet
 from components.validation.settings import ValidationSettings
+from components.validation.windows import KeptWindows
 
 SETTINGS = ValidationSettings()
+RULES = RuleSet(settings=SETTINGS)
 
 
 @pytest.fixture
 def drift_of(window_of):
     def measure(now, *before, settings=SETTINGS):
         kept = KeptWindows(tuple(window_of(table) for table in before))
-        return {entry["feature"]: entry for entry in measure_drift(window_of(now), kept, settings)}
+        return {entry.feature: entry for entry in measure_drift(window_of(now), kept, settings)}
 
     return measure
 
 
 def drifted(drift):
-    return [name for name, entry in drift.items() if entry["drifted"]]
+    return [name for name, entry in drift.items() if entry.drifted]
 
 
 def test_every_feature_has_an_entry_of_finite_numbers_and_an_unchanged_window_none_that_warns(judged, drift_of):
     drift = drift_of(judged(4000, seed=1), judged(4000))
     assert tuple(drift) == criteo.FEATURES
-    assert {entry["severity"] for entry in drift.values()} == {"info"}
-    json.dumps(drift, allow_nan=False)
+    assert drifted(drift) == []
+    json.dumps({name: asdict(entry) for name, entry in drift.items()}, allow_nan=False)
     for entry in drift.values():
-        assert 0 <= entry["effect_low"] <= entry["effect"] <= entry["effect_high"] <= 1
-        assert 0 <= entry["p_value"] <= entry["q_value"] <= 1
-        assert entry["design_effect"] >= 1
-        assert entry["detectable"] > 0
+        assert 0 <= entry.effect_low <= entry.effect <= entry.effect_high <= 1
+        assert 0 <= entry.p_value <= entry.q_value <= 1
+        assert entry.design_effect >= 1
+        assert entry.detectable > 0
 
 
 def test_the_p_value_told_of_a_feature_is_that_of_its_strongest_test_where_adjusted_ones_are_alike(judged, window_of):
@@ -47,10 +53,12 @@ def test_the_p_value_told_of_a_feature_is_that_of_its_strongest_test_where_adjus
     entries = measure_drift(now, KeptWindows((before,)), SETTINGS)
     tied = 0
     for entry in entries:
-        name = entry["feature"]
-        tests = compare_columns(now.columns[name], before.columns[name], (now, before), SETTINGS, 0.05).tests
-        assert entry["p_value"] == min(test.p_value for test in tests if test.p_value is not None)
-        tied += entry["q_value"] == 1.0
+        name = entry.feature
+        tests = compare_columns(
+            now.columns[name], before.columns[name], windows=(now, before), settings=SETTINGS, level=0.05
+        ).tests
+        assert entry.p_value == min(test.p_value for test in tests if test.p_value is not None)
+        tied += entry.q_value == 1.0
     assert tied > 10  # of windows that stand still nearly all adjusted p-values are 1
 
 
@@ -58,7 +66,7 @@ def test_the_p_value_told_of_a_feature_is_that_of_its_strongest_test_where_adjus
 def test_small_windows_raise_no_more_alarms_than_the_rate_says(judged, window_of, rows):
     before = KeptWindows((window_of(judged(4000)),))
     windows = [window_of(judged(rows, seed=seed)) for seed in range(1, 21)]
-    alarms = sum(any(e["drifted"] for e in measure_drift(window, before, SETTINGS)) for window in windows)
+    alarms = sum(any(e.drifted for e in measure_drift(window, before, SETTINGS)) for window in windows)
     # 20 draws at 5 %: more than 4 in 1 of 400 cases.
     assert alarms <= 4
 
@@ -71,8 +79,8 @@ def test_of_windows_that_stand_still_no_more_alarm_than_the_rate_says(in_request
     significant = 0
     for now, before in pairs:
         entries = measure_drift(now, KeptWindows((before,)), settings)
-        alarms += any(entry["drifted"] for entry in entries)
-        significant += any(entry["q_value"] <= rate for entry in entries)
+        alarms += any(entry.drifted for entry in entries)
+        significant += any(entry.q_value <= rate for entry in entries)
     # 30 draws at 20 %: more than 14 in 1 of 1000 cases.
     assert alarms <= significant <= 14
 
@@ -82,10 +90,10 @@ def test_rows_of_requests_without_their_ids_are_still_not_taken_for_independent(
     without = [window_of(table.drop([criteo.REQUEST_ID])) for table in with_ids]
     known = [window_of(table) for table in with_ids]
     for now, before in (without, known):
-        entries = {e["feature"]: e for e in measure_drift(now, KeptWindows((before,)), SETTINGS)}
+        entries = {e.feature: e for e in measure_drift(now, KeptWindows((before,)), SETTINGS)}
         assert drifted(entries) == []
-        assert entries["C9"]["design_effect"] == pytest.approx(64, rel=0.05)
-        assert entries["C8"]["design_effect"] < 2
+        assert entries["C9"].design_effect == pytest.approx(64, rel=0.05)
+        assert entries["C8"].design_effect < 2
 
 
 def plant_double(table, random):
@@ -153,10 +161,10 @@ def test_a_shift_of_whole_requests_is_found_where_requests_are_many_and_called_u
         return drift_of(table, before)["I5"]
 
     few, many = entry(2_560), entry(64_000)
-    assert many["drifted"]
-    assert many["detectable"] < many["effect"]
-    assert not few["drifted"]
-    assert few["detectable"] > few["threshold"]
+    assert many.drifted
+    assert many.detectable < many.effect
+    assert not few.drifted
+    assert few.detectable > few.threshold
 
 
 def test_a_significant_change_of_no_size_is_no_drift(drift_of, judged):
@@ -166,11 +174,11 @@ def test_a_significant_change_of_no_size_is_no_drift(drift_of, judged):
         return judged(60_000, C1=pa.array((random.random(60_000) < share).astype(np.int64)))
 
     entry = drift_of(coins(0.515), coins(0.5))["C1"]
-    assert entry["q_value"] <= SETTINGS.false_alarm_rate
-    assert not entry["drifted"]
-    assert entry["effect"] < entry["threshold"] == SETTINGS.categorical_drift
+    assert entry.q_value <= SETTINGS.false_alarm_rate
+    assert not entry.drifted
+    assert entry.effect < entry.threshold == SETTINGS.categorical_drift
     strict = ValidationSettings(categorical_drift=0.005)
-    assert drift_of(coins(0.515), coins(0.5), settings=strict)["C1"]["drifted"]
+    assert drift_of(coins(0.515), coins(0.5), settings=strict)["C1"].drifted
 
 
 def test_a_planted_category_swap_is_large_and_named(judged, drift_of):
@@ -179,9 +187,9 @@ def test_a_planted_category_swap_is_large_and_named(judged, drift_of):
     values = rows["C9"].to_pandas().astype("Int64").replace({top: second, second: top})
     drift = drift_of(judged(4000, seed=1, C9=pa.array(values, pa.int64())), judged(4000))
     assert drifted(drift) == ["C9"]
-    assert drift["C9"]["effect"] > 0.2
-    assert drift["C9"]["moved_value"]["value"] in (str(top), str(second))
-    assert drift["C9"]["new_value_share"] == 0
+    assert drift["C9"].effect > 0.2
+    assert drift["C9"].moved_value.value in (str(top), str(second))
+    assert drift["C9"].new_value_share == 0
 
 
 def test_a_permutation_of_a_column_without_frequent_values_is_seen(judged, drift_of):
@@ -192,21 +200,21 @@ def test_a_permutation_of_a_column_without_frequent_values_is_seen(judged, drift
 
     order = np.arange(500, dtype=np.int64)
     base = judged(20_000, C3=draw(order))
-    assert not drift_of(judged(20_000, C3=draw(order)), base)["C3"]["drifted"]
-    assert drift_of(judged(20_000, C3=draw(random.permutation(order))), base)["C3"]["drifted"]
+    assert not drift_of(judged(20_000, C3=draw(order)), base)["C3"].drifted
+    assert drift_of(judged(20_000, C3=draw(random.permutation(order))), base)["C3"].drifted
 
 
 def test_new_value_share_counts_planted_new_values_and_no_rare_old_ones(judged, drift_of):
     values = judged(4000, seed=1)["C20"].to_pandas().to_numpy(dtype=float, na_value=np.nan)
     values[::10] = 123456789
     entry = drift_of(judged(4000, seed=1, C20=pa.array(values, pa.int64(), from_pandas=True)), judged(4000))["C20"]
-    assert entry["new_value_share"] == pytest.approx(400 / np.isfinite(values).sum())
-    assert entry["moved_value"]["value"] == "123456789"
+    assert entry.new_value_share == pytest.approx(400 / np.isfinite(values).sum())
+    assert entry.moved_value.value == "123456789"
     unchanged = drift_of(judged(500, seed=2), judged(4000))
-    assert {unchanged[name]["new_value_share"] for name in criteo.CATEGORICAL} == {0}
+    assert {unchanged[name].new_value_share for name in criteo.CATEGORICAL} == {0}
 
 
-def test_a_change_that_the_newest_window_learnt_is_not_told_again_and_its_return_is(judged, drift_of):
+def test_a_change_that_the_newest_window_learned_is_not_told_again_and_its_return_is(judged, drift_of):
     old = pa.array(np.random.default_rng(0).integers(0, 4, 8000), pa.int64())
     new = pa.array(np.random.default_rng(1).integers(2, 6, 8000), pa.int64())
 
@@ -215,35 +223,37 @@ def test_a_change_that_the_newest_window_learnt_is_not_told_again_and_its_return
 
     before = rows(1, old)
     assert drifted(drift_of(rows(2, new), before)) == ["C4"]
-    learnt = drift_of(rows(3, new), before, rows(4, old), rows(2, new))["C4"]
-    assert (learnt["learnt"], learnt["drifted"], learnt["changes"]) == (True, False, ["values"])
-    assert drift_of(rows(3, old), rows(4, new), rows(2, new), rows(5, new))["C4"]["drifted"]
+    learned = drift_of(rows(3, new), before, rows(4, old), rows(2, new))["C4"]
+    assert (learned.learned, learned.drifted, learned.changes) == (True, False, ("values",))
+    assert drift_of(rows(3, old), rows(4, new), rows(2, new), rows(5, new))["C4"].drifted
 
 
 def test_a_newest_window_too_small_to_show_the_change_hides_none(judged, drift_of):
     rows = judged(10_000, seed=1)
     shifted = pa.array(np.floor(rows["I5"].to_numpy() * np.float32(np.exp(0.2))), pa.float32())
     now, before = judged(10_000, seed=1, I5=shifted), judged(40_000)
-    assert drift_of(now, before)["I5"]["drifted"]
-    assert drift_of(now, before, judged(60, seed=5))["I5"]["drifted"]
+    assert drift_of(now, before)["I5"].drifted
+    assert drift_of(now, before, judged(60, seed=5))["I5"].drifted
 
 
 def test_an_effect_is_undefined_where_a_side_has_no_values_and_the_missing_share_drifted(judged, drift_of):
     drift = drift_of(judged(3000, I1=pa.nulls(3000, pa.float32()), C1=pa.nulls(3000, pa.int64())), judged(3000))
     for name in ("I1", "C1"):
-        assert [drift[name][key] for key in ("effect", "threshold", "divergence", "new_value_share")] == [None] * 4
-        assert drift[name]["changes"] == ["missing"]
-        assert drift[name]["missing_now"] == 1
-    assert drift["I2"]["effect"] is not None
+        assert [getattr(drift[name], key) for key in ("effect", "threshold", "divergence", "new_value_share")] == [
+            None
+        ] * 4
+        assert drift[name].changes == ("missing",)
+        assert drift[name].missing_now == 1
+    assert drift["I2"].effect is not None
 
 
 def test_columns_of_one_value_each_have_no_mean_shift_in_standard_deviations(judged, drift_of):
     def rows(value):
         return judged(3000, I1=pa.array([value] * 3000, pa.float32()))
 
-    assert drift_of(rows(3.0), rows(3.0))["I1"]["mean_shift"] == 0
+    assert drift_of(rows(3.0), rows(3.0))["I1"].mean_shift == 0
     entry = drift_of(rows(4.0), rows(3.0))["I1"]
-    assert (entry["mean_shift"], entry["drifted"]) == (None, True)
+    assert (entry.mean_shift, entry.drifted) == (None, True)
 
 
 def test_a_window_that_left_a_feature_out_says_nothing_of_its_missing_share(judged, window_of):
@@ -252,14 +262,14 @@ def test_a_window_that_left_a_feature_out_says_nothing_of_its_missing_share(judg
         window_of(judged(6000, seed=seed, I3=half), excluded=left_out) for seed, left_out in ((1, ("I3",)), (2, ()))
     ]
     found = measure_drift(window_of(judged(6000, I3=half)), KeptWindows(tuple(before)), ValidationSettings())
-    (entry,) = [entry for entry in found if entry["feature"] == "I3"]
-    assert (entry["missing_now"], entry["missing_before"]) == (0.5, 0.5)
-    assert entry["changes"] == []
+    (entry,) = [entry for entry in found if entry.feature == "I3"]
+    assert (entry.missing_now, entry.missing_before) == (0.5, 0.5)
+    assert entry.changes == ()
 
 
 def test_a_feature_that_a_run_leaves_out_has_no_entry(judged, window_of):
     now, before = window_of(judged(500), excluded=("I3", "C7")), window_of(judged(500, seed=1))
-    names = [entry["feature"] for entry in measure_drift(now, KeptWindows((before,)), SETTINGS)]
+    names = [entry.feature for entry in measure_drift(now, KeptWindows((before,)), SETTINGS)]
     assert names == [name for name in criteo.FEATURES if name not in ("I3", "C7")]
 
 
@@ -274,7 +284,91 @@ def test_requests_of_two_sizes_are_no_drift_of_a_column_of_the_user(judged, wind
             ids = pa.array([f"{number}-{i}" for i in range(150)]).take(pa.array(np.repeat(np.arange(150), sizes)))
             table = judged(int(sizes.sum()), seed=number, C3=pa.array(np.repeat(users, sizes), pa.int64()))
             pair.append(window_of(table.append_column(criteo.REQUEST_ID, ids)))
-        entries = {e["feature"]: e for e in measure_drift(pair[0], KeptWindows((pair[1],)), SETTINGS)}
-        found.append(entries["C3"]["p_value"])
+        entries = {e.feature: e for e in measure_drift(pair[0], KeptWindows((pair[1],)), SETTINGS)}
+        found.append(entries["C3"].p_value)
     # Of 8 draws the least is below 0.001 in 1 of 125 cases.
     assert min(found) > 0.001
+
+
+# -- click rate
+
+
+@pytest.fixture
+def clicked(judged):
+    """A window's summary whose clicks are these [n], in requests of `size` rows; its features play no part."""
+    features = judged(64, seed=0).drop([criteo.LABEL])
+
+    def make(clicks, size=1):
+        n = len(clicks)
+        table = features.take(pa.array(np.arange(n) % 64))
+        table = table.append_column(criteo.LABEL, pa.array(np.asarray(clicks, np.int32)))
+        ids = pa.array([f"r{i}" for i in range(-(-n // size))]).take(pa.array(np.arange(n) // size))
+        counter = ReferenceCounter(excluded=criteo.FEATURES[2:])
+        for batch in table.append_column(criteo.REQUEST_ID, ids).combine_chunks().to_batches():
+            counter.add(batch)
+        return counter.window()
+
+    return make
+
+
+def test_rates_and_difference_are_those_of_the_rows(clicked):
+    random = np.random.default_rng(0)
+    now, before = random.random(3000) < 0.05, random.random(5000) < 0.03
+    found = measure_label_shift(clicked(now), KeptWindows((clicked(before),)))
+    assert (found.rate_now, found.rate_before) == (now.mean(), before.mean())
+    assert found.difference == pytest.approx(now.mean() - before.mean())
+    assert (found.num_rows_now, found.num_rows_before, found.newest) == (3000, 5000, None)
+    # The likelihood ratio test of two shares, written out; half a row as good as an independent one goes to the other
+    # sample, for continuity.
+    both, half = np.concatenate([now, before]).mean(), found.design_effect / 2
+    deviance = 0.0
+    for part, clicks in ((now, now.sum() - half), (before, before.sum() + half)):
+        others = len(part) - clicks
+        deviance += 2 * clicks * np.log(clicks / len(part) / both)
+        deviance += 2 * others * np.log(others / len(part) / (1 - both))
+    half_normal = 2 * (1 - NormalDist().cdf(np.sqrt(deviance / found.design_effect)))
+    assert found.p_value == pytest.approx(half_normal, rel=1e-6)
+
+
+@pytest.mark.parametrize("alike", [False, True])
+def test_of_rates_that_stand_still_no_more_are_called_changed_than_the_level_says(clicked, alike):
+    """Rows of a request with one click rate for all, or with its own; 5 % of 120 windows, within 1 in 1000."""
+    random = np.random.default_rng(1)
+
+    def window(requests):
+        rates = random.beta(0.3, 2.7, requests) if alike else np.full(requests, 0.1)
+        return clicked(random.random(requests * 16) < np.repeat(rates, 16), 16)
+
+    found = [measure_label_shift(window(60), KeptWindows((window(120),))) for _ in range(120)]
+    assert sum(each.p_value <= 0.05 for each in found) <= 14
+    assert np.mean([each.low <= 0 <= each.high for each in found]) >= 0.9
+    assert (np.mean([each.design_effect for each in found]) > 3) == alike
+
+
+def test_a_halved_rate_is_told_and_a_smaller_change_or_a_few_rows_are_not(clicked):
+    def finding(now, before):
+        return judge_click_rate(measure_label_shift(clicked(now), KeptWindows((clicked(before),))), RULES)
+
+    def rows(n, share):
+        return np.random.default_rng(2).permutation(np.arange(n) < share * n)
+
+    (told,) = finding(rows(5000, 0.02), rows(5000, 0.05))
+    assert (told.feature, told.rule, told.severity) == ("label", "click_rate", "warn")
+    assert told.description.startswith("the share of clicks is 2.00%, was 5.00%")
+    assert finding(rows(5000, 0.03), rows(5000, 0.05)) == []
+    assert finding(rows(20, 0.15), rows(5000, 0.05)) == []
+
+
+def test_a_rate_that_the_newest_window_learned_is_not_told_again(clicked):
+    low, high = np.arange(4000) % 50 == 0, np.arange(4000) % 10 == 0
+    kept = KeptWindows((clicked(high), clicked(high), clicked(low)))
+    found = measure_label_shift(clicked(low), kept)
+    assert found.newest.difference == 0
+    assert found.p_value < 1e-6
+    assert judge_click_rate(found, RULES) == []
+    assert judge_click_rate(replace(found, newest=None), RULES) != []
+
+
+def test_nothing_is_reported_without_a_champion_or_rows(clicked):
+    assert measure_label_shift(clicked(np.zeros(0)), KeptWindows((clicked(np.ones(10)),))) is None
+    assert judge_click_rate(None, RULES) == []

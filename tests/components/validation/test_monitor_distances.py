@@ -7,18 +7,19 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+import tensorflow_data_validation as tfdv
+from tensorflow_metadata.proto.v0 import schema_pb2, statistics_pb2
 
 from components.contracts import criteo
 from components.contracts.records import PredictionBatch
 from components.drift_statistics.distances import jensen_shannon, l_infinity
 from components.validation.reference import ReferenceCounter
-from components.validation.tfdv import schema_pb2, statistics_pb2, tfdv
-from components.validation.tfdv_drift import tfdv_distances
+from components.validation.tfdv_statistics import tfdv_distances
 from monitoring.drift.comparison import compare
 from monitoring.drift.layout import Layout
 from monitoring.drift.settings import DriftSettings
 from monitoring.drift.sketch import Sketch
-from tests.components.validation.counting import statistics_of
+from tests.support.validation_statistics import statistics_of
 
 
 def compared(now, before):

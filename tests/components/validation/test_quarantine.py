@@ -19,11 +19,15 @@ from components.contracts.manifests import Model, RawDataset, Release
 from components.storage.uris import local_path
 from components.store import promotion_journal
 from components.validation.__main__ import metric_values
+from components.validation.inputs import Round
+from components.validation.quarantine import screen_rows
 from components.validation.quarantine_command import build_parser as quarantine_parser
 from components.validation.quarantine_command import main as quarantine
+from components.validation.rules import read_rules
 from components.validation.schema_command import build_parser as schema_parser
-from components.validation.schema_command import main as schema
-from components.validation.schemas.files import read_schema
+from components.validation.schema_command import main as schema_command
+from components.validation.schema_versions import format_schema, read_schema
+from components.validation.settings import ValidationSettings
 
 START = 1_760_000_000.0
 KEYS = [criteo.REQUEST_ID, criteo.ROW]
@@ -81,7 +85,7 @@ class World:
         return code, report, RawDataset.read(valid) if valid.exists() else None
 
     def release(self, report, valid, name):
-        """A model that learnt the dataset `valid` becomes the champion; it continues the one before."""
+        """A model that learned the dataset `valid` becomes the champion; it continues the one before."""
         folder = self.store / "models" / name
         for part, uri in ((Model.STATISTICS, report.statistics_uri), (Model.SCHEMA, report.schema_uri)):
             (folder / part).parent.mkdir(parents=True, exist_ok=True)
@@ -167,7 +171,7 @@ def test_offending_rows_go_aside_with_rule_and_reason_and_the_rest_is_judged_and
     assert metric_values(report)["quarantine_label_kind"] == 1
     assert (finding["rule"], finding["action"], finding["severity"]) == ("label_kind", "quarantine", "warn")
     assert (
-        "broken by 2 of 600 rows, 2 of them set aside under it; first: label is 7, expected 0 or 1" in report.reasons[0]
+        "broken by 2 of 600 rows, 2 of them quarantined by it; first: label is 7, expected 0 or 1" in report.reasons[0]
     )
     gone = rows_of(valid.quarantine_uri)
     assert keys_of(gone) == [keys_of(table.to_pandas())[at] for at in (3, 500)]
@@ -192,7 +196,7 @@ def test_what_is_set_aside_outlives_the_work_folder_and_a_retry_makes_it_anew(wo
     assert local_path(valid.quarantine_uri).is_relative_to(world.store)
     assert len(rows_of(valid.quarantine_uri)) == 1
     assert quarantine(["list", "--store", str(world.store)]) == 0
-    assert "label_kind: 1 rows\n1 rows of 1 runs are set aside" in capsys.readouterr().out
+    assert "label_kind: 1 rows\n1 rows of 1 runs are quarantined" in capsys.readouterr().out
     _, clean = world.window(0)
     world.judge(clean, "r1", label_kind="quarantine")
     assert quarantine(["list", "--store", str(world.store), "--json"]) == 0
@@ -276,9 +280,6 @@ def test_a_rule_with_nothing_to_compare_with_says_so_in_a_first_run(world):
 
 
 def test_rows_out_of_the_schemas_domain_go_aside(world):
-    from components.validation.schema_command import main as schema_command
-    from components.validation.schemas.files import format_schema
-
     table, manifest = world.window(0)
     _, report, valid = world.judge(manifest, "r1")
     world.release(report, valid, "m1")
@@ -298,7 +299,7 @@ def test_rows_out_of_the_schemas_domain_go_aside(world):
     ]
 
 
-def test_rows_taken_back_are_learnt_by_the_next_round_and_once(world, capsys):
+def test_rows_taken_back_are_learned_by_the_next_round_and_once(world, capsys):
     label = {"label_kind": "off", "label_invalid": "off"}
     first, manifest = world.window(0)
     named = [first[criteo.REQUEST_ID][at].as_py() for at in (20, 300)]  # twenty rows
@@ -307,9 +308,9 @@ def test_rows_taken_back_are_learnt_by_the_next_round_and_once(world, capsys):
     assert valid.num_quarantined == 20
     world.release(report, valid, "m1")
     assert world.replay("r1") == 0
-    assert "20 rows under named_rows will be learnt" in capsys.readouterr().out
+    assert "20 rows under named_rows will be learned" in capsys.readouterr().out
     assert world.replay("r1") == 0
-    assert "nothing is done twice" in capsys.readouterr().out
+    assert "nothing changed" in capsys.readouterr().out
     second, manifest = world.window(1)
     gone = first.filter(pa.array([name in named for name in first[criteo.REQUEST_ID].to_pylist()]))
     wanted = pa.concat_tables([gone, second])
@@ -320,12 +321,12 @@ def test_rows_taken_back_are_learnt_by_the_next_round_and_once(world, capsys):
         assert pa.concat_tables([pq.read_table(path) for path in files]) == wanted
         assert (valid.num_train_rows, report.num_rows, valid.num_quarantined) == (620, 620, 0)
         told = [f["description"] for f in report.findings if f["rule"] == "quarantine_replayed"]
-        assert told == ["20 rows of earlier quarantines, which people took back, are learnt with these"]
+        assert told == ["20 rows of earlier quarantines, which people took back, are learned with these"]
     world.release(report, valid, "m2")
     _, manifest = world.window(2)
     _, _, valid = world.judge(manifest, "r3")
     assert valid == RawDataset.read(manifest)
-    # A line that never learnt them takes them.
+    # A line that never learned them takes them.
     world.live = None
     _, report, alone = world.judge(manifest, "r4")
     world.release(report, alone, "m3")
@@ -360,15 +361,15 @@ def test_late_rows_that_a_refused_round_set_aside_come_from_the_lake_again_and_o
     assert valid.num_train_rows == 700
 
 
-@pytest.mark.parametrize("learnt_between", [False, True])
-def test_a_row_set_aside_by_two_runs_comes_back_once(world, learnt_between):
+@pytest.mark.parametrize("learned_between", [False, True])
+def test_a_row_set_aside_by_two_runs_comes_back_once(world, learned_between):
     table, manifest = world.window(0)
     rules = {"named_rows": {"action": "quarantine", "request_ids": [table[criteo.REQUEST_ID][0].as_py()]}}
     _, report, valid = world.judge(manifest, "r1", **rules)
     world.judge(manifest, "r1 again", **rules)
     world.release(report, valid, "m1")
     world.replay("r1")
-    if not learnt_between:
+    if not learned_between:
         world.replay("r1 again")
     _, manifest = world.window(1)
     _, report, valid = world.judge(manifest, "r2")
@@ -382,10 +383,10 @@ def test_a_row_set_aside_by_two_runs_comes_back_once(world, learnt_between):
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["replay", "--run", "r9", "--reason", "x"], "run 'r9' set no row aside; .* are those of: r1"),
+        (["replay", "--run", "r9", "--reason", "x"], "run 'r9' quarantined no row; .* are those of: r1"),
         (
             ["replay", "--run", "r1", "--rule", "drift", "--reason", "x"],
-            "no row aside under rule 'drift', expected one of",
+            "quarantined no row under rule 'drift', expected one of",
         ),
         (["replay", "--run", "r1", "--reason", " "], "reason is empty"),
         (["replay", "--run", "../r1", "--reason", "x"], "expected a name of one folder"),
@@ -402,25 +403,18 @@ def test_a_replay_of_what_is_not_there_is_refused_by_name(world, capsys, argumen
 
 def test_memory_is_flat_in_rows(world, tmp_path):
     """Rows of many files pass one batch at a time: eight times the rows cost no more Arrow memory."""
-    from components.validation.quarantine.row_rules import make_row_rules
-    from components.validation.quarantine.screening import screen
-    from components.validation.rules import read_rules
-    from components.validation.settings import ValidationSettings
-
-    judging = read_rules('{"label_kind": "quarantine"}', ValidationSettings())
+    rules = read_rules('{"label_kind": "quarantine"}', ValidationSettings())
     peaks = []
     table, _ = world.window(0, rows=40_000, files=1, label={3: 7})
     for files in (1, 8):
-        manifest = world.write(pa.concat_tables([table] * files), f"{files} files", files)
-        raw = RawDataset.read(manifest)
-        paths = sorted(local_path(raw.train_uri).iterdir())
-        aside = tmp_path / f"aside {files}"
-        aside.mkdir()
-        pool = pa.system_memory_pool()
-        before = pa.default_memory_pool()
+        raw = RawDataset.read(world.write(pa.concat_tables([table] * files), f"{files} files", files))
+        folder = tmp_path / f"step {files}"
+        folder.mkdir()
+        round_ = Round(run="r", raw=raw, folder=folder, store=world.store, rules=rules)
+        pool, before = pa.system_memory_pool(), pa.default_memory_pool()
         pa.set_memory_pool(pool)
         try:
-            screen(raw, paths, aside, aside, judging=judging, rules=make_row_rules(judging, None, None)[0])
+            screen_rows(round_, sorted(local_path(raw.train_uri).iterdir()), folder)
         finally:
             pa.set_memory_pool(before)
         peaks.append(pool.max_memory())
@@ -440,7 +434,7 @@ def test_a_user_without_a_name_is_kept_by_number(monkeypatch):
     assert replay.who.startswith(f"{os.getuid()}@")
 
 
-@pytest.mark.parametrize("command", [quarantine, schema])
+@pytest.mark.parametrize("command", [quarantine, schema_command])
 def test_a_store_that_cannot_be_read_is_told_in_one_line(command, tmp_path, capsys, monkeypatch):
     def fail(*_, **__):
         raise OSError(5, "Input/output error", "/store")

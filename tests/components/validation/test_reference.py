@@ -9,10 +9,9 @@ import pytest
 from components.contracts import criteo
 from components.contracts.reference_statistics import DENSE_EDGES, LISTED_VALUES, read_reference
 from components.storage.uris import local_path
-from components.validation.reference import BLOCK_ROWS, ReferenceCounter
-from components.validation.summarize import by_feature, num_missing, value_counts
-from components.validation.value_counts import ValueCounts
-from tests.components.validation.counting import statistics_of
+from components.validation.reference import BLOCK_ROWS, ReferenceCounter, ValueCounts
+from components.validation.tfdv_statistics import by_feature, num_missing, value_counts
+from tests.support.validation_statistics import statistics_of
 
 
 def counted(*tables):
@@ -101,22 +100,59 @@ def test_a_category_beyond_its_range_is_counted_as_itself_and_as_no_other(judged
     assert (found.missing, found.others) == (500, 0)
 
 
-@pytest.mark.parametrize("parented", [False, True])
-def test_the_step_writes_the_statistics_of_its_window(step, write_rows, raw_table, release_model, parented):
-    first = raw_table(3000)
-    _, report = step(write_rows(first))
-    if parented:
-        release_model(report)
-        first = raw_table(2000, seed=1)
-        _, report = step(write_rows(first, name="raw2"), run="r2")
+def test_the_step_writes_the_statistics_of_its_window(step, write_rows, raw_table, release_model):
+    release_model(step(write_rows(raw_table(3000)))[1])
+    rows = raw_table(2000, seed=1)
+    _, report = step(write_rows(rows, name="raw2"), run="r2")
     found = read_reference(local_path(report.reference_uri))
-    assert found.rows == first.num_rows
+    assert found.rows == 2000
     assert found.scores is None
-    expected = np.histogram(first["I5"].drop_null().to_numpy(), DENSE_EDGES)[0]
+    expected = np.histogram(rows["I5"].drop_null().to_numpy(), DENSE_EDGES)[0]
     np.testing.assert_array_equal(found.dense["I5"].counts, expected)
 
 
-def test_rows_with_a_faulty_column_have_no_reference_statistics(step, write_rows, raw_table):
-    table = raw_table(500)
-    code, report = step(write_rows(table.drop(["I3"])))
-    assert (code, report.decision, report.reference_uri) == (1, "block", None)
+# -- sums per value
+
+
+def totals(parts):
+    """The same sums by Python's integers."""
+    found: dict[int, list[int]] = {}
+    for values, sums in parts:
+        for value, triple in zip(values.tolist(), sums.tolist()):
+            found[value] = [a + b for a, b in zip(found.get(value, [0, 0, 0]), triple)]
+    return found
+
+
+def drawn(seed, largest_value, largest_sum):
+    random = np.random.default_rng(seed)
+    for _ in range(20):
+        values = np.unique(random.integers(-1 if largest_value > 60 else 0, largest_value, 40))
+        yield values, random.integers(1, largest_sum, (len(values), 3))
+
+
+@pytest.mark.parametrize(("largest_value", "largest_sum"), [(60, 5), (2**62, 2**40)])
+def test_sums_are_exact_however_large_values_and_sums_are(largest_value, largest_sum):
+    parts = list(drawn(1, largest_value, largest_sum))
+    whole, halves = ValueCounts(), (ValueCounts(), ValueCounts())
+    for number, part in enumerate(parts):
+        whole.add_sums(*part)
+        halves[number % 2].add_sums(*part)
+    halves[0].merge(halves[1])
+    expected = totals(parts)
+    for counts in (whole, halves[0]):
+        assert dict(zip(counts.values.tolist(), counts.sums.tolist())) == expected
+        assert counts.of(np.array([7, *expected])).tolist()[1:] == [triple[0] for triple in expected.values()]
+        values, sums = counts.listed(10)
+        most = sorted(expected, key=lambda value: (-expected[value][0], value))[:10]
+        assert dict(zip(values.tolist(), sums.tolist())) == {value: expected[value] for value in most}
+
+
+def test_a_category_takes_32_bytes_in_either_half_of_the_rows(raw_table):
+    counter = ReferenceCounter()
+    many = np.arange(40_000) * 101 % criteo.MAX_CATEGORY
+    table = raw_table(40_000)
+    table = table.set_column(table.schema.get_field_index("C7"), "C7", [many])
+    for batch in table.to_batches():
+        counter.add(batch)
+    distinct = sum(min(len(table[name].unique().drop_null()), 40_000) for name in criteo.CATEGORICAL)
+    assert 32 * 40_000 <= counter.held_bytes <= 2 * 32 * distinct

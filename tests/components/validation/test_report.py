@@ -11,13 +11,8 @@ import pytest
 
 from components.contracts import criteo
 from components.contracts.reference_statistics import DENSE_EDGES
-from components.validation.reports.charts import draw_bars, draw_interval
-from components.validation.reports.document import Found, make_document
-from components.validation.reports.page import draw_page
-from components.validation.reports.style import STYLE
-from components.validation.rows import COLUMNS
-from components.validation.summarize import summarize_files
-from tests.components.validation.reporting import HOSTILE, NUM_CARDS, document_of
+from components.validation.report_page import STYLE, draw_bars, draw_interval, draw_page
+from tests.support.validation_reports import HOSTILE, NUM_CARDS, document_of, document_with_drift
 
 VOID = ("meta", "rect", "line", "circle")
 
@@ -48,7 +43,7 @@ def parse(page):
 
 @pytest.fixture
 def document(judged):
-    return document_of(judged)
+    return document_with_drift(judged)
 
 
 @pytest.fixture
@@ -140,12 +135,18 @@ def test_text_has_contrast_on_light_and_on_dark():
         assert contrast(badge, "#ffffff") >= 4.5, name
 
 
-def test_a_report_without_champion_rows_or_findings_is_still_a_page():
-    nothing = Found(run="r", decision="block", findings=[], drift=[], now=summarize_files([], COLUMNS), before=None)
-    page = draw_page(make_document(nothing))
+def test_a_report_without_champion_rows_or_findings_is_still_a_page(judged):
+    document = document_of(judged(10).slice(0, 0), None, run="r")
+    document |= {
+        "findings": [],
+        "skew": [],
+        "served": None,
+        "quarantine": {"num_rows": 0, "num_by_rule": {}, "uri": None},
+    }
+    page = draw_page(document)
     parse(page)
-    for told in ("Nothing was found", "no champion", "No archive of served rows", "No row was set aside"):
-        assert told in page
+    for text in ("Nothing was found", "no champion", "No archive of served rows", "No row was quarantined"):
+        assert text in page
 
 
 def test_the_sections_tell_skew_schema_and_quarantine(page):
@@ -159,7 +160,7 @@ def test_the_sections_tell_skew_schema_and_quarantine(page):
 def test_the_document_is_json_with_its_documented_keys(document):
     again = json.loads(json.dumps(document, allow_nan=False))
     assert again == document
-    import components.validation.reports.document as module
+    import components.validation.report as module
 
     documented = set(re.findall(r"`(\w+)`", module.__doc__))
     assert set(document) <= documented
@@ -168,9 +169,9 @@ def test_the_document_is_json_with_its_documented_keys(document):
 
 def test_the_documents_columns_are_numpys(judged):
     now, before = judged(3000, seed=1), judged(3000)
-    from tests.components.validation.reporting import found_in
+    from tests.support.validation_reports import document_of
 
-    columns = {column["column"]: column for column in make_document(found_in(now, before))["columns"]}
+    columns = {column["column"]: column for column in document_of(now, before)["columns"]}
     assert list(columns) == [criteo.LABEL, *criteo.FEATURES]
     for name in ("I1", "I7"):
         values = now.column(name).drop_null().to_numpy()

@@ -10,9 +10,9 @@ import subprocess
 
 import pytest
 
-from components.validation.reports.page import draw_page
-from tests.components.validation.reporting import NUM_CARDS, document_of
+from components.validation.report_page import draw_page
 from tests.support.paths import REPOSITORY
+from tests.support.validation_reports import NUM_CARDS, document_with_drift
 
 BROWSER = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
 FLAGS = [
@@ -46,7 +46,7 @@ def browse(tmp_path, *flags: str) -> str:
     ("name", "width", "dark"), [("light", 1100, False), ("dark", 1100, True), ("phone", 500, False)]
 )
 def test_the_report_is_drawn_in_its_colours_within_its_width_and_unfolds_by_keys(judged, tmp_path, name, width, dark):
-    page = draw_page(document_of(judged, run="hourly-1"))
+    page = draw_page(document_with_drift(judged, run="hourly-1"))
     copy = tmp_path / "report.html"
     copy.write_text(page.replace("</body>", MEASURE + "</body>"), encoding="utf-8")
     told = browse(tmp_path, f"--window-size={width},1400", *([DARK] if dark else []), "--dump-dom", copy.as_uri())

@@ -8,15 +8,15 @@ import pytest
 
 from components.contracts.manifests import RawDataset
 from components.runtime.errors import ContractError
-from components.validation.rules import ACTIONS, RULES, Judging, decide, read_rules
+from components.validation.rules import ACTIONS, RULES, RuleSet, decide, read_rules
 from components.validation.settings import ValidationSettings
 
 
 def test_without_rules_every_rule_does_what_the_catalogue_says():
-    judging = read_rules("", ValidationSettings())
-    assert judging == Judging()
-    assert judging.actions == {name: rule.action for name, rule in RULES.items()}
-    assert judging.row_rules() == []
+    rules = read_rules("", ValidationSettings())
+    assert rules == RuleSet()
+    assert rules.actions == {name: rule.action for name, rule in RULES.items()}
+    assert rules.row_rules() == []
 
 
 def test_every_threshold_belongs_to_a_rule_and_every_rule_names_real_ones():
@@ -30,13 +30,13 @@ def test_rules_are_read_from_the_text_or_from_a_file_alike(tmp_path):
     path = tmp_path / "rules of shop.json"
     path.write_text(json.dumps(rules))
     settings = ValidationSettings(missing_share_jump=0.3)
-    judging = read_rules(json.dumps(rules), settings)
-    assert judging == read_rules(path.as_uri(), settings) == read_rules(str(path), settings)
-    assert (judging.actions["missing_share"], judging.actions["outlier"]) == ("block", "quarantine")
-    assert judging.actions["click_rate"] == "warn"
-    assert judging.parameters["outlier"] == {"factor": 100.0, "quantile": 0.99}
-    assert (judging.settings.click_rate_factor, judging.settings.missing_share_jump) == (3.0, 0.3)
-    assert judging.row_rules() == ["outlier"]
+    rules = read_rules(json.dumps(rules), settings)
+    assert rules == read_rules(path.as_uri(), settings) == read_rules(str(path), settings)
+    assert (rules.actions["missing_share"], rules.actions["outlier"]) == ("block", "quarantine")
+    assert rules.actions["click_rate"] == "warn"
+    assert rules.parameters["outlier"] == {"factor": 100.0, "quantile": 0.99}
+    assert (rules.settings.click_rate_factor, rules.settings.missing_share_jump) == (3.0, 0.3)
+    assert rules.row_rules() == ["outlier"]
 
 
 @pytest.mark.parametrize(
@@ -54,7 +54,7 @@ def test_rules_are_read_from_the_text_or_from_a_file_alike(tmp_path):
         ('{"outlier": {"factor": true}}', "rule outlier: factor is True"),
         ('{"named_rows": {"days": "2026-01-01"}}', "named_rows: days is '2026-01-01', expected a list of texts"),
         ('{"missing_share": {"missing_share_jump": 7}}', "missing_share_jump is 7"),
-        ('{"missing_share": {"missing_share_jump": "0.1"}}', "missing_share_jump is '0.1', expected a number"),
+        ('{"missing_share": {"missing_share_jump": "0.1"}}', "missing_share_jump is '0.1', expected a finite number"),
         ('{"drift": 3}', "rule drift is 3, expected an action or an object"),
         ('{"drift": "warn", "drift": "info"}', "drift is there twice"),
         ("[1]", "uri is"),
@@ -71,8 +71,8 @@ def test_rules_that_mean_nothing_are_refused_by_name(text, message):
 @pytest.mark.parametrize("action", ACTIONS)
 def test_the_action_of_a_rule_decides_what_its_finding_does(action):
     rule = "outlier"  # a rule that every action may be given
-    judging = read_rules(json.dumps({rule: action}), ValidationSettings())
-    findings = judging.find("I1", "rule", rule, "I1 is odd")
+    rules = read_rules(json.dumps({rule: action}), ValidationSettings())
+    findings = rules.find(rule, "I1", "I1 is odd")
     decisions = {
         "block": "block",
         "quarantine": "warn",
@@ -82,8 +82,8 @@ def test_the_action_of_a_rule_decides_what_its_finding_does(action):
         "off": "pass",
     }
     assert decide(findings) == decisions[action]
-    assert [f["action"] for f in findings] == ([] if action == "off" else [action])
-    assert [f["action"] for f in judging.find("I1", "rule", rule, "", at_most="info")] == ["info"] * len(findings)
+    assert [f.action for f in findings] == ([] if action == "off" else [action])
+    assert [f.action for f in rules.find(rule, "I1", "", at_most="info")] == ["info"] * len(findings)
 
 
 def test_actions_that_the_run_was_given_decide(step, write_rows, judged, release_model):
@@ -121,7 +121,7 @@ def test_rules_that_mean_nothing_end_the_step_before_any_row_is_read(step, tmp_p
 def test_columns_that_nobody_agreed_on_are_told_by_name_and_proposed(
     step, write_rows, raw_table, release_model, tmp_path
 ):
-    from components.validation.schemas.files import read_schema
+    from components.validation.schema_versions import read_schema
 
     release_model(step(write_rows(raw_table(300)))[1])
     rows = (
@@ -170,7 +170,7 @@ def test_what_a_lake_holds_otherwise_than_agreed_is_judged_though_rows_came_cast
         (
             "column_new",
             "shop",
-            "column shop (string) of /lake/day=2026-03-01/a.parquet is new: nobody agreed on it, it is not read",
+            "column shop (string) of /lake/day=2026-03-01/a.parquet is new: it was not agreed on and is not read",
         ),
     ]
     assert judged("r2") == (1, "block", findings)

@@ -11,11 +11,18 @@ import pytest
 from components.contracts import criteo
 from components.contracts.metrics import Z_95
 from components.runtime.errors import ContractError
-from components.validation.rules.judging import Judging
-from components.validation.rules.skew import judge_skew
-from components.validation.skew.archive import Span, open_archive
-from components.validation.skew.joined import JoinedRows
-from components.validation.skew.measure import DISTRIBUTIONS, ROWS, measure_skew
+from components.validation.judge import judge_skew
+from components.validation.rules import RuleSet
+from components.validation.settings import ValidationSettings
+from components.validation.skew import (
+    DISTRIBUTIONS,
+    ROWS,
+    RowJoin,
+    TimeSpan,
+    measure_skew,
+    open_served,
+    served_files,
+)
 
 ROWS_OF_REQUEST = 10
 START = dt.datetime(2026, 3, 1, 12, tzinfo=dt.timezone.utc)
@@ -78,12 +85,8 @@ def archive(tmp_path):
 
 
 def compare(training, archive, tmp_path, **options):
-    def distributions(rows, served):
-        return [{"feature": "I1", "rows": [sum(b.num_rows for b in side) for side in (rows, served)]}]
-
-    opened = open_archive(str(archive))
     return measure_skew(
-        training, opened, tmp_path / "scratch", **{"threshold": 0.001, "distributions": distributions, **options}
+        training, open_served(str(archive)), tmp_path / "scratch", **{"settings": ValidationSettings(), **options}
     )
 
 
@@ -118,19 +121,19 @@ def test_a_feature_served_otherwise_is_found_named_and_counted_as_pandas_counts(
     served = frame.copy()
     plant(served)
     skew = compare(training(frame), archive(served), tmp_path, part_rows=part_rows)
-    assert skew.facts["method"] == ROWS
-    assert [entry["feature"] for entry in skew.entries] == list(criteo.FEATURES)
+    assert skew.facts.method == ROWS
+    assert [entry.feature for entry in skew.rows] == list(criteo.FEATURES)
     joined, differing = truth(frame, served, name)
     assert joined == len(frame)
-    (found,) = [entry for entry in skew.entries if entry["drifted"]]
-    assert (found["feature"], found["differing"], found["num_rows_now"]) == (name, differing, joined)
-    assert found["effect"] == pytest.approx(differing / joined)
-    assert found["effect_low"] < found["effect"] < found["effect_high"]
-    assert found["factor"] == (pytest.approx(1000, rel=1e-3) if plant is scaled else None)
-    assert (found["only_training"] == differing) == (plant is nulled)
-    (finding,) = judge_skew(skew.entries, skew.facts, Judging())
-    assert (finding["feature"], finding["rule"], finding["action"]) == (name, "skew", "warn")
-    assert f"{differing:,} of {joined:,}" in finding["description"]
+    (found,) = [entry for entry in skew.rows if entry.drifted]
+    assert (found.feature, found.differing, found.num_rows) == (name, differing, joined)
+    assert found.effect == pytest.approx(differing / joined)
+    assert found.effect_low < found.effect < found.effect_high
+    assert found.factor == (pytest.approx(1000, rel=1e-3) if plant is scaled else None)
+    assert (found.only_training == differing) == (plant is nulled)
+    (finding,) = judge_skew(skew, RuleSet())
+    assert (finding.feature, finding.rule, finding.action) == (name, "skew", "warn")
+    assert f"{differing:,} of {joined:,}" in finding.description
     assert not list((tmp_path / "scratch").iterdir()), "parts of a window must go"
 
 
@@ -139,7 +142,7 @@ def test_the_example_is_a_row_that_differs(training, archive, tmp_path):
     served = frame.copy()
     nulled(served)
     skew = compare(training(frame), archive(served), tmp_path)
-    example = next(e["example"] for e in skew.entries if e["feature"] == "C7")
+    example = next(e.example for e in skew.rows if e.feature == "C7")
     row = frame[(frame.request_id == example["request_id"]) & (frame.row == example["row"])].iloc[0]
     assert example["training"] == row["C7"]
     assert example["served"] is None
@@ -151,9 +154,9 @@ def test_equal_rows_give_no_skew_whatever_their_order_and_labels(training, archi
     served = frame.copy()
     served[criteo.LABEL] = 1 - served[criteo.LABEL]
     skew = compare(training(frame), archive(served), tmp_path, part_rows=part_rows)
-    assert [entry["effect"] for entry in skew.entries] == [0.0] * len(criteo.FEATURES)
-    assert not any(entry["drifted"] for entry in skew.entries)
-    assert judge_skew(skew.entries, skew.facts, Judging()) == []
+    assert [entry.effect for entry in skew.rows] == [0.0] * len(criteo.FEATURES)
+    assert not any(entry.drifted for entry in skew.rows)
+    assert judge_skew(skew, RuleSet()) == []
 
 
 @pytest.mark.parametrize("part_rows", [10**6, 500])
@@ -162,10 +165,10 @@ def test_rows_of_one_side_only_are_counted_and_a_name_counts_once(training, arch
     mine, theirs = frame.iloc[:1500], pd.concat([frame.iloc[500:], frame.iloc[600:620]])
     late = theirs[theirs[criteo.EVENT_TIME] > mine[criteo.EVENT_TIME].max()]
     skew = compare(training(mine), archive(theirs), tmp_path, part_rows=part_rows)
-    assert skew.facts["num_joined"] == 1000
-    assert skew.facts["num_only_training"] == 500
+    assert skew.facts.num_joined == 1000
+    assert skew.facts.num_only_training == 500
     # Twenty came twice; those after training's last row are of another span.
-    assert skew.facts["num_only_served"] == len(theirs) - len(late) - 1000 == 20
+    assert skew.facts.num_only_served == len(theirs) - len(late) - 1000 == 20
 
 
 def test_missing_as_nan_is_missing_as_null(training, archive, tmp_path):
@@ -179,7 +182,7 @@ def test_missing_as_nan_is_missing_as_null(training, archive, tmp_path):
     pq.write_table(table.set_column(table.column_names.index("I1"), "I1", pa.array(values, pa.float32())), path)
     assert pq.read_table(path).column("I1").null_count == 0
     skew = compare(training(frame), root, tmp_path)
-    assert not any(entry["drifted"] for entry in skew.entries)
+    assert not any(entry.drifted for entry in skew.rows)
 
 
 def test_interval_is_wider_where_the_rows_of_a_request_differ_together():
@@ -191,7 +194,7 @@ def test_interval_is_wider_where_the_rows_of_a_request_differ_together():
             criteo.REQUEST_ID: [f"r{i}" for i in np.repeat(np.arange(requests), ROWS_OF_REQUEST)],
             criteo.ROW: np.tile(np.arange(ROWS_OF_REQUEST, dtype=np.int32), requests),
         }
-        joined = JoinedRows(["I1"])
+        joined = RowJoin(["I1"])
         joined.add(
             pa.table({**columns, "I1": pa.array(differs.astype(np.float32))}),
             pa.table({**columns, "I1": pa.array(np.zeros(len(differs), np.float32))}),
@@ -220,9 +223,13 @@ def test_rows_that_do_not_join_are_compared_by_their_distributions_in_the_same_s
     served[criteo.REQUEST_ID] = "other-" + served[criteo.REQUEST_ID]
     served.loc[:99, criteo.EVENT_TIME] = START - dt.timedelta(days=3)
     skew = compare(training(frame), archive(served), tmp_path)
-    assert skew.facts["method"] == DISTRIBUTIONS
-    assert skew.facts["num_joined"] == 0
-    assert skew.entries == [{"feature": "I1", "rows": [2000, 1900], "method": DISTRIBUTIONS}]
+    assert skew.facts.method == DISTRIBUTIONS
+    assert skew.facts.num_joined == 0
+    assert skew.rows == ()
+    assert [entry.feature for entry in skew.distributions] == list(criteo.FEATURES)
+    assert not any(entry.drifted for entry in skew.distributions)
+    entry, within_span = skew.distributions[0], served.iloc[100:]
+    assert (entry.num_rows_now, entry.num_rows_before) == (frame["I1"].count(), within_span["I1"].count())
 
 
 def test_an_archive_without_the_days_is_told_and_one_that_is_no_folder_is_refused(training, archive, tmp_path):
@@ -230,10 +237,10 @@ def test_an_archive_without_the_days_is_told_and_one_that_is_no_folder_is_refuse
     served = frame.copy()
     served[criteo.EVENT_TIME] = START - dt.timedelta(days=30)
     skew = compare(training(frame), archive(served), tmp_path)
-    assert skew.entries == []
-    (finding,) = judge_skew(skew.entries, skew.facts, Judging())
-    assert finding["severity"] == "info"
-    assert "no row" in finding["description"]
+    assert (skew.rows, skew.distributions) == ((), ())
+    (finding,) = judge_skew(skew, RuleSet())
+    assert finding.severity == "info"
+    assert "no row" in finding.description
     with pytest.raises(ContractError, match="nowhere is not a folder"):
         compare(training(frame), tmp_path / "nowhere", tmp_path)
 
@@ -254,5 +261,5 @@ def test_corrected_versions_of_a_day_are_not_what_was_served(tmp_path):
     (day / "version=2").mkdir(parents=True)
     for name in ("part-0.parquet", "_part-1.parquet", "version=2/part-0.parquet"):
         (day / name).touch()
-    with open_archive(str(tmp_path)).files(Span(START, START), [], tmp_path) as files:
+    with served_files(open_served(str(tmp_path)), TimeSpan(START, START), [], tmp_path) as files:
         assert files == [day / "part-0.parquet"]

@@ -9,6 +9,7 @@ import datetime as dt
 import json
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pyarrow as pa
@@ -18,16 +19,16 @@ import pytest
 
 from components.runtime.errors import ContractError, PermanentError, TemporaryError
 from components.storage import downloads
-from components.validation.rules.judging import read_rules
+from components.storage.objects import Objects
+from components.validation.rules import read_rules
 from components.validation.settings import ValidationSettings
-from components.validation.skew.archive import BucketArchive, Span, open_archive
-from components.validation.skew.measure import measure_skew
-from tests.support.full_disk import files_of_at_most
+from components.validation.skew import TimeSpan, measure_skew, open_served, served_files
+from tests.components.storage.full_disk import files_of_at_most
 
 URI = "gs://models/a lake"
 REPOSITORY = Path(__file__).resolve().parents[3]
 DAY = dt.datetime(2026, 3, 1, tzinfo=dt.timezone.utc)
-SPAN = Span(DAY + dt.timedelta(hours=6), DAY + dt.timedelta(hours=30))
+SPAN = TimeSpan(DAY + dt.timedelta(hours=6), DAY + dt.timedelta(hours=30))
 
 
 @pytest.fixture
@@ -82,18 +83,19 @@ def training(served_rows, tmp_path):
     return [tmp_path / "train.parquet"]
 
 
-def impatient() -> BucketArchive:
+def impatient() -> Objects:
     from components.storage.bucket import BucketObjects
 
-    return BucketArchive(BucketObjects(URI, retry_seconds=20.0, first_delay_seconds=0.001))
+    return BucketObjects(URI, retry_seconds=20.0, first_delay_seconds=0.001)
 
 
 def measured(training, archive, tmp_path):
-    return measure_skew(training, archive, tmp_path / "scratch", threshold=0.001, distributions=lambda *sides: [])
+    return measure_skew(training, archive, tmp_path / "scratch", settings=ValidationSettings())
 
 
 def kept_rows(archive, tmp_path, span=SPAN):
-    with archive.files(span, ["I1", "C5"], tmp_path / "scratch") as files:
+    (tmp_path / "scratch").mkdir(exist_ok=True)
+    with served_files(archive, span, ["I1", "C5"], tmp_path / "scratch") as files:
         tables = [pq.read_table(path) for path in files]
     assert list((tmp_path / "scratch").iterdir()) == []
     return pa.concat_tables(tables) if tables else None
@@ -104,15 +106,15 @@ def is_download(request):
 
 
 def test_an_archive_in_a_bucket_gives_what_the_same_one_in_a_folder_gives(training, in_both, tmp_path):
-    in_bucket, in_folder = (measured(training, open_archive(uri), tmp_path) for uri in (URI, str(in_both)))
-    assert in_bucket.entries == in_folder.entries
-    assert {**in_bucket.facts, "served_uri": in_folder.facts["served_uri"]} == in_folder.facts
-    (found,) = [entry for entry in in_bucket.entries if entry["drifted"]]
+    in_bucket, in_folder = (measured(training, open_served(uri), tmp_path) for uri in (URI, str(in_both)))
+    assert in_bucket.rows == in_folder.rows
+    assert replace(in_bucket.facts, served_uri=in_folder.facts.served_uri) == in_folder.facts
+    (found,) = [entry for entry in in_bucket.rows if entry.drifted]
     rows = pq.read_table(training[0])
-    assert found["feature"] == "C5"
-    assert in_bucket.facts["num_joined"] == rows.num_rows
-    assert found["differing"] == rows.num_rows // 3 + (rows.num_rows % 3 > 0)
-    assert in_bucket.facts["served_uri"] == URI
+    assert found.feature == "C5"
+    assert in_bucket.facts.num_joined == rows.num_rows
+    assert found.differing == rows.num_rows // 3 + (rows.num_rows % 3 > 0)
+    assert in_bucket.facts.served_uri == URI
     assert list((tmp_path / "scratch").iterdir()) == []
 
 
@@ -131,13 +133,13 @@ def test_no_more_of_the_disk_is_taken_than_a_batch(in_both, tmp_path, monkeypatc
     size = max(path.stat().st_size for path in in_both.rglob("*.parquet"))
     monkeypatch.setattr(downloads.fetched_files, "__kwdefaults__", {"batch_bytes": 2 * size})
     archive, most = impatient(), []
-    fetch = archive.objects.fetch
+    fetch = archive.fetch
 
     def watched(wanted, part, **more):
         fetch(wanted, part, **more)
         most.append(sum(path.stat().st_size for path in part.parent.iterdir()))
 
-    monkeypatch.setattr(archive.objects, "fetch", watched)
+    monkeypatch.setattr(archive, "fetch", watched)
     kept_rows(archive, tmp_path)
     assert len(most) == 6
     assert size < max(most) <= 2 * size
@@ -161,12 +163,12 @@ def test_a_broken_way_is_outlasted_without_a_row_lost(in_both, cloud_storage, tm
 def test_a_file_replaced_after_it_was_listed_is_told_as_something_to_try_again(in_both, put, cloud_storage, tmp_path):
     name = "day=2026-03-02/part-2.parquet"
 
-    def replace(request):
+    def swap(request):
         if request.is_download and request.name == f"a lake/{name}":
             cloud_storage.before = lambda request: None
             put(request.name, (in_both / "day=2026-03-01" / "part-0.parquet").read_bytes())
 
-    cloud_storage.before = replace
+    cloud_storage.before = swap
     with pytest.raises(TemporaryError, match=rf"{name} is no longer at generation"):
         kept_rows(impatient(), tmp_path)
     assert list((tmp_path / "scratch").iterdir()) == []
@@ -186,7 +188,7 @@ def test_a_full_disk_is_told_and_leaves_nothing(in_both, tmp_path):
 
 
 def test_days_on_which_nothing_was_served_give_no_rows(in_both, tmp_path):
-    later = Span(SPAN.first + dt.timedelta(days=30), SPAN.last + dt.timedelta(days=30))
+    later = TimeSpan(SPAN.first + dt.timedelta(days=30), SPAN.last + dt.timedelta(days=30))
     assert kept_rows(impatient(), tmp_path, later) is None
 
 
@@ -218,8 +220,8 @@ def test_opening_a_bucket_says_nothing_of_its_own(cloud_storage):
 
 def test_rules_are_read_from_a_bucket(put):
     put("rules of ours/strict.json", json.dumps({"missing_share": "block"}).encode())
-    judging = read_rules(" gs://models/rules of ours/strict.json ", ValidationSettings())
-    assert judging.actions["missing_share"] == "block"
+    rules = read_rules(" gs://models/rules of ours/strict.json ", ValidationSettings())
+    assert rules.actions["missing_share"] == "block"
 
 
 @pytest.mark.parametrize(

@@ -13,10 +13,9 @@ import pytest
 from components.contracts import criteo
 from components.contracts.reference_statistics import DENSE_EDGES
 from components.runtime.errors import ContractError
-from components.validation import kept_windows, windows
-from components.validation.kept_windows import NEWEST, KeptWindows, read_windows
+from components.validation import windows
 from components.validation.reference import BLOCK_ROWS, ReferenceCounter
-from components.validation.windows import LISTED, WindowSummary
+from components.validation.windows import LISTED, NEWEST, KeptWindows, WindowSummary, read_windows
 
 
 def by_request(table, cut=BLOCK_ROWS):
@@ -46,11 +45,13 @@ def test_sums_over_requests_are_pandas(rows, window_of):
     sizes = frame.groupby("key").size()
     assert (found.rows, found.requests, found.sizes) == (5000, len(sizes), (sizes**2).sum())
     clicks = frame.groupby("key")[criteo.LABEL].sum()
-    assert found.clicks == windows.Total(rows=clicks.sum(), squares=(clicks**2).sum(), products=(clicks * sizes).sum())
+    assert found.clicks == windows.RowTotal(
+        rows=clicks.sum(), squares=(clicks**2).sum(), products=(clicks * sizes).sum()
+    )
     for name in criteo.FEATURES:
         column, present = found.columns[name], frame.groupby("key")[name].count()
         missing = sizes - present
-        assert column.missing == windows.Total(
+        assert column.missing == windows.RowTotal(
             rows=missing.sum(), squares=(missing**2).sum(), products=(missing * sizes).sum()
         )
         assert column.present == present.sum()
@@ -182,7 +183,7 @@ def test_a_merged_column_with_more_rows_than_its_windows_is_refused(judged, wind
         read_windows(tmp_path / "windows.npz")
 
 
-def test_a_window_that_is_learnt_again_counts_once(judged, window_of):
+def test_a_window_that_is_learned_again_counts_once(judged, window_of):
     kept = KeptWindows((window_of(judged(100), "a"), window_of(judged(200), "b")))
     assert kept.followed_by(window_of(judged(200), "b")).merged.rows == 300
 
@@ -223,6 +224,6 @@ def test_a_damaged_file_is_refused_with_what_is_wrong(judged, window_of, tmp_pat
 def test_other_edges_are_refused(judged, window_of, tmp_path, monkeypatch):
     path = tmp_path / "windows.npz"
     KeptWindows((window_of(judged(100)),)).write(path)
-    monkeypatch.setattr(kept_windows, "DENSE_EDGES", DENSE_EDGES + 1)
+    monkeypatch.setattr(windows, "DENSE_EDGES", DENSE_EDGES + 1)
     with pytest.raises(ContractError, match="other edges"):
         read_windows(path)

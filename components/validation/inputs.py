@@ -1,0 +1,81 @@
+"""What one validation works on: this run's rows and rules, and the champion that they are compared with."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+from components.contracts.manifests import Model, RawDataset
+from components.storage.objects import Objects
+from components.validation.rules import RuleSet
+from components.validation.schema_versions import read_schema
+from components.validation.tfdv_statistics import read_statistics, summarize_files
+from components.validation.windows import KeptWindows, read_windows
+
+
+@dataclass(frozen=True, kw_only=True)
+class Champion:
+    """What the champion's folder in the model store says about the rows that its line learned from."""
+
+    folder: Path
+    statistics: Any
+    """TFDV's, of the window that the champion itself was trained on."""
+    windows: KeptWindows
+    """Of its whole line."""
+
+    @property
+    def statistics_uri(self) -> str:
+        """Where the statistics are."""
+        return (self.folder / Model.STATISTICS).as_uri()
+
+
+def read_champion(folder: Path) -> Champion:
+    """The champion whose model lies in `folder`.
+
+    Raises:
+        ContractError: a file is absent or damaged.
+    """
+    return Champion(
+        folder=folder,
+        statistics=read_statistics(folder / Model.STATISTICS),
+        windows=read_windows(folder / Model.WINDOWS),
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class Round:
+    """One run's inputs."""
+
+    run: str
+    raw: RawDataset
+    """The rows to judge."""
+    folder: Path
+    """The step's folder; filled by validation, which replaces that of an earlier try."""
+    store: Path
+    """The model store, which keeps quarantined rows."""
+    rules: RuleSet
+    champion: Champion | None = None
+    schema_path: Path | None = None
+    """The schema in force; None infers it from these rows."""
+    served: Objects | None = None
+    """Served rows to compare with; None = not compared."""
+    summarize: Callable[..., Any] = summarize_files
+    """Computes the statistics of files: on this machine, or on a runner of Beam."""
+
+    @cached_property
+    def schema(self) -> Any | None:
+        """The schema in force."""
+        return read_schema(self.schema_path) if self.schema_path else None
+
+    @property
+    def excluded(self) -> frozenset[str]:
+        """Features that the run left out."""
+        return frozenset(self.raw.excluded_columns)
+
+    @property
+    def statistics_before(self) -> Any | None:
+        """TFDV's statistics of the champion's rows; None without a champion."""
+        return self.champion.statistics if self.champion else None

@@ -1,0 +1,252 @@
+"""All rules about columns over what was measured of one run's rows: the findings, the worst first. Measures nothing."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from tensorflow_metadata.proto.v0 import anomalies_pb2
+
+from components.contracts import criteo
+from components.validation.drift import DriftEntry, LabelShift
+from components.validation.measure import Measured
+from components.validation.rules import BLOCK, DATASET, INFO, WARN, Finding, RuleSet
+from components.validation.schema import possible_shares
+from components.validation.skew import Skew, SkewEntry
+from components.validation.tfdv_statistics import by_feature, missing_share, num_missing, num_rows, num_values
+
+CERTAIN_ROWS = 10
+"""Expected rows from which on absence is no accident (e^-10)."""
+
+_COVERED_BY_RULES = ("FEATURE_TYPE_NOT_PRESENT", "SCHEMA_MISSING_COLUMN")
+_RULE_OF_ANOMALY = {
+    **dict.fromkeys(
+        ("UNEXPECTED_DATA_TYPE", "FLOAT_TYPE_NOT_FLOAT", "FLOAT_TYPE_STRING_NOT_FLOAT", "INT_TYPE_INT_EXPECTED"),
+        "value_type",
+    ),
+    **dict.fromkeys(
+        (
+            *("FLOAT_TYPE_BIG_FLOAT", "FLOAT_TYPE_SMALL_FLOAT", "FLOAT_TYPE_HAS_NAN", "FLOAT_TYPE_HAS_INF"),
+            *("INT_TYPE_BIG_INT", "INT_TYPE_SMALL_INT", "ENUM_TYPE_UNEXPECTED_STRING_VALUES"),
+        ),
+        "range",
+    ),
+    **dict.fromkeys(("FEATURE_TYPE_LOW_FRACTION_PRESENT", "FEATURE_TYPE_LOW_NUMBER_PRESENT"), "presence"),
+    "SCHEMA_NEW_COLUMN": "column_new",
+}
+
+
+def judge(measured: Measured, rules: RuleSet) -> list[Finding]:
+    """The findings of every rule, those about single rows included."""
+    findings = [
+        *_judge_structure(measured, rules),
+        *measured.rows.findings,
+        *_judge_anomalies(measured, rules),
+        *_judge_values(measured, rules),
+        *judge_click_rate(measured.label, rules),
+        *judge_drift(measured.drift, rules),
+        *judge_skew(measured.skew, rules),
+    ]
+    return sorted(findings, key=lambda finding: (BLOCK, WARN, INFO).index(finding.severity))
+
+
+def _judge_structure(measured: Measured, rules: RuleSet) -> list[Finding]:
+    found = []
+    if not num_rows(measured.statistics):
+        found += rules.find("no_rows", DATASET, "there are no training rows, expected at least 1")
+    for fault in measured.columns.all:
+        found += rules.find(fault.rule, fault.column, fault.description)
+    return found
+
+
+def _judge_anomalies(measured: Measured, rules: RuleSet) -> list[Finding]:
+    """TFDV's anomalies, each under the rule that acts on it, except those that another rule explains better.
+
+    Too few values in a column are `info` if the rows are so few that the column may have as many as the schema wants.
+    """
+    found: list[Finding] = []
+    features, wanted = by_feature(measured.statistics), {feature.name: feature for feature in measured.schema.feature}
+    for name, anomaly in sorted(measured.anomalies.anomaly_info.items()):
+        for reason in anomaly.reason:
+            kind = anomalies_pb2.AnomalyInfo.Type.Name(reason.type)
+            if kind in _COVERED_BY_RULES or name in measured.excluded:
+                continue
+            rule = "label_invalid" if name == criteo.LABEL else _RULE_OF_ANOMALY.get(kind, "anomaly")
+            text = f"{name}: {reason.short_description}. {reason.description}".strip()
+            is_share = kind == "FEATURE_TYPE_LOW_FRACTION_PRESENT" and name != criteo.LABEL
+            is_chance = is_share and _may_be_chance(features.get(name), wanted[name].presence.min_fraction)
+            text += " In so few rows that may be chance." if is_chance else ""
+            found += rules.find(rule, name, text, kind="anomaly", at_most=INFO if is_chance else None)
+    return found
+
+
+def _may_be_chance(feature: Any, min_fraction: float) -> bool:
+    present, rows = num_values(feature), num_values(feature) + num_missing(feature)
+    return rows > 0 and possible_shares(present / rows, rows)[1] >= min_fraction
+
+
+# -- values
+
+
+def _judge_values(measured: Measured, rules: RuleSet) -> list[Finding]:
+    """One-class labels, columns without values, and jumps of the missing share."""
+    rows = num_rows(measured.statistics)
+    if not rows:
+        return []
+    now, before = by_feature(measured.statistics), by_feature(measured.statistics_before)
+    found = _judge_label(now.get(criteo.LABEL), rows, rules)
+    for name in criteo.FEATURES:
+        if name not in now or name in measured.excluded:
+            continue
+        if num_values(now[name]):
+            found += _judge_missing_share(name, now[name], before.get(name), rules)
+        elif measured.statistics_before is None:
+            text = f"{name} has no value in any of {rows} rows"
+            found += rules.find("column_empty_by_chance", name, text)
+        else:
+            found += _judge_empty_column(name, before.get(name), rows, measured.schema, rules)
+    return found
+
+
+def _judge_label(label: Any, rows: int, rules: RuleSet) -> list[Finding]:
+    if label is None:
+        return []
+    if not num_values(label):
+        return rules.find("label_invalid", criteo.LABEL, f"label is missing in all {rows} rows")
+    numbers = label.num_stats
+    if numbers.min == numbers.max:
+        text = f"label is {numbers.min:g} in all {rows} rows, expected both classes: nothing can be learned from them"
+        return rules.find("label_one_class", criteo.LABEL, text)
+    return []
+
+
+def _judge_empty_column(name: str, before: Any, rows: int, schema: Any, rules: RuleSet) -> list[Finding]:
+    known, rows_before = num_values(before), num_values(before) + num_missing(before)
+    text = f"{name} has no value in any of {rows} rows"
+    if not known:
+        return rules.find("column_empty", name, f"{text}, as before", at_most=INFO)
+    expected = known * rows / rows_before
+    text += f", had values in {known} of {rows_before} rows before: {expected:.0f} were expected"
+    required = {f.name for f in schema.feature if f.presence.min_count or f.presence.min_fraction}
+    if name not in required:
+        return rules.find("column_empty", name, f"{text}; the schema calls it optional", at_most=INFO)
+    return rules.find("column_empty" if expected >= CERTAIN_ROWS else "column_empty_by_chance", name, text)
+
+
+def _judge_missing_share(name: str, now: Any, before: Any, rules: RuleSet) -> list[Finding]:
+    share_now, share_before = missing_share(now), missing_share(before)
+    if share_now is None or share_before is None:
+        return []
+    if abs(share_now - share_before) <= rules.settings.missing_share_jump:
+        return []
+    return rules.find(
+        "missing_share", name, f"{name} is missing in {share_now:.1%} of the rows, was in {share_before:.1%}"
+    )
+
+
+def judge_click_rate(label: LabelShift | None, rules: RuleSet) -> list[Finding]:
+    """A finding if the rate left both the merged windows' and the newest one's by more than the factor and chance."""
+    if label is None:
+        return []
+    factor, level = rules.settings.click_rate_factor, rules.settings.false_alarm_rate
+    for side in (label, label.newest):
+        if side is None:
+            continue
+        is_inside = side.rate_before / factor <= side.rate_now <= side.rate_before * factor
+        if is_inside or side.p_value is None or side.p_value > level:
+            return []
+    text = (
+        f"the share of clicks is {label.rate_now:.2%}, was {label.rate_before:.2%} (change {label.low:+.2%} "
+        f"to {label.high:+.2%}): look for labels that have not arrived"
+    )
+    return rules.find("click_rate", criteo.LABEL, text)
+
+
+# -- drift and skew
+
+
+def judge_drift(drift: list[DriftEntry], rules: RuleSet) -> list[Finding]:
+    """Findings on drifted features and on many new categories; the surest first, then the largest."""
+    found: list[Finding] = []
+    for entry in sorted(drift, key=_drift_rank):
+        name, new = entry.feature, entry.new_value_share
+        if entry.drifted:
+            found += rules.find("drift", name, f"{name} drifted: {_describe_change(entry)}", kind="drift")
+        elif entry.learned:
+            text = f"{name} differs from earlier windows as the champion's newest one does: {_describe_change(entry)}"
+            found += rules.find("drift", name, text, kind="drift", at_most=INFO)
+        if new is not None and new > rules.settings.new_value_share:
+            text = f"{name} has categories that the champion never saw in at least {new:.1%} of the rows"
+            found += rules.find("new_categories", name, text, kind="drift")
+    return found
+
+
+def _drift_rank(entry: DriftEntry) -> tuple[float, float]:
+    return (1.0 if entry.q_value is None else entry.q_value, -(entry.effect or 0.0))
+
+
+def _describe_change(entry: DriftEntry) -> str:
+    """What changed, by how much, and how sure that is."""
+    parts = []
+    if "values" in entry.changes:
+        parts.append(_describe_values(entry))
+    if "mean" in entry.changes:
+        shift = entry.mean_shift
+        parts.append("its mean moved" if shift is None else f"its mean moved by {shift:+.2f} standard deviations")
+    if "missing" in entry.changes:
+        parts.append(f"missing in {entry.missing_now:.1%} of the rows, was in {entry.missing_before:.1%}")
+    return f"{'; '.join(parts)} (q = {entry.q_value:.2g})"
+
+
+def _describe_values(entry: DriftEntry) -> str:
+    effect, threshold = entry.effect, entry.threshold
+    assert effect is not None
+    assert threshold is not None
+    interval, moved = f"{entry.effect_low:.4f} to {entry.effect_high:.4f}", entry.moved_value
+    if moved and effect >= threshold:
+        return (
+            f"value {moved.value} went from {moved.share_before:.1%} to {moved.share_now:.1%} "
+            f"(change {interval}, matters from {threshold:.4f})"
+        )
+    if moved or entry.new_value_share is not None:
+        return f"many of its values changed their shares (divergence {entry.divergence:.4f} bits)"
+    return f"divergence {effect:.4f} bits ({interval}, matters from {threshold:.4f})"
+
+
+def judge_skew(skew: Skew | None, rules: RuleSet) -> list[Finding]:
+    """Findings on features that were not served as they are trained on; those with the largest difference first."""
+    if skew is None:
+        return []
+    if not skew.rows and not skew.distributions:
+        text = f"{skew.facts.served_uri} holds no row of the training rows' days: serving was not compared"
+        return rules.find("skew", DATASET, text, kind="skew", at_most=INFO)
+    found: list[Finding] = []
+    entries: list[SkewEntry | DriftEntry] = [*skew.rows, *skew.distributions]
+    for entry in sorted(entries, key=lambda entry: -abs(entry.effect or 0.0)):
+        if entry.drifted:
+            found += rules.find("skew", entry.feature, _describe_skew(entry), kind="skew")
+    return found
+
+
+def _describe_skew(entry: SkewEntry | DriftEntry) -> str:
+    name = entry.feature
+    if isinstance(entry, DriftEntry):
+        change = _describe_change(entry)
+        return f"{name} is distributed differently in served rows: {change}; rows did not join: weaker evidence"
+    text = (
+        f"{name} is not what was served in {entry.differing:,} of {entry.num_rows:,} joined rows: "
+        f"{entry.effect:.2%} (95 %: {entry.effect_low:.2%} to {entry.effect_high:.2%})"
+    )
+    if entry.factor is not None:
+        text += f"; training has {entry.factor:.4g} times the served value"
+    elif entry.only_training == entry.differing:
+        text += "; served rows lack the value"
+    elif entry.only_served == entry.differing:
+        text += "; training rows lack the value"
+    if row := entry.example:
+        text += f"; in row {row['row']} of request {row['request_id']} training has {_format_value(row['training'])}"
+        text += f", served was {_format_value(row['served'])}"
+    return text
+
+
+def _format_value(value: float | int | None) -> str:
+    return "no value" if value is None else f"{value:.7g}" if isinstance(value, float) else str(value)

@@ -1,0 +1,300 @@
+"""The training rows without those that a rule quarantines and with those that people took back, as a dataset.
+
+A pass over the files that only happens if a rule about rows is on, or rows of an earlier quarantine come back. It holds
+one batch of rows, and the positions of one file's offending rows. A file without such rows is linked, not rewritten.
+Held-out rows are not screened: the gate judges by what happened.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+import os
+import shutil
+from collections import Counter
+from collections.abc import Iterator, Sequence, Set
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+
+from components.contracts import criteo
+from components.contracts.manifests import Model, RawDataset
+from components.runtime.durable import sha256_tree
+from components.runtime.errors import ContractError, first_line
+from components.storage.uris import local_path
+from components.store import models as model_store
+from components.store.promotion_journal import moment_of
+from components.validation import quarantine_store
+from components.validation.inputs import Round
+from components.validation.row_rules import RowRule, make_row_rules
+from components.validation.rows import read_all_columns
+from components.validation.rules import DATASET, INFO, QUARANTINE, Finding, RuleSet
+
+logger = logging.getLogger(__name__)
+
+TRAIN, QUARANTINED = "train", "quarantine"
+RULE_COLUMN, REASON_COLUMN = "quarantine_rule", "quarantine_reason"
+NUM_EXAMPLES = 3
+
+RowKey = tuple[str, int]
+"""Request id and row."""
+Marks = dict[int, tuple[str, str]]
+"""Row of a file -> rule and reason."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class ScreenedRows:
+    """The rows to judge and to learn from."""
+
+    dataset: RawDataset
+    """The round's own if no row went or came."""
+    files: list[Path]
+    """Where the rows are until the step's folder is complete."""
+    findings: list[Finding] = field(default_factory=list)
+    """Of the rules about single rows."""
+    num_by_rule: dict[str, int] = field(default_factory=dict)
+    """Quarantined rows, by the rule that stands beside them."""
+
+
+def screen_rows(round_: Round, files: Sequence[Path], folder: Path) -> ScreenedRows:
+    """The rows that pass the rules about rows, with those that people took back.
+
+    Args:
+        round_: The run's inputs.
+        files: Its training rows, in order; all of them have all columns.
+        folder: The step's folder while it is made; rows go into `train` and `quarantine` below it.
+
+    Raises:
+        ContractError: a file, or what is stored, cannot be read; or a file lacks a column that a rule needs.
+    """
+    store, run, rules = round_.store, round_.run, round_.rules
+    row_rules, idle = make_row_rules(rules, round_.schema, round_.statistics_before, excluded=round_.excluded)
+    returning = ReturningRows(store, round_.champion.folder if round_.champion else None, round_.raw)
+    screened = ScreenedRows(dataset=round_.raw, files=list(files))
+    if row_rules or returning.taken:
+        screened = _split_rows(round_, files, folder, row_rules, returning)
+    if screened.num_by_rule:
+        kept = quarantine_store.keep_quarantined(store, run, folder / QUARANTINED, round_.raw, screened.num_by_rule)
+        screened = replace(screened, dataset=replace(screened.dataset, quarantine_uri=kept.as_uri()))
+    else:
+        quarantine_store.forget_quarantined(store, run)
+    if returning.taken:
+        quarantine_store.write_taken(store, run, screened.dataset.digest, returning.taken)
+    told: list[Finding] = []
+    for name in idle:
+        text = f"rule {name} found nothing to compare with: there is no schema or no champion yet"
+        told += rules.find(name, DATASET, text, at_most=INFO)
+    return replace(screened, findings=told + screened.findings)
+
+
+@dataclass
+class _RowTally:
+    hits: Counter[str] = field(default_factory=Counter)
+    quarantined: Counter[str] = field(default_factory=Counter)
+    examples: dict[str, list[str]] = field(default_factory=dict)
+
+
+def _split_rows(
+    round_: Round, files: Sequence[Path], folder: Path, row_rules: Sequence[RowRule], returning: ReturningRows
+) -> ScreenedRows:
+    raw, tally = round_.raw, _RowTally()
+    (folder / TRAIN).mkdir()
+    for path in files:
+        marks = _mark_rows(path, row_rules, round_.rules, returning.exempt, tally)
+        if marks:
+            _split_file(path, marks, rest=folder / TRAIN / path.name, gone=folder / QUARANTINED / path.name)
+        else:
+            _link_file(path, folder / TRAIN / path.name)
+    num_gone = sum(tally.quarantined.values())
+    # Older than all others, and so is its name in the order of names.
+    num_back = returning.write(folder / TRAIN / "00000-replayed.parquet")
+    findings = _judge_tally(tally, num_gone, num_back, raw.num_train_rows, round_.rules)
+    if not num_gone and not num_back:
+        shutil.rmtree(folder / TRAIN)
+        return ScreenedRows(dataset=raw, files=list(files), findings=findings)
+    logger.info("%d rows are quarantined, %d come back", num_gone, num_back)
+    trees = f"{raw.digest}\n{sha256_tree(folder / TRAIN)}\n"
+    dataset = replace(
+        raw,
+        train_uri=(round_.folder / TRAIN).as_uri(),
+        num_train_rows=raw.num_train_rows - num_gone + num_back,
+        digest=hashlib.sha256(trees.encode()).hexdigest(),
+        num_quarantined=num_gone,
+        quarantine_uri=(round_.folder / QUARANTINED).as_uri() if num_gone else None,
+    )
+    rest = sorted((folder / TRAIN).iterdir())
+    return ScreenedRows(dataset=dataset, files=rest, findings=findings, num_by_rule=dict(tally.quarantined))
+
+
+def _mark_rows(
+    path: Path, row_rules: Sequence[RowRule], rules: RuleSet, exempt: Set[RowKey], tally: _RowTally
+) -> Marks:
+    marks: Marks = {}
+    row = 0
+    for batch in read_all_columns(path):
+        hits: dict[int, dict[str, str]] = {}
+        for rule in row_rules:
+            try:
+                for at, reason in rule.find(batch):
+                    reasons = hits.setdefault(at, {})
+                    reasons[rule.name] = f"{reasons[rule.name]}; {reason}" if rule.name in reasons else reason
+            except (KeyError, pa.ArrowException) as error:
+                raise ContractError(f"{path} cannot be judged by rule {rule.name}: {first_line(error)}") from error
+        for at, reasons in hits.items():
+            key = (
+                (batch.column(criteo.REQUEST_ID)[at].as_py(), batch.column(criteo.ROW)[at].as_py()) if exempt else None
+            )
+            if key in exempt:
+                continue
+            for name, reason in reasons.items():
+                tally.hits[name] += 1
+                if len(examples := tally.examples.setdefault(name, [])) < NUM_EXAMPLES:
+                    examples.append(reason)
+            if gone := {name: reason for name, reason in reasons.items() if rules.actions[name] == QUARANTINE}:
+                first = next(iter(gone))
+                marks[row + at] = (first, "; ".join(gone.values()))
+                tally.quarantined[first] += 1
+        row += batch.num_rows
+    return marks
+
+
+def _split_file(path: Path, marks: Marks, *, rest: Path, gone: Path) -> None:
+    schema = pq.read_schema(path)
+    with_reason = schema.append(pa.field(RULE_COLUMN, pa.string())).append(pa.field(REASON_COLUMN, pa.string()))
+    gone.parent.mkdir(exist_ok=True)
+    row = 0
+    with pq.ParquetWriter(rest, schema) as to_rest, pq.ParquetWriter(gone, with_reason) as to_gone:
+        for batch in read_all_columns(path):
+            here = [at for at in range(batch.num_rows) if row + at in marks]
+            stays = np.ones(batch.num_rows, dtype=bool)
+            stays[here] = False
+            to_rest.write_table(pa.Table.from_batches([batch.filter(pa.array(stays))], schema))
+            if here:
+                why = [marks[row + at] for at in here]
+                texts = [pa.array([each[i] for each in why], pa.string()) for i in range(2)]
+                left = batch.filter(pa.array(~stays))
+                to_gone.write_table(pa.Table.from_arrays([*left.columns, *texts], schema=with_reason))
+            row += batch.num_rows
+
+
+def _link_file(path: Path, target: Path) -> None:
+    """The same file under another name; a copy if the folders are on two disks."""
+    try:
+        os.link(path, target)
+    except OSError:
+        shutil.copyfile(path, target)
+
+
+def _judge_tally(tally: _RowTally, num_gone: int, num_back: int, num_rows: int, rules: RuleSet) -> list[Finding]:
+    found: list[Finding] = []
+    for name, hits in tally.hits.items():
+        num_quarantined = tally.quarantined[name]
+        gone = f", {num_quarantined} of them quarantined by it" if rules.actions[name] == QUARANTINE else ""
+        text = f"rule {name} is broken by {hits} of {num_rows} rows{gone}; first: {'; '.join(tally.examples[name])}"
+        found += [replace(finding, num_quarantined=num_quarantined) for finding in rules.find(name, DATASET, text)]
+    limit = rules.parameters["quarantined_share"]["max_quarantined_fraction"]
+    if num_gone > limit * num_rows:
+        text = f"{num_gone} of {num_rows} rows are quarantined, expected at most {limit:.2%}"
+        found += rules.find("quarantined_share", DATASET, text)
+    if num_back:
+        text = f"{num_back} rows of earlier quarantines, which people took back, are learned with these"
+        found += rules.find("quarantine_replayed", DATASET, text, at_most=INFO)
+    return found
+
+
+class ReturningRows:
+    """The rows that people took out of quarantine, as one round meets them.
+
+    A row in the round's window, or late beside it, comes from the lake: no rule touches it any more. An earlier one is
+    read from the store and learned beside the window, as long as no model of the champion's line has learned it: a
+    round that took it and was refused has lost nothing. A model's line is known by its parents, what it learned by its
+    dataset's digest.
+    """
+
+    def __init__(self, store: Path, champion: Path | None, raw: RawDataset) -> None:
+        """Reads what is stored.
+
+        Args:
+            store: The model store.
+            champion: Folder of the model whose line the round continues; None = none.
+            raw: The round's rows.
+
+        Raises:
+            ContractError: what is stored cannot be read.
+        """
+        self._store, self._raw = store, raw
+        replayed, learned = quarantine_store.read_replayed_rules(store), _learned_rules(store, champion)
+        self.exempt = self._keys_of(replayed)
+        """Rows that no rule touches."""
+        self._learned = self._keys_of(learned)
+        self.taken: dict[str, list[str]] = {}
+        """Runs and rules whose rows are all in this round's dataset, from the store or from the lake."""
+        end = moment_of(raw.last_event_time)
+        for run, rules in replayed.items():
+            left = sorted(rules - learned.get(run, set()))
+            # Rows later than the window are not learned by this round; they wait for one that reaches them.
+            if left and moment_of(quarantine_store.read_quarantined_run(store, run).last_event_time) <= end:
+                self.taken[run] = left
+
+    def write(self, path: Path) -> int:
+        """Writes the rows that lie before the window, each once and ordered by time; 0 = none, and no file."""
+        begin, seen, found = moment_of(self._raw.first_event_time), self._learned | set(self._late_keys()), []
+        for run, rules in self.taken.items():
+            for batch in self._read_rows(run, rules):
+                times, fresh = batch.column(criteo.EVENT_TIME).to_pylist(), []
+                for at, key in enumerate(_row_keys(batch)):
+                    if key not in seen and times[at] < begin:
+                        seen.add(key)
+                        fresh.append(at)
+                found.append(pa.Table.from_batches([batch]).take(pa.array(fresh, pa.int64())))
+        rows = pa.concat_tables(found).drop([RULE_COLUMN, REASON_COLUMN]) if found else None
+        if rows is None or not rows.num_rows:
+            return 0
+        pq.write_table(rows.take(pc.sort_indices(rows, [(criteo.EVENT_TIME, "ascending")])), path)
+        return int(rows.num_rows)
+
+    def _late_keys(self) -> Iterator[RowKey]:
+        """The rows of this round that are older than its window."""
+        left = self._raw.num_late_rows
+        for path in sorted(local_path(self._raw.train_uri).glob("*.parquet")) if left else ():
+            for batch in read_all_columns(path):
+                yield from _row_keys(batch.slice(0, left))
+                left -= min(left, batch.num_rows)
+                if not left:
+                    return
+
+    def _keys_of(self, rules_by_run: dict[str, set[str]]) -> set[RowKey]:
+        keys: set[RowKey] = set()
+        for run, rules in rules_by_run.items():
+            for batch in self._read_rows(run, sorted(rules)):
+                keys.update(_row_keys(batch))
+        return keys
+
+    def _read_rows(self, run: str, rules: Sequence[str]) -> Iterator[Any]:
+        for path in sorted(quarantine_store.rows_folder(self._store, run).glob("*.parquet")):
+            for batch in read_all_columns(path):
+                yield batch.filter(pc.is_in(batch.column(RULE_COLUMN), pa.array(rules)))
+
+
+def _row_keys(batch: Any) -> list[RowKey]:
+    return list(zip(batch.column(criteo.REQUEST_ID).to_pylist(), batch.column(criteo.ROW).to_pylist()))
+
+
+def _learned_rules(store: Path, champion: Path | None) -> dict[str, set[str]]:
+    """Runs and rules whose replayed rows the champion or a model before it in its line has learned."""
+    line, folder = set(), champion
+    while folder is not None and (folder / Model.MANIFEST).exists():
+        model = Model.read(folder / Model.MANIFEST)
+        line.add(model.raw_digest)
+        folder = model_store.model_folder(store, model.parent_model_id) if model.parent_model_id else None
+    learned: dict[str, set[str]] = {}
+    for digest, rules_by_run in quarantine_store.read_taken(store):
+        if digest in line:
+            for run, rules in rules_by_run.items():
+                learned.setdefault(run, set()).update(rules)
+    return learned

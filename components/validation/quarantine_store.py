@@ -1,0 +1,183 @@
+"""Quarantined rows in the model store, and the journal of what people replayed.
+
+The step's own folder goes with the work folder's retention; the store stays. Layout, below `<store>/quarantine`:
+`runs/<run>/` (`quarantine.json` and `rows/*.parquet`: raw columns, `quarantine_rule`, `quarantine_reason`),
+`journal.jsonl` (one line per replay) and `taken/<run>.json` (the replays that a run learned from).
+
+Nothing is ever removed from it, and the lake is never changed: a quarantined row stays there as it was.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass
+from datetime import datetime, timezone
+from pathlib import Path
+from typing import Any
+
+from components.contracts.manifests import RawDataset
+from components.runtime.durable import append_line, whole_directory, write_whole
+from components.runtime.errors import ContractError
+from components.store.run_notes import run_folder
+
+MANIFEST = "quarantine.json"
+JOURNAL = "journal.jsonl"
+FORMAT_VERSION = 1
+
+
+@dataclass(frozen=True, kw_only=True)
+class QuarantinedRun:
+    """The rows that one run quarantined."""
+
+    run: str
+    time: str
+    source_uri: str
+    raw_digest: str
+    """Of the rows before any was quarantined."""
+    num_rows: int
+    num_by_rule: dict[str, int]
+    last_event_time: str
+    """Of the run's window."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class QuarantineReplay:
+    """One line of the journal: rows that people took back."""
+
+    time: str
+    run: str
+    rules: list[str]
+    num_rows: int
+    who: str
+    reason: str
+
+
+def quarantine_folder(store: Path) -> Path:
+    """The folder of all of it."""
+    return store / "quarantine"
+
+
+def rows_folder(store: Path, run: str) -> Path:
+    """The folder of the rows that `run` quarantined."""
+    return quarantine_folder(store) / "runs" / run_folder(store, run).name / "rows"
+
+
+def keep_quarantined(store: Path, run: str, rows: Path, raw: RawDataset, num_by_rule: dict[str, int]) -> Path:
+    """Copies the Parquet files in `rows`, replacing those of an earlier try of the run; returns their folder."""
+    final = rows_folder(store, run)
+    kept = QuarantinedRun(
+        run=run,
+        time=datetime.now(timezone.utc).isoformat(),
+        source_uri=raw.source_uri,
+        raw_digest=raw.digest,
+        num_rows=sum(num_by_rule.values()),
+        num_by_rule=num_by_rule,
+        last_event_time=raw.last_event_time,
+    )
+    with whole_directory(final.parent, replace=True) as folder:
+        shutil.copytree(rows, folder / final.name)
+        document = {"format_version": FORMAT_VERSION, **asdict(kept)}
+        (folder / MANIFEST).write_text(json.dumps(document, indent=2) + "\n", encoding="utf-8")
+    return final
+
+
+def forget_quarantined(store: Path, run: str) -> None:
+    """Removes what an earlier try of `run` quarantined: this try quarantined nothing."""
+    folder = rows_folder(store, run).parent
+    if folder.exists():
+        shutil.rmtree(folder)
+
+
+def read_quarantined_runs(store: Path) -> list[QuarantinedRun]:
+    """What every run quarantined, oldest first.
+
+    Raises:
+        ContractError: a manifest cannot be read.
+    """
+    paths = sorted((quarantine_folder(store) / "runs").glob(f"[!.]*/{MANIFEST}"))
+    return sorted((_read_manifest(path) for path in paths), key=lambda kept: (kept.time, kept.run))
+
+
+def read_quarantined_run(store: Path, run: str) -> QuarantinedRun:
+    """What `run` quarantined.
+
+    Raises:
+        ContractError: it quarantined nothing, or the manifest cannot be read.
+    """
+    path = rows_folder(store, run).parent / MANIFEST
+    if not path.exists():
+        known = ", ".join(kept.run for kept in read_quarantined_runs(store)) or "no run"
+        raise ContractError(f"run {run!r} quarantined no row; in {quarantine_folder(store)} are those of: {known}")
+    return _read_manifest(path)
+
+
+def _read_manifest(path: Path) -> QuarantinedRun:
+    try:
+        document = json.loads(path.read_text(encoding="utf-8"))
+        version = document.pop("format_version")
+        kept = QuarantinedRun(**document)
+    except (OSError, ValueError, TypeError, KeyError, AttributeError) as error:
+        raise ContractError(f"{path} cannot be read: {error}") from error
+    if version != FORMAT_VERSION:
+        raise ContractError(f"{path} has format_version {version}, expected {FORMAT_VERSION}")
+    return kept
+
+
+def read_replayed_rules(store: Path) -> dict[str, set[str]]:
+    """The rules of each run whose rows people took back.
+
+    Raises:
+        ContractError: a line of the journal is damaged; names the file and the line.
+    """
+    path = quarantine_folder(store) / JOURNAL
+    # A last line without its newline is a torn append, whose command failed.
+    *lines, _ = path.read_bytes().split(b"\n") if path.exists() else [b""]
+    rules: dict[str, set[str]] = {}
+    for number, line in enumerate(lines, start=1):
+        try:
+            replay = QuarantineReplay(**json.loads(line))
+        except (ValueError, TypeError) as error:
+            raise ContractError(f"{path} line {number} is not a replay: {error}") from error
+        rules.setdefault(replay.run, set()).update(replay.rules)
+    return rules
+
+
+def replay_rows(store: Path, run: str, rule: str | None, *, who: str, reason: str) -> QuarantineReplay | None:
+    """Takes the rows of `run` back, those of one rule or all; None if all of them were taken back before.
+
+    Raises:
+        ContractError: the run quarantined nothing, or nothing under that rule.
+    """
+    kept = read_quarantined_run(store, run)
+    if rule is not None and rule not in kept.num_by_rule:
+        known = ", ".join(kept.num_by_rule)
+        raise ContractError(f"run {run!r} quarantined no row under rule {rule!r}, expected one of {known}")
+    wanted = [rule] if rule is not None else sorted(kept.num_by_rule)
+    rules = [name for name in wanted if name not in read_replayed_rules(store).get(run, set())]
+    if not rules:
+        return None
+    line = QuarantineReplay(
+        time=datetime.now(timezone.utc).isoformat(),
+        run=run,
+        rules=rules,
+        num_rows=sum(kept.num_by_rule[name] for name in rules),
+        who=who,
+        reason=reason,
+    )
+    append_line(quarantine_folder(store) / JOURNAL, json.dumps(asdict(line)))
+    return line
+
+
+def write_taken(store: Path, run: str, digest: str, rules: dict[str, list[str]]) -> None:
+    """Notes that the rows of the dataset `digest`, which `run` makes, include the replayed rows of `rules` by run."""
+    content = json.dumps({"digest": digest, "batches": rules}) + "\n"
+    write_whole(quarantine_folder(store) / "taken" / f"{run}.json", content)
+
+
+def read_taken(store: Path) -> Iterator[tuple[str, dict[str, list[str]]]]:
+    """The digest of every dataset that included replayed rows, and their runs and rules."""
+    for path in sorted((quarantine_folder(store) / "taken").glob("*.json")):
+        document: Any = json.loads(path.read_text(encoding="utf-8"))
+        yield document["digest"], document["batches"]

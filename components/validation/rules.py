@@ -1,0 +1,268 @@
+"""The rules by name: what each looks at, its action by default, its parameters, and how a run changes them.
+
+Actions:
+- `block`: the run ends here, because training on such rows would be wrong;
+- `quarantine`: the offending rows are set aside with their reason and the rest goes on; for rules about single rows;
+- `warn`: reported, and the run goes on; retraining is the answer, or people should know;
+- `notify`: as `warn`, and the message about the run's end repeats it;
+- `info`: reported, and the decision stays `pass`;
+- `off`: the rule is not applied.
+
+`--rules` is a JSON object, or the URI of a file or object that holds one: rule -> action, or rule -> an object with
+`action` and what the rule lists, such as `{"missing_share": "block", "outlier": {"action": "warn", "factor": 100}}`.
+Applying the rules is left to `judge` and, for single rows, `row_rules`. Importing this module loads nothing heavy.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from components.runtime.errors import ContractError
+from components.storage.locations import read_object
+from components.storage.uris import is_bucket_uri, local_path
+from components.validation.settings import ValidationSettings
+
+BLOCK, QUARANTINE, WARN, NOTIFY, INFO, OFF = "block", "quarantine", "warn", "notify", "info", "off"
+ACTIONS = (BLOCK, QUARANTINE, WARN, NOTIFY, INFO, OFF)
+PASS = "pass"
+SEVERITIES = {BLOCK: BLOCK, QUARANTINE: WARN, WARN: WARN, NOTIFY: WARN, INFO: INFO}
+"""Severity of a finding by the action of its rule."""
+
+DATASET = "dataset"
+"""The `feature` of a finding that concerns all columns."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Finding:
+    """One observation by one rule."""
+
+    feature: str
+    """Column, or `DATASET`."""
+    kind: str
+    """`anomaly`, `drift`, `skew` or `rule`."""
+    rule: str
+    action: str
+    severity: str
+    """`block`, `warn` or `info`."""
+    description: str
+    """One sentence."""
+    num_quarantined: int = 0
+    """Rows that the rule set aside."""
+
+
+def decide(findings: Sequence[Finding]) -> str:
+    """`block`, `warn` or `pass`: the worst severity.
+
+    >>> decide(RuleSet().find("missing_share", "I1", "I1 is missing in 80 % of the rows"))
+    'warn'
+    >>> decide([])
+    'pass'
+    """
+    severities = {finding.severity for finding in findings}
+    return next((severity for severity in (BLOCK, WARN) if severity in severities), PASS)
+
+
+def _number(low: float, high: float = math.inf) -> Callable[[str, Any], float]:
+    def check(name: str, value: Any) -> float:
+        is_number = isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value)
+        if not is_number or not low <= value <= high:
+            raise ContractError(f"{name} is {value!r}, expected a finite number from {low:g} to {high:g}")
+        return float(value)
+
+    return check
+
+
+def _texts(name: str, value: Any) -> tuple[str, ...]:
+    if not isinstance(value, list) or not all(isinstance(text, str) for text in value):
+        raise ContractError(f"{name} is {value!r}, expected a list of texts")
+    return tuple(value)
+
+
+@dataclass(frozen=True)
+class RuleParameter:
+    """A parameter of one rule."""
+
+    default: Any
+    check: Callable[[str, Any], Any]
+    """Converts a JSON value, given the parameter's name, or raises `ContractError`."""
+
+
+@dataclass(frozen=True)
+class Rule:
+    """One rule with its defaults."""
+
+    action: str
+    about: str
+    settings: tuple[str, ...] = ()
+    """The thresholds of `ValidationSettings` that belong to it."""
+    parameters: Mapping[str, RuleParameter] = field(default_factory=dict)
+    of_rows: bool = False
+    """Whether it looks at single rows, so that it can quarantine them."""
+
+
+RULES: dict[str, Rule] = {
+    "no_rows": Rule(BLOCK, "there are no rows"),
+    "column_missing": Rule(BLOCK, "a file lacks the label or a feature"),
+    "column_retyped": Rule(BLOCK, "a file holds a column in another type"),
+    "column_new": Rule(WARN, "a file holds a column that was not agreed on; it is not read"),
+    "label_invalid": Rule(BLOCK, "a label other than 0 and 1, or missing in some rows or in all"),
+    "label_one_class": Rule(BLOCK, "the label is the same in all rows"),
+    "value_type": Rule(BLOCK, "values of another type than the schema's"),
+    "column_empty": Rule(
+        BLOCK, "no value in any row although the champion's rows promised at least 10; not for optional columns"
+    ),
+    "column_empty_by_chance": Rule(
+        WARN, "no value in any row of a first run, or where fewer than 10 were expected, which may be chance"
+    ),
+    "presence": Rule(WARN, "fewer rows have a value than the schema requires, by more than sampling error"),
+    "range": Rule(WARN, "values outside the schema's domain, including NaN and infinity", ("range_factor",)),
+    "anomaly": Rule(WARN, "any other anomaly that TFDV finds against the schema"),
+    "missing_share": Rule(WARN, "the share of missing values jumped, up or down", ("missing_share_jump",)),
+    "click_rate": Rule(
+        WARN,
+        "the share of clicks changed by more than chance: often labels that have not arrived",
+        ("click_rate_factor",),
+    ),
+    "drift": Rule(
+        WARN,
+        "a feature moved away from the champion's rows; if it blocked, no retraining could mend it",
+        (
+            *("categorical_drift", "categorical_drift_relative", "numeric_drift", "mean_drift", "missing_drift"),
+            "false_alarm_rate",
+        ),
+    ),
+    "new_categories": Rule(WARN, "many rows with a category that is certainly new", ("new_value_share",)),
+    "skew": Rule(WARN, "a feature differs between training rows and served rows", ("skew_share",)),
+    "quarantined_share": Rule(
+        BLOCK,
+        "rules set aside more than this share of the rows",
+        parameters={"max_quarantined_fraction": RuleParameter(0.05, _number(0.0, 1.0))},
+    ),
+    "quarantine_replayed": Rule(INFO, "rows of an earlier quarantine came back, as people asked"),
+    "label_kind": Rule(OFF, "a row whose label is missing, or neither 0 nor 1", of_rows=True),
+    "domain": Rule(OFF, "a row with a value outside the schema's domain, including NaN and infinity", of_rows=True),
+    "outlier": Rule(
+        OFF,
+        "a row with an integer feature beyond `factor` times the schema's bound, or, if `quantile` is set, beyond "
+        "`factor` times that quantile of the champion's rows",
+        parameters={"factor": RuleParameter(10.0, _number(1.0)), "quantile": RuleParameter(None, _number(0.5, 1.0))},
+        of_rows=True,
+    ),
+    "named_rows": Rule(
+        OFF,
+        "rows of the named requests, or of the named UTC days (YYYY-MM-DD)",
+        parameters={"request_ids": RuleParameter((), _texts), "days": RuleParameter((), _texts)},
+        of_rows=True,
+    ),
+}
+
+
+def _default_actions() -> dict[str, str]:
+    return {name: rule.action for name, rule in RULES.items()}
+
+
+def _default_parameters() -> dict[str, dict[str, Any]]:
+    return {name: {key: each.default for key, each in rule.parameters.items()} for name, rule in RULES.items()}
+
+
+@dataclass(frozen=True, kw_only=True)
+class RuleSet:
+    """The rules of one run: actions, parameters and thresholds."""
+
+    settings: ValidationSettings = field(default_factory=ValidationSettings)
+    actions: Mapping[str, str] = field(default_factory=_default_actions)
+    parameters: Mapping[str, Mapping[str, Any]] = field(default_factory=_default_parameters)
+
+    def find(
+        self, rule: str, feature: str, description: str, *, kind: str = "rule", at_most: str | None = None
+    ) -> list[Finding]:
+        """The finding of `rule` as a list of one; empty if the rule is off.
+
+        Args:
+            rule: Name of the rule.
+            feature: Column, or `DATASET`.
+            description: One sentence.
+            kind: See `Finding.kind`.
+            at_most: `info` if the rule applies but there is nothing to act on.
+        """
+        action = self.actions[rule]
+        if action == OFF:
+            return []
+        action = INFO if at_most == INFO else action
+        severity = SEVERITIES[action]
+        return [
+            Finding(feature=feature, kind=kind, rule=rule, action=action, severity=severity, description=description)
+        ]
+
+    def row_rules(self) -> list[str]:
+        """The rules about single rows that are not off, in the order of `RULES`."""
+        return [name for name, rule in RULES.items() if rule.of_rows and self.actions[name] != OFF]
+
+
+def read_rules(text: str, settings: ValidationSettings) -> RuleSet:
+    """The defaults and `settings`, changed by `text`, the value of `--rules`.
+
+    Raises:
+        ContractError: it is not a JSON object, names an unknown rule, action or parameter, or a value out of range.
+        TemporaryError, PermanentError: the bucket that it names cannot be read.
+    """
+    rules = RuleSet(settings=settings)
+    actions, parameters = dict(rules.actions), {name: dict(each) for name, each in rules.parameters.items()}
+    thresholds: dict[str, float] = {}
+    for name, given in _parse_rules(text).items():
+        if name not in RULES:
+            raise ContractError(f"rule {name!r} is unknown, expected one of {', '.join(RULES)}")
+        changes = {"action": given} if isinstance(given, str) else given
+        if not isinstance(changes, dict):
+            raise ContractError(f"rule {name} is {given!r}, expected an action or an object with one")
+        for key, value in changes.items():
+            if key == "action":
+                actions[name] = _check_action(name, value)
+            elif key in RULES[name].settings:
+                thresholds[key] = _number(0.0)(f"rule {name}: {key}", value)
+            elif key in RULES[name].parameters:
+                parameters[name][key] = RULES[name].parameters[key].check(f"rule {name}: {key}", value)
+            else:
+                known = ("action", *RULES[name].settings, *RULES[name].parameters)
+                raise ContractError(f"rule {name} has no {key!r}, expected one of {', '.join(known)}")
+    return RuleSet(settings=replace(settings, **thresholds), actions=actions, parameters=parameters)
+
+
+def _parse_rules(text: str) -> dict[str, Any]:
+    text, source = text.strip(), "rules"
+    if not text:
+        return {}
+    if not text.startswith("{"):
+        source = f"rules {text if is_bucket_uri(text) else local_path(text)}"
+        try:
+            text = (read_object(text) if is_bucket_uri(text) else local_path(text).read_bytes()).decode()
+        except (OSError, UnicodeDecodeError) as error:
+            raise ContractError(f"{source} cannot be read: {error}") from error
+    try:
+        document = json.loads(text, object_pairs_hook=_without_duplicates)
+    except ValueError as error:
+        raise ContractError(f"{source}: {error}") from error
+    if not isinstance(document, dict):
+        raise ContractError(f"{source} hold a {type(document).__name__}, expected a JSON object")
+    return document
+
+
+def _without_duplicates(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """A JSON object; of two values under one name Python would silently keep the last."""
+    names = [name for name, _ in pairs]
+    if duplicates := {name for name in names if names.count(name) > 1}:
+        raise ContractError(f"{', '.join(sorted(duplicates))} is there twice, expected once")
+    return dict(pairs)
+
+
+def _check_action(rule: str, value: Any) -> str:
+    if value not in ACTIONS:
+        raise ContractError(f"rule {rule} has action {value!r}, expected one of {', '.join(ACTIONS)}")
+    if value == QUARANTINE and not RULES[rule].of_rows:
+        of_rows = ", ".join(name for name, each in RULES.items() if each.of_rows)
+        raise ContractError(f"rule {rule} is not about single rows and cannot quarantine; these can: {of_rows}")
+    return str(value)

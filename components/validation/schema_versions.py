@@ -1,0 +1,393 @@
+"""Schema files: read, checked, compared rule by rule, and the versions that people accepted. Needs protobuf, not TFDV.
+
+Every schema says what holds in training and in serving (`TRAINING`, `SERVING`).
+
+A difference of two schemas is `stricter` only if that is certain: whatever the old schema refuses, the new one refuses
+too. It is `looser` if more may pass, and `other` if nothing is known about it (another type, another kind of domain, a
+field that this module does not understand); both must be accepted by name. `note` is for what TFDV does not judge by.
+
+Accepted versions are stored as `<store>/schemas/<n>.pbtxt`, numbered from 1, with who accepted which and why in
+`<store>/schemas/journal.jsonl`. A version counts from its line in the journal on: a file without one was left by an
+accept that was killed, and the next accept overwrites it.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import hashlib
+import json
+import math
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
+from datetime import datetime, timezone
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from google.protobuf import text_format
+from tensorflow_metadata.proto.v0 import schema_pb2
+
+from components.runtime.durable import append_line, write_whole
+from components.runtime.errors import ContractError, first_line
+
+TRAINING, SERVING = "TRAINING", "SERVING"
+LOOSER, STRICTER, OTHER, NOTE = "looser", "stricter", "other", "note"
+JOURNAL = "journal.jsonl"
+
+_MORE, _LESS, _FEWER = "more", "less", "fewer"
+"""Which way a rule becomes stricter: by a larger value, a smaller one, or fewer allowed values."""
+_OWN_RULE = {
+    *("name", "type", "presence", "in_environment", "not_in_environment", "distribution_constraints", "domain"),
+    *("int_domain", "float_domain", "string_domain"),
+}
+"""Fields of a feature that are compared as rules of their own."""
+_REMARKS = {"annotation"}
+_FITTING = {("INT", "int_domain"), ("FLOAT", "float_domain"), ("BYTES", "string_domain"), ("BYTES", "domain")}
+"""Types and the domains that refuse more values of them; with any other domain TFDV drops other checks."""
+
+
+def read_schema(path: Path) -> Any:
+    """The schema in the text file `path`.
+
+    Raises:
+        ContractError: the file is absent or not a schema.
+    """
+    try:
+        return text_format.Parse(path.read_text(encoding="utf-8"), schema_pb2.Schema())
+    except (OSError, ValueError, text_format.ParseError) as error:
+        raise ContractError(f"schema {path} cannot be read: {first_line(error)}") from error
+
+
+def format_schema(schema: Any) -> str:
+    """The schema as text, one file's content."""
+    return str(text_format.MessageToString(schema))
+
+
+def expect_sound(schema: Any, source: str) -> None:
+    """Refuses a schema that cannot be used to judge rows.
+
+    Raises:
+        ContractError: a feature has no name, no type, or is there twice; a bound is NaN or crosses the other one; a
+            share is none; a list of values is named and absent; or the environments do not include training.
+    """
+    names = [feature.name for feature in schema.feature]
+    if twins := sorted({name for name in names if names.count(name) > 1}):
+        raise ContractError(f"{source} has {', '.join(twins)} twice, expected each feature once")
+    for feature in schema.feature:
+        if not feature.name or not feature.type:
+            raise ContractError(f"{source} has a feature named {feature.name!r} without name or type")
+        domain = feature.WhichOneof("domain_info")
+        if domain in ("int_domain", "float_domain"):
+            _expect_ordered_bounds(getattr(feature, domain), f"{source}: {feature.name}")
+        if feature.HasField("distribution_constraints") and domain not in ("string_domain", "domain"):
+            raise ContractError(f"{source}: {feature.name} has distribution_constraints without a list of values")
+        if domain == "domain" and feature.domain not in {named.name for named in schema.string_domain}:
+            raise ContractError(f"{source}: {feature.name} has domain {feature.domain!r}, which is not in the schema")
+        for name, share in _required_shares(feature):
+            if not 0 <= share <= 1:
+                raise ContractError(f"{source}: {feature.name} has {name} {share}, expected 0 to 1")
+    if TRAINING not in schema.default_environment:
+        raise ContractError(f"{source} has default_environment {list(schema.default_environment)}, without {TRAINING}")
+
+
+def _expect_ordered_bounds(domain: Any, source: str) -> None:
+    low = domain.min if domain.HasField("min") else -math.inf
+    high = domain.max if domain.HasField("max") else math.inf
+    if not low <= high:
+        raise ContractError(f"{source} has bounds {low} to {high}, expected the lower one first, and no NaN")
+
+
+def _required_shares(feature: Any) -> list[tuple[str, float]]:
+    shares = []
+    if feature.HasField("presence"):
+        shares.append(("min_fraction", feature.presence.min_fraction))
+    if feature.HasField("distribution_constraints"):
+        shares.append(("min_domain_mass", feature.distribution_constraints.min_domain_mass))
+    return shares
+
+
+# -- differences
+
+
+class SchemaDifference(NamedTuple):
+    """One rule of one feature in which two schemas differ."""
+
+    feature: str
+    rule: str
+    kind: str
+    old: str
+    new: str
+
+    @property
+    def name(self) -> str:
+        """What `--loosen` calls it."""
+        return f"{self.feature}.{self.rule}"
+
+
+class _SchemaRule(NamedTuple):
+    """A rule's value, and which way it becomes stricter, or the kind of any change of it."""
+
+    direction: str
+    value: Any
+
+
+def compare_schemas(old: Any, new: Any) -> list[SchemaDifference]:
+    """Every difference, by feature in the old schema's order, new features last."""
+    features_old, features_new = ({f.name: f for f in schema.feature} for schema in (old, new))
+    found = list(_differences("schema", _rules_of_schema(old), _rules_of_schema(new)))
+    for name in [*features_old, *(name for name in features_new if name not in features_old)]:
+        before, after = features_old.get(name), features_new.get(name)
+        if before is None:
+            found.append(SchemaDifference(name, "column", LOOSER, "unknown, so refused", "known"))
+        elif after is None:
+            # If it was required, rows without it pass now; rows with it do not.
+            found.append(SchemaDifference(name, "column", LOOSER, "known", "unknown, so its rules are gone"))
+        else:
+            found += _differences(name, _rules_of_feature(before, old), _rules_of_feature(after, new))
+            found += _domain_differences(before, after, old, new)
+    return found
+
+
+def _differences(feature: str, old: dict[str, _SchemaRule], new: dict[str, _SchemaRule]) -> Iterator[SchemaDifference]:
+    for rule, (direction, before) in old.items():
+        after = new[rule].value
+        if before == after:
+            continue
+        if direction == _FEWER:
+            kind = LOOSER if after - before else STRICTER
+            texts = (f"without {_format_rule(after - before)}", f"without {_format_rule(before - after)}")
+        else:
+            is_ordered = direction in (_MORE, _LESS)
+            kind = (STRICTER if (after > before) == (direction == _MORE) else LOOSER) if is_ordered else direction
+            texts = (_format_rule(before), _format_rule(after))
+        yield SchemaDifference(feature, rule, kind, *texts)
+
+
+def _rules_of_schema(schema: Any) -> dict[str, _SchemaRule]:
+    others = [f.name for f in schema.DESCRIPTOR.fields if f.name not in ("feature", "string_domain")]
+    return {name: _SchemaRule(NOTE if name in _REMARKS else OTHER, getattr(schema, name)) for name in others}
+
+
+def _rules_of_feature(feature: Any, schema: Any) -> dict[str, _SchemaRule]:
+    required_in = {*schema.default_environment, *feature.in_environment} - set(feature.not_in_environment)
+    rules = {
+        "type": _SchemaRule(OTHER, schema_pb2.FeatureType.Name(feature.type)),
+        "min_fraction": _SchemaRule(_MORE, feature.presence.min_fraction),
+        "min_count": _SchemaRule(_MORE, feature.presence.min_count),
+        # Where it is required, rows without it are refused; elsewhere TFDV refuses rows with it.
+        "environments": _SchemaRule(LOOSER, frozenset(required_in)),
+        "min_domain_mass": _SchemaRule(_MORE, feature.distribution_constraints.min_domain_mass),  # 1 if it is not set
+    }
+    for field in feature.DESCRIPTOR.fields:
+        if field.name not in _OWN_RULE:
+            value = getattr(feature, field.name)
+            is_set = bool(value) if field.label == field.LABEL_REPEATED else feature.HasField(field.name)
+            rules[field.name] = _SchemaRule(NOTE if field.name in _REMARKS else OTHER, (value, is_set))
+    return rules
+
+
+def _domain_differences(old: Any, new: Any, old_schema: Any, new_schema: Any) -> Iterator[SchemaDifference]:
+    (before, old_rules), (after, new_rules) = _domain_of(old, old_schema), _domain_of(new, new_schema)
+    if before == after:
+        yield from _differences(old.name, old_rules, new_rules)
+        return
+    kind = OTHER
+    if before == "none":
+        fits = (schema_pb2.FeatureType.Name(new.type), new.WhichOneof("domain_info")) in _FITTING
+        kind = STRICTER if fits else OTHER
+    elif after == "none":
+        kind = LOOSER
+    yield SchemaDifference(new.name, "domain", kind, before, after)
+
+
+def _domain_of(feature: Any, schema: Any) -> tuple[str, dict[str, _SchemaRule]]:
+    """The kind of the feature's domain, and its rules."""
+    kind = feature.WhichOneof("domain_info")
+    if kind is None:
+        return "none", {}
+    domain = getattr(feature, kind)
+    if kind == "domain":
+        named = {each.name: each for each in schema.string_domain}
+        if domain not in named:
+            return f"domain {domain!r}", {}
+        domain = named[domain]
+    if kind in ("domain", "string_domain"):
+        categorical = _SchemaRule(OTHER, domain.is_categorical)
+        return "values", {"values": _SchemaRule(_FEWER, frozenset(domain.value)), "is_categorical": categorical}
+    if kind not in ("int_domain", "float_domain"):
+        return kind, {"domain": _SchemaRule(OTHER, domain)}
+    rules = {
+        "min": _SchemaRule(_MORE, domain.min if domain.HasField("min") else -math.inf),
+        "max": _SchemaRule(_LESS, domain.max if domain.HasField("max") else math.inf),
+    }
+    for field in domain.DESCRIPTOR.fields:
+        if field.name not in ("name", "min", "max"):
+            direction = _MORE if field.name.startswith("disallow_") else OTHER
+            rules[field.name] = _SchemaRule(direction, getattr(domain, field.name))
+    return kind, rules
+
+
+def _format_rule(value: Any) -> str:
+    if isinstance(value, frozenset):
+        shown = sorted(value)[:5]
+        return ", ".join(shown) + (f" and {len(value) - 5} more" if len(value) > 5 else "") if value else "none"
+    if isinstance(value, float):
+        return f"{value:.6g}"
+    text = " ".join(str(value[0] if isinstance(value, tuple) else value).split())
+    return (text[:60] + "...") if len(text) > 60 else text or "unset"
+
+
+# -- accepted versions
+
+
+@dataclass(frozen=True, kw_only=True)
+class AcceptedSchema:
+    """One line of the journal."""
+
+    version: int
+    time: str
+    who: str
+    reason: str
+    source: str
+    """The file that was accepted."""
+    run: str | None
+    """The run that proposed it; None for a file that a person wrote."""
+    sha256: str
+    """Of the version's bytes."""
+    base: str
+    """What it was compared with: `version <n>`, `model <id>`, or `none`."""
+    base_sha256: str | None
+    loosened: list[str]
+    """Rules that it loosens, each `FEATURE.rule`, as named by who accepted it."""
+
+
+def schemas_folder(store: Path) -> Path:
+    """The folder of the versions."""
+    return store / "schemas"
+
+
+def version_path(store: Path, version: int) -> Path:
+    """The file of one version."""
+    return schemas_folder(store) / f"{version}.pbtxt"
+
+
+def read_accepted(store: Path) -> list[AcceptedSchema]:
+    """Every accepted version, oldest first.
+
+    Raises:
+        ContractError: a line is none; names the file and the line.
+    """
+    path = schemas_folder(store) / JOURNAL
+    if not path.exists():
+        return []
+    # A last line without its newline is a torn append: nothing was accepted.
+    *lines, _ = path.read_bytes().split(b"\n")
+    return [_parse_accepted(line, f"{path} line {number}") for number, line in enumerate(lines, start=1)]
+
+
+def _parse_accepted(line: bytes, source: str) -> AcceptedSchema:
+    try:
+        return AcceptedSchema(**json.loads(line))
+    except (ValueError, TypeError) as error:
+        raise ContractError(f"{source} is not an accepted schema: {error}") from error
+
+
+def newest_accepted(store: Path) -> AcceptedSchema | None:
+    """The version in force; None where nobody accepted one.
+
+    Raises:
+        ContractError: its file is not the one that was accepted.
+    """
+    lines = read_accepted(store)
+    if not lines:
+        return None
+    path = version_path(store, lines[-1].version)
+    try:
+        sha256 = hashlib.sha256(path.read_bytes()).hexdigest()
+    except OSError as error:
+        raise ContractError(f"schema {path} cannot be read: {error.strerror}") from error
+    if sha256 != lines[-1].sha256:
+        raise ContractError(f"schema {path} has SHA-256 {sha256}, expected {lines[-1].sha256}: it was changed in place")
+    return lines[-1]
+
+
+def schema_in_force(store: Path, of_champion: Path | None) -> Path | None:
+    """The file by which a round judges: the newest accepted one, else the champion's; None if there is neither."""
+    accepted = newest_accepted(store)
+    return version_path(store, accepted.version) if accepted else of_champion
+
+
+def accept_schema(
+    store: Path,
+    source: Path,
+    *,
+    of_champion: tuple[str, Path] | None,
+    who: str,
+    reason: str,
+    run: str | None = None,
+    loosen: Sequence[str] = (),
+) -> AcceptedSchema:
+    """Makes the schema in `source` the store's newest version: all of it, or nothing.
+
+    Args:
+        store: The model store.
+        source: Text protobuf.
+        of_champion: Id and schema of the live model, the base if no version was accepted yet.
+        who: Who accepts.
+        reason: Why.
+        run: The run that proposed it.
+        loosen: Rules that it may loosen, each `FEATURE.rule`.
+
+    Raises:
+        ContractError: it cannot be used; changes nothing; loosens a rule that `loosen` does not name; or `loosen` names
+            a rule that it does not loosen.
+    """
+    schema = read_schema(source)
+    expect_sound(schema, f"schema {source}")
+    if not reason.strip():
+        raise ContractError("reason is empty, expected why this schema is accepted")
+    with _exclusive_access(store):
+        before = newest_accepted(store)
+        base, path = (f"version {before.version}", version_path(store, before.version)) if before else ("none", None)
+        if path is None and of_champion is not None:
+            base, path = f"model {of_champion[0]}", of_champion[1]
+        loosened = _check_loosened(path, schema, loosen)
+        content = source.read_bytes()
+        line = AcceptedSchema(
+            version=before.version + 1 if before else 1,
+            time=datetime.now(timezone.utc).isoformat(),
+            who=who,
+            reason=reason,
+            source=str(source),
+            run=run,
+            sha256=hashlib.sha256(content).hexdigest(),
+            base=base,
+            base_sha256=hashlib.sha256(path.read_bytes()).hexdigest() if path else None,
+            loosened=loosened,
+        )
+        write_whole(version_path(store, line.version), content)
+        append_line(schemas_folder(store) / JOURNAL, json.dumps(asdict(line)))
+    return line
+
+
+def _check_loosened(base: Path | None, schema: Any, loosen: Sequence[str]) -> list[str]:
+    differences = compare_schemas(read_schema(base), schema) if base else []
+    if base and not differences:
+        raise ContractError(f"the schema equals {base}: there is nothing to accept")
+    loosened = [each for each in differences if each.kind in (LOOSER, OTHER)]
+    if unnamed := [each for each in loosened if each.name not in loosen]:
+        listed = "; ".join(f"{each.name} ({each.kind}: {each.old} -> {each.new})" for each in unnamed)
+        flags = " ".join(f"--loosen {each.name}" for each in unnamed)
+        raise ContractError(f"the schema would loosen {listed}. If that is intended: {flags}")
+    if wrong := sorted(set(loosen) - {each.name for each in loosened}):
+        raise ContractError(f"--loosen names {', '.join(wrong)}, which the schema does not loosen")
+    return [each.name for each in loosened]
+
+
+@contextmanager
+def _exclusive_access(store: Path) -> Iterator[None]:
+    """One accept at a time: of two that read the same base, the second must see what the first made of it."""
+    schemas_folder(store).mkdir(parents=True, exist_ok=True)
+    with open(schemas_folder(store) / ".lock", "ab") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        yield

@@ -1,0 +1,54 @@
+"""The cache benchmark's arithmetic: what it concludes from latencies that were made to mean something."""
+
+import pytest
+
+from benchmarks.cache_figures import Pair, break_even, difference, of_rate, per_event, verdict
+from benchmarks.spread import spread
+
+
+def planted(rate, *, plain=1.0e-3, miss_cost=0.1e-3, hit=0.3e-3, count=100):
+    """One round in which every hit and every miss takes exactly as long as said."""
+    hits = round(count * rate)
+    return [Pair(True, plain, hit)] * hits + [Pair(False, plain, plain + miss_cost)] * (count - hits)
+
+
+def test_planted_costs_are_found_and_meet_at_the_break_even():
+    rounds = [planted(rate) for rate in (0.0, 0.25, 1.0)]
+    assert difference(rounds, of_hits=False).median == pytest.approx(0.1)
+    assert difference(rounds, of_hits=True).median == pytest.approx(-0.7)
+    rate = break_even(0.1, 0.7)
+    assert rate == pytest.approx(0.125)
+    assert of_rate([planted(rate, count=800)])["saved"].median == pytest.approx(0.0, abs=1e-12)
+    assert of_rate([planted(0.0)])["saved"].median == pytest.approx(-0.1)
+    assert of_rate([planted(1.0)])["saved"].median == pytest.approx(0.7)
+
+
+def test_a_slow_moment_of_the_machine_does_not_decide():
+    disturbed = [*planted(0.5), Pair(False, 0.5, 1.1e-3), Pair(True, 1e-3, 0.7)]
+    figures = of_rate([disturbed])
+    assert figures["plain_ms"].median == pytest.approx(1.0)
+    assert figures["cached_ms"].median == pytest.approx(0.7)
+    assert difference([disturbed], of_hits=True).median == pytest.approx(-0.7)
+
+
+def test_where_nothing_was_counted_there_is_no_number():
+    assert difference([planted(1.0)], of_hits=False) is None
+    assert per_event({}, {}, "time", "count") is None
+    assert per_event({"time": 5.0, "count": 1.0}, {"time": 25.0, "count": 3.0}, "time", "count") == 10.0
+
+
+@pytest.mark.parametrize(
+    ("rate", "said"), [(0.125, "from 12.5% hits at 1.00 ms"), (0.0, "from the first hit"), (None, "never")]
+)
+def test_the_sentence_says_at_which_hit_rate_it_pays(rate, said):
+    case = {
+        "case": "demo, 1 row",
+        "compute_us": 1000.0,
+        "break_even": rate,
+        "miss_cost_ms": spread([0.1]),
+        "rates": {"0": of_rate([planted(0.0)])},
+    }
+    sentence = verdict({"one": case}, 0.0)
+    assert said in sentence
+    assert "a miss costs up to 10% of a request" in sentence
+    assert "0.00% of single rows repeat" in sentence

@@ -1,0 +1,396 @@
+"""TFDV's statistics from streamed rows: TFDV's own numbers, and the truth, for any batches, shares and processes."""
+
+from __future__ import annotations
+
+import os
+import signal
+import weakref
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+import tensorflow_data_validation as tfdv
+
+from components.contracts import criteo
+from components.contracts.manifests import RawDataset
+from components.contracts.reference_statistics import DENSE_EDGES
+from components.runtime.errors import ContractError, TemporaryError
+from components.validation import tfdv_statistics
+from components.validation.reference import ReferenceCounter
+from components.validation.rows import COLUMNS, check_columns, divide, parquet_files, read_part
+from components.validation.tfdv_statistics import (
+    LogHistogramGenerator,
+    by_feature,
+    log_histogram,
+    make_type_schema,
+    num_missing,
+    num_rows,
+    num_values,
+    read_statistics,
+    summarize_files,
+    tfdv_distances,
+    value_counts,
+)
+from tests.support.validation_statistics import statistics_of
+
+
+@pytest.fixture
+def by_tfdv():
+    """TFDV's statistics of a table by its own generators, all rows at once."""
+
+    def generate(table):
+        frame = table.to_pandas()
+        for name in criteo.CATEGORICAL:
+            frame[name] = table[name].cast(pa.string()).to_pandas()
+        options = tfdv.StatsOptions(
+            schema=make_type_schema(),
+            generators=[LogHistogramGenerator()],
+            num_top_values=20,
+            num_rank_histogram_buckets=1000,
+        )
+        return tfdv.generate_statistics_from_dataframe(frame, options)
+
+    return generate
+
+
+@pytest.mark.parametrize(
+    "odd",
+    [
+        {},
+        {"I2": pa.nulls(5000, pa.float32()), "C3": pa.nulls(5000, pa.int64())},
+        {"I2": pa.array([float("inf"), float("-inf"), 1.0, 2.0, None] * 1000, pa.float32())},
+        {"C3": pa.array([0, criteo.MAX_CATEGORY] * 2500, pa.int64())},
+    ],
+    ids=["ordinary", "empty", "infinite", "extreme"],
+)
+@pytest.mark.filterwarnings("ignore:invalid value encountered:RuntimeWarning")  # TFDV's, of infinite numbers
+def test_statistics_equal_tfdv_on_the_same_dataframe(judged, by_tfdv, odd):
+    rows = judged(5000, **odd)
+    found, expected = statistics_of(rows), by_tfdv(rows)
+    assert str(found) == str(expected)  # as text, for NaN is not equal to itself
+
+
+def test_log_histogram_counts_every_value_once(judged):
+    rows = judged(5000)
+    features = by_feature(statistics_of(rows, batch_rows=999))
+    for name in criteo.DENSE:
+        counts = [bucket.sample_count for bucket in log_histogram(features[name]).buckets]
+        values = rows[name].drop_null().to_numpy()
+        assert counts == np.histogram(values, DENSE_EDGES)[0].tolist()
+
+
+def test_log_histogram_merges_and_leaves_nan_out():
+    generator = LogHistogramGenerator()
+
+    def count(values):
+        batch = pa.RecordBatch.from_arrays([pa.array(values, pa.list_(pa.float32()))], ["I1"])
+        return generator.add_input(generator.create_accumulator(), batch)
+
+    merged = generator.merge_accumulators(
+        [count([[1.0], None, [float("nan")]]), count([[1.0], [float("inf")], [-9.0]])]
+    )
+    assert merged["I1"].sum() == 4
+    assert merged["I1"][[0, -1]].tolist() == [1, 1]
+
+
+def test_rows_are_read_in_batches_of_bounded_size_and_without_log_columns(write_rows, raw_table):
+    files = parquet_files(write_rows(raw_table(700), raw_table(300, seed=1)).parent / "train")
+    (parts,) = divide(files, 1)
+    batches = [batch for part in parts for batch in read_part(part, COLUMNS, batch_rows=256)]
+    assert [batch.num_rows for batch in batches] == [256, 256, 188, 256, 44]
+    assert all(batch.schema.names == list(COLUMNS) for batch in batches)
+
+
+@pytest.mark.parametrize("number", [1, 2, 3, 7, 40])
+def test_shares_hold_every_row_once_and_are_as_large_as_each_other(tmp_path, raw_table, number):
+    table = raw_table(1000)
+    for i, (begin, end, group) in enumerate([(0, 300, 90), (300, 310, 90), (310, 310, 90), (310, 1000, 1000)]):
+        pq.write_table(table.slice(begin, end - begin), tmp_path / f"{i}.parquet", row_group_size=group)
+    shares = divide(parquet_files(tmp_path), number)
+    sizes = [sum(part.num_rows for part in share) for share in shares]
+    assert max(sizes) - min(sizes) <= 1
+    parts = [part for share in shares for part in share]
+    assert [part.first_row for part in parts] == [0, *np.cumsum([part.num_rows for part in parts])][:-1]
+    batches = [batch for part in parts for batch in read_part(part, list(COLUMNS), batch_rows=64)]
+    assert pa.Table.from_batches(batches).equals(table.select(COLUMNS))
+
+
+def test_missing_and_retyped_columns_are_named_with_their_file(write_rows, raw_table):
+    table = raw_table(50)
+    retyped = table.set_column(table.schema.get_field_index("C2"), "C2", table["C2"].cast(pa.string()))
+    manifest = write_rows(table, retyped.drop(["I3"]))
+    faults = check_columns(RawDataset.read(manifest), parquet_files(manifest.parent / "train")).faulty
+    assert [fault.description for fault in faults] == [
+        "column I3 is missing in part-1.parquet, expected float",
+        "column C2 is string in part-1.parquet, expected int64",
+    ]
+
+
+def test_a_damaged_file_is_refused_by_name(write_rows, raw_table):
+    folder = write_rows(raw_table(50)).parent / "train"
+    path = folder / "part-0.parquet"
+    path.write_bytes(path.read_bytes()[:-20])
+    with pytest.raises(ContractError, match="part-0.parquet cannot be read as Parquet"):
+        divide(parquet_files(folder), 1)
+
+
+def test_statistics_that_cannot_be_read_are_refused(tmp_path):
+    with pytest.raises(ContractError, match="absent.pb cannot be read"):
+        read_statistics(tmp_path / "absent.pb")
+    (tmp_path / "wrong.pb").write_bytes(b"\xff\xff")
+    with pytest.raises(ContractError, match="wrong.pb cannot be read"):
+        read_statistics(tmp_path / "wrong.pb")
+
+
+# -- processes
+
+
+@pytest.fixture
+def files(tmp_path, raw_table):
+    table = raw_table(9000)
+    many = np.random.default_rng(3).zipf(1.15, 9000) % 1_000_000
+    place = table.schema.get_field_index("C7")
+    table = table.set_column(place, "C7", [many])
+    for i, (begin, rows) in enumerate([(0, 2500), (2500, 500), (3000, 6000)]):
+        pq.write_table(table.slice(begin, rows), tmp_path / f"part-{i}.parquet", row_group_size=1700)
+    return parquet_files(tmp_path)
+
+
+@pytest.fixture
+def frame(files):
+    return pq.read_table(files[0].parent).to_pandas()
+
+
+@pytest.mark.parametrize("processes", [1, 3])
+def test_counts_and_moments_are_the_truth_whatever_the_number_of_processes(files, frame, processes):
+    found = summarize_files(files, COLUMNS, processes=processes)
+    assert num_rows(found) == 9000
+    features = by_feature(found)
+    assert list(features) == list(COLUMNS)
+    for name in criteo.DENSE:
+        numbers, values = features[name].num_stats, frame[name].dropna().astype(np.float64)
+        assert (num_values(features[name]), num_missing(features[name])) == (len(values), 9000 - len(values))
+        assert (numbers.min, numbers.max, numbers.num_zeros) == (values.min(), values.max(), (values == 0).sum())
+        assert numbers.mean == pytest.approx(values.mean(), rel=1e-12)
+        assert numbers.std_dev == pytest.approx(values.std(ddof=0), rel=1e-9)
+        low, high = np.quantile(values, [0.48, 0.52])
+        assert low <= numbers.median <= high
+    for name in criteo.CATEGORICAL:
+        values = frame[name].dropna().astype(np.int64)
+        expected = values.value_counts()
+        assert num_values(features[name]) == len(values)
+        counts = {int(value): count for value, count in value_counts(features[name]).items()}
+        if len(expected) <= 1024:
+            assert counts == expected.to_dict()
+            assert features[name].string_stats.unique == len(expected)
+        else:  # a summary of 1024 counters may lack a 1024th of the rows
+            assert all(abs(expected[value] - count) <= len(values) / 1024 for value, count in counts.items())
+            assert set(expected.index[:50]) <= set(counts)
+    assert max(frame[name].nunique() for name in criteo.CATEGORICAL) > 1024
+
+
+def test_counters_hold_what_one_process_counts(files, tmp_path):
+    alone, divided = ReferenceCounter(), ReferenceCounter()
+    summarize_files(files, COLUMNS, [alone], processes=1)
+    summarize_files(files, COLUMNS, [divided], processes=3)
+    alone.statistics().write(tmp_path / "alone.json")
+    divided.statistics().write(tmp_path / "divided.json")
+    assert (tmp_path / "alone.json").read_bytes() == (tmp_path / "divided.json").read_bytes()
+
+
+class RowLabels:
+    """A counter of the rows themselves."""
+
+    def __init__(self):
+        self.labels = {}
+
+    def add(self, batch, first_row):
+        for i, value in enumerate(batch.column("label").to_pylist()):
+            assert first_row + i not in self.labels
+            self.labels[first_row + i] = value
+
+    def merge(self, other):
+        assert not set(self.labels) & set(other.labels)
+        self.labels |= other.labels
+
+
+@pytest.mark.parametrize("processes", [1, 3])
+def test_a_counter_is_given_every_row_once_with_its_number(files, frame, processes):
+    counter = RowLabels()
+    summarize_files(files, COLUMNS, [counter], processes=processes)
+    assert [counter.labels[i] for i in range(9000)] == frame["label"].tolist()
+
+
+def test_few_rows_are_read_by_one_process(files):
+    class ProcessIds(RowLabels):
+        def __init__(self):
+            self.seen = set()
+
+        def add(self, batch, first_row):
+            self.seen.add(os.getpid())
+
+        def merge(self, other):
+            self.seen |= other.seen
+
+    counter = ProcessIds()
+    summarize_files(files, COLUMNS, [counter])
+    assert counter.seen == {os.getpid()}
+
+
+def test_no_files_give_zero_rows():
+    assert num_rows(summarize_files([], COLUMNS, processes=3)) == 0
+
+
+class KilledAtTheLastShare(RowLabels):
+    """Has its process killed by the kernel's signal for want of memory, at the last share."""
+
+    def add(self, batch, first_row):
+        if first_row > 6000:
+            os.kill(os.getpid(), signal.SIGKILL)
+
+
+def test_a_process_that_is_killed_is_a_temporary_error(files):
+    with pytest.raises(TemporaryError, match="processes was killed"):
+        summarize_files(files, COLUMNS, [KilledAtTheLastShare()], processes=2)
+    with pytest.raises(ChildProcessError):
+        os.waitpid(-1, os.WNOHANG)
+
+
+@pytest.mark.parametrize("processes", [1, 2])
+def test_a_file_damaged_within_is_refused_by_name(files, processes):
+    content = bytearray(files[1].read_bytes())
+    content[4:4000] = bytes(3996)
+    files[1].write_bytes(content)
+    with pytest.raises(ContractError, match="part-1.parquet cannot be read as Parquet"):
+        summarize_files(files, COLUMNS, processes=processes)
+
+
+class HeldBytes(RowLabels):
+    """The bytes that Arrow holds when each batch comes, beyond those at the first."""
+
+    def __init__(self):
+        self.bytes = []
+
+    def add(self, batch, first_row):
+        self.bytes.append(pa.total_allocated_bytes())
+
+    def merge(self, other):
+        self.bytes += other.bytes
+
+
+@pytest.mark.parametrize("processes", [1, 2])
+def test_memory_does_not_grow_with_the_rows(files, processes):
+    counter = HeldBytes()
+    summarize_files([*files] * 12, COLUMNS, [counter], processes=processes)
+    size = len(counter.bytes) // processes
+    for begin in range(0, size * processes, size):
+        held = counter.bytes[begin : begin + size]
+        assert max(held[size // 2 :]) < 1.5 * max(held[: size // 4])
+
+
+# -- memory
+
+
+class LivingBatches:
+    """Batches that something still refers to."""
+
+    def __init__(self):
+        self._known = []
+
+    def __call__(self, batch):
+        self._known.append(weakref.ref(batch))
+        return batch
+
+    def number(self):
+        return sum(each() is not None for each in self._known)
+
+
+@pytest.fixture
+def grouped_file(tmp_path, raw_table):
+    pq.write_table(raw_table(3000), tmp_path / "part-0.parquet", row_group_size=500)
+    return tmp_path / "part-0.parquet"
+
+
+def test_the_lists_for_tfdv_are_gone_before_the_counters_and_the_next_batch(grouped_file, monkeypatch):
+    lists, held, made = LivingBatches(), [], tfdv_statistics.as_lists
+
+    def as_lists(batch):
+        held.append(lists.number())
+        return lists(made(batch))
+
+    class Counter:
+        def add(self, batch, first_row):
+            held.append(lists.number())
+
+        def merge(self, other):
+            """Nothing: `held` is this test's."""
+
+    monkeypatch.setattr(tfdv_statistics, "as_lists", as_lists)
+    summarize_files([grouped_file], COLUMNS, [Counter()], processes=1)
+    assert held == [0] * 12
+
+
+class SlicedBatch:
+    """A batch that tells of its slices, which hold its memory as much as it does."""
+
+    def __init__(self, batch, slices):
+        self._batch, self._slices, self.num_rows = batch, slices, batch.num_rows
+
+    def slice(self, *places):
+        return self._slices(self._batch.slice(*places))
+
+
+def test_a_batch_is_gone_before_the_next_one_is_read(grouped_file, monkeypatch):
+    wholes, slices, held = LivingBatches(), LivingBatches(), []
+
+    class Watched(pq.ParquetFile):
+        def iter_batches(self, *arguments, **options):
+            found = super().iter_batches(*arguments, **options)
+            while True:
+                held.append((wholes.number(), slices.number()))
+                if (batch := next(found, None)) is None:
+                    return
+                yield wholes(SlicedBatch(batch, slices))
+
+    monkeypatch.setattr(pq, "ParquetFile", Watched)
+    (parts,) = divide([grouped_file], 1)
+    for part in parts:
+        for batch in read_part(part, COLUMNS, batch_rows=100):
+            assert batch.num_rows == 100
+            del batch
+    assert held == [(0, 0)] * 30
+
+
+# -- TFDV's distances
+
+
+def distances(now, before, excluded=()):
+    return tfdv_distances(statistics_of(now), statistics_of(before), excluded)
+
+
+def entropy(p, q):
+    return sum(a * np.log2(a / b) for a, b in zip(p, q) if a)
+
+
+def test_distances_equal_their_definitions(judged):
+    before, now = judged(3000), judged(2000, seed=1)
+    found = distances(now, before)
+
+    def shares(table, name):
+        values = table[name].drop_null()
+        return {v["values"]: v["counts"] / len(values) for v in values.value_counts().to_pylist()}
+
+    for name in criteo.CATEGORICAL:
+        p, q = shares(before, name), shares(now, name)
+        assert found[name] == pytest.approx(max(abs(p.get(v, 0) - q.get(v, 0)) for v in p.keys() | q.keys()))
+    for name in criteo.DENSE:
+        p, q = (np.histogram(t[name].drop_null().to_numpy(), DENSE_EDGES)[0] for t in (before, now))
+        p, q = p / p.sum(), q / q.sum()
+        assert found[name] == pytest.approx((entropy(p, (p + q) / 2) + entropy(q, (p + q) / 2)) / 2)
+
+
+def test_a_column_without_values_or_left_out_has_no_distance(judged):
+    now = judged(500, I1=pa.nulls(500, pa.float32()), C1=pa.nulls(500, pa.int64()))
+    found = distances(now, judged(500), excluded=("C5",))
+    assert set(criteo.FEATURES) - set(found) == {"I1", "C1", "C5"}
