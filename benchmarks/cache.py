@@ -2,12 +2,11 @@
 
 Repeats the comparison of the post "How to build a distributed inference cache with NVIDIA Triton and Redis" for no
 cache and the local one: one server serves each network twice, with and without the cache, and every request is asked
-of both, one right after the other, in turns first. One request at a time: what is measured is what one answer takes.
-The share of hits is planted, then compared with the server's own counters; their times leave out the hashing of the
-request, which the difference between the two answers to a miss counts. Redis is not in the laptop's server.
+of both, one right after the other, in turns first, so that a slow moment of the machine meets both. One request at a
+time: what is measured is what one answer takes, hashing included. The share of hits is planted, then compared with the
+server's own counters. Redis is not in the laptop's server.
 
-Prints a table and one sentence, and writes all of it as JSON. What is asked is said in `cache_model`, how figures are
-made of it in `cache_figures`.
+Prints a table and one sentence, and writes all of it as JSON. What is asked is said in `cache_model`.
 """
 
 from __future__ import annotations
@@ -19,12 +18,12 @@ import tempfile
 import time
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from statistics import median
+from typing import Any, NamedTuple
 
 import numpy as np
 
-from benchmarks import cache_figures, machine
-from benchmarks.cache_figures import Pair
+from benchmarks import machine
 from benchmarks.cache_model import (
     CACHE_BYTES,
     CACHED,
@@ -37,8 +36,10 @@ from benchmarks.cache_model import (
     write_models,
 )
 from benchmarks.serving_model import DrawnLog
-from benchmarks.spread import Spread
+from benchmarks.spread import Spread, named, spread
 from components.runtime.durable import write_whole
+from components.runtime.errors import PermanentError
+from components.runtime.exit_codes import exits_with_code
 from pipelines.local.triton import TritonServer, TritonSettings
 
 HIT_RATES = (0, 10, 25, 50, 75, 90, 100)
@@ -59,7 +60,16 @@ _TRAFFIC_ROWS = 100_000
 """Rows of the demo's traffic in which repetitions are looked for."""
 
 
-class Unplanted(Exception):
+class Pair(NamedTuple):
+    """One request, asked of both; seconds."""
+
+    is_hit: bool
+    """Whether it had been asked before."""
+    plain: float
+    cached: float
+
+
+class Unplanted(PermanentError):
     """The server counted other hits than were planted: the figures would be of something else."""
 
 
@@ -90,7 +100,7 @@ def measure(
     hits = _increase(before[CACHED], after[CACHED], "nv_cache_num_hits_per_model")
     if hits != planted:
         raise Unplanted(f"{network} at {num_rows} rows: the server counted {hits:.0f} hits, expected {planted}")
-    return _result(network, num_rows, rounds, before, after)
+    return _result(network, num_rows, rounds, before[PLAIN], after[PLAIN])
 
 
 def _round(
@@ -121,44 +131,89 @@ def _result(
     network: str,
     num_rows: int,
     rounds: dict[int, list[list[Pair]]],
-    before: dict[str, dict[str, float]],
-    after: dict[str, dict[str, float]],
+    before: dict[str, float],
+    after: dict[str, float],
 ) -> dict[str, Any]:
     merged = [[pair for pairs in of_round for pair in pairs] for of_round in zip(*rounds.values())]
-    miss, hit = (cache_figures.difference(merged, of_hits=of_hits) for of_hits in (False, True))
+    miss, hit = (difference(merged, of_hits=of_hits) for of_hits in (False, True))
     assert miss is not None, "hit rate 0 has misses"
     assert hit is not None, "hit rate 100 has hits"
-    per = cache_figures.per_event
-    cached = before[CACHED], after[CACHED]
-    plain = before[PLAIN], after[PLAIN]
-    compute = per(*plain, "nv_inference_compute_infer_duration_us", "nv_inference_exec_count")
-    lookup = per(*cached, "nv_cache_hit_duration_per_model", "nv_cache_num_hits_per_model")
-    storing = per(*cached, "nv_cache_miss_duration_per_model", "nv_cache_num_misses_per_model")
-    assert compute is not None
-    assert lookup is not None
-    assert storing is not None
+    runs = _increase(before, after, "nv_inference_exec_count")
     return {
         "case": f"{network}, {num_rows} row{'s' if num_rows > 1 else ''}",
-        "rates": {str(rate): cache_figures.of_rate(each) for rate, each in rounds.items()},
+        "rates": {str(rate): of_rate(each) for rate, each in rounds.items()},
         "miss_cost_ms": miss,
         "hit_saving_ms": Spread(-hit.median, -hit.most, -hit.least),
-        "break_even": cache_figures.break_even(miss.median, -hit.median),
-        "compute_us": compute,
-        "lookup_us_of_hit": lookup,
-        "lookup_and_insertion_us_of_miss": storing,
-        "break_even_by_counters": cache_figures.break_even(storing, compute - lookup),
-        "counters": {kind: {"before": before[kind], "after": after[kind]} for kind in (PLAIN, CACHED)},
+        "break_even": break_even(miss.median, -hit.median),
+        "compute_us": _increase(before, after, "nv_inference_compute_infer_duration_us") / runs,
     }
+
+
+def of_rate(rounds: Sequence[Sequence[Pair]]) -> dict[str, Any]:
+    """The figures of one hit rate: milliseconds of a typical request without and with the cache, and the time saved.
+
+    Typical: the medians of hits and of misses, weighted by their shares; a mean would be that of the worst moments.
+
+    Args:
+        rounds: At least one round of at least one pair.
+    """
+    plain = [_typical(pairs, [pair.plain for pair in pairs]) for pairs in rounds]
+    cached = [_typical(pairs, [pair.cached for pair in pairs]) for pairs in rounds]
+    return {
+        "plain_ms": spread(plain),
+        "cached_ms": spread(cached),
+        "saved": spread([1 - mine / without for mine, without in zip(cached, plain)]),
+        "pairs": sum(len(pairs) for pairs in rounds),
+    }
+
+
+def _typical(pairs: Sequence[Pair], seconds: Sequence[float]) -> float:
+    kinds = [[1e3 * s for pair, s in zip(pairs, seconds) if pair.is_hit == is_hit] for is_hit in (False, True)]
+    return sum(len(kind) * median(kind) for kind in kinds if kind) / len(pairs)
+
+
+def difference(rounds: Sequence[Sequence[Pair]], *, of_hits: bool) -> Spread | None:
+    """Milliseconds that the cache adds (negative: saves) to a hit or to a miss; None where there was none.
+
+    The median over a round's pairs, then over the rounds.
+    """
+    chosen = [[1e3 * (p.cached - p.plain) for p in pairs if p.is_hit == of_hits] for pairs in rounds]
+    return spread([median(values) for values in chosen if values]) if any(chosen) else None
+
+
+def break_even(miss_cost: float, hit_saving: float) -> float | None:
+    """The hit rate at which what misses cost is what hits save; 0 where misses cost nothing, None where it never pays.
+
+    >>> break_even(0.1, 0.3), break_even(-0.02, 0.3), break_even(0.1, -0.2)
+    (0.25, 0.0, None)
+    """
+    if hit_saving <= 0:
+        return None
+    return max(0.0, miss_cost) / (max(0.0, miss_cost) + hit_saving)
+
+
+def verdict(cases: dict[str, dict[str, Any]], repeating_share: float) -> str:
+    """One sentence over all cases: from which hit rate the cache pays, by what a request costs the model.
+
+    Args:
+        cases: Results, each with its `compute_us`, `break_even` and `rates`.
+        repeating_share: The hit rate that the demo's traffic would have.
+    """
+    parts = []
+    for case in sorted(cases.values(), key=lambda case: case["compute_us"]):
+        rate, cost = case["break_even"], case["compute_us"]
+        pays = "never" if rate is None else f"from {rate:.1%} hits" if rate > 0 else "from the first hit"
+        parts.append(f"{pays} at {cost / 1e3:.2f} ms of compute ({case['case']})")
+    worst = max(case["miss_cost_ms"].median / case["rates"]["0"]["plain_ms"].median for case in cases.values())
+    return (
+        f"The local cache pays {', '.join(parts)}; a miss costs up to {max(0.0, worst):.0%} of a request, and of the "
+        f"demo's traffic {repeating_share:.2%} of single rows repeat."
+    )
 
 
 def print_case(result: dict[str, Any]) -> None:
     """One case's table."""
-    print(
-        f"\n{result['case']}: by the server's counters, which leave the hashing out, the model computes "
-        f"{result['compute_us']:,.0f} us,\n  a hit is looked up in {result['lookup_us_of_hit']:,.0f} us, a miss looked "
-        f"up and stored in {result['lookup_and_insertion_us_of_miss']:,.0f} us: pays "
-        f"{_from(result['break_even_by_counters'])}"
-    )
+    print(f"\n{result['case']}: by the server's counters the model computes {result['compute_us']:,.0f} us")
     print(f"  {'hits':>5} {'no cache, ms':>24} {'local cache, ms':>24} {'time saved':>26}")
     for rate, figures in result["rates"].items():
         plain, cached, saved = figures["plain_ms"], figures["cached_ms"], figures["saved"]
@@ -167,16 +222,13 @@ def print_case(result: dict[str, Any]) -> None:
             f" {cached.median:>8.3f} ({cached.least:>5.3f} to {cached.most:>5.3f})"
             f" {saved.median:>9.0%} ({saved.least:>4.0%} to {saved.most:>4.0%})"
         )
-    miss, hit = result["miss_cost_ms"], result["hit_saving_ms"]
+    miss, hit, rate = result["miss_cost_ms"], result["hit_saving_ms"], result["break_even"]
+    pays = "never" if rate is None else f"from {rate:.1%} hits"
     print(
         f"  a miss costs {miss.median:+.3f} ms ({miss.least:+.3f} to {miss.most:+.3f}), a hit saves "
-        f"{hit.median:.3f} ms ({hit.least:.3f} to {hit.most:.3f}): pays {_from(result['break_even'])}",
+        f"{hit.median:.3f} ms ({hit.least:.3f} to {hit.most:.3f}): pays {pays}",
         flush=True,
     )
-
-
-def _from(rate: float | None) -> str:
-    return "never" if rate is None else f"from {rate:.1%} hits"
 
 
 def build_parser() -> argparse.ArgumentParser:
@@ -191,6 +243,7 @@ def build_parser() -> argparse.ArgumentParser:
     return parser
 
 
+@exits_with_code
 def main(argv: Sequence[str] | None = None) -> int:
     """Runs all cases; 0 = all figures are there, whatever they say."""
     flags = build_parser().parse_args(argv)
@@ -212,7 +265,7 @@ def main(argv: Sequence[str] | None = None) -> int:
                 results[result["case"]] = result
                 print_case(result)
     share = repeating_share(_TRAFFIC_ROWS)
-    sentence = cache_figures.verdict(results, share)
+    sentence = verdict(results, share)
     print(f"\n{sentence}")
     if warning := other_work.warning():
         print(warning)
@@ -225,17 +278,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         "results": results,
         "verdict": sentence,
     }
-    flags.output.parent.mkdir(parents=True, exist_ok=True)
-    write_whole(flags.output, json.dumps(_named(document), indent=2) + "\n")
+    write_whole(flags.output, json.dumps(named(document), indent=2) + "\n")
     print(f"written: {flags.output}")
     return 0
-
-
-def _named(value: Any) -> Any:
-    """`value` with each spread as an object, which JSON would otherwise write as a list."""
-    if hasattr(value, "_asdict"):
-        return value._asdict()
-    return {name: _named(each) for name, each in value.items()} if isinstance(value, dict) else value
 
 
 if __name__ == "__main__":

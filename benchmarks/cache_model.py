@@ -6,14 +6,14 @@ random: neither the cost of a model nor that of hashing its requests depends on 
 
 from __future__ import annotations
 
-import re
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import tritonclient.grpc as grpc_client
+from prometheus_client.parser import text_string_to_metric_families
 
-from benchmarks.serving_model import CONFIG, DrawnLog, Rows
+from benchmarks.serving_model import CONFIG, DrawnLog
 from components.contracts.criteo import MISSING_CATEGORY
 from components.contracts.dcn import DcnConfig, dense_layout
 from components.contracts.model_files import ModelWeights
@@ -23,6 +23,7 @@ from components.deployment.graph.export import write_graph
 from components.deployment.graph.parity import GoldenRows
 from components.deployment.repository.files import assemble
 from components.deployment.repository.triton_config import ServingOptions, triton_config
+from inference_client.rows import FeatureRows
 from inference_client.simulation.world import World
 from pipelines.local.stack import DIRECT
 
@@ -105,7 +106,7 @@ class Requests:
     def _next(self) -> list[Any]:
         self._number += 1
         at = np.random.default_rng(self._number).integers(0, len(self._drawn.dense), self._num_rows)
-        rows = Rows(dense=self._drawn.dense[at], categorical=self._drawn.categorical[at])
+        rows: FeatureRows = self._drawn.take(at)
         rows.dense[0, 0] = self._number
         request = []
         for tensor, values in ((DENSE_INPUT, rows.dense), (CATEGORICAL_INPUT, rows.categorical)):
@@ -124,6 +125,9 @@ def repeating_share(num_rows: int) -> float:
 def counters(metrics_url: str, name: str) -> dict[str, float]:
     """The server's own counters of a model, by metric: nv_cache_* and the time that it computed (microseconds)."""
     with DIRECT.open(metrics_url, timeout=10) as answer:
-        text = answer.read().decode()
-    found = re.findall(rf'^(nv_\w+){{model="{name}",version="1"}} (\S+)$', text, re.MULTILINE)
-    return {metric: float(value) for metric, value in found}
+        families = text_string_to_metric_families(answer.read().decode())
+        samples = (sample for family in families for sample in family.samples)
+        # The parser ends every counter's name in _total, which Triton's names lack.
+        return {
+            sample.name.removesuffix("_total"): sample.value for sample in samples if sample.labels.get("model") == name
+        }

@@ -1,10 +1,11 @@
 """How fast preprocessing is, beside a stock NVTabular script on the same rows: `make benchmark-preprocessing`.
 
-1. A first round: fit, transform, verification and publishing, against the script's fit, transform and to_parquet. That
-   both say the same is checked in the run (`same_encoding`), or the figures would be of something else.
-2. An incremental round: vocabularies are extended, nothing is refitted; the script knows no such thing and fits again.
+1. A first round: fit, transform, verification and publishing, against the script's fit, transform and to_parquet. The
+   run checks that both say the same (`same_encoding`), or the figures would be of different work.
+2. An incremental round: vocabularies are extended, nothing is refitted; the script cannot do so and fits again.
 3. Fixed cost: an incremental round of few rows, interpreter and imports included.
-4. Memory at two sizes of the window.
+4. Memory at two sizes of the window: the proportional share of anonymous memory (Linux `Pss_Anon`), summed over the
+   process and those that it forks.
 
 Whole processes, in turns, every round in another order; a ratio is of one round's two. A missed target is printed as
 missed, and the exit code stays 0. Writes all figures as JSON.
@@ -14,16 +15,127 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
+import re
+import shutil
+import subprocess
 import sys
 import tempfile
-from collections.abc import Callable, Sequence
+import time
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
-from benchmarks import machine, preprocessing_process, raw_windows, same_encoding
-from benchmarks.preprocessing_process import Run
+from benchmarks import machine, raw_windows, same_encoding
 from benchmarks.spread import spread
-from components.runtime.durable import write_whole
+from components.contracts.manifests import Model, TrainingSet
+from components.runtime.durable import sha256_tree, write_whole
+from components.storage.uris import local_path
+from components.store.models import model_folder
+
+REPOSITORY = Path(__file__).resolve().parents[1]
+THRESHOLD = 2
+_POLL_SECONDS = 0.02
+
+
+class Failed(Exception):
+    """A process ended with an error; the message ends with its last words."""
+
+
+class Run(NamedTuple):
+    """One process from start to end."""
+
+    seconds: float
+    processor_seconds: float
+    """Of it and its children."""
+    peak: int
+    """Bytes."""
+    said: str
+
+
+def step(raw: Path, place: Path, run: str, *, parent: str = "none", flags: tuple[str, ...] = ()) -> Run:
+    """The step on the raw rows of a manifest; writes `place/work/<run>/preprocessing` and `place/<run>.json`."""
+    command = [sys.executable, "-m", "components.preprocessing", f"--run={run}", f"--parent={parent}"]
+    command += [f"--store={place / 'store'}", f"--work={place / 'work'}", f"--raw-dataset={raw}"]
+    command += [f"--output={place / run}.json", f"--frequency-threshold={THRESHOLD}", *flags]
+    return _measure(command)
+
+
+def stock(raw: Path, out: Path) -> Run:
+    """The stock script on the same rows; what an earlier run left in `out` is removed before."""
+    shutil.rmtree(out, ignore_errors=True)
+    command = [sys.executable, "-m", "benchmarks.stock_nvtabular", str(raw.parent), str(out)]
+    return _measure([*command, f"--frequency-threshold={THRESHOLD}"])
+
+
+def keep_as_model(place: Path, run: str, model_id: str) -> None:
+    """Stores the workflow of a run as a trained model's, so that a round can go on from it."""
+    training_set = TrainingSet.read(place / f"{run}.json")
+    folder = model_folder(place / "store", model_id)
+    shutil.copytree(local_path(training_set.workflow_uri), folder / Model.WORKFLOW)
+    Model(
+        model_id=model_id,
+        uri=folder.as_uri(),
+        backend="pytorch",
+        config={},
+        slot_sizes=training_set.slot_sizes,
+        parent_model_id=None,
+        seed=0,
+        num_train_rows=training_set.num_train_rows,
+        optimizer_step=1,
+        early_stopping={},
+        last_event_time=training_set.last_event_time,
+        raw_digest=training_set.raw_digest,
+        sha256={"workflow": sha256_tree(folder / Model.WORKFLOW)},
+        created_at="2026-01-01T00:00:00+00:00",
+    ).write(folder / Model.MANIFEST)
+
+
+def import_seconds() -> float:
+    """Start of an interpreter that imports what the step imports, and ends."""
+    code = "import components.preprocessing.preprocess"
+    return _measure([sys.executable, "-W", "ignore", "-c", code]).seconds
+
+
+def phases(run: Run) -> dict[str, float]:
+    """The stock script's own seconds by phase."""
+    found: dict[str, float] = json.loads(run.said.strip().splitlines()[-1])
+    return found
+
+
+def _measure(command: list[str]) -> Run:
+    before = os.times()
+    began = time.perf_counter()
+    process = subprocess.Popen(command, cwd=REPOSITORY, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+    peak = 0
+    while process.poll() is None:
+        peak = max(peak, sum(map(_anonymous, _tree(process.pid))))
+        time.sleep(_POLL_SECONDS)
+    seconds = time.perf_counter() - began
+    said, after = process.communicate()[0], os.times()
+    if process.returncode:
+        raise Failed(f"{command[2:4]} ended with {process.returncode}: {said[-500:]}")
+    used = after.children_user + after.children_system - before.children_user - before.children_system
+    return Run(seconds, used, peak, said)
+
+
+def _tree(pid: int) -> Iterator[int]:
+    yield pid
+    try:
+        children = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
+    except OSError:
+        return
+    for child in map(int, children):
+        yield from _tree(child)
+
+
+def _anonymous(pid: int) -> int:
+    try:
+        found = re.search(r"^Pss_Anon:\s+(\d+) kB", Path(f"/proc/{pid}/smaps_rollup").read_text(), re.MULTILINE)
+    except OSError:
+        return 0
+    return 1024 * int(found[1]) if found else 0
+
 
 FULL_TARGET, INCREMENTAL_TARGET = 1.8, 4.0
 FIXED_TARGET_SECONDS, FIXED_ROWS = 5.0, 10_000
@@ -42,19 +154,19 @@ class Place:
         self.later = raw_windows.write_window(folder / "later", num_rows, seed=2, is_later=True)
         self.few = raw_windows.write_window(folder / "few", FIXED_ROWS, seed=3, is_later=True)
         self.full_round()
-        preprocessing_process.keep_as_model(folder, "full", "m0")
+        keep_as_model(folder, "full", "m0")
 
     def full_round(self) -> Run:
         """A first round of the step."""
-        return preprocessing_process.step(self.first, self.folder, "full")
+        return step(self.first, self.folder, "full")
 
     def incremental_round(self, raw: Path, *flags: str) -> Run:
         """A round that goes on from the model."""
-        return preprocessing_process.step(raw, self.folder, "incremental", parent="m0", flags=flags)
+        return step(raw, self.folder, "incremental", parent="m0", flags=flags)
 
     def stock_script(self, raw: Path) -> Run:
         """The peer."""
-        return preprocessing_process.stock(raw, self.folder / "stock")
+        return stock(raw, self.folder / "stock")
 
 
 def against_stock(ours: Callable[[], Run], stock: Callable[[], Run], num_rows: int, rounds: int) -> dict[str, Any]:
@@ -72,7 +184,7 @@ def against_stock(ours: Callable[[], Run], stock: Callable[[], Run], num_rows: i
         "seconds": {name: spread([runs[name].seconds for runs in taken])._asdict() for name in rates},
         "ratio": ratios._asdict(),
         "ratio_of_processor_seconds": of_processor._asdict(),
-        "stock_phases": preprocessing_process.phases(taken[-1]["stock"]),
+        "stock_phases": phases(taken[-1]["stock"]),
     }
 
 
@@ -103,7 +215,7 @@ def fixed(place: Place, rounds: int) -> dict[str, Any]:
     result = against_stock(
         lambda: place.incremental_round(place.few), lambda: place.stock_script(place.few), FIXED_ROWS, rounds
     )
-    result["import_seconds"] = spread([preprocessing_process.import_seconds() for _ in range(rounds)])._asdict()
+    result["import_seconds"] = spread([import_seconds() for _ in range(rounds)])._asdict()
     seconds = result["seconds"]["ours"]
     print(
         f"incremental round of {FIXED_ROWS:,} rows, whole process: {seconds['median']:.2f} s "

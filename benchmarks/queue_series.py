@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import re
 import sys
 import tempfile
 import threading
@@ -25,10 +24,12 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from prometheus_client.parser import text_string_to_metric_families
 
 from benchmarks.machine import facts
 from components.contracts.serving import CANARY_NAME, CANDIDATE_NAME, MODEL_NAME, NUM_CATEGORICAL, NUM_DENSE
 from components.deployment.repository.triton_config import ServingOptions, triton_config
+from components.runtime.exit_codes import exits_with_code
 from pipelines.local.triton import TritonServer
 
 METRICS = (
@@ -55,7 +56,6 @@ class TritonPythonModel:
         dense = [pb_utils.get_input_tensor_by_name(r, "dense").as_numpy() for r in requests]
         return [pb_utils.InferenceResponse([pb_utils.Tensor("probability", d[:, :1])]) for d in dense]
 """
-_LINE = re.compile(r'^(\w+)\{[^}]*model="(\w+)"[^}]*\} (\S+)$', re.MULTILINE)
 
 
 def write_sleeper(repository: Path, name: str, seconds: float, *, instances: int = 1, cache: bool = False) -> None:
@@ -72,12 +72,12 @@ def write_sleeper(repository: Path, name: str, seconds: float, *, instances: int
 def counts(metrics_url: str) -> dict[str, dict[str, int]]:
     """The server's numbers now, by metric and model."""
     with urllib.request.build_opener(urllib.request.ProxyHandler({})).open(metrics_url, timeout=10) as answer:
-        text = answer.read().decode()
+        families = list(text_string_to_metric_families(answer.read().decode()))
     found: dict[str, dict[str, int]] = {name: {} for name in METRICS}
-    for metric, model, value in _LINE.findall(text):
-        if metric in found:
-            # Failures come by reason.
-            found[metric][model] = found[metric].get(model, 0) + int(float(value))
+    for sample in (sample for family in families for sample in family.samples):
+        # The parser ends every counter's name in _total, which Triton's names lack.
+        if (name := sample.name.removesuffix("_total")) in found:
+            found[name][sample.labels["model"]] = int(sample.value)
     return found
 
 
@@ -221,6 +221,7 @@ def _wait_until(moment: float) -> None:
     time.sleep(max(0.0, moment - time.monotonic()))
 
 
+@exits_with_code
 def main(argv: list[str]) -> int:
     """Records and writes; takes two and a half minutes."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)

@@ -28,6 +28,7 @@ from benchmarks.serving_model import DrawnLog
 from components.contracts.serving import GRPC_OPTIONS, MODEL_NAME
 from components.runtime.durable import write_whole
 from components.runtime.errors import TemporaryError
+from components.runtime.exit_codes import exits_with_code
 from pipelines.local.triton import TritonServer
 
 ROWS = (1, 16, 64, 256, 1024, 4096)
@@ -114,6 +115,7 @@ def build_parser() -> argparse.ArgumentParser:
     return parser
 
 
+@exits_with_code
 def main(argv: Sequence[str] | None = None) -> int:
     """Measures and writes; 0."""
     arguments = build_parser().parse_args(argv)

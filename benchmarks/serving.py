@@ -8,8 +8,7 @@ floor give the same scores is checked before anything is timed. Client, servers 
 Prints latencies, rows per second, where a request's time goes, cold starts and releases under load; writes all of it as
 JSON. A missed target is printed as missed and the exit code stays 0; contestants that disagree are an error.
 
-What is measured how is said in `serving_model`, `serving_contestants`, `serving_load`, `serving_runs` and
-`serving_figures`.
+How it is measured is said in `serving_model`, `serving_contestants`, `serving_asking` and `serving_runs`.
 """
 
 from __future__ import annotations
@@ -21,31 +20,40 @@ import tempfile
 from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
-from benchmarks import machine, serving_printing
-from benchmarks.serving_contestants import running
+from benchmarks import machine
+from benchmarks.serving_contestants import FLOOR, OURS, REFERENCE, running
 from benchmarks.serving_model import Models
 from benchmarks.serving_runs import (
     FULL,
+    IN_PROCESS,
     QUICK,
     Alone,
-    Disagreement,
     Sizes,
+    beyond_compute,
     check_parity,
     closed,
     cold_starts,
+    faster,
     half_load,
+    over_rounds,
     releases_under_load,
+    share_of,
 )
-from benchmarks.serving_targets import OURS, capacities, judge
+from benchmarks.spread import Spread, named, spread
 from components.runtime.durable import write_whole
+from components.runtime.exit_codes import exits_with_code
 from inference_client.load import run_precisely
 from pipelines.local.environments import SERVING_PEERS, python_of
 
 _SMALL_BATCHES = (1, 64)
 _RELEASE_BATCH, _RELEASE_LOAD = 64, 0.25
 """Rows per request while releases happen, and the share of the capacity that the load takes."""
+
+
+REFERENCE_RATIO, FLOOR_RATIO, IN_PROCESS_SHARE, COLD_START_SECONDS, RELEASE_RATIO = 50.0, 2.0, 0.8, 1.0, 2.0
+"""The targets."""
 
 
 def measure(scratch: Path, sizes: Sizes) -> dict[str, Any]:
@@ -62,16 +70,73 @@ def measure(scratch: Path, sizes: Sizes) -> dict[str, Any]:
         print(f"{results['table_rows']:,} table rows; largest difference from the expected scores: {differences}")
         alone = Alone(ours.graph(1), models.asked, ours.options().instances)
         results["closed"] = run_precisely(closed(contestants, alone, models.asked, sizes))
-        serving_printing.closed(results["closed"])
+        _print_closed(results["closed"])
         rates = {batch: capacities(results["closed"], batch) for batch in _SMALL_BATCHES}
         results["half_load"] = run_precisely(half_load(contestants, alone, models.asked, sizes, rates))
-        serving_printing.half_load(results["half_load"])
+        _print_half_load(results["half_load"])
         results["cold_starts"] = cold_starts(ours, models, sizes)
-        serving_printing.starts(results["cold_starts"])
+        _print_starts(results["cold_starts"])
         load = {"rate": _RELEASE_LOAD * rates[_RELEASE_BATCH][OURS], "batch": _RELEASE_BATCH}
         results["releases"] = run_precisely(releases_under_load(ours, contestants[OURS], models.asked, sizes, **load))
-        serving_printing.releases(results["releases"])
+        _print_releases(results["releases"])
     return results
+
+
+class Target(NamedTuple):
+    """A figure beside what it should be."""
+
+    name: str
+    value: Spread
+    bound: float
+    is_least: bool
+    """Whether `bound` is the least that meets the target; otherwise it is the most."""
+    is_met: bool
+
+
+def at_least(name: str, value: Spread, bound: float) -> Target:
+    """A target that the median must reach."""
+    return Target(name, value, bound, True, value.median >= bound)
+
+
+def at_most(name: str, value: Spread, bound: float) -> Target:
+    """A target that the median must not exceed."""
+    return Target(name, value, bound, False, value.median <= bound)
+
+
+def capacities(closed_results: dict[str, Any], batch: int) -> dict[str, float]:
+    """The most requests per second that each answered in a closed loop, at its best concurrency."""
+    best: dict[str, float] = {}
+    for contestants in closed_results[str(batch)].values():
+        for name, rounds in contestants.items():
+            rate = over_rounds(rounds, "rows_per_second").median / batch
+            best[name] = max(rate, best.get(name, 0.0))
+    return best
+
+
+def judge(results: dict[str, Any]) -> list[Target]:
+    """The targets of the issue, each with what was reached."""
+    one_by_one = results["closed"]["64"]["1"]
+    ratio = faster(one_by_one[OURS], one_by_one[REFERENCE])
+    found = [at_least("times lower median than the reference, 64 rows", ratio, REFERENCE_RATIO)]
+    for batch, result in results["half_load"].items():
+        rounds = result["rounds"]
+        beyond = beyond_compute(rounds[OURS], rounds[IN_PROCESS], rounds[FLOOR])
+        found.append(at_most(f"p99 beyond compute to the floor's, {batch} rows", beyond, FLOOR_RATIO))
+    large = results["closed"]["1024"]
+    for concurrency in (min(large, key=int), max(large, key=int)):
+        share = share_of(large[concurrency][OURS], large[concurrency][IN_PROCESS])
+        name = f"rows/s to onnxruntime alone with as many threads, 1024 rows, {concurrency} at once"
+        found.append(at_least(name, share, IN_PROCESS_SHARE))
+    ready = spread(results["cold_starts"]["ready"])
+    found.append(at_most("cold start to ready, seconds", ready, COLD_START_SECONDS))
+    releases = results["releases"]["releases"]
+    failed = spread([one["num_failed"] for one in releases])
+    found.append(at_most("failed requests of a release", failed._replace(median=failed.most), 0))
+    ratios = [one["ratio"] for one in releases if one["ratio"] is not None]
+    if ratios:
+        name = "p99 during a release to before"
+        found.append(at_most(name, spread(ratios), RELEASE_RATIO))
+    return found
 
 
 def build_parser() -> argparse.ArgumentParser:
@@ -86,6 +151,7 @@ def build_parser() -> argparse.ArgumentParser:
     return parser
 
 
+@exits_with_code
 def main(argv: Sequence[str] | None = None) -> int:
     """Runs everything; 0 = all figures are there, whether or not they meet their targets."""
     flags = build_parser().parse_args(argv)
@@ -93,26 +159,98 @@ def main(argv: Sequence[str] | None = None) -> int:
     print("; ".join(f"{name} {value}" for name, value in facts.items()), flush=True)
     other_work = machine.OtherWork()
     with tempfile.TemporaryDirectory(prefix="benchmark-") as scratch:
-        try:
-            results = measure(Path(scratch), sizes)
-        except Disagreement as error:
-            print(f"error: {error}", file=sys.stderr)
-            return 1
+        results = measure(Path(scratch), sizes)
     found = judge(results)
-    serving_printing.targets(found)
+    _print_targets(found)
     document = {
         "machine": facts,
         "sizes": asdict(sizes),
         "other_work_share": other_work.share(),
-        "targets": [{**target._asdict(), "value": target.value._asdict()} for target in found],
+        "targets": [named(target) for target in found],
         "results": results,
     }
     if warning := other_work.warning():
         print(warning)
-    flags.output.parent.mkdir(parents=True, exist_ok=True)
     write_whole(flags.output, json.dumps(document, indent=2) + "\n")
     print(f"written: {flags.output}")
     return 0
+
+
+def _print_closed(results: dict[str, Any]) -> None:
+    """Closed loops."""
+    for batch, of_batch in results.items():
+        print(f"\nclosed loop, {batch} rows per request: milliseconds (median over rounds, least to most), rows/s")
+        print(f"  {'':<14} {'at once':>7} {'p50':>24} {'p99':>24} {'rows/s':>32}")
+        for concurrency, contestants in of_batch.items():
+            for name, rounds in contestants.items():
+                latencies = f"{_ms(over_rounds(rounds, 'p50_ms')):>24} {_ms(over_rounds(rounds, 'p99_ms')):>24}"
+                rate = over_rounds(rounds, "rows_per_second")
+                span = f"({rate.least:,.0f} to {rate.most:,.0f})"
+                print(f"  {name:<14} {concurrency:>7} {latencies} {rate.median:>9,.0f} {span:>22}{_failures(rounds)}")
+    print(end="", flush=True)
+
+
+def _print_half_load(results: dict[str, Any]) -> None:
+    """Open loops, and where the server says that time went."""
+    for batch, result in results.items():
+        print(
+            f"\nopen loop, {batch} rows, {result['requests_per_second']:,.0f} requests/s (half of ours' capacity), ms"
+        )
+        print(f"  {'':<14} {'p50':>24} {'p95':>24} {'p99':>24}")
+        for name, rounds in result["rounds"].items():
+            cells = " ".join(f"{_ms(over_rounds(rounds, f'p{p}_ms')):>24}" for p in (50, 95, 99))
+            print(f"  {name:<14} {cells}{_failures(rounds)}")
+        for name, rounds in result["rounds"].items():
+            splits = [one["split_ms"] for one in rounds if one.get("split_ms")]
+            if splits:
+                parts = {part: spread([split[part] for split in splits]).median for part in splits[0]}
+                print(f"  {name}: mean of " + ", ".join(f"{part} {value:.3f}" for part, value in parts.items()))
+    print(end="", flush=True)
+
+
+def _print_starts(result: dict[str, list[float]]) -> None:
+    """Cold starts."""
+    ready, answered = spread(result["ready"]), spread(result["first_answer"])
+    print(f"\ncold start, seconds: ready {_figure(ready)}, first answer {_figure(answered)}", flush=True)
+
+
+def _print_releases(result: dict[str, Any]) -> None:
+    """Releases under load."""
+    print(f"\nrelease under {result['requests_per_second']:,.0f} requests/s of {result['batch']} rows")
+    for one in result["releases"]:
+        print(
+            f"  version {one['version']}: window {one['window_seconds']:.2f} s with {one['num_in_window']} requests,"
+            f" p99 {_of(one['window_p99_ms'])} ms (worst {_of(one['window_worst_ms'])});"
+            f" before {_of(one['before_p99_ms'])}; whole run of the step {_of(one['whole_run_p99_ms'])};"
+            f" failed {one['num_failed']} of {one['num_answered'] + one['num_failed']}"
+        )
+        print(f"    seconds: {', '.join(f'{name} {value:.2f}' for name, value in one['seconds'].items())}", flush=True)
+
+
+def _print_targets(found: list[Target]) -> None:
+    """Each target, met or missed."""
+    print("\ntargets")
+    for target in found:
+        word = "at least" if target.is_least else "at most"
+        verdict = "met" if target.is_met else "TARGET MISSED"
+        print(f"  {target.name}: {_figure(target.value)}, target {word} {target.bound:g}: {verdict}", flush=True)
+
+
+def _ms(value: Spread) -> str:
+    return f"{value.median:.3f} ({value.least:.2f} to {value.most:.2f})"
+
+
+def _figure(value: Spread) -> str:
+    return f"{value.median:.3g} ({value.least:.3g} to {value.most:.3g})"
+
+
+def _of(value: float | None) -> str:
+    return "none" if value is None else f"{value:.2f}"
+
+
+def _failures(rounds: list[dict[str, Any]]) -> str:
+    failed = sum(one["num_failed"] for one in rounds)
+    return f"  {failed} FAILED: {rounds[-1]['errors']}" if failed else ""
 
 
 if __name__ == "__main__":

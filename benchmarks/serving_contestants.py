@@ -19,19 +19,20 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Protocol
 
-from benchmarks.serving_callers import GrpcCaller, HttpCaller
-from benchmarks.serving_load import Scores
-from benchmarks.serving_model import CONFIG, REPOSITORY, Models, Rows
+from benchmarks.serving_asking import GrpcCaller, HttpCaller, Scores
+from benchmarks.serving_model import CONFIG, REPOSITORY, Models
 from benchmarks.serving_peers.encoded_graph import encoded_graph
-from benchmarks.serving_targets import FLOOR, OURS, REFERENCE, WEB_BINARY, WEB_JSON
 from components.contracts.manifests import Release
 from components.contracts.serving import MAX_BATCH_ROWS, MODEL_NAME
 from components.deployment.repository.triton_config import ServingOptions, read_options, triton_config
 from components.deployment.triton_client import Triton
 from components.runtime.durable import write_whole
+from inference_client.rows import FeatureRows
 from pipelines.local.stack import DIRECT, LOOPBACK
 from pipelines.local.triton import PreparedWheel, TritonServer
 
+OURS, FLOOR, REFERENCE = "evergreen", "floor", "reference"
+WEB_JSON, WEB_BINARY = "web, JSON", "web, bytes"
 PEERS = Path(__file__).with_name("serving_peers")
 
 
@@ -55,7 +56,7 @@ class Contestant:
     target: str
     """Triton's model, or the path of a web server."""
 
-    def connect(self, rows: Rows, batch: int) -> Connection:
+    def connect(self, rows: FeatureRows, batch: int) -> Connection:
         """A connection that asks for `rows`, `batch` at a time."""
         kind = HttpCaller if self.target.startswith("/") else GrpcCaller
         return kind(self.address, self.target, rows, batch)

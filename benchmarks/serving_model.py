@@ -8,7 +8,6 @@ network as `contracts.dcn` states it.
 from __future__ import annotations
 
 import subprocess
-from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
@@ -23,22 +22,13 @@ from components.contracts.model_files import ModelWeights, write_model
 from components.contracts.workflow import FeatureWorkflow
 from components.runtime.durable import sha256_tree
 from components.store.models import model_folder
+from inference_client.rows import FeatureRows
 
 REPOSITORY = Path(__file__).resolve().parents[1]
 CONFIG = DcnConfig(embedding_dim=16, num_cross_layers=3, tower=(128, 64))
 TABLE_ROWS = 260_000
 NUM_FITTED, NUM_HELD_OUT, NUM_ASKED = 90_000, 2_000, 8_192
 _NEVER = "2026-01-01T00:00:00+00:00"
-
-
-@dataclass(frozen=True, kw_only=True, eq=False)
-class Rows:
-    """Raw rows as they are served."""
-
-    dense: NDArray[np.float32]
-    """[n, 13], NaN = missing."""
-    categorical: NDArray[np.int64]
-    """[n, 26], `MISSING_CATEGORY` = missing."""
 
 
 class DrawnLog:
@@ -50,7 +40,7 @@ class DrawnLog:
         random = np.random.default_rng(seed)
         self._keys = [random.choice(2**31, size, replace=False).astype(np.int64) for size in self.cardinalities]
 
-    def draw(self, n: int, seed: int) -> Rows:
+    def draw(self, n: int, seed: int) -> FeatureRows:
         """`n` rows: Zipf's popularity with exponent 1, 3 % missing, 2 % of categories never seen in fitting."""
         random = np.random.default_rng(seed)
         categorical = np.empty((n, len(CATEGORICAL)), np.int64)
@@ -61,9 +51,9 @@ class DrawnLog:
         categorical[random.random(categorical.shape) < 0.03] = MISSING_CATEGORY
         dense = np.floor(random.lognormal(1.5, 1.2, (n, len(DENSE)))).astype(np.float32)
         dense[random.random(dense.shape) < 0.03] = np.nan
-        return Rows(dense=dense, categorical=categorical)
+        return FeatureRows(dense=dense, categorical=categorical)
 
-    def draw_all(self) -> Rows:
+    def draw_all(self) -> FeatureRows:
         """`NUM_FITTED` rows in which every category appears."""
         rows = self.draw(NUM_FITTED, seed=1)
         for column, keys in enumerate(self._keys):
@@ -71,7 +61,7 @@ class DrawnLog:
         return rows
 
 
-def write_raw(rows: Rows, path: Path) -> None:
+def write_raw(rows: FeatureRows, path: Path) -> None:
     """Writes rows as `contracts.criteo` describes them."""
     columns = {LABEL: pa.array(np.zeros(len(rows.dense), np.int32))}
     columns |= {n: pa.array(rows.dense[:, i], mask=np.isnan(rows.dense[:, i])) for i, n in enumerate(DENSE)}
@@ -113,7 +103,7 @@ class Models:
         embeddings = random.normal(0, 0.3, (sum(self.workflow.slot_sizes), CONFIG.embedding_dim)).astype(np.float32)
         return ModelWeights(dense=dense, embeddings=embeddings)
 
-    def expected(self, rows: Rows, seed: int) -> NDArray[np.float32]:
+    def expected(self, rows: FeatureRows, seed: int) -> NDArray[np.float32]:
         """Probabilities [n] of `rows` by the model of `seed`."""
         ids = self.workflow.encode_categorical(rows.categorical)
         return network_scores(self.weights(seed), self.workflow.slot_sizes, ids, self.workflow.encode_dense(rows.dense))

@@ -1,6 +1,8 @@
-"""What is run: parity first, then closed loops, open loops, cold starts, and releases under load; rounds interleaved.
+"""What is run, and its figures: parity first, then closed loops, open loops, cold starts, and releases under load.
 
-Everybody is up all the time and only one is asked at a time. ONNX Runtime alone, in this process, has its turn too.
+Everybody is up all the time and only one is asked at a time; rounds are interleaved. ONNX Runtime alone, in this
+process, has its turn too. A percentile is taken within a round and then the median over rounds, with the least and the
+most beside it; a ratio is taken between contestants of the same round, so that a slow moment of the machine meets both.
 """
 
 from __future__ import annotations
@@ -8,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import shutil
 import time
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from datetime import datetime
@@ -18,19 +21,21 @@ import numpy as np
 from numpy.typing import NDArray
 from tritonclient.grpc import InferenceServerClient
 
-from benchmarks import serving_figures as figures
-from benchmarks.serving_contestants import Contestant, Released
-from benchmarks.serving_load import Answers, closed_loop, open_loop
-from benchmarks.serving_model import REPOSITORY, Models, Rows
-from benchmarks.serving_targets import FLOOR, IN_PROCESS, OURS
+from benchmarks.serving_asking import Answers, closed_loop, open_loop
+from benchmarks.serving_contestants import FLOOR, OURS, Contestant, Released
+from benchmarks.serving_model import REPOSITORY, Models
+from benchmarks.spread import Spread, spread
 from components.contracts.manifests import Release
 from components.contracts.serving import CATEGORICAL_INPUT, DENSE_INPUT, MODEL_NAME, PROBABILITY_OUTPUT
 from components.deployment.graph.parity import open_graph
 from components.deployment.triton_client import Triton
+from components.runtime.errors import Refused
 from components.store.promotion_journal import INTENT, RELEASE, read_entries
+from inference_client.rows import FeatureRows
 from pipelines.local.runner import yielding
 from pipelines.local.triton import TritonServer
 
+IN_PROCESS = "onnxruntime"
 PARITY = 1e-5
 SERVER_PARTS = ("queue", "compute_input", "compute_infer", "compute_output")
 
@@ -76,7 +81,7 @@ _HEADROOM = 1.2
 """Capacity over rate below which an open loop measures only how long a queue grows."""
 
 
-class Disagreement(Exception):
+class Disagreement(Refused):
     """Contestants do not answer alike, so their speeds cannot be compared."""
 
 
@@ -106,7 +111,7 @@ async def check_parity(contestants: dict[str, Contestant], models: Models) -> di
 class Alone:
     """ONNX Runtime in this process: the served graph, one thread for each of the served model's `instances`."""
 
-    def __init__(self, graph: Path, rows: Rows, instances: int) -> None:
+    def __init__(self, graph: Path, rows: FeatureRows, instances: int) -> None:
         self.instances = instances
         self._session, self._rows = open_graph(graph), rows
 
@@ -130,7 +135,7 @@ class Alone:
         return np.array(asked), np.array(latencies)
 
 
-async def closed(contestants: dict[str, Contestant], alone: Alone, rows: Rows, sizes: Sizes) -> dict[str, Any]:
+async def closed(contestants: dict[str, Contestant], alone: Alone, rows: FeatureRows, sizes: Sizes) -> dict[str, Any]:
     """Per batch size and concurrency, per contestant: the rounds' summaries.
 
     ONNX Runtime alone has as many threads as could be at work in the server: one per caller, at most one per instance.
@@ -142,19 +147,23 @@ async def closed(contestants: dict[str, Contestant], alone: Alone, rows: Rows, s
             for concurrency in sizes.concurrencies:
                 run = alone.run(batch, sizes.seconds, threads=min(concurrency, alone.instances))
                 alone_runs = of_batch.setdefault(str(concurrency), {}).setdefault(IN_PROCESS, [])
-                alone_runs.append(figures.summary(run, batch))
+                alone_runs.append(summary(run, batch))
                 for name, contestant in contestants.items():
                     caller = contestant.connect(rows, batch)
                     await caller(0)
                     answers = await closed_loop(caller, concurrency, sizes.seconds)
                     await caller.close()
                     runs = of_batch.setdefault(str(concurrency), {}).setdefault(name, [])
-                    runs.append(figures.summary(answers, batch))
+                    runs.append(summary(answers, batch))
     return results
 
 
 async def half_load(
-    contestants: dict[str, Contestant], alone: Alone, rows: Rows, sizes: Sizes, capacities: dict[int, dict[str, float]]
+    contestants: dict[str, Contestant],
+    alone: Alone,
+    rows: FeatureRows,
+    sizes: Sizes,
+    capacities: dict[int, dict[str, float]],
 ) -> dict[str, Any]:
     """Per batch size: open loops at half of our capacity, and the server's split.
 
@@ -165,7 +174,7 @@ async def half_load(
         for batch, of_name in capacities.items():
             rate = of_name[OURS] / 2
             of_batch = results.setdefault(str(batch), {"requests_per_second": rate, "rounds": {}})["rounds"]
-            run = figures.summary(alone.run(batch, sizes.open_seconds / 2), batch)
+            run = summary(alone.run(batch, sizes.open_seconds / 2), batch)
             of_batch.setdefault(IN_PROCESS, []).append(run)
             for name, contestant in contestants.items():
                 if of_name[name] < _HEADROOM * rate:
@@ -176,9 +185,9 @@ async def half_load(
                 answers = await open_loop(caller, rate, sizes.open_seconds, seed=turn)
                 after = _counters(contestant)
                 await caller.close()
-                run = figures.summary(answers, batch)
+                run = summary(answers, batch)
                 if before and after and run["mean_ms"] is not None:
-                    run["split_ms"] = figures.server_split(before, after, run["mean_ms"])
+                    run["split_ms"] = server_split(before, after, run["mean_ms"])
                 of_batch.setdefault(name, []).append(run)
     return results
 
@@ -215,7 +224,7 @@ def cold_starts(ours: Released, models: Models, sizes: Sizes) -> dict[str, list[
 
 
 async def releases_under_load(
-    ours: Released, contestant: Contestant, rows: Rows, sizes: Sizes, *, rate: float, batch: int
+    ours: Released, contestant: Contestant, rows: FeatureRows, sizes: Sizes, *, rate: float, batch: int
 ) -> dict[str, Any]:
     """Releases while requests come in an open loop, and how those fared in the window from staging to the switch."""
     return {
@@ -229,7 +238,7 @@ async def releases_under_load(
 
 
 async def _one_release(
-    ours: Released, contestant: Contestant, rows: Rows, sizes: Sizes, rate: float, batch: int, seed: int
+    ours: Released, contestant: Contestant, rows: FeatureRows, sizes: Sizes, rate: float, batch: int, seed: int
 ) -> dict[str, Any]:
     command, manifest = ours.command(seed)
     caller = contestant.connect(rows, batch)
@@ -257,7 +266,7 @@ async def _one_release(
     return {
         "version": released.version,
         "seconds": released.extra["seconds"],
-        **figures.release_figures(answers, window=window, run=(began, ended), batch=batch),
+        **release_figures(answers, window=window, run=(began, ended), batch=batch),
     }
 
 
@@ -267,3 +276,94 @@ def _window(ours: Released, version: int) -> tuple[float, float]:
     since = time.time() - time.perf_counter()
     announced, live = (datetime.fromisoformat(times[action]).timestamp() - since for action in (INTENT, RELEASE))
     return announced, live
+
+
+def percentile_ms(latencies: NDArray[np.float64], percent: float) -> float | None:
+    """The smallest latency, in milliseconds, that at least `percent` of all do not exceed; None of none."""
+    if not len(latencies):
+        return None
+    return 1e3 * float(np.percentile(latencies, percent, method="inverted_cdf"))
+
+
+def summary(answers: Answers, batch: int) -> dict[str, Any]:
+    """One run: milliseconds at three percentiles, their mean, rows per second, and how many failed."""
+    count = len(answers.latencies)
+    return {
+        **{f"p{percent}_ms": percentile_ms(answers.latencies, percent) for percent in (50, 95, 99)},
+        "mean_ms": 1e3 * float(answers.latencies.mean()) if count else None,
+        "rows_per_second": batch * count / answers.seconds,
+        "num_answered": count,
+        "num_failed": answers.num_failed,
+        "errors": list(answers.errors),
+    }
+
+
+def over_rounds(rounds: Sequence[dict[str, Any]], figure: str) -> Spread:
+    """The spread of one figure of `summary`, over the rounds that have it."""
+    return spread([one[figure] for one in rounds if one[figure] is not None])
+
+
+def faster(ours: Sequence[dict[str, Any]], peer: Sequence[dict[str, Any]]) -> Spread:
+    """How many times lower our median latency is, round by round."""
+    return spread([theirs["p50_ms"] / mine["p50_ms"] for mine, theirs in zip(ours, peer)])
+
+
+def beyond_compute(
+    ours: Sequence[dict[str, Any]], compute: Sequence[dict[str, Any]], floor: Sequence[dict[str, Any]]
+) -> Spread:
+    """Our p99 less the model's own, as a multiple of the floor's p99, round by round."""
+    return spread([(a["p99_ms"] - b["p99_ms"]) / c["p99_ms"] for a, b, c in zip(ours, compute, floor)])
+
+
+def share_of(ours: Sequence[dict[str, Any]], alone: Sequence[dict[str, Any]]) -> Spread:
+    """Our rows per second as a share of those of ONNX Runtime alone, round by round."""
+    return spread([a["rows_per_second"] / b["rows_per_second"] for a, b in zip(ours, alone)])
+
+
+def within(answers: Answers, begin: float, end: float) -> NDArray[np.float64]:
+    """Latencies of the requests that were due in [begin, end)."""
+    return answers.latencies[(answers.asked >= begin) & (answers.asked < end)]
+
+
+def server_split(before: dict[str, int], after: dict[str, int], mean_ms: float) -> dict[str, float] | None:
+    """Where a request's mean time went, in milliseconds, from two readings of the server's own counters.
+
+    `client and network` is what remains of `mean_ms`, the client's mean. None where nothing was answered between them.
+    """
+    moved = {name: after[name] - before[name] for name in after}
+    count = moved.pop("count")
+    if not count:
+        return None
+    parts = {name: nanoseconds / count / 1e6 for name, nanoseconds in moved.items()}
+    total = parts.pop("request")
+    parts["front end"] = total - sum(parts.values())
+    return {**parts, "client and network": mean_ms - total}
+
+
+def release_figures(
+    answers: Answers, *, window: tuple[float, float], run: tuple[float, float], batch: int
+) -> dict[str, Any]:
+    """How requests fared in the window from a release's announcement to its record, and just as long before it began.
+
+    Args:
+        answers: Of a load that went on all the time; all times are on its clock.
+        window: From before the first byte is staged until every server has switched.
+        run: The release's process, from start to end: it builds and proves the graph before the window.
+        batch: Rows per request.
+    """
+    length = window[1] - window[0]
+    parts = {
+        "window": within(answers, *window),
+        "before": within(answers, run[0] - length, run[0]),
+        "whole_run": within(answers, *run),
+    }
+    p99 = {f"{name}_p99_ms": percentile_ms(part, 99) for name, part in parts.items()}
+    during, before = p99["window_p99_ms"], p99["before_p99_ms"]
+    return {
+        "window_seconds": length,
+        "num_in_window": len(parts["window"]),
+        **p99,
+        "window_worst_ms": percentile_ms(parts["window"], 100),
+        "ratio": during / before if during is not None and before is not None else None,
+        **summary(answers, batch),
+    }

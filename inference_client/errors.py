@@ -39,16 +39,12 @@ class ModelAbsent(PermanentError):
     """The server does not serve this model."""
 
 
-class WrongSchema(PermanentError):
-    """The server's model takes or returns other tensors than the contracts state."""
-
-
 class BadReply(PermanentError):
     """The server's answer is not one probability per row."""
 
 
 class BadRequest(ContractError):
-    """The server, or this client before it was sent, refused the request's tensors."""
+    """The rows are not those that the model takes: refused by the server, or by this client before sending."""
 
 
 _SWITCHING = ("not at ready state", "no available versions")

@@ -29,7 +29,6 @@ from components.contracts.serving import (
     PROBABILITY_OUTPUT,
     Tensor,
 )
-from components.runtime.errors import PermanentError, TemporaryError
 from inference_client.errors import (
     BadReply,
     BadRequest,
@@ -37,7 +36,6 @@ from inference_client.errors import (
     Overloaded,
     ServerUnavailable,
     VersionsMixed,
-    WrongSchema,
 )
 from inference_client.rows import CRITEO, Columns
 from inference_client.timing import Timing
@@ -204,7 +202,6 @@ class ScoringClient:
 
         Raises:
             BadRequest: Shapes or dtypes differ from these, or the server refused them.
-            WrongSchema: The server refused them because its model takes other tensors.
             ServerUnavailable: Still unavailable after every attempt, or no time is left for another.
             Overloaded: Too many callers wait already, or no turn came before the deadline; nothing was sent.
             DeadlineExpired: No answer in time.
@@ -320,9 +317,6 @@ class _Request:
             if self._model in self._answered:
                 raise ServerUnavailable(f"{error} (it did a moment ago)") from error
             raise
-        except BadRequest as error:
-            await self._raise_schema_fault(error)
-            raise
         scored = _read_reply(reply, num_rows, self._transport.server)
         self._answered.add(self._model)
         return scored
@@ -330,15 +324,6 @@ class _Request:
     @property
     def _left(self) -> float:
         return max(0.0, self._give_up_at - self._timing.timer())
-
-    async def _raise_schema_fault(self, refusal: BadRequest) -> None:
-        """Raises WrongSchema if the refusal is the served model's fault."""
-        try:
-            metadata = await self._transport.metadata_of(self._model, seconds=self._left)
-        except (TemporaryError, PermanentError, BadRequest):
-            return
-        if fault := _schema_fault(metadata):
-            raise WrongSchema(f"server {self._transport.server} serves model {self._model} whose {fault}") from refusal
 
 
 def _check_rows(dense: NDArray[np.float32], categorical: NDArray[np.int64], columns: Columns) -> None:
@@ -381,19 +366,3 @@ def _read_reply(reply: Any, num_rows: int, server: str) -> Scored:
     if not version.isdigit():
         raise BadReply(f"server {server} names its version {version!r}, expected a number")
     return Scored(flat, int(version))
-
-
-def _schema_fault(metadata: Any) -> str | None:
-    """Where a served model's tensors (Triton's ModelMetadataResponse) differ from the contracts; None = nowhere."""
-    for role, stated, wanted in (
-        ("input", metadata.inputs, (DENSE_INPUT, CATEGORICAL_INPUT)),
-        ("output", metadata.outputs, (PROBABILITY_OUTPUT,)),
-    ):
-        found = {tensor.name: f"{tensor.datatype} {list(tensor.shape)}" for tensor in stated}
-        for tensor in wanted:
-            expected = f"{tensor.datatype} {[-1, tensor.width]}"
-            if (served := found.pop(tensor.name, None)) != expected:
-                return f"{role} {tensor.name} is {served or 'absent'}, expected {expected}"
-        if role == "input" and found:
-            return f"input {next(iter(found))} is required as well, expected only the agreed ones"
-    return None

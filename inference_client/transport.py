@@ -109,15 +109,6 @@ class GrpcTransport:
         finally:
             self._slots.release()
 
-    async def metadata_of(self, model: str, *, seconds: float) -> Any:
-        """The server's description of a model's tensors.
-
-        Raises:
-            As `infer`.
-        """
-        call = self._translated(self._triton.get_model_metadata(model, client_timeout=WIRE_SECONDS), model, seconds)
-        return await self._outlived(self._track(call), seconds, seconds)
-
     async def close(self, seconds: float) -> None:
         """Closes the connection, when the calls in flight have ended or after `seconds`."""
         if self._calls:

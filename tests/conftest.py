@@ -92,7 +92,7 @@ def raw_table():
 def cloud_storage_server():
     """The emulator behind `cloud_storage`, started once."""
     _find_emulator()
-    from tests.components.storage.front import CloudStorage
+    from tests.support.cloud_storage import CloudStorage
 
     with CloudStorage() as server:
         yield server

@@ -37,9 +37,7 @@ from components.runtime.durable import write_whole
 from components.runtime.errors import ContractError
 
 FORMAT_VERSION = 3
-READABLE_VERSIONS = (1, 2, 3)
-"""Version 1 is the same without tombstones; its readers would serve a tombstone as a category. Version 2 is the same
-without excluded columns, whose values its readers would let count."""
+"""Of the files; other versions are refused."""
 MISSING_ID = 1
 OOV_ID = 2
 FIRST_ID = 3
@@ -172,14 +170,13 @@ class FeatureWorkflow:
         try:
             settings = dict(json.loads((folder / SETTINGS_FILE).read_text()))
             version = settings.pop("format_version", None)
-            if version in READABLE_VERSIONS:
+            if version == FORMAT_VERSION:
                 with np.load(folder / VOCABULARIES_FILE, allow_pickle=False) as arrays:
                     settings["vocabularies"] = tuple(arrays[name] for name in CATEGORICAL)
                 for name in ("means", "stds"):
                     settings[name] = np.array(settings[name], dtype=np.float32)
-                settings["excluded"] = tuple(settings.get("excluded", ()))
+                settings["excluded"] = tuple(settings["excluded"])
                 return cls(**settings)
         except (OSError, ValueError, TypeError, KeyError, EOFError, BadZipFile) as error:
             raise ContractError(f"feature workflow in {folder} cannot be read: {error}") from error
-        expected = " or ".join(map(str, READABLE_VERSIONS))
-        raise ContractError(f"feature workflow in {folder} has format_version {version}, expected {expected}")
+        raise ContractError(f"feature workflow in {folder} has format_version {version}, expected {FORMAT_VERSION}")

@@ -2,7 +2,7 @@
 
 `objects/<name>/<generation>` is whole and never changed; `objects/<name>/<generation>.part` is an unfinished download.
 One process at a time fills the cache, holding `lock`. Objects that no run needs are pruned above a bound; a run that
-still reads one has its own hard link (`lake_folder.MirrorView`).
+still reads one has its own hard link (`lake_folder.View`).
 """
 
 from __future__ import annotations
@@ -26,45 +26,47 @@ from components.storage.objects import ObjectInfo, Objects
 
 logger = logging.getLogger(__name__)
 
-SECONDS = 10.0
-"""Between two lines."""
+SPARE_BYTES = 8 << 30
+"""Of what the newest run did not need, this much stays, the most recently used first: for a round that looks further
+back."""
+PROGRESS_SECONDS = 10.0
+"""Least time between two log lines."""
+_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+_PART = ".part"
+
+
+def free_bytes(folder: Path) -> int:
+    """Bytes that this process may still write on the folder's disk."""
+    return shutil.disk_usage(folder).free
 
 
 class DownloadProgress:
-    """Counts what arrives; safe for several threads.
+    """Counts what arrives, for several threads, and logs it.
 
     Args:
-        name: What is transferred.
-        num_files: To bring.
-        num_bytes: To bring.
-        seconds: Least time between two lines.
+        name: What is downloaded.
+        num_files: To download.
+        num_bytes: To download.
         clock: Seconds from any start.
     """
 
     def __init__(
-        self,
-        name: str,
-        *,
-        num_files: int,
-        num_bytes: int,
-        seconds: float = SECONDS,
-        clock: Callable[[], float] = time.monotonic,
+        self, name: str, *, num_files: int, num_bytes: int, clock: Callable[[], float] = time.monotonic
     ) -> None:
-        self._name, self._num_files, self._num_bytes = name, num_files, num_bytes
-        self._seconds, self._clock = seconds, clock
+        self._name, self._num_files, self._num_bytes, self._clock = name, num_files, num_bytes, clock
         self._lock = threading.Lock()
-        self._began = self._told = clock()
+        self._began = self._logged = clock()
         self.num_done = 0
         """Files that are whole."""
         self.num_arrived = 0
-        """Bytes that arrived and were not given up."""
+        """Bytes that arrived and were not discarded."""
 
     def arrived(self, num_bytes: int) -> None:
-        """Counts bytes; less than 0 where they were given up."""
+        """Counts bytes; less than 0 if they were discarded."""
         with self._lock:
             self.num_arrived += num_bytes
-            if (now := self._clock()) - self._told >= self._seconds:
-                self._told = now
+            if (now := self._clock()) - self._logged >= PROGRESS_SECONDS:
+                self._logged = now
                 logger.info("%s", self.line())
 
     def finish_file(self) -> None:
@@ -83,23 +85,6 @@ class DownloadProgress:
             f"{self._num_bytes / 1e6:.1f} MB in {seconds:.1f} s, {speed / 1e6:.1f} MB/s{rest}"
         )
 
-    def close(self) -> None:
-        """Says how it ended."""
-        logger.info("%s", self.line())
-
-
-logger = logging.getLogger(__name__)
-
-SPARE_BYTES = 8 << 30
-"""Of what the newest run did not need, so much stays, the latest used first: for a round that looks further back."""
-_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
-_PART = ".part"
-
-
-def free_bytes(folder: Path) -> int:
-    """Bytes that this process may still write on the folder's disk."""
-    return shutil.disk_usage(folder).free
-
 
 @dataclass(frozen=True, kw_only=True)
 class DownloadCache:
@@ -111,16 +96,11 @@ class DownloadCache:
     free: Callable[[Path], int] = free_bytes
     clock: Callable[[], float] = time.monotonic
     _proven: set[Path] = field(default_factory=set, repr=False, compare=False)
-    """Files whose bytes this process has held against their checksum."""
+    """Files whose checksum this process has verified."""
 
     def path(self, wanted: ObjectInfo) -> Path:
-        """Where the object is once it is whole."""
+        """Where the object lies once it is whole."""
         return self.folder / "objects" / wanted.name / str(wanted.generation)
-
-    def holds(self, wanted: ObjectInfo) -> bool:
-        """Whether this very write of the object is here, by its size."""
-        path = self.path(wanted)
-        return path.is_file() and path.stat().st_size == wanted.size
 
     @contextmanager
     def locked(self) -> Iterator[None]:
@@ -135,18 +115,19 @@ class DownloadCache:
             yield
 
     def fill(self, objects: Objects, wanted: list[ObjectInfo]) -> None:
-        """Brings those of the objects that are not here; `locked`.
+        """Downloads those of the objects that are not here; must be `locked`.
 
         Raises:
-            Changed, TemporaryError: see `Objects.fetch`; what came is kept, and the next call asks for the rest.
-            PermanentError: also where the disk has no room, before or during the transfer. What is whole is kept.
+            Changed, TemporaryError: see `Objects.fetch`; what arrived is kept, and the next call asks for the rest.
+            PermanentError: also if the disk has no room, before or during the download. What is whole is kept.
         """
-        downloads = [self._download(each) for each in wanted if not self._proves(each)]
-        if not downloads:
+        missing = [each for each in wanted if not self._is_proven(each)]
+        if not missing:
             return
-        self._make_room(objects.uri, downloads, wanted)
-        missing = sum(download.wanted.size - _size(download.part) for download in downloads)
-        progress = DownloadProgress(objects.uri, num_files=len(downloads), num_bytes=missing, clock=self.clock)
+        paths = [self.path(each) for each in missing]
+        downloads = [Download(each, path.with_name(path.name + _PART), path) for each, path in zip(missing, paths)]
+        num_bytes = self._make_room(objects.uri, downloads, wanted)
+        progress = DownloadProgress(objects.uri, num_files=len(downloads), num_bytes=num_bytes, clock=self.clock)
         try:
             download_all(
                 objects,
@@ -156,15 +137,20 @@ class DownloadCache:
                 num_transfers=self.num_transfers,
             )
         except PermanentError as error:
-            if isinstance(error.__cause__, OSError) and error.__cause__.errno in _FULL:
-                raise self._full(objects.uri, downloads) from error
-            raise
+            if not (isinstance(error.__cause__, OSError) and error.__cause__.errno in _FULL):
+                raise
+            # Nothing can continue on a full disk: the unfinished downloads give their room back.
+            for download in downloads:
+                download.part.unlink(missing_ok=True)
+            needed = sum(each.wanted.size for each in downloads if not self.holds(each.wanted))
+            told = self._lack_of_room(objects.uri, downloads, needed)
+            raise PermanentError(f"the disk became full; {told}") from error
         finally:
-            progress.close()
-        self._proven.update(download.path for download in downloads)
+            logger.info("%s", progress.line())
+        self._proven.update(paths)
 
     def prune(self, needed: Iterable[ObjectInfo], spare_bytes: int | None = None) -> None:
-        """Removes what is not needed, but `spare_bytes` of the whole objects, the latest used; `locked`."""
+        """Removes what is not needed except `spare_bytes` of whole objects, recently used ones; must be `locked`."""
         kept = {self.path(each) for each in needed}
         now = time.time()
         for path in kept:
@@ -177,10 +163,18 @@ class DownloadCache:
             room -= path.stat().st_size
             if room < 0 or path.suffix == _PART:
                 path.unlink()
-                self._tidy(path.parent)
+                folder = path.parent
+                while folder != self.folder and not any(folder.iterdir()):
+                    folder.rmdir()
+                    folder = folder.parent
 
-    def _proves(self, wanted: ObjectInfo) -> bool:
-        """Whether the object is here with the bytes that were listed; one that the disk spoilt is removed."""
+    def holds(self, wanted: ObjectInfo) -> bool:
+        """Whether this very write of the object is here, judged by its size."""
+        path = self.path(wanted)
+        return path.is_file() and path.stat().st_size == wanted.size
+
+    def _is_proven(self, wanted: ObjectInfo) -> bool:
+        """Whether the object is here with the bytes that were listed; one that the disk damaged is removed."""
         path = self.path(wanted)
         if not self.holds(wanted):
             return False
@@ -194,33 +188,16 @@ class DownloadCache:
         self._proven.add(path)
         return True
 
-    def _download(self, wanted: ObjectInfo) -> Download:
-        path = self.path(wanted)
-        return Download(wanted, path.with_name(path.name + _PART), path)
-
-    def _make_room(self, uri: str, downloads: list[Download], wanted: list[ObjectInfo]) -> None:
-        needed = sum(download.wanted.size - _size(download.part) for download in downloads)
+    def _make_room(self, uri: str, downloads: list[Download], wanted: list[ObjectInfo]) -> int:
+        """The bytes that are still to be downloaded, for which there is room."""
+        parts = [each.part.stat().st_size if each.part.exists() else 0 for each in downloads]
+        needed = sum(each.wanted.size for each in downloads) - sum(parts)
         if self.free(self.folder) < needed:
             self.prune(wanted, 0)
-        if (free := self.free(self.folder)) < needed:
-            raise PermanentError(self._told(uri, downloads, needed, free))
+        if self.free(self.folder) < needed:
+            raise PermanentError(self._lack_of_room(uri, downloads, needed))
+        return needed
 
-    def _full(self, uri: str, downloads: list[Download]) -> PermanentError:
-        """Gives back the room of what was under way: nothing can go on where the disk is full."""
-        for download in downloads:
-            download.part.unlink(missing_ok=True)
-        needed = sum(download.wanted.size for download in downloads if not self.holds(download.wanted))
-        return PermanentError("the disk became full; " + self._told(uri, downloads, needed, self.free(self.folder)))
-
-    def _told(self, uri: str, downloads: list[Download], needed: int, free: int) -> str:
+    def _lack_of_room(self, uri: str, downloads: list[Download], needed: int) -> str:
+        free = self.free(self.folder)
         return f"{self.folder}: {len(downloads)} files of {uri} need {needed} bytes more, {free} are free on the disk"
-
-    def _tidy(self, folder: Path) -> None:
-        """Removes `folder` and those above it while they are empty."""
-        while folder != self.folder and not any(folder.iterdir()):
-            folder.rmdir()
-            folder = folder.parent
-
-
-def _size(path: Path) -> int:
-    return path.stat().st_size if path.exists() else 0

@@ -1,9 +1,9 @@
 """The folder that a lake is read from: itself if it is mounted, a mirror if it is in a bucket.
 
-A bucket is listed once and fetched at the generations of that listing: `download_cache` keeps the objects, `MirrorView`
-shows one run a folder with the lake's own names, and `Lake` and `CriteoFiles` read it like any other folder. An object
-that was replaced or removed meanwhile is noticed, and the lake is listed again, a bounded number of times. Names, bytes
-and order are the bucket's, so a window's rows and digest are those that the same lake in a folder gives.
+A bucket is listed once and fetched at the generations of that listing: `download_cache` keeps the objects, a view shows
+one run a folder with the lake's own names, and `Lake` and `CriteoFiles` read it like any other folder. An object that
+was replaced or removed meanwhile is noticed, and the lake is listed again, a bounded number of times. Names, bytes and
+order are the bucket's, so a window's rows and digest are those that the same lake in a folder gives.
 """
 
 from __future__ import annotations
@@ -17,10 +17,9 @@ import shutil
 from collections import defaultdict
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
 from datetime import date
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 from uuid import uuid4
 
 from components.contracts.criteo import DAY_PARTITION, OUTCOME_PARTITION, is_visible
@@ -37,25 +36,73 @@ from components.storage.locations import open_objects
 from components.storage.objects import Changed, ObjectInfo, Objects
 from components.storage.uris import is_bucket_uri, local_path
 
+logger = logging.getLogger(__name__)
 
-class LakeFolder(Protocol):
-    """A lake, or what is asked for of one, on this machine."""
+CACHE_FOLDER = ".lake-cache"
+MAX_LISTINGS = 3
+"""How often the lake is listed if objects change while they are fetched."""
+DAYS = DAY_PARTITION.format(day="")
+OUTCOMES = OUTCOME_PARTITION.format(day="")
+_LOCK = ".lock"
 
-    @property
-    def uri(self) -> str:
+
+@contextmanager
+def opened_lake(
+    uri: str, *, work: Path, open_storage: Callable[[str], Objects] = open_objects, **settings: Any
+) -> Iterator[MountedLake]:
+    """Opens the lake at `uri`; what was made for this run alone is removed afterwards, the cache stays.
+
+    A `ContractError` from the body names the lake's own files, not those of the mirror.
+
+    Args:
+        uri: `gs://bucket/prefix`, `file://` or an absolute path.
+        work: Folder for big data; the cache is `work/.lake-cache/`.
+        open_storage: Opens a bucket's objects.
+        settings: Of the `DownloadCache`, for a lake in a bucket.
+
+    Raises:
+        ContractError: `uri` is none of these, or nothing is there.
+        TemporaryError, PermanentError: the bucket cannot be listed.
+    """
+    if not is_bucket_uri(uri):
+        try:
+            folder = local_path(uri)
+        except ContractError as error:
+            expected = "expected gs://bucket/prefix, file:///... or an absolute path"
+            raise ContractError(f"lake is {uri!r}, {expected}") from error
+        yield MountedLake(folder)
+        return
+    uri = uri.rstrip("/")
+    cache = DownloadCache(folder=work / CACHE_FOLDER / hashlib.sha256(uri.encode()).hexdigest()[:16], **settings)
+    mirror = Mirror(uri, open_storage, cache)
+    with ExitStack() as stack:
+        with cache.locked():
+            write_whole(cache.folder / "uri", uri + "\n")
+            view = stack.enter_context(new_view(cache.folder / "views"))
+        mirror.show_in(view)
+        try:
+            yield mirror
+        except ContractError as error:
+            raise ContractError(str(error).replace(str(mirror.path), mirror.uri)) from error
+
+
+class MountedLake:
+    """A lake that is a folder of this machine: all of it is there. `Mirror` is one in a bucket."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        """What `find_source` takes."""
+        self.uri = path.as_uri()
         """Where the lake itself lies: `file://` or `gs://`."""
 
-    @property
-    def path(self) -> Path:
-        """What `find_source` takes."""
-
     def named(self, path: Path) -> str:
-        """What people call a file below `path`: itself, or the object that it is a copy of."""
+        """The name for people of a file below `path`: itself, or the object that it is a copy of."""
+        return str(path)
 
     def fetch(self, window: TimeSpan, *, replay_days: int, seen: SeenFiles | None = None) -> None:
         """Brings all that `extract` reads for this window: its days, older ones to replay, and late outcomes.
 
-        Where `seen` is given, the days that have files beside those, too: late rows.
+        If `seen` is given, the days that have other files than those as well: late rows.
 
         Raises:
             ContractError: the lake holds nothing, or no day of the window.
@@ -64,75 +111,197 @@ class LakeFolder(Protocol):
         """
 
     def fetch_newest(self) -> None:
-        """Brings the newest day that has rows, for whoever must know the lake's end before the window; errors alike.
+        """Brings the newest day that has rows, for a caller who needs the lake's end before the window is known.
 
-        Of Criteo's own files the names, which tell their days.
+        Of Criteo's own files it brings the names, which tell their days. Raises as `fetch` does.
         """
 
     def listed(self) -> Mapping[date, Mapping[str, int]] | None:
-        """Files of version 0 of each day, bytes by name, fetched or not; None where `path` shows all there are."""
+        """Files of version 0 of each day, bytes by name, fetched or not; None if `path` shows all there are."""
+        return None
 
 
-@dataclass(frozen=True)
-class MountedLake:
-    """A lake that is a folder of this machine: all of it is there."""
+class Mirror(MountedLake):
+    """A lake in a bucket.
 
-    path: Path
+    Args:
+        uri: The lake's; below it are its objects, or it is the one object (a Criteo file) that is the lake.
+        open_storage: Opens a bucket's objects.
+        cache: Where they are kept.
 
-    @property
-    def uri(self) -> str:
-        """See `LakeFolder.uri`."""
-        return self.path.as_uri()
+    Raises:
+        ContractError: nothing is there.
+    """
+
+    def __init__(self, uri: str, open_storage: Callable[[str], Objects], cache: DownloadCache) -> None:
+        self.uri, self._cache = uri, cache
+        self._objects, self._file = open_storage(uri), ""
+        self._listing: list[ObjectInfo] | None = self._objects.list()
+        folder, _, name = uri.rpartition("/")
+        if not self._listing and folder.count("/") > 1:
+            self._objects, self._file, self._listing = open_storage(folder), name, None
+        self._listing = self._listed()
+        self._newest: set[date] = set()
+
+    def show_in(self, view: View) -> None:
+        """Sets the view that the run reads."""
+        self._view = view
+        self.path = view.folder / self._file
 
     def named(self, path: Path) -> str:
-        """See `LakeFolder.named`."""
-        return str(path)
+        """See `MountedLake.named`."""
+        return str(path).replace(str(self.path), self.uri, 1)
 
     def fetch(self, window: TimeSpan, *, replay_days: int, seen: SeenFiles | None = None) -> None:
-        """See `LakeFolder.fetch`."""
+        """See `MountedLake.fetch`."""
+        with self._cache.locked():
+            self._cache.prune(self._until_stable(lambda listing: self._fetch(listing, window, replay_days, seen)))
 
     def fetch_newest(self) -> None:
-        """See `LakeFolder.fetch_newest`."""
+        """See `MountedLake.fetch_newest`."""
+        with self._cache.locked():
+            self._until_stable(self._fetch_newest)
 
-    def listed(self) -> None:
-        """See `LakeFolder.listed`."""
+    def listed(self) -> Mapping[date, Mapping[str, int]] | None:
+        """See `MountedLake.listed`: of the listing at whose generations the files were fetched."""
+        listing = self._listed()
+        return LakeObjects(self.uri, listing).appended if is_lake(listing) else None
+
+    def _listed(self) -> list[ObjectInfo]:
+        if not self._listing:
+            found = self._objects.list(self._file)
+            self._listing = [each for each in found if self._file in ("", each.name)]
+            if not self._listing:
+                raise ContractError(f"lake {self.uri} holds no object, expected day partitions or Criteo files")
+            num_bytes = sum(each.size for each in self._listing)
+            logger.info("%s: %d objects, %.1f MB in all", self.uri, len(self._listing), num_bytes / 1e6)
+        return self._listing
+
+    def _until_stable(self, bring: Callable[[list[ObjectInfo]], list[ObjectInfo]]) -> list[ObjectInfo]:
+        """Calls `bring`, which returns what the view shows, with a listing that holds until all is fetched."""
+        for _ in range(MAX_LISTINGS):
+            try:
+                return bring(self._listed())
+            except Changed as error:
+                logger.warning("listing the lake again: %s", error)
+                self._listing, last = None, error
+        raise TemporaryError(f"lake {self.uri} changed while it was read, {MAX_LISTINGS} times: {last}") from last
+
+    def _fetch(
+        self, listing: list[ObjectInfo], window: TimeSpan, replay_days: int, seen: SeenFiles | None
+    ) -> list[ObjectInfo]:
+        if not is_lake(listing):
+            return self._fetch_criteo(listing, window)
+        lake = LakeObjects(self.uri, listing)
+        days, older = {*lake.in_window(window), *self._newest.intersection(lake.days)}, lake.before(window)
+        late, num_older = lake.late(seen) if seen else [], replay_days
+        while True:
+            near = {*days, *older[:num_older]}
+            shown = self._show(lake.files({*near, *late}))
+            # A day may have files and no row before the window to replay, which only their footers tell.
+            if num_older >= len(older):
+                return shown
+            lacking = replay_days - self._num_replayable(window, replay_days, near, seen)
+            if lacking <= 0:
+                return shown
+            num_older += lacking
+
+    def _num_replayable(
+        self, window: TimeSpan, num_days: int, days: Collection[date], seen: SeenFiles | None = None
+    ) -> int:
+        """How many of `days` have rows to replay, at most `num_days`; other days may be here for their late rows."""
+        assert window.start is not None
+        lake = Lake(folder=self.path, seen=seen)
+        try:
+            pieces = lake.pieces_before(window.start, num_days=num_days, piece_rows=PIECE_ROWS)
+        except ContractError:
+            return num_days  # A damaged file: the draw will meet it too, and says what it means.
+        return len({piece.day for piece in pieces} & {*days})
+
+    def _fetch_newest(self, listing: list[ObjectInfo]) -> list[ObjectInfo]:
+        if not is_lake(listing):
+            self._days_of_files(listing)
+            return []
+        lake, shown = LakeObjects(self.uri, listing), list[ObjectInfo]()
+        for day in reversed(lake.days):
+            self._newest.add(day)
+            shown = self._show(lake.files(self._newest & {*lake.days}, with_outcomes=False))
+            end = day_span(day).end
+            if end and self._num_replayable(TimeSpan(end), 1, self._newest):
+                break
+        return shown
+
+    def _fetch_criteo(self, listing: list[ObjectInfo], window: TimeSpan) -> list[ObjectInfo]:
+        """Brings the files of the window's days, and an empty file for each other one: a file's position is its day."""
+        days = [(day * DAY_MICROS, path.name) for day, path in self._days_of_files(listing)]
+        names = {name for start, name in days if window.overlaps(start, start + DAY_MICROS - 1)}
+        wanted = [each for each in listing if each.name in names]
+        return self._show(wanted, empty=[n for each in listing if "/" not in (n := each.name) and n not in names])
+
+    def _days_of_files(self, listing: list[ObjectInfo]) -> list[tuple[int, Path]]:
+        self._view.show({}, empty=[each.name for each in listing if "/" not in each.name])
+        return CriteoFiles(path=self.path).numbered()
+
+    def _show(self, wanted: list[ObjectInfo], *, empty: Iterable[str] = ()) -> list[ObjectInfo]:
+        self._cache.fill(self._objects, wanted)
+        self._view.show({each.name: self._cache.path(each) for each in wanted}, empty=empty)
+        return wanted
+
+
+class View:
+    """A folder that one run reads: the lake's own names, each a hard link to a file of the cache.
+
+    The cache may thus remove a file while a run reads it. A view lives as long as its process, which holds a lock
+    beside it; the view of a killed process is removed by the next run.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+
+    def show(self, files: Mapping[str, Path], *, empty: Iterable[str] = ()) -> None:
+        """Shows exactly these: names to files of the cache, and names of files without content."""
+        shutil.rmtree(self.folder, ignore_errors=True)
+        self.folder.mkdir(parents=True)
+        for name, source in files.items():
+            target = self.folder / name
+            target.parent.mkdir(parents=True, exist_ok=True)
+            try:
+                os.link(source, target)
+            except OSError as error:
+                if error.errno not in (errno.EPERM, errno.EMLINK, errno.ENOTSUP):
+                    raise
+                # A file system without hard links, or with too many of this file.
+                shutil.copyfile(source, target)
+        for name in empty:
+            (self.folder / name).touch()
 
 
 @contextmanager
-def opened_lake(uri: str, *, work: Path, **settings: Any) -> Iterator[LakeFolder]:
-    """Opens the lake at `uri`; what was made for this run alone is gone afterwards, the cache stays.
-
-    A `ContractError` from inside names the lake's own files, not those of the mirror.
-
-    Args:
-        uri: `gs://bucket/prefix`, `file://` or an absolute path.
-        work: Folder for big data; the cache is `work/.lake-cache/`.
-        settings: Of `Mirror`, where the lake is in a bucket.
-
-    Raises:
-        ContractError: `uri` is none of these.
-    """
-    if not is_bucket_uri(uri):
-        yield MountedLake(_mounted(uri))
-        return
-    from components.extraction.lake_folder import opened_mirror
-
-    with opened_mirror(uri, work, **settings) as mirror:
+def new_view(views: Path) -> Iterator[View]:
+    """Makes a view below `views`, which is removed afterwards. Must be entered while the cache is locked."""
+    views.mkdir(parents=True, exist_ok=True)
+    _remove_dead_views(views)
+    folder = views / uuid4().hex
+    lock = folder.with_suffix(_LOCK)
+    with open(lock, "w") as held:
+        fcntl.flock(held, fcntl.LOCK_EX)
         try:
-            yield mirror
-        except ContractError as error:
-            raise ContractError(str(error).replace(str(mirror.path), mirror.uri)) from error
+            yield View(folder)
+        finally:
+            shutil.rmtree(folder, ignore_errors=True)
+            lock.unlink(missing_ok=True)
 
 
-def _mounted(uri: str) -> Path:
-    try:
-        return local_path(uri)
-    except ContractError as error:
-        raise ContractError(f"lake is {uri!r}, expected gs://bucket/prefix, file:///... or an absolute path") from error
-
-
-DAYS = DAY_PARTITION.format(day="")
-OUTCOMES = OUTCOME_PARTITION.format(day="")
+def _remove_dead_views(views: Path) -> None:
+    for folder in {path.with_suffix("") for path in views.iterdir()}:
+        lock = folder.with_suffix(_LOCK)
+        with open(lock, "w") as held:
+            try:
+                fcntl.flock(held, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                continue
+            shutil.rmtree(folder, ignore_errors=True)
+            lock.unlink(missing_ok=True)
 
 
 def is_lake(objects: Iterable[ObjectInfo]) -> bool:
@@ -141,7 +310,7 @@ def is_lake(objects: Iterable[ObjectInfo]) -> bool:
 
 
 class LakeObjects:
-    """The objects of a lake, by day.
+    """The objects of a lake by day, chosen by their names alone, as `Lake` and `LateClicks` choose files.
 
     Args:
         uri: Of the lake, for messages.
@@ -177,7 +346,7 @@ class LakeObjects:
         return days
 
     def before(self, window: TimeSpan) -> list[date]:
-        """The days that end before the window begins, newest first; none where it has no beginning."""
+        """The days that end before the window begins, newest first; none if it has no beginning."""
         start = window.start
         return [] if start is None else [day for day in reversed(self.days) if (day_span(day).end or 0) <= start]
 
@@ -188,7 +357,7 @@ class LakeObjects:
     def files(self, days: Iterable[date], *, with_outcomes: bool = True) -> list[ObjectInfo]:
         """The objects that reading these days takes, late outcomes of their rows included.
 
-        A click may be told any number of days after its row, and by another clock the day before.
+        A click may be reported any number of days after its row, and by another clock on the day before.
         """
         wanted = sorted(days)
         found = [each for day in wanted for each in self._rows[day]]
@@ -210,7 +379,7 @@ def _by_day(uri: str, objects: list[ObjectInfo], partition: str) -> dict[date, d
 
 
 def _appended(names: dict[str, ObjectInfo]) -> dict[str, int]:
-    """Of one day's objects those that lie directly in its folder, as `versions.visible_files` sees them."""
+    """Of one day's objects those that lie directly in its folder, as `day_versions.visible_files` sees them."""
     own = {name: each.size for name, each in names.items() if "/" not in name and name.endswith(".parquet")}
     return {name: size for name, size in own.items() if is_visible(name)}
 
@@ -225,257 +394,3 @@ def _read_of_day(names: dict[str, ObjectInfo]) -> list[ObjectInfo]:
         if (name.endswith(".parquet") if "/" not in name else version and name.startswith(folder))
         and not name.startswith("_")
     ]
-
-
-logger = logging.getLogger(__name__)
-
-
-def find_objects(uri: str, open_storage: Callable[[str], Objects]) -> tuple[Objects, list[ObjectInfo], str | None]:
-    """The objects below `uri`; where it is an object itself, those beside it, it alone, and its name.
-
-    Raises:
-        ContractError: there is neither.
-    """
-    objects = open_storage(uri)
-    folder, _, name = uri.rpartition("/")
-    if found := objects.list():
-        return objects, _told(uri, found), None
-    if folder.count("/") > 1:
-        beside = open_storage(folder)
-        return beside, list_objects(beside, uri, name), name
-    return objects, _told(uri, found), None
-
-
-def list_objects(objects: Objects, uri: str, file: str | None) -> list[ObjectInfo]:
-    """What `objects` hold; where `file` is given, it alone.
-
-    Raises:
-        ContractError: nothing; the message names the lake, `uri`.
-    """
-    return _told(uri, [each for each in objects.list(file or "") if file in (None, each.name)])
-
-
-def _told(uri: str, listing: list[ObjectInfo]) -> list[ObjectInfo]:
-    if not listing:
-        raise ContractError(f"lake {uri} holds no object, expected day partitions or Criteo files")
-    logger.info("%s: %d objects, %.1f MB in all", uri, len(listing), sum(each.size for each in listing) / 1e6)
-    return listing
-
-
-_LOCK = ".lock"
-
-
-class MirrorView:
-    """What one run sees; made by `new_view`."""
-
-    def __init__(self, folder: Path) -> None:
-        self.folder = folder
-
-    def show(self, files: Mapping[str, Path], *, empty: Iterable[str] = ()) -> None:
-        """Shows exactly these: names to files of the cache, and names of files without content."""
-        shutil.rmtree(self.folder, ignore_errors=True)
-        self.folder.mkdir(parents=True)
-        for name, source in files.items():
-            target = self.folder / name
-            target.parent.mkdir(parents=True, exist_ok=True)
-            _link(source, target)
-        for name in empty:
-            (self.folder / name).touch()
-
-
-@contextmanager
-def new_view(views: Path) -> Iterator[MirrorView]:
-    """Makes a view below `views`, which is gone afterwards. To be entered while the cache is locked."""
-    views.mkdir(parents=True, exist_ok=True)
-    _sweep(views)
-    folder = views / uuid4().hex
-    lock = folder.with_suffix(_LOCK)
-    with open(lock, "w") as held:
-        fcntl.flock(held, fcntl.LOCK_EX)
-        try:
-            yield MirrorView(folder)
-        finally:
-            shutil.rmtree(folder, ignore_errors=True)
-            lock.unlink(missing_ok=True)
-
-
-def _sweep(views: Path) -> None:
-    """Removes the views whose processes are gone."""
-    for folder in {path.with_suffix("") for path in views.iterdir()}:
-        lock = folder.with_suffix(_LOCK)
-        with open(lock, "w") as held:
-            try:
-                fcntl.flock(held, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError:
-                continue
-            shutil.rmtree(folder, ignore_errors=True)
-            lock.unlink(missing_ok=True)
-
-
-def _link(source: Path, target: Path) -> None:
-    try:
-        os.link(source, target)
-    except OSError as error:
-        if error.errno not in (errno.EPERM, errno.EMLINK, errno.ENOTSUP):
-            raise
-        # A file system without hard links, or with too many of this file.
-        shutil.copyfile(source, target)
-
-
-logger = logging.getLogger(__name__)
-
-CACHE_FOLDER = ".lake-cache"
-MAX_LISTINGS = 3
-"""So often the lake is listed where objects change while they are fetched."""
-
-
-@contextmanager
-def opened_mirror(
-    uri: str, work: Path, *, open_storage: Callable[[str], Objects] = open_objects, **settings: Any
-) -> Iterator[Mirror]:
-    """Opens the lake at `uri` (`gs://`) with its cache below `work`.
-
-    Args:
-        uri: Of the lake.
-        work: Folder for big data.
-        open_storage: Opens what lies below a URI.
-        settings: Of the `DownloadCache`.
-
-    Raises:
-        ContractError: nothing is there.
-        TemporaryError, PermanentError: the bucket cannot be listed.
-    """
-    uri = uri.rstrip("/")
-    name = hashlib.sha256(uri.encode()).hexdigest()[:16]
-    cache = DownloadCache(folder=work / CACHE_FOLDER / name, **settings)
-    objects, listing, file = find_objects(uri, open_storage)
-    with ExitStack() as stack:
-        with cache.locked():
-            write_whole(cache.folder / "uri", uri + "\n")
-            view = stack.enter_context(new_view(cache.folder / "views"))
-        yield Mirror(uri, objects, cache, view, listing=listing, file=file)
-
-
-class Mirror:
-    """See `lake_folder.LakeFolder`.
-
-    Args:
-        uri: The lake's.
-        objects: Where it is listed and fetched.
-        cache: Where it is kept.
-        view: What is read.
-        listing: What `objects` hold.
-        file: The one object that is the lake; None = all of them.
-    """
-
-    def __init__(
-        self,
-        uri: str,
-        objects: Objects,
-        cache: DownloadCache,
-        view: MirrorView,
-        *,
-        listing: list[ObjectInfo],
-        file: str | None,
-    ) -> None:
-        self.uri = uri
-        self.path = view.folder / file if file else view.folder
-        self._objects, self._cache, self._view, self._file = objects, cache, view, file
-        self._listing: list[ObjectInfo] | None = listing
-        self._newest: set[date] = set()
-
-    def named(self, path: Path) -> str:
-        """See `LakeFolder.named`."""
-        return str(path).replace(str(self.path), self.uri, 1)
-
-    def fetch(self, window: TimeSpan, *, replay_days: int, seen: SeenFiles | None = None) -> None:
-        """See `LakeFolder.fetch`."""
-        with self._cache.locked():
-            self._cache.prune(self._repeated(lambda listing: self._fetch(listing, window, replay_days, seen)))
-
-    def fetch_newest(self) -> None:
-        """See `LakeFolder.fetch_newest`."""
-        with self._cache.locked():
-            self._repeated(self._fetch_newest)
-
-    def listed(self) -> Mapping[date, Mapping[str, int]] | None:
-        """See `LakeFolder.listed`: of the listing at whose generations the files were fetched."""
-        listing = self._listed()
-        return LakeObjects(self.uri, listing).appended if is_lake(listing) else None
-
-    def _repeated(self, bring: Callable[[list[ObjectInfo]], list[ObjectInfo]]) -> list[ObjectInfo]:
-        """Calls `bring`, which says what the view shows, with a listing that holds until all is fetched."""
-        for _ in range(MAX_LISTINGS):
-            try:
-                return bring(self._listed())
-            except Changed as error:
-                logger.warning("listing the lake anew: %s", error)
-                self._listing, last = None, error
-        raise TemporaryError(f"lake {self.uri} changed while it was read, {MAX_LISTINGS} times: {last}") from last
-
-    def _listed(self) -> list[ObjectInfo]:
-        if self._listing is None:
-            self._listing = list_objects(self._objects, self.uri, self._file)
-        return self._listing
-
-    def _fetch(
-        self, listing: list[ObjectInfo], window: TimeSpan, replay_days: int, seen: SeenFiles | None
-    ) -> list[ObjectInfo]:
-        if not is_lake(listing):
-            return self._fetch_criteo(listing, window)
-        lake = LakeObjects(self.uri, listing)
-        days, older = {*lake.in_window(window), *self._newest.intersection(lake.days)}, lake.before(window)
-        late, num_older = lake.late(seen) if seen else [], replay_days
-        while True:
-            near = {*days, *older[:num_older]}
-            shown = self._show(lake.files({*near, *late}))
-            # A day may have files and no row before the window to replay, which only their footers tell.
-            replayable = (
-                self._num_replayable(window, replay_days, near, seen) if num_older < len(older) else replay_days
-            )
-            lacking = replay_days - replayable
-            if lacking <= 0:
-                return shown
-            num_older += lacking
-
-    def _num_replayable(
-        self, window: TimeSpan, num_days: int, days: Collection[date], seen: SeenFiles | None = None
-    ) -> int:
-        """How many of `days` have rows to replay, `num_days` at most; other days may be here for their late rows."""
-        assert window.start is not None
-        lake = Lake(folder=self.path, seen=seen)
-        try:
-            pieces = lake.pieces_before(window.start, num_days=num_days, piece_rows=PIECE_ROWS)
-        except ContractError:
-            return num_days  # A damaged file: the draw will meet it too, and says what it means.
-        return len({piece.day for piece in pieces} & {*days})
-
-    def _fetch_newest(self, listing: list[ObjectInfo]) -> list[ObjectInfo]:
-        if not is_lake(listing):
-            # Days are told by the names there.
-            self._numbered(listing)
-            return []
-        lake, shown = LakeObjects(self.uri, listing), list[ObjectInfo]()
-        for day in reversed(lake.days):
-            self._newest.add(day)
-            shown = self._show(lake.files(self._newest & {*lake.days}, with_outcomes=False))
-            end = day_span(day).end
-            if end and self._num_replayable(TimeSpan(end), 1, self._newest):
-                break
-        return shown
-
-    def _fetch_criteo(self, listing: list[ObjectInfo], window: TimeSpan) -> list[ObjectInfo]:
-        """Brings the files of the window's days; an empty one stands for each other, for a file's place is its day."""
-        days = [(day * DAY_MICROS, path.name) for day, path in self._numbered(listing)]
-        names = {name for start, name in days if window.overlaps(start, start + DAY_MICROS - 1)}
-        wanted = [each for each in listing if each.name in names]
-        return self._show(wanted, empty=[n for each in listing if "/" not in (n := each.name) and n not in names])
-
-    def _numbered(self, listing: list[ObjectInfo]) -> list[tuple[int, Path]]:
-        self._view.show({}, empty=[each.name for each in listing if "/" not in each.name])
-        return CriteoFiles(path=self.path).numbered()
-
-    def _show(self, wanted: list[ObjectInfo], *, empty: list[str] | None = None) -> list[ObjectInfo]:
-        self._cache.fill(self._objects, wanted)
-        self._view.show({each.name: self._cache.path(each) for each in wanted}, empty=empty or [])
-        return wanted

@@ -4,15 +4,14 @@ from __future__ import annotations
 
 import argparse
 import logging
-import sys
 import warnings
 from collections.abc import Sequence
 from pathlib import Path
 
 from components.contracts.manifests import RawDataset
 from components.preprocessing.settings import PreprocessingSettings
-from components.runtime.errors import ContractError, PermanentError, TemporaryError
-from components.runtime.interpreter import importing
+from components.runtime.errors import ContractError
+from components.runtime.exit_codes import exits_with_code
 from components.storage.uris import local_path
 from components.store.run_notes import noted
 
@@ -65,21 +64,15 @@ def build_parser() -> argparse.ArgumentParser:
     return parser
 
 
+@exits_with_code
 def main(argv: Sequence[str] | None = None) -> int:
-    """Runs the step; 0 = done, 2 = the input is not as agreed, 3 = a process, Dask, a disk or our output failed."""
+    """Runs the step; see `runtime.exit_codes` for its exit codes."""
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(name)s %(message)s")
-    arguments = build_parser().parse_args(argv)
-    try:
-        return _run(arguments)
-    except ContractError as error:
-        print(f"error: {error}", file=sys.stderr)
-        return 2
-    except (TemporaryError, PermanentError, OSError) as error:
-        print(f"error: {str(error) or type(error).__name__}", file=sys.stderr)
-        return 3
+    _encode_dataset(build_parser().parse_args(argv))
+    return 0
 
 
-def _run(arguments: argparse.Namespace) -> int:
+def _encode_dataset(arguments: argparse.Namespace) -> None:
     settings = PreprocessingSettings(
         frequency_threshold=arguments.frequency_threshold,
         category_ttl_days=arguments.category_ttl_days,
@@ -91,28 +84,19 @@ def _run(arguments: argparse.Namespace) -> int:
     store = local_path(arguments.store)
     final = local_path(arguments.work) / arguments.run / "preprocessing"
     with noted(store, arguments.run, "preprocessing") as note, warnings.catch_warnings():
-        # NVTabular warns of every library that it could have used (TensorFlow, a GPU); none of it can be acted upon.
+        # NVTabular warns of every optional library that is absent (TensorFlow, a GPU); nobody can act on it.
         warnings.simplefilter("ignore")
-        from components.preprocessing.lean_imports import lean_imports
-        from components.runtime.allocator import keep_freed_memory
+        from components.preprocessing.parent import find_parent
+        from components.preprocessing.preprocess import preprocess, run_facts
 
-        # A partition asks for as much as the one before. The pages of what was given back are a third of the processor
-        # time of a million rows (14.3 s of 1 process, 10.3 s with this), for 30 to 80 MB more at the peak.
-        keep_freed_memory(1 << 30)
-        with importing(), lean_imports():
-            from components.preprocessing.facts import facts
-            from components.preprocessing.parent import find_parent
-            from components.preprocessing.preprocess import preprocess
-
-        raw = _read_raw(Path(arguments.raw_dataset))
+        raw = _read_manifest(Path(arguments.raw_dataset))
         parent = find_parent(store, arguments.parent)
         training_set = preprocess(raw, parent=parent, final=final, settings=settings)
         training_set.write(arguments.output)
-        note.facts = dict(facts(training_set, parent))
-    return 0
+        note.facts = dict(run_facts(training_set, parent))
 
 
-def _read_raw(path: Path) -> RawDataset:
+def _read_manifest(path: Path) -> RawDataset:
     try:
         return RawDataset.read(path)
     except OSError as error:

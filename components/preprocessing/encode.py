@@ -1,13 +1,18 @@
-"""The rows of a part encoded, proven to be what HugeCTR and the served graph expect, and laid together in one folder.
+"""The rows of a part encoded, proven to be what HugeCTR and the served graph expect, and put together in one folder.
 
 NVTabular encodes and writes (`feature_graph`); each share of the rows may be another process's (`runtime.forked`).
 What was written is read again before anybody else does: types and ranges by `hugectr_parquet`, and the first rows of
-every file against `contracts.workflow`, from which alone the served graph is built.
+every file against `contracts.workflow`, from which alone the served graph is built. NVTabular writes beside its Parquet
+files what HugeCTR and others ask about them (`_metadata.json`, `_file_list.txt`, `_metadata`, the schema); those of the
+shares are merged into those of all rows.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import json
+import os
+import shutil
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from itertools import chain, groupby
@@ -19,10 +24,12 @@ import numpy as np
 import pyarrow.parquet as pq
 
 from components.contracts.criteo import CATEGORICAL, DENSE, MISSING_CATEGORY
+from components.contracts.hugectr_folder import write_file_list
 from components.contracts.workflow import FeatureWorkflow
-from components.preprocessing import encoded_folder, feature_graph, hugectr_parquet
+from components.preprocessing import feature_graph, hugectr_parquet
 from components.preprocessing.raw_partitions import Partition, read_head
 from components.runtime import forked
+from components.runtime.durable import write_whole
 from components.runtime.errors import PermanentError
 
 COMPARED_ROWS = 1024
@@ -75,7 +82,7 @@ def encode_parts(
         rows[share.part] += number
         folders[share.part].append(share.folder)
     for part, of_part in folders.items():
-        encoded_folder.merge(of_part, aside / part, final=final / part)
+        _merge_shares(of_part, aside / part, final=final / part)
     return rows
 
 
@@ -123,3 +130,37 @@ def compare(features: FeatureWorkflow, partition: Partition, path: Path) -> None
             f"NVTabular and the feature workflow differ in {wrong_ids} ids and by {difference} in dense values "
             f"over {len(raw)} rows of {path.parent.name}/{path.name}, expected none and at most {TOLERANCE}"
         )
+
+
+METADATA, FOOTERS = "_metadata.json", "_metadata"
+
+
+def _merge_shares(parts: Sequence[Path], folder: Path, *, final: Path) -> None:
+    """Moves the files of `parts`, folders of consecutive rows, into the new folder `folder`.
+
+    Args:
+        parts: At least one; file names differ between them. They are gone then.
+        folder: Must not be there.
+        final: Where the folder will lie, as the file list says it.
+    """
+    documents = [json.loads((part / METADATA).read_text()) for part in parts]
+    stats = [stat for document in documents for stat in document["file_stats"]]
+    names = [stat["file_name"] for stat in stats]
+    os.rename(parts[0], folder)
+    for part, document in zip(parts[1:], documents[1:]):
+        for stat in document["file_stats"]:
+            os.rename(part / stat["file_name"], folder / stat["file_name"])
+        shutil.rmtree(part)
+    if len(parts) > 1:
+        write_whole(folder / METADATA, json.dumps({**documents[0], "file_stats": stats}))
+        _write_footers(folder, names)
+    write_file_list(folder, names, final=final)  # NVTabular's own names the folder that it wrote to
+
+
+def _write_footers(folder: Path, names: Sequence[str]) -> None:
+    footers = [pq.read_metadata(folder / name) for name in names]
+    for footer, name in zip(footers, names):
+        footer.set_file_path(name)
+    for footer in footers[1:]:
+        footers[0].append_row_groups(footer)
+    footers[0].write_metadata_file(str(folder / FOOTERS))

@@ -3,7 +3,7 @@
 Two graphs. The first is fitted (category counts, moments). The second is built from a `FeatureWorkflow`: Categorify
 with a vocabulary file whose order is that of our ids, and `Normalize` with given moments, so what NVTabular writes is,
 number for number, what the served graph computes from the same description. The operators are `operators`', reading
-rows is left to `raw_partitions`, which categories have an id to `vocabularies`, who runs which partition to `shares`.
+rows is left to `raw_partitions`, which categories have an id to `vocabularies`, who runs which partition to `encode`.
 """
 
 from __future__ import annotations
@@ -113,11 +113,6 @@ def write_encoded(workflow: Any, partitions: list[Partition], folder: Path, name
     encoded.schema = _movable(encoded.schema)
     columns = {"cats": list(CATEGORICAL), "conts": list(DENSE), "labels": [LABEL]}
     encoded.to_parquet(str(folder), output_files=names, **columns)
-
-
-def save(workflow: Any, folder: Path) -> None:
-    """Saves NVTabular's workflow, with its operators by value, so that whoever loads it needs NVTabular only."""
-    workflow.save(folder, modules_byvalue=[operators])
 
 
 def logged(fill: float = FILL, clip_min: float = CLIP_MIN, *, columns: Any = None) -> Any:

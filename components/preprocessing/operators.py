@@ -4,7 +4,7 @@ Where the line is: NVTabular plans, executes and types the graphs (`Workflow`, i
 comes out of `Categorify`'s look-up. What is overridden is a method that its operator interface names, for one of three
 reasons, said at each: speed (Categorify is handed every distinct value of a column once and not every row: its merge
 and sort cost 10 to 20 times the rest), a case that NVTabular 23.8 refuses, or a result that is to be the same on every
-machine. This module is saved by value inside NVTabular's workflow, so it imports nothing of the project but numbers.
+machine.
 """
 
 from __future__ import annotations

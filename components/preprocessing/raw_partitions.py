@@ -1,6 +1,6 @@
 """The raw rows as a Dask collection in the order of file names, with types that NVTabular encodes exactly.
 
-NVTabular's own Parquet reader is passed over for two reasons: it sorts files by the numbers in their names (a raw
+NVTabular's own Parquet reader is not used, for two reasons: it sorts files by the numbers in their names (a raw
 folder's row order is that of plain names), and a column's type depends on whether a partition holds a null. Here a
 category is always float64 (exact below 2^53, null = NaN) and a dense value float32.
 """
@@ -17,8 +17,28 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from components.contracts.criteo import CATEGORICAL, DENSE, FEATURES, LABEL, MAX_CATEGORY, RAW_TYPES
-from components.preprocessing.frames import LooseFrame
 from components.runtime.errors import ContractError, first_line
+
+
+class LooseFrame(pd.DataFrame):  # type: ignore[misc]
+    """A frame whose columns are arrays of their own; `frame[names]` is another frame of the same arrays."""
+
+    @property
+    def _constructor(self) -> Any:
+        return LooseFrame
+
+    def __getitem__(self, key: Any) -> Any:
+        """As pandas has it; a list of names gives views of the columns, in that order."""
+        if not isinstance(key, list):
+            return super().__getitem__(key)
+        take = super().__getitem__
+        return LooseFrame({name: take(name).array for name in key}, self.index, copy=False)
+
+    def reset_index(self, *arguments: Any, **options: Any) -> Any:
+        """As pandas has it; where the rows are numbered from 0 already and nothing else is asked, without a copy."""
+        if not arguments and options == {"drop": True} and self.index.equals(pd.RangeIndex(len(self))):
+            return self[list(self.columns)]
+        return super().reset_index(*arguments, **options)
 
 
 class Partition(NamedTuple):

@@ -25,8 +25,7 @@ from numpy.typing import NDArray
 from components.contracts.criteo import CATEGORICAL, MISSING_CATEGORY
 from components.runtime.errors import ContractError
 from inference_client.simulation.columns import DRIFT_COLUMNS, INTERACTIONS
-from inference_client.simulation.drawing import Tables
-from inference_client.simulation.tables import Alias, CategoryTable, hashed
+from inference_client.simulation.tables import Alias, CategoryTable, Tables, hashed
 from inference_client.simulation.world import Rows, World, bias_for, drawn_rows, expected_auc, sigmoid
 
 _CALIBRATION_ROWS = 20_000

@@ -29,8 +29,7 @@ from inference_client.simulation.columns import (
     INTERACTION_BUCKETS,
     INTERACTIONS,
 )
-from inference_client.simulation.drawing import Tables
-from inference_client.simulation.tables import CategoryTable, DenseTable
+from inference_client.simulation.tables import CategoryTable, DenseTable, Tables
 
 FORMAT_VERSION = 1
 _CALIBRATION_ROWS = 40_000

@@ -1,1 +1,1 @@
-"""Grafana dashboards as code: what each shows (serving, model, pipeline), and the JSON that the cluster is sent."""
+"""Grafana dashboards: `*.yaml` says what each shows, the code makes the JSON that the cluster is sent."""

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from monitoring.dashboards.board import Dashboard, dashboard_text
-from monitoring.dashboards.model import model
-from monitoring.dashboards.pipeline import pipeline
-from monitoring.dashboards.serving import serving
+import yaml
+from grafana_foundation_sdk.models.dashboard import Dashboard
 
+from k8s.scaling.manifests import ADAPTER, read_queries
+from monitoring.dashboards.panels import build_dashboard, dashboard_text
+
+DEFINITIONS = Path(__file__).resolve().parent
 FOLDER = Path(__file__).resolve().parents[2] / "k8s" / "components" / "observability" / "dashboards"
 
 
@@ -18,7 +20,16 @@ def dashboards() -> dict[str, Dashboard]:
     Raises:
         ContractError: the autoscaler's queries cannot be read.
     """
-    return {"serving.json": serving(), "model.json": model(), "pipeline.json": pipeline()}
+    shipped = read_queries(ADAPTER, namespace="$namespace", pods=("POD",))
+    found = {}
+    for path in sorted(DEFINITIONS.glob("*.yaml")):
+        text = path.read_text(encoding="utf-8")
+        for metric, query in shipped.items():
+            # What is drawn is what the autoscaler sees.
+            drawn = query.replace('pod="POD"', 'pod=~"triton-.+"').replace("'", "''")
+            text = text.replace(f"'autoscaler: {metric}'", f"'{drawn}'")
+        found[f"{path.stem}.json"] = build_dashboard(yaml.safe_load(text))
+    return found
 
 
 def main() -> None:

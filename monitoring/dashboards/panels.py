@@ -1,54 +1,61 @@
-"""Panels and queries in the few terms that the dashboards here need, and the JSON Grafana takes for them.
+"""From what a YAML file says of a dashboard to Grafana's own model of it, by grafana-foundation-sdk.
 
-Which panels there are is said by serving, model and pipeline; where they stand, by `board`.
+The SDK is generated from Grafana's schemas, so a field that Grafana does not know cannot be written. It is needed here
+alone: what ships is the JSON. Which panels there are is left to serving.yaml, model.yaml and pipeline.yaml.
 """
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-Json = dict[str, Any]
+from grafana_foundation_sdk.builders import common, prometheus, stat, table, timeseries
+from grafana_foundation_sdk.builders import dashboard as builders
+from grafana_foundation_sdk.cog.encoder import JSONEncoder
+from grafana_foundation_sdk.models import common as kinds
+from grafana_foundation_sdk.models import dashboard as models
+from grafana_foundation_sdk.models.prometheus import PromQueryFormat
 
-DATASOURCE = {"type": "prometheus", "uid": "${datasource}"}
+TAG = "evergreen"
+SCHEMA_VERSION = 39
+"""Grafana 10.4 and later take it as it is and migrate it by themselves."""
+RUNBOOK = "https://github.com/my-fork/evergreen/blob/main/docs/runbook.md"
+"""Stands in the file for the address that cluster.env gives."""
+DATASOURCE = models.DataSourceRef(type_val="prometheus", uid="${datasource}")
 """Whatever data source the reader picks at the top of the dashboard."""
-GREEN, YELLOW, RED, BLUE = "green", "yellow", "red", "blue"
-NEUTRAL = ((None, BLUE),)
-"""A number that is neither good nor bad."""
-ALARM_ABOVE_ZERO = ((None, GREEN), (1, RED))
-ALARM_BELOW_ONE = ((None, RED), (1, GREEN))
-
-Steps = tuple[tuple[float | None, str], ...]
-"""Colours from each value on; the first has no value."""
-
-
-@dataclass(frozen=True)
-class Query:
-    """One PromQL query and the name of its series, with labels in double braces."""
-
-    expr: str
-    legend: str = ""
+RED, BLUE = "red", "blue"
+STEPS: dict[str, list[tuple[float | None, str]]] = {
+    "neutral": [(None, BLUE)],
+    "alarm_above_zero": [(None, "green"), (1, RED)],
+    "alarm_below_one": [(None, RED), (1, "green")],
+}
+"""Colours from each value on, by name; the first has no value."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class Panel:
-    """One panel. `kind` is Grafana's panel type: `timeseries`, `stat` or `table`."""
+class PanelSpec:
+    """One panel, as the YAML files write it."""
 
     title: str
     description: str
-    queries: Sequence[Query]
     kind: str = "timeseries"
+    """`timeseries`, `stat` or `table`."""
+    query: str | None = None
+    """The one query of a panel whose series needs no name, in PromQL."""
+    queries: Mapping[str, str] | Sequence[str] = ()
+    """By the name of the series, with labels in double braces; a table's without names."""
     unit: str = "short"
     """A unit's id in Grafana."""
-    width: int = 8
-    """Of 24 columns."""
-    height: int = 7
+    size: tuple[int, int] | None = None
+    """Width of 24 columns, and height in rows of the grid; None = as is usual for the kind."""
     least: float | None = None
+    """Lower end of the axis; None = as the data asks."""
     most: float | None = None
-    """Ends of the axis; None = as the data asks."""
     decimals: int | None = None
-    steps: Steps = NEUTRAL
+    steps: str | Sequence[tuple[float | None, str]] = "neutral"
+    """A name of `STEPS`, or colours from each value on."""
     is_stacked: bool = False
     dashed: Sequence[str] = ()
     """Names of series that are limits: drawn as dashed red lines."""
@@ -59,112 +66,162 @@ class Panel:
     columns: Mapping[str, str] = field(default_factory=dict)
     """A table's columns: label, or `Value #A` for the first query, to heading, in order."""
 
-
-@dataclass(frozen=True)
-class Row:
-    """A headed group of panels."""
-
-    title: str
-    panels: Sequence[Panel]
-
-
-def panel_json(panel: Panel) -> Json:
-    """The panel as Grafana's dashboard JSON has it, without `id` and `gridPos`."""
-    is_now = panel.kind != "timeseries"
-    body: Json = {
-        "type": panel.kind,
-        "title": panel.title,
-        "description": panel.description,
-        "datasource": DATASOURCE,
-        "targets": [_target(query, chr(ord("A") + n), panel.kind, is_now) for n, query in enumerate(panel.queries)],
-        "fieldConfig": {"defaults": _defaults(panel), "overrides": _overrides(panel)},
-        "options": _options(panel.kind),
-    }
-    if panel.repeat:
-        body |= {"repeat": panel.repeat, "repeatDirection": "h", "maxPerRow": 3}
-    if panel.kind == "table":
-        body["transformations"] = _one_table(panel.columns)
-    return body
+    @property
+    def named_queries(self) -> Sequence[tuple[str, str]]:
+        """Name of the series and PromQL of each query."""
+        if self.query is not None:
+            return [("", self.query)]
+        if isinstance(self.queries, Mapping):
+            return list(self.queries.items())
+        return [("", expr) for expr in self.queries]
 
 
-def _target(query: Query, letter: str, kind: str, is_now: bool) -> Json:
-    target: Json = {"refId": letter, "datasource": DATASOURCE, "expr": query.expr, "legendFormat": query.legend}
-    form = "table" if kind == "table" else "time_series"
-    return target | {"instant": is_now, "range": not is_now, "format": form}
+def build_panel(spec: PanelSpec) -> Any:
+    """The panel as the SDK's builder, without its place on the grid."""
+    builder = {"timeseries": _line_panel, "stat": _stat_panel, "table": _table_panel}[spec.kind]
+    panel = builder(spec)
+    width, height = spec.size or ((4, 4) if spec.kind == "stat" else (8, 7))
+    panel.title(spec.title).description(spec.description).datasource(DATASOURCE).unit(spec.unit)
+    panel.span(width).height(height)
+    steps = STEPS[spec.steps] if isinstance(spec.steps, str) else spec.steps
+    colours = [models.Threshold(value=value, color=colour) for value, colour in steps]
+    panel.thresholds(builders.ThresholdsConfig().mode(models.ThresholdsMode.ABSOLUTE).steps(colours))
+    for place, (legend, expr) in enumerate(spec.named_queries):
+        query = prometheus.Dataquery().expr(expr).legend_format(legend).datasource(DATASOURCE)
+        query.ref_id(chr(ord("A") + place))
+        query.format(PromQueryFormat.TABLE if spec.kind == "table" else PromQueryFormat.TIME_SERIES)
+        panel.with_target(query.range() if spec.kind == "timeseries" else query.instant())
+    for name, value in (("decimals", spec.decimals), ("min", spec.least), ("max", spec.most), ("repeat", spec.repeat)):
+        if value is not None:
+            getattr(panel, name)(value)
+    return panel
 
 
-def _defaults(panel: Panel) -> Json:
-    defaults: Json = {
-        "unit": panel.unit,
-        "thresholds": {
-            "mode": "absolute",
-            "steps": [{"value": value, "color": colour} for value, colour in panel.steps],
-        },
-    }
-    ends = {"min": panel.least, "max": panel.most, "decimals": panel.decimals}
-    defaults |= {name: value for name, value in ends.items() if value is not None}
-    if panel.kind == "timeseries":
-        # Gaps stay gaps: a number that does not exist is absent, and a line over it would tell one.
-        custom: Json = {"lineWidth": 1, "fillOpacity": 0, "showPoints": "auto", "spanNulls": False}
-        if panel.is_stacked:
-            custom |= {"stacking": {"mode": "normal", "group": "A"}, "fillOpacity": 40}
-        defaults["custom"] = custom
-    elif panel.kind == "stat":
-        defaults |= {"color": {"mode": "thresholds"}, "noValue": "undefined"}
-    elif panel.steps != NEUTRAL:
-        defaults |= {"color": {"mode": "thresholds"}, "custom": {"cellOptions": {"type": "color-text"}}}
-    return defaults
+def _stat_panel(spec: PanelSpec) -> Any:
+    """The newest value, large, in the colour of its step."""
+    panel = stat.Panel().color_mode(kinds.BigValueColorMode.VALUE).no_value("undefined")
+    panel.reduce_options(common.ReduceDataOptions().calcs(["lastNotNull"]).fields("").values(False))
+    return panel.color_scheme(builders.FieldColor().mode(models.FieldColorModeId.THRESHOLDS))
 
 
-def _overrides(panel: Panel) -> list[Json]:
-    overrides = [
-        _override(
-            name,
-            ("color", {"mode": "fixed", "fixedColor": RED}),
-            ("custom.lineStyle", {"fill": "dash", "dash": [10, 10]}),
-            ("custom.stacking", {"mode": "none"}),
-        )
-        for name in panel.dashed
+def _line_panel(spec: PanelSpec) -> Any:
+    """Lines over time."""
+    panel = timeseries.Panel().line_width(1).fill_opacity(40 if spec.is_stacked else 0)
+    # Gaps stay gaps: a number that does not exist is absent, and a line across would invent one.
+    panel.show_points(kinds.VisibilityMode.AUTO).span_nulls(False)
+    legend = common.VizLegendOptions().display_mode(kinds.LegendDisplayMode.LIST).show_legend(True)
+    panel.legend(legend.placement(kinds.LegendPlacement.BOTTOM))
+    panel.tooltip(common.VizTooltipOptions().mode(kinds.TooltipDisplayMode.MULTI).sort(kinds.SortOrder.DESCENDING))
+    if spec.is_stacked:
+        panel.stacking(common.StackingConfig().mode(kinds.StackingMode.NORMAL).group("A"))
+    for name in spec.dashed:
+        line = {"fill": "dash", "dash": [10, 10]}
+        properties = {"color": _fixed(RED), "custom.lineStyle": line, "custom.stacking": {"mode": "none"}}
+        panel.override_by_name(name, _properties(properties))
+    if spec.band is not None:
+        upper, lower = spec.band
+        edge = {"custom.lineWidth": 0, "color": _fixed(BLUE)}
+        panel.override_by_name(upper, _properties({**edge, "custom.fillBelowTo": lower, "custom.fillOpacity": 20}))
+        panel.override_by_name(lower, _properties(edge))
+    return panel.repeat_direction("h").max_per_row(3) if spec.repeat else panel
+
+
+def _table_panel(spec: PanelSpec) -> Any:
+    """The queries' newest values joined on their common labels, with only the columns that are named."""
+    panel = table.Panel().show_header(True)
+    if spec.steps != "neutral":
+        panel.color_scheme(builders.FieldColor().mode(models.FieldColorModeId.THRESHOLDS))
+        panel.cell_options(kinds.TableColorTextCellOptions())
+    order = {name: place for place, name in enumerate(spec.columns)}
+    headings = {name: heading for name, heading in spec.columns.items() if name != heading}
+    steps: list[tuple[str, dict[str, Any]]] = [
+        ("merge", {}),
+        ("filterFieldsByName", {"include": {"names": list(spec.columns)}}),
+        ("organize", {"indexByName": order, "renameByName": headings}),
     ]
-    if panel.band:
-        upper, lower = panel.band
-        edge = (("custom.lineWidth", 0), ("color", {"mode": "fixed", "fixedColor": BLUE}))
-        overrides.append(_override(upper, *edge, ("custom.fillBelowTo", lower), ("custom.fillOpacity", 20)))
-        overrides.append(_override(lower, *edge))
-    return overrides
+    for kind, options in steps:
+        panel.with_transformation(models.DataTransformerConfig(id_val=kind, options=options))
+    return panel
 
 
-def _override(series: str, *properties: tuple[str, Any]) -> Json:
+def _variable(name: str, series: str) -> Any:
+    """A choice at the top: the values of the label `name` of `series`; of all but the namespace several at once."""
+    choice = builders.QueryVariable(name).label(name.capitalize()).datasource(DATASOURCE)
+    choice.query({"query": f"label_values({series}, {name})", "refId": "Variable"})
+    # Asked on each change of the time range: versions come and go.
+    choice.refresh(models.VariableRefresh.ON_TIME_RANGE_CHANGED).sort(models.VariableSort.NUMERICAL_ASC)
+    if name == "namespace":
+        return choice.current(models.VariableOption(text="evergreen", value="evergreen"))
+    everything = models.VariableOption(text=["All"], value=["$__all"])
+    return choice.multi(True).include_all(True).current(everything)
+
+
+def build_dashboard(spec: Mapping[str, Any]) -> models.Dashboard:
+    """The dashboard that a YAML file says, laid out by the SDK.
+
+    Args:
+        spec: `uid`, its fixed address in Grafana; `title`, `description`, `time_from`, `refresh`; `variables`, the
+            series that each is a label of; `rows`, panels by heading.
+    """
+    board = builders.Dashboard(spec["title"]).uid(spec["uid"]).description(spec["description"]).tags([TAG]).readonly()
+    board.timezone("utc").tooltip(models.DashboardCursorSync.CROSSHAIR)
+    board.refresh(spec["refresh"]).time(spec["time_from"], "now")
+    # The runbook first: see `dashboard_text`.
+    link = builders.DashboardLink("Runbook").type(models.DashboardLinkType.LINK).url(RUNBOOK)
+    board.link(link.icon("doc").target_blank(True))
+    others = builders.DashboardLink("Evergreen").type(models.DashboardLinkType.DASHBOARDS).tags([TAG])
+    board.link(others.keep_time(True).include_vars(True))
+    board.with_variable(builders.DatasourceVariable("datasource").label("Data source").type("prometheus"))
+    for name, series in spec["variables"].items():
+        board.with_variable(_variable(name, series))
+    for heading, panels in spec["rows"].items():
+        board.with_row(builders.Row(heading))
+        for panel in panels:
+            board.with_panel(build_panel(PanelSpec(**panel)))
+    built = board.build()
+    for number, placed in enumerate(built.panels or [], start=1):
+        placed.id_val = number
+    return built
+
+
+def dashboard_text(board: models.Dashboard) -> str:
+    """The file that ships: a line for each panel and for each other field, so that a change shows as one.
+
+    The runbook's address is the first value of the first link: the manifests replace it by its place in the text.
+    """
+    body = json.loads(json.dumps(board, cls=JSONEncoder))
+    body["schemaVersion"] = SCHEMA_VERSION
+    links = body.pop("links")
+    links[0] = {"url": links[0].pop("url"), **links[0]}
+    # The Prometheus data source's own fields of an annotation are not among the SDK's.
+    body["annotations"] = {"list": [_mark("Releases", "release|promote", "green"), _mark("Rollbacks", "rollback", RED)]}
+    panels = ",\n".join(_line(panel) for panel in body.pop("panels"))
+    fields = ",\n".join(f"{_line(name)}: {_line(value)}" for name, value in {"links": links, **body}.items())
+    return f'{{{fields},\n"panels": [\n{panels}\n]}}\n'
+
+
+def _mark(name: str, actions: str, colour: str) -> dict[str, Any]:
+    """Vertical lines where a version went live; the metric's value is the time itself."""
+    series = f'ctr_monitor_live_since_timestamp_seconds{{namespace="$namespace",action=~"{actions}"}}'
     return {
-        "matcher": {"id": "byName", "options": series},
-        "properties": [{"id": name, "value": value} for name, value in properties],
+        "name": name,
+        "enable": True,
+        "datasource": {"type": "prometheus", "uid": "${datasource}"},
+        "expr": f"max by (action) ({series}) * 1000",
+        "useValueForTime": True,
+        "titleFormat": "{{action}}",
+        "iconColor": colour,
+        "step": "60s",
     }
 
 
-def _options(kind: str) -> Json:
-    if kind == "timeseries":
-        return {
-            "legend": {"displayMode": "list", "placement": "bottom", "showLegend": True},
-            "tooltip": {"mode": "multi", "sort": "desc"},
-        }
-    if kind == "stat":
-        return {"reduceOptions": {"calcs": ["lastNotNull"], "fields": "", "values": False}, "colorMode": "value"}
-    return {"showHeader": True}
+def _fixed(colour: str) -> dict[str, str]:
+    return {"mode": "fixed", "fixedColor": colour}
 
 
-def _one_table(columns: Mapping[str, str]) -> list[Json]:
-    """The queries' tables joined on their common labels, with only these columns."""
-    return [
-        {"id": "merge", "options": {}},
-        {
-            "id": "filterFieldsByName",
-            "options": {"include": {"names": list(columns)}},
-        },
-        {
-            "id": "organize",
-            "options": {
-                "indexByName": {name: place for place, name in enumerate(columns)},
-                "renameByName": {name: heading for name, heading in columns.items() if name != heading},
-            },
-        },
-    ]
+def _properties(values: Mapping[str, Any]) -> list[models.DynamicConfigValue]:
+    return [models.DynamicConfigValue(id_val=name, value=value) for name, value in values.items()]
+
+
+def _line(value: object) -> str:
+    return json.dumps(value, ensure_ascii=False)

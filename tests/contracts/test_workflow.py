@@ -115,20 +115,6 @@ def test_a_column_of_tombstones_only_knows_nothing():
     assert only.slot_sizes == [7] * 26
 
 
-@pytest.mark.parametrize("version", [1, 2])
-def test_a_folder_of_an_older_version_still_encodes(tmp_path, version):
-    """Version 1 knew no tombstones, and neither knew excluded columns."""
-    encoder = fitted() if version == 1 else buried(fitted())
-    encoder.save(tmp_path)
-    path = tmp_path / workflow.SETTINGS_FILE
-    settings = json.loads(path.read_text())
-    del settings["excluded"]
-    path.write_text(json.dumps({**settings, "format_version": version}))
-    _, categorical = raw_rows(encoder)
-    loaded = FeatureWorkflow.load(tmp_path)
-    np.testing.assert_array_equal(loaded.encode_categorical(categorical), encoder.encode_categorical(categorical))
-
-
 def test_tombstones_survive_the_disk(tmp_path):
     encoder = buried(fitted())
     encoder.save(tmp_path)
@@ -224,7 +210,7 @@ def damage(folder):
         (lambda f: (f / workflow.SETTINGS_FILE).write_text("{"), "cannot be read"),
         (lambda f: (f / workflow.SETTINGS_FILE).write_text("[]"), "format_version None"),
         (lambda f: (f / workflow.SETTINGS_FILE).write_text("3"), "cannot be read"),
-        (lambda f: rewrite(f, format_version=4), "format_version 4, expected 1 or 2 or 3"),
+        (lambda f: rewrite(f, format_version=4), "format_version 4, expected 3"),
         (lambda f: rewrite(f, fill="absent"), "fill"),
         (lambda f: rewrite(f, surprise=1), "surprise"),
         (lambda f: rewrite(f, means=[1.0]), "expected 13 finite"),

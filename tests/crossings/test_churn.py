@@ -28,7 +28,7 @@ from components.contracts.serving import CATEGORICAL_INPUT, DENSE_INPUT
 from components.contracts.workflow import FIRST_ID, OOV_ID, TOMBSTONE, FeatureWorkflow
 from components.deployment.graph.export import build_graph
 from components.deployment.graph.parity import open_graph
-from components.preprocessing import admission
+from components.preprocessing.parent import ADMISSION_FILE, load_columns, save_columns
 from components.preprocessing.vocabularies import AdmissionRules, next_column, unseen_column
 from components.runtime.durable import sha256_tree
 from components.training.growth import RowPlan, grow
@@ -83,7 +83,7 @@ def run_round(parent: Round | None, number: int, rows, folder: Path) -> Round:
     columns = [unseen_column(np.zeros(0, np.int64))] * NUM_CATEGORICAL
     if parent:
         features = FeatureWorkflow.load(parent.folder / "workflow")
-        columns = admission.load(parent.folder / "workflow", features, otherwise_last_seen=0)
+        columns = load_columns(parent.folder / "workflow", features)
     counts = [Counter(column[column >= 0].tolist()) for column in rows.T]
     seen = [(np.array(list(c), np.int64), np.array(list(c.values()), np.int64)) for c in counts]
     columns = [next_column(column, *counted, now=number * DAY, rules=RULES) for column, counted in zip(columns, seen)]
@@ -96,7 +96,7 @@ def run_round(parent: Round | None, number: int, rows, folder: Path) -> Round:
         frequency_threshold=THRESHOLD,
     )
     workflow.save(folder / "workflow")
-    admission.save(columns, folder / "workflow")
+    save_columns(columns, folder / "workflow")
     (folder / "grown").mkdir()
     if parent:
         stored = open_model(parent.folder / "weights", CONFIG, parent.workflow.slot_sizes)
@@ -176,7 +176,7 @@ def test_ids_tables_and_state_are_bounded_by_the_worlds_rate(history):
     for this in rounds:
         sizes = this.workflow.slot_sizes
         assert max(sizes[:CHURNING]) <= most_ids < unbounded / 4
-        columns = admission.load(this.folder / "workflow", this.workflow, otherwise_last_seen=0)
+        columns = load_columns(this.folder / "workflow", this.workflow)
         assert max(len(c.candidates.categories) for c in columns[:CHURNING]) <= most_candidates
         rows = CHURNING * most_ids + steady * (FIRST_ID + 5)
         assert (
@@ -184,7 +184,7 @@ def test_ids_tables_and_state_are_bounded_by_the_worlds_rate(history):
         ).stat().st_size <= 4 * CONFIG.embedding_dim * rows
         numbers = rows + 3 * CHURNING * most_candidates
         names = 4 * NUM_CATEGORICAL * 400  # the archive's own headers, per array
-        assert (this.folder / "workflow" / admission.ADMISSION_FILE).stat().st_size <= 8 * numbers + names
+        assert (this.folder / "workflow" / ADMISSION_FILE).stat().st_size <= 8 * numbers + names
     assert rounds[-1].workflow.slot_sizes[:CHURNING] == rounds[ROUNDS // 2].workflow.slot_sizes[:CHURNING]
     sizes = [sum(path.stat().st_size for path in this.folder.rglob("*") if path.is_file()) for this in rounds]
     assert max(sizes) <= 1.02 * sizes[ROUNDS // 2], "of everything that a round keeps"

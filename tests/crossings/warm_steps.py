@@ -14,12 +14,7 @@ from tests.support.warm import Warm
 
 IMPORTS = {
     "driver": "import components.deployment.release, components.extraction.extract, components.extraction.source",
-    "preprocessing": """
-from components.runtime.interpreter import importing
-from components.preprocessing.lean_imports import lean_imports
-with importing(), lean_imports():
-    import components.preprocessing.preprocess
-""",
+    "preprocessing": "import components.preprocessing.preprocess",
     "training": "import components.evaluation.evaluate, components.training.pytorch.engine, components.training.step",
     "validation": "import components.validation.validate",
 }

@@ -21,7 +21,6 @@ from components.contracts.serving import CANARY_NAME, MODEL_NAME
 from components.runtime.errors import PermanentError
 from components.storage.folder import FolderObjects
 from components.store.traffic_plan import TRAFFIC_FILE, Arm, TrafficPlan
-from inference_client.__main__ import build_parser
 from inference_client.simulation.world import Drift, World
 
 
@@ -200,19 +199,6 @@ def test_a_log_that_is_lost_for_good_ends_the_replay_with_its_summary_written(se
     assert summary_of(folder)["published_rows"] == 0
 
 
-def test_a_version_switch_fails_no_request(server, replay, folder):
-    process = replay("--max-rows", "3000")
-    wait_for_rows(server, 500)
-    text = "Request for model 'click_model' is not at ready state"
-    server.scoring.failures = [(grpc.StatusCode.NOT_FOUND, text)] * 3
-    server.scoring.version = 2
-    assert process.wait(timeout=120) == 0
-    summary = summary_of(folder)
-    assert summary["requests"]["failed"] == 0
-    assert summary["versions_seen"].keys() == {"1", "2"}
-    assert summary["rows"] == 3000
-
-
 def test_sigterm_stops_like_stop(server, replay, folder):
     process = replay()
     wait_for_rows(server, 200)
@@ -284,32 +270,6 @@ def test_score_says_what_the_server_said(server, folder, raw_table, failure, cod
     assert text in done.stderr
 
 
-def test_score_of_a_refused_connection_or_a_late_answer_says_so(server, folder, raw_table):
-    pq.write_table(raw_table(5), folder / "data.parquet")
-    server.scoring.wait = server.make_event()
-    late = run("score", "--server", server.url, "--data", folder / "data.parquet", "--deadline-seconds", 0.2)
-    assert (late.returncode, late.stderr) == (3, f"error: server {server.url} did not answer within 0.2 s\n")
-    server.release(server.scoring.wait)
-    server.kill()
-    refused = run("score", "--server", server.url, "--data", folder / "data.parquet")
-    assert refused.returncode == 3
-    assert f"error: server {server.url} is unavailable" in refused.stderr
-
-
-def test_score_of_less_than_a_row_is_misuse(server, folder, raw_table):
-    pq.write_table(raw_table(5), folder / "data.parquet")
-    done = run("score", "--server", server.url, "--data", folder / "data.parquet", "--limit", "-1")
-    assert (done.returncode, done.stdout) == (2, "")
-    assert done.stderr == "error: limit is -1, expected at least 1\n"
-
-
-def test_score_of_another_schema_names_the_columns(server, folder, raw_table):
-    pq.write_table(raw_table(5).drop_columns(["C26"]), folder / "data.parquet")
-    done = run("score", "--server", server.url, "--data", folder / "data.parquet")
-    assert done.returncode == 2
-    assert "['C26']" in done.stderr
-
-
 @pytest.mark.parametrize(
     ("words", "code", "text"),
     [
@@ -336,13 +296,6 @@ def test_what_cannot_be_done_is_one_line_and_its_exit_code(server, folder, raw_t
     assert done.stderr.startswith("error: ")
     assert text in done.stderr
     assert len(done.stderr.splitlines()) == 1
-
-
-def test_a_server_without_a_port_is_misuse(folder, raw_table):
-    pq.write_table(raw_table(8), folder / "rows.parquet")
-    done = run("score", "--server", "localhost", "--data", folder / "rows.parquet")
-    assert (done.returncode, done.stdout) == (2, "")
-    assert done.stderr == "error: server is 'localhost', expected host:port or dns:///name:port\n"
 
 
 def test_whoever_reads_the_first_line_only_meets_no_traceback(server, folder, raw_table):
@@ -434,12 +387,3 @@ def test_the_parser_needs_no_library():
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "[]"
-
-
-def test_flags_are_frozen():
-    commands = build_parser()._subparsers._group_actions[0].choices
-    assert list(commands) == ["score", "replay", "rank", "load", "simulate", "drift"]
-    flags = {flag for action in commands["replay"]._actions for flag in action.option_strings}
-    promised = "server log world data drifted-world drift-columns rate rows-per-request label-delay-seconds seed stats"
-    promised += " summary max-rows max-consecutive-failures"
-    assert {f"--{name}" for name in promised.split()} <= flags

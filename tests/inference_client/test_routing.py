@@ -11,7 +11,6 @@ import numpy as np
 import pytest
 
 from components.contracts.serving import CANARY_NAME, MODEL_NAME
-from components.runtime.errors import PermanentError
 from components.store.traffic_plan import TRAFFIC_FILE
 from inference_client.errors import BadRequest, DeadlineExpired
 from inference_client.plan_follower import PlanFollower
@@ -98,25 +97,6 @@ class Failing:
         return self.read_now(name)
 
 
-def test_storage_that_fails_leaves_the_last_good_plan_in_force(served, objects, publish, make_rows):
-    publish(make_plan(share=1.0))
-    storage = Failing(objects.read)
-
-    def refuse(name):
-        raise PermanentError("no permission")
-
-    async def talk(client):
-        storage.read_now = refuse
-        await client.plan.refresh()
-        assert client.plan.problem == client.summary()["problem"] == "no permission"
-        assert (await client.score(*make_rows(2))).canary
-        storage.read_now = objects.read
-        await client.plan.refresh()
-        assert client.plan.problem is None
-
-    follow(served, storage, talk)
-
-
 def test_a_defect_in_the_storage_is_said_and_not_lost_with_its_task(served, objects, publish, make_rows):
     publish(make_plan(share=1.0))
     storage = Failing(objects.read)
@@ -131,21 +111,6 @@ def test_a_defect_in_the_storage_is_said_and_not_lost_with_its_task(served, obje
         assert (await client.score(*make_rows(2))).canary
 
     follow(served, storage, talk, interval=0.01)
-
-
-def test_storage_that_hangs_holds_up_no_request(served, objects, make_rows):
-    released = threading.Event()
-    storage = Failing(lambda name: released.wait(20) and None)
-
-    async def run():
-        plan = PlanFollower(storage, read_seconds=0.05)
-        async with PlannedClient(served.url, storage, plan=plan) as client:
-            assert "was not read within 0.05 s" in client.plan.problem
-            answer = await client.score(*make_rows(2))
-            released.set()
-            return answer
-
-    assert asyncio.run(run()).model_version == 3
 
 
 def test_storage_that_hangs_holds_up_no_end(served, make_rows):
@@ -253,14 +218,6 @@ def test_the_record_says_what_the_reply_says_and_not_what_the_plan_promised(serv
 
     answer = follow(served, objects, talk)
     assert (answer.canary, answer.model_version) == (True, 9)
-
-
-def test_a_stuck_canary_ends_with_the_deadline(served, objects, publish, make_rows):
-    publish(make_plan(share=1.0))
-    served.scoring.canary_wait = served.make_event()
-    with pytest.raises(DeadlineExpired, match=r"within 0\.2 s"):
-        follow(served, objects, lambda client: client.score(*make_rows(1)), deadline_seconds=0.2)
-    served.release(served.scoring.canary_wait)
 
 
 def test_shadow_scores_are_the_other_arms_and_served_to_nobody(served, objects, publish, make_rows, score_rows):

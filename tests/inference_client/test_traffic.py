@@ -9,7 +9,6 @@ import pytest
 
 from components.contracts import criteo
 from components.runtime.errors import ContractError
-from inference_client.row_files import read_rows, row_files
 from inference_client.simulation.world import Drift, World
 from inference_client.traffic import FileTraffic, WorldTraffic
 
@@ -73,15 +72,6 @@ def test_drift_permutes_the_values_of_the_stated_columns_and_nothing_else(data):
         assert set(before.tolist()) == set(after.tolist())
     assert traffic.drift_note["seed"] == 5
     assert traffic.drift_note["columns"] == ["C2", "C20"]
-
-
-def test_a_folder_of_files_is_read_in_name_order(tmp_path, raw_table):
-    for day in ("day=2026-01-02", "day=2026-01-01"):
-        (tmp_path / day).mkdir()
-        pq.write_table(raw_table(10, seed=int(day[-1])), tmp_path / day / "part-0.parquet")
-    label = np.concatenate([b.label for b in read_rows(row_files(tmp_path))])
-    expected = np.concatenate([raw_table(10, seed=s)["label"].to_numpy() for s in (1, 2)])
-    np.testing.assert_array_equal(label, expected)
 
 
 @pytest.mark.parametrize(

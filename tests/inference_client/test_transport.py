@@ -9,21 +9,15 @@ import grpc
 import numpy as np
 import pytest
 
-from inference_client.errors import BadRequest, DeadlineExpired, ModelAbsent, Overloaded, ServerUnavailable, WrongSchema
+from inference_client.errors import BadRequest, DeadlineExpired, ModelAbsent, Overloaded, ServerUnavailable
 from inference_client.scoring import ClientSettings, ScoringClient
 from inference_client.timing import Timing, shortened
+from tests.support.traffic_plans import until
 from tests.support.triton_double import RunningServer
 from tests.support.virtual_time import VirtualTime
 
 OLD, NEW = "2.51.0", "2.68.0"
 ABSENT = (grpc.StatusCode.NOT_FOUND, "Request for unknown model: 'click_model' is not found")
-
-
-async def until(condition):
-    end = time.monotonic() + 120
-    while not condition():
-        assert time.monotonic() < end, "waited 120 s in vain"
-        await asyncio.sleep(0.005)
 
 
 @pytest.fixture
@@ -112,18 +106,6 @@ def test_a_new_servers_call_ends_with_the_deadline_and_gives_its_slot_back(stuck
         assert client.transport.in_flight == 0
 
     converse(stuck, talk, deadline_seconds=0.5, max_in_flight=1)
-
-
-def test_a_new_servers_call_ends_with_its_caller(stuck, make_rows):
-    stuck.scoring.triton_version = NEW
-
-    async def talk(client):
-        caller = asyncio.create_task(client.score(*make_rows(3)))
-        await until(lambda: stuck.scoring.in_flight)
-        caller.cancel()
-        await until(lambda: stuck.scoring.cancelled == 1)
-
-    converse(stuck, talk)
 
 
 def test_the_version_is_asked_once_and_again_only_after_the_server_was_away(server, make_rows):
@@ -235,22 +217,7 @@ def test_a_model_that_never_answered_is_absent(server, make_rows):
     converse(server, talk)
 
 
-@pytest.mark.parametrize(
-    ("widths", "fault"),
-    [
-        ({"dense": 12, "categorical": 26}, r"input dense is FP32 \[-1, 12\], expected FP32 \[-1, 13\]"),
-        ({"dense": 13}, r"input categorical is absent, expected INT64 \[-1, 26\]"),
-    ],
-    ids=["width", "absent"],
-)
-def test_a_model_of_another_schema_is_told_by_its_tensor(server, make_rows, widths, fault):
-    server.scoring.widths = widths
-    server.scoring.always = (grpc.StatusCode.INVALID_ARGUMENT, "unexpected shape for input 'dense'")
-    with pytest.raises(WrongSchema, match=rf"serves model click_model whose {fault}"):
-        converse(server, lambda client: client.score(*make_rows(1)))
-
-
-def test_a_refusal_by_a_model_of_the_agreed_schema_stays_the_requests_fault(server, make_rows):
+def test_a_refusal_by_the_model_is_the_requests_fault(server, make_rows):
     server.scoring.always = (grpc.StatusCode.INVALID_ARGUMENT, "dense[0, 3] is inf, expected a finite value")
     with pytest.raises(BadRequest, match="is inf"):
         converse(server, lambda client: client.score(*make_rows(1)))
@@ -296,9 +263,3 @@ def test_requests_go_to_every_replica_in_turn_and_a_dead_one_costs_no_request(re
             await client.score(*rows)
 
     converse(None, talk, url=f"ipv4:127.0.0.1:{first.port},127.0.0.1:{second.port}")
-
-
-def test_a_name_is_resolved(server, make_rows, score_rows):
-    rows = make_rows(2)
-    answer = converse(server, lambda client: client.score(*rows), url=f"dns:///localhost:{server.port}")
-    np.testing.assert_array_equal(answer.scores, score_rows(*rows))

@@ -14,7 +14,7 @@ import pytest
 
 from k8s.scaling.manifests import read_queries
 from monitoring.dashboards.__main__ import dashboards
-from monitoring.dashboards.board import dashboard_text
+from monitoring.dashboards.panels import dashboard_text
 from pipelines.placement import read_values
 from tests.k8s.grafana import DASHBOARDS, FOLDER, Asked, filled, offered, panels, queries
 from tests.support import metric_names

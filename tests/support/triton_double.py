@@ -41,8 +41,6 @@ class ScoringServer(service_pb2_grpc.GRPCInferenceServiceServicer):
         """What the server says it is; the client spares older ones cancelled calls."""
         self.metadata_failures: list[tuple[grpc.StatusCode, str]] = []
         self.metadata_requests = 0
-        self.widths = {DENSE_INPUT.name: DENSE_INPUT.width, CATEGORICAL_INPUT.name: CATEGORICAL_INPUT.width}
-        """Widths of the inputs that the model is said to have."""
         self.wire_seconds: list[float] = []
         """What each request's deadline left when it came."""
         self.cancelled = 0
@@ -70,14 +68,6 @@ class ScoringServer(service_pb2_grpc.GRPCInferenceServiceServicer):
         if self.metadata_failures:
             await context.abort(*self.metadata_failures.pop(0))
         return service_pb2.ServerMetadataResponse(name="triton", version=self.triton_version)
-
-    async def ModelMetadata(self, request, context):  # noqa: N802 the protocol's name
-        reply = service_pb2.ModelMetadataResponse(name=request.name, versions=[str(self.version)])
-        for tensor in (DENSE_INPUT, CATEGORICAL_INPUT):
-            if tensor.name in self.widths:
-                reply.inputs.add(name=tensor.name, datatype=tensor.datatype, shape=[-1, self.widths[tensor.name]])
-        reply.outputs.add(name=PROBABILITY_OUTPUT.name, datatype="FP32", shape=[-1, 1])
-        return reply
 
     async def _answer(self, request, context):
         self.asked.append(request.model_name)

@@ -1,6 +1,6 @@
 """The real tritonserver over the model repository: from a folder and from a bucket, warm-up and all.
 
-The bucket is the emulator from PyPI behind `tests/components/storage/front.py`; Triton's own Cloud Storage client reads
+The bucket is the emulator from PyPI behind `tests/support/cloud_storage.py`; Triton's own Cloud Storage client reads
 it by its variable for emulators. The release protocol over both is tested elsewhere: here the repository's methods and
 the server's `load` are called by hand.
 """

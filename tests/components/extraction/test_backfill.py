@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import re
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from datetime import date, datetime, timezone
@@ -28,7 +27,7 @@ from components.runtime.durable import sha256_file
 from components.runtime.errors import ContractError
 from components.storage.bucket import BucketObjects
 from components.storage.folder import FolderObjects
-from tests.components.extraction.bucket_lakes import URI, extract_lake, open_storage, put
+from tests.support.bucket_lakes import URI, extract_lake, open_storage, put
 from tests.support.crashes import Killed
 
 START = datetime(2026, 3, 1, tzinfo=timezone.utc)
@@ -322,31 +321,6 @@ def test_a_lake_in_a_bucket_is_back_filled_as_a_folder_is(lake, tmp_path, correc
     assert done.version == 1
     assert found == rows
     assert dataset.days == in_folder.days
-
-
-def test_a_bucket_s_back_fill_that_was_cut_off_is_invisible_and_the_next_one_says_how_to_remove_it(
-    lake, tmp_path, corrected, cloud_storage, monkeypatch, caplog
-):
-    put(lake)
-    write = BucketObjects.write
-
-    def cut(self, name, content, **more):
-        if name.endswith(criteo.VERSION_COMPLETE):
-            raise Killed
-        return write(self, name, content, **more)
-
-    with monkeypatch.context() as patch:
-        patch.setattr(BucketObjects, "write", cut)
-        with pytest.raises(Killed):
-            backfill([corrected], lake=URI, settings=SETTINGS)
-    dataset = extract_lake(URI, tmp_path / "bucket work", TimeSpan())
-    assert [each["version"] for each in dataset.days] == [0, 0]
-    assert "not finished" not in caplog.text
-    assert backfill([corrected], lake=URI, settings=SETTINGS).version == 2
-    assert [each["version"] for each in extract_lake(URI, tmp_path / "other", TimeSpan()).days] == [2, 0]
-    (told,) = [record.getMessage() for record in caplog.records if "not finished" in record.getMessage()]
-    assert re.search(r'version=1 was begun \({"by": ".+@.+", "at": "20..-', told)
-    assert told.endswith(f"gcloud storage rm -r '{URI}/day=2026-03-01/version=1/'")
 
 
 def test_a_version_that_somebody_removes_while_it_is_written_gets_no_marker(

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import doctest
-import importlib
-import json
 from datetime import datetime, timezone
 
 import pytest
@@ -13,7 +10,6 @@ from kfp import dsl
 from components.contracts.manifests import RawDataset
 from components.extraction.__main__ import build_parser
 from components.extraction.component import extraction
-from components.extraction.window import accepted_model, resolve_window
 from components.store.run_notes import read_notes
 
 START = datetime(2026, 3, 1, tzinfo=timezone.utc)
@@ -28,12 +24,6 @@ def test_paths_with_spaces_and_uris_are_served(flags, tmp_path, run_main):
     assert (note.step, note.state, note.facts["train_rows"]) == ("extraction", "done", 900)
 
 
-def test_without_a_champion_the_window_starts_at_the_first_row(flags, run_main):
-    assert run_main(flags, champion="current") == 0
-    dataset = RawDataset.read(flags["--output"])
-    assert (dataset.window_start, dataset.first_event_time) == (None, "2026-03-01T00:00:00+00:00")
-
-
 def test_the_window_starts_after_the_champions_last_trained_row(flags, released, run_main):
     first_half = RawDataset
     assert run_main(flags, window_end="2026-03-02T00:00:00Z") == 0
@@ -44,21 +34,6 @@ def test_the_window_starts_after_the_champions_last_trained_row(flags, released,
     assert dataset.num_train_rows + dataset.num_holdout_rows == 500
     assert dataset.window_start is not None
     assert trained.last_event_time < dataset.window_start <= dataset.first_event_time
-
-
-def test_champion_none_and_a_stated_start_ignore_the_watermark(flags, released, run_main):
-    released("2026-03-02T00:00:00+00:00")
-    assert run_main(flags, champion="none") == 0
-    assert RawDataset.read(flags["--output"]).num_train_rows == 900
-    assert run_main(flags, window_start="2026-03-01T12:00:00Z") == 0
-    assert RawDataset.read(flags["--output"]).first_event_time == "2026-03-01T12:00:00+00:00"
-
-
-def test_a_named_champion_gives_its_own_watermark(tmp_path, released):
-    released("2026-03-01T00:00:00+00:00", model_id="old", version=1)
-    released("2026-03-02T00:00:00+00:00", model_id="new", version=2)
-    window = resolve_window(start="", end="", accepted=accepted_model(tmp_path / "my store", "old"))
-    assert str(window) == "[2026-03-01T00:00:00.000001+00:00, last row)"
 
 
 REFUSED = {
@@ -150,21 +125,3 @@ def test_the_component_writes_the_manifest_and_counts(flags, tmp_path):
     with pytest.raises(SystemExit) as caught:
         extraction.python_func(**{**arguments, "lake": "/no"}, raw_dataset=raw_dataset, metrics=metrics)
     assert caught.value.code == 2
-
-
-def test_the_component_names_its_inputs_for_the_pipeline():
-    spec = extraction.component_spec
-    assert list(spec.inputs) == [
-        "run", "store", "work", "lake", "window_start", "window_end", "champion", "holdout_fraction",
-        "max_malformed_fraction", "replay_share", "replay_days", "window_days", "late_days", "columns",
-        "negative_rate", "attribution_hours", "immature_rows",
-    ]  # fmt: skip
-    assert sorted(spec.outputs) == ["metrics", "raw_dataset"]
-    assert json.loads(json.dumps(spec.description)).startswith("Copies one time window")
-
-
-@pytest.mark.parametrize("module", ["times", "assigned_times", "columns"])
-def test_the_examples_in_docstrings_hold(module):
-    results = doctest.testmod(importlib.import_module(f"components.extraction.{module}"))
-    assert results.attempted
-    assert not results.failed

@@ -8,7 +8,6 @@ import pyarrow.parquet as pq
 import pytest
 
 from components.contracts import criteo
-from components.extraction.lake import Lake
 from components.extraction.malformed_rows import MalformedRows
 from components.extraction.source import ROW_MICROS, CriteoFiles, find_source
 from components.extraction.times import DAY_MICROS, TimeSpan
@@ -57,16 +56,6 @@ def test_a_window_cuts_between_rows(two_days, read_files, start, end):
     assert rows == whole[start or 0 : end]
 
 
-@pytest.mark.parametrize(
-    ("first", "last", "rows"),
-    [(0, 5, 5), (0, 4, 4), (1, 5, 4), (4, 5, 1), (0, 1, 1), (None, 4, 4), (4, None, 1)],
-)
-def test_a_window_holds_its_start_and_not_its_end(tmp_path, criteo_rows, write_text, read_files, first, last, rows):
-    write_text(tmp_path / "day_3", criteo_rows(5))
-    start, end = (None if n is None else 3 * DAY_MICROS + n * ROW_MICROS for n in (first, last))
-    assert len(read_files(CriteoFiles(path=tmp_path), TimeSpan(start, end))) == rows
-
-
 def test_files_without_a_day_count_from_day_0(tmp_path, criteo_rows, write_text, read_files):
     for name in ("a.csv", "b.csv"):
         write_text(tmp_path / name, criteo_rows(5), delimiter=",")
@@ -92,11 +81,6 @@ def test_raw_rows_outside_a_partition_keep_their_times_by_being_refused(tmp_path
     pq.write_table(raw_table(20), tmp_path / "part.parquet")
     with pytest.raises(ContractError, match=r"part.parquet has event times of its own, expected it in a lake's day="):
         read_files(find_source(tmp_path))
-
-
-def test_a_folder_with_partitions_is_a_lake(tmp_path):
-    (tmp_path / "day=2026-01-01").mkdir()
-    assert isinstance(find_source(tmp_path), Lake)
 
 
 def test_a_lake_that_is_not_there_is_refused(tmp_path):

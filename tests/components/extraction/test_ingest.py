@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from components.contracts import criteo
 from components.extraction.assigned_times import spread
-from components.extraction.ingest import build_parser, main
+from components.extraction.ingest import main
 from components.extraction.raw_schema import RAW_SCHEMA
 
 
@@ -143,12 +143,6 @@ def test_our_own_raw_schema_is_ingested_too_with_a_warning_that_its_times_are_re
     assert clicks_of(lake_rows(tmp_path / "my lake") + replay_rows(tmp_path)) == clicks(raw_table(100))
 
 
-def test_all_rows_may_go_to_the_lake(tmp_path, criteo_rows, write_text, run_ingest):
-    run_ingest(write_text(tmp_path / "day_0", criteo_rows(50)), lake_fraction=1)
-    assert len(lake_rows(tmp_path / "my lake")) == 50
-    assert replay_rows(tmp_path) == []
-
-
 def too_many_malformed(path: Path, rows: list[list[str]]) -> None:
     path.write_text("\n".join("\t".join(row[:38] if i % 2 else row) for i, row in enumerate(rows)))
 
@@ -196,14 +190,6 @@ def test_a_bad_flag_is_told_in_one_line(tmp_path, criteo_rows, write_text, run_i
     code, _, error = run_ingest(**{"data": path, flag: value})
     assert code == 2
     assert f"error: {message}" in error
-
-
-def test_the_flags_are_a_promise():
-    flags = [a.option_strings[0] for a in build_parser()._actions if a.dest != "help"]
-    assert flags == [
-        "--data", "--lake", "--last-day", "--days", "--max-rows", "--lake-fraction", "--replay",
-        "--max-malformed-fraction",
-    ]  # fmt: skip
 
 
 def test_files_of_mixed_forms_are_read_in_order(tmp_path, criteo_rows, write_text, truth, run_ingest):

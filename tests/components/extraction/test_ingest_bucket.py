@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import itertools
-import json
 
 import pytest
 
 from components.extraction.ingest import main
 from components.storage.bucket import BucketObjects
-from tests.components.extraction.bucket_lakes import URI, open_storage
+from tests.support.bucket_lakes import URI, open_storage
 
 NUM_DAYS = 4
 
@@ -116,18 +115,6 @@ def test_what_was_cut_off_is_not_mixed_with_an_ingest_of_other_settings(ingest, 
     assert held() == in_folder(ingest, tmp_path, days=2)
 
 
-@pytest.mark.parametrize("do", ["cut", "lose", "status"])
-def test_a_broken_way_is_outlasted(ingest, tmp_path, cloud_storage, do):
-    faults = [
-        cloud_storage.fail(lambda request: request.is_upload, do, times=2),
-        cloud_storage.fail(lambda request: "/rewriteTo/" in request.path, do),
-        cloud_storage.fail(lambda request: request.method == "DELETE", do),
-    ]
-    assert ingest()[0] == 0
-    assert [fault.met for fault in faults] == [2, 1, 1]
-    assert held() == in_folder(ingest, tmp_path)
-
-
 def test_a_bucket_that_may_be_read_and_not_written_is_told_and_shows_nothing(ingest, tmp_path, cloud_storage):
     cloud_storage.fail(lambda request: request.method == "POST", "status", status=403, message="no", times=10**6)
     code, error = ingest()
@@ -142,13 +129,3 @@ def test_a_lake_that_cannot_be_is_told_before_a_row_is_read(ingest, data, lake, 
     found, error = ingest(lake)
     assert (found, error.count("error: ")) == (code, 1)
     assert "day_0" not in error
-
-
-def test_the_summary_is_that_of_a_folder(ingest, tmp_path, data, capsys):
-    flags = ["--last-day=2026-03-10", "--days=4", "--lake-fraction=0.8", f"--replay={tmp_path / 'r.parquet'}"]
-    told = []
-    for lake in (URI, str(tmp_path / "folder")):
-        assert main([f"--data={data}", f"--lake={lake}", *flags]) == 0
-        told.append(json.loads(capsys.readouterr().out))
-    assert told[0] == told[1]
-    assert (told[0]["rows"], told[0]["lake_rows"]) == (400, 320)

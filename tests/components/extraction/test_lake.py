@@ -15,7 +15,7 @@ from components.contracts import criteo
 from components.extraction.lake import Lake
 from components.extraction.malformed_rows import MalformedRows
 from components.extraction.raw_schema import RAW_SCHEMA
-from components.extraction.times import TimeSpan, to_iso, to_micros
+from components.extraction.times import TimeSpan, to_micros
 from components.runtime.errors import ContractError
 
 START = datetime(2026, 3, 1, tzinfo=timezone.utc)
@@ -180,20 +180,3 @@ def test_rows_of_another_day_or_of_none_are_set_aside_once(tmp_path, four_days, 
         assert [m["line"] for m in malformed] == [401, 402]
         assert malformed[0]["reason"].startswith("event_time is None")
         assert "is outside the file's day, expected [2026-03-01T00:00:00+00:00" in malformed[1]["reason"]
-
-
-def test_the_monitors_archive_is_a_lake_file_like_any_other(tmp_path, raw_table, write_lake, read_lake):
-    table = raw_table(100, start=START.timestamp(), seconds=100)
-    for name, values in ((criteo.MODEL_VERSION, [3] * 100), (criteo.SCORE, [0.25] * 100)):
-        index = table.schema.get_field_index(name)
-        table = table.set_column(index, RAW_SCHEMA.field(index), pa.array(values, RAW_SCHEMA.field(index).type))
-    rows, _, malformed = read_lake(Lake(folder=write_lake(tmp_path / "lake", table)))
-    assert not malformed
-    assert {(r[criteo.MODEL_VERSION], r[criteo.SCORE]) for r in rows} == {(3, 0.25)}
-
-
-def test_description_names_first_and_last_day(tmp_path, four_days, write_lake):
-    (tmp_path / "empty").mkdir()
-    assert Lake(folder=tmp_path / "empty").describe().endswith("empty holds no rows")
-    lake = Lake(folder=write_lake(tmp_path / "lake", four_days))
-    assert lake.describe() == f"lake {tmp_path / 'lake'} holds days {to_iso(FIRST)[:10]} to 2026-03-04"

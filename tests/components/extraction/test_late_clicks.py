@@ -12,10 +12,8 @@ import pytest
 from components.contracts import criteo
 from components.contracts.records import CLICK, CONVERSION
 from components.extraction.extract import ExtractionSettings, extract
-from components.extraction.lake import Lake
 from components.extraction.late_clicks import LateClicks
 from components.extraction.raw_schema import arrow_type
-from components.extraction.readers.forms import click_log_files
 from components.extraction.source import find_source
 from components.extraction.times import TimeSpan, parse_time
 from components.runtime.errors import ContractError
@@ -136,17 +134,6 @@ def test_the_datasets_version_tells_new_late_clicks(lake, table, run_step):
     assert again.outcomes_digest != second.outcomes_digest
 
 
-def test_outcomes_of_rows_outside_the_window_are_passed_over(lake, table, run_step):
-    window = TimeSpan(parse_time("start", "2026-03-02"), parse_time("end", "2026-03-03"))
-    outside = [
-        (r["request_id"], r["row"]) for r in table.to_pylist() if r["event_time"].date().isoformat() != "2026-03-02"
-    ]
-    before = run_step(lake, window, replay_days=0)
-    write_outcomes(lake, "2026-03-02", outside)
-    after = run_step(lake, window, replay_days=0)
-    assert (after.num_late_clicks, after.digest) == (0, before.digest)
-
-
 def test_only_partitions_that_can_matter_are_opened(lake, run_step):
     (lake / "outcomes" / "day=2026-02-20").mkdir(parents=True)
     (lake / "outcomes" / "day=2026-02-20" / "part-1.parquet").write_bytes(b"damaged, and older than every row")
@@ -175,14 +162,6 @@ def test_without_a_folder_of_outcomes_no_row_is_touched(lake, table, run_step):
     assert LateClicks(lake).join(table, START.date()) is table
     dataset = run_step(lake)
     assert labels_of(dataset.train_uri, dataset.holdout_uri) == truth(table)
-
-
-def test_unfinished_files_are_passed_over(lake, run_step):
-    folder = lake / "outcomes" / "day=2026-03-01"
-    folder.mkdir(parents=True)
-    (folder / ".part-1.parquet.0123").write_bytes(b"half")
-    (folder / "_notes.parquet").write_bytes(b"no outcomes")
-    assert (run_step(lake).num_late_clicks, run_step(lake).outcomes_digest) == (0, None)
 
 
 @pytest.mark.parametrize(
@@ -214,14 +193,3 @@ def test_a_folder_with_outcomes_alone_is_a_lake_without_rows(tmp_path, run_step)
     (tmp_path / "lake" / ".objects.lock").touch()
     with pytest.raises(ContractError, match="lake .* holds no rows"):
         run_step(tmp_path / "lake")
-
-
-def test_a_folder_with_an_uploaders_lock_alone_is_an_empty_lake(tmp_path):
-    (tmp_path / ".objects.lock").touch()
-    assert isinstance(find_source(tmp_path), Lake)
-
-
-def test_criteo_files_beside_a_folder_of_outcomes_are_found_as_before(tmp_path, criteo_rows, write_text):
-    path = write_text(tmp_path / "data" / "day_0", criteo_rows(5))
-    write_outcomes(tmp_path / "data", "2026-03-01", [("a", 1)])
-    assert click_log_files(tmp_path / "data") == [path]

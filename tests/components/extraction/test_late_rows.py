@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 import shutil
-from collections import Counter
 from datetime import date, datetime, timedelta, timezone
 
 import numpy as np
@@ -16,7 +15,7 @@ from components.contracts import criteo
 from components.contracts.manifests import RawDataset
 from components.extraction.backfill import BackfillSettings, backfill
 from components.storage.uris import local_path
-from tests.components.extraction.bucket_lakes import URI, fetched, put
+from tests.support.bucket_lakes import URI, fetched, put
 
 START = datetime(2026, 3, 1, tzinfo=timezone.utc)
 DAY = timedelta(days=1)
@@ -109,26 +108,6 @@ def test_rows_that_came_after_newer_ones_were_learnt_are_learnt_first_and_never_
     assert rounds.turn().num_late_rows == 0
 
 
-def test_a_lake_without_late_files_gives_the_dataset_that_it_gave_before(rounds, between):
-    rounds.add(between(0, 30), "a.parquet")
-    rounds.turn()
-    rounds.add(between(30, 60), "b.parquet")
-    asked = {"run": "same", "replay_days": "2", "replay_share": "0.2"}
-    datasets, files = [], []
-    for late_days in "01":
-        assert rounds._run_main(rounds.flags, late_days=late_days, **asked) == 0
-        datasets.append(RawDataset.read(rounds.flags["--output"]))
-        folder = local_path(datasets[-1].train_uri).parent
-        files.append({str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*.parquet")})
-    assert files[0] == files[1] != {}
-    off, on = (vars(dataset).copy() for dataset in datasets)
-    assert off.pop("files") == {}
-    assert set(on.pop("files")) == {"2026-03-02", "2026-03-03"}
-    assert off == on
-    assert (on["num_late_rows"], datasets[1].num_replay_rows > 0) == (0, True)
-    assert all("num_late_rows" not in day for day in on["days"])
-
-
 def test_a_round_that_was_refused_learnt_nothing_and_one_tried_again_learns_the_same(rounds, between):
     rounds.add(between(0, 30, step=2, offset=1), "a.parquet")
     rounds.turn()
@@ -165,32 +144,6 @@ def test_the_files_of_each_day_asked_about_are_noted_by_name_and_size(rounds, be
     assert set(dataset.files["2026-03-03"]) == {"a.parquet", "b.parquet"}
 
 
-def test_files_that_a_version_replaced_are_noted_and_those_of_the_version_are_not(rounds, between, tmp_path):
-    rounds.add(between(0, 24), "a.parquet")
-    rounds.add(between(24, 30), "b.parquet")
-    pq.write_table(between(0, 24), tmp_path / "again.parquet")
-    backfill([tmp_path / "again.parquet"], lake=str(rounds.lake), settings=BackfillSettings(day=START.date()))
-    rounds.add(between(20, 22), "c.parquet")
-    assert set(rounds.turn().files["2026-03-01"]) == {"a.parquet", "c.parquet"}
-    # Who takes the version back gets the rows that were learnt in its place.
-    shutil.rmtree(rounds.lake / "day=2026-03-01" / "version=1")
-    rounds.add(between(30, 48), "d.parquet")
-    assert rounds.turn().num_late_rows == 0
-
-
-def test_what_lay_beyond_a_windows_end_is_read_by_time_and_is_not_late(rounds, between):
-    rounds.add(between(0, 40), "a.parquet")
-    first = rounds.turn(attribution_hours="12")
-    assert first.last_event_time.startswith("2026-03-02T03:5")
-    rounds.add(between(40, 60), "b.parquet")
-    second = rounds.turn()
-    assert second.num_late_rows == 0
-    found = Counter(
-        key for each in (first, second) for uri in (each.train_uri, each.holdout_uri) for key in keys_in(uri)
-    )
-    assert found == Counter(keys_of(between(0, 60)))
-
-
 @pytest.mark.parametrize("asked", [{"window_start": "2026-03-02T06:00:00Z"}, {"window_days": "0.75"}])
 def test_a_window_of_its_own_has_no_late_rows_and_settles_what_lies_before_it(rounds, between, asked):
     rounds.add(between(0, 30, step=2, offset=1), "a.parquet")
@@ -200,25 +153,6 @@ def test_a_window_of_its_own_has_no_late_rows_and_settles_what_lies_before_it(ro
     dataset = rounds.turn(**asked)
     assert dataset.num_late_rows == 0
     assert dataset.num_train_rows + dataset.num_holdout_rows == 180
-    rounds.add(between(48, 60), "d.parquet")
-    assert rounds.turn().num_late_rows == 0
-
-
-def test_without_a_champion_nothing_is_late(rounds, between):
-    rounds.add(between(0, 30), "a.parquet")
-    rounds.turn()
-    rounds.add(between(30, 40), "b.parquet")
-    assert rounds.turn("refused", champion="none").num_late_rows == 0
-
-
-def test_of_a_champion_that_noted_no_files_no_row_is_late_and_the_log_says_so(rounds, between, caplog):
-    rounds.add(between(0, 30, step=2, offset=1), "a.parquet")
-    rounds.accept(rounds.turn("told later"), files={})
-    rounds.add(between(0, 30, step=2), "b.parquet")
-    rounds.add(between(30, 48), "c.parquet")
-    with caplog.at_level(logging.WARNING, WARNINGS):
-        assert rounds.turn().num_late_rows == 0
-    assert "which files of 2026-03-01, 2026-03-02 the champion's line has seen is not known" in caplog.text
     rounds.add(between(48, 60), "d.parquet")
     assert rounds.turn().num_late_rows == 0
 
@@ -243,19 +177,6 @@ def test_a_file_that_was_changed_is_told_and_not_learnt(rounds, between, caplog)
     assert dataset.num_late_rows == 0
     assert "day=2026-03-02/a.parquet has" in caplog.text
     assert "what was changed is not learnt" in caplog.text
-
-
-def test_a_file_that_was_taken_away_for_a_round_is_not_late_when_it_comes_back(rounds, between, tmp_path):
-    rounds.add(between(24, 30, step=2), "a.parquet")
-    rounds.add(between(24, 30, step=2, offset=1), "b.parquet")
-    rounds.turn()
-    away = rounds.lake / "day=2026-03-02" / "a.parquet"
-    away.rename(tmp_path / "a.parquet")
-    rounds.add(between(30, 40), "c.parquet")
-    rounds.turn()
-    (tmp_path / "a.parquet").rename(away)
-    rounds.add(between(40, 48), "d.parquet")
-    assert rounds.turn().num_late_rows == 0
 
 
 def test_late_rows_that_lie_in_a_seen_file_too_and_twice_in_late_ones_are_learnt_once(rounds, between):
@@ -348,20 +269,6 @@ def test_back_filled_rows_are_not_late_but_what_came_beside_them_is(rounds, betw
     assert set(dataset.files["2026-03-02"]) == {"a.parquet", "b.parquet", "c.parquet"}
     rounds.add(between(48, 60), "d.parquet")
     assert rounds.turn().num_late_rows == 0
-
-
-def test_lineage_tells_the_days_of_late_rows(rounds, between):
-    rounds.add(between(0, 30, step=2, offset=1), "a.parquet")
-    rounds.turn()
-    alone = rounds.turn("refused", window_start="2026-03-02T00:00:00Z")
-    rounds.add(between(10, 30, step=2), "b.parquet")
-    rounds.add(between(30, 48), "c.parquet")
-    dataset = rounds.turn()
-    told = [(day["day"], day["num_rows"], day["num_late_rows"]) for day in dataset.days]
-    assert told == [("2026-03-01", 70, 70), ("2026-03-02", 30 + 180, 30)]
-    of_window = rounds.turn("refused", late_days="0", champion="m1").days
-    assert [day["day"] for day in of_window] == ["2026-03-02"]
-    assert of_window[0]["digest"] != dataset.days[1]["digest"] != alone.days[0]["digest"]
 
 
 def test_late_rows_have_the_clicks_that_came_after_them(rounds, between):

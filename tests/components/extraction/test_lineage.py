@@ -15,7 +15,6 @@ from components.extraction.lineage import find_lineages, lake_versions, main
 from components.runtime.errors import ContractError
 from components.store import promotion_journal
 from components.store.models import model_folder
-from tests.components.extraction.bucket_lakes import URI, put
 
 START = datetime(2026, 3, 1, tzinfo=timezone.utc)
 
@@ -123,17 +122,8 @@ def test_an_incomplete_version_outdates_nothing(told, lake):
     assert (m3["days"][0]["lake_version"], m3["days"][0]["outdated"]) == (0, False)
 
 
-def test_a_lake_in_a_bucket_is_asked_as_a_folder_is(lake, cloud_storage):
-    put(lake)
-    assert lake_versions(URI) == lake_versions(str(lake))
-
-
 def test_what_nobody_noted_is_said(told):
     assert told("--model", "old")["old"]["unknown"] == ["old", "gone"]
-
-
-def test_current_is_the_live_model(told):
-    assert [(each["model_id"], each["is_live"]) for each in told("--model", "current").values()] == [("m2", True)]
 
 
 def test_lines_for_people_say_the_same(store, lake, capsys):
@@ -167,12 +157,6 @@ def test_a_day_that_no_model_saw_is_told_so_only_where_all_is_known(store, capsy
     shutil.rmtree(model_folder(store, "old"))
     assert main(["--store", str(store), "--day", "2027-01-01"]) == 0
     assert capsys.readouterr().out == "no model saw it\n"
-
-
-def test_folders_may_be_named_as_a_shell_completes_them(store, lake, tmp_path, capsys, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    assert main(["--store", store.name, "--lake", lake.name, "--model", "m2"]) == 0
-    assert "OUTDATED: the lake has version 2" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(

@@ -4,13 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from components.extraction.malformed_rows import DEFAULT_MAX_MALFORMED_FRACTION, JUDGED_FROM_ROWS, MalformedRows
+from components.extraction.malformed_rows import JUDGED_FROM_ROWS, MalformedRows
 from components.extraction.readers.forms import find_reader
 from components.runtime.errors import ContractError
-
-
-def test_default_share_is_one_percent():
-    assert DEFAULT_MAX_MALFORMED_FRACTION == 0.01
 
 
 @pytest.mark.parametrize(("num_bad", "refused"), [(1, False), (2, True)])

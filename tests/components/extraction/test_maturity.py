@@ -109,14 +109,6 @@ def test_probabilities_follow_the_stated_formula_with_the_planted_delays():
     assert found[-1] == 1.0
 
 
-def test_a_young_row_is_kept_with_the_share_of_clicks_known_by_its_age():
-    world = Clicks(200_000, seed=3)
-    kept = world.young_rows().thinned(world.table(world.is_young))
-    ages = AS_OF - world.times[world.is_young]
-    expected = world.share_known(ages).sum()
-    assert kept.num_rows == pytest.approx(expected, rel=4 / math.sqrt(world.labels[~world.is_young].sum()))
-
-
 def test_rows_of_other_rates_are_off_by_no_more_than_the_stated_factor():
     """p is the mean of 0.02 and 0.20; each group's kept odds are off by (1 - q)(1 - pF) / ((1 - p)(1 - qF))."""
     world = Clicks(600_000, seed=4, rate=[0.02, 0.2])
@@ -247,11 +239,3 @@ def test_a_window_of_young_rows_only_cannot_be_judged(lake, run_step):
     source, _ = lake
     with pytest.raises(ContractError, match="no rows that are mature, and 3000 younger ones"):
         run_step(source, policy="keep", end="2026-03-02T00:00:00Z")
-
-
-def test_rows_that_never_get_a_click_later_cannot_be_weighted(tmp_path, criteo_rows, write_text, run_step):
-    from components.extraction.source import find_source
-
-    write_text(tmp_path / "criteo" / "day_20513", criteo_rows(50))
-    with pytest.raises(ContractError, match="no click of it is told of later"):
-        run_step(find_source(tmp_path / "criteo"))

@@ -23,7 +23,7 @@ from components.extraction.raw_schema import RAW_SCHEMA, arrow_type
 from components.extraction.source import find_source
 from components.extraction.times import TimeSpan, parse_day, parse_time, to_iso
 from components.runtime.errors import ContractError, PermanentError, TemporaryError
-from tests.components.extraction.bucket_lakes import URI, cached, extract_lake, fetched, open_storage, put, views
+from tests.support.bucket_lakes import URI, cached, extract_lake, fetched, open_storage, put
 
 START = datetime(2026, 3, 1, tzinfo=timezone.utc)
 DAY = timedelta(days=1)
@@ -127,11 +127,6 @@ def test_only_what_the_window_its_replay_and_their_late_clicks_need_is_fetched(l
     assert sorted(cached(tmp_path / "work")) == sorted([*rows, *late])
 
 
-def test_the_lake_is_listed_once(lake, tmp_path):
-    extract_lake(URI, tmp_path / "work", WINDOW)
-    assert num_listings(lake) == 1
-
-
 def test_what_is_here_at_its_generation_is_not_fetched_again(lake, folder, tmp_path, raw_table):
     first = extract_lake(URI, tmp_path / "work", WINDOW, replay_days=2)
     lake.seen.clear()
@@ -220,25 +215,6 @@ def test_a_lake_that_never_stands_still_is_temporary_and_leaves_the_window_befor
         extract_lake(URI, tmp_path / "work", WINDOW)
     assert (tmp_path / "work" / "run" / "extraction" / "train").is_dir()
     assert same_but_place(extract_lake(str(folder), tmp_path / "work", WINDOW)) == same_but_place(before)
-
-
-def test_cuts_refusals_and_damage_on_the_way_change_nothing(lake, folder, tmp_path):
-    faults = [
-        lake.fail(lambda request: request.is_download, do, status=503, times=times)
-        for do, times in (("half", 5), ("status", 12), ("cut", 3), ("damage", 2))
-    ]
-    found = extract_lake(URI, tmp_path / "work", TimeSpan())
-    assert [fault.met for fault in faults] == [5, 12, 3, 2]
-    assert found.digest == extract_lake(str(folder), tmp_path / "work", TimeSpan(), run="folder").digest
-
-
-def test_what_stays_damaged_is_never_shown(lake, tmp_path):
-    lake.fail(lambda request: request.name.endswith(part(5)) and request.is_download, "damage", times=10**6)
-    with pytest.raises(TemporaryError, match=rf"{part(5)} was damaged \(CRC32C"):
-        extract_lake(URI, tmp_path / "work", WINDOW)
-    assert [name for name in cached(tmp_path / "work").get(part(5), []) if not name.endswith(".part")] == []
-    assert not (tmp_path / "work" / "run").exists()
-    assert views(tmp_path / "work") == []
 
 
 @pytest.mark.parametrize(

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import random
-import shutil
 import signal
 import subprocess
 import sys
@@ -20,7 +19,7 @@ from components.extraction.times import TimeSpan
 from components.runtime.durable import sha256_tree
 from components.runtime.errors import PermanentError
 from components.storage.objects import ObjectInfo
-from tests.components.extraction.bucket_lakes import (
+from tests.support.bucket_lakes import (
     URI,
     cached,
     extract_lake,
@@ -31,7 +30,7 @@ from tests.components.extraction.bucket_lakes import (
     until,
     views,
 )
-from tests.components.storage.full_disk import files_of_at_most
+from tests.support.full_disk import files_of_at_most
 
 START = datetime(2026, 3, 1, tzinfo=timezone.utc)
 REPOSITORY = Path(__file__).resolve().parents[3]
@@ -140,19 +139,6 @@ def test_a_disk_that_becomes_full_is_told_and_what_was_there_stays(lake, folder,
     )
 
 
-def test_the_command_line_ends_with_3_where_storage_fails_and_2_where_the_lake_does(lake, folder, tmp_path, capsys):
-    from components.extraction.__main__ import main
-
-    flags = ["--run", "run", "--store", str(tmp_path / "store"), "--work", str(tmp_path / "work")]
-    flags += ["--output", str(tmp_path / "raw.json")]
-    lake.fail(lambda request: True, "status", status=403, message="no access", times=10**6)
-    assert main([*flags, "--lake", URI]) == 3
-    assert "no access" in capsys.readouterr().err
-    lake.faults.clear()
-    assert main([*flags, "--lake", "gs://models/nothing"]) == 2
-    assert "holds no object" in capsys.readouterr().err
-
-
 def test_a_run_keeps_what_it_reads_though_another_run_prunes_it(lake, folder, tmp_path):
     start = int(START.timestamp() * 1e6)
     expected = (folder / BIG).read_bytes()
@@ -178,17 +164,6 @@ def test_views_of_dead_processes_are_swept_and_those_of_living_ones_stay(tmp_pat
             assert [path.name for path in living.folder.iterdir()] == ["mine"]
             assert len([path for path in tmp_path.iterdir() if path.is_dir()]) == 1
     assert list(tmp_path.iterdir()) == []
-
-
-def test_where_the_file_system_has_no_links_a_view_holds_copies(tmp_path, monkeypatch):
-    def no_links(source, target):
-        raise PermissionError(1, "Operation not permitted")
-
-    monkeypatch.setattr(os, "link", no_links)
-    (tmp_path / "source").write_bytes(b"rows")
-    with new_view(tmp_path / "views") as view:
-        view.show({"day=2026-03-01/part": tmp_path / "source"})
-        assert (view.folder / "day=2026-03-01/part").read_bytes() == b"rows"
 
 
 @pytest.mark.parametrize(("spare", "num_kept"), [(0, 0), (99, 0), (100, 1), (250, 2), (10_000, 5)])
@@ -230,12 +205,6 @@ def test_a_file_of_the_cache_whose_bytes_are_others_is_fetched_again(lake, folde
     assert fetched(lake.seen) == {BIG: 1}
     assert whole.read_bytes() == (folder / BIG).read_bytes()
     assert "it is fetched again" in caplog.text
-
-
-def test_a_lost_cache_costs_a_transfer_and_nothing_else(lake, tmp_path):
-    expected = extract_lake(URI, tmp_path / "work", TimeSpan())
-    shutil.rmtree(tmp_path / "work" / ".lake-cache")
-    assert extract_lake(URI, tmp_path / "work", TimeSpan()) == expected
 
 
 def test_a_line_of_progress_states_speed_and_what_is_left():

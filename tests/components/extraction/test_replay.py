@@ -125,14 +125,6 @@ def test_what_is_held_out_once_is_never_replayed_in_any_round(lake, run_step):
     assert not held_out & replayed
 
 
-def test_the_first_window_has_nothing_to_replay(lake, run_step):
-    dataset = run_step(lake, TimeSpan(), replay_share=0.5)
-    assert (dataset.replay_uri, dataset.num_replay_rows) == (None, 0)
-    assert (dataset.replay_holdout_uri, dataset.num_replay_holdout_rows, dataset.replay_days) == (None, 0, [])
-    assert sorted(path.name for path in local_path(dataset.train_uri).parent.iterdir()) == ["holdout", "train"]
-    assert dataset.digest == run_step(lake, TimeSpan(), replay_days=0, run="other").digest
-
-
 def test_without_a_share_old_rows_are_measured_by_but_not_learnt(lake, run_step):
     dataset = run_step(lake)
     assert (dataset.replay_uri, dataset.num_replay_rows) == (None, 0)
@@ -224,17 +216,6 @@ def test_few_rows_are_drawn_from_few_places_that_are_spread_all_the_same(num_hol
     places = [pieces.index(piece) for piece in read]
     stretch = len(pieces) / num_read
     assert [int((place + 1e-9) // stretch) for place in places] == pytest.approx(range(num_read), abs=1)
-
-
-def test_an_hour_without_rows_between_those_of_a_day_gives_none(tmp_path, raw_table, write_lake, run_step, monkeypatch):
-    morning = raw_table(300, start=START.timestamp(), seconds=3600)
-    evening = raw_table(300, seed=1, start=START.timestamp() + 20 * 3600, seconds=3600)
-    lake = write_lake(tmp_path / "lake", pa.concat_tables([morning, evening]), row_group_size=600)
-    monkeypatch.setattr(replay, "BATCH_ROWS", 30)
-    window = TimeSpan(parse_time("start", "2026-03-01T20:30:00Z"), None)
-    dataset = run_step(lake, window, replay_share=0.6)
-    hours = {time.hour for time, *_ in identities(dataset.replay_uri)}
-    assert hours == {0, 20}
 
 
 def test_criteos_own_files_are_replayed_from_a_lake_only(tmp_path, criteo_rows, write_text, run_step):

@@ -13,12 +13,11 @@ import pytest
 from components.contracts import criteo
 from components.contracts.manifests import RawDataset
 from components.extraction.lake import Lake
-from components.extraction.source import CriteoFiles
 from components.extraction.times import DAY_MICROS, TimeSpan, parse_time
 from components.extraction.window import Maturity, resolve_window
 from components.runtime.errors import ContractError
 from components.storage.uris import local_path
-from tests.components.extraction.bucket_lakes import URI, fetched, put
+from tests.support.bucket_lakes import URI, fetched, put
 
 START = datetime(2026, 3, 1, tzinfo=timezone.utc)
 HOUR_MICROS = DAY_MICROS // 24
@@ -105,14 +104,6 @@ def test_the_newest_row_is_found_whatever_the_footers_say(tmp_path, raw_table, w
         path.rename(path.with_name(f"_{path.name}"))
     assert Lake(folder=folder).newest() == times[days_of(table) < "2026-03-03"].max()
     assert Lake(folder=tmp_path / "nothing").newest() is None
-
-
-def test_a_day_of_criteos_own_files_is_the_day_of_its_name(tmp_path, criteo_rows, write_text):
-    write_text(tmp_path / "criteo" / "day_0", criteo_rows(30))
-    write_text(tmp_path / "criteo" / "day_4", criteo_rows(20))
-    source = CriteoFiles(path=tmp_path / "criteo")
-    window = resolve_window(start="", end="", accepted=None, days=1.0, newest=source.newest)
-    assert window == TimeSpan(4 * DAY_MICROS, 5 * DAY_MICROS)
 
 
 def days_of(table):

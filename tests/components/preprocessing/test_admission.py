@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from components.contracts.workflow import TOMBSTONE, FeatureWorkflow
-from components.preprocessing import admission
+from components.preprocessing.parent import ADMISSION_FILE, load_columns, microseconds, save_columns
 from components.preprocessing.settings import PreprocessingSettings
 from components.preprocessing.vocabularies import Candidates, Column
 from components.runtime.errors import ContractError
@@ -46,60 +46,44 @@ def same(left, right):
 
 def test_columns_survive_the_disk(tmp_path):
     columns = make_columns()
-    admission.save(columns, tmp_path)
-    loaded = admission.load(tmp_path, workflow_of(columns), otherwise_last_seen=5)
+    save_columns(columns, tmp_path)
+    loaded = load_columns(tmp_path, workflow_of(columns))
     assert len(loaded) == 26
     assert all(map(same, columns, loaded))
 
 
-def test_the_same_columns_give_the_same_bytes(tmp_path):
-    for name in ("one", "other"):
-        admission.save(make_columns(), tmp_path / name)
-    one, other = ((tmp_path / name / admission.ADMISSION_FILE).read_bytes() for name in ("one", "other"))
-    assert one == other
-
-
-def test_a_folder_from_before_counts_all_its_categories_as_seen_at_the_given_time(tmp_path):
-    columns = make_columns()
-    loaded = admission.load(tmp_path, workflow_of(columns), otherwise_last_seen=77)
-    for column, was in zip(loaded, columns):
-        assert column.vocabulary is was.vocabulary
-        assert column.last_seen.tolist() == [0 if v == TOMBSTONE else 77 for v in was.vocabulary]
-        assert len(column.candidates.categories) == 0
-
-
 @pytest.mark.parametrize("content", [b"", b"PK\x03\x04 torn"], ids=["empty", "torn"])
 def test_a_damaged_file_is_refused_by_name(tmp_path, content):
-    (tmp_path / admission.ADMISSION_FILE).write_bytes(content)
+    (tmp_path / ADMISSION_FILE).write_bytes(content)
     with pytest.raises(ContractError, match=r"admission\.npz cannot be read"):
-        admission.load(tmp_path, workflow_of(make_columns()), otherwise_last_seen=0)
+        load_columns(tmp_path, workflow_of(make_columns()))
 
 
 def test_a_file_of_other_vocabularies_is_refused(tmp_path):
     columns = make_columns()
-    admission.save(columns[::-1], tmp_path)
+    save_columns(columns[::-1], tmp_path)
     with pytest.raises(ContractError, match="has 25 ids of C1, expected its vocabulary's 0"):
-        admission.load(tmp_path, workflow_of(columns), otherwise_last_seen=0)
+        load_columns(tmp_path, workflow_of(columns))
 
 
 def test_a_candidate_that_has_an_id_is_refused(tmp_path):
     columns = make_columns()
-    admission.save(columns, tmp_path)
+    save_columns(columns, tmp_path)
     vocabularies = [column.vocabulary.copy() for column in columns]
     vocabularies[9][3] = columns[9].candidates.categories[0]
     changed = [
         Column(vocabulary=v, last_seen=c.last_seen, candidates=c.candidates) for v, c in zip(vocabularies, columns)
     ]
     with pytest.raises(ContractError, match="candidates of C10"):
-        admission.load(tmp_path, workflow_of(changed), otherwise_last_seen=0)
+        load_columns(tmp_path, workflow_of(changed))
 
 
 def test_times_are_exact_to_the_microsecond_and_need_an_offset():
-    assert admission.microseconds("time", "1970-01-02T00:00:00.000001+00:00") == 86_400_000_001
-    assert admission.microseconds("time", "1970-01-01T02:00:00+02:00") == 0
+    assert microseconds("time", "1970-01-02T00:00:00.000001+00:00") == 86_400_000_001
+    assert microseconds("time", "1970-01-01T02:00:00+02:00") == 0
     for text in ("2026-01-01T00:00:00", "yesterday", ""):
         with pytest.raises(ContractError, match="time is"):
-            admission.microseconds("time", text)
+            microseconds("time", text)
 
 
 def test_days_become_microseconds_and_a_short_life_is_not_for_ever():

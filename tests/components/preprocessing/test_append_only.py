@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import json
-import shutil
 from collections import Counter
 
 import numpy as np
@@ -12,8 +10,6 @@ import pytest
 from components.contracts.vocabulary_changes import vocabulary_changes
 from components.contracts.workflow import FIRST_ID, MISSING_ID, OOV_ID, TOMBSTONE, FeatureWorkflow
 from components.preprocessing.vocabularies import AdmissionRules, next_column, unseen_column
-from components.runtime.durable import sha256_tree
-from components.runtime.errors import ContractError
 from components.storage.uris import local_path
 
 ROUNDS = 30
@@ -147,30 +143,8 @@ def test_the_real_step_with_nvtabular_encodes_every_row_of_a_chain_as_the_ledger
     assert reused > 0
 
 
-def test_two_children_of_one_parent_are_not_of_one_line(play, reading):
-    """Each gave the next id to another category: weights of the one are no start for the other, and nothing merges."""
-    play("m0", [5, 5, 9, 9], "none", 1)
-    left = reading.workflow(play("m1", [5, 7, 7, 9], "m0", 2))
-    right = reading.workflow(play("m2", [5, 8, 8, 9], "m0", 2))
-    with pytest.raises(ContractError, match="of C2 means category 8 and meant 7 before"):
-        vocabulary_changes(left, right)
-
-
 @pytest.mark.parametrize("reference", ["m1,m2", "m1 m2", "m1+m2", "current, m2", "m1;m1"])
 def test_two_parents_are_refused_as_such(write_raw, run_step, raw_table, capsys, reference):
     run_step(write_raw(raw_table(50)), parent=reference, expect=2)
     error = capsys.readouterr().err.strip().splitlines()[-1]
     assert f"parent is {reference!r}, which names 2 models, expected one: models cannot be merged" in error
-
-
-def test_a_workflow_of_another_model_laid_in_the_parents_place_is_refused(play, run_step, write_raw, raw_table, capsys):
-    play("m0", [5, 5, 9, 9], "none", 1)
-    play("m1", [5, 5, 8, 8], "none", 1)
-    workflow = run_step.store / "models" / "m0" / "workflow"
-    assert sha256_tree(workflow) != sha256_tree(run_step.store / "models" / "m1" / "workflow")
-    shutil.rmtree(workflow)
-    shutil.copytree(run_step.store / "models" / "m1" / "workflow", workflow)
-    run_step(write_raw(raw_table(50)), run="r", parent="m0", expect=2)
-    assert "expected" in (error := capsys.readouterr().err)
-    assert "has sha256" in error
-    assert json.loads((run_step.store / "runs" / "r" / "preprocessing.json").read_text())["state"] == "failed"

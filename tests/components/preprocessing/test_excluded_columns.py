@@ -3,18 +3,13 @@
 from __future__ import annotations
 
 import dataclasses
-import subprocess
-import sys
 
 import numpy as np
-import pandas as pd
 import pytest
 
-from components.contracts.criteo import CATEGORICAL, DENSE, LABEL
 from components.contracts.manifests import RawDataset
 from components.contracts.workflow import FIRST_ID, MISSING_ID
 from components.storage.uris import local_path
-from tests.components.preprocessing.test_encoding import ENCODE_WITHOUT_THIS_PROJECT
 
 EXCLUDED = ["I2", "I13", "C3", "C26"]
 DENSE_PLACES, SLOTS = [1, 12], [2, 25]
@@ -48,22 +43,13 @@ def test_values_of_excluded_columns_reach_no_encoded_row_and_nothing_else_change
         np.testing.assert_array_equal(np.delete(now.dense, DENSE_PLACES, 1), np.delete(before.dense, DENSE_PLACES, 1))
 
 
-def test_nvtabulars_saved_workflow_does_not_look_at_excluded_columns(
-    write_raw, excluding, run_step, raw_table, reading, tmp_path
-):
+def test_nvtabular_and_the_contract_agree_about_excluded_columns(write_raw, excluding, run_step, raw_table, reading):
     table = raw_table(400, seed=8)
     encoded_set = run_step(excluding(write_raw(table)))
     encoded, raw = reading.encoded(encoded_set.train_uri), reading.raw([table])
     workflow = reading.workflow(encoded_set)
     np.testing.assert_array_equal(workflow.encode_categorical(raw.categorical), encoded.ids)
     np.testing.assert_array_equal(workflow.encode_dense(raw.dense).view(np.int32), encoded.dense.view(np.int32))
-    table.select([LABEL, *DENSE, *CATEGORICAL]).to_pandas().to_pickle(tmp_path / "rows")
-    saved = local_path(encoded_set.workflow_uri) / "nvtabular"
-    python = [sys.executable, "-I", "-W", "ignore", "-c", ENCODE_WITHOUT_THIS_PROJECT]
-    subprocess.run([*python, saved, tmp_path / "rows", tmp_path / "encoded"], check=True, cwd=tmp_path)
-    again = pd.read_pickle(tmp_path / "encoded")
-    np.testing.assert_array_equal(again[list(CATEGORICAL)].to_numpy(), encoded.ids)
-    np.testing.assert_array_equal(again[list(DENSE)].to_numpy(dtype=np.float32), encoded.dense)
 
 
 def test_a_round_goes_on_with_its_parents_columns_only(

@@ -6,7 +6,7 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from components.preprocessing.frames import LooseFrame
+from components.preprocessing.raw_partitions import LooseFrame
 
 
 @pytest.fixture
@@ -31,14 +31,6 @@ def test_chosen_columns_are_pandas_but_the_same_memory(plain, loose, names):
     assert all(np.shares_memory(again[name].to_numpy(), loose[name].to_numpy()) for name in names)
 
 
-def test_a_column_that_is_set_in_the_chosen_ones_stays_in_the_frame(plain, loose):
-    chosen = loose[["a", "b"]]
-    chosen[["a", "b"]] = chosen[["a", "b"]] * 2
-    chosen["a"] = 0.0
-    pd.testing.assert_frame_equal(pd.DataFrame(loose), plain)
-    np.testing.assert_array_equal(chosen["b"], plain["b"] * 2)
-
-
 def test_rows_are_chosen_and_numbered_anew_as_pandas_does(plain, loose):
     mask = plain["a"].to_numpy() > 0.5
     for choose in (lambda f: f[mask], lambda f: f.iloc[10:20], lambda f: f[f["d"] % 2 == 0], lambda f: f[["a"]][mask]):
@@ -46,8 +38,3 @@ def test_rows_are_chosen_and_numbered_anew_as_pandas_does(plain, loose):
         numbered = choose(loose).reset_index(drop=True)
         pd.testing.assert_frame_equal(pd.DataFrame(numbered), choose(plain).reset_index(drop=True))
     pd.testing.assert_frame_equal(pd.DataFrame(loose.reset_index()), plain.reset_index())
-
-
-def test_a_column_that_is_not_there_is_named(loose):
-    with pytest.raises(KeyError, match="nothing"):
-        loose[["a", "nothing"]]

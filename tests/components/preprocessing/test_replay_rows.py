@@ -62,14 +62,6 @@ def test_nothing_is_fitted_on_old_rows(write_raw, write_old_rows, run_step, raw_
     assert (reading.encoded(with_old.replay_uri).ids[:, 0] == OOV_ID).all()
 
 
-def test_without_old_rows_the_training_set_names_none(write_raw, run_step, raw_table):
-    encoded_set = run_step(write_raw(raw_table(200)))
-    assert (encoded_set.replay_uri, encoded_set.replay_holdout_uri) == (None, None)
-    assert (encoded_set.num_replay_rows, encoded_set.num_replay_holdout_rows) == (0, 0)
-    folder = local_path(encoded_set.train_uri).parent
-    assert sorted(path.name for path in folder.iterdir()) == ["holdout", "train", "workflow"]
-
-
 def test_old_rows_that_are_not_what_the_manifest_says_are_refused(
     write_raw, write_old_rows, run_step, raw_table, capsys
 ):

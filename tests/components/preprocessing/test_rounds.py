@@ -44,13 +44,6 @@ def test_ids_survive_rounds_in_which_categories_vanish_and_return(
         before = reading.workflow(encoded_set)
 
 
-def test_first_round_counts_every_category_as_new(write_raw, run_step, raw_table, reading):
-    encoded_set = run_step(write_raw(raw_table(500)), parent="current")
-    assert encoded_set.parent_model_uri is None
-    assert encoded_set.slot_sizes == reading.workflow(encoded_set).slot_sizes
-    assert encoded_set.new_categories == [size - FIRST_ID for size in encoded_set.slot_sizes]
-
-
 def test_a_round_without_news_only_encodes(write_raw, run_step, keep_as_model, raw_table, reading):
     raw = write_raw(raw_table(500))
     first = run_step(raw, run="run-1", frequency_threshold=1)
@@ -139,18 +132,6 @@ def test_a_round_that_is_tried_again_counts_nothing_twice(play, run_step):
     again = run_step(raw, run="tried", parent="m0", extra=("--category-ttl-days", "1"))
     assert carried(again) == files
     assert sha256_tree(local_path(again.train_uri)) == rows
-
-
-def test_a_model_from_before_tombstones_is_carried_on(play, run_step, keep_as_model, reading):
-    encoded_set, _ = play(0, "none")
-    folder = local_path(encoded_set.workflow_uri)
-    (folder / "admission.npz").unlink()
-    settings = json.loads((folder / "workflow.json").read_text())
-    (folder / "workflow.json").write_text(json.dumps(settings | {"format_version": 1}))
-    keep_as_model(folder, encoded_set.slot_sizes, "old")
-    # Its model's watermark, which the fixture sets to the first day, counts as every category's last sighting.
-    assert reading.workflow(play(1, "old")[0]).vocabularies[1].tolist() == [TOMBSTONE, 20, TOMBSTONE]
-    assert reading.workflow(play(2, "old")[0]).vocabularies[1].tolist() == [TOMBSTONE, TOMBSTONE, 30, 40]
 
 
 def test_holdout_rows_teach_nothing(write_raw, run_step, raw_table, reading):

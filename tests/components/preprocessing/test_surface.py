@@ -14,19 +14,9 @@ import pytest
 
 from components.contracts.criteo import CATEGORICAL
 from components.contracts.manifests import TrainingSet
-from components.preprocessing.__main__ import build_parser
 
 REPOSITORY = Path(__file__).resolve().parents[3]
 COMPONENT = REPOSITORY / "components" / "preprocessing" / "component.py"
-
-
-def test_flags():
-    flags = {option for action in build_parser()._actions for option in action.option_strings}
-    assert flags == {
-        *("-h", "--help", "--run", "--store", "--work", "--parent", "--frequency-threshold"),
-        *("--category-ttl-days", "--max-candidates"),
-        *("--raw-dataset", "--output", "--partition-rows", "--processes", "--dask-scheduler"),
-    }
 
 
 def test_importing_the_command_imports_no_heavy_package():

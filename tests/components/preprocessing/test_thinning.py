@@ -57,13 +57,6 @@ def test_who_is_kept_does_not_depend_on_the_features_the_place_or_the_row_before
     assert abs(correlation) < 4 / np.sqrt(len(mask))
 
 
-def test_a_lower_rate_keeps_some_of_what_a_higher_one_does(raw_table):
-    table = raw_table(5_000)
-    low, high = kept(table, 0.2), kept(table, 0.5)
-    assert (high[low]).all()
-    assert high.sum() > low.sum()
-
-
 def test_the_copy_has_the_kept_rows_in_order_in_full_row_groups(tmp_path, raw_table, monkeypatch):
     monkeypatch.setattr(thinning, "GROUP_ROWS", 256)
     tables = [raw_table(700, seed=1), raw_table(900, seed=2)]
@@ -107,12 +100,6 @@ def test_categories_are_counted_in_the_rows_that_are_kept(write_raw, with_rate, 
     values = reading.raw([table.filter(pa.array(kept(table, 0.1)))]).categorical[:, 25]
     often = {value for value, count in Counter(values.tolist()).items() if count >= 5 and value >= 0}
     assert set(reading.workflow(encoded_set).vocabularies[25].tolist()) == often
-
-
-def test_a_try_that_is_repeated_keeps_the_same_rows(write_raw, with_rate, run_step, raw_table, reading):
-    path = with_rate(write_raw(raw_table(1_000)), negative_rate=0.5)
-    first = reading.encoded(run_step(path).train_uri).table
-    assert reading.encoded(run_step(path).train_uri).table.equals(first)
 
 
 def test_old_rows_none_of_which_is_kept_are_no_replay(write_raw, with_rate, run_step, raw_table):

@@ -93,36 +93,11 @@ def test_a_category_enters_when_its_sightings_over_rounds_reach_the_threshold():
     assert (third.vocabulary.tolist(), candidates(third)) == ([5, 9], {})
 
 
-def test_new_categories_are_ordered_by_sightings_then_value():
-    (column,) = after([5, 5, 1, 1, 9, 9, 9, 3, 8, 8], rules=rules(), start=unseen_column(np.array([8])))
-    assert column.vocabulary.tolist() == [8, 9, 1, 5]
-
-
-def test_order_of_rows_does_not_matter():
-    seen, counts = np.arange(100), 1 + np.arange(100) % 7
-    mixed = np.random.default_rng(0).permutation(100)
-    one = next_column(NEW, seen, counts, now=1, rules=rules(3, max_candidates=10))
-    other = next_column(NEW, seen[mixed], counts[mixed], now=1, rules=rules(3, max_candidates=10))
-    assert one.vocabulary.tolist() == other.vocabulary.tolist()
-    assert candidates(one) == candidates(other)
-
-
-def test_nothing_seen_leaves_the_vocabulary():
-    (column,) = after([], rules=rules(), start=unseen_column(np.array([4, 2])))
-    assert column.vocabulary.tolist() == [4, 2]
-
-
 def test_a_category_leaves_after_more_than_its_time_to_live_and_not_at_it():
     columns = after([7, 7, 8, 8], [8], [8], rules=rules(ttl=2 * DAY), days=[1, 2, 3])
     assert [c.vocabulary.tolist() for c in columns] == [[7, 8]] * 3
     a_microsecond_later = next_column(columns[1], *counted([8]), now=3 * DAY + 1, rules=rules(ttl=2 * DAY))
     assert a_microsecond_later.vocabulary.tolist() == [TOMBSTONE, 8]
-
-
-def test_without_a_time_to_live_nothing_ever_leaves():
-    columns = after([7, 7, 5], *[[8]] * 50, rules=rules())
-    assert columns[-1].vocabulary.tolist() == [7, 8]
-    assert candidates(columns[-1]) == {5: 1}
 
 
 def test_an_id_freed_in_a_round_is_given_out_in_the_next_and_before_any_is_appended():
@@ -132,17 +107,6 @@ def test_an_id_freed_in_a_round_is_given_out_in_the_next_and_before_any_is_appen
     assert free.vocabulary.tolist() == [1, 2, 3]
     assert leaves.vocabulary.tolist() == [TOMBSTONE, 2, TOMBSTONE, 9]
     assert later.vocabulary.tolist() == [4, 2, 5, 9, 6]
-
-
-def test_an_evicted_category_that_returns_is_counted_from_nothing():
-    columns = after([7] * 9, [], [7], [7], [7], rules=rules(threshold=3, ttl=2 * DAY), days=[1, 4, 5, 6, 7])
-    assert [c.vocabulary.tolist() for c in columns] == [[7], [TOMBSTONE], [TOMBSTONE], [TOMBSTONE], [7]]
-    assert [candidates(c) for c in columns] == [{}, {}, {7: 1}, {7: 2}, {}]
-
-
-def test_a_candidate_is_forgotten_after_the_time_to_live():
-    columns = after([7], [7], [], [7], rules=rules(threshold=3, ttl=2 * DAY), days=[1, 2, 5, 6])
-    assert [candidates(c) for c in columns] == [{7: 1}, {7: 2}, {}, {7: 1}]
 
 
 def test_the_rarest_candidates_are_forgotten_first_then_the_oldest_then_the_highest():

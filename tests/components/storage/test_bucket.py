@@ -10,7 +10,7 @@ import pytest
 from components.runtime.errors import ContractError, PermanentError, TemporaryError
 from components.storage.locations import open_objects
 from components.storage.objects import ABSENT, Changed
-from tests.components.storage.full_disk import files_of_at_most
+from tests.support.full_disk import files_of_at_most
 
 BIG = random.Random(2).randbytes(9_000_003)
 """Above what goes up in one request; five parts as `open_bucket` cuts them."""

@@ -23,7 +23,7 @@ from components.storage.objects import Objects
 from components.validation.rules import read_rules
 from components.validation.settings import ValidationSettings
 from components.validation.skew import TimeSpan, measure_skew, open_served, served_files
-from tests.components.storage.full_disk import files_of_at_most
+from tests.support.full_disk import files_of_at_most
 
 URI = "gs://models/a lake"
 REPOSITORY = Path(__file__).resolve().parents[3]

@@ -5,12 +5,10 @@ import asyncio
 import numpy as np
 import pytest
 
-from benchmarks import serving_figures as figures
-from benchmarks import serving_model, serving_targets
-from benchmarks.serving_load import Answers, Failed, closed_loop, open_loop
+from benchmarks import serving
+from benchmarks import serving_runs as figures
+from benchmarks.serving_asking import Answers, Failed, closed_loop, open_loop
 from benchmarks.spread import Spread
-from components.contracts.criteo import MISSING_CATEGORY
-from components.contracts.dcn import DcnConfig
 
 
 def _answers(latencies, *, asked=None, seconds=2.0, failed=0):
@@ -148,7 +146,7 @@ def _results(*, release_ratio=1.5, failed=0, ours_p99=3.0):
 
 
 def test_every_target_of_the_issue_is_judged():
-    found = serving_targets.judge(_results())
+    found = serving.judge(_results())
     assert [target.bound for target in found] == [50, 2, 2, 0.8, 0.8, 1, 0, 2]
     assert [target.is_met for target in found] == [True, True, True, True, False, True, True, True]
     assert found[0].value.median == 60
@@ -156,50 +154,10 @@ def test_every_target_of_the_issue_is_judged():
 
 
 def test_one_failed_request_of_one_release_misses_the_target():
-    met = {target.name: target.is_met for target in serving_targets.judge(_results(failed=1))}
+    met = {target.name: target.is_met for target in serving.judge(_results(failed=1))}
     assert not met["failed requests of a release"]
 
 
 def test_capacity_is_that_of_the_best_concurrency():
-    found = serving_targets.capacities(_results()["closed"], 64)
+    found = serving.capacities(_results()["closed"], 64)
     assert found == {"evergreen": 150 / 64, "reference": 100 / 64, "onnxruntime": 200 / 64}
-
-
-def test_drawn_rows_are_seeded_and_hold_missing_and_unseen_values():
-    log = serving_model.DrawnLog()
-    rows, again = log.draw(2000, seed=5), serving_model.DrawnLog().draw(2000, seed=5)
-    assert np.array_equal(rows.categorical, again.categorical)
-    assert np.array_equal(rows.dense, again.dense, equal_nan=True)
-    assert np.isnan(rows.dense).mean() == pytest.approx(0.03, abs=0.005)
-    assert (rows.categorical == MISSING_CATEGORY).mean() == pytest.approx(0.03, abs=0.005)
-    assert sum(log.cardinalities) == pytest.approx(serving_model.TABLE_ROWS, rel=0.01)
-
-
-def test_every_category_is_among_the_fitted_rows():
-    log = serving_model.DrawnLog()
-    fitted = log.draw_all()
-    assert [len(np.unique(column)) for column in fitted.categorical.T] == list(log.cardinalities)
-
-
-def test_expected_scores_are_the_networks(monkeypatch):
-    import torch
-
-    from components.contracts.dcn import dense_layout
-    from components.contracts.model_files import ModelWeights
-    from components.dcn.network import DcnNetwork, load_weights
-
-    config = DcnConfig(embedding_dim=4, num_cross_layers=2, tower=(8, 4))
-    monkeypatch.setattr(serving_model, "CONFIG", config)
-    random, sizes = np.random.default_rng(0), [5] * 26
-    weights = ModelWeights(
-        dense={n: random.normal(0, 0.3, s).astype(np.float32) for n, s in dense_layout(config)},
-        embeddings=random.normal(0, 0.3, (130, 4)).astype(np.float32),
-    )
-    network = DcnNetwork(config, sizes)
-    load_weights(network, weights)
-    ids, dense = random.integers(0, 5, (50, 26)), random.normal(0, 1, (50, 13)).astype(np.float32)
-    with torch.no_grad():
-        expected = torch.sigmoid(network.eval()(torch.from_numpy(dense), torch.from_numpy(ids))).numpy().ravel()
-    found = serving_model.network_scores(weights, sizes, ids, dense)
-    assert found.std() > 0.01
-    np.testing.assert_allclose(found, expected, atol=1e-6)

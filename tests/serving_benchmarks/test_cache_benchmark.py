@@ -2,7 +2,7 @@
 
 import pytest
 
-from benchmarks.cache_figures import Pair, break_even, difference, of_rate, per_event, verdict
+from benchmarks.cache import Pair, break_even, difference, of_rate, verdict
 from benchmarks.spread import spread
 
 
@@ -33,8 +33,6 @@ def test_a_slow_moment_of_the_machine_does_not_decide():
 
 def test_where_nothing_was_counted_there_is_no_number():
     assert difference([planted(1.0)], of_hits=False) is None
-    assert per_event({}, {}, "time", "count") is None
-    assert per_event({"time": 5.0, "count": 1.0}, {"time": 25.0, "count": 3.0}, "time", "count") == 10.0
 
 
 @pytest.mark.parametrize(
