@@ -21,8 +21,8 @@ from components.contracts.serving import CATEGORICAL_INPUT, DENSE_INPUT, GRPC_OP
 from components.contracts.workflow import FeatureWorkflow
 from components.deployment.graph.export import write_graph
 from components.deployment.graph.parity import GoldenRows
-from components.deployment.repository.files import assemble
 from components.deployment.repository.triton_config import ServingOptions, triton_config
+from components.deployment.repository.version_files import GOLDEN_FILE, assemble
 from inference_client.rows import FeatureRows
 from inference_client.simulation.world import World
 from pipelines.local.stack import DIRECT
@@ -47,15 +47,15 @@ def write_models(repository: Path, network: str, log: DrawnLog, scratch: Path) -
     write_graph(graph, workflow, weights, config)
     rows = log.draw(1, seed=9)
     golden = GoldenRows(dense=rows.dense, categorical=rows.categorical, expected=np.zeros(1, np.float32))
+    golden.save(graph / GOLDEN_FILE)
     names = []
     for kind in (PLAIN, CACHED):
-        name, files = f"{network}_{kind}", scratch / f"files {network} {kind}"
-        files.mkdir()
+        name = f"{network}_{kind}"
         options = ServingOptions(response_cache=kind == CACHED, warmup_rows=0)
         folder = repository / name / "1"
         folder.mkdir(parents=True)
-        for file, path in assemble(1, graph, golden, options, files).items():
-            (folder / file).write_bytes(path.read_bytes())
+        for file, content in assemble(1, graph, options).items():
+            (folder / file).write_bytes(content if isinstance(content, bytes) else content.read_bytes())
         (repository / name / "config.pbtxt").write_text(triton_config(name, options, [1]))
         names.append(name)
     return names

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from components.contracts.criteo import CATEGORICAL, DENSE, LABEL, MISSING_CATEGORY, RAW_TYPES
 from components.contracts.dcn import DcnConfig, dense_layout
-from components.contracts.manifests import Model, RawDataset, Verdict
+from components.contracts.manifests import Model, ModelQuality, RawDataset, Verdict
 from components.contracts.model_files import ModelWeights, write_model
 from components.contracts.workflow import FeatureWorkflow
 from components.runtime.durable import sha256_tree
@@ -133,8 +133,8 @@ class Models:
             ),
             "verdict": Verdict(
                 candidate_model_id=model_id, champion_model_id=champion, decision="pass", accepted=True,
-                reason="benchmark", num_rows=NUM_HELD_OUT, num_clicks=1, candidate={}, champion=None, difference=None,
-                rows_needed=None, scores_uri=scores.as_uri(),
+                reason="benchmark", num_rows=NUM_HELD_OUT, num_clicks=1, candidate=ModelQuality(), champion=None,
+                difference=None, rows_needed=None, scores_uri=scores.as_uri(),
             ),
         }  # fmt: skip
         documents["model"].write(folder / Model.MANIFEST)

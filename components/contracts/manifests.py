@@ -10,12 +10,13 @@ import dataclasses
 import json
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, ClassVar, TypeVar
+from typing import Any, ClassVar, TypeVar, get_args, get_type_hints
 
 from components.runtime.durable import write_whole
 from components.runtime.errors import ContractError
 
 M = TypeVar("M", bound="Manifest")
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -59,15 +60,32 @@ class Manifest:
             raise ContractError(f"{source} is a {kind} manifest, expected {cls.__name__}")
         if version != cls.FORMAT_VERSION:
             raise ContractError(f"{source} has format_version {version}, expected {cls.FORMAT_VERSION}")
-        known = {f.name for f in dataclasses.fields(cls)}
-        required = {
-            f.name
-            for f in dataclasses.fields(cls)
-            if f.default is dataclasses.MISSING and f.default_factory is dataclasses.MISSING
-        }
-        if wrong := (fields.keys() - known) | (required - fields.keys()):
-            raise ContractError(f"{source} has unknown or missing fields {sorted(wrong)}")
-        return cls(**fields)
+        return _from_fields(cls, fields, source=source)
+
+
+def _from_fields(kind: type[T], values: dict[str, Any], *, source: str) -> T:
+    """The dataclass `kind` with these values; dataclasses among its fields are made of the objects in their place."""
+    fields = dataclasses.fields(kind)  # type: ignore[arg-type]
+    known = {f.name for f in fields}
+    required = {f.name for f in fields if f.default is dataclasses.MISSING and f.default_factory is dataclasses.MISSING}
+    if wrong := (values.keys() - known) | (required - values.keys()):
+        raise ContractError(f"{source} has unknown or missing fields {sorted(wrong)}")
+    types = get_type_hints(kind)
+    return kind(**{name: _nested(types[name], value, f"{source} {name}") for name, value in values.items()})
+
+
+def _nested(annotation: Any, value: Any, source: str) -> Any:
+    """`value` as the dataclass, or the list of them, that `annotation` names; itself where it names none."""
+    kinds = [k for k in (annotation, *get_args(annotation)) if isinstance(k, type) and dataclasses.is_dataclass(k)]
+    if not kinds:
+        return value
+    if isinstance(value, list):
+        return [_nested(kinds[0], each, source) for each in value]
+    if value is None and type(None) in get_args(annotation):
+        return None
+    if not isinstance(value, dict):
+        raise ContractError(f"{source} is {value!r}, expected an object")
+    return _from_fields(kinds[0], value, source=source)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -108,7 +126,7 @@ class RawDataset(Manifest):
     replay_share: float = 0.0
     """Share of replayed rows among the rows learnt that the run asked for, in [0, 1)."""
     replay_days: list[dict[str, Any]] = field(default_factory=list)
-    """Each: day (YYYY-MM-DD), num_rows, num_holdout_rows drawn from it, and its version (absent in older manifests)."""
+    """Each: day (YYYY-MM-DD), num_rows, num_holdout_rows drawn from it and its version."""
     num_late_clicks: int = 0
     """Rows of the window, and late ones, whose label a click made 1 that came after they were archived."""
     outcomes_digest: str | None = None
@@ -251,7 +269,7 @@ class Model(Manifest):
     """TFDV statistics of the training rows."""
     SCHEMA: ClassVar[str] = "statistics/schema.pbtxt"
     REFERENCE: ClassVar[str] = "statistics/reference.json"
-    """The same rows counted for the monitor (`contracts.reference_statistics`); absent in older models."""
+    """The same rows counted for the monitor (`contracts.reference_statistics`)."""
     WINDOWS: ClassVar[str] = "statistics/windows.npz"
     """Summaries of the windows that its line learned from (`components.validation.windows`)."""
 
@@ -288,6 +306,42 @@ class Model(Manifest):
 
 
 @dataclass(frozen=True, kw_only=True)
+class ModelQuality:
+    """How well a model scores one set of rows; a number that does not exist is None."""
+
+    auc: float | None = None
+    auc_low: float | None = None
+    """Lower end of the 95 % interval."""
+    auc_high: float | None = None
+    log_loss: float | None = None
+    normalized_entropy: float | None = None
+    calibration: float | None = None
+    """Expected clicks divided by observed ones."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class AucLead:
+    """The candidate's AUC minus the champion's on the same rows (paired DeLong); None where it does not exist."""
+
+    auc: float | None = None
+    low: float | None = None
+    """Lower end of the 95 % interval."""
+    high: float | None = None
+    p_value: float | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class OldRowsQuality:
+    """What both models remember: their quality on the held-out rows of days before the window."""
+
+    candidate: ModelQuality
+    champion: ModelQuality | None
+    difference: AucLead | None
+    num_rows: int
+    num_clicks: int
+
+
+@dataclass(frozen=True, kw_only=True)
 class Verdict(Manifest):
     """The gate's answer. Evaluation -> deployment, the pipeline's condition, people."""
 
@@ -300,21 +354,18 @@ class Verdict(Manifest):
     reason: str
     num_rows: int
     num_clicks: int
-    candidate: dict[str, float | None]
-    """auc, auc_low, auc_high (95 %), log_loss, normalized_entropy, calibration."""
-    champion: dict[str, float | None] | None
-    difference: dict[str, float | None] | None
-    """Candidate minus champion AUC: auc, low, high (95 %, paired DeLong), p_value."""
+    candidate: ModelQuality
+    champion: ModelQuality | None
+    difference: AucLead | None
     rows_needed: int | None
     """Held-out rows that an inconclusive comparison would need for its observed difference; None otherwise."""
     scores_uri: str
     """NumPy .npz with float32 `candidate` (and `champion`) scores of the held-out rows, in their order."""
-    old_distribution: dict[str, Any] | None = None
-    """`candidate`, `champion`, `difference` (as above), `num_rows` and `num_clicks` on the held-out old rows; None =
-    there are none. The gate looks at it on request only."""
-    champion_reference: str | None = None
+    old_distribution: OldRowsQuality | None = None
+    """None = no old rows were held out. The gate judges by it on request only."""
+    champion_reference: str = "current"
     """How the run asked for the champion: `current`, `none` or a model id. Only a comparison with `current` grows stale
-    when another model goes live; None (a verdict older than this field) counts as `current`."""
+    when another model goes live."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -327,9 +378,9 @@ class Release(Manifest):
     model_id: str
     model_uri: str
     graph_uri: str
-    """The ONNX graph, kept in the model store beside its golden rows; in older releases, in the model repository."""
+    """The ONNX graph, kept in the model store beside its golden rows."""
     sha256: dict[str, str]
-    """`graph`, `weights`, `workflow`, and `data` (the raw dataset's digest; absent in older releases)."""
+    """`graph`, `weights`, `workflow`, and `data` (the raw dataset's digest)."""
     raw_digest: str
     parity_max_abs_diff: float
     """Largest difference between the graph on raw rows and the training-side scores of the same rows."""
@@ -341,7 +392,7 @@ class Release(Manifest):
     published_at: str
     """When its files were complete; the journal tells when it went live."""
     parent_model_id: str | None = None
-    """The model that this one continued; None = from scratch, or a release older than this field."""
+    """The model that this one continued; None = from scratch."""
     extra: dict[str, Any] = field(default_factory=dict)
     """Free notes for people; no program reads them."""
 

@@ -1,29 +1,23 @@
 """The deployment step as a command line: `python -m components.deployment --help`.
 
-Exit codes: 0 released (or a canary started), 1 refused (the verdict does not accept the model, it compared with a model
-that is no longer live, or a canary is at work: trying again changes nothing, a new run must judge), 2 misuse or inputs
-that do not belong together (parity among them), 3 a server, a disk or another deployment was in the way (what was live
-is live).
+Exit codes are those of every command (docs/pipeline.md). 1 means that the verdict does not accept the model, that it
+compared with a model that is no longer live, or that a canary is at work: trying again changes nothing, a new run must
+judge. With 2 and 3, what was live is live.
 """
 
 from __future__ import annotations
 
 import argparse
 import logging
-import sys
 from pathlib import Path
-from typing import TYPE_CHECKING
 
-from components.runtime.errors import ContractError, PermanentError, TemporaryError
+from components.runtime.errors import Refused
+from components.runtime.exit_codes import exits_with_code
 from components.store import run_notes
-
-if TYPE_CHECKING:
-    from components.contracts.manifests import Model, RawDataset, Release, Verdict
-    from components.deployment.release_settings import ReleaseSettings
 
 SERVERS = ("python", "onnxruntime")
 DEVICES = ("cpu", "gpu")
-ROLLOUTS = ("full", "canary", "shadow")
+ROLLOUTS = {"full": "serves", "canary": "is a canary", "shadow": "scores in the shadow"}
 
 
 def build_parser() -> argparse.ArgumentParser:
@@ -65,77 +59,65 @@ def build_parser() -> argparse.ArgumentParser:
 
 
 def run_flags(**values: object) -> list[str]:
-    """The command line that says `values`, named as the flags with underscores."""
+    """The command line for `values`, which are named as the flags with underscores.
+
+    >>> run_flags(run="run-7", target_memory="")
+    ['--run=run-7', '--target-memory=']
+    """
     return [f"--{name.replace('_', '-')}={value}" for name, value in values.items()]
 
 
+@exits_with_code
 def main(argv: list[str] | None = None) -> int:
-    """Releases the model; answers the exit code."""
+    """Releases the model; see the module."""
     arguments = build_parser().parse_args(argv)
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
     from components.storage.uris import local_path
 
-    try:
-        with run_notes.noted(local_path(arguments.store), arguments.run, "deployment") as note:
-            return _deploy(arguments, note)
-    except ContractError as error:
-        print(f"error: {error}", file=sys.stderr)
-        return 2
-    except (TemporaryError, PermanentError, OSError) as error:
-        print(f"error: {error}", file=sys.stderr)
-        return 3
+    with run_notes.noted(local_path(arguments.store), arguments.run, "deployment") as note:
+        _deploy(arguments, note)
+    return 0
 
 
-def _deploy(arguments: argparse.Namespace, note: run_notes.StepNote) -> int:
+def _deploy(arguments: argparse.Namespace, note: run_notes.StepNote) -> None:
     from components.contracts.manifests import Model, RawDataset, Verdict
-    from components.deployment.discovery import parse_urls
-    from components.deployment.release_checks import Refused
-    from components.deployment.release_settings import ReleaseSettings
+    from components.deployment.canary.start import start
+    from components.deployment.release import ReleaseSettings, release
+    from components.deployment.repository.triton_config import ServingOptions
+    from components.deployment.servers import parse_urls
     from components.storage.uris import local_path
 
     verdict = Verdict.read(arguments.verdict)
     if not verdict.accepted:
-        note.state, note.reason = "refused", f"verdict is {verdict.decision}: {verdict.reason}"
-        return 1
+        raise Refused(f"verdict is {verdict.decision}: {verdict.reason}")
     settings = ReleaseSettings(
         store=local_path(arguments.store),
         repository=arguments.repository,
-        triton_urls=tuple(parse_urls(arguments.triton_urls)),
-        server=arguments.server,
-        device=arguments.device,
-        instances=arguments.instances,
-        response_cache=arguments.response_cache,
+        triton_urls=parse_urls(arguments.triton_urls),
+        options=ServingOptions(
+            server=arguments.server,
+            device=arguments.device,
+            instances=arguments.instances,
+            response_cache=arguments.response_cache,
+        ),
         target_memory=arguments.target_memory,
         trigger_id=arguments.trigger_id or None,
         who=arguments.who or arguments.run,
     )
     model, raw = Model.read(arguments.model), RawDataset.read(arguments.raw_dataset)
-    try:
-        done = _roll_out(arguments.rollout, model, verdict, raw, settings)
-    except Refused as error:
-        print(f"refused: {error}", file=sys.stderr)
-        note.state, note.reason = "refused", str(error)
-        return 1
+    if arguments.rollout == "full":
+        done = release(model, verdict, raw, settings)
+    else:
+        done = start(model, verdict, raw, settings, shadow_only=arguments.rollout == "shadow")
     done.write(arguments.output)
-    serves = {"full": "serves" if settings.triton_urls else "is published", "canary": "is a canary"}
-    note.reason = f"version {done.version} {serves.get(arguments.rollout, 'scores in the shadow')}; {verdict.reason}"
+    serves = ROLLOUTS[arguments.rollout] if settings.triton_urls else "is published"
+    note.reason = f"version {done.version} {serves}; {verdict.reason}"
     note.facts = {
         "version": done.version,
         "previous_version": done.previous_version,
         "parity_max_abs_diff": done.parity_max_abs_diff,
         "parity_rows": done.parity_rows,
     }
-    return 0
-
-
-def _roll_out(rollout: str, model: Model, verdict: Verdict, raw: RawDataset, settings: ReleaseSettings) -> Release:
-    if rollout == "full":
-        from components.deployment.release import release
-
-        return release(model, verdict, raw, settings)
-    from components.deployment.canary.lifecycle import start
-
-    return start(model, verdict, raw, settings, shadow_only=rollout == "shadow")
 
 
 def _bool(text: str) -> bool:

@@ -8,22 +8,17 @@ every check of a release is made. `promote_version` is how a canary becomes the 
 from __future__ import annotations
 
 import argparse
-from dataclasses import replace
+from dataclasses import fields
 
 from components.contracts.manifests import Release
-from components.deployment.command_line import add_site_flags, exit_code, site_of
-from components.deployment.discovery import Resolve, resolve
-from components.deployment.make_live import make_live
-from components.deployment.release import release
-from components.deployment.release_settings import ReleaseSettings
-from components.deployment.repository.model_repository import ModelRepository
-from components.deployment.repository.triton_config import read_options
+from components.deployment.command_line import add_site_flags, change_reason, site_of
+from components.deployment.release import ReleaseSettings, release
+from components.deployment.repository.triton_config import ServingOptions, read_options
 from components.deployment.rollback import options_for
-from components.deployment.servers import Connect
 from components.deployment.site import Site, SiteSettings
-from components.deployment.triton_client import Triton
+from components.deployment.switch import make_live
 from components.runtime.errors import ContractError
-from components.storage.locations import open_objects
+from components.runtime.exit_codes import exits_with_code
 from components.store import promotion_journal
 from components.store.models import judged_model, read_serving_place, release_path
 from components.store.promotion_journal import Promotion
@@ -46,14 +41,7 @@ def promote_version(site: Site, version: int, *, reason: str, decision: str | No
     return make_live(site, target, line, options=options_for(site, version))
 
 
-def promote_model(
-    settings: SiteSettings,
-    model_id: str,
-    *,
-    override: str,
-    connect: Connect = Triton,
-    resolve: Resolve = resolve,
-) -> Release:
+def promote_model(settings: SiteSettings, model_id: str, *, override: str) -> Release:
     """The release that made the stored model live whatever its verdict says.
 
     Raises:
@@ -61,28 +49,19 @@ def promote_model(
     """
     if not override.strip():
         raise ContractError("the reason of an override is empty, expected one for the journal")
-    model, verdict, raw = judged_model(settings.store, model_id)
-    return release(model, verdict, raw, as_served_now(settings), override=override, connect=connect, resolve=resolve)
+    return release(*judged_model(settings.store, model_id), as_served_now(settings), override=override)
 
 
 def as_served_now(settings: SiteSettings) -> ReleaseSettings:
     """Settings of a release that is served as what is served now."""
     place = read_serving_place(settings.store)
-    plain = ReleaseSettings(
-        store=settings.store,
-        repository=settings.repository,
-        triton_urls=settings.triton_urls,
-        who=settings.who,
-        patience=settings.patience,
-        clock=settings.clock,
-        checkpoint=settings.checkpoint,
-    )
-    config = ModelRepository(open_objects(settings.repository)).read_config()
-    if config is None:
-        return replace(plain, server=place.server) if place else plain
-    now = read_options(config)
-    return replace(
-        plain, server=now.server, device=now.device, instances=now.instances, response_cache=now.response_cache
+    config = settings.open_repository().read_config()
+    if config is not None:
+        options = read_options(config)
+    else:
+        options = ServingOptions(server=place.server) if place else ServingOptions()
+    return ReleaseSettings(
+        **{each.name: getattr(settings, each.name) for each in fields(SiteSettings)}, options=options
     )
 
 
@@ -91,19 +70,19 @@ def build_parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="evergreen promote", description=__doc__)
     add_site_flags(parser)
     parser.add_argument("--model-id", required=True, help="the stored model")
-    parser.add_argument("--override", required=True, metavar="REASON", help="why it goes live all the same")
+    parser.add_argument(
+        "--override", type=change_reason, required=True, metavar="REASON", help="why it goes live nevertheless"
+    )
     return parser
 
 
+@exits_with_code
 def main(argv: list[str] | None = None) -> int:
-    """Promotes; exit code 0 done, 2 misuse or impossible, 3 a server failed and what was live is live."""
+    """Promotes; where it fails, what was live is live."""
     arguments = build_parser().parse_args(argv)
-
-    def command() -> str:
-        done = promote_model(site_of(arguments), arguments.model_id, override=arguments.override)
-        return f"version {done.version} is live, model {done.model_id} (was {done.previous_version})"
-
-    return exit_code(command)
+    done = promote_model(site_of(arguments), arguments.model_id, override=arguments.override)
+    print(f"version {done.version} is live, model {done.model_id} (was {done.previous_version})")
+    return 0
 
 
 if __name__ == "__main__":

@@ -1,9 +1,12 @@
 """The release protocol: an accepted model becomes the version that is served and recorded, or nothing changes.
 
-In order: lock, and what a killed deployment left put right (`recovery`); servers answer; the verdict is about what is
-live; graph built and parity proven; both kept in the model store under a new version number; from there on
-`make_live`: announced in the journal, staged and read back, rehearsed on every server, published by one write of the
-configuration, switched to, recorded. A version number that the journal ever named is never given again.
+In order: lock, and what a killed deployment left repaired (`site`); servers answer; the verdict is about what is live;
+graph built and parity proven; both kept in the model store under a new version number; from there on
+`switch.make_live`. A version number that the journal ever named is never given again.
+
+The graph and its golden rows are kept in the model store for good: the gate scores the champion with them, `verify`
+repeats logged answers, and a rollback brings back a version that Triton's repository no longer holds. They are a copy,
+not a hard link of what is served: a file damaged there must not take its only backup with it.
 
 Only the new version is named to the servers. Triton loads it before it lets the previous one go, which answers what it
 has begun; a previous version kept loaded would gain nothing, since Triton loads every named version anew whenever the
@@ -13,37 +16,62 @@ configuration changed. It stays in the repository and in the store, and a rollba
 from __future__ import annotations
 
 import logging
-from dataclasses import replace
+import shutil
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from functools import partial
+from pathlib import Path
 
 from components.contracts.manifests import Model, RawDataset, Release, ServingPlace, Verdict
+from components.contracts.retrain_request import CURRENT
 from components.contracts.serving import MODEL_NAME
-from components.deployment.discovery import Resolve, resolve
-from components.deployment.make_live import make_live
-from components.deployment.prepare import Stopwatch, forget, prepare_version
-from components.deployment.recovery import opened
-from components.deployment.release_checks import check_belonging, check_may_replace
-from components.deployment.release_settings import ReleaseSettings
-from components.deployment.servers import Connect, Server, probe
-from components.deployment.site import Site
-from components.deployment.triton_client import Triton
-from components.runtime.errors import ContractError, PermanentError, TemporaryError
+from components.deployment.graph.export import export
+from components.deployment.graph.files import GRAPH_FILE, graph_bytes, graph_sha256
+from components.deployment.graph.memory import check_fits
+from components.deployment.graph.parity import open_graph, prove_parity, read_held_out
+from components.deployment.repository.model_repository import ModelRepository
+from components.deployment.repository.triton_config import ServingOptions
+from components.deployment.repository.version_files import GOLDEN_FILE
+from components.deployment.servers import probe
+from components.deployment.site import Site, SiteSettings, opened
+from components.deployment.switch import make_live
+from components.runtime.durable import whole_directory
+from components.runtime.errors import ContractError, PermanentError, Refused, TemporaryError
 from components.storage.uris import local_path
 from components.store import promotion_journal
-from components.store.models import release_path, write_serving_place
-from components.store.promotion_journal import Promotion
+from components.store.models import graph_folder, release_path, write_serving_place
+from components.store.promotion_journal import Promotion, canary_at_work
 
 logger = logging.getLogger(__name__)
 
 
+@dataclass(frozen=True, kw_only=True)
+class ReleaseSettings(SiteSettings):
+    """Where a release goes, and how the version is served there."""
+
+    options: ServingOptions = field(default_factory=ServingOptions)
+    """How the version is served."""
+    target_memory: str = ""
+    """Memory or MIG slice that the model must fit in, see `graph.memory.check_fits`; empty = not checked."""
+    trigger_id: str | None = None
+    """The retrain request that this answers."""
+    num_kept: int = 3
+    """Versions kept in the repository, the live and the previous one among them."""
+
+    def __post_init__(self) -> None:
+        """Refuses to keep too few."""
+        if self.num_kept < 2:
+            raise ContractError(f"num_kept is {self.num_kept}, expected at least 2 (live and previous)")
+
+
+class StaleVerdict(Refused):
+    """The verdict compared with a model that is not the live one any more: the candidate must be judged again."""
+
+
 def release(
-    model: Model,
-    verdict: Verdict,
-    raw: RawDataset,
-    settings: ReleaseSettings,
-    *,
-    override: str | None = None,
-    connect: Connect = Triton,
-    resolve: Resolve = resolve,
+    model: Model, verdict: Verdict, raw: RawDataset, settings: ReleaseSettings, *, override: str | None = None
 ) -> Release:
     """The release that made `model` live; a model that is live already keeps its release.
 
@@ -53,8 +81,6 @@ def release(
         raw: The rows that it was judged by.
         settings: Where and how.
         override: Why it goes live whatever the verdict decided or compared with (`promote`); None = the verdict counts.
-        connect: Makes a connection from an address.
-        resolve: Finds the addresses of a name.
 
     Raises:
         ContractError: the inputs do not belong together, parity fails, or it does not fit.
@@ -63,24 +89,27 @@ def release(
         PermanentError: a server refused the version or answered wrongly; what was live is live.
     """
     check_belonging(model, verdict, override=override)
-    with opened(settings.site, connect=connect, resolve=resolve) as site:
+    with opened(settings) as site:
         live = site.live
         if live is not None and live.model_id == model.model_id and live.version in site.repository.versions():
-            return _confirm(live, site, settings)
+            return _confirm(site, live, settings)
         check_may_replace(site, verdict, settings, override=override)
         watch = Stopwatch()
-        target = prepare_version(site, model, verdict, raw, settings, watch=watch)
+        target = prepare_version(site, model, verdict, raw, settings=settings, watch=watch)
         with watch.time("go_live"):
-            line = _make_live(site, target, verdict, settings, override)
+            line = _make_live(site, target, verdict, settings=settings, override=override)
         done = replace(target, extra={**target.extra, "seconds": dict(watch.seconds)})
-        _note_seconds(site, done)
+        try:
+            done.write(release_path(site.store, done.version))
+        except OSError as error:
+            logger.warning("version %d is live, but its seconds could not be noted: %s", done.version, error)
         tidy(site, settings, line)
         logger.info("version %d is live, model %s", done.version, model.model_id)
         return done
 
 
 def _make_live(
-    site: Site, target: Release, verdict: Verdict, settings: ReleaseSettings, override: str | None
+    site: Site, target: Release, verdict: Verdict, *, settings: ReleaseSettings, override: str | None
 ) -> Promotion:
     line = site.entry(
         promotion_journal.PROMOTE if override else promotion_journal.RELEASE,
@@ -97,22 +126,10 @@ def _make_live(
         raise
 
 
-def _note_seconds(site: Site, done: Release) -> None:
-    """Writes the manifest again, now with all seconds; the release stands whether or not this works."""
-    try:
-        done.write(release_path(site.store, done.version))
-    except OSError as error:
-        logger.warning("version %d is live, but its seconds could not be noted: %s", done.version, error)
-
-
-def _confirm(live: Promotion, site: Site, settings: ReleaseSettings) -> Release:
+def _confirm(site: Site, live: Promotion, settings: ReleaseSettings) -> Release:
     """The release of the model that is live already: a retried step must not release it twice, and tidies up."""
-    golden = site.repository.golden_rows(live.version)
-
-    def ask(server: Server) -> None:
-        probe(server, MODEL_NAME, live.version, golden, named=False)
-
-    site.fleet.tell(ask)
+    golden = site.repository.published.golden_rows(live.version)
+    site.fleet.for_each(partial(probe, name=MODEL_NAME, version=live.version, golden=golden, named=False))
     tidy(site, settings, live)
     logger.info("model %s is live already as version %d", live.model_id, live.version)
     return Release.read(local_path(live.release_uri))
@@ -121,13 +138,165 @@ def _confirm(live: Promotion, site: Site, settings: ReleaseSettings) -> Release:
 def tidy(site: Site, settings: ReleaseSettings, line: Promotion) -> None:
     """Removes versions that nobody needs, and notes where this release went; it stands whether or not this works."""
     try:
-        kept = {line.version, line.previous_version or line.version, *site.repository.canary_versions()}
+        kept = {line.version, line.previous_version or line.version, *site.repository.canary.whole()}
         removed = site.repository.prune(kept, num_kept=settings.num_kept)
         site.checkpoint("pruned")
         logger.info("removed versions %s", removed)
         place = ServingPlace(
-            repository_uri=site.repository.uri, triton_urls=list(settings.triton_urls), server=settings.server
+            repository_uri=site.repository.uri, triton_urls=list(settings.triton_urls), server=settings.options.server
         )
         write_serving_place(site.store, place)
     except (ContractError, TemporaryError, PermanentError, OSError) as error:
         logger.warning("version %d is live, but tidying failed: %s", line.version, error)
+
+
+def check_belonging(model: Model, verdict: Verdict, *, override: str | None = None) -> None:
+    """Returns if the verdict is about the model and lets it go live.
+
+    Raises:
+        ContractError: it is not, or does not.
+    """
+    if verdict.candidate_model_id != model.model_id:
+        raise ContractError(f"verdict is about model {verdict.candidate_model_id}, expected {model.model_id}")
+    if not verdict.accepted and override is None:
+        raise ContractError(f"verdict on model {model.model_id} is {verdict.decision!r}, expected an accepted one")
+
+
+def check_may_replace(site: Site, verdict: Verdict, settings: ReleaseSettings, *, override: str | None = None) -> None:
+    """Returns if the candidate may take the live version's place; asked before anything is built.
+
+    A verdict compares with one champion. If another model went live since (two runs at once: one wins), it says nothing
+    of the exchange that a release would make, so the loser is refused and must be judged again. A run that named its
+    champion, or asked for none, has chosen what to compare with.
+
+    Raises:
+        ContractError: the live version is of another kind of server.
+        Refused: a canary is at work.
+        StaleVerdict: the live model is not the one that the verdict compared with.
+    """
+    if canary := canary_at_work(site.store):
+        raise Refused(f"version {canary.version} is a canary, expected it promoted or ended before a release")
+    live = site.live
+    if override is None and verdict.champion_reference == CURRENT:
+        live_model = live.model_id if live else None
+        if verdict.champion_model_id != live_model:
+            raise StaleVerdict(
+                f"model {verdict.candidate_model_id} was judged against {verdict.champion_model_id or 'no champion'}, "
+                f"but {live_model or 'nothing'} is live: judge it again, or promote it with --override"
+            )
+    if live is not None and live.version in site.repository.versions():
+        kind = site.repository.published.record(live.version).options.server
+        if kind != settings.options.server:
+            raise ContractError(
+                f"server is {settings.options.server!r}, expected {kind!r} as the live version {live.version} in "
+                f"{site.repository.uri}: one model serves all its versions alike"
+            )
+
+
+class Stopwatch:
+    """Seconds of each named part of a release."""
+
+    def __init__(self) -> None:
+        self.seconds: dict[str, float] = {}
+
+    @contextmanager
+    def time(self, part: str) -> Iterator[None]:
+        """Counts the body as `part`."""
+        started = time.perf_counter()
+        yield
+        self.seconds[part] = round(time.perf_counter() - started, 4)
+
+
+def prepare_version(
+    site: Site,
+    model: Model,
+    verdict: Verdict,
+    raw: RawDataset,
+    *,
+    settings: ReleaseSettings,
+    versions: int = 2,
+    watch: Stopwatch | None = None,
+) -> Release:
+    """The manifest of a new version, its graph proven and kept in the store; no server is notified, nothing is live.
+
+    Args:
+        site: Where.
+        model: The model.
+        verdict: Its scores of the held-out rows are what the graph must repeat.
+        raw: Those rows.
+        settings: How it will be served.
+        versions: Versions that servers hold at once, for the check against `target_memory`.
+        watch: Counts the seconds.
+
+    Raises:
+        ContractError: the graph differs from training, or does not fit; nothing is left of it.
+    """
+    watch = watch or Stopwatch()
+    _forget_unannounced(site.store)
+    version = next_version(site.store, site.repository)
+    folder = graph_folder(site.store, version)
+    with whole_directory(folder, replace=True) as building:
+        with watch.time("export"):
+            export(model, building)
+        if settings.target_memory:
+            check_fits(building, settings.target_memory, instances=settings.options.instances, versions=versions)
+        with watch.time("parity"):
+            rows = read_held_out(raw, verdict)
+            difference = prove_parity(open_graph(building / GRAPH_FILE), rows)
+        logger.info("parity: %.3g over %d rows", difference, len(rows))
+        rows.sample().save(building / GOLDEN_FILE)
+        # All this may have outlasted a lease, and whoever took it over may have given the number again.
+        site.repository.check_held()
+    live = site.live
+    done = Release(
+        model_name=MODEL_NAME,
+        version=version,
+        previous_version=live.version if live else None,
+        model_id=model.model_id,
+        model_uri=model.uri,
+        graph_uri=(folder / GRAPH_FILE).absolute().as_uri(),
+        sha256={
+            "graph": graph_sha256(folder),
+            "weights": model.sha256["weights"],
+            "workflow": model.sha256["workflow"],
+            "data": raw.digest,
+        },
+        raw_digest=raw.digest,
+        parity_max_abs_diff=difference,
+        parity_rows=len(rows),
+        repository_uri=site.repository.uri,
+        trigger_id=settings.trigger_id,
+        reason=verdict.reason,
+        published_at=site.now(),
+        parent_model_id=model.parent_model_id,
+        extra={
+            "server": settings.options.server,
+            "seconds": dict(watch.seconds),
+            "graph_bytes": graph_bytes(folder),
+        },
+    )
+    done.write(release_path(site.store, version))
+    site.checkpoint("kept")
+    return done
+
+
+def next_version(store: Path, repository: ModelRepository) -> int:
+    """One more than any version that the repository, the journal (an intent is enough) or the store names."""
+    journal = [entry.version for entry in promotion_journal.read_entries(store)]
+    manifests = [int(path.stem) for path in (store / "releases").glob("*.json") if path.stem.isdigit()]
+    graphs = [int(path.name) for path in (store / "graphs").glob("*") if path.name.isdigit()]
+    return 1 + max([0, *repository.taken_numbers(), *journal, *manifests, *graphs])
+
+
+def _forget_unannounced(store: Path) -> None:
+    """Removes what a killed deployment kept of a version that it had not announced yet: no server heard of it."""
+    announced = {entry.version for entry in promotion_journal.read_entries(store)}
+    for path in (store / "graphs").glob("*"):
+        if path.name.isdigit() and int(path.name) not in announced:
+            forget(store, int(path.name))
+
+
+def forget(store: Path, version: int) -> None:
+    """Removes what the store keeps of a version that no client can have met."""
+    release_path(store, version).unlink(missing_ok=True)
+    shutil.rmtree(graph_folder(store, version), ignore_errors=True)

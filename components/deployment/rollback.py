@@ -1,10 +1,10 @@
 """Rollback: an earlier version is live again, on every server and in the journal, with the reason.
 
 `python -m components.deployment.rollback --store S --reason "..."` (`evergreen rollback`). Without `--to` it is the
-version that the live one replaced, or, where a deployment was interrupted, the live one itself: that goes back first,
-and whoever wants to go further says so again. Only the named version stays loaded; the newer ones stay on disk, and a
-later release gets a number above them all. A version that left the repository comes back from the model store. Every
-server must answer; one that is gone for good is left out by naming the others with `--triton-urls`.
+version that the live one replaced, or, where a deployment was interrupted, the live one itself: the interrupted one is
+taken back first, and whoever wants to go further says so again. Only the named version stays loaded; the newer ones
+stay on disk, and a later release gets a number above them all. A version that left the repository comes back from the
+model store. Every server must answer; one that is gone for good is left out by naming the others with `--triton-urls`.
 """
 
 from __future__ import annotations
@@ -14,15 +14,12 @@ import logging
 from dataclasses import replace
 
 from components.contracts.manifests import Release
-from components.deployment.command_line import add_site_flags, exit_code, reason, site_of
-from components.deployment.discovery import Resolve, resolve
-from components.deployment.make_live import make_live
-from components.deployment.recovery import opened
+from components.deployment.command_line import add_site_flags, change_reason, site_of
 from components.deployment.repository.triton_config import ServingOptions, read_options
-from components.deployment.servers import Connect
-from components.deployment.site import Site, SiteSettings
-from components.deployment.triton_client import Triton
+from components.deployment.site import Site, SiteSettings, opened
+from components.deployment.switch import make_live
 from components.runtime.errors import ContractError
+from components.runtime.exit_codes import exits_with_code
 from components.storage.uris import local_path
 from components.store import promotion_journal
 from components.store.models import release_path
@@ -32,13 +29,7 @@ logger = logging.getLogger(__name__)
 
 
 def rollback(
-    settings: SiteSettings,
-    *,
-    to_version: int | None = None,
-    reason: str,
-    trigger_id: str | None = None,
-    connect: Connect = Triton,
-    resolve: Resolve = resolve,
+    settings: SiteSettings, *, to_version: int | None = None, reason: str, trigger_id: str | None = None
 ) -> Promotion:
     """The journal's entry that made the version live; an older entry where withdrawing a killed deployment was enough.
 
@@ -47,21 +38,19 @@ def rollback(
         to_version: The version wanted; None = see the module.
         reason: Why, for the journal.
         trigger_id: What asked for it, if not a person.
-        connect: Makes a connection from an address.
-        resolve: Finds the addresses of a name.
 
     Raises:
         ContractError: there is no such version, its graph is damaged, or no copy of it is left.
         TemporaryError: a server does not answer, or a deployment is at work; what was live is live.
         PermanentError: a server refused the version or answered wrongly; what was live is live.
     """
-    with opened(settings, connect=connect, resolve=resolve) as site:
+    with opened(settings) as site:
         live = site.live
         if live is None:
             raise ContractError(f"model store {settings.store} has no release, expected one to roll back")
         if site.recovered and to_version in (None, live.version):
             return live
-        target = _target(site, live, to_version if to_version is not None else _replaced_by(live))
+        target = _target_release(site, live, to_version if to_version is not None else _replaced_by(live))
         line = site.entry(promotion_journal.ROLLBACK, target, reason=reason, trigger_id=trigger_id)
         line = make_live(site, target, line, options=options_for(site, target.version))
         logger.info("rolled back from version %d to %d: %s", live.version, line.version, reason)
@@ -70,22 +59,23 @@ def rollback(
 
 def options_for(site: Site, version: int) -> ServingOptions:
     """How `version` is served: as what is served now, by the kind of server that it was written for."""
-    config, is_there = site.repository.read_config(), version in site.repository.versions()
+    config, published = site.repository.read_config(), site.repository.published
+    own = published.record(version).options if version in published.whole() else ServingOptions()
     if config is None:
-        return site.repository.options_of(version) if is_there else ServingOptions()
+        return own
     options = read_options(config)
-    return replace(options, server=site.repository.server_of(version)) if is_there else options
+    return replace(options, server=own.server) if version in published.whole() else options
 
 
 def _replaced_by(live: Promotion) -> int:
-    """The version before the live one in its own line; after a rollback that leads further back, not forth again."""
+    """The version before the live one when it was released: repeated rollbacks lead further back, not to and fro."""
     version = Release.read(local_path(live.release_uri)).previous_version
     if version is None:
         raise ContractError(f"version {live.version} is the first release, expected one with a previous version")
     return version
 
 
-def _target(site: Site, live: Promotion, version: int) -> Release:
+def _target_release(site: Site, live: Promotion, version: int) -> Release:
     if version == live.version:
         raise ContractError(f"version {version} is live already, expected another version")
     released = sorted({entry.version for entry in promotion_journal.read_journal(site.store)})
@@ -98,24 +88,21 @@ def build_parser() -> argparse.ArgumentParser:
     """The flags of a rollback."""
     parser = argparse.ArgumentParser(prog="evergreen rollback", description=__doc__)
     add_site_flags(parser)
-    parser.add_argument(
-        "--to", type=int, default=None, help="version wanted; default: the one the live version replaced"
-    )
-    parser.add_argument("--reason", type=reason, required=True, help="why, for the journal")
+    parser.add_argument("--to", type=int, help="version wanted; default: the one the live version replaced")
+    parser.add_argument("--reason", type=change_reason, required=True, help="why, for the journal")
     return parser
 
 
+@exits_with_code
 def main(argv: list[str] | None = None) -> int:
-    """Rolls back; exit code 0 done, 2 misuse or impossible, 3 a server failed and what was live is live."""
+    """Rolls back; where it fails, what was live is live."""
     arguments = build_parser().parse_args(argv)
-
-    def command() -> str:
-        entry = rollback(site_of(arguments), to_version=arguments.to, reason=arguments.reason)
-        if entry.action == promotion_journal.ROLLBACK and entry.reason == arguments.reason:
-            return f"version {entry.version} is live again (was {entry.previous_version})"
-        return f"version {entry.version} is live: the deployment that was interrupted has been withdrawn"
-
-    return exit_code(command)
+    entry = rollback(site_of(arguments), to_version=arguments.to, reason=arguments.reason)
+    if entry.action == promotion_journal.ROLLBACK and entry.reason == arguments.reason:
+        print(f"version {entry.version} is live again (was {entry.previous_version})")
+    else:
+        print(f"version {entry.version} is live: the deployment that was interrupted has been withdrawn")
+    return 0
 
 
 if __name__ == "__main__":

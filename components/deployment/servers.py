@@ -1,13 +1,22 @@
-"""One running server as a deployment sees it: what it can be told, how long to wait for it, whether it answers rightly.
+"""The running servers of a deployment: which there are, what is asked of one, and whether it answers correctly.
 
-`triton_client.Triton` is the real one. Which servers there are is `discovery`'s; what they are told is `switch`'s.
-A server's word that it is ready is not trusted: with a dead Python stub it still says so, hence the golden rows.
+A server's own word that it is ready is not trusted: with a dead Python stub it still says so, hence the golden rows.
+`triton_client.Triton` is the real `RunningServer`. What servers are asked to load is decided by `switch`.
+
+Addresses are a list, or every address that a name resolves to. `dns:///triton-headless:8001` is a Kubernetes headless
+Service with one address per pod. It needs `publishNotReadyAddresses: true`: a pod that read the old configuration while
+it started, and was listed only once it was ready, would be notified of nothing and serve the old version from then on.
+What a resolver's cache still hides when a switch ends is left to the watchdog, which compares every replica with the
+journal.
 """
 
 from __future__ import annotations
 
+import logging
+import socket
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Protocol, TypeVar
 
@@ -17,10 +26,14 @@ from numpy.typing import NDArray
 from components.deployment.graph.parity import TOLERANCE, GoldenRows, check_scores
 from components.runtime.errors import ContractError, PermanentError, TemporaryError
 
+logger = logging.getLogger(__name__)
+
 T = TypeVar("T")
 
+DNS = "dns:///"
 
-class Server(Protocol):
+
+class RunningServer(Protocol):
     """What a deployment needs of a running Triton."""
 
     url: str
@@ -47,11 +60,13 @@ class Server(Protocol):
 
 
 class NotListening(TemporaryError):
-    """Nothing listens at the server's address: its process has not got so far yet, or is gone; it answers nobody."""
+    """Nothing listens at the server's address: its process has not started to listen, or has ended."""
 
 
-Connect = Callable[[str], Server]
+Connect = Callable[[str], RunningServer]
 """Makes a connection from host:port."""
+Resolve = Callable[[str, int], list[str]]
+"""The addresses (host:port) that a name has now, for a port; empty where it has none."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -61,9 +76,9 @@ class Patience:
     lock_seconds: float = 10.0
     """For another deployment to end, or a watchdog that heals a server; 0 = not at all."""
     ready_seconds: float = 60.0
-    """For one version to say it is ready after its load returned, and for a replica that is starting to listen."""
+    """For one version to become ready after its load returned, and for a starting replica to listen."""
     leave_seconds: float = 20.0
-    """For a name to forget a replica that stopped answering: one that ends refuses calls for 4 s (Triton 2.51), and
+    """For a name to drop a replica that stopped answering: a stopping one refuses calls for 4 s (Triton 2.51), and
     a cluster's DNS may answer from its cache for 5 to 10 s more."""
     poll_seconds: float = 0.05
     """Between two questions."""
@@ -71,7 +86,7 @@ class Patience:
     sleep: Callable[[float], None] = time.sleep
 
     def __post_init__(self) -> None:
-        """Refuses waits that cannot be."""
+        """Refuses impossible waits."""
         for name in ("ready_seconds", "leave_seconds", "poll_seconds"):
             if getattr(self, name) <= 0:
                 raise ContractError(f"{name} is {getattr(self, name)}, expected more than 0")
@@ -79,14 +94,25 @@ class Patience:
             raise ContractError(f"lock_seconds is {self.lock_seconds}, expected 0 or more")
 
     def until(self, answer: Callable[[], T], seconds: float) -> T:
-        """What `answer` gives, asked again and again: the first that is true, or the one after `seconds`."""
+        """What `answer` returns, called repeatedly: the first value that is true, or the one after `seconds`."""
         deadline = self.clock() + seconds
         while not (given := answer()) and self.clock() < deadline:
             self.sleep(self.poll_seconds)
         return given
 
+    def until_done(self, act: Callable[[], T], seconds: float) -> T:
+        """What `act` returns, tried again for `seconds` as long as it raises TemporaryError."""
+        deadline = self.clock() + seconds
+        while True:
+            try:
+                return act()
+            except TemporaryError:
+                if self.clock() >= deadline:
+                    raise
+            self.sleep(self.poll_seconds)
 
-def wait_until_ready(server: Server, name: str, version: int, patience: Patience) -> None:
+
+def wait_until_ready(server: RunningServer, name: str, version: int, patience: Patience) -> None:
     """Returns once the version says it is ready.
 
     Raises:
@@ -98,56 +124,40 @@ def wait_until_ready(server: Server, name: str, version: int, patience: Patience
         )
 
 
-def bring_up(server: Server, name: str, version: int, golden: GoldenRows, patience: Patience) -> None:
-    """Returns once the server has loaded the model as it is now, and that version of it answers golden rows rightly.
+def bring_up(server: RunningServer, name: str, *, version: int, golden: GoldenRows, patience: Patience) -> None:
+    """Returns once the server has loaded the model as it is now, and that version answers golden rows correctly.
 
     Raises:
         TemporaryError, PermanentError: as `wait_until_ready` and `probe`, or it refuses to load.
     """
     server.load(name)
     wait_until_ready(server, name, version, patience)
-    probe(server, name, version, golden)
-
-
-def wait_until_live(server: Server, patience: Patience) -> None:
-    """Returns once the server answers.
-
-    Raises:
-        TemporaryError: it did not within `patience.ready_seconds`.
-    """
-    deadline = patience.clock() + patience.ready_seconds
-    while True:
-        try:
-            return server.check_live()
-        except TemporaryError:
-            if patience.clock() >= deadline:
-                raise
-        patience.sleep(patience.poll_seconds)
+    probe(server, name, version=version, golden=golden)
 
 
 def shuffled(num_rows: int) -> NDArray[np.int64]:
-    """An order that no earlier question had: a response cache knows requests by their bytes."""
+    """A new order of rows each time: a response cache recognises requests by their bytes."""
     return np.random.default_rng().permutation(num_rows)
 
 
 def probe(
-    server: Server,
+    server: RunningServer,
     name: str,
+    *,
     version: int,
     golden: GoldenRows,
-    *,
     named: bool = True,
     order: Callable[[int], NDArray[np.int64]] = shuffled,
 ) -> float:
     """The largest difference between served and expected scores of the golden rows.
 
     Args:
-        server: Who is asked.
+        server: The server to ask.
         name: Model.
         version: Version that must answer.
         golden: Rows and their training-side scores.
         named: Whether to ask for the version; otherwise Triton chooses, as it does for clients.
-        order: The order in which n rows are asked, so that the model answers and no cache.
+        order: The order in which n rows are asked, so that the model answers and no cache does.
 
     Raises:
         PermanentError: another version answered, or a score is off by more than the tolerance.
@@ -161,3 +171,202 @@ def probe(
         return check_scores(scores, asked, tolerance=TOLERANCE, source=f"version {version} of {name} on {server.url}")
     except ContractError as error:
         raise PermanentError(str(error)) from error
+
+
+def resolve(name: str, port: int) -> list[str]:
+    """See `Resolve`; asks the system's resolver.
+
+    Raises:
+        TemporaryError: the resolver does not answer.
+    """
+    try:
+        found = socket.getaddrinfo(name, port, type=socket.SOCK_STREAM)
+    except socket.gaierror as error:
+        if error.errno in (socket.EAI_NONAME, getattr(socket, "EAI_NODATA", socket.EAI_NONAME)):
+            return []
+        raise TemporaryError(f"name {name} cannot be resolved: {error.strerror}") from error
+    hosts = dict.fromkeys(str(address[0]) for *_, address in found)
+    return [f"[{host}]:{port}" if ":" in host else f"{host}:{port}" for host in hosts]
+
+
+def parse_urls(text: str) -> tuple[str, ...]:
+    """The servers in a comma-separated `text`, each host:port or dns:///name:port; none in an empty one.
+
+    Raises:
+        ContractError: one is neither.
+
+    >>> parse_urls("triton-0:8001, dns:///triton:8001"), parse_urls("")
+    (('triton-0:8001', 'dns:///triton:8001'), ())
+    """
+    urls = tuple(part.strip() for part in text.split(",") if part.strip())
+    for url in urls:
+        _host_and_port(url)
+    return urls
+
+
+def _host_and_port(url: str) -> tuple[str, int]:
+    host, _, port = url.removeprefix(DNS).rpartition(":")
+    if not host or "/" in host or not port.isdigit() or not 0 < int(port) < 65536:
+        raise ContractError(f"triton url is {url!r}, expected host:grpc_port or {DNS}name:grpc_port")
+    return host, int(port)
+
+
+def addresses(urls: Sequence[str], resolve: Resolve) -> tuple[str, ...]:
+    """host:port of every server that `urls` mean now, each once.
+
+    Raises:
+        ContractError: one of `urls` is malformed.
+        TemporaryError: a name has no address: a change that reaches no server must not count as a success.
+    """
+    found: list[str] = []
+    for url in urls:
+        if not (here := addresses_of(url, resolve)):
+            raise TemporaryError(f"{url} resolves to no address, expected at least one server")
+        found += here
+    return tuple(dict.fromkeys(found))
+
+
+def addresses_of(url: str, resolve: Resolve) -> list[str]:
+    """host:port of every server that `url` means now; empty where a name has no address.
+
+    Raises:
+        ContractError: it is malformed.
+    """
+    host, port = _host_and_port(url)
+    return resolve(host, port) if url.startswith(DNS) else [url]
+
+
+class Fleet:
+    """Live connections to all servers of `urls`; to be closed.
+
+    A replica that appears joins. One that stops answering is no failure once its name has dropped it, and is one while
+    it is still listed. One whose port is closed is no failure either: a pod has its address minutes before its image is
+    there, and neither a release nor a rollback may hang on that. It is waited for last, when all others serve, and then
+    passed over: it reads what is published when it starts.
+
+    Raises:
+        ContractError: one of `urls` is malformed.
+        TemporaryError: a server does not answer, or a name has no address.
+    """
+
+    def __init__(
+        self, urls: Sequence[str], connect: Connect, *, patience: Patience, resolve: Resolve = resolve
+    ) -> None:
+        self._urls, self._connect, self._patience, self._resolve = list(urls), connect, patience, resolve
+        self._servers: dict[str, RunningServer] = {}
+        try:
+            addresses(self._urls, resolve)
+            if self._urls and not patience.until(self._connect_to_listed, patience.ready_seconds):
+                raise TemporaryError(f"no server of {', '.join(self._urls)} listens")
+        except BaseException:
+            self.close()
+            raise
+
+    @property
+    def servers(self) -> list[RunningServer]:
+        """Those connected now."""
+        return list(self._servers.values())
+
+    def for_each(self, act: Callable[[RunningServer], object], servers: Sequence[RunningServer] | None = None) -> None:
+        """Does `act` on one server after another; a replica that failed and has left is passed over.
+
+        One after another: a load takes a replica's cores for as long as it lasts (with three servers on two cores, all
+        at once was over in about half the time, and requests meanwhile had two to three times the p99). A version that
+        only running servers can fail then fails on one of them, while the others have not heard of it.
+
+        Raises:
+            TemporaryError, PermanentError: of `act` on a server that is still listed; those after it were not reached.
+        """
+        for address, server in list(self._servers.items()):
+            if servers is not None and server not in servers:
+                continue
+            try:
+                act(server)
+            except (TemporaryError, PermanentError) as error:
+                if not self._has_left(address):
+                    raise
+                logger.info("triton %s has left: %s", address, error)
+                self._disconnect(address)
+
+    def for_all(self, act: Callable[[RunningServer], object]) -> None:
+        """As `for_each`, then the same for servers that appeared meanwhile, until no new one is listed.
+
+        Those that do not listen yet are waited for at the end.
+        """
+        self.for_each(act)
+        while newcomers := self.newcomers() or self._wait_for_starting():
+            self.for_each(act, newcomers)
+
+    def newcomers(self) -> list[RunningServer]:
+        """Connections to servers that are listed and were not connected yet, each live.
+
+        Raises:
+            TemporaryError: one listens and does not answer, or none is left.
+        """
+        found = self._connect_to_listed()
+        if self._urls and not self._servers:
+            raise TemporaryError(f"no server is left of {', '.join(self._urls)}")
+        return found
+
+    def close(self) -> None:
+        """Closes every connection."""
+        for address in list(self._servers):
+            self._disconnect(address)
+
+    def _listed(self) -> dict[str, str]:
+        """The url that lists each address now."""
+        return {address: url for url in self._urls for address in addresses_of(url, self._resolve)}
+
+    def _connect_to_listed(self) -> list[RunningServer]:
+        found = (self._connect_to(address, url) for address, url in self._listed().items())
+        return [server for server in found if server is not None]
+
+    def _connect_to(self, address: str, url: str) -> RunningServer | None:
+        """A new connection; None for a server that is connected already, has left, or does not listen yet."""
+        if address in self._servers:
+            return None
+        server = self._servers[address] = self._connect(address)
+        try:
+            if not url.startswith(DNS):
+                server.check_live()
+            elif not _listens(server):
+                self._disconnect(address)
+                return None
+            else:
+                self._patience.until_done(server.check_live, self._patience.ready_seconds)
+        except TemporaryError:
+            if not self._has_left(address):
+                raise
+            self._disconnect(address)
+            return None
+        return server
+
+    def _wait_for_starting(self) -> list[RunningServer]:
+        """Those listed that begin to listen, as soon as one does; none when all listen, or after `ready_seconds`."""
+        deadline = self._patience.clock() + self._patience.ready_seconds
+        while starting := self._listed().keys() - self._servers.keys():
+            if found := self.newcomers():
+                return found
+            if self._patience.clock() >= deadline:
+                logger.warning("passed over, since nothing listens there: %s", ", ".join(sorted(starting)))
+                break
+            self._patience.sleep(self._patience.poll_seconds)
+        return []
+
+    def _has_left(self, address: str) -> bool:
+        """Whether no name lists `address` any more; waits a little for the names to drop it."""
+        if address in self._urls:
+            return False
+        return self._patience.until(lambda: address not in self._listed(), self._patience.leave_seconds)
+
+    def _disconnect(self, address: str) -> None:
+        with suppress(TemporaryError, PermanentError):
+            self._servers.pop(address).close()
+
+
+def _listens(server: RunningServer) -> bool:
+    try:
+        server.check_live()
+    except TemporaryError as error:
+        return not isinstance(error, NotListening)
+    return True

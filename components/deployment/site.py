@@ -1,33 +1,54 @@
-"""The place where a deployment works: one store, one repository, its servers.
+"""The place where a deployment works: one store, one repository, its servers; opened with what a crash left repaired.
 
-Whoever changes what is served (`release`, `rollback`, `promote`, the canary) has a site opened first, by `recovery`.
-Every change is announced in the journal before any server hears of it, and withdrawn there if it comes to nothing.
+Whoever changes what is served (`release`, `rollback`, `promote`, the canary) opens the site first. Every change is
+announced in the journal before any server hears of it, and withdrawn there if it comes to nothing.
+
+A journal that ends with an intent means a deployment at work, which holds the lock, or a killed one. Whoever opens the
+site next goes back, never forward: the configuration that the intent found is written again, every server is notified
+and asked, then the intent is withdrawn. A killed release thus costs its version number, and the step that is retried
+releases the same model under the next one. A recovery that is killed itself begins anew.
 """
 
 from __future__ import annotations
 
 import logging
+import os
+import socket
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, closing, contextmanager
 from dataclasses import dataclass, field, replace
 from datetime import datetime, timezone
 from pathlib import Path
+from typing import NamedTuple
 
 from components.contracts.manifests import Release
-from components.deployment.discovery import Fleet
+from components.contracts.serving import CANARY_NAME, CANDIDATE_NAME, MODEL_NAME
+from components.deployment.graph.parity import GoldenRows
 from components.deployment.repository.model_repository import ModelRepository
-from components.deployment.servers import Patience
+from components.deployment.servers import (
+    Connect,
+    Fleet,
+    Patience,
+    Resolve,
+    RunningServer,
+    probe,
+    resolve,
+    wait_until_ready,
+)
+from components.deployment.triton_client import Triton
 from components.runtime.errors import ContractError, PermanentError, TemporaryError
 from components.runtime.people import whoami
+from components.storage.locations import open_objects
 from components.store import promotion_journal
 from components.store.models import release_path
 from components.store.promotion_journal import Promotion, append_promotion
+from components.store.traffic_plan import Arm
 
 logger = logging.getLogger(__name__)
 
 
 def no_checkpoint(name: str) -> None:
-    """Passes; tests put a crash here, at each place that names itself."""
+    """Does nothing; tests put a crash here, at each place that names itself."""
 
 
 def utc_now() -> datetime:
@@ -44,19 +65,34 @@ class SiteSettings:
     repository: str
     """URI of Triton's model repository, as this process sees it."""
     triton_urls: tuple[str, ...] = ()
-    """Servers, see `discovery`; none = publish only, servers read it when they start."""
+    """Servers, see `servers`; none = publish only, servers read it when they start."""
     who: str = field(default_factory=whoami)
     """The person or pipeline run that asks, for the journal."""
     patience: Patience = field(default_factory=Patience)
+    connect: Connect = Triton
+    resolve: Resolve = resolve
     clock: Callable[[], datetime] = utc_now
     """The time, with a time zone."""
     checkpoint: Callable[[str], None] = no_checkpoint
     """Called with the name of each step that a crash may follow."""
 
+    def open_repository(self) -> ModelRepository:
+        """The model repository, for reading without the servers; changes need its lock."""
+        return ModelRepository(
+            open_objects(self.repository), holder=f"{self.who}, process {os.getpid()} on {socket.gethostname()}"
+        )
+
+
+class Fallback(NamedTuple):
+    """The version that must answer again where a change fails."""
+
+    version: int
+    golden: GoldenRows
+
 
 @dataclass(kw_only=True)
 class Site:
-    """An open site, its lock held; see `recovery.opened`."""
+    """An open site, its lock held; see `opened`."""
 
     settings: SiteSettings
     repository: ModelRepository
@@ -66,7 +102,7 @@ class Site:
     is_published: bool = False
     """Whether a new configuration was written: from then on a version may have answered."""
     lost: list[str] = field(default_factory=list)
-    """What could not be led back after a failure, one sentence each."""
+    """What could not be restored after a failure, one sentence each."""
     needs_recovery: bool = False
     """Whether the configuration could not be restored: the intent stays, and the next deployment goes back."""
 
@@ -92,6 +128,13 @@ class Site:
     def now(self) -> str:
         """The time, ISO 8601 UTC."""
         return self.settings.clock().astimezone(timezone.utc).isoformat()
+
+    def fallback(self) -> Fallback | None:
+        """What the journal says is live, if the repository holds it."""
+        live = self.live
+        if live is None or live.version not in self.repository.versions():
+            return None
+        return Fallback(live.version, self.repository.published.golden_rows(live.version))
 
     def entry(
         self,
@@ -123,14 +166,14 @@ class Site:
         )
 
     def append(self, entry: Promotion) -> Promotion:
-        """Writes the line; answers it as written.
+        """Writes the line with the time of now; answers it as written.
 
         Raises:
             TemporaryError: the lock was lost. Another deployment may have withdrawn the intent of this one since, and
                 what it wrote must stay the last word.
         """
         self.repository.check_held()
-        return append_promotion(self.store, entry)
+        return append_promotion(self.store, replace(entry, time=self.now()))
 
     def holds_lock(self) -> bool:
         """Whether what lies in the store and the repository is still this deployment's to undo."""
@@ -141,27 +184,142 @@ class Site:
             return False
         return True
 
+    @contextmanager
+    def announced(self, intent: Promotion) -> Iterator[Promotion]:
+        """Writes `intent` to the journal before the body, and withdraws it there if the body fails."""
+        intent = self.append(replace(intent, action=promotion_journal.INTENT, config=self.repository.read_config()))
+        try:
+            self.checkpoint("intent written")
+            yield intent
+        except BaseException as error:
+            if self.needs_recovery:
+                logger.error("the intent of version %d stays for the next deployment to withdraw", intent.version)
+            else:
+                self.withdraw(intent, f"{type(error).__name__}: {error}")
+            raise
+
+    def withdraw(self, intent: Promotion, reason: str) -> None:
+        """Takes `intent` back in the journal; where that cannot be written, the next deployment does it."""
+        reason = "; ".join([reason, *self.lost])
+        try:
+            self.append(replace(intent, action=promotion_journal.WITHDRAWN, reason=reason, config=None))
+        except (OSError, ContractError, TemporaryError, PermanentError) as error:
+            logger.error("the journal in %s cannot be written: %s", self.store, error)
+
+    def reset_plan(self, reason: str) -> bool:
+        """See the function `reset_plan`."""
+        return reset_plan(self.settings, self.repository, reason)
+
+    def undo_canary_start(self, intent: Promotion) -> None:
+        """Takes back a start that failed or was killed: no client asks the canary any more, and no server holds it.
+
+        Where clients may have been sent to it already, it is unloaded by the next step, when they have read the plan.
+        """
+        if not self.reset_plan(f"start of version {intent.version} was withdrawn"):
+            self.remove_canary()
+
+    def remove_canary(self) -> None:
+        """Unloads the canary on every server, then removes its files: as long as they are there, this is to be done.
+
+        Raises:
+            TemporaryError: a server cannot be reached now; the files stay.
+        """
+        self.fleet.for_each(lambda server: server.unload(CANARY_NAME))
+        self.checkpoint("canary unloaded")
+        self.repository.remove_canary()
+        self.checkpoint("canary removed")
+
+
+def reset_plan(settings: SiteSettings, repository: ModelRepository, reason: str) -> bool:
+    """Writes a traffic plan by which the live version answers everything; needs the lock. Whether that was news.
+
+    Without a plan there is nothing to do: everyone asks the served model by its name anyway.
+    """
+    plan, live = repository.read_plan(), promotion_journal.current(settings.store)
+    if plan is None or live is None:
+        return False
+    stable = Arm(model_name=MODEL_NAME, version=live.version)
+    if plan.canary is None and plan.stable == stable:
+        return False
+    # Where only the number is out of date, no client has to be waited for, so the plan keeps its time.
+    published_at = plan.published_at if plan.canary is None else settings.clock().isoformat()
+    repository.write_plan(plan.without_canary(stable=stable, published_at=published_at, reason=reason))
+    logger.info("the traffic plan names version %d alone: %s", live.version, reason)
+    return True
+
 
 @contextmanager
-def announced(site: Site, intent: Promotion) -> Iterator[Promotion]:
-    """Writes `intent` to the journal before the body, and withdraws it there if the body fails."""
-    intent = site.append(replace(intent, action=promotion_journal.INTENT, config=site.repository.read_config()))
+def opened(settings: SiteSettings) -> Iterator[Site]:
+    """Yields the site, with the lock held, every server answering, and what a killed deployment left repaired.
+
+    Raises:
+        ContractError: the repository cannot be written.
+        TemporaryError: another deployment is at work for longer than `patience.lock_seconds`, a server does not answer,
+            or cannot be restored yet.
+    """
+    repository, patience = settings.open_repository(), settings.patience
+    with ExitStack() as stack:
+        patience.until_done(lambda: stack.enter_context(repository.locked()), patience.lock_seconds)
+        interrupted = promotion_journal.interrupted(settings.store)
+        if interrupted:
+            # Before the servers are asked: one that starts meanwhile must find what the journal calls live.
+            _repair_repository(repository, interrupted)
+        fleet = Fleet(settings.triton_urls, settings.connect, patience=patience, resolve=settings.resolve)
+        stack.enter_context(closing(fleet))
+        site = Site(settings=settings, repository=repository, fleet=fleet, recovered=interrupted)
+        if interrupted:
+            _finish_recovery(site, interrupted)
+        yield site
+
+
+def _repair_repository(repository: ModelRepository, intent: Promotion) -> None:
+    """Writes the configuration that `intent` found, so that servers which start read it; needs the lock."""
+    logger.warning("the deployment of version %d by %s was interrupted, going back", intent.version, intent.who)
+    if repository.read_config() != intent.config:
+        repository.write_config(intent.config)
+    repository.discard_candidate()
+
+
+def _finish_recovery(site: Site, intent: Promotion) -> None:
+    """Notifies every server, removes the version that never went live, and withdraws the intent.
+
+    Raises:
+        TemporaryError: a server cannot be restored now; the intent stays, and the next deployment tries again.
+    """
+    fallback = site.fallback()
+    problems: list[str] = []
+
+    def restore(server: RunningServer) -> None:
+        server.unload(CANDIDATE_NAME)
+        if problem := restore_server(server, intent.config, fallback=fallback, patience=site.patience):
+            problems.append(problem)
+
+    site.fleet.for_each(restore)
+    if problems:
+        raise TemporaryError(
+            f"the interrupted deployment of version {intent.version} cannot be taken back: {'; '.join(problems)}"
+        )
+    if intent.share is not None:
+        site.undo_canary_start(intent)
+    if intent.version not in {entry.version for entry in promotion_journal.read_journal(site.store)}:
+        site.repository.withdraw(intent.version)
+    site.withdraw(intent, f"the deployment by {intent.who} was interrupted")
+    live = f"version {fallback.version} is live" if fallback else "nothing is live"
+    logger.warning("the interrupted deployment of version %d is withdrawn, %s", intent.version, live)
+
+
+def restore_server(
+    server: RunningServer, config: str | None, *, fallback: Fallback | None, patience: Patience
+) -> str | None:
+    """Notifies one server of the restored configuration and asks it; what is wrong, None if nothing is."""
     try:
-        site.checkpoint("intent written")
-        yield intent
-    except BaseException as error:
-        if site.needs_recovery:
-            logger.error("the intent of version %d stays for the next deployment to withdraw", intent.version)
+        if config is None:
+            server.unload(MODEL_NAME)
         else:
-            withdraw(site, intent, f"{type(error).__name__}: {error}")
-        raise
-
-
-def withdraw(site: Site, intent: Promotion, reason: str) -> None:
-    """Takes `intent` back in the journal; where that cannot be written, the next deployment does it."""
-    reason = "; ".join([reason, *site.lost])
-    line = replace(intent, action=promotion_journal.WITHDRAWN, time=site.now(), reason=reason, config=None)
-    try:
-        site.append(line)
-    except (OSError, ContractError, TemporaryError, PermanentError) as error:
-        logger.error("the journal in %s cannot be written: %s", site.store, error)
+            server.load(MODEL_NAME)
+        if config is not None and fallback is not None:
+            wait_until_ready(server, MODEL_NAME, fallback.version, patience)
+            probe(server, MODEL_NAME, version=fallback.version, golden=fallback.golden, named=False)
+    except (TemporaryError, PermanentError) as error:
+        return f"triton {server.url} did not return to what was live: {error}"
+    return None

@@ -1,41 +1,129 @@
-"""Changing which versions the running servers serve, or leaving everything as it was.
+"""The one way by which a version becomes the live one: announced, staged, rehearsed, switched to, recorded.
 
-The one atomic write is the configuration: from then on a server that starts serves the new versions, and every running
-one is told, one after another, waited for, and asked golden rows; servers that appear meanwhile too. Triton itself
-drains: a version that leaves answers what it has begun. Any failure, of the record too, leads everyone back, and asks
-whether the version before answers again. Who may change is `site`'s; why is `make_live`'s.
+Used by `release`, `promote` and `rollback`. A version that left Triton's repository comes back from its copy in the
+model store, so how long the repository keeps versions decides only how long a rollback takes.
+
+The rehearsal (about 0.3 s with traffic beside it) is there because Triton gives requests without a version to the
+highest one the moment it is loaded: whatever a load can reveal must be revealed before the real name is touched.
+
+The one atomic write is the configuration: from then on a server that starts serves the new version, and every running
+one is notified, one after another, waited for, and asked golden rows; servers that appear meanwhile too. Triton itself
+drains: a version that leaves answers what it has begun. Any failure, of the record too, leads every server back, and
+asks whether the version before answers again.
 """
 
 from __future__ import annotations
 
 import logging
 from collections.abc import Callable
-from typing import NamedTuple, TypeVar
+from contextlib import suppress
+from typing import TypeVar
 
-from components.contracts.serving import MODEL_NAME
+from components.contracts.manifests import Release
+from components.contracts.serving import CANDIDATE_NAME, MODEL_NAME
+from components.deployment.graph.files import graph_sha256
 from components.deployment.graph.parity import GoldenRows
-from components.deployment.servers import Patience, Server, bring_up, probe, wait_until_ready
-from components.deployment.site import Site
+from components.deployment.repository.triton_config import ServingOptions
+from components.deployment.repository.version_files import GOLDEN_FILE
+from components.deployment.servers import RunningServer, bring_up, probe
+from components.deployment.site import Fallback, Site, restore_server
 from components.runtime.errors import ContractError, PermanentError, TemporaryError
+from components.store.models import graph_folder
+from components.store.promotion_journal import Promotion
 
 logger = logging.getLogger(__name__)
 
 T = TypeVar("T")
 
 
-class Fallback(NamedTuple):
-    """The version that must answer again where a change fails."""
+def make_live(site: Site, target: Release, line: Promotion, *, options: ServingOptions) -> Promotion:
+    """The journal's line that made `target` live on every server.
 
-    version: int
-    golden: GoldenRows
+    Args:
+        site: Where.
+        target: The version; its graph and golden rows are in the store, or still in the repository.
+        line: What the journal will say (`Site.entry`); announced as an intent first.
+        options: How it is served.
+
+    Raises:
+        ContractError: its files are absent or damaged.
+        TemporaryError: a server does not answer or get ready; what was live is live.
+        PermanentError: a server refused or answered wrongly; what was live is live.
+    """
+    version, repository = target.version, site.repository
+    was_there = version in repository.versions()
+
+    def record() -> Promotion:
+        written = site.append(line)
+        site.checkpoint("journal written")
+        return written
+
+    with site.announced(line):
+        try:
+            if was_there:
+                found = repository.published.graph_sha256(version)
+                _check_graph(f"graph of version {version}", found, target)
+            else:
+                stage_version(site, target, options)
+            config = repository.config_for(version, options)
+            golden = repository.published.golden_rows(version)
+            written = switch(site, version, config=config, golden=golden, record=record)
+        except BaseException:
+            if not was_there:
+                _withdraw_files(site, version)
+            raise
+    try:
+        # Ends a canary's share, which was judged against a version that is no longer live; its next step tries again.
+        site.reset_plan(written.reason)
+    except (ContractError, TemporaryError, PermanentError) as error:
+        logger.warning("version %d is live, but the traffic plan could not be renewed: %s", written.version, error)
+    return written
 
 
-def fallback_of(site: Site) -> Fallback | None:
-    """What the journal says is live, if the repository holds it."""
-    live = site.live
-    if live is None or live.version not in site.repository.versions():
-        return None
-    return Fallback(live.version, site.repository.golden_rows(live.version))
+def _check_graph(name: str, found: str, target: Release) -> None:
+    if found != target.sha256["graph"]:
+        raise ContractError(f"{name} has sha256 {found}, expected {target.sha256['graph']}")
+
+
+def _withdraw_files(site: Site, version: int) -> None:
+    try:
+        site.repository.withdraw(version)
+    except (ContractError, TemporaryError, PermanentError) as error:
+        # The failure before this one says more; files that no configuration names do no harm.
+        logger.error("files of version %d stay in the repository: %s", version, error)
+
+
+def stage_version(site: Site, target: Release, options: ServingOptions) -> None:
+    """Leaves the version in the repository, named by no configuration, after every server answered correctly with it.
+
+    Raises:
+        ContractError, TemporaryError, PermanentError: as `make_live`; nothing is left of it.
+    """
+    version, folder = target.version, graph_folder(site.store, target.version)
+    if not (folder / GOLDEN_FILE).exists():
+        raise ContractError(f"version {version} left the repository, and {folder} holds no copy of it")
+    _check_graph(f"graph in {folder}", graph_sha256(folder), target)
+    golden = GoldenRows.load(folder / GOLDEN_FILE)
+
+    def rehearse(server: RunningServer) -> None:
+        try:
+            bring_up(server, CANDIDATE_NAME, version=version, golden=golden, patience=site.patience)
+        except (TemporaryError, PermanentError):
+            with suppress(TemporaryError, PermanentError):
+                server.unload(CANDIDATE_NAME)
+            raise
+        server.unload(CANDIDATE_NAME)
+
+    try:
+        site.repository.stage(version, folder, options)
+        site.checkpoint("staged")
+        site.fleet.for_each(rehearse)
+        site.checkpoint("rehearsed")
+    except BaseException:
+        site.repository.discard_candidate()
+        raise
+    site.repository.publish(version)
+    site.checkpoint("folder published")
 
 
 def switch(site: Site, version: int, *, config: str, golden: GoldenRows, record: Callable[[], T]) -> T:
@@ -44,13 +132,13 @@ def switch(site: Site, version: int, *, config: str, golden: GoldenRows, record:
     Raises:
         TemporaryError: a server failed to load or get ready in time; everything is as it was before.
         PermanentError: a server refused or answered wrongly; everything is as it was before.
-            Either names what could not be led back, which `site.lost` holds too.
+            Either names what could not be restored, which `site.lost` holds too.
     """
-    before, fallback = site.repository.read_config(), fallback_of(site)
+    before, fallback = site.repository.read_config(), site.fallback()
 
-    def serve(server: Server) -> None:
-        bring_up(server, MODEL_NAME, version, golden, site.patience)
-        probe(server, MODEL_NAME, version, golden, named=False)
+    def serve(server: RunningServer) -> None:
+        bring_up(server, MODEL_NAME, version=version, golden=golden, patience=site.patience)
+        probe(server, MODEL_NAME, version=version, golden=golden, named=False)
         logger.info("triton %s serves version %d", server.url, version)
         site.checkpoint("loaded")
 
@@ -58,7 +146,7 @@ def switch(site: Site, version: int, *, config: str, golden: GoldenRows, record:
         site.is_published = True
         site.repository.write_config(config)
         site.checkpoint("config written")
-        site.fleet.tell_all(serve)
+        site.fleet.for_all(serve)
         site.checkpoint("probed")
         return record()
     except BaseException as error:
@@ -71,10 +159,9 @@ def switch(site: Site, version: int, *, config: str, golden: GoldenRows, record:
 
 
 def _restore(site: Site, config: str | None, fallback: Fallback | None) -> list[str]:
-    """Puts the configuration back and tells every server; answers what could not be led back."""
-    lost = []
+    """Restores the configuration and notifies every server; answers what could not be restored."""
     if not site.holds_lock():
-        # Whoever has the lock now has gone back already, and perhaps forth: its servers are not to be touched.
+        # Whoever holds the lock now has gone back already, and may have moved on: its servers are not to be touched.
         site.needs_recovery = True
         return ["another deployment took over, and decides what is served"]
     try:
@@ -83,26 +170,14 @@ def _restore(site: Site, config: str | None, fallback: Fallback | None) -> list[
     except (TemporaryError, PermanentError, ContractError) as error:
         site.needs_recovery = True
         logger.error("the configuration could not be restored: %s", error)
-        # Told now, a server would load what is being gone back from; those not told yet serve what was live.
+        # If the servers were notified now, they would load the version we are rolling back from; those that were not
+        # notified yet still serve what was live.
         return [f"the configuration could not be restored: {error}"]
-    for server in site.fleet.servers:
-        if problem := go_back(server, config, fallback, site.patience):
-            lost.append(problem)
-    for problem in lost:
+    problems = [
+        problem
+        for server in site.fleet.servers
+        if (problem := restore_server(server, config, fallback=fallback, patience=site.patience))
+    ]
+    for problem in problems:
         logger.error("%s", problem)
-    return lost
-
-
-def go_back(server: Server, config: str | None, fallback: Fallback | None, patience: Patience) -> str | None:
-    """Tells one server of the restored configuration and asks it; what is wrong, None if nothing is."""
-    try:
-        if config is None:
-            server.unload(MODEL_NAME)
-        else:
-            server.load(MODEL_NAME)
-        if config is not None and fallback is not None:
-            wait_until_ready(server, MODEL_NAME, fallback.version, patience)
-            probe(server, MODEL_NAME, fallback.version, fallback.golden, named=False)
-    except (TemporaryError, PermanentError) as error:
-        return f"triton {server.url} did not go back: {error}"
-    return None
+    return problems

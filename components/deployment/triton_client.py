@@ -1,6 +1,6 @@
 """One running Triton, as a release needs it: load, unload, readiness, and an answer to golden rows.
 
-The only module here that imports tritonclient; its exceptions become `TemporaryError` or `PermanentError`, once.
+The only module here that calls tritonclient; its exceptions become `TemporaryError` or `PermanentError`, once.
 Deadlines are generous on purpose: Triton 2.51 can crash when gRPC calls are cancelled.
 """
 
@@ -27,7 +27,7 @@ _TEMPORARY = ("UNAVAILABLE", "DEADLINE_EXCEEDED", "RESOURCE_EXHAUSTED", "ABORTED
 
 
 def _is_closed(url: str) -> bool:
-    """Whether the host refuses connections to the port; gRPC tells it from other failures in its prose only."""
+    """Whether the host refuses connections to the port; gRPC names this failure only in the text of its message."""
     host, _, port = url.rpartition(":")
     try:
         socket.create_connection((host.strip("[]"), int(port)), timeout=CONNECT_SECONDS).close()

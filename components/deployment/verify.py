@@ -2,10 +2,10 @@
 
 First the identity: the hashes of data, workflow, weights and graph as journal, manifest and files have them; that the
 stored model still makes the same graph; that the golden rows hold. Then every logged row of the version is scored again
-by its graph, in this process, and held against the score that was served. Reads only, needs no server and no
-repository; memory is bounded by a batch of rows beside the graph.
+by its graph, in this process, and compared with the score that was served or given in the shadow. Reads only, needs no
+server and no repository; memory is bounded by a batch of rows beside the graph.
 
-Exit codes: 0 all the same, 1 something differs, 2 misuse (never released, no rows) or a lake that cannot be read.
+Exit codes are those of every command (docs/pipeline.md); 1 means that something differs.
 """
 
 from __future__ import annotations
@@ -13,35 +13,67 @@ from __future__ import annotations
 import argparse
 import json
 import math
-import sys
-from dataclasses import asdict, dataclass
+from collections.abc import Callable, Iterator
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
+from numpy.typing import NDArray
 
-from components.contracts.criteo import CATEGORICAL, DENSE
-from components.deployment.graph.files import GRAPH_FILE
-from components.deployment.graph.parity import open_graph, score
-from components.deployment.identity import Check, check_golden, check_identity, read_recorded
-from components.deployment.logged_rows import LoggedRows, read_logged_rows
-from components.runtime.errors import ContractError, PermanentError, TemporaryError
+from components.contracts.criteo import (
+    CATEGORICAL,
+    DENSE,
+    MISSING_CATEGORY,
+    MODEL_VERSION,
+    REQUEST_ID,
+    ROW,
+    SCORE,
+    SHADOW_SCORE,
+    SHADOW_VERSION,
+    feature_matrix,
+)
+from components.contracts.manifests import Model, Release
+from components.deployment.graph.export import export
+from components.deployment.graph.files import GRAPH_FILE, graph_sha256
+from components.deployment.graph.parity import TOLERANCE, GoldenRows, check_scores, open_graph, score
+from components.deployment.repository.version_files import GOLDEN_FILE
+from components.runtime.durable import sha256_tree
+from components.runtime.errors import ContractError
+from components.runtime.exit_codes import ExitCode, exits_with_code
 from components.storage.locations import open_objects
 from components.storage.objects import Objects
 from components.storage.uris import is_bucket_uri, typed_folder
+from components.store.archived_rows import ArchivedFile, archived_files
+from components.store.models import graph_folder, model_folder, release_path
+from components.store.promotion_journal import Promotion, read_entries
 
 DEFAULT_TOLERANCE = 1e-6
-"""Largest accepted difference of one probability. What differs rightly is the order of sums: rows were served in other
+"""Largest accepted difference of one probability. What may differ is the order of sums: rows were served in other
 batches than they are scored in here, on a GPU perhaps."""
+BATCH_ROWS = 16_384
+_LOGGED_COLUMNS = (*DENSE, *CATEGORICAL, REQUEST_ID, ROW)
+_SCORES = ((MODEL_VERSION, SCORE), (SHADOW_VERSION, SHADOW_SCORE))
+"""Who scored a row, and how; the second pair is there only where a row was scored in the shadow too."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class Difference:
+class Check:
+    """One thing that identifies a version."""
+
+    name: str
+    held: bool
+    detail: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class ScoreDifference:
     """A logged row whose score is not what the graph says."""
 
     file: str
-    place: int
+    position: int
     """Row in the file, from 0."""
     request_id: str
     row: int
@@ -68,16 +100,16 @@ class Verification:
     tolerance: float
     max_abs_diff: float | None
     """Of one row; None where there is no row, or a score is no number."""
-    first_difference: Difference | None
+    first_difference: ScoreDifference | None
 
     @property
     def same(self) -> bool:
         """Whether nothing differs."""
-        return self.num_different == 0 and all(check.held is not False for check in self.checks)
+        return self.num_different == 0 and all(check.held for check in self.checks)
 
 
 def verify(
-    version: int, store: Path, lake: Path | Objects, *, tolerance: float = DEFAULT_TOLERANCE, limit: int | None = None
+    version: int, store: Path, lake: Objects, *, tolerance: float = DEFAULT_TOLERANCE, limit: int | None = None
 ) -> Verification:
     """What was found about `version`.
 
@@ -97,7 +129,7 @@ def verify(
         comparison = _Comparison(tolerance)
         if graph is not None:
             session = open_graph(graph / GRAPH_FILE)
-            checks.append(check_golden(session, recorded, store))
+            checks.append(_check_golden(session, graph_folder(store, version) / GOLDEN_FILE))
             for logged in read_logged_rows(lake, version):
                 rest = len(logged) if limit is None else limit - comparison.num_rows
                 if rest <= 0:
@@ -117,6 +149,196 @@ def verify(
     )
 
 
+@dataclass(frozen=True, kw_only=True)
+class Recorded:
+    """What the store says about a version."""
+
+    version: int
+    manifest: Release | None
+    """None where a release came to nothing."""
+    entries: list[Promotion]
+    """The journal's lines about it, oldest first."""
+
+    @property
+    def model_id(self) -> str:
+        """The model that the version serves."""
+        return self.manifest.model_id if self.manifest else self.entries[-1].model_id
+
+    @property
+    def sha256(self) -> dict[str, str]:
+        """Hashes as released."""
+        return self.manifest.sha256 if self.manifest else self.entries[-1].sha256
+
+
+def read_recorded(store: Path, version: int) -> Recorded:
+    """What the store says about `version`.
+
+    Raises:
+        ContractError: nothing: it was never released.
+    """
+    path = release_path(store, version)
+    manifest = Release.read(path) if path.exists() else None
+    entries = [entry for entry in read_entries(store) if entry.version == version]
+    if manifest is None and not entries:
+        raise ContractError(f"version {version} was never released in model store {store}, expected one of its journal")
+    return Recorded(version=version, manifest=manifest, entries=entries)
+
+
+def check_identity(recorded: Recorded, store: Path, scratch: Path) -> tuple[list[Check], Path | None]:
+    """The checks of identity, and the folder of a graph with the released hash; None where there is none left."""
+    kept = graph_folder(store, recorded.version)
+    folder = model_folder(store, recorded.model_id).absolute()
+
+    def exported_again() -> str:
+        # The files are this store's, also where the store was moved or restored elsewhere since it wrote its URIs.
+        export(replace(Model.read(folder / Model.MANIFEST), uri=folder.as_uri()), scratch)
+        return graph_sha256(scratch)
+
+    sources: dict[str, Callable[[], str]] = {
+        "data": lambda: Model.read(folder / Model.MANIFEST).raw_digest,
+        "workflow": lambda: sha256_tree(folder / Model.WORKFLOW),
+        "weights": lambda: sha256_tree(folder / Model.WEIGHTS),
+        "graph": lambda: graph_sha256(kept),
+        "graph exported again": exported_again,
+    }
+    checks = [_check_journal(recorded)]
+    for name, source in sources.items():
+        checks.append(_check_hash(name, recorded.sha256.get(name.split()[0]), source))
+    held = {check.name: check.held for check in checks}
+    graph = kept if held["graph"] else scratch if held["graph exported again"] else None
+    return checks, graph
+
+
+def _check_hash(name: str, released: str | None, source: Callable[[], str]) -> Check:
+    try:
+        found = source()
+    except (ContractError, OSError) as error:
+        return Check(name=name, held=False, detail=str(error))
+    detail = f"sha256 {found}" if found == released else f"sha256 is {found}, expected {released} as released"
+    return Check(name=name, held=found == released, detail=detail)
+
+
+def _check_journal(recorded: Recorded) -> Check:
+    """That every line of the journal about the version names the hashes and the model of its manifest."""
+    name, hashes = "journal", recorded.sha256
+    if not recorded.entries:
+        return Check(name=name, held=False, detail=f"no line names version {recorded.version}, but it has a manifest")
+    for entry in recorded.entries:
+        if entry.model_id != recorded.model_id:
+            return Check(name=name, held=False, detail=f"model is {entry.model_id}, expected {recorded.model_id}")
+        for part in sorted(entry.sha256.keys() | hashes.keys()):
+            if (digest := entry.sha256.get(part)) != hashes.get(part):
+                detail = f"sha256 of {part} is {digest} in the line of {entry.time}, expected {hashes.get(part)}"
+                return Check(name=name, held=False, detail=detail)
+    return Check(name=name, held=True, detail=", ".join(f"{entry.action} {entry.time}" for entry in recorded.entries))
+
+
+def _check_golden(session: Any, path: Path) -> Check:
+    """Whether the graph behind `session` answers the version's golden rows as training did."""
+    try:
+        golden = GoldenRows.load(path)
+        largest = check_scores(score(session, golden), golden, tolerance=TOLERANCE, source="graph")
+    except ContractError as error:
+        return Check(name="golden rows", held=False, detail=str(error))
+    return Check(name="golden rows", held=True, detail=f"{len(golden)} rows, largest difference {largest:.3g}")
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class LoggedRows:
+    """Rows of one file that the version scored; at least one."""
+
+    name: str
+    """Of the file, below the lake."""
+    positions: NDArray[np.int64]
+    """[n] row in the file, from 0."""
+    request_ids: list[str]
+    """[n]."""
+    rows: NDArray[np.int32]
+    """[n] row of the request."""
+    asked: GoldenRows
+    """Raw features, and as what is expected of them the logged scores; NaN where a row was logged without one."""
+
+    def __len__(self) -> int:
+        """Number of rows."""
+        return len(self.rows)
+
+    def first(self, num_rows: int) -> LoggedRows:
+        """At most `num_rows` of the rows, the first ones."""
+        asked = GoldenRows(
+            dense=self.asked.dense[:num_rows],
+            categorical=self.asked.categorical[:num_rows],
+            expected=self.asked.expected[:num_rows],
+        )
+        return LoggedRows(
+            name=self.name,
+            positions=self.positions[:num_rows],
+            request_ids=self.request_ids[:num_rows],
+            rows=self.rows[:num_rows],
+            asked=asked,
+        )
+
+
+def read_logged_rows(lake: Objects, version: int) -> Iterator[LoggedRows]:
+    """The rows of `lake` that `version` scored, in the order of files and their rows.
+
+    Scores that were served and those of the shadow come in batches of their own. Row groups whose statistics name
+    other versions alone are not read; a file of a bucket is fetched whole.
+
+    Raises:
+        ContractError: a file is damaged, or lacks a column; names it.
+        TemporaryError, PermanentError: the bucket cannot be read.
+    """
+    for archived in archived_files(lake):
+        with archived.opened() as file:
+            yield from _logged_rows_of(file, archived, version)
+
+
+def _logged_rows_of(file: Any, archived: ArchivedFile, version: int) -> Iterator[LoggedRows]:
+    names, start = file.schema_arrow.names, 0
+    # Rows that no model of ours served may come without the log's columns.
+    pairs = [pair for pair in _SCORES if set(pair) <= set(names)]
+    for number in range(file.num_row_groups):
+        group = file.metadata.row_group(number)
+        position = start
+        start += group.num_rows
+        held = [pair for pair in pairs if _may_hold(group.column(names.index(pair[0])).statistics, group, version)]
+        if not held:
+            continue
+        if lacking := [name for name in _LOGGED_COLUMNS if name not in names]:
+            raise ContractError(f"{archived.uri} lacks columns {lacking}, expected those of a row that was archived")
+        columns = [*_LOGGED_COLUMNS, *(name for pair in held for name in pair)]
+        for batch in file.iter_batches(batch_size=BATCH_ROWS, row_groups=[number], columns=columns):
+            for scored_by, score_column in held:
+                at = np.flatnonzero(batch.column(scored_by).fill_null(-1).to_numpy(zero_copy_only=False) == version)
+                if len(at):
+                    rows = batch.take(pa.array(at))
+                    yield _logged_rows(rows, archived.name, positions=position + at, score=score_column)
+            position += batch.num_rows
+
+
+def _may_hold(statistics: Any, group: Any, version: int) -> bool:
+    """Whether a row group's statistics allow that it holds rows of the version."""
+    if statistics is None:
+        return True
+    if statistics.has_null_count and statistics.null_count == group.num_rows:
+        return False
+    return not statistics.has_min_max or bool(statistics.min <= version <= statistics.max)
+
+
+def _logged_rows(batch: Any, name: str, *, positions: NDArray[np.int64], score: str) -> LoggedRows:
+    return LoggedRows(
+        name=name,
+        positions=positions,
+        request_ids=batch.column(REQUEST_ID).to_pylist(),
+        rows=batch.column(ROW).to_numpy(zero_copy_only=False),
+        asked=GoldenRows(
+            dense=feature_matrix(batch, DENSE, "float32", np.nan),
+            categorical=feature_matrix(batch, CATEGORICAL, "int64", MISSING_CATEGORY),
+            expected=feature_matrix(batch, [score], "float32", np.nan).ravel(),
+        ),
+    )
+
+
 class _Comparison:
     """Logged scores against recomputed ones, batch by batch."""
 
@@ -125,7 +347,7 @@ class _Comparison:
         self._largest = 0.0
         self.files: set[str] = set()
         self.num_rows = self.num_different = 0
-        self.first: Difference | None = None
+        self.first: ScoreDifference | None = None
 
     @property
     def max_abs_diff(self) -> float | None:
@@ -134,7 +356,7 @@ class _Comparison:
     def add(self, logged: LoggedRows, scores: Any) -> None:
         """Takes in a batch and what the graph says about it."""
         apart = np.abs(scores.astype(np.float64) - logged.asked.expected.astype(np.float64))
-        # NaN must lose: it compares false with every tolerance.
+        # NaN compares false with every tolerance, and must count as different.
         apart = np.where(np.isnan(apart), np.inf, apart)
         wrong = np.flatnonzero(apart > self._tolerance)
         self.files.add(logged.name)
@@ -145,22 +367,22 @@ class _Comparison:
             self.first = _difference(logged, int(wrong[0]), float(scores[wrong[0]]))
 
 
-def _difference(logged: LoggedRows, at: int, recomputed: float) -> Difference:
+def _difference(logged: LoggedRows, at: int, recomputed: float) -> ScoreDifference:
     dense, categorical = logged.asked.dense[at].tolist(), logged.asked.categorical[at].tolist()
-    values: dict[str, float | int | None] = {name: _number(value) for name, value in zip(DENSE, dense)}
+    values: dict[str, float | int | None] = {name: _finite(value) for name, value in zip(DENSE, dense)}
     values |= {name: value if value >= 0 else None for name, value in zip(CATEGORICAL, categorical)}
-    return Difference(
+    return ScoreDifference(
         file=logged.name,
-        place=int(logged.places[at]),
+        position=int(logged.positions[at]),
         request_id=logged.request_ids[at],
         row=int(logged.rows[at]),
-        logged=_number(float(logged.asked.expected[at])),
-        recomputed=_number(recomputed),
+        logged=_finite(float(logged.asked.expected[at])),
+        recomputed=_finite(recomputed),
         values=values,
     )
 
 
-def _number(value: float) -> float | None:
+def _finite(value: float) -> float | None:
     return value if math.isfinite(value) else None
 
 
@@ -181,42 +403,26 @@ def build_parser() -> argparse.ArgumentParser:
     return parser
 
 
+@exits_with_code
 def main(argv: list[str] | None = None) -> int:
-    """Verifies a version; answers the exit code."""
+    """Verifies a version; see the module for its exit codes."""
     arguments = build_parser().parse_args(argv)
-    try:
-        if not arguments.tolerance >= 0:
-            raise ContractError(f"tolerance is {arguments.tolerance}, expected at least 0")
-        if arguments.limit is not None and arguments.limit < 1:
-            raise ContractError(f"limit is {arguments.limit}, expected at least 1")
-        store, lake = typed_folder(arguments.store, "--store"), _lake(arguments.lake)
-        found = verify(
-            arguments.version,
-            store,
-            lake,
-            tolerance=arguments.tolerance,
-            limit=arguments.limit,
-        )
-    except (ContractError, TemporaryError, PermanentError) as error:
-        print(f"error: {error}", file=sys.stderr)
-        return 2
-    print(json.dumps({**asdict(found), "same": found.same}, allow_nan=False) if arguments.json else _told(found))
+    if not arguments.tolerance >= 0:
+        raise ContractError(f"tolerance is {arguments.tolerance}, expected at least 0")
+    if arguments.limit is not None and arguments.limit < 1:
+        raise ContractError(f"limit is {arguments.limit}, expected at least 1")
+    store = typed_folder(arguments.store, "--store")
+    uri = arguments.lake if is_bucket_uri(arguments.lake) else str(typed_folder(arguments.lake, "--lake"))
+    found = verify(arguments.version, store, open_objects(uri), tolerance=arguments.tolerance, limit=arguments.limit)
+    print(json.dumps({**asdict(found), "same": found.same}, allow_nan=False) if arguments.json else _as_text(found))
     if found.same and not found.num_rows:
-        print(
-            f"error: no row of {arguments.lake} was scored by version {found.version}, expected logged rows",
-            file=sys.stderr,
-        )
-        return 2
-    return 0 if found.same else 1
+        raise ContractError(f"no row of {arguments.lake} was scored by version {found.version}, expected logged rows")
+    return ExitCode.DONE if found.same else ExitCode.REFUSED
 
 
-def _lake(text: str) -> Path | Objects:
-    return open_objects(text) if is_bucket_uri(text) else typed_folder(text, "--lake")
-
-
-def _told(found: Verification) -> str:
+def _as_text(found: Verification) -> str:
     """The findings as lines for people."""
-    words = {True: "same", False: "DIFFERS", None: "unknown"}
+    words = {True: "same", False: "DIFFERS"}
     lines = [f"version {found.version}, model {found.model_id}"]
     lines += [f"  {words[check.held]:<8} {check.name}: {check.detail}" for check in found.checks]
     largest = "none" if found.max_abs_diff is None else f"{found.max_abs_diff:.3g}"
@@ -226,7 +432,7 @@ def _told(found: Verification) -> str:
     )
     if (first := found.first_difference) is not None:
         lines.append(
-            f"first difference: {first.file} row {first.place}, request {first.request_id} row {first.row}: "
+            f"first difference: {first.file} row {first.position}, request {first.request_id} row {first.row}: "
             f"logged {first.logged}, recomputed {first.recomputed}; the row is {first.values}"
         )
     return "\n".join(lines)

@@ -1,12 +1,12 @@
-"""The watchdog: asks every Triton golden rows of what the journal calls live, and loads anew what answers wrongly.
+"""The watchdog: asks every Triton golden rows of what the journal calls live, and reloads what answers wrongly.
 
-`python -m components.deployment.watchdog --store S`. It exists because a server's word cannot be trusted: with its
-Python stub dead, Triton (before 26.01) says "ready" for ever and refuses all requests. And a replica that started in
-the middle of a release, unseen by it, goes on serving what it read.
+`python -m components.deployment.watchdog --store S`. It exists because a server's own word cannot be trusted: with its
+Python stub dead, Triton (before 26.01) stays "ready" and refuses all requests. And a replica that started in the middle
+of a release, unseen by it, goes on serving what it read.
 
 It heals under the deployment's lock and never waits for it: while a release is at work, the release decides what is
-served. One that was killed is taken back (`recovery`), so that the configuration says again what the journal says. A
-server that does not answer at all is its supervisor's to restart; it is asked again and again until it is back.
+served. A release that was killed is taken back (`site.opened`), so that the configuration says again what the journal
+says. A server that does not answer at all is its supervisor's to restart; it is asked again until it is back.
 """
 
 from __future__ import annotations
@@ -15,7 +15,6 @@ import argparse
 import json
 import logging
 import signal
-import sys
 import threading
 from collections import Counter
 from collections.abc import Callable
@@ -25,24 +24,19 @@ from functools import lru_cache
 from pathlib import Path
 
 from components.contracts.serving import CANARY_NAME, MODEL_NAME, QUEUE_REFUSALS
-from components.deployment.canary import state as canary_state
 from components.deployment.command_line import add_site_flags, site_of
-from components.deployment.discovery import Resolve, addresses_of, resolve
-from components.deployment.recovery import opened
-from components.deployment.repository.model_repository import ModelRepository
 from components.deployment.repository.triton_config import read_options
-from components.deployment.servers import Connect, Server, probe, wait_until_ready
-from components.deployment.site import SiteSettings
-from components.deployment.triton_client import Triton
+from components.deployment.servers import RunningServer, addresses_of, probe, wait_until_ready
+from components.deployment.site import SiteSettings, opened
 from components.runtime.durable import write_whole
 from components.runtime.errors import ContractError, PermanentError, TemporaryError
-from components.storage.locations import open_objects
+from components.runtime.exit_codes import exits_with_code
 from components.store import promotion_journal
 
 logger = logging.getLogger(__name__)
 
 WELL = "well"
-"""The right version answered the golden rows rightly."""
+"""The right version answered the golden rows correctly."""
 GONE = "gone"
 """The server does not answer at all."""
 BUSY = "busy"
@@ -52,9 +46,9 @@ SUSPECT = "suspect"
 SKIPPED = "skipped"
 """Ill, but a deployment is at work."""
 HEALED = "healed"
-"""It was ill, and answers rightly since it was loaded anew."""
+"""It was ill, and answers correctly since it was reloaded."""
 ILL = "ill"
-"""Loading it anew did not help."""
+"""Reloading it did not help."""
 FINDINGS = (WELL, GONE, BUSY, SUSPECT, SKIPPED, HEALED, ILL)
 
 _LEVELS = {
@@ -65,7 +59,7 @@ _LEVELS = {
 _DEAD_STUB = "not healthy"
 """In the refusal of every request to a model whose stub died; needs no second opinion."""
 _STRIKES = 2
-"""Wrong or absent answers in a row before a model is loaded anew; where that does not help, it is tried again at every
+"""Wrong or absent answers in a row before a model is reloaded; where that does not help, it is tried again at every
 doubling of them: a model that is unloaded in each round answers nobody."""
 
 _ASKED_PER_INSTANCE = 2
@@ -78,18 +72,16 @@ class Watchdog:
     """Looks after the servers of one site; one call of `look` is one round."""
 
     site: SiteSettings
-    connect: Connect = Triton
-    resolve: Resolve = resolve
     counts: Counter[str] = field(default_factory=Counter)
     """How often each finding was made, since the start."""
     num_recovered: int = 0
     """Killed deployments that were taken back."""
 
     def __post_init__(self) -> None:
-        """Prepares what is remembered from round to round."""
-        self._repository = ModelRepository(open_objects(self.site.repository))
+        """Prepares the memory from round to round."""
+        self._repository = self.site.open_repository()
         # A version's number is never given to other weights, so its rows stay the same.
-        self._golden = lru_cache(maxsize=4)(self._repository.golden_rows)
+        self._golden = lru_cache(maxsize=4)(self._repository.published.golden_rows)
         self._strikes: Counter[str] = Counter()
         self._last: dict[str, str] = {}
 
@@ -102,7 +94,7 @@ class Watchdog:
         self._recover()
         findings = {}
         for url in self._addresses():
-            for name, version in self._asked().items():
+            for name, version in self._expected_versions().items():
                 key = f"{url} {name}"
                 finding, why = self._look_at(url, name, version)
                 findings[key] = finding
@@ -114,14 +106,14 @@ class Watchdog:
 
     def _addresses(self) -> list[str]:
         """host:port of each server now: replicas come and go."""
-        found = [address for url in self.site.triton_urls for address in addresses_of(url, self.resolve)]
+        found = [address for url in self.site.triton_urls for address in addresses_of(url, self.site.resolve)]
         return list(dict.fromkeys(found))
 
-    def _asked(self) -> dict[str, int]:
+    def _expected_versions(self) -> dict[str, int]:
         """Which version each model must answer with, as the journal says."""
-        live, canary = promotion_journal.current(self.site.store), canary_state.active(self.site.store)
-        asked = {MODEL_NAME: live, CANARY_NAME: canary}
-        return {name: entry.version for name, entry in asked.items() if entry is not None}
+        live, canary = promotion_journal.current(self.site.store), promotion_journal.canary_at_work(self.site.store)
+        lines = {MODEL_NAME: live, CANARY_NAME: canary}
+        return {name: entry.version for name, entry in lines.items() if entry is not None}
 
     def _recover(self) -> None:
         """Takes back a deployment that was killed; one that is at work holds the lock, and is left alone."""
@@ -129,20 +121,20 @@ class Watchdog:
             return
         patience = replace(self.site.patience, lock_seconds=0.0)
         try:
-            with opened(replace(self.site, patience=patience), connect=self.connect, resolve=self.resolve) as site:
+            with opened(replace(self.site, patience=patience)) as site:
                 self.num_recovered += site.recovered is not None
         except TemporaryError as error:
             logger.info("the journal ends with an intent: %s", error)
 
     def _look_at(self, url: str, name: str, version: int) -> tuple[str, str]:
         try:
-            with closing(self.connect(url)) as server:
+            with closing(self.site.connect(url)) as server:
                 server.check_live()
                 return self._judge(server, name, version)
         except TemporaryError as error:
             return GONE, f": {error}"
 
-    def _judge(self, server: Server, name: str, version: int) -> tuple[str, str]:
+    def _judge(self, server: RunningServer, name: str, version: int) -> tuple[str, str]:
         key = f"{server.url} {name}"
         try:
             self._ask(server, name, version)
@@ -151,14 +143,14 @@ class Watchdog:
         except (TemporaryError, PermanentError) as error:
             why = str(error)
             if any(sign in why for sign in QUEUE_REFUSALS):
-                # Who is overloaded is not ill, and a reload would make it worse.
+                # An overloaded server is not ill, and a reload would make it worse.
                 return BUSY, f": {why}"
             self._strikes[key] += 1
             strikes, needed = self._strikes[key], 1 if _DEAD_STUB in why else _STRIKES
             if strikes < needed:
                 return (BUSY if isinstance(error, TemporaryError) else SUSPECT), f": {why}"
             if strikes & (strikes - 1):
-                return ILL, f": {why}; to be loaded anew later"
+                return ILL, f": {why}; to be reloaded later"
         try:
             with self._repository.locked():
                 finding, how = self._heal(server, name)
@@ -170,19 +162,19 @@ class Watchdog:
             self._strikes[key] -= 1
         return finding, f": {why}; {how}"
 
-    def _ask(self, server: Server, name: str, version: int) -> None:
-        """Returns if clients' requests, which name no version, are answered rightly; never by a cache.
+    def _ask(self, server: RunningServer, name: str, version: int) -> None:
+        """Returns if clients' requests, which name no version, are answered correctly; never by a cache.
 
-        One instance alone may be dead, and none can be asked by name; twice for each, since turns are a habit only.
+        One instance alone may be dead, and none can be asked by name, so more requests are sent than there are.
         """
         config = self._repository.read_config()
         instances = read_options(config).instances if config else 1
         for _ in range(_ASKED_PER_INSTANCE * instances if instances > 1 else 1):
-            probe(server, name, version, self._golden(version), named=False)
+            probe(server, name, version=version, golden=self._golden(version), named=False)
 
-    def _heal(self, server: Server, name: str) -> tuple[str, str]:
-        """Loads the model anew unless meanwhile it is well; what is live is read again, now that it cannot change."""
-        version = self._asked().get(name)
+    def _heal(self, server: RunningServer, name: str) -> tuple[str, str]:
+        """Reloads the model unless it is well meanwhile; what is live is read again, now that it cannot change."""
+        version = self._expected_versions().get(name)
         if version is None or promotion_journal.interrupted(self.site.store):
             return SKIPPED, "a deployment was at work meanwhile"
         trouble = self._trouble(server, name, version)
@@ -193,11 +185,11 @@ class Watchdog:
         for unload in (True,) if _DEAD_STUB in trouble else (False, True):
             trouble = self._trouble(server, name, version, load=True, unload=unload)
             if trouble is None:
-                return HEALED, "loaded anew"
-        return ILL, f"loading it anew did not help: {trouble}"
+                return HEALED, "reloaded"
+        return ILL, f"reloading it did not help: {trouble}"
 
     def _trouble(
-        self, server: Server, name: str, version: int, *, load: bool = False, unload: bool = False
+        self, server: RunningServer, name: str, version: int, *, load: bool = False, unload: bool = False
     ) -> str | None:
         """What is wrong with the model's answer, after it was loaded if asked for; None = nothing."""
         try:
@@ -233,12 +225,12 @@ def watch(
             problem = str(error)
             logger.error("this round failed: %s", error)
         if status is not None:
-            _tell(watchdog, findings, problem, status)
+            _write_status(watchdog, findings, problem, status)
         if wait(interval_seconds):
             return
 
 
-def _tell(watchdog: Watchdog, findings: dict[str, str], problem: str | None, status: Path) -> None:
+def _write_status(watchdog: Watchdog, findings: dict[str, str], problem: str | None, status: Path) -> None:
     counts = {finding: watchdog.counts[finding] for finding in FINDINGS}
     document = {"servers": findings, "counts": counts, "recovered": watchdog.num_recovered, "problem": problem}
     try:
@@ -258,25 +250,20 @@ def build_parser() -> argparse.ArgumentParser:
     return parser
 
 
+@exits_with_code
 def main(argv: list[str] | None = None) -> int:
-    """Watches until SIGTERM or Ctrl-C; exit code 0, or 2 for misuse."""
+    """Watches until SIGTERM or Ctrl-C."""
     arguments = build_parser().parse_args(argv)
-    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
-    try:
-        if arguments.interval_seconds <= 0:
-            raise ContractError(f"interval is {arguments.interval_seconds} s, expected more than 0")
-        site = site_of(arguments)
-        if not site.triton_urls:
-            raise ContractError("triton urls are none, expected at least one")
-        watchdog = Watchdog(site=site)
-    except ContractError as error:
-        print(f"error: {error}", file=sys.stderr)
-        return 2
+    if arguments.interval_seconds <= 0:
+        raise ContractError(f"interval is {arguments.interval_seconds} s, expected more than 0")
+    site = site_of(arguments)
+    if not site.triton_urls:
+        raise ContractError("triton urls are none, expected at least one")
     # The event ends the wait between rounds, never a call: a cancelled call can crash Triton 2.51.
     stop = threading.Event()
     for each in (signal.SIGTERM, signal.SIGINT):
         signal.signal(each, lambda *_: stop.set())
-    watch(watchdog, arguments.interval_seconds, stop.wait, arguments.status)
+    watch(Watchdog(site=site), arguments.interval_seconds, stop.wait, arguments.status)
     return 0
 
 

@@ -1,23 +1,18 @@
-"""Evaluation as a plain command.
-
-Exit code 0 = accepted, 1 = refused, 2 = the input is not what was agreed, 3 = storage failed; another try may do,
-70 = a fault of the program, with its traceback; the candidate was not judged.
-"""
+"""Evaluation as a plain command; exit codes are those of every command (docs/pipeline.md), 1 = the gate refused."""
 
 from __future__ import annotations
 
 import argparse
+import json
 import logging
-import sys
-import traceback
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 from components.contracts.manifests import Model, RawDataset, TrainingSet, Verdict
 from components.dcn import share_cores
 from components.runtime.durable import write_whole
-from components.runtime.errors import ContractError
-from components.runtime.exit_codes import ExitCode
+from components.runtime.exit_codes import ExitCode, exits_with_code
 from components.storage.uris import local_path
 from components.store.models import champion, keep_verdict, scores_path
 from components.store.run_notes import noted
@@ -44,7 +39,7 @@ def build_parser() -> argparse.ArgumentParser:
         "--max-old-auc-loss",
         type=float,
         default=-1.0,
-        help="the same on held-out rows of days before the window; negative: told, not judged (default %(default)s)",
+        help="the same on held-out rows older than the window; negative: reported, not judged (default %(default)s)",
     )
     parser.add_argument(
         "--accept-inconclusive",
@@ -63,38 +58,29 @@ def build_parser() -> argparse.ArgumentParser:
     return parser
 
 
+@exits_with_code
 def main(argv: Sequence[str] | None = None) -> int:
     """Runs the step; see the module for what it returns."""
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(name)s %(message)s")
     arguments = build_parser().parse_args(argv)
-    try:
-        with noted(local_path(arguments.store), arguments.run, STEP) as note:
-            forget_report(local_path(arguments.store), arguments.run, STEP)
-            verdict = _run(arguments)
-            old = verdict.old_distribution
-            note.facts = {
-                "decision": verdict.decision,
-                "rows": verdict.num_rows,
-                "auc": verdict.candidate["auc"],
-                "champion_auc": verdict.champion["auc"] if verdict.champion else None,
-                "rows_needed": verdict.rows_needed,
-                "old_auc": old["candidate"]["auc"] if old else None,
-                "old_champion_auc": old["champion"]["auc"] if old and old["champion"] else None,
-            }
-            note.reason = verdict.reason
-            if not verdict.accepted:
-                note.state = "refused"
-    except ContractError as error:
-        print(f"error: {error}", file=sys.stderr)
-        return 2
-    except OSError as error:
-        print(f"error: {error}", file=sys.stderr)
-        return 3
-    except Exception:
-        # Python's own code for it is 1, which says here that the candidate was judged and refused.
-        traceback.print_exc()
-        return ExitCode.DEFECT
-    return 0 if verdict.accepted else 1
+    store = local_path(arguments.store)
+    with noted(store, arguments.run, STEP) as note:
+        forget_report(store, arguments.run, STEP)
+        verdict = _run(arguments)
+        champion, old = verdict.champion, verdict.old_distribution
+        note.facts = {
+            "decision": verdict.decision,
+            "rows": verdict.num_rows,
+            "auc": verdict.candidate.auc,
+            "champion_auc": champion.auc if champion else None,
+            "rows_needed": verdict.rows_needed,
+            "old_auc": old.candidate.auc if old else None,
+            "old_champion_auc": old.champion.auc if old and old.champion else None,
+        }
+        note.reason = verdict.reason
+        if not verdict.accepted:
+            note.state = "refused"
+    return ExitCode.DONE if verdict.accepted else ExitCode.REFUSED
 
 
 def _run(arguments: argparse.Namespace) -> Verdict:
@@ -102,8 +88,7 @@ def _run(arguments: argparse.Namespace) -> Verdict:
     from components.contracts.reference_statistics import ScoreHistogram
     from components.evaluation.evaluate import evaluate
     from components.evaluation.gate import GateSettings
-    from components.evaluation.outputs import metrics_document, roc_document, write_json
-    from components.evaluation.report import render_report
+    from components.evaluation.report import metrics_document, render_report, roc_document
 
     store, raw = local_path(arguments.store), RawDataset.read(arguments.raw_dataset)
     evaluation = evaluate(
@@ -121,9 +106,9 @@ def _run(arguments: argparse.Namespace) -> Verdict:
         final=local_path(arguments.work) / arguments.run / STEP,
     )
     if arguments.metrics:
-        write_json(arguments.metrics, metrics_document(evaluation))
+        _write_json(arguments.metrics, metrics_document(evaluation.verdict))
     if arguments.roc:
-        write_json(arguments.roc, roc_document(evaluation))
+        _write_json(arguments.roc, roc_document(evaluation.scored))
     report = render_report(evaluation)
     if arguments.html:
         write_whole(Path(arguments.html), report)
@@ -135,6 +120,10 @@ def _run(arguments: argparse.Namespace) -> Verdict:
     # Last: where the verdict is, everything is.
     evaluation.verdict.write(arguments.output)
     return evaluation.verdict
+
+
+def _write_json(path: str, document: dict[str, Any]) -> None:
+    write_whole(Path(path), json.dumps(document, indent=2, allow_nan=False) + "\n")
 
 
 def _bool(text: str) -> bool:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import io
 import logging
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -15,12 +15,22 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from components.contracts.manifests import Model, RawDataset, Release, TrainingSet, Verdict
+from components.contracts.manifests import (
+    AucLead,
+    Model,
+    ModelQuality,
+    OldRowsQuality,
+    RawDataset,
+    Release,
+    TrainingSet,
+    Verdict,
+)
+from components.contracts.metrics import AucDifference, AucEstimate, calibration, log_loss, normalized_entropy
+from components.contracts.retrain_request import CURRENT
 from components.contracts.vocabulary_changes import vocabulary_changes
 from components.contracts.workflow import FeatureWorkflow
-from components.evaluation.gate import GateSettings, Judgement, OldRows, judge
+from components.evaluation.gate import GateSettings, OldRows, estimate, judge
 from components.evaluation.holdout import check_counts
-from components.evaluation.numbers import Estimates, compare, estimate
 from components.evaluation.scoring import ScoredHoldout, candidate_scorer, champion_scorer, score_holdout
 from components.evaluation.slices import SliceMetrics, measure_slices, slice_column
 from components.runtime.durable import whole_directory, write_whole
@@ -48,7 +58,7 @@ def evaluate(
     training_set: TrainingSet,
     model: Model,
     champion: Release | None,
-    champion_reference: str | None = None,
+    champion_reference: str = CURRENT,
     settings: GateSettings,
     final: Path,
 ) -> Evaluation:
@@ -97,8 +107,22 @@ def evaluate(
         settings=settings,
     )
     logger.info("gate: %s", judgement.reason)
-    verdict = _verdict(model, champion, scored, old, judgement, scores=_keep_scores(final, scored))
-    verdict = replace(verdict, champion_reference=champion_reference)
+    verdict = Verdict(
+        candidate_model_id=model.model_id,
+        champion_model_id=champion.model_id if champion else None,
+        decision=judgement.decision,
+        accepted=judgement.accepted,
+        reason=judgement.reason,
+        num_rows=len(scored.labels),
+        num_clicks=int(scored.labels.sum()),
+        candidate=_quality(scored.labels, scored.candidate, judgement.estimates.candidate),
+        champion=_champion_quality(scored, judgement.estimates.champion),
+        difference=_lead(scored, judgement.estimates.difference),
+        rows_needed=judgement.rows_needed,
+        scores_uri=_keep_scores(final, scored).as_uri(),
+        old_distribution=_on_old_rows(old) if old else None,
+        champion_reference=champion_reference,
+    )
     is_first_round = training_set.parent_model_uri is None
     slices = measure_slices(scored, column=column, is_first_round=is_first_round)
     return Evaluation(verdict=verdict, scored=scored, slices=slices, settings=settings)
@@ -145,43 +169,38 @@ def _expect_its_columns(champion: Release, raw: RawDataset) -> None:
         )
 
 
-def _verdict(
-    model: Model,
-    champion: Release | None,
-    scored: ScoredHoldout,
-    old: ScoredHoldout | None,
-    judgement: Judgement,
-    *,
-    scores: Path,
-) -> Verdict:
-    judged = Estimates(judgement.candidate, judgement.champion, judgement.difference)
-    numbers = compare(scored.labels, scored.candidate, scored.champion, judged)
-    old_distribution = None
-    if old is not None:
-        rows = (old.labels, old.candidate, old.champion)
-        compared = compare(*rows, estimate(*rows))
-        old_distribution = {
-            **compared._asdict(),
-            "num_rows": len(old.labels),
-            "num_clicks": int(old.labels.sum()),
-        }
-        aucs = [part["auc"] if part else None for part in (compared.candidate, compared.champion)]
-        logger.info("on old rows: auc %s, the champion's %s", *aucs)
-    return Verdict(
-        candidate_model_id=model.model_id,
-        champion_model_id=champion.model_id if champion else None,
-        decision=judgement.decision,
-        accepted=judgement.accepted,
-        reason=judgement.reason,
-        num_rows=len(scored.labels),
-        num_clicks=int(scored.labels.sum()),
-        candidate=numbers.candidate,
-        champion=numbers.champion,
-        difference=numbers.difference,
-        rows_needed=judgement.rows_needed,
-        scores_uri=scores.as_uri(),
-        old_distribution=old_distribution,
+def _on_old_rows(old: ScoredHoldout) -> OldRowsQuality:
+    estimates = estimate(old.labels, old.candidate, old.champion)
+    quality = OldRowsQuality(
+        candidate=_quality(old.labels, old.candidate, estimates.candidate),
+        champion=_champion_quality(old, estimates.champion),
+        difference=_lead(old, estimates.difference),
+        num_rows=len(old.labels),
+        num_clicks=int(old.labels.sum()),
     )
+    logger.info("on old rows: %s", quality)
+    return quality
+
+
+def _champion_quality(scored: ScoredHoldout, estimated: AucEstimate | None) -> ModelQuality | None:
+    return None if scored.champion is None else _quality(scored.labels, scored.champion, estimated)
+
+
+def _quality(labels: NDArray[np.int8], scores: NDArray[np.float32], estimated: AucEstimate | None) -> ModelQuality:
+    return ModelQuality(
+        auc=estimated.auc if estimated else None,
+        auc_low=estimated.low if estimated else None,
+        auc_high=estimated.high if estimated else None,
+        log_loss=log_loss(labels, scores),
+        normalized_entropy=normalized_entropy(labels, scores),
+        calibration=calibration(labels, scores),
+    )
+
+
+def _lead(scored: ScoredHoldout, estimated: AucDifference | None) -> AucLead | None:
+    if scored.champion is None or estimated is None:
+        return None if scored.champion is None else AucLead()
+    return AucLead(auc=estimated.auc, low=estimated.low, high=estimated.high, p_value=estimated.p_value)
 
 
 def _keep_scores(final: Path, scored: ScoredHoldout) -> Path:

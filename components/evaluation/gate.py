@@ -15,8 +15,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from components.contracts.metrics import Z_95, AucDifference, AucEstimate, auc_difference
-from components.evaluation.numbers import estimate
+from components.contracts.metrics import Z_95, AucDifference, AucEstimate, auc_difference, auc_estimate
 from components.runtime.errors import ContractError
 
 PASS, FAIL, INCONCLUSIVE = "pass", "fail", "inconclusive"
@@ -34,12 +33,12 @@ class GateSettings:
     max_auc_loss: float = 0.002
     """AUC by which the candidate may trail the champion."""
     max_old_auc_loss: float | None = None
-    """AUC by which the candidate may trail the champion on old rows; None = what is forgotten is told, not judged."""
+    """AUC by which the candidate may trail the champion on old rows; None = it is reported, not judged."""
     accept_inconclusive: bool = False
     """Whether a candidate is released that the held-out rows can neither clear nor condemn."""
     min_class_rows: int = 10
-    """Clicks, and rows without, below which DeLong's normal interval is not believed: with a handful of either, its
-    width can even come out as 0."""
+    """Clicks, and rows without, below which DeLong's normal interval is not trusted: with a handful of either, its
+    width can even be 0."""
 
     def __post_init__(self) -> None:
         """Refuses thresholds that no AUC can meet or miss."""
@@ -59,16 +58,32 @@ class OldRows(NamedTuple):
     champion: NDArray[np.float32] | None
 
 
-class Judgement(NamedTuple):
+class Estimates(NamedTuple):
+    """AUCs with their intervals; None where there is no such number."""
+
+    candidate: AucEstimate | None
+    champion: AucEstimate | None
+    difference: AucDifference | None
+    """Candidate minus champion."""
+
+
+def estimate(labels: ArrayLike, candidate: ArrayLike, champion: ArrayLike | None) -> Estimates:
+    """The estimates of one set of rows; see `judge` for the arguments."""
+    if champion is None:
+        return Estimates(auc_estimate(labels, candidate), None, None)
+    return Estimates(
+        auc_estimate(labels, candidate), auc_estimate(labels, champion), auc_difference(labels, candidate, champion)
+    )
+
+
+class GateJudgement(NamedTuple):
     """The gate's answer, and the estimates that it rests on."""
 
     decision: str
     """`pass`, `fail` or `inconclusive`."""
     accepted: bool
     reason: str
-    candidate: AucEstimate | None
-    champion: AucEstimate | None
-    difference: AucDifference | None
+    estimates: Estimates
     rows_needed: int | None
     """Rows at which an inconclusive gate would decide with 80 % probability if the observed numbers were the true
     ones; `None` where it decided, or where more rows of this kind would only show that the candidate is too weak."""
@@ -76,7 +91,7 @@ class Judgement(NamedTuple):
 
 class _Check(NamedTuple):
     decision: str
-    words: str
+    reason: str
     rows_needed: int | None = None
 
 
@@ -87,7 +102,7 @@ def judge(
     *,
     old: OldRows | None = None,
     settings: GateSettings,
-) -> Judgement:
+) -> GateJudgement:
     """The gate's answer for one candidate on the held-out rows.
 
     Args:
@@ -115,10 +130,10 @@ def judge(
 
     decisions = [check.decision for check in checks]
     decision = next((d for d in (FAIL, INCONCLUSIVE) if d in decisions), PASS)
-    rows_needed = _rows_of(checks) if decision == INCONCLUSIVE else None
+    rows_needed = _rows_that_decide(checks) if decision == INCONCLUSIVE else None
     num_clicks = int(np.count_nonzero(label_array))
     reason = f"{decision} over {len(label_array)} held-out rows with {num_clicks} clicks: " + "; ".join(
-        check.words for check in checks
+        check.reason for check in checks
     )
     if champion is None:
         reason += "; there is no champion to compare with"
@@ -126,8 +141,8 @@ def judge(
         reason += f"; about {rows_needed} rows would decide"
     accepted = decision == PASS or (decision == INCONCLUSIVE and settings.accept_inconclusive)
     if accepted and decision == INCONCLUSIVE:
-        reason += "; accepted all the same, because accept_inconclusive is set"
-    return Judgement(decision, accepted, reason, *estimates, rows_needed)
+        reason += "; accepted nevertheless, because accept_inconclusive is set"
+    return GateJudgement(decision, accepted, reason, estimates, rows_needed)
 
 
 def rows_to_decide(num_rows: int, standard_error: float, distance: float) -> int:
@@ -178,17 +193,17 @@ def _not_worse(difference: AucDifference, max_auc_loss: float, num_rows: int) ->
 
 
 def _remembers(old: OldRows, max_auc_loss: float, min_class_rows: int) -> _Check:
-    """The check on old rows. How many of them would decide is not told: `rows_needed` counts the window's."""
+    """The check on old rows. `rows_needed` counts rows of the window, so these add nothing to it."""
     assert old.champion is not None
     check = _too_few(old.labels, min_class_rows)
     if check is None:
         difference = auc_difference(old.labels, old.candidate, old.champion)
         assert difference is not None
         check = _not_worse(difference, max_auc_loss, len(old.labels))
-    return _Check(check.decision, f"on {len(old.labels)} old rows {check.words}")
+    return _Check(check.decision, f"on {len(old.labels)} old rows {check.reason}")
 
 
-def _rows_of(checks: list[_Check]) -> int | None:
+def _rows_that_decide(checks: list[_Check]) -> int | None:
     """The most rows that an inconclusive check needs; None where one of them would turn into a fail."""
     needs = [check.rows_needed for check in checks if check.decision == INCONCLUSIVE]
     known = [need for need in needs if need is not None]

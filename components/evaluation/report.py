@@ -1,20 +1,24 @@
-"""The gate's report as one HTML page that needs no other file: verdict, metrics, curves, slices, provenance.
+"""What people see of an evaluation: one HTML page that needs no other file, and what the Kubeflow UI draws itself.
 
-The Kubeflow UI shows it in a frame without network. What the numbers are is decided elsewhere; here they are drawn,
-and a number that does not exist is drawn as a dash.
+The UI shows the page in a frame without network, and logs flat metrics, ROC curve and confusion matrix from JSON: only
+finite numbers, since a NaN or infinity in KFP's metadata ends the run. What the numbers are is decided elsewhere; on
+the page, a number that does not exist is drawn as a dash.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Sequence
+from dataclasses import asdict
 from html import escape
+from typing import Any
 
-from components.contracts.manifests import Verdict
+from components.contracts.manifests import AucLead, ModelQuality, Verdict
 from components.contracts.metrics import AucDifference, AucEstimate
-from components.evaluation.curves import CalibrationBin, RocPoint, calibration_bins, roc_curve
+from components.evaluation.curves import CalibrationBin, RocPoint, calibration_bins, confusion_matrix, roc_curve
 from components.evaluation.evaluate import Evaluation
 from components.evaluation.gate import GateSettings
-from components.evaluation.numbers import Numbers
+from components.evaluation.scoring import ScoredHoldout
 from components.evaluation.slices import SliceMetrics
 
 ABSENT = "–"
@@ -68,6 +72,43 @@ def render_report(evaluation: Evaluation) -> str:
     return "\n".join(parts)
 
 
+def metrics_document(verdict: Verdict) -> dict[str, float]:
+    """Names and values of the metrics that exist, for KFP's metadata."""
+    parts: dict[str, ModelQuality | AucLead | None] = {
+        "": verdict.candidate,
+        "champion_": verdict.champion,
+        "difference_": verdict.difference,
+    }
+    values: dict[str, float | None] = {
+        "num_rows": verdict.num_rows,
+        "num_clicks": verdict.num_clicks,
+        "rows_needed": verdict.rows_needed,
+        "accepted": int(verdict.accepted),
+    }
+    if old := verdict.old_distribution:
+        parts |= {"old_": old.candidate, "old_champion_": old.champion, "old_difference_": old.difference}
+        values |= {"old_num_rows": old.num_rows, "old_num_clicks": old.num_clicks}
+    for prefix, part in parts.items():
+        values |= {f"{prefix}{name}": value for name, value in asdict(part).items()} if part else {}
+    return {name: value for name, value in values.items() if value is not None and math.isfinite(value)}
+
+
+def roc_document(scored: ScoredHoldout) -> dict[str, Any]:
+    """The arguments of KFP's `log_roc_curve` (empty lists with one class only) and `log_confusion_matrix` at 0.5."""
+    points = roc_curve(scored.labels, scored.candidate)
+    return {
+        "roc": {
+            "fpr": [point.false_positive_rate for point in points],
+            "tpr": [point.true_positive_rate for point in points],
+            "threshold": [point.threshold for point in points],
+        },
+        "confusion": {
+            "categories": ["no click", "click"],
+            "matrix": confusion_matrix(scored.labels, scored.candidate),
+        },
+    }
+
+
 def _number(value: float | None, digits: int = 4) -> str:
     return ABSENT if value is None else f"{value:.{digits}f}"
 
@@ -84,12 +125,14 @@ def _table(head: Sequence[str], rows: Iterable[Iterable[str]]) -> str:
     return f"<table>{_row(head, 'th')}{''.join(_row(row) for row in rows)}</table>"
 
 
-def _metrics_table(verdict: Verdict, candidate: Numbers, champion: Numbers | None, difference: Numbers | None) -> str:
-    def cells(name: str, metrics: Numbers) -> list[str]:
+def _metrics_table(
+    verdict: Verdict, candidate: ModelQuality, champion: ModelQuality | None, difference: AucLead | None
+) -> str:
+    def cells(name: str, quality: ModelQuality) -> list[str]:
         return [
             escape(name),
-            _interval(metrics["auc"], metrics["auc_low"], metrics["auc_high"]),
-            *(_number(metrics[key]) for key in ("log_loss", "normalized_entropy", "calibration")),
+            _interval(quality.auc, quality.auc_low, quality.auc_high),
+            *(_number(value) for value in (quality.log_loss, quality.normalized_entropy, quality.calibration)),
         ]
 
     rows = [cells(f"candidate {verdict.candidate_model_id}", candidate)]
@@ -100,8 +143,8 @@ def _metrics_table(verdict: Verdict, candidate: Numbers, champion: Numbers | Non
         return table + "<p>There is no champion to compare with.</p>"
     return table + (
         f"<p>AUC difference, candidate minus champion, paired: "
-        f"<b>{_interval(difference['auc'], difference['low'], difference['high'])}</b>, "
-        f"p = {_number(difference['p_value'])}.</p>"
+        f"<b>{_interval(difference.auc, difference.low, difference.high)}</b>, "
+        f"p = {_number(difference.p_value)}.</p>"
     )
 
 
@@ -110,11 +153,11 @@ def _old_rows(verdict: Verdict) -> str:
     if old is None:
         return "<p>No rows older than the window were held out.</p>"
     return (
-        f"<p>{old['num_rows']} rows of days before the window, {old['num_clicks']} clicks, drawn for this and never "
-        "replayed. Both models may have learnt them when they were new: this tells how well they are remembered. Where "
-        "the world changed in between, a candidate that follows it is wrong about them and scores lower; that is a "
-        "fault only where the old world may return.</p>"
-        + _metrics_table(verdict, old["candidate"], old["champion"], old["difference"])
+        f"<p>{old.num_rows} rows of days before the window, {old.num_clicks} clicks, drawn for this and never "
+        "replayed. Both models may have learned them when they were new: this shows how well they are remembered. "
+        "Where the world changed in between, a candidate that follows it is wrong about them and scores lower; that is "
+        "a fault only where the old world may return.</p>"
+        + _metrics_table(verdict, old.candidate, old.champion, old.difference)
     )
 
 

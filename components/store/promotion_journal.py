@@ -142,6 +142,25 @@ def interrupted(store: Path) -> Promotion | None:
     return entries[-1] if entries and entries[-1].action == INTENT else None
 
 
+def canary_at_work(store: Path) -> Promotion | None:
+    """The line of the canary that is at work, with its share; None where there is none.
+
+    A canary ends by its own line or by any that changes which version is live. One whose line was being written when
+    its start failed is taken back by the `withdrawn` line right after it.
+    """
+    found: Promotion | None = None
+    before: Promotion | None = None
+    for entry in read_entries(store):
+        if entry.action == CANARY:
+            found = entry
+        elif entry.action in (CANARY_ENDED, *LIVE_ACTIONS) or (
+            entry.action == WITHDRAWN and before is not None and before is found and before.version == entry.version
+        ):
+            found = None
+        before = entry
+    return found
+
+
 def live_at(store: Path, moment: datetime) -> tuple[Promotion, Promotion | None] | None:
     """What was live at `moment` (with a time zone), and the promotion that ended it (None = live still).
 

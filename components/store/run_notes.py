@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from components.runtime.durable import write_whole
-from components.runtime.errors import ContractError, Preempted
+from components.runtime.errors import ContractError, Preempted, Refused
 from components.store.promotion_journal import moment_of
 
 OUTCOME_FILE = "outcome.json"
@@ -109,6 +109,9 @@ def noted(store: Path, run: str, step: str) -> Iterator[StepNote]:
             yield note
     except (Stopped, KeyboardInterrupt):
         note.state, note.reason = "failed", "stopped from outside while it worked"
+        raise
+    except Refused as error:
+        note.state, note.reason = "refused", f"{error}"
         raise
     except Preempted as error:
         note.state, note.reason = "preempted", f"{error}"

@@ -97,7 +97,7 @@ def predecessor(store: Path, version: int) -> Predecessor | None:
         return None
     previous = Release.read(model_store.release_path(store, live.previous_version))
     path, _ = model_store.verdict_paths(store, previous.model_id)
-    auc = Verdict.read(path).candidate.get("auc") if path.exists() else None
+    auc = Verdict.read(path).candidate.auc if path.exists() else None
     return Predecessor(live.previous_version, auc)
 
 

@@ -38,5 +38,7 @@ class GateBaselines:
             logger.warning("no baseline of version %d: %s", version, error)
         if verdict is None:
             return None
-        auc, low, high = (verdict.candidate.get(name) for name in ("auc", "auc_low", "auc_high"))
-        return None if auc is None or low is None or high is None else Baseline(auc=auc, low=low, high=high)
+        gate = verdict.candidate
+        if gate.auc is None or gate.auc_low is None or gate.auc_high is None:
+            return None
+        return Baseline(auc=gate.auc, low=gate.auc_low, high=gate.auc_high)

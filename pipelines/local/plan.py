@@ -89,7 +89,7 @@ class DemoPlan:
         """
         live = promotion_journal.current(folders.store)
         verdict = next((v for v in read_verdicts(folders) if live and v.candidate_model_id == live.model_id), None)
-        auc = verdict.candidate["auc_low"] if verdict else None
+        auc = verdict.candidate.auc_low if verdict else None
         if auc is None:
             raise PermanentError(
                 "the gate could not tell the first model's auc: too few held-out rows with both labels"

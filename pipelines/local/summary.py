@@ -671,8 +671,8 @@ def _old_rows(verdict: Verdict) -> OldRowsNumbers | None:
     old = verdict.old_distribution
     if not old:
         return None
-    replaced = old["champion"]["auc"] if old["champion"] else None
-    return OldRowsNumbers(num_rows=old["num_rows"], auc=old["candidate"]["auc"], replaced_auc=replaced)
+    replaced = old.champion.auc if old.champion else None
+    return OldRowsNumbers(num_rows=old.num_rows, auc=old.candidate.auc, replaced_auc=replaced)
 
 
 def _records(observed: Observations) -> RecordNumbers:

@@ -29,10 +29,9 @@ from typing import NamedTuple
 
 from components.contracts.serving import CANARY_NAME, MODEL_NAME
 from components.deployment.graph.files import GRAPH_FILE
-from components.deployment.repository.files import CODE_FILE
 from components.deployment.repository.model_repository import CONFIG_FILE
-from components.deployment.repository.triton_config import PYTHON, versions_of
-from components.deployment.response_cache import local_cache_flags
+from components.deployment.repository.triton_config import PYTHON, local_cache_flags, versions_of
+from components.deployment.repository.version_files import CODE_FILE
 from components.runtime.errors import ContractError, PermanentError, TemporaryError
 from pipelines.local.stack import DIRECT, LOOPBACK, tethered
 

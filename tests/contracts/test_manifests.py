@@ -28,6 +28,8 @@ def example(kind):
     samples = {str: "text with ü and space", int: 3, float: 0.25, bool: True, list: ["a"], dict: {"a": None}}
 
     def fitting(annotation):
+        if dataclasses.is_dataclass(annotation):
+            return example(annotation)
         options = [a for a in typing.get_args(annotation) if a is not type(None)]
         origin = typing.get_origin(annotation)
         if origin in samples:
@@ -62,7 +64,7 @@ def test_manifest_survives_the_disk(manifest, path):
 
 def test_absent_number_stays_none(path):
     verdict = dataclasses.replace(
-        example(manifests.Verdict), champion=None, difference=None, rows_needed=None, candidate={"auc": None}
+        example(manifests.Verdict), champion=None, difference=None, rows_needed=None, candidate=manifests.ModelQuality()
     )
     verdict.write(path)
     assert manifests.Verdict.read(path) == verdict
@@ -111,8 +113,17 @@ def test_absent_file_is_refused_by_name(path):
 
 def test_nan_is_never_written(path):
     with pytest.raises(ValueError, match="JSON"):
-        dataclasses.replace(example(manifests.Verdict), candidate={"auc": float("nan")}).write(path)
+        dataclasses.replace(example(manifests.Verdict), candidate=manifests.ModelQuality(auc=float("nan"))).write(path)
     assert not path.exists()
+
+
+@pytest.mark.parametrize(
+    ("candidate", "message"),
+    [({"auc": 0.5, "surprise": 1}, "candidate has unknown or missing fields .'surprise'"), (3, "expected an object")],
+)
+def test_a_nested_object_is_held_to_its_fields(path, candidate, message):
+    with pytest.raises(ContractError, match=message):
+        manifests.Verdict.read(changed(example(manifests.Verdict), path, candidate=candidate))
 
 
 def test_defaults_may_be_absent(path):

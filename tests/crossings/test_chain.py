@@ -120,7 +120,7 @@ def test_champion_is_scored_as_it_was_when_it_was_the_candidate(chain):
     assert again.champion_model_id == first.training.model_id
     as_champion, as_candidate = _scores(again)["champion"], _scores(first.evaluation)["candidate"]
     np.testing.assert_allclose(as_champion, as_candidate, atol=1e-6, rtol=0)
-    assert again.difference["auc"] == pytest.approx(0.0, abs=1e-6)
+    assert again.difference.auc == pytest.approx(0.0, abs=1e-6)
 
 
 def test_champion_of_the_second_round_is_what_the_released_graph_says(chain, held_out_rows):

@@ -23,7 +23,7 @@ from components.contracts.serving import CATEGORICAL_INPUT, DENSE_INPUT
 from components.deployment.graph.export import GraphLimits, write_graph
 from components.deployment.graph.files import GRAPH_FILE
 from components.deployment.graph.parity import open_graph
-from tests.components.deployment.nasty_rows import nasty_rows, strange_workflow
+from tests.support.nasty_rows import nasty_rows, strange_workflow
 from tests.support.paths import REPOSITORY
 
 pytestmark = pytest.mark.timeout(900)

@@ -104,7 +104,7 @@ def test_old_rows_of_categories_that_left_are_replayed_as_unknown(leaving):
     fourth = leaving.rounds[-1]
     assert fourth.extraction.num_replay_rows > 0
     assert {entry["day"] for entry in fourth.extraction.replay_days} == {"2026-01-04", "2026-01-05", "2026-01-06"}
-    assert fourth.evaluation.old_distribution["num_rows"] == fourth.extraction.num_replay_holdout_rows
+    assert fourth.evaluation.old_distribution.num_rows == fourth.extraction.num_replay_holdout_rows
 
 
 @pytest.fixture(scope="module")

@@ -57,10 +57,10 @@ def test_old_rows_are_the_lakes_and_reach_training_encoded_as_its_own(chain):
 def test_old_rows_are_judged_by_candidate_and_live_model(chain):
     second = chain.rounds[1]
     old = second.evaluation.old_distribution
-    assert old["num_rows"] == second.extraction.num_replay_holdout_rows
-    assert old["num_clicks"] == sum(_rows(second.extraction.replay_holdout_uri)[criteo.LABEL].to_pylist())
-    assert 0.5 < old["candidate"]["auc"] < 1
-    assert old["difference"]["auc"] == pytest.approx(old["candidate"]["auc"] - old["champion"]["auc"])
+    assert old.num_rows == second.extraction.num_replay_holdout_rows
+    assert old.num_clicks == sum(_rows(second.extraction.replay_holdout_uri)[criteo.LABEL].to_pylist())
+    assert 0.5 < old.candidate.auc < 1
+    assert old.difference.auc == pytest.approx(old.candidate.auc - old.champion.auc)
 
 
 @pytest.fixture(scope="module")

@@ -75,8 +75,8 @@ def test_scores_of_unthinned_held_out_rows_are_calibrated_and_would_not_be_witho
     labels, scores = held_out(this)
     assert len(labels) == this.extraction.num_holdout_rows
     bound = 4 * (2 / labels.sum()) ** 0.5
-    assert this.evaluation.candidate["calibration"] == pytest.approx(1, abs=bound)
-    assert this.evaluation.candidate["normalized_entropy"] < 1
+    assert this.evaluation.candidate.calibration == pytest.approx(1, abs=bound)
+    assert this.evaluation.candidate.normalized_entropy < 1
     odds = scores / (1 - scores) / rate
     uncorrected = odds / (1 + odds)
     assert calibration(labels, uncorrected) > 1 + 2 * bound

@@ -9,18 +9,16 @@ import pytest
 
 from components.contracts.dcn import DcnConfig
 from components.contracts.serving import MODEL_NAME
-from components.deployment.canary.metrics import counted, fetch
-from components.deployment.release import release
-from components.deployment.release_settings import ReleaseSettings
+from components.deployment.canary.evidence import counted, fetch
+from components.deployment.release import ReleaseSettings, release
 from components.deployment.repository.model_repository import ModelRepository
-from components.deployment.repository.triton_config import with_versions
-from components.deployment.response_cache import MIN_LOCAL_BYTES, redis_cache_flags
+from components.deployment.repository.triton_config import MIN_CACHE_BYTES, ServingOptions
 from components.deployment.rollback import rollback
 from components.deployment.triton_client import Triton
-from components.runtime.errors import ContractError
 from components.storage.locations import open_objects
 from components.store.traffic_plan import Arm
 from pipelines.local.triton import TritonServer, TritonSettings
+from tests.support.model_repository import with_versions
 from tests.support.processes import wait_for
 
 pytestmark = pytest.mark.e2e
@@ -41,8 +39,7 @@ def settings(triton, tmp_path):
         store=tmp_path / "store",
         repository=triton.repository.as_uri(),
         triton_urls=(triton.grpc_url,),
-        instances=1,
-        response_cache=True,
+        options=ServingOptions(instances=1, response_cache=True),
     )
 
 
@@ -96,7 +93,7 @@ def test_no_answer_of_a_previous_version_after_a_release_or_a_rollback(
     ask_twice(1, 1)
     deploy(2)
     ask_twice(2, 2)
-    rollback(settings.site, reason="drill")
+    rollback(settings, reason="drill")
     ask_twice(1, 1)
     deploy(3)
     ask_twice(3, 3)
@@ -105,7 +102,7 @@ def test_no_answer_of_a_previous_version_after_a_release_or_a_rollback(
 def test_a_number_given_twice_would_be_answered_with_the_old_weights_even_after_an_unload(
     deploy, client, triton, settings, raw_rows, expected
 ):
-    """The server's behaviour that `response_cache` warns of; deployment gives no number twice."""
+    """The server's behaviour that `ServingOptions.response_cache` warns of; deployment gives no number twice."""
     rows = raw_rows(8)
     deploy(1)
     client.infer(MODEL_NAME, *rows)
@@ -134,16 +131,7 @@ def test_a_configuration_that_asks_for_the_cache_is_served_by_a_server_without_o
         client.close()
 
 
-@pytest.mark.parametrize(
-    ("host", "port", "message"),
-    [("", 6379, "redis host is ''"), ("a,size=1", 6379, "expected a host name"), ("redis", 0, "redis port is 0")],
-)
-def test_a_redis_that_cannot_be_is_refused(host, port, message):
-    with pytest.raises(ContractError, match=message):
-        redis_cache_flags(host, port)
-
-
 def test_the_smallest_cache_that_is_accepted_is_one_that_the_server_starts_with(tmp_path):
-    settings = TritonSettings(cache_bytes=MIN_LOCAL_BYTES)
+    settings = TritonSettings(cache_bytes=MIN_CACHE_BYTES)
     with TritonServer(tmp_path / "repository", log=tmp_path / "triton.log", settings=settings) as server:
         assert server.alive()

@@ -14,10 +14,9 @@ import pytest
 from components.contracts.dcn import DcnConfig
 from components.contracts.manifests import Release
 from components.contracts.serving import CANDIDATE_NAME, GRPC_OPTIONS, MODEL_NAME
-from components.deployment.release import release
-from components.deployment.release_settings import ReleaseSettings
+from components.deployment.release import ReleaseSettings, release
 from components.deployment.repository.model_repository import ModelRepository
-from components.deployment.repository.triton_config import ServingOptions, triton_config, with_versions
+from components.deployment.repository.triton_config import ServingOptions, triton_config
 from components.deployment.rollback import rollback
 from components.deployment.triton_client import Triton
 from components.runtime.errors import PermanentError, TemporaryError
@@ -26,6 +25,7 @@ from components.storage.uris import local_path
 from components.store.promotion_journal import current, read_entries
 from pipelines.local.triton import TritonServer, TritonSettings
 from tests.e2e.traffic import Traffic
+from tests.support.model_repository import with_versions
 from tests.support.processes import running_in_group, wait_for
 
 pytestmark = pytest.mark.e2e
@@ -44,7 +44,10 @@ def triton(tmp_path):
 @pytest.fixture
 def settings(triton, tmp_path):
     return ReleaseSettings(
-        store=tmp_path / "store", repository=triton.repository.as_uri(), triton_urls=(triton.grpc_url,), instances=1
+        store=tmp_path / "store",
+        repository=triton.repository.as_uri(),
+        triton_urls=(triton.grpc_url,),
+        options=ServingOptions(instances=1),
     )
 
 
@@ -77,7 +80,7 @@ def check_answers(answers, scores_of_version, settings):
     entries = {entry.version: entry for entry in read_entries(settings.store)}
     for version in {answer.model_version for answer in answers}:
         told = Release.read(local_path(entries[version].release_uri)).sha256["graph"]
-        assert entries[version].sha256.get("graph", told) == told == repository.graph_sha256(version)
+        assert entries[version].sha256.get("graph", told) == told == repository.published.graph_sha256(version)
     for answer in answers:
         np.testing.assert_allclose(answer.scores, scores_of_version[answer.model_version], atol=1e-5)
 
@@ -171,7 +174,7 @@ def test_a_damaged_live_graph_ends_the_start_with_the_reason_and_a_rollback_with
     with pytest.raises(PermanentError, match=r"triton ended with -?\d+ at start: .*'click_model' version 2"):
         triton.restart()
     assert not triton.alive()
-    rollback(dataclasses.replace(settings.site, triton_urls=()), reason="damaged file")
+    rollback(dataclasses.replace(settings, triton_urls=()), reason="damaged file")
     triton.restart()
     client, rows = Triton(triton.grpc_url), raw_rows(5)
     scores, version = client.infer(MODEL_NAME, *rows)

@@ -14,7 +14,6 @@ from contextlib import closing, contextmanager
 
 import pytest
 
-from components.deployment.response_cache import redis_cache_flags
 from pipelines.local.stack import LOOPBACK, tethered
 from tests.k8s.pod import triton_container
 from tests.support.processes import wait_for
@@ -35,12 +34,13 @@ def redis_pod(rendered):
     return pod_template(find(rendered("cpu+redis-cache"), "Deployment", "redis"))["spec"]
 
 
-def test_triton_gets_exactly_the_flags_of_the_contract_and_nothing_else_changes(with_cache, rendered, request):
+def test_triton_gets_the_flags_of_the_redis_cache_and_nothing_else_changes(with_cache, rendered, request):
     overlay = request.node.callspec.params["with_cache"].partition("+")[0]
     args, plain = triton_container(with_cache)["args"], triton_container(rendered(overlay))["args"]
     service = find(with_cache, "Service", "redis")
     port = service["spec"]["ports"][0]["port"]
-    assert args == [*plain, *redis_cache_flags(service["metadata"]["name"], port)]
+    settings = {"host": service["metadata"]["name"], "port": port, "connect_timeout": 100, "socket_timeout": 100}
+    assert args == [*plain, *(f"--cache-config=redis,{name}={value}" for name, value in settings.items())]
 
 
 def test_the_password_comes_from_a_secret_that_may_be_absent(with_cache):

@@ -16,8 +16,7 @@ from contextlib import closing
 import pytest
 
 from components.contracts.serving import CANARY_NAME, CANDIDATE_NAME, MODEL_NAME
-from components.deployment.release import release
-from components.deployment.release_settings import ReleaseSettings
+from components.deployment.release import ReleaseSettings, release
 from components.deployment.repository.triton_config import ServingOptions, triton_config
 from components.deployment.triton_client import Triton
 from pipelines.local.triton import DEFAULT_VENV, prepare
@@ -128,7 +127,10 @@ def test_without_a_model_a_pod_stays_takes_no_traffic_and_is_reached_by_the_firs
         assert not started.passes("readinessProbe")
         assert started.get("/v2/health/ready") == 200, "which is why readiness does not ask this"
         settings = ReleaseSettings(
-            store=tmp_path / "store", repository=repository.as_uri(), triton_urls=(started.grpc_url,), instances=1
+            store=tmp_path / "store",
+            repository=repository.as_uri(),
+            triton_urls=(started.grpc_url,),
+            options=ServingOptions(instances=1),
         )
         released = release(*make_candidate(settings.store, 1), settings)
         assert released.version == 1
@@ -141,7 +143,9 @@ def test_what_a_release_writes_can_be_read_by_triton_who_is_another_user(
     rendered, repository, tmp_path, make_candidate
 ):
     """On the share a release writes as our images' user; Triton has its own, and no group with it."""
-    settings = ReleaseSettings(store=tmp_path / "store", repository=repository.as_uri(), instances=1)
+    settings = ReleaseSettings(
+        store=tmp_path / "store", repository=repository.as_uri(), options=ServingOptions(instances=1)
+    )
     release(*make_candidate(settings.store, 1), settings)
     written = [path for path in repository.rglob("*") if not path.name.startswith(".")]
     assert [path for path in written if path.name == "model.onnx"]

@@ -18,7 +18,7 @@ from types import SimpleNamespace
 import pytest
 
 from components.deployment.canary.__main__ import build_parser as canary_parser
-from components.deployment.discovery import parse_urls
+from components.deployment.servers import parse_urls
 from components.deployment.watchdog import FINDINGS, ILL, watch
 from components.deployment.watchdog import build_parser as watchdog_parser
 from pipelines.images import image_name

@@ -1,1 +1,1 @@
-"""A version that takes a growing share of the traffic: started, judged, grown, taken back."""
+"""A canary: a version that takes a growing share of the traffic until it is live or aborted."""

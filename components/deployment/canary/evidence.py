@@ -1,29 +1,42 @@
-"""Rows that stable and canary both scored, with what came of them: the pairs that a canary is judged by.
+"""What a canary is judged by: pairs of scores with their outcomes, and what the servers counted for each arm.
 
-Reads matured rows where the monitor leaves them, the archive and the lake (`day=YYYY-MM-DD/*.parquet` of
-`contracts.criteo` with its shadow columns). A row counts whichever arm served it: requests are drawn for the shadow
-alike in both arms, and nobody chose their rows. Ranked lists, whose rows the serving arm chose, have no shadow columns
-there (`monitoring.memory.archive`), so where all traffic is ranked there are no pairs, and a person advances the
-canary. What the pairs say is `canary.policy`'s.
+Pairs are rows that stable and canary both scored, read where the monitor leaves matured rows, the archive and the lake.
+A row counts whichever arm served it: requests are drawn for the shadow alike in both arms, and nobody chose their rows.
+Ranked lists, whose rows the serving arm chose, have no shadow columns there (`monitoring.memory.archive`), so where all
+traffic is ranked there are no pairs, and a person advances the canary.
+
+Counts are read from Triton's Prometheus text of every replica. Counters only grow, so a stage is the difference to the
+plan's `baseline`, summed over replicas before anything is divided: never a mean of means. A server that appeared since,
+or whose counter is below its baseline because it restarted, has counted its warm-up, which is slow (measured: 70
+requests of three times the usual time) and weighs more in the small arm: it counts nothing until a step has taken its
+baseline (`uncounted`). A server that left takes both arms' counts with it. A server that restarted and has counted past
+its whole baseline by the next step is not noticed; its arms are counted short, never negative.
+
+What these numbers are not: Triton has totals and no medians; a request refused before it reached a model is in none of
+them. Requests that the response cache answers are among the successful ones and their times. What follows from the
+evidence is `canary.policy`'s.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
 from datetime import datetime, timezone
-from pathlib import Path
+from http.client import HTTPException
 from typing import Any
+from urllib.error import URLError
+from urllib.request import ProxyHandler, build_opener
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
-from numpy.typing import NDArray
+from prometheus_client.parser import text_string_to_metric_families
 
 from components.contracts import criteo
-from components.storage.folder import FolderObjects
+from components.deployment.canary.policy import ArmCounts, BothCounts, Pairs
+from components.runtime.errors import TemporaryError, first_line
 from components.storage.objects import Objects
 from components.store.archived_rows import ArchivedFile, MovedAway, archived_files, arrow_schema
+from components.store.traffic_plan import CANARY, STABLE, Arm, Baseline
 
 COLUMNS = (
     criteo.REQUEST_ID,
@@ -35,36 +48,23 @@ COLUMNS = (
     criteo.SHADOW_VERSION,
     criteo.SHADOW_SCORE,
 )
+COUNTERS = {
+    "success": "nv_inference_request_success",
+    "failure": "nv_inference_request_failure",
+    "duration_us": "nv_inference_request_duration_us",
+    "queue_us": "nv_inference_queue_duration_us",
+    "infer_us": "nv_inference_compute_infer_duration_us",
+    "cache_hits": "nv_cache_num_hits_per_model",
+}
+"""Triton's name of each counter; durations add up those of successful requests, `infer_us` only of computed ones."""
+READ_SECONDS = 10.0
+_NAMES = {name: short for short, name in COUNTERS.items()}
+
+Fetch = Callable[[str], str]
+"""The metrics text of host:port."""
 
 
-@dataclass(frozen=True, kw_only=True, eq=False)
-class Pairs:
-    """Rows in the order of their time, request and place in it; each row once."""
-
-    labels: NDArray[np.uint8]
-    """[n] 0 or 1."""
-    stable: NDArray[np.float32]
-    """[n] probabilities by the stable version, whether served or in the shadow."""
-    canary: NDArray[np.float32]
-    """[n] probabilities by the canary."""
-    requests: NDArray[np.int64]
-    """[n] number of the request that a row belongs to, from 0."""
-
-    def __len__(self) -> int:
-        """Number of rows."""
-        return len(self.labels)
-
-    def first(self, num_rows: int) -> Pairs:
-        """The oldest `num_rows` of them."""
-        return Pairs(
-            labels=self.labels[:num_rows],
-            stable=self.stable[:num_rows],
-            canary=self.canary[:num_rows],
-            requests=self.requests[:num_rows],
-        )
-
-
-def read_pairs(places: Sequence[Path | Objects], *, stable: int, canary: int, since: datetime) -> Pairs:
+def read_pairs(places: Sequence[Objects], *, stable: int, canary: int, since: datetime) -> Pairs:
     """The pairs of two versions in `places` with an event time of `since` or later.
 
     A file may move from the archive to the lake meanwhile: name the archive first, and it is seen at least once.
@@ -84,8 +84,8 @@ def read_pairs(places: Sequence[Path | Objects], *, stable: int, canary: int, si
     tables = [schema.empty_table()]
     first_day = since.astimezone(timezone.utc).date().isoformat()
     for place in places:
-        for each in archived_files(FolderObjects(place) if isinstance(place, Path) else place, first_day=first_day):
-            if (table := _shadow_rows(each)) is not None:
+        for archived in archived_files(place, first_day=first_day):
+            if (table := _shadow_rows(archived)) is not None:
                 tables.append(table.cast(schema))
     rows = pa.concat_tables(tables)
     served, shadow = rows[criteo.MODEL_VERSION], rows[criteo.SHADOW_VERSION]
@@ -111,8 +111,8 @@ def _paired(rows: Any, stable: int) -> Pairs:
     """Both arms' scores of rows sorted by time; of rows with one identity the first stays."""
     requests, codes = np.unique(rows[criteo.REQUEST_ID].to_numpy().astype(str), return_inverse=True)
     codes = codes.reshape(-1).astype(np.int64)
-    place = rows[criteo.ROW].to_numpy().astype(np.int64)
-    _, first = np.unique(np.stack([codes, place], axis=1), axis=0, return_index=True)
+    positions = rows[criteo.ROW].to_numpy().astype(np.int64)
+    _, first = np.unique(np.stack([codes, positions], axis=1), axis=0, return_index=True)
     at = np.sort(first)
     served, shadow = (rows[name].to_numpy()[at] for name in (criteo.SCORE, criteo.SHADOW_SCORE))
     by_stable = rows[criteo.MODEL_VERSION].to_numpy()[at] == stable
@@ -122,3 +122,70 @@ def _paired(rows: Any, stable: int) -> Pairs:
         canary=np.where(by_stable, shadow, served).astype(np.float32),
         requests=codes[at],
     )
+
+
+def fetch(address: str) -> str:
+    """The metrics text of the server whose metrics port is `address` (host:port).
+
+    Raises:
+        TemporaryError: it does not answer.
+    """
+    try:
+        # Never through the proxy that the environment may name: the server is on this machine or in this cluster.
+        with build_opener(ProxyHandler({})).open(f"http://{address}/metrics", timeout=READ_SECONDS) as answer:
+            return str(answer.read().decode())
+    except (URLError, HTTPException, OSError, ValueError) as error:
+        raise TemporaryError(f"metrics of {address} cannot be read: {error}") from error
+
+
+def read_baseline(addresses: Sequence[str], stable: Arm, canary: Arm, *, fetch: Fetch = fetch) -> Baseline:
+    """What every server has counted so far for both arms.
+
+    Raises:
+        TemporaryError: a server does not answer, or with something else.
+    """
+    arms = {STABLE: stable, CANARY: canary}
+    return {address: counted(fetch(address), arms, source=address) for address in addresses}
+
+
+def counted(text: str, arms: Mapping[str, Arm], *, source: str = "server") -> dict[str, dict[str, float]]:
+    """The counters of each arm's model and version in a metrics text; what is not in it has counted nothing.
+
+    Raises:
+        TemporaryError: it is no metrics text; names its `source`.
+    """
+    wanted = {(arm.model_name, str(arm.version)): name for name, arm in arms.items()}
+    found = {name: dict.fromkeys(COUNTERS, 0.0) for name in arms}
+    try:
+        samples = [sample for family in text_string_to_metric_families(text) for sample in family.samples]
+    except ValueError as error:
+        raise TemporaryError(f"metrics of {source} cannot be read: {first_line(error)}") from error
+    for sample in samples:
+        arm = wanted.get((sample.labels.get("model", ""), sample.labels.get("version", "")))
+        name = sample.name.removesuffix("_total")  # which the parser appends, as OpenMetrics wants it
+        if arm is not None and name in _NAMES:
+            found[arm][_NAMES[name]] += sample.value  # failures have one line per reason
+    return found
+
+
+def counts_since(baseline: Baseline, now: Baseline) -> BothCounts:
+    """What each arm counted between `baseline` and `now`, over the servers that are in both and did not restart."""
+    sums = {arm: dict.fromkeys(COUNTERS, 0.0) for arm in (STABLE, CANARY)}
+    for address in now.keys() - uncounted(baseline, now).keys():
+        for arm, counters in now[address].items():
+            for name in COUNTERS:
+                sums[arm][name] += counters[name] - baseline[address][arm].get(name, 0.0)
+    return BothCounts(stable=ArmCounts(**sums[STABLE]), canary=ArmCounts(**sums[CANARY]))
+
+
+def uncounted(baseline: Baseline, now: Baseline) -> Baseline:
+    """Those servers of `now` that need it as their baseline: they are new, or restarted, which either arm shows."""
+    return {
+        address: arms
+        for address, arms in now.items()
+        if any(_is_fresh(baseline.get(address, {}).get(arm), counters) for arm, counters in arms.items())
+    }
+
+
+def _is_fresh(before: Mapping[str, float] | None, now: Mapping[str, float]) -> bool:
+    return before is None or any(now[name] < before.get(name, 0.0) for name in COUNTERS)

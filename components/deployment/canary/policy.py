@@ -1,35 +1,33 @@
-"""What to do with a canary: hold, grow or abort, from evidence alone. Pure; gathering evidence is left to others.
+"""What to do with a canary: hold, grow or abort, from evidence alone. Pure; gathering evidence is `canary.evidence`'s.
 
-Outcomes. Each stage is judged by its own pairs (`canary.evidence`), at planned looks only: after `min_pairs` pairs and
-each time they have doubled, always on the oldest so many, so that asking often, or again after a crash, is not looking
-often. A loss is a significant one if the one-sided test of the AUC difference (paired DeLong, rows of one request
-together) or of the mean log loss difference is below alpha / (stages * looks * 2): Bonferroni, which holds however
-looks and metrics hang together, so an equal model is aborted with probability `alpha` at most over the canary's whole
-life; a shadow before it and a first share of its own are stages too. (O'Brien and Fleming's bounds would cost less
-power, but need independent increments, which rows that mature by request and day are not sure to have.) Both tests take
-means as normal, so clicks of `MIN_REQUESTS` requests must be there, however many rows are: by three clicks, one equal
-model in thirty would be aborted at its first look. It grows when both losses are shown to be within their margins, each
-at `growth_alpha` / looks one-sided; both must hold, so they need no further correction.
+Outcomes. Each stage is judged by its own pairs, at planned looks only: after `min_pairs` pairs and each time they have
+doubled, always on the oldest so many, so that asking often, or again after a crash, is not looking often. A loss is a
+significant one if the one-sided test of the AUC difference (paired DeLong, rows of one request together) or of the mean
+log loss difference is below alpha / (stages * looks * 2): Bonferroni, which holds however looks and metrics depend on
+each other, so an equal model is aborted with probability `alpha` at most over the canary's whole life; a shadow before
+it and a first share of its own are stages too. (O'Brien and Fleming's bounds would cost less power, but need
+independent increments, which rows that mature by request and day are not sure to have.) Both tests take means as
+normal, so clicks of `MIN_REQUESTS` requests must be there, however many rows are: by three clicks, one equal model in
+thirty would be aborted at its first look. It grows when both losses are shown to be within their margins, each at
+`growth_alpha` / looks one-sided; both must hold, so they need no further correction.
 
 Errors are tested at every step: the test of `sequential_binomial` stays valid under any number of looks. Latency is a
 bound on the ratio of means and no test: Triton's counters have no medians and no spread. Where the response cache
 answers, it is the time in the model of what was computed.
 
-Nothing is decided on a number that does not exist: then it holds, and says what is missing.
+Nothing is decided on a number that does not exist: the canary is held then, and the reason names what is missing.
 """
 
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, field
+from dataclasses import dataclass, replace
 from statistics import NormalDist
-from typing import Any, NamedTuple
 
 import numpy as np
+from numpy.typing import NDArray
 
 from components.contracts.metrics import auc_difference, grouped_error, row_log_losses
-from components.deployment.canary.evidence import Pairs
-from components.deployment.canary.metrics import ArmCounts
 from components.runtime.errors import ContractError
 
 HOLD, GROW, ABORT = "hold", "grow", "abort"
@@ -41,6 +39,73 @@ with a stall of 100 ms in 500 requests of 1 ms, an equal model is aborted in 18 
 1000."""
 
 
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Pairs:
+    """Rows that both arms scored, in the order of their time, request and position in it; each row once."""
+
+    labels: NDArray[np.uint8]
+    """[n] 0 or 1."""
+    stable: NDArray[np.float32]
+    """[n] probabilities by the stable version, whether served or in the shadow."""
+    canary: NDArray[np.float32]
+    """[n] probabilities by the canary."""
+    requests: NDArray[np.int64]
+    """[n] number of the request that a row belongs to, from 0."""
+
+    def __len__(self) -> int:
+        """Number of rows."""
+        return len(self.labels)
+
+    def first(self, num_rows: int) -> Pairs:
+        """The oldest `num_rows` of them."""
+        return Pairs(
+            labels=self.labels[:num_rows],
+            stable=self.stable[:num_rows],
+            canary=self.canary[:num_rows],
+            requests=self.requests[:num_rows],
+        )
+
+
+@dataclass(frozen=True)
+class ArmCounts:
+    """What the servers counted for one arm since the stage began, summed over all replicas."""
+
+    success: float
+    failure: float
+    duration_us: float
+    queue_us: float
+    infer_us: float = 0.0
+    cache_hits: float = 0.0
+
+    @property
+    def computed(self) -> float:
+        """Successful requests that the model computed, instead of the response cache."""
+        return self.success - self.cache_hits
+
+    @property
+    def requests(self) -> float:
+        """Requests that a model answered or failed."""
+        return self.success + self.failure
+
+    @property
+    def mean_ms(self) -> float | None:
+        """Mean time of a successful request in the server, queue included; None without one."""
+        return self.duration_us / self.success / 1000 if self.success else None
+
+    @property
+    def infer_ms(self) -> float | None:
+        """Mean time in the model of a request that it computed; None without one."""
+        return self.infer_us / self.computed / 1000 if self.computed > 0 else None
+
+
+@dataclass(frozen=True)
+class BothCounts:
+    """The counts of both arms."""
+
+    stable: ArmCounts
+    canary: ArmCounts
+
+
 @dataclass(frozen=True, kw_only=True)
 class CanaryPolicy:
     """When a canary grows and when it ends."""
@@ -50,24 +115,24 @@ class CanaryPolicy:
     min_pairs: int = 2_000
     """Pairs of a stage at its first look; each further look has twice the pairs of the one before."""
     max_looks: int = 8
-    """Looks at one stage; after the last it holds until a person decides."""
+    """Looks at one stage; after the last it is held until a person decides."""
     alpha: float = 0.05
-    """Most probability of ever aborting a model that is as good, by outcomes."""
+    """Highest probability of ever aborting a model that is as good, by outcomes."""
     growth_alpha: float = 0.05
-    """Most probability, per stage, of growing a model whose loss is a margin or more."""
+    """Highest probability, per stage, of growing a model whose loss is a margin or more."""
     auc_margin: float = 0.005
-    """Loss of AUC that is put up with."""
+    """Loss of AUC that is tolerated."""
     log_loss_margin: float = 0.005
-    """Loss in nats per row that is put up with."""
+    """Loss in nats per row that is tolerated."""
     min_requests: int = 100
-    """Requests that each arm must have been asked at a stage before errors and latency say something; latency beyond
-    its bound only holds until they are ten times as many."""
+    """Requests that each arm must have had at a stage before errors and latency are judged; latency beyond its bound
+    only holds until they are ten times as many."""
     error_margin: float = 0.01
-    """Rate of failures beyond the stable arm's that is put up with."""
+    """Rate of failures beyond the stable arm's that is tolerated."""
     error_alpha: float = 0.001
-    """Most probability of aborting at a stage by errors a model that fails no more than that."""
+    """Highest probability of aborting at a stage by errors a model that fails no more than that."""
     max_latency_ratio: float = 1.5
-    """Most mean latency, as a multiple of the stable arm's."""
+    """Highest mean latency, as a multiple of the stable arm's."""
 
     def __post_init__(self) -> None:
         """Refuses rules that could not work."""
@@ -89,30 +154,22 @@ class CanaryPolicy:
 
     @property
     def looks(self) -> tuple[int, ...]:
-        """Pairs of a stage at each look."""
+        """Pairs of a stage at each look.
+
+        >>> CanaryPolicy(min_pairs=1000, max_looks=3).looks
+        (1000, 2000, 4000)
+        """
         return tuple(self.min_pairs * 2**doublings for doublings in range(self.max_looks))
 
     @property
     def level(self) -> float:
-        """Of each test for a loss."""
+        """Significance level of each test for a loss."""
         # Two more than `shares`: a shadow before them, and a first share that is none of them.
         return self.alpha / ((len(self.shares) + 2) * self.max_looks * 2)
 
 
-@dataclass(frozen=True, kw_only=True)
-class Judgement:
-    """What to do, and why."""
-
-    action: str
-    """`HOLD`, `GROW` or `ABORT`."""
-    reason: str
-    pairs_needed: int | None = None
-    """Further pairs until the next look; None where none would help or none are missing."""
-    numbers: dict[str, Any] = field(default_factory=dict)
-    """What was seen; a number that does not exist is None."""
-
-
-class Difference(NamedTuple):
+@dataclass(frozen=True)
+class ArmDifference:
     """Canary minus stable, and its standard error."""
 
     value: float
@@ -125,107 +182,152 @@ class Difference(NamedTuple):
         return NormalDist().cdf(sign * self.value / self.error)
 
 
+@dataclass(frozen=True, kw_only=True)
+class CountsJudgement:
+    """What errors and latency say; `GROW` where they are within bounds. A number that does not exist is None."""
+
+    action: str
+    reason: str
+    counts: BothCounts | None = None
+    error_p_value: float | None = None
+    latency_ratio: float | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class PairsJudgement:
+    """What outcomes say; a number that does not exist is None."""
+
+    action: str
+    reason: str
+    num_pairs: int
+    num_clicks: int
+    look: int
+    """Looks that were due so far."""
+    pairs_needed: int | None = None
+    """Further pairs until the next look; None where none would help or none are missing."""
+    auc: ArmDifference | None = None
+    log_loss: ArmDifference | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class CanaryJudgement:
+    """What to do, and why; the evidence that it rests on, where there is any."""
+
+    action: str
+    """`HOLD`, `GROW` or `ABORT`."""
+    reason: str
+    by_counts: CountsJudgement | None = None
+    by_pairs: PairsJudgement | None = None
+
+
 def judge(
-    pairs: Pairs, counts: dict[str, ArmCounts] | None, policy: CanaryPolicy, *, unread: str = "a server did not answer"
-) -> Judgement:
+    pairs: Pairs, counts: BothCounts | None, policy: CanaryPolicy, *, unread: str = "a server did not answer"
+) -> CanaryJudgement:
     """What to do after `pairs` and `counts` of the current stage.
 
     Args:
         pairs: All pairs of this stage, oldest first.
-        counts: Of `stable` and `canary`; None where the servers could not be read.
+        counts: What the servers counted; None where they could not be read.
         policy: The rules.
         unread: Why there are no counts.
     """
-    numbers: dict[str, Any] = {"pairs": len(pairs), "clicks": int(pairs.labels.sum())}
-    guard = judge_counts(counts, policy, numbers, unread=unread)
-    if guard.action == ABORT:
-        return guard
-    outcome = judge_pairs(pairs, policy, numbers)
-    if outcome.action == GROW and guard.action == HOLD:
-        return guard
-    return outcome
+    by_counts = judge_counts(counts, policy, unread=unread)
+    by_pairs = judge_pairs(pairs, policy)
+    decides: CountsJudgement | PairsJudgement = by_pairs
+    if by_counts.action == ABORT or (by_pairs.action == GROW and by_counts.action == HOLD):
+        decides = by_counts
+    return CanaryJudgement(action=decides.action, reason=decides.reason, by_counts=by_counts, by_pairs=by_pairs)
 
 
-def judge_counts(
-    counts: dict[str, ArmCounts] | None, policy: CanaryPolicy, numbers: dict[str, Any], *, unread: str = ""
-) -> Judgement:
-    """`GROW` where errors and latency stand in no way; adds what was seen to `numbers`."""
+def judge_counts(counts: BothCounts | None, policy: CanaryPolicy, *, unread: str = "") -> CountsJudgement:
+    """What errors and latency say; `unread` is why there are no counts."""
     if counts is None:
-        return Judgement(action=HOLD, reason=f"errors and latency are not known: {unread}", numbers=numbers)
-    stable, canary = counts["stable"], counts["canary"]
-    for arm, seen in counts.items():
-        numbers[arm] = {**seen._asdict(), "mean_ms": seen.mean_ms}
+        return CountsJudgement(action=HOLD, reason=f"errors and latency are not known: {unread}")
+    stable, canary = counts.stable, counts.canary
     if canary.requests < policy.min_requests or stable.requests < policy.min_requests:
         few = f"canary {canary.requests:.0f} and stable {stable.requests:.0f} requests, expected {policy.min_requests}"
-        return Judgement(action=HOLD, reason=f"too few requests to judge errors and latency: {few}", numbers=numbers)
+        reason = f"too few requests to judge errors and latency: {few}"
+        return CountsJudgement(action=HOLD, reason=reason, counts=counts)
+    judged = _judge_latency(counts, policy)
     allowed = min(stable.failure / stable.requests + policy.error_margin, 1.0)
-    p_value = numbers["error_p_value"] = sequential_binomial(int(canary.failure), int(canary.requests), allowed)
+    p_value = sequential_binomial(int(canary.failure), int(canary.requests), allowed)
     if p_value < policy.error_alpha:
         reason = (
             f"{canary.failure:.0f} of {canary.requests:.0f} requests failed, expected at most {allowed:.2%} "
             f"(stable's rate and a margin; p-value {p_value:.2g})"
         )
-        return Judgement(action=ABORT, reason=reason, numbers=numbers)
-    return _judge_latency(stable, canary, policy, numbers)
+        judged = replace(judged, action=ABORT, reason=reason)
+    return replace(judged, error_p_value=p_value)
 
 
-def _judge_latency(stable: ArmCounts, canary: ArmCounts, policy: CanaryPolicy, numbers: dict[str, Any]) -> Judgement:
-    told, times = "mean latency", (canary.mean_ms, stable.mean_ms)
+def _judge_latency(counts: BothCounts, policy: CanaryPolicy) -> CountsJudgement:
+    stable, canary = counts.stable, counts.canary
+    name, times = "mean latency", (canary.mean_ms, stable.mean_ms)
+    timed, enough = min(stable.computed, canary.computed), STEADY_MEAN * policy.min_requests
     if stable.cache_hits or canary.cache_hits:
-        # A cache knows more of the larger arm's requests, which says nothing of the models.
-        told, times = "mean time in the model", (canary.infer_ms, stable.infer_ms)
-        if (fewest := min(stable.computed, canary.computed)) < policy.min_requests:
-            few = f"{fewest:.0f} requests of an arm came past the response cache, expected {policy.min_requests}"
-            return Judgement(action=HOLD, reason=f"too few requests to judge latency: {few}", numbers=numbers)
-    mine, its = times
-    if mine is None or not its:
-        return Judgement(action=HOLD, reason="an arm has no successful request to time", numbers=numbers)
-    ratio = numbers["latency_ratio"] = mine / its
+        # The cache holds more of the larger arm's requests, which says nothing of the models.
+        name, times = "mean time in the model", (canary.infer_ms, stable.infer_ms)
+        if timed < policy.min_requests:
+            few = f"{timed:.0f} requests of an arm came past the response cache, expected {policy.min_requests}"
+            return CountsJudgement(action=HOLD, reason=f"too few requests to judge latency: {few}", counts=counts)
+    of_canary, of_stable = times
+    if of_canary is None or not of_stable:
+        return CountsJudgement(action=HOLD, reason="an arm has no successful request to time", counts=counts)
+    ratio = of_canary / of_stable
+    action, reason = GROW, "errors and latency are within bounds"
     if ratio > policy.max_latency_ratio:
+        action = ABORT
         reason = (
-            f"{told} is {mine:.3g} ms, {ratio:.2f} times stable's {its:.3g} ms, "
+            f"{name} is {of_canary:.3g} ms, {ratio:.2f} times stable's {of_stable:.3g} ms, "
             f"expected at most {policy.max_latency_ratio} times"
         )
-        timed, enough = min(stable.computed, canary.computed), STEADY_MEAN * policy.min_requests
         if timed < enough:
-            reason = f"{reason}, after {timed:.0f} requests of an arm, expected {enough} to abort by it"
-            return Judgement(action=HOLD, reason=reason, numbers=numbers)
-        return Judgement(action=ABORT, reason=reason, numbers=numbers)
-    return Judgement(action=GROW, reason="errors and latency are within bounds", numbers=numbers)
+            action = HOLD
+            reason += f", after {timed:.0f} requests of an arm, expected {enough} to abort by it"
+    return CountsJudgement(action=action, reason=reason, counts=counts, latency_ratio=ratio)
 
 
-def judge_pairs(pairs: Pairs, policy: CanaryPolicy, numbers: dict[str, Any]) -> Judgement:
-    """What outcomes say at the newest look that is due; adds what was seen to `numbers`."""
+def judge_pairs(pairs: Pairs, policy: CanaryPolicy) -> PairsJudgement:
+    """What outcomes say at the newest look that is due."""
     look = sum(size <= len(pairs) for size in policy.looks)
-    numbers |= {"look": look, "auc_difference": None, "log_loss_difference": None}
     needed = policy.looks[look] - len(pairs) if look < policy.max_looks else None
+    differences = measure_differences(pairs.first(policy.looks[look - 1])) if look else None
+    auc, log_loss = differences or (None, None)
     if look == 0:
-        reason = f"{len(pairs)} pairs, {needed} more until the first look"
-        return Judgement(action=HOLD, reason=reason, pairs_needed=needed, numbers=numbers)
-    seen = differences(pairs.first(policy.looks[look - 1]))
-    if seen is None:
+        action, reason = HOLD, f"{len(pairs)} pairs, {needed} more until the first look"
+    elif auc is None or log_loss is None:
+        action = HOLD
         reason = f"pairs up to look {look} hold clicks of fewer than {MIN_REQUESTS} requests, or others of fewer"
         reason += "; advance or abort it" if needed is None else f"; {needed} more pairs until the next"
-        return Judgement(action=HOLD, reason=reason, pairs_needed=needed, numbers=numbers)
-    auc, log_loss = seen
-    numbers |= {"auc_difference": auc._asdict(), "log_loss_difference": log_loss._asdict()}
-    said = f"AUC {auc.value:+.4f} +- {auc.error:.4f}, log loss {log_loss.value:+.4f} +- {log_loss.error:.4f}"
+    else:
+        action, reason = _judge_differences(auc, log_loss, policy, f"look {look}")
+        if action == HOLD:
+            reason += "; advance or abort it" if needed is None else f"; {needed} more pairs until the next"
+    return PairsJudgement(
+        action=action,
+        reason=reason,
+        num_pairs=len(pairs),
+        num_clicks=int(pairs.labels.sum()),
+        look=look,
+        pairs_needed=needed if action == HOLD else None,
+        auc=auc,
+        log_loss=log_loss,
+    )
+
+
+def _judge_differences(auc: ArmDifference, log_loss: ArmDifference, policy: CanaryPolicy, look: str) -> tuple[str, str]:
+    seen = f"AUC {auc.value:+.4f} +- {auc.error:.4f}, log loss {log_loss.value:+.4f} +- {log_loss.error:.4f}"
     worst = min(auc.loss_p_value(1), log_loss.loss_p_value(-1))
     if worst < policy.level:
-        reason = f"significantly worse at look {look}: {said} (p-value {worst:.2g}, level {policy.level:.2g})"
-        return Judgement(action=ABORT, reason=reason, numbers=numbers)
+        return ABORT, f"significantly worse at {look}: {seen} (p-value {worst:.2g}, level {policy.level:.2g})"
     z = NormalDist().inv_cdf(1 - policy.growth_alpha / policy.max_looks)
     if auc.value - z * auc.error > -policy.auc_margin and log_loss.value + z * log_loss.error < policy.log_loss_margin:
-        return Judgement(action=GROW, reason=f"no loss beyond the margins at look {look}: {said}", numbers=numbers)
-    if needed is None:
-        reason = f"undecided after the last of {look} looks: {said}; advance or abort it"
-    else:
-        reason = f"undecided at look {look}: {said}; {needed} more pairs until the next"
-    return Judgement(action=HOLD, reason=reason, pairs_needed=needed, numbers=numbers)
+        return GROW, f"no loss beyond the margins at {look}: {seen}"
+    return HOLD, f"undecided at {look} of {policy.max_looks}: {seen}"
 
 
-def differences(pairs: Pairs) -> tuple[Difference, Difference] | None:
-    """AUC and mean log loss, canary minus stable; None where either has no standard error worth the name."""
+def measure_differences(pairs: Pairs) -> tuple[ArmDifference, ArmDifference] | None:
+    """AUC and mean log loss, canary minus stable; None where either has no standard error to be trusted."""
     clicked = pairs.labels == 1
     if min(len(np.unique(pairs.requests[which])) for which in (clicked, ~clicked)) < MIN_REQUESTS:
         return None
@@ -234,7 +336,7 @@ def differences(pairs: Pairs) -> tuple[Difference, Difference] | None:
     error = grouped_error((more - more.mean()) / len(more), pairs.requests)
     if auc is None or error is None:
         return None
-    return Difference(auc.auc, auc.standard_error), Difference(float(more.mean()), error)
+    return ArmDifference(auc.auc, auc.standard_error), ArmDifference(float(more.mean()), error)
 
 
 def sequential_binomial(failures: int, requests: int, allowed: float) -> float:

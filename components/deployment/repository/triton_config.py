@@ -1,4 +1,4 @@
-"""`config.pbtxt`: what Triton is told of the served model, generated from the contracts.
+"""`config.pbtxt`: Triton's configuration of the served model, generated from the contracts.
 
 One text for both servers: `python` (a laptop's tritonserver: its python backend runs `served_model.py` with ONNX
 Runtime) and `onnxruntime` (Triton's images: their ONNX Runtime backend reads `model.onnx` itself, and `model.data`
@@ -35,6 +35,9 @@ DEVICES = (CPU, GPU)
 WARMUP_BATCH = 64
 """Rows of the one batch among the warm-up requests: the buffers of a batch are made before a client waits for them."""
 
+MIN_CACHE_BYTES = 1024
+"""With less, the allocator of Triton's local cache fails, and the server ends."""
+
 _KINDS = {CPU: "KIND_CPU", GPU: "KIND_GPU"}
 
 
@@ -55,7 +58,9 @@ class ServingOptions:
     device: str = CPU
     """`cpu` or `gpu`; a MIG slice is a GPU to the server. The python backend's model runs on the CPU."""
     response_cache: bool = False
-    """Whether the server may answer a request as it answered an equal one; it needs a cache of its own to do so."""
+    """Whether the server may answer a request as it answered an equal one; it needs a cache to do so
+    (`local_cache_flags`). The cache's key is one hash of the model's name, the version and the inputs' names and bytes;
+    no weights. So a version's number must never be given to other weights, and deployment gives no number twice."""
     warmup_rows: int = 4
     """Golden rows asked of the model before it says it is ready; 0 = none."""
     max_queued_requests: int = 512
@@ -85,6 +90,20 @@ class ServingOptions:
                 raise ContractError(f"{name} is {value!r}, expected an integer from {low} to {high}")
         if type(self.response_cache) is not bool:
             raise ContractError(f"response_cache is {self.response_cache!r}, expected True or False")
+
+
+def local_cache_flags(num_bytes: int) -> list[str]:
+    """Flags of tritonserver for a cache in its own memory, which starts empty and evicts the least recently used.
+
+    Raises:
+        ContractError: `num_bytes` is below `MIN_CACHE_BYTES`.
+
+    >>> local_cache_flags(1 << 20)
+    ['--cache-config=local,size=1048576']
+    """
+    if num_bytes < MIN_CACHE_BYTES:
+        raise ContractError(f"response cache has {num_bytes} bytes, expected at least {MIN_CACHE_BYTES}")
+    return [f"--cache-config=local,size={num_bytes}"]
 
 
 class WarmupRow(NamedTuple):
@@ -124,19 +143,6 @@ def triton_config(
         parameters=_ONE_THREAD if options.server == ONNXRUNTIME else "",
         warmup=_warmup(warmup),
     )
-
-
-def with_versions(text: str, versions: Iterable[int]) -> str:
-    """A written configuration serving exactly `versions`; all else stays.
-
-    Raises:
-        ContractError: no versions, one below 1, or a text that names no versions.
-    """
-    policy = _policy(versions)
-    changed, count = _POLICY.subn(lambda _: policy, text)
-    if count != 1:
-        raise ContractError(f"configuration has {count} version policies that name versions, expected 1")
-    return changed
 
 
 def versions_of(text: str) -> list[int]:

@@ -11,13 +11,13 @@ import pytest
 
 from components.contracts.criteo import CATEGORICAL, DENSE, MISSING_CATEGORY
 from components.contracts.dcn import DcnConfig, dense_layout
-from components.contracts.manifests import Model, RawDataset, Verdict
+from components.contracts.manifests import Model, ModelQuality, RawDataset, Verdict
 from components.contracts.model_files import ModelWeights, write_model
 from components.contracts.workflow import TOMBSTONE, FeatureWorkflow
 from components.runtime.durable import sha256_tree
 from components.storage.folder import FolderObjects
 from components.store.models import model_folder
-from tests.components.deployment.repository_world import OPTIONS, small_version
+from tests.support.model_repository import OPTIONS, small_version, with_versions
 
 CONFIG = DcnConfig(embedding_dim=4, num_cross_layers=2, tower=(16, 8))
 
@@ -152,8 +152,8 @@ def make_candidate(tmp_path, make_parts, raw_table, raw_rows, reference_scores):
         np.savez(scores, candidate=reference_scores(workflow, weights, CONFIG, *raw_rows(n, seed)).astype(np.float32))
         verdict = Verdict(
             candidate_model_id=model_id, champion_model_id=None, decision="pass" if accepted else "fail",
-            accepted=accepted, reason="auc is high enough", num_rows=n, num_clicks=1, candidate={}, champion=None,
-            difference=None, rows_needed=None, scores_uri=scores.as_uri(), champion_reference="none",
+            accepted=accepted, reason="auc is high enough", num_rows=n, num_clicks=1, candidate=ModelQuality(),
+            champion=None, difference=None, rows_needed=None, scores_uri=scores.as_uri(), champion_reference="none",
         )  # fmt: skip
         return model, verdict, raw
 
@@ -216,14 +216,15 @@ def client(triton):
 @pytest.fixture
 def settings(triton, client, tmp_path):
     """A release to `triton` from a store of this test."""
-    from components.deployment.release_settings import ReleaseSettings
+    from components.deployment.release import ReleaseSettings
+    from components.deployment.repository.triton_config import ServingOptions
 
     return ReleaseSettings(
         store=tmp_path / "store",
         repository=triton.repository.as_uri(),
         triton_urls=(triton.grpc_url,),
         # One starts in half the time of two, and these tests ask for nothing at once.
-        instances=1,
+        options=ServingOptions(instances=1),
         trigger_id="drift-7",
         who="run-7",
     )
@@ -240,16 +241,18 @@ def repository(settings):
 
 @pytest.fixture
 def deploy(settings, make_candidate):
-    """Releases the model of `seed`; keyword arguments go to `release`."""
+    """Releases the model of `seed`; keyword arguments change the settings."""
     from components.deployment.release import release
 
-    return lambda seed, **other: release(*make_candidate(settings.store, seed), settings, **other)
+    return lambda seed, **changes: release(
+        *make_candidate(settings.store, seed), dataclasses.replace(settings, **changes)
+    )
 
 
 @pytest.fixture
 def world(tmp_path, make_candidate):
     """See `file_world`."""
-    from tests.components.deployment.file_world import World
+    from tests.support.file_world import World
 
     return World(tmp_path, make_candidate)
 
@@ -272,7 +275,7 @@ def open_bucket(cloud_storage):
 
 @pytest.fixture
 def make_version(tmp_path):
-    """A graph's folder and golden rows, told apart by a number; the graph's bytes need no meaning."""
+    """A folder with a graph and golden rows that differ by number; the graph's bytes need no meaning."""
     return lambda number, **more: small_version(tmp_path, number, **more)
 
 
@@ -281,8 +284,8 @@ def put_live(make_version):
     """Stages and publishes a small version, and names it with those in `beside`: a release without servers."""
 
     def do(repository, number, *, beside=(), options=OPTIONS):
-        repository.stage(number, *make_version(number), options)
+        repository.stage(number, make_version(number), options)
         repository.publish(number)
-        repository.write_config(repository.config_for(number, [*beside, number], options))
+        repository.write_config(with_versions(repository.config_for(number, options), [*beside, number]))
 
     return do

@@ -14,17 +14,17 @@ import pyarrow.parquet as pq
 import pytest
 
 from components.contracts.serving import CANARY_NAME, MODEL_NAME
-from components.deployment.canary import lifecycle as canary
-from components.deployment.canary import state as canary_state
+from components.deployment.canary import steps as canary
 from components.deployment.canary.policy import CanaryPolicy
-from components.deployment.release import ReleaseSettings, release
-from components.deployment.release_checks import Refused
+from components.deployment.canary.start import start
+from components.deployment.release import Refused, ReleaseSettings, release
 from components.deployment.repository.model_repository import ModelRepository
 from components.deployment.rollback import rollback
 from components.runtime.errors import ContractError, PermanentError, TemporaryError
+from components.storage.folder import FolderObjects
 from components.storage.locations import open_objects
-from components.store.promotion_journal import current, read_entries
-from tests.components.deployment.serving_double import ServerDouble
+from components.store.promotion_journal import canary_at_work, current, read_entries
+from tests.support.serving_double import ServerDouble
 
 BEGIN = datetime(2026, 1, 1, 12, tzinfo=timezone.utc)
 POLICY = CanaryPolicy(min_pairs=400, max_looks=3, auc_margin=0.05, log_loss_margin=0.05, min_requests=50)
@@ -57,7 +57,7 @@ class Place:
         self.checkpoints: list[str] = []
         self.crash_at: int | None = None
         self.evidence_files = 0
-        release(*self.candidates[1], self.release_settings(), connect=self.connect)
+        release(*self.candidates[1], self.release_settings())
 
     def remember(self, copy):
         """Something that brings everything back to how it is now."""
@@ -85,27 +85,27 @@ class Place:
         if self.crash_at == len(self.checkpoints):
             raise Crash(name)
 
-    def release_settings(self):
+    def release_settings(self, **changes):
         return ReleaseSettings(
             store=self.store, repository=self.repository.as_uri(), triton_urls=URLS, clock=self.clock,
-            checkpoint=self.checkpoint,
+            checkpoint=self.checkpoint, **{"connect": self.connect, **changes},
         )  # fmt: skip
 
     def settings(self, **changes):
+        of_site = {name: changes.pop(name) for name in ("connect", "resolve") if name in changes}
         values = {
-            "site": self.release_settings().site,
-            "evidence": (self.archive,),
+            "site": self.release_settings(**of_site),
+            "evidence": (FolderObjects(self.archive),),
             "metrics": URLS,
             "policy": POLICY,
             "drain_seconds": 5.0,
-            "connect": self.connect,
             "fetch": lambda address: self.servers[address].metrics(),
         }
         return canary.CanarySettings(**{**values, **changes})
 
     def start(self, seed=2, **other):
-        return canary.start(
-            *self.candidates[seed], self.release_settings(), metrics=URLS, connect=self.connect,
+        return start(
+            *self.candidates[seed], self.release_settings(), metrics=URLS,
             fetch=self.settings().fetch, **other,
         )  # fmt: skip
 
@@ -194,7 +194,7 @@ def place(tmp_path, make_candidate):
 
 def assert_clean(place):
     """No trace of a canary: on no server, in no plan, in no folder; the journal says that none is at work."""
-    assert canary_state.active(place.store) is None
+    assert canary_at_work(place.store) is None
     plan = place.plan()
     assert plan is None or (plan.canary is None and plan.stable.version == current(place.store).version)
     assert all(CANARY_NAME not in server.models for server in place.servers.values())
@@ -212,7 +212,7 @@ def test_a_canary_is_loaded_beside_the_live_version_and_only_the_plan_leads_to_i
         assert set(server.models[MODEL_NAME]) == {1}, "who names no version never meets the canary"
     assert place.actions()[-2:] == ["intent", "canary"]
     assert current(place.store).version == 1
-    assert canary_state.active(place.store).version == done.version
+    assert canary_at_work(place.store).version == done.version
 
 
 def test_a_canary_without_loss_grows_to_all_and_leaves_nothing_behind(place):
@@ -226,7 +226,7 @@ def test_a_canary_without_loss_grows_to_all_and_leaves_nothing_behind(place):
             place.requests()
             place.pairs()
 
-    last = canary.watch(place.settings(), interval_seconds=1.0, sleep=wait, tell=seen.append)
+    last = canary.watch(place.settings(), interval_seconds=1.0, sleep=wait, report=seen.append)
     assert [(s.action, s.share) for s in seen if s.action != "draining"] == [
         ("grown", 0.05), ("grown", 0.25), ("released", 1.0), ("ended", None),
     ]  # fmt: skip
@@ -295,9 +295,9 @@ def test_what_servers_counted_before_the_stage_is_not_held_against_it(place):
         server.count(CANARY_NAME, version, failure=4)
     assert place.step().action == "grown"
     place.requests()
-    counts = place.step().judgement.numbers["canary"]
-    assert counts["failure"] == 0
-    assert counts["success"] == 200
+    counts = place.step().judgement.by_counts.counts.canary
+    assert counts.failure == 0
+    assert counts.success == 200
 
 
 @pytest.mark.parametrize("change", ["new", "restarted"])
@@ -307,7 +307,7 @@ def test_the_warm_up_of_a_server_that_appears_or_restarts_is_not_held_against_th
         server.count(MODEL_NAME, 1, success=1000, duration_us=1_000_000)
     place.start()
     place.requests()
-    assert "latency_ratio" in place.step().judgement.numbers
+    assert place.step().judgement.by_counts.latency_ratio is not None
     if change == "new":
         place.servers["c:1"] = ServerDouble("c:1", place.repository)
         server, metrics = place.servers["c:1"], (*URLS, "c:1")
@@ -321,7 +321,7 @@ def test_the_warm_up_of_a_server_that_appears_or_restarts_is_not_held_against_th
         step = place.step(metrics=metrics)
         assert step.action == "held"
         place.servers["a:1"].count(CANARY_NAME, 2, success=10, duration_us=10_000)
-    assert step.judgement.numbers["latency_ratio"] == pytest.approx(1.0)
+    assert step.judgement.by_counts.latency_ratio == pytest.approx(1.0)
     server.count(CANARY_NAME, 2, success=500, duration_us=5_000_000)
     assert place.step(metrics=metrics).action == "aborted", "it is counted from then on"
 
@@ -342,7 +342,7 @@ def test_it_holds_while_a_server_cannot_be_read_or_none_is_named(place):
 
 
 def test_a_baseline_that_is_missing_is_taken_first(place):
-    canary.start(*place.candidates[2], place.release_settings(), connect=place.connect)
+    start(*place.candidates[2], place.release_settings())
     assert place.plan().baseline == {}
     assert place.step().reason == "counting errors and latency from now on"
     assert set(place.plan().baseline) == set(URLS)
@@ -356,7 +356,7 @@ def test_evidence_of_an_earlier_stage_does_not_count(place):
     assert place.step().action == "grown"
     place.requests()
     found = place.step()
-    assert (found.action, found.judgement.numbers["pairs"], found.judgement.pairs_needed) == ("held", 0, 400)
+    assert (found.action, found.judgement.by_pairs.num_pairs, found.judgement.by_pairs.pairs_needed) == ("held", 0, 400)
 
 
 def test_status_says_what_a_step_would_find_and_changes_nothing(place):
@@ -379,7 +379,7 @@ def test_a_shadow_answers_nobody_and_grows_only_by_being_started_again(place):
     assert (held.action, held.judgement.action) == ("held", "grow")
     assert place.start().version == done.version
     assert place.plan().canary_share == 0.01
-    assert canary_state.active(place.store).share == 0.01
+    assert canary_at_work(place.store).share == 0.01
     sequence = place.plan().sequence
     assert place.start().version == done.version, "a retried step starts nothing twice"
     assert place.plan().sequence == sequence
@@ -389,7 +389,7 @@ def test_a_person_may_advance_what_evidence_does_not_decide(place):
     done = place.start(shadow_only=True)
     for share in (0.01, 0.05, 0.25):
         assert canary.advance(place.settings(), "on my word").share == share
-        assert (place.plan().canary_share, canary_state.active(place.store).share) == (share, share)
+        assert (place.plan().canary_share, canary_at_work(place.store).share) == (share, share)
     with pytest.raises(ContractError, match="reason"):
         canary.advance(place.settings(), "")
     assert canary.advance(place.settings(), "on my word").action == "released"
@@ -403,16 +403,16 @@ def test_only_one_canary_and_no_release_beside_it(place, make_candidate):
     place.start()
     other = make_candidate(place.store, 3)
     with pytest.raises(Refused, match="canary"):
-        canary.start(*other, place.release_settings(), connect=place.connect)
+        start(*other, place.release_settings())
     with pytest.raises(Refused, match="canary"):
-        release(*other, place.release_settings(), connect=place.connect)
+        release(*other, place.release_settings())
 
 
 def test_nothing_live_is_no_place_for_a_canary(tmp_path, make_candidate):
     store = tmp_path / "empty"
     settings = ReleaseSettings(store=store, repository=(tmp_path / "r").as_uri())
     with pytest.raises(ContractError, match="no live version"):
-        canary.start(*make_candidate(store, 1), settings)
+        start(*make_candidate(store, 1), settings)
 
 
 def test_the_live_model_is_no_canary(place):
@@ -427,23 +427,18 @@ def test_shares_that_make_no_canary_are_refused(place, shares):
 
 
 def test_a_rollback_ends_the_canary_and_the_next_step_unloads_it(place, make_candidate):
-    release(*make_candidate(place.store, 3), place.release_settings(), connect=place.connect)
+    release(*make_candidate(place.store, 3), place.release_settings())
     place.candidates[2] = (
         place.candidates[2][0],
         dataclasses.replace(place.candidates[2][1], champion_model_id="model-3"),
         place.candidates[2][2],
     )
     place.start()
-    rollback_settings = place.release_settings().site
-    _rollback(place, rollback_settings)
+    rollback(place.release_settings(), to_version=1, reason="for the test")
     assert current(place.store).version == 1
-    assert canary_state.active(place.store) is None
+    assert canary_at_work(place.store) is None
     assert place.until_over().action == "ended"
     assert_clean(place)
-
-
-def _rollback(place, site):
-    rollback(site, to_version=1, reason="for the test", connect=place.connect)
 
 
 def test_a_canary_is_taken_back_while_a_server_is_down_and_unloaded_when_it_is_back(place):
@@ -454,7 +449,7 @@ def test_a_canary_is_taken_back_while_a_server_is_down_and_unloaded_when_it_is_b
     place.clock.advance(6)
     with pytest.raises(TemporaryError):
         place.step()
-    assert canary_state.active(place.store) is not None
+    assert canary_at_work(place.store) is not None
     place.servers["b:1"].restart()
     assert place.step().action == "ended"
     assert read_entries(place.store)[-1].reason == "an incident"
@@ -491,7 +486,7 @@ def test_an_abort_takes_back_what_a_killed_start_had_published(place):
     place.checkpoints.clear()
     with pytest.raises(Crash):
         _killed_at_crash(place, place.start)
-    assert canary_state.active(place.store) is None
+    assert canary_at_work(place.store) is None
     assert place.plan().canary is not None
     assert canary.abort(place.settings(), "for the test").action == "aborted"
     assert place.plan().canary is None
@@ -571,11 +566,13 @@ def test_a_replica_that_appears_while_the_canary_is_loaded_is_told_too(place):
         def __getattr__(self, name):
             return getattr(place.servers["a:1"], name)
 
-    done = canary.start(
+    done = start(
         *place.candidates[2],
-        site,
-        connect=lambda url: Slow() if url == "a:1" else place.servers[url],
-        resolve=lambda name, port: list(listed),
+        dataclasses.replace(
+            site,
+            connect=lambda url: Slow() if url == "a:1" else place.servers[url],
+            resolve=lambda name, port: list(listed),
+        ),
     )
     assert set(place.servers["b:1"].models[CANARY_NAME]) == {done.version}
 
@@ -597,7 +594,7 @@ def test_a_start_that_a_server_refuses_changes_nothing(place):
         return Refusing(place.servers[url]) if url == "b:1" else place.servers[url]
 
     with pytest.raises(PermanentError, match="no room"):
-        canary.start(*place.candidates[2], place.release_settings(), metrics=URLS, connect=connect)
+        start(*place.candidates[2], place.release_settings(connect=connect), metrics=URLS)
     assert_clean(place)
     assert place.actions()[-1] == "withdrawn"
     place.start()
@@ -660,7 +657,7 @@ def test_a_kill_at_any_step_is_put_right_by_the_next_one(tmp_path, make_candidat
         place.crash_at = None
         place.check_served()
         place.step()
-        plan, at_work = place.plan(), canary_state.active(place.store)
+        plan, at_work = place.plan(), canary_at_work(place.store)
         if plan is not None and plan.canary is not None:
             assert (at_work.version, at_work.share) == (plan.canary.version, plan.canary_share)
         if stage == "start":

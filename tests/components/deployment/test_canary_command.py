@@ -5,13 +5,15 @@ from __future__ import annotations
 from components.contracts.serving import CANARY_NAME
 from components.deployment.canary.__main__ import main
 from components.deployment.release import ReleaseSettings, release
-from components.deployment.repository.triton_config import read_options
+from components.deployment.repository.triton_config import ServingOptions, read_options
 from components.store.models import keep_verdict
 
 
 def test_a_canary_started_by_hand_is_served_with_the_live_versions_options(tmp_path, make_candidate, capsys):
     store, repository = tmp_path / "store", tmp_path / "repository"
-    settings = ReleaseSettings(store=store, repository=str(repository), instances=3, response_cache=True)
+    settings = ReleaseSettings(
+        store=store, repository=str(repository), options=ServingOptions(instances=3, response_cache=True)
+    )
     release(*make_candidate(store, 1), settings)
     _, verdict, raw = make_candidate(store, 2)
     keep_verdict(store, verdict, raw)

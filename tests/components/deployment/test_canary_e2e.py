@@ -16,12 +16,14 @@ import pytest
 from components.contracts.manifests import Release
 from components.contracts.serving import CANARY_NAME, MODEL_NAME
 from components.deployment.__main__ import main as step_main
-from components.deployment.canary import lifecycle as canary
+from components.deployment.canary import steps as canary
 from components.deployment.canary.__main__ import main
-from components.deployment.canary.metrics import counted, fetch
+from components.deployment.canary.evidence import counted, fetch
 from components.deployment.canary.policy import CanaryPolicy
+from components.deployment.canary.start import start
 from components.deployment.repository.model_repository import ModelRepository
 from components.deployment.triton_client import Triton
+from components.storage.folder import FolderObjects
 from components.storage.locations import open_objects
 from components.store import run_notes
 from components.store.models import keep_verdict
@@ -136,13 +138,17 @@ def beside(deploy, settings, make_candidate, triton, client, tmp_path):
     deploy(1)
     metrics = triton.metrics_url.removeprefix("http://").removesuffix("/metrics")
 
-    def start(**other):
-        canary.start(*make_candidate(settings.store, 2), settings, shadow_share=1.0, metrics=(metrics,), **other)
+    def begin(**other):
+        start(*make_candidate(settings.store, 2), settings, shadow_share=1.0, metrics=(metrics,), **other)
         return canary.CanarySettings(
-            site=settings.site, evidence=(tmp_path / "archive",), metrics=(metrics,), policy=POLICY, drain_seconds=1.0
+            site=settings,
+            evidence=(FolderObjects(tmp_path / "archive"),),
+            metrics=(metrics,),
+            policy=POLICY,
+            drain_seconds=1.0,
         )
 
-    yield start
+    yield begin
     client.unload(CANARY_NAME)
 
 
@@ -154,7 +160,7 @@ def watched(settings, tell):
         assert time.monotonic() < deadline, "the canary did not end in time"
         time.sleep(min(seconds, 0.1))
 
-    return canary.watch(settings, interval_seconds=0.1, sleep=sleep, tell=tell)
+    return canary.watch(settings, interval_seconds=0.1, sleep=sleep, report=tell)
 
 
 def test_a_better_canary_goes_from_one_percent_to_all_with_no_failed_request(

@@ -6,16 +6,25 @@ import os
 import threading
 from datetime import datetime, timedelta, timezone
 from http.server import BaseHTTPRequestHandler, HTTPServer
+from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from components.deployment.canary.evidence import read_pairs
-from components.deployment.canary.metrics import ArmCounts, counted, fetch, read_baseline, since, uncounted
-from components.deployment.discovery import addresses
+from components.deployment.canary.evidence import (
+    ArmCounts,
+    counted,
+    counts_since,
+    fetch,
+    read_baseline,
+    read_pairs,
+    uncounted,
+)
+from components.deployment.servers import addresses
 from components.runtime.errors import ContractError, TemporaryError
+from components.storage.folder import FolderObjects
 from components.storage.locations import open_objects
 from components.store.traffic_plan import Arm
 
@@ -43,7 +52,8 @@ def write(path, rows, *, shadow=True):
 
 
 def read(*folders, at=BEGIN):
-    return read_pairs(folders, stable=3, canary=4, since=at)
+    places = [FolderObjects(each) if isinstance(each, Path) else each for each in folders]
+    return read_pairs(places, stable=3, canary=4, since=at)
 
 
 def test_both_directions_are_told_apart_and_sorted_by_time(tmp_path):
@@ -171,7 +181,7 @@ def test_replicas_are_added_before_anything_is_divided():
         "a": {"stable": one(101.0, duration_us=10_100.0), "canary": NOTHING},
         "b": {"stable": one(99.0, duration_us=99_000.0), "canary": NOTHING},
     }
-    found = since(before, after)["stable"]
+    found = counts_since(before, after).stable
     assert found == ArmCounts(success=100, failure=0, duration_us=109_000, queue_us=0)
     assert found.mean_ms == pytest.approx(1.09), "the mean of the means would be 5.5"
 
@@ -180,11 +190,11 @@ def test_a_server_that_restarted_or_is_new_counts_once_it_has_a_baseline_and_not
     """What it has counted by then is its warm-up, which is slow and nobody's request."""
     before = {"a": {"stable": one(500.0, 9.0), "canary": one(50.0)}, "gone": {"stable": one(5.0), "canary": NOTHING}}
     after = {"a": {"stable": one(20.0, 1.0), "canary": one(60.0)}, "new": {"stable": one(7.0), "canary": one(3.0)}}
-    found = since(before, after)
-    assert (found["stable"].success, found["stable"].failure, found["canary"].success) == (0, 0, 0)
+    found = counts_since(before, after)
+    assert (found.stable.success, found.stable.failure, found.canary.success) == (0, 0, 0)
     fresh = {**before, **uncounted(before, after)}
     assert set(uncounted(before, after)) == {"a", "new"}
-    assert {counts.requests for counts in since(fresh, after).values()} == {0}
+    assert counts_since(fresh, after) == counts_since({}, {})
     assert uncounted(fresh, after) == {}
 
 

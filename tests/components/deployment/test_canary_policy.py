@@ -2,28 +2,30 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 
 import numpy as np
 import pytest
 
 from components.contracts.metrics import auc_difference
-from components.deployment.canary.evidence import Pairs
-from components.deployment.canary.metrics import ArmCounts
 from components.deployment.canary.policy import (
     ABORT,
     GROW,
     HOLD,
+    ArmCounts,
+    BothCounts,
     CanaryPolicy,
-    differences,
+    Pairs,
     judge,
     judge_counts,
+    measure_differences,
     sequential_binomial,
 )
 from components.runtime.errors import ContractError
 
 POLICY = CanaryPolicy(min_pairs=500, max_looks=4, auc_margin=0.03, log_loss_margin=0.03)
-HEALTHY = {"stable": ArmCounts(9000, 0, 9e6, 1e6), "canary": ArmCounts(500, 0, 5e5, 1e5)}
+HEALTHY = BothCounts(stable=ArmCounts(9000, 0, 9e6, 1e6), canary=ArmCounts(500, 0, 5e5, 1e5))
 
 
 def expit(x):
@@ -136,25 +138,22 @@ def test_single_rows_have_the_same_error_either_way():
 
 def test_more_pairs_than_the_look_change_nothing():
     pairs = world(1, 2999)
-    assert (
-        judge(pairs, HEALTHY, POLICY).numbers["auc_difference"]
-        == (judge(pairs.first(2000), HEALTHY, POLICY).numbers["auc_difference"])
-    )
+    assert judge(pairs, HEALTHY, POLICY).by_pairs.auc == judge(pairs.first(2000), HEALTHY, POLICY).by_pairs.auc
 
 
 def test_it_holds_until_the_first_look_and_says_how_many_pairs_are_missing():
     found = judge(world(1, 499), HEALTHY, POLICY)
-    assert (found.action, found.pairs_needed) == (HOLD, 1)
-    assert found.numbers["auc_difference"] is None
+    assert (found.action, found.by_pairs.pairs_needed) == (HOLD, 1)
+    assert found.by_pairs.auc is None
     empty = world(1, 20).first(0)
-    assert judge(empty, HEALTHY, POLICY).pairs_needed == 500
+    assert judge(empty, HEALTHY, POLICY).by_pairs.pairs_needed == 500
 
 
 def test_after_the_last_look_a_person_decides():
     strict = CanaryPolicy(min_pairs=500, max_looks=2, auc_margin=1e-6, log_loss_margin=1e-6)
     found = judge(world(4, 5000), HEALTHY, strict)
-    assert (found.action, found.pairs_needed) == (HOLD, None)
-    assert "after the last of 2 looks" in found.reason
+    assert (found.action, found.by_pairs.pairs_needed) == (HOLD, None)
+    assert "look 2 of 2" in found.reason
 
 
 @pytest.mark.parametrize(
@@ -170,10 +169,10 @@ def test_it_never_decides_on_a_number_that_does_not_exist(change):
     pairs = world(1, 1000, canary_noise=3.0)
     assert judge(pairs, HEALTHY, POLICY).action == ABORT
     undefined = Pairs(**{**vars(pairs), **change})
-    assert differences(undefined) is None
+    assert measure_differences(undefined) is None
     found = judge(undefined, HEALTHY, POLICY)
-    assert (found.action, found.pairs_needed) == (HOLD, 1000)
-    assert found.numbers["auc_difference"] is None
+    assert (found.action, found.by_pairs.pairs_needed) == (HOLD, 1000)
+    assert found.by_pairs.auc is None
 
 
 def test_unreadable_servers_hold_what_would_grow_but_not_what_must_end():
@@ -185,48 +184,48 @@ def test_unreadable_servers_hold_what_would_grow_but_not_what_must_end():
 
 @pytest.mark.parametrize("arm", ["stable", "canary"])
 def test_too_few_requests_say_nothing_about_errors(arm):
-    counts = {**HEALTHY, "canary": ArmCounts(0, 50, 0, 0), arm: ArmCounts(1, 50, 1e9, 0)}
+    counts = dataclasses.replace(HEALTHY, **{"canary": ArmCounts(0, 50, 0, 0), arm: ArmCounts(1, 50, 1e9, 0)})
     assert judge(world(1, 0 + 100), counts, POLICY).action == HOLD
 
 
 def test_failures_beyond_the_margin_abort_before_any_pair():
-    counts = {"stable": ArmCounts(9900, 100, 9.9e6, 0), "canary": ArmCounts(900, 100, 9e5, 0)}
+    counts = BothCounts(ArmCounts(9900, 100, 9.9e6, 0), ArmCounts(900, 100, 9e5, 0))
     found = judge(world(1, 100).first(0), counts, POLICY)
     assert found.action == ABORT
     assert "100 of 1000 requests failed" in found.reason
 
 
 def test_a_canary_that_fails_as_often_as_stable_is_not_blamed():
-    counts = {"stable": ArmCounts(8000, 2000, 8e6, 0), "canary": ArmCounts(800, 205, 8e5, 0)}
-    assert judge_counts(counts, POLICY, {}).action == GROW
+    counts = BothCounts(ArmCounts(8000, 2000, 8e6, 0), ArmCounts(800, 205, 8e5, 0))
+    assert judge_counts(counts, POLICY).action == GROW
 
 
 def test_latency_beyond_the_bound_aborts_and_only_failures_leave_nothing_to_time():
-    slow = {"stable": ArmCounts(1000, 0, 1e6, 0), "canary": ArmCounts(1000, 0, 1.6e6, 0)}
-    found = judge_counts(slow, POLICY, {})
+    slow = BothCounts(ArmCounts(1000, 0, 1e6, 0), ArmCounts(1000, 0, 1.6e6, 0))
+    found = judge_counts(slow, POLICY)
     assert found.action == ABORT
     assert "1.60 times" in found.reason
-    few = {**slow, "canary": ArmCounts(999, 0, 1.6e6, 0)}
-    assert judge_counts(few, POLICY, {}).action == HOLD, "too few for a mean that no stall moves"
-    nearly = {**slow, "canary": ArmCounts(1000, 0, 1.5e6, 0)}
-    assert judge_counts(nearly, POLICY, {}).action == GROW
-    neither = {"stable": ArmCounts(0, 1000, 0, 0), "canary": ArmCounts(0, 1000, 0, 0)}
-    assert judge_counts(neither, POLICY, {}).action == HOLD
+    few = dataclasses.replace(slow, canary=ArmCounts(999, 0, 1.6e6, 0))
+    assert judge_counts(few, POLICY).action == HOLD, "too few for a mean that no stall moves"
+    nearly = dataclasses.replace(slow, canary=ArmCounts(1000, 0, 1.5e6, 0))
+    assert judge_counts(nearly, POLICY).action == GROW
+    neither = BothCounts(ArmCounts(0, 1000, 0, 0), ArmCounts(0, 1000, 0, 0))
+    assert judge_counts(neither, POLICY).action == HOLD
 
 
 def test_answers_from_a_cache_are_no_measure_of_a_model():
     """Stable's cache has seen nine in ten of its requests, the canary's none: as models they are equally fast."""
     stable = ArmCounts(10_000, 0, 2_800_000, 0, infer_us=1_500_000, cache_hits=9_000)
     canary = ArmCounts(2000, 0, 4_000_000, 0, infer_us=3_000_000)
-    numbers = {}
-    assert judge_counts({"stable": stable, "canary": canary}, CanaryPolicy(), numbers).action == GROW
-    assert numbers["latency_ratio"] == pytest.approx(1.0)
-    slow = canary._replace(infer_us=6_000_000)
-    found = judge_counts({"stable": stable, "canary": slow}, CanaryPolicy(), {})
+    found = judge_counts(BothCounts(stable, canary), CanaryPolicy())
+    assert found.action == GROW
+    assert found.latency_ratio == pytest.approx(1.0)
+    slow = dataclasses.replace(canary, infer_us=6_000_000)
+    found = judge_counts(BothCounts(stable, slow), CanaryPolicy())
     assert found.action == ABORT
     assert "2.00 times stable's 1.5 ms" in found.reason
-    cached = stable._replace(cache_hits=9_950)
-    assert judge_counts({"stable": cached, "canary": canary}, CanaryPolicy(), {}).action == HOLD
+    cached = dataclasses.replace(stable, cache_hits=9_950)
+    assert judge_counts(BothCounts(cached, canary), CanaryPolicy()).action == HOLD
 
 
 def test_errors_may_be_tested_at_every_request_and_still_err_as_seldom_as_stated():

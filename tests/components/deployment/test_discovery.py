@@ -2,19 +2,18 @@
 
 from __future__ import annotations
 
+import dataclasses
 import socket
 
 import pytest
 
 from components.contracts.serving import MODEL_NAME
-from components.deployment.discovery import Fleet, parse_urls, resolve
-from components.deployment.release import release
-from components.deployment.release_settings import ReleaseSettings
-from components.deployment.servers import NotListening, Patience
+from components.deployment.release import ReleaseSettings, release
+from components.deployment.servers import Fleet, NotListening, Patience, parse_urls, resolve
 from components.deployment.triton_client import Triton, _is_closed
 from components.runtime.errors import ContractError, PermanentError, TemporaryError
 from components.store.promotion_journal import current
-from tests.components.deployment.file_triton import FileTriton
+from tests.support.file_triton import FileTriton
 
 NAME = "dns:///triton-headless:8001"
 
@@ -30,6 +29,8 @@ class Cluster:
             repository=str(root / "repository"),
             triton_urls=(NAME,),
             patience=Patience(clock=lambda: next(now), sleep=lambda _: None),
+            connect=self.connect,
+            resolve=self.resolve,
         )
 
     def pod(self, host):
@@ -48,7 +49,7 @@ class Cluster:
         return self.pod(url.removesuffix(":8001"))
 
     def release(self, candidate, connect=None):
-        return release(*candidate, self.settings, connect=connect or self.connect, resolve=self.resolve)
+        return release(*candidate, dataclasses.replace(self.settings, connect=connect or self.connect))
 
 
 @pytest.fixture

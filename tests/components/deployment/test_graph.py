@@ -22,7 +22,7 @@ from components.deployment.graph.export import GraphLimits, build_graph, export
 from components.deployment.graph.files import GRAPH_FILE
 from components.deployment.graph.parity import open_graph
 from components.runtime.errors import ContractError
-from tests.components.deployment.nasty_rows import nasty_rows, strange_workflow
+from tests.support.nasty_rows import nasty_rows, strange_workflow
 
 CONFIG = DcnConfig(embedding_dim=4, num_cross_layers=2, tower=(16, 8))
 CONFIG_V2 = DcnConfig(embedding_dim=4, num_cross_layers=3, tower=(16, 8), projection_dim=5)

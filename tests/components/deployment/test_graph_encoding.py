@@ -17,7 +17,7 @@ from components.contracts.serving import CATEGORICAL_INPUT, DENSE_INPUT
 from components.contracts.workflow import TOMBSTONE
 from components.deployment.graph.export import GraphLimits, build_graph
 from components.deployment.graph.parity import open_graph
-from tests.components.deployment.nasty_rows import STRANGE_CATEGORIES, STRANGE_DENSE, nasty_rows, strange_workflow
+from tests.support.nasty_rows import STRANGE_CATEGORIES, STRANGE_DENSE, nasty_rows, strange_workflow
 
 CONFIG = DcnConfig(embedding_dim=1, num_cross_layers=1, tower=(2,))
 LIMITS = {"label encoder": GraphLimits(), "hash table": GraphLimits(label_encoder_entries=0)}

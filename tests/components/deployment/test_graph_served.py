@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from components.contracts.serving import CATEGORICAL_INPUT, DENSE_INPUT, MODEL_NAME
-from components.deployment import prepare
+from components.deployment import release as release_module
 from components.deployment.graph.export import GraphLimits, export
 from components.deployment.graph.files import DATA_FILE, graph_sha256
 from components.deployment.graph.parity import open_graph
@@ -21,9 +21,9 @@ def test_tables_beside_the_graph_are_released_with_it_and_the_server_answers_as_
     deploy, client, repository, raw_rows, monkeypatch
 ):
     limits = GraphLimits(inline_bytes=0, label_encoder_entries=0)
-    monkeypatch.setattr(prepare, "export", functools.partial(export, limits=limits))
+    monkeypatch.setattr(release_module, "export", functools.partial(export, limits=limits))
     done = deploy(1)
-    kept, served = local_path(done.graph_uri), repository.version_path(done.version)
+    kept, served = local_path(done.graph_uri), repository.objects.local(f"click_model/{done.version}")
     assert (served / DATA_FILE).stat().st_size == (kept.parent / DATA_FILE).stat().st_size
     assert graph_sha256(served) == graph_sha256(kept.parent) == done.sha256["graph"]
     dense, categorical = raw_rows(700, 3)

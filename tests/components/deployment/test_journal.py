@@ -8,8 +8,7 @@ from datetime import datetime, timezone
 import pytest
 
 from components.contracts.manifests import Model
-from components.deployment.release import release
-from components.deployment.release_settings import ReleaseSettings
+from components.deployment.release import ReleaseSettings, release
 from components.runtime.errors import ContractError
 from components.store import promotion_journal
 from components.store.models import model_folder

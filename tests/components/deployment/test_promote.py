@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 
 from components.deployment.promote import main
-from components.deployment.release import release
-from components.deployment.release_settings import ReleaseSettings
+from components.deployment.release import ReleaseSettings, release
+from components.deployment.repository.triton_config import ServingOptions
 from components.runtime.errors import ContractError
 from components.store.models import keep_verdict
 from components.store.promotion_journal import append_promotion, current, read_journal
@@ -19,7 +19,7 @@ from components.store.promotion_journal import append_promotion, current, read_j
 @pytest.fixture
 def settings(tmp_path):
     return ReleaseSettings(
-        store=tmp_path / "store", repository=str(tmp_path / "repository"), server="onnxruntime", instances=2
+        store=tmp_path / "store", repository=str(tmp_path / "repository"), options=ServingOptions(server="onnxruntime")
     )
 
 
@@ -70,8 +70,9 @@ def test_a_model_that_nobody_judged_or_that_is_unknown_is_named(settings, live, 
     assert "model-2 was never judged" in capsys.readouterr().err
     assert promote("model-9") == 2
     assert "'model-9' is not in the model store" in capsys.readouterr().err
-    assert promote("model-2", " ") == 2
-    assert "reason of an override is empty" in capsys.readouterr().err
+    with pytest.raises(SystemExit, match="2"):
+        promote("model-2", " ")
+    assert "argument --override: is empty" in capsys.readouterr().err
 
 
 def test_the_reason_of_a_release_that_is_not_overridden_is_the_verdicts(settings, live):
@@ -85,6 +86,6 @@ def test_beside_a_canary_at_work_it_is_impossible_and_nothing_changes(settings, 
     keep_verdict(settings.store, verdict, raw)
     line = dataclasses.replace(current(settings.store), action="canary", version=2, share=0.05)
     append_promotion(settings.store, line)
-    assert promote("model-3") == 2
+    assert promote("model-3") == 1
     assert "version 2 is a canary, expected it promoted or ended" in capsys.readouterr().err
     assert current(settings.store).version == 1

@@ -10,15 +10,14 @@ import pytest
 from components.contracts.manifests import Release
 from components.contracts.serving import MODEL_NAME
 from components.deployment.graph.files import graph_sha256
-from components.deployment.release import release
-from components.deployment.release_settings import ReleaseSettings
-from components.deployment.repository.triton_config import read_options, versions_of
+from components.deployment.release import ReleaseSettings, release
+from components.deployment.repository.triton_config import ServingOptions, read_options, versions_of
 from components.runtime.errors import ContractError
 from components.storage.uris import local_path
 from components.store.models import champion, graph_folder, read_serving_place, release_path
 from components.store.promotion_journal import read_journal
-from tests.components.deployment.file_triton import FileTriton
-from tests.components.deployment.real_servers import live_version, under_load
+from tests.support.file_triton import FileTriton
+from tests.support.real_servers import live_version, under_load
 
 
 @pytest.mark.e2e
@@ -46,8 +45,9 @@ def test_the_journal_names_who_why_and_every_hash_before_a_server_is_told(world)
     settings = dataclasses.replace(world.settings, who="run-7", triton_urls=world.settings.triton_urls[:1])
     done = release(
         *world.candidate(1),
-        settings,
-        connect=lambda url: Watched(url, repository=settings.repository, state=world.state),
+        dataclasses.replace(
+            settings, connect=lambda url: Watched(url, repository=settings.repository, state=world.state)
+        ),
     )
     assert told == [["intent"], ["intent"]], "the rehearsal and the switch"
     intent, line = world.entries()
@@ -60,7 +60,7 @@ def test_the_journal_names_who_why_and_every_hash_before_a_server_is_told(world)
 
 def test_graph_and_golden_rows_are_kept_in_the_store_apart_from_what_is_served(world):
     done = world.release(1)
-    kept, served = graph_folder(world.settings.store, 1), world.repository.version_path(1)
+    kept, served = graph_folder(world.settings.store, 1), world.repository.objects.local("click_model/1")
     assert local_path(done.graph_uri) == kept / "model.onnx"
     assert (kept / "golden.npz").exists()
     assert (kept / "model.onnx").read_bytes() == (served / "model.onnx").read_bytes()
@@ -104,7 +104,7 @@ def test_second_release_under_load_fails_no_request_and_never_goes_back(deploy, 
 def test_old_versions_leave_the_repository_and_as_many_as_asked_for_stay(world, make_candidate):
     settings = dataclasses.replace(world.settings, num_kept=3)
     for seed in range(1, 5):
-        release(*make_candidate(settings.store, seed), settings, connect=world.connect)
+        release(*make_candidate(settings.store, seed), settings)
     assert world.repository.versions() == [2, 3, 4]
     assert [server.loaded() for server in world.servers] == [[4], [4]], "servers hold only the live version"
     assert [p.version for p in read_journal(settings.store)] == [1, 2, 3, 4]
@@ -119,10 +119,7 @@ def test_how_it_is_served_is_what_the_run_asked_for(make_candidate, tmp_path):
     settings = ReleaseSettings(
         store=tmp_path / "store",
         repository=str(tmp_path / "repository"),
-        server="onnxruntime",
-        device="gpu",
-        instances=3,
-        response_cache=True,
+        options=ServingOptions(server="onnxruntime", device="gpu", instances=3, response_cache=True),
     )
     release(*make_candidate(settings.store, 1), settings)
     text = (tmp_path / "repository" / MODEL_NAME / "config.pbtxt").read_text()
@@ -138,6 +135,9 @@ def test_how_it_is_served_is_what_the_run_asked_for(make_candidate, tmp_path):
 
 def test_a_repository_written_for_another_server_is_refused(make_candidate, tmp_path):
     store, repository = tmp_path / "store", tmp_path / "repository"
-    release(*make_candidate(store, 1), ReleaseSettings(store=store, repository=str(repository), server="onnxruntime"))
+    release(
+        *make_candidate(store, 1),
+        ReleaseSettings(store=store, repository=str(repository), options=ServingOptions(server="onnxruntime")),
+    )
     with pytest.raises(ContractError, match="server is 'python', expected 'onnxruntime'"):
         release(*make_candidate(store, 2), ReleaseSettings(store=store, repository=str(repository)))

@@ -9,16 +9,18 @@ import pytest
 from components.contracts.manifests import Release
 from components.contracts.serving import CANDIDATE_NAME, MODEL_NAME
 from components.deployment.graph.files import graph_sha256
-from components.deployment.release import release
-from components.deployment.release_settings import ReleaseSettings
+from components.deployment.graph.parity import GoldenRows, open_graph, score
+from components.deployment.release import ReleaseSettings, release
 from components.deployment.repository.model_repository import ModelRepository
-from components.deployment.repository.triton_config import versions_of
+from components.deployment.repository.triton_config import ServingOptions, versions_of
 from components.deployment.rollback import rollback
 from components.deployment.servers import Patience
+from components.deployment.site import opened
 from components.runtime.errors import TemporaryError
 from components.storage.locations import open_objects
-from components.store.models import release_path
+from components.store.models import graph_folder, release_path
 from components.store.promotion_journal import current, read_entries
+from tests.support.crashes import Killed
 
 pytestmark = pytest.mark.e2e
 
@@ -26,7 +28,10 @@ pytestmark = pytest.mark.e2e
 @pytest.fixture
 def settings(cloud_storage, tmp_path):
     return ReleaseSettings(
-        store=tmp_path / "store", repository="gs://models/repository", server="onnxruntime", num_kept=2
+        store=tmp_path / "store",
+        repository="gs://models/repository",
+        options=ServingOptions(server="onnxruntime"),
+        num_kept=2,
     )
 
 
@@ -40,16 +45,13 @@ def test_versions_go_live_leave_and_come_back(settings, repository, make_candida
         release(*make_candidate(settings.store, seed), settings)
     assert repository.versions() == [2, 3]
     assert versions_of(repository.read_config()) == [3]
-    assert rollback(settings.site, to_version=1, reason="drill").version == 1
+    assert rollback(settings, to_version=1, reason="drill").version == 1
     assert versions_of(repository.read_config()) == [1]
-    assert repository.graph_sha256(1) == current(settings.store).sha256["graph"]
+    assert repository.published.graph_sha256(1) == current(settings.store).sha256["graph"]
 
 
 def test_an_interrupted_release_is_put_right_by_the_next(settings, repository, make_candidate):
     release(*make_candidate(settings.store, 1), settings)
-
-    class Killed(BaseException):
-        """Ends the process before any of its clean-up could run."""
 
     def die(name):
         if name == "config written":
@@ -58,8 +60,8 @@ def test_an_interrupted_release_is_put_right_by_the_next(settings, repository, m
     with pytest.MonkeyPatch.context() as patch:
         # Nothing of the clean-up happens in a process that is gone.
         patch.setattr("components.deployment.switch._restore", lambda *_: [])
-        patch.setattr("components.deployment.make_live._withdraw_files", lambda *_: None)
-        patch.setattr("components.deployment.site.withdraw", lambda *_: None)
+        patch.setattr("components.deployment.switch._withdraw_files", lambda *_: None)
+        patch.setattr("components.deployment.site.Site.withdraw", lambda *_: None)
         with pytest.raises(Killed):
             release(*make_candidate(settings.store, 2), dataclasses.replace(settings, checkpoint=die))
     assert versions_of(repository.read_config()) == [2]
@@ -100,3 +102,52 @@ def test_a_deployment_that_lost_its_lease_writes_nothing_more(settings, reposito
     assert versions_of(repository.read_config()) == [version]
     assert Release.read(release_path(settings.store, version)).model_id == "model-3"
     assert graph_sha256(settings.store / "graphs" / str(version)) == last.sha256["graph"]
+
+
+class Overtaken:
+    """A server that answers as the released graph; while it loads the live name, another deployment takes over."""
+
+    def __init__(self, url, store, take_over):
+        self.url, self.calls, self._store, self._take_over = url, [], store, take_over
+
+    def check_live(self):
+        pass
+
+    def close(self):
+        pass
+
+    def load(self, name):
+        self.calls.append(("load", name))
+        if name == MODEL_NAME:
+            self._take_over()
+            self.calls.append("taken over")
+            raise TemporaryError("the load was too slow")
+
+    def unload(self, name):
+        self.calls.append(("unload", name))
+
+    def is_ready(self, name, version):
+        return True
+
+    def infer(self, name, dense, categorical, *, version=None):
+        rows = GoldenRows(dense=dense, categorical=categorical, expected=dense[:, 0])
+        return score(open_graph(graph_folder(self._store, version) / "model.onnx"), rows), version
+
+
+def test_a_deployment_that_lost_its_lease_leaves_configuration_and_servers_to_the_new_holder(
+    settings, repository, make_candidate
+):
+    release(*make_candidate(settings.store, 1), settings)
+
+    def take_over():
+        repository.objects.delete("deployment.lease")
+        with opened(settings):
+            pass
+
+    server = Overtaken("triton:8001", settings.store, take_over)
+    served = dataclasses.replace(settings, triton_urls=("triton:8001",), connect=lambda url: server)
+    with pytest.raises(TemporaryError, match="the load was too slow; another deployment took over"):
+        release(*make_candidate(settings.store, 2), served)
+    assert server.calls[-1] == "taken over", "what the new holder told this server stays its last word"
+    assert versions_of(repository.read_config()) == [1]
+    assert [entry.action for entry in read_entries(settings.store)][-2:] == ["intent", "withdrawn"]

@@ -24,7 +24,7 @@ from components.deployment.repository.triton_config import versions_of
 from components.deployment.rollback import rollback
 from components.runtime.errors import ContractError
 from components.store.promotion_journal import read_entries
-from tests.components.deployment.real_servers import live_version
+from tests.support.real_servers import live_version
 
 ROOT = Path(__file__).resolve().parents[3]
 RELEASE_PLACES = [
@@ -45,7 +45,7 @@ def mostly_slow(places, *, num_quick=3, seed=5):
 @pytest.fixture(scope="module")
 def kill():
     """Runs a job of `killed_deployments` and answers the status of its end."""
-    command = [sys.executable, "-m", "tests.components.deployment.killed_deployments"]
+    command = [sys.executable, "-m", "tests.support.killed_deployments"]
     process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, cwd=ROOT)
 
     def run(**job):
@@ -149,10 +149,10 @@ def test_a_release_killed_over_the_real_server_is_put_right(
     assert was_killed(status)
     assert set(versions_of(repository.read_config())) <= set(repository.versions())
     assert live_version(client, raw_rows(3)) in {entry.version for entry in read_entries(settings.store)}
-    back = rollback(dataclasses.replace(settings.site, who="person"), reason="it hung")
+    back = rollback(dataclasses.replace(settings, who="person"), reason="it hung")
     assert (back.action, back.version) == ("release", 1)
     assert live_version(client, raw_rows(3)) == 1
     done = release(*candidate, settings)
     assert (done.version, live_version(client, raw_rows(3))) == (3, 3)
-    assert not (Path(str(repository.version_path(2)))).exists()
+    assert not (Path(str(repository.objects.local("click_model/2")))).exists()
     assert client.is_ready(MODEL_NAME, 3)

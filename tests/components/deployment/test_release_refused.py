@@ -12,16 +12,15 @@ import pytest
 
 from components.contracts.serving import CANDIDATE_NAME, MODEL_NAME
 from components.deployment import site
-from components.deployment.release import release
-from components.deployment.release_settings import ReleaseSettings
+from components.deployment.release import ReleaseSettings, release
 from components.deployment.repository.model_repository import ModelRepository
 from components.deployment.servers import Patience
 from components.runtime.errors import ContractError, PermanentError, TemporaryError
 from components.storage.uris import local_path
 from components.store.models import graph_folder, release_path
 from components.store.promotion_journal import current, interrupted, read_entries, read_journal
-from tests.components.deployment.file_triton import FileTriton
-from tests.components.deployment.real_servers import Altered, live_version
+from tests.support.file_triton import FileTriton
+from tests.support.real_servers import Altered, live_version
 
 pytestmark = pytest.mark.e2e
 
@@ -60,7 +59,10 @@ def test_a_failed_first_release_leaves_nothing_served(make_candidate, client, se
     patience = Patience(clock=lambda: next(now), sleep=lambda _: None)
     hasty = dataclasses.replace(settings, patience=patience)
     with pytest.raises(TemporaryError, match="version 1 of click_model .* is not ready after 60"):
-        release(*make_candidate(settings.store, 1), hasty, connect=lambda url: Altered(url, is_ready=refuse))
+        release(
+            *make_candidate(settings.store, 1),
+            dataclasses.replace(hasty, connect=lambda url: Altered(url, is_ready=refuse)),
+        )
     assert repository.versions() == []
     assert repository.read_config() is None
     assert read_journal(settings.store) == []
@@ -201,9 +203,11 @@ def test_what_was_not_led_back_is_named_in_the_error_and_in_the_journal(world):
     def deaf(url):
         return Deaf(url, repository=world.settings.repository, state=world.state)
 
-    with pytest.raises(PermanentError, match=r"differs .*; triton triton-a:8001 did not go back: triton has gone deaf"):
-        release(*world.candidate(2), world.settings, connect=deaf)
-    assert "triton triton-a:8001 did not go back: triton has gone deaf" in world.entries()[-1].reason
+    with pytest.raises(
+        PermanentError, match=r"differs .*; triton triton-a:8001 did not return to what was live: triton has gone deaf"
+    ):
+        release(*world.candidate(2), dataclasses.replace(world.settings, connect=deaf))
+    assert "triton triton-a:8001 did not return to what was live: triton has gone deaf" in world.entries()[-1].reason
     assert current(world.settings.store).version == 1
     assert world.release(3).version == 3
     world.check_all_is_well(3)
@@ -231,7 +235,7 @@ def test_a_configuration_that_cannot_be_put_back_is_left_to_the_next_deployment(
 
     monkeypatch.setattr(ModelRepository, "write_config", once)
     with pytest.raises(PermanentError, match="could not be restored: the storage is away"):
-        release(*world.candidate(2), world.settings, connect=wrong)
+        release(*world.candidate(2), dataclasses.replace(world.settings, connect=wrong))
     monkeypatch.undo()
     assert interrupted(world.settings.store).version == 2
     assert world.rollback().version == 1

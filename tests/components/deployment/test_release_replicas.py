@@ -8,16 +8,16 @@ from contextlib import ExitStack, closing
 import pytest
 
 from components.contracts.serving import MODEL_NAME
-from components.deployment.release import release
-from components.deployment.release_settings import ReleaseSettings
+from components.deployment.release import ReleaseSettings, release
 from components.deployment.repository.model_repository import ModelRepository
+from components.deployment.repository.triton_config import ServingOptions
 from components.deployment.rollback import rollback
 from components.deployment.triton_client import Triton
 from components.runtime.errors import PermanentError
 from components.storage.locations import open_objects
 from components.store.promotion_journal import current, read_entries
 from pipelines.local.triton import TritonServer, TritonSettings
-from tests.components.deployment.real_servers import Altered, live_version, under_load
+from tests.support.real_servers import Altered, live_version, under_load
 
 pytestmark = pytest.mark.e2e
 
@@ -36,7 +36,10 @@ def test_any_replica_failing_leads_all_back_and_nobody_notices(tmp_path, make_ca
         ]  # fmt: skip
         urls = tuple(server.grpc_url for server in servers)
         settings = ReleaseSettings(
-            store=tmp_path / "store", repository=str(tmp_path / "repository"), triton_urls=urls, instances=1
+            store=tmp_path / "store",
+            repository=str(tmp_path / "repository"),
+            triton_urls=urls,
+            options=ServingOptions(instances=1),
         )
         release(*make_candidate(settings.store, 1), settings)
 
@@ -46,7 +49,8 @@ def test_any_replica_failing_leads_all_back_and_nobody_notices(tmp_path, make_ca
 
         with under_load(urls, rows) as traffic, pytest.raises(PermanentError, match=urls[2]):
             release(
-                *make_candidate(settings.store, 2), settings, connect=lambda url: Altered(url, infer=wrong_on_the_last)
+                *make_candidate(settings.store, 2),
+                dataclasses.replace(settings, connect=lambda url: Altered(url, infer=wrong_on_the_last)),
             )
         assert traffic.failures == []
         assert {answers[-1] for answers in traffic.answers} == {1}
@@ -59,6 +63,6 @@ def test_any_replica_failing_leads_all_back_and_nobody_notices(tmp_path, make_ca
             assert release(*make_candidate(settings.store, 3), settings).version == 3
         assert traffic.failures == []
         assert [live_version(client, rows) for client in clients] == [3, 3, 3]
-        rollback(dataclasses.replace(settings.site, who="anna"), reason="drill")
+        rollback(dataclasses.replace(settings, who="anna"), reason="drill")
         assert [live_version(client, rows) for client in clients] == [1, 1, 1]
         assert current(settings.store).who == "anna"

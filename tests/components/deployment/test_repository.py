@@ -10,43 +10,44 @@ from google.protobuf import text_format
 from tritonclient.grpc import model_config_pb2
 
 from components.deployment.graph.files import DATA_FILE, GRAPH_FILE, graph_sha256
+from components.deployment.graph.parity import GoldenRows
 from components.deployment.repository.model_repository import ModelRepository
-from components.deployment.repository.triton_config import ServingOptions, read_options, warmup_files_of, with_versions
+from components.deployment.repository.triton_config import ServingOptions, read_options, warmup_files_of
 from components.runtime.errors import ContractError
 from components.store.traffic_plan import Arm, TrafficPlan
-from tests.components.deployment.repository_world import OPTIONS, everything, named
+from tests.support.model_repository import OPTIONS, everything, named, with_versions
 
 
 def test_a_version_is_published_by_the_configuration_and_by_nothing_before(open_objects, make_version):
     repository, reader = ModelRepository(open_objects()), ModelRepository(open_objects())
-    graph, golden = make_version(1)
     with repository.locked():
-        repository.stage(1, graph, golden, OPTIONS)
+        repository.stage(1, make_version(1), OPTIONS)
         assert (reader.versions(), named(reader)) == ([], [])
         repository.publish(1)
         assert (reader.versions(), named(reader)) == ([1], [])
-        repository.write_config(repository.config_for(1, [1], OPTIONS))
+        repository.write_config(repository.config_for(1, OPTIONS))
         assert (reader.versions(), named(reader)) == ([1], [1])
 
 
-def test_a_published_version_holds_what_was_staged_byte_for_byte(open_objects, make_version, tmp_path):
+def test_a_published_version_holds_what_was_staged_byte_for_byte(open_objects, make_version):
     repository = ModelRepository(open_objects())
-    graph, golden = make_version(1, data=b"tables" * 50_000)
+    graph = make_version(1, data=b"tables" * 50_000)
+    golden = GoldenRows.load(graph / "golden.npz")
     with repository.locked():
-        repository.stage(1, graph, golden, OPTIONS)
-        repository.download_graph(1, tmp_path / "staged", staged=True)
+        repository.stage(1, graph, OPTIONS)
+        staged = everything(repository.objects)
         repository.publish(1)
-    repository.download_graph(1, tmp_path / "published")
+    published = everything(repository.objects)
     for file in (GRAPH_FILE, DATA_FILE):
-        assert (tmp_path / "published" / file).read_bytes() == (graph / file).read_bytes()
-        assert (tmp_path / "staged" / file).read_bytes() == (graph / file).read_bytes()
-    assert repository.graph_sha256(1) == graph_sha256(graph)
-    found = repository.golden_rows(1)
+        assert staged[f"click_model_candidate/1/{file}"] == (graph / file).read_bytes()
+        assert published[f"click_model/1/{file}"] == (graph / file).read_bytes()
+    assert repository.published.graph_sha256(1) == graph_sha256(graph)
+    found = repository.published.golden_rows(1)
     for name in ("dense", "categorical", "expected"):
         assert np.array_equal(getattr(found, name), getattr(golden, name))
-    assert repository.options_of(1) == OPTIONS
-    assert repository.server_of(1) == "python"
-    repository.check_version(1)
+    assert repository.published.record(1).options == OPTIONS
+    assert repository.published.record(1).options.server == "python"
+    repository.published.check(1)
     assert sorted(everything(repository.objects)) == [
         f"click_model/1/{name}" for name in ("golden.npz", "model.data", "model.onnx", "model.py", "version.json")
     ]
@@ -55,24 +56,23 @@ def test_a_published_version_holds_what_was_staged_byte_for_byte(open_objects, m
 def test_a_version_for_triton_itself_has_no_code(open_objects, make_version):
     repository = ModelRepository(open_objects())
     with repository.locked():
-        repository.stage(1, *make_version(1), ServingOptions(server="onnxruntime"))
+        repository.stage(1, make_version(1), ServingOptions(server="onnxruntime"))
         repository.publish(1)
     assert sorted(everything(repository.objects)) == [
         f"click_model/1/{name}" for name in ("golden.npz", "model.onnx", "version.json")
     ]
-    assert repository.server_of(1) == "onnxruntime"
+    assert repository.published.record(1).options.server == "onnxruntime"
 
 
 @pytest.mark.parametrize("where", ["click_model_candidate", "click_model", "click_model_canary"])
 def test_warm_up_rows_are_the_golden_ones_as_triton_reads_them(open_objects, make_version, put_live, where):
     repository = ModelRepository(open_objects())
-    _, golden = make_version(1)
+    golden = GoldenRows.load(make_version(1) / "golden.npz")
     with repository.locked():
         options = ServingOptions(warmup_rows=3)
         put_live(repository, 1, options=options)
-        repository.place_canary(1)
-        graph, _ = make_version(1)
-        repository.stage(2, graph, golden, options)
+        repository.place_canary(1, options)
+        repository.stage(2, make_version(1), options)
     files = everything(repository.objects)
     config = text_format.Parse(files[f"{where}/config.pbtxt"].decode(), model_config_pb2.ModelConfig())
     assert len(config.model_warmup) == 4
@@ -86,11 +86,11 @@ def test_warm_up_rows_are_the_golden_ones_as_triton_reads_them(open_objects, mak
 def test_a_rehearsal_has_one_instance_and_no_response_cache(open_objects, make_version):
     repository, options = ModelRepository(open_objects()), ServingOptions(response_cache=True, warmup_rows=0)
     with repository.locked():
-        repository.stage(1, *make_version(1), options)
+        repository.stage(1, make_version(1), options)
         rehearsed = read_options(everything(repository.objects)["click_model_candidate/config.pbtxt"].decode())
         assert (rehearsed.instances, rehearsed.response_cache) == (1, False)
         repository.publish(1)
-        assert read_options(repository.config_for(1, [1], repository.options_of(1))) == options
+        assert read_options(repository.config_for(1, repository.published.record(1).options)) == options
 
 
 def test_a_configuration_never_names_rows_that_are_absent(open_objects, put_live):
@@ -103,7 +103,7 @@ def test_a_configuration_never_names_rows_that_are_absent(open_objects, put_live
         for text in (
             repository.read_config(),
             with_versions(repository.read_config(), [1]),
-            repository.config_for(1, [1], OPTIONS),
+            repository.config_for(1, OPTIONS),
         ):
             there = {each.name.rpartition("/")[2] for each in repository.objects.list("click_model/warmup/")}
             assert warmup_files_of(text) <= there
@@ -146,7 +146,7 @@ def test_a_served_version_cannot_be_withdrawn(open_objects, put_live):
 def test_a_rehearsals_leavings_are_not_published(open_objects, make_version):
     repository = ModelRepository(open_objects())
     with repository.locked():
-        repository.stage(1, *make_version(1), OPTIONS)
+        repository.stage(1, make_version(1), OPTIONS)
         repository.objects.write("click_model_candidate/1/__pycache__/model.cpython-311.pyc", b"cache")
         repository.publish(1)
     assert not [name for name in everything(repository.objects) if "pycache" in name or "candidate" in name]
@@ -158,10 +158,10 @@ def test_a_canary_is_the_published_version_under_its_own_name(open_objects, put_
         put_live(repository, 1)
         put_live(repository, 2, beside=[1])
         before = {n: c for n, c in everything(repository.objects).items() if n.startswith("click_model/")}
-        repository.place_canary(1)
-        assert repository.canary_versions() == [1]
+        repository.place_canary(1, OPTIONS)
+        assert repository.canary.whole() == [1]
         repository.place_canary(2, ServingOptions(instances=1, warmup_rows=0))
-        assert repository.canary_versions() == [2]
+        assert repository.canary.whole() == [2]
         files = everything(repository.objects)
         config = text_format.Parse(files["click_model_canary/config.pbtxt"].decode(), model_config_pb2.ModelConfig())
         assert (config.name, list(config.version_policy.specific.versions)) == ("click_model_canary", [2])
@@ -170,9 +170,9 @@ def test_a_canary_is_the_published_version_under_its_own_name(open_objects, put_
             assert files[f"click_model_canary/2/{name}"] == files[f"click_model/2/{name}"]
         repository.remove_canary()
         repository.remove_canary()
-        assert repository.canary_versions() == []
+        assert repository.canary.whole() == []
     assert everything(repository.objects) == before
-    repository.check_version(2)
+    repository.published.check(2)
 
 
 def plan(sequence, **more):

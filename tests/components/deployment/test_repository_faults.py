@@ -11,7 +11,7 @@ from components.deployment.graph.files import DATA_FILE, GRAPH_FILE, graph_sha25
 from components.deployment.repository.model_repository import ModelRepository
 from components.runtime.errors import ContractError, PermanentError
 from components.storage.folder import FolderObjects
-from tests.components.deployment.repository_world import OPTIONS, everything, named
+from tests.support.model_repository import OPTIONS, everything, named
 from tests.support.paths import REPOSITORY
 
 
@@ -22,12 +22,12 @@ def test_a_half_copied_version_is_no_version_its_number_is_taken_and_it_is_clear
     repository = ModelRepository(open_objects())
     with repository.locked():
         put_live(repository, 1)
-        repository.stage(2, *make_version(2), OPTIONS)
+        repository.stage(2, make_version(2), OPTIONS)
         repository.publish(2)
         repository.objects.delete(f"click_model/2/{lost}")
         assert repository.versions() == [1]
         assert repository.taken_numbers() == [1, 2]
-        repository.stage(3, *make_version(3), OPTIONS)
+        repository.stage(3, make_version(3), OPTIONS)
         assert repository.taken_numbers() == [1]
         assert named(repository) == [1]
 
@@ -44,18 +44,16 @@ def test_a_truncated_file_makes_a_version_none(open_objects, put_live):
     assert repository.taken_numbers() == [1]
 
 
-def test_a_damaged_graph_is_found_by_its_hash(open_objects, put_live, tmp_path, make_version):
+def test_a_damaged_graph_is_found_by_its_hash(open_objects, put_live, make_version):
     repository = ModelRepository(open_objects())
     with repository.locked():
         put_live(repository, 1)
         graph = repository.objects.read("click_model/1/model.onnx").content
         repository.objects.write("click_model/1/model.onnx", bytes([graph[0] ^ 1]) + graph[1:])
     assert repository.versions() == [1]
-    assert repository.graph_sha256(1) != graph_sha256(make_version(1)[0])
+    assert repository.published.graph_sha256(1) != graph_sha256(make_version(1))
     with pytest.raises(ContractError, match=r"1/model.onnx has sha256 \w{64}, expected \w{64}"):
-        repository.check_version(1)
-    with pytest.raises(ContractError, match=r"graph of .*click_model/1 has sha256 \w{64}, expected \w{64}"):
-        repository.download_graph(1, tmp_path / "graph")
+        repository.published.check(1)
 
 
 @pytest.mark.parametrize("at", [0, 60, -30], ids=["head", "rows", "directory"])
@@ -67,7 +65,7 @@ def test_damaged_golden_rows_are_found_before_they_are_asked(open_objects, put_l
         rows[at] ^= 255
         repository.objects.write("click_model/1/golden.npz", bytes(rows))
         with pytest.raises(ContractError, match=r"1/golden.npz has sha256 \w{64}, expected \w{64}"):
-            repository.golden_rows(1)
+            repository.published.golden_rows(1)
 
 
 def test_what_the_storage_gives_back_changed_is_found_while_it_is_staged(open_objects, make_version):
@@ -89,7 +87,7 @@ def test_what_the_storage_gives_back_changed_is_found_while_it_is_staged(open_ob
     with repository.locked():
         repository.objects = Bitrot()
         with pytest.raises(PermanentError, match=r"did not stay as it was written: .*2/model.onnx has sha256"):
-            repository.stage(2, *make_version(2), OPTIONS)
+            repository.stage(2, make_version(2), OPTIONS)
     assert (repository.versions(), repository.read_config()) == ([], None)
 
 
@@ -135,7 +133,7 @@ def test_an_upload_refused_midway_changes_nothing_that_is_served(cloud_storage, 
                 message="quota exceeded",
             )
             with pytest.raises(PermanentError, match=r"refused \(403 quota exceeded\)"):
-                repository.stage(2, *make_version(2), OPTIONS)
+                repository.stage(2, make_version(2), OPTIONS)
     after = {name: content for name, content in everything(repository.objects).items() if "candidate" not in name}
     assert before == after
     with repository.locked():
@@ -147,7 +145,7 @@ def test_a_move_refused_midway_leaves_a_copy_that_is_no_version(cloud_storage, o
     repository = ModelRepository(open_bucket())
     with repository.locked():
         put_live(repository, 1)
-        repository.stage(2, *make_version(2), OPTIONS)
+        repository.stage(2, make_version(2), OPTIONS)
         copies = []
         cloud_storage.fail(
             lambda request: "/rewriteTo/" in request.path and (copies.append(1) or len(copies) == 3),
@@ -178,15 +176,15 @@ def test_a_deployment_killed_while_it_stages_leaves_nothing_that_is_served_or_st
         "import components.storage.folder as folder\n"
         "graph = Path(sys.argv[2]); graph.mkdir(); (graph / 'model.onnx').write_bytes(bytes(100_000))\n"
         "rows = {'dense': np.zeros((1, 13), 'f4'), 'categorical': np.zeros((1, 26), 'i8')}\n"
-        "golden = GoldenRows(**rows, expected=np.zeros(1, 'f4'))\n"
+        "GoldenRows(**rows, expected=np.zeros(1, 'f4')).save(graph / 'golden.npz')\n"
         "fill = folder._fill\n"
         "def killed(copy, source, now):\n"
         "    fill(copy, source, now)\n"
-        "    if source.name.endswith(sys.argv[3]): os.kill(os.getpid(), 9)\n"
+        "    if getattr(source, 'name', 'version.json').endswith(sys.argv[3]): os.kill(os.getpid(), 9)\n"
         "folder._fill = killed\n"
         "repository = ModelRepository(FolderObjects(Path(sys.argv[1])))\n"
         "with repository.locked():\n"
-        "    repository.stage(2, graph, golden, ServingOptions())\n"
+        "    repository.stage(2, graph, ServingOptions())\n"
     )
     for at, file in enumerate(("model.onnx", "version.json")):
         arguments = [str(root), str(tmp_path / f"graph-{at}"), file]
@@ -211,14 +209,12 @@ def test_a_disk_that_fills_up_while_staging_leaves_what_is_served(tmp_path, put_
     with repository.locked():
         put_live(repository, 1)
     before = everything(repository.objects)
-    graph, golden = make_version(2)
+    graph = make_version(2)
     (graph / DATA_FILE).write_bytes(bytes(300_000))
-    golden.save(tmp_path / "golden.npz")
     code = (
         "import resource, sys\n"
         "from pathlib import Path\n"
         "from components.runtime.errors import PermanentError\n"
-        "from components.deployment.graph.parity import GoldenRows\n"
         "from components.deployment.repository.model_repository import ModelRepository\n"
         "from components.deployment.repository.triton_config import ServingOptions\n"
         "from components.storage.folder import FolderObjects\n"
@@ -226,11 +222,11 @@ def test_a_disk_that_fills_up_while_staging_leaves_what_is_served(tmp_path, put_
         "repository = ModelRepository(FolderObjects(Path(sys.argv[1])))\n"
         "with repository.locked():\n"
         "    try:\n"
-        "        repository.stage(2, Path(sys.argv[2]), GoldenRows.load(Path(sys.argv[3])), ServingOptions())\n"
+        "        repository.stage(2, Path(sys.argv[2]), ServingOptions())\n"
         "    except PermanentError as error:\n"
         "        print(error)\n"
     )
-    arguments = [str(root), str(graph), str(tmp_path / "golden.npz")]
+    arguments = [str(root), str(graph)]
     done = subprocess.run(
         [sys.executable, "-c", code, *arguments], cwd=REPOSITORY, capture_output=True, text=True, check=True
     )

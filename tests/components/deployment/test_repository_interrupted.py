@@ -10,22 +10,18 @@ from components.deployment.repository.model_repository import ModelRepository
 from components.deployment.repository.triton_config import versions_of, warmup_files_of
 from components.runtime.errors import PermanentError
 from components.storage.folder import FolderObjects
-from tests.components.deployment.repository_world import OPTIONS
+from tests.support.crashes import Killed
+from tests.support.model_repository import OPTIONS
 
 NOW = 1_760_000_000.0
 
 
-class Killed(BaseException):
-    """Nothing of the program catches it: as far as what lies on disk goes, the process ended here."""
-
-
 def release(repository, number, make_version):
     with repository.locked():
-        beside = versions_of(repository.read_config() or "version_policy { specific { versions: [ 0 ] } }")[-1:]
-        repository.stage(number, *make_version(number), OPTIONS)
+        repository.stage(number, make_version(number), OPTIONS)
         repository.publish(number)
-        repository.write_config(repository.config_for(number, [v for v in beside if v] + [number], OPTIONS))
-        repository.prune({number, *beside}, num_kept=2)
+        repository.write_config(repository.config_for(number, OPTIONS))
+        repository.prune({number}, num_kept=2)
 
 
 def check_what_is_published(repository, allowed):
@@ -34,7 +30,7 @@ def check_what_is_published(repository, allowed):
     assert named in allowed
     assert set(named) <= set(repository.versions())
     for version in named:
-        repository.check_version(version)
+        repository.published.check(version)
     rows = {each.name.rpartition("/")[2] for each in repository.objects.list("click_model/warmup/")}
     assert warmup_files_of(config) <= rows
 
@@ -46,7 +42,7 @@ def check_the_next_release(repository, make_version):
     assert repository.taken_numbers() == repository.versions()
     assert repository.objects.list("click_model_candidate/") == []
     for version in repository.versions():
-        repository.check_version(version)
+        repository.published.check(version)
 
 
 def test_a_release_killed_at_any_change_of_the_folder_leaves_whole_versions(tmp_path, make_version, monkeypatch):
@@ -78,7 +74,7 @@ def test_a_release_killed_at_any_change_of_the_folder_leaves_whole_versions(tmp_
             pass
         left[0] = 10**9
         repository = ModelRepository(FolderObjects(root))
-        check_what_is_published(repository, ([1], [1, 2]))
+        check_what_is_published(repository, ([1], [2]))
         check_the_next_release(repository, make_version)
         assert sorted(p.name for p in root.rglob(".*")) == [".deployment.lock", ".objects.lock"]
         step += 1
@@ -104,7 +100,7 @@ def break_off(server, make_version, step):
     except PermanentError:
         is_done = False
     server.front.faults.remove(fault)
-    check_what_is_published(repository(NOW), ([1], [1, 2]))
+    check_what_is_published(repository(NOW), ([1], [2]))
     # The lease of the broken release may still lie there; it ends.
     check_the_next_release(repository(NOW + 61.0), make_version)
     return is_done

@@ -7,11 +7,10 @@ import threading
 import pytest
 
 from components.deployment.repository.model_repository import ModelRepository
-from components.deployment.repository.triton_config import with_versions
 from components.runtime.errors import ContractError, TemporaryError
 from components.storage.folder import FolderObjects
 from components.storage.objects import Changed
-from tests.components.deployment.repository_world import OPTIONS, Clocks, everything, named
+from tests.support.model_repository import OPTIONS, Clocks, everything, named, with_versions
 
 
 def test_the_configuration_is_not_written_over_anothers(open_objects, put_live):
@@ -86,7 +85,7 @@ def test_an_expired_holder_that_still_writes_is_refused_everywhere(open_bucket, 
             for call in (
                 lambda: late.write_config(text),
                 lambda: late.write_config(None),
-                lambda: late.stage(3, *make_version(3), OPTIONS),
+                lambda: late.stage(3, make_version(3), OPTIONS),
                 lambda: late.publish(2),
                 lambda: late.withdraw(1),
                 late.remove_canary,
@@ -104,7 +103,7 @@ def test_an_expired_holder_that_passed_its_check_just_before_is_stopped_by_the_g
         put_live(late, 1)
         text = late.read_config()
         # Between the check and the write: the lease ends, another takes over and publishes.
-        late._check = lambda: None
+        late._check_lock = lambda: None
         open_bucket().delete("deployment.lease")
         heir = ModelRepository(open_bucket(), holder="heir")
         with heir.locked():
@@ -127,7 +126,7 @@ def test_a_folder_that_cannot_be_written_is_named(tmp_path):
 def test_changes_without_the_lock_are_a_fault_of_the_program(open_objects, make_version):
     repository = ModelRepository(open_objects())
     for call in (
-        lambda: repository.stage(1, *make_version(1), OPTIONS),
+        lambda: repository.stage(1, make_version(1), OPTIONS),
         lambda: repository.publish(1),
         lambda: repository.write_config("x"),
         lambda: repository.withdraw(1),

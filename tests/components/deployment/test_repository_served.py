@@ -66,7 +66,8 @@ def make_version(make_candidate, raw_rows, tmp_path):
         export(model, graph)
         dense, categorical = raw_rows(16, seed)
         rows = GoldenRows(dense=dense, categorical=categorical, expected=np.zeros(16, np.float32))
-        return graph, dataclasses.replace(rows, expected=score(open_graph(graph / GRAPH_FILE), rows))
+        dataclasses.replace(rows, expected=score(open_graph(graph / GRAPH_FILE), rows)).save(graph / "golden.npz")
+        return graph
 
     return make
 
@@ -91,52 +92,53 @@ def num_requests(server, version):
 def test_the_server_serves_what_the_configuration_names_and_nothing_that_only_lies_there(site, make_version):
     repository, start = site
     first, second = make_version(1), make_version(2)
+    rows = [GoldenRows.load(folder / "golden.npz") for folder in (first, second)]
     with repository.locked():
-        repository.stage(1, *first, OPTIONS)
+        repository.stage(1, first, OPTIONS)
         repository.publish(1)
-        repository.write_config(repository.config_for(1, [1], OPTIONS))
+        repository.write_config(repository.config_for(1, OPTIONS))
         with start("one.log") as server:
             client = connect(server)
             # Every instance was warmed up with each row, and with one batch of rows.
             wait_for(lambda: num_requests(server, 1) == OPTIONS.warmup_rows + WARMUP_BATCH)
-            assert answers(client, first[1]) == 1
+            assert answers(client, rows[0]) == 1
 
-            repository.stage(2, *second, OPTIONS)
+            repository.stage(2, second, OPTIONS)
             client.load(CANDIDATE_NAME)
-            assert answers(client, second[1], name=CANDIDATE_NAME) == 2
+            assert answers(client, rows[1], name=CANDIDATE_NAME) == 2
             client.unload(CANDIDATE_NAME)
             repository.publish(2)
             # A server that starts in the middle of the release gets the version published last.
             with start("two.log") as newcomer:
                 late = connect(newcomer)
-                assert answers(late, first[1]) == 1
+                assert answers(late, rows[0]) == 1
                 with pytest.raises(PermanentError, match="2"):
-                    late.infer(MODEL_NAME, first[1].dense, first[1].categorical, version=2)
+                    late.infer(MODEL_NAME, rows[0].dense, rows[0].categorical, version=2)
                 late.close()
 
-            repository.write_config(repository.config_for(2, [1, 2], OPTIONS))
+            repository.write_config(repository.config_for(2, OPTIONS))
             client.load(MODEL_NAME)
-            assert answers(client, second[1]) == 2
-            assert answers(client, first[1], version=1) == 1
-            repository.place_canary(1)
+            assert answers(client, rows[1]) == 2
+            repository.place_canary(1, OPTIONS)
             client.load(CANARY_NAME)
-            assert answers(client, first[1], name=CANARY_NAME) == 1
+            assert answers(client, rows[0], name=CANARY_NAME) == 1
             client.close()
 
 
 def test_a_model_whose_file_is_damaged_does_not_load_and_the_one_before_goes_on(site, make_version):
     repository, start = site
     first, second = make_version(1), make_version(2)
+    rows = [GoldenRows.load(folder / "golden.npz") for folder in (first, second)]
     with repository.locked():
-        repository.stage(1, *first, OPTIONS)
+        repository.stage(1, first, OPTIONS)
         repository.publish(1)
-        repository.write_config(repository.config_for(1, [1], OPTIONS))
+        repository.write_config(repository.config_for(1, OPTIONS))
         with start("triton.log") as server:
             client = connect(server)
-            repository.stage(2, *second, OPTIONS)
+            repository.stage(2, second, OPTIONS)
             graph = repository.objects.read(f"{CANDIDATE_NAME}/2/model.onnx").content
             repository.objects.write(f"{CANDIDATE_NAME}/2/model.onnx", graph[: len(graph) // 2])
             with pytest.raises((PermanentError, TemporaryError), match="load"):
                 client.load(CANDIDATE_NAME)
-            assert answers(client, first[1]) == 1
+            assert answers(client, rows[0]) == 1
             client.close()

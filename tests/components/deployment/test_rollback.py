@@ -7,22 +7,20 @@ import shutil
 
 import pytest
 
-from components.contracts.serving import CANDIDATE_NAME, MODEL_NAME
-from components.deployment.release import release
-from components.deployment.release_settings import ReleaseSettings
-from components.deployment.repository.triton_config import read_options, with_versions
+from components.contracts.serving import CANDIDATE_NAME
+from components.deployment.release import ReleaseSettings, release
+from components.deployment.repository.triton_config import ServingOptions, read_options
 from components.deployment.rollback import main, rollback
-from components.runtime.errors import ContractError, PermanentError
+from components.runtime.errors import ContractError
 from components.storage.uris import local_path
-from components.store.models import champion, graph_folder, release_path
+from components.store.models import champion, graph_folder
 from components.store.promotion_journal import current
-from tests.components.deployment.file_triton import FileTriton
-from tests.components.deployment.real_servers import live_version, under_load
+from tests.support.real_servers import live_version, under_load
 
 
 @pytest.fixture
 def go_back(settings):
-    return lambda **how: rollback(settings.site, **{"reason": "auc fell", **how})
+    return lambda **how: rollback(settings, **{"reason": "auc fell", **how})
 
 
 @pytest.mark.e2e
@@ -108,7 +106,7 @@ def test_a_version_of_which_no_copy_is_left_is_not_gone_back_to(world):
 def test_a_damaged_graph_is_not_rolled_back_to(world, version):
     for seed in (1, 2, 3):
         world.release(seed)
-    folder = world.repository.version_path(2) if version == 2 else graph_folder(world.settings.store, 1)
+    folder = world.repository.objects.local("click_model/2") if version == 2 else graph_folder(world.settings.store, 1)
     graph = folder / "model.onnx"
     graph.write_bytes(graph.read_bytes()[:-1] + b"\x7f")
     with pytest.raises(ContractError, match="graph .* has sha256"):
@@ -124,15 +122,15 @@ def test_a_version_that_never_was_live_is_not_gone_back_to(world):
 
 def test_how_it_was_served_last_stays_as_it_was(world, make_candidate):
     world.release(1)
-    wide = dataclasses.replace(world.settings, instances=5)
-    release(*make_candidate(world.settings.store, 2), wide, connect=world.connect)
+    wide = dataclasses.replace(world.settings, options=ServingOptions(instances=5))
+    release(*make_candidate(world.settings.store, 2), wide)
     world.rollback()
     assert read_options(world.repository.read_config()).instances == 5
 
 
 def test_a_folder_that_an_unknown_hand_put_there_is_passed_over(world):
     world.release(1)
-    shutil.copytree(world.repository.version_path(1), world.repository.version_path(2))
+    shutil.copytree(world.repository.objects.local("click_model/1"), world.repository.objects.local("click_model/2"))
     left_over = local_path(world.repository.uri) / CANDIDATE_NAME / "2" / "model.onnx"
     left_over.parent.mkdir(parents=True)
     left_over.write_bytes(b"half")
@@ -145,66 +143,7 @@ def test_a_folder_that_an_unknown_hand_put_there_is_passed_over(world):
 def test_the_journal_says_who_went_back_and_to_which_hashes(world):
     first = world.release(1)
     world.release(2)
-    site = dataclasses.replace(world.settings.site, who="anna@desk")
-    entry = rollback(site, reason="auc fell", connect=world.connect)
+    site = dataclasses.replace(world.settings, who="anna@desk")
+    entry = rollback(site, reason="auc fell")
     assert (entry.who, entry.reason, entry.sha256) == ("anna@desk", "auc fell", first.sha256)
     assert [line.action for line in world.entries()][-2:] == ["intent", "rollback"]
-
-
-def as_an_older_store(world, releases):
-    """Before graphs were kept, a release named its graph in the repository, whose folders had no record.
-
-    The configuration named the previous version beside the live one.
-    """
-    store = world.settings.store
-    with world.repository.locked():
-        text = world.repository.read_config()
-        world.repository.write_config(with_versions(text, [done.version for done in releases]))
-    for server in world.servers:
-        server.load(MODEL_NAME)
-    shutil.rmtree(store / "graphs")
-    for done in releases:
-        folder = world.repository.version_path(done.version)
-        (folder / "version.json").unlink()
-        older = dataclasses.replace(done, graph_uri=(folder / "model.onnx").as_uri())
-        older.write(release_path(store, done.version))
-
-
-class Wrong(FileTriton):
-    """Scores by the model's own name are a little off, but for the two versions of the older store."""
-
-    def infer(self, name, dense, categorical, *, version=None):
-        scores, answered = super().infer(name, dense, categorical, version=version)
-        return (scores + 1e-4 if name == MODEL_NAME and answered > 2 else scores), answered
-
-
-def test_a_version_of_an_older_store_can_be_gone_back_to(world):
-    as_an_older_store(world, [world.release(1)])
-    world.release(2), world.release(3)
-    assert 1 not in world.repository.taken_numbers()
-    world.rollback(to_version=1)
-    world.check_all_is_well(1)
-
-
-def test_what_an_older_store_serves_stays_served_until_a_new_version_is_and_can_be_gone_back_to(world):
-    as_an_older_store(world, [world.release(1), world.release(2)])
-
-    def wrong(url):
-        return Wrong(url, repository=world.settings.repository, state=world.state)
-
-    with pytest.raises(PermanentError, match="differs"):
-        release(*world.candidate(3), world.settings, connect=wrong)
-    assert [server.loaded() for server in world.servers] == [[1, 2]] * 2
-    assert world.connect("triton-new:8001").start().loaded() == [1, 2]
-    version = world.release(3).version
-    world.check_all_is_well(version)
-    world.rollback()
-    world.check_all_is_well(2)
-
-
-def test_the_first_thing_done_to_an_older_store_may_be_a_rollback(world):
-    """Its configuration still names the version gone back to, whose folder has no record."""
-    as_an_older_store(world, [world.release(1), world.release(2)])
-    world.rollback()
-    world.check_all_is_well(1)
-    assert world.repository.versions() == [1]

@@ -15,8 +15,7 @@ import pytest
 
 from components.contracts import criteo
 from components.contracts.serving import MODEL_NAME
-from components.deployment.release import release
-from components.deployment.release_settings import ReleaseSettings
+from components.deployment.release import ReleaseSettings, release
 from components.deployment.triton_client import Triton
 from components.store.models import keep_verdict
 from components.store.promotion_journal import read_entries

@@ -9,12 +9,10 @@ from pathlib import Path
 
 import pytest
 
-from components.deployment.release import release
-from components.deployment.release_checks import Refused, StaleVerdict
-from components.deployment.release_settings import ReleaseSettings
+from components.deployment.release import Refused, ReleaseSettings, StaleVerdict, release
 from components.store import run_notes
 from components.store.promotion_journal import append_promotion, read_entries, read_journal
-from tests.components.deployment.real_servers import live_version
+from tests.support.real_servers import live_version
 
 ROOT = Path(__file__).resolve().parents[3]
 
@@ -35,12 +33,11 @@ def judged(make_candidate):
     return make
 
 
-@pytest.mark.parametrize("reference", ["current", None], ids=["current", "a verdict older than the field"])
-def test_a_verdict_against_another_model_than_the_live_one_is_refused(judged, unserved, reference):
+def test_a_verdict_against_another_model_than_the_live_one_is_refused(judged, unserved):
     release(*judged(unserved.store, 1, None, "current"), unserved)
     release(*judged(unserved.store, 2, "model-1"), unserved)
     with pytest.raises(StaleVerdict, match="model-3 was judged against model-1, but model-2 is live: judge it again"):
-        release(*judged(unserved.store, 3, "model-1", reference), unserved)
+        release(*judged(unserved.store, 3, "model-1"), unserved)
     assert [entry.version for entry in read_journal(unserved.store)] == [1, 2]
     assert read_entries(unserved.store)[-1].action == "release", "nothing was even announced"
 

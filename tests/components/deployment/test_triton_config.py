@@ -17,7 +17,6 @@ from components.deployment.repository.triton_config import (
     triton_config,
     versions_of,
     warmup_files_of,
-    with_versions,
 )
 from components.runtime.errors import ContractError
 
@@ -103,25 +102,16 @@ def test_options_are_read_back_from_what_was_written(options):
     assert warmup_files_of(triton_config("click_model", options, [2])) == set()
 
 
-def test_other_versions_keep_everything_else():
-    options = ServingOptions(response_cache=True, instances=3)
-    before = triton_config("click_model", options, [7, 8], warmup=ROWS)
-    after = with_versions(before, [6])
-    assert (versions_of(before), versions_of(after)) == ([7, 8], [6])
-    expected = parsed(before)
-    del expected.version_policy.specific.versions[:]
-    expected.version_policy.specific.versions.append(6)
-    assert parsed(after) == expected
-    assert with_versions(after, [8, 7]) == before
+def test_the_versions_of_a_configuration_are_read_from_its_text():
+    assert versions_of(triton_config("click_model", ServingOptions(), [8, 7], warmup=ROWS)) == [7, 8]
 
 
 @pytest.mark.parametrize(
     "text", ["", 'name: "click_model"', 'name: "a"\nversion_policy { latest { num_versions: 2 } }']
 )
 def test_a_configuration_that_names_no_versions_is_refused(text):
-    for call in (lambda: with_versions(text, [1]), lambda: versions_of(text)):
-        with pytest.raises(ContractError, match="0 version policies that name versions, expected 1"):
-            call()
+    with pytest.raises(ContractError, match="0 version policies that name versions, expected 1"):
+        versions_of(text)
 
 
 @pytest.mark.parametrize(
@@ -136,8 +126,6 @@ def test_a_configuration_that_is_not_ours_is_refused(text):
 def test_versions_that_cannot_be_are_refused(versions):
     with pytest.raises(ContractError, match="versions are"):
         triton_config("click_model", ServingOptions(), versions)
-    with pytest.raises(ContractError, match="versions are"):
-        with_versions(triton_config("click_model", ServingOptions(), [1]), versions)
 
 
 @pytest.mark.parametrize(

@@ -18,11 +18,10 @@ import pytest
 from components.contracts.manifests import Release
 from components.contracts.serving import CANARY_NAME, MODEL_NAME
 from components.deployment import watchdog as module
-from components.deployment.recovery import opened
-from components.deployment.release import release
-from components.deployment.release_settings import ReleaseSettings
+from components.deployment.release import ReleaseSettings, release
 from components.deployment.repository.model_repository import ModelRepository
-from components.deployment.repository.triton_config import with_versions
+from components.deployment.repository.triton_config import ServingOptions
+from components.deployment.site import opened
 from components.deployment.triton_client import Triton
 from components.deployment.watchdog import BUSY, GONE, HEALED, ILL, SKIPPED, SUSPECT, WELL, Watchdog, main, watch
 from components.runtime.errors import PermanentError, TemporaryError
@@ -31,6 +30,7 @@ from components.store.models import release_path
 from components.store.promotion_journal import CANARY, INTENT, JOURNAL_FILE, WITHDRAWN, read_entries
 from pipelines.local.triton import TritonServer, TritonSettings
 from tests.e2e.traffic import Traffic
+from tests.support.model_repository import with_versions
 from tests.support.processes import wait_for
 
 pytestmark = pytest.mark.e2e
@@ -58,7 +58,10 @@ def client(triton):
 @pytest.fixture
 def settings(triton, client, tmp_path):
     return ReleaseSettings(
-        store=tmp_path / "store", repository=triton.repository.as_uri(), triton_urls=(triton.grpc_url,), instances=1
+        store=tmp_path / "store",
+        repository=triton.repository.as_uri(),
+        triton_urls=(triton.grpc_url,),
+        options=ServingOptions(instances=1),
     )
 
 
@@ -69,7 +72,7 @@ def deploy(settings, make_candidate):
 
 @pytest.fixture
 def watchdog(settings):
-    return Watchdog(site=settings.site)
+    return Watchdog(site=settings)
 
 
 def findings(watchdog):
@@ -124,7 +127,7 @@ def test_a_stub_killed_under_load_is_healed_and_requests_succeed_again(deploy, c
 
 def test_one_dead_stub_of_two_is_found_in_one_round(make_candidate, settings, triton, watchdog):
     ending = stubs_of(triton.pid)  # of the test before
-    release(*make_candidate(settings.store, 1), dataclasses.replace(settings, instances=2))
+    release(*make_candidate(settings.store, 1), dataclasses.replace(settings, options=ServingOptions(instances=2)))
     wait_for(lambda: len(stubs_of(triton.pid) - ending) == 2)
     os.kill(min(stubs_of(triton.pid) - ending), signal.SIGKILL)
     assert findings(watchdog) == [HEALED]
@@ -147,9 +150,9 @@ class OutOfTurn(Triton):
 
 
 def test_a_dead_stub_whose_turn_was_passed_over_is_found_in_the_same_round(make_candidate, settings):
-    release(*make_candidate(settings.store, 1), dataclasses.replace(settings, instances=2))
+    release(*make_candidate(settings.store, 1), dataclasses.replace(settings, options=ServingOptions(instances=2)))
     OutOfTurn.turns[:] = ["alive", "alive"] + ["dead", "alive"] * 8
-    watchdog = Watchdog(site=settings.site, connect=OutOfTurn)
+    watchdog = Watchdog(site=dataclasses.replace(settings, connect=OutOfTurn))
     assert [findings(watchdog) for _ in range(2)] == [[HEALED], [WELL]]
 
 
@@ -185,7 +188,7 @@ def test_wrong_scores_are_believed_at_the_second_time_and_a_model_that_stays_wro
     live.write_bytes(other.read_bytes())
     client.unload(MODEL_NAME)
     client.load(MODEL_NAME)
-    watchdog, loads = Watchdog(site=settings.site, connect=Counted), []
+    watchdog, loads = Watchdog(site=dataclasses.replace(settings, connect=Counted)), []
     for _ in range(7):
         Counted.loads.clear()
         found = findings(watchdog)
@@ -205,7 +208,7 @@ class Overloaded(Counted):
 
 def test_an_overloaded_server_is_busy_and_never_reloaded(deploy, settings, client):
     deploy(1)
-    watchdog = Watchdog(site=settings.site, connect=Overloaded)
+    watchdog = Watchdog(site=dataclasses.replace(settings, connect=Overloaded))
     Counted.loads.clear()
     assert [findings(watchdog) for _ in range(5)] == [[BUSY]] * 5
     assert Counted.loads == []
@@ -230,7 +233,7 @@ def test_a_server_that_came_back_with_another_version_is_led_to_the_live_one_wit
 
 def test_a_deployment_that_was_killed_is_taken_back(deploy, client, watchdog, settings, raw_rows):
     deploy(1), deploy(2)
-    with opened(settings.site) as site:
+    with opened(settings) as site:
         config = site.repository.read_config()
         line = site.entry(INTENT, Release.read(release_path(settings.store, 1)), reason="a rollback that is killed")
         site.append(dataclasses.replace(line, config=config))
@@ -247,8 +250,8 @@ def test_a_deployment_that_was_killed_is_taken_back(deploy, client, watchdog, se
 
 def test_the_canary_is_watched_too(deploy, client, triton, watchdog, settings, raw_rows):
     deploy(1), deploy(2)
-    with opened(settings.site) as site:
-        site.repository.place_canary(1)
+    with opened(settings) as site:
+        site.repository.place_canary(1, ServingOptions())
         client.load(CANARY_NAME)
         site.append(site.entry(CANARY, Release.read(release_path(settings.store, 1)), reason="try", share=0.05))
     kill_stubs(triton)
@@ -286,11 +289,11 @@ def test_a_response_cache_cannot_answer_for_a_dead_stub(make_candidate, settings
             settings,
             repository=server.repository.as_uri(),
             triton_urls=(server.grpc_url,),
-            response_cache=True,
+            options=ServingOptions(response_cache=True),
         )
         release(*make_candidate(settings.store, 1), cached)
-        watchdog, client = Watchdog(site=cached.site), Triton(server.grpc_url)
-        golden = ModelRepository(open_objects(cached.repository)).golden_rows(1)
+        watchdog, client = Watchdog(site=cached), Triton(server.grpc_url)
+        golden = ModelRepository(open_objects(cached.repository)).published.golden_rows(1)
         assert findings(watchdog) == [WELL]
         before, _ = client.infer(MODEL_NAME, golden.dense, golden.categorical)
         kill_stubs(server)
@@ -307,9 +310,9 @@ def test_before_the_first_release_there_is_nothing_to_ask(watchdog):
 
 def test_replicas_behind_a_name_are_asked_for_at_every_round(deploy, settings, triton):
     deploy(1)
-    site = dataclasses.replace(settings.site, triton_urls=("dns:///triton-headless:8001", triton.grpc_url))
+    site = dataclasses.replace(settings, triton_urls=("dns:///triton-headless:8001", triton.grpc_url))
     known = {("triton-headless", 8001): []}
-    watchdog = Watchdog(site=site, resolve=lambda *name: known[name])
+    watchdog = Watchdog(site=dataclasses.replace(site, resolve=lambda *name: known[name]))
     assert watchdog.look() == {f"{triton.grpc_url} {MODEL_NAME}": WELL}
     known["triton-headless", 8001] = [triton.grpc_url, "127.0.0.1:9"]
     assert watchdog.look() == {f"{triton.grpc_url} {MODEL_NAME}": WELL, f"127.0.0.1:9 {MODEL_NAME}": GONE}

@@ -31,19 +31,19 @@ def rows(n, *, candidate=1.0, champion=1.0, seed=0, click_rate=0.3):
 def test_better_candidate_passes():
     answer = judge(*rows(20_000, candidate=1.2), settings=SETTINGS)
     assert (answer.decision, answer.accepted, answer.rows_needed) == ("pass", True, None)
-    assert answer.difference.low > 0
+    assert answer.estimates.difference.low > 0
 
 
 def test_equal_candidate_passes_with_enough_rows():
     answer = judge(*rows(20_000), settings=SETTINGS)
     assert (answer.decision, answer.accepted) == ("pass", True)
-    assert answer.difference.low < 0 < answer.difference.high
+    assert answer.estimates.difference.low < 0 < answer.estimates.difference.high
 
 
 def test_worse_candidate_fails_although_it_is_above_the_floor():
     answer = judge(*rows(20_000, candidate=0.9), settings=SETTINGS)
     assert (answer.decision, answer.accepted, answer.rows_needed) == ("fail", False, None)
-    assert answer.candidate.low > SETTINGS.min_auc
+    assert answer.estimates.candidate.low > SETTINGS.min_auc
 
 
 def test_failing_candidate_is_not_accepted_by_accept_inconclusive():
@@ -58,8 +58,8 @@ def test_floor_is_judged_by_the_interval(min_auc, decision):
     labels, scores, _ = rows(2000, candidate=1.0, seed=3)
     answer = judge(labels, scores, settings=GateSettings(min_auc=min_auc))
     assert answer.decision == decision
-    assert answer.champion is None
-    assert answer.difference is None
+    assert answer.estimates.champion is None
+    assert answer.estimates.difference is None
     assert "no champion" in answer.reason
 
 
@@ -73,7 +73,7 @@ def test_failed_floor_outweighs_a_passed_comparison():
 
 def test_failed_comparison_outweighs_an_inconclusive_floor():
     labels, candidate, champion = rows(5000, candidate=0.8)
-    auc = judge(labels, candidate, settings=SETTINGS).candidate.auc
+    auc = judge(labels, candidate, settings=SETTINGS).estimates.candidate.auc
     answer = judge(labels, candidate, champion, settings=GateSettings(min_auc=auc, max_auc_loss=0.01))
     assert (answer.decision, answer.rows_needed) == ("fail", None)
     assert "either side of the floor" in answer.reason
@@ -83,7 +83,7 @@ def test_tiny_holdout_is_inconclusive_and_says_how_many_rows_would_decide():
     labels, candidate, champion = rows(400, seed=2)
     answer = judge(labels, candidate, champion, settings=SETTINGS)
     assert (answer.decision, answer.accepted) == ("inconclusive", False)
-    d = answer.difference
+    d = answer.estimates.difference
     distance = d.auc + SETTINGS.max_auc_loss
     quantiles = NormalDist().inv_cdf(0.975) + NormalDist().inv_cdf(0.8)
     assert answer.rows_needed == math.ceil(400 * (quantiles * d.standard_error / distance) ** 2)
@@ -111,7 +111,7 @@ def test_no_number_of_rows_is_promised_where_the_observed_loss_exceeds_the_margi
     labels, candidate, champion = rows(400, candidate=0.95, champion=1.05, seed=3)
     answer = judge(labels, candidate, champion, settings=SETTINGS)
     assert answer.decision == "inconclusive"
-    assert answer.difference.auc < -SETTINGS.max_auc_loss
+    assert answer.estimates.difference.auc < -SETTINGS.max_auc_loss
     assert answer.rows_needed is None
 
 
@@ -140,13 +140,13 @@ def test_too_few_of_a_class_is_inconclusive(clicks, others, said, rows_needed):
     assert (answer.decision, answer.accepted, answer.rows_needed) == ("inconclusive", False, rows_needed)
     assert said in answer.reason
     if min(clicks, others) < 2:
-        assert (answer.candidate, answer.champion, answer.difference) == (None, None, None)
+        assert answer.estimates == (None, None, None)
 
 
 def test_reason_is_one_sentence_with_the_numbers():
     sample = rows(20_000)
     answer = judge(*sample, settings=SETTINGS)
-    a, d = answer.candidate, answer.difference
+    a, d = answer.estimates.candidate, answer.estimates.difference
     assert answer.reason == (
         f"pass over 20000 held-out rows with {sample[0].sum()} clicks: auc {a.auc:.4f} [{a.low:.4f}, {a.high:.4f}] "
         f"is at least the floor 0.6; auc differs from the champion's by {d.auc:+.4f} [{d.low:+.4f}, {d.high:+.4f}], "
@@ -157,7 +157,7 @@ def test_reason_is_one_sentence_with_the_numbers():
 def test_gate_lets_a_candidate_worse_by_the_margin_pass_in_one_of_forty_tries():
     # The level that a 95 % interval promises at the margin itself: 2.5 %.
     sample = rows(3000, candidate=0.95, seed=6)
-    loss = -judge(*sample, settings=SETTINGS).difference.auc
+    loss = -judge(*sample, settings=SETTINGS).estimates.difference.auc
     assert loss > 0
     settings = GateSettings(min_auc=0.0, max_auc_loss=loss)
     passed = sum(judge(*resample(sample, 3000, seed), settings=settings).decision == "pass" for seed in range(300))

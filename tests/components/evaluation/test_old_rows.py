@@ -42,11 +42,11 @@ def test_candidate_and_champion_are_measured_on_old_rows_too(forgetful):
     assert main(made.flags()) == 0
     old = verdict_of(made).old_distribution
     for name, model in (("candidate", made.planted), ("champion", champion)):
-        assert old[name]["auc"] == pytest.approx(roc_auc_score(labels, scores(model)), abs=1e-4)
-        assert old[name]["log_loss"] == pytest.approx(sklearn_log_loss(labels, scores(model)), abs=1e-4)
-    assert old["difference"]["auc"] == pytest.approx(old["candidate"]["auc"] - old["champion"]["auc"], abs=1e-9)
-    assert old["difference"]["high"] < -0.01, "the candidate has forgotten"
-    assert (old["num_rows"], old["num_clicks"]) == (1500, labels.sum())
+        assert getattr(old, name).auc == pytest.approx(roc_auc_score(labels, scores(model)), abs=1e-4)
+        assert getattr(old, name).log_loss == pytest.approx(sklearn_log_loss(labels, scores(model)), abs=1e-4)
+    assert old.difference.auc == pytest.approx(old.candidate.auc - old.champion.auc, abs=1e-9)
+    assert old.difference.high < -0.01, "the candidate has forgotten"
+    assert (old.num_rows, old.num_clicks) == (1500, labels.sum())
 
 
 def test_what_is_forgotten_does_not_change_the_verdict_unless_asked_to(forgetful):
@@ -77,8 +77,8 @@ def test_without_a_champion_old_rows_tell_the_candidates_numbers_alone(make_roun
     made.add_old_rows(raw_table(300, seed=50), made.planted)
     assert main(made.flags(max_old_auc_loss=0.0)) == 0
     old = verdict_of(made).old_distribution
-    assert (old["champion"], old["difference"]) == (None, None)
-    assert old["candidate"]["auc"] is not None
+    assert (old.champion, old.difference) == (None, None)
+    assert old.candidate.auc is not None
 
 
 def test_without_old_rows_there_are_no_numbers_of_them(make_round):
@@ -95,14 +95,14 @@ def test_old_numbers_reach_metrics_report_and_note(forgetful):
     main(made.flags())
     old = verdict_of(made).old_distribution
     metrics = json.loads(made.path("metrics").read_text(), parse_constant=pytest.fail)
-    assert metrics["old_auc"] == old["candidate"]["auc"]
-    assert metrics["old_champion_auc"] == old["champion"]["auc"]
-    assert metrics["old_difference_low"] == old["difference"]["low"]
+    assert metrics["old_auc"] == old.candidate.auc
+    assert metrics["old_champion_auc"] == old.champion.auc
+    assert metrics["old_difference_low"] == old.difference.low
     assert metrics["old_num_rows"] == 1500
     page = made.path("report.html").read_text()
     assert "<h2>On old rows</h2>" in page
     assert "a fault only where the old world may return" in page
-    assert f"{old['candidate']['auc']:.4f}" in page
+    assert f"{old.candidate.auc:.4f}" in page
     (note,) = run_notes.read_notes(made.store, made.run)
     assert (note.facts["old_auc"], note.facts["old_champion_auc"]) == (metrics["old_auc"], metrics["old_champion_auc"])
 
@@ -113,7 +113,7 @@ def test_old_rows_of_one_class_have_no_auc_and_only_finite_metrics(make_round, r
     labels, _ = made.add_old_rows(raw_table(1, seed=50), made.planted)
     assert len(labels) == 1
     main(made.flags())
-    assert verdict_of(made).old_distribution["candidate"]["auc"] is None
+    assert verdict_of(made).old_distribution.candidate.auc is None
     assert "old_auc" not in json.loads(made.path("metrics").read_text(), parse_constant=pytest.fail)
 
 

@@ -15,7 +15,7 @@ import pytest
 from sklearn.metrics import log_loss as sklearn_log_loss
 from sklearn.metrics import roc_auc_score
 
-from components.contracts.manifests import Model, RawDataset, Verdict
+from components.contracts.manifests import AucLead, Model, RawDataset, Verdict
 from components.evaluation.__main__ import main
 from components.storage.uris import local_path
 from components.store import models as model_store
@@ -48,12 +48,12 @@ def test_better_candidate_is_accepted_with_true_numbers(make_round):
     assert (verdict.decision, verdict.accepted) == ("pass", True)
     assert (verdict.candidate_model_id, verdict.champion_model_id) == ("candidate", "champion-model")
     assert (verdict.num_rows, verdict.num_clicks) == (3000, made.labels.sum())
-    assert verdict.candidate["auc"] == pytest.approx(roc_auc_score(made.labels, candidate), abs=1e-5)
-    assert verdict.champion["auc"] == pytest.approx(roc_auc_score(made.labels, champion), abs=1e-5)
-    assert verdict.candidate["log_loss"] == pytest.approx(sklearn_log_loss(made.labels, candidate), abs=1e-5)
-    assert verdict.candidate["calibration"] == pytest.approx(candidate.sum() / made.labels.sum(), abs=1e-4)
-    assert verdict.difference["auc"] == pytest.approx(verdict.candidate["auc"] - verdict.champion["auc"], abs=1e-9)
-    assert verdict.difference["low"] > 0
+    assert verdict.candidate.auc == pytest.approx(roc_auc_score(made.labels, candidate), abs=1e-5)
+    assert verdict.champion.auc == pytest.approx(roc_auc_score(made.labels, champion), abs=1e-5)
+    assert verdict.candidate.log_loss == pytest.approx(sklearn_log_loss(made.labels, candidate), abs=1e-5)
+    assert verdict.candidate.calibration == pytest.approx(candidate.sum() / made.labels.sum(), abs=1e-4)
+    assert verdict.difference.auc == pytest.approx(verdict.candidate.auc - verdict.champion.auc, abs=1e-9)
+    assert verdict.difference.low > 0
     note = note_of(made)
     assert (note.state, note.reason) == ("done", verdict.reason)
 
@@ -78,7 +78,7 @@ def test_equal_candidate_is_not_worse(make_round):
     made = make_round()
     made.release_champion(made.planted)
     assert main(made.flags()) == 0
-    assert verdict_of(made).difference["auc"] == pytest.approx(0.0, abs=1e-4)
+    assert verdict_of(made).difference.auc == pytest.approx(0.0, abs=1e-4)
 
 
 def test_worse_candidate_is_refused(make_round):
@@ -87,7 +87,7 @@ def test_worse_candidate_is_refused(make_round):
     assert main(made.flags()) == 1
     verdict = verdict_of(made)
     assert (verdict.decision, verdict.accepted, verdict.rows_needed) == ("fail", False, None)
-    assert verdict.candidate["auc_low"] > 0.6
+    assert verdict.candidate.auc_low > 0.6
     note = note_of(made)
     assert (note.state, note.reason) == ("refused", verdict.reason)
 
@@ -150,9 +150,9 @@ def test_holdout_of_one_class_is_inconclusive_without_numbers(make_round, label)
     assert main(made.flags()) == 1
     verdict = verdict_of(made)
     assert verdict.decision == "inconclusive"
-    assert verdict.candidate["auc"] is None
-    assert verdict.candidate["normalized_entropy"] is None
-    assert set(verdict.difference.values()) == {None}
+    assert verdict.candidate.auc is None
+    assert verdict.candidate.normalized_entropy is None
+    assert verdict.difference == AucLead()
     assert verdict.rows_needed is None
     metrics = json.loads(made.path("metrics").read_text())
     assert "auc" not in metrics
@@ -427,7 +427,7 @@ def test_component_logs_metrics_curve_and_matrix_and_returns_the_answer(make_rou
     def metadata(name):
         return recorded["artifacts"][name]["artifacts"][0]["metadata"]
 
-    assert metadata("metrics")["auc"] == verdict_of(made).candidate["auc"]
+    assert metadata("metrics")["auc"] == verdict_of(made).candidate.auc
     assert 2 < len(metadata("roc")["confidenceMetrics"]) <= 201
     rows = metadata("roc")["confusionMatrix"]["rows"]
     assert sum(sum(row["row"]) for row in rows) == 1000

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import fields
+from dataclasses import MISSING, fields
 
 import pytest
 
-from components.contracts.manifests import Release, Verdict
+from components.contracts.manifests import ModelQuality, Release, Verdict
 from components.store.models import release_path, verdict_paths
 from monitoring.deciding.baseline import GateBaselines
 from monitoring.deciding.evidence import Baseline
@@ -14,16 +14,22 @@ from monitoring.deciding.evidence import Baseline
 BLANK = {"str": "x", "str | None": None, "int": 1, "float": 0.0, "int | None": None, "bool": True}
 
 
+def _is_required(field):
+    return field.default is MISSING and field.default_factory is MISSING
+
+
 def blank(manifest, **values):
     """A manifest whose other fields say nothing."""
-    unset = {f.name: BLANK.get(str(f.type), {}) for f in fields(manifest) if f.name not in values}
+    unset = {f.name: BLANK.get(str(f.type), {}) for f in fields(manifest) if f.name not in values and _is_required(f)}
     return manifest(**unset, **values)
 
 
 def keep(store, *, version=7, model_id="m1", candidate=None):
     blank(Release, version=version, model_id=model_id, extra={}).write(release_path(store, version))
     if candidate is not None:
-        blank(Verdict, candidate_model_id=model_id, candidate=candidate).write(verdict_paths(store, model_id)[0])
+        blank(Verdict, candidate_model_id=model_id, candidate=ModelQuality(**candidate)).write(
+            verdict_paths(store, model_id)[0]
+        )
 
 
 def test_the_gates_auc_of_the_released_model_is_found(tmp_path):

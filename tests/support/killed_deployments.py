@@ -16,7 +16,7 @@ from pathlib import Path
 
 
 def settings_of(job, checkpoint):
-    from components.deployment.release_settings import ReleaseSettings
+    from components.deployment.release import ReleaseSettings
 
     return ReleaseSettings(
         store=Path(job["store"]),
@@ -24,13 +24,14 @@ def settings_of(job, checkpoint):
         triton_urls=tuple(job["urls"]),
         who="killed",
         num_kept=2,
+        connect=connect_of(job),
         checkpoint=checkpoint,
     )
 
 
 def connect_of(job):
     from components.deployment.triton_client import Triton
-    from tests.components.deployment.file_triton import FileTriton
+    from tests.support.file_triton import FileTriton
 
     if job["state"] is None:
         return Triton
@@ -51,11 +52,11 @@ def deploy(job):
 
     settings = settings_of(job, checkpoint)
     if job["action"] == "rollback":
-        rollback(settings.site, reason="killed", connect=connect_of(job))
+        rollback(settings, reason="killed")
     else:
         kinds = (Model, Verdict, RawDataset)
         manifests = [kind.read(path) for kind, path in zip(kinds, job["candidate"], strict=True)]
-        release(*manifests, settings, connect=connect_of(job))
+        release(*manifests, settings)
 
 
 def main():

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import re
+
 import numpy as np
 
 from components.deployment.graph.files import DATA_FILE, GRAPH_FILE
 from components.deployment.graph.parity import GoldenRows
 from components.deployment.repository.triton_config import ServingOptions, versions_of
+from components.deployment.repository.version_files import GOLDEN_FILE
 
 OPTIONS = ServingOptions(warmup_rows=1)
 
@@ -23,7 +26,7 @@ class Clocks:
 
 
 def small_version(folder, number, *, data=b""):
-    """A graph's folder and golden rows, told apart by a number."""
+    """A folder with a graph and golden rows that differ by number."""
     random = np.random.default_rng(number)
     graph = folder / f"graph {number}"
     graph.mkdir(exist_ok=True)
@@ -35,7 +38,8 @@ def small_version(folder, number, *, data=b""):
         categorical=random.integers(0, 2**32, (5, 26)),
         expected=random.random(5).astype(np.float32),
     )
-    return graph, golden
+    golden.save(graph / GOLDEN_FILE)
+    return graph
 
 
 def everything(objects):
@@ -47,3 +51,9 @@ def named(repository):
     """Versions that the configuration names."""
     config = repository.read_config()
     return [] if config is None else versions_of(config)
+
+
+def with_versions(text, versions):
+    """A written configuration that serves exactly `versions`; all else stays."""
+    listed = ", ".join(str(version) for version in sorted(versions))
+    return re.sub(r"versions: \[ [\d, ]+ \]", f"versions: [ {listed} ]", text)

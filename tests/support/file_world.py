@@ -5,15 +5,14 @@ from __future__ import annotations
 from pathlib import Path
 
 from components.contracts.serving import CANDIDATE_NAME
-from components.deployment.release import release
-from components.deployment.release_settings import ReleaseSettings
+from components.deployment.release import ReleaseSettings, release
 from components.deployment.repository.model_repository import ModelRepository
 from components.deployment.repository.triton_config import versions_of
 from components.deployment.rollback import rollback
 from components.runtime.durable import sha256_file
 from components.storage.locations import open_objects
 from components.store.promotion_journal import current, interrupted, read_entries
-from tests.components.deployment.file_triton import FileTriton
+from tests.support.file_triton import FileTriton
 
 URLS = ("triton-a:8001", "triton-b:8001")
 
@@ -23,7 +22,11 @@ class World:
 
     def __init__(self, root, make_candidate):
         self.settings = ReleaseSettings(
-            store=root / "store", repository=str(root / "repository"), triton_urls=URLS, num_kept=2
+            store=root / "store",
+            repository=str(root / "repository"),
+            triton_urls=URLS,
+            num_kept=2,
+            connect=self.connect,
         )
         self.state, self._make, self._root = root / "state", make_candidate, root
         self.repository = ModelRepository(open_objects(self.settings.repository))
@@ -39,10 +42,10 @@ class World:
         return self._candidates[seed]
 
     def release(self, seed):
-        return release(*self.candidate(seed), self.settings, connect=self.connect)
+        return release(*self.candidate(seed), self.settings)
 
     def rollback(self, **how):
-        return rollback(self.settings.site, **{"reason": "drill", "connect": self.connect, **how})
+        return rollback(self.settings, **{"reason": "drill", **how})
 
     def entries(self):
         return read_entries(self.settings.store)

@@ -10,7 +10,7 @@ from collections import Counter
 
 import numpy as np
 
-from components.deployment.canary.metrics import COUNTERS
+from components.deployment.canary.evidence import COUNTERS
 from components.deployment.graph.files import GRAPH_FILE
 from components.deployment.graph.parity import GoldenRows, open_graph, score
 from components.deployment.repository.triton_config import versions_of

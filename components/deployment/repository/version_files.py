@@ -1,0 +1,204 @@
+"""The files of a version in the model repository, and the record that says whether all of them are there.
+
+`version.json` names every file of the version with its size and SHA-256. A folder without it, or in which a file is
+absent or of another size, is no version: the copy was interrupted. `VersionFolders` reads the versions below one
+model's name; writing them, and which of them are served, is `model_repository`'s.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import logging
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any, NamedTuple
+
+from components.deployment.graph.files import DATA_FILE, GRAPH_FILE, graph_sha256
+from components.deployment.graph.parity import GoldenRows
+from components.deployment.repository.triton_config import PYTHON, ServingOptions, WarmupRow
+from components.runtime.durable import sha256_file
+from components.runtime.errors import ContractError
+from components.storage.objects import Objects
+
+logger = logging.getLogger(__name__)
+
+GOLDEN_FILE = "golden.npz"
+CODE_FILE = "model.py"
+RECORD_FILE = "version.json"
+FORMAT_VERSION = 1
+_SERVED_MODEL = Path(__file__).resolve().parents[1] / "served_model.py"
+
+
+class FileRecord(NamedTuple):
+    """One file of a version."""
+
+    bytes: int
+    sha256: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class VersionRecord:
+    """What `version.json` says."""
+
+    version: int
+    graph_sha256: str
+    """See `store.served_graph.graph_sha256`."""
+    options: ServingOptions
+    """What the version was staged for."""
+    files: Mapping[str, FileRecord]
+    """Every file beside the record itself, by name."""
+
+    def is_whole(self, sizes: Mapping[str, int]) -> bool:
+        """Whether files of these sizes (bytes by name) hold all that the record names."""
+        return all(sizes.get(name) == file.bytes for name, file in self.files.items())
+
+    def dumps(self) -> bytes:
+        """The record as JSON."""
+        document = {**asdict(self), "files": {name: file._asdict() for name, file in self.files.items()}}
+        return (json.dumps({"format_version": FORMAT_VERSION, **document}, indent=2) + "\n").encode()
+
+    @classmethod
+    def loads(cls, content: bytes, *, source: str) -> VersionRecord:
+        """The record in `content`; `source` is named in errors.
+
+        Raises:
+            ContractError: no JSON, another format version, or unknown, missing or malformed fields.
+        """
+        try:
+            document: dict[str, Any] = json.loads(content)
+            if (found := document.pop("format_version")) != FORMAT_VERSION:
+                raise ContractError(f"{source} has format_version {found}, expected {FORMAT_VERSION}")
+            files = {str(name): FileRecord(**file) for name, file in document.pop("files").items()}
+            if not {GRAPH_FILE, GOLDEN_FILE} <= files.keys():
+                raise ContractError(
+                    f"{source} names {sorted(files)}, expected {GRAPH_FILE} and {GOLDEN_FILE} among them"
+                )
+            return cls(**{**document, "options": ServingOptions(**document["options"]), "files": files})
+        except ContractError:
+            raise
+        except (ValueError, TypeError, KeyError, AttributeError) as error:
+            raise ContractError(f"{source} is no record of a version: {error!r}") from error
+
+
+def assemble(version: int, folder: Path, options: ServingOptions) -> dict[str, Path | bytes]:
+    """The files of a version by the names they get, made from a folder with a graph and its golden rows.
+
+    The record is the last of them: until it is written, there is no version.
+    """
+    files = {name: folder / name for name in (GRAPH_FILE, DATA_FILE, GOLDEN_FILE) if (folder / name).exists()}
+    if options.server == PYTHON:
+        # A version without its code would make Triton's loader hang forever.
+        files[CODE_FILE] = _SERVED_MODEL
+    record = VersionRecord(
+        version=version,
+        graph_sha256=graph_sha256(folder),
+        options=options,
+        files={name: FileRecord(path.stat().st_size, sha256_file(path)) for name, path in files.items()},
+    )
+    return {**files, RECORD_FILE: record.dumps()}
+
+
+def warmup_files(golden: GoldenRows, num_rows: int) -> tuple[list[WarmupRow], dict[str, bytes]]:
+    """The first golden rows as Triton's warm-up reads them, and the content of each file that they name.
+
+    Names are hashes of the content: a configuration that is restored finds the rows that it was written for.
+    """
+    rows, contents = [], {}
+    for dense, categorical in zip(golden.dense[:num_rows], golden.categorical[:num_rows]):
+        names = []
+        for kind, values in (("dense", dense.astype("<f4")), ("categorical", categorical.astype("<i8"))):
+            content = values.tobytes()
+            names.append(f"{kind}-{hashlib.sha256(content).hexdigest()[:16]}")
+            contents[names[-1]] = content
+        rows.append(WarmupRow(*names))
+    return rows, contents
+
+
+class VersionFolders:
+    """`<name>/<version>/...` in `objects`."""
+
+    def __init__(self, objects: Objects, name: str) -> None:
+        self._objects = objects
+        self._name = name
+        self.uri = f"{objects.uri}/{name}"
+
+    def sizes(self) -> dict[int, dict[str, int]]:
+        """Bytes by file name, by version number, of everything that is there, whole or not."""
+        found: dict[int, dict[str, int]] = {}
+        for each in self._objects.list(f"{self._name}/"):
+            _, folder, *rest = each.name.split("/")
+            if rest and folder.isascii() and folder.isdigit() and folder == str(int(folder)):
+                found.setdefault(int(folder), {})["/".join(rest)] = each.size
+        return found
+
+    def whole(self) -> list[int]:
+        """Versions whose files are all there, with the sizes that they were written with, ascending."""
+        whole = []
+        for version, sizes in self.sizes().items():
+            try:
+                if RECORD_FILE in sizes and self.record(version).is_whole(sizes):
+                    whole.append(version)
+            except ContractError as error:
+                logger.warning("passed over: %s", error)
+        return sorted(whole)
+
+    def record(self, version: int) -> VersionRecord:
+        """What the version's record says.
+
+        Raises:
+            ContractError: there is no such version, or its record is damaged or another version's.
+        """
+        path = f"{self._name}/{version}/{RECORD_FILE}"
+        stored = self._objects.read(path)
+        if stored is None:
+            raise ContractError(f"{self._objects.uri}/{path} is absent, expected in every version")
+        record = VersionRecord.loads(stored.content, source=f"{self._objects.uri}/{path}")
+        if record.version != version:
+            raise ContractError(f"{self._objects.uri}/{path} is about version {record.version}, expected {version}")
+        return record
+
+    def golden_rows(self, version: int) -> GoldenRows:
+        """The rows that the version must answer as training did.
+
+        Raises:
+            ContractError: they are absent or damaged.
+        """
+        expected = self.record(version).files[GOLDEN_FILE]
+        with TemporaryDirectory(prefix="evergreen-golden-") as scratch:
+            return GoldenRows.load(self._checked_file(version, GOLDEN_FILE, expected=expected, folder=Path(scratch)))
+
+    def graph_sha256(self, version: int) -> str:
+        """Hash of the version's graph, from its bytes and not from its record."""
+        files = [file for file in (GRAPH_FILE, DATA_FILE) if file in self.record(version).files]
+        with TemporaryDirectory(prefix="evergreen-graph-") as scratch:
+            paths = [self._local_file(version, file, Path(scratch)) for file in files]
+            return graph_sha256(paths[0].parent)
+
+    def check(self, version: int) -> None:
+        """Returns if every file is byte for byte what the record says.
+
+        Raises:
+            ContractError: a file is damaged or absent; names it and both hashes.
+        """
+        for file, expected in self.record(version).files.items():
+            with TemporaryDirectory(prefix="evergreen-check-") as scratch:
+                self._checked_file(version, file, expected=expected, folder=Path(scratch))
+
+    def _checked_file(self, version: int, file: str, *, expected: FileRecord, folder: Path) -> Path:
+        path = self._local_file(version, file, folder)
+        found = sha256_file(path)
+        if found != expected.sha256:
+            raise ContractError(f"{self.uri}/{version}/{file} has sha256 {found}, expected {expected.sha256}")
+        return path
+
+    def _local_file(self, version: int, file: str, folder: Path) -> Path:
+        """A file of the version on this machine: itself where it is here, else a copy in `folder`."""
+        path = f"{self._name}/{version}/{file}"
+        local = self._objects.local(path)
+        if local is not None and local.is_file():
+            return local
+        self._objects.download(path, folder / file)
+        return folder / file
