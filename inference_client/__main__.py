@@ -12,9 +12,10 @@ import logging
 import os
 import sys
 from collections.abc import Callable
+from dataclasses import fields, replace
 from datetime import date
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 from components.runtime.errors import ContractError
 from components.runtime.exit_codes import exits_with_code
@@ -24,6 +25,8 @@ if TYPE_CHECKING:
     from inference_client.recommender import Ranking
     from inference_client.rows import FeatureRows
     from inference_client.traffic import Traffic
+
+T = TypeVar("T")
 
 UNREAD = 141
 """What a shell reports for a program that SIGPIPE ended."""
@@ -61,6 +64,12 @@ def main(argv: list[str] | None = None) -> int:
     return 0
 
 
+def _settings(kind: type[T], options: argparse.Namespace) -> T:
+    """A settings object from the flags that are named as its fields; a flag not given leaves the field's default."""
+    given = {field.name: getattr(options, field.name, None) for field in fields(cast(Any, kind))}
+    return kind(**{name: value for name, value in given.items() if value is not None})
+
+
 def _score(options: argparse.Namespace) -> None:
     import asyncio
 
@@ -70,7 +79,7 @@ def _score(options: argparse.Namespace) -> None:
 
     if options.limit is not None and options.limit < 1:
         raise ContractError(f"limit is {options.limit}, expected at least 1")
-    settings = ClientSettings(deadline_seconds=options.deadline_seconds)
+    settings = _settings(ClientSettings, options)
 
     async def score_all() -> None:
         done = 0
@@ -102,15 +111,7 @@ def _replay(options: argparse.Namespace) -> None:
         run=options.run_name or f"replay-{uuid4().hex[:12]}",
         plan_uri=options.plan,
     )
-    replay = ReplaySettings(
-        rate=options.rate,
-        rows_per_request=options.rows_per_request,
-        label_delay_seconds=options.label_delay_seconds,
-        max_rows=options.max_rows,
-        max_in_flight=options.max_in_flight,
-        max_consecutive_failures=options.max_consecutive_failures,
-    )
-    client = ClientSettings(deadline_seconds=options.deadline_seconds, max_in_flight=options.max_in_flight)
+    replay, client = _settings(ReplaySettings, options), _settings(ClientSettings, options)
     summary = run_replay(process, replay, client, lambda: _traffic(options))
     print(json.dumps({"requests": summary["requests"], "rows": summary["rows"], "outcomes": summary["outcomes"]}))
 
@@ -142,7 +143,7 @@ def _rank(options: argparse.Namespace) -> None:
     if len(candidates) > MAX_CANDIDATES:
         raise ContractError(f"{options.candidates} holds more than {MAX_CANDIDATES} rows, expected fewer candidates")
     context = _context_row(options.context, options.context_row)
-    settings = ClientSettings(deadline_seconds=options.deadline_seconds)
+    settings = _settings(ClientSettings, options)
 
     async def rank() -> Ranking:
         # The list is in the log before it is printed: leaving the client publishes it, or fails.
@@ -175,19 +176,10 @@ def _load(options: argparse.Namespace) -> None:
     from inference_client.row_files import first_rows
     from inference_client.scoring import ClientSettings
 
-    settings = LoadSettings(
-        rate=options.rate,
-        concurrency=1 if options.concurrency is None else options.concurrency,
-        rows_per_request=options.rows_per_request,
-        seconds=options.seconds,
-        warm_up_seconds=options.warm_up_seconds,
-        seed=options.seed,
-        arrivals=options.arrivals,
-        max_in_flight=options.max_in_flight,
-    )
-    in_flight = settings.max_in_flight if options.rate else settings.concurrency
+    settings = _settings(LoadSettings, options)
     # One attempt: a retry would hide an error, and its wait is not the server's latency.
-    client = ClientSettings(deadline_seconds=options.deadline_seconds, max_attempts=1, max_in_flight=in_flight)
+    in_flight = settings.max_in_flight if options.rate else settings.concurrency
+    client = replace(_settings(ClientSettings, options), max_attempts=1, max_in_flight=in_flight)
     rows = first_rows(options.data, POOL_ROWS) if options.data else rows_of_world(options.world, options.seed)
     report = load_server(options.server, rows, settings, client=client, log_url=options.log)
     print_table(report, settings, sys.stdout)
@@ -220,20 +212,14 @@ def _drift(options: argparse.Namespace) -> None:
     from inference_client.simulation.world import Drift, World, measured_bayes_auc
 
     world = World.load(options.world)
-    plain = Drift(seed=options.seed)
-    columns = plain.columns if options.columns is None else options.columns
-    fresh = columns[:2] if options.new_category_columns is None else options.new_category_columns
-    drift = Drift(
-        seed=options.seed,
-        columns=columns,
-        new_category_columns=fresh,
-        new_category_share=options.new_category_share,
-        dense_shift=options.dense_shift,
-    )
+    drift = _settings(Drift, options)
+    if options.columns is not None and options.new_category_columns is None:
+        drift = replace(drift, new_category_columns=drift.columns[:2])
     drifted = world.drifted(drift)
     drifted.save(options.output)
     sample = drifted.draw(50_000, np.random.default_rng([options.seed, 10]))
-    print(json.dumps({"columns": columns, "new_category_columns": fresh, "bayes_auc": measured_bayes_auc(sample)}))
+    found = {"columns": drift.columns, "new_category_columns": drift.new_category_columns}
+    print(json.dumps({**found, "bayes_auc": measured_bayes_auc(sample)}))
 
 
 def _add_score(parser: argparse.ArgumentParser) -> None:
@@ -241,13 +227,13 @@ def _add_score(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--server", required=True, help=_SERVER)
     parser.add_argument("--data", type=Path, required=True, help=_ROWS)
     parser.add_argument("--limit", type=int, help="score the first rows only")
-    parser.add_argument("--deadline-seconds", type=float, default=30.0, help=_DEADLINE)
+    parser.add_argument("--deadline-seconds", type=float, help=_DEADLINE)
 
 
 def _add_replay(parser: argparse.ArgumentParser) -> None:
     """Of `replay`."""
     parser.description = (
-        "Commands on standard input, one a line: drift, rate N, stop. End of standard input means stop, so the replay "
+        "Commands on standard input, one a line: drift, stop. End of standard input means stop, so the replay "
         "ends with its parent; keep it open."
     )
     parser.add_argument("--server", required=True, help=_SERVER)
@@ -262,15 +248,15 @@ def _add_replay(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--drifted-world", type=Path, help="JSON of the world that `drift` switches to")
     parser.add_argument("--drift-columns", type=_names, default=(), help="with --data: columns to permute, as C1,C5")
     parser.add_argument("--rate", type=float, required=True, help="rows per second")
-    parser.add_argument("--rows-per-request", type=int, default=64)
-    parser.add_argument("--label-delay-seconds", type=float, default=1.5, help="mean; exponential, at most 4 times it")
+    parser.add_argument("--rows-per-request", type=int)
+    parser.add_argument("--label-delay-seconds", type=float, help="mean; exponential, at most 4 times it")
     parser.add_argument("--seed", type=int, required=True)
     parser.add_argument("--stats", type=Path, required=True, help="JSON lines, one per second")
     parser.add_argument("--summary", type=Path, required=True, help="JSON, written at the end")
     parser.add_argument("--max-rows", type=int, help="stop after this many rows")
-    parser.add_argument("--max-in-flight", type=int, default=16, help="requests at once")
-    parser.add_argument("--max-consecutive-failures", type=int, default=20, help="then give up with exit code 3")
-    parser.add_argument("--deadline-seconds", type=float, default=30.0, help=_DEADLINE)
+    parser.add_argument("--max-in-flight", type=int, help="requests at once")
+    parser.add_argument("--max-consecutive-failures", type=int, help="then give up with exit code 3")
+    parser.add_argument("--deadline-seconds", type=float, help=_DEADLINE)
     parser.add_argument("--plan", type=typed_uri, help=_PLAN)
     parser.add_argument("--run-name", help="names the replay in request ids, must be new to the log; random without it")
 
@@ -286,7 +272,7 @@ def _add_rank(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--session-id", help="names the list in the log, to which it must be new; random without it")
     parser.add_argument("--log", help="where to publish the list; nowhere without it")
     parser.add_argument("--plan", type=typed_uri, help=_PLAN)
-    parser.add_argument("--deadline-seconds", type=float, default=30.0, help=_DEADLINE)
+    parser.add_argument("--deadline-seconds", type=float, help=_DEADLINE)
 
 
 def _add_load(parser: argparse.ArgumentParser) -> None:
@@ -299,12 +285,12 @@ def _add_load(parser: argparse.ArgumentParser) -> None:
     loop = parser.add_mutually_exclusive_group(required=True)
     loop.add_argument("--rate", type=float, help="open loop: requests per second, whatever the server does")
     loop.add_argument("--concurrency", type=int, help="closed loop: callers, each waiting for its answer")
-    parser.add_argument("--arrivals", choices=("poisson", "even"), default="poisson", help="of the open loop")
-    parser.add_argument("--rows-per-request", type=int, default=64)
-    parser.add_argument("--seconds", type=float, default=10.0, help="measured")
-    parser.add_argument("--warm-up-seconds", type=float, default=1.0, help="before; not measured")
-    parser.add_argument("--max-in-flight", type=int, default=512, help="open loop: requests at once; others wait")
-    parser.add_argument("--deadline-seconds", type=float, default=30.0, help=_DEADLINE)
+    parser.add_argument("--arrivals", choices=("poisson", "even"), help="of the open loop")
+    parser.add_argument("--rows-per-request", type=int)
+    parser.add_argument("--seconds", type=float, help="measured")
+    parser.add_argument("--warm-up-seconds", type=float, help="before; not measured")
+    parser.add_argument("--max-in-flight", type=int, help="open loop: requests at once; others wait")
+    parser.add_argument("--deadline-seconds", type=float, help=_DEADLINE)
     parser.add_argument("--seed", type=int, default=0, help="of arrivals and of rows drawn")
     parser.add_argument("--json", type=Path, help="file to write the report to")
 
@@ -330,8 +316,8 @@ def _add_drift(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--seed", type=int, required=True)
     parser.add_argument("--columns", type=_names, help="columns whose weights rotate; default: those that matter most")
     parser.add_argument("--new-category-columns", type=_names, help="columns that get new categories")
-    parser.add_argument("--new-category-share", type=float, default=0.1, help="of the rows of those columns")
-    parser.add_argument("--dense-shift", type=_shifts, default={}, help="covariate shift, as I5=0.5,I7=-0.2")
+    parser.add_argument("--new-category-share", type=float, help="of the rows of those columns")
+    parser.add_argument("--dense-shift", type=_shifts, help="covariate shift, as I5=0.5,I7=-0.2")
 
 
 def _names(text: str) -> tuple[str, ...]:

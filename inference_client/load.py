@@ -125,8 +125,6 @@ class LoadReport:
     """How late the latest of them was sent."""
     versions: dict[str, int]
     """Answers by model version."""
-    distinct_requests: int
-    """Different requests among those sent, which then repeat: what a response cache could answer again."""
 
 
 async def run_load(
@@ -190,9 +188,8 @@ class _Load:
         self, client: RecommenderClient, requests: list[FeatureRows], settings: LoadSettings, timing: Timing
     ) -> None:
         self._client, self._settings, self._timing = client, settings, timing
-        self._num_distinct = len(requests)
         self._requests = cycle(requests)
-        self._tally = _Tally(rows_per_request=settings.rows_per_request)
+        self._tally = _Tally()
         self._start = timing.timer() + settings.warm_up_seconds
         self._end = self._start + settings.seconds
         self._in_flight: set[asyncio.Task[None]] = set()
@@ -212,7 +209,7 @@ class _Load:
             if len(self._in_flight) >= self._settings.max_in_flight:
                 unsent += due >= self._start
             else:
-                self._send(due)
+                self._track(self._serve(due))
         return await self._finish(unsent)
 
     async def closed(self) -> LoadReport:
@@ -242,9 +239,6 @@ class _Load:
             yield due
             due += gap()
 
-    def _send(self, due: float) -> None:
-        self._track(self._serve(due))
-
     def _track(self, work: Coroutine[Any, Any, None]) -> None:
         task = asyncio.get_running_loop().create_task(work)
         self._in_flight.add(task)
@@ -262,26 +256,24 @@ class _Load:
         until_end.cancel()
 
     async def _serve(self, due: float) -> None:
-        request = next(self._requests)
-        counts = due >= self._start
-        sent = self._timing.timer()
-        if counts:
-            self._tally.count_sent(behind=sent - due, late_after=LATE_SECONDS)
+        request, sent = next(self._requests), self._timing.timer()
+        # What is due during the warm-up is collected apart, and forgotten.
+        tally = self._tally if due >= self._start else _Tally()
+        tally.behind.append(sent - due)
         try:
             scored = await self._client.score(request)
         except (TemporaryError, PermanentError, ContractError) as error:
-            if counts:
-                self._tally.count_failure(error, self._timing.timer())
+            tally.failures.append((self._timing.timer(), error))
             return
-        if counts:
-            self._tally.count_answer(due=due, sent=sent, now=self._timing.timer(), version=scored.model_version)
+        tally.answers.append(_Answered(due, sent, self._timing.timer(), scored.model_version))
 
     async def _finish(self, unsent: int) -> LoadReport:
         while self._in_flight:
             await asyncio.wait(self._in_flight)
         if self._defect is not None:
             raise self._defect
-        return self._tally.report(start=self._start, end=self._end, unsent=unsent, distinct_requests=self._num_distinct)
+        rows_per_request = self._settings.rows_per_request
+        return self._tally.report(start=self._start, end=self._end, unsent=unsent, rows_per_request=rows_per_request)
 
 
 def _gaps(random: Generator, rate: float, arrivals: str) -> Callable[[], float]:
@@ -299,61 +291,45 @@ def _cut(rows: FeatureRows, size: int) -> list[FeatureRows]:
     return [rows.take(slice(at, at + size)) for at in range(0, len(rows) - size + 1, size)]
 
 
+@dataclass(frozen=True)
+class _Answered:
+    due: float
+    sent: float
+    ended: float
+    version: int
+
+
 @dataclass
 class _Tally:
-    """Collects what a report is made of."""
+    """Collects what a report is made of, of requests that were due after the warm-up."""
 
-    rows_per_request: int
-    sent: int = 0
-    late: int = 0
-    most_behind: float = 0.0
-    last_end: float = float("-inf")
-    latencies: list[float] = field(default_factory=list)
-    service: list[float] = field(default_factory=list)
-    failed: Counter[str] = field(default_factory=Counter)
-    first_errors: dict[str, str] = field(default_factory=dict)
-    versions: Counter[int] = field(default_factory=Counter)
+    behind: list[float] = field(default_factory=list)
+    """How late each request was sent, in seconds."""
+    answers: list[_Answered] = field(default_factory=list)
+    failures: list[tuple[float, Exception]] = field(default_factory=list)
+    """When each failed request ended, and why."""
 
-    def count_sent(self, *, behind: float, late_after: float) -> None:
-        """Counts a request that was sent `behind` seconds after it was due."""
-        self.sent += 1
-        self.late += behind > late_after
-        self.most_behind = max(self.most_behind, behind)
-
-    def count_answer(self, *, due: float, sent: float, now: float, version: int) -> None:
-        """Counts an answer that came at `now`."""
-        self.latencies.append(now - due)
-        self.service.append(now - sent)
-        self.versions[version] += 1
-        self.last_end = max(self.last_end, now)
-
-    def count_failure(self, error: Exception, now: float) -> None:
-        """Counts a request that failed at `now`."""
-        kind = type(error).__name__
-        self.failed[kind] += 1
-        self.first_errors.setdefault(kind, str(error))
-        self.last_end = max(self.last_end, now)
-
-    def report(self, *, start: float, end: float, unsent: int, distinct_requests: int) -> LoadReport:
+    def report(self, *, start: float, end: float, unsent: int, rows_per_request: int) -> LoadReport:
         """The report of what was due from `start` to `end`."""
-        seconds = max(end, self.last_end) - start
-        answered = len(self.latencies)
-        rate = answered / seconds if seconds > 0 else None
+        ends = [answer.ended for answer in self.answers] + [ended for ended, _ in self.failures]
+        seconds = max([end, *ends]) - start
+        rate = len(self.answers) / seconds if seconds > 0 else None
+        kinds = Counter(type(error).__name__ for _, error in self.failures)
+        versions = Counter(answer.version for answer in self.answers)
         return LoadReport(
-            sent=self.sent,
-            answered=answered,
-            failed=dict(sorted(self.failed.items())),
-            first_errors=self.first_errors,
+            sent=len(self.behind),
+            answered=len(self.answers),
+            failed=dict(sorted(kinds.items())),
+            first_errors={type(error).__name__: str(error) for _, error in reversed(self.failures)},
             unsent=unsent,
             seconds=seconds,
-            latency_ms=Latencies.of(self.latencies),
-            service_ms=Latencies.of(self.service),
+            latency_ms=Latencies.of([answer.ended - answer.due for answer in self.answers]),
+            service_ms=Latencies.of([answer.ended - answer.sent for answer in self.answers]),
             requests_per_second=rate,
-            rows_per_second=None if rate is None else rate * self.rows_per_request,
-            late_share=self.late / self.sent if self.sent else None,
-            most_behind_ms=self.most_behind * 1e3 if self.sent else None,
-            versions={str(version): count for version, count in sorted(self.versions.items())},
-            distinct_requests=distinct_requests,
+            rows_per_second=None if rate is None else rate * rows_per_request,
+            late_share=float(np.mean(np.array(self.behind) > LATE_SECONDS)) if self.behind else None,
+            most_behind_ms=max(self.behind) * 1e3 if self.behind else None,
+            versions={str(version): count for version, count in sorted(versions.items())},
         )
 
 

@@ -108,7 +108,6 @@ class Replay:
         """
         self._client, self._traffic, self._settings = client, traffic, settings
         self._random, self._run, self._timing = random, run, timing or Timing()
-        self._rate = settings.rate
         self._stopping = False
         self._woken = asyncio.Event()
         self._in_flight: set[asyncio.Task[None]] = set()
@@ -127,19 +126,16 @@ class Replay:
         """Whether too many requests in a row failed."""
 
     def command(self, line: str) -> None:
-        """Obeys one line: `drift`, `rate N` or `stop`; what is none of these is logged and ignored."""
+        """Obeys one line, `drift` or `stop`; any other is logged and ignored."""
         words = line.split()
         try:
             if words == ["drift"]:
                 self._drift()
             elif words == ["stop"]:
                 self.stop()
-            elif len(words) == 2 and words[0] == "rate" and 0 < float(words[1]) < float("inf"):
-                self._rate = float(words[1])
-                logger.info("rate is now %g rows per second", self._rate)
             elif words:
-                raise ContractError(f"command is {line.strip()!r}, expected drift, rate N (above 0) or stop")
-        except ValueError as error:
+                raise ContractError(f"command is {line.strip()!r}, expected drift or stop")
+        except ContractError as error:
             logger.error("command ignored: %s", error)
 
     def stop(self) -> None:
@@ -203,7 +199,7 @@ class Replay:
         if self.behind_seconds > _MAX_BEHIND_SECONDS:
             self.skipped_seconds += self.behind_seconds
             due = now
-        return due + rows / self._rate
+        return due + rows / self._settings.rate
 
     def _start(self, request: Request, phase: str) -> None:
         self.statistics.count_sent()
@@ -393,7 +389,7 @@ class ReplayProcess:
     plan_uri: str | None = None
     """Model repository whose traffic plan is followed; None = everyone asks the one model."""
     stdin: int = 0
-    """File descriptor of the commands: drift, rate N, stop; its end means stop."""
+    """File descriptor of the commands: drift, stop; its end means stop."""
 
 
 def run_replay(

@@ -170,17 +170,7 @@ def test_drift_changes_rows_counts_and_the_best_auc(play, scorer, make_rows):
     assert summary["bayes_auc"]["after"] == pytest.approx(auc(after), abs=1e-4)
 
 
-def test_rate_command_changes_the_rate(play, scorer):
-    def prepare(replay):
-        scorer.after_request = lambda number: replay.command("rate 100") if number == 9 else None
-
-    play(None, prepare, max_rows=200)
-    gaps = np.diff([t for t, _ in scorer.asked])
-    np.testing.assert_allclose(gaps[:9], 0.01, atol=1e-9)
-    np.testing.assert_allclose(gaps[11:], 0.1, atol=1e-9)
-
-
-@pytest.mark.parametrize("line", ["faster", "rate", "rate -1", "rate x", "rate nan", "drift now"])
+@pytest.mark.parametrize("line", ["faster", "drift now"])
 def test_unknown_commands_are_said_and_ignored(play, caplog, line):
     replay, _, _ = play(None, lambda replay: replay.command(line), max_rows=20)
     assert replay.statistics.rows == 20
