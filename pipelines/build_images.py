@@ -1,6 +1,6 @@
-"""Builds and pushes the project's images with the container engine that is there: `make images`.
+"""Builds and pushes the project's images with the installed container engine: `make images`.
 
-Which images there are is said in `pipelines.images`; what is in one, in its Dockerfile. Needs git, docker or podman,
+`pipelines.images` lists the images; what one contains is in its Dockerfile. Needs git, docker or podman,
 and no package: a build machine has no environment of ours.
 """
 
@@ -13,13 +13,13 @@ import re
 import shlex
 import shutil
 import subprocess
-import sys
 from collections.abc import Sequence
 from pathlib import Path
 from urllib.parse import urlsplit
 
 from components.runtime.durable import write_whole
 from components.runtime.errors import ContractError, PermanentError
+from components.runtime.exit_codes import exits_with_code
 from pipelines.images import DOCKERFILES, STEP_OF_VARIANT, image_name, image_reference
 
 REPOSITORY = Path(__file__).resolve().parents[1]
@@ -28,7 +28,7 @@ ENGINES = ("docker", "podman")
 DIGESTS = REPOSITORY / "build" / "images.txt"
 """One pushed image a line, by digest: what is signed and described, since a tag may move."""
 ENGINE_SECONDS = 60.0
-"""An engine that has not answered by then is taken for dead."""
+"""An engine that has not answered by then counts as absent."""
 INDEXES = ("PIP_INDEX_URL", "PIP_EXTRA_INDEX_URL")
 """pip's own variables; the build stages of our own locks take them, NVIDIA's images install one package only."""
 _TAG = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,127}")
@@ -49,38 +49,37 @@ def build_parser() -> argparse.ArgumentParser:
     return parser
 
 
+@exits_with_code
 def main(argv: Sequence[str] | None = None) -> int:
-    """Builds; 0 done, 2 misuse or a dirty tree, 3 no engine or a failed build."""
+    """Builds and pushes the images that were asked for, and prints their names.
+
+    Raises:
+        ContractError: misuse, or files that are not committed.
+        PermanentError: no engine answers, or a build failed.
+    """
     arguments = build_parser().parse_args(argv)
-    try:
-        names = _chosen(arguments.images)
-        revision = arguments.revision or git_revision(arguments.dirty)
-        tag = arguments.tag or revision
-        if not _TAG.fullmatch(tag) or tag == "latest":
-            raise ContractError(f"--tag is {tag!r}, expected one that never moves, of letters, digits, _ . -")
-        if arguments.push and not arguments.registry:
-            raise ContractError("--push without --registry: expected the registry to push to")
-        source = arguments.source or git_source()
-        engine = arguments.engine or ("docker" if arguments.dry_run else find_engine())
-        references = {name: image_reference(name, registry=arguments.registry, tag=tag) for name in names}
-        commands = [
-            build_command(engine, name, references[name], tag=tag, revision=revision, source=source) for name in names
-        ]
-        if arguments.push:
-            commands += [[engine, "push", references[name]] for name in names]
-        if arguments.dry_run:
-            print("\n".join(shlex.join(command) for command in commands))
-            return 0
-        for command in commands:
-            _run(command)
-        if arguments.push:
-            write_digests(engine, list(references.values()), DIGESTS)
-    except ContractError as error:
-        print(f"error: {error}", file=sys.stderr)
-        return 2
-    except PermanentError as error:
-        print(f"error: {error}", file=sys.stderr)
-        return 3
+    names = _chosen_images(arguments.images)
+    revision = arguments.revision or git_revision(arguments.dirty)
+    tag = arguments.tag or revision
+    if not _TAG.fullmatch(tag) or tag == "latest":
+        raise ContractError(f"--tag is {tag!r}, expected one that never moves, of letters, digits, _ . -")
+    if arguments.push and not arguments.registry:
+        raise ContractError("--push without --registry: expected the registry to push to")
+    source = arguments.source or git_source()
+    engine = arguments.engine or ("docker" if arguments.dry_run else find_engine())
+    references = {name: image_reference(name, registry=arguments.registry, tag=tag) for name in names}
+    commands = [
+        build_command(engine, name, references[name], tag=tag, revision=revision, source=source) for name in names
+    ]
+    if arguments.push:
+        commands += [[engine, "push", references[name]] for name in names]
+    if arguments.dry_run:
+        print("\n".join(shlex.join(command) for command in commands))
+        return 0
+    for command in commands:
+        _run_command(command)
+    if arguments.push:
+        write_digests(engine, list(references.values()), DIGESTS)
     print("\n".join(references.values()))
     return 0
 
@@ -171,7 +170,7 @@ def write_digests(engine: str, references: Sequence[str], path: Path) -> None:
     write_whole(path, "".join(f"{line}\n" for line in lines))
 
 
-def _chosen(names: Sequence[str]) -> list[str]:
+def _chosen_images(names: Sequence[str]) -> list[str]:
     """The images asked for, by key or by name; all where none is."""
     keys = {key: key for key in DOCKERFILES} | {image_name(key): key for key in DOCKERFILES}
     unknown = sorted(set(names) - set(keys))
@@ -192,7 +191,7 @@ def _git(*words: str) -> str:
     return done.stdout.strip()
 
 
-def _run(command: Sequence[str]) -> None:
+def _run_command(command: Sequence[str]) -> None:
     print(shlex.join(command), flush=True)
     try:
         code = subprocess.run(command, cwd=REPOSITORY).returncode

@@ -1,7 +1,7 @@
-"""Pods of the Deployment and the nodes they need: what happens between a replica's being wished for and its answering.
+"""Pods of the Deployment and the nodes they need: what happens from a replica's creation to its first answer.
 
-Scheduling is the least that matters here: a pod takes a free place on a node, or a node is started for it. What a pod
-does with requests is `queueing`'s.
+Scheduling is simple: a pod takes a free place on a node, or a node is started for it. What a pod does with requests is
+`queueing`'s.
 """
 
 from __future__ import annotations
@@ -71,9 +71,9 @@ class Pod:
     leaving_at: float = math.inf
     gone_at: float = math.inf
 
-    def seen(self, now: float) -> hpa.Pod:
+    def seen(self, now: float) -> hpa.PodStatus:
         """What the autoscaler's controller sees of it."""
-        return hpa.Pod(self.name, is_pending=now < self.running_at, is_ready=now >= self.ready_at)
+        return hpa.PodStatus(self.name, is_pending=now < self.running_at, is_ready=now >= self.ready_at)
 
 
 @dataclass

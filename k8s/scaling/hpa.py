@@ -23,7 +23,7 @@ PerPod = Mapping[str, float]
 
 
 @dataclass(frozen=True)
-class Policy:
+class ScalingPolicy:
     """A limit of change: so many pods, or per cent, in a period."""
 
     type: str
@@ -45,7 +45,7 @@ class Rules:
     """`behavior` in one direction."""
 
     stabilization_seconds: float
-    policies: tuple[Policy, ...]
+    policies: tuple[ScalingPolicy, ...]
     select: str = "Max"
     tolerance: float = TOLERANCE
 
@@ -59,8 +59,8 @@ class Rules:
             raise ContractError("policies are empty, expected at least one")
 
 
-DEFAULT_UP = Rules(stabilization_seconds=0, policies=(Policy("Percent", 100, 15), Policy("Pods", 4, 15)))
-DEFAULT_DOWN = Rules(stabilization_seconds=300, policies=(Policy("Percent", 100, 15),))
+DEFAULT_UP = Rules(stabilization_seconds=0, policies=(ScalingPolicy("Percent", 100, 15), ScalingPolicy("Pods", 4, 15)))
+DEFAULT_DOWN = Rules(stabilization_seconds=300, policies=(ScalingPolicy("Percent", 100, 15),))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -97,7 +97,7 @@ class Autoscaler:
 
 
 @dataclass(frozen=True)
-class Pod:
+class PodStatus:
     """A pod as the controller sees it; those being deleted are not shown to it."""
 
     name: str
@@ -117,7 +117,14 @@ class Controller:
     _recommended: list[tuple[float, int]] = field(default_factory=list)
     _changes: list[tuple[float, int]] = field(default_factory=list)
 
-    def sync(self, now: float, current: int, pods: Sequence[Pod], readings: Mapping[str, PerPod | float | None]) -> int:
+    def sync(
+        self,
+        now: float,
+        current: int,
+        *,
+        pods: Sequence[PodStatus],
+        readings: Mapping[str, PerPod | float | None],
+    ) -> int:
         """Replicas that it asks for now.
 
         Args:
@@ -141,29 +148,34 @@ class Controller:
             self._changes.append((now, wanted - current))
         return wanted
 
-    def _proposed(self, current: int, pods: Sequence[Pod], readings: Mapping[str, PerPod | float | None]) -> int | None:
+    def _proposed(
+        self, current: int, pods: Sequence[PodStatus], readings: Mapping[str, PerPod | float | None]
+    ) -> int | None:
         """The largest wish of all metrics; None where too little is known to act."""
-        wishes = [self._wish(metric, current, pods, readings.get(metric.name)) for metric in self.spec.metrics]
+        wishes: list[int | None] = []
+        for metric in self.spec.metrics:
+            reading, target = readings.get(metric.name), _milli(metric.target)
+            if reading is None:
+                wishes.append(None)
+            elif isinstance(reading, Mapping):
+                milli = {pod: _milli(value) for pod, value in reading.items()}
+                wishes.append(self._wish_by_pods(target, current, pods=pods, values=milli))
+            elif metric.is_average:
+                ratio = _milli(reading) / (target * len(pods)) if pods else math.inf
+                wishes.append(len(pods) if self._is_within(ratio) else math.ceil(_milli(reading) / target))
+            else:
+                ratio = _milli(reading) / target
+                num_ready = sum(1 for pod in pods if pod.is_ready)
+                wishes.append(current if self._is_within(ratio) else math.ceil(ratio * num_ready))
         known = [wish for wish in wishes if wish is not None]
         # A metric that is missing might have asked for more: without it nothing is taken away.
         if not known or (len(known) < len(wishes) and max(known) < current):
             return None
         return max(known)
 
-    def _wish(self, metric: Metric, current: int, pods: Sequence[Pod], reading: PerPod | float | None) -> int | None:
-        if reading is None:
-            return None
-        if isinstance(reading, Mapping):
-            return self._of_pods(_milli(metric.target), current, pods, {k: _milli(v) for k, v in reading.items()})
-        value, target = _milli(reading), _milli(metric.target)
-        if metric.is_average:
-            ratio = value / (target * len(pods)) if pods else math.inf
-            return len(pods) if self._is_within(ratio) else math.ceil(value / target)
-        if self._is_within(value / target):
-            return current
-        return math.ceil(value / target * sum(1 for pod in pods if pod.is_ready))
-
-    def _of_pods(self, target: int, current: int, pods: Sequence[Pod], values: dict[str, int]) -> int | None:
+    def _wish_by_pods(
+        self, target: int, current: int, *, pods: Sequence[PodStatus], values: dict[str, int]
+    ) -> int | None:
         pending = {pod.name for pod in pods if pod.is_pending}
         missing = {pod.name for pod in pods} - pending - values.keys()
         measured = {pod.name: values[pod.name] for pod in pods if pod.name in values.keys() - pending}
@@ -173,7 +185,7 @@ class Controller:
         starting = bool(pending) and ratio > 1
         if not starting and not missing:
             return current if self._is_within(ratio) else math.ceil(ratio * len(measured))
-        # Who says nothing is counted against the change: as at its target on the way down, as idle on the way up.
+        # A pod without a value counts against the change: as at its target on the way down, as idle on the way up.
         measured |= dict.fromkeys(missing, target if ratio < 1 else 0)
         if starting:
             measured |= dict.fromkeys(pending, 0)
@@ -203,14 +215,14 @@ class Controller:
         longest = max(policy.period_seconds for rules in (self.spec.up, self.spec.down) for policy in rules.policies)
         self._changes = [(at, change) for at, change in self._changes if at > now - longest]
         if wanted > current:
-            limit = max(self._limit(now, current, self.spec.up, 1), current)
+            limit = max(self._limit(now, current, self.spec.up, sign=1), current)
             return min(wanted, limit, self.spec.most)
         if wanted < current:
-            limit = min(self._limit(now, current, self.spec.down, -1), current)
+            limit = min(self._limit(now, current, self.spec.down, sign=-1), current)
             return max(wanted, limit, self.spec.least)
         return wanted
 
-    def _limit(self, now: float, current: int, rules: Rules, sign: int) -> int:
+    def _limit(self, now: float, current: int, rules: Rules, *, sign: int) -> int:
         if rules.select == "Disabled":
             return current
         limits = []

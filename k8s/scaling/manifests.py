@@ -16,7 +16,7 @@ from typing import Any
 import yaml
 
 from components.runtime.errors import ContractError
-from k8s.scaling.hpa import DEFAULT_DOWN, DEFAULT_UP, Autoscaler, Metric, Policy, Rules
+from k8s.scaling.hpa import DEFAULT_DOWN, DEFAULT_UP, Autoscaler, Metric, Rules, ScalingPolicy
 
 NAMESPACE = "evergreen"
 QUEUE_METRIC, PENDING_METRIC = "triton_queue_microseconds_per_request", "triton_pending_requests"
@@ -140,7 +140,9 @@ def _autoscaler_of_hpa(scaler: Document) -> Autoscaler:
             raise ContractError(f"a metric is of type {metric['type']}, expected Pods")
         target = quantity(metric["pods"]["target"]["averageValue"])
         metrics.append(Metric(name=metric["pods"]["metric"]["name"], target=target))
-    return _autoscaler(metrics, spec.get("minReplicas", 1), spec["maxReplicas"], spec.get("behavior", {}))
+    return _autoscaler(
+        metrics, least=spec.get("minReplicas", 1), most=spec["maxReplicas"], behavior=spec.get("behavior", {})
+    )
 
 
 def _autoscaler_of_object(scaler: Document) -> Autoscaler:
@@ -157,10 +159,10 @@ def _autoscaler_of_object(scaler: Document) -> Autoscaler:
     least = spec.get("minReplicaCount", 0)
     if int(least) < 1:
         raise ContractError(f"minReplicaCount is {least}, expected 1 or more: waking from none is not simulated")
-    return _autoscaler(metrics, least, spec.get("maxReplicaCount", 100), behavior)
+    return _autoscaler(metrics, least=least, most=spec.get("maxReplicaCount", 100), behavior=behavior)
 
 
-def _autoscaler(metrics: Sequence[Metric], least: Any, most: Any, behavior: Document) -> Autoscaler:
+def _autoscaler(metrics: Sequence[Metric], *, least: Any, most: Any, behavior: Document) -> Autoscaler:
     return Autoscaler(
         metrics=tuple(metrics),
         least=int(least),
@@ -173,7 +175,9 @@ def _autoscaler(metrics: Sequence[Metric], least: Any, most: Any, behavior: Docu
 def _rules(given: Mapping[str, Any] | None, default: Rules) -> Rules:
     """Rules of one direction; what is not given is Kubernetes' default."""
     given = given or {}
-    policies = [Policy(p["type"], int(p["value"]), float(p["periodSeconds"])) for p in given.get("policies") or ()]
+    policies = [
+        ScalingPolicy(p["type"], int(p["value"]), float(p["periodSeconds"])) for p in given.get("policies") or ()
+    ]
     return Rules(
         stabilization_seconds=float(given.get("stabilizationWindowSeconds", default.stabilization_seconds)),
         policies=tuple(policies) or default.policies,

@@ -112,7 +112,8 @@ class PodQueue:
 
     def advance(self, until: float) -> None:
         """Lets time pass up to `until`."""
-        arrivals, free, queue = self._arrivals, self._free, self._queue
+        arrivals, queue = self._arrivals, self._queue
+        free = self._free
         while True:
             if queue:
                 first = arrivals[queue[0]]
@@ -133,7 +134,8 @@ class PodQueue:
 
     def _admit(self, until: float) -> None:
         """Lets requests into the queue that come up to `until`; between two batches it only grows, so this is exact."""
-        arrivals, head, queue, most = self._arrivals, self._head, self._queue, self.settings.max_queued
+        arrivals, queue = self._arrivals, self._queue
+        head, most = self._head, self.settings.max_queued
         while head < len(arrivals) and arrivals[head] <= until:
             if len(queue) < most:
                 queue.append(head)
@@ -147,14 +149,10 @@ class PodQueue:
 
         The same as `_admit` and `_begin` do, for the most frequent case at a third of the time.
         """
-        arrivals, rows, multiples, free = self._arrivals, self._rows, self._multiples, self._free
-        waits, running, seconds_of, head, last = (
-            self.waits,
-            self._running,
-            self.seconds_of,
-            self._head,
-            len(self._arrivals),
-        )
+        arrivals, rows = self._arrivals, self._rows
+        multiples, free = self._multiples, self._free
+        waits, running, seconds_of = self.waits, self._running, self.seconds_of
+        head, last = self._head, len(arrivals)
         while head < last:
             at = arrivals[head]
             if at < free[0] or at >= until or (head + 1 < last and arrivals[head + 1] == at):
@@ -168,8 +166,10 @@ class PodQueue:
 
     def _begin(self, start: float) -> None:
         """One free instance takes a batch."""
-        arrivals, all_rows, queue, settings = self._arrivals, self._rows, self._queue, self.settings
-        rows, waited, count, multiple = 0, 0.0, 0, 1.0
+        arrivals, all_rows = self._arrivals, self._rows
+        queue, settings = self._queue, self.settings
+        rows = count = 0
+        waited, multiple = 0.0, 1.0
         oldest = start - settings.timeout_seconds
         while queue:
             at = queue[0]

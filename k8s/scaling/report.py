@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from components.charts.line_chart import HEIGHT, WIDTH, Line, line_chart
 from k8s.scaling.hpa import SYNC_SECONDS, Autoscaler
-from k8s.scaling.simulation import Moment, Outcome
+from k8s.scaling.simulation import SimulatedRun, SyncState
 
 WINDOW_SECONDS = 300.0
 """Span of one point of the time line."""
@@ -58,7 +58,7 @@ class Summary:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Point:
+class TimelinePoint:
     """One span of the time line."""
 
     seconds: float
@@ -70,7 +70,7 @@ class Point:
     queue_p99_ms: float | None
 
 
-def summarise(outcome: Outcome, *, objective_ms: float, price: float | None = None) -> Summary:
+def summarise(outcome: SimulatedRun, *, objective_ms: float, price: float | None = None) -> Summary:
     """The figures of a run.
 
     Args:
@@ -103,10 +103,10 @@ def summarise(outcome: Outcome, *, objective_ms: float, price: float | None = No
     )
 
 
-def time_line(outcome: Outcome, seconds: float = WINDOW_SECONDS) -> list[Point]:
+def time_line(outcome: SimulatedRun, seconds: float = WINDOW_SECONDS) -> list[TimelinePoint]:
     """The run by spans of `seconds`."""
 
-    def number(pair: tuple[Moment, NDArray[np.float32]]) -> int:
+    def number(pair: tuple[SyncState, NDArray[np.float32]]) -> int:
         return int(np.ceil(pair[0].seconds / seconds))
 
     pairs = zip(outcome.moments, (waits for _, waits in outcome.waits))
@@ -116,7 +116,7 @@ def time_line(outcome: Outcome, seconds: float = WINDOW_SECONDS) -> list[Point]:
         together = _joined(waits)
         p50, p99 = _quantiles(together)
         points.append(
-            Point(
+            TimelinePoint(
                 seconds=moments[-1].seconds,
                 ready=float(np.mean([moment.ready for moment in moments])),
                 wanted=float(np.mean([moment.wanted for moment in moments])),
@@ -129,7 +129,7 @@ def time_line(outcome: Outcome, seconds: float = WINDOW_SECONDS) -> list[Point]:
 
 
 def document(
-    summary: Summary, points: Sequence[Point], *, spec: Autoscaler, inputs: Mapping[str, object]
+    summary: Summary, points: Sequence[TimelinePoint], *, spec: Autoscaler, inputs: Mapping[str, object]
 ) -> dict[str, object]:
     """All of it, for JSON."""
     return {
@@ -140,7 +140,7 @@ def document(
     }
 
 
-def text(summary: Summary, points: Sequence[Point], *, objective_ms: float) -> str:
+def text(summary: Summary, points: Sequence[TimelinePoint], *, objective_ms: float) -> str:
     """The run for a terminal: one line per half hour at most, then the figures."""
     stride = max(1, len(points) // 48)
     lines = [f"{'time':>6}  {'ready':>5}  {'wanted':>6}  {'served/s':>8}  {'p50 ms':>8}  {'p99 ms':>8}"]
@@ -179,7 +179,7 @@ def table_row(targets: Sequence[float], s: Summary) -> str:
     return "| " + " | ".join(cell.strip() for cell in cells) + " |"
 
 
-def chart(points: Sequence[Point], *, title: str, objective_ms: float) -> str:
+def chart(points: Sequence[TimelinePoint], *, title: str, objective_ms: float) -> str:
     """The SVG; an empty string where there is nothing to draw."""
     if not points:
         return ""

@@ -21,7 +21,7 @@ from k8s.scaling.manifests import PENDING_METRIC, QUEUE_METRIC
 from k8s.scaling.metrics import Scraper, metrics_by_pod, metrics_of_fleet
 from k8s.scaling.queueing import Counters, PodQueue, PodSettings
 from k8s.scaling.service_times import ServiceTimes
-from k8s.scaling.traces import Requests, Trace
+from k8s.scaling.traces import Trace, TraceRequests
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -55,7 +55,7 @@ class Settings:
 
 
 @dataclass(frozen=True)
-class Moment:
+class SyncState:
     """The state at one of the autoscaler's syncs."""
 
     seconds: float
@@ -67,10 +67,10 @@ class Moment:
 
 
 @dataclass
-class Outcome:
+class SimulatedRun:
     """What happened."""
 
-    moments: list[Moment] = field(default_factory=list)
+    moments: list[SyncState] = field(default_factory=list)
     waits: list[tuple[float, NDArray[np.float32]]] = field(default_factory=list)
     """Queue seconds of the requests whose batch began before each of these times, since the one before."""
     num_arrived: int = 0
@@ -116,23 +116,20 @@ class Simulation:
         )
         self._wanted = spec.least if settings.initial_replicas is None else settings.initial_replicas
         self._scraper = Scraper(settings.scrape_seconds, settings.metric_lag_seconds)
-        self.outcome = Outcome()
+        self.outcome = SimulatedRun()
 
-    def run(self) -> Outcome:
+    def run(self) -> SimulatedRun:
         """What happens over the whole trace."""
         cluster, outcome = self._cluster, self.outcome
         cluster.start_at_once(self._wanted)
         now, sync_at = 0.0, SYNC_SECONDS
         for step in range(len(self._trace.rates)):
-            requests, end, taken = (
-                self._trace.requests(step, self._settings.seed),
-                float(self._trace.starts[step + 1]),
-                0,
-            )
+            requests, end = self._trace.requests(step, self._settings.seed), float(self._trace.starts[step + 1])
+            taken = 0
             outcome.num_arrived += len(requests.arrivals)
             while now < end:
                 upcoming = min(chain([end, sync_at], self._changes(now), self._scrapes(now)))
-                taken = self._dispatch(requests, taken, now, upcoming)
+                taken = self._dispatch(requests, taken, now=now, until=upcoming)
                 now = upcoming
                 self._scrape(now)
                 if now >= sync_at:
@@ -152,7 +149,7 @@ class Simulation:
     def _scrapes(self, now: float) -> Iterator[float]:
         return (self._scraper.next_after(pod, now) for pod in self._cluster.pods)
 
-    def _dispatch(self, requests: Requests, taken: int, now: float, until: float) -> int:
+    def _dispatch(self, requests: TraceRequests, taken: int, *, now: float, until: float) -> int:
         """Gives the requests that come before `until` to ready pods; how many of the step's are given then."""
         last = int(np.searchsorted(requests.arrivals, until))
         if last == taken:
@@ -192,9 +189,9 @@ class Simulation:
             self._collect(pod)
         pods = cluster.staying()
         readings = self._readings(now, {pod.name for pod in pods})
-        self._wanted = self._controller.sync(now, self._wanted, [pod.seen(now) for pod in pods], readings)
+        self._wanted = self._controller.sync(now, self._wanted, pods=[pod.seen(now) for pod in pods], readings=readings)
         metrics = {name: _mean(reading) for name, reading in readings.items()}
-        self.outcome.moments.append(Moment(now, self._wanted, len(cluster.ready(now)), len(cluster.pods), metrics))
+        self.outcome.moments.append(SyncState(now, self._wanted, len(cluster.ready(now)), len(cluster.pods), metrics))
         cluster.scale(now, self._wanted)
 
     def _readings(self, now: float, staying: set[str]) -> dict[str, PerPod | float | None]:

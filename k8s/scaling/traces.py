@@ -49,12 +49,12 @@ class Trace:
         """Requests to expect in all."""
         return float((self.rates * np.diff(self.starts)).sum())
 
-    def requests(self, step: int, seed: int) -> Requests:
+    def requests(self, step: int, seed: int) -> TraceRequests:
         """The requests of one step: a Poisson process of the step's rate."""
         random = np.random.default_rng([seed, step])
         start, end = self.starts[step], self.starts[step + 1]
         count = random.poisson(self.rates[step] * (end - start))
-        return Requests(
+        return TraceRequests(
             arrivals=np.sort(random.uniform(start, end, count)),
             chances=random.random(count),
             service=random.random(count),
@@ -69,7 +69,7 @@ class Trace:
 
 
 @dataclass(frozen=True, eq=False)
-class Requests:
+class TraceRequests:
     """Requests in the order of their coming."""
 
     arrivals: NDArray[np.float64]

@@ -12,10 +12,12 @@ import threading
 from pathlib import Path
 
 from components.runtime.durable import write_whole
+from components.runtime.exit_codes import exits_with_code
 
 START_SECONDS = 30.0
 
 
+@exits_with_code
 def main(argv: list[str] | None = None) -> int:
     """Runs the cluster until SIGTERM; writes its brokers, host:port comma-separated, once they listen."""
     from confluent_kafka import Producer

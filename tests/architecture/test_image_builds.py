@@ -18,8 +18,8 @@ import pytest
 
 from pipelines import build_images
 from pipelines.images import DOCKERFILES, image_name
-from tests.architecture.docker_daemon import DIGEST, Daemon
-from tests.architecture.dockerfiles import environment, lay_out, stages
+from tests.support.docker_daemon import DIGEST, Daemon
+from tests.support.dockerfiles import environment, lay_out, stages
 from tests.support.paths import REPOSITORY
 
 DOCKER = shutil.which("docker")

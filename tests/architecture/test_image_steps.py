@@ -20,7 +20,7 @@ import pytest
 
 from components.contracts.manifests import RawDataset
 from pipelines.local.environments import python_of
-from tests.architecture.dockerfiles import VENV, entrypoint, environment, lay_out, stages
+from tests.support.dockerfiles import VENV, entrypoint, environment, lay_out, stages
 from tests.support.paths import REPOSITORY
 
 USER = 10001

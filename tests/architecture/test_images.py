@@ -20,7 +20,7 @@ import pytest
 
 from pipelines.images import DOCKERFILES, ENVIRONMENT_OF_STEP, STEP_OF_VARIANT, TRAINING_IMAGES, image_name
 from pipelines.local.environments import locks_of, python_of
-from tests.architecture.dockerfiles import VENV, entrypoint, environment, lay_out, module, stages
+from tests.support.dockerfiles import VENV, entrypoint, environment, lay_out, module, stages
 from tests.support.paths import REPOSITORY
 
 STEPS = sorted(ENVIRONMENT_OF_STEP)

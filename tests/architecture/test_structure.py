@@ -1,4 +1,4 @@
-"""The house rules that a machine can check: who may import whom, what stays light, and how long a function may grow."""
+"""The house rules that a machine can check: who may import whom, what stays light, names, signatures and exits."""
 
 from __future__ import annotations
 
@@ -7,8 +7,12 @@ import importlib.metadata
 import json
 import subprocess
 import sys
+from collections import defaultdict
+from collections.abc import Iterator
+from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
 
+import grimp
 import pytest
 
 from tests.support.paths import REPOSITORY
@@ -20,7 +24,17 @@ HEAVY = (
     "tensorflow_data_validation", "tritonclient", "onnx", "onnxruntime", "sklearn", "google",
 )  # fmt: skip
 MAX_FUNCTION_LINES = 60
+MAX_POSITIONAL = 3
 OLDEST_PYTHON = (3, 10)
+PURE_ROOMS = ("monitoring.measures", "monitoring.drift", "monitoring.deciding", "components.drift_statistics")
+"""Rooms that compute and neither read nor write anything."""
+IO_MODULES = {
+    "os", "io", "shutil", "tempfile", "sqlite3", "socket", "subprocess", "urllib", "http", "requests", "grpc", "google",
+    "components.storage", "components.store", "components.logs", "components.runtime.durable",
+}  # fmt: skip
+IO_CALLS = {"open", "read_text", "read_bytes", "write_text", "write_bytes", "unlink", "mkdir", "iterdir", "glob"}
+TRITONS_NAME = "TritonPythonModel"
+"""The class that Triton's python backend looks for in every `model.py`."""
 
 SOURCES = sorted(p for folder in (*PACKAGES, "benchmarks") for p in (REPOSITORY / folder).rglob("*.py"))
 TESTS = sorted((REPOSITORY / "tests").rglob("*.py"))
@@ -28,6 +42,30 @@ TESTS = sorted((REPOSITORY / "tests").rglob("*.py"))
 
 def source_id(path: Path) -> str:
     return path.relative_to(REPOSITORY).as_posix()
+
+
+@pytest.fixture(scope="module")
+def trees() -> dict[str, ast.Module]:
+    """The syntax of every source file, by its name."""
+    return {source_id(path): ast.parse(path.read_text()) for path in SOURCES}
+
+
+@pytest.fixture(scope="module")
+def graph() -> grimp.ImportGraph:
+    sys.path.insert(0, str(REPOSITORY))
+    try:
+        return grimp.build_graph(*PACKAGES, cache_dir=None)
+    finally:
+        sys.path.remove(str(REPOSITORY))
+
+
+def functions(tree: ast.AST) -> Iterator[ast.FunctionDef | ast.AsyncFunctionDef]:
+    return (node for node in ast.walk(tree) if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef))
+
+
+def is_pipeline(function: ast.FunctionDef | ast.AsyncFunctionDef) -> bool:
+    """KFP wants the whole data flow and every parameter of a pipeline or a component in one function."""
+    return any(ast.unparse(each).startswith(("dsl.pipeline", "dsl.component")) for each in function.decorator_list)
 
 
 def modules_after(code: str) -> set[str]:
@@ -45,14 +83,62 @@ def modules_after(code: str) -> set[str]:
 
 
 def test_import_contracts_hold():
-    done = subprocess.run(
-        [Path(sys.executable).with_name("lint-imports"), "--no-cache"],
-        cwd=REPOSITORY,
-        capture_output=True,
-        text=True,
-        timeout=120,
-    )
+    command = [Path(sys.executable).with_name("lint-imports"), "--no-cache"]
+    done = subprocess.run(command, cwd=REPOSITORY, capture_output=True, text=True, timeout=120)
     assert done.returncode == 0, f"\n{done.stdout}{done.stderr}"
+
+
+def test_no_modules_import_each_other_in_a_circle(graph):
+    imports = {module: graph.find_modules_directly_imported_by(module) for module in graph.modules}
+    try:
+        TopologicalSorter(imports).prepare()
+    except CycleError as error:
+        pytest.fail(f"a circle of imports: {' <- '.join(error.args[1])}")
+
+
+def test_no_rooms_of_a_package_import_each_other_in_a_circle(graph):
+    found = []
+    for package in sorted(graph.modules):
+        rooms = graph.find_children(package)
+        imports: dict[str, set[str]] = {room: set() for room in rooms}
+        for room in rooms:
+            for module in {room} | graph.find_descendants(room):
+                for imported in graph.find_modules_directly_imported_by(module):
+                    imports[room] |= {r for r in rooms if r != room and f"{imported}.".startswith(f"{r}.")}
+        try:
+            TopologicalSorter(imports).prepare()
+        except CycleError as error:
+            found.append(" <- ".join(error.args[1]))
+    assert found == []
+
+
+def test_pure_rooms_do_no_input_and_output(trees):
+    found = []
+    for name, tree in trees.items():
+        module = name.removesuffix(".py").replace("/", ".")
+        if not module.startswith(PURE_ROOMS):
+            continue
+        for node in ast.walk(tree):
+            names = [node.module or ""] if isinstance(node, ast.ImportFrom) else []
+            names += [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
+            found += [f"{name} imports {n}" for n in names if any(f"{n}.".startswith(f"{io}.") for io in IO_MODULES)]
+            if isinstance(node, ast.Call):
+                called = node.func.attr if isinstance(node.func, ast.Attribute) else getattr(node.func, "id", "")
+                found += [f"{name}:{node.lineno} calls {called}"] if called in IO_CALLS else []
+    assert found == []
+
+
+def test_no_test_module_imports_another():
+    names = {source_id(path).removesuffix(".py").replace("/", "."): path for path in TESTS}
+    found = []
+    for path in TESTS:
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("tests."):
+                imported = {node.module, *(f"{node.module}.{alias.name}" for alias in node.names)}
+                found += [
+                    f"{source_id(path)} imports {n}" for n in imported & names.keys() if names[n].name[:5] == "test_"
+                ]
+    assert found == []
 
 
 def test_contracts_load_the_standard_library_and_numpy_only():
@@ -83,37 +169,38 @@ def test_step_has_the_rooms_of_every_step(step):
     assert {"__init__.py", "__main__.py", "component.py", "Dockerfile"} <= {p.name for p in folder.iterdir()}
 
 
-def function_lines(tree: ast.AST) -> dict[str, int]:
-    """Lines of each function without those of the functions inside it.
-
-    A pipeline is left out: KFP wants the whole data flow and the documentation of every parameter in one function.
-    """
-    functions = [node for node in ast.walk(tree) if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)]
-
-    def lines(node):
-        inner = [f for f in ast.walk(node) if f in functions and f is not node]
-        directly = [f for f in inner if not any(f in ast.walk(other) for other in inner if other is not f)]
-        return node.end_lineno - node.lineno + 1 - sum(f.end_lineno - f.lineno + 1 for f in directly)
-
-    return {
-        f"{node.name} (line {node.lineno})": lines(node)
-        for node in functions
-        if not any(ast.unparse(decorator).startswith("dsl.pipeline") for decorator in node.decorator_list)
-    }
+def own_lines(function: ast.FunctionDef | ast.AsyncFunctionDef) -> int:
+    """Lines of a function without those of the functions directly inside it."""
+    inner = [each for each in functions(function) if each is not function]
+    directly = [f for f in inner if not any(f is not other and f in ast.walk(other) for other in inner)]
+    return function.end_lineno - function.lineno + 1 - sum(f.end_lineno - f.lineno + 1 for f in directly)
 
 
-@pytest.mark.parametrize("path", SOURCES, ids=source_id)
-def test_source_file_opens_with_its_job_and_has_no_endless_function(path):
-    text = path.read_text()
-    tree = ast.parse(text)
-    assert ast.get_docstring(tree), f"{source_id(path)} opens without a docstring"
-    long = {name: lines for name, lines in function_lines(tree).items() if lines > MAX_FUNCTION_LINES}
-    assert not long, f"functions longer than {MAX_FUNCTION_LINES} lines: {long}"
+def test_every_source_file_opens_with_its_job_and_no_function_is_endless(trees):
+    assert [name for name, tree in trees.items() if not ast.get_docstring(tree)] == []
+    long = [
+        f"{name}:{each.lineno} {each.name}: {own_lines(each)} lines"
+        for name, tree in trees.items()
+        for each in functions(tree)
+        if not is_pipeline(each) and own_lines(each) > MAX_FUNCTION_LINES
+    ]
+    assert long == []
 
 
-@pytest.mark.parametrize("path", SOURCES + TESTS, ids=source_id)
-def test_file_is_written_in_the_grammar_of_the_oldest_python(path):
-    ast.parse(path.read_text(), feature_version=OLDEST_PYTHON)
+def test_every_main_ends_with_a_code_of_the_table(trees):
+    mains = [(name, each) for name, tree in trees.items() for each in tree.body if getattr(each, "name", "") == "main"]
+    undecorated = [
+        name
+        for name, main in mains
+        if "exits_with_code" not in {ast.unparse(decorator) for decorator in main.decorator_list}
+        and not name.startswith("benchmarks/")
+    ]
+    assert undecorated == []
+
+
+def test_files_are_written_for_the_oldest_python():
+    for path in SOURCES + TESTS:
+        ast.parse(path.read_text(), feature_version=OLDEST_PYTHON)
 
 
 NEWER_THAN_3_10 = {
@@ -125,19 +212,22 @@ NEWER_THAN_3_10 = {
 }
 
 
-@pytest.mark.parametrize("path", SOURCES, ids=source_id)
-def test_file_uses_no_library_newer_than_the_oldest_python(path):
-    found = set()
-    for node in ast.walk(ast.parse(path.read_text())):
-        if isinstance(node, ast.Import):
-            found |= {a.name for a in node.names if a.name == "tomllib"}
-        elif isinstance(node, ast.ImportFrom):
-            found |= {f"{node.module}.{a.name}" for a in node.names if a.name in NEWER_THAN_3_10.get(node.module, ())}
-        elif isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name):
-            found |= {f"{node.value.id}.{node.attr}"} if node.attr in NEWER_THAN_3_10.get(node.value.id, ()) else set()
-        elif isinstance(node, ast.TryStar):
-            found.add("except*")
-    assert not found
+def test_files_use_no_library_newer_than_the_oldest_python(trees):
+    found = []
+    for name, tree in trees.items():
+        for node in ast.walk(tree):
+            used: set[str] = set()
+            if isinstance(node, ast.Import):
+                used = {a.name for a in node.names if a.name == "tomllib"}
+            elif isinstance(node, ast.ImportFrom):
+                newer = NEWER_THAN_3_10.get(node.module or "", set())
+                used = {f"{node.module}.{a.name}" for a in node.names if a.name in newer}
+            elif isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name):
+                used = {node.attr} & NEWER_THAN_3_10.get(node.value.id, set())
+            elif isinstance(node, ast.TryStar):
+                used = {"except*"}
+            found += [f"{name}: {each}" for each in used]
+    assert found == []
 
 
 def test_package_names_belong_to_nobody_else():
@@ -146,13 +236,26 @@ def test_package_names_belong_to_nobody_else():
     assert {owner for package in PACKAGES for owner in owners.get(package, ())} <= {"evergreen"}
 
 
-@pytest.mark.parametrize("package", PACKAGES)
-def test_every_package_folder_says_its_job(package):
-    folders = {p.parent for p in SOURCES if p.is_relative_to(REPOSITORY / package)}
-    assert folders
-    for folder in folders:
-        assert (folder / "__init__.py").exists(), f"{source_id(folder)} has no __init__.py"
-
-
-def test_test_folders_are_no_packages():
+def test_packages_are_folders_with_a_job_and_test_folders_are_no_packages():
+    folders = {path.parent for path in SOURCES}
+    assert [source_id(folder) for folder in folders if not (folder / "__init__.py").exists()] == []
     assert [source_id(p) for p in TESTS if p.name == "__init__.py"] == []
+
+
+def test_class_names_are_unique_over_the_product(trees):
+    places = defaultdict(list)
+    for name, tree in trees.items():
+        for node in ast.walk(tree):
+            if isinstance(node, ast.ClassDef) and node.name != TRITONS_NAME:
+                places[node.name].append(name)
+    assert {name: found for name, found in places.items() if len(found) > 1} == {}
+
+
+def test_more_than_three_arguments_are_keyword_only(trees):
+    many = []
+    for name, tree in trees.items():
+        for each in functions(tree):
+            arguments = [a.arg for a in each.args.posonlyargs + each.args.args if a.arg not in ("self", "cls")]
+            if len(arguments) > MAX_POSITIONAL and not is_pipeline(each):
+                many.append(f"{name}:{each.lineno} {each.name}")
+    assert many == []

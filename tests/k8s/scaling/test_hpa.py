@@ -9,25 +9,36 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from components.runtime.errors import ContractError
-from k8s.scaling.hpa import DEFAULT_DOWN, DEFAULT_UP, Autoscaler, Controller, Metric, Pod, Policy, Rules
+from k8s.scaling.hpa import (
+    DEFAULT_DOWN,
+    DEFAULT_UP,
+    Autoscaler,
+    Controller,
+    Metric,
+    PodStatus,
+    Rules,
+    ScalingPolicy,
+)
 
-FREE = Rules(stabilization_seconds=0, policies=(Policy("Percent", 10_000, 15), Policy("Pods", 10_000, 15)))
-FREE_DOWN = Rules(stabilization_seconds=0, policies=(Policy("Percent", 100, 15),))
+FREE = Rules(
+    stabilization_seconds=0, policies=(ScalingPolicy("Percent", 10_000, 15), ScalingPolicy("Pods", 10_000, 15))
+)
+FREE_DOWN = Rules(stabilization_seconds=0, policies=(ScalingPolicy("Percent", 100, 15),))
 
 
 def spec(*metrics: Metric, least: int = 1, most: int = 100, up: Rules = FREE, down: Rules = FREE_DOWN) -> Autoscaler:
     return Autoscaler(metrics=metrics or (Metric(name="queue", target=100),), least=least, most=most, up=up, down=down)
 
 
-def pods(count: int, *, pending: int = 0) -> list[Pod]:
-    return [Pod(f"p{i}", is_pending=i >= count - pending, is_ready=i < count - pending) for i in range(count)]
+def pods(count: int, *, pending: int = 0) -> list[PodStatus]:
+    return [PodStatus(f"p{i}", is_pending=i >= count - pending, is_ready=i < count - pending) for i in range(count)]
 
 
 def once(values: list[float | None], *, pending: int = 0, **of_spec) -> int:
     """What one sync asks for, with a value for each pod; None = the pod has none."""
     given_pods = pods(len(values) + pending, pending=pending)
     reading = {f"p{i}": value for i, value in enumerate(values) if value is not None}
-    return Controller(spec(**of_spec)).sync(0.0, len(given_pods), given_pods, {"queue": reading})
+    return Controller(spec(**of_spec)).sync(0.0, len(given_pods), pods=given_pods, readings={"queue": reading})
 
 
 @pytest.mark.parametrize(
@@ -56,14 +67,14 @@ def test_one_metric_per_pod_gives_what_the_controllers_source_gives(values, pend
 
 
 def test_running_pod_that_is_not_ready_counts_with_its_value_unlike_for_cpu():
-    unready = [Pod("p0"), Pod("p1", is_ready=False)]
-    assert Controller(spec()).sync(0.0, 2, unready, {"queue": {"p0": 300.0, "p1": 100.0}}) == 4
+    unready = [PodStatus("p0"), PodStatus("p1", is_ready=False)]
+    assert Controller(spec()).sync(0.0, 2, pods=unready, readings={"queue": {"p0": 300.0, "p1": 100.0}}) == 4
 
 
 def test_values_are_compared_in_whole_thousandths_as_the_metrics_api_carries_them():
     controller = Controller(spec(Metric(name="queue", target=0.1)))
     # 0.1109 is sent as 110m: within the tolerance of 100m, which 0.1109 itself is not.
-    assert controller.sync(0.0, 2, pods(2), {"queue": {"p0": 0.1109, "p1": 0.1109}}) == 2
+    assert controller.sync(0.0, 2, pods=pods(2), readings={"queue": {"p0": 0.1109, "p1": 0.1109}}) == 2
 
 
 @pytest.mark.parametrize(
@@ -77,7 +88,7 @@ def test_values_are_compared_in_whole_thousandths_as_the_metrics_api_carries_the
 )
 def test_of_several_metrics_the_largest_wish_wins_and_none_is_taken_away_unseen(readings, wanted):
     two = spec(Metric(name="queue", target=100), Metric(name="pending", target=10))
-    assert Controller(two).sync(0.0, 2, pods(2), readings) == wanted
+    assert Controller(two).sync(0.0, 2, pods=pods(2), readings=readings) == wanted
 
 
 @pytest.mark.parametrize(
@@ -92,30 +103,36 @@ def test_of_several_metrics_the_largest_wish_wins_and_none_is_taken_away_unseen(
 )
 def test_external_metric_is_a_total_or_a_ratio_by_its_targets_type(is_average, value, ready, wanted):
     external = Metric(name="queue", target=100, is_average=is_average)
-    given_pods = [Pod(f"p{i}", is_ready=i < ready) for i in range(3)]
-    assert Controller(spec(external)).sync(0.0, 3, given_pods, {"queue": value}) == wanted
+    given_pods = [PodStatus(f"p{i}", is_ready=i < ready) for i in range(3)]
+    assert Controller(spec(external)).sync(0.0, 3, pods=given_pods, readings={"queue": value}) == wanted
 
 
 def test_default_behaviour_is_the_documented_one():
-    assert Rules(stabilization_seconds=0, policies=(Policy("Percent", 100, 15), Policy("Pods", 4, 15))) == DEFAULT_UP
-    assert Rules(stabilization_seconds=300, policies=(Policy("Percent", 100, 15),)) == DEFAULT_DOWN
+    assert (
+        Rules(stabilization_seconds=0, policies=(ScalingPolicy("Percent", 100, 15), ScalingPolicy("Pods", 4, 15)))
+        == DEFAULT_UP
+    )
+    assert Rules(stabilization_seconds=300, policies=(ScalingPolicy("Percent", 100, 15),)) == DEFAULT_DOWN
     # From 1 the default goes up by 4 pods, from 8 by 100 %, whichever is more, each 15 s.
     controller = Controller(spec(up=DEFAULT_UP, down=DEFAULT_DOWN))
     current, seen = 1, []
     for turn in range(4):
         current = controller.sync(
-            15.0 * turn, current, pods(current), {"queue": dict.fromkeys(map("p{}".format, range(current)), 1e4)}
+            15.0 * turn,
+            current,
+            pods=pods(current),
+            readings={"queue": dict.fromkeys(map("p{}".format, range(current)), 1e4)},
         )
         seen.append(current)
     assert seen == [5, 10, 20, 40]
 
 
 def test_two_policies_over_a_minute_bound_every_minute():
-    up = Rules(stabilization_seconds=0, policies=(Policy("Percent", 100, 60), Policy("Pods", 2, 60)))
+    up = Rules(stabilization_seconds=0, policies=(ScalingPolicy("Percent", 100, 60), ScalingPolicy("Pods", 2, 60)))
     controller, current, seen = Controller(spec(up=up, down=FREE_DOWN)), 1, []
     for turn in range(13):
         current = controller.sync(
-            15.0 * turn, current, pods(current), {"queue": {f"p{i}": 1e4 for i in range(current)}}
+            15.0 * turn, current, pods=pods(current), readings={"queue": {f"p{i}": 1e4 for i in range(current)}}
         )
         seen.append(current)
     assert seen == [3, 3, 3, 3, 6, 6, 6, 6, 12, 12, 12, 12, 24]
@@ -123,18 +140,24 @@ def test_two_policies_over_a_minute_bound_every_minute():
 
 @pytest.mark.parametrize(("select", "wanted"), [("Max", 6), ("Min", 8), ("Disabled", 10)])
 def test_select_policy_takes_the_larger_the_smaller_or_no_change(select, wanted):
-    down = Rules(stabilization_seconds=0, policies=(Policy("Pods", 2, 60), Policy("Percent", 40, 60)), select=select)
+    down = Rules(
+        stabilization_seconds=0,
+        policies=(ScalingPolicy("Pods", 2, 60), ScalingPolicy("Percent", 40, 60)),
+        select=select,
+    )
     controller = Controller(spec(down=down))
-    assert controller.sync(0.0, 10, pods(10), {"queue": {f"p{i}": 0.0 for i in range(10)}}) == wanted
+    assert controller.sync(0.0, 10, pods=pods(10), readings={"queue": {f"p{i}": 0.0 for i in range(10)}}) == wanted
 
 
 def test_scale_down_waits_until_no_recommendation_of_the_window_asked_for_more():
-    down = Rules(stabilization_seconds=300, policies=(Policy("Percent", 100, 15),))
+    down = Rules(stabilization_seconds=300, policies=(ScalingPolicy("Percent", 100, 15),))
     controller, current, seen = Controller(spec(down=down)), 8, {}
     for turn in range(60):
         now = 15.0 * turn
         value = 100.0 if now < 60 else 40.0
-        current = controller.sync(now, current, pods(current), {"queue": {f"p{i}": value for i in range(current)}})
+        current = controller.sync(
+            now, current, pods=pods(current), readings={"queue": {f"p{i}": value for i in range(current)}}
+        )
         seen[now] = current
     # The last recommendation of 8 was made at 45 s; 300 s later it no longer counts.
     assert seen[330.0] == 8
@@ -144,14 +167,14 @@ def test_scale_down_waits_until_no_recommendation_of_the_window_asked_for_more()
 def test_bounds_hold_and_a_number_outside_of_them_is_brought_back():
     narrow = spec(least=2, most=4)
     high, low = {"queue": {f"p{i}": 1e6 for i in range(9)}}, {"queue": {f"p{i}": 0.0 for i in range(9)}}
-    assert Controller(narrow).sync(0.0, 3, pods(3), high) == 4
-    assert Controller(narrow).sync(0.0, 3, pods(3), low) == 2
-    assert Controller(narrow).sync(0.0, 9, pods(9), high) == 4
-    assert Controller(narrow).sync(0.0, 1, pods(1), low) == 2
+    assert Controller(narrow).sync(0.0, 3, pods=pods(3), readings=high) == 4
+    assert Controller(narrow).sync(0.0, 3, pods=pods(3), readings=low) == 2
+    assert Controller(narrow).sync(0.0, 9, pods=pods(9), readings=high) == 4
+    assert Controller(narrow).sync(0.0, 1, pods=pods(1), readings=low) == 2
 
 
 policies = st.builds(
-    Policy, st.sampled_from(["Pods", "Percent"]), st.integers(1, 150), st.sampled_from([15, 30, 60, 120])
+    ScalingPolicy, st.sampled_from(["Pods", "Percent"]), st.integers(1, 150), st.sampled_from([15, 30, 60, 120])
 )
 rules = st.builds(
     Rules,
@@ -168,7 +191,9 @@ def test_no_run_leaves_bounds_policies_tolerance_or_stabilisation(up, down, valu
     current, raw, numbers = first, [first], [first]
     for turn, value in enumerate(values):
         before = current
-        current = controller.sync(15.0 * turn, before, pods(before), {"queue": {f"p{i}": value for i in range(before)}})
+        current = controller.sync(
+            15.0 * turn, before, pods=pods(before), readings={"queue": {f"p{i}": value for i in range(before)}}
+        )
         ratio = int(value * 1000) / 100_000
         raw.append(before if abs(1 - ratio) <= 0.1 else math.ceil(ratio * before))
         assert 2 <= current <= 30
@@ -204,10 +229,10 @@ def _most(direction: Rules, numbers: list[int], is_up: bool) -> int:
 @pytest.mark.parametrize(
     ("make", "named"),
     [
-        (lambda: Policy("Share", 1, 15), "policy's type is 'Share'"),
-        (lambda: Policy("Pods", 0, 15), "policy is 0 in 15"),
-        (lambda: Policy("Pods", 1, 1801), "1801"),
-        (lambda: Rules(stabilization_seconds=3601, policies=(Policy("Pods", 1, 15),)), "3601"),
+        (lambda: ScalingPolicy("Share", 1, 15), "policy's type is 'Share'"),
+        (lambda: ScalingPolicy("Pods", 0, 15), "policy is 0 in 15"),
+        (lambda: ScalingPolicy("Pods", 1, 1801), "1801"),
+        (lambda: Rules(stabilization_seconds=3601, policies=(ScalingPolicy("Pods", 1, 15),)), "3601"),
         (lambda: Rules(stabilization_seconds=0, policies=()), "policies are empty"),
         (lambda: spec(least=0), "replicas are 0 to 100"),
         (lambda: spec(Metric(name="queue", target=0)), "target of queue is 0"),
