@@ -62,7 +62,7 @@ def upload(server: KubeflowServer, package: Path, version: str, *, pipeline: str
             )
             pipeline_id = str(uploaded.pipeline_id)
         if (known := server.find_version(pipeline_id, version)) is not None:
-            return _keep_version(server, known, version, digest)
+            return _keep_version(server, known, name=version, digest=digest)
         try:
             made = server.client.upload_pipeline_version(
                 str(package), pipeline_version_name=version, pipeline_id=pipeline_id, description=digest
@@ -71,7 +71,7 @@ def upload(server: KubeflowServer, package: Path, version: str, *, pipeline: str
             # Another client uploaded it in between, such as a CI job of the same revision.
             if getattr(error, "status", None) != 409 or (known := server.find_version(pipeline_id, version)) is None:
                 raise
-            return _keep_version(server, known, version, digest)
+            return _keep_version(server, known, name=version, digest=digest)
     logger.info("uploaded version %s of %s", version, pipeline)
     return PipelineVersion(pipeline_id, str(made.pipeline_version_id))
 
@@ -183,7 +183,7 @@ def check_cron(cron: str) -> str:
     return " ".join(fields)
 
 
-def _keep_version(server: KubeflowServer, known: Any, name: str, digest: str) -> PipelineVersion:
+def _keep_version(server: KubeflowServer, known: Any, *, name: str, digest: str) -> PipelineVersion:
     described = str(known.description or "")
     if described.startswith("sha256:") and described != digest:
         raise PermanentError(

@@ -108,7 +108,9 @@ def _fork(function: Callable[[Any], Any], items: Sequence[Any]) -> tuple[Connect
     ours, theirs = context.Pipe()
     with theirs:
         # A daemon, so that the interpreter's end does not wait for one that a signal kept from being remembered here.
-        process = context.Process(target=_work, args=(function, items, theirs, os.getpid()), daemon=True)
+        process = context.Process(
+            target=_work, args=(function, items, theirs), kwargs={"parent": os.getpid()}, daemon=True
+        )
         process.start()
     return ours, process
 
@@ -159,7 +161,7 @@ def _receive(ours: Connection) -> tuple[Any, Exception | None]:
     return result, raised
 
 
-def _work(function: Callable[[Any], Any], items: Sequence[Any], theirs: Connection, parent: int) -> None:
+def _work(function: Callable[[Any], Any], items: Sequence[Any], theirs: Connection, *, parent: int) -> None:
     """What a new process does."""
     # Where the parent was killed nobody would end this one: it would stay, with all its memory.
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)

@@ -111,6 +111,7 @@ def _task_handler(*, pythons: Mapping[str, Path], source: Path, logs: Path, temp
 
         def __init__(
             self,
+            *,
             image: str,
             full_command: list[str],
             pipeline_root: str,

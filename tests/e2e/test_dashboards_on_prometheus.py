@@ -24,13 +24,12 @@ from monitoring.showing.exposition import Exposition
 from monitoring.showing.server import Server as MonitorServer
 from pipelines.local.stack import LOOPBACK
 from pipelines.local.triton import TritonSettings
-from tests.e2e.test_metric_names import Server as TritonServer
-from tests.e2e.test_triton_server import ECHO
 from tests.k8s.grafana import DASHBOARDS, Asked, offered, queries
 from tests.monitoring.showing.test_metrics import FULL
 from tests.support import metric_names
 from tests.support.processes import wait_for
 from tests.support.prometheus import Prometheus
+from tests.support.triton import ECHO, MeteredTriton
 
 pytestmark = pytest.mark.e2e
 
@@ -105,7 +104,7 @@ def triton(stack: ExitStack, folder):
         (model / "1" / "model.py").write_text(ECHO)
         (model / "1" / "model.onnx").touch()
     settings = TritonSettings(cache_bytes=1 << 20)
-    server = stack.enter_context(TritonServer(folder / "repository", log=folder / "triton.log", settings=settings))
+    server = stack.enter_context(MeteredTriton(folder / "repository", log=folder / "triton.log", settings=settings))
     client = Triton(server.grpc_url)
     stack.callback(client.close)
 

@@ -10,18 +10,11 @@ import pytest
 
 from components.deployment.repository.triton_config import ServingOptions, triton_config
 from components.deployment.triton_client import Triton
-from pipelines.local.triton import TritonServer, TritonSettings
-from tests.e2e.test_triton_server import ECHO
+from pipelines.local.triton import TritonSettings
 from tests.support import metric_names
+from tests.support.triton import ECHO, MeteredTriton
 
 pytestmark = pytest.mark.e2e
-
-
-class Server(TritonServer):
-    """With what the Deployment asks of its metrics."""
-
-    def _flags(self, *arguments):
-        return [*super()._flags(*arguments), "--metrics-config=summary_latencies=true"]
 
 
 def test_the_recorded_names_and_labels_are_the_servers(tmp_path):
@@ -34,7 +27,7 @@ def test_the_recorded_names_and_labels_are_the_servers(tmp_path):
         (folder / "1" / "model.py").write_text(ECHO)
         (folder / "1" / "model.onnx").touch()
     settings = TritonSettings(cache_bytes=1 << 20)
-    with Server(tmp_path / "repository", log=tmp_path / "triton.log", settings=settings) as server:
+    with MeteredTriton(tmp_path / "repository", log=tmp_path / "triton.log", settings=settings) as server:
         client = Triton(server.grpc_url)
         for name in models:
             client.infer(name, np.zeros((3, 13), np.float32), np.zeros((3, 26), np.int64))

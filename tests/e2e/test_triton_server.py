@@ -18,19 +18,9 @@ from components.runtime.errors import ContractError, PermanentError, TemporaryEr
 from pipelines.local import triton as module
 from pipelines.local.triton import Ports, TritonServer, TritonSettings, check_repository
 from tests.support.processes import running_in_group, wait_for
+from tests.support.triton import ECHO
 
 pytestmark = pytest.mark.e2e
-
-ECHO = """\
-import numpy as np
-import triton_python_backend_utils as pb_utils
-
-
-class TritonPythonModel:
-    def execute(self, requests):
-        dense = [pb_utils.get_input_tensor_by_name(r, "dense").as_numpy() for r in requests]
-        return [pb_utils.InferenceResponse([pb_utils.Tensor("probability", d[:, :1])]) for d in dense]
-"""
 
 
 @pytest.fixture

@@ -9,7 +9,7 @@ import subprocess
 import pytest
 import yaml
 
-from tests.k8s.test_alerts import ALERTS
+from tests.support.alerts import ALERTS
 from tests.support.rendering import K8S
 
 PATH = K8S / "components" / "observability" / "alertmanager" / "alertmanager.yml"

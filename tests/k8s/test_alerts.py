@@ -17,19 +17,14 @@ import pytest
 import yaml
 
 from k8s.scaling.manifests import HPA_MANIFEST, QUEUE_METRIC, read_autoscaler
+from tests.support.alerts import ALERTS, RECORDED, RULES, SPEC
 from tests.support.metric_names import FAILURE_REASONS, QUANTILES, Labels, known, selectors, strangers
 from tests.support.paths import REPOSITORY
-from tests.support.rendering import K8S
 
-MANIFEST = K8S / "components" / "observability" / "alerts.yaml"
 RUNBOOK = REPOSITORY / "docs" / "runbook.md"
 BUILD = REPOSITORY / "build" / "promtool"
 # Everything is text: to YAML's own types `0x30`, which is thirty zeros here, is 48.
 CASES = yaml.load((Path(__file__).parent / "alert_cases.yaml").read_text(), Loader=yaml.BaseLoader)  # noqa: S506
-SPEC = yaml.safe_load(MANIFEST.read_text())["spec"]
-RULES = [rule for group in SPEC["groups"] for rule in group["rules"]]
-ALERTS = {rule["alert"]: rule for rule in RULES if "alert" in rule}
-RECORDED = {rule["record"]: rule["expr"] for rule in RULES if "record" in rule}
 DEFAULTS = {
     "ctr_monitor_": {"namespace": "evergreen", "pod": "monitor-0"},
     "nv_": {"namespace": "evergreen", "pod": "triton-0", "model": "click_model", "version": "1"},
