@@ -182,7 +182,7 @@ def test_a_version_without_its_marker_is_passed_over_with_a_warning(lake, tmp_pa
     incomplete.mkdir()
     (incomplete / "part-00000.parquet").write_bytes(b"half")
     assert run_step(lake, tmp_path)[1] == rows
-    assert "passed over versions [7]" in caplog.text
+    assert "ignored versions [7]" in caplog.text
     assert backfill([corrected], lake=str(lake), settings=SETTINGS).version == 8
 
 

@@ -1,4 +1,4 @@
-"""Rows that come to the lake after newer rows were learnt: learnt once, by the next round that is accepted."""
+"""Rows that come to the lake after newer rows were learned: learned once, by the next round that is accepted."""
 
 from __future__ import annotations
 
@@ -97,8 +97,8 @@ def test_rows_that_came_after_newer_ones_were_learnt_are_learnt_first_and_never_
     dataset = rounds.turn()
     assert dataset.num_late_rows == late.num_rows == 50
     assert keys_in(dataset.train_uri)[:50] == keys_of(late)
-    learnt = keys_in(dataset.train_uri) + keys_in(dataset.holdout_uri)
-    assert learnt[50:] == keys_of(between(30, 48))
+    learned = keys_in(dataset.train_uri) + keys_in(dataset.holdout_uri)
+    assert learned[50:] == keys_of(between(30, 48))
     assert dataset.num_train_rows == len(keys_in(dataset.train_uri)) == 50 + 162
     assert dataset.num_holdout_rows == 18
     assert dataset.window_start > "2026-03-02T05:48"
@@ -176,7 +176,7 @@ def test_a_file_that_was_changed_is_told_and_not_learnt(rounds, between, caplog)
         dataset = rounds.turn()
     assert dataset.num_late_rows == 0
     assert "day=2026-03-02/a.parquet has" in caplog.text
-    assert "what was changed is not learnt" in caplog.text
+    assert "what was changed is not learned" in caplog.text
 
 
 def test_late_rows_that_lie_in_a_seen_file_too_and_twice_in_late_ones_are_learnt_once(rounds, between):

@@ -181,7 +181,7 @@ def test_old_rows_delivered_twice_are_drawn_once_and_malformed_ones_never(tmp_pa
     assert len(rows) == len(set(rows))
     malformed = set(zip(*(table.slice(0, 100).column(n).to_pylist() for n in ("event_time", "request_id", "row"))))
     assert not malformed & set(rows)
-    assert dataset.num_malformed == 0, "the round that learnt from that day has told"
+    assert dataset.num_malformed == 0, "the round that learned from that day has told"
 
 
 def test_long_days_are_entered_in_places_not_read_whole(tmp_path, ten_days, write_lake, run_step, monkeypatch):
