@@ -283,12 +283,6 @@ def test_the_command_prints_what_it_did(lake, corrected, capsys):
     assert main(["--lake", str(lake), "--day", "1.3.2026", str(corrected)]) == 2
 
 
-def test_the_lake_may_be_named_as_a_shell_completes_it(lake, corrected, tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    assert main(["--lake", lake.name, "--day", "2026-03-01", corrected.name]) == 0
-    assert Lake(folder=lake).version_of(DAY) == 1
-
-
 class Busy(Lake):
     """A lake to which an uploader and a back-fill add while it is read."""
 
