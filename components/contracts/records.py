@@ -24,9 +24,7 @@ from components.contracts.criteo import NUM_CATEGORICAL, NUM_DENSE
 from components.runtime.errors import ContractError
 
 MAGIC = b"EVGR"
-FORMAT_VERSION = 2
-"""Version 2 added shadow scores; a record without them is still written as version 1, which older readers take."""
-_PLAIN_VERSION = 1
+FORMAT_VERSION = 1
 _PREFIX = struct.Struct("<4sBBI")
 _CRC = struct.Struct("<I")
 _PREDICTION, _OUTCOME = 1, 2
@@ -138,7 +136,6 @@ def encode(record: Record) -> bytes:
     """The message that holds `record`."""
     header: dict[str, Any]
     arrays: list[NDArray[Any]]
-    version = _PLAIN_VERSION
     if isinstance(record, PredictionBatch):
         kind = _PREDICTION
         header = {
@@ -152,9 +149,8 @@ def encode(record: Record) -> bytes:
         arrays = [record.dense, record.categorical, record.scores]
         arrays += [] if record.positions is None else [record.positions]
         if record.canary:
-            header["canary"] = True  # only where true: otherwise the message is what it was before the field
+            header["canary"] = True
         if record.shadow_scores is not None:
-            version = FORMAT_VERSION
             header["shadow_version"] = record.shadow_version
             arrays.append(record.shadow_scores)
     else:
@@ -167,7 +163,7 @@ def encode(record: Record) -> bytes:
         }
         arrays = [record.rows, record.times]
     text = json.dumps(header, allow_nan=False, separators=(",", ":")).encode()
-    prefix = _PREFIX.pack(MAGIC, version, kind, len(text))
+    prefix = _PREFIX.pack(MAGIC, FORMAT_VERSION, kind, len(text))
     body = b"".join([prefix, text, *(np.ascontiguousarray(a).tobytes() for a in arrays)])
     return body + _CRC.pack(zlib.crc32(body))
 
@@ -181,8 +177,8 @@ def decode(message: bytes) -> Record:
     if len(message) < _PREFIX.size + _CRC.size or message[:4] != MAGIC:
         raise ContractError(f"message of {len(message)} bytes is no log record")
     _, version, kind, header_length = _PREFIX.unpack_from(message)
-    if version not in (_PLAIN_VERSION, FORMAT_VERSION):
-        raise ContractError(f"log record has format version {version}, expected {_PLAIN_VERSION} or {FORMAT_VERSION}")
+    if version != FORMAT_VERSION:
+        raise ContractError(f"log record has format version {version}, expected {FORMAT_VERSION}")
     body = message[: -_CRC.size]
     if zlib.crc32(body) != _CRC.unpack(message[-_CRC.size :])[0]:
         raise ContractError(f"log record of {len(message)} bytes is damaged: its checksum differs")
@@ -191,7 +187,7 @@ def decode(message: bytes) -> Record:
         header = json.loads(str(body[_PREFIX.size : start], "utf-8", "surrogatepass"))
         arrays = _Arrays(body, start)
         if kind == _PREDICTION:
-            record: Record = _decode_prediction(version, header, arrays)
+            record: Record = _decode_prediction(header, arrays)
         else:
             record = _decode_outcome(kind, header, arrays)
     except ContractError:
@@ -202,10 +198,8 @@ def decode(message: bytes) -> Record:
     return record
 
 
-def _decode_prediction(version: int, header: dict[str, Any], arrays: _Arrays) -> PredictionBatch:
+def _decode_prediction(header: dict[str, Any], arrays: _Arrays) -> PredictionBatch:
     n, shadow, canary = header["num_rows"], header.get("shadow_version"), header.get("canary", False)
-    if version == _PLAIN_VERSION and shadow is not None:
-        raise ContractError(f"log record of format version {version} names a shadow, expected version {FORMAT_VERSION}")
     if type(canary) is not bool:
         raise ContractError(f"log record has a malformed header: canary is {canary!r}, expected true or false")
     return PredictionBatch(

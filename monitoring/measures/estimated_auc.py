@@ -2,30 +2,84 @@
 
 CBPE (NannyML's documentation, "Estimating performance of binary classification", 2022; the idea: Guillory et al. 2021):
 scores are calibrated on rows whose labels are known; of new rows each is then a click with its calibrated probability,
-and the expected AUC follows (`expected.expected_auc`). NannyML goes through the expected confusion matrix of every
+and the expected AUC follows (`expected_auc`). NannyML goes through the expected confusion matrix of every
 threshold, which gives the same number. The calibration here is logistic in the score's log odds (Platt 1999): two
 numbers, which some hundred clicks determine, in place of isotonic regression, which needs thousands in its tail.
 
 It sees a covariate shift: rows of another mixture, more or fewer of them hard to tell apart. It is **blind to concept
 drift**: that rows of a score are clicked as often as before is what it assumes, so when what users want changes and the
 scores do not, the estimate stays where it was while the true AUC falls. Its band says nothing of that either. What does
-see it are labels: `kpis`, or the first clicks in `open_labels`.
+see it are labels: `kpis`, or the first clicks in `open_labels`, which takes the expected AUC of its probabilities from
+here.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from components.contracts.metrics import Z_95, auc_estimate
 from components.runtime.errors import ContractError
-from monitoring.measures.expected import expected_auc
 
 MIN_CLICKS = 50
 """Fewer clicks, or fewer rows without one, fit no calibration."""
 _STEPS = 30
+
+
+class ExpectedAuc(NamedTuple):
+    """An AUC of uncertain labels and its standard error."""
+
+    auc: float
+    standard_error: float
+    """Of the AUC that as many rows will have: DeLong's, each row weighted by its probability."""
+
+
+def expected_auc(probabilities: NDArray[np.float64], scores: NDArray[np.floating]) -> ExpectedAuc | None:
+    """Expected number of (click, other) pairs that the click wins, over the expected number of pairs.
+
+    Labels are taken as independent: the pair of i and j is (click, other) with probability p_i (1 - p_j). Probabilities
+    of 0 and 1 give the AUC of these labels.
+
+    Args:
+        probabilities: In [0, 1], shape [n].
+        scores: Finite, shape [n]; only their order counts.
+
+    Returns:
+        None where no pair is possible: fewer than two rows, or all probabilities 0, or all 1.
+    """
+    order = np.argsort(scores)
+    ordered, p = np.asarray(scores)[order], probabilities[order]
+    firsts = np.flatnonzero(np.r_[True, ordered[1:] != ordered[:-1]][: len(p)])
+    if not len(firsts):
+        return None
+    sizes = np.diff(firsts, append=len(p))
+    others_below, clicks_above = _below(1 - p, firsts, sizes), p.sum() - _below(p, firsts, sizes)
+    # A row is no pair with itself; with its own score it would be one, counted half.
+    others_below, clicks_above = others_below - (1 - p) / 2, clicks_above - p / 2
+    clicks, others = float(p.sum()), float((1 - p).sum())
+    pairs = clicks * others - float((p * (1 - p)).sum())
+    if pairs <= 1e-12:
+        return None
+    auc = min(1.0, max(0.0, float((p * others_below).sum()) / pairs))
+    won, lost = others_below / others, clicks_above / clicks
+    variance = float((p * (won - auc) ** 2).sum()) / clicks**2 + float(((1 - p) * (lost - auc) ** 2).sum()) / others**2
+    return ExpectedAuc(auc, float(np.sqrt(variance)))
+
+
+def _below(weights: NDArray[np.float64], firsts: NDArray[np.int64], sizes: NDArray[np.int64]) -> NDArray[np.float64]:
+    """For each row of an order in runs of equal scores: the weight of the runs below and half that of its own."""
+    in_run = np.add.reduceat(weights, firsts)
+    below: NDArray[np.float64] = np.repeat(np.cumsum(in_run) - in_run / 2, sizes)
+    return below
+
+
+def row_losses(scores: NDArray[np.floating]) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+    """Log loss in nats of each row [n] if it is a click, and if it is none; clipped as in `metrics.row_log_losses`."""
+    clipped = np.clip(np.asarray(scores, np.float64), 1e-7, 1 - 1e-7)
+    return -np.log(clipped), -np.log1p(-clipped)
 
 
 @dataclass(frozen=True)

@@ -29,7 +29,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from components.runtime.errors import ContractError
-from monitoring.measures.expected import expected_auc, row_losses
+from monitoring.measures.estimated_auc import expected_auc, row_losses
 
 MIN_DELAYS = 20
 """Fewer clicks on matured rows say too little of delays: no estimate then, only bounds."""

@@ -84,12 +84,6 @@ def test_every_row_is_scored_by_every_policy_before_it_is_learnt(recorded):
     assert learners[FROZEN].learnt == []
 
 
-def test_windows_are_consecutive_and_hold_each_row_once(recorded):
-    _, learners = recorded({FROZEN: math.inf, "every 30 min": 0.5, "every 1 h": 1.0})
-    half_hours = [rows for _, rows, _ in learners["every 30 min"].learnt]
-    assert learners["every 1 h"].learnt[0][1] == half_hours[0] + half_hours[1]
-
-
 def test_rows_of_a_round_that_made_no_model_stay_in_the_window(recorded, monkeypatch):
     monkeypatch.setattr(RecordingLearner, "copy", lambda self, folder: _refusing(folder))
     _, learners = recorded({"every 30 min": 0.5})
@@ -101,14 +95,6 @@ def _refusing(folder):
     learner = RecordingLearner(folder, None)
     learner.refuses = True
     return learner
-
-
-def test_policies_see_the_same_traffic_in_every_run(world):
-    plan = Days(earlier_hours=1, hours=1, rows_per_hour=400, intervals={}, seed=5)
-    once, again = (list(simulated._traffic(world, plan, 0, 2)) for _ in range(2))
-    assert [end for end, _ in once] == [0.25 * n for n in range(1, 9)]
-    for (_, a), (_, b) in zip(once, again):
-        np.testing.assert_array_equal(a.probability, b.probability)
 
 
 def test_a_round_goes_on_from_its_parent_and_knows_more(tmp_path, world):

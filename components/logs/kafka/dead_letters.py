@@ -1,16 +1,15 @@
 """Dead letters of a Kafka topic, in the topic `<topic>.dead-letters`: kept, listed, replayed.
 
-A message is kept with its original bytes and key; reason and time are headers. Kafka forgets nothing on request: what
-was replayed is struck out by a later record that names its offset, and where everything before an offset is struck out
-the group `<group>.dead-letters` commits it, so that listings begin there. The topic's retention limits how long they
-are kept: give it one that suits, or compaction (a record that strikes out is a tombstone too).
+A message is kept with its original bytes and key; reason and time are headers. Where its list begins is the offset that
+the group `<group>.dead-letters` has committed. Kafka deletes nothing on request, so a replay of some publishes them,
+keeps the others once more behind the list's end, and commits that end. The topic's retention limits how long dead
+letters are kept: give it one that suits.
 """
 
 from __future__ import annotations
 
 import time
 from collections.abc import Callable, Collection
-from dataclasses import dataclass
 from typing import Any
 
 from confluent_kafka import Consumer, KafkaError, KafkaException, Message, TopicPartition
@@ -22,17 +21,8 @@ from components.logs.kafka.publisher import KafkaSender, Outgoing
 from components.runtime.errors import TemporaryError
 
 MAX_REASON_BYTES = 4096
-_REASON, _TIME, _STRUCK = "reason", "time", "replayed-offset"
+_REASON, _TIME = "reason", "time"
 _BATCH = 500
-
-
-@dataclass(frozen=True, kw_only=True)
-class _Entry:
-    kept: DeadLetter
-    partition: int
-    first_offset: int
-    """Where it lies first; a crash between keeping and acknowledging keeps a message twice."""
-    last_offset: int
 
 
 def message_id(message: Message) -> str:
@@ -54,71 +44,67 @@ class KafkaDeadLetters:
 
     def keep(self, name: str, payload: bytes, reason: str) -> None:
         """Stores a message with the reason why; returns when the brokers have it, errors as `KafkaSender.send`."""
-        cut = reason.encode(errors="backslashreplace")[:MAX_REASON_BYTES]
-        headers = ((_REASON, cut), (_TIME, repr(self._clock()).encode()))
-        outgoing = Outgoing(topic=self._location.dead_letter_topic, message_id=name, payload=payload, headers=headers)
-        self._sender.send([outgoing])
+        self._sender.send([self._outgoing(DeadLetter(name, payload, reason, self._clock()))])
 
     def kept(self) -> list[DeadLetter]:
-        """What is kept and was not replayed since, oldest first; commits nothing.
+        """What is kept, oldest first; commits nothing.
 
         Raises:
             TemporaryError: no broker answers.
             PermanentError: they refuse.
         """
-        entries, _ = self._read_entries()
-        return [entry.kept for entry in entries]
+        letters, _ = self._read_letters()
+        return letters
 
     def replay(self, message_ids: Collection[str] | None) -> int:
-        """Publishes kept messages again, then strikes them out; how many. Killed in between, it publishes them twice.
+        """Publishes dead letters again, then lets them go; how many. Killed in between, it publishes them twice.
 
         Errors are those of `kept` and of `KafkaSender.send`.
         """
-        entries, ends = self._read_entries()
-        names = None if message_ids is None else frozenset(message_ids)
-        chosen = [entry for entry in entries if names is None or entry.kept.message_id in names]
-        for start in range(0, len(chosen), _BATCH):
-            batch = chosen[start : start + _BATCH]
-            again = [(e.kept.message_id, e.kept.payload) for e in batch]
-            self._sender.send([Outgoing(topic=self._location.topic, message_id=name, payload=p) for name, p in again])
-            self._sender.send([self._strike(entry) for entry in batch])
-        if chosen:
-            # By name: entries are compared byte by byte, and a reader that meets a newer schema keeps all that comes.
-            left = [] if names is None else [entry for entry in entries if entry.kept.message_id not in names]
-            self._commit(left, ends)
-        return len(chosen)
-
-    def _strike(self, entry: _Entry) -> Outgoing:
-        return Outgoing(
-            topic=self._location.dead_letter_topic,
-            message_id=entry.kept.message_id,
-            payload=None,
-            headers=((_STRUCK, str(entry.last_offset).encode()),),
-            partition=entry.partition,
-        )
-
-    def _commit(self, left: Collection[_Entry], ends: dict[int, int]) -> None:
-        offsets = dict(ends)
-        for entry in left:
-            offsets[entry.partition] = min(offsets[entry.partition], entry.first_offset)
+        letters, ends = self._read_letters()
+        chosen = [letter for letter in letters if message_ids is None or letter.message_id in message_ids]
+        if not chosen:
+            return 0
+        names = {letter.message_id for letter in chosen}
+        again = [
+            Outgoing(topic=self._location.topic, message_id=each.message_id, payload=each.payload) for each in chosen
+        ]
+        others = [self._outgoing(letter) for letter in letters if letter.message_id not in names]
+        for outgoing in (again, others):
+            for start in range(0, len(outgoing), _BATCH):
+                self._sender.send(outgoing[start : start + _BATCH])
         client = OffsetClient(self._location, topic=self._location.dead_letter_topic, group=self._group)
         try:
-            client.commit(offsets)
+            client.commit(ends)
         finally:
             client.close()
+        return len(chosen)
 
-    def _read_entries(self) -> tuple[list[_Entry], dict[int, int]]:
-        """What is kept, oldest first, and where each partition ended when it was read."""
+    def _outgoing(self, letter: DeadLetter) -> Outgoing:
+        reason = letter.reason.encode(errors="backslashreplace")[:MAX_REASON_BYTES]
+        return Outgoing(
+            topic=self._location.dead_letter_topic,
+            message_id=letter.message_id,
+            payload=letter.payload,
+            headers=((_REASON, reason), (_TIME, repr(letter.time).encode())),
+        )
+
+    def _read_letters(self) -> tuple[list[DeadLetter], dict[int, int]]:
+        """What is kept, oldest first, and where each partition ended when it was read.
+
+        Of a message that is kept twice, by a crash between keeping and acknowledging it, the first counts.
+        """
         client = OffsetClient(self._location, topic=self._location.dead_letter_topic, group=self._group)
         try:
             partitions = client.partitions()
             starts, ends = client.committed(partitions), client.ends(partitions)
         finally:
             client.close()
-        found: dict[tuple[int, str], _Entry] = {}
+        found: dict[str, DeadLetter] = {}
         for message in self._messages({p: starts[p] for p in partitions if starts[p] < ends[p]}, ends):
-            _note(message, found)
-        return sorted(found.values(), key=lambda e: (e.kept.time, e.partition, e.first_offset)), ends
+            letter = _read_letter(message)
+            found.setdefault(letter.message_id, letter)
+        return sorted(found.values(), key=lambda letter: letter.time), ends
 
     def _messages(self, starts: dict[int, int], ends: dict[int, int]) -> list[Message]:
         """All messages from `starts` on, up to the end of each partition."""
@@ -154,28 +140,13 @@ class KafkaDeadLetters:
         return messages
 
 
-def _headers(message: Message) -> list[tuple[str, Any]]:
-    found: Any = message.headers()
-    return list(found or [])
-
-
-def _note(message: Message, found: dict[tuple[int, str], _Entry]) -> None:
-    """Adds a kept message to `found`, or strikes one out."""
-    headers = {name: value for name, value in _headers(message) if isinstance(value, bytes)}
-    partition, offset, name = message.partition() or 0, message.offset() or 0, message_id(message)
-    before = found.get((partition, name))
-    if _STRUCK in headers:
-        if before is not None and before.last_offset <= int(headers[_STRUCK]):
-            del found[partition, name]
-        return
+def _read_letter(message: Message) -> DeadLetter:
+    sent: Any = message.headers()
+    headers = {name: value for name, value in sent or () if isinstance(value, bytes)}
     value = message.value()
-    kept = DeadLetter(
-        name,
+    return DeadLetter(
+        message_id(message),
         value if isinstance(value, bytes) else b"",
         headers.get(_REASON, b"").decode(errors="replace"),
         float(headers.get(_TIME, b"0")),
-    )
-    first = offset if before is None else before.first_offset
-    found[partition, name] = _Entry(
-        kept=before.kept if before else kept, partition=partition, first_offset=first, last_offset=offset
     )

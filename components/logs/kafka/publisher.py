@@ -28,10 +28,8 @@ class Outgoing:
 
     topic: str
     message_id: str
-    payload: bytes | None
+    payload: bytes
     headers: tuple[tuple[str, bytes], ...] = ()
-    partition: int = -1
-    """-1 = by the key."""
 
 
 class KafkaSender:
@@ -84,7 +82,6 @@ class KafkaSender:
                     message.payload,
                     key=message.message_id.encode(),
                     headers=list(message.headers),
-                    partition=message.partition,
                     on_delivery=report,
                 )
                 return

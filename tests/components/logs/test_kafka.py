@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 import itertools
 import logging
-import os
 import signal
 import subprocess
 import sys
@@ -128,17 +127,6 @@ def test_the_committed_offset_is_the_first_that_is_not_acknowledged_whatever_the
     assert progress.unfinished(0, 18) == len(open_)
 
 
-def test_gaps_that_a_broker_left_count_as_done():
-    progress: PartitionProgress[str] = PartitionProgress(1)
-    for offset in (3, 7, 20):
-        progress.take(offset, "m", until=1.0)
-    progress.end(3, 1)
-    assert progress.offset_to_commit() == 7
-    progress.end(20, 1)
-    progress.end(7, 1)
-    assert progress.offset_to_commit() == 21
-
-
 def test_a_lease_taken_before_the_clock_was_set_back_is_over():
     progress: PartitionProgress[str] = PartitionProgress(1)
     progress.take(5, "m", until=86_445.0)
@@ -167,33 +155,6 @@ def test_acknowledged_out_of_order_only_what_precedes_the_first_open_message_is_
     until(lambda: committed(ends, reader) == 3)
     reader.acknowledge([deliveries[3].token])
     until(lambda: committed(ends, reader) == 5)
-
-
-def test_reader_that_dies_before_its_commit_leaves_its_messages_to_the_next(ends):
-    ends.publisher().publish(batch(4))
-    code = (
-        "import sys, time\n"
-        "from components.logs.locations import open_subscriber\n"
-        "reader, pulled = open_subscriber(sys.argv[1]), []\n"
-        "while len(pulled) < 4: pulled += reader.pull(4 - len(pulled))\n"
-        "reader.acknowledge([pulled[0].token, pulled[3].token])\n"
-        "while reader.backlog() != 2: reader.pull(0)\n"
-        "print('pulled', flush=True)\n"
-        "time.sleep(600)\n"
-    )
-    place = ends.location
-    url = f"kafka://{place.brokers}/{place.topic}?group={place.group}&lease_seconds={place.lease_seconds}"
-    killed = subprocess.Popen([sys.executable, "-c", code, url], stdout=subprocess.PIPE, cwd=REPOSITORY)
-    try:
-        assert killed.stdout is not None
-        assert killed.stdout.readline() == b"pulled\n"
-        until(lambda: ends.committed() == 1)
-        os.kill(killed.pid, signal.SIGKILL)
-    finally:
-        killed.kill()
-        killed.wait()
-    again = pull(ends.reader(), 3)
-    assert [(d.message_id, d.payload, d.attempt) for d in again] == [(str(i), b"%d" % i, 1) for i in (1, 2, 3)]
 
 
 # -- readers that come and go
@@ -229,23 +190,6 @@ def test_partitions_are_shared_by_a_second_reader_and_tokens_of_what_it_took_ove
     until(all_ended)
 
 
-def test_partitions_of_a_reader_that_leaves_go_to_the_other(wide):
-    one, two = wide.reader(), wide.reader()
-    publisher = wide.publisher()
-    publisher.publish(batch(40))
-    seen: dict[str, set[str]] = {"one": set(), "two": set()}
-
-    def both_read():
-        seen["one"].update(ids(one.pull(100)))
-        seen["two"].update(ids(two.pull(100)))
-        return len(seen["one"] | seen["two"]) == 40
-
-    until(both_read)
-    one.close()
-    publisher.publish(batch(40, begin=40))
-    until(lambda: seen["two"].update(ids(two.pull(100))) or len(seen["two"]) == 80)
-
-
 def test_nothing_is_read_up_to_now_while_another_reader_holds_messages(wide):
     wide.publisher().publish(batch(8))
     one, two = wide.reader(), wide.reader()
@@ -260,34 +204,6 @@ def _acknowledge_all(one, two, held):
     for reader in (one, two):
         held += reader.pull(8)
         reader.acknowledge([d.token for d in held])
-
-
-def test_read_up_to_is_the_time_of_the_check_and_rests_while_messages_are_open(ends):
-    publisher, reader = ends.publisher(), ends.reader()
-    assert reader.read_up_to() == ends.now
-    publisher.publish(batch(1))
-    seen_at = ends.now
-    ends.now += 5
-    assert reader.read_up_to() == seen_at
-    (delivery,) = pull(reader, 1)
-    assert reader.read_up_to() == seen_at
-    reader.acknowledge([delivery.token])
-    assert reader.read_up_to() == ends.now
-
-
-def test_message_not_acknowledged_for_a_lease_comes_again_and_its_first_token_is_void(ends):
-    ends.publisher().publish(batch(2))
-    reader = ends.reader()
-    first, second = pull(reader, 2)
-    reader.acknowledge([second.token])
-    assert reader.pull(10) == []
-    ends.now += ends.location.lease_seconds
-    (again,) = reader.pull(10)
-    assert (again.message_id, again.payload, again.attempt) == ("0", b"0", 2)
-    reader.acknowledge([first.token])
-    assert reader.backlog() == 1
-    reader.acknowledge([again.token])
-    assert reader.backlog() == 0
 
 
 def test_reader_that_acknowledges_nothing_holds_a_bounded_number_of_bytes(ends, monkeypatch):
@@ -422,18 +338,6 @@ def test_message_dead_lettered_twice_by_a_crash_in_between_is_listed_and_replaye
     assert reader.replay_dead_letters(None) == 1
     assert reader.list_dead_letters() == []
     assert ids(pull(reader, 1)) == ["a"]
-
-
-def test_listing_and_replaying_leave_the_readers_own_offsets_alone(ends):
-    ends.publisher().publish(batch(2))
-    reader = ends.reader()
-    bad, good = pull(reader, 2)
-    reader.dead_letter(bad.token, "bad")
-    until(lambda: committed(ends, reader) == 1)
-    reader.list_dead_letters()
-    reader.replay_dead_letters(None)
-    assert committed(ends, reader) == 1
-    assert reader.backlog() == 2
 
 
 def test_message_stays_unacknowledged_where_it_cannot_be_dead_lettered(ends):

@@ -60,20 +60,6 @@ def test_published_messages_are_delivered_with_their_bytes(publisher, subscriber
     assert subscriber.pull(10) == []
 
 
-def test_pull_returns_at_most_what_was_asked(publisher, subscriber):
-    publisher.publish([(str(i), b"x") for i in range(5)])
-    got = []
-
-    def all_came():
-        pulled = subscriber.pull(2)
-        assert len(pulled) <= 2
-        got.extend(pulled)
-        return len(got) == 5
-
-    wait_for(all_came, "five messages")
-    assert names(got) == ["0", "1", "2", "3", "4"]
-
-
 def test_empty_log_gives_nothing_and_does_not_wait(bench, subscriber):
     started = time.monotonic()
     assert subscriber.pull(10) == []
@@ -131,17 +117,6 @@ def test_message_published_again_is_recognised_by_its_id(bench, publisher, subsc
         assert set(again) <= {"a"}
 
 
-def test_messages_in_any_order_of_publishing_all_come_and_in_any_order_can_be_acknowledged(bench, publisher):
-    others, subscriber = [bench.publisher() for _ in range(3)], bench.subscriber()
-    for number in range(30):
-        (publisher, *others)[number % 4].publish([(f"{number:02}", b"%d" % number)])
-    got = pull(subscriber, count=30)
-    assert [(d.message_id, int(d.payload)) for d in sorted(got)] == [(f"{n:02}", n) for n in range(30)]
-    subscriber.acknowledge(d.token for d in sorted(got, reverse=True)[::2])
-    bench.expire_leases()
-    assert names(bench.rest(subscriber)) == names(sorted(got, reverse=True)[1::2])
-
-
 def test_poison_becomes_a_dead_letter_with_reason_and_bytes_and_is_delivered_no_more(bench, publisher, subscriber):
     publisher.publish([("bad", b"\x00garbage"), ("worse", b"")])
     deliveries = {d.message_id: d for d in pull(subscriber, count=2)}
@@ -181,22 +156,6 @@ def test_replay_delivers_dead_letters_again_and_keeps_the_others(bench, publishe
     subscriber.acknowledge(d.token for d in got)
     assert subscriber.list_dead_letters() == []
     assert subscriber.replay_dead_letters(None) == 0
-
-
-def test_two_readers_share_the_messages_and_lose_none(bench, publisher):
-    publisher.publish([(f"{i:02}", b"x") for i in range(50)])
-    one, two = bench.subscriber(), bench.subscriber()
-    got = []
-
-    def all_came():
-        for reader, most in ((one, 3), (two, 4)):
-            pulled = reader.pull(most)
-            reader.acknowledge(d.token for d in pulled)
-            got.extend(pulled)
-        return len(got) >= 50
-
-    wait_for(all_came, "fifty messages")
-    assert names(got) == [f"{i:02}" for i in range(50)]
 
 
 def test_slow_reader_holds_no_more_than_its_bound_and_loses_nothing(bench, publisher):

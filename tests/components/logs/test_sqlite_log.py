@@ -63,11 +63,6 @@ def test_file_that_is_no_database_is_a_permanent_error(path):
         SqliteLog(path)
 
 
-def test_absent_folder_is_a_temporary_error(tmp_path):
-    with pytest.raises(TemporaryError, match="unable to open"):
-        SqliteLog(tmp_path / "absent" / "log.sqlite")
-
-
 def test_ids_of_acknowledged_messages_are_forgotten_in_time_and_no_others(path):
     now = 1000.0
     log = SqliteLog(path, lease_seconds=10.0, keep_ids_seconds=100.0, clock=lambda: now)
@@ -110,20 +105,6 @@ def test_mark_waits_for_what_a_killed_predecessor_had_leased(path):
     log.close()
 
 
-def test_mark_need_not_wait_once_a_stopping_predecessor_has_acknowledged_what_it_held(path):
-    now = 1000.0
-    before = SqliteLog(path, clock=lambda: now)
-    before.publish([("held", b"1")])
-    (held,) = before.pull(1)
-    log = SqliteLog(path, clock=lambda: now)
-    assert (log.pull(10), log.read_up_to()) == ([], None)
-    before.acknowledge([held.token])
-    now = 1001.0
-    assert (log.pull(10), log.read_up_to()) == ([], 1001.0)
-    before.close()
-    log.close()
-
-
 def test_mark_moves_only_when_all_that_waits_was_pulled_and_acknowledged(path):
     now = 1000.0
     log = SqliteLog(path, lease_seconds=30.0, clock=lambda: now)
@@ -144,18 +125,6 @@ def test_mark_moves_only_when_all_that_waits_was_pulled_and_acknowledged(path):
     now = 1033.0
     log.acknowledge(d.token for d in log.pull(4))
     assert log.read_up_to() == 1033.0
-    log.close()
-
-
-def test_mark_goes_back_with_a_clock_that_is_set_right(path):
-    now = 9000.0
-    log = SqliteLog(path, clock=lambda: now)
-    marks = []
-    for moment in (9000.0, 1000.0):
-        now = moment
-        log.pull(1)
-        marks.append(log.read_up_to())
-    assert marks == [9000.0, 1000.0]
     log.close()
 
 
@@ -193,16 +162,6 @@ def test_openers_of_a_new_file_do_not_fail_each_other(tmp_path):
     with ThreadPoolExecutor(4) as pool:
         for number in range(10):
             list(pool.map(open_and_publish, [tmp_path / f"{number}.sqlite"] * 4))
-
-
-def test_opener_gives_up_on_a_locked_new_file_after_its_timeout(path):
-    other = sqlite3.connect(path, isolation_level=None)
-    other.execute("BEGIN EXCLUSIVE")
-    with pytest.raises(TemporaryError, match="locked"):
-        SqliteLog(path, busy_timeout_seconds=0.01)
-    other.execute("ROLLBACK")
-    other.close()
-    SqliteLog(path).close()
 
 
 def test_sigkill_loses_no_published_message_and_leaves_no_half_batch(path):

@@ -1,15 +1,12 @@
 from __future__ import annotations
 
 import json
-import zlib
-from dataclasses import replace
 
 import numpy as np
 import pytest
 
 from components.contracts import criteo
 from components.contracts.records import PredictionBatch
-from components.contracts.reference_statistics import DENSE_EDGES
 from monitoring.drift.layout import COLUMNS, SCORE, Layout
 from monitoring.drift.sketch import Sketch
 
@@ -62,89 +59,6 @@ def test_extreme_values_fall_into_the_outer_buckets_and_nan_is_missing(layout):
     assert (found[0], found[-2], found[-1], found.sum()) == (1, 2, 1, 4)
     scores = sketch.cells[layout.slice_of(SCORE)]
     assert (scores[0], scores[-1]) == (1, 1)
-
-
-@pytest.mark.parametrize("edges", [DENSE_EDGES, np.array([-1e12, 0.1, 0.1001, 0.10011, 0.3, 1e12])])
-def test_every_float_falls_into_the_bucket_that_numpy_says_also_beside_an_edge(reference, edges):
-    """The second edges lie closer than a table over half of the bits can tell apart."""
-    layout = Layout(replace(reference, dense_edges=edges))
-    at = edges.astype(np.float32)
-    beside = [at, np.nextafter(at, np.float32(np.inf)), np.nextafter(at, np.float32(-np.inf))]
-    random = np.random.default_rng(12).integers(0, 2**32, 50_000, dtype=np.uint32).view(np.float32)
-    special = np.array([0.0, -0.0, np.inf, -np.inf, np.nan, -np.nan, 1e-45, -1e-45, 3e38], np.float32)
-    bits = np.array([0x7F800001, 0xFF800001, 0x7FFFFFFF], np.uint32).view(np.float32)  # NaNs of other bits
-    values = np.concatenate([*beside, random, special, bits])
-    n = len(values) // 13
-    values = values[-13 * n :].reshape(n, 13)
-    found = layout.cells(values, np.zeros((n, 26), np.int64), np.zeros(n, np.float32))
-    with np.errstate(invalid="ignore"):
-        expected = np.searchsorted(edges[1:-1], values.astype(np.float64), side="right")
-    expected[np.isnan(values)] = len(edges) - 1
-    np.testing.assert_array_equal(found[:, :13] - layout.starts[:13], expected)
-
-
-def test_the_counts_equal_those_of_a_loop_over_rows(reference):
-    """Listed, unlisted, missing and outrageous values in requests of all sizes; more unlisted than are put off."""
-    layout, random = Layout(reference), np.random.default_rng(13)
-    requests = []
-    for number, size in enumerate([1, 3, 64, 2000, 1, 700, 255]):
-        categorical = random.choice([criteo.MISSING_CATEGORY, 5, 2**32 - 1, 2**31, *range(2_654_435_761, 2**32, 10**8)])
-        drawn = random.integers(0, 2**32, (size, 26)).astype(np.int64)
-        drawn[random.random(drawn.shape) < 0.2] = categorical
-        for i, name in enumerate(criteo.CATEGORICAL):
-            listed = random.random(size) < 0.1
-            values = reference.categorical[name].values
-            drawn[listed, i] = values[random.integers(0, len(values), int(listed.sum()))]
-        dense = random.normal(0, 100, (size, 13)).astype(np.float32)
-        dense[random.random(dense.shape) < 0.3] = np.nan
-        scores = random.random(size).astype(np.float32)
-        kind = {"time": 0.0, "model_version": 1, "dense": dense, "categorical": drawn, "scores": scores}
-        requests.append(PredictionBatch(request_id=f"r{number}", **kind))
-    sketch = sketch_of(layout, requests)
-    sketch._count()
-    expected = counted_row_by_row(layout, requests)
-    assert expected["groups"][:, 0].sum() > 65_535
-    for name, counts in expected.items():
-        np.testing.assert_array_equal(sketch._arrays[name], counts, err_msg=name)
-
-
-def counted_row_by_row(layout, requests):
-    """Every count of a sketch, by its definition."""
-    counts = {name: np.zeros_like(array) for name, array in Sketch(layout)._arrays.items()}
-    listed = [dict(zip(c.values.tolist(), range(len(c.values)))) for c in layout.reference.categorical.values()]
-    bits = np.arange(32)
-    for request in requests:
-        n = len(request)
-        cells = np.empty((n, 40), np.int64)
-        for row in range(n):
-            inner = layout.reference.dense_edges[1:-1]
-            for i, value in enumerate(request.dense[row]):
-                place = (
-                    layout.missing[i] if np.isnan(value) else layout.starts[i] + np.searchsorted(inner, value, "right")
-                )
-                cells[row, i] = place
-            for i, value in enumerate(request.categorical[row].tolist()):
-                column = 13 + i
-                if value == criteo.MISSING_CATEGORY:
-                    cells[row, column] = layout.missing[column]
-                elif value in listed[i]:
-                    cells[row, column] = layout.starts[column] + listed[i][value]
-                else:
-                    cells[row, column] = layout.unlisted[i]
-                    group = i * 128 + ((value * 0x9E3779B1) % 2**32 >> 25)
-                    counts["groups"][group, 0] += 1
-                    counts["groups"][group, 1:] += (value >> bits) & 1
-            edges = layout.reference.scores.edges
-            cells[row, 39] = layout.starts[39] + np.searchsorted(edges[1:-1], request.scores[row], "right")
-        np.add.at(counts["cells"], cells, 1)
-        if n > 1:
-            others = np.roll(cells, -(1 + zlib.crc32(request.request_id.encode()) % (n - 1)), axis=0)
-            absent, absent_there = cells == layout.missing, others == layout.missing
-            counts["both_missing"] += (absent & absent_there).sum(axis=0)
-            counts["both_present"] += (~absent & ~absent_there).sum(axis=0)
-            counts["same_cell"] += ((cells == others) & ~absent).sum(axis=0)
-            counts["pairs"] += n
-    return counts
 
 
 def test_the_order_of_requests_leaves_no_trace(layout, world):

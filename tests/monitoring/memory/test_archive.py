@@ -391,21 +391,6 @@ def test_a_sealed_file_uploaded_before_the_restart_is_not_written_again(bench):
     assert b.store.counters["archived"] == 3
 
 
-def test_redeliveries_are_counted_and_archived_once(bench):
-    b = bench()
-    monitor = b.start()
-    batch = prediction("a", 3)
-    publish(b.log, batch)
-    monitor.tick()
-
-    b.log.publish([("another message id", encode(batch))])
-    b.clock.time = START + WINDOW
-    monitor.tick()
-    monitor.stop()
-    assert archived_rows(b.archived) == expected_rows([batch])
-    assert b.store.counters["duplicate"] == 1
-
-
 def test_windows_are_rebuilt_after_a_restart_from_archived_and_waiting_rows(bench):
     b = bench(archive_roll_rows=8, window_rows=24, min_clicks=12)
     monitor = b.start()
@@ -417,18 +402,6 @@ def test_windows_are_rebuilt_after_a_restart_from_archived_and_waiting_rows(benc
     assert (monitor.windows[1].labels.tolist(), monitor.windows[1].scores.tolist()) == before
     assert len(before[0]) == 24
     assert monitor.windows.serving_version == 1
-
-
-def test_a_stop_archives_matured_rows_and_keeps_the_others_for_the_next_start(bench):
-    b = bench()
-    monitor = b.start()
-    publish(b.log, prediction("old", 2), prediction("young", 3, time=START + 50))
-    b.clock.time = START + WINDOW
-    monitor.stop()
-    assert {row["request_id"] for row in b.archived} == {"old"}
-    b.clock.time = START + 50 + WINDOW
-    b.start().stop()
-    assert len(b.archived) == 5
 
 
 def test_a_state_of_another_version_is_refused_and_left_alone(tmp_path):

@@ -10,7 +10,6 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from components.contracts.records import CONVERSION
 from monitoring.memory.join import attribute
 from monitoring.memory.rows import MaturedRequest
 from monitoring.memory.store import Store
@@ -109,16 +108,6 @@ def test_a_click_after_the_window_is_counted_as_late_and_changes_nothing(bench):
     monitor.tick()
     assert monitor.windows[1].labels.tolist() == [0, 0]
     assert b.store.counters["late_outcome"] == 2
-
-
-def test_a_conversion_is_no_click(bench):
-    b = bench()
-    monitor = b.start()
-    publish(b.log, prediction("a", 2), clicks("o", [("a", 0, START + 1)], event=CONVERSION))
-    b.clock.time = START + WINDOW
-    monitor.tick()
-    assert monitor.windows[1].labels.tolist() == [0, 0]
-    assert b.store.counters["late_outcome"] == 0
 
 
 def test_windows_stay_open_while_their_clicks_wait_in_the_log(bench):

@@ -2,10 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
-
-import numpy as np
 import pyarrow.parquet as pq
 import pytest
 
@@ -16,7 +12,6 @@ from monitoring.monitor import FORGET_SECONDS, ORPHAN_SECONDS
 from tests.monitoring.conftest import START, WINDOW, Bench, clicks, prediction, publish
 from tests.support.archives import archived_rows, expected_rows
 from tests.support.crashes import Killed, crash_at
-from tests.support.paths import REPOSITORY
 
 MIDNIGHT = 1_763_078_400.0  # 2025-11-14
 
@@ -147,29 +142,6 @@ def test_an_outcome_is_archived_once_however_often_it_comes(bench):
     assert outcomes(b) == [("a", 1, CLICK)]
 
 
-def test_outcome_files_roll_by_number_and_by_seconds(bench):
-    b = bench(archive_roll_rows=10, archive_roll_seconds=30.0)
-    monitor = b.start()
-    publish(b.log, prediction("a", 40))
-    b.clock.time = START + WINDOW
-    monitor.tick()
-    publish(b.log, clicks("nine", [("a", row, START) for row in range(9)]))
-    monitor.tick()
-    assert outcomes(b) == []
-    publish(b.log, clicks("the tenth", [("a", 9, START)]))
-    monitor.tick()
-    assert len(outcomes(b)) == 10
-    publish(b.log, clicks("the eleventh", [("a", 10, START)]))
-    b.clock.time += 1
-    monitor.tick()
-    b.clock.time += 29
-    monitor.tick()
-    assert len(outcomes(b)) == 10
-    b.clock.time += 1
-    monitor.tick()
-    assert len(outcomes(b)) == 11
-
-
 def test_conversions_that_nobody_awaits_are_all_archived_and_in_no_number(bench):
     b = bench()
     monitor = b.start()
@@ -219,30 +191,6 @@ def test_a_crash_at_any_step_of_a_file_loses_no_outcome_and_archives_none_twice(
     assert b.store.counters["archived_outcome"] == len(expected)
 
 
-EXIT_AT = """
-import os, sys
-from pathlib import Path
-from tests.monitoring.conftest import Bench
-from tests.monitoring.memory.test_outcomes import stream
-b = Bench(Path(sys.argv[1]), archive_roll_rows=20)
-b.start()
-b.checkpoint = lambda name: os.kill(os.getpid(), 9) if name == sys.argv[2] else None
-stream(b)
-"""
-
-
-@pytest.mark.parametrize("point", ["outcomes.intended", "outcomes.written", "outcomes.renamed"])
-def test_a_process_killed_while_it_writes_outcomes_loses_none(tmp_path, bench, point):
-    code = subprocess.run([sys.executable, "-c", EXIT_AT, str(tmp_path), point], cwd=REPOSITORY, timeout=60).returncode
-    assert code == -9
-    b = bench(archive_roll_rows=20)
-    b.clock.time = START + 12 + WINDOW + 6.0
-    b.start()
-    expected = stream(b)
-    assert outcomes(b) == sorted(expected)
-    assert len(b.archived) == 36
-
-
 def test_outcomes_in_uploaded_files_are_not_written_again_and_are_forgotten_in_time(bench):
     from monitoring.memory.archive import marker_path
 
@@ -263,16 +211,3 @@ def test_outcomes_in_uploaded_files_are_not_written_again_and_are_forgotten_in_t
     assert outcomes(b) == []
     assert b.store._connection.execute("SELECT count(*) FROM late_outcomes").fetchone() == (0,)
     assert b.store.files("uploaded") == [path.relative_to(b.settings.archive).as_posix()]
-
-
-def test_labels_never_change_once_they_are_final(bench):
-    b = bench()
-    monitor = b.start()
-    publish(b.log, prediction("a", 4))
-    b.clock.time = START + WINDOW
-    monitor.tick()
-    before = monitor.windows[1].labels.copy()
-    publish(b.log, clicks("late", [("a", row, START + 1) for row in range(4)]))
-    monitor.tick()
-    monitor = b.start()
-    np.testing.assert_array_equal(monitor.windows[1].labels, before)
