@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Mapping
 from typing import Any
 
+import pyarrow.parquet as pq
+
 from components.contracts.records import PredictionBatch
 
 Rows = dict[tuple[str, int], tuple[int, float]]
@@ -23,3 +25,16 @@ def archived_rows(rows: Collection[Mapping[str, Any]]) -> Rows:
     found = {(row["request_id"], row["row"]): (row["label"], row["score"]) for row in rows}
     assert len(found) == len(rows), "a row is archived twice"
     return found
+
+
+def outcome_files(bench: Any) -> dict[str, list[tuple[str, int, str]]]:
+    """Day folder -> (request, row, event) of the outcome files of the bench's archive, in order."""
+    found: dict[str, list[tuple[str, int, str]]] = {}
+    for path in sorted(bench.settings.archive.glob("outcomes/day=*/part-*.parquet")):
+        for row in pq.ParquetFile(path).read().to_pylist():
+            found.setdefault(path.parent.name, []).append((row["request_id"], row["row"], row["event"]))
+    return found
+
+
+def outcomes(bench: Any) -> list[tuple[str, int, str]]:
+    return sorted(each for rows in outcome_files(bench).values() for each in rows)

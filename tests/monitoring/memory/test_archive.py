@@ -233,20 +233,27 @@ CRASH_POINTS = [
     ("intake.stored", 1),
     ("intake.stored", 2),
     ("intake.acknowledged", 1),
-    ("join.matured", 1),
     ("archive.intended", 1),
-    ("archive.flushed", 1),
-    ("archive.renamed", 1),
-    ("archive.renamed", 2),
-    ("archive.sealed", 1),
     ("archive.written", 1),
+    ("archive.flushed", 1),
+    ("archive.renamed", 2),
     ("archive.synced", 1),
+    ("archive.sealed", 1),
     ("judge.decided", 1),
     ("judge.kept", 1),
 ]
+"""Beside the two that every run tries."""
 
 
-@pytest.mark.parametrize(("point", "visit"), CRASH_POINTS, ids=lambda value: str(value))
+@pytest.mark.parametrize(
+    ("point", "visit"),
+    [
+        ("join.matured", 1),
+        ("archive.renamed", 1),
+        *[pytest.param(*each, marks=pytest.mark.slow) for each in CRASH_POINTS],
+    ],
+    ids=str,
+)
 def test_a_crash_at_any_point_loses_no_row_and_archives_none_twice(bench, point, visit):
     b = bench(archive_roll_rows=20, pull_messages=4)
     batches = [prediction(f"r{i}", 3, time=START + i) for i in range(12)]
@@ -359,7 +366,9 @@ monitor.stop()
 """
 
 
-@pytest.mark.parametrize("point", ["intake.stored", "join.matured", "archive.flushed", "archive.renamed"])
+@pytest.mark.parametrize(
+    "point", ["archive.renamed", *[pytest.param(p, marks=pytest.mark.slow) for p in ("intake.stored", "join.matured")]]
+)
 def test_a_process_that_vanishes_at_a_point_loses_no_row(tmp_path, bench, point):
     """As above with a process that ends on the spot: no `finally`, no rollback of ours, open leases and locks."""
     code = subprocess.run([sys.executable, "-c", EXIT_AT, str(tmp_path), point], cwd=REPOSITORY, timeout=60).returncode

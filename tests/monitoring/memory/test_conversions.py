@@ -11,7 +11,7 @@ from components.contracts.records import CONVERSION
 from monitoring.memory.join import mature_request, settle_request
 from monitoring.memory.store import Store
 from tests.monitoring.conftest import START, WINDOW, clicks, prediction, publish
-from tests.monitoring.memory.test_outcomes import outcomes
+from tests.support.archives import outcomes
 from tests.support.crashes import Killed, crash_at
 
 LONG = 3 * WINDOW

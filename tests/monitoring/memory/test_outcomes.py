@@ -10,23 +10,10 @@ from components.contracts.records import CLICK, CONVERSION
 from monitoring.memory.archive_tables import OUTCOME_SCHEMA as SCHEMA
 from monitoring.monitor import FORGET_SECONDS, ORPHAN_SECONDS
 from tests.monitoring.conftest import START, WINDOW, Bench, clicks, prediction, publish
-from tests.support.archives import archived_rows, expected_rows
+from tests.support.archives import archived_rows, expected_rows, outcome_files, outcomes
 from tests.support.crashes import Killed, crash_at
 
 MIDNIGHT = 1_763_078_400.0  # 2025-11-14
-
-
-def outcome_files(b) -> dict[str, list[tuple[str, int, str]]]:
-    """Day folder -> (request, row, event) of its files, in order; read by pyarrow alone."""
-    found: dict[str, list[tuple[str, int, str]]] = {}
-    for path in sorted(b.settings.archive.glob("outcomes/day=*/part-*.parquet")):
-        for row in pq.ParquetFile(path).read().to_pylist():
-            found.setdefault(path.parent.name, []).append((row["request_id"], row["row"], row["event"]))
-    return found
-
-
-def outcomes(b) -> list[tuple[str, int, str]]:
-    return sorted(each for rows in outcome_files(b).values() for each in rows)
 
 
 def test_clicks_after_their_window_are_archived_wherever_they_are_found_late(bench):
@@ -168,11 +155,11 @@ def stream(b: Bench) -> set[tuple[str, int, str]]:
     return {(f"r{i}", i % 3, CLICK) for i in range(1, 12, 2)} | {("r5", 2, CONVERSION)}
 
 
-POINTS = ["intended", "written", "flushed", "renamed", "synced", "sealed"]
+SLOW = ("intended", "written", "flushed", "synced", "sealed")
 
 
 @pytest.mark.parametrize("kind", ["archive", "outcomes"])
-@pytest.mark.parametrize("point", POINTS)
+@pytest.mark.parametrize("point", ["renamed", *[pytest.param(p, marks=pytest.mark.slow) for p in SLOW]])
 def test_a_crash_at_any_step_of_a_file_loses_no_outcome_and_archives_none_twice(bench, kind, point):
     b = bench(archive_roll_rows=20, pull_messages=4)
     b.start()
