@@ -112,7 +112,7 @@ def _replay(options: argparse.Namespace) -> None:
         plan_uri=options.plan,
     )
     replay, client = _settings(ReplaySettings, options), _settings(ClientSettings, options)
-    summary = run_replay(process, replay, client, lambda: _traffic(options))
+    summary = run_replay(process, replay, lambda: _traffic(options), client=client)
     print(json.dumps({"requests": summary["requests"], "rows": summary["rows"], "outcomes": summary["outcomes"]}))
 
 
@@ -184,7 +184,7 @@ def _load(options: argparse.Namespace) -> None:
     report = load_server(options.server, rows, settings, client=client, log_url=options.log)
     print_table(report, settings, sys.stdout)
     if options.json:
-        write_report(options.json, options.server, settings, report)
+        write_report(options.json, report, settings, server=options.server)
 
 
 def _simulate(options: argparse.Namespace) -> None:

@@ -51,7 +51,7 @@ _SWITCHING = ("not at ready state", "no available versions")
 """Triton's NOT_FOUND texts while a model is being loaded, or while the server stops; both end soon."""
 
 
-def translated(error: InferenceServerException, server: str, model: str, deadline_seconds: float) -> Exception:
+def translated(error: InferenceServerException, *, server: str, model: str, deadline_seconds: float) -> Exception:
     """Our error for a Triton error; the message names the server."""
     status = str(error.status() or "").rpartition(".")[2]
     # A server-side traceback names its paths: keep the first line.

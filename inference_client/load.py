@@ -90,8 +90,8 @@ class Latencies:
         if not seconds:
             return cls(p50=None, p95=None, p99=None, max=None, mean=None)
         milliseconds = np.array(seconds) * 1e3
-        p50, p95, p99 = (float(p) for p in np.percentile(milliseconds, [50, 95, 99]))
-        return cls(p50=p50, p95=p95, p99=p99, max=float(milliseconds.max()), mean=float(milliseconds.mean()))
+        percentiles = {f"p{percent}": float(np.percentile(milliseconds, percent)) for percent in (50, 95, 99)}
+        return cls(**percentiles, max=float(milliseconds.max()), mean=float(milliseconds.mean()))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -142,7 +142,7 @@ async def run_load(
         ContractError: There are no rows. Errors of single requests are counted, not raised.
     """
     requests = _cut(rows, settings.rows_per_request)
-    run = _Load(client, requests, settings, timing or Timing())
+    run = _Load(client, requests, settings, timing=timing or Timing())
     try:
         return await (run.closed() if settings.rate is None else run.open(settings.rate))
     except asyncio.CancelledError:
@@ -185,9 +185,10 @@ def run_precisely(main: Coroutine[Any, Any, T]) -> T:
 
 class _Load:
     def __init__(
-        self, client: RecommenderClient, requests: list[FeatureRows], settings: LoadSettings, timing: Timing
+        self, client: RecommenderClient, requests: list[FeatureRows], settings: LoadSettings, *, timing: Timing
     ) -> None:
-        self._client, self._settings, self._timing = client, settings, timing
+        self._client, self._settings = client, settings
+        self._timing = timing
         self._requests = cycle(requests)
         self._tally = _Tally()
         self._start = timing.timer() + settings.warm_up_seconds
@@ -357,7 +358,7 @@ def rows_of_world(path: Path, seed: int, num_rows: int = POOL_ROWS) -> FeatureRo
     return FeatureRows(dense=drawn.dense, categorical=drawn.categorical)
 
 
-def write_report(path: Path, server: str, settings: LoadSettings, report: LoadReport) -> None:
+def write_report(path: Path, report: LoadReport, settings: LoadSettings, *, server: str) -> None:
     """Writes {server, settings, report} as JSON."""
     document = {"server": server, "settings": asdict(settings), "report": asdict(report)}
     write_whole(path, json.dumps(document, indent=2, allow_nan=False) + "\n")

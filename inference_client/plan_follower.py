@@ -47,7 +47,8 @@ class PlanFollower:
             timer: Seconds.
             sleep: Waits between reads.
         """
-        self._objects, self._interval, self._read_seconds = objects, interval_seconds, read_seconds
+        self._objects = objects
+        self._interval, self._read_seconds = interval_seconds, read_seconds
         self._timer, self._sleep = timer, sleep
         self.source = f"{objects.uri}/{TRAFFIC_FILE}"
         self.current: TrafficPlan | None = None

@@ -116,7 +116,8 @@ class _Flush:
     """Records that are published together; their ids never name other content, however often they are published."""
 
     def __init__(self, records: Sequence[Record], *, num_rows: int, num_outcomes: int) -> None:
-        self.records, self.num_rows, self.num_outcomes = records, num_rows, num_outcomes
+        self.records = records
+        self.num_rows, self.num_outcomes = num_rows, num_outcomes
         self._messages: list[tuple[str, bytes]] = []
 
     def publish_to(self, log: Publisher) -> None:
@@ -263,7 +264,8 @@ class RecordPublisher:
 
     def _give_up(self) -> Unpublished:
         counts = self._counts
-        self._predictions, self._outcomes, self._pending = [], [], None
+        self._predictions, self._outcomes = [], []
+        self._pending = None
         self._counts = replace(
             counts,
             queued_rows=0,

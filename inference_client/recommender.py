@@ -12,7 +12,7 @@ import logging
 import threading
 from collections.abc import Coroutine
 from contextlib import AsyncExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from types import TracebackType
 from typing import Any, TypeVar
 from uuid import uuid4
@@ -112,7 +112,8 @@ class RecommenderClient:
             source: Names this client in the ids of outcome records, unique per log; random without one.
             timing: Clocks and waits.
         """
-        self._server, self._log, self._plan_uri = server, log, plan_uri
+        self._server, self._log = server, log
+        self._plan_uri = plan_uri
         self._settings = settings or ClientSettings()
         self._publishing, self._timing = publishing, timing or Timing()
         self._source = source or f"client-{uuid4().hex[:12]}"
@@ -205,7 +206,7 @@ class RecommenderClient:
             )
         scored = await self._score(features, request_id, key)
         now = self._timing.clock()
-        logged = self._logs(log) and self._record(request_id, now, features, scored)
+        logged = self._logs(log) and self._record(features, scored, request_id=request_id, time=now)
         return ScoredRows(
             request_id=request_id,
             scores=scored.scores,
@@ -257,7 +258,7 @@ class RecommenderClient:
         scored = await self._score(features, request_id, key)
         best = np.argsort(-scored.scores, kind="stable")[:k]
         logged = self._logs(log) and self._record(
-            request_id, self._timing.clock(), features.take(best), scored, ranked=best
+            features.take(best), scored, request_id=request_id, time=self._timing.clock(), ranked=best
         )
         return Ranking(
             request_id=request_id,
@@ -328,39 +329,19 @@ class RecommenderClient:
 
     def _record(
         self,
-        request_id: str,
-        time: float,
         shown: FeatureRows,
         scored: Scored,
         *,
+        request_id: str,
+        time: float,
         ranked: NDArray[np.int64] | None = None,
     ) -> bool:
-        """Queues the record of the rows that were shown, `ranked` among those scored; False where it was dropped."""
-        if scored.shadow is None:
-            return self._add(request_id, time, shown, scored, shadow=None, ranked=ranked)
-        self._awaiting_shadow[request_id] = []
+        """Queues the record of the rows that were shown, `ranked` among those scored; False where it was dropped.
 
-        async def record_with_shadow() -> None:
-            shadow = await shadow_of(scored, SHADOW_WAIT_SECONDS)
-            self._add(request_id, time, shown, scored, shadow=shadow, ranked=ranked)
-
-        task = asyncio.get_running_loop().create_task(record_with_shadow())
-        self._recording.add(task)
-        task.add_done_callback(self._recording.discard)
-        return True
-
-    def _add(
-        self,
-        request_id: str,
-        time: float,
-        shown: FeatureRows,
-        scored: Scored,
-        *,
-        shadow: Scored | None,
-        ranked: NDArray[np.int64] | None,
-    ) -> bool:
+        A record whose shadow is not known yet waits for it, in nobody's way; its outcomes wait with it.
+        """
         assert self._publisher is not None
-        selection = slice(None) if ranked is None else ranked
+        publisher, selection = self._publisher, slice(None) if ranked is None else ranked
         record = PredictionBatch(
             request_id=request_id,
             time=time,
@@ -371,10 +352,22 @@ class RecommenderClient:
             session_id=None if ranked is None else request_id,
             positions=None if ranked is None else _positions(len(ranked)),
             canary=scored.canary,
-            shadow_version=None if shadow is None else shadow.model_version,
-            shadow_scores=None if shadow is None else shadow.scores[selection],
         )
-        return self._publisher.add(record, self._awaiting_shadow.pop(request_id, []))
+        if scored.shadow is None:
+            return publisher.add(record)
+        self._awaiting_shadow[request_id] = []
+
+        async def add_with_shadow() -> None:
+            shadow, complete = await shadow_of(scored, SHADOW_WAIT_SECONDS), record
+            if shadow is not None:
+                version, scores = shadow.model_version, shadow.scores[selection]
+                complete = replace(record, shadow_version=version, shadow_scores=scores)
+            publisher.add(complete, self._awaiting_shadow.pop(request_id))
+
+        task = asyncio.get_running_loop().create_task(add_with_shadow())
+        self._recording.add(task)
+        task.add_done_callback(self._recording.discard)
+        return True
 
 
 class SyncRecommenderClient:

@@ -91,8 +91,8 @@ class Replay:
         client: RecommenderClient,
         traffic: Traffic,
         settings: ReplaySettings,
-        random: Generator,
         *,
+        random: Generator,
         run: str,
         timing: Timing | None = None,
     ) -> None:
@@ -106,8 +106,9 @@ class Replay:
             run: Names the replay in request ids; must be new to the log.
             timing: Clocks and waits.
         """
-        self._client, self._traffic, self._settings = client, traffic, settings
-        self._random, self._run, self._timing = random, run, timing or Timing()
+        self._client, self._traffic = client, traffic
+        self._settings, self._timing = settings, timing or Timing()
+        self._random, self._run = random, run
         self._stopping = False
         self._woken = asyncio.Event()
         self._in_flight: set[asyncio.Task[None]] = set()
@@ -393,7 +394,7 @@ class ReplayProcess:
 
 
 def run_replay(
-    process: ReplayProcess, settings: ReplaySettings, client: ClientSettings, make_traffic: Callable[[], Traffic]
+    process: ReplayProcess, settings: ReplaySettings, make_traffic: Callable[[], Traffic], *, client: ClientSettings
 ) -> dict[str, Any]:
     """Replays until a command, the end of the traffic or too many failures stop it; the summary.
 
@@ -401,11 +402,11 @@ def run_replay(
         ContractError: The traffic or the log cannot be used as asked.
         PermanentError: Too many requests failed in a row, or records were lost; the summary is written.
     """
-    return asyncio.run(_run_replay(process, settings, client, make_traffic()))
+    return asyncio.run(_run_replay(process, settings, make_traffic(), client_settings=client))
 
 
 async def _run_replay(
-    process: ReplayProcess, settings: ReplaySettings, client_settings: ClientSettings, traffic: Traffic
+    process: ReplayProcess, settings: ReplaySettings, traffic: Traffic, *, client_settings: ClientSettings
 ) -> dict[str, Any]:
     started, error = time.monotonic(), None
     client = RecommenderClient(
@@ -417,7 +418,7 @@ async def _run_replay(
     )
     process.stats_path.parent.mkdir(parents=True, exist_ok=True)
     async with client:
-        replay = Replay(client, traffic, settings, np.random.default_rng([process.seed, 8]), run=process.run)
+        replay = Replay(client, traffic, settings, random=np.random.default_rng([process.seed, 8]), run=process.run)
         _obey_standard_input(process.stdin, replay)
         with open(process.stats_path, "w") as stats:
             lines = asyncio.create_task(_write_lines(replay, stats))

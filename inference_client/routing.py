@@ -129,7 +129,7 @@ class PlannedClient:
         if arm != plan.canary:
             scored = await self._ask(plan.stable, dense, categorical)
         else:
-            scored, arm = await self._ask_canary(plan, arm, dense, categorical)
+            scored, arm = await self._ask_canary(plan, canary=arm, dense=dense, categorical=categorical)
         shadow = plan.shadow_for(key, request_id)
         if shadow is None or shadow == arm:
             return scored
@@ -150,13 +150,13 @@ class PlannedClient:
         }
 
     async def _ask_canary(
-        self, plan: TrafficPlan, arm: Arm, dense: NDArray[np.float32], categorical: NDArray[np.int64]
+        self, plan: TrafficPlan, *, canary: Arm, dense: NDArray[np.float32], categorical: NDArray[np.int64]
     ) -> tuple[Scored, Arm]:
         """The answer and who gave it."""
         give_up_at = self._timer() + self._settings.deadline_seconds
         try:
-            scored = await self._ask(arm, dense, categorical, max_attempts=1)
-            return scored._replace(canary=True), arm
+            scored = await self._ask(canary, dense, categorical, max_attempts=1)
+            return scored._replace(canary=True), canary
         except (DeadlineExpired, Overloaded):
             # The time is up, or the client itself has no room: asking the other arm would not help.
             raise

@@ -123,9 +123,8 @@ def _parquet_batches(path: Path, *, labelled: bool, columns: Columns) -> Iterato
 def _text_batches(path: Path, *, labelled: bool, columns: Columns) -> Iterator[LabelledRows]:
     with _opened(path) as file:
         line = next((line for line in file if line.strip()), b"")
-    delimiter, names, has_header = _layout_of(
-        line.removeprefix(b"\xef\xbb\xbf").decode(errors="replace"), path, columns
-    )
+    layout = _layout_of(line.removeprefix(b"\xef\xbb\xbf").decode(errors="replace"), path, columns)
+    names = layout.names
     wanted = _wanted_columns(path, [name.lower() for name in names], labelled=labelled, columns=columns)
     # pyarrow leaves empty lines out before it counts the header, which skip_rows would count as a line.
     read = csv.ReadOptions(column_names=names, block_size=_BLOCK_BYTES, use_threads=False)
@@ -135,9 +134,9 @@ def _text_batches(path: Path, *, labelled: bool, columns: Columns) -> Iterator[L
         lengths.append((row.number, row.actual_columns))
         return "error"
 
-    parse = csv.ParseOptions(delimiter=delimiter, quote_char=False, invalid_row_handler=refuse)
+    parse = csv.ParseOptions(delimiter=layout.delimiter, quote_char=False, invalid_row_handler=refuse)
     convert = csv.ConvertOptions(column_types=dict.fromkeys(names, pa.string()), include_columns=wanted)
-    header_rows, first_row = int(has_header), 0
+    header_rows, first_row = int(layout.has_header), 0
     try:
         with _opened(path) as file:
             for batch in csv.open_csv(file, read_options=read, parse_options=parse, convert_options=convert):
@@ -157,8 +156,15 @@ def _text_batches(path: Path, *, labelled: bool, columns: Columns) -> Iterator[L
         ) from error
 
 
-def _layout_of(line: str, path: Path, columns: Columns) -> tuple[str, list[str], bool]:
-    """Delimiter, a name for each field, and whether the first line is a header."""
+class _Layout(NamedTuple):
+    delimiter: str
+    names: list[str]
+    """Of each field."""
+    has_header: bool
+
+
+def _layout_of(line: str, path: Path, columns: Columns) -> _Layout:
+    """How a file writes its rows, by its first line."""
     if not line:
         raise ContractError(f"data {path} is empty, expected Criteo rows")
     line = line.rstrip("\r\n")
@@ -170,7 +176,7 @@ def _layout_of(line: str, path: Path, columns: Columns) -> tuple[str, list[str],
         wrong = [name for name in columns.names if names.count(name) != 1] + [LABEL] * (names.count(LABEL) > 1)
         if wrong:
             raise ContractError(f"data {path} has a header that names {wrong} not exactly once, expected every feature")
-        return delimiter, names, True
+        return _Layout(delimiter, names, has_header=True)
     width = len(columns.names)
     leading = {width: [], width + 1: [LABEL], width + 2: ["field 0", LABEL]}.get(len(fields))
     if leading is None or (len(fields) > width + 1 and delimiter == "\t"):
@@ -179,7 +185,7 @@ def _layout_of(line: str, path: Path, columns: Columns) -> tuple[str, list[str],
             f"{line.count(',') + 1} comma-separated columns, expected {width + 1} (label, {len(columns.numeric)} "
             f"integers, {len(columns.categorical)} categories), {width} (no label), a header, or Parquet"
         )
-    return delimiter, [*leading, *columns.names], False
+    return _Layout(delimiter, [*leading, *columns.names], has_header=False)
 
 
 def _wanted_columns(path: Path, lower_names: Any, *, labelled: bool, columns: Columns) -> list[str]:

@@ -244,7 +244,8 @@ class _Request:
         seconds: float,
         answered: set[str],
     ) -> None:
-        self._transport, self._model, self._settings = transport, model, settings
+        self._transport, self._settings = transport, settings
+        self._model = model
         self._max_attempts, self._timing = max_attempts, timing
         self._seconds, self._answered = seconds, answered
         self._give_up_at = timing.timer() + seconds
@@ -261,7 +262,7 @@ class _Request:
             if attempt:
                 await self._timing.sleep(min(self._timing.jitter(backoff), self._left))
                 backoff = min(2 * backoff, self._settings.max_backoff_seconds)
-            newest = await self._score_parts(stale, parts, dense, categorical)
+            newest = await self._score_parts(stale, parts, dense=dense, categorical=categorical)
             stale = [start for start in starts if parts[start].model_version != newest]
             if not stale:
                 return Scored(np.concatenate([parts[start].scores for start in starts]), newest)
@@ -273,6 +274,7 @@ class _Request:
         self,
         starts: list[int],
         parts: dict[int, Scored],
+        *,
         dense: NDArray[np.float32],
         categorical: NDArray[np.int64],
     ) -> int:

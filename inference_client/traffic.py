@@ -54,7 +54,8 @@ class WorldTraffic:
     """Rows drawn from a world, and from the drifted one after `drift`."""
 
     def __init__(self, world: World, drifted: World | None, random: Generator) -> None:
-        self._world, self._drifted, self._random = world, drifted, random
+        self._world, self._drifted = world, drifted
+        self._random = random
         self._chunk: Rows | None = None
         self._at = 0
 
@@ -65,8 +66,9 @@ class WorldTraffic:
             self._chunk, self._at = self._world.draw(max(rows, _CHUNK_ROWS), self._random), 0
         part = slice(self._at, self._at + rows)
         self._at += rows
-        dense, categorical, probability, label = self._chunk
-        return Request(FeatureRows(dense=dense[part], categorical=categorical[part]), label[part], probability[part])
+        chunk = self._chunk
+        features = FeatureRows(dense=chunk.dense[part], categorical=chunk.categorical[part])
+        return Request(features, chunk.label[part], chunk.probability[part])
 
     def drift(self) -> None:
         """See `Traffic.drift`; rows drawn ahead are dropped."""
@@ -121,7 +123,8 @@ class FileTraffic:
                 f"drift columns {sorted(wrong)} are not categorical, expected some of {columns.categorical[0]}.."
                 f"{columns.categorical[-1]}"
             )
-        self._drift_columns, self._seed, self._columns = drift_columns, seed, columns
+        self._drift_columns, self._columns = drift_columns, columns
+        self._seed = seed
         self._has_drifted = False
         files = row_files(path)
         self._batches = read_rows(files, columns=columns)

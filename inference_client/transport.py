@@ -146,7 +146,7 @@ class GrpcTransport:
         try:
             return await call
         except InferenceServerException as error:
-            raise translated(error, self.server, model, deadline_seconds) from error
+            raise translated(error, server=self.server, model=model, deadline_seconds=deadline_seconds) from error
 
     async def _outlived(self, task: asyncio.Task[T], seconds: float, deadline_seconds: float) -> T:
         """The task's result within `seconds`; the task itself goes on whatever becomes of its caller."""

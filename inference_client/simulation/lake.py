@@ -56,7 +56,7 @@ def write_lake(world: World, lake: Path, *, rows: int, days: int, last_day: date
     for number, name in enumerate(names):
         count = rows * (number + 1) // days - rows * number // days
         with whole_directory(_partition(lake, name)) as folder:
-            for drawn in _write_day(world, folder, name, count, random):
+            for drawn in _write_day(world, folder, day=name, count=count, random=random):
                 labels.append(drawn.label)
                 probabilities.append(drawn.probability)
     label = np.concatenate(labels)
@@ -118,7 +118,7 @@ def _partition(lake: Path, day: str) -> Path:
     return lake / criteo.DAY_PARTITION.format(day=day)
 
 
-def _write_day(world: World, folder: Path, day: str, count: int, random: Generator) -> list[Rows]:
+def _write_day(world: World, folder: Path, *, day: str, count: int, random: Generator) -> list[Rows]:
     midnight = datetime.combine(date.fromisoformat(day), time(tzinfo=timezone.utc)).timestamp()
     written = []
     for part, start in enumerate(range(0, count, ROWS_PER_FILE)):

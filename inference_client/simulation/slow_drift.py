@@ -162,10 +162,10 @@ class DriftingWorld:
         """The column with the weights and frequencies of that step."""
         drift = self.drift
         decay = 0.5 ** (drift.step_minutes / 60.0 / drift.half_life_hours)
-        path = ornstein_uhlenbeck([drift.seed, 11, number], len(table.weights), step, decay)
+        path = ornstein_uhlenbeck([drift.seed, 11, number], count=len(table.weights), step=step, decay=decay)
         moving = _beside(path, table.weights.astype(np.float64) / table.spread, table.row_shares) * table.spread
         weights = math.sqrt(1.0 - drift.moving_share) * table.weights + math.sqrt(drift.moving_share) * moving
-        popularity = ornstein_uhlenbeck([drift.seed, 12, number], len(table.frequencies), step, decay)
+        popularity = ornstein_uhlenbeck([drift.seed, 12, number], count=len(table.frequencies), step=step, decay=decay)
         frequencies = table.frequencies * np.exp(drift.popularity_spread * popularity)
         frequencies /= frequencies.sum()
         alias = Alias.build(frequencies)
@@ -198,7 +198,7 @@ class DriftingWorld:
         )
 
 
-def ornstein_uhlenbeck(seed: list[int], count: int, step: int, decay: float) -> NDArray[np.float64]:
+def ornstein_uhlenbeck(seed: list[int], *, count: int, step: int, decay: float) -> NDArray[np.float64]:
     """`count` independent stationary processes [count] of mean 0 and variance 1 at `step`, counted from 0.
 
     x_0 is standard normal, x_k = decay x_(k-1) + sqrt(1 - decay^2) e_k with standard normal e_k, which is an

@@ -34,7 +34,7 @@ class DenseTable:
     missing_effect: np.float32
 
     @classmethod
-    def build(cls, column: DenseColumn, slope: float, missing_effect: float, shift: float) -> DenseTable:
+    def build(cls, column: DenseColumn, *, slope: float, missing_effect: float, shift: float) -> DenseTable:
         """The table of `column`; its effect is linear in log(1 + value - minimum), with variance about `slope`^2.
 
         Args:
@@ -116,7 +116,16 @@ class CategoryTable:
         frequencies = np.concatenate([[column.head], (1.0 - column.head) * rest / rest.sum()])
         salt = int(random.integers(0, 1 << 32))
         weights = random.normal(size=column.cardinality + 1)
-        return _assembled(column.missing, frequencies, weights, spread, salt)
+        shares = np.append(frequencies * (1.0 - column.missing), column.missing)
+        return cls(
+            missing=column.missing,
+            frequencies=frequencies,
+            keys=np.append(_hashes(len(frequencies), salt), MISSING_CATEGORY),
+            weights=(_standardised(weights, shares) * spread).astype(np.float32),
+            spread=spread,
+            salt=salt,
+            alias=Alias.build(frequencies / frequencies.sum()),
+        )
 
     @property
     def row_shares(self) -> NDArray[np.float64]:
@@ -234,21 +243,6 @@ class Tables:
         for a, b, weights in self.interactions:
             effects += weights[buckets[a] * INTERACTION_BUCKETS + buckets[b]]
         return effects
-
-
-def _assembled(
-    missing: float, frequencies: NDArray[np.float64], weights: NDArray[np.float64], spread: float, salt: int
-) -> CategoryTable:
-    shares = np.append(frequencies * (1.0 - missing), missing)
-    return CategoryTable(
-        missing=missing,
-        frequencies=frequencies,
-        keys=np.append(_hashes(len(frequencies), salt), MISSING_CATEGORY),
-        weights=(_standardised(weights, shares) * spread).astype(np.float32),
-        spread=spread,
-        salt=salt,
-        alias=Alias.build(frequencies / frequencies.sum()),
-    )
 
 
 def _standardised(weights: NDArray[np.float64], shares: NDArray[np.float64]) -> NDArray[np.float64]:

@@ -103,7 +103,7 @@ class World:
             bias = bias_for(strength * effects, click_rate)
             return expected_auc(sigmoid(strength * effects + bias))
 
-        strength = _bisected(auc_at, bayes_auc, 0.01, 10.0)
+        strength = _bisected(auc_at, bayes_auc, low=0.01, high=10.0)
         bias = bias_for(strength * effects, click_rate)
         return cls(seed=seed, click_rate=click_rate, strength=strength, bias=bias)
 
@@ -161,7 +161,7 @@ class World:
             slope = np.sqrt(column.variance) * random.choice([-1.0, 1.0])
             missing_effect = np.sqrt(column.variance) * random.normal(0.0, 0.5)
             shift = sum(drift.dense_shift.get(name, 0.0) for drift in self.drifts)
-            tables.append(DenseTable.build(column, slope, missing_effect, shift))
+            tables.append(DenseTable.build(column, slope=slope, missing_effect=missing_effect, shift=shift))
         return tables
 
     @cached_property
@@ -216,7 +216,7 @@ def sigmoid(logit: NDArray[Any]) -> NDArray[np.float64]:
 
 def bias_for(effects: NDArray[np.float64], click_rate: float) -> float:
     """The bias at which rows of these logits [n] click at `click_rate`."""
-    return _bisected(lambda bias: float(sigmoid(effects + bias).mean()), click_rate, -40.0, 40.0)
+    return _bisected(lambda bias: float(sigmoid(effects + bias).mean()), click_rate, low=-40.0, high=40.0)
 
 
 def expected_auc(probability: NDArray[np.float64]) -> float:
@@ -227,7 +227,7 @@ def expected_auc(probability: NDArray[np.float64]) -> float:
     return float((ordered * below).sum() / (ordered.sum() * others.sum()))
 
 
-def _bisected(rising: Callable[[float], float], goal: float, low: float, high: float) -> float:
+def _bisected(rising: Callable[[float], float], goal: float, *, low: float, high: float) -> float:
     for _ in range(40):
         middle = (low + high) / 2.0
         low, high = (middle, high) if rising(middle) < goal else (low, middle)

@@ -193,7 +193,7 @@ def test_a_log_that_is_lost_for_good_ends_the_replay_with_its_summary_written(se
     )
     traffic = WorldTraffic(World.load(folder / "world.json"), None, np.random.default_rng(1))
     with pytest.raises(PermanentError, match="could not be published and are lost: log.db: database disk image"):
-        run_replay(settings, ReplaySettings(rate=3000), ClientSettings(), lambda: traffic)
+        run_replay(settings, ReplaySettings(rate=3000), lambda: traffic, client=ClientSettings())
     os.close(held_open)
     assert "malformed" in summary_of(folder)["error"]
     assert summary_of(folder)["published_rows"] == 0

@@ -84,7 +84,7 @@ def play(time, scorer, make_rows, tmp_path):
             log = f"sqlite:///{tmp_path}/log.db"
             async with RecommenderClient(scorer, log=log, source="t", timing=time.timing()) as client:
                 random = np.random.default_rng(1)
-                replay = Replay(client, traffic, settings, random, run="t", timing=time.timing())
+                replay = Replay(client, traffic, settings, random=random, run="t", timing=time.timing())
                 prepare(replay)
                 await replay.send()
             return replay, traffic, client.log_counts

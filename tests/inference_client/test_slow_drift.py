@@ -87,7 +87,7 @@ def test_a_path_is_the_recursion_of_its_definition():
     decay, random = 0.9, np.random.default_rng([1, 2])
     x = random.normal(size=4)
     for step in range(30):
-        np.testing.assert_allclose(ornstein_uhlenbeck([1, 2], 4, step, decay), x, rtol=0, atol=1e-12)
+        np.testing.assert_allclose(ornstein_uhlenbeck([1, 2], count=4, step=step, decay=decay), x, rtol=0, atol=1e-12)
         x = decay * x + np.sqrt(1 - decay**2) * random.normal(size=4)
 
 
