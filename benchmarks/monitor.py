@@ -36,6 +36,7 @@ from components.logs.event_log import DeadLetter, Delivery
 from components.logs.sqlite import SqliteLog
 from components.store.models import model_folder, release_path
 from components.validation.reference import ReferenceCounter
+from monitoring.flags import make_settings
 from monitoring.memory.archive_tables import build_row_table
 from monitoring.memory.rows import ArchiveRow
 from monitoring.memory.store import Store
@@ -190,7 +191,8 @@ def _write_reference(store: Path, records: list[PredictionBatch]) -> None:
 
 
 def _settings(folder: Path) -> MonitorSettings:
-    return MonitorSettings(
+    return make_settings(
+        MonitorSettings,
         log="sqlite:///unused",
         state=folder / "state",
         archive=folder / "archive",

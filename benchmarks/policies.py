@@ -2,7 +2,7 @@
 
 Stationary streams with an AUC of .80, on which every request for a run is a false alarm, and streams that fall to .70;
 at three click rates. Then streams whose rows share their user, one bet per row against one per request. Streams are
-`benchmarks.policy_study`'s, policies the monitor's own.
+`tests.support.click_streams`'s, policies the monitor's own.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import json
 import math
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from statistics import median
@@ -20,24 +20,18 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks.policy_study.contestants import (
-    Windows,
-    first_run,
-    reference_first_run,
-    relative_drop,
-    sequential,
-    threshold,
-)
-from benchmarks.policy_study.streams import Traffic, draw, joined, pooled_auc
 from components.contracts.metrics import Z_95
-from monitoring.deciding.evidence import MaturedRows, Policy
-from monitoring.deciding.sequential import SequentialSettings
-from monitoring.deciding.threshold import ThresholdSettings
+from monitoring.deciding.policies import PolicySettings, RelativeDropPolicy, SequentialPolicy, ThresholdPolicy
+from monitoring.deciding.policy import MaturedRows, Policy
+from tests.support.click_streams import Traffic, Windows, draw, first_run, joined, pooled_auc
 
 GOOD, FALLEN = 0.80, 0.70
 WINDOW_ROWS = 20_000
 EDGE_ALPHA = 0.05
 """Of the test at the edge of its claim, where the bound is used up: large enough to be counted in 1,000 streams."""
+REFERENCE_ROWS = 200
+REFERENCE_STRIDE = 10
+"""The reference looks at every record, we let it look at every tenth: it fires falsely all the same."""
 
 
 @dataclass(frozen=True)
@@ -119,7 +113,7 @@ FirstRun = Callable[[MaturedRows, Windows, int], "int | None"]
 
 def contestants(case: Case) -> dict[str, tuple[float | None, FirstRun]]:
     """By name: the bound on false alarms, None where there is none, and the contestant."""
-    alpha, tolerance = SequentialSettings.sequential_alpha, SequentialSettings.sequential_tolerance
+    alpha, tolerance = PolicySettings.sequential_alpha, PolicySettings.sequential_tolerance
 
     def run(policy: Policy, step: int = case.window_step) -> FirstRun:
         return lambda stream, windows, after: first_run(
@@ -129,20 +123,45 @@ def contestants(case: Case) -> dict[str, tuple[float | None, FirstRun]]:
     return {
         f"sequential, alpha {alpha:g}, tolerance {tolerance:g}": (
             alpha,
-            run(sequential(alpha, tolerance), case.traffic.rows_per_decision),
+            run(_sequential(alpha, tolerance), case.traffic.rows_per_decision),
         ),
         f"sequential at its edge, alpha {EDGE_ALPHA:g}": (
             EDGE_ALPHA,
-            run(sequential(EDGE_ALPHA, 0.0), case.traffic.rows_per_decision),
+            run(_sequential(EDGE_ALPHA, 0.0), case.traffic.rows_per_decision),
         ),
-        "threshold with confidence": (None, run(threshold(require_confidence=True))),
-        "threshold without": (None, run(threshold(require_confidence=False))),
-        "relative drop": (None, run(relative_drop())),
+        "threshold with confidence": (None, run(ThresholdPolicy(PolicySettings()))),
+        "threshold without": (None, run(ThresholdPolicy(PolicySettings(require_confidence=False)))),
+        "relative drop": (None, run(RelativeDropPolicy(PolicySettings()))),
         "reference, 200 rows": (
             None,
-            lambda stream, _, after: reference_first_run(stream, ThresholdSettings.auc_threshold, after=after),
+            lambda stream, _, after: reference_first_run(stream, PolicySettings.auc_threshold, after=after),
         ),
     }
+
+
+def _sequential(alpha: float, tolerance: float) -> SequentialPolicy:
+    return SequentialPolicy(PolicySettings(sequential_alpha=alpha, sequential_tolerance=tolerance))
+
+
+def reference_first_run(stream: MaturedRows, auc_threshold: float, *, after: int = 0) -> int | None:
+    """The reference: at once when the AUC of the last 200 rows is below the threshold, however few clicks they hold."""
+    for ends, aucs in _window_aucs(stream, after):
+        if (below := np.flatnonzero(aucs < auc_threshold)).size:
+            return int(ends[below[0]])
+    return None
+
+
+def _window_aucs(stream: MaturedRows, after: int, at_once: int = 250) -> Iterator[tuple[Any, Any]]:
+    """Ends of windows that end after row `after`, and their AUCs, NaN where they are not defined."""
+    ends = np.arange(max(after + 1, REFERENCE_ROWS), len(stream.labels) + 1, REFERENCE_STRIDE)
+    for some in np.split(ends, range(at_once, len(ends), at_once)):
+        rows = some[:, None] - REFERENCE_ROWS + np.arange(REFERENCE_ROWS)
+        order = np.argsort(stream.scores[rows], axis=1)
+        clicks = np.take_along_axis(stream.labels[rows], order, axis=1).astype(np.int64)
+        num = clicks.sum(axis=1)
+        ranks = (clicks * np.arange(1, REFERENCE_ROWS + 1)).sum(axis=1)
+        with np.errstate(invalid="ignore", divide="ignore"):
+            yield some, (ranks - num * (num + 1) / 2) / (num * (REFERENCE_ROWS - num))
 
 
 def study(case: Case, *, streams: int, falls: int, seed: int, names: Sequence[str] | None = None) -> dict[str, Any]:
@@ -173,7 +192,7 @@ def study(case: Case, *, streams: int, falls: int, seed: int, names: Sequence[st
 def study_users(traffic: Traffic, *, streams: int, seed: int) -> dict[str, Any]:
     """False alarms of one bet per request and of one per row, both at the edge: the gate measured the pooled AUC."""
     gate = pooled_auc(traffic, GOOD)
-    policy = sequential(EDGE_ALPHA, 0.0)
+    policy = _sequential(EDGE_ALPHA, 0.0)
     alarms: dict[str, list[int | None]] = {"by request": [], "by row": []}
     for number in range(streams):
         stream = draw(np.random.default_rng((seed, 2, number)), traffic, USER_ROWS, GOOD)

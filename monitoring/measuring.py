@@ -1,56 +1,69 @@
-"""What the loop knows of each model version: matured windows, conversions, and estimates of what is still open.
+"""The numbers of each model version: KPIs of its matured window, conversions, and estimates for open labels.
 
-In: requests as they mature and settle, and the store's open rows. Out: KPIs and open-label estimates per version. What
-the numbers are is left to `monitoring.measures`; keeping rows over a restart to `monitoring.memory.store`.
+In: requests as they mature and settle, and the store's open rows. Out: KPIs and open-label estimates per version. How
+they are computed is left to `monitoring.measures`; keeping rows over a restart to `monitoring.memory.store`.
 """
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Callable, Iterable
-from typing import Any
+from dataclasses import dataclass
 
-from monitoring.measures.estimated_auc import estimate_auc, fit_calibration
+from monitoring.deciding.judging import JudgeSettings
+from monitoring.measures.estimated_auc import EstimatedAuc, estimate_auc, fit_calibration
 from monitoring.measures.kpis import Kpis, measure_version
 from monitoring.measures.open_labels import ClickDelays, OpenEstimate, estimate_open
-from monitoring.measures.window import VersionWindows
+from monitoring.measures.window import VersionWindows, WindowSettings
 from monitoring.memory.rows import MaturedRequest, OpenRows, Settled
 from monitoring.memory.store import Store
-from monitoring.settings import MonitorSettings
 
 STALE_SECONDS = 900.0
-"""KPIs of a version without a new row for longer are shown no more: its window says nothing of the present."""
+"""KPIs of a version without a new row for longer are no longer shown: its window says nothing about the present."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class OpenLabels:
+    """What is known of the rows of one version whose attribution window is open."""
+
+    estimate: OpenEstimate
+    score_auc: EstimatedAuc | None
+    """The AUC that the scores alone promise, as if no click could arrive any more (CBPE, `measures.estimated_auc`);
+    None until enough rows of the version have matured."""
+    rows_left_out: int
+    """Open rows, of all versions, that were too many to be looked at."""
 
 
 class Measuring:
     """The numbers of one monitor."""
 
-    def __init__(self, settings: MonitorSettings, store: Store, clock: Callable[[], float]) -> None:
-        """Takes up the rows that the store still holds.
+    def __init__(self, judge: JudgeSettings, windows: WindowSettings, store: Store, clock: Callable[[], float]) -> None:
+        """Knows no row yet.
 
         Args:
-            settings: Lengths of windows.
-            store: Where matured, settled and open rows are.
+            judge: Rows of the windows of records, and how long labels are open.
+            windows: What is measured besides.
+            store: Where the open rows are.
             clock: Seconds since the epoch.
         """
-        self._settings, self._store, self._clock = settings, store, clock
-        self.windows = VersionWindows(settings.window_rows, seconds=settings.window_seconds, k=settings.ranking_k)
+        self._store, self._clock, self._judge = store, clock, judge
+        self.windows = VersionWindows(judge.window_rows, seconds=windows.window_seconds, k=windows.ranking_k)
         self.kpis: dict[int, Kpis] = {}
         """Of every version measured so far."""
-        # Of all versions together: delays are the users', and a new version has none for a whole window.
+        # Of all versions together: delays depend on users, and a new version has none for a whole window.
         self._delays = ClickDelays()
         self._measured_at: dict[int, float] = {}
-        self._open: tuple[dict[str, Any], ...] = ()
+        self.open_labels: tuple[OpenLabels, ...] = ()
+        """The newest estimate of each version with open rows."""
         self._next_estimate = 0.0
 
-    def watch(self, request: MaturedRequest) -> None:
+    def observe(self, request: MaturedRequest) -> None:
         """Takes in a request whose click labels are final."""
         version = request.model_version
         self.windows.update(version, request.time, request.labels, request.scores, positions=request.positions)
         if request.click_delays is not None:
             self._delays.update(request.click_delays)
 
-    def watch_settled(self, requests: Iterable[Settled]) -> None:
+    def observe_settled(self, requests: Iterable[Settled]) -> None:
         """Takes in requests whose conversions are final."""
         for request in requests:
             self.windows.note_conversions(request.model_version, request.num_rows, request.num_converted)
@@ -69,20 +82,20 @@ class Measuring:
         return measured
 
     def estimate_open(self, read_up_to: float | None) -> None:
-        """Estimates what is open, at most every `decide_seconds`; `read_up_to`: until when every click is in."""
+        """Estimates what is open, at most every `decide_seconds`; `read_up_to`: time until which every click is in."""
         now = self._clock()
         # Also where the clock was set back.
-        if read_up_to is None or 0 < self._next_estimate - now <= self._settings.decide_seconds:
+        if read_up_to is None or 0 < self._next_estimate - now <= self._judge.decide_seconds:
             return
-        self._next_estimate = now + self._settings.decide_seconds
-        window = self._settings.attribution_window_seconds
+        self._next_estimate = now + self._judge.decide_seconds
+        window = self._judge.attribution_window_seconds
         found, num_left_out = self._store.open_rows(now=read_up_to, window_seconds=window)
-        self._open = tuple(
-            {
-                **dataclasses.asdict(self._estimate(version, found[version], read_up_to, window)),
-                **self._without_labels(version, found[version]),
-                "rows_left_out": num_left_out,
-            }
+        self.open_labels = tuple(
+            OpenLabels(
+                estimate=self._estimate(version, found[version], read_up_to, window),
+                score_auc=self._score_auc(version, found[version]),
+                rows_left_out=num_left_out,
+            )
             for version in sorted(found)
         )
 
@@ -91,22 +104,10 @@ class Measuring:
             version, rows.scores, rows.ages, rows.clicked, delays=self._delays, window_seconds=window_seconds, now=now
         )
 
-    def _without_labels(self, version: int, rows: OpenRows) -> dict[str, float | None]:
-        """The AUC that the scores alone promise, as if no click could arrive any more."""
+    def _score_auc(self, version: int, rows: OpenRows) -> EstimatedAuc | None:
         matured = self.windows[version] if version in self.windows.versions else None
         calibration = fit_calibration(matured.labels, matured.scores) if matured else None
-        found = estimate_auc(rows.scores, calibration) if calibration else None
-        auc, low, high = (found.auc, found.low, found.high) if found else (None, None, None)
-        return {"cbpe_auc": auc, "cbpe_low": low, "cbpe_high": high}
-
-    @property
-    def open_labels(self) -> tuple[dict[str, Any], ...]:
-        """The newest estimate of each version with open rows, as JSON takes it.
-
-        `rows_left_out`: open rows, of all versions, that were too many to be looked at. `cbpe_auc`, `cbpe_low` and
-        `cbpe_high`: see `measures.estimated_auc`; None until enough rows of the version have matured.
-        """
-        return self._open
+        return estimate_auc(rows.scores, calibration) if calibration else None
 
     @property
     def shown(self) -> tuple[Kpis, ...]:

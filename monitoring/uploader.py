@@ -1,12 +1,12 @@
 """Moves sealed archive files into the lake: `python -m monitoring.uploader --archive DIR --lake DIR|gs://BUCKET/...`.
 
 In: `<archive>/day=*/part-*.parquet` and `<archive>/outcomes/day=*/part-*.parquet`, which `monitoring.memory` renames
-into place whole. Out: the same names below the lake, and `<archive>/uploaded/<name>.json` as the proof that the trigger
-waits for. Which rows a file holds is the archive's concern; reading the lake, extraction's; how bytes come to lie in a
-folder or a bucket, and how that is proved, `components.storage`'s.
+into place when they are complete. Out: the same names below the lake, and `<archive>/uploaded/<name>.json` as the proof
+that a retraining request waits for. Which rows a file holds is the archive's concern; reading the lake, extraction's;
+how bytes are stored in a folder or a bucket, and how that is proved, `components.storage`'s.
 
-The order that survives a kill: stored in the lake and compared there with the local file; then the marker; then the
-local file goes. Each step is repeated or skipped on the next pass, by this uploader or by another at the same time.
+The order that survives a kill: the file is stored in the lake and compared there with the local one; then the marker is
+written; then the local file is removed. Each step is repeated or skipped on the next pass, by this uploader or another.
 """
 
 from __future__ import annotations
@@ -19,18 +19,22 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
 from math import inf
 from pathlib import Path
 
 from components.contracts.criteo import DAY_PARTITION, OUTCOME_PARTITION
 from components.runtime.durable import fsync_path, sha256_file, write_whole
-from components.runtime.errors import ContractError, PermanentError, TemporaryError
+from components.runtime.errors import ContractError, PermanentError, Refused, TemporaryError
+from components.runtime.exit_codes import ExitCode, exits_with_code
 from components.storage.folder import FolderObjects
 from components.storage.locations import open_objects
 from components.storage.objects import Differs, Objects
-from monitoring.json_logs import configure_logging
+from components.storage.uris import is_bucket_uri, local_path, typed_uri
+from monitoring.flags import build_parser, expect, read_settings
+from monitoring.json_logs import FORMATS, TEXT, configure_logging
 from monitoring.memory.archive import UPLOADED_FOLDER, marker_path, no_checkpoint
-from monitoring.settings import UploaderSettings, build_parser, read_settings
 
 logger = logging.getLogger(__name__)
 
@@ -38,6 +42,40 @@ ENVIRONMENT_PREFIX = "EVERGREEN_UPLOADER_"
 MAX_PAUSE_SECONDS = 300.0
 """Longest pause between two passes while the lake cannot be reached."""
 PATTERNS = tuple(f"{partition.format(day='*')}/part-*.parquet" for partition in (DAY_PARTITION, OUTCOME_PARTITION))
+
+
+@dataclass(frozen=True, kw_only=True)
+class UploaderSettings:
+    """Settings of one uploader process."""
+
+    archive: Path
+    """The monitor's archive."""
+    lake: str
+    """Where sealed files go, under `day=YYYY-MM-DD/`: a folder, or gs://bucket/prefix."""
+    interval_seconds: float = 5.0
+    """Pause between two looks at the archive; longer and longer, up to 5 minutes, while the lake cannot be reached."""
+    once: bool = False
+    """Move what is sealed now and end, as a CronJob does; else until SIGTERM."""
+    log_format: str = TEXT
+    """Lines on standard error: `text` for people, `json` for a cluster's log collector."""
+
+    def __post_init__(self) -> None:
+        """Refuses values that cannot work."""
+        expect(self, "above 0", lambda value: value > 0, "interval_seconds")
+        expect(self, f"one of {', '.join(FORMATS)}", lambda value: value in FORMATS, "log_format")
+        if is_bucket_uri(self.lake_uri):
+            return
+        try:
+            folder = local_path(self.lake_uri)
+        except ContractError as error:
+            raise ContractError(f"lake is {self.lake!r}, expected a folder or gs://bucket/prefix") from error
+        if self.archive.resolve() == folder.resolve():
+            raise ContractError(f"lake is {self.lake}, expected another folder than the archive")
+
+    @property
+    def lake_uri(self) -> str:
+        """The lake as `storage.locations.open_objects` takes it; a relative path is relative to the working folder."""
+        return typed_uri(self.lake)
 
 
 class Uploader:
@@ -68,25 +106,25 @@ class Uploader:
             self._lake.root.mkdir(parents=True, exist_ok=True)
         self._failed: set[str] = set()
         self.refused: dict[str, str] = {}
-        """Files whose names the lake has with other bytes, and what was said: they stay, and are not tried again."""
+        """Files whose names the lake has with other bytes, with the message: they stay, and are not tried again."""
 
     def run_once(self) -> list[str]:
         """Moves every file that is sealed now, rows before outcomes and oldest day first; the names of those moved.
 
-        Within a day in the order in which they were sealed: a round that reads the lake meanwhile goes on after the
-        last row that it found, and learns older rows that come after newer ones as late ones only, of `late_days` days.
+        Within a day in the order in which they were sealed: a round that reads the lake meanwhile continues after the
+        last row that it found, and learns from older rows that arrive after newer ones only within `late_days` days.
 
-        What failed for now in an earlier pass comes last, so that one bad file does not hold up the others.
+        What failed in an earlier pass comes last, so that one bad file does not hold up the others.
 
         Raises:
             TemporaryError: a file could not be moved now; it and those after it wait for the next pass.
-            PermanentError: no file can be moved until somebody changes something (permission, room, the bucket); all
-                that are not moved are kept. Or, after all others were moved, `Differs`: see `refused`.
+            PermanentError: no file can be moved until somebody changes something (permission, disk space, the
+                bucket); all that were not moved are kept. Or, after all others were moved, `Differs`: see `refused`.
         """
         moved: list[str] = []
         differing: list[Differs] = []
         found = [p.relative_to(self._archive).as_posix() for pattern in PATTERNS for p in self._archive.glob(pattern)]
-        for name in sorted(set(found) - self.refused.keys(), key=self._turn):
+        for name in sorted(set(found) - self.refused.keys(), key=self._upload_order):
             try:
                 if self._move(name):
                     moved.append(name)
@@ -106,7 +144,7 @@ class Uploader:
             raise differing[0]
         return moved
 
-    def _turn(self, name: str) -> tuple[bool, str, float, str]:
+    def _upload_order(self, name: str) -> tuple[bool, str, float, str]:
         try:
             sealed_at = (self._archive / name).stat().st_mtime
         except OSError:
@@ -114,20 +152,20 @@ class Uploader:
         return name in self._failed, name.rpartition("/")[0], sealed_at, name
 
     def _move(self, name: str) -> bool:
-        """Whether there was something to move: another uploader may be done with it by now."""
+        """Moves the file; False where another uploader has moved it meanwhile."""
         source = self._archive / name
         try:
             digest, num_bytes = sha256_file(source), source.stat().st_size
             self._lake.upload(name, source)
         except (PermanentError, OSError):
-            # Not there any more is no failure, with the proof of another uploader beside it.
+            # A file that is gone is no failure if another uploader left its proof.
             if not source.exists() and marker_path(self._archive, name).exists():
                 return False
             raise
         self._checkpoint("uploader.stored")
         marker = {
             "name": name,
-            "lake_uri": self._uri(name),
+            "lake_uri": self._lake_uri(name),
             "num_bytes": num_bytes,
             "sha256": digest,
             "uploaded_at": self._clock(),
@@ -140,13 +178,13 @@ class Uploader:
         logger.info("moved %s: %d bytes", name, num_bytes)
         return True
 
-    def _uri(self, name: str) -> str:
+    def _lake_uri(self, name: str) -> str:
         local = self._lake.local(name)
         return f"{self._lake.uri}/{name}" if local is None else local.resolve().as_uri()
 
 
 def run(uploader: Uploader, stop: threading.Event, interval_seconds: float) -> None:
-    """Passes over the archive until `stop` is set, then once more; what fails for now waits for a later pass.
+    """Makes passes over the archive until `stop` is set, then a last one; what fails for now waits for a later pass.
 
     Raises:
         TemporaryError: the last pass failed.
@@ -158,38 +196,31 @@ def run(uploader: Uploader, stop: threading.Event, interval_seconds: float) -> N
             uploader.run_once()
             pause = interval_seconds
         except Differs:
-            continue  # Told where it was found, and once more at the end.
+            continue  # Logged where it was found, and reported at the end.
         except TemporaryError as error:
             pause = min(2 * pause, max(interval_seconds, MAX_PAUSE_SECONDS))
             logger.warning("pass ended early, next in %g s: %s", pause, error)
     uploader.run_once()
 
 
+@exits_with_code
 def main(argv: Sequence[str] | None = None, environment: Mapping[str, str] = os.environ) -> int:
-    """Runs the uploader until SIGTERM or SIGINT, or once; 0 all moved, 1 files were kept, 2 misuse."""
+    """Runs the uploader until SIGTERM or SIGINT, or once."""
     parser = build_parser(UploaderSettings, prog="python -m monitoring.uploader", description=__doc__.split("\n")[0])
     stop = threading.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: stop.set())
-    try:
-        settings = read_settings(UploaderSettings, parser, argv, environment, ENVIRONMENT_PREFIX)
-        configure_logging(settings.log_format)
-        uploader = Uploader(settings.archive, open_objects(settings.lake_uri))
-        logger.info("moving %s to %s", settings.archive, settings.lake)
-        if settings.once:
-            stop.set()
+    settings = read_settings(UploaderSettings, parser, argv, environment, prefix=ENVIRONMENT_PREFIX)
+    configure_logging(settings.log_format)
+    uploader = Uploader(settings.archive, open_objects(settings.lake_uri))
+    logger.info("moving %s to %s", settings.archive, settings.lake)
+    if settings.once:
+        stop.set()
+    with suppress(Differs):  # reported below, with every other file that was refused
         run(uploader, stop, settings.interval_seconds)
-    except ContractError as error:
-        print(f"error: {error}", file=sys.stderr)
-        return 2
-    except Differs:
-        pass  # told below, with every other file that was refused
-    except (TemporaryError, PermanentError) as error:
-        print(f"error: {error}", file=sys.stderr)
-        return 1
-    for name, reason in uploader.refused.items():
-        print(f"error: {name} is kept: {reason}", file=sys.stderr)
-    return 1 if uploader.refused else 0
+    if uploader.refused:
+        raise Refused("; ".join(f"{name} is kept: {reason}" for name, reason in uploader.refused.items()))
+    return ExitCode.DONE
 
 
 if __name__ == "__main__":

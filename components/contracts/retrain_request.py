@@ -33,9 +33,6 @@ class RetrainRequest(Manifest):
     champion: str = CURRENT
     observed: dict[str, float | None]
     """What the decision was based on, such as auc, threshold, rows, clicks."""
-    fence: int = 0
-    """Term of the monitor's lease under which it was asked for, higher for each later holder: tells a stale replica's
-    request from its successor's. 0 = by a person, or by a monitor without a lease."""
 
     def __post_init__(self) -> None:
         """Refuses a request that names no run."""

@@ -1,1 +1,1 @@
-"""What follows a decision: restraint, one run at a time, corrective actions, notifications."""
+"""What follows a decision: one run of the pipeline at a time, and notifications of people."""

@@ -1,25 +1,25 @@
-"""Runs the pipeline on Kubeflow Pipelines, through kfp's client.
+"""Runs the pipeline on Kubeflow Pipelines, one run at a time, and each request once.
 
 KFP has no idempotency key and run names are not unique (kubeflow/pipelines issue 10446). So the run is named by the
-request, the experiment is searched for that name first, then for any active run. Between check and creation another
-replica may create a run too (one that was frozen and does not know yet that it leads no more): after creating, each
-looks again, and of several active runs only the one that the server created first stays; whoever sees a later one of
-its own terminates it. What the run's parameters mean is the pipeline's concern.
+request; the experiment is searched for that name first, then for any active run. Another monitor, started by mistake,
+may create a run between the search and the creation: after creating, each searches again, and of several active runs
+only the one that the server created first stays; whoever sees that its own run is a later one terminates it. What the
+run's parameters mean is the pipeline's concern.
 """
 
 from __future__ import annotations
 
 import json
 import logging
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from components.contracts.retrain_request import RetrainRequest
 from components.runtime.errors import ContractError, PermanentError
-from components.runtime.kubeflow import ACTIVE_STATES, KubeflowServer, PipelineVersion
+from components.runtime.kubeflow import ACTIVE_STATES, EXPERIMENT, KubeflowServer, PipelineVersion
 from components.store.run_notes import RunOutcome, find_outcome
 from monitoring.acting.trigger import ALREADY, BUSY, FAILED, RELEASED, RUNNING, STARTED, UNKNOWN, RunState
-from monitoring.settings import MonitorSettings
 
 logger = logging.getLogger(__name__)
 
@@ -29,77 +29,88 @@ REQUEST_TIMEOUT_SECONDS = (5.0, 15.0)
 """To connect, to read."""
 
 
+@dataclass(frozen=True, kw_only=True)
+class KubeflowSettings:
+    """Where the runs of the kubeflow trigger are created, and of what."""
+
+    kubeflow_host: str = ""
+    """Kubeflow trigger: URL of the KFP API."""
+    kubeflow_namespace: str = ""
+    """Namespace of a multi-user installation; empty on a single-user one."""
+    kubeflow_experiment: str = EXPERIMENT
+    """Experiment that the runs belong to, created if it is absent; any active run in it makes the trigger busy."""
+    kubeflow_service_account: str = ""
+    """Kubernetes service account of the runs' pods; empty = the server's default. A server that checks these names
+    must allow it (ALLOWEDSERVICEACCOUNTS)."""
+    pipeline_package: str = ""
+    """Compiled pipeline (IR YAML) to run; or give an uploaded one by its name or id."""
+    pipeline_name: str = ""
+    """Uploaded pipeline to run, by its name; its newest version unless `pipeline_version_id` is given."""
+    pipeline_id: str = ""
+    """Uploaded pipeline to run, by its id; its newest version unless `pipeline_version_id` is given."""
+    pipeline_version_id: str = ""
+    """Version of the uploaded pipeline."""
+    pipeline_arguments: str = "{}"
+    """Kubeflow trigger: JSON object of further pipeline parameters, such as the store and the lake."""
+
+    def __post_init__(self) -> None:
+        """Refuses a version of a pipeline that is not an uploaded one."""
+        if self.pipeline_package and self.pipeline_version_id:
+            raise ContractError("pipeline_version_id is given with pipeline_package, expected it with an uploaded one")
+
+    def expect_complete(self) -> None:
+        """Checks that a run can be created.
+
+        Raises:
+            ContractError: the server or the pipeline is not given, or several pipelines are.
+        """
+        if not self.kubeflow_host:
+            raise ContractError("kubeflow_host is empty, expected the URL of the KFP API for the kubeflow trigger")
+        if sum(map(bool, (self.pipeline_package, self.pipeline_name, self.pipeline_id))) != 1:
+            raise ContractError(
+                "pipeline_package, pipeline_name or pipeline_id is expected, exactly one, for the kubeflow trigger"
+            )
+
+
 class KubeflowTrigger:
     """Submits to one experiment."""
 
     poll_seconds = 15.0
-    """Two calls each time, of a run that takes minutes."""
+    """Each look costs two calls, and a run takes minutes."""
 
     def __init__(
         self,
-        server: KubeflowServer,
+        settings: KubeflowSettings,
         *,
-        experiment: str,
-        package: str = "",
-        pipeline_id: str = "",
-        pipeline_name: str = "",
-        version_id: str = "",
-        service_account: str = "",
-        arguments: dict[str, Any] | None = None,
-        store: Path | None = None,
+        store: Path | None,
+        timeout_seconds: tuple[float, float] = REQUEST_TIMEOUT_SECONDS,
     ) -> None:
-        """Binds a server; see `connect`.
+        """Does not call the server yet.
 
         Args:
-            server: The connection.
-            experiment: Name of the experiment; created if missing.
-            package: Compiled pipeline, or
-            pipeline_id: an uploaded pipeline, or
-            pipeline_name: the same by its name, and
-            version_id: its version; empty = the newest at each request.
-            service_account: Kubernetes service account of the run's pods; empty = the server's own choice.
-            arguments: Pipeline parameters beside those that the request decides.
-            store: The model store, where the run leaves its outcome; None or not mounted = only KFP's word is known.
-        """
-        self._server, self._experiment = server, experiment
-        self._package, self._version_id = package, version_id
-        self._pipeline_id, self._pipeline_name = pipeline_id, pipeline_name
-        self._service_account, self._arguments, self._store = service_account, arguments or {}, store
-
-    @classmethod
-    def connect(
-        cls, settings: MonitorSettings, *, timeout_seconds: tuple[float, float] = REQUEST_TIMEOUT_SECONDS
-    ) -> KubeflowTrigger:
-        """The trigger that the settings describe; does not call the server.
+            settings: See `KubeflowSettings`.
+            store: The model store, where the run leaves its outcome; None or not mounted = only KFP's state is known.
+            timeout_seconds: To connect and to read, of each request.
 
         Raises:
-            ContractError: the further pipeline parameters are no JSON object.
+            ContractError: the further pipeline parameters are not a JSON object.
         """
         try:
-            arguments = json.loads(settings.pipeline_arguments)
+            self._arguments = json.loads(settings.pipeline_arguments)
         except ValueError as error:
             raise ContractError(f"pipeline_arguments is {settings.pipeline_arguments!r}: {error}") from error
-        if not isinstance(arguments, dict):
+        if not isinstance(self._arguments, dict):
             raise ContractError(f"pipeline_arguments is {settings.pipeline_arguments!r}, expected a JSON object")
-        return cls(
-            KubeflowServer(
-                settings.kubeflow_host, namespace=settings.kubeflow_namespace, timeout_seconds=timeout_seconds
-            ),
-            experiment=settings.kubeflow_experiment,
-            package=settings.pipeline_package,
-            pipeline_id=settings.pipeline_id,
-            pipeline_name=settings.pipeline_name,
-            version_id=settings.pipeline_version_id,
-            service_account=settings.kubeflow_service_account,
-            arguments=arguments,
-            store=settings.store,
+        self._settings, self._store = settings, store
+        self._server = KubeflowServer(
+            settings.kubeflow_host, namespace=settings.kubeflow_namespace, timeout_seconds=timeout_seconds
         )
 
     def submit(self, request: RetrainRequest) -> str:
         """See `trigger.Trigger`."""
         server = self._server
         with server.requests(f"submitting {request.request_id}"):
-            experiment_id = server.experiment_id(self._experiment)
+            experiment_id = server.experiment_id(self._settings.kubeflow_experiment)
             named = server.find_runs(experiment_id, name=request.request_id)
             if any(run.state not in DEAD_STATES for run in named):
                 return ALREADY
@@ -110,10 +121,10 @@ class KubeflowTrigger:
                 request.request_id,
                 source=self._source(),
                 parameters={**self._arguments, **request.pipeline_arguments()},
-                service_account=self._service_account,
+                service_account=self._settings.kubeflow_service_account,
             )
             logger.info("run %s started as %s", request.request_id, run_id)
-            return self._settled(experiment_id, request.request_id, run_id)
+            return self._resolve_race(experiment_id, request.request_id, run_id)
 
     def state(self, request_id: str) -> RunState:
         """See `trigger.Trigger`.
@@ -121,13 +132,14 @@ class KubeflowTrigger:
         KFP calls a refused run successful; its outcome in the model store tells them apart. Where there is none, a
         successful run counts as released.
         """
+        name = self._settings.kubeflow_experiment
         with self._server.requests(f"looking for {request_id}"):
-            experiment_id = self._server.find_experiment(self._experiment)
+            experiment_id = self._server.find_experiment(name)
             runs = self._server.find_runs(experiment_id, name=request_id) if experiment_id else []
         if not runs:
-            missing = "run of this name" if experiment_id else f"experiment {self._experiment} any more"
+            missing = "run of this name" if experiment_id else f"experiment {name} any more"
             return RunState(UNKNOWN, f"the server has no {missing}")
-        newest = _telling(runs)
+        newest = _deciding_run(runs)
         if _is_active(newest):
             # `reason` is only for people: a paused run is one that somebody has to resume.
             return RunState(RUNNING, f"it is {newest.state}" if newest.state in ("PAUSED", "CANCELING") else "")
@@ -137,10 +149,10 @@ class KubeflowTrigger:
         reason = f"run {newest.run_id} is {newest.state}"
         return RunState(RELEASED if newest.state == "SUCCEEDED" else FAILED, reason)
 
-    def _settled(self, experiment_id: str, name: str, run_id: str) -> str:
-        """What became of the run that was just created, beside those that others created at the same time."""
+    def _resolve_race(self, experiment_id: str, name: str, run_id: str) -> str:
+        """The result of a run that was just created, if others created runs at the same time: the first one stays."""
         active = self._server.active_runs(experiment_id)
-        first = min(active, key=_age, default=None)
+        first = min(active, key=_creation_order, default=None)
         if first is None or first.run_id == run_id or run_id not in {run.run_id for run in active}:
             return STARTED
         logger.warning("run %s was created first, terminating %s", first.run_id, run_id)
@@ -156,18 +168,20 @@ class KubeflowTrigger:
     def _source(self) -> Path | PipelineVersion:
         """What a request runs: the package, or an uploaded version.
 
-        Looked for at each request, so that whoever uploads a version need not restart the monitor.
+        Looked up at each request, so that whoever uploads a version need not restart the monitor.
         """
-        if self._package:
-            return Path(self._package)
-        pipeline_id = self._pipeline_id or self._server.find_pipeline(self._pipeline_name)
+        settings = self._settings
+        if settings.pipeline_package:
+            return Path(settings.pipeline_package)
+        name = settings.pipeline_name
+        pipeline_id = settings.pipeline_id or self._server.find_pipeline(name)
         if pipeline_id is None:
-            raise PermanentError(f"pipeline {self._pipeline_name} is not on the server, expected it to be uploaded")
-        if self._version_id:
-            return PipelineVersion(pipeline_id, self._version_id)
+            raise PermanentError(f"pipeline {name} is not on the server, expected it to be uploaded")
+        if settings.pipeline_version_id:
+            return PipelineVersion(pipeline_id, settings.pipeline_version_id)
         newest = self._server.newest_version(pipeline_id)
         if newest is None:
-            raise PermanentError(f"pipeline {self._pipeline_name or pipeline_id} has no version, expected at least one")
+            raise PermanentError(f"pipeline {name or pipeline_id} has no version, expected at least one")
         return newest
 
 
@@ -175,17 +189,17 @@ def _is_active(run: Any) -> bool:
     return run.state is None or run.state in ACTIVE_STATES
 
 
-def _age(run: Any) -> tuple[str, str]:
+def _creation_order(run: Any) -> tuple[str, str]:
     """Orders runs by their creation, as the server counts; runs of one second by id, so that all see one order."""
     return str(run.created_at), str(run.run_id)
 
 
-def _telling(runs: list[Any]) -> Any:
-    """The run of a name that tells how the request fares: one at work, else one that succeeded, else the newest.
+def _deciding_run(runs: list[Any]) -> Any:
+    """The run of a name that decides the request's state: an active one, else one that succeeded, else the newest.
 
-    A name has several where a dead run was repeated, or where two replicas created it at the same time.
+    A name has several where a dead run was repeated, or where two monitors created it at the same time.
     """
     for kind in ([run for run in runs if _is_active(run)], [run for run in runs if run.state == "SUCCEEDED"], runs):
         if kind:
-            return max(kind, key=_age)
+            return max(kind, key=_creation_order)
     raise AssertionError("no runs")

@@ -1,42 +1,64 @@
-"""What people are told of, and when they are spared: events in, messages out.
+"""Which events people are notified of, and messages on their way to the webhook.
 
-Listens to the journal. Events belong to incidents: a drift, a dead log, unusable messages. Within an incident each
-kind of event is told once; while it stays open it is recalled every `remind_seconds`; when it ends that is told too.
-Delivering is `monitoring.acting.outbox`'s.
+Listens to the journal. Events belong to incidents: a drift, a log that is down, dead letters. Within an incident each
+kind of event is sent once; while the incident stays open it is sent again every `remind_seconds`; its end is sent too.
+
+Messages are kept on disk, in order, and delivered at least once or dropped: when the server refuses one, when it is
+older than a day, or when more wait than there is room for (the oldest is dropped, and counted). One message is sent at
+a time, on a thread of its own, so that the loop never waits for the server. The message's form and its sending are
+`components.notices`'.
 """
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable
+import json
+import logging
+import threading
+import time
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, NamedTuple
+from uuid import uuid4
 
 from components.notices.message import compose
+from components.notices.webhook import Answer
 from components.runtime.errors import ContractError
-from monitoring.acting.outbox import Outbox
-from monitoring.acting.progress import Documents
+from monitoring.documents import Documents
+from monitoring.flags import expect
+from monitoring.journal import Event
 
-INCIDENTS = "incidents"
+logger = logging.getLogger(__name__)
+
+INCIDENTS, OUTBOX = "incidents", "outbox"
+"""Names of the documents."""
 DRIFT, LOG, DEAD_LETTER = "drift", "log", "dead_letter"
+"""Names of the incidents."""
+MAX_WAITING = 100
+"""Messages that wait at most."""
+FIRST_PAUSE_SECONDS, MAX_PAUSE_SECONDS = 2.0, 600.0
+GIVE_UP_SECONDS = 86_400.0
+"""Age at which a message is dropped: it is no news any more."""
+ABANDON_SECONDS = 60.0
+"""An attempt that takes longer (a server that answers byte by byte) is abandoned; its thread ends with the process."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class NotificationSettings:
-    """Whom to tell."""
+    """Where messages for people go."""
 
     webhook_file: str = ""
-    """File that holds the address of a webhook taking Slack's JSON; empty = nobody is told. The address is a secret,
-    so it is no setting itself."""
+    """File that holds the address of a webhook taking Slack's JSON; empty = nobody is notified. The address is a
+    secret, so it is no setting itself."""
     remind_seconds: float = 6 * 3600.0
-    """How often an open incident is told again."""
+    """How often a message of an open incident is repeated."""
     status_url: str = ""
     """Where people reach the status page; becomes the messages' link."""
 
     def __post_init__(self) -> None:
-        """Refuses reminders without a pause, and an address where its file should be named."""
-        if not self.remind_seconds > 0:
-            raise ContractError(f"remind_seconds is {self.remind_seconds}, expected above 0")
+        """Refuses reminders without a pause, and an address in place of its file."""
+        expect(self, "above 0", lambda value: value > 0, "remind_seconds")
         if "://" in self.webhook_file:
             raise ContractError("webhook_file is an address, expected the name of a file that holds it")
 
@@ -45,138 +67,218 @@ class _Rule(NamedTuple):
     incident: str
     title: str
     done: str = ""
+    is_of_run: bool = False
+    """Sent once for each run, and opens no incident: a run may end after its drift, and is no drift that recovers."""
 
 
 _RULES = {
     "decision": _Rule(DRIFT, "Drift confirmed"),
-    "held": _Rule(DRIFT, "Drift goes on, retraining is held", "nothing yet"),
-    "requested": _Rule(DRIFT, "Retraining requested", "a run was started"),
-    "overdue": _Rule(DRIFT, "A retraining run takes long"),
-    "released": _Rule(DRIFT, "A new version was released", "released"),
-    "refused": _Rule(DRIFT, "The new model was refused", "what was live stays live"),
-    "failed": _Rule(DRIFT, "A retraining run failed", "it is tried again after a rest"),
-    "rollback_decided": _Rule(DRIFT, "Drift confirmed: rolling back", "a rollback was started"),
-    "rollback_done": _Rule(DRIFT, "Rolled back", "the previous version is live again"),
-    "rollback_failed": _Rule(DRIFT, "A rollback failed"),
-    "shadow_decided": _Rule(DRIFT, "Drift confirmed: starting a shadow", "a shadow was started"),
-    "shadow_done": _Rule(DRIFT, "A shadow runs"),
-    "shadow_failed": _Rule(DRIFT, "A shadow could not be started"),
-    "log_down": _Rule(LOG, "The record log is not reached"),
-    "dead_letter": _Rule(DEAD_LETTER, "Messages could not be used", "dead letters, kept with their bytes"),
+    "held": _Rule(DRIFT, "Drift continues, retraining is held", "nothing yet"),
+    "requested": _Rule(DRIFT, "Retraining requested", "a run was started", is_of_run=True),
+    "overdue": _Rule(DRIFT, "A retraining run takes long", is_of_run=True),
+    "released": _Rule(DRIFT, "A new version was released", "released", is_of_run=True),
+    "refused": _Rule(DRIFT, "The new model was refused", "the live version stays live", is_of_run=True),
+    "failed": _Rule(DRIFT, "A retraining run failed", "it is tried again after a pause", is_of_run=True),
+    "log_down": _Rule(LOG, "The record log cannot be reached"),
+    "dead_letter": _Rule(DEAD_LETTER, "Messages could not be used", "kept as dead letters, with their bytes"),
 }
-_ENDS = {"recovered": (DRIFT, "Recovered"), "log_up": (LOG, "The record log is reached again")}
-_AFTERMATH = (
-    "requested",
-    "overdue",
-    "released",
-    "refused",
-    "failed",
-    "rollback_done",
-    "rollback_failed",
-    "shadow_done",
-    "shadow_failed",
-)
-"""What a drift brings with it: a run may end when its drift is over, and then it is no drift that could recover."""
-_RUN_EVENTS = ("requested", "overdue", "released", "refused", "failed")
-"""Told once for each run, where the others are told once for an incident."""
+"""By kind of event; the end of a run by its outcome."""
+_ENDS = {"recovered": (DRIFT, "Recovered"), "log_up": (LOG, "The record log can be reached again")}
 
 
 @dataclass(frozen=True, kw_only=True)
-class Incident:
-    """One open incident; kept as JSON."""
+class OpenIncident:
+    """One open incident; stored as JSON."""
 
     since: float
     last_at: float
-    """When something of it happened last."""
+    """Time of its newest event."""
     sent_at: float
     amount: float = 0.0
     """Dead letters so far."""
     text: str = ""
-    told: tuple[str, ...] = ()
+    sent: tuple[str, ...] = ()
+    """Kinds of events that were sent, those of a run with its name."""
     numbers: dict[str, Any] = field(default_factory=dict)
 
 
 class Notifier:
-    """The open incidents, and who is told of them."""
+    """Turns events into incidents and messages."""
 
     def __init__(
         self, documents: Documents, outbox: Outbox | None, settings: NotificationSettings, clock: Callable[[], float]
     ) -> None:
-        """Takes up the incidents that were open.
+        """Continues the incidents that were open.
 
         Args:
             documents: Where the incidents are kept.
-            outbox: None = nobody is told; incidents are kept all the same, for the status page.
+            outbox: None = nobody is notified; incidents are kept all the same, for the status page.
             settings: See `NotificationSettings`.
             clock: Seconds since the epoch.
         """
         self._documents, self.outbox, self._settings, self._clock = documents, outbox, settings, clock
         kept = documents.read_document(INCIDENTS) or {}
-        self.open = {name: Incident(**{**values, "told": tuple(values["told"])}) for name, values in kept.items()}
+        self.open = {name: OpenIncident(**{**values, "sent": tuple(values["sent"])}) for name, values in kept.items()}
         """The open incidents by name: `drift`, `log`, `dead_letter`."""
 
-    def hear(self, event: dict[str, Any]) -> None:
-        """Takes an event of the journal."""
-        kind = str(event["outcome"]) if event["kind"] == "run_ended" else str(event["kind"])
+    def on_event(self, event: Event) -> None:
+        """Handles an event of the journal."""
+        kind = str(event.details["outcome"]) if event.kind == "run_ended" else event.kind
         if kind in _ENDS:
             self._close(*_ENDS[kind], event)
         elif kind in _RULES:
-            self._note(kind, _RULES[kind], event)
+            self._update(kind, _RULES[kind], event)
 
     def step(self, now: float) -> None:
-        """Recalls what has been open for long, and sees to the outbox."""
+        """Sends reminders that are due, and advances the outbox."""
         for name, incident in list(self.open.items()):
-            # A clock that was set back recalls too early rather than never.
+            # A clock that was set back reminds too early rather than never.
             if abs(now - incident.sent_at) < self._settings.remind_seconds:
                 continue
             if name == DEAD_LETTER and incident.last_at <= incident.sent_at:
-                self.forget(name)
+                self.close_silently(name)
                 continue
             self._send("Still: " + incident.text, incident, incident.numbers, "", now)
-            self._keep({**self.open, name: dataclasses.replace(incident, sent_at=now)})
+            self._store({**self.open, name: dataclasses.replace(incident, sent_at=now)})
         if self.outbox is not None:
             self.outbox.step(now)
 
-    def _note(self, kind: str, rule: _Rule, event: dict[str, Any]) -> None:
-        now, text = self._clock(), str(event["text"])
+    def close_silently(self, name: str) -> None:
+        """Ends an incident without a message."""
+        if name in self.open:
+            self._store({key: each for key, each in self.open.items() if key != name})
+
+    def _update(self, kind: str, rule: _Rule, event: Event) -> None:
+        now = self._clock()
         is_open = rule.incident in self.open
-        known = self.open.get(rule.incident) or Incident(since=now, last_at=now, sent_at=now)
-        key = f"{kind} {event.get('request_id')}" if kind in _RUN_EVENTS else kind
-        numbers = {name: value for name, value in event.items() if name not in ("time", "kind", "text")}
+        known = self.open.get(rule.incident) or OpenIncident(since=now, last_at=now, sent_at=now)
+        key = f"{kind} {event.details.get('request_id')}" if rule.is_of_run else kind
+        numbers = dict(event.details)
         incident = dataclasses.replace(
             known,
             last_at=now,
-            amount=known.amount + float(event.get("messages") or 0),
-            text=text,
-            told=(*known.told, key)[-50:] if key not in known.told else known.told,
+            amount=known.amount + float(numbers.get("messages") or 0),
+            text=event.text,
+            sent=(*known.sent, key)[-50:] if key not in known.sent else known.sent,
             numbers=numbers,
         )
-        if key not in known.told:
-            self._send(f"{rule.title}: {text}", incident, numbers, rule.done, now)
+        if key not in known.sent:
+            self._send(f"{rule.title}: {event.text}", incident, numbers, rule.done, now)
             incident = dataclasses.replace(incident, sent_at=now)
-        if is_open or kind not in _AFTERMATH:
-            self._keep({**self.open, rule.incident: incident})
+        if is_open or not rule.is_of_run:
+            self._store({**self.open, rule.incident: incident})
 
-    def forget(self, name: str) -> None:
-        """Ends an incident in silence: its end was told by another replica, or there is nobody to tell it of."""
-        if name in self.open:
-            self._keep({key: each for key, each in self.open.items() if key != name})
-
-    def _close(self, name: str, title: str, event: dict[str, Any]) -> None:
+    def _close(self, name: str, title: str, event: Event) -> None:
         incident = self.open.get(name)
-        if incident is None:
-            return
-        self._send(f"{title}: {event['text']}", incident, event, "", self._clock())
-        self.forget(name)
+        if incident is not None:
+            self._send(f"{title}: {event.text}", incident, event.details, "", self._clock())
+            self.close_silently(name)
 
-    def _send(self, text: str, incident: Incident, numbers: dict[str, Any], done: str, now: float) -> None:
+    def _send(self, text: str, incident: OpenIncident, numbers: Mapping[str, Any], done: str, now: float) -> None:
         if self.outbox is not None:
             amounts = {**numbers, "messages": incident.amount} if incident.amount else numbers
             payload = compose(text, numbers=amounts, since=incident.since, done=done, link=self._settings.status_url)
             self.outbox.put(payload, now=now)
 
-    def _keep(self, incidents: dict[str, Incident]) -> None:
-        self._documents.write_documents(
-            {INCIDENTS: {name: dataclasses.asdict(each) for name, each in incidents.items()}}
-        )
+    def _store(self, incidents: dict[str, OpenIncident]) -> None:
+        documents = {INCIDENTS: {name: dataclasses.asdict(each) for name, each in incidents.items()}}
+        self._documents.write_documents(documents)
         self.open = incidents
+
+
+@dataclass(frozen=True, kw_only=True)
+class WaitingMessage:
+    """A message on its way; stored as JSON."""
+
+    id: str
+    payload: dict[str, Any]
+    put_at: float
+    tries: int = 0
+    next_at: float = 0.0
+
+
+class Outbox:
+    """The waiting messages of one state folder."""
+
+    def __init__(
+        self,
+        documents: Documents,
+        send: Callable[[bytes], Answer],
+        *,
+        max_waiting: int = MAX_WAITING,
+        monotonic: Callable[[], float] = time.monotonic,
+    ) -> None:
+        """Continues with what a predecessor could not deliver.
+
+        Args:
+            documents: Where the messages are kept.
+            send: Sends one message; called on another thread, raises nothing.
+            max_waiting: Messages that wait at most.
+            monotonic: Seconds by a clock that nobody sets, for an attempt that hangs.
+        """
+        self._documents, self._send, self._max_waiting, self._monotonic = documents, send, max_waiting, monotonic
+        kept = documents.read_document(OUTBOX) or {"messages": []}
+        self._messages = [WaitingMessage(**each) for each in kept["messages"]]
+        self._attempt: _Attempt | None = None
+        self._logged_reason = ""
+
+    def __len__(self) -> int:
+        return len(self._messages)
+
+    def put(self, payload: dict[str, Any], *, now: float) -> None:
+        """Stores a message to be sent."""
+        messages = [*self._messages, WaitingMessage(id=uuid4().hex, payload=payload, put_at=now)]
+        dropped = max(0, len(messages) - self._max_waiting)
+        self._store(messages[dropped:], {"notification_dropped": dropped} if dropped else {})
+
+    def step(self, now: float) -> None:
+        """Handles the result of the attempt under way, and starts the next one that is due."""
+        if self._attempt is not None:
+            answer = self._attempt.answer
+            if answer is None and self._monotonic() - self._attempt.begun_at < ABANDON_SECONDS:
+                return
+            self._handle_answer(self._attempt.message_id, answer or Answer("retry", "no complete answer"), now)
+            self._attempt = None
+        # A clock that was set back must not hold the message for longer than the longest pause.
+        if self._messages and not 0 < self._messages[0].next_at - now <= MAX_PAUSE_SECONDS * 6:
+            first = self._messages[0]
+            body = json.dumps(first.payload).encode()
+            self._attempt = _Attempt(first.id, partial(self._send, body), self._monotonic())
+
+    def _handle_answer(self, message_id: str, answer: Answer, now: float) -> None:
+        if not self._messages or self._messages[0].id != message_id:
+            return  # it was dropped meanwhile
+        first, *rest = self._messages
+        if answer.state == "delivered":
+            self._logged_reason = ""
+            self._store(rest, {"notification_delivered": 1})
+            return
+        if answer.reason != self._logged_reason:
+            logger.warning("a notification was not delivered: %s", answer.reason)
+            self._logged_reason = answer.reason
+        if answer.state == "refused" or now - first.put_at > GIVE_UP_SECONDS:
+            self._store(rest, {"notification_dropped": 1})
+            return
+        pause = min(FIRST_PAUSE_SECONDS * 2.0 ** min(first.tries, 30), MAX_PAUSE_SECONDS)
+        pause = max(pause, answer.retry_after or 0.0)
+        self._store([dataclasses.replace(first, tries=first.tries + 1, next_at=now + pause), *rest], {})
+
+    def _store(self, messages: list[WaitingMessage], counts: dict[str, float]) -> None:
+        document = {"messages": [dataclasses.asdict(each) for each in messages]}
+        self._documents.write_documents({OUTBOX: document}, counts)
+        self._messages = messages
+
+
+class _Attempt:
+    """One attempt to send a message, on its own thread."""
+
+    def __init__(self, message_id: str, send: Callable[[], Answer], begun_at: float) -> None:
+        self.message_id, self.begun_at = message_id, begun_at
+        self.answer: Answer | None = None
+        threading.Thread(target=self._run, args=(send,), name="webhook", daemon=True).start()
+
+    def _run(self, send: Callable[[], Answer]) -> None:
+        try:
+            self.answer = send()
+        except Exception as error:  # noqa: BLE001 - an error on this thread reaches nobody, and the message would wait forever
+            self.answer = Answer("retry", f"failed: {type(error).__name__}")

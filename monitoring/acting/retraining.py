@@ -1,57 +1,64 @@
 """From a decision to the end of its run, one step at a time, over restarts.
 
-decided -> archive flushed -> uploads awaited -> submitted -> running -> ended. In: the policy's decision, the time.
-Out: at most one run at any moment; events; the restraint's memory after the run. Every transition is kept
-before the next begins (`monitoring.acting.ledger`, where replicas share it), and each step can be repeated: the
-request's id comes from the version of the data (`monitoring.acting.request`), so a trigger recognises it. What a look
-at a run means is `monitoring.acting.following`'s.
+decided -> archive flushed -> uploads awaited -> submitted -> running -> ended. In: a policy's decision, the time. Out:
+at most one run at any moment; events; the memory of past runs. Every transition is stored before the next begins, and
+each step can be repeated: the request is named by its data (`monitoring.deciding.request`), so a trigger recognises it.
 """
 
 from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable
-from typing import Any, Protocol
+from dataclasses import dataclass
+from typing import Any
 
 from components.contracts.retrain_request import RetrainRequest
 from components.runtime.errors import ContractError, PermanentError, TemporaryError
-from monitoring.acting import recipe, restraint, trigger
-from monitoring.acting.following import follow
-from monitoring.acting.progress import (
-    DECIDED,
-    IDLE,
-    PROGRESS,
-    RECIPE,
-    RESTRAINT,
-    RUNNING,
-    SUBMITTING,
-    UPLOADING,
-    Documents,
-    Progress,
-    read_all,
-)
-from monitoring.acting.recipe import RecipeMemory
-from monitoring.acting.request import make_request
-from monitoring.acting.restraint import RestraintMemory
-from monitoring.acting.settings import RetrainingSettings
-from monitoring.acting.trigger import Trigger
-from monitoring.deciding.decision import Decision
+from monitoring.acting.trigger import BUSY, FAILED, UNKNOWN, RunState, Trigger
+from monitoring.acting.trigger import RUNNING as RUN_IS_ACTIVE
+from monitoring.deciding import restraint
+from monitoring.deciding.policy import Decision
+from monitoring.deciding.request import RecipeMemory, RecipeSettings, choose_parent, make_request
+from monitoring.deciding.restraint import RestraintMemory, RestraintSettings
+from monitoring.documents import Documents, as_document, read_memory
 from monitoring.journal import Journal
 from monitoring.memory.archive import Archive, no_checkpoint
 
+IDLE, DECIDED, UPLOADING, SUBMITTING, RUNNING = "idle", "decided", "uploading", "submitting", "running"
+PROGRESS, RESTRAINT, RECIPE = "retraining", "restraint", "recipe"
+"""Names of the documents."""
 RETRY_SECONDS = 15.0
 """Pause before a busy or unreachable trigger is asked again."""
+UNKNOWN_SECONDS = 60.0
+"""How long a submitted run may be unknown to its trigger before it counts as failed: the trigger's list may lag."""
+OVERDUE_SECONDS = 6 * 3600.0
+"""A run that takes longer is reported, once; it is followed to its end all the same."""
 
 
-class Guard(Protocol):
-    """Returns if this replica may act."""
+@dataclass(frozen=True, kw_only=True)
+class RunProgress:
+    """The state of the request under way; stored as JSON."""
 
-    def __call__(self) -> None:
-        """See the class.
+    phase: str = IDLE
+    request: dict[str, Any] | None = None
+    """The `RetrainRequest`'s fields; None when idle."""
+    decided_at: float = 0.0
+    upload_deadline: float = 0.0
+    next_try_at: float = 0.0
+    awaited: tuple[str, ...] = ()
+    """Files sealed when the archive was flushed; those that follow belong to the next run."""
+    obstacle: str = ""
+    """`busy` or `unreachable`, as reported last; each is reported once."""
+    started_at: float = 0.0
+    unknown_since: float = 0.0
+    """Since when the trigger does not know the run; 0 = it does."""
+    is_overdue: bool = False
+    """Whether it was reported that the run takes long."""
 
-        Raises:
-            TemporaryError: it may not, or nobody knows.
-        """
+    @property
+    def request_id(self) -> str:
+        """Name of the request; empty when idle."""
+        return str(self.request["request_id"]) if self.request else ""
 
 
 class Retraining:
@@ -60,85 +67,81 @@ class Retraining:
     def __init__(
         self,
         *,
-        store: Documents,
+        documents: Documents,
         archive: Archive,
         trigger: Trigger | None,
         journal: Journal,
-        settings: RetrainingSettings,
+        restraint: RestraintSettings,
+        recipe: RecipeSettings,
         upload_wait_seconds: float,
-        fence: int = 0,
-        guard: Guard = lambda: None,
         checkpoint: Callable[[str], None] = no_checkpoint,
     ) -> None:
-        """Takes up where a predecessor stopped.
+        """Continues where a predecessor stopped.
 
         Args:
-            store: Where progress and the restraint's memory are kept.
-            archive: Flushed before a run is asked for.
-            trigger: Runs the pipeline; None = only notify.
-            journal: Told of every transition.
-            settings: Cool-down and back-off, incremental or full.
+            documents: Where progress and the memory of past runs are kept.
+            archive: Flushed before a run is requested.
+            trigger: Runs the pipeline; None = nobody does, and `begin` must not be called.
+            journal: Gets an event of every transition.
+            restraint: Cool-down and back-off.
+            recipe: Incremental or full.
             upload_wait_seconds: Longest wait for the uploader; 0 = none.
-            fence: Term of the lease that this replica holds; 0 = there is no lease.
-            guard: Called before the trigger is asked for a run.
             checkpoint: Called with the name of each step that a crash may follow.
         """
-        self._store, self._archive, self._trigger, self._journal = store, archive, trigger, journal
-        self._settings, self._upload_wait_seconds, self._checkpoint = settings, upload_wait_seconds, checkpoint
-        self._fence, self._guard = fence, guard
+        self._documents, self._archive, self._trigger, self._journal = documents, archive, trigger, journal
+        self._restraint, self._recipe = restraint, recipe
+        self._upload_wait_seconds, self._checkpoint = upload_wait_seconds, checkpoint
         self._poll_seconds = trigger.poll_seconds if trigger else 0.0
-        self.progress, self.memory, self._past = read_all(store)
+        self.progress = read_memory(documents, PROGRESS, RunProgress)
+        self.memory = read_memory(documents, RESTRAINT, RestraintMemory)
+        self._past = read_memory(documents, RECIPE, RecipeMemory)
 
-    def begin(self, decision: Decision, *, now: float, data_until: float | None = None, note: str = "") -> None:
-        """Makes a request of a decision to retrain; only when idle.
+    def begin(self, decision: Decision, *, now: float, data_until: float | None = None) -> None:
+        """Makes a request of a decision to retrain; only when idle, and with a trigger.
 
         Args:
             decision: Confirmed, and not restrained.
             now: Seconds since the epoch.
             data_until: Event time up to which every row is matured; None = now.
-            note: Why it is a run, where another action was meant.
         """
         assert self.progress.phase == IDLE
-        past = recipe.looked(self._past, now=now)
-        parent, why = recipe.choose(past, self._settings, decision.numbers, now=now)
+        assert self._trigger is not None
+        past = self._past.asked(now=now)
+        parent, why = choose_parent(past, self._recipe, decision.numbers, now=now)
         until = now if data_until is None else data_until
-        why = f"{note}; {why}" if note else why
-        request = make_request(decision, parent=parent, recipe=why, data_until=until, now=now, fence=self._fence)
-        self._journal.tell(
+        request = make_request(decision, parent=parent, why=why, data_until=until, now=now)
+        self._journal.emit(
             "decision", request.reason, request_id=request.request_id, policy=decision.policy, **decision.numbers
         )
-        memory = restraint.requested(self.memory, now=now)
-        if self._trigger is None:
-            self.memory = memory
-            self._end(trigger.RunState("notified", "no trigger is configured"), request, now)
-            return
-        progress = Progress(phase=DECIDED, request=dataclasses.asdict(request), decided_at=now)
-        self._keep(progress, memory=memory, past=past)
+        progress = RunProgress(phase=DECIDED, request=dataclasses.asdict(request), decided_at=now)
+        self._store(progress, memory=restraint.requested(self.memory, now=now), past=past)
         self._checkpoint("retraining.decided")
 
     def step(self, now: float) -> None:
-        """Moves the request under way on, as far as it goes without waiting."""
+        """Advances the request under way as far as possible without waiting."""
+        if self._trigger is None:
+            return  # a request of an earlier start, when there was one, waits for a start with a trigger
         if self.progress.phase == DECIDED:
-            self._flush(now)
+            self._flush_archive(now)
         if self.progress.phase == UPLOADING:
             self._await_uploads(now)
-        # No pause is longer: one that seems so was noted by a clock that has since been set back.
+        # No pause is longer: one that seems so was written under a clock that has since been set back.
         is_time = not 0 < self.progress.next_try_at - now <= max(RETRY_SECONDS, self._poll_seconds)
         if self.progress.phase == SUBMITTING and is_time:
-            self._submit(now)
+            self._submit(self._trigger, now)
         elif self.progress.phase == RUNNING and is_time:
-            self._watch(now)
+            self._follow_run(self._trigger, now)
 
     def _request(self) -> RetrainRequest:
         assert self.progress.request is not None
         return RetrainRequest(**self.progress.request)
 
-    def _flush(self, now: float) -> None:
+    def _flush_archive(self, now: float) -> None:
         files = self._archive.flush()
         rows = sum(num_rows for _, num_rows in files)
-        self._journal.tell("archived", f"flushed {rows} rows for the run", rows=rows, files=[name for name, _ in files])
+        self._journal.emit("archived", f"flushed {rows} rows for the run", rows=rows, files=[name for name, _ in files])
         awaited = tuple(self._archive.waiting_for_upload()) if self._upload_wait_seconds > 0 else ()
-        self._move(UPLOADING, upload_deadline=now + self._upload_wait_seconds, awaited=awaited)
+        self._enter(UPLOADING, upload_deadline=now + self._upload_wait_seconds, awaited=awaited)
 
     def _await_uploads(self, now: float) -> None:
         still = set(self._archive.waiting_for_upload()) if self.progress.awaited else set()
@@ -146,88 +149,101 @@ class Retraining:
         if not waiting:
             if self._upload_wait_seconds > 0:
                 seconds = round(now - self.progress.decided_at, 3)
-                self._journal.tell("uploaded", "every sealed file is in the lake", seconds=seconds)
-            self._move(SUBMITTING)
+                self._journal.emit("uploaded", "every sealed file is in the lake", seconds=seconds)
+            self._enter(SUBMITTING)
         elif now >= self.progress.upload_deadline:
             reason = f"{len(waiting)} files not uploaded within {self._upload_wait_seconds:g} s, first {waiting[0]}"
-            self._end(trigger.RunState(trigger.FAILED, reason), self._request(), now)
+            self._end(RunState(FAILED, reason), now)
 
-    def _submit(self, now: float) -> None:
-        assert self._trigger is not None
+    def _submit(self, trigger: Trigger, now: float) -> None:
         request = self._request()
-        self._guard()
         try:
-            answer = self._trigger.submit(request)
+            answer = trigger.submit(request)
         except TemporaryError as error:
-            self._wait_for("unreachable", str(error), now)
+            self._retry_later("unreachable", str(error), now)
             return
         except (PermanentError, ContractError, OSError) as error:
-            self._end(trigger.RunState(trigger.FAILED, str(error)), request, now)
+            self._end(RunState(FAILED, str(error)), now)
             return
         self._checkpoint("retraining.submitted")
-        if answer == trigger.BUSY:
-            self._wait_for("busy", "another run is active", now)
+        if answer == BUSY:
+            self._retry_later("busy", "another run is active", now)
             return
-        self._journal.tell("requested", request.reason, request_id=request.request_id, answer=answer)
-        self._journal.tell("run_started", f"run {request.request_id} {answer}", request_id=request.request_id)
-        self._move(RUNNING, {"request_started": 1}, started_at=now, next_try_at=0.0, told="")
+        self._journal.emit("requested", request.reason, request_id=request.request_id, answer=answer)
+        self._journal.emit("run_started", f"run {request.request_id} {answer}", request_id=request.request_id)
+        self._enter(RUNNING, {"request_started": 1}, started_at=now, next_try_at=0.0, obstacle="")
         self._checkpoint("retraining.running")
 
-    def _watch(self, now: float) -> None:
-        assert self._trigger is not None
+    def _follow_run(self, trigger: Trigger, now: float) -> None:
         try:
-            progress, end = follow(self._trigger, self.progress, self._request().request_id, now)
+            run = trigger.state(self.progress.request_id)
         except TemporaryError as error:
-            self._wait_for("unreachable", str(error), now)
+            self._retry_later("unreachable", str(error), now)
             return
-        if end is not None:
-            self._end(end, self._request(), now)
-            return
-        if progress.is_overdue and not self.progress.is_overdue:
-            seconds, name = now - progress.started_at, self._request().request_id
-            text = f"run {name} has been at work for {seconds / 3600:.1f} h"
-            self._journal.tell("overdue", text, request_id=name, seconds=round(seconds, 3))
-        if progress != self.progress:
-            self._keep(progress)
+        except (PermanentError, ContractError, OSError) as error:
+            # Asking again is useless, and ending the monitor over a lost run would stop the archive too.
+            run = RunState(FAILED, str(error))
+        if run.state == UNKNOWN:
+            since = self.progress.unknown_since or now
+            if now >= since + UNKNOWN_SECONDS:
+                self._end(RunState(FAILED, run.reason), now)
+            elif not self.progress.unknown_since:
+                self._enter(RUNNING, unknown_since=since)
+        elif run.state == RUN_IS_ACTIVE:
+            self._note_active(now)
+        else:
+            self._end(run, now)
 
-    def _wait_for(self, obstacle: str, text: str, now: float) -> None:
-        """Stays in this phase for a while; tells of an obstacle when it is new."""
-        if obstacle != self.progress.told:
-            self._journal.tell(obstacle, text, request_id=self._request().request_id)
-        self._move(self.progress.phase, next_try_at=now + RETRY_SECONDS, told=obstacle)
+    def _note_active(self, now: float) -> None:
+        """Stores when to look next, and reports a run that takes long; a paused run is not over."""
+        progress = self.progress
+        is_overdue = progress.is_overdue or now - progress.started_at >= OVERDUE_SECONDS
+        if is_overdue and not progress.is_overdue:
+            seconds = now - progress.started_at
+            text = f"run {progress.request_id} has been active for {seconds / 3600:.1f} h"
+            self._journal.emit("overdue", text, request_id=progress.request_id, seconds=round(seconds, 3))
+        next_try_at = now + self._poll_seconds if self._poll_seconds else progress.next_try_at
+        changed = dataclasses.replace(
+            progress, unknown_since=0.0, obstacle="", is_overdue=is_overdue, next_try_at=next_try_at
+        )
+        if changed != progress:
+            self._store(changed)
 
-    def _end(self, run: trigger.RunState, request: RetrainRequest, now: float) -> None:
-        memory = restraint.ended(self.memory, run.state, self._settings, now=now)
-        past = recipe.ended(self._past, run.state, request.parent, now=now)
-        self._journal.tell(
+    def _retry_later(self, obstacle: str, text: str, now: float) -> None:
+        """Stays in this phase for a while; reports an obstacle when it is new."""
+        if obstacle != self.progress.obstacle:
+            self._journal.emit(obstacle, text, request_id=self.progress.request_id)
+        self._enter(self.progress.phase, next_try_at=now + RETRY_SECONDS, obstacle=obstacle)
+
+    def _end(self, run: RunState, now: float) -> None:
+        request, started_at = self._request(), self.progress.started_at
+        memory = restraint.ended(self.memory, run.state, self._restraint, now=now)
+        self._journal.emit(
             "run_ended",
             f"run {request.request_id} {run.state}{run.reason and f': {run.reason}'}; "
             f"no request for {memory.blocked_until - now:.0f} s",
             request_id=request.request_id,
             outcome=run.state,
             version=run.version,
-            seconds=round(now - self.progress.started_at, 3) if self.progress.started_at else None,
+            seconds=round(now - started_at, 3) if started_at else None,
         )
-        self._keep(Progress(), {f"request_{run.state}": 1}, memory=memory, past=past)
+        past = self._past.ended(run.state, request.parent, now=now)
+        self._store(RunProgress(), {f"request_{run.state}": 1}, memory=memory, past=past)
         self._checkpoint("retraining.ended")
 
-    def _move(self, phase: str, counts: dict[str, float] | None = None, **changes: Any) -> None:
-        self._keep(dataclasses.replace(self.progress, phase=phase, **changes), counts)
+    def _enter(self, phase: str, counts: dict[str, float] | None = None, **changes: Any) -> None:
+        self._store(dataclasses.replace(self.progress, phase=phase, **changes), counts)
 
-    def _keep(
+    def _store(
         self,
-        progress: Progress,
+        progress: RunProgress,
         counts: dict[str, float] | None = None,
         *,
         memory: RestraintMemory | None = None,
         past: RecipeMemory | None = None,
     ) -> None:
         memory, past = memory or self.memory, past or self._past
-        documents = {
-            PROGRESS: dataclasses.asdict(progress),
-            RESTRAINT: dataclasses.asdict(memory),
-            RECIPE: dataclasses.asdict(past),
-        }
-        self._store.write_documents(documents, counts)
+        documents = {PROGRESS: as_document(progress), RESTRAINT: as_document(memory), RECIPE: as_document(past)}
+        self._documents.write_documents(documents, counts)
         # Only now: a write that failed is a step that was not made, and the next turn makes it.
         self.progress, self.memory, self._past = progress, memory, past

@@ -1,7 +1,7 @@
 """Who runs the pipeline: what every trigger promises.
 
 In: a `RetrainRequest`. Out: whether a run started, and later how it ended. When to ask is decided elsewhere
-(`monitoring.deciding.threshold`, `monitoring.acting.retraining`).
+(`monitoring.deciding`, `monitoring.acting.retraining`); the triggers are `local_trigger` and `kubeflow_trigger`.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ RUNNING, RELEASED, REFUSED, FAILED, UNKNOWN = "running", "released", "refused", 
 
 
 class RunState(NamedTuple):
-    """Where a run stands: `running`, `released`, `refused`, `failed`, or `unknown` where nothing is known of it."""
+    """The state of a run: `running`, `released`, `refused`, `failed`, or `unknown` to the trigger."""
 
     state: str
     reason: str = ""
@@ -28,7 +28,7 @@ class Trigger(Protocol):
 
     @property
     def poll_seconds(self) -> float:
-        """Shortest time between two questions for a run's state; 0 = whenever the monitor likes."""
+        """Shortest time between two questions for a run's state; 0 = no limit."""
 
     def submit(self, request: RetrainRequest) -> str:
         """`started`; `busy` while another run is active; `already` if this request was submitted before.
@@ -39,9 +39,9 @@ class Trigger(Protocol):
         """
 
     def state(self, request_id: str) -> RunState:
-        """Where the run of a submitted request stands.
+        """The state of a submitted request's run.
 
         Raises:
             TemporaryError: not reachable now.
-            PermanentError: it cannot be learned this way.
+            PermanentError: it cannot be determined this way.
         """

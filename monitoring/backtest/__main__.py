@@ -9,7 +9,7 @@ from __future__ import annotations
 import argparse
 import sys
 from collections.abc import Sequence
-from dataclasses import fields, replace
+from dataclasses import fields
 from pathlib import Path
 
 from components.runtime.durable import write_whole
@@ -23,10 +23,10 @@ from monitoring.backtest.archived_requests import Span, read_requests
 from monitoring.backtest.judging import judge_requests, no_reference
 from monitoring.backtest.run import Backtest, backtest
 from monitoring.backtest.settings import CostSettings, JudgingSettings
-from monitoring.deciding.baseline import GateBaselines
-from monitoring.deciding.judge import no_baseline
+from monitoring.deciding.judging import no_baseline
+from monitoring.flags import build_parser, flat_values, make_settings, settings_of
+from monitoring.gate_baselines import GateBaselines
 from monitoring.memory.references import StoredReferences
-from monitoring.settings import build_parser
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -66,26 +66,30 @@ def _parser() -> argparse.ArgumentParser:
 
 def _run(arguments: argparse.Namespace) -> None:
     values = vars(arguments)
-    names = {field.name for field in fields(JudgingSettings)}
-    settings = JudgingSettings(**{name: value for name, value in values.items() if name in names})
+    names = settings_of(JudgingSettings)
+    settings = make_settings(JudgingSettings, **{name: value for name, value in values.items() if name in names})
     costs = CostSettings(**{f.name: values[f.name] for f in fields(CostSettings) if f.name in values})
     archive = open_objects(typed_uri(arguments.archive))
     span = Span(values.get("start"), values.get("end"))
     store = typed_folder(values["store"], "--store") if "store" in values else None
     backtests = [
-        _backtest(archive, span, replace(settings, policies=policies), costs, store)
-        for policies in values.get("policy", [settings.policies])
+        _backtest(archive, span, _with_policies(settings, policies), costs, store)
+        for policies in values.get("policy", [settings.policies.policies])
     ]
     if "html" in values:
         write_whole(values["html"], report.as_page(backtests, drift_at=costs.drift_at))
     print(report.as_json(backtests) if arguments.json else report.as_table(backtests), end="")
 
 
+def _with_policies(settings: JudgingSettings, policies: str) -> JudgingSettings:
+    return make_settings(JudgingSettings, **{**flat_values(settings), "policies": policies})
+
+
 def _backtest(
     archive: Objects, span: Span, settings: JudgingSettings, costs: CostSettings, store: Path | None
 ) -> Backtest:
     judgements = judge_requests(
-        read_requests(archive, span, features=store is not None and bool(settings.drift_bucket_seconds)),
+        read_requests(archive, span, features=store is not None and bool(settings.drift.drift_bucket_seconds)),
         settings,
         baseline=GateBaselines(store) if store else no_baseline,
         reference=StoredReferences(store) if store else no_reference,

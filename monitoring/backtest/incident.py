@@ -22,8 +22,8 @@ from components.storage.folder import FolderObjects
 from monitoring.backtest.archived_requests import read_requests
 from monitoring.backtest.judging import judge_requests
 from monitoring.backtest.settings import JudgingSettings
-from monitoring.deciding.decision import decision_line
-from monitoring.deciding.evidence import Baseline
+from monitoring.deciding.policy import Baseline
+from monitoring.flags import make_settings
 
 FORMAT_VERSION = 1
 MANIFEST, RECORDS, STATISTICS, DECISIONS = "incident.json", "records", "statistics", "decisions.jsonl"
@@ -53,7 +53,7 @@ class Replayed:
     """What came of a replay."""
 
     lines: tuple[str, ...]
-    """One per decision point, as `deciding.decision.decision_line` writes them."""
+    """One per decision point, as `deciding.policy.DecisionPoint` writes them."""
     recorded: tuple[str, ...]
 
     @property
@@ -93,8 +93,8 @@ def read_incident(folder: Path) -> Incident:
         if not file.is_file() or sha256_file(file) != expected:
             raise ContractError(f"{file} is missing or is not the file that was recorded, expected sha256 {expected}")
     try:
-        settings = JudgingSettings(**known["settings"])
-    except TypeError as error:
+        settings = make_settings(JudgingSettings, **known["settings"])
+    except (TypeError, ContractError) as error:
         raise ContractError(f"{path} holds settings of another version: {error}") from error
     return Incident(
         folder=folder,
@@ -125,5 +125,5 @@ def replay(incident: Incident) -> Replayed:
         reference=reference,
         memory=incident.memory,
     )
-    lines = tuple(decision_line(each) for each in judgements if incident.start < each.time <= incident.end)
+    lines = tuple(each.line() for each in judgements if incident.start < each.time <= incident.end)
     return Replayed(lines=lines, recorded=tuple((incident.folder / DECISIONS).read_text().splitlines()))

@@ -1,7 +1,7 @@
 """The live judge over archived requests: the same code, fed in the order and at the points of the live monitor.
 
-In: requests in order of event time. Out: judgements, whose lines (`deciding.decision.decision_line`) are those that the
-monitor wrote over the same records. They differ where the monitor got a record after its decision point had passed
+In: requests in order of event time. Out: decision points, whose lines are those that the monitor wrote over the same
+records. They differ where the monitor got a record after its decision point had passed
 (it judges it no more; the archive cannot tell), and where its settings, verdicts or training statistics were others.
 What a fire would have done is left to `monitoring.backtest.run`.
 """
@@ -15,10 +15,9 @@ from typing import Any
 from components.contracts.reference_statistics import ReferenceStatistics
 from monitoring.backtest.archived_requests import ArchivedRequest
 from monitoring.backtest.settings import JudgingSettings
-from monitoring.deciding.decision import Judgement
-from monitoring.deciding.evidence import Baseline
-from monitoring.deciding.judge import Judge, no_baseline
+from monitoring.deciding.judging import Judge, no_baseline
 from monitoring.deciding.policies import make_policies
+from monitoring.deciding.policy import Baseline, DecisionPoint
 from monitoring.drift.watch import DriftWatch
 from monitoring.memory.rows import MaturedRequest
 
@@ -38,7 +37,7 @@ def judge_requests(
     baseline: Callable[[int], Baseline | None] = no_baseline,
     reference: Callable[[int], ReferenceStatistics | None] = no_reference,
     memory: Mapping[str, Any] | None = None,
-) -> Iterator[Judgement]:
+) -> Iterator[DecisionPoint]:
     """Judges `requests`, ordered by (time, request id), to their end.
 
     Args:
@@ -48,8 +47,8 @@ def judge_requests(
         reference: A version's training statistics; asked only for requests that have features.
         memory: Of a judge that stopped at `judged`: requests up to there fill the windows, those after are judged.
     """
-    judge = Judge(settings, make_policies(settings), baseline=baseline, memory=memory)
-    stream = _Stream(judge, DriftWatch(reference, settings), settings)
+    judge = Judge(settings.judge, make_policies(settings.policies), baseline=baseline, memory=memory)
+    stream = _Stream(judge, DriftWatch(reference, settings.drift), settings)
     for number, request in enumerate(requests):
         stream.take_in(request)
         if number % EVERY_REQUESTS == 0:
@@ -66,9 +65,9 @@ class _Stream:
         self._newest: float | None = None
         judged = judge.judged_until
         self._judged = -math.inf if judged is None else judged
-        self._known_until = self._judged + settings.attribution_window_seconds
+        self._known_until = self._judged + settings.judge.attribution_window_seconds
         """What the judge's memory knows already of who served."""
-        self._drift_known_until = self._known_until - settings.drift_grace_seconds
+        self._drift_known_until = self._known_until - settings.judge.drift_grace_seconds
         """And of what drifted."""
 
     def take_in(self, request: ArchivedRequest) -> None:
@@ -84,24 +83,24 @@ class _Stream:
             self._restore()
             self._judge.observe(matured)
 
-    def pass_until(self, predicted_until: float) -> Iterator[Judgement]:
+    def pass_until(self, predicted_until: float) -> Iterator[DecisionPoint]:
         """Judges what is final once every prediction before `predicted_until` is in."""
         before = predicted_until - 1e-6  # requests of that very microsecond may follow
-        for report in self._watch.close(before - self._settings.drift_grace_seconds):
+        for report in self._watch.close(before - self._settings.judge.drift_grace_seconds):
             if report.bucket_end > self._drift_known_until:
                 self._judge.note_drift(report.evidence())
-        final_until = before - self._settings.attribution_window_seconds
+        final_until = before - self._settings.judge.attribution_window_seconds
         if final_until > self._judged:
             self._restore()
             yield from self._judge.decide_up_to(final_until)
 
-    def end(self) -> Iterator[Judgement]:
+    def end(self) -> Iterator[DecisionPoint]:
         """Judges the rest: every bucket and point that the last request belongs to is over."""
         if self._newest is not None:
-            settings = self._settings
-            yield from self.pass_until(self._newest + settings.drift_bucket_seconds + settings.drift_grace_seconds)
-            last = self._newest + settings.decide_seconds
-            yield from self.pass_until(last + settings.attribution_window_seconds)
+            judge, drift = self._settings.judge, self._settings.drift
+            yield from self.pass_until(self._newest + drift.drift_bucket_seconds + judge.drift_grace_seconds)
+            last = self._newest + judge.decide_seconds
+            yield from self.pass_until(last + judge.attribution_window_seconds)
 
     def _restore(self) -> None:
         if self._warm:

@@ -12,7 +12,6 @@ import os
 import shutil
 from collections import Counter
 from collections.abc import Mapping
-from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +27,7 @@ from components.store.models import model_folder, release_path, scores_path
 from monitoring.backtest import incident
 from monitoring.backtest.archived_requests import Span, read_days
 from monitoring.backtest.settings import JudgingSettings
+from monitoring.flags import flat_values
 from monitoring.journal import DECISIONS_FILE
 
 
@@ -66,13 +66,13 @@ def record(
     shutil.rmtree(aside, ignore_errors=True)
     (aside / incident.RECORDS).mkdir(parents=True)
     (aside / incident.DECISIONS).write_text("".join(f"{line}\n" for line in lines))
-    until = end + settings.attribution_window_seconds + 2 * settings.decide_seconds
+    until = end + settings.judge.attribution_window_seconds + 2 * settings.judge.decide_seconds
     versions = _copy_rows(aside / incident.RECORDS, archive, settings, _judged(memory), until)
     manifest = {
         "format_version": incident.FORMAT_VERSION,
         "start": start,
         "end": end,
-        "settings": asdict(settings),
+        "settings": flat_values(settings),
         "memory": memory,
         "baselines": json.loads(lines[-1])["memory"]["baselines"],
         "models": _copy_models(aside / incident.STATISTICS, store, versions),
@@ -127,7 +127,7 @@ def _copy_rows(
         target = folder / criteo.DAY_PARTITION.format(day=day)
         target.mkdir()
         pq.write_table(table, target / "part.parquet")
-        if judged is not None and all(window[version] >= settings.window_rows for version in needed):
+        if judged is not None and all(window[version] >= settings.judge.window_rows for version in needed):
             break
     if not needed:
         raise ContractError(f"{archive.uri} holds no served row before {until}")

@@ -10,9 +10,9 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
-from monitoring.acting.restraint import RestraintMemory, ended, requested, restrain
 from monitoring.backtest.settings import CostSettings, JudgingSettings
-from monitoring.deciding.decision import Action, Judgement
+from monitoring.deciding.policy import Action, DecisionPoint
+from monitoring.deciding.restraint import RestraintMemory, ended, requested, restrain
 
 HOUR_SECONDS = 3600.0
 
@@ -65,7 +65,7 @@ class Backtest:
     points: tuple[Point, ...] = field(repr=False, default=())
 
 
-def backtest(judgements: Iterable[Judgement], settings: JudgingSettings, costs: CostSettings) -> Backtest:
+def backtest(judgements: Iterable[DecisionPoint], settings: JudgingSettings, costs: CostSettings) -> Backtest:
     """Follows `judgements` with the live monitor's restraint under a virtual clock.
 
     Each fire's run is taken to be released `costs.run_seconds` later; while it runs, nothing else is asked for.
@@ -76,14 +76,14 @@ def backtest(judgements: Iterable[Judgement], settings: JudgingSettings, costs: 
     baselines: list[float | None] = []
     rows: list[int] = []
     for judgement in judgements:
-        now = judgement.time + settings.attribution_window_seconds
+        now = judgement.time + settings.judge.attribution_window_seconds
         points.append(_point(judgement, now))
         rows.append(int(judgement.memory["matured_total"]))
         baselines.append(_baseline(judgement))
         if now < running_until:
             held += judgement.decision.action is Action.RETRAIN
             continue
-        decision = restrain(judgement.decision, memory, settings, now=now)
+        decision = restrain(judgement.decision, memory, settings.restraint, now=now)
         held += decision.action is Action.HELD
         if decision.action is Action.RETRAIN:
             fires.append(
@@ -96,7 +96,7 @@ def backtest(judgements: Iterable[Judgement], settings: JudgingSettings, costs: 
                 )
             )
             running_until = now + costs.run_seconds
-            memory = ended(requested(memory, now=now), "released", settings, now=running_until)
+            memory = ended(requested(memory, now=now), "released", settings.restraint, now=running_until)
     drift_at = costs.drift_at
     found = next((fire for fire in fires if drift_at is None or fire.time >= drift_at), None)
     false_alarms = delay_seconds = delay_rows = None
@@ -106,7 +106,7 @@ def backtest(judgements: Iterable[Judgement], settings: JudgingSettings, costs: 
             delay_seconds = found.time - drift_at
             delay_rows = found.rows - max((n for point, n in zip(points, rows) if point.time < drift_at), default=0)
     return Backtest(
-        policies=settings.policies,
+        policies=settings.policies.policies,
         decision_points=len(points),
         rows=rows[-1] if rows else 0,
         fires=tuple(fires),
@@ -120,12 +120,12 @@ def backtest(judgements: Iterable[Judgement], settings: JudgingSettings, costs: 
     )
 
 
-def _point(judgement: Judgement, now: float) -> Point:
+def _point(judgement: DecisionPoint, now: float) -> Point:
     kpis = judgement.kpis
     return Point(time=now, version=judgement.version, auc=kpis.auc, auc_low=kpis.auc_low, auc_high=kpis.auc_high)
 
 
-def _baseline(judgement: Judgement) -> float | None:
+def _baseline(judgement: DecisionPoint) -> float | None:
     known = judgement.memory["baselines"].get(str(judgement.version))
     return None if known is None else float(known["auc"])
 

@@ -3,38 +3,33 @@
 from __future__ import annotations
 
 import json
-from dataclasses import asdict, dataclass, fields
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from components.runtime.durable import write_whole
 from components.runtime.errors import ContractError
-from monitoring.acting.restraint import RestraintSettings
-from monitoring.deciding.judge import JudgeSettings
+from monitoring.deciding.judging import JudgeSettings
 from monitoring.deciding.policies import PolicySettings
+from monitoring.deciding.restraint import RestraintSettings
 from monitoring.drift.settings import DriftSettings
+from monitoring.flags import flat_values, make_settings
 
 JUDGING_FILE = "judging.json"
 
 
 @dataclass(frozen=True, kw_only=True)
-class JudgingSettings(JudgeSettings, PolicySettings, RestraintSettings, DriftSettings):
-    """All that decides when a run is asked for, given the records; flags and defaults are the monitor's."""
+class JudgingSettings:
+    """All that decides when a run is requested, given the records; flags and defaults are the monitor's."""
 
-    def __post_init__(self) -> None:
-        """Refuses what each part refuses."""
-        for part in (JudgeSettings, PolicySettings, RestraintSettings, DriftSettings):
-            part.__post_init__(self)
-
-
-def judging_of(settings: Any) -> JudgingSettings:
-    """The part of a monitor's settings that judges."""
-    return JudgingSettings(**{field.name: getattr(settings, field.name) for field in fields(JudgingSettings)})
+    judge: JudgeSettings = JudgeSettings()
+    policies: PolicySettings = PolicySettings()
+    restraint: RestraintSettings = RestraintSettings()
+    drift: DriftSettings = DriftSettings()
 
 
 def write_judging(state: Path, settings: JudgingSettings) -> None:
     """Keeps the settings in a monitor's state folder, for whoever records an incident of it."""
-    write_whole(state / JUDGING_FILE, json.dumps(asdict(settings), indent=2) + "\n")
+    write_whole(state / JUDGING_FILE, json.dumps(flat_values(settings), indent=2) + "\n")
 
 
 def read_judging(state: Path) -> JudgingSettings:
@@ -45,8 +40,8 @@ def read_judging(state: Path) -> JudgingSettings:
     """
     path = state / JUDGING_FILE
     try:
-        return JudgingSettings(**json.loads(path.read_bytes()))
-    except (OSError, ValueError, TypeError) as error:
+        return make_settings(JudgingSettings, **json.loads(path.read_bytes()))
+    except (OSError, ValueError, TypeError, ContractError) as error:
         raise ContractError(f"{path} cannot be used: {error}; expected a monitor's state folder") from error
 
 

@@ -1,4 +1,4 @@
-"""Policies: evidence in, a decision with its reason and numbers out. Pure; acting is `monitoring.acting`'s.
+"""Policies: evidence in, a decision with its reason and numbers out; when a run must wait, and what it is asked for.
 
-Only `baseline` reads a file.
+Pure: no module here reads a file or a clock. Acting on decisions is left to `monitoring.acting`.
 """

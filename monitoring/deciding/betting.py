@@ -1,6 +1,6 @@
-"""Bets against "the AUC is at least theta", whose wealth is large only if it is not: the proof behind `sequential`.
+"""Bets against "the AUC is at least theta", whose capital grows only if it is not: the proof behind `sequential`.
 
-In: matured rows in order. Out: the wealth. What follows from it is left to `monitoring.deciding.sequential`.
+In: matured rows in order. Out: the capital. What follows from it is left to `monitoring.deciding.policies`.
 
 A round is a fixed number of successive requests. Its payoff X is the sum of (1 if the click scores above the
 non-click, 1/2 for a tie, else 0) - theta over every pair of a click and a non-click of *different* requests of the
@@ -10,16 +10,17 @@ and never in a pair. If the AUC over pairs of such rows is at least theta, E[X |
 1 - lambda X, with lambda chosen before the round in [0, 1 / (1 - theta)), has a mean of at most 1: a product of them
 is a nonnegative supermartingale (betting on a bounded mean: Waudby-Smith and Ramdas 2024, JRSS-B 86).
 
-Wealth: the bet may start before any round s, with the share w_s of the capital, w_1 + w_2 + ... = 1; what has not
+Capital: the bet may start before any round s, with the share w_s of the capital, w_1 + w_2 + ... = 1; what has not
 started yet is kept as cash; each share is split over `FRACTIONS` of the largest lambda. A mixture of supermartingales
-is one, so by Ville's inequality (1939) P(wealth ever reaches 1 / alpha) <= alpha: over all time, at every look. Late
-starts make a drift after long service found: the first rounds' capital is lost by then, and of a start at round t
-only log(1 / w_t) is, some log t. The restarted e-detectors of Shin, Ramdas and Rinaldo (2024) find it sooner, and
-bound the mean time between false alarms in place of the probability that there ever is one.
+is one, so the capital is an e-process (Ramdas et al. 2023, Statistical Science 38), and by Ville's inequality (1939)
+P(the capital ever reaches 1 / alpha) <= alpha: over all time, at every look. Late starts make it possible to detect a
+drift after long service: by then the capital of the first rounds is lost, while a start at round t has lost only
+log(1 / w_t), about log t. The restarted e-detectors of Shin, Ramdas and Rinaldo (2024) detect it sooner, and bound the
+mean time between false alarms instead of the probability that there ever is one.
 
 Exact where rows are independent given their labels, or requests are independent and no round has more pairs than
 `RoundPlan.pairs`; a round with more is scaled down, which for dependent rows moves the null by a little. Not covered:
-a user who comes back in another request soon.
+a user who returns in another request soon.
 """
 
 from __future__ import annotations
@@ -33,19 +34,19 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from monitoring.deciding.evidence import MaturedRows
+from monitoring.deciding.policy import MaturedRows
 
 FRACTIONS = tuple(0.9 / 2**k for k in range(6))
 """Of the largest lambda. From bold, for a steep drop, to careful, for one just below theta."""
 ROUND_CLICKS, ROUND_OTHERS = 1.0, 6.0
-"""A round has about as many, at least: a click is compared with several non-clicks, and the losses that a round must
-be able to bear, which limit lambda, stay small."""
+"""Expected clicks and non-clicks of a round, at least: a click is compared with several non-clicks, and the losses that
+a round must be able to bear, which limit lambda, stay small."""
 FIRST_CLICKS = 10
-"""Clicks that are only counted, so that the first round has a size that fits."""
+"""Clicks that are only counted, so that the first round has a suitable size."""
 REMEMBERED_CLICKS = 1000.0
-"""About as many of the newest clicks plan the next rounds."""
+"""About this many of the newest clicks determine the size of the next rounds."""
 MAX_REQUESTS = 20_000
-"""Of a round, which is kept until it is whole; below one click in as many requests, rounds without a click are void."""
+"""Of a round, whose rows are kept until it is complete; below one click in this many requests some rounds are void."""
 _SPREADS = 2.0
 """Standard deviations above the mean that the planned pairs allow for clicks and for non-clicks."""
 
@@ -59,15 +60,15 @@ class RoundPlan:
     """Divides the payoffs; a round with more pairs is divided by its own."""
 
 
-class Wealth:
-    """What bets against one null have become."""
+class EProcess:
+    """The capital of bets against one null hypothesis."""
 
     def __init__(self, theta: float, memory: Mapping[str, Any]) -> None:
-        """Goes on from what `memory()` gave; empty, or of another theta = anew.
+        """Continues from what `memory()` returned.
 
         Args:
-            theta: The AUC that the null claims at least, inside (0, 1).
-            memory: As JSON takes it.
+            theta: The null hypothesis is that the AUC is at least this, inside (0, 1).
+            memory: A JSON object; empty, or of another theta = start anew.
         """
         if memory.get("theta") != theta:
             memory = {}  # Evidence against another claim says nothing about this one.
@@ -80,31 +81,31 @@ class Wealth:
         """Clicks in them."""
         # Requests, clicks, their squares, non-clicks, their squares; per request.
         self._sums = np.asarray(memory.get("sums", np.zeros(5)))
-        self._rows = _unpack(memory["rows"]) if "rows" in memory else _no_rows()
+        self._rows = _unpack_rows(memory["rows"]) if "rows" in memory else _no_rows()
 
     def memory(self) -> dict[str, Any]:
-        """What a successor needs, as JSON takes it."""
+        """What a successor needs, a JSON object."""
         return {
             "theta": self.theta,
             "shares": list(self._shares),
             "rounds": self.rounds,
             "clicks": self.clicks,
             "sums": self._sums.tolist(),
-            "rows": _pack(self._rows),
+            "rows": _pack_rows(self._rows),
         }
 
     @property
     def value(self) -> float:
-        """The wealth, 1 before the first round."""
+        """The capital, 1 before the first round."""
         return sum(self._shares) / len(self._shares) + 1.0 / math.log2(self.rounds + 2)
 
-    def bet(self, rows: MaturedRows, enough: float) -> bool:
-        """Bets on every round that `rows` complete; True once the wealth has reached `enough`, and bets no more."""
-        plan = self._plan()
-        self._count(rows)
+    def update(self, rows: MaturedRows, enough: float) -> bool:
+        """Bets on every round that `rows` complete; True, and no further bet, once the capital has reached `enough`."""
+        plan = self._plan_round()
+        self._count_rows(rows)
         if plan is None:
             return False
-        self._rows = _joined(self._rows, rows)
+        self._rows = _concatenate(self._rows, rows)
         num_rounds = (int(self._rows.groups[-1]) + 1) // plan.requests
         if not num_rounds:
             return False
@@ -122,7 +123,7 @@ class Wealth:
         return self._compound(payoffs[played].tolist(), clicks[played].tolist(), enough)
 
     def _compound(self, payoffs: list[float], clicks: list[float], enough: float) -> bool:
-        """Plays the rounds, and the one that is enough is the last. Python's floats: faster than six in an array."""
+        """Multiplies the capital round by round until it is enough. Python floats: faster than an array of six."""
         for payoff, of_round in zip(payoffs, clicks):
             self.rounds += 1
             self.clicks += int(of_round)
@@ -132,8 +133,8 @@ class Wealth:
                 return True
         return False
 
-    def _plan(self) -> RoundPlan | None:
-        """From the rows counted so far; None before there are enough to tell."""
+    def _plan_round(self) -> RoundPlan | None:
+        """The next round, from the rows counted so far; None before enough clicks were counted."""
         requests, clicks, clicks_squared, others, others_squared = self._sums.tolist()
         if clicks < FIRST_CLICKS or not others:
             return None
@@ -146,7 +147,7 @@ class Wealth:
         ]
         return RoundPlan(size, max(most[0], 1.0) * max(most[1], 1.0))
 
-    def _count(self, rows: MaturedRows) -> None:
+    def _count_rows(self, rows: MaturedRows) -> None:
         clicks = np.bincount(rows.groups, rows.labels)
         others = np.bincount(rows.groups) - clicks
         new = [len(clicks), clicks.sum(), (clicks**2).sum(), others.sum(), (others**2).sum()]
@@ -196,7 +197,7 @@ def cross_wins(
 def _wins(
     labels: NDArray[np.uint8], scores: NDArray[np.float32], keys: NDArray[np.int64], num_keys: int
 ) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-    """Per key: pairs of its click and its non-click that the click wins, and pairs. Whole and half numbers, exact."""
+    """Per key: pairs of a click and a non-click that the click wins, and all pairs. Whole and half numbers, exact."""
     order = np.lexsort((scores, keys))
     label, score, key = labels[order], scores[order], keys[order]
     others = np.concatenate(([0], np.cumsum(label == 0)))
@@ -217,7 +218,7 @@ def _no_rows() -> MaturedRows:
     return MaturedRows(labels=np.zeros(0, np.uint8), scores=np.zeros(0, np.float32), groups=np.zeros(0, np.int64))
 
 
-def _joined(first: MaturedRows, second: MaturedRows) -> MaturedRows:
+def _concatenate(first: MaturedRows, second: MaturedRows) -> MaturedRows:
     if not len(first.labels):
         return second
     return MaturedRows(
@@ -227,7 +228,7 @@ def _joined(first: MaturedRows, second: MaturedRows) -> MaturedRows:
     )
 
 
-def _pack(rows: MaturedRows) -> dict[str, Any]:
+def _pack_rows(rows: MaturedRows) -> dict[str, Any]:
     """Rows as JSON: clicks are few, and requests mostly of one row."""
     sizes = np.bincount(rows.groups)
     return {
@@ -237,7 +238,7 @@ def _pack(rows: MaturedRows) -> dict[str, Any]:
     }
 
 
-def _unpack(packed: Mapping[str, Any]) -> MaturedRows:
+def _unpack_rows(packed: Mapping[str, Any]) -> MaturedRows:
     scores = np.frombuffer(base64.b64decode(packed["scores"]), "<f4").astype(np.float32)
     labels = np.zeros(len(scores), np.uint8)
     labels[packed["clicks"]] = 1

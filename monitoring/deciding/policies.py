@@ -1,66 +1,409 @@
-"""Which policies there are, their settings together, and those that a monitor's settings name."""
+"""The six policies, their settings, and those that a monitor's settings name.
+
+`threshold` and `relative_drop` judge one window of rows at a time: their false alarms are bounded for a single look,
+not over months. `sequential` is bounded over all time (`monitoring.deciding.betting`). `data_drift` needs no labels,
+`volume` watches the traffic, `schedule` the calendar. How soon a run may be requested again is left to
+`monitoring.deciding.restraint`.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
+import math
+from dataclasses import asdict, dataclass
+from statistics import median
 from typing import Any
 
 from components.runtime.errors import ContractError
-from monitoring.deciding.data_drift import DataDriftPolicy, DataDriftSettings
-from monitoring.deciding.evidence import Policy
-from monitoring.deciding.relative_drop import RelativeDropPolicy, RelativeDropSettings
-from monitoring.deciding.schedule import SchedulePolicy, ScheduleSettings
-from monitoring.deciding.sequential import SequentialPolicy, SequentialSettings
-from monitoring.deciding.threshold import ThresholdPolicy
-from monitoring.deciding.volume import VolumePolicy, VolumeSettings
+from monitoring.deciding.betting import EProcess
+from monitoring.deciding.policy import Action, Baseline, Decision, Evidence, FeatureDrift, Policy, PolicyMemory
+from monitoring.flags import expect
+from monitoring.measures.kpis import Kpis
+
+MIN_SPANS = 12
+"""Decision spans before a rate of rows is known as the usual one."""
+MIN_EXPECTED_ROWS = 30.0
+"""Fewer expected rows vary too much by chance: a fifth of 30 has a probability below 1e-7 (Poisson)."""
+MAX_SEQUENTIAL_VERSIONS = 8
+"""Versions whose sequential evidence is remembered: two may alternate during a roll-out."""
+NAMED_COLUMNS = 5
+"""Columns that a reason names, the worst first."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class PolicySettings(SequentialSettings, RelativeDropSettings, DataDriftSettings, VolumeSettings, ScheduleSettings):
-    """Every policy's settings; those of policies that are not named are idle."""
+class PolicySettings:
+    """Which policies decide, and by what; settings of policies that are not named have no effect."""
 
     policies: str = "threshold"
     """Names by commas, of threshold, relative_drop, sequential, data_drift, volume, schedule: any that says retrain
     wins, the first of them gives the reason."""
+    min_clicks: int = 200
+    """Fewest clicks, and fewest rows without one, that a window is judged on."""
+    consecutive_breaches: int = 3
+    """Breaches in a row, one per decision point, that confirm a drift."""
+    min_rows_since_breach: int = 0
+    """Rows that must mature after the first breach: the run needs rows from after the change to learn from."""
+    auc_threshold: float = 0.74
+    """A windowed AUC below this is a breach."""
+    require_confidence: bool = True
+    """A breach counts only if the whole 95 % interval lies below the threshold."""
+    max_relative_drop: float = 0.05
+    """Share of the gate's AUC that may be lost before it is a breach."""
+    sequential_alpha: float = 0.01
+    """Largest probability of a false alarm per served version, over all the time that it serves."""
+    sequential_tolerance: float = 0.02
+    """AUC below the gate's interval that is no drift: serving meets other rows than the gate."""
+    drift_buckets: int = 3
+    """Drifted buckets in a row that confirm a data drift."""
+    drift_columns: int = 1
+    """Columns that must have drifted for a bucket to count."""
+    volume_factor: float = 5.0
+    """Reported is a rate of rows this many times the usual one, or this many times smaller."""
+    volume_spans: int = 360
+    """Newest decision spans whose median rate is the usual one: an hour of ten seconds each."""
+    max_serving_seconds: float = 7 * 86_400.0
+    """Time that a version may serve before the schedule asks for its successor."""
 
     def __post_init__(self) -> None:
-        """Refuses unknown names and what each policy refuses."""
-        SequentialSettings.__post_init__(self)
-        RelativeDropSettings.__post_init__(self)
-        DataDriftSettings.__post_init__(self)
-        VolumeSettings.__post_init__(self)
-        ScheduleSettings.__post_init__(self)
+        """Refuses values that decide nothing, never or always."""
         policy_names(self.policies)
+        counts = ("min_clicks", "consecutive_breaches", "drift_buckets", "drift_columns")
+        expect(self, "at least 1", lambda value: value >= 1, *counts)
+        expect(self, "at least 0", lambda value: value >= 0, "min_rows_since_breach")
+        expect(self, "inside (0, 1)", lambda value: 0.0 < value < 1.0, "auc_threshold", "sequential_alpha")
+        expect(self, "in [0, 1)", lambda value: 0.0 <= value < 1.0, "max_relative_drop")
+        expect(self, "in [0, 0.5)", lambda value: 0.0 <= value < 0.5, "sequential_tolerance")
+        expect(self, "above 1", lambda value: value > 1, "volume_factor")
+        expect(self, f"at least {MIN_SPANS}", lambda value: value >= MIN_SPANS, "volume_spans")
+        expect(self, "above 0", lambda value: value > 0, "max_serving_seconds")
 
 
-POLICIES: dict[str, Callable[[Any], Policy]] = {
-    ThresholdPolicy.name: ThresholdPolicy,
-    RelativeDropPolicy.name: RelativeDropPolicy,
-    SequentialPolicy.name: SequentialPolicy,
-    DataDriftPolicy.name: DataDriftPolicy,
-    VolumePolicy.name: VolumePolicy,
-    SchedulePolicy.name: SchedulePolicy,
+class _ConfiguredPolicy:
+    def __init__(self, settings: PolicySettings) -> None:
+        """Decides by `settings`."""
+        self._settings = settings
+
+
+class ThresholdPolicy(_ConfiguredPolicy):
+    """The windowed AUC against a fixed threshold."""
+
+    name = "threshold"
+
+    def decide(self, evidence: Evidence, memory: PolicyMemory) -> tuple[Decision, PolicyMemory]:
+        """See `Policy`; the memory is that of `confirm`."""
+        action, reason = _judge_threshold(evidence.kpis, self._settings)
+        action, note, memory = confirm(action, evidence, memory, self._settings)
+        numbers = {
+            **evidence.window_numbers(),
+            "threshold": self._settings.auc_threshold,
+            **_confirmation_numbers(evidence, memory),
+        }
+        return Decision(policy=self.name, action=action, reason=reason + note, numbers=numbers), memory
+
+
+class RelativeDropPolicy(_ConfiguredPolicy):
+    """The windowed AUC against the gate's AUC of the same version.
+
+    A breach is where the whole 95 % interval of "allowed share of the gate's AUC less the window's" lies above 0: the
+    two were measured on different rows, so their variances add.
+    """
+
+    name = "relative_drop"
+
+    def decide(self, evidence: Evidence, memory: PolicyMemory) -> tuple[Decision, PolicyMemory]:
+        """See `Policy`; the memory is that of `confirm`."""
+        action, reason = _judge_drop(evidence.kpis, evidence.baseline, self._settings)
+        action, note, memory = confirm(action, evidence, memory, self._settings)
+        gate, kept = evidence.baseline, 1.0 - self._settings.max_relative_drop
+        numbers = {
+            **evidence.window_numbers(),
+            "threshold": kept * gate.auc if gate else None,
+            "gate_auc": gate.auc if gate else None,
+            "gate_auc_low": gate.low if gate else None,
+            "gate_auc_high": gate.high if gate else None,
+            **_confirmation_numbers(evidence, memory),
+        }
+        return Decision(policy=self.name, action=action, reason=reason + note, numbers=numbers), memory
+
+
+class SequentialPolicy(_ConfiguredPolicy):
+    """A sequential test of "the AUC is at least theta", whose false alarms are bounded over all time.
+
+    For each served version, as long as its AUC is at least theta, the probability that this policy *ever* says
+    RETRAIN, however long the version serves and however often it is judged, is at most alpha; `betting` has the proof.
+    A fleet that releases k versions has at most k alpha false alarms in expectation. theta is the lower end of the
+    gate's 95 % interval less a tolerance; without a gate's AUC it is `auc_threshold`.
+    """
+
+    name = "sequential"
+
+    def decide(self, evidence: Evidence, memory: PolicyMemory) -> tuple[Decision, PolicyMemory]:
+        """See `Policy`; memory: per version, its e-process, and `matured_at_alarm` once the alarm was raised."""
+        version = str(evidence.version)
+        known: dict[str, Any] = dict(memory.get("versions", {}))
+        state: dict[str, Any] = known.pop(version, {})
+        enough = 1.0 / self._settings.sequential_alpha
+        process = EProcess(self._theta(evidence), state)
+        alarmed_at: int | None = state.get("matured_at_alarm")
+        if alarmed_at is None and process.update(evidence.rows, enough):
+            alarmed_at = evidence.matured_total
+        known[version] = {**process.memory(), "matured_at_alarm": alarmed_at}
+        while len(known) > MAX_SEQUENTIAL_VERSIONS:
+            del known[next(iter(known))]
+        action, reason = self._judge(evidence, process, alarmed_at)
+        numbers = {
+            **evidence.window_numbers(),
+            "threshold": process.theta,
+            "evidence": process.value,
+            "evidence_needed": enough,
+            "rounds": process.rounds,
+            "clicks_judged": process.clicks,
+            "rows_since_breach": 0 if alarmed_at is None else evidence.matured_total - alarmed_at,
+        }
+        return Decision(policy=self.name, action=action, reason=reason, numbers=numbers), {"versions": known}
+
+    def _theta(self, evidence: Evidence) -> float:
+        if evidence.baseline is None:
+            return self._settings.auc_threshold
+        return min(max(evidence.baseline.low - self._settings.sequential_tolerance, 0.01), 0.99)
+
+    def _judge(self, evidence: Evidence, process: EProcess, alarmed_at: int | None) -> tuple[Action, str]:
+        settings = self._settings
+        enough = 1.0 / settings.sequential_alpha
+        text = f"evidence {process.value:.3g} of {enough:g} that the auc is below {process.theta:.3f}"
+        text += f" after {process.clicks} clicks, model version {evidence.version}"
+        if alarmed_at is not None:
+            since = evidence.matured_total - alarmed_at
+            text += f"; a false alarm with a probability of at most {settings.sequential_alpha:g}"
+            if since < settings.min_rows_since_breach:
+                return Action.BREACH, f"{text}; {since} of {settings.min_rows_since_breach} rows since"
+            return Action.RETRAIN, text
+        if not process.rounds:
+            return Action.UNDECIDABLE, f"{text}: too few clicks to begin"
+        return Action.OK, text
+
+
+class DataDriftPolicy(_ConfiguredPolicy):
+    """Feature drift that lasts: several buckets in a row in which enough columns drifted.
+
+    Features may drift without any harm to the AUC, and a concept may drift without any sign in them: use this policy
+    beside one that looks at clicks.
+    """
+
+    name = "data_drift"
+
+    def decide(self, evidence: Evidence, memory: PolicyMemory) -> tuple[Decision, PolicyMemory]:
+        """See `Policy`; memory: `version`, drifted `buckets` in a row, the `last` bucket, rows at the first one."""
+        is_same = memory.get("version") == evidence.version
+        buckets, first = (int(memory["buckets"]), int(memory["matured_at_breach"])) if is_same else (0, 0)
+        last: FeatureDrift | None = FeatureDrift(**memory["last"]) if is_same and memory["last"] else None
+        for last in evidence.drift:
+            is_drifted = len(last.drifted) >= self._settings.drift_columns
+            first = evidence.matured_total if is_drifted and not buckets else first
+            buckets = buckets + 1 if is_drifted else 0
+        action, reason = self._judge(evidence.version, buckets, last)
+        numbers = {
+            **evidence.window_numbers(),
+            "threshold": None,
+            "drifted_buckets": buckets,
+            "drifted_columns": len(last.drifted) if last else None,
+            "judged_columns": len(last.distances) if last else None,
+            "rows_since_breach": evidence.matured_total - first if buckets else 0,
+        }
+        kept = {
+            "version": evidence.version,
+            "buckets": buckets,
+            "matured_at_breach": first,
+            "last": {**asdict(last), "drifted": list(last.drifted)} if last else None,
+        }
+        return Decision(policy=self.name, action=action, reason=reason, numbers=numbers), kept
+
+    def _judge(self, version: int, buckets: int, last: FeatureDrift | None) -> tuple[Action, str]:
+        if last is None:
+            return Action.UNDECIDABLE, f"no bucket of features of model version {version} has closed yet"
+        text = f"{len(last.drifted)} of {len(last.distances)} columns drifted over {last.rows} rows"
+        if last.drifted:
+            named = (
+                f"{column} {last.distances[column]:.3f}" if column in last.distances else column
+                for column in last.drifted[:NAMED_COLUMNS]
+            )
+            text += f" ({', '.join(named)}{', ...' if len(last.drifted) > NAMED_COLUMNS else ''})"
+        text += f", model version {version}"
+        if buckets >= self._settings.drift_buckets:
+            return Action.RETRAIN, f"{text}; {buckets} buckets in a row"
+        if buckets:
+            return Action.BREACH, f"{text}; bucket {buckets} of {self._settings.drift_buckets} in a row"
+        return Action.OK, text
+
+
+class VolumePolicy(_ConfiguredPolicy):
+    """The rate of rows against the usual one: UNDECIDABLE far below it, BREACH far above it, never RETRAIN.
+
+    A model is not to blame for its traffic. A span without any row has no decision point; its silence counts when the
+    next row arrives. That nothing arrives at all is reported by the log and the health page.
+    """
+
+    name = "volume"
+
+    def decide(self, evidence: Evidence, memory: PolicyMemory) -> tuple[Decision, PolicyMemory]:
+        """See `Policy`; memory: the last decision point, rows until then, and the rates of the last spans."""
+        rates = [float(rate) for rate in memory.get("rates", ())]
+        seconds = evidence.time - float(memory["time"]) if memory else None
+        rows = evidence.matured_total - int(memory["matured_total"]) if memory else None
+        usual = median(rates) if len(rates) >= MIN_SPANS else None
+        action, reason = self._judge(rows, seconds, usual)
+        numbers = {
+            **evidence.window_numbers(),
+            "threshold": None,
+            "rows_since_breach": 0,
+            "span_rows": rows,
+            "span_seconds": seconds,
+            "usual_rows_per_second": usual,
+        }
+        if rows is not None and seconds:
+            rates = [*rates, rows / seconds][-self._settings.volume_spans :]
+        kept = {"time": evidence.time, "matured_total": evidence.matured_total, "rates": rates}
+        return Decision(policy=self.name, action=action, reason=reason, numbers=numbers), kept
+
+    def _judge(self, rows: int | None, seconds: float | None, usual: float | None) -> tuple[Action, str]:
+        factor = self._settings.volume_factor
+        if rows is None or seconds is None or usual is None:
+            return Action.OK, f"the usual rate of rows is not known before {MIN_SPANS} decision spans"
+        expected = usual * seconds
+        text = f"{rows} rows in {seconds:g} s, usual {expected:.0f}"
+        if rows > factor * max(expected, MIN_EXPECTED_ROWS):
+            return Action.BREACH, f"{text}: more than {factor:g} times as many"
+        if expected >= MIN_EXPECTED_ROWS and rows * factor < expected:
+            return Action.UNDECIDABLE, f"{text}: less than a {factor:g}th"
+        return Action.OK, text
+
+
+class SchedulePolicy(_ConfiguredPolicy):
+    """Retrains by the calendar: once a version has served for long enough, whatever its numbers."""
+
+    name = "schedule"
+
+    def decide(self, evidence: Evidence, memory: PolicyMemory) -> tuple[Decision, PolicyMemory]:
+        """See `Policy`; needs no memory."""
+        served, longest = evidence.time - evidence.serving_since, self._settings.max_serving_seconds
+        numbers = {
+            **evidence.window_numbers(),
+            "threshold": None,
+            "rows_since_breach": 0,
+            "serving_seconds": served,
+        }
+        action = Action.RETRAIN if served >= longest else Action.OK
+        reason = f"model version {evidence.version} has served {served:.0f} s of at most {longest:.0f} s"
+        return Decision(policy=self.name, action=action, reason=reason, numbers=numbers), {}
+
+
+POLICIES: dict[str, type[_ConfiguredPolicy]] = {
+    policy.name: policy
+    for policy in (ThresholdPolicy, RelativeDropPolicy, SequentialPolicy, DataDriftPolicy, VolumePolicy, SchedulePolicy)
 }
-"""By name; each is made from `PolicySettings`."""
+"""The policies by name."""
 
 
 def make_policies(settings: PolicySettings) -> list[Policy]:
     """The policies that the settings name, in their order."""
-    return [POLICIES[name](settings) for name in policy_names(settings.policies)]
+    return [POLICIES[name](settings) for name in policy_names(settings.policies)]  # type: ignore[misc]
 
 
 def policy_names(text: str) -> list[str]:
-    """The names in a comma list.
+    """The names in a comma-separated list.
 
     Raises:
-        ContractError: an unknown name, the same name twice, or none.
+        ContractError: a name is unknown or given twice, or there is none.
 
-    >>> policy_names("threshold")
-    ['threshold']
+    >>> policy_names("threshold, volume")
+    ['threshold', 'volume']
     """
     names = [name.strip() for name in text.split(",")]
-    unknown = [name for name in names if name not in POLICIES]
-    if unknown or len(set(names)) < len(names):
+    if set(names) - POLICIES.keys() or len(set(names)) < len(names):
         raise ContractError(f"policies is {text!r}, expected some of {', '.join(POLICIES)}, by commas, each once")
     return names
+
+
+def confirm(
+    action: Action, evidence: Evidence, memory: PolicyMemory, settings: PolicySettings
+) -> tuple[Action, str, PolicyMemory]:
+    """Turns one window's OK, UNDECIDABLE or BREACH into an action, given the windows before it.
+
+    OK clears the count; UNDECIDABLE neither counts nor clears; a BREACH becomes RETRAIN once it is confirmed, and
+    stays so until a window is OK or another version serves.
+
+    Returns:
+        The action; what to add to its reason; the memory: `version` judged last, `breaches` in a row, and
+        `matured_at_breach`, the rows judged before the first of them.
+    """
+    is_same = memory.get("version") == evidence.version
+    breaches = int(memory["breaches"]) if is_same else 0
+    first = int(memory["matured_at_breach"]) if is_same else 0
+    note = ""
+    if action is Action.OK:
+        breaches, first = 0, 0
+    elif action is Action.BREACH:
+        first = evidence.matured_total if breaches == 0 else first
+        breaches += 1
+        rows = evidence.matured_total - first
+        if breaches < settings.consecutive_breaches:
+            note = f"; breach {breaches} of {settings.consecutive_breaches}"
+        elif rows < settings.min_rows_since_breach:
+            note = f"; {rows} of {settings.min_rows_since_breach} rows since the first breach"
+        else:
+            action = Action.RETRAIN
+    return action, note, {"version": evidence.version, "breaches": breaches, "matured_at_breach": first}
+
+
+def _confirmation_numbers(evidence: Evidence, memory: PolicyMemory) -> dict[str, float | None]:
+    breaches = int(memory["breaches"])
+    since = evidence.matured_total - int(memory["matured_at_breach"]) if breaches else 0
+    return {"breaches": breaches, "rows_since_breach": since}
+
+
+def _judge_threshold(kpis: Kpis, settings: PolicySettings) -> tuple[Action, str]:
+    """Whether this one window is a breach, and why."""
+    threshold = f"{settings.auc_threshold:.3f}"
+    over = f"over {kpis.rows} rows, {kpis.clicks} clicks, model version {kpis.version}"
+    if kpis.auc is None:
+        return Action.UNDECIDABLE, f"auc undefined {over}: needs both clicks and rows without one"
+    measured = f"auc {kpis.auc:.3f}"
+    if kpis.auc_low is not None and kpis.auc_high is not None:
+        measured += f" (95 % {kpis.auc_low:.3f}..{kpis.auc_high:.3f})"
+    if lacking := _too_few(kpis, settings.min_clicks):
+        return Action.UNDECIDABLE, f"{measured} {over}: {lacking}"
+    if kpis.auc >= settings.auc_threshold:
+        return Action.OK, f"{measured} >= {threshold} {over}"
+    if settings.require_confidence and (kpis.auc_high is None or kpis.auc_high >= settings.auc_threshold):
+        return Action.UNDECIDABLE, f"{measured} {over}: the interval straddles {threshold}, needs more rows"
+    return Action.BREACH, f"{measured} < {threshold} {over}"
+
+
+def _judge_drop(kpis: Kpis, gate: Baseline | None, settings: PolicySettings) -> tuple[Action, str]:
+    """Whether the AUC of this one window has dropped, and by how much."""
+    over = f"over {kpis.rows} rows, {kpis.clicks} clicks, model version {kpis.version}"
+    if gate is None:
+        return Action.UNDECIDABLE, f"the gate's auc of model version {kpis.version} is not known"
+    if kpis.auc is None or kpis.auc_low is None or kpis.auc_high is None:
+        return Action.UNDECIDABLE, f"auc or its interval undefined {over}"
+    measured = f"auc {kpis.auc:.3f} against {gate.auc:.3f} at the gate"
+    if lacking := _too_few(kpis, settings.min_clicks):
+        return Action.UNDECIDABLE, f"{measured} {over}: {lacking}"
+    kept = 1.0 - settings.max_relative_drop
+    missing = kept * gate.auc - kpis.auc
+    # Half widths of 95 % intervals; an interval clipped at 0 or 1 counts by its longer side.
+    window_half = max(kpis.auc - kpis.auc_low, kpis.auc_high - kpis.auc)
+    half = math.hypot(window_half, kept * max(gate.auc - gate.low, gate.high - gate.auc))
+    text = f"{measured}, {missing:+.3f} (95 % {missing - half:+.3f}..{missing + half:+.3f}) below {kept:g} of it {over}"
+    if missing <= 0:
+        return Action.OK, text
+    if missing - half <= 0:
+        return Action.UNDECIDABLE, f"{text}: needs more rows"
+    return Action.BREACH, text
+
+
+def _too_few(kpis: Kpis, min_clicks: int) -> str:
+    """What the window lacks to be judged at all, or an empty text."""
+    others = kpis.rows - kpis.clicks
+    if min(kpis.clicks, others) >= min_clicks:
+        return ""
+    return f"too few to judge, {kpis.clicks} clicks and {others} others, needs {min_clicks} of each"

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from monitoring.deciding.evidence import FeatureDrift
+from monitoring.deciding.policy import FeatureDrift
 
 JENSEN_SHANNON = "JS"
 L_INFINITY = "L-inf"

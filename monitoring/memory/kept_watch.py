@@ -66,7 +66,7 @@ class KeptWatch:
             if len(self._shown) > MAX_SHOWN:
                 del self._shown[next(iter(self._shown))]
             if report.drifted or report.outlying:
-                self._journal.tell("drift", report.text(), **_details(report))
+                self._journal.emit("drift", report.text(), **_details(report))
         return reports
 
     def keep(self, documents: Mapping[str, Mapping[str, Any]], reports: Iterable[DriftReport] = ()) -> None:

@@ -1,6 +1,6 @@
-"""The snapshot on show, the loop's heartbeat, and whether the monitor lives and works.
+"""The snapshot that the pages show, the loop's heartbeat, and whether the monitor is healthy and ready.
 
-In: snapshots that the loop puts up, one per turn. Out: reasons for not being healthy or ready. Drawing is left to
+In: snapshots, one per turn of the loop. Out: reasons for not being healthy or ready. Rendering is left to
 `showing.metrics` and `showing.page`, answering to `showing.server`.
 """
 
@@ -8,41 +8,85 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Callable
-from dataclasses import asdict
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass, field
+from typing import Any
 
-from monitoring.showing.snapshot import STANDBY, Snapshot
+from monitoring.acting.acting import ActingStatus
+from monitoring.deciding.policy import Decision
+from monitoring.measures.kpis import Kpis
+from monitoring.measuring import OpenLabels
+from monitoring.showing.store_status import StoreStatus
 
 STALL_SECONDS = 60.0
-"""A loop silent for longer is stuck; longer than any single call it makes may take."""
+"""A loop that shows no sign of life for longer is stuck; longer than any single call that it makes may take."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Snapshot:
+    """Everything shown, as of one turn of the loop; a number that does not exist is None."""
+
+    time: float | None = None
+    """When it was made, seconds since the epoch; None before the first turn."""
+    counters: dict[str, float] = field(default_factory=dict)
+    """Everything counted since the state folder was created; see `monitoring.memory.store`."""
+    pending_rows: int = 0
+    """Rows whose attribution window is open."""
+    log_backlog: int | None = None
+    """Messages published and not acknowledged; None where the log cannot tell."""
+    log_read_up_to: float | None = None
+    """Every record published before this time has been read; None = not known."""
+    log_problem: str | None = None
+    """Why nothing can arrive from the log; None while connected."""
+    last_record_time: float | None = None
+    """Time of the newest prediction."""
+    serving_version: int | None = None
+    windows: tuple[Kpis, ...] = ()
+    """One per model version."""
+    open_labels: tuple[OpenLabels, ...] = ()
+    """One per model version with open rows."""
+    drift: Mapping[str, Any] | None = None
+    """The newest closed bucket of feature drift, a JSON object; None before one has closed."""
+    decisions: tuple[Decision, ...] = ()
+    """The decision of each policy at the last decision point."""
+    threshold: float | None = None
+    """AUC below which the threshold policy reports a breach; drawn on the page."""
+    decided_at: float | None = None
+    """The last decision point: event time."""
+    decision: str | None = None
+    """The decision of all policies together as it was acted on, with its reason."""
+    acting: ActingStatus | None = None
+    """None before the first turn."""
+    store_status: StoreStatus | None = None
+    """The model store and the archive, as of a minute ago at most; None before they were first read."""
 
 
 class Exposition:
-    """The snapshot on show and the loop's heartbeat."""
+    """The newest snapshot and the loop's heartbeat."""
 
     def __init__(self, *, stall_seconds: float = STALL_SECONDS, clock: Callable[[], float] = time.monotonic) -> None:
         """Shows nothing yet, healthy.
 
         Args:
-            stall_seconds: Silence of the loop after which it counts as stuck.
+            stall_seconds: Time without a sign of life after which the loop counts as stuck.
             clock: Monotonic seconds.
         """
         self._stall_seconds, self._clock = stall_seconds, clock
         self._last_beat = clock()
         self._ended: str | None = None
-        self._cut_short: str | None = None
+        self._failed_turn: str | None = None
         self.snapshot = Snapshot()
 
-    def beat(self, snapshot: Snapshot) -> None:
-        """Shows a new snapshot; the loop is alive and its turn was whole."""
-        self.snapshot, self._last_beat, self._cut_short = snapshot, self._clock(), None
+    def show(self, snapshot: Snapshot) -> None:
+        """Shows a new snapshot; the loop is alive and its turn was complete."""
+        self.snapshot, self._last_beat, self._failed_turn = snapshot, self._clock(), None
 
-    def stumble(self, reason: str) -> None:
+    def note_failed_turn(self, reason: str) -> None:
         """The loop is alive, but its turn was cut short: the log or a folder could not be used."""
-        self._last_beat, self._cut_short = self._clock(), reason
+        self._last_beat, self._failed_turn = self._clock(), reason
 
     def end(self, reason: str) -> None:
-        """The loop has ended; from now on unhealthy."""
+        """The loop has ended; unhealthy from now on."""
         self._ended = reason
 
     def unhealthy(self) -> str | None:
@@ -53,17 +97,17 @@ class Exposition:
         return f"the loop is silent for {silence:.0f} s" if silence > self._stall_seconds else None
 
     def unready(self) -> str | None:
-        """Why nothing is being monitored now; None while records that are published come in, or would.
+        """Why nothing is being monitored now; None while published records are taken in, or would be.
 
-        An idle log is no reason: `Subscriber.problem` tells a dead one. A standby is ready, it waits as it should.
+        An idle log is no reason; one that cannot deliver is (`Subscriber.problem`).
         """
         if reason := self.unhealthy():
             return reason
-        if self._cut_short is not None:
-            return f"the last turn was cut short: {self._cut_short}"
+        if self._failed_turn is not None:
+            return f"the last turn was cut short: {self._failed_turn}"
         if self.snapshot.time is None:
             return "no turn of the loop has ended yet"
-        if self.snapshot.role != STANDBY and self.snapshot.log_problem is not None:
+        if self.snapshot.log_problem is not None:
             return f"the log cannot deliver: {self.snapshot.log_problem}"
         return None
 

@@ -1,6 +1,6 @@
-"""The near past for the status page: the newest lines of the monitor's own files and of the promotion journal.
+"""The recent history for the status page: the newest lines of the monitor's files and of the promotion journal.
 
-Read anew for each page, from the files' ends, so that what is shown survives a restart and costs the loop nothing.
+Read for each page from the ends of the files, so that what is shown survives a restart and costs the loop nothing.
 Writing them is left to `monitoring.journal` and to deployment.
 """
 
@@ -22,7 +22,7 @@ MAX_POINTS = 600
 
 
 class History(NamedTuple):
-    """What happened lately, oldest first."""
+    """What happened recently, oldest first."""
 
     points: list[dict[str, Any]]
     """Lines of the timeline: `time`, `version`, the fields of `measures.kpis.Kpis`."""
@@ -33,7 +33,7 @@ class History(NamedTuple):
 def read_history(state: Path, store: Path) -> History:
     """The newest lines in `state`, with the promotions of the model store `store`."""
     points = tail(state / TIMELINE_FILE)
-    events = tail(state / EVENTS_FILE) + _promotions(store)
+    events = tail(state / EVENTS_FILE) + _promotion_events(store)
     return History(_thinned(points), sorted(events, key=lambda event: float(event["time"])))
 
 
@@ -61,7 +61,7 @@ def tail(path: Path, num_bytes: int = TAIL_BYTES) -> list[dict[str, Any]]:
 
 
 def _thinned(points: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Every n-th point of each version and its newest."""
+    """Every n-th point of each version, counted from its newest."""
     by_version: dict[int, list[dict[str, Any]]] = {}
     for point in points:
         by_version.setdefault(int(point["version"]), []).append(point)
@@ -72,11 +72,11 @@ def _thinned(points: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
     return sorted(kept, key=lambda point: float(point["time"]))
 
 
-def _promotions(store: Path) -> list[dict[str, Any]]:
+def _promotion_events(store: Path) -> list[dict[str, Any]]:
     try:
         entries = promotion_journal.read_journal(store)
     except (ContractError, OSError):
-        return []  # the page goes on without a journal that deployment will complain about
+        return []  # deployment reports a damaged journal; the page does without
     return [
         {
             "time": promotion_journal.moment_of(entry.time).timestamp(),

@@ -1,21 +1,28 @@
 """The snapshot as Prometheus metrics; a gauge whose number does not exist is absent.
 
-Names are an interface: dashboards and alert rules ask for them, and a test freezes them. What the numbers mean is
-`monitoring.measures`' and `monitoring.memory.store`'s. Here: what is measured and judged; runs, releases, messages and
-files are `showing.operations`'. A standby, and a monitor before its first turn, shows what it is and nothing else.
+Names are an interface: dashboards and alert rules query them, and a test freezes them. What the numbers mean is
+documented in `monitoring.measures` and `monitoring.memory.store`. Before its first turn a monitor exports only its
+versions.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
 from prometheus_client import CollectorRegistry, generate_latest
-from prometheus_client.core import GaugeMetricFamily, Metric
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 
-from monitoring.showing.operations import PREFIX, counters, operations, software
-from monitoring.showing.snapshot import Snapshot
+from components.store import promotion_journal
+from monitoring.acting.acting import ActingStatus
+from monitoring.acting.retraining import IDLE
+from monitoring.memory.database import VERSION
+from monitoring.showing.exposition import Snapshot
+from monitoring.showing.store_status import VERDICTS, StoreStatus
 
+PREFIX = "ctr_monitor_"
+PROMOTIONS = tuple(action for action in promotion_journal.ACTIONS if action != promotion_journal.INTENT)
 RECORD_OUTCOMES = {
     "predicted": "rows of stored prediction batches",
     "outcome": "stored outcomes",
@@ -25,7 +32,7 @@ RECORD_OUTCOMES = {
     "late_outcome": "outcomes after their attribution window",
     "unmatched_outcome": "outcomes on rows or requests that were never predicted",
     "dead_letter": "messages that could not be used",
-    "passed_over": "requests after their decision point: archived, in no judgement",
+    "passed_over": "requests that came after their decision point: archived, in no decision",
 }
 DRIFT_OUTCOMES = {
     "drift_bucket": "buckets of predictions compared with the training rows",
@@ -63,37 +70,59 @@ def metrics_page(snapshot: Snapshot) -> bytes:
 
 class _Collector:
     def __init__(self, snapshot: Snapshot) -> None:
-        self._shown = snapshot
+        self._snapshot = snapshot
 
     def collect(self) -> Iterator[Metric]:
-        shown = self._shown
-        leads = float(shown.is_at_work)
-        yield GaugeMetricFamily(PREFIX + "leader", "1 on the replica that holds the lease and has begun", value=leads)
-        yield from software(shown)
-        if not shown.is_at_work:
+        shown = self._snapshot
+        info = GaugeMetricFamily(
+            PREFIX + "info", "1; the versions of this monitor", labels=["version", "state_version"]
+        )
+        info.add_metric([_distribution_version(), str(VERSION)], 1.0)
+        yield info
+        if shown.time is None:
             # Zeros here would be counters that fall at each restart, and an alert's rate would see them rise again.
             return
         yield from _kpis(shown)
-        yield counters("records", "Records by what became of them", RECORD_OUTCOMES, shown.counters, "")
-        yield counters("retrain_requests", "Retraining runs", REQUEST_OUTCOMES, shown.counters, "request_")
-        yield counters(
-            "drift_checks", "Feature drift: buckets by verdict, rows passed over", DRIFT_OUTCOMES, shown.counters, ""
+        yield _counter("records", "Records by what became of them", RECORD_OUTCOMES, shown.counters)
+        yield _counter(
+            "drift_checks", "Feature drift: buckets by verdict, rows not compared", DRIFT_OUTCOMES, shown.counters
         )
         yield from _drift(shown.drift)
         yield from _open_labels(shown)
         yield from _decisions(shown)
-        for name, text, value in (
+        yield from _gauges(
+            ("last_turn_timestamp_seconds", "When the loop completed a turn last", shown.time),
             ("last_record_timestamp_seconds", "Time of the newest prediction", shown.last_record_time),
             ("serving_version", "Model version of the newest prediction", shown.serving_version),
             ("log_backlog", "Messages published and not acknowledged; absent where unknown", shown.log_backlog),
-            ("log_read_up_to_timestamp_seconds", "Every record published before is in", shown.log_read_up_to),
-            ("log_connected", "1 while the log can deliver, idle or not", float(shown.log_problem is None)),
+            ("log_read_up_to_timestamp_seconds", "Every record published before has been read", shown.log_read_up_to),
+            ("log_connected", "1 while the log can deliver, idle or not", shown.log_problem is None),
             ("pending_rows", "Rows whose attribution window is open", shown.pending_rows),
             ("auc_threshold", "AUC below which the threshold policy fires; absent without it", shown.threshold),
             ("last_decision_timestamp_seconds", "Event time of the last decision point", shown.decided_at),
-        ):
-            yield GaugeMetricFamily(PREFIX + name, text, value=value)
-        yield from operations(shown)
+        )
+        yield from _acting(shown.acting or ActingStatus(), shown.counters)
+        yield _counter(
+            "runs", "Finished runs in the store by how they ended", VERDICTS, shown.counters, "run_", "verdict"
+        )
+        if shown.store_status is not None:
+            yield from _store(shown.store_status)
+
+
+def _counter(
+    name: str, text: str, outcomes: Iterable[str], values: Mapping[str, float], prefix: str = "", label: str = "outcome"
+) -> CounterMetricFamily:
+    """A counter by `label`; the number of each outcome is stored under its name with `prefix`, 0 until it happens."""
+    family = CounterMetricFamily(PREFIX + name, text, labels=[label])
+    for outcome in outcomes:
+        family.add_metric([outcome], values.get(prefix + outcome, 0))
+    return family
+
+
+def _gauges(*gauges: tuple[str, str, float | None]) -> Iterator[GaugeMetricFamily]:
+    """Gauges without labels, from name, help text and number; without a sample where the number does not exist."""
+    for name, text, value in gauges:
+        yield GaugeMetricFamily(PREFIX + name, text, value=None if value is None else float(value))
 
 
 def _kpis(shown: Snapshot) -> Iterator[Metric]:
@@ -106,17 +135,27 @@ def _kpis(shown: Snapshot) -> Iterator[Metric]:
 
 
 def _open_labels(shown: Snapshot) -> Iterator[Metric]:
-    for name, text in (
-        ("auc", "AUC that the rows with open labels will have, as estimated now"),
-        ("auc_low", "Least AUC that the rows with open labels can have"),
-        ("auc_high", "Greatest AUC that the rows with open labels can have"),
-        ("cbpe_auc", "AUC that the scores of the rows with open labels promise; blind to concept drift"),
-    ):
-        gauge = GaugeMetricFamily(f"{PREFIX}open_{name}", text, labels=["version"])
-        for estimate in shown.open_labels:
-            if (value := estimate.get(name)) is not None:
-                gauge.add_metric([str(estimate["version"])], value)
-        yield gauge
+    families = {
+        name: GaugeMetricFamily(f"{PREFIX}open_{name}", text, labels=["version"])
+        for name, text in (
+            ("auc", "AUC that the rows with open labels will have, as estimated now"),
+            ("auc_low", "Least AUC that the rows with open labels can have"),
+            ("auc_high", "Greatest AUC that the rows with open labels can have"),
+            ("cbpe_auc", "AUC that the scores of the rows with open labels promise; blind to concept drift"),
+        )
+    }
+    for labels in shown.open_labels:
+        estimate = labels.estimate
+        values = {
+            "auc": estimate.auc,
+            "auc_low": estimate.auc_low,
+            "auc_high": estimate.auc_high,
+            "cbpe_auc": labels.score_auc.auc if labels.score_auc else None,
+        }
+        for name, value in values.items():
+            if value is not None:
+                families[name].add_metric([str(estimate.version)], value)
+    yield from families.values()
 
 
 def _drift(drift: Mapping[str, Any] | None) -> Iterator[Metric]:
@@ -135,7 +174,71 @@ def _drift(drift: Mapping[str, Any] | None) -> Iterator[Metric]:
 
 
 def _decisions(shown: Snapshot) -> Iterator[Metric]:
-    gauge = GaugeMetricFamily(PREFIX + "decision", "1 at what each policy said last", labels=["policy", "action"])
+    gauge = GaugeMetricFamily(PREFIX + "decision", "1 at each policy's last decision", labels=["policy", "action"])
     for decision in shown.decisions:
-        gauge.add_metric([decision["policy"], decision["action"]], 1.0)
+        gauge.add_metric([decision.policy, decision.action.value], 1.0)
     yield gauge
+
+
+def _acting(acting: ActingStatus, counters: Mapping[str, float]) -> Iterator[Metric]:
+    yield _counter("retrain_requests", "Retraining runs", REQUEST_OUTCOMES, counters, "request_")
+    yield _counter(
+        "notifications",
+        "Messages to the webhook; dropped: refused, older than a day, or too many",
+        ("delivered", "dropped"),
+        counters,
+        "notification_",
+    )
+    yield from _gauges(
+        ("notifications_waiting", "Messages that wait for the webhook; absent without one", acting.messages_waiting),
+        ("retrain_budget", "Most retraining requests in 24 hours", acting.daily_budget),
+        ("retrain_budget_left", "Of them, what is left now", acting.budget_left),
+        (
+            "retrain_blocked_until_timestamp_seconds",
+            "No retraining request before this time; absent while nothing forbids one",
+            acting.blocked_until,
+        ),
+        (
+            "runs_without_release_in_a_row",
+            "Runs in a row, of those that this monitor requested, that released nothing",
+            acting.failures,
+        ),
+        ("failed_runs_in_a_row", "The last of them in a row that failed", acting.failed),
+        ("run_under_way", "1 from a decision to retrain to its end", acting.phase != IDLE),
+        ("run_started_timestamp_seconds", "When the active run was started; absent without one", acting.started_at),
+    )
+
+
+def _store(status: StoreStatus) -> Iterator[Metric]:
+    yield from _gauges(("model_store_readable", "1 while the model store can be read", status.store_problem is None))
+    promotions, runs = status.promotions, status.runs
+    if status.store_problem is None:
+        counts = promotions.counts
+        yield _counter("promotions", "Lines of the promotion journal", PROMOTIONS, counts, label="action")
+    since = GaugeMetricFamily(
+        PREFIX + "live_since_timestamp_seconds", "When the live version became live, and by what", labels=["action"]
+    )
+    if promotions.live_since is not None and promotions.live_action is not None:
+        since.add_metric([promotions.live_action], promotions.live_since)
+    yield since
+    last = runs.last_run
+    yield from _gauges(
+        ("live_version", "Model version that the promotion journal says is live", promotions.live_version),
+        ("gate_refusals_in_a_row", "Runs in a row that the gate refused", runs.gate_refusals),
+        ("last_run_end_timestamp_seconds", "When the last run in the store ended", last.ended_at if last else None),
+        ("last_run_duration_seconds", "From its first step's start to its end", last.seconds if last else None),
+        ("unuploaded_files", "Sealed archive files that are not in the lake yet", status.unuploaded_files),
+        (
+            "oldest_unuploaded_timestamp_seconds",
+            "When the first of them was written; absent where none waits",
+            status.oldest_unuploaded,
+        ),
+    )
+
+
+def _distribution_version() -> str:
+    """Of the installed distribution; empty, as Prometheus writes what is unknown, where only the source is here."""
+    try:
+        return version("evergreen")
+    except PackageNotFoundError:
+        return ""

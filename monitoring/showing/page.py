@@ -1,6 +1,6 @@
-"""The status page: one HTML file without script or outside asset, made anew for each request, readable on a phone.
+"""The status page: one HTML file without script or external asset, made for each request, readable on a phone.
 
-In: the exposition, the near past, the time. Out: HTML. Everything that a record or a file may have written is escaped.
+In: the exposition, the recent history, the time. Out: HTML. Everything that comes from a record or a file is escaped.
 Lines are drawn by `components.charts`; answering requests is left to `showing.server`.
 """
 
@@ -13,12 +13,12 @@ from itertools import groupby
 from typing import Any
 
 from components.charts.line_chart import Line, Mark, line_chart
+from monitoring.acting.retraining import IDLE
 from monitoring.measures.kpis import Kpis
-from monitoring.showing.exposition import Exposition
+from monitoring.measuring import OpenLabels
+from monitoring.showing.exposition import Exposition, Snapshot
 from monitoring.showing.history import History
-from monitoring.showing.page_style import STYLE
 from monitoring.showing.run_reports import link_to
-from monitoring.showing.snapshot import STANDBY, Snapshot
 
 REFRESH_SECONDS = 15
 MARKED_EVENTS = {
@@ -28,14 +28,35 @@ MARKED_EVENTS = {
     "promote": "promoted",
     "drift": "feature drift",
 }
-"""Kinds of events with a mark in the chart, and what it says."""
+"""Kinds of events with a mark in the chart, and the mark's text."""
 QUIET_EVENTS = ("archived", "uploaded", "started", "stopped")
-"""Kinds that are left out of the list: they come by the minute and change nothing that anybody decides."""
+"""Kinds that are left out of the list: they occur every minute and change no decision."""
 MAX_EVENTS = 40
 MAX_DRIFT_ROWS = 12
 COLORS = ("#2563eb", "#059669", "#9333ea", "#b45309", "#be185d", "#0e7490", "#4d7c0f", "#7c2d12")
 UNITS = ((120.0, 1.0, "s"), (7200.0, 60.0, "min"), (172_800.0, 3600.0, "h"), (float("inf"), 86_400.0, "d"))
-"""Longest span drawn in a unit, the unit in seconds, its name."""
+"""Longest time drawn in a unit, the unit in seconds, its name."""
+STYLE = """
+:root{color-scheme:light}
+body{font:16px/1.5 system-ui,sans-serif;margin:0 auto;max-width:980px;padding:12px;color:#111;background:#fff}
+h1{font-size:1.4em;margin:.2em 0}h2{font-size:1.1em;margin:1.5em 0 .4em;border-bottom:1px solid #ddd}
+.banner{border-radius:6px;padding:8px 12px;margin:.5em 0;border:1px solid;overflow-wrap:anywhere}
+.good{background:#ecfdf5;border-color:#6ee7b7}.wait{background:#eff6ff;border-color:#93c5fd}
+.bad{background:#fef2f2;border-color:#fca5a5}
+.tiles{display:grid;grid-template-columns:repeat(auto-fill,minmax(150px,1fr));gap:8px}
+.tiles div{border:1px solid #ddd;border-radius:6px;padding:6px 10px;color:#444;font-size:.85em}
+.tiles b{display:block;font-size:1.25em;color:#111;overflow-wrap:anywhere}
+svg{width:100%;min-width:560px;height:auto}svg text{font:13px system-ui,sans-serif;fill:#444}
+svg .mark{font-weight:600}svg .halo{paint-order:stroke;stroke:#fff;stroke-width:3px}
+.grid{stroke:#eee}.level{stroke:#dc2626;stroke-dasharray:6 4}
+.legend span{margin-right:1.2em}
+.legend i{display:inline-block;width:1em;height:.35em;margin-right:.4em;vertical-align:middle}
+.scroll{overflow-x:auto}.wide table{min-width:760px}
+table{border-collapse:collapse;width:100%;font-size:.9em}
+td,th{text-align:left;padding:4px 8px;border-bottom:1px solid #eee;vertical-align:top}
+td:first-child{white-space:nowrap}
+.foot{color:#666;font-size:.85em;margin-top:2em}
+"""
 
 
 def status_page(exposition: Exposition, history: History, *, now: float) -> str:
@@ -57,8 +78,8 @@ def status_page(exposition: Exposition, history: History, *, now: float) -> str:
         _acting(shown, now),
         _last_run(shown, now),
         "<h2>Events</h2>",
-        _events(history.events, now),
-        f"<p class=foot>As of {_moment(now)}; read again every {REFRESH_SECONDS} s. "
+        _event_table(history.events, now),
+        f"<p class=foot>As of {_utc_text(now)}; reloaded every {REFRESH_SECONDS} s. "
         "For machines: <code>/status</code>, <code>/metrics</code>, <code>/healthz</code>, <code>/readyz</code>.</p>",
     ]
     return (
@@ -71,15 +92,13 @@ def status_page(exposition: Exposition, history: History, *, now: float) -> str:
 
 def _health(exposition: Exposition, now: float) -> str:
     if reason := exposition.unhealthy():
-        return f'<p class="banner bad" id="health">Not working: {_text(reason)}</p>'
+        return f'<p class="banner bad" id="health">Not working: {_escape(reason)}</p>'
     if reason := exposition.unready():
-        return f'<p class="banner bad" id="health">Not ready: {_text(reason)}</p>'
-    if exposition.snapshot.role == STANDBY:
-        return '<p class="banner wait" id="health">Standing by: another replica holds the lease.</p>'
+        return f'<p class="banner bad" id="health">Not ready: {_escape(reason)}</p>'
     last = exposition.snapshot.last_record_time
     if last is None:
-        return '<p class="banner wait" id="health">Connected to the log; no prediction has come yet.</p>'
-    return f'<p class="banner good" id="health">Working; the newest prediction is {_span(now - last)} old.</p>'
+        return '<p class="banner wait" id="health">Connected to the log; no prediction has arrived yet.</p>'
+    return f'<p class="banner good" id="health">Working; the newest prediction is {_duration(now - last)} old.</p>'
 
 
 def _tiles(shown: Snapshot, now: float) -> str:
@@ -89,14 +108,14 @@ def _tiles(shown: Snapshot, now: float) -> str:
         ("serving", "nothing yet" if shown.serving_version is None else f"version {shown.serving_version}"),
         ("AUC, 95 %", "undefined" if serving is None or serving.auc is None else _with_band(serving)),
         ("click rate", _share(serving.ctr if serving else None)),
-        ("log lag", "unknown" if lag is None else _span(lag)),
+        ("log lag", "unknown" if lag is None else _duration(lag)),
         ("messages waiting", "unknown" if shown.log_backlog is None else f"{shown.log_backlog:,}"),
         ("rows with open labels", f"{shown.pending_rows:,}"),
         ("dead letters", f"{int(shown.counters.get('dead_letter', 0)):,}"),
         ("rows archived", f"{int(shown.counters.get('archived', 0)):,}"),
     ]
     return (
-        '<div class="tiles">' + "".join(f"<div>{name}<b>{_text(value)}</b></div>" for name, value in tiles) + "</div>"
+        '<div class="tiles">' + "".join(f"<div>{name}<b>{_escape(value)}</b></div>" for name, value in tiles) + "</div>"
     )
 
 
@@ -121,15 +140,15 @@ def _auc_chart(shown: Snapshot, history: History, now: float) -> str:
         )
     marks = [
         Mark(x=(float(event["time"]) - now) / scale, text=MARKED_EVENTS[event["kind"]])
-        for event in _firsts(history.events, apart=(now - start) / 8)
+        for event in _marked_events(history.events, apart=(now - start) / 8)
         if float(event["time"]) >= start
     ]
     levels = [] if shown.threshold is None else [(shown.threshold, f"threshold {shown.threshold:.3f}")]
     return line_chart(lines, y_label="AUC with its 95 % interval", marks=marks, levels=levels, x_unit=unit)
 
 
-def _firsts(events: Sequence[Mapping[str, Any]], *, apart: float) -> list[Mapping[str, Any]]:
-    """Marked events, of a series of one kind less than `apart` seconds from each other the first alone."""
+def _marked_events(events: Sequence[Mapping[str, Any]], *, apart: float) -> list[Mapping[str, Any]]:
+    """Events with a mark; of a series of one kind less than `apart` seconds from each other only the first."""
     last: dict[str, float] = {}
     firsts = []
     for event in events:
@@ -142,7 +161,7 @@ def _firsts(events: Sequence[Mapping[str, Any]], *, apart: float) -> list[Mappin
 
 
 def _decisions(shown: Snapshot) -> str:
-    rows = [[d["policy"], d["action"], d["reason"]] for d in shown.decisions]
+    rows = [[each.policy, each.action.value, each.reason] for each in shown.decisions]
     return _table(["policy", "says", "because"], rows) if rows else "<p>No decision point has passed yet.</p>"
 
 
@@ -171,22 +190,21 @@ def _versions(windows: Sequence[Kpis], serving: int | None) -> str:
     return _table(head, rows, wide=True)
 
 
-def _open_labels(estimates: Sequence[Mapping[str, Any]], now: float) -> str:
-    if not estimates:
+def _open_labels(open_labels: Sequence[OpenLabels], now: float) -> str:
+    if not open_labels:
         return ""
     rows = []
-    for estimate in estimates:
-        final_at = estimate.get("final_at")
+    for labels in open_labels:
+        estimate, score_auc = labels.estimate, labels.score_auc
         rows.append(
             [
-                estimate["version"],
-                f"{estimate['open_rows']:,}",
-                *(
-                    _band(*(estimate[f"{name}{end}"] for end in ("", "_low", "_high")))
-                    for name in ("auc", "ctr", "log_loss")
-                ),
-                _band(*(estimate.get(f"cbpe_{name}") for name in ("auc", "low", "high"))),
-                "now" if final_at is None else f"in {_span(final_at - now)}",
+                estimate.version,
+                f"{estimate.open_rows:,}",
+                _band(estimate.auc, estimate.auc_low, estimate.auc_high),
+                _band(estimate.ctr, estimate.ctr_low, estimate.ctr_high),
+                _band(estimate.log_loss, estimate.log_loss_low, estimate.log_loss_high),
+                _band(score_auc.auc, score_auc.low, score_auc.high) if score_auc else "undefined",
+                "now" if estimate.final_at is None else f"in {_duration(estimate.final_at - now)}",
             ]
         )
     head = ["version", "open rows", "AUC", "click rate", "log loss", "AUC from scores alone", "final"]
@@ -200,7 +218,7 @@ def _drift(drift: Mapping[str, Any] | None, now: float) -> str:
     num_drifted = sum(bool(row["drifted"]) for row in columns)
     told = (
         f"<p>{num_drifted} of {len(columns)} columns drifted in the {drift['rows']:,} predictions up to "
-        f"{_span(now - drift['bucket_end'])} ago, against the training rows of version {drift['version']}.</p>"
+        f"{_duration(now - drift['bucket_end'])} ago, against the training rows of version {drift['version']}.</p>"
     )
     rows = [
         [
@@ -223,39 +241,40 @@ def _worst_first(row: Mapping[str, Any]) -> tuple[bool, float, float]:
 
 
 def _acting(shown: Snapshot, now: float) -> str:
-    doing = shown.retraining
-    if not doing:
-        return "<p>Nothing is asked for.</p>"
-    restraint = doing.get("restraint", {})
-    rest = float(restraint.get("blocked_until", 0.0)) - now
-    request = doing.get("request") or {}
-    rows = [["request", f"{doing.get('phase', 'idle')} {request.get('request_id', '')}"]]
-    if rest > 0:
-        rows.append(["resting", f"{_span(rest)} more: {restraint.get('blocked_by', '')}"])
-    asked = [t for t in restraint.get("requested_at", ()) if now - float(t) < 86_400.0]
-    rows.append(["asked for in the last day", f"{len(asked)}"])
-    told = {name: value for name, value in doing.get("told", {}).items() if value is not None}
-    if (since := told.pop("incident_since", None)) is not None:
-        rows.append(["drifted since", f"{_span(now - since)} ago"])
-    rows += [[name.replace("_", " "), str(value)] for name, value in told.items() if not name.startswith("blocked")]
+    status = shown.acting
+    if status is None:
+        return "<p>No request is under way.</p>"
+    rows = [["request", status.phase if status.phase == IDLE else f"{status.phase} {status.request_id}"]]
+    if status.blocked_until is not None:
+        rows.append(
+            ["next request", f"in {_duration(status.blocked_until - now)} at the earliest: {status.blocked_by}"]
+        )
+    rows.append(["requests in the last day", str(status.requests_today)])
+    if status.incident_since is not None:
+        rows.append(["drifted since", f"{_duration(now - status.incident_since)} ago"])
+    further = {
+        "daily budget": status.daily_budget,
+        "budget left": status.budget_left,
+        "last action": status.last_action,
+        "messages waiting": status.messages_waiting,
+    }
+    rows += [[name, str(value)] for name, value in further.items() if value is not None]
     return _table(["what", "state"], rows)
 
 
 def _last_run(shown: Snapshot, now: float) -> str:
     """How the last run ended, with links to its steps' reports."""
-    last = shown.around.last_run if shown.around else None
-    if not last:
+    last = shown.store_status.runs.last_run if shown.store_status else None
+    if last is None:
         return ""
-    end = shown.around.last_run_end if shown.around else None
-    when = "" if end is None else f", {_span(now - end)} ago"
     links = ", ".join(
-        f'<a href="{_text(link_to(last["run"], step))}">report of {_text(step)}</a>' for step in last.get("reports", ())
+        f'<a href="{_escape(link_to(last.run, step))}">report of {_escape(step)}</a>' for step in last.reports
     )
-    told = f"Run {last['run']}: {last['state']} at {last['step']}{when}. {last['reason']}"
-    return f'<p id="last-run">{_text(told)}{"<br>" if links else ""}{links}</p>'
+    text = f"Run {last.run}: {last.state} at {last.step}, {_duration(now - last.ended_at)} ago. {last.reason}"
+    return f'<p id="last-run">{_escape(text)}{"<br>" if links else ""}{links}</p>'
 
 
-def _events(events: Sequence[Mapping[str, Any]], now: float) -> str:
+def _event_table(events: Sequence[Mapping[str, Any]], now: float) -> str:
     told = [event for event in events if event["kind"] not in QUIET_EVENTS][::-1]
     if not told:
         return "<p>None yet.</p>"
@@ -263,14 +282,14 @@ def _events(events: Sequence[Mapping[str, Any]], now: float) -> str:
     for kind, group in groupby(told, key=lambda event: str(event["kind"])):
         newest, *others = group
         name = kind.replace("_", " ") + (f", {len(others) + 1} in a row" if others else "")
-        rows.append([f"{_span(now - float(newest['time']))} ago", name, newest["text"]])
+        rows.append([f"{_duration(now - float(newest['time']))} ago", name, newest["text"]])
     rows = rows[:MAX_EVENTS]
     return _table(["when", "what", "details"], rows)
 
 
 def _table(head: Sequence[str], rows: Iterable[Sequence[Any]], *, wide: bool = False) -> str:
-    heads = "".join(f"<th>{_text(name)}</th>" for name in head)
-    lines = "".join("<tr>" + "".join(f"<td>{_text(value)}</td>" for value in row) + "</tr>" for row in rows)
+    heads = "".join(f"<th>{_escape(name)}</th>" for name in head)
+    lines = "".join("<tr>" + "".join(f"<td>{_escape(value)}</td>" for value in row) + "</tr>" for row in rows)
     return f'<div class="scroll{" wide" if wide else ""}"><table><tr>{heads}</tr>{lines}</table></div>'
 
 
@@ -292,16 +311,16 @@ def _share(value: float | None) -> str:
     return "undefined" if value is None else f"{100 * value:.3g} %"
 
 
-def _span(seconds: float) -> str:
+def _duration(seconds: float) -> str:
     for limit, scale, unit in ((120.0, 1.0, "s"), (7200.0, 60.0, "min"), (172_800.0, 3600.0, "h")):
         if abs(seconds) < limit:
             return f"{seconds / scale:.0f} {unit}"
     return f"{seconds / 86_400.0:.0f} d"
 
 
-def _moment(time: float) -> str:
+def _utc_text(time: float) -> str:
     return datetime.fromtimestamp(time, timezone.utc).strftime("%Y-%m-%d %H:%M:%S UTC")
 
 
-def _text(value: Any) -> str:
+def _escape(value: Any) -> str:
     return html.escape(str(value))

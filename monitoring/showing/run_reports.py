@@ -1,7 +1,7 @@
-"""Reports of runs from the model store, for the status page's links: read here, answered by `showing.server`.
+"""Reports of runs from the model store, which the status page links to; `showing.server` serves them.
 
-A request names a run and a step and nothing else: no path of a request reaches the file system. What is answered is a
-regular file of that one name, below the run's own folder, of at most `MAX_BYTES`.
+A request names a run and a step and nothing else: no path of a request reaches the file system. Only a regular file of
+that one name is read, below the run's own folder, of at most `MAX_BYTES`.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ def link_to(run: str, step: str) -> str:
 
 
 def read_report(store: Path, path: str) -> bytes | None:
-    """The report that a request's path names, HTML; None where there is none, or the path names something else."""
+    """The report that a request's path names, HTML; None where there is none or the path names something else."""
     parts = path.removeprefix(PREFIX).split("/")
     if not path.startswith(PREFIX) or len(parts) != 2:
         return None
@@ -38,13 +38,13 @@ def read_report(store: Path, path: str) -> bytes | None:
         return None
     try:
         found = report_path(store, run, step)
-        return _read_regular(found) if found.parent.resolve() == store.resolve() / "runs" / run else None
+        return _read_regular_file(found) if found.parent.resolve() == store.resolve() / "runs" / run else None
     except (ContractError, OSError):
         return None
 
 
-def _read_regular(path: Path) -> bytes | None:
-    # Neither a link to elsewhere nor a pipe, which would hold the thread.
+def _read_regular_file(path: Path) -> bytes | None:
+    # Neither a link to another place nor a pipe, which would block the thread.
     descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
     with os.fdopen(descriptor, "rb") as file:
         known = os.fstat(descriptor)

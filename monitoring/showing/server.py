@@ -1,7 +1,7 @@
 """The monitor's pages over HTTP: `/` (the status page), /reports/, /metrics, /healthz, /readyz and /status (JSON).
 
-What is on them is left to `showing.page`, `showing.run_reports`, `showing.metrics` and `showing.exposition`. No page
-changes anything, so there is nothing to log in to; who may reach the port is the network's business.
+Their contents are left to `showing.page`, `showing.run_reports`, `showing.metrics` and `showing.exposition`. No page
+changes anything, so there is no login; who may reach the port is decided by the network.
 """
 
 from __future__ import annotations
@@ -11,13 +11,14 @@ import logging
 import threading
 from collections.abc import Callable
 from contextlib import suppress
+from dataclasses import dataclass
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
 from components.runtime.durable import write_whole
-from components.runtime.errors import PermanentError
+from components.runtime.errors import ContractError, PermanentError
 from monitoring.showing.exposition import Exposition
 from monitoring.showing.metrics import metrics_page
 from monitoring.showing.run_reports import PREFIX
@@ -27,24 +28,37 @@ logger = logging.getLogger(__name__)
 HTTP_FILE = "http.json"
 
 
-class Server:
+@dataclass(frozen=True, kw_only=True)
+class HttpSettings:
+    """Where the pages are served."""
+
+    http_host: str = "127.0.0.1"
+    """Address of the status page, /metrics, /healthz, /readyz and /status."""
+    http_port: int = 9464
+    """Port of the same; 0 = a free one, written to `<state>/http.json`."""
+
+    def __post_init__(self) -> None:
+        """Refuses a port that does not exist."""
+        if not 0 <= self.http_port < 65536:
+            raise ContractError(f"http_port is {self.http_port}, expected 0 to 65535")
+
+
+class MonitorServer:
     """Serves one exposition from a daemon thread."""
 
     def __init__(
         self,
         exposition: Exposition,
+        settings: HttpSettings,
         *,
-        host: str,
-        port: int,
         page: Callable[[], str] | None = None,
         report: Callable[[str], bytes | None] | None = None,
     ) -> None:
-        """Listens.
+        """Starts listening.
 
         Args:
             exposition: What is shown.
-            host: Address to listen on.
-            port: 0 = a free one.
+            settings: Where to listen.
             page: Makes the status page, HTML; None = there is none.
             report: The report, HTML, that a path below /reports/ names (`run_reports`); None = there is none.
 
@@ -57,20 +71,19 @@ class Server:
             make_page = staticmethod(page or (lambda: ""))
             find_report = staticmethod(report or (lambda path: None))
 
+        self.host = settings.http_host
         try:
-            self._server = ThreadingHTTPServer((host, port), Handler)
+            self._server = ThreadingHTTPServer((self.host, settings.http_port), Handler)
         except OSError as error:
-            raise PermanentError(f"http_port {port} on {host} cannot be used: {error}") from error
+            raise PermanentError(f"http_port {settings.http_port} on {self.host} cannot be used: {error}") from error
         self._server.daemon_threads = True
-        self.host, self.port = host, int(self._server.server_address[1])
+        self.port = int(self._server.server_address[1])
         threading.Thread(target=self._server.serve_forever, kwargs={"poll_interval": 0.2}, daemon=True).start()
         logger.info("listening on http://%s:%d", self.host, self.port)
 
     def write_address(self, state: Path) -> None:
-        """Says in `<state>/http.json` where this listens, unless it says so already; for whose folder that is."""
-        path, text = state / HTTP_FILE, json.dumps({"host": self.host, "port": self.port}) + "\n"
-        if not path.exists() or path.read_text() != text:
-            write_whole(path, text)
+        """Writes to `<state>/http.json` where this listens; the caller holds the state folder."""
+        write_whole(state / HTTP_FILE, json.dumps({"host": self.host, "port": self.port}) + "\n")
 
     def close(self) -> None:
         """Stops listening."""
@@ -83,7 +96,7 @@ class _Handler(BaseHTTPRequestHandler):
     make_page: Callable[[], str]
     find_report: Callable[[str], bytes | None]
     timeout = 10.0
-    """A client that connects and says nothing must not hold its thread for ever."""
+    """A client that connects and sends nothing must not hold its thread forever."""
 
     def do_GET(self) -> None:
         """Answers one page."""
@@ -116,7 +129,7 @@ class _Handler(BaseHTTPRequestHandler):
             self.send_header("Content-Type", content_type)
             self.send_header("Content-Length", str(len(body)))
             self.send_header("Cache-Control", "no-store")
-            # The page holds its own style and nothing else: whatever a name in a record says, no script runs.
+            # The page contains its own style and nothing else: whatever a name in a record contains, no script runs.
             self.send_header("Content-Security-Policy", "default-src 'none'; style-src 'unsafe-inline'; img-src data:")
             self.end_headers()
             self.wfile.write(body)

@@ -21,6 +21,7 @@ from components.extraction.__main__ import main as extraction
 from components.logs.sqlite import SqliteLog
 from components.storage.locations import open_objects
 from components.storage.uris import local_path
+from monitoring.flags import make_settings
 from monitoring.memory.store import Store
 from monitoring.monitor import Monitor
 from monitoring.settings import MonitorSettings
@@ -102,7 +103,8 @@ class Place:
     def __init__(self, folder, lake: str) -> None:
         self.folder, self.lake, self.clock = folder, lake, Clock()
         self.log = SqliteLog(folder / "log.db", lease_seconds=5.0, clock=self.clock)
-        settings = MonitorSettings(
+        settings = make_settings(
+            MonitorSettings,
             log="sqlite:///unused",
             state=folder / "state",
             archive=folder / "archive",

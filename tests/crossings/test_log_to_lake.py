@@ -17,6 +17,7 @@ from components.logs.locations import open_log, open_publisher, open_subscriber
 from components.storage.uris import local_path
 from inference_client.publisher import Outcome, RecordPublisher
 from inference_client.timing import Timing
+from monitoring.flags import make_settings
 from monitoring.memory.store import Store
 from monitoring.monitor import Monitor
 from monitoring.settings import MonitorSettings
@@ -81,7 +82,8 @@ def extracted(tmp_path_factory, predictions, clicks):
     writing = open_publisher(url, clock=clock)
     publisher = RecordPublisher(writing, source="test", timing=Timing(clock=clock))
     reading = open_subscriber(url, clock=clock)
-    settings = MonitorSettings(
+    settings = make_settings(
+        MonitorSettings,
         log=url,
         state=folder / "state",
         archive=folder / "archive",

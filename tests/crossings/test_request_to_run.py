@@ -11,13 +11,13 @@ import pytest
 from components.contracts.retrain_request import RetrainRequest
 from components.extraction.window import accepted_model, resolve_window
 from components.runtime.errors import PermanentError
-from monitoring.acting.kubeflow_trigger import KubeflowTrigger
+from monitoring.acting.kubeflow_trigger import KubeflowSettings, KubeflowTrigger
 from monitoring.acting.local_trigger import LocalTrigger
-from monitoring.acting.request import OBSERVED_NUMBERS
 from monitoring.acting.retraining import Retraining
-from monitoring.deciding.decision import Action, Decision
+from monitoring.deciding.policy import Action, Decision
+from monitoring.deciding.request import OBSERVED_NUMBERS, RecipeSettings
+from monitoring.deciding.restraint import RestraintSettings
 from monitoring.memory.store import Store
-from monitoring.settings import MonitorSettings
 from pipelines.__main__ import build_parser
 from pipelines.local import runner as local_run
 from pipelines.local.plan import DemoSettings, Services, plan_for_world
@@ -41,10 +41,10 @@ class Archived:
         return []
 
 
-class Told:
+class SilentJournal:
     """A journal that only listens."""
 
-    def tell(self, kind, text, **details):
+    def emit(self, kind, text, **details):
         json.dumps(details, allow_nan=False)
 
 
@@ -67,16 +67,14 @@ def monitor_asks(tmp_path):
     """Lets the monitor's own code decide, write and submit a request through `trigger`; returns the request."""
 
     def ask(trigger) -> RetrainRequest:
-        settings = MonitorSettings(
-            log="sqlite:///x", state=tmp_path / "state", archive=tmp_path / "archive", store=tmp_path / "store"
-        )
         store = Store(tmp_path / "state" / "monitor.db")
         retraining = Retraining(
-            store=store,
+            documents=store,
             archive=Archived(),
             trigger=trigger,
-            journal=Told(),
-            settings=settings,
+            journal=SilentJournal(),
+            restraint=RestraintSettings(),
+            recipe=RecipeSettings(),
             upload_wait_seconds=0.0,
         )
         numbers = {**dict.fromkeys(OBSERVED_NUMBERS, 1.0), "auc": 0.61, "auc_low": None, "version": 3}
@@ -175,17 +173,11 @@ def test_kubeflow_run_is_asked_for_with_inputs_that_the_pipeline_has(
 ):
     monkeypatch.setenv("HOME", str(tmp_path))
     further = {"store": "/mnt/store", "triton_urls": "triton:8001", "min_auc": 0.7, "accept_inconclusive": False}
-    settings = MonitorSettings(
-        log="sqlite:///x",
-        state=tmp_path / "state",
-        archive=tmp_path / "archive",
-        store=tmp_path / "store",
-        trigger="kubeflow",
-        kubeflow_host=kfp_server.url,
-        pipeline_package=str(package),
-        pipeline_arguments=json.dumps(further),
+    settings = KubeflowSettings(
+        kubeflow_host=kfp_server.url, pipeline_package=str(package), pipeline_arguments=json.dumps(further)
     )
-    request = monitor_asks(KubeflowTrigger.connect(settings, timeout_seconds=(5.0, 5.0)))
+    trigger = KubeflowTrigger(settings, store=tmp_path / "store", timeout_seconds=(5.0, 5.0))
+    request = monitor_asks(trigger)
     (run,) = kfp_server.runs
     sent = run["body"]["runtime_config"]["parameters"]
     _fits(sent, inputs)
@@ -207,27 +199,3 @@ def test_request_survives_the_file_that_carries_it(tmp_path):
     )
     request.write(tmp_path / "a request.json")
     assert RetrainRequest.read(tmp_path / "a request.json") == request
-
-
-def test_rollback_command_that_the_settings_describe_is_one_that_evergreen_takes(tmp_path):
-    """A long reason of several policies, as a journal line and a flag take it."""
-    from components.deployment.rollback import build_parser as rollback_parser
-    from monitoring.acting.correction import Correction
-    from monitoring.acting.kinds import KindSettings
-
-    documented = f"evergreen rollback --store {shlex.quote(str(tmp_path))} --to {{previous}} --reason {{reason}}"
-    settings = KindSettings(actions="threshold=rollback", rollback_command=documented)
-    store = Store(tmp_path / "monitor.db")
-    correction = Correction(
-        store, state=tmp_path / "state", store=tmp_path / "store", journal=Told(), settings=settings
-    )
-    reason = "auc 0.610 (95 % 0.55..0.67) < 0.700 over 400 rows; 'held' {previous} \"twice\" " * 20
-    correction.begin("rollback", 8, 7, reason, now=NOW)
-    correction.step(NOW)
-    store.close()
-    note = json.loads((tmp_path / "state" / "corrections" / "rollback-v8.json").read_text())
-    program, command, *line = note["command"]
-    assert (program, command) == ("evergreen", "rollback")
-    parsed = rollback_parser().parse_args(line)
-    assert parsed.to == 7
-    assert parsed.reason.strip() == reason.strip()

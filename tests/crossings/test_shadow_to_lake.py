@@ -20,6 +20,7 @@ from components.deployment.canary.evidence import read_pairs
 from components.extraction.__main__ import main as extraction
 from components.logs.locations import open_publisher, open_subscriber
 from components.storage.uris import local_path
+from monitoring.flags import make_settings
 from monitoring.memory.store import Store
 from monitoring.monitor import Monitor
 from monitoring.settings import MonitorSettings
@@ -60,7 +61,8 @@ PLAIN = [dataclasses.replace(r, shadow_version=None, shadow_scores=None, canary=
 def _archived(folder, records):
     """Runs the monitor over the log of `records` and a click on row 1 of each; its settings."""
     clock, url = Clock(), f"sqlite:///{folder}/log.db?lease_seconds=5"
-    settings = MonitorSettings(
+    settings = make_settings(
+        MonitorSettings,
         log=url,
         state=folder / "state",
         archive=folder / "archive",

@@ -21,14 +21,14 @@ import pytest
 from components.deployment.repository.triton_config import ServingOptions, triton_config
 from components.deployment.triton_client import Triton
 from monitoring.showing.exposition import Exposition
-from monitoring.showing.server import Server as MonitorServer
+from monitoring.showing.server import HttpSettings, MonitorServer
 from pipelines.local.stack import LOOPBACK
 from pipelines.local.triton import TritonSettings
 from tests.k8s.grafana import DASHBOARDS, Asked, offered, queries
-from tests.monitoring.showing.test_metrics import FULL
 from tests.support import metric_names
 from tests.support.processes import wait_for
 from tests.support.prometheus import Prometheus
+from tests.support.snapshots import FULL
 from tests.support.triton import ECHO, MeteredTriton
 
 pytestmark = pytest.mark.e2e
@@ -89,8 +89,8 @@ def page(stack: ExitStack, text: str) -> str:
 def monitor(stack: ExitStack, snapshot) -> str:
     """URL of the monitor's metrics page with that snapshot."""
     exposition = Exposition()
-    exposition.beat(snapshot)
-    server = MonitorServer(exposition, host=LOOPBACK, port=0)
+    exposition.show(snapshot)
+    server = MonitorServer(exposition, HttpSettings(http_host=LOOPBACK, http_port=0))
     stack.callback(server.close)
     return f"http://{LOOPBACK}:{server.port}/metrics"
 
@@ -123,7 +123,12 @@ def prometheus(tmp_path_factory):
     folder = tmp_path_factory.mktemp("dashboards")
     with ExitStack() as stack:
         server, send = triton(stack, folder)
-        released = replace(FULL, around=replace(FULL.around, live_action="release"))
+        released = replace(
+            FULL,
+            store_status=replace(
+                FULL.store_status, promotions=replace(FULL.store_status.promotions, live_action="release")
+            ),
+        )
         pods = {
             "triton-0": server.metrics_url,
             "monitor-0": monitor(stack, FULL),

@@ -146,15 +146,14 @@ def test_expressions_ask_only_for_what_is_exported():
 
 def test_label_values_asked_for_are_those_that_exist():
     from components.store import promotion_journal
-    from monitoring.deciding.decision import Action
     from monitoring.deciding.policies import POLICIES
+    from monitoring.deciding.policy import Action
     from monitoring.showing.metrics import RECORD_OUTCOMES
 
     allowed = {
         "action": {*(action.value for action in Action), *promotion_journal.ACTIONS},
         "policy": set(POLICIES),
-        "outcome": {*RECORD_OUTCOMES, "done", "failed", "delivered", "dropped"},
-        "kind": {"rollback", "shadow"},
+        "outcome": {*RECORD_OUTCOMES, "delivered", "dropped"},
         "reason": FAILURE_REASONS,
         "quantile": QUANTILES,
         "model": {"click_model", "click_model_canary"},

@@ -22,7 +22,7 @@ from tests.support.rendering import K8S, find
 
 UNITS = {"short", "none", "s", "µs", "percentunit", "reqps", "cps", "dateTimeFromNow"}
 """Of Grafana's ids in packages/grafana-data/src/valueFormats/categories.ts, those in use here."""
-MONITOR_ALONE = {"ctr_monitor_info"}
+MONITOR_ALONE: set[str] = set()
 """Metrics that no dashboard needs: who runs which software is a question for the status page."""
 
 every_query = pytest.mark.parametrize("asked", list(queries()), ids=str)

@@ -23,9 +23,9 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from components.logs.sqlite import SqliteLog
 from tests.k8s.environment import command, container, environment_of, mounted
-from tests.monitoring.conftest import clicks, prediction, publish
-from tests.monitoring.test_process import DIRECT, wait_until
+from tests.support.monitors import clicks, prediction, publish
 from tests.support.paths import REPOSITORY
+from tests.support.processes import DIRECT, wait_until
 from tests.support.rendering import Manifest, find
 
 pytestmark = pytest.mark.e2e

@@ -9,9 +9,11 @@ from components.logs.urls import LogUrl
 from components.runtime.errors import ContractError
 from components.runtime.kubeflow import TOKEN_PATH
 from monitoring.acting.kubeflow_trigger import REQUEST_TIMEOUT_SECONDS
-from monitoring.settings import MonitorSettings, UploaderSettings, build_parser, read_settings
+from monitoring.flags import build_parser, read_settings
+from monitoring.settings import ENVIRONMENT_PREFIX, MonitorSettings
 from monitoring.showing.exposition import STALL_SECONDS
 from monitoring.uploader import ENVIRONMENT_PREFIX as UPLOADER_PREFIX
+from monitoring.uploader import UploaderSettings
 from pipelines.retraining import PIPELINE_NAME
 from tests.k8s.environment import command, container, environment_of, volume_at
 from tests.support.rendering import Manifest, find
@@ -29,8 +31,8 @@ def monitor(manifests) -> Manifest:
     return find(manifests, "Deployment", "monitor")
 
 
-def read(settings, variables: dict[str, str], **options):
-    return read_settings(settings, build_parser(settings, prog="x", description=""), [], variables, **options)
+def read(settings, variables: dict[str, str], prefix: str = ENVIRONMENT_PREFIX):
+    return read_settings(settings, build_parser(settings, prog="x", description=""), [], variables, prefix=prefix)
 
 
 @pytest.fixture
@@ -45,7 +47,7 @@ def uploader(manifests, monitor) -> UploaderSettings:
 
 
 def test_the_processes_take_their_settings(settings, uploader):
-    assert settings.trigger == "kubeflow"
+    assert settings.acting.trigger == "kubeflow"
     assert uploader.archive == settings.archive
 
 
@@ -120,10 +122,10 @@ def test_both_claims_of_the_share_are_bound_to_one_share_that_outlives_them(mani
 def test_the_pages_are_at_one_port_everywhere(manifests, monitor, settings):
     (port,) = container(monitor, "monitor")["ports"]
     (served,) = find(manifests, "Service", "monitor")["spec"]["ports"]
-    assert settings.http_port == port["containerPort"] == served["port"]
+    assert settings.http.http_port == port["containerPort"] == served["port"]
     assert served["targetPort"] == port["name"]
     # Probes and Prometheus come from other machines.
-    assert settings.http_host == "0.0.0.0"
+    assert settings.http.http_host == "0.0.0.0"
 
 
 def test_a_stuck_loop_is_restarted_and_an_unreachable_log_is_not(monitor):
@@ -146,9 +148,9 @@ def test_lines_are_what_a_cluster_collects(settings, uploader):
 
 
 def test_runs_are_asked_for_at_kubeflows_api_as_the_pipelines_account(manifests, settings):
-    assert settings.kubeflow_host == "http://ml-pipeline.kubeflow.svc.cluster.local:8888"
-    assert settings.pipeline_name == PIPELINE_NAME
-    account = find(manifests, "ServiceAccount", settings.kubeflow_service_account)
+    assert settings.acting.kubeflow.kubeflow_host == "http://ml-pipeline.kubeflow.svc.cluster.local:8888"
+    assert settings.acting.kubeflow.pipeline_name == PIPELINE_NAME
+    account = find(manifests, "ServiceAccount", settings.acting.kubeflow.kubeflow_service_account)
     assert account["metadata"]["namespace"] == "kubeflow"
 
 
@@ -174,10 +176,10 @@ def test_the_log_is_one_that_several_machines_reach(settings):
 
 
 def test_a_webhooks_address_is_read_from_an_optional_secret_and_stands_nowhere_else(manifests, monitor, settings):
-    if not settings.webhook_file:
+    if not settings.acting.notifications.webhook_file:
         assert "evergreen-notifications" not in str(monitor)
         return
-    volume, _ = volume_at(monitor, "monitor", settings.webhook_file)
+    volume, _ = volume_at(monitor, "monitor", settings.acting.notifications.webhook_file)
     assert volume["secret"] == {"secretName": "evergreen-notifications", "optional": True}
     assert not [m for m in manifests if m["kind"] == "Secret"]
 

@@ -9,7 +9,7 @@ import yaml
 
 from k8s.scaling.manifests import read_queries
 from monitoring.showing.exposition import Exposition
-from monitoring.showing.server import Server
+from monitoring.showing.server import HttpSettings, MonitorServer
 from pipelines.local.stack import DIRECT, LOOPBACK
 from tests.support.rendering import K8S, find
 
@@ -42,11 +42,11 @@ def test_it_selects_the_pods_of_one_deployment_and_one_of_their_ports(manifests,
 
 
 def test_the_monitors_page_is_where_it_is_scraped(manifests):
-    server = Server(Exposition(), host=LOOPBACK, port=0)
+    server = MonitorServer(Exposition(), HttpSettings(http_host=LOOPBACK, http_port=0))
     try:
         url = f"http://{LOOPBACK}:{server.port}{endpoint(manifests, 'monitor')['path']}"
         with DIRECT.open(url, timeout=60) as answer:
-            assert b"ctr_monitor_leader" in answer.read()
+            assert b"ctr_monitor_info" in answer.read()
     finally:
         server.close()
 

@@ -11,11 +11,10 @@ import re
 
 import pytest
 
-from monitoring.acting.kubeflow_trigger import KubeflowTrigger
-from monitoring.settings import MonitorSettings
+from monitoring.acting.kubeflow_trigger import KubeflowSettings, KubeflowTrigger
 from tests.k8s.environment import environment_of
-from tests.monitoring.acting.test_local_trigger import request as retrain_request
 from tests.support.kfp_server import KfpServer
+from tests.support.monitors import retrain_request
 from tests.support.rendering import Manifest, find, title, workloads
 
 KFP = "pipelines.kubeflow.org"
@@ -58,9 +57,9 @@ def kubeflow():
     double.close()
 
 
-def used(kubeflow: KfpServer, settings: MonitorSettings) -> set[Right]:
+def used(kubeflow: KfpServer, settings: KubeflowSettings) -> set[Right]:
     """All that the trigger asks for, through the real client: looking, submitting, following, ending a second run."""
-    trigger, other = KubeflowTrigger.connect(settings), KubeflowTrigger.connect(settings)
+    trigger, other = KubeflowTrigger(settings, store=None), KubeflowTrigger(settings, store=None)
     assert trigger.state("drift-0").state == "unknown"
     assert trigger.submit(retrain_request("drift-1")) == "started"
     assert trigger.submit(retrain_request("drift-2")) == "busy"
@@ -88,12 +87,7 @@ def test_every_verb_granted_at_kubeflow_is_used_and_every_one_used_is_granted(
     monkeypatch.setenv("HOME", str(tmp_path))
     manifests = rendered("gke+kubeflow-multi-user")
     variables = environment_of(manifests, find(manifests, "Deployment", "monitor"), "monitor")
-    settings = MonitorSettings(
-        log="sqlite:///x",
-        state=tmp_path / "state",
-        archive=tmp_path / "archive",
-        store=tmp_path / "store",
-        trigger=variables["EVERGREEN_MONITOR_TRIGGER"],
+    settings = KubeflowSettings(
         kubeflow_host=kubeflow.url,
         pipeline_name=variables["EVERGREEN_MONITOR_PIPELINE_NAME"],
         kubeflow_service_account=variables["EVERGREEN_MONITOR_KUBEFLOW_SERVICE_ACCOUNT"],
@@ -117,7 +111,7 @@ def test_the_monitor_is_bound_where_its_settings_say_that_the_runs_are(rendered)
 
 
 def test_no_workload_of_ours_has_a_right_at_the_kubernetes_api(variant):
-    """The lease lies in the store, models in a bucket or folder: nothing asks the API server, so nothing may."""
+    """Nothing of ours asks the API server, so nothing may."""
     accounts = {(w["metadata"]["namespace"], spec["serviceAccountName"]) for w, spec in workloads(variant)}
     bound = {
         (subject["namespace"], subject["name"]): title(binding)

@@ -14,7 +14,7 @@ from monitoring.measures.window import VersionWindows
 from monitoring.memory.archive_tables import SCHEMA, SHADOW_SCHEMA, build_row_table
 from monitoring.memory.intake import read_record
 from monitoring.memory.rows import ArchiveRow
-from tests.monitoring.conftest import START, WINDOW, prediction, publish
+from tests.support.monitors import START, WINDOW, prediction, publish
 
 
 def by_canary(name, *, time, version=2):

@@ -25,7 +25,7 @@ from components.contracts import criteo
 from components.contracts.records import CLICK, CONVERSION, OutcomeBatch, PredictionBatch, encode, record_id
 from components.logs.sqlite import SqliteLog
 from components.storage.locations import open_objects
-from tests.monitoring.crash_chain import LEASE_SECONDS, WINDOW, Nursery
+from tests.support.crash_chain import LEASE_SECONDS, WINDOW, Nursery
 
 BEGIN = 1_767_225_000.0
 """Ten minutes before a UTC midnight, which a chain passes."""
@@ -38,7 +38,7 @@ def nursery():
         yield opened
 
 
-@pytest.fixture(params=["folder", "bucket"])
+@pytest.fixture(params=["folder", pytest.param("bucket", marks=pytest.mark.slow)])
 def make_chain(request, tmp_path, nursery):
     if request.param == "bucket":
         request.getfixturevalue("cloud_storage")
@@ -279,11 +279,6 @@ def run_chain(chain: Chain, *, num_turns: int, kills: tuple[str, ...]) -> Chain:
     return chain
 
 
-def test_a_chain_that_nobody_kills_is_right(make_chain):
-    chain = run_chain(make_chain(0), num_turns=4, kills=("",))
-    assert not chain.killed_at
-
-
 def test_killed_at_each_boundary_the_chain_loses_and_doubles_nothing(make_chain):
     chain = make_chain(1)
     while chain.turn < 4 or chain.unkilled:
@@ -294,6 +289,7 @@ def test_killed_at_each_boundary_the_chain_loses_and_doubles_nothing(make_chain)
     assert len(chain.killed_at) >= 30
 
 
+@pytest.mark.slow
 def test_killed_at_random_moments_while_all_work_at_once_the_chain_loses_and_doubles_nothing(make_chain):
     chain = run_chain(make_chain(2, together=True), num_turns=4, kills=("moment", "boundary"))
     assert chain.killed_at.total() >= 8

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from components.runtime.errors import TemporaryError
-from tests.monitoring.conftest import prediction, publish
+from tests.support.monitors import prediction, publish
 
 
 @pytest.mark.parametrize("step", ["acknowledge", "dead_letter"])

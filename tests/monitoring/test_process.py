@@ -13,27 +13,15 @@ import subprocess
 import sys
 import time
 import urllib.error
-import urllib.request
 
 import numpy as np
 import pytest
 
 from components.logs.sqlite import SqliteLog
-from tests.monitoring.conftest import clicks, prediction, publish, read_events, read_rows
 from tests.support.archives import archived_rows, expected_rows
+from tests.support.monitors import clicks, prediction, publish, read_events, read_rows
 from tests.support.paths import REPOSITORY
-
-DIRECT = urllib.request.build_opener(urllib.request.ProxyHandler({}))
-"""Asks without the proxy that the environment may name."""
-
-
-def wait_until(condition, *, seconds: float = 120.0, what: str = "the condition"):
-    deadline = time.monotonic() + seconds
-    while time.monotonic() < deadline:
-        if found := condition():
-            return found
-        time.sleep(0.02)
-    raise AssertionError(f"{what} did not come within {seconds} s")
+from tests.support.processes import DIRECT, wait_until
 
 
 class Processes:
@@ -208,11 +196,11 @@ def test_drift_starts_one_local_run_that_survives_the_monitors_death(processes, 
     assert decision["auc"] == pytest.approx(0.5, abs=0.1)
 
 
-def test_without_a_lease_two_monitors_cannot_share_a_state_folder(processes):
-    first = processes.monitor(lease="none")
+def test_two_monitors_cannot_share_a_state_folder(processes):
+    first = processes.monitor()
     wait_until((processes.state / "events.jsonl").exists, what="the first monitor")
-    second = processes.monitor(lease="none")
-    assert second.wait(120) == 1
+    second = processes.monitor()
+    assert second.wait(120) == 3
     assert "is held by another monitor" in (processes.folder / "monitoring.1.log").read_text()
     assert first.poll() is None
 
@@ -260,5 +248,5 @@ def test_a_monitor_that_waits_for_its_log_ends_at_once_when_asked(processes):
 def test_a_taken_port_is_a_clear_error(processes):
     with socket.create_server(("127.0.0.1", 0)) as taken:
         process = processes.monitor(http_port=taken.getsockname()[1])
-        assert process.wait(120) == 1
+        assert process.wait(120) == 3
     assert "cannot be used" in (processes.folder / "monitoring.0.log").read_text()

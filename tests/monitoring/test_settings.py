@@ -8,7 +8,9 @@ from pathlib import Path
 import pytest
 
 from components.runtime.errors import ContractError
-from monitoring.settings import MonitorSettings, UploaderSettings, build_parser, read_settings
+from monitoring.flags import build_parser, flat_values, make_settings, read_settings, settings_of
+from monitoring.settings import ENVIRONMENT_PREFIX, MonitorSettings
+from monitoring.uploader import UploaderSettings
 
 REQUIRED = ["--log", "sqlite:///x.db", "--state", "s", "--archive", "a", "--store", "m"]
 KUBEFLOW = [*REQUIRED, "--trigger", "kubeflow", "--kubeflow-host", "http://x"]
@@ -16,11 +18,12 @@ KUBEFLOW = [*REQUIRED, "--trigger", "kubeflow", "--kubeflow-host", "http://x"]
 
 def read(argv, environment=None, settings=MonitorSettings):
     parser = build_parser(settings, prog="monitoring", description="")
-    return read_settings(settings, parser, argv, environment or {})
+    return read_settings(settings, parser, argv, environment or {}, prefix=ENVIRONMENT_PREFIX)
 
 
 def test_defaults_are_frozen():
-    defaults = {f.name: f.default for f in dataclasses.fields(MonitorSettings) if f.default is not dataclasses.MISSING}
+    settings = settings_of(MonitorSettings)
+    defaults = {name: each.default for name, each in settings.items() if each.default is not dataclasses.MISSING}
     assert defaults == {
         "policies": "threshold",
         "decide_seconds": 10.0,
@@ -52,15 +55,9 @@ def test_defaults_are_frozen():
         "full_after_refusals": 0,
         "full_drift_share": 0.0,
         "actions": "",
-        "rollback_command": "",
-        "rollback_within_seconds": 86_400.0,
-        "shadow_command": "",
-        "command_timeout_seconds": 600.0,
         "webhook_file": "",
         "remind_seconds": 21_600.0,
         "status_url": "",
-        "lease": "",
-        "lease_seconds": 30.0,
         "http_host": "127.0.0.1",
         "http_port": 9464,
         "log_format": "text",
@@ -87,22 +84,17 @@ def test_defaults_are_frozen():
         "pipeline_version_id": "",
         "pipeline_arguments": "{}",
     }
-    assert [f.name for f in dataclasses.fields(UploaderSettings)] == [
-        "archive",
-        "lake",
-        "interval_seconds",
-        "once",
-        "log_format",
-    ]
+    assert list(settings_of(UploaderSettings)) == ["archive", "lake", "interval_seconds", "once", "log_format"]
 
 
 def test_flags_come_before_variables_and_variables_before_defaults():
     variables = {"EVERGREEN_MONITOR_WINDOW_ROWS": "500", "EVERGREEN_MONITOR_REQUIRE_CONFIDENCE": "false"}
     settings = read([*REQUIRED, "--window-rows", "700"], {**variables, "EVERGREEN_MONITOR_AUC_THRESHOLD": "0.6"})
-    assert (settings.window_rows, settings.require_confidence, settings.auc_threshold) == (700, False, 0.6)
+    judge, policies = settings.judging.judge, settings.judging.policies
+    assert (judge.window_rows, policies.require_confidence, policies.auc_threshold) == (700, False, 0.6)
     assert settings.state == Path("s")
-    assert settings.min_clicks == 200
-    assert read([*REQUIRED, "--no-require-confidence"]).require_confidence is False
+    assert policies.min_clicks == 200
+    assert read([*REQUIRED, "--no-require-confidence"]).judging.policies.require_confidence is False
 
 
 def test_required_settings_may_come_from_variables_alone():
@@ -132,6 +124,24 @@ def test_required_settings_may_come_from_variables_alone():
 def test_bad_settings_are_refused_with_their_name(argv, environment, message):
     with pytest.raises(ContractError, match=message):
         read(argv, environment)
+
+
+@dataclasses.dataclass(frozen=True)
+class Doubled:
+    """Two parts with settings of the same names."""
+
+    one: UploaderSettings
+    other: UploaderSettings
+
+
+def test_flat_values_make_equal_settings_and_unknown_or_doubled_names_are_refused():
+    settings = read([*REQUIRED, "--daily-budget", "7", "--actions", "data_drift=notify"])
+    assert make_settings(MonitorSettings, **flat_values(settings)) == settings
+    with pytest.raises(ContractError, match="window_row is no setting"):
+        make_settings(MonitorSettings, window_row=5)
+
+    with pytest.raises(TypeError, match="two settings named archive"):
+        settings_of(Doubled)
 
 
 def test_every_flag_is_described(capsys):

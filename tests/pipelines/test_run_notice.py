@@ -15,8 +15,8 @@ from components.run_outcome.component import run_outcome
 from components.run_outcome.notice import ADDRESS_VARIABLE, PAUSES_SECONDS, tell
 from components.run_outcome.outcome import record
 from components.store.run_notes import RunOutcome, StepNote, find_outcome, noted, read_outcomes
-from tests.monitoring.acting.webhook_server import SECRET, WebhookServer
 from tests.support.paths import REPOSITORY
+from tests.support.webhook_server import SECRET, WebhookServer
 
 
 @pytest.fixture

@@ -176,10 +176,10 @@ def test_steps_run_under_the_pipelines_service_account(server, command, words, a
 
 
 def test_experiment_is_the_monitors_so_that_it_sees_a_persons_run(server, command):
-    from monitoring.settings import MonitorSettings
+    from monitoring.acting.kubeflow_trigger import KubeflowSettings
 
     assert command() == 0
-    assert [each["display_name"] for each in server.experiments] == [MonitorSettings.kubeflow_experiment]
+    assert [each["display_name"] for each in server.experiments] == [KubeflowSettings.kubeflow_experiment]
 
 
 def test_schedule_runs_the_version_one_at_a_time_and_makes_up_only_the_last(server, command, capsys):

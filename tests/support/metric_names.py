@@ -14,7 +14,7 @@ import promql_parser as promql
 from prometheus_client.parser import text_string_to_metric_families
 
 from monitoring.showing.metrics import metrics_page
-from tests.monitoring.showing.test_metrics import FULL
+from tests.support.snapshots import FULL
 
 Labels = frozenset[str]
 SCRAPED: Labels = frozenset({"namespace", "pod", "container", "endpoint", "job", "instance"})

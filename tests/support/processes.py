@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 import time
+import urllib.request
 from pathlib import Path
+
+DIRECT = urllib.request.build_opener(urllib.request.ProxyHandler({}))
+"""Requests without the proxy that the environment may name."""
 
 
 def running_in_group(group):
@@ -25,3 +29,13 @@ def wait_for(condition, seconds=120.0):
     while not condition():
         assert time.monotonic() < deadline, "did not happen in time"
         time.sleep(0.02)
+
+
+def wait_until(condition, *, seconds: float = 120.0, what: str = "the condition"):
+    """The first true answer of `condition()`."""
+    deadline = time.monotonic() + seconds
+    while time.monotonic() < deadline:
+        if found := condition():
+            return found
+        time.sleep(0.02)
+    raise AssertionError(f"{what} did not come within {seconds} s")

@@ -8,11 +8,12 @@ import zlib
 
 from components.contracts import criteo
 from components.contracts.records import encode, record_id
+from monitoring.flags import make_settings
 from monitoring.memory.store import Store
 from monitoring.monitor import Monitor
 from monitoring.settings import MonitorSettings
-from tests.monitoring.conftest import clicks, prediction, read_rows
 from tests.support.log_benches import wait_for
+from tests.support.monitors import clicks, prediction, read_rows
 
 REQUESTS, ROWS = 40, 4
 
@@ -32,7 +33,8 @@ def test_monitor_archives_every_published_row_once_and_dead_letters_the_unreadab
     unreadable = {"future": of_the_future(encode(prediction("future", ROWS))), "garbage": b"\x00 no record"}
     messages += [*messages[::7], *unreadable.items()]  # some twice
     random.Random(1).shuffle(messages)
-    settings = MonitorSettings(
+    settings = make_settings(
+        MonitorSettings,
         log=bench.url,
         state=tmp_path / "state",
         archive=tmp_path / "archive",

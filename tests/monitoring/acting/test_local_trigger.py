@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-import dataclasses
+import json
+import os
 import shlex
+import signal
 import sys
 
 import pytest
@@ -12,15 +14,10 @@ from components.contracts.retrain_request import RetrainRequest
 from components.runtime.errors import PermanentError
 from components.store.run_notes import RunOutcome, write_outcome
 from monitoring.acting.local_trigger import LocalTrigger
-from tests.monitoring.test_process import wait_until
+from tests.support.monitors import retrain_request as request
+from tests.support.processes import wait_until
 
 WAIT_FOR = "import sys, time, pathlib\nwhile not pathlib.Path({go!r}).exists(): time.sleep(0.01)\nsys.exit({code})"
-
-
-def request(name: str) -> RetrainRequest:
-    return RetrainRequest(
-        request_id=name, reason="a test", requested_at="", window_start="", window_end="", observed={"auc": 0.5}
-    )
 
 
 @pytest.fixture
@@ -97,10 +94,6 @@ def test_the_run_gets_the_request_file_and_its_output_is_kept(make):
 
 
 def test_a_killed_run_is_unknown(make):
-    import json
-    import os
-    import signal
-
     trigger = make()
     trigger.submit(request("a"))
     os.killpg(json.loads((make.folder / "state" / "runs" / "a.json").read_text())["process_group"], signal.SIGKILL)
@@ -111,22 +104,6 @@ def test_a_command_that_does_not_exist_fails(make):
     trigger = LocalTrigger(make.folder / "state", make.folder / "store", "no-such-program --at all")
     trigger.submit(request("a"))
     assert ended(trigger, "a").state == "failed"
-
-
-def test_a_replica_that_leads_no_more_is_refused_by_its_term(make):
-    trigger = make()
-    make.go.touch()
-
-    def asked(name, fence):
-        answer = trigger.submit(dataclasses.replace(request(name), fence=fence))
-        ended(trigger, name)
-        return answer
-
-    assert [asked("by term 1", 1), asked("by term 3", 3)] == ["started", "started"]
-    with pytest.raises(PermanentError, match="late is of term 2, term 3 has asked since"):
-        make().submit(dataclasses.replace(request("late"), fence=2))
-    assert trigger.state("late").state == "unknown"
-    assert [asked("again", 3), asked("without a lease", 0)] == ["started", "started"]
 
 
 def test_an_unfinished_quote_is_refused(make):

@@ -14,12 +14,11 @@ import pytest
 from components.notices.message import compose
 from components.notices.webhook import Answer, post_to_file
 from components.runtime.errors import ContractError
-from monitoring.acting.notifications import NotificationSettings, Notifier
-from monitoring.acting.outbox import Outbox
-from tests.monitoring.acting.test_retraining import DRIFT, traffic
-from tests.monitoring.acting.webhook_server import SECRET, WebhookServer
-from tests.monitoring.conftest import Clock
-from tests.monitoring.test_process import wait_until
+from monitoring.acting.notifications import NotificationSettings, Notifier, Outbox
+from monitoring.journal import Event
+from tests.support.monitors import DRIFT, Clock, traffic
+from tests.support.processes import wait_until
+from tests.support.webhook_server import SECRET, WebhookServer
 
 
 class Kept:
@@ -121,18 +120,19 @@ def test_an_open_incident_is_recalled_and_an_ended_one_is_not(told, server):
 def test_a_run_that_ends_after_the_drift_is_over_is_told_and_opens_no_incident():
     clock, kept = Clock(), Kept()
     notifier = Notifier(kept, Outbox(kept, lambda body: Answer("delivered")), NotificationSettings(), clock)
-    for event in (
-        {"kind": "decision", "text": "auc fell"},
-        {"kind": "requested", "text": "auc fell", "request_id": "r"},
-        {"kind": "recovered", "text": "auc is back"},
-        {"kind": "run_ended", "outcome": "released", "text": "run r released", "request_id": "r"},
+    for kind, details in (
+        ("decision", {}),
+        ("requested", {"request_id": "r"}),
+        ("recovered", {}),
+        ("run_ended", {"outcome": "released", "request_id": "r"}),
     ):
-        notifier.hear({"time": clock.time, **event})
+        notifier.on_event(Event(time=clock.time, kind=kind, text="as the test says", details=details))
     assert len(notifier.outbox) == 4
     assert notifier.open == {}  # or "Still: run r released" would be told for ever
 
 
-def test_an_incident_whose_end_another_replica_told_is_not_recalled_for_ever(told):
+def test_an_incident_that_nothing_would_end_is_not_recalled_forever(told):
+    """The monitor was killed after the event that opened it, and before it noted that a drift is open."""
     b = told(cooldown_seconds=1e6)
     monitor = b.start()
     traffic(b, "bad", auc="bad")
@@ -140,7 +140,7 @@ def test_an_incident_whose_end_another_replica_told_is_not_recalled_for_ever(tol
     b.trigger.end("released", version=2)
     monitor.tick()
     assert list(monitor.acting.notifier.open) == ["drift"]
-    b.store.write_documents({"told": {"action": ""}})  # as the shared ledger has it after the other one's "recovered"
+    b.store.write_documents({"reported": {"action": ""}})
     assert b.start().acting.notifier.open == {}
 
 
@@ -190,7 +190,10 @@ def test_dead_log_is_told_after_a_minute_and_so_is_its_return(told, server):
     for _ in range(3):
         monitor.acting.step(b.clock.time, log_problem=None)
     turn(monitor, lambda: not len(monitor.acting.notifier.outbox))
-    expected = ["The record log is not reached: broker 127.0.0.1:9092 does not answer", "The record log is reached"]
+    expected = [
+        "The record log cannot be reached: broker 127.0.0.1:9092 does not answer",
+        "The record log can be reached",
+    ]
     assert [text[: len(want)] for text, want in zip(texts(server), expected)] == expected
     assert len(texts(server)) == 2
 
@@ -274,13 +277,13 @@ def test_a_message_that_the_server_refuses_is_dropped_and_the_next_goes_out(serv
 def test_room_is_bounded_the_newest_stay_and_the_drop_is_counted(server, outbox):
     clock, kept = Clock(), Kept()
     server.answers = [(503, {})] * 1000
-    box = outbox(kept, room=3)
+    box = outbox(kept, max_waiting=3)
     for number in range(10):
         box.put({"text": str(number)}, now=clock.time)
     assert len(box) == 3
     assert kept.counts["notification_dropped"] == 7
     server.answers = []
-    deliver(outbox(kept, room=3), clock, server, until=lambda: len(server.messages) == 3)
+    deliver(outbox(kept, max_waiting=3), clock, server, until=lambda: len(server.messages) == 3)
     assert [message["text"] for message in server.messages] == ["7", "8", "9"]
 
 
@@ -370,7 +373,7 @@ def test_a_rotated_address_is_used_at_the_next_try(server, outbox, webhook_file)
 
 def test_without_a_webhook_incidents_are_known_all_the_same():
     notifier = Notifier(Kept(), None, NotificationSettings(), Clock())
-    notifier.hear({"kind": "held", "text": "why", "time": 0.0})
+    notifier.on_event(Event(time=0.0, kind="held", text="why"))
     notifier.step(1e12)
     assert list(notifier.open) == ["drift"]
 

@@ -8,25 +8,12 @@ from datetime import datetime
 import numpy as np
 import pytest
 
-from components.contracts.retrain_request import RetrainRequest
 from components.runtime.errors import PermanentError, TemporaryError
 from monitoring.acting.trigger import RunState
 from monitoring.journal import Journal
 from monitoring.uploader import Uploader
-from tests.monitoring.conftest import START, WINDOW, clicks, prediction, publish
 from tests.support.crashes import Killed, crash_at
-
-DRIFT = {"min_clicks": 20, "consecutive_breaches": 1, "window_rows": 1000, "cooldown_seconds": 1000.0}
-
-
-def traffic(b, name: str, *, auc: str, version: int = 1, rows: int = 400) -> None:
-    """Publishes a request whose clicks follow (`good`) or ignore (`bad`) its scores, and closes its window."""
-    scores = np.linspace(0.0, 1.0, rows)
-    rows_clicked = range(rows // 2, rows) if auc == "good" else range(0, rows, 2)
-    time = b.clock.time
-    publish(b.log, prediction(name, rows, time=time, version=version, scores=scores))
-    publish(b.log, clicks(f"o-{name}", [(name, row, time + 1) for row in rows_clicked]))
-    b.clock.time = time + WINDOW
+from tests.support.monitors import DRIFT, START, WINDOW, clicks, prediction, publish, traffic
 
 
 def test_drift_asks_for_one_run_and_the_new_version_is_judged_afresh(bench):
@@ -310,17 +297,6 @@ def test_the_reason_of_the_end_is_told_and_none_is_no_empty_clause(bench):
     assert b.events[-1]["text"] == f"run {name} released; no request for 1000 s"
 
 
-def test_without_a_trigger_drift_is_told_once_per_cool_down(bench):
-    b = bench(**DRIFT)
-    b.trigger = None
-    monitor = b.start()
-    for i in range(4):
-        traffic(b, f"bad{i}", auc="bad")
-        monitor.tick()
-    assert b.kinds().count("decision") == 1
-    assert b.store.counters["request_notified"] == 1
-
-
 def test_one_class_traffic_is_undecidable_and_its_auc_null(bench):
     b = bench(**DRIFT)
     monitor = b.start()
@@ -373,29 +349,6 @@ def test_a_run_that_takes_long_is_told_of_once_and_followed_to_its_end(bench):
     assert monitor.retraining.progress.phase == "idle"
 
 
-def test_a_state_folder_of_the_version_before_keeps_its_rest_its_budget_and_its_run(bench):
-    """Then policy and restraint shared the document `policy`, and a request had fewer fields."""
-    b = bench(**DRIFT)
-    b.start()
-    asked = {"request_id": "drift-20251113T021320Z-v1", "reason": "auc fell", "requested_at": "", "window_start": ""}
-    request = {**asked, "window_end": "", "parent": "current", "champion": "current", "observed": {"auc": 0.5}}
-    older = {
-        "policy": {"version": 1, "breaches": 1, "matured_at_breach": 5, "blocked_until": START + 500.0}
-        | {"blocked_by": "back-off after 3 runs without a release", "failures": 3, "requested_at": [START - 60.0]},
-        "retraining": {"phase": "running", "request": request, "decided_at": START, "upload_deadline": START}
-        | {"next_try_at": 0.0, "awaited": ["day=2025-11-13/part-a.parquet"], "told": "", "started_at": START},
-    }
-    b.store.write_documents(older)
-    monitor = b.start()
-    memory, progress = monitor.retraining.memory, monitor.retraining.progress
-    assert (memory.blocked_until, memory.failures, memory.requested_at) == (START + 500.0, 3, (START - 60.0,))
-    assert (progress.phase, progress.awaited) == ("running", ("day=2025-11-13/part-a.parquet",))
-    b.trigger.runs[request["request_id"]] = RunState("failed", "as before")
-    monitor.tick()
-    assert monitor.retraining.memory.failures == 4
-    assert b.store.read_document("restraint")["failures"] == 4
-
-
 def test_the_end_of_a_drift_is_told_although_the_monitor_was_restarted_meanwhile(bench):
     b = bench(**DRIFT)
     monitor = b.start()
@@ -410,23 +363,13 @@ def test_the_end_of_a_drift_is_told_although_the_monitor_was_restarted_meanwhile
     assert b.kinds().count("recovered") == 1
 
 
-def test_a_request_survives_its_file(tmp_path, bench):
-    b = bench(**DRIFT)
-    monitor = b.start()
-    traffic(b, "bad", auc="bad")
-    monitor.tick()
-    (request,) = b.trigger.requests
-    request.write(tmp_path / "request.json")
-    assert RetrainRequest.read(tmp_path / "request.json") == request
-
-
 def test_a_full_timeline_makes_room_and_keeps_its_predecessor(tmp_path):
     journal = Journal(tmp_path, clock=lambda: 1.0, max_file_bytes=1000)
     for number in range(100):
-        journal.measure({"number": number})
+        journal.append_point({"number": number})
     kept = [(tmp_path / name).read_text().splitlines() for name in ("timeline.jsonl.1", "timeline.jsonl")]
     numbers = [json.loads(line)["number"] for lines in kept for line in lines]
     assert numbers == list(range(numbers[0], 100))
     assert sum(path.stat().st_size for path in tmp_path.iterdir()) < 2100
-    journal.tell("stopped", "in time")
+    journal.emit("stopped", "in time")
     assert len((tmp_path / "events.jsonl").read_text().splitlines()) == 1

@@ -8,8 +8,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from monitoring.backtest.settings import JudgingSettings, judging_of, write_judging
-from tests.monitoring.conftest import START, WINDOW, Bench, clicks, prediction, publish
+from monitoring.backtest.settings import JudgingSettings, write_judging
+from tests.support.monitors import START, WINDOW, Bench, clicks, prediction, publish
 
 SECONDS = 300
 CHANGED_AT = START + 120.0
@@ -88,7 +88,7 @@ def run_over(bench: Bench, records_by_second, seconds: int, *, every: int, resta
     bench.clock.time = START + seconds + WINDOW + 30.0
     bench.monitor.tick()
     bench.monitor.stop()
-    settings = judging_of(bench.settings)
+    settings = bench.settings.judging
     write_judging(bench.settings.state, settings)
     return Ran(bench, settings)
 

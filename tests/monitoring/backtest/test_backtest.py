@@ -15,15 +15,16 @@ from monitoring.backtest.__main__ import main
 from monitoring.backtest.archived_requests import read_requests
 from monitoring.backtest.run import backtest
 from monitoring.backtest.settings import CostSettings, JudgingSettings
-from monitoring.deciding.decision import Action, Decision, Judgement
+from monitoring.deciding.policy import Action, Decision, DecisionPoint
+from monitoring.flags import make_settings
 from monitoring.measures.kpis import Kpis
 from tests.monitoring.backtest.conftest import CHANGED_AT, SETTINGS
-from tests.monitoring.conftest import WINDOW
+from tests.support.monitors import WINDOW
 
-SETTINGS_10 = JudgingSettings(attribution_window_seconds=10.0, cooldown_seconds=100.0, daily_budget=2)
+SETTINGS_10 = make_settings(JudgingSettings, attribution_window_seconds=10.0, cooldown_seconds=100.0, daily_budget=2)
 
 
-def judged(actions: str, *, every: float = 50.0, auc: float = 0.7, baseline: float | None = 0.8) -> list[Judgement]:
+def judged(actions: str, *, every: float = 50.0, auc: float = 0.7, baseline: float | None = 0.8) -> list[DecisionPoint]:
     """A judgement every `every` seconds: `.` all is well, `!` retrain."""
     made = []
     for number, sign in enumerate(actions):
@@ -39,7 +40,7 @@ def judged(actions: str, *, every: float = 50.0, auc: float = 0.7, baseline: flo
         known = None if baseline is None else {"auc": baseline, "low": baseline, "high": baseline}
         memory = {"matured_total": 100 * (number + 1), "baselines": {"1": known}}
         made.append(
-            Judgement(
+            DecisionPoint(
                 time=every * number, version=1, decision=decision, decisions=(decision,), kpis=kpis, memory=memory
             )
         )

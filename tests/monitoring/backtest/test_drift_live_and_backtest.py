@@ -17,13 +17,12 @@ from monitoring.backtest.archived_requests import read_requests
 from monitoring.backtest.incident import STATISTICS, read_incident, replay
 from monitoring.backtest.incident_command import main
 from monitoring.backtest.judging import judge_requests
-from monitoring.deciding.baseline import GateBaselines
-from monitoring.deciding.decision import decision_line
+from monitoring.gate_baselines import GateBaselines
 from monitoring.memory.references import StoredReferences
 from tests.monitoring.backtest.conftest import Ran, run_over
-from tests.monitoring.conftest import START, WINDOW, Bench, clicks
 from tests.monitoring.drift.conftest import reference_of, requests_of
 from tests.monitoring.drift.test_kept import release
+from tests.support.monitors import START, WINDOW, Bench, clicks
 
 SECONDS, ROWS = 400, 25
 CHANGED_AT, RELEASED_AT = START + 150.0, START + 320.0
@@ -93,7 +92,7 @@ def backtested(ran) -> list[str]:
         baseline=GateBaselines(store),
         reference=StoredReferences(store),
     )
-    return [decision_line(each) for each in judged]
+    return [each.line() for each in judged]
 
 
 def test_the_monitors_lines_are_the_backtests_and_say_that_the_column_drifted(ran):

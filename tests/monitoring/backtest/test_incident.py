@@ -11,7 +11,7 @@ import pytest
 from monitoring.backtest.incident import MANIFEST, read_incident, replay
 from monitoring.backtest.incident_command import main
 from tests.monitoring.backtest.conftest import CHANGED_AT, RELEASED_AT
-from tests.monitoring.conftest import START
+from tests.support.monitors import START
 
 SPAN = (CHANGED_AT - 31.0, RELEASED_AT + 12.5)
 

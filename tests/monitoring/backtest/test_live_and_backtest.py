@@ -10,13 +10,12 @@ from components.storage.folder import FolderObjects
 from components.storage.locations import open_objects
 from monitoring.backtest.archived_requests import read_requests
 from monitoring.backtest.judging import judge_requests
-from monitoring.deciding.decision import decision_line
 from tests.monitoring.backtest.conftest import CHANGED_AT, SETTINGS, run_monitor
-from tests.monitoring.conftest import WINDOW, Bench
+from tests.support.monitors import WINDOW, Bench
 
 
 def backtested(archive, settings) -> list[str]:
-    return [decision_line(each) for each in judge_requests(read_requests(archive), settings)]
+    return [each.line() for each in judge_requests(read_requests(archive), settings)]
 
 
 def test_the_monitors_lines_are_the_backtests(ran):

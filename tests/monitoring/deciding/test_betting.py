@@ -10,9 +10,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from benchmarks.policy_study.streams import Traffic, draw, part, pooled_auc
-from monitoring.deciding.betting import FRACTIONS, Wealth, cross_wins
-from tests.monitoring.deciding.conftest import rows_of
+from monitoring.deciding.betting import FRACTIONS, EProcess, cross_wins
+from tests.support.click_streams import Traffic, draw, part, pooled_auc
+from tests.support.evidence import rows_of
 
 NEVER = float("inf")
 
@@ -46,18 +46,18 @@ def test_pairs_of_different_requests_of_one_round_are_counted(sizes, per_round, 
 
 def test_bets_that_neither_win_nor_lose_keep_the_capital_whole():
     """Every pair ties, theta is a half: what late starts were given and what is kept as cash sum to one."""
-    wealth = Wealth(0.5, {})
+    process = EProcess(0.5, {})
     for _ in range(50):
-        wealth.bet(rows_of([1, 0, 0, 0] * 10, [0.5] * 40), NEVER)
-        assert wealth.value == pytest.approx(1.0, abs=1e-12)
-    assert wealth.rounds > 100
+        process.update(rows_of([1, 0, 0, 0] * 10, [0.5] * 40), NEVER)
+        assert process.value == pytest.approx(1.0, abs=1e-12)
+    assert process.rounds > 100
 
 
 def test_no_round_loses_the_whole_capital_even_where_every_click_is_on_top():
-    wealth = Wealth(0.9, {})
+    process = EProcess(0.9, {})
     for _ in range(20):
-        wealth.bet(rows_of([1, 0, 0, 0] * 10, [0.9, 0.1, 0.2, 0.3] * 10), NEVER)
-        assert 0.0 < wealth.value <= 1.0
+        process.update(rows_of([1, 0, 0, 0] * 10, [0.9, 0.1, 0.2, 0.3] * 10), NEVER)
+        assert 0.0 < process.value <= 1.0
     assert all(0.0 < fraction < 1.0 for fraction in FRACTIONS)
 
 
@@ -65,35 +65,35 @@ def test_a_memory_kept_as_json_goes_on_as_if_nothing_had_happened():
     random = np.random.default_rng(1)
     traffic = Traffic(0.1, 100, rows_per_request=3)
     stream = draw(random, traffic, 3_000, 0.7)
-    whole, memory = Wealth(0.75, {}), {}
+    whole, memory = EProcess(0.75, {}), {}
     for begin in range(0, 3_000, 90):
         rows = part(stream, begin, min(begin + 90, 3_000))
-        whole.bet(rows, NEVER)
-        resumed = Wealth(0.75, memory)
-        resumed.bet(rows, NEVER)
+        whole.update(rows, NEVER)
+        resumed = EProcess(0.75, memory)
+        resumed.update(rows, NEVER)
         memory = json.loads(json.dumps(resumed.memory()))
         assert resumed.value == whole.value
     assert whole.rounds > 50
 
 
 def test_requests_that_fill_no_round_yet_are_kept_apart_for_the_next():
-    wealth = Wealth(0.75, {})
-    wealth.bet(rows_of([1, 0, 0, 0] * 10, [0.5] * 40), NEVER)  # counted only: rounds of 8 requests from here on
+    process = EProcess(0.75, {})
+    process.update(rows_of([1, 0, 0, 0] * 10, [0.5] * 40), NEVER)  # counted only: rounds of 8 requests from here on
     sizes = [1, 2, 1, 1, 3, 1, 1, 1, 2, 1, 3]
     labels = [0] * sum(sizes)
-    wealth.bet(rows_of(labels, np.arange(len(labels)), np.repeat(np.arange(len(sizes)), sizes)), NEVER)
-    left = wealth.memory()["rows"]
+    process.update(rows_of(labels, np.arange(len(labels)), np.repeat(np.arange(len(sizes)), sizes)), NEVER)
+    left = process.memory()["rows"]
     assert (left["sizes"], left["clicks"]) == ([2, 1, 3], [])
-    kept = Wealth(0.75, wealth.memory())
-    for each in (wealth, kept):
-        each.bet(rows_of([0, 0], [0.1, 0.2], [0, 0]), NEVER)
+    kept = EProcess(0.75, process.memory())
+    for each in (process, kept):
+        each.update(rows_of([0, 0], [0.1, 0.2], [0, 0]), NEVER)
         assert each.memory()["rows"]["sizes"] == [2, 1, 3, 2]
 
 
 def test_evidence_against_another_claim_is_not_carried_over():
-    wealth = Wealth(0.75, {})
-    wealth.bet(rows_of([1, 0, 0, 0] * 10, [0.0, 0.1, 0.2, 0.3] * 10), NEVER)
-    assert Wealth(0.7, wealth.memory()).rounds == 0
+    process = EProcess(0.75, {})
+    process.update(rows_of([1, 0, 0, 0] * 10, [0.0, 0.1, 0.2, 0.3] * 10), NEVER)
+    assert EProcess(0.7, process.memory()).rounds == 0
 
 
 def mean_payoff(traffic: Traffic, *, is_by_row: bool) -> tuple[float, float]:

@@ -1,4 +1,4 @@
-"""The policies beside the threshold, as tables of cases, and how they are combined."""
+"""The policies as tables of cases, and how they are combined."""
 
 from __future__ import annotations
 
@@ -9,15 +9,20 @@ import pytest
 
 from components.contracts.metrics import Z_95
 from components.runtime.errors import ContractError
-from monitoring.acting.request import OBSERVED_NUMBERS
-from monitoring.deciding.data_drift import DataDriftPolicy, DataDriftSettings
-from monitoring.deciding.decision import Action, Decision, combine
-from monitoring.deciding.evidence import Baseline, FeatureDrift
-from monitoring.deciding.policies import POLICIES, PolicySettings, make_policies
-from monitoring.deciding.relative_drop import RelativeDropPolicy, RelativeDropSettings
-from monitoring.deciding.schedule import SchedulePolicy, ScheduleSettings
-from monitoring.deciding.volume import MIN_SPANS, VolumePolicy, VolumeSettings
-from tests.monitoring.deciding.conftest import KPIS, evidence_of, rows_of
+from monitoring.deciding.policies import (
+    MIN_SPANS,
+    POLICIES,
+    DataDriftPolicy,
+    PolicySettings,
+    RelativeDropPolicy,
+    SchedulePolicy,
+    ThresholdPolicy,
+    VolumePolicy,
+    make_policies,
+)
+from monitoring.deciding.policy import Action, Baseline, Decision, FeatureDrift, combine
+from monitoring.deciding.request import OBSERVED_NUMBERS
+from tests.support.evidence import KPIS, evidence_of, rows_of
 
 GATE = Baseline(auc=0.80, low=0.79, high=0.81)
 
@@ -33,11 +38,101 @@ def test_every_policy_answers_bare_evidence_with_what_a_request_reports_and_a_me
     assert decision.action in (Action.OK, Action.UNDECIDABLE)
 
 
+# -- threshold
+
+
+SETTINGS = PolicySettings(consecutive_breaches=1)
+LOW = replace(KPIS, auc=0.712, auc_low=0.704, auc_high=0.720)
+HIGH = KPIS
+
+
+def judge(kpis=LOW, memory=None, settings=SETTINGS, *, total=0):
+    return ThresholdPolicy(settings).decide(evidence_of(kpis, matured_total=total), memory or {})
+
+
+@pytest.mark.parametrize(
+    ("kpis", "changes", "action", "reason"),
+    [
+        pytest.param(
+            LOW,
+            {},
+            Action.RETRAIN,
+            "auc 0.712 (95 % 0.704..0.720) < 0.740 over 20000 rows, 4100 clicks, model version 1",
+            id="drift",
+        ),
+        pytest.param(HIGH, {}, Action.OK, ">= 0.740", id="good"),
+        pytest.param(replace(LOW, auc=0.74, auc_high=0.75), {}, Action.OK, ">= 0.740", id="exactly at the threshold"),
+        pytest.param(replace(LOW, auc_high=0.745), {}, Action.UNDECIDABLE, "straddles 0.740", id="straddles"),
+        pytest.param(
+            replace(LOW, auc_high=0.745),
+            {"require_confidence": False},
+            Action.RETRAIN,
+            "<",
+            id="point estimate",
+        ),
+        pytest.param(
+            replace(LOW, auc=None, auc_low=None, auc_high=None, clicks=0),
+            {},
+            Action.UNDECIDABLE,
+            "auc undefined over 20000 rows, 0 clicks",
+            id="no clicks",
+        ),
+        pytest.param(
+            replace(LOW, clicks=199), {}, Action.UNDECIDABLE, "199 clicks and 19801 others, needs 200", id="few clicks"
+        ),
+        pytest.param(replace(LOW, clicks=19_900), {}, Action.UNDECIDABLE, "100 others, needs 200", id="few non-clicks"),
+        pytest.param(
+            replace(LOW, auc_low=None, auc_high=None, clicks=1),
+            {"min_clicks": 1},
+            Action.UNDECIDABLE,
+            "needs more rows",
+            id="no interval",
+        ),
+        pytest.param(LOW, {"consecutive_breaches": 2}, Action.BREACH, "breach 1 of 2", id="not confirmed"),
+        pytest.param(
+            LOW,
+            {"min_rows_since_breach": 500},
+            Action.BREACH,
+            "0 of 500 rows since",
+            id="too few new rows",
+        ),
+    ],
+)
+def test_decision_names_action_and_reason(kpis, changes, action, reason):
+    decision, _ = judge(kpis, settings=replace(SETTINGS, **changes))
+    assert decision.action is action
+    assert reason in decision.reason
+    assert decision.numbers["auc"] == kpis.auc
+    assert decision.numbers["rows"] == kpis.rows
+
+
+def test_confirmation_needs_breaches_in_a_row_and_rows_since_the_first():
+    settings, memory, actions = PolicySettings(consecutive_breaches=2, min_rows_since_breach=100), None, []
+    for kpis, total in [(LOW, 10), (HIGH, 20), (LOW, 30), (LOW, 40), (LOW, 129), (LOW, 130)]:
+        decision, memory = judge(kpis, memory, settings, total=total)
+        actions.append(decision.action.value)
+    assert actions == ["breach", "ok", "breach", "breach", "breach", "retrain"]
+    assert decision.numbers["rows_since_breach"] == 100
+
+
+def test_an_undecidable_window_neither_confirms_nor_clears_a_breach():
+    settings = PolicySettings(consecutive_breaches=2)
+    _, memory = judge(LOW, None, settings)
+    _, memory = judge(replace(LOW, auc_high=0.75), memory, settings)
+    assert judge(LOW, memory, settings)[0].action is Action.RETRAIN
+
+
+def test_breaches_of_an_old_version_do_not_count_against_the_new_one():
+    settings = PolicySettings(consecutive_breaches=2)
+    _, memory = judge(LOW, None, settings)
+    assert judge(replace(LOW, version=2), memory, settings)[0].action is Action.BREACH
+
+
 # -- relative drop
 
 
 def drop(kpis, baseline=GATE, **changes):
-    settings = RelativeDropSettings(**{"consecutive_breaches": 1, **changes})
+    settings = PolicySettings(**{"consecutive_breaches": 1, **changes})
     return RelativeDropPolicy(settings).decide(evidence_of(kpis, baseline=baseline), {})[0]
 
 
@@ -83,7 +178,7 @@ def bucket(*columns, version=1, end=100.0):
 
 
 def drifts(*points, **changes):
-    policy, memory, actions = DataDriftPolicy(DataDriftSettings(**changes)), {}, []
+    policy, memory, actions = DataDriftPolicy(PolicySettings(**changes)), {}, []
     for i, buckets in enumerate(points):
         decision, memory = policy.decide(evidence_of(drift=buckets, matured_total=1000 * i), memory)
         memory = json.loads(json.dumps(memory))
@@ -111,7 +206,7 @@ def test_a_bucket_counts_from_so_many_columns_on():
 
 
 def test_another_versions_drift_is_forgotten():
-    policy = DataDriftPolicy(DataDriftSettings(drift_buckets=2))
+    policy = DataDriftPolicy(PolicySettings(drift_buckets=2))
     _, memory = policy.decide(evidence_of(drift=(bucket("C1"),)), {})
     other = replace(KPIS, version=2)
     decision, _ = policy.decide(evidence_of(other, drift=(bucket("C1", version=2),)), memory)
@@ -123,7 +218,7 @@ def test_another_versions_drift_is_forgotten():
 
 def volumes(*spans, **changes):
     """Decisions after spans of (rows, seconds)."""
-    policy, memory, time, total, actions = VolumePolicy(VolumeSettings(**changes)), {}, 0.0, 0, []
+    policy, memory, time, total, actions = VolumePolicy(PolicySettings(**changes)), {}, 0.0, 0, []
     for rows, seconds in ((1, 1.0), *spans):
         time, total = time + seconds, total + rows
         decision, memory = policy.decide(evidence_of(time=time, matured_total=total), memory)
@@ -154,7 +249,7 @@ def test_what_is_usual_is_not_known_at_once_and_few_rows_are_no_sign():
 
 
 def test_the_schedule_asks_once_a_version_has_served_for_long_enough():
-    policy = SchedulePolicy(ScheduleSettings(max_serving_seconds=3600.0))
+    policy = SchedulePolicy(PolicySettings(max_serving_seconds=3600.0))
     for time, action in ((4599.0, Action.OK), (4600.0, Action.RETRAIN), (9999.0, Action.RETRAIN)):
         decision, _ = policy.decide(evidence_of(time=time, serving_since=1000.0), {})
         assert decision.action is action
@@ -186,6 +281,11 @@ def test_any_retrain_wins_and_the_first_gives_the_reason(actions, first):
 @pytest.mark.parametrize(
     "changes",
     [
+        {"auc_threshold": 1.0},
+        {"auc_threshold": float("nan")},
+        {"min_clicks": 0},
+        {"consecutive_breaches": 0},
+        {"min_rows_since_breach": -1},
         {"max_relative_drop": 1.0},
         {"max_relative_drop": float("nan")},
         {"sequential_alpha": 0.0},

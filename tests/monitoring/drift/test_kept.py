@@ -12,7 +12,7 @@ from components.contracts import criteo
 from components.contracts.manifests import Model, Release
 from components.store.models import model_folder, release_path, scores_path
 from monitoring.memory.references import StoredReferences
-from tests.monitoring.conftest import START, publish
+from tests.support.monitors import START, publish
 
 from .conftest import requests_of
 

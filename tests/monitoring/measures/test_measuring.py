@@ -9,7 +9,7 @@ import pytest
 from sklearn.metrics import ndcg_score, roc_auc_score
 
 from components.contracts.records import CONVERSION
-from tests.monitoring.conftest import START, WINDOW, clicks, prediction, publish
+from tests.support.monitors import START, WINDOW, clicks, prediction, publish
 
 
 def test_ranked_requests_conversions_and_a_window_of_time_reach_the_kpis(bench):
@@ -50,12 +50,12 @@ def test_auc_without_labels_is_estimated_once_enough_rows_have_matured(bench):
     publish(b.log, first, clicks("o", [("first", int(row), START + 1) for row in clicked]))
     b.clock.time = START + 2
     monitor.tick()
-    assert monitor._measuring.open_labels[0]["cbpe_auc"] is None
+    assert monitor._measuring.open_labels[0].score_auc is None
     publish(b.log, scored("second", START + WINDOW))
     b.clock.time = START + WINDOW + 2
     monitor.tick()
     (shown,) = monitor._measuring.open_labels
-    assert (shown["open_rows"], shown["open_clicks"]) == (600, 0)
+    assert (shown.estimate.open_rows, shown.estimate.open_clicks) == (600, 0)
     truth = roc_auc_score(np.isin(np.arange(600), clicked), first.scores)
-    assert shown["cbpe_low"] < truth < shown["cbpe_high"]
-    assert 0.6 < shown["cbpe_auc"] < 0.9
+    assert shown.score_auc.low < truth < shown.score_auc.high
+    assert 0.6 < shown.score_auc.auc < 0.9

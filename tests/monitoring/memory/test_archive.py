@@ -20,9 +20,9 @@ from monitoring.memory.archive import Archive
 from monitoring.memory.archive_tables import SCHEMA, build_row_table
 from monitoring.memory.rows import ArchiveRow, MaturedRequest
 from monitoring.memory.store import Store
-from tests.monitoring.conftest import START, WINDOW, clicks, prediction, publish, read_rows
 from tests.support.archives import archived_rows, expected_rows
 from tests.support.crashes import Killed, crash_at
+from tests.support.monitors import START, WINDOW, clicks, prediction, publish, read_rows
 from tests.support.paths import REPOSITORY
 
 
@@ -355,7 +355,7 @@ def test_a_crash_after_forgetting_forgets_nothing_that_is_needed(bench):
 EXIT_AT = """
 import os, sys
 from pathlib import Path
-from tests.monitoring.conftest import START, WINDOW, Bench, prediction, publish
+from tests.support.monitors import START, WINDOW, Bench, prediction, publish
 b = Bench(Path(sys.argv[1]), archive_roll_rows=20)
 monitor = b.start()
 publish(b.log, *[prediction(f"r{i}", 3) for i in range(12)])

@@ -10,9 +10,9 @@ from hypothesis import strategies as st
 from components.contracts.records import CONVERSION
 from monitoring.memory.join import mature_request, settle_request
 from monitoring.memory.store import Store
-from tests.monitoring.conftest import START, WINDOW, clicks, prediction, publish
 from tests.support.archives import outcomes
 from tests.support.crashes import Killed, crash_at
+from tests.support.monitors import START, WINDOW, clicks, prediction, publish
 
 LONG = 3 * WINDOW
 

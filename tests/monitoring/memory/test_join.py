@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from monitoring.memory.join import attribute
 from monitoring.memory.rows import MaturedRequest
 from monitoring.memory.store import Store
-from tests.monitoring.conftest import START, WINDOW, clicks, prediction, publish
+from tests.support.monitors import START, WINDOW, clicks, prediction, publish
 
 
 def micros(time: float) -> int:

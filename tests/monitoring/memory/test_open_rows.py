@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from components.contracts.records import PredictionBatch, encode
 from monitoring.memory.join import mature_request
 from monitoring.memory.store import Store
-from tests.monitoring.conftest import START, WINDOW, clicks, prediction, publish
+from tests.support.monitors import START, WINDOW, clicks, prediction, publish
 
 
 @settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])

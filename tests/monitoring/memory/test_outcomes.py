@@ -9,9 +9,9 @@ from components.contracts import criteo
 from components.contracts.records import CLICK, CONVERSION
 from monitoring.memory.archive_tables import OUTCOME_SCHEMA as SCHEMA
 from monitoring.monitor import FORGET_SECONDS, ORPHAN_SECONDS
-from tests.monitoring.conftest import START, WINDOW, Bench, clicks, prediction, publish
 from tests.support.archives import archived_rows, expected_rows, outcome_files, outcomes
 from tests.support.crashes import Killed, crash_at
+from tests.support.monitors import START, WINDOW, Bench, clicks, prediction, publish
 
 MIDNIGHT = 1_763_078_400.0  # 2025-11-14
 

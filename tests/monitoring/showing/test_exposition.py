@@ -6,9 +6,8 @@ import json
 
 import pytest
 
-from monitoring.showing.exposition import Exposition
-from monitoring.showing.snapshot import STANDBY, Snapshot
-from tests.monitoring.conftest import Clock
+from monitoring.showing.exposition import Exposition, Snapshot
+from tests.support.monitors import Clock
 
 
 @pytest.fixture
@@ -26,45 +25,40 @@ def test_a_stalled_or_ended_loop_is_unhealthy(exposition, clock):
     assert exposition.unhealthy() is None
     clock.time += 1
     assert exposition.unhealthy() == "the loop is silent for 11 s"
-    exposition.beat(Snapshot())
+    exposition.show(Snapshot())
     assert exposition.unhealthy() is None
     exposition.end("OSError: disk full")
-    exposition.beat(Snapshot())
+    exposition.show(Snapshot())
     assert exposition.unhealthy() == "the loop has ended: OSError: disk full"
 
 
 def test_it_is_ready_from_its_first_whole_turn_on(exposition):
     assert exposition.unready() == "no turn of the loop has ended yet"
-    exposition.beat(Snapshot(time=1.0))
+    exposition.show(Snapshot(time=1.0))
     assert exposition.unready() is None
 
 
 def test_an_idle_log_is_ready_and_a_dead_subscriber_is_not(exposition):
-    exposition.beat(Snapshot(time=1e9, last_record_time=1.0, log_read_up_to=1e9))
+    exposition.show(Snapshot(time=1e9, last_record_time=1.0, log_read_up_to=1e9))
     assert exposition.unready() is None
-    exposition.beat(Snapshot(time=1e9, last_record_time=1.0, log_problem="the stream ended: NotFound"))
+    exposition.show(Snapshot(time=1e9, last_record_time=1.0, log_problem="the stream ended: NotFound"))
     assert exposition.unready() == "the log cannot deliver: the stream ended: NotFound"
     assert exposition.unhealthy() is None, "a restart brings no broker back"
 
 
-def test_a_standby_needs_no_log(exposition):
-    exposition.beat(Snapshot(time=1.0, role=STANDBY, log_problem="not connected"))
-    assert exposition.unready() is None
-
-
 def test_a_turn_cut_short_is_alive_and_not_ready_until_a_whole_one(exposition, clock):
-    exposition.beat(Snapshot(time=1.0))
+    exposition.show(Snapshot(time=1.0))
     clock.time += 9
-    exposition.stumble("log is busy")
+    exposition.note_failed_turn("log is busy")
     clock.time += 9
     assert exposition.unhealthy() is None
     assert exposition.unready() == "the last turn was cut short: log is busy"
-    exposition.beat(Snapshot(time=2.0))
+    exposition.show(Snapshot(time=2.0))
     assert exposition.unready() is None
 
 
 def test_status_is_the_snapshot_with_both_verdicts(exposition):
-    exposition.beat(Snapshot(time=1.0, pending_rows=5, log_problem="gone"))
+    exposition.show(Snapshot(time=1.0, pending_rows=5, log_problem="gone"))
     status = json.loads(exposition.status())
     assert (status["pending_rows"], status["unhealthy"]) == (5, None)
     assert status["unready"] == "the log cannot deliver: gone"

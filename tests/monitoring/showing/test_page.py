@@ -9,24 +9,11 @@ from html.parser import HTMLParser
 import pytest
 
 from components.store import promotion_journal
-from monitoring.showing.exposition import Exposition
+from monitoring.acting.acting import ActingStatus
+from monitoring.showing.exposition import Exposition, Snapshot
 from monitoring.showing.history import MAX_POINTS, History, read_history, tail
 from monitoring.showing.page import status_page
-from monitoring.showing.snapshot import STANDBY, Snapshot
-from tests.monitoring.showing.test_metrics import DECISION, DRIFT, EMPTY, FULL, KPIS
-
-NOW = 10_000.0
-FULL_BUT_OPEN = replace(FULL, open_labels=())
-POINTS = [
-    {"time": NOW - 300 + 3 * i, "version": 3, "auc": 0.75 - i / 1000, "auc_low": 0.7, "auc_high": 0.8}
-    for i in range(100)
-]
-EVENTS = [
-    {"time": NOW - 200, "kind": "decision", "text": "auc 0.6 < 0.7"},
-    {"time": NOW - 100, "kind": "release", "text": "model version 3 serves: passed the gate"},
-    {"time": NOW - 50, "kind": "rollback", "text": "model version 2 serves: it was worse"},
-    {"time": NOW - 20, "kind": "archived", "text": "rows in a file"},
-]
+from tests.support.snapshots import DECISION, DRIFT, EMPTY, EVENTS, FULL, KPIS, NOW, POINTS
 
 
 class Text(HTMLParser):
@@ -48,13 +35,13 @@ class Text(HTMLParser):
 
 def page(snapshot: Snapshot, history: History | None = None) -> Text:
     exposition = Exposition()
-    exposition.beat(replace(snapshot, time=NOW))
+    exposition.show(replace(snapshot, time=NOW))
     return Text(status_page(exposition, history or History([], []), now=NOW))
 
 
 def test_everything_that_the_on_call_asks_is_on_it():
     shown = page(
-        replace(FULL, open_labels=(), last_record_time=NOW - 3, threshold=0.7, counters={"dead_letter": 4}),
+        replace(FULL, last_record_time=NOW - 3, threshold=0.7, counters={"dead_letter": 4}),
         History(POINTS, EVENTS),
     )
     for expected in (
@@ -73,7 +60,7 @@ def test_everything_that_the_on_call_asks_is_on_it():
 
 
 def test_the_page_is_whole_in_itself():
-    shown = page(replace(FULL, open_labels=()), History(POINTS, EVENTS))
+    shown = page(FULL, History(POINTS, EVENTS))
     assert shown.addresses == []
     assert not {"script", "img", "link", "iframe", "object"} & set(shown.tags)
 
@@ -88,19 +75,18 @@ def test_a_number_that_does_not_exist_is_called_undefined():
 @pytest.mark.parametrize(
     ("changes", "expected"),
     [
-        pytest.param({}, "no prediction has come yet", id="idle"),
+        pytest.param({}, "no prediction has arrived yet", id="idle"),
         pytest.param({"log_problem": "stream ended"}, "Not ready: the log cannot deliver: stream ended", id="dead"),
-        pytest.param({"role": STANDBY}, "Standing by", id="standby"),
     ],
 )
-def test_an_idle_log_a_dead_one_and_a_standby_are_told_apart(changes, expected):
+def test_an_idle_log_and_a_dead_one_are_told_apart(changes, expected):
     assert expected in page(Snapshot(**changes)).text
 
 
 def test_what_a_record_says_is_text_and_never_markup():
     evil = '<script>alert(1)</script><img src="http://x">'
     shown = page(
-        Snapshot(windows=(KPIS,), decisions=({**DECISION, "reason": evil},), log_problem=evil),
+        Snapshot(windows=(KPIS,), decisions=(replace(DECISION, reason=evil),), log_problem=evil),
         History([], [{"time": NOW, "kind": evil, "text": evil}]),
     )
     assert "script" not in shown.tags
@@ -153,14 +139,13 @@ def test_only_the_end_of_a_large_file_is_read_from_a_whole_line_on(tmp_path):
 
 def test_a_series_of_one_kind_is_one_line_and_one_mark():
     drifts = [{"time": NOW - 100 + 2 * i, "kind": "drift", "text": f"bucket {i}"} for i in range(20)]
-    shown = page(FULL_BUT_OPEN, History(POINTS, drifts))
+    shown = page(FULL, History(POINTS, drifts))
     assert "drift, 20 in a row bucket 19" in shown.text
     assert shown.text.count("feature drift") == 1
 
 
 def test_what_is_not_known_of_acting_is_left_out():
-    told = {"budget_left": 3, "incident_since": NOW - 90, "correction": None}
-    shown = page(Snapshot(retraining={"phase": "idle", "restraint": {}, "told": told}))
+    shown = page(Snapshot(acting=ActingStatus(budget_left=3, incident_since=NOW - 90)))
     assert "budget left 3" in shown.text
     assert "drifted since 90 s ago" in shown.text
-    assert "correction" not in shown.text
+    assert "last action" not in shown.text

@@ -7,17 +7,17 @@ import os
 import re
 import shutil
 import subprocess
+from dataclasses import replace
 
 import pytest
 
+from monitoring.deciding.policy import Action
 from monitoring.showing.exposition import Exposition
 from monitoring.showing.history import History
 from monitoring.showing.page import status_page
-from monitoring.showing.server import Server
-from monitoring.showing.snapshot import Snapshot
-from tests.monitoring.showing.test_metrics import DECISION, DRIFT, EMPTY, FULL
-from tests.monitoring.showing.test_page import EVENTS, NOW, POINTS
+from monitoring.showing.server import HttpSettings, MonitorServer
 from tests.support.paths import REPOSITORY
+from tests.support.snapshots import DECISION, DRIFT, EMPTY, EVENTS, FULL, NOW, POINTS
 
 BROWSER = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
 FLAGS = [
@@ -31,24 +31,15 @@ FLAGS = [
     "--disable-sync",
     "--hide-scrollbars",
 ]
-OPEN_LABELS = {
-    "version": 3,
-    "open_rows": 1200,
-    "final_at": NOW + 600,
-    **{f"{name}{end}": 0.5 for name in ("auc", "ctr", "log_loss") for end in ("", "_low", "_high")},
-}
-SHOWN = Snapshot(
-    **{
-        **{name: getattr(FULL, name) for name in ("windows", "serving_version", "log_backlog", "decisions", "drift")},
-        "time": NOW,
-        "last_record_time": NOW - 2,
-        "log_read_up_to": NOW - 1,
-        "threshold": 0.7,
-        "windows": (*FULL.windows, EMPTY),
-        "open_labels": (OPEN_LABELS,),
-        "decisions": (DECISION, {**DECISION, "policy": "sequential", "action": "ok", "reason": "wealth 0.8 of 20"}),
-        "drift": {**DRIFT, "bucket_end": NOW - 60},
-    }
+SHOWN = replace(
+    FULL,
+    time=NOW,
+    last_record_time=NOW - 2,
+    log_read_up_to=NOW - 1,
+    threshold=0.7,
+    windows=(*FULL.windows, EMPTY),
+    decisions=(DECISION, replace(DECISION, policy="sequential", action=Action.OK, reason="evidence 0.8 of 20")),
+    drift={**DRIFT, "bucket_end": NOW - 60},
 )
 
 pytestmark = pytest.mark.skipif(BROWSER is None, reason="no chromium on this machine (Debian: apt install chromium)")
@@ -57,15 +48,14 @@ pytestmark = pytest.mark.skipif(BROWSER is None, reason="no chromium on this mac
 @pytest.fixture(scope="module")
 def address():
     exposition = Exposition()
-    exposition.beat(SHOWN)
+    exposition.show(SHOWN)
     measured = (
         "<script>document.title=JSON.stringify([document.documentElement.scrollWidth,innerWidth,"
         "document.querySelectorAll('svg polyline').length,document.querySelectorAll('table').length])</script>"
     )
-    server = Server(
+    server = MonitorServer(
         exposition,
-        host="127.0.0.1",
-        port=0,
+        HttpSettings(http_host="127.0.0.1", http_port=0),
         page=lambda: status_page(exposition, History(POINTS, EVENTS), now=NOW),
     )
     yield f"http://{server.host}:{server.port}/", measured

@@ -12,14 +12,13 @@ from components.run_outcome.outcome import record
 from components.store.run_notes import noted, read_outcomes
 from components.store.run_reports import forget_report, keep_report, report_path, reports_of
 from monitoring.showing import run_reports
-from monitoring.showing.exposition import Exposition
+from monitoring.showing.exposition import Exposition, Snapshot
 from monitoring.showing.history import History
 from monitoring.showing.page import status_page
 from monitoring.showing.run_reports import read_report
-from monitoring.showing.server import Server
-from monitoring.showing.snapshot import Snapshot
-from monitoring.showing.surroundings import CountedRuns
-from tests.monitoring.showing.test_page import NOW
+from monitoring.showing.server import HttpSettings, MonitorServer
+from monitoring.showing.store_status import RunCounter, StoreStatus
+from tests.support.snapshots import NOW
 
 RUN = "hourly 7&8"
 SECRET = b"<p>of another folder</p>"
@@ -53,7 +52,7 @@ class Memory:
 
 @pytest.fixture
 def get(store):
-    server = Server(Exposition(), host="127.0.0.1", port=0, report=lambda path: read_report(store, path))
+    server = MonitorServer(Exposition(), HttpSettings(http_port=0), report=lambda path: read_report(store, path))
     direct = urllib.request.build_opener(urllib.request.ProxyHandler({}))
 
     def ask(path):
@@ -79,11 +78,9 @@ def test_a_report_of_an_earlier_try_is_forgotten(store):
 
 
 def test_the_page_leads_to_the_report_and_the_server_answers_it(store, get):
-    from monitoring.showing.snapshot import Surroundings
-
-    found = CountedRuns(store, Memory()).look(NOW)
+    found = RunCounter(store, Memory()).count(NOW)
     exposition = Exposition()
-    exposition.beat(Snapshot(time=NOW, around=Surroundings(**found)))
+    exposition.show(Snapshot(time=NOW, store_status=StoreStatus(runs=found)))
     page = status_page(exposition, History([], []), now=NOW)
     assert "Run hourly 7&amp;8: refused at validation" in page
     assert "too &lt;few&gt; rows" in page
@@ -92,18 +89,6 @@ def test_the_page_leads_to_the_report_and_the_server_answers_it(store, get):
     status, body, headers = get(link)
     assert (status, body) == (200, "<p>ä report</p>".encode())
     assert headers["Content-Security-Policy"].startswith("default-src 'none'"), "a report runs no script either"
-
-
-def test_a_memory_of_before_reports_shows_a_page_without_them(store):
-    from monitoring.showing.snapshot import Surroundings
-
-    memory = Memory()
-    CountedRuns(store, memory).look(NOW)
-    del memory.kept["runs_counted"]["last"]["outcome"]
-    found = CountedRuns(store, memory).look(NOW)
-    exposition = Exposition()
-    exposition.beat(Snapshot(time=NOW, around=Surroundings(**found)))
-    assert "last-run" not in status_page(exposition, History([], []), now=NOW)
 
 
 @pytest.mark.parametrize(

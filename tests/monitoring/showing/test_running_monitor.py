@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from monitoring.deciding.policy import Action
 from monitoring.monitor import Monitor
 from monitoring.showing.exposition import Exposition
-from tests.monitoring.conftest import START, WINDOW, prediction, publish
-from tests.monitoring.showing.test_metrics import samples
+from tests.support.monitors import START, WINDOW, prediction, publish
+from tests.support.snapshots import samples
 
 
 def test_decisions_are_told_by_plain_names(bench):
@@ -17,6 +18,6 @@ def test_decisions_are_told_by_plain_names(bench):
     b.clock.time = START + WINDOW + 20.0
     monitor.tick()
     (decision,) = exposition.snapshot.decisions
-    assert type(decision["action"]) is str, "an enum member prints as Action.UNDECIDABLE on the page"
+    assert decision.action is Action.UNDECIDABLE
     found = samples(exposition.snapshot)
     assert found["ctr_monitor_decision", ("action", "undecidable"), ("policy", "threshold")] == 1

@@ -9,16 +9,15 @@ import urllib.request
 import pytest
 
 from components.runtime.errors import PermanentError
-from monitoring.showing.exposition import Exposition
-from monitoring.showing.server import Server
-from monitoring.showing.snapshot import Snapshot
-from tests.monitoring.showing.test_metrics import EMPTY
+from monitoring.showing.exposition import Exposition, Snapshot
+from monitoring.showing.server import HttpSettings, MonitorServer
+from tests.support.snapshots import EMPTY
 
 
 @pytest.fixture
 def served(tmp_path):
     exposition = Exposition()
-    server = Server(exposition, host="127.0.0.1", port=0, page=lambda: "<p>a page</p>")
+    server = MonitorServer(exposition, HttpSettings(http_host="127.0.0.1", http_port=0), page=lambda: "<p>a page</p>")
     server.write_address(tmp_path)
     address = json.loads((tmp_path / "http.json").read_text())
     direct = urllib.request.build_opener(urllib.request.ProxyHandler({}))
@@ -38,7 +37,7 @@ def served(tmp_path):
 
 def test_pages_answer(served):
     assert served("/readyz") == (503, "no turn of the loop has ended yet\n")
-    served.exposition.beat(Snapshot(time=1.0, windows=(EMPTY,), pending_rows=5))
+    served.exposition.show(Snapshot(time=1.0, windows=(EMPTY,), pending_rows=5))
     assert served("/healthz") == served("/readyz") == (200, "ok\n")
     assert "ctr_monitor_pending_rows 5.0" in served("/metrics")[1]
     status = json.loads(served("/status")[1])
@@ -57,4 +56,4 @@ def test_the_status_page_may_load_nothing(served):
 
 def test_a_taken_port_is_a_permanent_error(served, tmp_path):
     with pytest.raises(PermanentError, match=f"http_port {served.port} on 127.0.0.1 cannot be used"):
-        Server(Exposition(), host="127.0.0.1", port=served.port)
+        MonitorServer(Exposition(), HttpSettings(http_host="127.0.0.1", http_port=served.port))

@@ -1,1 +1,0 @@
-"""Streams of rows with planted AUC, and when each policy speaks on them."""

@@ -1,0 +1,327 @@
+"""When policies are asked, and what evidence they get: judgement as a function of records, not of the loop's turns.
+
+In: predictions as they arrive and requests as they mature, both in any order; how far maturing has come. Out: one
+`DecisionPoint` per point of event time at which rows of the serving version matured. So the monitor and a backtest
+over its archive judge the same rows at the same points, whatever the sizes of their batches, and write equal lines.
+Keeping the memory is left to `monitoring.memory.store`; restraint and acting, which depend on the clock, to
+`monitoring.acting`.
+
+Decision points are the multiples of `decide_seconds`. Times are whole microseconds (`contracts.criteo.microseconds`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from itertools import groupby
+from typing import Any
+
+import numpy as np
+
+from components.contracts.criteo import microseconds
+from monitoring.deciding.policy import (
+    Baseline,
+    DecisionPoint,
+    Evidence,
+    FeatureDrift,
+    MaturedRows,
+    Policy,
+    combine,
+)
+from monitoring.flags import expect
+from monitoring.measures.kpis import measure
+from monitoring.measures.window import MAX_VERSIONS, RowWindow
+from monitoring.memory.rows import MaturedRequest
+
+MAX_PASSED_OVER = 1000
+"""Ids of requests passed over that are remembered, so that a restart passes them over too."""
+MIN_DECIDE_SECONDS = 0.001
+
+
+@dataclass(frozen=True, kw_only=True)
+class JudgeSettings:
+    """Which rows are judged, and how often."""
+
+    window_rows: int = 20_000
+    """Newest matured rows of each model version that the KPIs are computed over."""
+    attribution_window_seconds: float = 1800.0
+    """How long after its prediction a click counts; the label is final when this has passed."""
+    decide_seconds: float = 10.0
+    """Event time between two decision points, which are its multiples."""
+    drift_grace_seconds: float = 60.0
+    """How long after its end a bucket of features waits for predictions that reach the log late."""
+
+    def __post_init__(self) -> None:
+        """Refuses values that judge nothing or never."""
+        expect(self, "at least 1", lambda value: value >= 1, "window_rows")
+        expect(self, "at least 0", lambda value: value >= 0, "attribution_window_seconds", "drift_grace_seconds")
+        rule = f"at least {MIN_DECIDE_SECONDS}"
+        expect(self, rule, lambda value: value >= MIN_DECIDE_SECONDS, "decide_seconds")
+
+
+def no_baseline(version: int) -> Baseline | None:
+    """Knows no version's baseline."""
+    return None
+
+
+class Judge:
+    """The windows, the policies and their memories."""
+
+    def __init__(
+        self,
+        settings: JudgeSettings,
+        policies: Sequence[Policy],
+        *,
+        baseline: Callable[[int], Baseline | None] = no_baseline,
+        memory: Mapping[str, Any] | None = None,
+    ) -> None:
+        """Continues where `memory` stopped.
+
+        After it, `restore` what matured before and `note_prediction` what was predicted after
+        `judged_until + attribution_window_seconds`.
+
+        Args:
+            settings: See `JudgeSettings`.
+            policies: Asked in this order; at least one.
+            baseline: What the gate measured of a version. Asked once per version and then remembered: a verdict that
+                is replaced later must not change what a backtest decides.
+            memory: What `memory()` or a `DecisionPoint` holds; None = a new judge.
+        """
+        assert policies
+        known = memory or {}
+        self._capacity, self._policies, self._baseline_of = settings.window_rows, tuple(policies), baseline
+        self._span, self._grace = microseconds(settings.decide_seconds), microseconds(settings.drift_grace_seconds)
+        self._timeline = ServingTimeline(self._span, microseconds(settings.attribution_window_seconds))
+        self._windows: dict[int, RowWindow] = {}
+        self._pending: list[MaturedRequest] = []
+        self._judged: int | None = known.get("judged")
+        self._timeline.version, self._timeline.since = known.get("serving") or (None, 0)
+        self._timeline.reached = self._judged
+        self._timeline.last = tuple(known["last_prediction"]) if known.get("last_prediction") else None
+        self._matured_total = int(known.get("matured_total", 0))
+        self._memories: dict[str, dict[str, Any]] = dict(known.get("policies", {}))
+        self._baselines: dict[str, dict[str, float] | None] = dict(known.get("baselines", {}))
+        self._drift = [
+            FeatureDrift(**{**each, "drifted": tuple(each["drifted"])})  # JSON has no tuples
+            for each in known.get("drift", ())
+        ]
+        self.num_passed_over = int(known.get("num_passed_over", 0))
+        """Requests that arrived after their point was judged: in the archive, and in no decision."""
+        self._passed_over: list[str] = list(known.get("passed_over", ()))
+
+    @property
+    def judged_until(self) -> float | None:
+        """The last decision point passed, event time in seconds; rows from before it are judged no more."""
+        return None if self._judged is None else self._judged / 1e6
+
+    @property
+    def serving_version(self) -> int | None:
+        """The version that serves at the last decision point; None before the first."""
+        return self._timeline.version
+
+    def memory(self) -> dict[str, Any]:
+        """What a successor needs beside the rows, a JSON object."""
+        return {
+            **self._memory_at(self._judged),
+            "judged_until": self.judged_until,
+            "last_prediction": self._timeline.last,
+            "drift": [asdict(each) for each in self._drift],
+            "num_passed_over": self.num_passed_over,
+            "passed_over": self._passed_over,
+        }
+
+    def _memory_at(self, point: int | None) -> dict[str, Any]:
+        """The part of the memory that follows from the records up to `point`."""
+        timeline = self._timeline
+        return {
+            "judged": point,
+            "serving": None if timeline.version is None else [timeline.version, timeline.since],
+            "matured_total": self._matured_total,
+            "policies": dict(self._memories),
+            "baselines": dict(self._baselines),
+        }
+
+    def note_prediction(self, time: float, version: int, *, is_canary: bool) -> None:
+        """Notes which version answered at `time` (seconds since the epoch); repetitions change nothing."""
+        if not is_canary:
+            self._timeline.note(microseconds(time), version)
+
+    def note_drift(self, drift: FeatureDrift) -> None:
+        """Notes a closed bucket, before any decision point that uses it: see `_drift_until`."""
+        if all((each.version, each.bucket_end) != (drift.version, drift.bucket_end) for each in self._drift):
+            self._drift.append(drift)
+
+    def observe(self, request: MaturedRequest) -> None:
+        """Takes in a request whose labels are final, once."""
+        if self._is_judged(request):
+            self.num_passed_over += 1
+            self._passed_over = [*self._passed_over, request.request_id][-MAX_PASSED_OVER:]
+        else:
+            self._pending.append(request)
+
+    def restore(self, requests: Iterable[MaturedRequest]) -> None:
+        """Takes in after a restart what matured before it: into the windows if it was judged, else to be judged."""
+        passed_over = set(self._passed_over)
+        judged: list[MaturedRequest] = []
+        for request in requests:
+            if not self._is_judged(request):
+                self._pending.append(request)
+            elif request.request_id not in passed_over:
+                judged.append(request)
+        for request in sorted(judged, key=_event_order):
+            self._update_window(request)
+
+    def decide_up_to(self, matured_until: float) -> list[DecisionPoint]:
+        """Decides at every point up to this event time, up to which everything that was predicted has matured.
+
+        A point without a new row of the serving version has no decision.
+        """
+        last = microseconds(matured_until) // self._span * self._span
+        if self._judged is not None and last <= self._judged:
+            return []
+        due = sorted((r for r in self._pending if microseconds(r.time) <= last), key=_event_order)
+        self._pending = [r for r in self._pending if microseconds(r.time) > last]
+        points: list[DecisionPoint] = []
+        for point, requests in groupby(due, key=lambda request: point_after(microseconds(request.time), self._span)):
+            self._timeline.advance(point)
+            if rows := self._take_in(list(requests)):
+                points.append(self._decide_at(point, rows))
+        self._timeline.advance(last)
+        self._judged = last
+        return points
+
+    def _is_judged(self, request: MaturedRequest) -> bool:
+        return self._judged is not None and microseconds(request.time) <= self._judged
+
+    def _take_in(self, requests: list[MaturedRequest]) -> list[MaturedRequest]:
+        """Moves the requests of one point into the windows; returns those of the serving version."""
+        for request in requests:
+            self._update_window(request)
+            self._matured_total += len(request.labels)
+        return [request for request in requests if request.model_version == self._timeline.version]
+
+    def _update_window(self, request: MaturedRequest) -> None:
+        window = self._windows.pop(request.model_version, None) or RowWindow(self._capacity)
+        self._windows[request.model_version] = window
+        window.update(request.labels, request.scores)
+        if len(self._windows) > MAX_VERSIONS:
+            del self._windows[next(iter(self._windows))]
+
+    def _decide_at(self, point: int, requests: list[MaturedRequest]) -> DecisionPoint:
+        version = requests[0].model_version
+        window = self._windows[version]
+        evidence = Evidence(
+            time=point / 1e6,
+            version=version,
+            serving_since=self._timeline.since / 1e6,
+            kpis=measure(version, window.labels, window.scores),
+            rows=matured_rows(requests),
+            matured_total=self._matured_total,
+            baseline=self._remembered_baseline(version),
+            drift=self._drift_until(point, version),
+        )
+        decisions = []
+        for policy in self._policies:
+            decision, memory = policy.decide(evidence, self._memories.get(policy.name, {}))
+            self._memories[policy.name] = dict(memory)
+            decisions.append(decision)
+        return DecisionPoint(
+            time=evidence.time,
+            version=version,
+            decision=combine(tuple(decisions)),
+            decisions=tuple(decisions),
+            kpis=evidence.kpis,
+            memory=self._memory_at(point),
+        )
+
+    def _remembered_baseline(self, version: int) -> Baseline | None:
+        key = str(version)
+        if key not in self._baselines:
+            found = self._baseline_of(version)
+            self._baselines[key] = asdict(found) if found else None
+            if len(self._baselines) > MAX_VERSIONS:
+                del self._baselines[next(iter(self._baselines))]
+        known = self._baselines[key]
+        return Baseline(**known) if known else None
+
+    def _drift_until(self, point: int, version: int) -> tuple[FeatureDrift, ...]:
+        """Takes the buckets closed by now, and returns those of `version`.
+
+        When `point` is judged, everything up to one attribution window later has been read, and everything but the
+        grace period of it is closed.
+        """
+        ahead = (point + self._timeline.window - self._grace) / 1e6
+        closed = sorted((each for each in self._drift if each.bucket_end <= ahead), key=lambda each: each.bucket_end)
+        self._drift = [each for each in self._drift if each.bucket_end > ahead]
+        return tuple(each for each in closed if each.version == version)
+
+
+class ServingTimeline:
+    """The version that serves at each point: that of the newest prediction by no canary, one attribution window ahead.
+
+    Ahead, because rows of an old version go on maturing for a whole window after a release and must not be judged any
+    more. Not the highest number, because a rollback serves an older one. Of predictions at one time the higher
+    version counts as the newer one.
+    """
+
+    def __init__(self, span: int, window: int) -> None:
+        self._span, self.window = span, window
+        # Per point still to come and version: first and last prediction since the point before. A few entries,
+        # whatever the traffic.
+        self._notes: dict[int, dict[int, tuple[int, int]]] = {}
+        self.version: int | None = None
+        """The version that serves at the point reached; None before the first prediction."""
+        self.since = 0
+        """Its first prediction, within the span in which it took over."""
+        self.reached: int | None = None
+        """The last point passed; None before the first."""
+        self.last: tuple[int, int] | None = None
+        """Time and version of the newest prediction known at a point passed; None where that is not known."""
+
+    def note(self, time: int, version: int) -> None:
+        """Notes a prediction that no canary made, in any order.
+
+        One whose point `advance` has passed counts at the next one if it is newer than what was known: clients publish
+        a little after the event. An older one says nothing about who serves now, and is ignored.
+        """
+        point = point_after(time - self.window, self._span)
+        is_past = self.reached is not None and point <= self.reached
+        if is_past and self.last is not None and (time, version) <= self.last:
+            return
+        of_point = self._notes.setdefault(point, {})
+        first, last = of_point.get(version, (time, time))
+        of_point[version] = (min(first, time), max(last, time))
+
+    def advance(self, point: int) -> None:
+        """Advances to `point`; every prediction up to one window after it must have been noted."""
+        for due in sorted(each for each in self._notes if each <= point):
+            of_point = self._notes.pop(due)
+            newest = max(of_point, key=lambda version: (of_point[version][1], version))
+            last = (of_point[newest][1], newest)
+            self.last = last if self.last is None else max(self.last, last)
+            if newest != self.version:
+                self.version, self.since = newest, of_point[newest][0]
+        self.reached = point
+
+
+def point_after(time: int, span: int) -> int:
+    """The first multiple of `span` that is not before `time`.
+
+    >>> point_after(10, 10), point_after(11, 10)
+    (10, 20)
+    """
+    return -(-time // span) * span
+
+
+def matured_rows(requests: Sequence[MaturedRequest]) -> MaturedRows:
+    """The rows of `requests`, at least one, in their order."""
+    sizes = [len(request.labels) for request in requests]
+    return MaturedRows(
+        labels=np.concatenate([request.labels for request in requests]),
+        scores=np.concatenate([request.scores for request in requests]),
+        groups=np.repeat(np.arange(len(requests), dtype=np.int64), sizes),
+    )
+
+
+def _event_order(request: MaturedRequest) -> tuple[int, str]:
+    return microseconds(request.time), request.request_id

@@ -1,0 +1,100 @@
+"""When a confirmed drift must wait: cool-down after a release, back-off after failures, a daily budget of runs.
+
+In: a decision, the memory of past runs, the time. Out: the decision as it may be acted on, and the new memory.
+Storing the memory is left to `monitoring.acting.retraining`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+from monitoring.deciding.policy import Action, Decision
+from monitoring.flags import expect
+
+DAY_SECONDS = 86_400.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class RestraintSettings:
+    """How often a run may be requested."""
+
+    cooldown_seconds: float = 3600.0
+    """Pause after a released run."""
+    failure_backoff_seconds: float = 900.0
+    """Pause after a run that failed or was refused; doubles with each further one, up to a day."""
+    daily_budget: int = 4
+    """Most requests in any 24 hours."""
+
+    def __post_init__(self) -> None:
+        """Refuses values that allow no run or no pause."""
+        expect(self, "at least 1", lambda value: value >= 1, "daily_budget")
+        expect(self, "at least 0", lambda value: value >= 0, "cooldown_seconds")
+        expect(self, "above 0", lambda value: value > 0, "failure_backoff_seconds")
+
+
+@dataclass(frozen=True, kw_only=True)
+class RestraintMemory:
+    """What is remembered of past runs."""
+
+    blocked_until: float = 0.0
+    """No request before this time."""
+    blocked_by: str = ""
+    failures: int = 0
+    """Runs in a row that released nothing."""
+    failed: int = 0
+    """The newest of them in a row that failed, where others were refused."""
+    requested_at: tuple[float, ...] = ()
+    """Times of the requests of the last day."""
+
+    def num_requests_today(self, now: float) -> int:
+        """Requests of the last 24 hours; a clock that was set back counts those that seem to be in the future too."""
+        return sum(abs(time - now) < DAY_SECONDS for time in self.requested_at)
+
+
+def restrain(decision: Decision, memory: RestraintMemory, settings: RestraintSettings, *, now: float) -> Decision:
+    """The decision as it may be acted on: RETRAIN becomes HELD while a pause or the budget forbids a run."""
+    if decision.action is not Action.RETRAIN or not (cause := _why_not_now(memory, settings, now)):
+        return decision
+    return replace(decision, action=Action.HELD, reason=f"{decision.reason}; {cause}")
+
+
+def _why_not_now(memory: RestraintMemory, settings: RestraintSettings, now: float) -> str:
+    pause = memory.blocked_until - now
+    # No pause is longer: one that seems so was written under a clock that has since been set back.
+    if 0 < pause <= max(DAY_SECONDS, settings.cooldown_seconds):
+        return f"held {pause:.0f} s more: {memory.blocked_by}"
+    spent = memory.num_requests_today(now)
+    if spent >= settings.daily_budget:
+        return f"held: {spent} requests in 24 hours, the daily budget is {settings.daily_budget}"
+    return ""
+
+
+def requested(memory: RestraintMemory, *, now: float) -> RestraintMemory:
+    """The memory after a request was made."""
+    recent = tuple(time for time in memory.requested_at if abs(time - now) < DAY_SECONDS)
+    return replace(memory, requested_at=(*recent, now))
+
+
+def ended(memory: RestraintMemory, outcome: str, settings: RestraintSettings, *, now: float) -> RestraintMemory:
+    """The memory after a run ended as `released` or otherwise, or after people were `notified` in place of a run.
+
+    A release or a notification is followed by the cool-down, anything else by a back-off, longer each time.
+
+    >>> settings = RestraintSettings(cooldown_seconds=0.0)
+    >>> once = ended(RestraintMemory(), "failed", settings, now=0.0)
+    >>> once.blocked_until, ended(once, "refused", settings, now=0.0).blocked_until
+    (900.0, 1800.0)
+    """
+    if outcome in ("released", "notified"):
+        cause = f"cool-down after a {'release' if outcome == 'released' else 'notification'}"
+        until = now + settings.cooldown_seconds
+        return replace(memory, blocked_until=until, blocked_by=cause, failures=0, failed=0)
+    failures = memory.failures + 1
+    backoff = min(settings.failure_backoff_seconds * 2.0 ** min(failures - 1, 30), DAY_SECONDS)
+    return replace(
+        memory,
+        blocked_until=now + max(backoff, settings.cooldown_seconds),
+        blocked_by=f"back-off after {failures} run{'s' if failures > 1 else ''} without a release",
+        failures=failures,
+        failed=memory.failed + 1 if outcome == "failed" else 0,
+    )

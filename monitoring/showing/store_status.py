@@ -1,0 +1,247 @@
+"""The state of the model store and the archive, read once a minute: runs, releases, files that wait for the uploader.
+
+In: the promotion journal, the notes and outcomes of runs, the archive. Out: what `showing.metrics` and `showing.page`
+show of them. The store may be on a network share, so a look costs a listing, the journal where it has grown, and the
+outcome of each new run. Runs are counted in the monitor's own memory, so the counts outlive a restart and the removal
+of old runs.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from components.runtime.errors import ContractError, TemporaryError
+from components.store import promotion_journal, run_notes
+from monitoring.documents import Documents
+
+if TYPE_CHECKING:
+    from monitoring.memory.archive import Archive
+
+logger = logging.getLogger(__name__)
+
+LOOK_SECONDS = 60.0
+"""Between two looks; a number that is shown is at most this old."""
+RUNS = "runs_counted"
+"""Document with the runs that are counted."""
+REPEAT_SECONDS = 86_400.0
+"""How long after its end a run's outcome is still read again: a run that is repeated under its name counts again."""
+RELEASED, GATE_FAILED, GATE_INCONCLUSIVE = "released", "gate_failed", "gate_inconclusive"
+BLOCKED_BY_DATA, REFUSED_AT_DEPLOYMENT, FAILED = "blocked_by_data", "refused_at_deployment", "failed"
+VERDICTS = (RELEASED, GATE_FAILED, GATE_INCONCLUSIVE, BLOCKED_BY_DATA, REFUSED_AT_DEPLOYMENT, FAILED)
+
+
+@dataclass(frozen=True, kw_only=True)
+class LastRun:
+    """How the last run ended."""
+
+    run: str
+    state: str
+    step: str
+    reason: str
+    reports: tuple[str, ...]
+    """Steps that left a report."""
+    ended_at: float
+    """Seconds since the epoch."""
+    seconds: float | None
+    """From the start of its first step; None where no step left a note."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunCounts:
+    """What the finished runs in the store amount to."""
+
+    gate_refusals: int | None = None
+    """Runs in a row that reached the gate and were refused by it; None before one has reached it."""
+    last_run: LastRun | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Promotions:
+    """What the promotion journal says."""
+
+    counts: Mapping[str, int] = field(default_factory=dict)
+    """Lines by action, intents left out."""
+    live_version: int | None = None
+    live_action: str | None = None
+    """What made it live: `release`, `rollback` or `promote`."""
+    live_since: float | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class StoreStatus:
+    """What the last look found."""
+
+    store_problem: str | None = None
+    """Why the model store cannot be read; then nothing is known of promotions and runs."""
+    promotions: Promotions = Promotions()
+    runs: RunCounts = RunCounts()
+    unuploaded_files: int | None = None
+    """Sealed archive files that are not in the lake; None without an uploader."""
+    oldest_unuploaded: float | None = None
+    """When the first of them was written."""
+
+
+class StoreWatcher:
+    """Reads the store and the archive when it is time."""
+
+    def __init__(self, store: Path, documents: Documents, archive: Archive, *, has_uploader: bool) -> None:
+        """Reads nothing yet.
+
+        Args:
+            store: The model store.
+            documents: The monitor's memory, where runs are counted.
+            archive: The monitor's archive.
+            has_uploader: False = the archive is the lake, and nothing in it waits.
+        """
+        self._store, self._archive, self._has_uploader = store, archive, has_uploader
+        self._looked_at: float | None = None
+        self._runs = RunCounter(store, documents)
+        self._journal_stamp: tuple[int, int, int] | None = None
+        self._promotions = Promotions()
+        self._newest: StoreStatus | None = None
+
+    def look(self, now: float) -> StoreStatus | None:
+        """The state as of at most `LOOK_SECONDS` ago; None before the first look that succeeded.
+
+        A store that cannot be read is reported in the result; if the memory cannot be written or the archive cannot be
+        read, the last result stands for another minute.
+        """
+        # A clock that was set back looks too early rather than never.
+        if self._looked_at is None or abs(now - self._looked_at) >= LOOK_SECONDS:
+            self._looked_at = now
+            try:
+                self._newest = self._read(now)
+            except (TemporaryError, OSError) as error:
+                logger.warning("the state of the store could not be determined: %s", error)
+        return self._newest
+
+    def _read(self, now: float) -> StoreStatus:
+        waiting = self._archive.waiting_for_upload() if self._has_uploader else None
+        of_archive: dict[str, Any] = {}
+        if waiting is not None:
+            of_archive = {"unuploaded_files": len(waiting), "oldest_unuploaded": self._archive.first_written(waiting)}
+        try:
+            return StoreStatus(promotions=self._read_promotions(), runs=self._runs.count(now), **of_archive)
+        except (ContractError, OSError, ValueError, TypeError, KeyError) as error:
+            problem = f"{type(error).__name__}: {error}"
+            if self._newest is None or self._newest.store_problem != problem:
+                logger.warning("the model store cannot be read: %s", problem)
+            return StoreStatus(store_problem=problem, **of_archive)
+
+    def _read_promotions(self) -> Promotions:
+        """Reads the journal only where it has changed."""
+        try:
+            found = (self._store / promotion_journal.JOURNAL_FILE).stat()
+            stamp = (found.st_ino, found.st_size, found.st_mtime_ns)
+        except FileNotFoundError:
+            stamp = (0, 0, 0)
+        if stamp != self._journal_stamp:
+            entries = promotion_journal.read_entries(self._store)
+            live = promotion_journal.current(self._store)
+            self._promotions = Promotions(
+                counts=Counter(entry.action for entry in entries if entry.action != promotion_journal.INTENT),
+                live_version=live.version if live else None,
+                live_action=live.action if live else None,
+                live_since=_seconds(live.time) if live else None,
+            )
+            self._journal_stamp = stamp
+        return self._promotions
+
+
+class RunCounter:
+    """Counts the finished runs of a model store, each once by its verdict, as `run_<verdict>`."""
+
+    def __init__(self, store: Path, documents: Documents) -> None:
+        """Continues with what a predecessor counted in `documents`."""
+        self._store, self._documents = store, documents
+        kept = documents.read_document(RUNS) or {"ended": {}, "gate_refusals": None, "last": None}
+        self._ended: dict[str, str] = kept["ended"]
+        """`ended_at` of each counted run that is still in the store."""
+        last = kept["last"]
+        self._counts = RunCounts(
+            gate_refusals=kept["gate_refusals"],
+            last_run=LastRun(**{**last, "reports": tuple(last["reports"])}) if last else None,
+        )
+
+    def count(self, now: float) -> RunCounts:
+        """Counts the runs that ended since the last call.
+
+        Raises:
+            OSError, ValueError, TypeError, KeyError: the store cannot be read.
+            TemporaryError: the memory cannot be written; nothing was counted.
+        """
+        names = _names_in(self._store / "runs")
+        ended = {name: at for name, at in self._ended.items() if name in names}
+        settled = {name for name, at in ended.items() if abs(now - _seconds(at)) >= REPEAT_SECONDS}
+        outcomes = (_read_outcome(self._store, name) for name in names - settled)
+        new = [each for each in outcomes if each and ended.get(each.run) != each.ended_at]
+        counted: Counter[str] = Counter()
+        refusals, last = self._counts.gate_refusals, self._counts.last_run
+        for outcome in sorted(new, key=lambda each: _seconds(each.ended_at)):
+            verdict = verdict_of(self._store, outcome)
+            counted[f"run_{verdict}"] += 1
+            if verdict in (GATE_FAILED, GATE_INCONCLUSIVE):
+                refusals = (refusals or 0) + 1
+            elif verdict == RELEASED:
+                refusals = 0
+            ended[outcome.run] = outcome.ended_at
+            last = _last_run(self._store, outcome)
+        if new or ended != self._ended:
+            document = {"ended": ended, "gate_refusals": refusals, "last": vars(last) if last else None}
+            self._documents.write_documents({RUNS: document}, dict(counted))
+            self._ended, self._counts = ended, RunCounts(gate_refusals=refusals, last_run=last)
+        return self._counts
+
+
+def verdict_of(store: Path, outcome: run_notes.RunOutcome) -> str:
+    """Which of `VERDICTS` a run's end is; a gate's refusal is split by what its note says."""
+    if outcome.state != "refused":
+        return RELEASED if outcome.state == "released" else FAILED
+    if outcome.step == "evaluation":
+        notes = {note.step: note for note in run_notes.read_notes(store, outcome.run)}
+        note = notes.get("evaluation")
+        return GATE_INCONCLUSIVE if note and note.facts.get("decision") == "inconclusive" else GATE_FAILED
+    return BLOCKED_BY_DATA if outcome.step == "validation" else REFUSED_AT_DEPLOYMENT
+
+
+def _read_outcome(store: Path, run: str) -> run_notes.RunOutcome | None:
+    """How the run ended; None while it has not."""
+    try:
+        text = (run_notes.run_folder(store, run) / run_notes.OUTCOME_FILE).read_text()
+    except (FileNotFoundError, NotADirectoryError):
+        return None
+    try:
+        return run_notes.RunOutcome(**json.loads(text))
+    except (ValueError, TypeError) as error:
+        raise ContractError(f"the outcome of run {run} cannot be read: {error}") from error
+
+
+def _last_run(store: Path, outcome: run_notes.RunOutcome) -> LastRun:
+    ended_at = _seconds(outcome.ended_at)
+    begun = run_notes.begun_at(run_notes.read_notes(store, outcome.run))
+    return LastRun(
+        run=outcome.run,
+        state=outcome.state,
+        step=outcome.step,
+        reason=outcome.reason,
+        reports=tuple(outcome.reports),
+        ended_at=ended_at,
+        seconds=ended_at - begun.timestamp() if begun else None,
+    )
+
+
+def _names_in(folder: Path) -> set[str]:
+    try:
+        return {path.name for path in folder.iterdir()}
+    except FileNotFoundError:
+        return set()
+
+
+def _seconds(text: str) -> float:
+    return promotion_journal.moment_of(text).timestamp()

@@ -1,0 +1,80 @@
+"""The action of each policy: a run, or a notification in its place, each with a restraint of its own."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import pytest
+
+from components.runtime.errors import ContractError
+from monitoring.acting.acting import ActingSettings
+from monitoring.deciding.policy import Action, Decision
+from tests.support.monitors import DRIFT, traffic
+
+
+@pytest.mark.parametrize("has_trigger", [True, False])
+def test_a_policy_that_only_notifies_requests_no_run_and_pauses_as_between_runs(bench, has_trigger):
+    b = bench(**DRIFT, actions="threshold=notify" if has_trigger else "")
+    b.trigger = b.trigger if has_trigger else None
+    monitor = b.start()
+    for number in range(4):
+        traffic(b, f"bad{number}", auc="bad")
+        monitor.tick()
+    assert not has_trigger or b.trigger.requests == []
+    assert b.kinds().count("decision") == 1
+    assert "held" not in b.kinds()
+    assert b.store.counters["request_notified"] == 1
+    assert monitor.retraining.memory.requested_at == ()
+
+
+def test_a_start_without_a_trigger_leaves_the_request_under_way_for_a_later_start(bench):
+    b = bench(**DRIFT)
+    monitor = b.start()
+    traffic(b, "bad", auc="bad")
+    monitor.tick()
+    trigger, b.trigger = b.trigger, None
+    monitor = b.start()
+    traffic(b, "bad too", auc="bad")
+    monitor.tick()
+    assert monitor.retraining.progress.phase == "running"
+    b.trigger = trigger
+    trigger.end("released", version=2)
+    monitor = b.start()
+    monitor.tick()
+    assert b.store.counters["request_released"] == 1
+
+
+def confirmed(policy, reason):
+    numbers = {"version": 1, "drifted_columns": 30, "judged_columns": 39}
+    return Decision(policy=policy, action=Action.RETRAIN, reason=reason, numbers=numbers)
+
+
+def test_of_several_policies_each_has_its_own_action(bench):
+    b = bench(**DRIFT, actions="data_drift=notify", full_drift_share=0.5)
+    monitor = b.start()
+    columns, auc = confirmed("data_drift", "30 columns drifted"), confirmed("threshold", "auc fell")
+    fine = dataclasses.replace(auc, action=Action.OK, reason="auc is fine")
+    now = b.clock.time
+    answer = monitor.acting.consider(columns, [columns, fine], now=now, data_until=now - 60.0)
+    assert answer == columns
+    assert monitor.retraining.progress.phase == "idle"
+    answer = monitor.acting.consider(columns, [columns, auc], now=now + 10.0, data_until=now - 50.0)
+    assert answer.action is Action.RETRAIN
+    request = monitor.retraining.progress.request
+    assert request["reason"] == "auc fell (full run: 30 of 39 columns drifted)"
+    assert request["parent"] == "none"
+    assert b.store.counters["request_notified"] == 1
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"actions": "threshold"}, "actions has 'threshold', expected policy=retrain or policy=notify"),
+        ({"actions": "a=rollback"}, "actions has 'a=rollback'"),
+        ({"actions": "a=retrain,a=notify"}, "actions names 'a' twice"),
+        ({"upload_wait_seconds": float("nan")}, "upload_wait_seconds is nan"),
+    ],
+)
+def test_actions_that_cannot_be_done_are_refused(changes, message):
+    with pytest.raises(ContractError, match=message):
+        ActingSettings(**changes)

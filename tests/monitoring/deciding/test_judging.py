@@ -1,0 +1,219 @@
+"""Judgement is a function of records: any bites, orders and restarts give the same lines, byte for byte."""
+
+from __future__ import annotations
+
+import json
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from components.runtime.errors import ContractError
+from monitoring.deciding.judging import Judge, JudgeSettings
+from monitoring.deciding.policies import POLICIES, PolicySettings, make_policies
+from monitoring.deciding.policy import Baseline, FeatureDrift
+from monitoring.memory.rows import MaturedRequest
+from tests.support.monitors import START
+
+WINDOW, GRACE = 7.0, 2.0
+JUDGE = JudgeSettings(window_rows=60, attribution_window_seconds=WINDOW, decide_seconds=4.0, drift_grace_seconds=GRACE)
+POLICY = PolicySettings(policies=",".join(POLICIES), min_clicks=2, consecutive_breaches=2)
+
+
+def baseline(version: int) -> Baseline | None:
+    return Baseline(auc=0.8, low=0.78, high=0.82) if version == 1 else None
+
+
+def make_judge(memory=None, policies=POLICY, judge_settings=JUDGE) -> Judge:
+    return Judge(judge_settings, make_policies(policies), baseline=baseline, memory=memory)
+
+
+def world(seed: int, num: int = 60):
+    """Requests over a minute and a half: a canary beside version 1, then version 2, then a rollback."""
+    random = np.random.default_rng(seed)
+    made = []
+    for i in range(num):
+        # Whole seconds among them, so that many are at a decision point exactly, or at one time.
+        time = START + (float(random.integers(90)) if i % 3 else float(random.random() * 90))
+        in_the_middle = START + 30 <= time < START + 60
+        is_canary = bool(random.random() < 0.3) and not in_the_middle
+        labels = (random.random(1 + i % 5) < 0.3).astype(np.uint8)
+        scores = random.random(len(labels)).astype(np.float32)
+        made.append((MaturedRequest(f"r{i}", time, 2 if is_canary or in_the_middle else 1, labels, scores), is_canary))
+    return made
+
+
+DRIFTS = [
+    FeatureDrift(bucket_end=START + end, version=1, rows=50, drifted=("C1",), distances={"C1": 0.5, "I1": 0.1})
+    for end in (12.0, 24.0, 36.0)
+]
+
+
+def judge_in_bites(made, seed: int, *, bites: int, restarts: bool) -> list[str]:
+    """Lines of a judge that gets the records shuffled, in bites; each as soon as the watermark allows it."""
+    random = np.random.default_rng(seed)
+    judge, lines = make_judge(), []
+    ends = sorted(random.uniform(START, START + 120, bites)) + [START + 200.0]
+    began = START - 100.0
+    for end in ends:
+        new = [made[i] for i in random.permutation(len(made)) if began < made[i][0].time <= end]
+        for request, is_canary in new:
+            judge.note_prediction(request.time, request.model_version, is_canary=is_canary)
+        for drift in DRIFTS:
+            if began - GRACE < drift.bucket_end <= end - GRACE:
+                judge.note_drift(drift)
+        due = [made[i][0] for i in random.permutation(len(made))]
+        for request in due:
+            if began - WINDOW < request.time <= end - WINDOW:
+                judge.observe(request)
+        lines += [each.line() for each in judge.decide_up_to(end - WINDOW)]
+        if restarts and judge.judged_until is not None:
+            memory = json.loads(json.dumps(judge.memory()))
+            judge = make_judge(memory)
+            judge.restore(made[i][0] for i in random.permutation(len(made)) if made[i][0].time <= end - WINDOW)
+            for request, is_canary in made:
+                if judge.judged_until + WINDOW < request.time <= end:
+                    judge.note_prediction(request.time, request.model_version, is_canary=is_canary)
+        began = end
+    assert judge.num_passed_over == 0
+    return lines
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.integers(0, 10_000), st.integers(0, 10_000), st.integers(1, 30), st.booleans())
+def test_bites_orders_and_restarts_give_the_same_lines(world_seed, seed, bites, restarts):
+    made = world(world_seed)
+    expected = judge_in_bites(made, 0, bites=0, restarts=False)
+    assert len(expected) > 5
+    assert judge_in_bites(made, seed, bites=bites, restarts=restarts) == expected
+
+
+def test_an_incident_may_start_in_the_middle_from_the_memory_of_a_line():
+    made = world(3)
+    lines = judge_in_bites(made, 0, bites=0, restarts=False)
+    middle = json.loads(lines[len(lines) // 2])
+    judge = make_judge(middle["memory"])
+    judge.restore(request for request, _ in made)
+    for request, is_canary in made:
+        if request.time > judge.judged_until + WINDOW:
+            judge.note_prediction(request.time, request.model_version, is_canary=is_canary)
+    for drift in DRIFTS:
+        if drift.bucket_end > middle["time"] + WINDOW - GRACE:
+            judge.note_drift(drift)
+    assert [each.line() for each in judge.decide_up_to(START + 193.0)] == lines[len(lines) // 2 + 1 :]
+
+
+def requests(*times, version=1, rows=4):
+    return [
+        MaturedRequest(
+            f"v{version}-{time}", START + time, version, np.array([1, 0] * (rows // 2), np.uint8), np.zeros(rows, "f4")
+        )
+        for time in times
+    ]
+
+
+def fed(judge, *groups, canary=()):
+    for group in groups:
+        for request in group:
+            judge.note_prediction(request.time, request.model_version, is_canary=request.model_version in canary)
+            judge.observe(request)
+    return judge
+
+
+def test_points_are_multiples_of_the_span_that_have_rows_of_the_serving_version():
+    judge = fed(make_judge(), requests(0.0, 0.1, 4.0, 30.0))
+    points = [(each.time - START, each.decision.numbers["rows"]) for each in judge.decide_up_to(START + 31.9)]
+    assert points == [(0.0, 4), (4.0, 12)], "30.0 belongs to the point at 32"
+    assert judge.judged_until == START + 28.0
+    assert [each.time - START for each in judge.decide_up_to(START + 32.0)] == [32.0]
+
+
+def test_the_version_that_serves_one_attribution_window_ahead_is_judged():
+    judge = fed(make_judge(), requests(0.0, 2.0, 9.0), requests(10.5, 20.0, version=2))
+    judged = [(each.time - START, each.version) for each in judge.decide_up_to(START + 40.0)]
+    assert judged == [(0.0, 1), (12.0, 2), (20.0, 2)], "at 4 version 2 serves, and has no row yet"
+
+
+def test_a_rollback_is_judged_on_the_older_version_again():
+    judge = fed(make_judge(), requests(0.0), requests(20.0, version=2), requests(40.0))
+    assert [each.version for each in judge.decide_up_to(START + 60.0)] == [1, 2, 1]
+
+
+def test_a_canary_is_not_judged_and_its_rows_are_in_no_others_window():
+    judge = fed(make_judge(), requests(0.0, 8.0), requests(1.0, 9.0, version=2), canary={2})
+    judged = judge.decide_up_to(START + 60.0)
+    assert [(each.version, each.decision.numbers["rows"]) for each in judged] == [(1, 4), (1, 8)]
+
+
+def test_a_request_that_comes_after_its_point_is_passed_over_also_after_a_restart():
+    judge = fed(make_judge(), requests(0.0, 8.0))
+    judge.decide_up_to(START + 12.0)
+    (late,) = requests(3.0)
+    judge.observe(late)
+    assert judge.num_passed_over == 1
+    restarted = make_judge(json.loads(json.dumps(judge.memory())))
+    restarted.restore([*requests(0.0, 8.0), late])
+    lines = []
+    for each in (judge, restarted):
+        (judgement,) = fed(each, requests(14.0)).decide_up_to(START + 16.0)
+        assert judgement.decision.numbers["rows"] == 12
+        lines.append(judgement.line())
+    assert lines[0] == lines[1]
+
+
+@pytest.mark.parametrize("is_restarted", [False, True])
+def test_a_prediction_told_of_after_its_point_changes_neither_who_serves_nor_since_when(is_restarted):
+    """A client that was cut off tells of version 1 when version 2 has served for long: it began when it began."""
+    judge = fed(make_judge(), requests(0.0), requests(20.0, 30.0, 40.0, version=2))
+    judge.decide_up_to(START + 40.0)
+    judge.note_prediction(START + 1.0, 1, is_canary=False)
+    if is_restarted:
+        judge = make_judge(json.loads(json.dumps(judge.memory())))
+        judge.restore([])
+        judge.note_prediction(START + 2.0, 1, is_canary=False)
+    (judgement,) = fed(judge, requests(47.0, version=2)).decide_up_to(START + 48.0)
+    assert judgement.version == 2
+    assert judgement.memory["serving"] == [2, round((START + 20.0) * 1e6)]
+    judge.note_prediction(START + 1.0, 1, is_canary=False)
+    judge.decide_up_to(START + 60.0)
+    assert judge.serving_version == 2
+
+
+def test_a_baseline_is_read_once_per_version_and_remembered_over_a_restart():
+    asked = []
+
+    def ask(version):
+        asked.append(version)
+        return Baseline(auc=0.8, low=0.7, high=0.9)
+
+    policies = make_policies(PolicySettings())
+    judge = Judge(JUDGE, policies, baseline=ask)
+    fed(judge, requests(0.0, 5.0)).decide_up_to(START + 8.0)
+    judge = Judge(JUDGE, policies, baseline=ask, memory=json.loads(json.dumps(judge.memory())))
+    fed(judge, requests(9.0)).decide_up_to(START + 12.0)
+    assert asked == [1]
+
+
+def test_lines_are_canonical_json():
+    (judgement,) = fed(make_judge(), requests(0.0)).decide_up_to(START)
+    line = judgement.line()
+    assert line == json.dumps(json.loads(line), sort_keys=True, separators=(",", ":"))
+    assert [each["policy"] for each in json.loads(line)["decisions"]] == list(POLICIES)
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [{"window_rows": 0}, {"attribution_window_seconds": -1.0}, {"decide_seconds": 0.0}, {"decide_seconds": np.nan}],
+    ids=str,
+)
+def test_settings_of_judging_out_of_range_are_refused_with_their_value(changes):
+    ((name, value),) = changes.items()
+    with pytest.raises(ContractError, match=f"{name} is {value}"):
+        JudgeSettings(**changes)
+
+
+def test_policies_that_are_unknown_or_named_twice_are_refused():
+    for text in ("", "threshold,tarot", "threshold,threshold"):
+        with pytest.raises(ContractError, match="policies is"):
+            PolicySettings(policies=text)

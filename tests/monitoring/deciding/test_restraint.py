@@ -1,0 +1,115 @@
+"""Restraint as a table of cases: rests after runs, the daily budget, and clocks that are set back."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from components.runtime.errors import ContractError
+from monitoring.deciding.policy import Action, Decision
+from monitoring.deciding.restraint import (
+    DAY_SECONDS,
+    RestraintMemory,
+    RestraintSettings,
+    ended,
+    requested,
+    restrain,
+)
+
+SETTINGS = RestraintSettings()
+DRIFT = Decision(policy="threshold", action=Action.RETRAIN, reason="auc fell", numbers={"version": 1})
+
+
+def judge(memory, *, now):
+    return restrain(DRIFT, memory, SETTINGS, now=now)
+
+
+@pytest.mark.parametrize("action", [action for action in Action if action is not Action.RETRAIN])
+def test_only_a_confirmed_drift_can_be_held(action):
+    memory = ended(RestraintMemory(), "failed", SETTINGS, now=0.0)
+    decision = replace(DRIFT, action=action)
+    assert restrain(decision, memory, SETTINGS, now=1.0) == decision
+
+
+def test_a_release_rests_the_cool_down():
+    memory = ended(requested(RestraintMemory(), now=0.0), "released", SETTINGS, now=100.0)
+    decision = judge(memory, now=100.0)
+    assert decision.action is Action.HELD
+    assert decision.reason == "auc fell; held 3600 s more: cool-down after a release"
+    assert judge(memory, now=3700.0) == DRIFT
+
+
+def test_runs_without_a_release_back_off_longer_each_time_up_to_a_day():
+    settings, memory, rests = replace(SETTINGS, cooldown_seconds=0.0), RestraintMemory(), []
+    for outcome in ["failed", "refused", "failed"] + ["failed"] * 40:
+        memory = ended(memory, outcome, settings, now=0.0)
+        rests.append(memory.blocked_until)
+    assert rests[:3] == [900.0, 1800.0, 3600.0]
+    assert rests[-1] == DAY_SECONDS
+    assert ended(memory, "released", settings, now=0.0).failures == 0
+
+
+def test_failed_runs_in_a_row_are_counted_apart_from_refused_ones():
+    memory, seen = RestraintMemory(), []
+    for outcome in ("failed", "failed", "refused", "failed", "released", "failed", "notified"):
+        memory = ended(memory, outcome, SETTINGS, now=0.0)
+        seen.append((memory.failures, memory.failed))
+    assert seen == [(1, 1), (2, 2), (3, 0), (4, 1), (0, 0), (1, 1), (0, 0)]
+
+
+def test_the_daily_budget_holds_over_any_24_hours():
+    memory = RestraintMemory()
+    for hour in range(4):
+        memory = requested(memory, now=hour * 3600.0)
+    decision = judge(memory, now=DAY_SECONDS - 1)
+    assert decision.action is Action.HELD
+    assert "daily budget is 4" in decision.reason
+    assert judge(memory, now=DAY_SECONDS).action is Action.RETRAIN
+    assert len(requested(memory, now=2 * DAY_SECONDS).requested_at) == 1
+
+
+def test_a_clock_set_back_does_not_hold_for_longer_than_the_longest_rest():
+    """The clock was a year ahead when a run was asked for and ended."""
+    year = 365 * DAY_SECONDS
+    memory = requested(RestraintMemory(), now=year)
+    for _ in range(SETTINGS.daily_budget):
+        memory = requested(memory, now=year)
+    memory = ended(memory, "released", SETTINGS, now=year)
+    assert judge(memory, now=year).action is Action.HELD
+    assert judge(memory, now=100.0).action is Action.RETRAIN
+
+
+def test_a_clock_set_back_by_seconds_spends_the_budget_all_the_same():
+    memory = RestraintMemory()
+    for _ in range(4):
+        memory = requested(memory, now=1000.0)
+    assert judge(memory, now=995.0).action is Action.HELD
+    assert len(requested(memory, now=995.0).requested_at) == 5
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"daily_budget": 0},
+        {"cooldown_seconds": -1.0},
+        {"cooldown_seconds": float("nan")},
+        {"failure_backoff_seconds": 0.0},
+    ],
+    ids=str,
+)
+def test_settings_out_of_range_are_refused_with_their_value(changes):
+    ((name, value),) = changes.items()
+    with pytest.raises(ContractError, match=f"{name} is {value}"):
+        RestraintSettings(**changes)
+
+
+def test_a_notice_where_nobody_runs_the_pipeline_is_no_failure():
+    """With `--trigger none` every drift is told at the same pace, however often it was told before."""
+    memory, rests = RestraintMemory(), []
+    for _ in range(5):
+        memory = ended(memory, "notified", SETTINGS, now=0.0)
+        rests.append(memory.blocked_until)
+    assert rests == [SETTINGS.cooldown_seconds] * 5
+    assert memory.failures == 0
+    assert memory.blocked_by == "cool-down after a notification"

@@ -1,0 +1,133 @@
+"""The monitor's own decisions: the same lines however it was fed, stopped and killed, each once."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from monitoring.deciding.policies import POLICIES
+from monitoring.journal import DECISIONS_FILE, Journal
+from tests.support.crashes import Killed, crash_at
+from tests.support.monitors import START, Bench, clicks, prediction, publish
+
+SETTINGS = {
+    "policies": ",".join(POLICIES),
+    "decide_seconds": 4.0,
+    "attribution_window_seconds": 7.0,
+    "window_rows": 300,
+    "min_clicks": 20,
+    "archive_roll_rows": 150,
+}
+
+
+def traffic(seed: int = 5):
+    """Predictions of a minute with their clicks; version 2 serves from the middle on, a canary before."""
+    random = np.random.default_rng(seed)
+    records = []
+    for i in range(120):
+        time = START + 0.5 * i + float(random.random()) / 2
+        batch = prediction(f"r{i}", 8, time=time, version=2 if i > 60 or i % 7 == 3 else 1, seed=i)
+        batch = dataclasses.replace(batch, canary=i <= 60 and i % 7 == 3)
+        records.append((time, batch))
+        clicked = [(batch.request_id, row, time + 1.0) for row in np.flatnonzero(random.random(8) < 0.4).tolist()]
+        if clicked:
+            records.append((time + 1.0, clicks(f"o{i}", clicked)))
+    return records
+
+
+def decisions(state: Path) -> list[str]:
+    return (state / DECISIONS_FILE).read_text().splitlines()
+
+
+def play(b: Bench, tick_seconds: float, *, restart_every: int = 0, crash: str = "", seed: int = 0) -> list[str]:
+    """Publishes the traffic as its time comes, shuffled within a turn; the lines."""
+    random, records = np.random.default_rng(seed), traffic()
+    began = START - 1.0
+    b.start()
+    for turn, now in enumerate(np.arange(START + tick_seconds, START + 90.0, tick_seconds).tolist()):
+        b.clock.time = now
+        due = [record for time, record in records if began < time <= now]
+        publish(b.log, *(due[i] for i in random.permutation(len(due))))
+        began = now
+        b.checkpoint = crash_at(crash, 1) if crash and turn % 12 == 9 else lambda name: None
+        try:
+            b.monitor.tick()
+        except Killed:
+            b.checkpoint = lambda name: None
+            b.start().tick()
+        if restart_every and turn % restart_every == 0:
+            b.start()
+    return decisions(b.settings.state)
+
+
+@pytest.fixture(scope="module")
+def expected(tmp_path_factory):
+    b = Bench(tmp_path_factory.mktemp("plain"), **SETTINGS)
+    lines = play(b, 1.0)
+    b.kill()
+    b.log.close()
+    assert len(lines) > 12
+    assert {json.loads(line)["version"] for line in lines} == {1, 2}
+    return lines
+
+
+@pytest.mark.parametrize(
+    ("tick_seconds", "changes", "how"),
+    [
+        pytest.param(0.3, {}, {}, id="small turns"),
+        pytest.param(13.0, {"pull_messages": 3}, {"seed": 1}, id="large turns of small pulls"),
+        pytest.param(1.0, {}, {"restart_every": 3}, id="restarts"),
+    ],
+)
+def test_turns_pulls_and_restarts_change_no_byte(bench, expected, tick_seconds, changes, how):
+    assert play(bench(**SETTINGS, **changes), tick_seconds, **how) == expected
+
+
+@pytest.mark.parametrize("name", ["intake.stored", "join.matured", "judge.decided", "judge.kept"])
+def test_a_crash_between_any_two_steps_of_judging_changes_no_byte(bench, expected, name):
+    assert play(bench(**SETTINGS), 2.0, crash=name) == expected
+
+
+@pytest.mark.parametrize("name", ["", "join.matured", "judge.kept"])
+def test_a_request_after_its_point_is_counted_once_and_in_no_window_also_after_a_kill(tmp_path, name):
+    """Published when its label is final already: archived, judged by nobody, and told by a counter."""
+    lines = {}
+    for killed in dict.fromkeys(("", name)):
+        (tmp_path / (killed or "unkilled")).mkdir(exist_ok=True)
+        b = Bench(tmp_path / (killed or "unkilled"), **{**SETTINGS, "policies": "threshold"})
+        b.start()
+        publish(b.log, prediction("a", 8, time=START), prediction("b", 8, time=START + 5.0))
+        b.clock.time = START + 14.0
+        b.monitor.tick()
+        publish(b.log, prediction("late", 8, time=START + 1.0), prediction("c", 8, time=START + 9.0))
+        b.clock.time = START + 17.0
+        b.checkpoint = crash_at(killed)
+        try:
+            b.monitor.tick()
+            assert not killed
+        except Killed:
+            b.checkpoint = lambda name: None
+            b.start()
+        b.clock.time = START + 30.0
+        b.monitor.tick()
+        assert b.store.counters["passed_over"] == 1
+        assert b.store.counters["matured"] == 32
+        lines[killed] = decisions(b.settings.state)
+        b.kill()
+        b.log.close()
+        assert [json.loads(line)["decisions"][0]["numbers"]["rows"] for line in lines[killed]][-1] == 24
+    assert lines[""] == lines[name]
+
+
+def test_a_line_that_was_written_is_not_written_again_also_after_the_file_was_full(tmp_path):
+    lines = {float(i): json.dumps({"time": float(i)}) for i in range(6)}
+    first = Journal(tmp_path, lambda: 0.0, max_file_bytes=50)
+    first.append_decisions({time: lines[time] for time in (0.0, 1.0, 2.0)})
+    again = Journal(tmp_path, lambda: 0.0, max_file_bytes=50)
+    again.append_decisions(lines)
+    full = (tmp_path / f"{DECISIONS_FILE}.1").read_text().splitlines()
+    assert full + decisions(tmp_path) == list(lines.values())

@@ -1,0 +1,138 @@
+"""Labels and scores with a planted AUC, as the oracle of the policies: when does a policy first ask for a run?
+
+Rows are independent, or requests whose rows share their user.
+
+Binormal: scores of non-clicks are standard normal, those of clicks shifted, so that AUC = Phi(shift / sqrt 2). Scores
+are left as they are, no probabilities: only their order counts.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from statistics import NormalDist
+from typing import Any
+
+import numpy as np
+from numpy.random import Generator
+from numpy.typing import NDArray
+
+from components.contracts.metrics import auc_estimate, roc_auc
+from monitoring.deciding.policies import PolicySettings, SequentialPolicy
+from monitoring.deciding.policy import Action, Baseline, Evidence, MaturedRows, Policy
+from monitoring.measures.kpis import Kpis
+
+
+@dataclass(frozen=True)
+class Traffic:
+    """Rows that come one after another."""
+
+    rate: float
+    """Share of clicks."""
+    rows_per_decision: int
+    rows_per_request: int = 1
+    user_spread: float = 0.0
+    """Standard deviation, over users, of what their rows share: in the score, and in the log-odds of a click."""
+
+
+def draw(random: Generator, traffic: Traffic, rows: int, auc: float) -> MaturedRows:
+    """`rows` rows; `auc` is that of rows of one user, which is the AUC of all where users do not differ."""
+    requests = -(-rows // traffic.rows_per_request)
+    groups = np.repeat(np.arange(requests), traffic.rows_per_request)[:rows]
+    shift = np.float32(np.sqrt(2.0) * NormalDist().inv_cdf(auc))
+    scores = random.standard_normal(rows, np.float32)
+    if traffic.user_spread:
+        user = random.standard_normal(requests, np.float32) * np.float32(traffic.user_spread)
+        odds = traffic.rate / (1.0 - traffic.rate) * np.exp(user - traffic.user_spread**2 / 2)
+        labels = random.random(rows, np.float32) < (odds / (1.0 + odds))[groups]
+        scores += user[groups]
+    else:
+        labels = random.random(rows, np.float32) < np.float32(traffic.rate)
+    scores += shift * labels
+    return MaturedRows(labels=labels.astype(np.uint8), scores=scores, groups=groups)
+
+
+def pooled_auc(traffic: Traffic, auc: float, *, rows: int = 4_000_000) -> float:
+    """The AUC over all pairs of such traffic, as a gate would measure it; exact without users, else from a sample."""
+    if not traffic.user_spread:
+        return auc
+    drawn = draw(np.random.default_rng(2**32), traffic, rows, auc)
+    measured = roc_auc(drawn.labels, drawn.scores)
+    assert measured is not None
+    return measured
+
+
+def joined(first: MaturedRows, second: MaturedRows) -> MaturedRows:
+    """`second` after `first`."""
+    return MaturedRows(
+        labels=np.concatenate((first.labels, second.labels)),
+        scores=np.concatenate((first.scores, second.scores)),
+        groups=np.concatenate((first.groups, second.groups + first.groups[-1] + 1)),
+    )
+
+
+def part(rows: MaturedRows, begin: int, end: int) -> MaturedRows:
+    """Rows `begin` to `end`, a multiple of the rows of a request each, as one decision point sees them."""
+    groups: NDArray[np.int64] = rows.groups[begin:end]
+    return MaturedRows(labels=rows.labels[begin:end], scores=rows.scores[begin:end], groups=groups - groups[0])
+
+
+NO_KPIS = Kpis(
+    version=1, rows=0, clicks=0, auc=None, auc_low=None, auc_high=None, log_loss=None, calibration=None, ctr=None
+)
+
+
+class Windows:
+    """KPIs of a stream's windows of `rows` rows, computed once for all contestants."""
+
+    def __init__(self, stream: MaturedRows, rows: int) -> None:
+        self._stream, self._rows, self._known = stream, rows, dict[int, Kpis]()
+
+    def kpis(self, end: int) -> Kpis:
+        """AUC with its interval; with too few clicks to be looked at by any policy it is not computed."""
+        if end not in self._known:
+            begin = max(0, end - self._rows)
+            labels = self._stream.labels[begin:end]
+            clicks = int(labels.sum())
+            is_judged = clicks >= PolicySettings.min_clicks
+            found = auc_estimate(labels, self._stream.scores[begin:end]) if is_judged else None
+            self._known[end] = replace(
+                NO_KPIS,
+                rows=end - begin,
+                clicks=clicks,
+                auc=found.auc if found else None,
+                auc_low=found.low if found else None,
+                auc_high=found.high if found else None,
+            )
+        return self._known[end]
+
+
+def first_run(
+    policy: Policy, stream: MaturedRows, *, step: int, windows: Windows | None, gate_auc: float, after: int = 0
+) -> int | None:
+    """The row at which `policy` first asks for a run; None = never.
+
+    Args:
+        policy: See `deciding.policy.Policy`.
+        stream: Rows in their order.
+        step: Rows per decision point.
+        windows: KPIs of the stream; None = the policy does not look at them.
+        gate_auc: What the gate measured, exactly.
+        after: Answers before this row do not count, but for the sequential test's, which are for good.
+    """
+    memory: Any = {}
+    for begin in range(0, len(stream.labels), step):
+        end = min(begin + step, len(stream.labels))
+        evidence = Evidence(
+            time=float(end),
+            version=1,
+            serving_since=0.0,
+            kpis=NO_KPIS if windows is None or policy.name == SequentialPolicy.name else windows.kpis(end),
+            rows=part(stream, begin, end),
+            matured_total=end,
+            baseline=Baseline(auc=gate_auc, low=gate_auc, high=gate_auc),
+            drift=(),
+        )
+        decision, memory = policy.decide(evidence, memory)
+        if decision.action is Action.RETRAIN and (end > after or policy.name == SequentialPolicy.name):
+            return end
+    return None

@@ -1,0 +1,222 @@
+"""Publisher, monitor and uploader as lives of real processes that SIGKILL ends where, or when, it is told to.
+
+A life is forked from a process that has imported everything and started no thread (`serve`): it costs 40 ms instead of
+the seconds that its imports take. In a life every checkpoint of ours and every call of `os.fsync`, `rename`, `replace`,
+`unlink` and `link`, every COMMIT and every HTTP request is a boundary, before it and after it; the life kills itself at
+a boundary by number or by name. What SQLite does inside a COMMIT and Arrow inside a write is met by kills at random
+moments instead.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import pickle
+import select
+import signal
+import sqlite3
+import subprocess
+import sys
+import time
+import traceback
+from pathlib import Path
+
+LEASE_SECONDS = 5.0
+WINDOW = 30.0
+
+
+class Boundaries:
+    """Counts the boundaries of this process; kills it at those that `kill_at` names or numbers."""
+
+    def __init__(self, kill_at: list[int | str], told: int) -> None:
+        self.kill_at, self.told, self.seen = kill_at, told, 0
+
+    def reach(self, name: str) -> None:
+        os.write(self.told, f"{name}\n".encode())
+        if name in self.kill_at or self.seen in self.kill_at:
+            os.kill(os.getpid(), signal.SIGKILL)
+        self.seen += 1
+
+    def around(self, name, real, where=lambda *args: ""):
+        def call(*args, **more):
+            full = f"{name}{where(*args)}"
+            self.reach(f"before {full}")
+            answer = real(*args, **more)
+            self.reach(f"after {full}")
+            return answer
+
+        return call
+
+    def install(self) -> None:
+        import requests
+
+        for name in ("fsync", "rename", "replace", "unlink", "link"):
+            setattr(os, name, self.around(name, getattr(os, name), place_of))
+        requests.Session.request = self.around("request", requests.Session.request)
+        boundaries, connect = self, sqlite3.connect
+
+        class Connection(sqlite3.Connection):
+            def execute(self, sql, *args):
+                if sql.startswith("COMMIT"):
+                    return boundaries.around("COMMIT", super().execute)(sql, *args)
+                return super().execute(sql, *args)
+
+        sqlite3.connect = lambda *args, **more: connect(*args, factory=Connection, **more)
+
+
+def place_of(path, *others) -> str:
+    """Of which folder of the chain a file is, and whether it is one aside."""
+    path = Path(os.readlink(f"/proc/self/fd/{path}") if isinstance(path, int) else path)
+    folders = [part for part in path.parts if part in ("archive", "uploaded", "lake", "state")]
+    return f" in {'/'.join(folders)}{' of a file aside' if path.name.startswith('.') else ''}"
+
+
+class Clock:
+    """Passes a tenth of a second with every tick, by itself not at all."""
+
+    def __init__(self, now: float) -> None:
+        self.time = now
+
+    def __call__(self) -> float:
+        return self.time
+
+
+def settings_of(folder: Path):
+    from monitoring.flags import make_settings
+    from monitoring.settings import MonitorSettings
+
+    return make_settings(
+        MonitorSettings,
+        log="sqlite:///unused",
+        state=folder / "state",
+        archive=folder / "archive",
+        store=folder / "store",
+        attribution_window_seconds=WINDOW,
+        archive_roll_rows=12,
+        archive_roll_seconds=10.0,
+        upload_wait_seconds=0.0,
+    )
+
+
+def publish(order, clock, reach) -> None:
+    from components.logs.sqlite import SqliteLog
+
+    folder = Path(order["folder"])
+    log = SqliteLog(folder / "log.db", lease_seconds=LEASE_SECONDS, clock=clock)
+    for batch in pickle.loads((folder / order["messages"]).read_bytes()):
+        log.publish(batch)
+        reach("publisher.published")
+
+
+def monitor(order, clock, reach) -> None:
+    from components.logs.sqlite import SqliteLog
+    from monitoring.memory.store import Store
+    from monitoring.monitor import Monitor
+
+    folder = Path(order["folder"])
+    settings = settings_of(folder)
+    log = SqliteLog(folder / "log.db", lease_seconds=LEASE_SECONDS, clock=clock)
+    store = Store(settings.state / "monitor.db")
+    monitor = Monitor(settings, subscriber=log, store=store, trigger=None, clock=clock, checkpoint=reach)
+    for _ in range(order["ticks"]):
+        monitor.tick()
+        clock.time += 0.1
+    if order["stop"]:
+        monitor.stop()
+
+
+def upload(order, clock, reach) -> None:
+    from components.storage.locations import open_objects
+    from monitoring.uploader import Uploader
+
+    Uploader(Path(order["folder"]) / "archive", open_objects(order["lake"]), clock=clock, checkpoint=reach).run_once()
+
+
+ROLES = {"publisher": publish, "monitor": monitor, "uploader": upload}
+
+
+def live(order: dict, told: int) -> None:
+    """One life, in a process of its own."""
+    os.environ.update(order["environment"])
+    boundaries = Boundaries(order["kill_at"], told)
+    boundaries.install()
+    ROLES[order["role"]](order, Clock(order["now"]), boundaries.reach)
+
+
+def serve() -> None:
+    """Forks the lives that stdin orders, a list a line that live at the same time, and answers how each ended."""
+    import google.cloud.storage  # noqa: F401
+    import pyarrow.parquet  # noqa: F401
+
+    import components.logs.sqlite  # noqa: F401
+    import components.storage.bucket  # noqa: F401
+    import monitoring.monitor  # noqa: F401
+    import monitoring.uploader  # noqa: F401
+
+    for line in sys.stdin:
+        lives = []
+        for order in json.loads(line):
+            listen, told = os.pipe()
+            if not (process := os.fork()):
+                os.close(listen)
+                try:
+                    live(order, told)
+                    os._exit(0)
+                except BaseException:
+                    traceback.print_exc()
+                    os._exit(1)
+            os.close(told)
+            lives.append((process, listen, order["kill_after"]))
+        print(json.dumps([end_of(*each) for each in lives]), flush=True)
+
+
+def end_of(process: int, listen: int, kill_after: float | None) -> dict:
+    """Waits for a life's end, or kills it after so many seconds of it: how it ended, and the boundaries it reached."""
+    content, deadline = b"", None if kill_after is None else time.monotonic() + kill_after
+    while True:
+        left = None if deadline is None else max(deadline - time.monotonic(), 0)
+        if not select.select([listen], [], [], left)[0]:
+            os.kill(process, signal.SIGKILL)
+            deadline = None
+        elif chunk := os.read(listen, 1 << 16):
+            content += chunk
+        else:
+            break
+    os.close(listen)
+    status = os.waitpid(process, 0)[1]
+    return {"status": os.waitstatus_to_exitcode(status), "boundaries": content.decode().splitlines()}
+
+
+class Nursery:
+    """The process that lives are forked from, between enter and exit."""
+
+    def __enter__(self) -> Nursery:
+        root = Path(__file__).resolve().parents[2]
+        self._process = subprocess.Popen(
+            [sys.executable, "-m", "tests.support.crash_chain"],
+            cwd=root,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+        return self
+
+    def live(self, *orders: dict) -> list[dict]:
+        assert self._process.stdin is not None
+        assert self._process.stdout is not None
+        self._process.stdin.write(json.dumps(orders) + "\n")
+        self._process.stdin.flush()
+        return json.loads(self._process.stdout.readline())
+
+    def __exit__(self, *error) -> None:
+        assert self._process.stdin is not None
+        self._process.stdin.close()
+        try:
+            self._process.wait(120)
+        finally:
+            self._process.kill()
+            self._process.wait()
+
+
+if __name__ == "__main__":
+    serve()

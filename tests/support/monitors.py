@@ -1,0 +1,173 @@
+"""A monitor with an injected clock over a real SQLite log, and records with known labels."""
+
+from __future__ import annotations
+
+import json
+import zlib
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import numpy as np
+import pyarrow.parquet as pq
+
+from components.contracts import criteo
+from components.contracts.records import CLICK, OutcomeBatch, PredictionBatch, encode, record_id
+from components.contracts.retrain_request import RetrainRequest
+from components.logs.sqlite import SqliteLog
+from monitoring.acting.trigger import RunState
+from monitoring.flags import make_settings
+from monitoring.memory.archive import no_checkpoint
+from monitoring.memory.store import Store
+from monitoring.monitor import Monitor
+from monitoring.settings import MonitorSettings
+
+START = 1_763_000_000.0
+WINDOW = 60.0
+
+
+class Clock:
+    def __init__(self, time: float = START) -> None:
+        self.time = time
+
+    def __call__(self) -> float:
+        return self.time
+
+
+@dataclass
+class FakeTrigger:
+    """An honest double: holds one run, refuses a second, remembers what it was asked."""
+
+    answers: list[str] = field(default_factory=list)
+    runs: dict[str, RunState] = field(default_factory=dict)
+    requests: list = field(default_factory=list)
+    poll_seconds: float = 0.0
+
+    def submit(self, request) -> str:
+        if request.request_id in self.runs:
+            return "already"
+        if any(run.state == "running" for run in self.runs.values()):
+            return "busy"
+        self.requests.append(request)
+        self.runs[request.request_id] = RunState("running")
+        return "started"
+
+    def state(self, request_id: str) -> RunState:
+        return self.runs.get(request_id, RunState("unknown", "never heard of"))
+
+    def end(self, state: str, version: int | None = None) -> None:
+        (name,) = [name for name, run in self.runs.items() if run.state == "running"]
+        self.runs[name] = RunState(state, "as the test says", version)
+
+
+def prediction(request_id: str, rows: int = 8, *, time: float = START, version: int = 1, scores=None, seed=None):
+    random = np.random.default_rng(zlib.crc32(request_id.encode()) if seed is None else seed)
+    dense = random.integers(0, 100, (rows, criteo.NUM_DENSE)).astype(np.float32)
+    dense[random.random(dense.shape) < 0.2] = np.nan
+    categorical = random.integers(0, 2**32, (rows, criteo.NUM_CATEGORICAL), dtype=np.int64)
+    categorical[random.random(categorical.shape) < 0.2] = criteo.MISSING_CATEGORY
+    if scores is None:
+        scores = random.random(rows)
+    return PredictionBatch(
+        request_id=request_id,
+        time=time,
+        model_version=version,
+        dense=dense,
+        categorical=categorical,
+        scores=np.asarray(scores, np.float32),
+    )
+
+
+def clicks(batch_id: str, events: list[tuple[str, int, float]], event: str = CLICK) -> OutcomeBatch:
+    return OutcomeBatch(
+        batch_id=batch_id,
+        time=max(time for _, _, time in events),
+        event=event,
+        request_ids=tuple(request_id for request_id, _, _ in events),
+        rows=np.array([row for _, row, _ in events], np.int32),
+        times=np.array([time for _, _, time in events], np.float64),
+    )
+
+
+def publish(log: SqliteLog, *records) -> None:
+    log.publish([(record_id(record), encode(record)) for record in records])
+
+
+def read_rows(folder: Path) -> list[dict]:
+    """All archived or uploaded rows below `folder`, as dictionaries."""
+    paths = sorted(folder.glob("day=*/*.parquet"))
+    # Opened one by one: a dataset would add the partition column.
+    return [row for path in paths for row in pq.ParquetFile(path).read().to_pylist()]
+
+
+def read_events(state: Path) -> list[dict]:
+    return [json.loads(line) for line in (state / "events.jsonl").read_text().splitlines()]
+
+
+class Bench:
+    """One monitor in a folder with a space in its name; `restart` makes the next one as after a kill."""
+
+    def __init__(self, folder: Path, **changes) -> None:
+        self.folder, self.clock, self.trigger = folder / "a monitor", Clock(), FakeTrigger()
+        self.folder.mkdir(exist_ok=True)
+        self.log = SqliteLog(self.folder / "log.db", lease_seconds=5.0, clock=self.clock)
+        self.checkpoint = no_checkpoint
+        values = {
+            "log": "sqlite:///unused",
+            "state": self.folder / "state",
+            "archive": self.folder / "archive",
+            "store": self.folder / "store",
+            "attribution_window_seconds": WINDOW,
+            "upload_wait_seconds": 0.0,
+        }
+        self.settings = make_settings(MonitorSettings, **{**values, **changes})
+        self.monitor: Monitor | None = None
+        self.store: Store | None = None
+
+    def start(self) -> Monitor:
+        self.kill()
+        self.store = Store(self.settings.state / "monitor.db")
+        self.monitor = Monitor(
+            self.settings,
+            subscriber=self.log,
+            store=self.store,
+            trigger=self.trigger,
+            clock=self.clock,
+            checkpoint=lambda name: self.checkpoint(name),
+        )
+        return self.monitor
+
+    def kill(self) -> None:
+        if self.store is not None:
+            self.store.close()
+        self.store = self.monitor = None
+
+    @property
+    def archived(self) -> list[dict]:
+        return read_rows(self.settings.archive)
+
+    @property
+    def events(self) -> list[dict]:
+        return read_events(self.settings.state)
+
+    def kinds(self) -> list[str]:
+        return [event["kind"] for event in self.events]
+
+
+DRIFT = {"min_clicks": 20, "consecutive_breaches": 1, "window_rows": 1000, "cooldown_seconds": 1000.0}
+"""Settings under which one bad window is a confirmed drift."""
+
+
+def traffic(b: Bench, name: str, *, auc: str, version: int = 1, rows: int = 400) -> None:
+    """Publishes a request whose clicks follow (`good`) or ignore (`bad`) its scores, and closes its window."""
+    scores = np.linspace(0.0, 1.0, rows)
+    rows_clicked = range(rows // 2, rows) if auc == "good" else range(0, rows, 2)
+    time = b.clock.time
+    publish(b.log, prediction(name, rows, time=time, version=version, scores=scores))
+    publish(b.log, clicks(f"o-{name}", [(name, row, time + 1) for row in rows_clicked]))
+    b.clock.time = time + WINDOW
+
+
+def retrain_request(name: str) -> RetrainRequest:
+    return RetrainRequest(
+        request_id=name, reason="a test", requested_at="", window_start="", window_end="", observed={"auc": 0.5}
+    )

@@ -1,0 +1,109 @@
+"""A monitor's snapshot in which every number exists, and its metrics as Prometheus reads them."""
+
+from __future__ import annotations
+
+from prometheus_client.parser import text_string_to_metric_families
+
+from monitoring.acting.acting import ActingStatus
+from monitoring.deciding.policy import Action, Decision
+from monitoring.measures.estimated_auc import EstimatedAuc
+from monitoring.measures.kpis import Kpis
+from monitoring.measures.open_labels import OpenEstimate
+from monitoring.measuring import OpenLabels
+from monitoring.showing.exposition import Snapshot
+from monitoring.showing.metrics import metrics_page
+from monitoring.showing.store_status import LastRun, Promotions, RunCounts, StoreStatus
+
+NOW = 10_000.0
+KPIS = Kpis(
+    version=3,
+    rows=100,
+    clicks=20,
+    auc=0.75,
+    auc_low=0.7,
+    auc_high=0.8,
+    log_loss=0.5,
+    calibration=1.1,
+    ctr=0.2,
+    normalized_entropy=0.9,
+    calibration_error=0.01,
+    conversion_rate=0.02,
+    hit_rate=0.5,
+    ndcg=0.4,
+)
+EMPTY = Kpis(
+    version=4, rows=9, clicks=0, auc=None, auc_low=None, auc_high=None, log_loss=0.1, calibration=None, ctr=0.0
+)
+DRIFT = {
+    "bucket_end": 1000.0,
+    "version": 3,
+    "rows": 5000,
+    "columns": [
+        {"column": column, "measure": measure, "distance": distance, "p_value": p_value, "drifted": drifted}
+        | {"outlying": False, "outlier_rate": outlier_rate}
+        for column, measure, distance, p_value, drifted, outlier_rate in (
+            ("I1", "JS", 0.2, 1e-9, True, 0.01),
+            ("C2", "L-inf", 0.01, 0.4, False, None),
+            ("C3", "L-inf", None, None, False, None),
+        )
+    ],
+}
+DECISION = Decision(policy="threshold", action=Action.BREACH, reason="auc 0.6 < 0.7", numbers={"version": 3})
+BOUNDS = {f"{name}{end}": 0.5 for name in ("auc", "ctr", "log_loss") for end in ("", "_low", "_high")}
+OPEN_LABELS = OpenLabels(
+    estimate=OpenEstimate(version=3, open_rows=1200, open_clicks=0, final_at=NOW + 600, **BOUNDS),
+    score_auc=EstimatedAuc(0.72, 0.7, 0.74),
+    rows_left_out=0,
+)
+LAST_RUN = LastRun(
+    run="r", state="released", step="deployment", reason="passed", reports=(), ended_at=800.0, seconds=60.0
+)
+FULL = Snapshot(
+    time=2000.0,
+    windows=(KPIS,),
+    last_record_time=1.0,
+    log_read_up_to=2.0,
+    serving_version=3,
+    log_backlog=0,
+    drift=DRIFT,
+    decisions=(DECISION,),
+    decided_at=1990.0,
+    threshold=0.74,
+    open_labels=(OPEN_LABELS,),
+    acting=ActingStatus(
+        phase="running",
+        request_id="drift-1",
+        started_at=1500.0,
+        daily_budget=4,
+        budget_left=1,
+        requests_today=3,
+        blocked_until=2600.0,
+        blocked_by="cool-down",
+        failures=3,
+        failed=2,
+        messages_waiting=5,
+    ),
+    store_status=StoreStatus(
+        promotions=Promotions(
+            counts={"release": 3, "rollback": 1}, live_version=2, live_action="rollback", live_since=900.0
+        ),
+        runs=RunCounts(gate_refusals=2, last_run=LAST_RUN),
+        unuploaded_files=4,
+        oldest_unuploaded=700.0,
+    ),
+)
+POINTS = [
+    {"time": NOW - 300 + 3 * i, "version": 3, "auc": 0.75 - i / 1000, "auc_low": 0.7, "auc_high": 0.8}
+    for i in range(100)
+]
+EVENTS = [
+    {"time": NOW - 200, "kind": "decision", "text": "auc 0.6 < 0.7"},
+    {"time": NOW - 100, "kind": "release", "text": "model version 3 serves: passed the gate"},
+    {"time": NOW - 50, "kind": "rollback", "text": "model version 2 serves: it was worse"},
+    {"time": NOW - 20, "kind": "archived", "text": "rows in a file"},
+]
+
+
+def samples(snapshot: Snapshot) -> dict[tuple, float]:
+    families = text_string_to_metric_families(metrics_page(snapshot).decode())
+    return {(s.name, *sorted(s.labels.items())): s.value for family in families for s in family.samples}
