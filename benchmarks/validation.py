@@ -23,7 +23,16 @@ from statistics import median
 from typing import Any
 
 from benchmarks import machine
-from benchmarks.validation_study.plan import EVIDENTLY, OURS, TFDV, Contestant, SeenAlarms, StudyCase, make_plan, show
+from benchmarks.validation_study.plan import (
+    EVIDENTLY,
+    OURS,
+    TFDV,
+    SeenAlarms,
+    StudyCase,
+    StudyContestant,
+    make_plan,
+    show,
+)
 from components.drift_statistics.effects import wilson_interval
 from components.runtime.durable import write_whole
 from components.validation.settings import ValidationSettings
@@ -86,7 +95,7 @@ def study(flags: argparse.Namespace) -> dict[str, Any]:
         # Evidently takes a minute to a pair.
         names = [name for name in flags.contestants if not (flags.quick and name == EVIDENTLY)]
         lanes = [
-            {name: stack.enter_context(Contestant(name, logs / f"{name}-{lane}.log")) for name in names}
+            {name: stack.enter_context(StudyContestant(name, logs / f"{name}-{lane}.log")) for name in names}
             for lane in range(flags.lanes)
         ]
         for number, series in enumerate(make_plan(pairs=pairs, windows=windows, quick=flags.quick)):

@@ -41,7 +41,7 @@ _ENVIRONMENTS = {OURS: "validation", TFDV: "validation", EVIDENTLY: VALIDATION_P
 _ANSWERING = "benchmarks.validation_study.answering"
 
 
-class Answer(NamedTuple):
+class ContestantAnswer(NamedTuple):
     """What a contestant said of one pair of windows."""
 
     alarms: dict[str, list[str]]
@@ -53,7 +53,7 @@ class ContestantFailed(Exception):
     """A contestant ended instead of answering; the message names its log."""
 
 
-class Contestant:
+class StudyContestant:
     """One contestant, started at the first question."""
 
     def __init__(self, name: str, log: Path) -> None:
@@ -61,7 +61,7 @@ class Contestant:
         self.name, self._log = name, log
         self._process: subprocess.Popen[str] | None = None
 
-    def ask(self, before: Path, now: Path, columns: tuple[str, ...] = ()) -> Answer:
+    def ask(self, before: Path, now: Path, columns: tuple[str, ...] = ()) -> ContestantAnswer:
         """Its alarms about the window `now`; `columns` are all that are asked about, empty = the 39 features.
 
         Raises:
@@ -81,7 +81,7 @@ class Contestant:
             raise ContestantFailed(
                 f"{self.name} ended with code {process.wait()} instead of answering, see {self._log}"
             )
-        return Answer(**json.loads(line))
+        return ContestantAnswer(**json.loads(line))
 
     def _start(self) -> subprocess.Popen[str]:
         self._log.parent.mkdir(parents=True, exist_ok=True)
@@ -97,7 +97,7 @@ class Contestant:
             )
         return self._process
 
-    def __enter__(self) -> Contestant:
+    def __enter__(self) -> StudyContestant:
         """Itself."""
         return self
 
@@ -186,7 +186,11 @@ def _chosen(shifts: Sequence[Shift], quick: bool) -> Sequence[Shift]:
 
 
 def show(
-    series: PairSeries, number: int, world: World, lanes: Sequence[Mapping[str, Contestant]], say: Callable[[str], None]
+    series: PairSeries,
+    number: int,
+    world: World,
+    lanes: Sequence[Mapping[str, StudyContestant]],
+    say: Callable[[str], None],
 ) -> list[dict[str, SeenAlarms]]:
     """What each setting of each contestant says about each case of `series`, in the order of the pairs.
 
@@ -202,11 +206,11 @@ def show(
     """
     seen: list[dict[str, SeenAlarms]] = [{} for _ in series.cases]
     num_pairs = max(max(case.pairs.get(name, 0) for name in lanes[0]) for case in series.cases)
-    free: SimpleQueue[Mapping[str, Contestant]] = SimpleQueue()
+    free: SimpleQueue[Mapping[str, StudyContestant]] = SimpleQueue()
     for lane in lanes:
         free.put(lane)
 
-    def ask(pair: int) -> list[tuple[int, Answer]]:
+    def ask(pair: int) -> list[tuple[int, ContestantAnswer]]:
         lane = free.get()
         try:
             with tempfile.TemporaryDirectory(prefix="evergreen-study-") as scratch:
@@ -227,8 +231,12 @@ def show(
 
 
 def _show_pair(
-    series: PairSeries, seed: tuple[int, int, int], scratch: Path, world: World, contestants: Mapping[str, Contestant]
-) -> Iterator[tuple[int, Answer]]:
+    series: PairSeries,
+    seed: tuple[int, int, int],
+    scratch: Path,
+    world: World,
+    contestants: Mapping[str, StudyContestant],
+) -> Iterator[tuple[int, ContestantAnswer]]:
     """Each answer with the number of its case."""
     random, pair = np.random.default_rng(seed), seed[-1]
     before, now = (draw_window(world, series.rows, random, requests=series.requests) for _ in range(2))
@@ -247,7 +255,7 @@ def _show_pair(
         shutil.rmtree(folder)
 
 
-def _note(answer: Answer, seen: dict[str, SeenAlarms]) -> None:
+def _note(answer: ContestantAnswer, seen: dict[str, SeenAlarms]) -> None:
     for setting, alarms in answer.alarms.items():
         of_setting = seen.setdefault(setting, SeenAlarms())
         of_setting.alarms.append(alarms)

@@ -85,11 +85,11 @@ def screen_rows(round_: Round, files: Sequence[Path], folder: Path) -> ScreenedR
         quarantine_store.forget_quarantined(store, run)
     if returning.taken:
         quarantine_store.write_taken(store, run, screened.dataset.digest, returning.taken)
-    told: list[Finding] = []
+    idle_findings: list[Finding] = []
     for name in idle:
         text = f"rule {name} found nothing to compare with: there is no schema or no champion yet"
-        told += rules.find(name, DATASET, text, at_most=INFO)
-    return replace(screened, findings=told + screened.findings)
+        idle_findings += rules.find(name, DATASET, text, at_most=INFO)
+    return replace(screened, findings=idle_findings + screened.findings)
 
 
 @dataclass

@@ -121,8 +121,8 @@ def _card_facts(column: Mapping[str, Any], entry: Mapping[str, Any] | None) -> l
     )
     if column["kind"] == "category":
         new = entry["new_value_share"] if entry else None
-        told = f"about {column['distinct']:,} values"
-        facts.append(told + (f", new ones in {percent(new)} of the rows" if new is not None else ""))
+        text = f"about {column['distinct']:,} values"
+        facts.append(text + (f", new ones in {percent(new)} of the rows" if new is not None else ""))
     elif column["least"] is not None:
         facts.append(
             f"{number(column['least'])} to {number(column['most'])}, median {number(column['median'])}, "
@@ -134,27 +134,27 @@ def _card_facts(column: Mapping[str, Any], entry: Mapping[str, Any] | None) -> l
 def _describe_effect(entry: Mapping[str, Any]) -> str:
     if entry["effect"] is None:
         return ""
-    told = f"change {number(entry['effect'])} ({number(entry['effect_low'])} to {number(entry['effect_high'])})"
+    text = f"change {number(entry['effect'])} ({number(entry['effect_low'])} to {number(entry['effect_high'])})"
     if entry["q_value"] is not None:
-        told += f", q {probability(entry['q_value'])}"
+        text += f", q {probability(entry['q_value'])}"
     if entry["detectable"] is not None:
-        told += f"; seen from {number(entry['detectable'])} on"
-    return told
+        text += f"; seen from {number(entry['detectable'])} on"
+    return text
 
 
 def _describe_chart(column: Mapping[str, Any]) -> str:
     """The chart in words: where the largest change is, or without a champion, the largest share."""
     bars = [bar for bar in column["bars"] if bar["before"] is not None]
-    told = f"distribution of {column['column']}"
+    text = f"distribution of {column['column']}"
     if bars:
         most = max(bars, key=lambda bar: abs(bar["now"] - bar["before"]))
         return (
-            f"{told}; largest change at {most['label']}: {percent(most['before'])} before, {percent(most['now'])} now"
+            f"{text}; largest change at {most['label']}: {percent(most['before'])} before, {percent(most['now'])} now"
         )
     if column["bars"]:
         most = max(column["bars"], key=lambda bar: bar["now"])
-        return f"{told}; most rows at {most['label']}: {percent(most['now'])}"
-    return told
+        return f"{text}; most rows at {most['label']}: {percent(most['now'])}"
+    return text
 
 
 def _folded_numbers(column: Mapping[str, Any]) -> str:
@@ -211,8 +211,8 @@ def drift_table(drift: Entries, *, has_champion: bool) -> str:
         )
     head = ["column", "effect, 95 %", "effect", "matters from", "seen from", "q-value", "design effect", "mean, sd"]
     head += ["missing", "new values", "most moved value", "TFDV's distance"]
-    told = "Effect: change of the share of one value, or divergence in bits. The mark is where an effect matters."
-    return html_table(head, rows, caption=told, numbers=range(2, 10))
+    text = "Effect: change of the share of one value, or divergence in bits. The mark is where an effect matters."
+    return html_table(head, rows, caption=text, numbers=range(2, 10))
 
 
 def by_evidence(entry: Mapping[str, Any] | None) -> tuple[bool, float, float]:
@@ -242,15 +242,15 @@ def skew_table(skew: Entries, served: Mapping[str, Any] | None) -> str:
     """Training rows against served rows."""
     if not served:
         return "<p>No archive of served rows was named.</p>"
-    told = (
+    text = (
         f"<p>{served['num_joined']:,} training rows were joined with served ones; {served['num_only_training']:,} were "
         f"never served, {served['num_only_served']:,} served rows of the same time are not trained on.</p>"
     )
     if not skew:
-        return f"{told}<p>Nothing could be compared.</p>"
+        return f"{text}<p>Nothing could be compared.</p>"
     if served["method"] != "rows":
-        told += "<p>Rows could not be joined: distributions are compared, which is weaker evidence.</p>"
-        return told + drift_table(skew, has_champion=True)
+        text += "<p>Rows could not be joined: distributions are compared, which is weaker evidence.</p>"
+        return text + drift_table(skew, has_champion=True)
     rows = [
         [
             f"{escape(entry['feature'])} {_state_badge(entry)}",
@@ -264,7 +264,7 @@ def skew_table(skew: Entries, served: Mapping[str, Any] | None) -> str:
         for entry in sorted(skew, key=lambda entry: -entry["effect"])
     ]
     head = ["column", "rows that differ", "share", "95 %", "value in training only", "as served only", "factor"]
-    return told + html_table(head, rows, caption="joined rows, value by value", numbers=range(1, 7))
+    return text + html_table(head, rows, caption="joined rows, value by value", numbers=range(1, 7))
 
 
 def schema_table(schema: Mapping[str, Any]) -> str:
@@ -273,8 +273,8 @@ def schema_table(schema: Mapping[str, Any]) -> str:
         return "<p>These rows ask for no change of the schema.</p>"
     keys = ("feature", "rule", "kind", "old", "new")
     rows = [[escape(str(each.get(key, ""))) for key in keys] for each in schema["differences"]]
-    told = "What the schema would have to say for these rows to fit; nothing changes until people accept it."
-    return html_table(["column", "rule", "direction", "in force", "these rows"], rows, caption=told)
+    text = "What the schema would have to say for these rows to fit; nothing changes until people accept it."
+    return html_table(["column", "rule", "direction", "in force", "these rows"], rows, caption=text)
 
 
 def quarantine_table(quarantine: Mapping[str, Any]) -> str:

@@ -11,6 +11,7 @@ lie across blocks). Without a request id, `ALIKE_ROWS` consecutive rows stand fo
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -120,11 +121,18 @@ def _new_column(name: str, arrow_type: str, file: str) -> ColumnFault:
     return ColumnFault(name, text, "column_new", arrow_type)
 
 
-def _read_parquet_schema(path: Path) -> pa.Schema:
+@contextmanager
+def reading_parquet(path: Path) -> Iterator[None]:
+    """Turns the errors of reading `path` as Parquet into `ContractError`."""
     try:
-        return pq.read_schema(path)
+        yield
     except (pa.ArrowException, OSError) as error:
         raise ContractError(f"{path} cannot be read as Parquet: {first_line(error)}") from error
+
+
+def _read_parquet_schema(path: Path) -> pa.Schema:
+    with reading_parquet(path):
+        return pq.read_schema(path)
 
 
 class FilePart(NamedTuple):
@@ -159,11 +167,9 @@ def divide(files: Sequence[Path], number: int) -> list[list[FilePart]]:
 
 
 def _rows_of_groups(path: Path) -> list[int]:
-    try:
+    with reading_parquet(path):
         metadata = pq.read_metadata(path)
         return [metadata.row_group(i).num_rows for i in range(metadata.num_row_groups)]
-    except (pa.ArrowException, OSError) as error:
-        raise ContractError(f"{path} cannot be read as Parquet: {first_line(error)}") from error
 
 
 def read_part(
@@ -182,7 +188,7 @@ def read_part(
     """
     begin, end, at = part.skipped, part.skipped + part.num_rows, 0
     dictionaries = [name for name in columns if name == criteo.REQUEST_ID]
-    try:
+    with reading_parquet(part.path):
         file = pq.ParquetFile(part.path if opened is None else opened, read_dictionary=dictionaries)
         # Without threads: a process forked later would inherit their pool without the threads themselves.
         batches = file.iter_batches(batch_rows, row_groups=[part.row_group], columns=list(columns), use_threads=False)
@@ -195,8 +201,6 @@ def read_part(
             if at >= end:
                 return
             del kept  # before the next batch is read
-    except (pa.ArrowException, OSError) as error:
-        raise ContractError(f"{part.path} cannot be read as Parquet: {first_line(error)}") from error
 
 
 def read_all_columns(path: Path) -> Iterator[pa.RecordBatch]:
@@ -205,10 +209,8 @@ def read_all_columns(path: Path) -> Iterator[pa.RecordBatch]:
     Raises:
         ContractError: the file is damaged.
     """
-    try:
+    with reading_parquet(path):
         yield from pq.ParquetFile(path).iter_batches(batch_size=BATCH_ROWS)
-    except (pa.ArrowException, OSError) as error:
-        raise ContractError(f"{path} cannot be read as Parquet: {first_line(error)}") from error
 
 
 # -- requests

@@ -38,7 +38,7 @@ from components.storage.uris import is_bucket_uri, local_path
 from components.store.archived_rows import archived_files, arrow_schema
 from components.validation.drift import DriftEntry, measure_drift
 from components.validation.reference import ReferenceCounter
-from components.validation.rows import BATCH_ROWS
+from components.validation.rows import BATCH_ROWS, reading_parquet
 from components.validation.settings import ValidationSettings
 from components.validation.windows import KeptWindows, WindowSummary
 
@@ -55,7 +55,7 @@ EQUAL_RATIOS = 0.9
 """Share of the ratios that must agree with their median before it is reported as a factor."""
 
 
-class TimeSpan(NamedTuple):
+class EventSpan(NamedTuple):
     """A span of event time, both ends included."""
 
     first: datetime
@@ -65,7 +65,7 @@ class TimeSpan(NamedTuple):
         """The UTC days that it touches.
 
         >>> utc = timezone.utc
-        >>> TimeSpan(datetime(2026, 1, 1, 23, tzinfo=utc), datetime(2026, 1, 2, 1, tzinfo=utc)).days()
+        >>> EventSpan(datetime(2026, 1, 1, 23, tzinfo=utc), datetime(2026, 1, 2, 1, tzinfo=utc)).days()
         ['2026-01-01', '2026-01-02']
         """
         first, last = self.first.astimezone(timezone.utc).date(), self.last.astimezone(timezone.utc).date()
@@ -176,7 +176,7 @@ def measure_skew(
     return Skew(facts=_make_facts(archive, span, joined, DISTRIBUTIONS), distributions=tuple(entries_of_drift))
 
 
-def _make_facts(archive: Objects, span: TimeSpan | None, joined: RowJoin, method: str) -> ServedRowFacts:
+def _make_facts(archive: Objects, span: EventSpan | None, joined: RowJoin, method: str) -> ServedRowFacts:
     return ServedRowFacts(
         served_uri=archive.uri,
         method=method,
@@ -199,7 +199,7 @@ def _summarize_window(batches: Iterator[pa.RecordBatch], excluded: Sequence[str]
 
 
 @contextmanager
-def served_files(archive: Objects, span: TimeSpan, features: Sequence[str], scratch: Path) -> Iterator[list[Path]]:
+def served_files(archive: Objects, span: EventSpan, features: Sequence[str], scratch: Path) -> Iterator[list[Path]]:
     """Yields Parquet files with at least the rows of the span, oldest day first.
 
     Of an archive in a bucket, only the rows of the span are kept on this machine: about as many as the training rows,
@@ -246,7 +246,7 @@ def _write_batches(batches: Iterator[pa.RecordBatch], path: Path) -> bool:
     return True
 
 
-def span_of(files: Sequence[Path]) -> TimeSpan | None:
+def span_of(files: Sequence[Path]) -> EventSpan | None:
     """From the oldest to the newest row of `files`; None without rows.
 
     Raises:
@@ -259,10 +259,10 @@ def span_of(files: Sequence[Path]) -> TimeSpan | None:
                 ends += [time for time in pc.min_max(batch.column(0)).as_py().values() if time is not None]
         except (pa.ArrowException, OSError, KeyError, IndexError) as error:
             raise ContractError(f"{path} has no event times: {first_line(error)}") from error
-    return TimeSpan(min(ends), max(ends)) if ends else None
+    return EventSpan(min(ends), max(ends)) if ends else None
 
 
-def within(batches: Iterable[pa.RecordBatch], span: TimeSpan) -> Iterator[pa.RecordBatch]:
+def within(batches: Iterable[pa.RecordBatch], span: EventSpan) -> Iterator[pa.RecordBatch]:
     """The rows of `batches` in the span; empty batches are left out."""
     kind = pa.timestamp("us", tz="UTC")
     first, last = (pa.scalar(end.astimezone(timezone.utc), kind) for end in span)
@@ -282,17 +282,15 @@ def read_columns(files: Sequence[Path], features: Sequence[str]) -> Iterator[pa.
     names = [criteo.REQUEST_ID, criteo.ROW, criteo.EVENT_TIME, *features]
     expected = arrow_schema({name: criteo.RAW_TYPES[name] for name in names})
     for path in files:
-        try:
+        with reading_parquet(path):
             file = pq.ParquetFile(path)
             for column in expected:
                 found = file.schema_arrow.field(column.name).type if column.name in file.schema_arrow.names else None
                 if found != column.type:
-                    told = "is missing" if found is None else f"is {found}"
-                    raise ContractError(f"column {column.name} {told} in {path}, expected {column.type}")
+                    fault = "is missing" if found is None else f"is {found}"
+                    raise ContractError(f"column {column.name} {fault} in {path}, expected {column.type}")
             for batch in file.iter_batches(batch_size=BATCH_ROWS, columns=names):
                 yield pa.RecordBatch.from_arrays([batch.column(name) for name in names], names)
-        except (pa.ArrowException, OSError) as error:
-            raise ContractError(f"{path} cannot be read as Parquet: {first_line(error)}") from error
 
 
 # -- joining
@@ -301,7 +299,7 @@ def read_columns(files: Sequence[Path], features: Sequence[str]) -> Iterator[pa.
 def _join_files(
     training: Sequence[Path],
     served: Sequence[Path],
-    span: TimeSpan,
+    span: EventSpan,
     scratch: Path,
     *,
     features: Sequence[str],

@@ -12,7 +12,7 @@ import pytest
 
 from benchmarks import validation as figures
 from benchmarks.validation_study import plan
-from benchmarks.validation_study.plan import OURS, Answer, Contestant, ContestantFailed
+from benchmarks.validation_study.plan import OURS, ContestantAnswer, ContestantFailed, StudyContestant
 from benchmarks.validation_study.shifts import (
     EQUAL,
     INDEPENDENT,
@@ -177,7 +177,7 @@ class Told:
 
     def ask(self, before, now, columns=()):
         self.asked.append([pq.read_table(folder).num_rows for folder in (before, now)] + [columns])
-        return Answer({"mine": self.alarms.pop(0)}, 0.5)
+        return ContestantAnswer({"mine": self.alarms.pop(0)}, 0.5)
 
 
 def test_alarms_are_counted_per_pair_and_a_shift_is_found_by_its_names(world):
@@ -222,7 +222,7 @@ class Echo:
         self.asked += 1
         if self.barrier is not None:
             self.barrier.wait(timeout=60)
-        return Answer({"echo": [str(pq.read_table(now)["C3"][0])]}, 0.1)
+        return ContestantAnswer({"echo": [str(pq.read_table(now)["C3"][0])]}, 0.1)
 
 
 def test_lanes_are_asked_at_the_same_time_and_answers_stay_in_the_order_of_the_pairs(world):
@@ -258,7 +258,7 @@ def test_a_contestant_that_ends_is_told_with_its_log(tmp_path, monkeypatch):
     monkeypatch.setattr(plan, "_ANSWERING", "no.such.module")
     monkeypatch.setattr(plan, "python_of", lambda environment: sys.executable)
     log = tmp_path / "logs" / "ours.log"
-    with Contestant(OURS, log) as contestant, pytest.raises(ContestantFailed, match="ended with code 1.*ours.log"):
+    with StudyContestant(OURS, log) as contestant, pytest.raises(ContestantFailed, match="ended with code 1.*ours.log"):
         contestant.ask(tmp_path, tmp_path)
     assert "no.such" in log.read_text()
 
@@ -275,6 +275,6 @@ def test_a_contestant_answers_each_question_whatever_its_libraries_print(tmp_pat
     monkeypatch.setattr(plan, "_ANSWERING", "chatty")
     monkeypatch.setattr(plan, "python_of", lambda environment: sys.executable)
     monkeypatch.setenv("PYTHONPATH", f"{plan.REPOSITORY}:{tmp_path}")
-    with Contestant(OURS, tmp_path / "log") as contestant:
+    with StudyContestant(OURS, tmp_path / "log") as contestant:
         for columns in ((), ("I1",)):
             assert contestant.ask(tmp_path / "b", tmp_path / "n", columns).alarms == {"x": ["b", "n", *columns]}

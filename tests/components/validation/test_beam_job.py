@@ -178,11 +178,6 @@ def test_a_bucket_that_fails_is_a_temporary_error_even_if_nothing_can_be_deleted
         summarize_on_beam(files, COLUMNS, [], options=options, scratch=scratch)
 
 
-def test_no_file_needs_no_job(scratch):
-    options = parse_options("--runner=DirectRunner")
-    assert summarize_on_beam([], COLUMNS, options=options, scratch=scratch).datasets[0].num_examples == 0
-
-
 def test_dataflows_options_arrive_where_beam_looks_for_them():
     options = parse_options(f"{DATAFLOW} {IMAGE} --max_num_workers=20 --worker_machine_type n2-standard-4")
     google, worker = options.view_as(GoogleCloudOptions), options.view_as(WorkerOptions)

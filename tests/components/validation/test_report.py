@@ -17,7 +17,7 @@ from tests.support.validation_reports import HOSTILE, NUM_CARDS, document_of, do
 VOID = ("meta", "rect", "line", "circle")
 
 
-class Tags(HTMLParser):
+class PageTags(HTMLParser):
     def __init__(self):
         super().__init__()
         self.seen, self.open = [], []
@@ -35,7 +35,7 @@ class Tags(HTMLParser):
 
 
 def parse(page):
-    tags = Tags()
+    tags = PageTags()
     tags.feed(page)
     assert tags.open == []
     return tags.seen

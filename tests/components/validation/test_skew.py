@@ -18,10 +18,8 @@ from components.validation.skew import (
     DISTRIBUTIONS,
     ROWS,
     RowJoin,
-    TimeSpan,
     measure_skew,
     open_served,
-    served_files,
 )
 
 ROWS_OF_REQUEST = 10
@@ -254,12 +252,3 @@ def test_a_column_of_another_type_is_refused_by_name(training, archive, tmp_path
     pq.write_table(table.set_column(place, "C3", table.column("C3").cast(pa.string())), path)
     with pytest.raises(ContractError, match="column C3 is string in .*, expected int64"):
         compare(training(frame), root, tmp_path)
-
-
-def test_corrected_versions_of_a_day_are_not_what_was_served(tmp_path):
-    day = tmp_path / "day=2026-03-01"
-    (day / "version=2").mkdir(parents=True)
-    for name in ("part-0.parquet", "_part-1.parquet", "version=2/part-0.parquet"):
-        (day / name).touch()
-    with served_files(open_served(str(tmp_path)), TimeSpan(START, START), [], tmp_path) as files:
-        assert files == [day / "part-0.parquet"]

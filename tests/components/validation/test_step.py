@@ -19,7 +19,7 @@ from components.contracts import criteo
 from components.storage.uris import local_path
 from components.store import run_notes
 from components.store.run_reports import report_path
-from components.validation.__main__ import build_parser, metric_values
+from components.validation.__main__ import metric_values
 from components.validation.reference import ReferenceCounter
 from components.validation.windows import read_windows
 
@@ -155,12 +155,6 @@ def test_a_fall_of_the_click_rate_warns_and_chance_does_not(step, write_rows, ju
     assert step(write_rows(few, name="raw3"), run="r3")[1].reasons == []
 
 
-def test_files_without_any_known_column_block(step, write_rows):
-    code, report = step(write_rows(pa.table({"x": [1, 2, 3]})))
-    assert code == 1
-    assert {feature for feature, _ in blocking(report)} >= {"label", *criteo.FEATURES}
-
-
 def test_a_column_of_nan_only_warns_and_is_a_page_without_nan(step, write_rows, judged, release_model):
     nothing = pa.array([float("nan")] * 300, pa.float32())
     _, first = step(write_rows(judged(300, I3=nothing)))
@@ -253,25 +247,6 @@ def test_metrics_are_finite_and_max_drift_absent_without_a_champion(step, write_
     values = metric_values(second)
     assert values["max_drift"] == max(entry["distance"] for entry in second.drift)
     assert all(math.isfinite(value) for value in values.values())
-
-
-def test_flags_are_these():
-    flags = {flag for action in build_parser()._actions for flag in action.option_strings}
-    assert flags == {
-        *("-h", "--help", "--run", "--store", "--work", "--champion", "--raw-dataset", "--output", "--html"),
-        *("--categorical-drift", "--categorical-drift-relative", "--numeric-drift", "--new-value-share"),
-        *("--missing-share-jump", "--click-rate-factor", "--range-factor", "--false-alarm-rate"),
-        *(
-            "--mean-drift",
-            "--missing-drift",
-            "--valid-dataset",
-            "--rules",
-            "--served",
-            "--beam-options",
-            "--skew-share",
-        ),
-        "--processes",
-    }
 
 
 def run_python(*arguments, **environment):

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import signal
-import weakref
 
 import numpy as np
 import pyarrow as pa
@@ -16,13 +15,11 @@ from components.contracts import criteo
 from components.contracts.manifests import RawDataset
 from components.contracts.reference_statistics import DENSE_EDGES
 from components.runtime.errors import ContractError, TemporaryError
-from components.validation import tfdv_statistics
 from components.validation.reference import ReferenceCounter
 from components.validation.rows import COLUMNS, check_columns, divide, parquet_files, read_part
 from components.validation.tfdv_statistics import (
     LogHistogramGenerator,
     by_feature,
-    log_histogram,
     make_type_schema,
     num_missing,
     num_rows,
@@ -71,15 +68,6 @@ def test_statistics_equal_tfdv_on_the_same_dataframe(judged, by_tfdv, odd):
     assert str(found) == str(expected)  # as text, for NaN is not equal to itself
 
 
-def test_log_histogram_counts_every_value_once(judged):
-    rows = judged(5000)
-    features = by_feature(statistics_of(rows, batch_rows=999))
-    for name in criteo.DENSE:
-        counts = [bucket.sample_count for bucket in log_histogram(features[name]).buckets]
-        values = rows[name].drop_null().to_numpy()
-        assert counts == np.histogram(values, DENSE_EDGES)[0].tolist()
-
-
 def test_log_histogram_merges_and_leaves_nan_out():
     generator = LogHistogramGenerator()
 
@@ -92,14 +80,6 @@ def test_log_histogram_merges_and_leaves_nan_out():
     )
     assert merged["I1"].sum() == 4
     assert merged["I1"][[0, -1]].tolist() == [1, 1]
-
-
-def test_rows_are_read_in_batches_of_bounded_size_and_without_log_columns(write_rows, raw_table):
-    files = parquet_files(write_rows(raw_table(700), raw_table(300, seed=1)).parent / "train")
-    (parts,) = divide(files, 1)
-    batches = [batch for part in parts for batch in read_part(part, COLUMNS, batch_rows=256)]
-    assert [batch.num_rows for batch in batches] == [256, 256, 188, 256, 44]
-    assert all(batch.schema.names == list(COLUMNS) for batch in batches)
 
 
 @pytest.mark.parametrize("number", [1, 2, 3, 7, 40])
@@ -287,79 +267,6 @@ def test_memory_does_not_grow_with_the_rows(files, processes):
     for begin in range(0, size * processes, size):
         held = counter.bytes[begin : begin + size]
         assert max(held[size // 2 :]) < 1.5 * max(held[: size // 4])
-
-
-# -- memory
-
-
-class LivingBatches:
-    """Batches that something still refers to."""
-
-    def __init__(self):
-        self._known = []
-
-    def __call__(self, batch):
-        self._known.append(weakref.ref(batch))
-        return batch
-
-    def number(self):
-        return sum(each() is not None for each in self._known)
-
-
-@pytest.fixture
-def grouped_file(tmp_path, raw_table):
-    pq.write_table(raw_table(3000), tmp_path / "part-0.parquet", row_group_size=500)
-    return tmp_path / "part-0.parquet"
-
-
-def test_the_lists_for_tfdv_are_gone_before_the_counters_and_the_next_batch(grouped_file, monkeypatch):
-    lists, held, made = LivingBatches(), [], tfdv_statistics.as_lists
-
-    def as_lists(batch):
-        held.append(lists.number())
-        return lists(made(batch))
-
-    class Counter:
-        def add(self, batch, first_row):
-            held.append(lists.number())
-
-        def merge(self, other):
-            """Nothing: `held` is this test's."""
-
-    monkeypatch.setattr(tfdv_statistics, "as_lists", as_lists)
-    summarize_files([grouped_file], COLUMNS, [Counter()], processes=1)
-    assert held == [0] * 12
-
-
-class SlicedBatch:
-    """A batch that tells of its slices, which hold its memory as much as it does."""
-
-    def __init__(self, batch, slices):
-        self._batch, self._slices, self.num_rows = batch, slices, batch.num_rows
-
-    def slice(self, *places):
-        return self._slices(self._batch.slice(*places))
-
-
-def test_a_batch_is_gone_before_the_next_one_is_read(grouped_file, monkeypatch):
-    wholes, slices, held = LivingBatches(), LivingBatches(), []
-
-    class Watched(pq.ParquetFile):
-        def iter_batches(self, *arguments, **options):
-            found = super().iter_batches(*arguments, **options)
-            while True:
-                held.append((wholes.number(), slices.number()))
-                if (batch := next(found, None)) is None:
-                    return
-                yield wholes(SlicedBatch(batch, slices))
-
-    monkeypatch.setattr(pq, "ParquetFile", Watched)
-    (parts,) = divide([grouped_file], 1)
-    for part in parts:
-        for batch in read_part(part, COLUMNS, batch_rows=100):
-            assert batch.num_rows == 100
-            del batch
-    assert held == [(0, 0)] * 30
 
 
 # -- TFDV's distances

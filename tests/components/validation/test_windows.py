@@ -103,13 +103,6 @@ def test_rows_of_a_request_need_not_lie_together(in_requests, window_of):
     assert_same(window_of(mixed), window_of(table))
 
 
-def test_a_dictionary_of_request_ids_gives_the_same_summary(rows, window_of):
-    encoded = rows.set_column(
-        rows.schema.get_field_index(criteo.REQUEST_ID), criteo.REQUEST_ID, rows[criteo.REQUEST_ID].dictionary_encode()
-    )
-    assert_same(window_of(encoded), window_of(rows))
-
-
 def test_merged_windows_are_the_window_of_all_rows(in_requests, window_of):
     tables = [in_requests(2 * BLOCK_ROWS, seed=seed) for seed in (1, 2, 3)]
     merged = KeptWindows(tuple(window_of(table) for table in tables)).merged
