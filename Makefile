@@ -7,7 +7,6 @@
 # make benchmark-freshness  AUC gained by retraining more often, in a drifting world (BENCHMARK_FLAGS=--quick: a minute)
 # make benchmark-serving    serving's latency and rows/s against named peers in one run (BENCHMARK_FLAGS=--quick: three minutes)
 # make benchmark-cache      when Triton's response cache pays, by model cost and hit rate (BENCHMARK_FLAGS=--quick: a minute)
-# make benchmark-graph      what large vocabularies and tables cost the served graph, up to its limits (BENCHMARK_FLAGS=--quick: a minute)
 # make benchmark-monitor    rows/s of the whole monitor on one core, and its memory (BENCHMARK_FLAGS=--quick: a minute)
 # make benchmark-preprocessing  preprocessing's rows/s, fixed cost and memory against a stock NVTabular script (BENCHMARK_FLAGS=--quick: two minutes)
 # make benchmark-policies   false alarms and delays of the monitor's policies on planted streams (BENCHMARK_FLAGS=--quick: a minute)
@@ -21,7 +20,7 @@ DRIVER := .venvs/driver/bin/python
 SHELL := /bin/bash
 .DEFAULT_GOAL := help
 .PHONY: help python environments demo test check manifests images benchmarks benchmark-training benchmark-freshness \
-	benchmark-serving benchmark-cache benchmark-graph benchmark-monitor benchmark-policies benchmark-round \
+	benchmark-serving benchmark-cache benchmark-monitor benchmark-policies benchmark-round \
 	benchmark-extraction benchmark-validation benchmark-preprocessing golden format lock clean
 
 help:
@@ -89,7 +88,7 @@ images: python
 	  $(if $(REVISION),--revision "$(REVISION)") $(if $(SOURCE),--source "$(SOURCE)") $(if $(ENGINE),--engine "$(ENGINE)") \
 	  $(if $(PUSH),--push) $(if $(DIRTY),--dirty) $(if $(DRY_RUN),--dry-run)
 
-benchmarks: benchmark-training benchmark-freshness benchmark-serving benchmark-cache benchmark-graph benchmark-monitor \
+benchmarks: benchmark-training benchmark-freshness benchmark-serving benchmark-cache benchmark-monitor \
 	benchmark-policies benchmark-extraction benchmark-validation benchmark-preprocessing benchmark-round
 
 benchmark-training: python
@@ -105,9 +104,6 @@ benchmark-serving: environments
 
 benchmark-cache: environments
 	@exec $(DRIVER) -m benchmarks.cache $(BENCHMARK_FLAGS)
-
-benchmark-graph: environments
-	@exec $(DRIVER) -m benchmarks.graph_limits $(BENCHMARK_FLAGS)
 
 benchmark-monitor: environments
 	@exec $(DRIVER) -m benchmarks.monitor $(BENCHMARK_FLAGS)

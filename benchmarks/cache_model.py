@@ -1,11 +1,12 @@
 """What the cache's benchmark asks, and whom: two networks, each served twice by one server, with and without the cache.
 
 Rows and categories are the serving benchmark's; the workflow's vocabularies are those rows' categories, the weights
-random: neither the cost of a model nor that of hashing its requests depends on what it learnt.
+fresh ones: neither the cost of a model nor that of hashing its requests depends on what it learned.
 """
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,21 +14,22 @@ import numpy as np
 import tritonclient.grpc as grpc_client
 from prometheus_client.parser import text_string_to_metric_families
 
+from benchmarks.initial_model import write_initial_model
 from benchmarks.serving_model import CONFIG, DrawnLog
 from components.contracts.criteo import MISSING_CATEGORY
-from components.contracts.dcn import DcnConfig, dense_layout
-from components.contracts.model_files import ModelWeights
 from components.contracts.serving import CATEGORICAL_INPUT, DENSE_INPUT, GRPC_OPTIONS
 from components.contracts.workflow import FeatureWorkflow
 from components.deployment.graph.export import write_graph
+from components.deployment.graph.network import read_network
 from components.deployment.graph.parity import GoldenRows
 from components.deployment.repository.triton_config import ServingOptions, triton_config
 from components.deployment.repository.version_files import GOLDEN_FILE, assemble
+from components.models.files import NETWORK_FILE
 from inference_client.rows import FeatureRows
 from inference_client.simulation.world import World
 from pipelines.local.stack import DIRECT
 
-NETWORKS = {"demo": CONFIG, "sample": DcnConfig(embedding_dim=16, num_cross_layers=6, tower=(1024, 1024))}
+NETWORKS = {"demo": CONFIG, "sample": replace(CONFIG, num_cross_layers=6, tower=(1024, 1024))}
 """`demo` is what `make demo` serves, `sample` NVIDIA's DCN sample."""
 PLAIN, CACHED = "plain", "cached"
 CACHE_BYTES = 256 * 2**20
@@ -37,14 +39,10 @@ CACHE_BYTES = 256 * 2**20
 def write_models(repository: Path, network: str, log: DrawnLog, scratch: Path) -> list[str]:
     """Writes the network as two models that differ in the cache's switch only; their names."""
     config, workflow = NETWORKS[network], _workflow(log)
-    random = np.random.default_rng(0)
-    weights = ModelWeights(
-        dense={n: random.normal(0, 1 / np.sqrt(s[0]), s).astype(np.float32) for n, s in dense_layout(config)},
-        embeddings=random.normal(0, 0.3, (sum(workflow.slot_sizes), config.embedding_dim)).astype(np.float32),
-    )
-    graph = scratch / f"graph {network}"
+    weights, graph = scratch / f"weights {network}", scratch / f"graph {network}"
+    table = write_initial_model(weights, config, workflow.slot_sizes, seed=0).table
     graph.mkdir()
-    write_graph(graph, workflow, weights, config)
+    write_graph(graph, workflow, table, read_network(weights / NETWORK_FILE))
     rows = log.draw(1, seed=9)
     golden = GoldenRows(dense=rows.dense, categorical=rows.categorical, expected=np.zeros(1, np.float32))
     golden.save(graph / GOLDEN_FILE)

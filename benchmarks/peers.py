@@ -26,8 +26,8 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader, Dataset
 
 from components.contracts.criteo import CATEGORICAL, DENSE, LABEL
-from components.contracts.dcn import DcnConfig
-from components.contracts.model_files import ModelWeights, read_model
+from components.models.configs import DcnConfig
+from components.models.files import Tensors, open_model
 from components.training.config import TrainingSettings
 from components.training.pytorch.engine import PytorchEngine
 from components.training.rows import Rows
@@ -61,7 +61,7 @@ class Evergreen:
         self._batch_size, self._passes = batch_size, 0
         settings = TrainingSettings(precision=precision)
         self.engine = PytorchEngine(config, slot_sizes, settings, device="cpu")
-        self.engine.restore(weights, 0)
+        self.engine.restore(weights)
 
     def prepare(self, rows: Rows) -> Rows:
         """See `Contestant`."""
@@ -79,26 +79,24 @@ class Evergreen:
 
 
 class PlainDcn(nn.Module):
-    """The DCN of `contracts.dcn` (v1) as a tutorial has it."""
+    """DCN v1 as a tutorial has it."""
 
-    def __init__(self, config: DcnConfig, weights: ModelWeights, slot_sizes: list[int]) -> None:
+    def __init__(self, config: DcnConfig, weights: Tensors, slot_sizes: list[int]) -> None:
         """Starts from `weights`."""
         super().__init__()
-        tables = torch.tensor(weights.embeddings).split(slot_sizes)
+        tables = torch.tensor(weights.table).split(slot_sizes)
         self.embeddings = nn.ModuleList(nn.Embedding.from_pretrained(table.clone(), freeze=False) for table in tables)
 
-        def parameter(name: str) -> nn.Parameter:
-            return nn.Parameter(torch.tensor(weights.dense[name]))
-
-        layers = range(config.num_cross_layers)
-        self.cross_weights = nn.ParameterList(parameter(f"cross.{i}.weight") for i in layers)
-        self.cross_biases = nn.ParameterList(parameter(f"cross.{i}.bias") for i in layers)
+        self.cross_weights = nn.ParameterList(torch.tensor(weights.dense["cross_weight"]).unbind())
+        self.cross_biases = nn.ParameterList(torch.tensor(weights.dense["cross_bias"]).unbind())
         tower: list[nn.Module] = []
         for i in range(len(config.tower)):
-            tower += [_linear(weights, f"tower.{i}"), nn.ReLU()]
+            layer = f"tower.{3 * i}"
+            tower += [_linear(weights.dense[f"{layer}.weight"], weights.dense[f"{layer}.bias"]), nn.ReLU()]
             tower += [nn.Dropout(config.dropout)] if config.dropout else []
         self.tower = nn.Sequential(*tower)
-        self.final = _linear(weights, "final")
+        final = np.concatenate([weights.dense["final_tower"], weights.dense["final_cross"]], axis=1)
+        self.final = _linear(final, weights.dense["bias"])
 
     def forward(self, dense_BD: Tensor, ids_BF: Tensor) -> Tensor:
         """Logits [B]."""
@@ -109,10 +107,9 @@ class PlainDcn(nn.Module):
         return self.final(torch.cat([self.tower(x0), x], dim=1)).squeeze(1)
 
 
-def _linear(weights: ModelWeights, name: str) -> nn.Linear:
-    weight = torch.tensor(weights.dense[f"{name}.weight"]).t().contiguous()
+def _linear(weight: NDArray[np.float32], bias: NDArray[np.float32]) -> nn.Linear:
     layer = nn.Linear(weight.shape[1], weight.shape[0])
-    layer.weight, layer.bias = nn.Parameter(weight), nn.Parameter(torch.tensor(weights.dense[f"{name}.bias"]))
+    layer.weight, layer.bias = nn.Parameter(torch.tensor(weight)), nn.Parameter(torch.tensor(bias))
     return layer
 
 
@@ -140,7 +137,7 @@ class PlainPytorch:
 
     def __init__(self, config: DcnConfig, slot_sizes: list[int], weights: Path, batch_size: int) -> None:
         """Starts from the model in the folder `weights`."""
-        self.model = PlainDcn(config, read_model(weights, config, slot_sizes), slot_sizes)
+        self.model = PlainDcn(config, open_model(weights, slot_sizes).weights, slot_sizes)
         self._optimizer = torch.optim.Adam(self.model.parameters(), lr=0.001)
         self._loss = nn.BCEWithLogitsLoss()
         self._batch_size = batch_size

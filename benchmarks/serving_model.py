@@ -1,8 +1,8 @@
 """What is served: a workflow fitted on drawn rows, models of the demo's shape with seeded weights, and rows to ask for.
 
-The weights are random, because speed does not depend on what they learnt; the workflow is fitted for real, so that the
+The weights are fresh: speed does not depend on what they learned. The workflow is fitted for real, so that the
 reference's design and ours must answer alike. The expected scores are NumPy's, from `FeatureWorkflow` and the
-network as `contracts.dcn` states it.
+network as the papers state it.
 """
 
 from __future__ import annotations
@@ -15,17 +15,20 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
+from benchmarks.initial_model import write_initial_model
 from components.contracts.criteo import CATEGORICAL, DENSE, LABEL, MISSING_CATEGORY, RAW_TYPES
-from components.contracts.dcn import DcnConfig, dense_layout
 from components.contracts.manifests import Model, ModelQuality, RawDataset, Verdict
-from components.contracts.model_files import ModelWeights, write_model
 from components.contracts.workflow import FeatureWorkflow
+from components.models.configs import DcnConfig
+from components.models.files import Tensors
 from components.runtime.durable import sha256_tree
 from components.store.models import model_folder
 from inference_client.rows import FeatureRows
 
 REPOSITORY = Path(__file__).resolve().parents[1]
-CONFIG = DcnConfig(embedding_dim=16, num_cross_layers=3, tower=(128, 64))
+CONFIG = DcnConfig(
+    num_dense=len(DENSE), num_categorical=len(CATEGORICAL), embedding_dim=16, num_cross_layers=3, tower=(128, 64)
+)
 TABLE_ROWS = 260_000
 NUM_FITTED, NUM_HELD_OUT, NUM_ASKED = 90_000, 2_000, 8_192
 _NEVER = "2026-01-01T00:00:00+00:00"
@@ -83,6 +86,7 @@ class Models:
 
     def __init__(self, folder: Path, peers_python: Path) -> None:
         self.folder, self.store = folder, folder / "store"
+        self._weights: dict[int, Tensors] = {}
         log = DrawnLog()
         write_raw(log.draw_all(), folder / "fitted" / "part-0.parquet")
         fit = [str(peers_python), "-W", "ignore", "-m", "benchmarks.serving_peers.fit_workflow"]
@@ -93,15 +97,16 @@ class Models:
         self._held_out = log.draw(NUM_HELD_OUT, seed=3)
         write_raw(self._held_out, folder / "held out" / "part-0.parquet")
 
-    def weights(self, seed: int) -> ModelWeights:
-        """Weights of the size that training gives them."""
-        random = np.random.default_rng(seed)
-        dense = {
-            name: random.normal(0, 1 / np.sqrt(shape[0]), shape).astype(np.float32)
-            for name, shape in dense_layout(CONFIG)
-        }
-        embeddings = random.normal(0, 0.3, (sum(self.workflow.slot_sizes), CONFIG.embedding_dim)).astype(np.float32)
-        return ModelWeights(dense=dense, embeddings=embeddings)
+    def weights(self, seed: int) -> Tensors:
+        """Weights of the model of `seed`, which is written by the first call."""
+        if seed not in self._weights:
+            folder = self.model_folder(seed) / Model.WEIGHTS
+            self._weights[seed] = write_initial_model(folder, CONFIG, self.workflow.slot_sizes, seed)
+        return self._weights[seed]
+
+    def model_folder(self, seed: int) -> Path:
+        """Where the model of `seed` lies in the store."""
+        return model_folder(self.store, f"model-{seed}")
 
     def expected(self, rows: FeatureRows, seed: int) -> NDArray[np.float32]:
         """Probabilities [n] of `rows` by the model of `seed`."""
@@ -111,8 +116,8 @@ class Models:
     def manifests(self, seed: int, champion: str | None) -> dict[str, Path]:
         """Writes the model of `seed` as training and evaluation would; the files that deployment is given."""
         model_id = f"model-{seed}"
-        folder = model_folder(self.store, model_id)
-        write_model(folder / Model.WEIGHTS, CONFIG, self.weights(seed))
+        folder = self.model_folder(seed)
+        self.weights(seed)
         self.workflow.save(folder / Model.WORKFLOW)
         scores = self.folder / f"scores-{seed}.npz"
         np.savez(scores, candidate=self.expected(self._held_out, seed))
@@ -145,16 +150,16 @@ class Models:
 
 
 def network_scores(
-    weights: ModelWeights, slot_sizes: list[int], ids: NDArray[np.int64], dense: NDArray[np.float32]
+    weights: Tensors, slot_sizes: list[int], ids: NDArray[np.int64], dense: NDArray[np.float32]
 ) -> NDArray[np.float32]:
     """Probabilities [n] of DCN v1 on encoded rows, in float64."""
     p = {name: value.astype(np.float64) for name, value in weights.dense.items()}
     offsets = np.concatenate([[0], np.cumsum(slot_sizes)[:-1]])
-    x0 = np.concatenate([weights.embeddings[ids + offsets].reshape(len(ids), -1), dense], axis=1).astype(np.float64)
+    x0 = np.concatenate([weights.table[ids + offsets].reshape(len(ids), -1), dense], axis=1).astype(np.float64)
     cross, deep = x0, x0
-    for i in range(CONFIG.num_cross_layers):
-        cross = x0 * (cross @ p[f"cross.{i}.weight"])[:, None] + p[f"cross.{i}.bias"] + cross
+    for weight, bias in zip(p["cross_weight"], p["cross_bias"]):
+        cross = x0 * (cross @ weight)[:, None] + bias + cross
     for i in range(len(CONFIG.tower)):
-        deep = np.maximum(deep @ p[f"tower.{i}.weight"] + p[f"tower.{i}.bias"], 0)
-    logit = np.concatenate([deep, cross], axis=1) @ p["final.weight"] + p["final.bias"]
-    return (1 / (1 + np.exp(-logit[:, 0]))).astype(np.float32)
+        deep = np.maximum(deep @ p[f"tower.{3 * i}.weight"].T + p[f"tower.{3 * i}.bias"], 0)
+    logit = deep @ p["final_tower"][0] + cross @ p["final_cross"][0] + p["bias"]
+    return (1 / (1 + np.exp(-logit))).astype(np.float32)

@@ -1,7 +1,7 @@
 """One case of the speed benchmark: a network on a table, learnt by ours and by the peers in interleaved rounds.
 
-In a round each contestant learns the same rows, one after another, in an order that changes from round to round, and
-the limit of the matrix products is measured beside them; so a figure is a ratio of neighbours in time, and a machine
+In a round each contestant learns the same rows, one after another, in an order that changes from round to round; so a
+figure is a ratio of neighbours in time, and a machine
 that is busy for a while is busy for all of them. The first round warms up and is not counted. In the end each has
 learnt the same rows in batches of the same size, and is scored on the same held-out ones.
 """
@@ -17,13 +17,12 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks import matrix_rate
 from benchmarks.encoded_rows import SAMPLE_SLOT_SIZES, PlantedLogit, slot_sizes_for
 from benchmarks.peers import Contestant, DeepCtr, Evergreen, PlainPytorch
-from components.contracts.dcn import DcnConfig
 from components.contracts.metrics import roc_auc
-from components.training.initial import write_initial
+from components.models.configs import DcnConfig
 from components.training.rows import Rows
+from components.training.start import write_initial
 
 PRECISIONS = ("float32", "bfloat16")
 _HELD_OUT_ROWS = 100_000
@@ -64,7 +63,7 @@ class Spread:
 
 
 def measure(case: Case, batch_size: int, scratch: Path) -> dict[str, Any]:
-    """The case's figures: per contestant rows/s, ratio to the faster peer and AUC; per precision shares of the limit.
+    """The case's figures: per contestant rows/s, ratio to the faster peer and AUC.
 
     Raises:
         NetworksDiffer: ours and plain PyTorch score the same rows differently with the same weights.
@@ -78,28 +77,16 @@ def measure(case: Case, batch_size: int, scratch: Path) -> dict[str, Any]:
     on_small_table = _OnSmallTable(case, batch_size, scratch) if sum(slot_sizes) > sum(SAMPLE_SLOT_SIZES) else None
 
     speeds: dict[str, list[float]] = {c.name: [] for c in [*ours, *peers]}
-    limits: dict[str, list[float]] = {p: [] for p in PRECISIONS}
-    dense_parts: dict[str, list[float]] = {p: [] for p in PRECISIONS}
     for number, rows in enumerate(segments):
         turn = [*ours, *peers]
         for contestant in turn[number % len(turn) :] + turn[: number % len(turn)]:
             speeds[contestant.name].append(_rows_per_second(contestant, rows))
         if on_small_table:
             on_small_table.learn(number)
-        for precision, dtype in matrix_rate.DTYPES.items():
-            limits[precision].append(matrix_rate.limit(case.config, batch_size, dtype))
-            rate = matrix_rate.dense_part_rows_per_second(case.config, batch_size, dtype)
-            dense_parts[precision].append(rate)
     aucs = {c.name: roc_auc(held_out.labels, c.score(held_out)) for c in [*ours, *peers]}
     names = [c.name for c in ours], [c.name for c in peers]
     result = _figures(case, *names, {name: values[1:] for name, values in speeds.items()}, aucs)
     result["best_possible_auc"] = roc_auc(held_out.labels, true_logits)
-    result["limit"] = {
-        precision: _shares(
-            case.config, speeds[f"evergreen {precision}"][1:], limits[precision][1:], dense_parts[precision][1:]
-        )
-        for precision in PRECISIONS
-    }
     if on_small_table:
         result["cost_per_row_to_small_table"] = on_small_table.cost_ratio(speeds["evergreen float32"])
     result["rows"] = case.rounds * case.steps * batch_size
@@ -119,7 +106,6 @@ def _contestants(
 
 def _initial_weights(config: DcnConfig, slot_sizes: list[int], scratch: Path) -> Path:
     weights = scratch / f"weights of {sum(slot_sizes)} rows"
-    weights.mkdir()
     write_initial(weights, config, slot_sizes, click_rate=_CLICK_RATE, seed=1)
     return weights
 
@@ -176,14 +162,3 @@ def _figures(
         for name in [*ours, *peers]
     }
     return {"case": case.name, "faster_peer": faster, "ours": ours, "contestants": contestants}
-
-
-def _shares(config: DcnConfig, step: list[float], limits: list[float], dense: list[float]) -> dict[str, Any]:
-    """Shares of the limit, paired by round."""
-    operations = matrix_rate.operations_per_row(config)
-    return {
-        "gflops": Spread.of([limit / 1e9 for limit in limits]),
-        "rows_per_second": Spread.of([limit / operations for limit in limits]),
-        "dense_part": Spread.of([operations * rate / limit for rate, limit in zip(dense, limits)]),
-        "whole_step": Spread.of([operations * rate / limit for rate, limit in zip(step, limits)]),
-    }

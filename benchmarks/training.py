@@ -1,10 +1,10 @@
 """How fast training is, against peers that run beside it: `make benchmark-training`.
 
-Prints rows per second, AUC and ratios for two networks on two tables, the share of the machine's matrix rate, the
+Prints rows per second, AUC and ratios for two networks on two tables, the
 reader alone, peak memory and start-up; writes all of it as JSON. A missed target is printed as missed, and the exit
 code stays 0: only peers that compute another network, or a step that fails, make it an error.
 
-What is measured how is said in `speed`, `peers`, `matrix_rate`, `reader` and `step_process`.
+What is measured how is said in `speed`, `peers`, `reader` and `step_process`.
 """
 
 from __future__ import annotations
@@ -21,14 +21,12 @@ from typing import Any
 
 from benchmarks import machine, printing
 from benchmarks.encoded_rows import SAMPLE_SLOT_SIZES, PlantedLogit, slot_sizes_for, write_step_inputs
-from components.contracts.dcn import DcnConfig
-from components.contracts.model_files import num_dense_parameters
+from components.contracts.criteo import NUM_CATEGORICAL, NUM_DENSE
+from components.models.configs import DcnConfig
 from components.runtime.durable import write_whole
 
-_NETWORKS = {
-    "small": DcnConfig(embedding_dim=16, num_cross_layers=3, tower=(128, 64)),
-    "sample": DcnConfig(embedding_dim=16, num_cross_layers=6, tower=(1024, 1024)),
-}
+_SMALL = DcnConfig(num_dense=NUM_DENSE, num_categorical=NUM_CATEGORICAL)
+_NETWORKS = {"small": _SMALL, "sample": replace(_SMALL, num_cross_layers=6, tower=(1024, 1024))}
 """`sample` is NVIDIA's DCN sample."""
 _TABLES = {"1.2M": sum(SAMPLE_SLOT_SIZES), "10M": 10_000_000}
 _ROUNDS_AND_STEPS = {"1.2M": (6, 40), "10M": (5, 16)}
@@ -68,8 +66,9 @@ def reader(flags: argparse.Namespace, scratch: Path) -> dict[str, Any]:
 def memory(flags: argparse.Namespace, scratch: Path) -> dict[str, Any]:
     """Peak memory of a whole step, small network."""
     from benchmarks import step_process
+    from components.models.network import build_network
 
-    config, results = DcnConfig(), {}
+    num_dense_parameters, results = sum(p.numel() for p in build_network(_SMALL).parameters()), {}
     after_imports = step_process.memory_after_imports()
     for table in ("1.2M",) if flags.quick else ("1.2M", "10M"):
         slot_sizes = slot_sizes_for(_TABLES[table])
@@ -78,7 +77,7 @@ def memory(flags: argparse.Namespace, scratch: Path) -> dict[str, Any]:
         run = step_process.run_step(
             inputs, scratch / f"run {table}", "--max-epochs=1", f"--batch-size={flags.batch_size}"
         )
-        num_parameters = sum(slot_sizes) * config.embedding_dim + num_dense_parameters(config)
+        num_parameters = sum(slot_sizes) * _SMALL.embedding_dim + num_dense_parameters
         needed = 3 * 4 * num_parameters + 2 * flags.batch_size * _BYTES_OF_ROW
         results[table] = {
             "needed": needed,

@@ -182,8 +182,7 @@ def _add_model(parser: argparse.ArgumentParser) -> None:
     inspect = actions.add_parser(
         "inspect", help="print rows per slot, norms, dense parameters, optimizer state, hashes"
     )
-    inspect.add_argument("folder", type=Path, help="folder of a model in the store, or bare weights with --config")
-    inspect.add_argument("--config", type=Path, help="JSON with `config` and `slot_sizes`, such as another model.json")
+    inspect.add_argument("folder", type=Path, help="folder of a model in the store")
 
 
 def _add_parameters(parser: argparse.ArgumentParser) -> None:
@@ -304,9 +303,9 @@ def _run_submit(arguments: argparse.Namespace) -> int:
 
 
 def _run_model(arguments: argparse.Namespace) -> int:
-    from pipelines.model_report import print_inspection
+    from components.models.inspection import print_inspection
 
-    return print_inspection(arguments.folder, arguments.config)
+    return print_inspection(arguments.folder)
 
 
 def _run_journal(arguments: argparse.Namespace) -> int:

@@ -65,6 +65,7 @@ def retraining_pipeline(placement: Placement) -> Callable[..., Any]:
         category_ttl_days: float = 0.0,
         dask_scheduler: str = "",
         backend: str = placement.backend,
+        network: str = "dcn",
         learning_rate: float = 0.001,
         batch_size: int = 2048,
         max_epochs: int = 6,
@@ -128,15 +129,16 @@ def retraining_pipeline(placement: Placement) -> Callable[..., Any]:
             category_ttl_days: Days unseen after which a category loses its id; 0 = never.
             dask_scheduler: Address of a running Dask scheduler for preprocessing; empty = the step's pod.
             backend: Trainer, pytorch or hugectr (needs its image and a GPU).
+            network: Network, dcn (Deep & Cross), deepfm or dlrm (both pytorch only); must equal the parent's.
             learning_rate: Adam's learning rate, for dense parameters and embeddings.
             batch_size: Rows per optimizer step.
             max_epochs: Most passes over the window; early stopping ends training sooner.
             embedding_dim: Width of a category's vector; must equal the parent's.
-            num_cross_layers: Cross layers; must equal the parent's.
+            num_cross_layers: Cross layers (dcn); must equal the parent's.
             tower: Widths of the deep tower's layers, comma-separated; must equal the parent's.
             dropout: Share of tower activations dropped in training.
-            projection_dim: Rank of the cross layers' matrices (DCN v2); 0 = one vector per layer (v1). Must equal the
-                parent's.
+            projection_dim: Rank of the cross layers' matrices (dcn: DCN v2); 0 = one vector per layer (v1). Must equal
+                the parent's.
             seed: Seed of initial weights and of the order of rows.
             precision: Arithmetic of the dense layers, float32, tf32 or bfloat16.
             checkpoint_minutes: Minutes between saves of the fit; a preempted task loses at most that much.
@@ -202,6 +204,7 @@ def retraining_pipeline(placement: Placement) -> Callable[..., Any]:
                     work=work,
                     parent=parent,
                     backend=backend,
+                    network=network,
                     learning_rate=learning_rate,
                     batch_size=batch_size,
                     max_epochs=max_epochs,

@@ -20,7 +20,7 @@ ENVIRONMENT_OF_FOLDER = {
     "components/preprocessing": "preprocessing",
     "benchmarks": "training",
     "components/training": "training",
-    "components/dcn": "training",
+    "components/models": "training",
     "components/evaluation": "training",
     "hugectr_double": "training",
 }

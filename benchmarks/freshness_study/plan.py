@@ -8,7 +8,8 @@ from typing import Any
 
 from benchmarks.freshness_study.days import FROZEN, Days
 from benchmarks.freshness_study.rounds import Learning
-from components.contracts.dcn import DcnConfig
+from components.contracts.criteo import NUM_CATEGORICAL, NUM_DENSE
+from components.models.configs import DcnConfig
 from components.preprocessing.vocabularies import AdmissionRules
 from components.training.config import TrainingSettings
 from inference_client.simulation.slow_drift import DriftingWorld
@@ -17,7 +18,7 @@ CONTROL = "every 5 h"
 """The policy that also runs in a world where nothing moves: what it gains there comes from more rows."""
 
 LEARNING = Learning(
-    config=DcnConfig(),
+    config=DcnConfig(num_dense=NUM_DENSE, num_categorical=NUM_CATEGORICAL),
     first=TrainingSettings(max_epochs=3),
     # One pass: each row is learnt once, as online training does. No halvings: within hours there is no jump to find.
     # Rate and batch were chosen among eight pairs by hourly and half-hourly rounds, in the world of another seed.

@@ -18,19 +18,18 @@ import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
 from components.contracts.criteo import CATEGORICAL, DENSE, LABEL, MISSING_CATEGORY
-from components.contracts.dcn import DcnConfig
 from components.contracts.hugectr_folder import write_file_list
 from components.contracts.manifests import Model, TrainingSet
 from components.contracts.workflow import FeatureWorkflow
+from components.models.configs import NetworkConfig
 from components.preprocessing.vocabularies import AdmissionRules, Column, next_column, unseen_column
-from components.training.backends import make_engine
 from components.training.checkpoint import START
 from components.training.config import TrainingSettings
-from components.training.engine import Engine
+from components.training.engine import Engine, make_engine
 from components.training.fit import FitJob, FitResult, fit
 from components.training.metrics_sink import MemorySink
-from components.training.parent import continue_from
 from components.training.rows import Rows as EncodedRows
+from components.training.start import continue_from
 from inference_client.simulation.world import Rows
 
 BACKEND = "pytorch"
@@ -40,7 +39,7 @@ BACKEND = "pytorch"
 class Learning:
     """How every round learns; the same for all policies, so that they differ in when they learn alone."""
 
-    config: DcnConfig
+    config: NetworkConfig
     first: TrainingSettings
     """Of the fit from scratch."""
     round: TrainingSettings

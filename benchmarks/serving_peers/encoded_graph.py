@@ -1,4 +1,4 @@
-"""The network of `contracts.dcn` on rows that something else encoded, as an ONNX graph: the reference's second model.
+"""The Deep & Cross Network on rows that something else encoded, as an ONNX graph: the reference's second model.
 
 Written apart from deployment's graph, so that equal scores say something about both.
 """
@@ -12,24 +12,25 @@ from numpy.typing import NDArray
 from onnx import TensorProto, helper, numpy_helper
 
 from components.contracts.criteo import NUM_CATEGORICAL, NUM_DENSE
-from components.contracts.dcn import DcnConfig
-from components.contracts.model_files import ModelWeights
+from components.models.configs import DcnConfig
+from components.models.files import Tensors
 
 
-def encoded_graph(config: DcnConfig, weights: ModelWeights, slot_sizes: list[int]) -> bytes:
+def encoded_graph(config: DcnConfig, weights: Tensors, slot_sizes: list[int]) -> bytes:
     """The ONNX file: `dense_encoded` [n, 13] and `ids` [n, 26] to `probability` [n, 1]; DCN v1 only."""
     assert not config.projection_dim, "the reference's network is DCN v1"
     offsets = np.concatenate([[0], np.cumsum(slot_sizes)[:-1]]).astype(np.int64)
     width = NUM_CATEGORICAL * config.embedding_dim
     constants: dict[str, NDArray[Any]] = {
-        "table": weights.embeddings,
+        "table": weights.table,
         "offsets": offsets,
         "flat": np.array([-1, width], np.int64),
-        **{
-            n: v.reshape(-1, 1) if n.startswith("cross") and n.endswith("weight") else v
-            for n, v in weights.dense.items()
-        },
+        **{n: v for n, v in weights.dense.items() if n.startswith("tower") or n == "bias"},
     }
+    for i in range(config.num_cross_layers):
+        constants[f"cross.{i}.weight"] = weights.dense["cross_weight"][i][:, None]
+        constants[f"cross.{i}.bias"] = weights.dense["cross_bias"][i]
+    constants["final.weight"] = np.concatenate([weights.dense["final_tower"], weights.dense["final_cross"]], axis=1).T
     nodes = [
         helper.make_node("Add", ["ids", "offsets"], ["rows"]),
         helper.make_node("Gather", ["table", "rows"], ["vectors"]),
@@ -46,12 +47,13 @@ def encoded_graph(config: DcnConfig, weights: ModelWeights, slot_sizes: list[int
         ]
         crossed = f"crossed{i}"
     for i in range(len(config.tower)):
-        nodes.append(helper.make_node("Gemm", [deep, f"tower.{i}.weight", f"tower.{i}.bias"], [f"linear{i}"]))
+        names = [deep, f"tower.{3 * i}.weight", f"tower.{3 * i}.bias"]
+        nodes.append(helper.make_node("Gemm", names, [f"linear{i}"], transB=1))
         nodes.append(helper.make_node("Relu", [f"linear{i}"], [f"deep{i}"]))
         deep = f"deep{i}"
     nodes += [
         helper.make_node("Concat", [deep, crossed], ["joined"], axis=1),
-        helper.make_node("Gemm", ["joined", "final.weight", "final.bias"], ["logit"]),
+        helper.make_node("Gemm", ["joined", "final.weight", "bias"], ["logit"]),
         helper.make_node("Sigmoid", ["logit"], ["probability"]),
     ]
     graph = helper.make_graph(

@@ -242,7 +242,7 @@ class TrainingSet(Manifest):
     """See `RawDataset.excluded_columns`."""
     negative_rate: float = 1.0
     """Share of the training and replayed rows without a click that is here, in (0, 1]; held-out rows are all there. The
-    model's bias is corrected by its logarithm (`training.calibration`)."""
+    model's bias is corrected by its logarithm (`training.start`)."""
     num_sampled_out: int = 0
     """Training rows left out by `negative_rate`, replayed ones not counted."""
     days: list[dict[str, Any]] = field(default_factory=list)
@@ -260,9 +260,10 @@ class Model(Manifest):
     The folder holds `model.json` (this manifest) and the parts named by the constants below.
     """
 
+    FORMAT_VERSION: ClassVar[int] = 2
     MANIFEST: ClassVar[str] = "model.json"
     WEIGHTS: ClassVar[str] = "weights"
-    """HugeCTR's files (`contracts.model_files`)."""
+    """Weights, optimizer state and the network's own graph (`components.models.files`)."""
     WORKFLOW: ClassVar[str] = "workflow"
     """The feature workflow (`contracts.workflow`)."""
     STATISTICS: ClassVar[str] = "statistics/statistics.pb"
@@ -279,13 +280,13 @@ class Model(Manifest):
     backend: str
     """`pytorch` or `hugectr`."""
     config: dict[str, Any]
-    """`contracts.dcn.DcnConfig`, as a dict."""
+    """The network's name and settings (`components.models.configs`)."""
     slot_sizes: list[int]
     parent_model_id: str | None
     seed: int
     num_train_rows: int
     optimizer_step: int
-    """Optimizer steps taken so far, over all incremental rounds; HugeCTR's files do not keep it."""
+    """Optimizer steps taken so far, over all incremental rounds."""
     early_stopping: dict[str, float | None]
     """AUC and log loss on the slice of the training rows that stopped training; of thinned rows where `negative_rate`
     is below 1, so the log loss compares with no held-out rows' then."""

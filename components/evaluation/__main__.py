@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from components.contracts.manifests import Model, RawDataset, TrainingSet, Verdict
-from components.dcn import share_cores
+from components.models import share_cores
 from components.runtime.durable import write_whole
 from components.runtime.exit_codes import ExitCode, exits_with_code
 from components.storage.uris import local_path

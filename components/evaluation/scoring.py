@@ -14,11 +14,11 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from components.contracts.dcn import DcnConfig
 from components.contracts.manifests import Model, Release
 from components.contracts.serving import CATEGORICAL_INPUT, DENSE_INPUT, PROBABILITY_OUTPUT
 from components.contracts.workflow import OOV_ID
 from components.evaluation.holdout import EncodedBatch, RawBatch, encoded_batches, raw_batches
+from components.models.configs import config_from_document
 from components.runtime.durable import sha256_tree
 from components.runtime.errors import ContractError
 from components.storage.uris import local_path
@@ -50,14 +50,14 @@ def candidate_scorer(model: Model) -> ScoreEncoded:
     Raises:
         ContractError: its files are absent, damaged or of another shape.
     """
-    from components.dcn.network import load_network, predict
+    from components.models.scoring import load_scorer
 
     weights = local_path(model.uri) / Model.WEIGHTS
     _expect_hash(f"weights of {model.model_id}", model.sha256.get("weights"), sha256_tree(weights))
-    network = load_network(weights, DcnConfig.from_document(model.config), model.slot_sizes)
+    scorer = load_scorer(weights, config_from_document(model.config), model.slot_sizes)
 
     def score(batch: EncodedBatch) -> NDArray[np.float32]:
-        scores: NDArray[np.float32] = predict(network, batch.dense, batch.ids)
+        scores: NDArray[np.float32] = scorer.probabilities(batch.dense, batch.ids)
         return scores
 
     return score

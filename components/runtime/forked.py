@@ -131,7 +131,7 @@ def _gather(workers: Sequence[Connection], number: int) -> list[Any]:
             if error is not None:
                 failed[done], numbers = error, iter(())
             _deal(ours, numbers, at)
-        # Which error is raised must not depend on which process was faster.
+        # Which error is told must not depend on which process was faster.
         at = {ours: n for ours, n in at.items() if not failed or n < min(failed)}
     if failed:
         raise failed[min(failed)]
@@ -155,9 +155,9 @@ def _receive(ours: Connection) -> tuple[Any, Exception | None]:
         answer = ours.recv_bytes()
     except (EOFError, OSError) as error:
         raise _Broken from error
-    result, raised, trace = pickle.loads(answer)
+    result, raised, told = pickle.loads(answer)
     if raised is not None:
-        raised.__cause__ = _Elsewhere(f"\n{trace}")
+        raised.__cause__ = _Elsewhere(f"\n{told}")
     return result, raised
 
 
@@ -182,10 +182,10 @@ def _answer(function: Callable[[Any], Any], item: Any) -> bytes:
     try:
         return pickle.dumps((function(item), None, ""))
     except Exception as error:
-        trace = traceback.format_exc()
+        told = traceback.format_exc()
         try:
-            answer = pickle.dumps((None, error, trace))
+            answer = pickle.dumps((None, error, told))
             pickle.loads(answer)
         except Exception:  # what cannot be pickled, or not be made again
-            return pickle.dumps((None, RuntimeError(f"{type(error).__name__}: {error}"), trace))
+            return pickle.dumps((None, RuntimeError(f"{type(error).__name__}: {error}"), told))
         return answer

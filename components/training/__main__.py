@@ -5,16 +5,15 @@ from __future__ import annotations
 import argparse
 import logging
 import math
-import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from components.contracts.dcn import DcnConfig
+from components.contracts.criteo import NUM_CATEGORICAL, NUM_DENSE
 from components.contracts.manifests import TrainingSet, ValidationReport
-from components.dcn import share_cores
-from components.runtime.errors import ContractError, PermanentError, Preempted
-from components.runtime.exit_codes import ExitCode
+from components.models import share_cores
+from components.models.configs import NETWORKS, DcnConfig, network_config
+from components.runtime.exit_codes import exits_with_code
 from components.storage.uris import local_path
 from components.store.run_notes import noted
 from components.training.config import PRECISIONS, TrainingSettings, parse_tower
@@ -27,12 +26,13 @@ if TYPE_CHECKING:
 
 def build_parser() -> argparse.ArgumentParser:
     """The step's flags."""
-    network, fit = DcnConfig(), TrainingSettings()
+    network, fit = DcnConfig(num_dense=NUM_DENSE, num_categorical=NUM_CATEGORICAL), TrainingSettings()
     parser = argparse.ArgumentParser(
         prog="python -m components.training",
         description=__doc__,
         formatter_class=argparse.ArgumentDefaultsHelpFormatter,
-        epilog="Exit codes: 0 done, 2 misuse or bad input, 75 preempted by SIGTERM: saved, the same command goes on.",
+        epilog="Exit codes: 0 done; 2 wrong flag or input; 3 failed, as where the loss is not finite or the disk is "
+        "full; 75 preempted by SIGTERM: saved, and the same command goes on.",
     )
     add = parser.add_argument
     add(
@@ -45,12 +45,13 @@ def build_parser() -> argparse.ArgumentParser:
     add("--work", required=True, default=argparse.SUPPRESS, help="intermediate files, an absolute path or file:// URI")
     add("--parent", default="current", help="model to continue: current, none, or a model id")
     add("--backend", default="pytorch", help="trainer: pytorch or hugectr")
+    add("--network", default=network.network, help=f"one of {', '.join(NETWORKS)}; hugectr trains dcn only")
     add("--learning-rate", type=float, default=fit.learning_rate, help="Adam's, for all parameters")
     add("--batch-size", type=int, default=fit.batch_size, help="most rows per optimizer step; fewer in short passes")
     add("--max-epochs", type=int, default=fit.max_epochs, help="most passes over the fitted rows")
     add("--embedding-dim", type=int, default=network.embedding_dim, help="width of a category's vector")
-    add("--projection-dim", type=int, default=network.projection_dim, help="rank of the cross layers (DCN v2); 0 = v1")
-    add("--num-cross-layers", type=int, default=network.num_cross_layers, help="number of cross layers")
+    add("--projection-dim", type=int, default=network.projection_dim, help="dcn: rank of the cross layers (v2); 0 = v1")
+    add("--num-cross-layers", type=int, default=network.num_cross_layers, help="dcn: number of cross layers")
     add("--tower", default=",".join(map(str, network.tower)), help="widths of the tower's hidden layers")
     add("--dropout", type=float, default=network.dropout, help="share of tower activations zeroed in training")
     add("--seed", type=int, default=fit.seed, help="decides initial weights, the order of rows and dropout")
@@ -74,8 +75,9 @@ def run_flags(**values: object) -> list[str]:
     return [f"--{name.replace('_', '-')}={value}" for name, value in values.items()]
 
 
+@exits_with_code
 def main(argv: Sequence[str] | None = None, *, log_metric: Callable[[str, float], None] | None = None) -> int:
-    """Runs the step; 0 = done, 2 = misuse or bad input, 75 = preempted, the last two with one line on stderr.
+    """Runs the step; its exit code is an `exit_codes.ExitCode`.
 
     SIGTERM preempts: the fit is saved, and the same command goes on from there.
 
@@ -85,63 +87,43 @@ def main(argv: Sequence[str] | None = None, *, log_metric: Callable[[str, float]
     """
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(name)s %(message)s")
     flags = build_parser().parse_args(argv)
-    try:
-        _run(flags, log_metric or (lambda name, value: None))
-    except (ContractError, PermanentError, FileNotFoundError) as error:
-        print(f"error: {error}", file=sys.stderr)
-        return 2
-    except Preempted as error:
-        print(f"preempted: {error}", file=sys.stderr)
-        return ExitCode.PREEMPTED
-    return 0
-
-
-def _run(flags: argparse.Namespace, log_metric: Callable[[str, float], None]) -> None:
     share_cores()
     store, work = local_path(flags.store), local_path(flags.work)
-    # The request goes around the note, which else would take SIGTERM for an end without a save.
+    # The request goes around the note, which otherwise would take SIGTERM for an end without a save.
     with heeding_sigterm() as stop, noted(store, flags.run, "training") as note:
         from components.training.step import forget_checkpoint, train
 
         training_set = TrainingSet.read(flags.training_set)
         report = ValidationReport.read(flags.validation_report)
-        model, result = train(_asked(flags, store, work), training_set, report, stop=stop)
+        model, result = train(_training_run(flags, store, work), training_set, report, stop=stop)
         model.write(flags.output)
         forget_checkpoint(work, flags.run)
-        note.facts = {
-            "model": model.model_id,
-            "parent": model.parent_model_id,
-            **_numbers(model.num_train_rows, result),
-        }
-        for name, value in _numbers(model.num_train_rows, result).items():
-            if math.isfinite(value):
+        numbers = _numbers(model.num_train_rows, result)
+        note.facts = {"model": model.model_id, "parent": model.parent_model_id, **numbers}
+        for name, value in numbers.items():
+            if math.isfinite(value) and log_metric:
                 log_metric(name, value)
+    return 0
 
 
-def _asked(flags: argparse.Namespace, store: Path, work: Path) -> TrainingRun:
+def _training_run(flags: argparse.Namespace, store: Path, work: Path) -> TrainingRun:
     from components.training.step import TrainingRun
 
+    of_network = ("embedding_dim", "num_cross_layers", "dropout", "projection_dim")
+    of_fit = ("learning_rate", "batch_size", "max_epochs", "seed", "precision", "checkpoint_minutes")
     return TrainingRun(
         run=flags.run,
         store=store,
         work=work,
         parent=flags.parent,
         backend=flags.backend,
-        config=DcnConfig(
-            embedding_dim=flags.embedding_dim,
-            num_cross_layers=flags.num_cross_layers,
-            tower=parse_tower(flags.tower),
-            dropout=flags.dropout,
-            projection_dim=flags.projection_dim,
+        config=network_config(
+            flags.network,
+            {"tower": parse_tower(flags.tower), **{name: getattr(flags, name) for name in of_network}},
+            num_dense=NUM_DENSE,
+            num_categorical=NUM_CATEGORICAL,
         ),
-        settings=TrainingSettings(
-            learning_rate=flags.learning_rate,
-            batch_size=flags.batch_size,
-            max_epochs=flags.max_epochs,
-            seed=flags.seed,
-            precision=flags.precision,
-            checkpoint_minutes=flags.checkpoint_minutes,
-        ),
+        settings=TrainingSettings(**{name: getattr(flags, name) for name in of_fit}),
         solver=flags.solver,
         profile_steps=flags.profile_steps,
         tensorboard=flags.tensorboard,

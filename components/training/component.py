@@ -11,6 +11,7 @@ def training(
     work: str,
     parent: str,
     backend: str,
+    network: str,
     learning_rate: float,
     batch_size: int,
     max_epochs: int,
@@ -29,7 +30,7 @@ def training(
     model: Output[Model],
     metrics: Output[Metrics],
 ) -> None:
-    """Fits the Deep & Cross Network, from scratch or on from a parent, and puts the model into the store.
+    """Fits the network, from scratch or on from a parent, and puts the model into the store.
 
     Args:
         run: Name of the run; a retried task of the same run (preempted ones exit with 75) goes on from its last save.
@@ -37,14 +38,15 @@ def training(
         work: Folder for intermediate files.
         parent: Model to continue: current (live when the rows were encoded), none (from scratch), or a model id.
         backend: Trainer: pytorch or hugectr (needs an image with HugeCTR and a GPU).
+        network: dcn (Deep & Cross Network), deepfm or dlrm; the parent's, where one is continued.
         learning_rate: Adam's, for dense parameters and embeddings.
         batch_size: Rows per optimizer step.
         max_epochs: Most passes over the fitted rows.
         embedding_dim: Width of a category's vector.
-        num_cross_layers: Number of cross layers.
+        num_cross_layers: Number of cross layers (dcn).
         tower: Widths of the tower's hidden layers, joined by commas.
         dropout: Share of tower activations zeroed in training.
-        projection_dim: Rank of the cross layers' matrices (DCN v2); 0 = DCN v1.
+        projection_dim: Rank of the cross layers' matrices (dcn: DCN v2); 0 = DCN v1.
         seed: Decides initial weights, the order of rows and dropout.
         precision: Of matrix products: float32, tf32 or bfloat16.
         checkpoint_minutes: Time between saves within the fit: what a kill loses at most.
@@ -58,7 +60,7 @@ def training(
     from components.training.__main__ import main, run_flags
 
     flags = run_flags(
-        run=run, store=store, work=work, parent=parent, backend=backend, learning_rate=learning_rate,
+        run=run, store=store, work=work, parent=parent, backend=backend, network=network, learning_rate=learning_rate,
         batch_size=batch_size, max_epochs=max_epochs, embedding_dim=embedding_dim, num_cross_layers=num_cross_layers,
         tower=tower, dropout=dropout, projection_dim=projection_dim, seed=seed, precision=precision, solver=solver,
         checkpoint_minutes=checkpoint_minutes, profile_steps=profile_steps, training_set=training_set.path,

@@ -1,7 +1,7 @@
 """How a model is fitted: optimizer, batches, early stopping, precision, saves.
 
-The network's shape is `contracts.dcn.DcnConfig`; which rows and which parent is the step's business. Defaults suit both
-a first model and an incremental round on some ten thousand rows.
+The network's shape is `components.models.configs`'; which rows and which parent is the step's business. Defaults suit
+both a first model and an incremental round on some ten thousand rows.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """The seam between a fit and what does its arithmetic: `Engine`, one network with its optimizer.
 
 Which rows, in which order, how often, when to stop and what to keep is `fit`'s, the same for every engine; how a step
-is computed is the engine's. Weights cross this seam as a folder of HugeCTR's files (`contracts.model_files`), so no
-engine needs another's library, and no copy of a large table is held in memory for keeping.
+is computed is the engine's. Weights cross this seam as a folder (`components.models.files`), so no engine needs
+another's library, and no copy of a large table is held in memory for saving.
 """
 
 from __future__ import annotations
@@ -14,11 +14,17 @@ from typing import Protocol
 import numpy as np
 from numpy.typing import NDArray
 
+from components.models.configs import NetworkConfig
+from components.runtime.errors import ContractError
+from components.training.config import TrainingSettings
 from components.training.rows import Rows
+
+BACKENDS = ("pytorch", "hugectr")
+"""Values of `Model.backend`."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class Learnt:
+class Learned:
     """What one call of `Engine.learn` saw."""
 
     mean_loss: float
@@ -33,21 +39,19 @@ class Engine(Protocol):
     backend: str
     """Value of `Model.backend`."""
     scores_cheaply: bool
-    """Whether `score` right after `learn` costs no more than its rows: else a pass is not looked at in its middle."""
+    """Whether `score` right after `learn` costs no more than its rows; otherwise a pass is not scored midway."""
+    num_steps: int
+    """Optimizer steps taken, over all rounds."""
 
-    @property
-    def num_steps(self) -> int:
-        """Optimizer steps taken, those before `restore` included."""
-
-    def restore(self, weights: Path, num_steps: int) -> None:
-        """Takes over the model in folder `weights` with its optimizer state (zero where the folder has none).
+    def restore(self, weights: Path) -> None:
+        """Takes over the model in folder `weights`, its optimizer state and step count (zero where it has none).
 
         Raises:
-            ContractError: a file is absent, truncated, oversized or of another network.
+            ContractError: a file is absent, damaged or of another network.
         """
 
     def save(self, folder: Path) -> None:
-        """Writes weights and optimizer state into `folder`, which is empty; keys in ascending order, all of them.
+        """Writes weights and optimizer state into `folder`, which is empty.
 
         Raises:
             PermanentError: what was written is not what was meant to be.
@@ -56,7 +60,7 @@ class Engine(Protocol):
     def segment_batches(self, batch_size: int) -> int:
         """Batches that one call of `learn` should get; between calls a fit may save, and looks at the loss."""
 
-    def learn(self, rows: Rows, order: NDArray[np.int64], batch_size: int, seed: int) -> Learnt:
+    def learn(self, rows: Rows, order: NDArray[np.int64], batch_size: int, seed: int) -> Learned:
         """Steps through the rows `order`, `batch_size` at a time; the last batch may be smaller.
 
         Args:
@@ -70,4 +74,59 @@ class Engine(Protocol):
         """Click probabilities of `rows`, [n], without dropout; ids outside their slot have a zero vector."""
 
     def close(self) -> None:
-        """Gives up memory and devices; the engine is of no use afterwards."""
+        """Releases memory and devices; the engine is of no use afterwards."""
+
+
+def require_backend(backend: str, config: NetworkConfig, *, solver: str = "", profile_steps: int = 0) -> None:
+    """Refuses what no engine does, before anything is read.
+
+    Raises:
+        ContractError: no backend has this name, or it lacks the network or a setting.
+    """
+    if backend not in BACKENDS:
+        raise ContractError(f"backend is {backend!r}, expected one of {', '.join(BACKENDS)}")
+    if backend == "hugectr" and config.network != "dcn":
+        raise ContractError(f"network is {config.network!r}, expected dcn: backend hugectr builds no other")
+    if backend != "hugectr" and solver:
+        raise ContractError(f"solver is {solver!r} for backend {backend!r}, expected none: it is HugeCTR's")
+    if profile_steps < 0:
+        raise ContractError(f"profile_steps is {profile_steps}, expected at least 0")
+    if backend != "pytorch" and profile_steps:
+        raise ContractError(f"profile_steps is {profile_steps} for backend {backend!r}, expected 0: it traces pytorch")
+
+
+def make_engine(
+    backend: str,
+    config: NetworkConfig,
+    slot_sizes: list[int],
+    settings: TrainingSettings,
+    *,
+    scratch: Path,
+    solver: str = "",
+) -> Engine:
+    """A new engine of that name, with a network that waits for its weights.
+
+    Args:
+        backend: One of `BACKENDS`.
+        config: The network.
+        slot_sizes: Number of ids per categorical column.
+        settings: Optimizer and precision.
+        scratch: Folder for files that an engine needs while it works; not created where it needs none.
+        solver: HugeCTR's own settings as a JSON object; empty = its defaults.
+
+    Raises:
+        ContractError: no backend has this name, or it refuses the network or a setting.
+        PermanentError: the backend's library is not installed, or its device is too small.
+    """
+    require_backend(backend, config, solver=solver)
+    if len(slot_sizes) != config.num_categorical or min(slot_sizes) < 1:
+        raise ContractError(f"slot sizes are {slot_sizes}, expected {config.num_categorical} of at least 1")
+    # Both libraries take seconds to import; a misuse is answered without them.
+    if backend == "pytorch":
+        from components.training.pytorch.engine import PytorchEngine
+
+        return PytorchEngine(config, slot_sizes, settings)
+    from components.training.hugectr.engine import HugectrEngine
+    from components.training.hugectr.settings import parse_solver
+
+    return HugectrEngine(config, slot_sizes, settings, parse_solver(solver), scratch=scratch)

@@ -1,12 +1,12 @@
-"""The policy of a fit, the same for every engine: which rows are learnt how often, what is kept, when it ends.
+"""The policy of a fit, the same for every engine: which rows are learned how often, what is kept, when it ends.
 
 An incremental round exists because the world may have changed, most likely within its window. Fitting the whole window
 then teaches the old world once more: with the newest third changed, that regained 20 % of the AUC lost, fitting the
 newest eighth alone 70 %; in an unchanged world the whole window is best. So a round fits several parts ("branches": the
 newest 1, 1/2, 1/4, ... of the rows), each from the parent, and the slice of the very newest rows chooses.
 
-Weights lie in folders, which the engine restores and saves; none are held here. A pass is `pass_runner`'s, its order
-`passes`', the arithmetic the engine's; what a model in the store consists of is `publish`'s.
+Weights lie in folders, which the engine restores and saves; none are held here. A pass is `passes`', the weights that a
+fit starts from are `start`'s, what a model in the store consists of is `publish`'s.
 """
 
 from __future__ import annotations
@@ -19,22 +19,19 @@ from pathlib import Path
 
 import numpy as np
 
-from components.contracts.dcn import DcnConfig
 from components.contracts.manifests import TrainingSet
 from components.contracts.metrics import log_loss, roc_auc, row_log_losses
+from components.models.configs import NetworkConfig
+from components.models.files import add_to_bias
 from components.runtime.errors import ContractError
 from components.storage.uris import local_path
-from components.training.calibration import log_odds_correction, shift_logits
 from components.training.checkpoint import FINAL, START, Checkpoint, CheckpointFolder, Moment, Position
 from components.training.config import TrainingSettings
 from components.training.engine import Engine
-from components.training.initial import write_initial
 from components.training.metrics_sink import MetricsSink
-from components.training.pass_runner import PassRunner, Surroundings, require_finite
-from components.training.passes import Part, replayed
-from components.training.progress import LogLines, Progress
+from components.training.passes import PassRows, PassRunner, Surroundings, replayed, require_finite_scores
 from components.training.rows import RowFolder, open_folders
-from components.training.start import Start
+from components.training.start import log_odds_correction, write_initial
 
 logger = logging.getLogger(__name__)
 
@@ -44,10 +41,10 @@ class FitJob:
     """One fit."""
 
     training_set: TrainingSet
-    config: DcnConfig
+    config: NetworkConfig
     settings: TrainingSettings
-    start: Start | None
-    """None = from scratch."""
+    start: Path | None
+    """Folder of the parent's weights, laid out for the training set; None = from scratch."""
     checkpoint_path: Path
     """Folder for checkpoints of this fit; a fit that finds one there continues it."""
 
@@ -57,11 +54,11 @@ class FitResult:
     """What a fit ended with."""
 
     weights: Path
-    """Folder of HugeCTR's files, with Adam's moments; scores are of all rows, also where rows were thinned."""
+    """Folder of `components.models.files`; scores are of all rows, also where rows were thinned."""
     optimizer_step: int
-    """Steps taken, those before `Start` included."""
+    """Steps taken, those of earlier rounds included."""
     early_stopping: Mapping[str, float | None]
-    """`auc` and `log_loss` of the best weights on the stopping slice, before that slice was learnt. The slice is of
+    """`auc` and `log_loss` of the best weights on the stopping slice, before that slice was learned. The slice is of
     thinned rows where the training set is, and so is what is scored: its log loss is that of another click rate than
     the held-out rows', and says which weights are better, not how good they are."""
     rows_per_second: float | None
@@ -75,7 +72,6 @@ def fit(
     *,
     clock: Callable[[], float] = time.monotonic,
     should_stop: Callable[[], bool] = lambda: False,
-    progress: Progress | None = None,
 ) -> FitResult:
     """Fits the engine's network to the training set.
 
@@ -85,15 +81,13 @@ def fit(
         sink: Takes the numbers of each epoch, and some within it.
         clock: Seconds, for speeds and for the checkpoints' interval.
         should_stop: Whether to save and end; asked between segments.
-        progress: Is told of each pass; None = log lines.
 
     Raises:
         ContractError: the training set is not what its manifest says, or has labels of one class.
         PermanentError: the loss is no longer a number.
         Preempted: `should_stop` said so; the fit is saved, and goes on where it is called again.
     """
-    surroundings = Surroundings(sink=sink, clock=clock, should_stop=should_stop, progress=progress or LogLines(clock))
-    return _Fit(job, engine, surroundings).run()
+    return _Fit(job, engine, Surroundings(sink=sink, clock=clock, should_stop=should_stop)).run()
 
 
 class _Fit:
@@ -115,8 +109,8 @@ class _Fit:
             engine,
             self._rows,
             folders,
-            self._judging,
-            surroundings,
+            judging=self._judging,
+            surroundings=surroundings,
             seed=self._settings.seed,
             checkpoint_seconds=60 * self._settings.checkpoint_minutes,
             save=lambda now: self._save(replace(self._state, now=now)),
@@ -131,7 +125,7 @@ class _Fit:
         if self._state.final_step is not None:
             return self._result()
         if found:
-            self._engine.restore(self._path(self._state.now.weights), self._state.now.step)
+            self._engine.restore(self._path(self._state.now.weights))
         while self._state.now.branch <= self._last_branch:
             while not self._ended():
                 self._epoch()
@@ -171,13 +165,12 @@ class _Fit:
 
     def _at_start(self, branch: int) -> Position:
         """The engine gets the weights that the fit began from."""
-        step = self._job.start.optimizer_step if self._job.start else 0
-        self._engine.restore(self._path(START), step)
-        return Position(branch=branch, epoch=0, step=step, weights=START)
+        self._engine.restore(self._path(START))
+        return Position(branch=branch, epoch=0, step=self._engine.num_steps, weights=START)
 
     def _path(self, weights: str) -> Path:
         if weights == START and self._job.start:
-            return self._job.start.weights
+            return self._job.start
         return self._folder.path / weights
 
     def _begin_branch(self) -> None:
@@ -186,7 +179,7 @@ class _Fit:
         if branch <= self._last_branch:
             now = self._at_start(branch)
         else:
-            self._engine.restore(self._path(best.weights), best.step)
+            self._engine.restore(self._path(best.weights))
             now = Position(branch=branch, epoch=0, step=best.step, weights=best.weights)
         self._commit(replace(self._state, now=now, branch_loss=self._state.start_loss, stale=0))
 
@@ -228,7 +221,7 @@ class _Fit:
     def _save_corrected(self, folder: Path) -> None:
         """The engine's weights, of thinned rows, as those of all rows: once, on the way to the final folder."""
         self._engine.save(folder)
-        shift_logits(folder, self._job.config, log_odds_correction(self._job.training_set.negative_rate))
+        add_to_bias(folder, log_odds_correction(self._job.training_set.negative_rate))
 
     def _result(self) -> FitResult:
         assert self._state.final_step is not None, "only an ended fit has a result"
@@ -239,13 +232,13 @@ class _Fit:
             rows_per_second=self._passes.rows_per_second,
         )
 
-    def _part(self, branch: int) -> Part:
+    def _part(self, branch: int) -> PassRows:
         """The rows of a branch's passes: the newest 1 / 2^branch of the fitted ones, and replayed ones."""
         return self._mixed(self._num_fitted - max(1, self._num_fitted >> branch), self._num_fitted)
 
-    def _mixed(self, first: int, stop: int) -> Part:
+    def _mixed(self, first: int, stop: int) -> PassRows:
         replay_first, replay_stop = self._judging.stop, len(self._rows)
-        return Part(
+        return PassRows(
             first=first,
             stop=stop,
             replay_first=replay_first,
@@ -253,7 +246,7 @@ class _Fit:
             num_replayed=replayed(stop - first, self._job.training_set.replay_share, replay_stop - replay_first),
         )
 
-    def _batch_size(self, part: Part) -> int:
+    def _batch_size(self, part: PassRows) -> int:
         wanted = max(self._settings.min_batch_size, len(part) // self._settings.min_steps)
         return min(self._settings.batch_size, wanted)
 
@@ -281,15 +274,13 @@ class _Fit:
         """The network as it is, scored on the stopping slice."""
         judging = self._rows[self._judging]
         probabilities = self._engine.score(judging)
-        require_finite(probabilities, now)
+        require_finite_scores(probabilities, now)
         scores = {"auc": roc_auc(judging.labels, probabilities), "log_loss": log_loss(judging.labels, probabilities)}
         speed = self._passes.rows_per_second
-        told = {"branch": now.branch, "epoch": now.epoch, "training_loss": training_loss}
-        self._sink.log_dict({**told, **scores, "rows_per_second": speed}, now.step)
-        said = [f"{name} {value:.5g}" for name, value in scores.items() if value is not None]
-        said += [] if training_loss is None else [f"training loss {training_loss:.5f}"]
-        said += [] if speed is None else [f"{speed:,.0f} rows/s"]
-        logger.info("%d rows, epoch %d: %s", len(self._part(now.branch)), now.epoch, ", ".join(said))
+        numbers = {"training_loss": training_loss, **scores, "rows_per_second": speed}
+        self._sink.log({"branch": now.branch, "epoch": now.epoch, **numbers}, now.step)
+        texts = [f"{name} {value:,.5g}" for name, value in numbers.items() if value is not None]
+        logger.info("%d rows, epoch %d: %s", len(self._part(now.branch)), now.epoch, ", ".join(texts))
         return Moment(
             branch=now.branch,
             epoch=now.epoch,

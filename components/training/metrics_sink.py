@@ -1,4 +1,4 @@
-"""Where a fit's numbers go: three methods, JSON lines by default, TensorBoard beside them on demand, a list in tests.
+"""Where a fit's numbers go: JSON lines by default, TensorBoard beside them on demand, a list in tests.
 
 A crash loses no line that was logged; a resumed fit appends to the same file.
 """
@@ -15,30 +15,22 @@ from components.runtime.errors import PermanentError
 
 
 class MetricsSink(Protocol):
-    """Takes numbers by name and step; None is a number that does not exist."""
+    """Takes numbers by name and step."""
 
-    def log(self, name: str, value: float | None, step: int) -> None:
-        """Takes one number."""
-
-    def log_dict(self, values: Mapping[str, float | None], step: int) -> None:
-        """Takes several numbers of one step."""
+    def log(self, values: Mapping[str, float | None], step: int) -> None:
+        """Takes the numbers of one step; None is a number that does not exist."""
 
     def close(self) -> None:
         """Releases what the sink holds."""
 
 
 class JsonLinesSink:
-    """Appends one JSON object per call to a file."""
+    """Appends one JSON object per call to a file, which the first call creates with its folder."""
 
     def __init__(self, path: Path) -> None:
-        """Appends to `path`, which is created with its folder by the first call."""
         self._path = path
 
-    def log(self, name: str, value: float | None, step: int) -> None:
-        """See `MetricsSink`."""
-        self.log_dict({name: value}, step)
-
-    def log_dict(self, values: Mapping[str, float | None], step: int) -> None:
+    def log(self, values: Mapping[str, float | None], step: int) -> None:
         """See `MetricsSink`."""
         append_line(self._path, json.dumps({"step": step, **values}))
 
@@ -59,22 +51,17 @@ class TensorBoardSink:
             from tensorboard.summary import Writer
         except ImportError as error:
             raise PermanentError(
-                f"metrics for TensorBoard need the package tensorboard, which this environment has not: {error}"
+                f"metrics for TensorBoard need the package tensorboard, which this environment lacks: {error}"
             ) from error
         self._writer = Writer(str(folder))
 
-    def log(self, name: str, value: float | None, step: int) -> None:
-        """See `MetricsSink`; a number that does not exist is no point."""
-        if value is not None:
-            self._writer.add_scalar(name, value, step)
-
-    def log_dict(self, values: Mapping[str, float | None], step: int) -> None:
+    def log(self, values: Mapping[str, float | None], step: int) -> None:
         """See `MetricsSink`; each branch of a fit has curves of its own, since all count steps from the same one."""
         branch = values.get("branch")
         prefix = "" if branch is None else f"branch_{branch:.0f}/"
         for name, value in values.items():
-            if name != "branch":
-                self.log(prefix + name, value, step)
+            if name != "branch" and value is not None:
+                self._writer.add_scalar(prefix + name, value, step)
 
     def close(self) -> None:
         """See `MetricsSink`."""
@@ -82,21 +69,15 @@ class TensorBoardSink:
 
 
 class SeveralSinks:
-    """Gives every number to each of several sinks."""
+    """Gives all numbers to each of several sinks; closing it closes them."""
 
     def __init__(self, sinks: Sequence[MetricsSink]) -> None:
-        """Takes the sinks over: closing this closes them."""
         self._sinks = sinks
 
-    def log(self, name: str, value: float | None, step: int) -> None:
+    def log(self, values: Mapping[str, float | None], step: int) -> None:
         """See `MetricsSink`."""
         for sink in self._sinks:
-            sink.log(name, value, step)
-
-    def log_dict(self, values: Mapping[str, float | None], step: int) -> None:
-        """See `MetricsSink`."""
-        for sink in self._sinks:
-            sink.log_dict(values, step)
+            sink.log(values, step)
 
     def close(self) -> None:
         """See `MetricsSink`."""
@@ -108,14 +89,9 @@ class MemorySink:
     """Keeps what it was given, in `lines`."""
 
     def __init__(self) -> None:
-        """Starts empty."""
         self.lines: list[dict[str, float | None]] = []
 
-    def log(self, name: str, value: float | None, step: int) -> None:
-        """See `MetricsSink`."""
-        self.log_dict({name: value}, step)
-
-    def log_dict(self, values: Mapping[str, float | None], step: int) -> None:
+    def log(self, values: Mapping[str, float | None], step: int) -> None:
         """See `MetricsSink`."""
         self.lines.append({"step": step, **values})
 

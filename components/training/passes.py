@@ -1,16 +1,35 @@
-"""The rows of one pass, and their order: a shuffled part of the new rows, mixed with replayed ones.
+"""One pass over a part of the rows: the order of its rows, and what is looked at between two calls of the engine.
 
-Nothing here is kept between passes: part, share and seed decide it all, so a resumed pass goes on in the same order.
-How many passes there are, over which parts, is `fit`'s.
+The order is a shuffled part of the new rows, mixed with replayed ones; part, share and seed decide it all, so a resumed
+pass goes on in the same order. Between segments a pass may be saved or broken off, its loss is checked, and its
+progress is reported. A segment's seed comes from its position alone, so a pass that goes on after a break takes the
+steps that an unbroken one takes. How many passes there are, over which parts, is `fit`'s.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import logging
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
 
+from components.contracts.metrics import log_loss, roc_auc
+from components.runtime.errors import PermanentError, Preempted
+from components.training.checkpoint import Position
+from components.training.engine import Engine, Learned
+from components.training.metrics_sink import MetricsSink
+from components.training.rows import RowFolder, Rows, place_of_rows
+
+logger = logging.getLogger(__name__)
+
+_METRICS_EVERY_SECONDS = 10.0
+_LOG_EVERY_SECONDS = 30.0
+_SAMPLE_ROWS = 8192
+"""Newest rows that are scored within a pass: some 10 ms."""
+_NAMED_ROWS = 5
 _RUN_ROWS = 1 << 10
 """Neighbouring rows that move together in a long pass."""
 _MOST_RUNS = 1 << 10
@@ -27,7 +46,7 @@ def derived_seed(*numbers: int) -> int:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Part:
+class PassRows:
     """Which rows a pass goes over."""
 
     first: int
@@ -54,7 +73,7 @@ def replayed(num_new: int, share: float, available: int) -> int:
 
 
 class PassOrder:
-    """The row numbers of one pass, in the order in which they are learnt.
+    """The row numbers of one pass, in the order in which they are learned.
 
     Up to a million rows are one permutation. A longer pass is shuffled in two steps, so that its order needs no memory
     of its length and its reads stay near each other: runs of 1024 neighbouring rows change places over the whole pass,
@@ -62,7 +81,7 @@ class PassOrder:
     places of the pass. Of the replay rows, evenly spaced ones take part, other ones in each pass.
     """
 
-    def __init__(self, part: Part, seed: int) -> None:
+    def __init__(self, part: PassRows, seed: int) -> None:
         """Makes the order that `seed` decides."""
         self._part, self._seed = part, seed
         self._offset = float(np.random.default_rng([seed, 1]).random())
@@ -114,3 +133,159 @@ class PassOrder:
             drawn = ((positions[is_replay] - num_new + self._offset) * spacing).astype(np.int64)
             rows[is_replay] = part.replay_first + np.minimum(drawn, part.replay_stop - part.replay_first - 1)
         return rows
+
+
+@dataclass(frozen=True, kw_only=True)
+class Surroundings:
+    """What a fit is given beside its job."""
+
+    sink: MetricsSink
+    """Takes the numbers of each epoch, and some within it."""
+    clock: Callable[[], float]
+    """Seconds, for speeds and intervals."""
+    should_stop: Callable[[], bool]
+    """Whether the fit is asked to save and end."""
+
+
+class PassRunner:
+    """Makes passes with one engine."""
+
+    def __init__(
+        self,
+        engine: Engine,
+        rows: Rows,
+        folders: Sequence[RowFolder],
+        *,
+        judging: slice,
+        surroundings: Surroundings,
+        seed: int,
+        checkpoint_seconds: float,
+        save: Callable[[Position], None],
+    ) -> None:
+        """Makes a runner.
+
+        Args:
+            engine: Takes the steps.
+            rows: All rows.
+            folders: Where they came from, to name the location of bad ones.
+            judging: The stopping slice among `rows`.
+            surroundings: Sink, clock, stop request.
+            seed: The fit's.
+            checkpoint_seconds: Time after which a pass is saved.
+            save: Saves the fit as it stands at a position; the position's `weights` are yet to be written.
+        """
+        self._engine, self._rows, self._folders, self._around = engine, rows, folders, surroundings
+        self._sample = rows[max(judging.start, judging.stop - _SAMPLE_ROWS) : judging.stop]
+        self._seed, self._checkpoint_seconds, self._save = seed, checkpoint_seconds, save
+        self._rows_learned, self._seconds = 0, 0.0
+        self.saved_at = self._measured_at = self._logged_at = surroundings.clock()
+
+    @property
+    def rows_per_second(self) -> float | None:
+        """Rows learned per second of learning in this process; None where there were none."""
+        return self._rows_learned / self._seconds if self._seconds > 0 else None
+
+    @property
+    def is_save_due(self) -> bool:
+        """Whether the last save is as long ago as saves may lie apart."""
+        return self._around.clock() - self.saved_at >= self._checkpoint_seconds
+
+    def run(self, part: PassRows, batch_size: int, now: Position) -> tuple[Position, float]:
+        """Goes on from `now` to the end of its pass; the position there, and the mean loss of the pass's batches.
+
+        Raises:
+            PermanentError: a loss or a score is not finite.
+            Preempted: the fit was asked to stop, and is saved.
+        """
+        order = PassOrder(part, derived_seed(self._seed, now.branch, now.epoch + 1))
+        num_batches = -(-len(part) // batch_size)
+        segment = self._engine.segment_batches(batch_size)
+        self._measured_at = self._logged_at = self._around.clock()
+        while now.batches < num_batches:
+            stop = min(now.batches + segment, num_batches)
+            began = self._around.clock()
+            numbers = order.rows(now.batches * batch_size, stop * batch_size)
+            seed = derived_seed(self._seed, now.branch, now.epoch + 1, now.batches + 1)
+            learned = self._engine.learn(self._rows, numbers, batch_size, seed)
+            self._require_finite_loss(learned, numbers, batch_size, now=now, num_batches=num_batches)
+            self._rows_learned += len(numbers)
+            self._seconds += self._around.clock() - began
+            loss_sum = now.loss_sum + learned.mean_loss * (stop - now.batches)
+            now = replace(now, batches=stop, loss_sum=loss_sum, step=self._engine.num_steps)
+            self._report(learned, now, num_batches)
+            self._save_if_due(now, num_batches)
+        ended = replace(now, epoch=now.epoch + 1, batches=0, loss_sum=0.0)
+        return ended, now.loss_sum / num_batches
+
+    def check_scores(self, now: Position) -> tuple[float | None, float | None]:
+        """AUC and log loss of the newest rows, as the network is now.
+
+        Raises:
+            PermanentError: a score is not finite: the newest step spoilt the weights.
+        """
+        probabilities = self._engine.score(self._sample)
+        require_finite_scores(probabilities, now)
+        return roc_auc(self._sample.labels, probabilities), log_loss(self._sample.labels, probabilities)
+
+    def _report(self, learned: Learned, now: Position, num_batches: int) -> None:
+        """A log line and numbers for the sink, where the last ones are long enough ago."""
+        time = self._around.clock()
+        if time - self._logged_at >= _LOG_EVERY_SECONDS:
+            self._logged_at = time
+            logger.info(
+                "branch %d, epoch %d: batch %d of %d, loss %.5f",
+                now.branch, now.epoch + 1, now.batches, num_batches, learned.mean_loss,
+            )  # fmt: skip
+        if time - self._measured_at >= _METRICS_EVERY_SECONDS:
+            self._measured_at = time
+            auc, loss = self.check_scores(now) if self._engine.scores_cheaply else (None, None)
+            numbers = {
+                "branch": now.branch,
+                "epoch": now.epoch + 1,
+                "batch": now.batches,
+                "segment_loss": learned.mean_loss,
+                "sample_auc": auc,
+                "sample_log_loss": loss,
+                "rows_per_second": self.rows_per_second,
+            }
+            self._around.sink.log(numbers, now.step)
+
+    def _save_if_due(self, now: Position, num_batches: int) -> None:
+        """Saves where it is time, and ends the fit where it is asked to end."""
+        is_asked = self._around.should_stop()
+        # What the end of a pass keeps is decided after it was judged.
+        if is_asked or (self.is_save_due and now.batches < num_batches):
+            # An engine that saves its table to score it has then half of the save behind it.
+            self.check_scores(now)
+            self._save(now)
+        if is_asked:
+            raise Preempted(f"asked to stop: saved at epoch {now.epoch + 1}, batch {now.batches} of {num_batches}")
+
+    def _require_finite_loss(
+        self, learned: Learned, numbers: NDArray[np.int64], batch_size: int, *, now: Position, num_batches: int
+    ) -> None:
+        bad = learned.bad_batches
+        if bad is None and math.isfinite(learned.mean_loss):
+            return
+        bad = bad or range(-(-len(numbers) // batch_size))
+        rows = numbers[bad.start * batch_size : bad.stop * batch_size]
+        batches = f"{now.batches + bad.start + 1}"
+        batches += f" to {now.batches + bad.stop}" if len(bad) > 1 else ""
+        raise PermanentError(
+            f"loss is not finite at epoch {now.epoch + 1}, batch {batches} of {num_batches} ({len(rows)} rows, among "
+            f"them {place_of_rows(self._folders, rows[:_NAMED_ROWS].tolist())}), expected a finite number; look at "
+            "those rows for values far from the others, or try a smaller learning rate"
+        )
+
+
+def require_finite_scores(probabilities: NDArray[np.float32], now: Position) -> None:
+    """Refuses a network that no longer scores.
+
+    Raises:
+        PermanentError: a score is not finite.
+    """
+    if num_wrong := int((~np.isfinite(probabilities)).sum()):
+        raise PermanentError(
+            f"{num_wrong} of {len(probabilities)} scores are not finite after step {now.step} (epoch {now.epoch}, "
+            f"batch {now.batches}), expected probabilities; try a smaller learning rate"
+        )

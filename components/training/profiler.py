@@ -12,17 +12,17 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from components.training.engine import Engine, Learnt
+from components.training.engine import Engine, Learned
 from components.training.rows import Rows
 
 logger = logging.getLogger(__name__)
 
 
 class ProfiledEngine:
-    """Learns as the engine it is given; the second and the following calls of `learn` are traced.
+    """Does what the engine it is given does; the second and the following calls of `learn` are traced.
 
-    The first call warms up and is left out. Traced are whole calls, so that the seeds stay those of an untraced fit:
-    as many as make the steps asked for.
+    The first call warms up and is left out. Whole calls are traced, so that the seeds stay those of an untraced fit: as
+    many as make the steps asked for.
     """
 
     def __init__(self, engine: Engine, num_steps: int, path: Path) -> None:
@@ -30,26 +30,12 @@ class ProfiledEngine:
         self._engine, self._steps_left, self._path = engine, num_steps, path
         self._is_warm = False
         self._trace: Any = None
-        self.backend, self.scores_cheaply = engine.backend, engine.scores_cheaply
 
-    @property
-    def num_steps(self) -> int:
-        """See `Engine`."""
-        return self._engine.num_steps
+    def __getattr__(self, name: str) -> Any:
+        """Everything but `learn` and `close` is the engine's."""
+        return getattr(self._engine, name)
 
-    def restore(self, weights: Path, num_steps: int) -> None:
-        """See `Engine`."""
-        self._engine.restore(weights, num_steps)
-
-    def save(self, folder: Path) -> None:
-        """See `Engine`."""
-        self._engine.save(folder)
-
-    def segment_batches(self, batch_size: int) -> int:
-        """See `Engine`."""
-        return self._engine.segment_batches(batch_size)
-
-    def learn(self, rows: Rows, order: NDArray[np.int64], batch_size: int, seed: int) -> Learnt:
+    def learn(self, rows: Rows, order: NDArray[np.int64], batch_size: int, seed: int) -> Learned:
         """See `Engine`."""
         if not self._is_warm or self._steps_left <= 0:
             self._is_warm = True
@@ -59,27 +45,23 @@ class ProfiledEngine:
 
             self._trace = profile()
             self._trace.start()
-        learnt = self._engine.learn(rows, order, batch_size, seed)
+        learned = self._engine.learn(rows, order, batch_size, seed)
         self._steps_left -= -(-len(order) // batch_size)
         if self._steps_left <= 0:
-            self._write()
-        return learnt
-
-    def score(self, rows: Rows) -> NDArray[np.float32]:
-        """See `Engine`."""
-        return self._engine.score(rows)
+            self._write_trace()
+        return learned
 
     def close(self) -> None:
         """See `Engine`; a trace that the fit's end cut short is written nevertheless."""
         try:
             if self._trace is not None:
-                self._write()
+                self._write_trace()
             elif self._steps_left > 0:
-                logger.warning("no trace was written: the engine learnt in less than two calls")
+                logger.warning("no trace was written: the engine learned in less than two calls")
         finally:
             self._engine.close()
 
-    def _write(self) -> None:
+    def _write_trace(self) -> None:
         # What was traced takes memory, and the fit goes on.
         trace, self._trace, self._steps_left = self._trace, None, 0
         trace.stop()

@@ -1,7 +1,8 @@
 """A trained model enters the model store: one folder with all that the next steps and rounds need, whole or absent.
 
 The weights are moved there, not copied, where work and store share a disk: a large table is written once, by the
-engine. The folder's layout is `manifests.Model`'s. Fitting happened before; judging comes after.
+engine. The network's own graph is exported beside them, so that deployment needs no torch. The folder's layout is
+`manifests.Model`'s. Fitting happened before; judging comes after.
 """
 
 from __future__ import annotations
@@ -14,10 +15,10 @@ from contextlib import contextmanager
 from datetime import datetime, timezone
 from pathlib import Path
 
-from components.contracts.graph_json import Graph, write_graph
 from components.contracts.manifests import Model, ValidationReport
-from components.contracts.model_files import GRAPH_FILE
-from components.runtime.durable import sha256_tree, whole_directory
+from components.models.configs import NetworkConfig
+from components.models.files import NETWORK_FILE
+from components.runtime.durable import sha256_tree, whole_directory, write_whole
 from components.runtime.errors import ContractError
 from components.storage.uris import local_path
 from components.store.models import model_folder
@@ -32,7 +33,8 @@ def publish(
     described: Callable[[str, Path, dict[str, str]], Model],
     *,
     weights: Path,
-    graph: Graph,
+    config: NetworkConfig,
+    slot_sizes: list[int],
     workflow_path: Path,
     report: ValidationReport,
     created_at: datetime,
@@ -46,7 +48,8 @@ def publish(
         store: The model store.
         described: Makes the manifest from model id, final folder and the hash of each part.
         weights: Folder of the fitted weights; it is gone afterwards. A fit that misses it makes it again.
-        graph: The network, for HugeCTR's graph JSON beside the weights.
+        config: The network, whose graph is exported.
+        slot_sizes: Number of ids per categorical column.
         workflow_path: Folder of the feature workflow.
         report: Names TFDV's statistics and schema.
         created_at: Time of the run's first try, in UTC.
@@ -61,7 +64,7 @@ def publish(
         # The weights last: what is absent is said before they are taken from the fit.
         _copy_parts(parts, workflow_path, report)
         _move(weights, parts / Model.WEIGHTS)
-        write_graph(parts / Model.WEIGHTS / GRAPH_FILE, graph)
+        _export_network(parts / Model.WEIGHTS, config, slot_sizes)
         sha256 = {name: sha256_tree(parts / name) for name in _PARTS}
         model_id = f"{created_at.astimezone(timezone.utc):%Y%m%dT%H%M%SZ}-{sha256[Model.WEIGHTS][:8]}"
         final = model_folder(store, model_id)
@@ -77,6 +80,14 @@ def publish(
             manifest.write(aside / Model.MANIFEST)
     logger.info("model %s is in the store", model_id)
     return manifest
+
+
+def _export_network(weights: Path, config: NetworkConfig, slot_sizes: list[int]) -> None:
+    from components.models.network import export_onnx
+    from components.models.scoring import load_network
+
+    network, _ = load_network(weights, config, slot_sizes)
+    write_whole(weights / NETWORK_FILE, export_onnx(network, config))
 
 
 @contextmanager

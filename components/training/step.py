@@ -13,22 +13,19 @@ from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
 
-from components.contracts.dcn import DcnConfig
-from components.contracts.graph_json import EmbeddingTable, Graph
 from components.contracts.manifests import Model, TrainingSet, ValidationReport
+from components.models.configs import NetworkConfig
 from components.runtime.durable import sha256_tree, write_whole
 from components.storage.uris import local_path
-from components.training.backends import make_engine, require_backend
 from components.training.checkpoint import START, CheckpointFolder
 from components.training.config import TrainingSettings
-from components.training.engine import Engine
+from components.training.engine import Engine, make_engine, require_backend
 from components.training.fit import FitJob, FitResult, fit
 from components.training.metrics_sink import JsonLinesSink, MetricsSink, SeveralSinks, TensorBoardSink
-from components.training.parent import continue_from, find_parent
 from components.training.preemption import StopRequest
 from components.training.profiler import ProfiledEngine
-from components.training.progress import progress_on
 from components.training.publish import publish
+from components.training.start import continue_from, find_parent
 
 logger = logging.getLogger(__name__)
 
@@ -53,7 +50,7 @@ class TrainingRun:
     """`current`, `none`, or a model's id."""
     backend: str
     """`pytorch` or `hugectr`."""
-    config: DcnConfig
+    config: NetworkConfig
     settings: TrainingSettings
     solver: str = ""
     """HugeCTR's own settings as a JSON object; empty = its defaults."""
@@ -75,10 +72,10 @@ def train(
 
     Raises:
         ContractError: an input is not what it says, or the parent does not fit.
-        PermanentError: the backend's library is not here, or training diverged.
+        PermanentError: the backend's library is not installed, or training diverged.
         Preempted: `stop` came; the fit is saved.
     """
-    require_backend(asked.backend, solver=asked.solver, profile_steps=asked.profile_steps)
+    require_backend(asked.backend, asked.config, solver=asked.solver, profile_steps=asked.profile_steps)
     parent = find_parent(asked.store, asked.parent, training_set)
     folder = asked.work / asked.run / "training"
     created_at = _begin(folder, _fingerprint(asked, training_set, parent), clock)
@@ -110,24 +107,13 @@ def train(
         asked.store,
         described,
         weights=result.weights,
-        graph=_graph(asked, training_set),
+        config=asked.config,
+        slot_sizes=training_set.slot_sizes,
         workflow_path=local_path(training_set.workflow_uri),
         report=report,
         created_at=created_at,
     )
     return model, result
-
-
-def _graph(asked: TrainingRun, training_set: TrainingSet) -> Graph:
-    settings = asked.settings
-    table = EmbeddingTable.for_rows(
-        sum(training_set.slot_sizes),
-        asked.config.embedding_dim,
-        beta1=settings.beta1,
-        beta2=settings.beta2,
-        epsilon=settings.epsilon,
-    )
-    return Graph(config=asked.config, table=table)
 
 
 def _fitted(
@@ -143,13 +129,13 @@ def _fitted(
             checkpoint_path=checkpoint,
         )
         with stop.deferred():
-            return fit(job, engine, sink, should_stop=stop, progress=progress_on())
+            return fit(job, engine, sink, should_stop=stop)
 
 
 @contextmanager
 def _sink(asked: TrainingRun, folder: Path) -> Iterator[MetricsSink]:
-    sinks: list[MetricsSink] = [TensorBoardSink(asked.tensorboard)] if asked.tensorboard else []
-    sink = SeveralSinks([JsonLinesSink(folder / METRICS), *sinks])
+    tensorboard = [TensorBoardSink(asked.tensorboard)] if asked.tensorboard else []
+    sink = SeveralSinks([JsonLinesSink(folder / METRICS), *tensorboard])
     try:
         yield sink
     finally:
@@ -160,7 +146,7 @@ def _sink(asked: TrainingRun, folder: Path) -> Iterator[MetricsSink]:
 def _engine(asked: TrainingRun, training_set: TrainingSet, folder: Path) -> Iterator[Engine]:
     scratch = folder / _SCRATCH
     shutil.rmtree(scratch, ignore_errors=True)  # as a killed try leaves it, a table and more
-    engine = make_engine(
+    engine: Any = make_engine(
         asked.backend, asked.config, training_set.slot_sizes, asked.settings, scratch=scratch, solver=asked.solver
     )
     if asked.profile_steps:

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
+import onnxruntime
 import pytest
 
 from benchmarks import serving_model
+from benchmarks.initial_model import write_initial_model
 from components.contracts.criteo import MISSING_CATEGORY
-from components.contracts.dcn import DcnConfig
 
 
 def test_drawn_rows_are_seeded_and_hold_missing_and_unseen_values():
@@ -26,25 +29,15 @@ def test_every_category_is_among_the_fitted_rows():
     assert [len(np.unique(column)) for column in fitted.categorical.T] == list(log.cardinalities)
 
 
-def test_expected_scores_are_the_networks(monkeypatch):
-    import torch
-
-    from components.contracts.dcn import dense_layout
-    from components.contracts.model_files import ModelWeights
-    from components.dcn.network import DcnNetwork, load_weights
-
-    config = DcnConfig(embedding_dim=4, num_cross_layers=2, tower=(8, 4))
+def test_expected_scores_are_the_networks(monkeypatch, tmp_path):
+    config, sizes = replace(serving_model.CONFIG, embedding_dim=4, num_cross_layers=2, tower=(8, 4)), [5] * 26
     monkeypatch.setattr(serving_model, "CONFIG", config)
-    random, sizes = np.random.default_rng(0), [5] * 26
-    weights = ModelWeights(
-        dense={n: random.normal(0, 0.3, s).astype(np.float32) for n, s in dense_layout(config)},
-        embeddings=random.normal(0, 0.3, (130, 4)).astype(np.float32),
-    )
-    network = DcnNetwork(config, sizes)
-    load_weights(network, weights)
+    weights = write_initial_model(tmp_path, config, sizes, seed=0)
+    random = np.random.default_rng(0)
     ids, dense = random.integers(0, 5, (50, 26)), random.normal(0, 1, (50, 13)).astype(np.float32)
-    with torch.no_grad():
-        expected = torch.sigmoid(network.eval()(torch.from_numpy(dense), torch.from_numpy(ids))).numpy().ravel()
+    session = onnxruntime.InferenceSession(tmp_path / "network.onnx", providers=["CPUExecutionProvider"])
+    vectors = weights.table[ids + 5 * np.arange(26)]
+    (logits,) = session.run(["logit"], {"dense": dense, "embeddings": vectors})
     found = serving_model.network_scores(weights, sizes, ids, dense)
     assert found.std() > 0.01
-    np.testing.assert_allclose(found, expected, atol=1e-6)
+    np.testing.assert_allclose(found, 1 / (1 + np.exp(-logits)), atol=1e-6)

@@ -4,36 +4,31 @@ import numpy as np
 import pytest
 import torch
 
-from benchmarks import matrix_rate, training
+from benchmarks import training
 from benchmarks.encoded_rows import SAMPLE_SLOT_SIZES, PlantedLogit, slot_sizes_for, write_step_inputs
 from benchmarks.peers import PlainDcn
 from benchmarks.step_process import memory_in
-from components.contracts.dcn import DcnConfig, dense_layout
 from components.contracts.manifests import TrainingSet, ValidationReport
-from components.contracts.model_files import ModelWeights
-from components.dcn.network import DcnNetwork, load_weights
+from components.models.files import open_model
+from components.models.scoring import load_scorer
 from components.storage.uris import local_path
 from components.training.rows import open_rows
+from components.training.start import write_initial
+from tests.support.training_world import dcn
 
 SLOT_SIZES = [3 + 2 * slot for slot in range(26)]
 
 
-def test_plain_pytorch_peer_computes_our_network():
-    random = np.random.default_rng(0)
-    config = DcnConfig(embedding_dim=4, num_cross_layers=3, tower=(16, 8), dropout=0.5)
-    weights = ModelWeights(
-        dense={n: random.normal(0, 0.2, s).astype(np.float32) for n, s in dense_layout(config)},
-        embeddings=random.normal(0, 0.3, (sum(SLOT_SIZES), 4)).astype(np.float32),
-    )
-    network = DcnNetwork(config, SLOT_SIZES)
-    load_weights(network, weights)
-    peer = PlainDcn(config, weights, SLOT_SIZES)
+def test_plain_pytorch_peer_computes_our_network(tmp_path):
+    config = dcn(embedding_dim=4, num_cross_layers=3, tower=(16, 8), dropout=0.5)
+    write_initial(tmp_path, config, SLOT_SIZES, click_rate=0.4, seed=0)
+    peer = PlainDcn(config, open_model(tmp_path, SLOT_SIZES).weights, SLOT_SIZES)
     rows, _ = PlantedLogit(SLOT_SIZES).draw(500, seed=3)
-    dense, ids = torch.from_numpy(rows.dense), torch.from_numpy(rows.ids.astype(np.int64))
+    ours = load_scorer(tmp_path, config, SLOT_SIZES).probabilities(rows.dense, rows.ids)
     with torch.no_grad():
-        ours, theirs = network.eval()(dense, ids), peer.eval()(dense, ids)
+        theirs = peer.eval()(torch.from_numpy(rows.dense), torch.from_numpy(rows.ids.astype(np.int64))).sigmoid()
     assert ours.std() > 0.1
-    torch.testing.assert_close(theirs, ours, rtol=0, atol=1e-5)
+    np.testing.assert_allclose(theirs.numpy(), ours, atol=1e-6)
 
 
 def test_tables_have_the_size_asked_for():
@@ -65,12 +60,6 @@ def test_step_finds_the_rows_that_were_drawn(tmp_path):
     found = open_rows(local_path(training_set.train_uri), 1000, training_set.slot_sizes, tmp_path / "cache")
     for name in ("labels", "dense", "ids"):
         assert np.array_equal(getattr(found, name), getattr(rows, name))
-
-
-def test_operations_are_those_of_forward_and_backward():
-    # x0 has 26 * 1 + 13 = 39 columns: 39 x 2 and 2 x 1 for the tower, 39 for each of two layers and the logit.
-    config = DcnConfig(embedding_dim=1, num_cross_layers=2, tower=(2,))
-    assert matrix_rate.operations_per_row(config) == 3 * 2 * (39 * 2 + 2 + 39 * 3)
 
 
 def test_memory_is_told_apart_by_what_backs_it():

@@ -15,25 +15,18 @@ import numpy as np
 import pytest
 
 from components.contracts.criteo import NUM_CATEGORICAL
-from components.contracts.dcn import DcnConfig, dense_layout
-from components.contracts.model_files import (
-    SPARSE_FOLDER,
-    ModelWeights,
-    num_dense_parameters,
-    open_model,
-    read_model,
-    write_model,
-)
 from components.contracts.serving import CATEGORICAL_INPUT, DENSE_INPUT
 from components.contracts.workflow import FIRST_ID, OOV_ID, TOMBSTONE, FeatureWorkflow
 from components.deployment.graph.export import build_graph
 from components.deployment.graph.parity import open_graph
+from components.models.files import TABLE, WEIGHTS_FILE, new_model, open_model
 from components.preprocessing.parent import ADMISSION_FILE, load_columns, save_columns
 from components.preprocessing.vocabularies import AdmissionRules, next_column, unseen_column
 from components.runtime.durable import sha256_tree
-from components.training.growth import RowPlan, grow
+from components.training.start import grow
+from tests.support.toy_models import ToyModel, toy_model
 
-CONFIG = DcnConfig(embedding_dim=2, num_cross_layers=1, tower=(4,))
+DIM = 2
 DAY = 86_400_000_000
 ROUNDS = 50
 CHURNING = 3
@@ -75,7 +68,7 @@ class Round:
     workflow: FeatureWorkflow
 
     def weights(self):
-        return read_model(self.folder / "weights", CONFIG, self.workflow.slot_sizes, optimizer=True)
+        return open_model(self.folder / "weights", self.workflow.slot_sizes)
 
 
 def run_round(parent: Round | None, number: int, rows, folder: Path) -> Round:
@@ -97,35 +90,38 @@ def run_round(parent: Round | None, number: int, rows, folder: Path) -> Round:
     )
     workflow.save(folder / "workflow")
     save_columns(columns, folder / "workflow")
-    (folder / "grown").mkdir()
     if parent:
-        stored = open_model(parent.folder / "weights", CONFIG, parent.workflow.slot_sizes)
-        grow(stored, RowPlan.between(parent.workflow, workflow), folder / "grown")
+        grow(parent.weights(), parent.workflow, workflow, folder / "grown")
     else:
-        write_model(folder / "grown", CONFIG, first_weights(workflow))
-    write_model(folder / "weights", CONFIG, fitted(folder / "grown", workflow, rows, number))
+        first = toy_model(workflow, embedding_dim=DIM)
+        write(folder / "grown", [(first.table, first.dense)])
+    fit(folder, workflow, rows, number)
     return Round(folder, workflow)
 
 
-def first_weights(workflow):
-    random = np.random.default_rng(0)
-    shape, size = (sum(workflow.slot_sizes), CONFIG.embedding_dim), num_dense_parameters(CONFIG)
-    return ModelWeights(
-        dense={name: random.normal(0, 0.2, s).astype(np.float32) for name, s in dense_layout(CONFIG)},
-        embeddings=random.normal(size=shape).astype(np.float32),
-        dense_moments=tuple(np.zeros((2, size), np.float32)),
-        embedding_moments=tuple(np.zeros((2, *shape), np.float32)),
-    )
+def write(folder, parts):
+    """A model whose first parts are these; the others are zero."""
+    table, dense = parts[0]
+    shapes = {TABLE: table.shape, **{name: values.shape for name, values in dense.items()}}
+    with new_model(folder, shapes) as stored:
+        for tensors, (table, dense) in zip(stored.parts, parts):
+            tensors.table[:] = table
+            for name, values in dense.items():
+                tensors.dense[name][:] = values
 
 
-def fitted(folder, workflow, rows, seed):
+def fit(folder, workflow, rows, seed):
     """Noise on the rows that the fit met, and on nothing else, as sparse Adam does."""
-    weights = read_model(folder, CONFIG, workflow.slot_sizes, optimizer=True)
+    stored = open_model(folder / "grown", workflow.slot_sizes)
     met = np.unique(workflow.encode_categorical(rows) + offsets(workflow))
     random = np.random.default_rng(1000 + seed)
-    for table in (weights.embeddings, *weights.embedding_moments):
-        table[met] += random.random((len(met), CONFIG.embedding_dim)).astype(np.float32)
-    return weights
+    for tensors in stored.parts:
+        tensors.table[met] += random.random((len(met), DIM)).astype(np.float32)
+    write(folder / "weights", [(tensors.table, tensors.dense) for tensors in stored.parts])
+
+
+def network_of(stored):
+    return ToyModel(stored.weights.table, stored.weights.dense).network()
 
 
 def offsets(workflow):
@@ -179,9 +175,7 @@ def test_ids_tables_and_state_are_bounded_by_the_worlds_rate(history):
         columns = load_columns(this.folder / "workflow", this.workflow)
         assert max(len(c.candidates.categories) for c in columns[:CHURNING]) <= most_candidates
         rows = CHURNING * most_ids + steady * (FIRST_ID + 5)
-        assert (
-            this.folder / "weights" / SPARSE_FOLDER / "emb_vector"
-        ).stat().st_size <= 4 * CONFIG.embedding_dim * rows
+        assert (this.folder / "weights" / WEIGHTS_FILE).stat().st_size <= 4 * DIM * rows + 10_000
         numbers = rows + 3 * CHURNING * most_candidates
         names = 4 * NUM_CATEGORICAL * 400  # the archive's own headers, per array
         assert (this.folder / "workflow" / ADMISSION_FILE).stat().st_size <= 8 * numbers + names
@@ -195,22 +189,22 @@ def test_every_row_is_carried_started_afresh_or_empty(history):
     entered = cleared = 0
     for before, now in zip(rounds, rounds[1:]):
         was = before.weights()
-        grown = read_model(now.folder / "grown", CONFIG, now.workflow.slot_sizes, optimizer=True)
+        grown = open_model(now.folder / "grown", now.workflow.slot_sizes)
         for column, (old, new) in enumerate(zip(before.workflow.vocabularies, now.workflow.vocabularies)):
             old_at, new_at = offsets(before.workflow)[column], offsets(now.workflow)[column]
             for position, category in enumerate(new.tolist()):
                 row, then = new_at + FIRST_ID + position, old[position] if position < len(old) else TOMBSTONE
-                moments = np.array([moment[row] for moment in grown.embedding_moments])
+                moments = np.array([moment.table[row] for moment in grown.moments])
                 if category == TOMBSTONE:
-                    assert not grown.embeddings[row].any()
+                    assert not grown.weights.table[row].any()
                     assert not moments.any()
                     cleared += then != TOMBSTONE
                 elif category == then:
-                    assert (grown.embeddings[row] == was.embeddings[old_at + FIRST_ID + position]).all()
-                    assert (moments == [m[old_at + FIRST_ID + position] for m in was.embedding_moments]).all()
+                    assert (grown.weights.table[row] == was.weights.table[old_at + FIRST_ID + position]).all()
+                    assert (moments == [m.table[old_at + FIRST_ID + position] for m in was.moments]).all()
                 else:
                     assert then == TOMBSTONE
-                    assert (grown.embeddings[row] == was.embeddings[old_at + OOV_ID]).all()
+                    assert (grown.weights.table[row] == was.weights.table[old_at + OOV_ID]).all()
                     assert not moments.any()
                     entered += 1
     assert entered > (ROUNDS - 5) * CHURNING * BORN
@@ -233,15 +227,15 @@ def test_ids_are_used_again_and_not_in_the_round_that_freed_them(history):
 def test_the_served_graph_scores_known_rows_bit_for_bit_alike_directly_after_growth(history, number):
     rounds, _ = history
     before, now = rounds[number - 1], rounds[number]
-    grown = read_model(now.folder / "grown", CONFIG, now.workflow.slot_sizes)
+    grown = open_model(now.folder / "grown", now.workflow.slot_sizes)
     random, columns = np.random.default_rng(number), []
     for old, new in zip(before.workflow.vocabularies, now.workflow.vocabularies):
         lives_on = (old != TOMBSTONE) & (old == new[: len(old)])
         columns.append(random.choice(np.r_[-1, old[lives_on]], 400))
     inputs = {DENSE_INPUT.name: random.random((400, 13), np.float32), CATEGORICAL_INPUT.name: np.stack(columns, 1)}
     first, second = (
-        open_graph(build_graph(workflow, weights, CONFIG)).run(None, inputs)[0]
-        for workflow, weights in ((before.workflow, before.weights()), (now.workflow, grown))
+        open_graph(build_graph(workflow, stored.weights.table, network_of(stored))).run(None, inputs)[0]
+        for workflow, stored in ((before.workflow, before.weights()), (now.workflow, grown))
     )
     assert np.ptp(first) > 0.1
     np.testing.assert_array_equal(first.view(np.int32), second.view(np.int32))
@@ -258,10 +252,10 @@ def test_a_category_that_returns_is_counted_again_and_gets_a_fresh_row(history, 
         last = run_round(last, ROUNDS + turn, back, tmp_path / str(turn))
         assert (gone in last.workflow.vocabularies[0]) == (turn == 1)
     id_ = FIRST_ID + int(np.flatnonzero(last.workflow.vocabularies[0] == gone)[0])
-    grown = read_model(last.folder / "grown", CONFIG, last.workflow.slot_sizes, optimizer=True)
+    grown = open_model(last.folder / "grown", last.workflow.slot_sizes)
     before = Round(tmp_path / "0", FeatureWorkflow.load(tmp_path / "0" / "workflow"))
-    np.testing.assert_array_equal(grown.embeddings[id_], before.weights().embeddings[OOV_ID])
-    assert not any(moment[id_].any() for moment in grown.embedding_moments)
+    np.testing.assert_array_equal(grown.weights.table[id_], before.weights().weights.table[OOV_ID])
+    assert not any(moment.table[id_].any() for moment in grown.moments)
 
 
 def test_going_back_to_an_older_model_is_exact(history, tmp_path):

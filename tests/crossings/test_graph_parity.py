@@ -17,12 +17,13 @@ import onnx
 import pytest
 
 from components.contracts.criteo import MISSING_CATEGORY
-from components.contracts.dcn import DcnConfig, dense_layout
-from components.contracts.model_files import ModelWeights, write_model
 from components.contracts.serving import CATEGORICAL_INPUT, DENSE_INPUT
 from components.deployment.graph.export import GraphLimits, write_graph
 from components.deployment.graph.files import GRAPH_FILE
+from components.deployment.graph.network import DENSE, read_network
 from components.deployment.graph.parity import open_graph
+from components.models.configs import DcnConfig, DeepFmConfig, DlrmConfig
+from components.models.files import NETWORK_FILE, open_model
 from tests.support.nasty_rows import nasty_rows, strange_workflow
 from tests.support.paths import REPOSITORY
 
@@ -30,9 +31,12 @@ pytestmark = pytest.mark.timeout(900)
 
 ROWS = 4096
 WORKFLOWS = {"strange vocabularies": strange_workflow(11), "other moments": strange_workflow(12, num_keys=3000)}
+WIDTHS = {"num_dense": 13, "num_categorical": 26, "embedding_dim": 8, "tower": (32, 16)}
 NETWORKS = {
-    "v1": DcnConfig(embedding_dim=8, num_cross_layers=3, tower=(32, 16)),
-    "v2": DcnConfig(embedding_dim=8, num_cross_layers=2, tower=(32, 16), projection_dim=9),
+    "dcn v1": DcnConfig(**WIDTHS, num_cross_layers=3),
+    "dcn v2": DcnConfig(**WIDTHS, num_cross_layers=2, projection_dim=9),
+    "deepfm": DeepFmConfig(**WIDTHS),
+    "dlrm": DlrmConfig(**WIDTHS),
 }
 LIMITS = {
     "label encoder": GraphLimits(),
@@ -65,16 +69,25 @@ np.savez(folder / "encoded.npz", dense=dense, ids=ids)
 SCORE = """
 import sys
 from pathlib import Path
-import numpy as np
-from components.contracts.dcn import DcnConfig
-from components.dcn.network import load_network, predict
+import numpy as np, torch
+from components.models.configs import config_from_document
+from components.models.files import NETWORK_FILE
+from components.models.network import export_onnx
+from components.models.scoring import Scorer, load_network
+from components.training.start import write_initial
 import json
 
 folder, encoded = Path(sys.argv[1]), Path(sys.argv[2])
-told = json.loads((folder / "network.json").read_text())
-network = load_network(folder, DcnConfig.from_document(told["config"]), told["slot_sizes"])
+asked = json.loads((folder / "network.json").read_text())
+config, slot_sizes = config_from_document(asked["config"]), asked["slot_sizes"]
+write_initial(folder, config, slot_sizes, click_rate=0.3, seed=1)
+network, table = load_network(folder, config, slot_sizes)
+with torch.no_grad():
+    for parameter in network.parameters():
+        parameter *= 0.4  # raw values of millions then leave float32 digits to compare
+(folder / NETWORK_FILE).write_bytes(export_onnx(network, config))
 with np.load(encoded) as rows:
-    np.save(folder / "scores.npy", predict(network, rows["dense"], rows["ids"]))
+    np.save(folder / "scores.npy", Scorer(network, table, slot_sizes).probabilities(rows["dense"], rows["ids"]))
 """
 
 
@@ -120,18 +133,12 @@ def encoded(request, tmp_path_factory, run_beside):
 
 @pytest.fixture(scope="module", params=list(NETWORKS))
 def scored(request, encoded, tmp_path_factory, run_beside):
-    """A model of that network, and the training side's scores of NVTabular's rows."""
-    config, workflow = NETWORKS[request.param], encoded.workflow
-    folder, random = tmp_path_factory.mktemp("model"), np.random.default_rng(1)
-    weights = ModelWeights(
-        dense={n: random.normal(0, 0.05, shape).astype(np.float32) for n, shape in dense_layout(config)},
-        embeddings=random.normal(0, 0.3, (sum(workflow.slot_sizes), config.embedding_dim)).astype(np.float32),
-    )
-    write_model(folder, config, weights)
-    told = {"config": config.as_document(), "slot_sizes": workflow.slot_sizes}
-    (folder / "network.json").write_text(json.dumps(told))
+    """The folder of a model of that network, and the training side's scores of NVTabular's rows."""
+    config, folder = NETWORKS[request.param], tmp_path_factory.mktemp("model")
+    asked = {"config": config.as_document(), "slot_sizes": encoded.workflow.slot_sizes}
+    (folder / "network.json").write_text(json.dumps(asked))
     run_beside("training", SCORE, folder, encoded.file)
-    return config, weights, np.load(folder / "scores.npy")
+    return folder, np.load(folder / "scores.npy")
 
 
 def _inside(graph, names):
@@ -145,10 +152,11 @@ def _inside(graph, names):
 
 
 @pytest.mark.parametrize("limits", LIMITS.values(), ids=LIMITS)
-def test_graph_repeats_nvtabular_bit_by_bit_and_the_training_side_to_a_millionth(encoded, scored, limits, tmp_path):
-    config, weights, expected = scored
-    write_graph(tmp_path, encoded.workflow, weights, config, limits)
-    dense, rows, scores = _inside(tmp_path / GRAPH_FILE, ["dense_encoded", "table_rows"])(encoded)
+def test_graph_repeats_nvtabular_bit_by_bit_and_the_training_side_to_two_millionths(encoded, scored, limits, tmp_path):
+    folder, expected = scored
+    table = open_model(folder, encoded.workflow.slot_sizes).weights.table
+    write_graph(tmp_path, encoded.workflow, table, read_network(folder / NETWORK_FILE), limits)
+    dense, rows, scores = _inside(tmp_path / GRAPH_FILE, [DENSE, "table_rows"])(encoded)
     with np.load(encoded.file) as by_nvtabular:
         offsets = np.cumsum([0, *encoded.workflow.slot_sizes[:-1]])
         np.testing.assert_array_equal(rows - offsets, by_nvtabular["ids"])
@@ -160,8 +168,8 @@ def test_graph_repeats_nvtabular_bit_by_bit_and_the_training_side_to_a_millionth
     # Values near float32's end make logits of hundreds, where its rounding is seen in whoever sums.
     plain = (np.abs(np.nan_to_num(encoded.dense)) <= 2**31).all(axis=1)
     assert plain.sum() > ROWS / 10
-    assert expected[plain].std() > 0.1
-    np.testing.assert_allclose(scores[plain, 0], expected[plain], rtol=0, atol=1e-6)
+    assert expected[plain].std() > 0.002
+    np.testing.assert_allclose(scores[plain, 0], expected[plain], rtol=0, atol=2e-6)
     np.testing.assert_allclose(scores[:, 0], expected, rtol=0, atol=5e-5)
 
 

@@ -9,12 +9,11 @@ import numpy as np
 import onnxruntime
 import pytest
 
-from components.contracts.dcn import DcnConfig
 from components.contracts.manifests import Model
-from components.contracts.model_files import read_model
 from components.contracts.serving import CATEGORICAL_INPUT, DENSE_INPUT
 from components.contracts.vocabulary_changes import vocabulary_changes
 from components.contracts.workflow import FIRST_ID, TOMBSTONE, FeatureWorkflow
+from components.models.files import open_model
 from components.storage.uris import local_path
 from inference_client.simulation.lake import write_lake
 from inference_client.simulation.world import Drift, World
@@ -43,9 +42,7 @@ def workflow_of(this):
 
 
 def weights_of(this):
-    config = DcnConfig.from_document(this.training.config)
-    folder = local_path(this.training.uri) / Model.WEIGHTS
-    return read_model(folder, config, this.training.slot_sizes, optimizer=True)
+    return open_model(local_path(this.training.uri) / Model.WEIGHTS, this.training.slot_sizes)
 
 
 def rows_of(ids, this):
@@ -71,12 +68,12 @@ def test_a_tombstones_row_is_empty_after_training_and_a_reused_one_is_learnt(lea
     third, fourth = leaving.rounds[-2:]
     now = weights_of(fourth)
     dead = rows_of([FIRST_ID + np.flatnonzero(v == TOMBSTONE) for v in workflow_of(fourth).vocabularies], fourth)
-    for table in (now.embeddings, *now.embedding_moments):
-        assert not table[dead].any()
+    for tensors in now.parts:
+        assert not tensors.table[dead].any()
     changes = vocabulary_changes(workflow_of(third), workflow_of(fourth))
     reused = rows_of([change.reused for change in changes], fourth)
-    assert now.embeddings[reused].any(axis=1).all()
-    assert now.embedding_moments[1][reused].any(axis=1).mean() > 0.5
+    assert now.weights.table[reused].any(axis=1).all()
+    assert now.moments[1].table[reused].any(axis=1).mean() > 0.5
 
 
 def test_the_released_graph_takes_a_category_that_left_for_unknown(leaving, held_out_rows):

@@ -4,5 +4,4 @@ from tests.components.deployment.conftest import (  # noqa: F401  pytest finds f
     make_candidate,
     make_parts,
     raw_rows,
-    reference_scores,
 )

@@ -7,7 +7,6 @@ import shutil
 import numpy as np
 import pytest
 
-from components.contracts.dcn import DcnConfig
 from components.contracts.serving import MODEL_NAME
 from components.deployment.canary.evidence import counted, fetch
 from components.deployment.release import ReleaseSettings, release
@@ -22,8 +21,6 @@ from tests.support.model_repository import with_versions
 from tests.support.processes import wait_for
 
 pytestmark = pytest.mark.e2e
-
-CONFIG = DcnConfig(embedding_dim=4, num_cross_layers=2, tower=(16, 8))
 
 
 @pytest.fixture
@@ -56,8 +53,13 @@ def client(triton):
 
 
 @pytest.fixture
-def expected(make_parts, reference_scores):
-    return lambda seed, rows: reference_scores(*make_parts(seed), CONFIG, *rows)
+def expected(make_parts):
+
+    def scores(seed, rows):
+        workflow, toy = make_parts(seed)
+        return toy.scores(workflow, *rows)
+
+    return scores
 
 
 def hits(server, version):

@@ -11,7 +11,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from components.contracts.dcn import DcnConfig
 from components.contracts.manifests import Release
 from components.contracts.serving import CANDIDATE_NAME, GRPC_OPTIONS, MODEL_NAME
 from components.deployment.release import ReleaseSettings, release
@@ -29,8 +28,6 @@ from tests.support.model_repository import with_versions
 from tests.support.processes import running_in_group, wait_for
 
 pytestmark = pytest.mark.e2e
-
-CONFIG = DcnConfig(embedding_dim=4, num_cross_layers=2, tower=(16, 8))
 
 
 @pytest.fixture
@@ -57,9 +54,14 @@ def deploy(settings, make_candidate):
 
 
 @pytest.fixture
-def expected(make_parts, reference_scores):
+def expected(make_parts):
     """The second opinion on `rows` of the model made with `seed`."""
-    return lambda seed, rows: reference_scores(*make_parts(seed), CONFIG, *rows)
+
+    def scores(seed, rows):
+        workflow, toy = make_parts(seed)
+        return toy.scores(workflow, *rows)
+
+    return scores
 
 
 class Altered:

@@ -1,8 +1,8 @@
 """The embedding: one hash table per GPU, Adam over the rows of a batch, and its files as HugeCTR 24.06 writes them.
 
 A key lies on GPU `key % n`, in the row that was free when it came: its value index. Loading gives keys their rows in
-the order of the file. Saving writes keys in the order of the hash table, here a seeded shuffle, but optimizer states in
-the order of value indices, for the whole workspace.
+the order of the file. Saving writes the keys of each GPU by their value indices (the dump sorts them), and optimizer
+states in the same order, for the whole workspace.
 """
 
 from __future__ import annotations
@@ -99,8 +99,7 @@ class Table:
     def save(self, folder: str) -> None:
         path = Path(folder)
         path.mkdir(exist_ok=True)
-        order = [self._random.permutation(np.array(list(rows), dtype=np.int64)) for rows in self._rows]
-        keys = np.concatenate(order)
+        keys = np.concatenate([np.array(list(rows), dtype=np.int64) for rows in self._rows])
         vectors = self.vectors[torch.from_numpy(self.places(keys, insert=False))].numpy()
         for name, content in (("key", keys.astype("<i8").tobytes()), ("emb_vector", vectors.tobytes())):
             # Written over an older file without cutting it off, as MPI's writers do.

@@ -11,7 +11,7 @@ import shutil
 import pytest
 import yaml
 
-from components.deployment.graph.memory_targets import parse_target
+from components.deployment.graph.memory import parse_target
 from pipelines.placement import read_values
 from tests.k8s.environment import environment_of
 from tests.k8s.pod import triton_container, variables

@@ -26,7 +26,6 @@ from tests.components.deployment.conftest import (  # noqa: F401  pytest finds f
     make_candidate,
     make_parts,
     raw_rows,
-    reference_scores,
 )
 from tests.k8s.pod import TritonPod, flag, triton_container
 from tests.support.processes import wait_for

@@ -55,6 +55,7 @@ INPUTS = {
     "batch_size": ("NUMBER_INTEGER", 2048),
     "max_epochs": ("NUMBER_INTEGER", 6),
     "embedding_dim": ("NUMBER_INTEGER", 16),
+    "network": ("STRING", "dcn"),
     "num_cross_layers": ("NUMBER_INTEGER", 3),
     "tower": ("STRING", "128,64"),
     "dropout": ("NUMBER_DOUBLE", 0.0),

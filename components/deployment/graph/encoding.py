@@ -1,9 +1,10 @@
 """The feature workflow as nodes: raw values in, normalised values and rows of the fused table out.
 
-Adds `dense_encoded` [n, 13] and `table_rows` [n, 26] to `graph.parts.Parts`, equal bit by bit to what
+Adds the network's dense input [n, 13] and `table_rows` [n, 26] to `graph.parts.Parts`, equal bit by bit to what
 `FeatureWorkflow` says. Two ways to look categories up, the same to whoever asks: ONNX Runtime's LabelEncoder, a hash
 map that it builds in memory while it opens the graph, and `graph.hash_table`'s table in the graph's own arrays, which
-is slower per row and costs nothing to open. What the rows hold is `graph.network`'s.
+is slower per row and costs nothing to open. What is done with rows and
+values is `graph.network`'s.
 
 All 26 columns are looked up at once: a category's key is the value plus its slot's own range of keys, so that one
 LabelEncoder has the work of 26. What is looked up is the row's distance from the slot's out-of-vocabulary row, so that
@@ -21,6 +22,7 @@ from components.contracts.criteo import CATEGORICAL, MISSING_CATEGORY, NUM_CATEG
 from components.contracts.serving import CATEGORICAL_INPUT, DENSE_INPUT
 from components.contracts.workflow import FIRST_ID, MISSING_ID, OOV_ID, TOMBSTONE, FeatureWorkflow
 from components.deployment.graph.hash_table import CHOICES, build_table
+from components.deployment.graph.network import DENSE
 from components.deployment.graph.parts import Parts
 
 _LOWEST, _HIGHEST = -(2**31), 2**32 + 2**31
@@ -35,7 +37,7 @@ _FIRST_KEY = 2**32
 
 
 def encode_dense(parts: Parts, workflow: FeatureWorkflow) -> str:
-    """Adds `dense_encoded` [n, 13], operator by operator as `FeatureWorkflow.encode_dense`; answers its name."""
+    """Adds the network's dense input [n, 13], operator by operator as `FeatureWorkflow.encode_dense`; its name."""
     missing = parts.node("IsNaN", [DENSE_INPUT.name], "dense_missing")
     if workflow.excluded_dense:
         excluded = parts.constant("dense_excluded", np.isin(np.arange(NUM_DENSE), workflow.excluded_dense))
@@ -49,7 +51,7 @@ def encode_dense(parts: Parts, workflow: FeatureWorkflow) -> str:
     wide = parts.node("Cast", [shifted], "dense_wide", to=TensorProto.DOUBLE)
     logged = parts.node("Cast", [parts.node("Log", [wide], "dense_log")], "dense_logged", to=TensorProto.FLOAT)
     centred = parts.node("Sub", [logged, parts.constant("means", workflow.means.astype(np.float32))], "dense_centred")
-    return parts.node("Div", [centred, parts.constant("stds", workflow.stds.astype(np.float32))], "dense_encoded")
+    return parts.node("Div", [centred, parts.constant("stds", workflow.stds.astype(np.float32))], DENSE)
 
 
 def encode_categorical(parts: Parts, workflow: FeatureWorkflow, *, label_encoder_entries: int) -> str:

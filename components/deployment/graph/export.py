@@ -2,12 +2,12 @@
 
 Takes a fitted `FeatureWorkflow` and a model's weights, gives a graph with the tensors of `contracts.serving`. So
 nothing is encoded outside the graph, and training and serving cannot encode differently. The encoding's nodes are
-`graph.encoding`'s, the network's `graph.network`'s, the files `graph.parts`'; proving that the graph is right is left
-to `parity`, whether it fits the server to `memory`, and where it goes to `repository`.
+`graph.encoding`'s, the network's its own exported graph (`graph.network`), the files `graph.parts`'; proving that the
+graph is right is left to `parity`, whether it fits the server to `memory`, and where it goes to `repository`.
 
-Limits, measured by `benchmarks/graph_limits.py`: a graph is one file up to `GraphLimits.inline_bytes` of tables;
+Limits, measured: a graph is one file up to `GraphLimits.inline_bytes` of tables;
 beyond, the tables lie in `model.data`, whose size only the disk limits. What stops next is this process's memory,
-which holds the table once while it writes it, then the server's (`memory`), then `graph.hash_table.MAX_KEYS`
+which maps the table while it writes it, then the server's (`memory`), then `graph.hash_table.MAX_KEYS`
 vocabulary entries.
 """
 
@@ -15,14 +15,17 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
-from components.contracts.dcn import DcnConfig
+import numpy as np
+from numpy.typing import NDArray
+
 from components.contracts.manifests import Model
-from components.contracts.model_files import ModelWeights, read_model
 from components.contracts.workflow import FeatureWorkflow
 from components.deployment.graph.encoding import encode_categorical, encode_dense
-from components.deployment.graph.network import look_up, network
+from components.deployment.graph.network import add_network, look_up, read_network
 from components.deployment.graph.parts import Parts
+from components.models.files import NETWORK_FILE, open_model
 from components.runtime.durable import sha256_tree
 from components.runtime.errors import ContractError
 from components.storage.uris import local_path
@@ -46,29 +49,35 @@ DEFAULT_LIMITS = GraphLimits()
 
 
 def build_graph(
-    workflow: FeatureWorkflow, weights: ModelWeights, config: DcnConfig, limits: GraphLimits = DEFAULT_LIMITS
+    workflow: FeatureWorkflow, table: NDArray[np.float32], network: Any, limits: GraphLimits = DEFAULT_LIMITS
 ) -> bytes:
-    """`workflow` followed by the network as one ONNX file, whatever its size; the same arguments give the same bytes.
+    """`workflow`, look-up and network as one ONNX file, whatever its size; the same arguments give the same bytes.
+
+    Args:
+        workflow: The fitted feature workflow.
+        table: Vectors of all its ids.
+        network: See `graph.network.read_network`.
+        limits: At which sizes the look-up takes another form.
 
     Raises:
-        ContractError: the weights do not fit the workflow or `config`, or one file cannot hold them (`write_graph`).
+        ContractError: the table does not fit the workflow, or one file cannot hold it (`write_graph`).
     """
-    return _parts(workflow, weights, config, limits).to_bytes()
+    return _parts(workflow, table, network, limits).to_bytes()
 
 
 def write_graph(
     folder: Path,
     workflow: FeatureWorkflow,
-    weights: ModelWeights,
-    config: DcnConfig,
+    table: NDArray[np.float32],
+    network: Any,
     limits: GraphLimits = DEFAULT_LIMITS,
 ) -> None:
     """Writes the graph into `folder` as `graph.files` names it; the same arguments give the same bytes.
 
     Raises:
-        ContractError: the weights do not fit the workflow or `config`, or are beyond what a graph can hold.
+        ContractError: the table does not fit the workflow, or is beyond what a graph can hold.
     """
-    _parts(workflow, weights, config, limits).write(folder, inline_bytes=limits.inline_bytes)
+    _parts(workflow, table, network, limits).write(folder, inline_bytes=limits.inline_bytes)
 
 
 def export(model: Model, folder: Path, limits: GraphLimits = DEFAULT_LIMITS) -> None:
@@ -89,20 +98,19 @@ def export(model: Model, folder: Path, limits: GraphLimits = DEFAULT_LIMITS) -> 
         raise ContractError(
             f"model {model.model_id} has slot sizes {model.slot_sizes}, its workflow {workflow.slot_sizes}"
         )
-    config = DcnConfig.from_document(model.config)
-    weights = read_model(stored / Model.WEIGHTS, config, model.slot_sizes)
-    write_graph(folder, workflow, weights, config, limits)
+    weights = stored / Model.WEIGHTS
+    table = open_model(weights, model.slot_sizes).weights.table
+    write_graph(folder, workflow, table, read_network(weights / NETWORK_FILE), limits)
 
 
-def _parts(workflow: FeatureWorkflow, weights: ModelWeights, config: DcnConfig, limits: GraphLimits) -> Parts:
-    expected = (sum(workflow.slot_sizes), config.embedding_dim)
-    if weights.embeddings.shape != expected:
+def _parts(workflow: FeatureWorkflow, table: NDArray[np.float32], network: Any, limits: GraphLimits) -> Parts:
+    if len(table) != sum(workflow.slot_sizes):
         raise ContractError(
-            f"embeddings have shape {weights.embeddings.shape}, expected {expected} from the workflow's vocabularies"
+            f"embeddings have {len(table)} rows, expected {sum(workflow.slot_sizes)} from the workflow's vocabularies"
         )
     parts = Parts()
     encode_dense(parts, workflow)
     encode_categorical(parts, workflow, label_encoder_entries=limits.label_encoder_entries)
-    look_up(parts, weights.embeddings)
-    network(parts, weights.dense, config)
+    look_up(parts, table)
+    add_network(parts, network)
     return parts

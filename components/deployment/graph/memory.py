@@ -1,23 +1,37 @@
 """What serving a graph takes in memory, and whether the target has it: asked before anything is staged.
 
 Takes a graph's files, gives a sum of named addends (`memory_needed`) and a refusal with all its numbers
-(`check_fits`). The factors are measurements of ONNX Runtime's CPU provider (`benchmarks/graph_limits.py`, which also
-compares the sum with the memory that a process really holds) and of Triton's processes. No GPU was there to measure:
-for one, what a graph's arrays take is arithmetic, and what CUDA itself takes is an allowance, named as such.
+(`check_fits`). The factors are measurements of ONNX Runtime's CPU provider and of Triton's processes. No GPU was there
+to measure: for one, what a graph's arrays take is arithmetic, and what CUDA itself takes is called an allowance.
 """
 
 from __future__ import annotations
 
 import re
 from dataclasses import dataclass
+from math import prod
 from pathlib import Path
 from typing import Any
 
-from components.contracts.criteo import NUM_CATEGORICAL
-from components.contracts.serving import MAX_BATCH_ROWS
+from components.contracts.serving import CATEGORICAL_INPUT, MAX_BATCH_ROWS
 from components.deployment.graph.files import GRAPH_FILE, graph_bytes
-from components.deployment.graph.memory_targets import MIB, parse_target, readable
+from components.deployment.graph.network import PREFIX
+from components.deployment.graph.parts import OPSET_IMPORTS
 from components.runtime.errors import ContractError
+
+MIB, GIB = 2**20, 2**30
+
+MIG_SLICES = {
+    "1g.5gb": 4.75, "2g.10gb": 9.62, "3g.20gb": 19.5, "4g.20gb": 19.5, "7g.40gb": 39.25,
+    "1g.10gb": 9.5, "1g.20gb": 19.5, "2g.20gb": 19.5, "3g.40gb": 39.25, "4g.40gb": 39.25, "7g.80gb": 78.75,
+    "1g.6gb": 5.81, "2g.12gb": 11.69, "4g.24gb": 23.44,
+}  # fmt: skip
+"""GiB of each MIG profile of A100 40 GB, of A100 and H100 80 GB, and of A30, as `nvidia-smi mig -lgip` tells them;
+where cards or drivers differ, the least."""
+
+_SIZE = re.compile(r"([0-9]+(?:\.[0-9]+)?)(Ki|Mi|Gi|Ti|k|M|G|T|)")
+_UNITS = {"": 1, "k": 1e3, "M": 1e6, "G": 1e9, "T": 1e12, "Ki": 2**10, "Mi": 2**20, "Gi": 2**30, "Ti": 2**40}
+
 
 _HASH_MAP_SLOT = 17
 """Bytes of one place in ONNX Runtime's hash map: key, value and a byte of control; places are a power of two, at most
@@ -33,6 +47,38 @@ _SESSION_BYTES = 4 * MIB
 """A session of an empty graph: 2 MiB measured."""
 _CUDA_CONTEXT, _CUDA_SESSION = 512 * MIB, 64 * MIB
 """Allowances, not measured: the context with its kernels once, a workspace of the libraries per session."""
+
+
+@dataclass(frozen=True)
+class MemoryTarget:
+    """Memory to serve from."""
+
+    name: str
+    num_bytes: int
+    is_gpu: bool
+
+
+def parse_target(target: str) -> MemoryTarget:
+    """What `target` names: a MIG slice (`mig-1g.5gb`), a GPU (`gpu-24Gi`), or a server's memory (`16Gi`).
+
+    Raises:
+        ContractError: it is none of these.
+
+    >>> parse_target("mig-1g.5gb").num_bytes / 2**30, parse_target("512Mi").num_bytes
+    (4.75, 536870912)
+    """
+    name = target.removeprefix("nvidia.com/")
+    if (slice_gib := MIG_SLICES.get(name.removeprefix("mig-"))) is not None:
+        return MemoryTarget(target, int(slice_gib * GIB), True)
+    if found := _SIZE.fullmatch(name.removeprefix("gpu-")):
+        return MemoryTarget(target, int(float(found[1]) * _UNITS[found[2]]), name.startswith("gpu-"))
+    slices = ", ".join(f"mig-{known}" for known in MIG_SLICES)
+    raise ContractError(f"target {target!r} is unknown, expected a size (16Gi), a GPU's (gpu-24Gi) or one of {slices}")
+
+
+def readable(num_bytes: int) -> str:
+    """The size in GiB or MiB."""
+    return f"{num_bytes / GIB:.2f} GiB" if num_bytes >= GIB else f"{num_bytes / MIB:.1f} MiB"
 
 
 @dataclass(frozen=True)
@@ -83,7 +129,7 @@ class GraphSizes:
             tables_beside=beside,
             dense=sum(tensor.ByteSize() for tensor in constants.values()) - in_message,
             label_encoder_entries=entries,
-            row=_row_bytes(constants),
+            row=_row_bytes(message),
             files=graph_bytes(graph.parent),
         )
 
@@ -166,9 +212,21 @@ def _entries(node: Any) -> int:
     return sum(int(attribute.t.dims[0]) for attribute in node.attribute if attribute.name == "keys_tensor")
 
 
-def _row_bytes(constants: dict[str, Any]) -> int:
-    """Of one row: vectors and x0, the tower's layers, DCN v2's layer at work, and ten columns of ids per slot."""
-    vectors = NUM_CATEGORICAL * constants["embeddings"].dims[1]
-    widths = [tensor.dims[1] for name, tensor in constants.items() if re.fullmatch(r"tower\.\d+\.weight", name)]
-    cross = 3 * vectors if "cross.0.u" in constants else 0
-    return int(4 * (2 * vectors + sum(widths) + cross) + 10 * 8 * NUM_CATEGORICAL)
+def _row_bytes(graph: Any) -> int:
+    """Of one row: every value that the network computes, and ten columns of ids per slot."""
+    from onnx import helper, shape_inference
+
+    # Without constants: their shapes are enough, and a table is large.
+    constants = [helper.make_tensor_value_info(t.name, t.data_type, t.dims) for t in graph.initializer]
+    bare = helper.make_graph(graph.node, graph.name, [*graph.input, *constants], graph.output)
+    model = helper.make_model(bare, opset_imports=list(OPSET_IMPORTS))
+    shapes = {
+        value.name: value.type.tensor_type.shape.dim for value in shape_inference.infer_shapes(model).graph.value_info
+    }
+    # What has no fixed first dimension has one entry per row.
+    widths = [prod(d.dim_value for d in dims[1:]) for name, dims in shapes.items() if _is_per_row(name, dims)]
+    return int(4 * sum(widths) + 10 * 8 * CATEGORICAL_INPUT.width)
+
+
+def _is_per_row(name: str, dims: Any) -> bool:
+    return name.startswith(PREFIX) and len(dims) > 0 and not dims[0].dim_value

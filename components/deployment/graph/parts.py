@@ -22,7 +22,7 @@ from components.runtime.durable import whole_file, write_whole
 from components.runtime.errors import ContractError
 
 OPSET = 17
-ML_OPSET = 4
+OPSET_IMPORTS = (helper.make_opsetid("", OPSET), helper.make_opsetid("ai.onnx.ml", 4))
 IR_VERSION = 8
 """What both ONNX Runtime here and the one in Triton's images read. LabelEncoder of ai.onnx.ml 4 takes its keys as raw
 tensors: a fifth of the time of int lists at a million keys."""
@@ -59,11 +59,6 @@ class Parts:
         """Adds a node with one output; answers the output's name."""
         self.nodes.append(helper.make_node(operator, inputs, [output], name=output, **attributes))
         return output
-
-    def split(self, source: str, outputs: list[str]) -> list[str]:
-        """Adds a node that cuts `source` [n, len(outputs)] into its columns [n, 1]; answers their names."""
-        self.nodes.append(helper.make_node("Split", [source], outputs, name=f"{source}_split", axis=1))
-        return outputs
 
     def to_bytes(self) -> bytes:
         """The graph as one message, tables included.
@@ -116,8 +111,9 @@ class Parts:
                 f"graph would be a message of {size} bytes, expected at most {MAX_MESSAGE_BYTES}, protobuf's limit"
             )
         graph.initializer.extend([*self._constants, *tables])
-        opsets = [helper.make_opsetid("", OPSET), helper.make_opsetid("ai.onnx.ml", ML_OPSET)]
-        model = helper.make_model(graph, opset_imports=opsets, producer_name="evergreen", ir_version=IR_VERSION)
+        model = helper.make_model(
+            graph, opset_imports=list(OPSET_IMPORTS), producer_name="evergreen", ir_version=IR_VERSION
+        )
         content: bytes = model.SerializeToString(deterministic=True)
         return content
 

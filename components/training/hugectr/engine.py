@@ -1,8 +1,13 @@
 """The HugeCTR engine: one `hugectr.Model` per restored weights and batch size, fed with staged Parquet.
 
-Between models, and for scoring and saving, the weights live in a folder of their own in our form; HugeCTR's own state
-is only what it has learnt since. What a step computes is HugeCTR's; which rows are learnt, in which order and how often
-is `fit`'s. Dropout is seeded by HugeCTR itself, with 0 in every model, so the seed of a call decides nothing here.
+Between models, and for scoring and saving, the weights live in a folder of their own as the store has them; HugeCTR's
+own state is only what it has learned since. What a step computes is HugeCTR's; which rows are learned, in which order
+and how often is `fit`'s. Dropout is seeded by HugeCTR itself, with 0 in every model, so the seed of a call decides
+nothing here.
+
+HugeCTR reports failed reads and writes in its log, if at all, and goes on. So what it loaded is saved and compared,
+what it saved is checked before it is taken for a model, and its own AUC is compared with that of the scores that are
+computed from its files.
 """
 
 from __future__ import annotations
@@ -21,21 +26,31 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from components.contracts.criteo import CATEGORICAL, NUM_CATEGORICAL
-from components.contracts.dcn import DcnConfig
-from components.contracts.model_files import open_model
+from components.contracts.metrics import roc_auc
+from components.models.configs import DcnConfig, NetworkConfig
+from components.models.files import StoredModel, open_model
+from components.models.scoring import load_scorer
 from components.runtime.errors import ContractError, PermanentError
 from components.training.config import TrainingSettings
-from components.training.engine import Learnt
-from components.training.hugectr import loading, saving
-from components.training.hugectr.cross_check import require_same_auc
-from components.training.hugectr.graph import Blueprint, compiled_model
-from components.training.hugectr.schedule import given_rate
-from components.training.hugectr.scoring import score_files
-from components.training.hugectr.settings import SolverSettings
-from components.training.hugectr.staging import Stage, full_batches, staged
-from components.training.hugectr.state_layout import StateLayout
-from components.training.hugectr.workspace import GpuMemory, nvidia_smi_memory, plan_workspace
+from components.training.engine import Learned
+from components.training.hugectr.files import (
+    DENSE_FILE,
+    DENSE_OPTIMIZER_FILE,
+    SPARSE_FOLDER,
+    SPARSE_OPTIMIZER_FILE,
+    StateLayout,
+    export_model,
+    import_model,
+)
+from components.training.hugectr.layers import MODEL_NAME, Blueprint, compiled_model
+from components.training.hugectr.settings import (
+    GpuMemory,
+    SolverSettings,
+    given_rate,
+    nvidia_smi_memory,
+    plan_workspace,
+)
+from components.training.hugectr.staging import Stage, full_batches, staged, write_stage
 from components.training.rows import Rows
 
 logger = logging.getLogger(__name__)
@@ -67,7 +82,7 @@ class HugectrEngine:
 
     def __init__(
         self,
-        config: DcnConfig,
+        config: NetworkConfig,
         slot_sizes: list[int],
         settings: TrainingSettings,
         solver: SolverSettings | None = None,
@@ -78,8 +93,8 @@ class HugectrEngine:
         """Makes an engine without weights; `restore` gives it some.
 
         Args:
-            config: Shape of the network.
-            slot_sizes: Number of ids per categorical column, 26 of them.
+            config: The network, a DCN.
+            slot_sizes: Number of ids per categorical column.
             settings: Optimizer and precision.
             solver: HugeCTR's own settings; None = the defaults.
             scratch: Folder for weights and staged rows: four times the model and its state, and 264 bytes per row of
@@ -91,7 +106,9 @@ class HugectrEngine:
             PermanentError: `hugectr` cannot be imported here, or the table does not fit the GPUs.
         """
         solver = solver or SolverSettings()
-        _check(slot_sizes, settings, solver)
+        if not isinstance(config, DcnConfig):
+            raise ContractError(f"network is {config.network!r}, expected dcn: backend hugectr builds no other")
+        _require_settings(settings, solver)
         try:
             self._hugectr = importlib.import_module("hugectr")
         except ImportError as error:
@@ -112,34 +129,32 @@ class HugectrEngine:
         self._num_folders = 0
         self.num_steps = 0
 
-    def restore(self, weights: Path, num_steps: int) -> None:
+    def restore(self, weights: Path) -> None:
         """See `Engine`. HugeCTR gets the weights when it next learns."""
-        open_model(weights, self._config, self._slot_sizes)
+        stored = open_model(weights, self._slot_sizes)
+        # HugeCTR takes weights of any network that are as many.
+        load_scorer(weights, self._config, self._slot_sizes)
         self._end_model()
-        self._renew_current(lambda folder: loading.copy_whole(weights, folder, self._config, self._slot_sizes))
-        self.num_steps, self._must_check = num_steps, False
+        self._renew_current(lambda folder: _copy_folder(weights, folder))
+        self.num_steps, self._must_check = stored.step, False
 
     def save(self, folder: Path) -> None:
         """See `Engine`."""
         self._bring_current()
         shutil.copytree(self._current, folder, dirs_exist_ok=True)
-        try:
-            open_model(folder, self._config, self._slot_sizes)
-        except ContractError as error:
-            raise PermanentError(f"saved model is not whole: {error}") from error
 
     def segment_batches(self, batch_size: int) -> int:
         """See `Engine`."""
         return max(1, self._solver.stage_rows // batch_size) * _SEGMENT_STAGES
 
-    def learn(self, rows: Rows, order: NDArray[np.int64], batch_size: int, seed: int) -> Learnt:
+    def learn(self, rows: Rows, order: NDArray[np.int64], batch_size: int, seed: int) -> Learned:
         """See `Engine`; the mean loss is that of the batches looked at, one in `loss_interval` and the last.
 
         A last batch that is not whole is filled up with rows from the beginning of `order`, and a batch size that the
         GPUs cannot share is rounded down, for HugeCTR takes neither.
         """
         if not len(order):
-            return Learnt(mean_loss=0.0)
+            return Learned(mean_loss=0.0)
         gpus = self._solver.num_gpus
         per_step = max(gpus, batch_size - batch_size % gpus)
         if self._running is not None and self._running.batch_size != per_step:
@@ -162,25 +177,17 @@ class HugectrEngine:
                 first, looked = looked, looked + batch
                 if not math.isfinite(loss):
                     bad = range(first * per_step // batch_size, -(-looked * per_step // batch_size))
-                    return Learnt(mean_loss=loss, bad_batches=bad)
+                    return Learned(mean_loss=loss, bad_batches=bad)
             self._forget(stage)
-        return Learnt(mean_loss=float(np.mean(losses)))
+        return Learned(mean_loss=float(np.mean(losses)))
 
     def score(self, rows: Rows) -> NDArray[np.float32]:
         """See `Engine`."""
         self._bring_current()
-        scores = score_files(self._current, self._config, self._slot_sizes, rows)
+        scorer = load_scorer(self._current, self._config, self._slot_sizes)
+        scores: NDArray[np.float32] = scorer.probabilities(rows.dense, rows.ids)
         if self._must_check and self._running is not None and self._solver.auc_tolerance:
-            folder = self._new_folder("eval")
-            require_same_auc(
-                self._running.model,
-                rows,
-                scores,
-                solver=self._solver,
-                folder=folder,
-                group_rows=self._running.stage.group_rows,
-            )
-            shutil.rmtree(folder, ignore_errors=True)
+            self._require_same_auc(self._running, rows, scores)
             self._must_check = False
         return scores
 
@@ -238,7 +245,7 @@ class HugectrEngine:
             model = compiled_model(self._hugectr, blueprint)
         except RuntimeError as error:
             raise PermanentError(f"HugeCTR cannot build the network: {error}") from error
-        loading.load(model, self._current, self._config, self._slot_sizes, self._layout, self._scratch / "load")
+        self._load(model)
         self._running = _Running(
             model=model,
             reader=model.get_data_reader_train(),
@@ -249,7 +256,8 @@ class HugectrEngine:
         if self._solver.prove_restores:
             proof = self._scratch / "proof"
             self._save_to(proof)
-            loading.require_same(self._current, proof, moments=not self._solver.use_mixed_precision)
+            current, saved = (open_model(folder, self._slot_sizes) for folder in (self._current, proof))
+            _require_same(current, saved, moments=not self._solver.use_mixed_precision)
             shutil.rmtree(proof)
         logger.info("hugectr model: batches of %d, workspace %d MiB per GPU", batch_size, self._layout.workspace_mb)
         return self._running
@@ -263,15 +271,92 @@ class HugectrEngine:
         shutil.rmtree(folder, ignore_errors=True)
 
     def _bring_current(self) -> None:
-        """Makes the folder of current weights hold what was learnt."""
+        """Makes the folder of current weights hold what was learned."""
         if not self._is_current:
             if self._running is None:
                 raise PermanentError("engine has no weights, expected a call of restore first")
             self._renew_current(self._save_to)
 
-    def _save_to(self, folder: Path) -> None:
+    def _load(self, model: Any) -> None:
+        """Gives a compiled model the current weights, and the optimizer state where there is any."""
+        stored, folder = open_model(self._current, self._slot_sizes), self._scratch / "load"
+        try:
+            export_model(stored, self._config, self._layout, folder)
+            model.load_dense_weights(str(folder / DENSE_FILE))
+            # The overloads that take lists: given names, load_sparse_optimizer_states opens the name as a path.
+            model.load_sparse_weights([str(folder / SPARSE_FOLDER)])
+            if stored.moments is not None:
+                model.load_dense_optimizer_states(str(folder / DENSE_OPTIMIZER_FILE))
+                model.load_sparse_optimizer_states([str(folder / SPARSE_OPTIMIZER_FILE)])
+        except (OSError, RuntimeError) as error:
+            raise PermanentError(f"HugeCTR cannot load {self._current}: {error}") from error
+        finally:
+            shutil.rmtree(folder, ignore_errors=True)
+
+    def _save_to(self, target: Path) -> None:
+        """Saves the running model into `target`, as the store has it."""
         assert self._running is not None
-        saving.save(self._hugectr, self._running.model, folder, self._config, self._layout, self._scratch / "saved")
+        # Made empty first: HugeCTR writes over older files without cutting them off.
+        folder = self._scratch / "saved"
+        shutil.rmtree(folder, ignore_errors=True)
+        success = self._hugectr.Error_t.Success
+        try:
+            folder.mkdir(parents=True)
+            answer = self._running.model.save_params_to_files(prefix=str(folder / MODEL_NAME), iter=0)
+            if answer is not None and answer != success:
+                raise PermanentError(f"HugeCTR answers {answer} to saving to {folder}, expected {success}")
+            import_model(folder, self._config, self._layout, target, step=self.num_steps)
+        except ContractError as error:
+            raise PermanentError(f"what HugeCTR saved is no model: {error}") from error
+        except (OSError, RuntimeError) as error:
+            raise PermanentError(f"HugeCTR cannot save to {folder}: {error}") from error
+        finally:
+            shutil.rmtree(folder, ignore_errors=True)
+
+    def _require_same_auc(self, running: _Running, rows: Rows, scores: NDArray[np.float32]) -> None:
+        """Compares the AUC of `scores` with HugeCTR's on the same rows, as many as its evaluation takes.
+
+        Nothing is compared where there is no AUC: for want of a whole evaluation batch, of a class, or of finite
+        scores; the log says so.
+
+        Raises:
+            PermanentError: they differ by more than `auc_tolerance`.
+        """
+        solver, batch = self._solver, self._solver.batchsize_eval
+        num_batches = min(len(rows) // batch, solver.max_eval_batches)
+        part = rows[: num_batches * batch]
+        judged = scores[: len(part)]
+        expected = roc_auc(part.labels, judged) if num_batches and np.isfinite(judged).all() else None
+        if expected is None:
+            logger.warning(
+                "hugectr's own AUC is not compared: %d rows make %d evaluation batches of %d, or lack clicks, rows "
+                "without one, or finite scores",
+                len(rows), num_batches, batch,
+            )  # fmt: skip
+            return
+        folder = self._new_folder("eval")
+        stage = write_stage(
+            part,
+            np.arange(len(part)),
+            batch_size=batch,
+            num_files=solver.num_gpus,
+            folder=folder,
+            group_rows=running.stage.group_rows,
+        )
+        try:
+            running.model.get_data_reader_eval().set_source(str(stage.file_list))
+            while running.model.eval():
+                pass
+            found = dict(running.model.get_eval_metrics())["AUC"]
+        except RuntimeError as error:
+            raise PermanentError(f"HugeCTR cannot evaluate: {error}") from error
+        shutil.rmtree(folder, ignore_errors=True)
+        if not abs(found - expected) <= solver.auc_tolerance:
+            raise PermanentError(
+                f"HugeCTR's AUC on {len(part)} rows is {found:.5f}, expected that of its saved files, {expected:.5f}, "
+                f"within {solver.auc_tolerance}: the files do not mean what they are taken for"
+            )
+        logger.info("hugectr's AUC on %d rows is %.5f, that of its files %.5f", len(part), found, expected)
 
     def _renew_current(self, write: Callable[[Path], None]) -> None:
         fresh = self._scratch / "fresh"
@@ -286,13 +371,34 @@ class HugectrEngine:
         return self._scratch / f"{kind}-{self._num_folders:06d}"
 
 
-def _check(slot_sizes: list[int], settings: TrainingSettings, solver: SolverSettings) -> None:
+def _copy_folder(source: Path, target: Path) -> None:
+    shutil.copytree(source, target)
+
+
+def _require_same(loaded: StoredModel, saved: StoredModel, *, moments: bool) -> None:
+    """Refuses a model that, saved right after loading, is not the one that was loaded.
+
+    Args:
+        loaded: What HugeCTR was to load.
+        saved: What it saved since, before any step.
+        moments: Whether to compare the optimizer state too, where `loaded` has any.
+
+    Raises:
+        PermanentError: a tensor differs.
+    """
+    num_parts = len(loaded.parts) if moments else 1
+    for kind, mine, its in zip(("weights", "Adam's m", "Adam's v"), loaded.parts[:num_parts], saved.parts):
+        names = [name for name, values in mine.dense.items() if not np.array_equal(values, its.dense[name])]
+        names += [] if np.array_equal(mine.table, its.table) else ["the embedding table"]
+        if names:
+            raise PermanentError(
+                f"HugeCTR holds other {kind} of {', '.join(names)} than those it was told to load; its log says what "
+                "it passed over"
+            )
+
+
+def _require_settings(settings: TrainingSettings, solver: SolverSettings) -> None:
     """Refuses what HugeCTR would refuse after minutes, or would not."""
-    if len(slot_sizes) != NUM_CATEGORICAL:
-        raise ContractError(f"there are {len(slot_sizes)} slot sizes, expected {NUM_CATEGORICAL}")
-    for name, size in zip(CATEGORICAL, slot_sizes):
-        if size < 1:
-            raise ContractError(f"slot size of {name} is {size}, expected at least 1")
     if settings.precision == "bfloat16":
         raise ContractError("precision is 'bfloat16', expected float32 or tf32; HugeCTR's own is use_mixed_precision")
     if settings.precision == "tf32" and solver.use_mixed_precision:

@@ -1,23 +1,40 @@
-"""How HugeCTR runs: what its solver takes besides `TrainingSettings`, and what this engine adds around it.
+"""How HugeCTR runs: its solver's settings, the learning rate of each step, the GPU memory of the table.
 
 Names are those of `hugectr.CreateSolver` where it has them, so NVIDIA's documentation applies. What `hugectr.Model.fit`
 takes has no setting here, because `training.fit` runs the passes of every engine; see `SolverSettings`.
+
+HugeCTR's counters of steps start anew with every model, which is made whenever weights are restored or the batch size
+changes: that of the learning-rate schedule, and Adam's t, which HugeCTR does not save. Its step is
+`w -= lr * c(t) * m / (sqrt(v) + eps)` with `c(t) = sqrt(1 - beta2^t) / (1 - beta1^t)`; t enters nowhere else, for dense
+parameters and embeddings alike. Giving it `lr * c(T) / c(t)`, with T the steps since the weights were initialised,
+therefore makes exactly the step of an Adam that never forgot its count (`given_rate`).
 """
 
 from __future__ import annotations
 
 import json
+import subprocess
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields
 from typing import Any
 
-from components.runtime.errors import ContractError
+from components.runtime.errors import ContractError, PermanentError, first_line
+from components.training.config import TrainingSettings
 
 ALL_REDUCE = ("NCCL", "OneShot")
 """Members of `hugectr.AllReduceAlgo`."""
 LR_POLICIES = ("fixed",)
 """Members of `hugectr.LrPolicy_t`."""
-SCALERS = (128.0, 256.0, 512.0, 1024.0)
-"""All that HugeCTR takes with mixed precision."""
+_USABLE = 0.9
+"""Share of a GPU's memory for the workspace; the rest is for its hash table (about 22 bytes a row), activations,
+gradients and CUDA itself."""
+_MARGIN_ROWS = 1024
+"""Room beyond the keys, since HugeCTR's hash table rounds its own counts."""
+_FLOATS_PER_ROW = 3
+"""Vectors that each row of the workspace takes: the weights and Adam's two moments."""
+
+GpuMemory = Callable[[Sequence[int]], list[int]]
+"""Gives the memory of each of some devices, MiB."""
 _COUNTS = (
     "batchsize_eval",
     "max_eval_batches",
@@ -45,8 +62,7 @@ class SolverSettings:
     """float16 products and activations (tensor cores). Saved weights stay float32, but HugeCTR keeps the embeddings'
     Adam moments as float16 then, in which second moments below 6e-8 are zero: off unless the speed is needed."""
     scaler: float = 1024.0
-    """Factor on the loss against underflow of float16 gradients; only with `use_mixed_precision`. One of 128, 256, 512
-    and 1024."""
+    """Factor on the loss against underflow of float16 gradients; only with `use_mixed_precision`."""
     use_cuda_graph: bool = True
     """Record forward and backward pass once and replay them: a step of this network is many short kernels. The
     optimizer's update is not in the record, so the learning rate may change from step to step."""
@@ -106,8 +122,8 @@ class SolverSettings:
         for name in ("decay_start", "decay_power", "end_lr", "max_workspace_mb", "auc_tolerance"):
             if not 0 <= getattr(self, name) < float("inf"):
                 raise ContractError(f"{name} is {getattr(self, name)}, expected a number of at least 0")
-        if self.scaler not in SCALERS:
-            raise ContractError(f"scaler is {self.scaler:g}, expected one of {', '.join(f'{s:g}' for s in SCALERS)}")
+        if not 0 < self.scaler < float("inf"):
+            raise ContractError(f"scaler is {self.scaler:g}, expected a positive number")
         if self.decay_start and self.decay_start < self.warmup_steps:
             raise ContractError(
                 f"decay_start is {self.decay_start}, expected at least warmup_steps {self.warmup_steps}"
@@ -151,3 +167,89 @@ def _typed(name: str, value: Any, default: Any) -> Any:
     if type(value) not in wanted:
         raise ContractError(f"{name} is {value!r}, expected a value such as {default!r}")
     return float(value) if isinstance(default, float) else value
+
+
+def scheduled_rate(base: float, solver: SolverSettings, step: int) -> float:
+    """HugeCTR's schedule: the learning rate of step number `step`, counted from 1 over all rounds.
+
+    Linear warm-up; then `base`; from `decay_start` on `base * ((start + steps - step) / steps) ^ power`, at least
+    `end_lr`.
+
+    >>> solver = SolverSettings(warmup_steps=10, decay_start=20, decay_steps=10, decay_power=1.0, end_lr=0.1)
+    >>> [round(scheduled_rate(1.0, solver, step), 3) for step in (1, 10, 15, 25, 99)]
+    [0.1, 1.0, 1.0, 0.5, 0.1]
+    """
+    if step <= solver.warmup_steps:
+        return base * step / solver.warmup_steps
+    if not solver.decay_start or step <= solver.decay_start:
+        return base
+    left = max(0.0, (solver.decay_start + solver.decay_steps - step) / solver.decay_steps)
+    return max(float(base * left**solver.decay_power), solver.end_lr)
+
+
+def given_rate(settings: TrainingSettings, solver: SolverSettings, *, step: int, model_step: int) -> float:
+    """The learning rate to give HugeCTR for step `step` of all rounds, its model's own step number `model_step`."""
+    wanted = scheduled_rate(settings.learning_rate, solver, step)
+    return wanted * _correction(settings, step) / _correction(settings, model_step)
+
+
+def _correction(settings: TrainingSettings, step: int) -> float:
+    return float((1 - settings.beta2**step) ** 0.5 / (1 - settings.beta1**step))
+
+
+def max_vocabulary_size(workspace_mb: int, dim: int) -> int:
+    """Rows that a HugeCTR workspace holds per GPU, each a vector and Adam's two.
+
+    >>> max_vocabulary_size(267, 16)
+    1458176
+    """
+    return (workspace_mb << 20) // (_FLOATS_PER_ROW * 4 * dim)
+
+
+def smallest_workspace_mb(num_rows: int, dim: int) -> int:
+    """The smallest workspace, in MiB per GPU, that holds `num_rows`.
+
+    >>> smallest_workspace_mb(1_458_176, 16), smallest_workspace_mb(1_458_177, 16)
+    (267, 268)
+    """
+    return -(-num_rows * _FLOATS_PER_ROW * 4 * dim >> 20)
+
+
+def plan_workspace(num_rows: int, dim: int, solver: SolverSettings, gpu_memory: GpuMemory) -> int:
+    """`workspace_size_per_gpu_in_mb` for a table of `num_rows` vectors of width `dim` with Adam's state.
+
+    HugeCTR stops in the middle of training when a key has no room. All keys are known before, so the size is exact; key
+    k lies on GPU k modulo their number.
+
+    Raises:
+        PermanentError: it is more than `max_workspace_mb`, or than the smallest GPU can give.
+    """
+    rows_per_gpu = -(-num_rows // solver.num_gpus)
+    needed = smallest_workspace_mb(rows_per_gpu + _MARGIN_ROWS, dim)
+    required = f"{num_rows} rows of width {dim} with Adam's state on {solver.num_gpus} GPUs need {needed} MiB per GPU"
+    if solver.max_workspace_mb:
+        if needed > solver.max_workspace_mb:
+            raise PermanentError(f"{required}, expected at most max_workspace_mb {solver.max_workspace_mb}")
+        return needed
+    memory = gpu_memory(solver.vvgpu[0])
+    if needed > (usable := int(_USABLE * min(memory))):
+        raise PermanentError(f"{required}, expected at most {usable}, 90 % of the smallest of GPUs with {memory} MiB")
+    return needed
+
+
+def nvidia_smi_memory(devices: Sequence[int]) -> list[int]:
+    """Total memory of the devices, MiB, as nvidia-smi tells it.
+
+    Raises:
+        PermanentError: nvidia-smi cannot be run or knows none of the devices.
+    """
+    command = ["nvidia-smi", "--query-gpu=index,memory.total", "--format=csv,noheader,nounits"]
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, check=True, timeout=60)
+        table = {int(index): int(mib) for index, mib in (line.split(",") for line in done.stdout.splitlines())}
+        return [table[device] for device in devices]
+    except (OSError, subprocess.SubprocessError, ValueError, KeyError) as error:
+        raise PermanentError(
+            f"memory of GPUs {list(devices)} cannot be asked of nvidia-smi ({first_line(error)}); "
+            "solver setting max_workspace_mb says it instead"
+        ) from error

@@ -1,1 +1,1 @@
-"""The PyTorch engine: a fused embedding table and hand-written steps, on the CPU or an NVIDIA GPU."""
+"""The PyTorch engine: any network behind the seam, one embedding table, on the CPU or an NVIDIA GPU."""

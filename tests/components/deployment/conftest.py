@@ -1,97 +1,29 @@
-"""A small model store with real files, and a second opinion on what its models say: float64 NumPy, row by row."""
+"""A small model store with real files, of toy models (`tests.support.toy_models`) with their second opinion."""
 
 from __future__ import annotations
 
 import dataclasses
-import math
 import shutil
 
 import numpy as np
 import pytest
 
 from components.contracts.criteo import CATEGORICAL, DENSE, MISSING_CATEGORY
-from components.contracts.dcn import DcnConfig, dense_layout
 from components.contracts.manifests import Model, ModelQuality, RawDataset, Verdict
-from components.contracts.model_files import ModelWeights, write_model
-from components.contracts.workflow import TOMBSTONE, FeatureWorkflow
 from components.runtime.durable import sha256_tree
 from components.storage.folder import FolderObjects
 from components.store.models import model_folder
 from tests.support.model_repository import OPTIONS, small_version, with_versions
-
-CONFIG = DcnConfig(embedding_dim=4, num_cross_layers=2, tower=(16, 8))
-
-
-def _known(workflow):
-    """Row in its table of every key that each vocabulary holds."""
-    return [{int(k): 3 + i for i, k in enumerate(vocabulary) if k != TOMBSTONE} for vocabulary in workflow.vocabularies]
-
-
-def _encode(workflow, known, dense_row, categorical_row):
-    values = []
-    for value, mean, std in zip(dense_row, workflow.means, workflow.stds):
-        value = workflow.fill if math.isnan(value) else float(value)
-        values.append((math.log(1.0 + max(value, workflow.clip_min)) - float(mean)) / float(std))
-    rows, offset = [], 0
-    for key, vocabulary, rows_of_keys in zip(categorical_row, workflow.vocabularies, known):
-        rows.append(offset + (1 if key == MISSING_CATEGORY else rows_of_keys.get(int(key), 2)))
-        offset += 3 + len(vocabulary)
-    return values, rows
-
-
-@pytest.fixture(scope="session")
-def reference_scores():
-    """Probabilities [n] as the papers and the contracts' docstrings define them, without the code under test."""
-
-    def forward(workflow, weights, config, dense, categorical):
-        p = {name: value.astype(np.float64) for name, value in weights.dense.items()}
-        known, answers = _known(workflow), []
-        for dense_row, categorical_row in zip(dense, categorical):
-            values, rows = _encode(workflow, known, dense_row, categorical_row)
-            x0 = np.concatenate([weights.embeddings[rows].astype(np.float64).ravel(), values])
-            cross = x0
-            for i in range(config.num_cross_layers):
-                bias = p[f"cross.{i}.bias"]
-                if config.projection_dim:
-                    cross = x0 * (cross @ p[f"cross.{i}.u"] @ p[f"cross.{i}.v"] + bias) + cross
-                else:
-                    cross = x0 * (cross @ p[f"cross.{i}.weight"]) + cross + bias
-            deep = x0
-            for i in range(len(config.tower)):
-                deep = np.maximum(deep @ p[f"tower.{i}.weight"] + p[f"tower.{i}.bias"], 0)
-            logit = np.concatenate([deep, cross]) @ p["final.weight"] + p["final.bias"]
-            answers.append(1 / (1 + np.exp(np.minimum(-logit[0], 700.0))))
-        return np.array(answers)
-
-    return forward
+from tests.support.toy_models import toy_model, toy_workflow
 
 
 @pytest.fixture(scope="session")
 def make_parts():
-    """A workflow and weights that fit it; seeded; some vocabularies empty."""
+    """A workflow and a toy model that fits it; seeded; some vocabularies empty."""
 
-    def make(seed=0, config=CONFIG, vocabularies=None):
-        random = np.random.default_rng(seed)
-        if vocabularies is None:
-            # The cardinalities and keys of the shared `raw_table`; every fifth column never saw a frequent category.
-            vocabularies = []
-            for i in range(26):
-                keys = np.unique(np.random.default_rng(1000 + i).integers(0, 2**32 - 1, 3 + 7 * i))
-                keep = random.permutation(keys)[: 0 if i % 5 == 4 else max(1, len(keys) - 2)]
-                vocabularies.append(keep.astype(np.int64))
-        workflow = FeatureWorkflow(
-            vocabularies=tuple(vocabularies),
-            fill=0.0,
-            clip_min=0.0,
-            means=random.normal(1.5, 0.5, 13).astype(np.float32),
-            stds=random.uniform(0.5, 2.0, 13).astype(np.float32),
-            frequency_threshold=2,
-        )
-        weights = ModelWeights(
-            dense={n: random.normal(0, 0.15, shape).astype(np.float32) for n, shape in dense_layout(config)},
-            embeddings=random.normal(0, 0.3, (sum(workflow.slot_sizes), config.embedding_dim)).astype(np.float32),
-        )
-        return workflow, weights
+    def make(seed=0, vocabularies=None, **shape):
+        workflow = toy_workflow(seed, vocabularies)
+        return workflow, toy_model(workflow, seed, **shape)
 
     return make
 
@@ -110,22 +42,22 @@ def raw_rows(raw_table):
 
 
 @pytest.fixture
-def make_candidate(tmp_path, make_parts, raw_table, raw_rows, reference_scores):
+def make_candidate(tmp_path, make_parts, raw_table, raw_rows):
     """A stored model with its RawDataset and Verdict; the scores are the second opinion's, not the graph's."""
 
     def make(store, seed, *, n=60, accepted=True):
         import pyarrow.parquet as pq
 
         model_id = f"model-{seed}"
-        workflow, weights = make_parts(seed)
+        workflow, toy = make_parts(seed)
         folder = model_folder(store, model_id)
-        write_model(folder / Model.WEIGHTS, CONFIG, weights)
+        toy.save(folder / Model.WEIGHTS)
         workflow.save(folder / Model.WORKFLOW)
         model = Model(
             model_id=model_id,
             uri=folder.as_uri(),
             backend="pytorch",
-            config=CONFIG.as_document(),
+            config=toy.document,
             slot_sizes=workflow.slot_sizes,
             parent_model_id=None,
             seed=seed,
@@ -149,7 +81,7 @@ def make_candidate(tmp_path, make_parts, raw_table, raw_rows, reference_scores):
             num_malformed=0, malformed_uri=None, num_duplicates=0, digest="digest",
         )  # fmt: skip
         scores = tmp_path / f"scores-{seed}.npz"
-        np.savez(scores, candidate=reference_scores(workflow, weights, CONFIG, *raw_rows(n, seed)).astype(np.float32))
+        np.savez(scores, candidate=toy.scores(workflow, *raw_rows(n, seed)).astype(np.float32))
         verdict = Verdict(
             candidate_model_id=model_id, champion_model_id=None, decision="pass" if accepted else "fail",
             accepted=accepted, reason="auc is high enough", num_rows=n, num_clicks=1, candidate=ModelQuality(),

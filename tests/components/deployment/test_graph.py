@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import subprocess
 import sys
 from pathlib import Path
@@ -14,43 +13,28 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from components.contracts.criteo import MISSING_CATEGORY
-from components.contracts.dcn import DcnConfig, dense_layout
-from components.contracts.model_files import ModelWeights
-from components.contracts.serving import CATEGORICAL_INPUT, DENSE_INPUT, MAX_BATCH_ROWS, PROBABILITY_OUTPUT
+from components.contracts.serving import CATEGORICAL_INPUT, DENSE_INPUT, PROBABILITY_OUTPUT
 from components.contracts.workflow import TOMBSTONE
 from components.deployment.graph.export import GraphLimits, build_graph, export
 from components.deployment.graph.files import GRAPH_FILE
+from components.deployment.graph.network import read_network
 from components.deployment.graph.parity import open_graph
 from components.runtime.errors import ContractError
 from tests.support.nasty_rows import nasty_rows, strange_workflow
+from tests.support.toy_models import toy_model
 
-CONFIG = DcnConfig(embedding_dim=4, num_cross_layers=2, tower=(16, 8))
-CONFIG_V2 = DcnConfig(embedding_dim=4, num_cross_layers=3, tower=(16, 8), projection_dim=5)
-BY_HASH_TABLE = GraphLimits(label_encoder_entries=0)
-NETWORKS = {
-    "v1": (CONFIG, GraphLimits()),
-    "v1, hash table": (CONFIG, BY_HASH_TABLE),
-    "v1, one layer each": (DcnConfig(embedding_dim=1, num_cross_layers=1, tower=(3,)), GraphLimits()),
-    "v1, six layers": (DcnConfig(embedding_dim=4, num_cross_layers=6, tower=(8, 4, 4)), GraphLimits()),
-    "v2": (CONFIG_V2, GraphLimits()),
-    "v2, hash table": (CONFIG_V2, BY_HASH_TABLE),
-}
+LIMITS = {"label encoder": GraphLimits(), "hash table": GraphLimits(label_encoder_entries=0)}
 WORKFLOW = strange_workflow(3)
 
 
-def weights_of(workflow, config, seed=0):
-    random = np.random.default_rng(seed)
-    return ModelWeights(
-        dense={n: random.normal(0, 0.03, shape).astype(np.float32) for n, shape in dense_layout(config)},
-        embeddings=random.normal(0, 0.3, (sum(workflow.slot_sizes), config.embedding_dim)).astype(np.float32),
-    )
+@pytest.fixture(scope="module", params=list(LIMITS))
+def served(request):
+    toy = toy_model(WORKFLOW, scale=0.05)
+    return toy, open_graph(build_graph(WORKFLOW, toy.table, toy.network(), LIMITS[request.param]))
 
 
-@pytest.fixture(scope="module", params=list(NETWORKS))
-def network(request):
-    config, limits = NETWORKS[request.param]
-    weights = weights_of(WORKFLOW, config)
-    return config, weights, open_graph(build_graph(WORKFLOW, weights, config, limits))
+def graph_of(workflow, toy):
+    return build_graph(workflow, toy.table, toy.network())
 
 
 def run(session, dense, categorical):
@@ -63,24 +47,22 @@ def bits(scores):
 
 @settings(max_examples=30, deadline=None)
 @given(seed=st.integers(0, 2**32 - 1), num_rows=st.integers(1, 40))
-def test_graph_scores_any_rows_as_the_float64_network_does(network, reference_scores, seed, num_rows):
-    config, weights, session = network
+def test_graph_scores_any_rows_as_the_float64_network_does(served, seed, num_rows):
+    toy, session = served
     dense, categorical = nasty_rows(WORKFLOW, num_rows, seed, dense_up_to=1e5, strange_dense=False)
     scores = run(session, dense, categorical)
     assert scores.shape == (num_rows, 1)
     assert scores.dtype == np.float32
-    expected = reference_scores(WORKFLOW, weights, config, dense, categorical)
+    expected = toy.scores(WORKFLOW, dense, categorical)
     np.testing.assert_allclose(scores.ravel(), expected, rtol=0, atol=1e-6)
 
 
 @settings(max_examples=20, deadline=None)
 @given(seed=st.integers(0, 2**32 - 1), num_rows=st.integers(1, 20))
-def test_dense_values_at_the_ends_of_float32_are_scored_as_by_float64_within_its_rounding(
-    network, reference_scores, seed, num_rows
-):
-    config, weights, session = network
+def test_dense_values_at_the_ends_of_float32_are_scored_as_by_float64_within_its_rounding(served, seed, num_rows):
+    toy, session = served
     dense, categorical = nasty_rows(WORKFLOW, num_rows, seed)
-    expected = reference_scores(WORKFLOW, weights, config, dense, categorical)
+    expected = toy.scores(WORKFLOW, dense, categorical)
     # Terms of hundreds cancel in some logits there, and float32's own rounding shows, however the sums are written.
     np.testing.assert_allclose(run(session, dense, categorical).ravel(), expected, rtol=0, atol=5e-5)
 
@@ -91,8 +73,8 @@ def test_dense_values_at_the_ends_of_float32_are_scored_as_by_float64_within_its
     num_rows=st.sampled_from([1, 2, 3, 5, 8, 13, 64, 100, 1000, 1024, 4095, 4096]),
     cuts=st.lists(st.integers(1, 4095), max_size=12),
 )
-def test_how_a_batch_is_cut_changes_no_bit_of_any_score(network, seed, num_rows, cuts):
-    _, _, session = network
+def test_how_a_batch_is_cut_changes_no_bit_of_any_score(served, seed, num_rows, cuts):
+    _, session = served
     dense, categorical = nasty_rows(WORKFLOW, num_rows, seed)
     whole = run(session, dense, categorical)
     ends = [0, *sorted({cut for cut in cuts if cut < num_rows}), num_rows]
@@ -100,18 +82,8 @@ def test_how_a_batch_is_cut_changes_no_bit_of_any_score(network, seed, num_rows,
     np.testing.assert_array_equal(bits(np.concatenate(parts)), bits(whole))
 
 
-@pytest.mark.parametrize("rows_each", [1, 2, 7, 64, 999], ids="{} rows each".format)
-def test_scores_are_the_same_bits_in_batches_of_every_size(network, rows_each):
-    _, _, session = network
-    dense, categorical = nasty_rows(WORKFLOW, MAX_BATCH_ROWS, 1)
-    whole = run(session, dense, categorical)
-    starts = range(0, min(MAX_BATCH_ROWS, 300 * rows_each), rows_each)
-    parts = np.concatenate([run(session, dense[i : i + rows_each], categorical[i : i + rows_each]) for i in starts])
-    np.testing.assert_array_equal(bits(parts), bits(whole[: len(parts)]))
-
-
-def test_an_infinite_value_spoils_its_own_row_at_most(network):
-    _, _, session = network
+def test_an_infinite_value_spoils_its_own_row_at_most(served):
+    _, session = served
     dense, categorical = nasty_rows(WORKFLOW, 50, 2)
     before = run(session, dense, categorical)
     dense[7, 3], dense[9, 4], dense[11, :] = np.inf, -np.inf, np.inf
@@ -123,45 +95,27 @@ def test_an_infinite_value_spoils_its_own_row_at_most(network):
     np.testing.assert_array_equal(bits(run(session, dense, categorical)[9]), bits(after[9]))
 
 
-@pytest.mark.parametrize("rank", [1, 5, 117], ids="rank {}".format)
-def test_graph_of_dcn_v2_scores_as_the_float64_network_does(make_parts, reference_scores, raw_rows, rank):
-    config = DcnConfig(embedding_dim=4, num_cross_layers=2, tower=(16, 8), projection_dim=rank)
-    workflow, weights = make_parts(7, config=config)
-    # Products of matrices grow with the rank: keep the logits where float32 is fine.
-    scale = np.float32(1 / np.sqrt(rank))
-    weights.dense.update({name: w * scale for name, w in weights.dense.items() if name.endswith(".u")})
-    model = build_graph(workflow, weights, config)
-    onnx.checker.check_model(onnx.load_from_string(model), full_check=True)
-    dense, categorical = raw_rows(300, 7)
-    scores = run(open_graph(model), dense, categorical).ravel()
-    expected = reference_scores(workflow, weights, config, dense, categorical)
-    assert expected.std() > 0.05
-    np.testing.assert_allclose(scores, expected, atol=2e-6)
-
-
-def test_empty_vocabularies_everywhere_still_tell_missing_from_unknown(make_parts, reference_scores, raw_rows):
-    workflow, weights = make_parts(5, vocabularies=[np.zeros(0, np.int64)] * 26)
+def test_empty_vocabularies_everywhere_still_tell_missing_from_unknown(make_parts, raw_rows):
+    workflow, toy = make_parts(5, vocabularies=[np.zeros(0, np.int64)] * 26)
     dense, categorical = raw_rows(20, 5)
     categorical[0] = MISSING_CATEGORY
     categorical[1:] = 7
     dense[:] = dense[0]
-    scores = run(open_graph(build_graph(workflow, weights, CONFIG)), dense, categorical).ravel()
-    np.testing.assert_allclose(scores, reference_scores(workflow, weights, CONFIG, dense, categorical), atol=2e-6)
+    scores = run(open_graph(build_graph(workflow, toy.table, toy.network())), dense, categorical).ravel()
+    np.testing.assert_allclose(scores, toy.scores(workflow, dense, categorical), atol=2e-6)
     assert scores[0] != scores[1]
 
 
 @pytest.mark.parametrize("every", [1, 3], ids=["all evicted", "some evicted"])
-def test_an_evicted_category_is_served_as_unknown_and_the_others_keep_their_rows(
-    make_parts, reference_scores, raw_rows, every
-):
-    workflow, weights = make_parts(6)
+def test_an_evicted_category_is_served_as_unknown_and_the_others_keep_their_rows(make_parts, raw_rows, every):
+    workflow, toy = make_parts(6)
     buried = [v.copy() for v in workflow.vocabularies]
     for vocabulary in buried:
         vocabulary[::every] = TOMBSTONE
     evicted, _ = make_parts(6, vocabularies=buried)
     dense, categorical = raw_rows(200, 6)
     categorical[:3] = TOMBSTONE
-    model = onnx.load_from_string(build_graph(evicted, weights, CONFIG))
+    model = onnx.load_from_string(build_graph(evicted, toy.table, toy.network()))
     model.graph.output.append(onnx.helper.make_empty_tensor_value_info("table_rows"))
     inputs = {DENSE_INPUT.name: dense, CATEGORICAL_INPUT.name: categorical}
     scores, rows = open_graph(model.SerializeToString()).run(None, inputs)
@@ -169,19 +123,17 @@ def test_an_evicted_category_is_served_as_unknown_and_the_others_keep_their_rows
     np.testing.assert_array_equal(ids, evicted.encode_categorical(categorical))
     before = workflow.encode_categorical(categorical)
     np.testing.assert_array_equal(ids, np.where((before >= 3) & ((before - 3) % every == 0), 2, before))
-    np.testing.assert_allclose(
-        scores.ravel(), reference_scores(evicted, weights, CONFIG, dense, categorical), atol=2e-6
-    )
+    np.testing.assert_allclose(scores.ravel(), toy.scores(evicted, dense, categorical), atol=2e-6)
 
 
 def test_same_model_gives_the_same_bytes_and_another_does_not(make_parts):
-    first, again, other = (build_graph(*make_parts(seed), CONFIG) for seed in (1, 1, 2))
+    first, again, other = (graph_of(*make_parts(seed)) for seed in (1, 1, 2))
     assert first == again
     assert first != other
 
 
 def test_graph_is_valid_onnx_of_the_promised_versions_and_tensors(make_parts):
-    model = onnx.load_from_string(build_graph(*make_parts(1), CONFIG))
+    model = onnx.load_from_string(graph_of(*make_parts(1)))
     onnx.checker.check_model(model, full_check=True)
     assert model.ir_version == 8
     assert {o.domain: o.version for o in model.opset_import} == {"": 17, "ai.onnx.ml": 4}
@@ -189,15 +141,38 @@ def test_graph_is_valid_onnx_of_the_promised_versions_and_tensors(make_parts):
     assert [o.name for o in model.graph.output] == [PROBABILITY_OUTPUT.name]
 
 
-def test_weights_of_another_vocabulary_are_refused(make_parts):
-    workflow, weights = make_parts(1)
-    with pytest.raises(ContractError, match=r"embeddings have shape .* expected"):
-        build_graph(workflow, dataclasses.replace(weights, embeddings=weights.embeddings[:-1]), CONFIG)
+def test_a_table_of_another_vocabulary_is_refused(make_parts):
+    workflow, toy = make_parts(1)
+    with pytest.raises(ContractError, match=r"embeddings have \d+ rows, expected \d+ from"):
+        build_graph(workflow, toy.table[:-1], toy.network())
+
+
+def renamed(network):
+    network.graph.output[0].name = "logits"
+
+
+def of_another_opset(network):
+    network.opset_import[0].version = 13
+
+
+@pytest.mark.parametrize(
+    ("spoil", "message"),
+    [(renamed, "has tensors .*'logits'"), (of_another_opset, "has operator sets {'': 13}, expected version 17")],
+)
+def test_a_network_that_is_not_as_exported_is_refused(make_parts, tmp_path, spoil, message):
+    network = make_parts(1)[1].network()
+    spoil(network)
+    onnx.save(network, tmp_path / "network.onnx")
+    with pytest.raises(ContractError, match=message):
+        read_network(tmp_path / "network.onnx")
+    (tmp_path / "network.onnx").write_bytes(b"torn")
+    with pytest.raises(ContractError, match=r"network\.onnx cannot be read"):
+        read_network(tmp_path / "network.onnx")
 
 
 def test_a_damaged_weight_file_is_refused(make_candidate, tmp_path):
     model, _, _ = make_candidate(tmp_path / "store", 1)
-    file = tmp_path / "store" / "models" / "model-1" / "weights" / "dcn_dense_0.model"
+    file = tmp_path / "store" / "models" / "model-1" / "weights" / "weights.safetensors"
     content = bytearray(file.read_bytes())
     content[100] ^= 1
     file.write_bytes(bytes(content))

@@ -10,28 +10,25 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from components.contracts.criteo import CATEGORICAL, DENSE, MISSING_CATEGORY
-from components.contracts.dcn import DcnConfig, dense_layout
-from components.contracts.model_files import ModelWeights
+from components.contracts.criteo import CATEGORICAL, MISSING_CATEGORY
+from components.contracts.criteo import DENSE as DENSE_COLUMNS
 from components.contracts.serving import CATEGORICAL_INPUT, DENSE_INPUT
 from components.contracts.workflow import TOMBSTONE
 from components.deployment.graph.export import GraphLimits, build_graph
+from components.deployment.graph.network import DENSE
 from components.deployment.graph.parity import open_graph
 from tests.support.nasty_rows import STRANGE_CATEGORIES, STRANGE_DENSE, nasty_rows, strange_workflow
+from tests.support.toy_models import toy_model
 
-CONFIG = DcnConfig(embedding_dim=1, num_cross_layers=1, tower=(2,))
 LIMITS = {"label encoder": GraphLimits(), "hash table": GraphLimits(label_encoder_entries=0)}
 WORKFLOW = strange_workflow()
 
 
 def encoder(workflow, limits):
     """Dense [n, 13] and rows of the fused table [n, 26], as the graph has them inside."""
-    weights = ModelWeights(
-        dense={name: np.ones(shape, np.float32) for name, shape in dense_layout(CONFIG)},
-        embeddings=np.zeros((sum(workflow.slot_sizes), 1), np.float32),
-    )
-    model = onnx.load_from_string(build_graph(workflow, weights, CONFIG, limits))
-    names = ["dense_encoded", "table_rows"]
+    toy = toy_model(workflow, embedding_dim=1, hidden=2)
+    model = onnx.load_from_string(build_graph(workflow, toy.table, toy.network(), limits))
+    names = [DENSE, "table_rows"]
     model.graph.output.extend(map(onnx.helper.make_empty_tensor_value_info, names))
     session = open_graph(model.SerializeToString())
     return lambda dense, categorical: session.run(names, {DENSE_INPUT.name: dense, CATEGORICAL_INPUT.name: categorical})
@@ -96,7 +93,9 @@ def test_a_grown_vocabulary_keeps_every_row_and_adds_the_new(limits):
 
 
 @pytest.mark.parametrize("limits", LIMITS.values(), ids=LIMITS)
-@pytest.mark.parametrize("excluded", [("I2", "C1", "C17"), CATEGORICAL, DENSE], ids=["some", "categories", "dense"])
+@pytest.mark.parametrize(
+    "excluded", [("I2", "C1", "C17"), CATEGORICAL, DENSE_COLUMNS], ids=["some", "categories", "dense"]
+)
 def test_what_excluded_columns_hold_is_missing_in_the_graph(excluded, limits):
     nothing = np.zeros(0, np.int64)
     kept = [nothing if name in excluded else v for name, v in zip(CATEGORICAL, WORKFLOW.vocabularies)]
@@ -104,7 +103,7 @@ def test_what_excluded_columns_hold_is_missing_in_the_graph(excluded, limits):
     dense, categorical = nasty_rows(WORKFLOW, 400, 5)
     values, rows = encoder(workflow, limits)(dense, categorical)
     blanked_dense, blanked = dense.copy(), categorical.copy()
-    blanked_dense[:, [name in excluded for name in DENSE]] = np.nan
+    blanked_dense[:, [name in excluded for name in DENSE_COLUMNS]] = np.nan
     blanked[:, [name in excluded for name in CATEGORICAL]] = MISSING_CATEGORY
     np.testing.assert_array_equal(rows, expected_rows(workflow, blanked))
     np.testing.assert_array_equal(values.view(np.int32), WORKFLOW.encode_dense(blanked_dense).view(np.int32))

@@ -9,7 +9,6 @@ import numpy as np
 import onnx
 import pytest
 
-from components.contracts.dcn import DcnConfig
 from components.contracts.serving import CATEGORICAL_INPUT, DENSE_INPUT
 from components.deployment.graph import parts as graph_parts
 from components.deployment.graph.export import GraphLimits, build_graph, write_graph
@@ -18,10 +17,14 @@ from components.deployment.graph.parity import open_graph
 from components.deployment.graph.parts import ALIGNMENT
 from components.runtime.errors import ContractError
 
-CONFIG = DcnConfig(embedding_dim=4, num_cross_layers=2, tower=(16, 8))
 BESIDE = GraphLimits(inline_bytes=0)
 ALL_BESIDE = GraphLimits(inline_bytes=0, label_encoder_entries=0)
 BOTH = pytest.mark.parametrize("limits", [BESIDE, ALL_BESIDE], ids=["embeddings beside", "hash table beside too"])
+
+
+def parts(made):
+    workflow, toy = made
+    return workflow, toy.table, toy.network()
 
 
 @pytest.fixture
@@ -30,7 +33,7 @@ def written(make_parts, tmp_path):
 
     def write(limits=BESIDE, name="graph", seed=1):
         folder = tmp_path / name
-        write_graph(folder, *make_parts(seed), CONFIG, limits)
+        write_graph(folder, *parts(make_parts(seed)), limits)
         return folder
 
     return write
@@ -50,7 +53,7 @@ def names(folder):
 def test_tables_beside_the_message_change_no_bit_of_a_score(written, scores, make_parts, limits):
     folder = written(limits)
     assert names(folder) == [DATA_FILE, GRAPH_FILE]
-    expected = scores(build_graph(*make_parts(1), CONFIG))
+    expected = scores(build_graph(*parts(make_parts(1))))
     np.testing.assert_array_equal(scores(folder / GRAPH_FILE).view(np.int32), expected.view(np.int32))
 
 
@@ -65,11 +68,11 @@ def test_what_lies_beside_is_valid_onnx_and_each_table_starts_a_page(written, ma
     assert {int(place["offset"]) % ALIGNMENT for place in places.values()} == {0}
     data = (folder / DATA_FILE).read_bytes()
     start, length = (int(places["embeddings"][key]) for key in ("offset", "length"))
-    assert data[start : start + length] == make_parts(1)[1].embeddings.tobytes()
+    assert data[start : start + length] == make_parts(1)[1].table.tobytes()
 
 
 def test_the_limit_is_on_the_tables_bytes_and_a_table_at_the_limit_stays_inside(written, make_parts):
-    table = make_parts(1)[1].embeddings.nbytes
+    table = make_parts(1)[1].table.nbytes
     assert names(written(GraphLimits(inline_bytes=table), "at")) == [GRAPH_FILE]
     assert names(written(GraphLimits(inline_bytes=table - 1), "above")) == [DATA_FILE, GRAPH_FILE]
 
@@ -89,7 +92,7 @@ def test_a_graph_written_over_another_leaves_nothing_of_it(written, scores, make
     folder = written(BESIDE, seed=2)
     assert written(GraphLimits()) == folder
     assert names(folder) == [GRAPH_FILE]
-    np.testing.assert_array_equal(scores(folder / GRAPH_FILE), scores(build_graph(*make_parts(1), CONFIG)))
+    np.testing.assert_array_equal(scores(folder / GRAPH_FILE), scores(build_graph(*parts(make_parts(1)))))
 
 
 def test_an_absent_table_file_is_named(written):
@@ -142,9 +145,9 @@ def test_hard_links_of_both_files_are_the_graph(written, scores, tmp_path):
 def test_a_message_beyond_protobufs_limit_is_refused_and_nothing_is_left(make_parts, tmp_path, monkeypatch):
     monkeypatch.setattr(graph_parts, "MAX_MESSAGE_BYTES", 1000)
     with pytest.raises(ContractError, match=r"message of \d+ bytes, expected at most 1000"):
-        build_graph(*make_parts(1), CONFIG)
+        build_graph(*parts(make_parts(1)))
     with pytest.raises(ContractError, match="expected at most 1000"):
-        write_graph(tmp_path, *make_parts(1), CONFIG, BESIDE)
+        write_graph(tmp_path, *parts(make_parts(1)), BESIDE)
     assert not list(tmp_path.iterdir())
 
 
@@ -155,20 +158,19 @@ def test_a_full_disk_leaves_no_half_of_a_graph(make_parts, tmp_path, monkeypatch
 
     monkeypatch.setattr(graph_parts, "_write_in_chunks", full)
     with pytest.raises(OSError, match="No space left"):
-        write_graph(tmp_path, *make_parts(1), CONFIG, BESIDE)
+        write_graph(tmp_path, *parts(make_parts(1)), BESIDE)
     assert not list(tmp_path.iterdir())
 
 
 @pytest.mark.slow
-def test_a_table_beyond_two_gigabytes_is_written_and_scored(tmp_path, make_parts, reference_scores, raw_rows):
-    config = DcnConfig(embedding_dim=2048, num_cross_layers=1, tower=(4,))
+def test_a_table_beyond_two_gigabytes_is_written_and_scored(tmp_path, make_parts, raw_rows):
     vocabularies = [np.arange(11_000, dtype=np.int64) for _ in range(26)]
-    workflow, weights = make_parts(1, config=config, vocabularies=vocabularies)
-    assert weights.embeddings.nbytes > 2**31
-    write_graph(tmp_path, workflow, weights, config)
+    workflow, toy = make_parts(1, vocabularies, embedding_dim=2048, hidden=4)
+    assert toy.table.nbytes > 2**31
+    write_graph(tmp_path, *parts((workflow, toy)))
     dense, categorical = raw_rows(20, 1)
     categorical[::2] = np.random.default_rng(0).integers(0, 11_000, categorical[::2].shape)
     session = open_graph(tmp_path / GRAPH_FILE)
     found = session.run(None, {DENSE_INPUT.name: dense, CATEGORICAL_INPUT.name: categorical})[0].ravel()
     # Fifty thousand values are summed here: float32's rounding is that much larger.
-    np.testing.assert_allclose(found, reference_scores(workflow, weights, config, dense, categorical), atol=1e-3)
+    np.testing.assert_allclose(found, toy.scores(workflow, dense, categorical), atol=1e-3)

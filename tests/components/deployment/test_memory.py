@@ -7,15 +7,21 @@ import dataclasses
 import onnx
 import pytest
 
-from components.contracts.dcn import DcnConfig
 from components.contracts.serving import MAX_BATCH_ROWS
 from components.deployment.graph.export import GraphLimits, write_graph
 from components.deployment.graph.files import GRAPH_FILE
-from components.deployment.graph.memory import GraphSizes, check_fits, hash_map_bytes, memory_needed
-from components.deployment.graph.memory_targets import GIB, MIB, MIG_SLICES, parse_target
+from components.deployment.graph.memory import (
+    GIB,
+    MIB,
+    MIG_SLICES,
+    GraphSizes,
+    check_fits,
+    hash_map_bytes,
+    memory_needed,
+    parse_target,
+)
 from components.runtime.errors import ContractError
 
-CONFIG = DcnConfig(embedding_dim=4, num_cross_layers=2, tower=(16, 8))
 LIMITS = {
     "one file": GraphLimits(),
     "embeddings beside": GraphLimits(inline_bytes=0),
@@ -25,10 +31,10 @@ LIMITS = {
 
 @pytest.fixture
 def written(make_parts, tmp_path):
-    def write(limits, config=CONFIG):
-        workflow, weights = make_parts(1, config=config)
-        write_graph(tmp_path / "graph", workflow, weights, config, limits)
-        return tmp_path / "graph", workflow, weights
+    def write(limits, **shape):
+        workflow, toy = make_parts(1, **shape)
+        write_graph(tmp_path / "graph", workflow, toy.table, toy.network(), limits)
+        return tmp_path / "graph", workflow, toy
 
     return write
 
@@ -39,17 +45,17 @@ def by_name(addends):
 
 @pytest.mark.parametrize("limits", LIMITS.values(), ids=LIMITS)
 def test_sizes_are_those_of_the_files(written, limits):
-    folder, workflow, weights = written(limits)
+    folder, workflow, toy = written(limits)
     sizes = GraphSizes.of(folder / GRAPH_FILE)
     entries = 26 + sum(map(len, workflow.vocabularies))
     is_beside, is_hashed = limits.inline_bytes == 0, limits.label_encoder_entries == 0
     tables = sizes.tables_beside if is_beside else sizes.tables_in_message
     hashed = 12 * (1 + 1.25 * entries) if is_hashed else 0
     # Primes and the entries in the message round up.
-    assert weights.embeddings.nbytes + hashed <= tables <= weights.embeddings.nbytes + hashed + 1000
+    assert toy.table.nbytes + hashed <= tables <= toy.table.nbytes + hashed + 1000
     assert (sizes.tables_in_message if is_beside else sizes.tables_beside) < 1000
     assert sizes.label_encoder_entries == (0 if is_hashed else entries)
-    dense = sum(value.nbytes for value in weights.dense.values())
+    dense = sum(value.nbytes for value in toy.dense.values())
     assert 0.8 * dense < sizes.dense < dense + 4000
     assert sizes.files == sum(path.stat().st_size for path in folder.iterdir())
 
@@ -141,13 +147,12 @@ def test_a_large_table_does_not_fit_a_small_slice(written, monkeypatch):
     check_fits(folder, "mig-2g.10gb", instances=2)
 
 
-def test_layers_of_the_network_count_in_a_row(written):
-    small, _, _ = written(GraphLimits())
-    row = GraphSizes.of(small / GRAPH_FILE).row
-    wide = dataclasses.replace(CONFIG, tower=(116, 8))
-    assert GraphSizes.of(written(GraphLimits(), wide)[0] / GRAPH_FILE).row == row + 400
-    matrices = dataclasses.replace(CONFIG, projection_dim=3)
-    assert GraphSizes.of(written(GraphLimits(), matrices)[0] / GRAPH_FILE).row > row
+def test_values_of_the_network_count_in_a_row(written):
+    row = GraphSizes.of(written(GraphLimits())[0] / GRAPH_FILE).row
+    # Ids; vectors, flat too; dense values; both together; the hidden layer before and after ReLU; the logit twice.
+    assert row == 10 * 8 * 26 + 4 * (2 * 26 * 4 + 13 + (26 * 4 + 13) + 2 * 8 + 2)
+    wide = GraphSizes.of(written(GraphLimits(), hidden=108)[0] / GRAPH_FILE).row
+    assert wide == row + 4 * 2 * 100
 
 
 def test_what_is_no_graph_of_ours_is_refused(tmp_path):

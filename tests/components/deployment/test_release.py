@@ -74,15 +74,12 @@ def test_where_it_went_is_noted_for_whoever_comes_next(world):
 
 
 @pytest.mark.e2e
-def test_served_scores_are_the_second_opinions(deploy, client, raw_rows, make_parts, reference_scores):
-    from components.contracts.dcn import DcnConfig
-
+def test_served_scores_are_the_second_opinions(deploy, client, raw_rows, make_parts):
     deploy(1)
-    workflow, weights = make_parts(1)
-    config = DcnConfig(embedding_dim=4, num_cross_layers=2, tower=(16, 8))
+    workflow, toy = make_parts(1)
     dense, categorical = raw_rows(300, 9)
     served, _ = client.infer(MODEL_NAME, dense, categorical)
-    np.testing.assert_allclose(served, reference_scores(workflow, weights, config, dense, categorical), atol=1e-5)
+    np.testing.assert_allclose(served, toy.scores(workflow, dense, categorical), atol=1e-5)
 
 
 @pytest.mark.e2e

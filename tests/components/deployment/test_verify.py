@@ -12,7 +12,6 @@ import pytest
 
 from components.contracts import criteo
 from components.contracts.manifests import Model, Release
-from components.contracts.model_files import read_model
 from components.contracts.workflow import FeatureWorkflow
 from components.deployment import verify as module
 from components.deployment.canary.start import start
@@ -46,20 +45,17 @@ def released(store, settings, make_candidate):
 
 
 @pytest.fixture
-def truth(reference_scores, store):
+def truth(make_parts, store):
     """Scores [n] of a table's rows by the stored model of a release, without the code under test."""
 
     def scores(done, table):
         folder = model_folder(store, done.model_id)
         model = Model.read(folder / Model.MANIFEST)
         workflow = FeatureWorkflow.load(folder / Model.WORKFLOW)
-        from components.contracts.dcn import DcnConfig
-
-        config = DcnConfig.from_document(model.config)
-        weights = read_model(folder / Model.WEIGHTS, config, model.slot_sizes)
+        _, toy = make_parts(model.seed)
         dense = np.stack([table[c].to_numpy(zero_copy_only=False).astype(np.float32) for c in criteo.DENSE], axis=1)
         keys = [table[c].fill_null(-1).to_numpy() for c in criteo.CATEGORICAL]
-        return reference_scores(workflow, weights, config, dense, np.stack(keys, axis=1)).astype(np.float32)
+        return toy.scores(workflow, dense, np.stack(keys, axis=1)).astype(np.float32)
 
     return scores
 

@@ -1,7 +1,7 @@
 """One finished training round on disk, with candidate and champion of known quality.
 
 Labels are drawn from a planted linear logit over the raw features. A model is that logit plus noise on its weights:
-the candidate as HugeCTR files (a DCN whose cross layers and tower are silent is a linear model), the champion as the
+the candidate as stored weights (a DCN whose cross layers and tower are silent is a linear model), the champion as the
 ONNX graph of the same arithmetic on raw rows.
 """
 
@@ -15,15 +15,15 @@ import numpy as np
 import pytest
 
 from components.contracts import criteo, serving
-from components.contracts.dcn import DcnConfig, dense_layout
 from components.contracts.manifests import Model, RawDataset, Release, TrainingSet
-from components.contracts.model_files import ModelWeights, write_model
 from components.contracts.workflow import FIRST_ID, FeatureWorkflow
+from components.models.configs import DcnConfig
+from components.models.files import TABLE, new_model
 from components.runtime.durable import sha256_file, sha256_tree
 from components.store import models as model_store
 from components.store.promotion_journal import Promotion, append_promotion
 
-CONFIG = DcnConfig(embedding_dim=1, num_cross_layers=1, tower=(2,))
+CONFIG = DcnConfig(num_dense=13, num_categorical=26, embedding_dim=1, num_cross_layers=1, tower=(2,))
 BIAS = -1.0
 
 
@@ -80,12 +80,16 @@ def logits(linear: Linear, workflow: FeatureWorkflow, dense, categorical) -> np.
 
 
 def write_candidate(folder: Path, linear: Linear, slot_sizes: list[int]) -> None:
-    dense = {name: np.zeros(shape, np.float32) for name, shape in dense_layout(CONFIG)}
-    dense["final.weight"] = np.r_[np.zeros(2), np.ones(26), linear.dense].astype(np.float32)[:, None]
-    dense["final.bias"] = np.array([BIAS], np.float32)
     rows = np.concatenate([np.r_[np.zeros(FIRST_ID), weights] for weights in linear.categories])
     assert len(rows) == sum(slot_sizes)
-    write_model(folder, CONFIG, ModelWeights(dense=dense, embeddings=rows.astype(np.float32)[:, None]))
+    shapes = {
+        TABLE: (len(rows), 1), "cross_weight": (1, 39), "cross_bias": (1, 39), "tower.0.weight": (2, 39),
+        "tower.0.bias": (2,), "final_tower": (1, 2), "final_cross": (1, 39), "bias": (1,),
+    }  # fmt: skip
+    with new_model(folder, shapes, with_moments=False) as stored:
+        stored.weights.table[:, 0] = rows
+        stored.weights.dense["final_cross"][0] = np.r_[np.ones(26), linear.dense]
+        stored.weights.dense["bias"][:] = BIAS
 
 
 def write_graph(path: Path, linear: Linear, workflow: FeatureWorkflow) -> None:

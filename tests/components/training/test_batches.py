@@ -8,8 +8,7 @@ from contextlib import closing
 import numpy as np
 import pytest
 
-from components.training.pytorch.batches import assemble, batches
-from components.training.pytorch.prefetch import ahead
+from components.training.pytorch.batches import assemble, made_ahead
 from components.training.rows import Rows
 
 SIZES = np.array([4 + i % 7 for i in range(26)])
@@ -47,20 +46,12 @@ def test_keys_of_a_table_beyond_32_bits_do_not_collide(rows):
     )
 
 
-def test_an_order_is_cut_into_batches_the_last_of_which_may_be_smaller(rows):
-    order = np.random.default_rng(1).permutation(50)
-    with closing(batches(rows, order, 16, OFFSETS)) as made:
-        labels = [batch.labels.numpy() for batch in made]
-    assert [len(part) for part in labels] == [16, 16, 16, 2]
-    np.testing.assert_array_equal(np.concatenate(labels), rows.labels[order])
-
-
 def test_what_a_source_raises_comes_after_the_items_before_it():
     def source():
         yield 1
         raise KeyError("lost")
 
-    items = ahead(source(), 2)
+    items = made_ahead(source(), 2)
     assert next(items) == 1
     with pytest.raises(KeyError, match="lost"):
         next(items)
@@ -75,7 +66,7 @@ def test_no_thread_is_left_when_items_are_no_longer_wanted():
             made.append(len(made))
             yield made[-1]
 
-    with closing(ahead(endless(), 3)) as items:
+    with closing(made_ahead(endless(), 3)) as items:
         assert [next(items) for _ in range(5)] == [0, 1, 2, 3, 4]
     assert threading.active_count() == before
     assert len(made) <= 5 + 3 + 2  # the queue's, one waiting to enter it and one begun

@@ -8,21 +8,19 @@ from datetime import datetime, timezone
 import numpy as np
 import pytest
 
-from components.contracts.dcn import DcnConfig
 from components.contracts.manifests import Model
-from components.contracts.model_files import DENSE_FILE, read_model
-from components.dcn.network import load_network, predict
+from components.models.configs import config_from_document
+from components.models.files import WEIGHTS_FILE, add_to_bias, open_model
+from components.models.scoring import load_scorer
 from components.runtime.errors import ContractError, Preempted
 from components.storage.uris import local_path
-from components.training.calibration import log_odds_correction, shift_logits
 from components.training.config import TrainingSettings
-from components.training.parent import continue_from
-from components.training.rows import Rows
+from components.training.start import continue_from, log_odds_correction
 from components.training.step import TrainingRun, train
-from tests.components.training.logistic_engine import CONFIG as LOGISTIC
-from tests.components.training.logistic_engine import SETTINGS, Asked, LogisticEngine, content, fitted
+from tests.support.logistic_engine import SETTINGS, LogisticEngine, StopAfter, content, fitted
+from tests.support.training_world import dcn
 
-CONFIG = DcnConfig(embedding_dim=4, num_cross_layers=1, tower=(8,))
+CONFIG = dcn(embedding_dim=4, num_cross_layers=1, tower=(8,))
 NUM_ROWS = 8_192
 HELD_OUT_ROWS = 20_000
 
@@ -46,8 +44,7 @@ def bound(labels, rate):
 
 @pytest.fixture
 def held_out(world):
-    labels, dense, ids, _ = world.rows(HELD_OUT_ROWS, 99)
-    return Rows(labels=labels, dense=dense, ids=ids.astype(np.int32))
+    return world.encoded(HELD_OUT_ROWS, 99)
 
 
 @pytest.fixture
@@ -73,8 +70,8 @@ def run(tmp_path, validation_report, double):
 
 def calibration(weights, model, rows):
     """Predicted clicks per click seen, by the network that reads the stored files."""
-    network = load_network(weights, DcnConfig.from_document(model.config), model.slot_sizes)
-    return predict(network, rows.dense, rows.ids).sum(dtype=np.float64) / rows.labels.sum(dtype=np.float64)
+    scorer = load_scorer(weights, config_from_document(model.config), model.slot_sizes)
+    return scorer.probabilities(rows.dense, rows.ids).sum(dtype=np.float64) / rows.labels.sum(dtype=np.float64)
 
 
 @pytest.mark.parametrize("backend", ["pytorch", "hugectr"])
@@ -89,9 +86,9 @@ def test_a_chain_of_rounds_on_thinned_rows_is_calibrated_on_all_held_out_rows_an
         assert model.negative_rate == rate
         weights = local_path(model.uri) / Model.WEIGHTS
         assert calibration(weights, model, held_out) == pytest.approx(1, abs=bound(held_out.labels, rate))
-        shift_logits(weights, CONFIG, -np.log(rate))
+        add_to_bias(weights, -np.log(rate))
         assert calibration(weights, model, held_out) > 1 + 1.5 * bound(held_out.labels, rate)
-        shift_logits(weights, CONFIG, np.log(rate))
+        add_to_bias(weights, np.log(rate))
         parent = model.model_id
 
 
@@ -99,14 +96,12 @@ def test_ranking_does_not_change_and_log_odds_move_by_the_logarithm_of_the_rate(
     training_set = make_training_set(*world.rows(1_500)[:3])
     plain, engine, _ = fitted(training_set, SETTINGS, tmp_path / "plain")
     corrected, _, _ = fitted(replace(training_set, negative_rate=0.1), SETTINGS, tmp_path / "corrected")
-    before, after = (
-        read_model(result.weights, LOGISTIC, training_set.slot_sizes, optimizer=True) for result in (plain, corrected)
-    )
-    assert after.dense["final.bias"] == pytest.approx(before.dense["final.bias"] + np.log(0.1), abs=1e-6)
+    before, after = (open_model(result.weights, training_set.slot_sizes).weights for result in (plain, corrected))
+    assert after.dense["bias"] == pytest.approx(before.dense["bias"] + np.log(0.1), abs=1e-6)
     bias_aside = {name for name, kept in content(plain.weights).items() if content(corrected.weights)[name] != kept}
-    assert bias_aside == {DENSE_FILE}
-    np.testing.assert_array_equal(before.embeddings, after.embeddings)
-    np.testing.assert_array_equal(before.dense["final.weight"], after.dense["final.weight"])
+    assert bias_aside == {WEIGHTS_FILE}
+    np.testing.assert_array_equal(before.table, after.table)
+    np.testing.assert_array_equal(before.dense["final_cross"], after.dense["final_cross"])
 
 
 def test_rows_that_were_not_thinned_leave_the_files_bit_for_bit(world, make_training_set, tmp_path):
@@ -114,7 +109,7 @@ def test_rows_that_were_not_thinned_leave_the_files_bit_for_bit(world, make_trai
     settings = replace(SETTINGS, finish=False)
     result, engine, _ = fitted(training_set, settings, tmp_path / "fit")
     again = LogisticEngine(training_set.slot_sizes, settings)
-    again.restore(result.weights, result.optimizer_step)
+    again.restore(result.weights)
     again.save(tmp_path / "again")
     assert content(result.weights) == content(tmp_path / "again")
 
@@ -124,7 +119,7 @@ def test_a_fit_that_was_broken_off_is_corrected_once(looks, world, make_training
     training_set = replace(make_training_set(*world.rows(3_000)[:3]), negative_rate=0.25)
     whole, _, _ = fitted(training_set, SETTINGS, tmp_path / "whole")
     with pytest.raises(Preempted):
-        fitted(training_set, SETTINGS, tmp_path / "broken", should_stop=Asked(looks))
+        fitted(training_set, SETTINGS, tmp_path / "broken", should_stop=StopAfter(looks))
     resumed, _, _ = fitted(training_set, SETTINGS, tmp_path / "broken")
     assert content(resumed.weights) == content(whole.weights)
 
@@ -147,9 +142,9 @@ def test_a_round_starts_from_its_parents_scores_at_its_own_rate_whatever_the_par
     asked = replace(second, negative_rate=0.6)
     start = continue_from(parent, asked, CONFIG, local_path(parent.uri).parent / "start")
     before = calibration(local_path(parent.uri) / Model.WEIGHTS, parent, held_out)
-    assert calibration(start.weights, parent, held_out) > 1.1 * before
-    shift_logits(start.weights, CONFIG, log_odds_correction(0.6))
-    assert calibration(start.weights, parent, held_out) == pytest.approx(before, rel=1e-6)
+    assert calibration(start, parent, held_out) > 1.1 * before
+    add_to_bias(start, log_odds_correction(0.6))
+    assert calibration(start, parent, held_out) == pytest.approx(before, rel=1e-6)
 
 
 @pytest.mark.parametrize("rate", [0, -0.1, 1.1, float("nan")])

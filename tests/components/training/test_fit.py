@@ -15,21 +15,20 @@ from components.training.checkpoint import Moment
 from components.training.config import TrainingSettings
 from components.training.metrics_sink import MemorySink
 from components.training.rows import Rows
-from components.training.start import Start
-from tests.components.training.conftest import write_folder
-from tests.components.training.logistic_engine import SETTINGS, Asked, LogisticEngine, content, learnt
+from tests.support.logistic_engine import SETTINGS, LogisticEngine, StopAfter, content, learned_rows
+from tests.support.training_world import write_folder
 
 
 @pytest.fixture
 def parent(world, make_training_set, run):
     """Where a round goes on from."""
     result, _, _ = run(make_training_set(*world.rows(3_000, seed=8)[:3], name="parent"))
-    return Start(weights=result.weights, optimizer_step=result.optimizer_step)
+    return result.weights
 
 
 def scores(weights, training_set, dense, ids):
     engine = LogisticEngine(training_set.slot_sizes, SETTINGS)
-    engine.restore(weights, 0)
+    engine.restore(weights)
     return engine.score(Rows(labels=np.zeros(len(dense), np.float32), dense=dense, ids=ids.astype(np.int32)))
 
 
@@ -41,9 +40,9 @@ def test_a_fit_needs_no_torch():
 def test_a_pass_learns_every_row_once_and_no_row_of_the_stopping_slice(world, make_training_set, run):
     training_set = make_training_set(*world.rows(3_000)[:3])
     _, engine, _ = run(training_set, replace(SETTINGS, max_epochs=1, finish=False))
-    assert sorted(np.concatenate(learnt(engine))) == list(range(2_700))
+    assert sorted(np.concatenate(learned_rows(engine))) == list(range(2_700))
     _, finished, _ = run(training_set, replace(SETTINGS, max_epochs=1))
-    assert sorted(np.concatenate(learnt(finished, len(learnt(engine))))) == list(range(2_700, 3_000))
+    assert sorted(np.concatenate(learned_rows(finished, len(learned_rows(engine))))) == list(range(2_700, 3_000))
 
 
 @pytest.mark.parametrize(
@@ -105,11 +104,11 @@ def test_a_part_of_the_rows_is_the_newest_and_passed_as_often_as_makes_the_steps
     settings = TrainingSettings(max_epochs=1, patience=99, num_halvings=2, finish=False)
     _, engine, sink = run(make_training_set(*world.rows(2_000)[:3]), settings, start=parent)
     assert [line["branch"] for line in sink.lines if line["training_loss"] is not None] == [0, 1, 1, 2, 2, 2, 2]
-    rows = np.concatenate(learnt(engine))
+    rows = np.concatenate(learned_rows(engine))
     assert len(rows) == 1_800 + 2 * 900 + 4 * 450
     assert rows[1_800:3_600].min() == 900
     assert rows[3_600:].min() == 1_350
-    assert engine.calls.count(("restore", parent.weights.name)) == 3  # each branch begins with the parent
+    assert engine.calls.count(("restore", parent.name)) == 3  # each branch begins with the parent
 
 
 def test_the_newest_rows_are_learnt_in_the_end_in_as_many_passes_as_the_best_weights_had_made(
@@ -152,7 +151,7 @@ def with_replay(world, make_training_set, tmp_path):
 def test_each_pass_holds_replay_rows_in_the_asked_for_share(with_replay, run):
     settings = replace(SETTINGS, max_epochs=2, patience=9, finish=False)
     _, engine, _ = run(with_replay(0.1), settings)
-    first, second = np.split(np.concatenate(learnt(engine)), 2)
+    first, second = np.split(np.concatenate(learned_rows(engine)), 2)
     for rows in (first, second):
         assert len(rows) == 2_000
         assert sorted(rows[rows < 2_000]) == list(range(1_800))
@@ -164,7 +163,7 @@ def test_each_pass_holds_replay_rows_in_the_asked_for_share(with_replay, run):
 def test_the_stopping_slice_is_learnt_in_the_end_beside_older_rows_in_the_same_share(with_replay, run):
     _, engine, sink = run(with_replay(0.1), replace(SETTINGS, max_epochs=1, finish=True))
     assert sink.lines[-1]["log_loss"] < sink.lines[0]["log_loss"], "one pass is kept, so one finishes"
-    rows = np.concatenate(learnt(engine))[2_000:]
+    rows = np.concatenate(learned_rows(engine))[2_000:]
     assert sorted(rows[rows < 2_000]) == list(range(1_800, 2_000))
     older = rows[rows >= 2_000]
     assert len(older) == len(set(older)) == 22
@@ -173,7 +172,7 @@ def test_the_stopping_slice_is_learnt_in_the_end_beside_older_rows_in_the_same_s
 def test_a_branch_is_mixed_too_and_the_stopping_slice_stays_new(with_replay, run, parent):
     settings = TrainingSettings(max_epochs=1, patience=0, num_halvings=1, finish=False, batch_size=64)
     _, engine, sink = run(with_replay(0.1), settings, start=parent)
-    rows = np.concatenate(learnt(engine))[2_000:]
+    rows = np.concatenate(learned_rows(engine))[2_000:]
     assert [line["branch"] for line in sink.lines][:3] == [0, 0, 1]
     assert (rows[:1_000] >= 2_000).sum() == 100
     assert not ((rows >= 1_800) & (rows < 2_000)).any()
@@ -181,7 +180,7 @@ def test_a_branch_is_mixed_too_and_the_stopping_slice_stays_new(with_replay, run
 
 def test_a_share_that_older_rows_cannot_fill_takes_all_of_them_once(with_replay, run):
     _, engine, _ = run(with_replay(0.5), replace(SETTINGS, max_epochs=1, finish=False))
-    rows = np.concatenate(learnt(engine))
+    rows = np.concatenate(learned_rows(engine))
     assert sorted(rows[rows >= 2_000]) == list(range(2_000, 2_400))
     assert len(rows) == 1_800 + 400
 
@@ -189,7 +188,7 @@ def test_a_share_that_older_rows_cannot_fill_takes_all_of_them_once(with_replay,
 def test_no_share_reads_no_older_rows(with_replay, run, tmp_path):
     training_set = replace(with_replay(0.0), replay_uri="file:///nowhere")
     _, engine, _ = run(training_set, replace(SETTINGS, max_epochs=1))
-    assert max(rows.max() for rows in learnt(engine)) < 2_000
+    assert max(rows.max() for rows in learned_rows(engine)) < 2_000
 
 
 @pytest.mark.parametrize("incremental", [False, True], ids=["scratch", "incremental"])
@@ -201,7 +200,7 @@ def test_stopped_anywhere_and_continued_equals_undisturbed_bit_for_bit(
     path, again, resumed, stops = tmp_path / "stopped", MemorySink(), None, 0
     while resumed is None:
         try:
-            resumed, engine, _ = run(training_set, start=start, path=path, sink=again, should_stop=Asked(5))
+            resumed, engine, _ = run(training_set, start=start, path=path, sink=again, should_stop=StopAfter(5))
         except Preempted:
             stops += 1
     assert stops > 5
@@ -223,13 +222,13 @@ def test_an_ended_fit_is_not_fitted_again_unless_its_weights_were_taken(world, m
     first.weights.rename(tmp_path / "taken")
     third, engine, _ = run(training_set, path=path)
     assert content(third.weights) == before
-    assert len(learnt(engine)) < 30  # the finish alone: no epoch
+    assert len(learned_rows(engine)) < 30  # the finish alone: no epoch
 
 
 def test_the_checkpoint_folder_holds_no_more_than_start_now_best_and_final(world, make_training_set, run, tmp_path):
     training_set, path = make_training_set(*world.rows(2_000)[:3]), tmp_path / "lean"
     with pytest.raises(Preempted):
-        run(training_set, path=path, should_stop=Asked(12))
+        run(training_set, path=path, should_stop=StopAfter(12))
     (path / ".weights-00-000001-000000004.0123456789abcdef0123456789abcdef").mkdir()  # as a killed try leaves it
     run(training_set, path=path)
     names = sorted(p.name.split("-")[0] for p in path.iterdir())
@@ -253,7 +252,7 @@ def test_the_smallest_window_is_fitted_and_judged_by_one_row(world, make_trainin
     labels[:2] = 0, 1
     result, _, _ = run(make_training_set(labels, dense, ids), start=parent)
     assert np.isfinite(result.early_stopping["log_loss"])
-    assert all(p.stat().st_size for p in result.weights.rglob("*.model") if p.is_file())
+    assert all(p.stat().st_size for p in result.weights.rglob("*") if p.is_file())
 
 
 def test_a_replay_folder_without_rows_is_no_replay(world, make_training_set, run, tmp_path):

@@ -13,10 +13,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from components.contracts.dcn import DcnConfig
 from components.contracts.manifests import Model
 from components.contracts.metrics import log_loss, roc_auc
-from components.dcn.network import load_network, predict
+from components.models.scoring import load_scorer
 from components.runtime.errors import PermanentError, Preempted
 from components.runtime.exit_codes import ExitCode
 from components.store.run_notes import read_notes
@@ -25,16 +24,15 @@ from components.training.config import TrainingSettings
 from components.training.fit import FitJob, fit
 from components.training.metrics_sink import MemorySink
 from components.training.pytorch.engine import PytorchEngine
-from components.training.start import Start
-from tests.components.training.conftest import World, training_sets
 from tests.support.paths import REPOSITORY
+from tests.support.training_world import World, dcn, training_sets
 from tests.support.warm import Warm
 
 SEGMENT_ROWS = 1024
 """Few, so that a small pass has several places to stop at."""
 
-CONFIG = DcnConfig(embedding_dim=8, num_cross_layers=2, tower=(32,))
-SMALL = DcnConfig(embedding_dim=4, num_cross_layers=2, tower=(8,), dropout=0.2)
+CONFIG = dcn(embedding_dim=8, num_cross_layers=2, tower=(32,))
+SMALL = dcn(embedding_dim=4, num_cross_layers=2, tower=(8,), dropout=0.2)
 FAST = TrainingSettings(learning_rate=0.003, batch_size=512, max_epochs=3)
 
 
@@ -69,15 +67,11 @@ def first(tmp_path_factory):
 
 
 def scores(result, slot_sizes, dense, ids, config=CONFIG):
-    return predict(load_network(result.weights, config, slot_sizes), dense, ids)
+    return load_scorer(result.weights, config, slot_sizes).probabilities(dense, ids)
 
 
 def content(folder):
     return {p.relative_to(folder).as_posix(): p.read_bytes() for p in sorted(folder.rglob("*")) if p.is_file()}
-
-
-def started(result):
-    return Start(weights=result.weights, optimizer_step=result.optimizer_step)
 
 
 def test_learns_the_planted_signal_and_an_incremental_round_regains_most_of_a_drift(
@@ -90,7 +84,7 @@ def test_learns_the_planted_signal_and_an_incremental_round_regains_most_of_a_dr
     # The newest third of the new window follows a world whose ids changed their meaning.
     drifted = world.drifted(range(10, 22))
     window = [np.concatenate(p) for p in zip(world.rows(16_000, seed=3)[:3], drifted.rows(8_000, seed=4)[:3])]
-    second, _ = run(make_training_set(*window, name="second"), start=started(first))
+    second, _ = run(make_training_set(*window, name="second"), start=first.weights)
     labels, dense, ids, _ = drifted.rows(8_000, seed=5)
     lost = learnt - roc_auc(labels, scores(first, world.slot_sizes, dense, ids))
     regained = roc_auc(labels, scores(second, world.slot_sizes, dense, ids)) - (learnt - lost)
@@ -99,7 +93,7 @@ def test_learns_the_planted_signal_and_an_incremental_round_regains_most_of_a_dr
 
 
 def test_a_round_in_an_unchanged_world_is_no_worse_than_its_parent(world, first, make_training_set, run):
-    second, _ = run(make_training_set(*world.rows(10_000, seed=3)[:3], name="second"), start=started(first))
+    second, _ = run(make_training_set(*world.rows(10_000, seed=3)[:3], name="second"), start=first.weights)
     labels, dense, ids, _ = world.rows(8_000, seed=2)
     before, after = (roc_auc(labels, scores(r, world.slot_sizes, dense, ids)) for r in (first, second))
     assert after > before - 0.003
@@ -125,7 +119,7 @@ def test_the_kept_weights_score_as_reported_and_better_on_the_newest_rows_once_t
 def test_stopped_and_continued_equals_undisturbed_bit_for_bit(world, make_training_set, run, tmp_path, incremental):
     training_set, start = make_training_set(*world.rows(3_000)[:3]), None
     if incremental:
-        start = started(run(training_set, config=SMALL)[0])
+        start = run(training_set, config=SMALL)[0].weights
     whole, _ = run(training_set, config=SMALL, start=start)
     resumed, stops = None, 0
     while resumed is None:
@@ -187,9 +181,9 @@ pytorch_engine.PytorchEngine.segment_batches = lambda self, batch_size: {SEGMENT
 STEP = f"{SHORT}raise SystemExit(main(sys.argv[1:]))"
 
 KILLED = f"""{SHORT}
-import os, signal
+import contextlib, os, signal
 from components.runtime import durable
-from components.training.pass_runner import PassRunner
+from components.training.passes import PassRunner
 
 PassRunner.is_save_due = property(lambda self: True)  # whatever the clock says
 place, left = sys.argv[1], int(sys.argv[2])
@@ -204,6 +198,13 @@ def counted(function, name_of):
         return done
     return call
 
+@contextlib.contextmanager
+def half_written(*arguments, new_model=pytorch_engine.new_model, **keywords):
+    with new_model(*arguments, **keywords) as stored:
+        counted(lambda: None, lambda _: "new_model")()
+        yield stored
+
+pytorch_engine.new_model = half_written
 pytorch_engine.PytorchEngine.learn = counted(pytorch_engine.PytorchEngine.learn, lambda _: "learn")
 durable.os.replace = counted(os.replace, lambda arguments: os.path.basename(arguments[1]))
 durable.os.rename = counted(os.rename, lambda arguments: os.path.basename(arguments[1]))
@@ -212,7 +213,7 @@ raise SystemExit(main(sys.argv[3:]))
 
 PLACES = {
     "after a segment, before its save": ("learn", 2),
-    "in the middle of a save": ("dcn_dense_0.model", 2),
+    "in the middle of a save": ("new_model", 3),
     "between the weights and the file that names them": ("weights-", 2),
     "after the weights were taken to the store": ("model.json", 1),
 }

@@ -12,16 +12,15 @@ from typing import NamedTuple
 import numpy as np
 import pytest
 
-from components.contracts.dcn import DcnConfig
 from components.contracts.metrics import auc_difference, roc_auc
-from components.dcn.network import load_network, predict
+from components.models.scoring import load_scorer
 from components.training.config import TrainingSettings
 from components.training.fit import FitJob, fit
 from components.training.metrics_sink import MemorySink
 from components.training.pytorch.engine import PytorchEngine
-from components.training.start import Start
+from tests.support.training_world import dcn
 
-CONFIG = DcnConfig(embedding_dim=8, num_cross_layers=2, tower=(32,))
+CONFIG = dcn(embedding_dim=8, num_cross_layers=2, tower=(32,))
 SETTINGS = TrainingSettings(learning_rate=0.003, batch_size=512, max_epochs=3)
 CHANGED = range(12, 24)
 
@@ -56,14 +55,14 @@ def fitted(tmp_path):
 def test_replayed_rows_keep_the_old_season_known_at_little_cost_to_the_new(world, make_training_set, fitted):
     other = world.drifted(CHANGED)
     parent = fitted(make_training_set(*season(world, 24_000, seed=1, mark=-1.0), name="parent"), "parent")
-    start = Start(weights=parent.weights, optimizer_step=parent.optimizer_step)
+    start = parent.weights
     window = make_training_set(*season(other, 8_000, seed=2, mark=1.0), name="window")
     old_rows = make_training_set(*season(world, 8_000, seed=3, mark=-1.0), name="old")
     with_old = replace(window, replay_uri=old_rows.train_uri, num_replay_rows=old_rows.num_train_rows)
     alone, mixed = (fitted(replace(with_old, replay_share=s), f"share {s}", start) for s in (0.0, 0.3))
 
     def scores(result, rows):
-        return predict(load_network(result.weights, CONFIG, world.slot_sizes), rows.dense, rows.ids)
+        return load_scorer(result.weights, CONFIG, world.slot_sizes).probabilities(rows.dense, rows.ids)
 
     old, new = season(world, 8_000, seed=4, mark=-1.0), season(other, 8_000, seed=5, mark=1.0)
     known = roc_auc(old.labels, scores(parent, old))

@@ -9,19 +9,16 @@ from dataclasses import fields, replace
 import numpy as np
 import pytest
 
-from components.contracts.dcn import DcnConfig
-from components.contracts.graph_json import EmbeddingTable, Graph, graph_document, write_graph
-from components.contracts.graph_reader import read_graph
 from components.training.config import TrainingSettings
 from components.training.hugectr.engine import HugectrEngine
-from components.training.hugectr.graph import Blueprint, compiled_model
+from components.training.hugectr.layers import Blueprint, compiled_model, write_graph
 from components.training.hugectr.settings import SolverSettings
 from components.training.hugectr.staging import write_stage
-from components.training.initial import write_initial
 from components.training.pytorch.engine import PytorchEngine
-from components.training.rows import Rows
+from components.training.start import write_initial
+from tests.support.training_world import dcn
 
-CONFIG = DcnConfig(embedding_dim=4, num_cross_layers=2, tower=(16, 8), dropout=0.25)
+CONFIG = dcn(embedding_dim=4, num_cross_layers=2, tower=(16, 8), dropout=0.25)
 # None of them the default of HugeCTR, nor of ours.
 SETTINGS = TrainingSettings(learning_rate=0.02, beta1=0.8, beta2=0.99, epsilon=1e-5, seed=5, precision="tf32")
 SOLVER = SolverSettings(
@@ -53,8 +50,7 @@ OWN = {
 
 @pytest.fixture
 def rows(world):
-    labels, dense, ids, _ = world.rows(1_280, 1)
-    return Rows(labels=labels, dense=dense, ids=ids.astype(np.int32))
+    return world.encoded(1_280)
 
 
 @pytest.fixture
@@ -114,18 +110,11 @@ def test_reader_and_both_optimizers_are_told_all(built, double, world):
 @pytest.mark.parametrize("config", [CONFIG, replace(CONFIG, dropout=0.0, projection_dim=3)], ids=["v1", "v2"])
 def test_the_graph_that_hugectr_writes_is_ours_but_for_the_rank(config, built, tmp_path):
     built(config)._inner.graph_to_json(str(tmp_path / "hugectr.json"))
-    table = EmbeddingTable(
-        workspace_mb=3, max_vocabulary_size=2 * (3 * 2**20 // 48), beta1=0.8, beta2=0.99, epsilon=1e-5
-    )
-    ours = graph_document(Graph(config=config, table=table))
-    write_graph(tmp_path / "ours.json", Graph(config=config, table=table))
-    theirs = json.loads((tmp_path / "hugectr.json").read_text())
-    assert theirs.pop("model_name") == "dcn"
+    write_graph(tmp_path / "ours.json", config, SETTINGS, workspace_mb=3, num_gpus=2)
+    theirs, ours = (json.loads((tmp_path / name).read_text()) for name in ("hugectr.json", "ours.json"))
     cross = next(layer for layer in ours["layers"] if layer["type"] == "MultiCross")["mc_param"]
     assert cross.pop("projection_dim", 0) == config.projection_dim
     assert theirs == ours
-    for name in ("hugectr.json", "ours.json"):
-        assert read_graph(tmp_path / name, projection_dim=config.projection_dim) == Graph(config=config, table=table)
 
 
 @pytest.mark.parametrize(
@@ -154,7 +143,7 @@ def test_rows_that_make_no_evaluation_batch_are_not_compared_and_the_log_says_so
         config, world.slot_sizes, TrainingSettings(), SolverSettings(max_workspace_mb=64), scratch=tmp_path
     )
     with closing(engine), caplog.at_level("WARNING"):
-        engine.restore(tmp_path / "initial", 0)
+        engine.restore(tmp_path / "initial")
         engine.learn(rows, np.arange(640), 128, 0)
         engine.score(rows)
     assert "not compared: 1280 rows make 0 evaluation batches of 2048" in caplog.text
@@ -166,7 +155,8 @@ def test_each_step_is_given_the_schedules_rate_of_all_rounds(double, rows, world
     solver = SolverSettings(warmup_steps=10, decay_start=100, decay_steps=50, decay_power=1.0, max_workspace_mb=64)
     with closing(HugectrEngine(config, world.slot_sizes, settings, solver, scratch=tmp_path)) as engine:
         for start, expected in ((0, 0.02 * 4 / 10), (121, 0.02 * 25 / 50)):
-            engine.restore(tmp_path / "initial", start)
+            engine.restore(tmp_path / "initial")
+            engine.num_steps = start
             engine.learn(rows, np.arange(512), 128, 0)
             # HugeCTR's Adam counts its own four steps.
             counts = [(1 - 0.99**t) ** 0.5 / (1 - 0.8**t) for t in (start + 4, 4)]
@@ -181,7 +171,7 @@ def test_a_new_batch_size_goes_on_from_what_was_learnt_whether_or_not_anyone_loo
     )
     with closing(hugectr), closing(PytorchEngine(config, world.slot_sizes, settings, device="cpu")) as pytorch:
         for engine in (hugectr, pytorch):
-            engine.restore(tmp_path / "initial", 0)
+            engine.restore(tmp_path / "initial")
             engine.learn(rows, np.arange(640), 128, 0)
             engine.learn(rows, np.arange(640, 1_280), 64, 0)
         assert hugectr.num_steps == pytorch.num_steps == 15

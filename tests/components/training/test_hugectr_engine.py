@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
 import sys
 from contextlib import ExitStack
 from dataclasses import replace
@@ -12,22 +11,23 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from components.contracts.dcn import DcnConfig
 from components.contracts.manifests import Model
-from components.contracts.model_files import DENSE_FILE, SPARSE_FOLDER, SPARSE_OPTIMIZER_FILE, read_model
-from components.dcn.network import load_network, predict
+from components.models.configs import config_from_document
+from components.models.files import open_model
+from components.models.scoring import load_scorer
 from components.runtime.errors import ContractError, PermanentError, Preempted
 from components.storage.uris import local_path
 from components.training.config import TrainingSettings
 from components.training.fit import FitJob, fit
 from components.training.hugectr.engine import HugectrEngine
+from components.training.hugectr.files import DENSE_FILE, SPARSE_FOLDER, SPARSE_OPTIMIZER_FILE
 from components.training.hugectr.settings import SolverSettings
-from components.training.initial import write_initial
 from components.training.metrics_sink import MemorySink
-from components.training.rows import Rows
+from components.training.start import write_initial
 from components.training.step import TrainingRun, train
+from tests.support.training_world import dcn
 
-CONFIG = DcnConfig(embedding_dim=4, num_cross_layers=2, tower=(16,))
+CONFIG = dcn(embedding_dim=4, num_cross_layers=2, tower=(16,))
 SETTINGS = TrainingSettings(learning_rate=0.01, batch_size=128)
 
 
@@ -65,8 +65,7 @@ def make_engine(tmp_path, double, world, monkeypatch):
 
 @pytest.fixture
 def rows(world):
-    labels, dense, ids, _ = world.rows(1_500, 1)
-    return Rows(labels=labels, dense=dense, ids=ids.astype(np.int32))
+    return world.encoded(1_500)
 
 
 @pytest.fixture
@@ -102,35 +101,35 @@ def test_tf32_and_mixed_precision_train(make_engine, initial, rows, tmp_path, wo
         (SETTINGS, {"use_mixed_precision": True}),
     ):
         engine = make_engine(settings=settings, **solver)
-        engine.restore(initial, 0)
+        engine.restore(initial)
         engine.learn(rows, np.arange(1_280), 128, 0)
         folder = tmp_path / f"saved {len(solver)}"
         engine.save(folder)
         again = make_engine(settings=settings, **solver)
-        again.restore(folder, 10)
+        again.restore(folder)
         again.learn(rows, np.arange(128), 128, 0)
-        m, v = read_model(folder, CONFIG, world.slot_sizes, optimizer=True).embedding_moments
-        assert m.any()
-        assert (v >= 0).all()
+        m, v = open_model(folder, world.slot_sizes).moments
+        assert m.table.any()
+        assert (v.table >= 0).all()
 
 
 def test_a_batch_size_the_gpus_cannot_share_is_rounded_down_and_a_new_one_keeps_what_was_learnt(
     make_engine, initial, rows
 ):
     engine = make_engine(vvgpu=((0, 1),))
-    engine.restore(initial, 0)
+    engine.restore(initial)
     engine.learn(rows, np.arange(1_280), 128, 0)
     before = engine.score(rows)
     engine.learn(rows, np.arange(66), 33, 0)
     assert engine.num_steps == 10 + 3
     after = engine.score(rows)
-    assert 0 < np.abs(after - before).max() < 0.2
+    assert 0 < np.abs(after - before).max() < 0.3
 
 
 def test_stages_larger_than_those_a_reader_was_made_for_get_a_new_model(make_engine, initial, rows):
     engine, whole = make_engine(stage_rows=1_280), make_engine(stage_rows=1_280)
     for each in (engine, whole):
-        each.restore(initial, 0)
+        each.restore(initial)
     engine.learn(rows, np.arange(128), 128, 0)
     engine.learn(rows, np.arange(128, 1_408), 128, 0)
     whole.learn(rows, np.arange(1_408), 128, 0)
@@ -179,7 +178,7 @@ def cut(name):
         (cut(f"{SPARSE_FOLDER}/emb_vector"), r"emb_vector has \d+ bytes, expected \d+"),
         (cut(SPARSE_OPTIMIZER_FILE), rf"{SPARSE_OPTIMIZER_FILE} has \d+ bytes, expected \d+"),
         (lambda folder: (folder / DENSE_FILE).unlink(), f"{DENSE_FILE} cannot be read"),
-        (change_key, "lacks 1 keys"),
+        (change_key, "lacks 1 keys and holds others twice"),
         (alien_key, r"holds keys 0\.\.1000000, expected 0\.\.\d+"),
         (used_tail, "is not zero after row"),
     ],
@@ -187,7 +186,7 @@ def cut(name):
 )
 def test_what_hugectr_did_not_write_whole_is_no_model(spoil, message, double, make_engine, initial, rows, tmp_path):
     engine = make_engine(methods=spoilt_save(double, spoil), prove_restores=False)
-    engine.restore(initial, 0)
+    engine.restore(initial)
     engine.learn(rows, np.arange(256), 128, 0)
     with pytest.raises(PermanentError, match=message):
         engine.save(tmp_path / "saved")
@@ -197,7 +196,7 @@ def test_what_hugectr_did_not_write_whole_is_no_model(spoil, message, double, ma
 def test_an_answer_other_than_success_is_an_error(double, make_engine, initial, rows, tmp_path):
     failing = {"save_params_to_files": lambda self, prefix, iter=0: double.Error_t.OutOfMemory}
     engine = make_engine(methods=failing, prove_restores=False)
-    engine.restore(initial, 0)
+    engine.restore(initial)
     engine.learn(rows, np.arange(256), 128, 0)
     with pytest.raises(PermanentError, match=r"OutOfMemory to saving .*expected Error_t\.Success"):
         engine.save(tmp_path / "saved")
@@ -208,12 +207,12 @@ def test_weights_that_hugectr_did_not_load_are_noticed_before_the_first_step(
     method, make_engine, initial, rows, tmp_path
 ):
     engine = make_engine()
-    engine.restore(initial, 0)
+    engine.restore(initial)
     engine.learn(rows, np.arange(256), 128, 0)
     engine.save(tmp_path / "saved")
     # As if it had logged an error and gone on.
     other = make_engine(methods={method: lambda self, files: None})
-    other.restore(tmp_path / "saved", 2)
+    other.restore(tmp_path / "saved")
     with pytest.raises(PermanentError, match="it was told to load|is no model"):
         other.learn(rows, np.arange(256), 128, 0)
 
@@ -221,18 +220,18 @@ def test_weights_that_hugectr_did_not_load_are_noticed_before_the_first_step(
 def test_batches_that_hugectr_passes_over_are_noticed(double, make_engine, initial, rows):
     calls = iter([True, False])
     engine = make_engine(methods={"train": lambda self: next(calls) and double.Model.train(self)})
-    engine.restore(initial, 0)
+    engine.restore(initial)
     with pytest.raises(PermanentError, match="after 1 batches, expected 3"):
         engine.learn(rows, np.arange(3 * 128), 128, 0)
 
 
 def test_a_file_that_means_something_else_shows_in_hugectrs_own_auc(make_engine, initial, rows):
     engine = make_engine()
-    engine.restore(initial, 0)
+    engine.restore(initial)
     engine.learn(rows, np.arange(1_280), 128, 0)
     engine.score(rows)
     other = make_engine(methods={"get_eval_metrics": lambda self: [("AUC", 0.51)]})
-    other.restore(initial, 0)
+    other.restore(initial)
     other.learn(rows, np.arange(1_280), 128, 0)
     with pytest.raises(
         PermanentError, match=r"HugeCTR's AUC on 1280 rows is 0\.51000, expected that of its saved files"
@@ -249,7 +248,7 @@ def test_a_model_without_weights_is_not_trained(make_engine, rows):
 
 def test_scratch_is_empty_in_the_end(make_engine, initial, rows, tmp_path):
     engine = make_engine()
-    engine.restore(initial, 0)
+    engine.restore(initial)
     engine.learn(rows, np.arange(1_500), 128, 0)
     engine.learn(rows, np.arange(1_500), 64, 0)
     engine.score(rows)
@@ -257,13 +256,6 @@ def test_scratch_is_empty_in_the_end(make_engine, initial, rows, tmp_path):
     assert len(list((tmp_path / "scratch").glob("*/rows-*/*"))) == 1
     engine.close()
     assert not list((tmp_path / "scratch").iterdir())
-
-
-def test_the_engine_loads_without_torch():
-    code = (
-        "import sys; sys.modules['torch'] = None; import components.training.hugectr.engine, components.training.step"
-    )
-    assert subprocess.run([sys.executable, "-c", code]).returncode == 0
 
 
 def test_a_fit_that_was_preempted_in_a_pass_ends_where_an_unbroken_one_does(
@@ -283,8 +275,8 @@ def test_a_fit_that_was_preempted_in_a_pass_ends_where_an_unbroken_one_does(
     resumed = fit(job, make_engine(stage_rows=320), MemorySink())
     assert resumed.optimizer_step == whole.optimizer_step > 108
     assert resumed.early_stopping["auc"] == pytest.approx(whole.early_stopping["auc"], abs=1e-4)
-    one, other = (read_model(result.weights, CONFIG, world.slot_sizes) for result in (whole, resumed))
-    np.testing.assert_allclose(one.embeddings, other.embeddings, atol=2e-5)
+    one, other = (open_model(result.weights, world.slot_sizes).weights for result in (whole, resumed))
+    np.testing.assert_allclose(one.table, other.table, atol=2e-5)
 
 
 @pytest.fixture
@@ -311,21 +303,17 @@ def run(tmp_path, validation_report, double):
 def auc(model, rows):
     from sklearn.metrics import roc_auc_score
 
-    network = load_network(
-        local_path(model.uri) / Model.WEIGHTS, DcnConfig.from_document(model.config), model.slot_sizes
-    )
-    return roc_auc_score(rows.labels, predict(network, rows.dense, rows.ids))
+    folder = local_path(model.uri) / Model.WEIGHTS
+    scorer = load_scorer(folder, config_from_document(model.config), model.slot_sizes)
+    return roc_auc_score(rows.labels, scorer.probabilities(rows.dense, rows.ids))
 
 
-@pytest.mark.parametrize(
-    "config", [CONFIG, DcnConfig(embedding_dim=4, num_cross_layers=1, tower=(8,), projection_dim=2)]
-)
+@pytest.mark.parametrize("config", [CONFIG, dcn(embedding_dim=4, num_cross_layers=1, tower=(8,), projection_dim=2)])
 def test_a_fit_by_hugectr_publishes_a_model_that_either_backend_continues(config, run, world, make_training_set):
     # So many that all parts are whole batches of 32, which no engine fills up: both make the very same steps.
     first_set = make_training_set(*world.rows(3_840, 1)[:3], name="first")
     second_set = make_training_set(*world.rows(3_840, 5)[:3], name="second")
-    labels, dense, ids, _ = world.rows(4_000, 9)
-    judging = Rows(labels=labels, dense=dense, ids=ids.astype(np.int32))
+    judging = world.encoded(4_000, 9)
     first = run(first_set, "hugectr", "first", config=config)
     assert (first.backend, first.parent_model_id) == ("hugectr", None)
     twin = run(first_set, "pytorch", "twin", config=config)

@@ -15,7 +15,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from components.contracts.dcn import DcnConfig
 from components.runtime.durable import sha256_tree
 from components.runtime.errors import PermanentError, Preempted
 from components.runtime.exit_codes import ExitCode
@@ -26,6 +25,7 @@ from components.training.checkpoint import CheckpointFolder
 from components.training.config import TrainingSettings
 from components.training.preemption import heeding_sigterm
 from components.training.step import TrainingRun, forget_checkpoint, train
+from tests.support.training_world import dcn
 
 REPOSITORY = Path(__file__).resolve().parents[3]
 
@@ -45,7 +45,7 @@ def run(tmp_path, training_set, validation_report):
             work=tmp_path / "work",
             parent="none",
             backend="pytorch",
-            config=DcnConfig(embedding_dim=4, num_cross_layers=1, tower=(8,)),
+            config=dcn(embedding_dim=4, num_cross_layers=1, tower=(8,)),
             settings=TrainingSettings(max_epochs=1, seed=seed),
         )
         now = datetime(2026, 1, 2, 3, 4, 5, tzinfo=timezone.utc)
@@ -73,7 +73,7 @@ def killed_removing(monkeypatch):
     def arm(name):
         def rmtree(path, *arguments, **keywords):
             if Path(path).name == name:
-                for file in Path(path).rglob("dcn_dense_0.model"):
+                for file in Path(path).rglob("weights.safetensors"):
                     file.unlink()
                 monkeypatch.setattr(shutil, "rmtree", real)
                 raise Killed
@@ -96,8 +96,8 @@ def test_weights_half_gone_to_a_store_on_another_disk_are_not_published(run, fol
         rename(source, target, **keywords)
 
     def killed(path, *arguments, **keywords):
-        if folder in Path(path).parents and (Path(path) / "dcn_dense_0.model").exists():
-            (Path(path) / "dcn_dense_0.model").unlink()
+        if folder in Path(path).parents and (Path(path) / "weights.safetensors").exists():
+            (Path(path) / "weights.safetensors").unlink()
             raise Killed
         rmtree(path, *arguments, **keywords)
 
@@ -182,17 +182,17 @@ def test_sigterm_while_the_model_is_published_leaves_none_and_the_retry_publishe
     whole = run()
     shutil.rmtree(tmp_path / "store")
     forget_checkpoint(tmp_path / "work", "r")
-    write_graph = publish.write_graph
+    export_network = publish._export_network
 
     def asked_to_end(*arguments):
-        write_graph(*arguments)
+        export_network(*arguments)
         signal.raise_signal(signal.SIGTERM)
 
-    monkeypatch.setattr(publish, "write_graph", asked_to_end)
+    monkeypatch.setattr(publish, "_export_network", asked_to_end)
     with pytest.raises(Preempted), heeding_sigterm() as stop:
         run(stop=stop)
     assert not list((tmp_path / "store" / "models").iterdir())
-    monkeypatch.setattr(publish, "write_graph", write_graph)
+    monkeypatch.setattr(publish, "_export_network", export_network)
     assert run() == whole
 
 
@@ -252,7 +252,14 @@ def component(tmp_path, training_set, validation_report):
 
     parameters = {
         **{"run": "r", "store": str(tmp_path / "store"), "work": str(tmp_path / "work"), "parent": "none"},
-        **{"backend": "pytorch", "learning_rate": 0.01, "batch_size": 64, "max_epochs": 1, "embedding_dim": 4},
+        **{
+            "backend": "pytorch",
+            "network": "dcn",
+            "learning_rate": 0.01,
+            "batch_size": 64,
+            "max_epochs": 1,
+            "embedding_dim": 4,
+        },
         **{"num_cross_layers": 1, "tower": "8", "dropout": 0.0, "projection_dim": 0, "seed": 1},
         **{"precision": "float32", "checkpoint_minutes": 5.0, "solver": "", "profile_steps": 0},
     }

@@ -1,4 +1,4 @@
-"""What the PyTorch engine promises beyond the exam of all engines: equal bits, seeds, bounded memory, exact places."""
+"""The PyTorch engine beyond the exam of engines: steps against Adam in float64, equal bits, memory, a GPU."""
 
 from __future__ import annotations
 
@@ -9,106 +9,134 @@ import numpy as np
 import pytest
 import torch
 
-from components.contracts.dcn import DcnConfig
-from components.contracts.model_files import read_model
+from components.models.configs import network_config
+from components.models.files import open_model, slot_offsets
+from components.models.network import build_network, load_dense
 from components.training.config import TrainingSettings
-from components.training.initial import write_initial
 from components.training.pytorch.engine import PytorchEngine
-from components.training.rows import Rows
+from components.training.start import write_initial
+from tests.support.training_world import dcn
 
-CONFIG = DcnConfig(embedding_dim=4, num_cross_layers=2, tower=(16, 8))
-DROPPING = DcnConfig(embedding_dim=4, num_cross_layers=2, tower=(16, 8), dropout=0.5)
 SETTINGS = TrainingSettings(learning_rate=0.01)
+SHAPE = {"embedding_dim": 4, "tower": (16, 8)}
+CONFIG, DROPPING = dcn(**SHAPE, num_cross_layers=2), dcn(**SHAPE, num_cross_layers=2, dropout=0.5)
+CONFIGS = {
+    "dcn v1": CONFIG,
+    "dcn v2": dcn(**SHAPE, num_cross_layers=2, projection_dim=3),
+    **{name: network_config(name, SHAPE, num_dense=13, num_categorical=26) for name in ("deepfm", "dlrm")},
+}
+every_network = pytest.mark.parametrize("config", CONFIGS.values(), ids=CONFIGS)
+on_gpu = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="torch finds no CUDA device"),
+]
 
 
 @pytest.fixture
 def rows(world):
-    labels, dense, ids, _ = world.rows(1_000)
-    return Rows(labels=labels, dense=dense, ids=ids.astype(np.int32))
+    return world.encoded(1_000)
 
 
 @pytest.fixture
-def learnt(tmp_path, world, rows):
+def trained(tmp_path, world, rows):
     """Learns the rows from fresh weights; the model as it was saved, what was seen, and the scores."""
     count = iter(range(100))
 
-    def run(config=CONFIG, settings=SETTINGS, seed=0, order=None, batch_size=64):
-        start, end = tmp_path / f"start {config.projection_dim}", tmp_path / f"end {next(count)}"
+    def run(config=CONFIG, settings=SETTINGS, seed=0, batch_size=64, device="cpu"):
+        start, end = tmp_path / f"start {hash(config)}", tmp_path / f"end {next(count)}"
         if not start.exists():
             write_initial(start, config, world.slot_sizes, click_rate=0.3, seed=0)
-        with closing(PytorchEngine(config, world.slot_sizes, settings, device="cpu")) as engine:
-            engine.restore(start, 0)
-            seen = engine.learn(rows, np.arange(len(rows)) if order is None else order, batch_size, seed)
+        with closing(PytorchEngine(config, world.slot_sizes, settings, device=device)) as engine:
+            engine.restore(start)
+            seen = engine.learn(rows, np.arange(len(rows)), batch_size, seed)
             engine.save(end)
             scores = engine.score(rows)
-        return read_model(end, config, world.slot_sizes, optimizer=True), seen, scores
+        return open_model(end, world.slot_sizes), seen, scores
 
     return run
 
 
 def assert_same_bits(one, other):
-    for name, values in one.dense.items():
-        np.testing.assert_array_equal(values, other.dense[name])
-    np.testing.assert_array_equal(one.embeddings, other.embeddings)
-    for moments in ("dense_moments", "embedding_moments"):
-        for mine, its in zip(getattr(one, moments), getattr(other, moments)):
-            np.testing.assert_array_equal(mine, its)
+    for mine, its in zip(one.parts, other.parts):
+        np.testing.assert_array_equal(mine.table, its.table)
+        for name, values in mine.dense.items():
+            np.testing.assert_array_equal(values, its.dense[name])
 
 
-@pytest.mark.parametrize("precision", ["float32", "tf32", "bfloat16"])
-@pytest.mark.parametrize("projection_dim", [0, 3], ids=["v1", "v2"])
-def test_equal_input_gives_equal_bits(learnt, precision, projection_dim):
-    config = DcnConfig(**{**DROPPING.as_document(), "tower": DROPPING.tower, "projection_dim": projection_dim})
+@every_network
+def test_steps_are_adams_in_float64(trained, rows, world, tmp_path, config):
+    model, seen, _ = trained(config)
+    start = open_model(tmp_path / f"start {hash(config)}", world.slot_sizes).weights
+    network = build_network(config)
+    load_dense(network, start.dense)
+    network.double()
+    names = [name for name, _ in network.named_parameters()]
+    moving = [*(p.data.numpy() for p in network.parameters()), start.table.astype(np.float64)]
+    moments = [(np.zeros_like(w), np.zeros_like(w)) for w in moving]
+    losses = []
+    for t, at in enumerate(range(0, len(rows), 64), start=1):
+        batch = rows[at : at + 64]
+        keys = batch.ids + slot_offsets(world.slot_sizes)
+        vectors = torch.from_numpy(moving[-1][keys]).requires_grad_()
+        logits = network(torch.from_numpy(batch.dense).double(), vectors)
+        labels = torch.from_numpy(batch.labels).double()
+        loss = torch.nn.functional.binary_cross_entropy_with_logits(logits, labels)
+        to_vectors, *to_dense = torch.autograd.grad(loss, [vectors, *network.parameters()])
+        losses.append(loss.item())
+        to_table = np.zeros_like(moving[-1])
+        np.add.at(to_table, keys.ravel(), to_vectors.numpy().reshape(keys.size, -1))
+        touched = np.isin(np.arange(len(to_table)), keys)[:, None]
+        for w, g, (m, v) in zip(moving, [*(g.numpy() for g in to_dense), to_table], moments):
+            moves = touched if w is moving[-1] else np.True_
+            m[:] = np.where(moves, 0.9 * m + 0.1 * g, m)
+            v[:] = np.where(moves, 0.999 * v + 0.001 * g * g, v)
+            change = 0.01 * np.sqrt(1 - 0.999**t) / (1 - 0.9**t) * m / (np.sqrt(v) + 1e-7)
+            w[:] = np.where(moves, w - change, w)
+    assert seen.mean_loss == pytest.approx(np.mean(losses), rel=1e-5)
+    # Adam moves a weight by the learning rate even where its gradient is little but rounding.
+    np.testing.assert_allclose(model.weights.table, moving[-1], atol=2e-3)
+    assert np.abs(model.weights.table - moving[-1]).mean() < 1e-5
+    for name, expected in zip(names, moving):
+        assert np.abs(model.weights.dense[name] - expected).mean() < 2e-4, name
+
+
+@pytest.mark.parametrize("precision", ["float32", "bfloat16"])
+@every_network
+def test_equal_input_gives_equal_bits(trained, precision, config):
     settings = TrainingSettings(learning_rate=0.01, precision=precision)
-    (one, seen, scores), (other, seen_again, scores_again) = (learnt(config, settings) for _ in range(2))
+    (one, seen, scores), (other, seen_again, scores_again) = (trained(config, settings) for _ in range(2))
     assert_same_bits(one, other)
     assert seen == seen_again
     np.testing.assert_array_equal(scores, scores_again)
 
 
-def test_the_seed_decides_dropout_and_nothing_without_dropout(learnt):
-    one, other = (learnt(DROPPING, seed=seed)[0].dense["tower.0.weight"] for seed in (1, 2))
+@every_network
+def test_shortened_products_learn_what_float32_learns(trained, config):
+    losses = [trained(config, TrainingSettings(precision=p))[1].mean_loss for p in ("float32", "bfloat16")]
+    assert losses[1] == pytest.approx(losses[0], rel=0.01)
+
+
+def test_the_seed_decides_dropout_and_nothing_without_dropout(trained):
+    one, other = (trained(DROPPING, seed=seed)[0].weights.dense["tower.0.weight"] for seed in (1, 2))
     assert (one != other).any()
-    assert_same_bits(learnt(seed=1)[0], learnt(seed=2)[0])
+    assert_same_bits(trained(seed=1)[0], trained(seed=2)[0])
 
 
-def test_torchs_own_random_numbers_stay_the_callers(learnt):
+def test_torchs_own_random_numbers_stay_the_callers(trained):
     torch.manual_seed(7)
     expected = torch.rand(3)
     torch.manual_seed(7)
-    learnt(DROPPING)
+    trained(DROPPING)
     assert torch.equal(torch.rand(3), expected)
 
 
-def test_tf32_is_float32_on_a_cpu(learnt):
-    assert_same_bits(learnt(settings=TrainingSettings(precision="tf32"))[0], learnt(settings=TrainingSettings())[0])
+def test_tf32_is_float32_on_a_cpu(trained):
+    assert_same_bits(trained(settings=TrainingSettings(precision="tf32"))[0], trained(settings=TrainingSettings())[0])
 
 
-def test_dropout_is_off_in_scoring(tmp_path, world, rows):
-    write_initial(tmp_path, CONFIG, world.slot_sizes, click_rate=0.3, seed=0)
-    scores = []
-    for config in (CONFIG, DROPPING):
-        with closing(PytorchEngine(config, world.slot_sizes, SETTINGS, device="cpu")) as engine:
-            engine.restore(tmp_path, 0)
-            scores += [engine.score(rows), engine.score(rows)]
-    for other in scores[1:]:
-        np.testing.assert_array_equal(scores[0], other)
-
-
-def test_the_mean_loss_is_the_batches_and_the_step_count_counts_them(tmp_path, world, rows):
-    write_initial(tmp_path, CONFIG, world.slot_sizes, click_rate=0.3, seed=0)
-    with closing(PytorchEngine(CONFIG, world.slot_sizes, SETTINGS, device="cpu")) as engine:
-        engine.restore(tmp_path, 40)
-        each = [engine.learn(rows, np.arange(at, min(at + 300, 1000)), 300, 0).mean_loss for at in range(0, 1000, 300)]
-        assert engine.num_steps == 44
-        engine.restore(tmp_path, 40)
-        assert engine.learn(rows, np.arange(1000), 300, 0).mean_loss == pytest.approx(np.mean(each), rel=1e-6)
-        assert engine.num_steps == 44
-
-
-def test_the_first_batch_whose_loss_is_no_number_is_named(learnt, rows):
+def test_the_first_batch_whose_loss_is_not_finite_is_named(trained, rows):
     rows.dense[3 * 64 + 5, 2] = np.nan
-    _, seen, _ = learnt()
+    _, seen, _ = trained()
     assert seen.bad_batches == range(3, 4)
     assert np.isnan(seen.mean_loss)
 
@@ -119,18 +147,28 @@ def test_restoring_and_saving_hold_no_second_table(tmp_path):
     with closing(PytorchEngine(CONFIG, sizes, SETTINGS, device="cpu")) as engine:
         tracemalloc.start()
         try:
-            engine.restore(tmp_path / "start", 0)
+            engine.restore(tmp_path / "start")
             engine.save(tmp_path / "end")
-            engine.restore(tmp_path / "end", 0)
+            engine.restore(tmp_path / "end")
             _, peak = tracemalloc.get_traced_memory()
         finally:
             tracemalloc.stop()
-    # NumPy's arrays are traced; one table of three has 8.3 MB, a chunk with its moments 3.1 MB.
     assert peak < 0.7 * sum(sizes) * 4 * 4
 
 
 def test_a_call_gets_a_second_or_so_of_rows_whatever_the_batch(world):
     with closing(PytorchEngine(CONFIG, world.slot_sizes, SETTINGS, device="cpu")) as engine:
-        assert engine.segment_batches(32) == 1024
-        assert engine.segment_batches(2048) == 16
-        assert engine.segment_batches(10**6) == 1
+        assert [engine.segment_batches(size) for size in (32, 2048, 10**6)] == [1024, 16, 1]
+
+
+@pytest.mark.parametrize("precision", ["float32", "tf32", "bfloat16"])
+@every_network
+@pytest.mark.parametrize("device", [pytest.param("cuda", marks=on_gpu)])
+def test_a_gpu_learns_what_a_cpu_learns(trained, config, precision, device):
+    model, seen, scores = trained(config, TrainingSettings(learning_rate=0.003, precision=precision), device=device)
+    expected, its, its_scores = trained(config, TrainingSettings(learning_rate=0.003))
+    assert seen.bad_batches is None
+    assert seen.mean_loss == pytest.approx(its.mean_loss, rel=1e-3 if precision == "float32" else 0.02)
+    if precision == "float32":
+        np.testing.assert_allclose(scores, its_scores, atol=5e-3)
+        np.testing.assert_allclose(model.weights.table, expected.weights.table, atol=0.01)

@@ -11,23 +11,26 @@ from dataclasses import replace
 from datetime import datetime, timezone
 
 import numpy as np
+import onnxruntime
 import pytest
 
-from components.contracts.dcn import DcnConfig
-from components.contracts.graph_reader import read_graph
 from components.contracts.manifests import Model, Release
 from components.contracts.workflow import TOMBSTONE, FeatureWorkflow
-from components.dcn.network import load_network, predict
+from components.models.configs import NETWORKS, config_from_document
+from components.models.files import open_model, slot_offsets
+from components.models.scoring import load_scorer
 from components.runtime.durable import sha256_tree
 from components.runtime.errors import ContractError, PermanentError
+from components.runtime.exit_codes import ExitCode
 from components.storage.uris import local_path
 from components.store import models as model_store
 from components.store import promotion_journal
 from components.store.run_notes import read_notes
 from components.training.__main__ import build_parser, main, run_flags
-from components.training.backends import make_engine, require_backend
 from components.training.config import TrainingSettings, parse_tower
+from components.training.engine import make_engine, require_backend
 from components.training.step import TrainingRun, train
+from tests.support.training_world import dcn
 
 FLAGS = {"embedding_dim": 4, "num_cross_layers": 1, "tower": "8", "max_epochs": 2, "batch_size": 256}
 
@@ -86,9 +89,9 @@ def test_a_model_folder_holds_all_that_the_next_steps_need(step, training_set, t
     assert (folder / Model.REFERENCE).read_text() == "reference"
     assert FeatureWorkflow.load(folder / Model.WORKFLOW).slot_sizes == training_set.slot_sizes
     assert model.last_event_time == training_set.last_event_time
-    network = load_network(folder / Model.WEIGHTS, DcnConfig.from_document(model.config), model.slot_sizes)
+    scorer = load_scorer(folder / Model.WEIGHTS, config_from_document(model.config), model.slot_sizes)
     _, dense, ids, _ = world.rows(10)
-    assert np.isfinite(predict(network, dense, ids)).all()
+    assert np.isfinite(scorer.probabilities(dense, ids)).all()
     assert metrics["stopping_log_loss"] == model.early_stopping["log_loss"]
     assert all(np.isfinite(v) for v in metrics.values())
     lines = (tmp_path / "a work" / "r1" / "training" / "metrics.jsonl").read_text().splitlines()
@@ -97,17 +100,24 @@ def test_a_model_folder_holds_all_that_the_next_steps_need(step, training_set, t
     assert (note.state, note.facts["model"]) == ("done", model.model_id)
 
 
-@pytest.mark.parametrize("rank", [0, 3], ids=["v1", "v2"])
-def test_hugectrs_graph_lies_beside_the_weights_and_is_hashed_with_them(step, training_set, rank):
-    _, model, _ = step(training_set, projection_dim=rank)
-    path = local_path(model.uri) / "weights" / "dcn.json"
-    graph = read_graph(path, projection_dim=rank)
-    assert graph.config == DcnConfig.from_document(model.config)
-    assert graph.table.max_vocabulary_size >= sum(model.slot_sizes)
-    adam = json.loads(path.read_text())["layers"][1]["optimizer"]["adam_hparam"]
-    assert adam == {"beta1": np.float32(0.9), "beta2": np.float32(0.999), "epsilon": np.float32(1e-7)}
-    path.unlink()
-    assert sha256_tree(path.parent) != model.sha256["weights"]
+@pytest.mark.parametrize("network", NETWORKS)
+def test_the_networks_own_graph_lies_beside_the_weights_and_is_hashed_with_them(step, training_set, world, network):
+    code, model, _ = step(training_set, network=network, num_cross_layers=3)
+    assert code == 0
+    assert model.config["network"] == network
+    folder = local_path(model.uri) / Model.WEIGHTS
+    assert {path.name for path in folder.iterdir()} == {
+        "weights.safetensors", "optimizer.safetensors", "network.onnx"
+    }  # fmt: skip
+    config, (_, dense, ids, _) = config_from_document(model.config), world.rows(100)
+    table = open_model(folder, model.slot_sizes).weights.table
+    vectors = table[ids + slot_offsets(model.slot_sizes)]
+    session = onnxruntime.InferenceSession(folder / "network.onnx", providers=["CPUExecutionProvider"])
+    (logits,) = session.run(["logit"], {"dense": dense, "embeddings": vectors})
+    expected = load_scorer(folder, config, model.slot_sizes).probabilities(dense, ids)
+    np.testing.assert_allclose(1 / (1 + np.exp(-logits)), expected, rtol=0, atol=1e-6)
+    (folder / "network.onnx").unlink()
+    assert sha256_tree(folder) != model.sha256["weights"]
 
 
 def test_a_retry_publishes_the_same_model_and_mends_a_damaged_one(step, training_set):
@@ -115,7 +125,7 @@ def test_a_retry_publishes_the_same_model_and_mends_a_damaged_one(step, training
     _, second, _ = step(training_set)
     assert second == first
     folder = local_path(first.uri)
-    (folder / "weights" / "dcn_dense_0.model").write_bytes(b"torn")
+    (folder / "weights" / "weights.safetensors").write_bytes(b"torn")
     at = datetime.fromisoformat(first.created_at)
     for name in (f".incoming-{at:%Y%m%dT%H%M%S.%f}", f".{first.model_id}.{'0123abcd' * 4}"):
         (folder.with_name(name) / "weights").mkdir(parents=True)  # as tries leave them that were killed
@@ -186,8 +196,10 @@ def test_current_is_the_model_that_was_live_when_the_rows_were_encoded(step, tra
     ("changed", "message"),
     [
         ({"parent": "nobody"}, "parent 'nobody' is not in the model store"),
-        ({"backend": "hugectr", "solver": '{"max_workspace_mb": 4096}'}, "hugectr"),
         ({"solver": '{"scaler": 1.0}'}, "solver is '{\"scaler\": 1.0}' for backend 'pytorch', expected none"),
+        ({"network": "gbdt"}, "network is 'gbdt', expected one of dcn, deepfm, dlrm"),
+        ({"network": "dlrm", "num_cross_layers": 3, "backend": "hugectr"}, "network is 'dlrm', expected dcn"),
+        ({"network": "dlrm"}, "num_cross_layers is 1, but network 'dlrm' has no such setting"),
         ({"profile_steps": -1}, "profile_steps is -1, expected at least 0"),
         ({"precision": "float8"}, "precision is 'float8', expected one of float32, tf32, bfloat16"),
         ({"checkpoint_minutes": 0}, "checkpoint_minutes is 0.0, expected a positive number"),
@@ -210,6 +222,13 @@ def test_misuse_ends_with_2_and_one_line(step, training_set, capsys, tmp_path, m
     assert not list((tmp_path / "a store").glob("models/*"))
 
 
+def test_a_loss_that_is_not_finite_is_a_failure_and_no_bad_input(step, world, make_training_set, capsys):
+    labels, dense, ids, _ = world.rows(1_000)
+    dense[123] = 3e38
+    assert step(make_training_set(labels, dense, ids))[0] == ExitCode.FAILED
+    assert "error: loss is not finite at epoch 1" in capsys.readouterr().err
+
+
 def test_a_missing_validation_artefact_leaves_no_model(training_set, validation_report, tmp_path):
     local_path(validation_report.schema_uri).unlink()
     asked = TrainingRun(
@@ -218,7 +237,7 @@ def test_a_missing_validation_artefact_leaves_no_model(training_set, validation_
         work=tmp_path / "work",
         parent="none",
         backend="pytorch",
-        config=DcnConfig(embedding_dim=4, num_cross_layers=1, tower=(8,)),
+        config=dcn(embedding_dim=4, num_cross_layers=1, tower=(8,)),
         settings=TrainingSettings(max_epochs=1),
     )
     now = datetime(2026, 1, 2, 3, 4, 5, tzinfo=timezone.utc)
@@ -235,7 +254,18 @@ def test_a_missing_validation_artefact_leaves_no_model(training_set, validation_
 def test_the_flags_are_the_components_parameters():
     flags = {a.dest for a in build_parser()._actions} - {"help"}
     assert flags == {
-        *("run", "store", "work", "parent", "backend", "learning_rate", "batch_size", "max_epochs", "embedding_dim"),
+        *(
+            "run",
+            "store",
+            "work",
+            "parent",
+            "backend",
+            "network",
+            "learning_rate",
+            "batch_size",
+            "max_epochs",
+            "embedding_dim",
+        ),
         *("num_cross_layers", "tower", "dropout", "seed", "training_set", "validation_report", "output"),
         *("projection_dim", "precision", "checkpoint_minutes", "solver", "profile_steps"),
         "tensorboard",  # of the command alone: a cluster has no folder that somebody looks at
@@ -279,14 +309,14 @@ def test_hugectr_without_its_library_says_so(world, tmp_path, monkeypatch):
     with pytest.raises(PermanentError, match="hugectr"):
         make_engine(
             "hugectr",
-            DcnConfig(),
+            dcn(),
             world.slot_sizes,
             TrainingSettings(),
             scratch=tmp_path,
             solver='{"max_workspace_mb": 4096}',
         )
     with pytest.raises(ContractError, match="profile_steps is 5 for backend 'hugectr', expected 0"):
-        require_backend("hugectr", profile_steps=5)
+        require_backend("hugectr", dcn(), profile_steps=5)
     assert parse_tower(" 16,8") == (16, 8)
 
 
@@ -303,8 +333,8 @@ def test_a_trace_holds_at_least_the_steps_asked_for_and_changes_no_weights(step,
 def test_tensorboard_without_its_package_is_refused_by_its_name(step, training_set, tmp_path, monkeypatch, capsys):
     monkeypatch.setitem(sys.modules, "tensorboard", None)
     monkeypatch.setitem(sys.modules, "tensorboard.summary", None)
-    assert step(training_set, tensorboard=tmp_path / "board")[0] == 2
-    assert "need the package tensorboard, which this environment has not" in capsys.readouterr().err
+    assert step(training_set, tensorboard=tmp_path / "board")[0] == 3
+    assert "need the package tensorboard, which this environment lacks" in capsys.readouterr().err
 
 
 def evicted(training_set):

@@ -1,8 +1,7 @@
-"""What a fit tells while it works: a bar or log lines for people, JSON lines or TensorBoard for programs."""
+"""What surrounds a fit: sinks for its numbers, its trace, and the request to stop."""
 
 from __future__ import annotations
 
-import io
 import json
 import logging
 import signal
@@ -15,47 +14,14 @@ from components.training.config import TrainingSettings
 from components.training.metrics_sink import JsonLinesSink, MemorySink, SeveralSinks, TensorBoardSink
 from components.training.preemption import heeding_sigterm
 from components.training.profiler import ProfiledEngine
-from components.training.progress import Bar, LogLines, progress_on
-from tests.components.training.logistic_engine import LogisticEngine
-
-
-class Terminal(io.StringIO):
-    def isatty(self):
-        return True
-
-
-def test_a_terminal_gets_a_bar_and_everything_else_log_lines():
-    assert isinstance(progress_on(Terminal()), Bar)
-    assert isinstance(progress_on(io.StringIO()), LogLines)
-
-
-def test_the_bar_shows_the_pass_its_batches_and_the_loss_and_goes_on_where_a_pass_did(capsys):
-    bar = Bar()
-    bar.begin("branch 0, epoch 2", 200, 50)
-    bar.advance(200, 0.43217)
-    bar.end()
-    said = capsys.readouterr().err
-    assert "branch 0, epoch 2" in said
-    assert "50/200" in said
-
-
-def test_log_lines_come_every_half_minute_with_batch_and_loss(caplog):
-    now = iter(range(0, 100_000, 10))
-    lines = LogLines(lambda: next(now) / 1.0)
-    with caplog.at_level(logging.INFO):
-        lines.begin("branch 0, epoch 1", 100, 0)
-        for done in range(10, 101, 10):
-            lines.advance(done, 0.5)
-        lines.end()
-    assert 1 < len(caplog.messages) < 5
-    assert caplog.messages[0] == "branch 0, epoch 1: batch 30 of 100, loss 0.50000"
+from tests.support.logistic_engine import LogisticEngine
 
 
 def test_every_sink_gets_every_number_and_lines_survive_a_crash(tmp_path):
     memory, path = MemorySink(), tmp_path / "metrics.jsonl"
     sinks = SeveralSinks([JsonLinesSink(path), memory])
-    sinks.log_dict({"auc": None, "log_loss": 0.4}, 7)
-    sinks.log("rows_per_second", 3.0, 8)
+    sinks.log({"auc": None, "log_loss": 0.4}, 7)
+    sinks.log({"rows_per_second": 3.0}, 8)
     # Not closed: a crash closes nothing.
     assert [json.loads(line) for line in path.read_text().splitlines()] == memory.lines
     assert memory.lines == [{"step": 7, "auc": None, "log_loss": 0.4}, {"step": 8, "rows_per_second": 3.0}]
@@ -65,7 +31,7 @@ def test_every_sink_gets_every_number_and_lines_survive_a_crash(tmp_path):
 def test_a_line_torn_by_a_full_disk_does_not_spoil_the_next(tmp_path):
     path = tmp_path / "metrics.jsonl"
     path.write_text('{"step": 1, "auc": 0.5}\n{"step": 2, "au')
-    JsonLinesSink(path).log("auc", 0.6, 3)
+    JsonLinesSink(path).log({"auc": 0.6}, 3)
     assert [json.loads(line)["step"] for line in path.read_text().splitlines()] == [1, 3]
 
 
@@ -99,9 +65,9 @@ def test_tensorboard_gets_a_point_for_each_number_that_exists(tmp_path):
         pytest.skip("the package tensorboard is not in this environment")
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-    sink.log_dict({"auc": None, "log_loss": 0.5}, 7)
-    sink.log("log_loss", 0.25, 8)
-    sink.log_dict({"branch": 1, "log_loss": 0.75}, 7)
+    sink.log({"auc": None, "log_loss": 0.5}, 7)
+    sink.log({"log_loss": 0.25}, 8)
+    sink.log({"branch": 1, "log_loss": 0.75}, 7)
     sink.close()
     events = EventAccumulator(str(tmp_path))
     events.Reload()

@@ -1,0 +1,44 @@
+"""A stored model with fresh weights, for benchmarks of serving: its speed does not depend on what a model learned.
+
+The weights and the network's graph are made by training's own code in training's environment, which has torch; whoever
+asks needs none.
+"""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from components.models.configs import NetworkConfig, config_from_document
+from components.models.files import NETWORK_FILE, Tensors, open_model
+
+REPOSITORY = Path(__file__).resolve().parents[1]
+CLICK_RATE = 0.25
+
+
+def write_initial_model(folder: Path, config: NetworkConfig, slot_sizes: Sequence[int], seed: int) -> Tensors:
+    """Writes weights and `network.onnx` into the folder; gives the weights."""
+    asked = json.dumps({"config": config.as_document(), "slot_sizes": list(slot_sizes), "seed": seed})
+    python = REPOSITORY / ".venvs" / "training" / "bin" / "python"
+    subprocess.run([str(python), "-m", "benchmarks.initial_model", str(folder), asked], cwd=REPOSITORY, check=True)
+    return open_model(folder, slot_sizes).weights
+
+
+def main(arguments: Sequence[str]) -> None:
+    """Writes the model of `write_initial_model`."""
+    from components.models.network import export_onnx
+    from components.models.scoring import load_network
+    from components.training.start import write_initial
+
+    folder, asked = Path(arguments[0]), json.loads(arguments[1])
+    config = config_from_document(asked["config"])
+    write_initial(folder, config, asked["slot_sizes"], click_rate=CLICK_RATE, seed=asked["seed"])
+    network, _ = load_network(folder, config, asked["slot_sizes"])
+    (folder / NETWORK_FILE).write_bytes(export_onnx(network, config))
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

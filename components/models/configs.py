@@ -1,0 +1,137 @@
+"""The table of networks, and the configuration of each: its shape, its validation, its JSON form.
+
+A configuration names its network and all widths, so nothing that uses one needs to know a data set. The modules are
+imported when a network is built (`network.build_network`): this file needs no torch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, fields
+from typing import Any, ClassVar
+
+from components.runtime.errors import ContractError
+
+
+@dataclass(frozen=True, kw_only=True)
+class NetworkConfig:
+    """What the configurations of all networks have in common; the defaults suit a laptop."""
+
+    network: ClassVar[str]
+    """Name in `NETWORKS`, and the module of `components.models` that has the `nn.Module`."""
+
+    num_dense: int
+    """Number of dense values in a row."""
+    num_categorical: int
+    """Number of categorical columns, each of which looks up one vector."""
+    embedding_dim: int = 16
+    """Width of a category's vector."""
+    tower: tuple[int, ...] = (128, 64)
+    """Widths of the tower's hidden layers."""
+    dropout: float = 0.0
+    """Share of tower activations that training sets to zero; 0 = none."""
+
+    def __post_init__(self) -> None:
+        """Refuses shapes that no network has."""
+        for name in ("num_dense", "num_categorical", "embedding_dim"):
+            _require_at_least(1, name, getattr(self, name))
+        if not self.tower or min(self.tower) < 1:
+            raise ContractError(f"tower is {self.tower}, expected one or more widths of at least 1")
+        if not 0.0 <= self.dropout < 1.0:
+            raise ContractError(f"dropout is {self.dropout}, expected a share in [0, 1)")
+
+    @property
+    def input_width(self) -> int:
+        """Number of values in a row's vectors and dense values together."""
+        return self.num_categorical * self.embedding_dim + self.num_dense
+
+    def as_document(self) -> dict[str, Any]:
+        """The configuration as JSON-ready values."""
+        return {"network": self.network, **asdict(self), "tower": list(self.tower)}
+
+
+@dataclass(frozen=True, kw_only=True)
+class DcnConfig(NetworkConfig):
+    """Deep & Cross Network (`dcn`)."""
+
+    network = "dcn"
+    num_cross_layers: int = 3
+    projection_dim: int = 0
+    """Rank of the cross layers' matrices (DCN v2); 0 = DCN v1, whose cross layers have one weight vector each."""
+
+    def __post_init__(self) -> None:
+        """Refuses shapes that no DCN has."""
+        super().__post_init__()
+        _require_at_least(1, "num_cross_layers", self.num_cross_layers)
+        _require_at_least(0, "projection_dim", self.projection_dim)
+
+
+@dataclass(frozen=True, kw_only=True)
+class DeepFmConfig(NetworkConfig):
+    """Factorization machine beside a tower (`deepfm`)."""
+
+    network = "deepfm"
+
+    def __post_init__(self) -> None:
+        """Refuses vectors without room for a first-order weight and a factor."""
+        super().__post_init__()
+        _require_at_least(2, "embedding_dim", self.embedding_dim)
+
+
+@dataclass(frozen=True, kw_only=True)
+class DlrmConfig(NetworkConfig):
+    """Deep Learning Recommendation Model (`dlrm`)."""
+
+    network = "dlrm"
+
+
+NETWORKS: dict[str, type[NetworkConfig]] = {each.network: each for each in (DcnConfig, DeepFmConfig, DlrmConfig)}
+"""All networks by name."""
+
+
+def network_config(network: str, settings: Mapping[str, Any], *, num_dense: int, num_categorical: int) -> NetworkConfig:
+    """The configuration of a network from the settings of all networks, such as a command's flags.
+
+    A setting that this network does not have must be at the default that the other network gives it.
+
+    Raises:
+        ContractError: no network has this name, a value is out of range, or a setting does not apply to this network.
+
+    >>> network_config("dcn", {"embedding_dim": 8, "projection_dim": 4}, num_dense=13, num_categorical=26).input_width
+    221
+    """
+    kind = _config_class(network)
+    own = {each.name for each in fields(kind)}
+    for name, value in settings.items():
+        if name not in own and value != _default(name):
+            raise ContractError(f"{name} is {value!r}, but network {network!r} has no such setting")
+    given = {name: value for name, value in settings.items() if name in own}
+    return kind(num_dense=num_dense, num_categorical=num_categorical, **given)
+
+
+def config_from_document(document: Mapping[str, Any]) -> NetworkConfig:
+    """The configuration that `as_document` wrote.
+
+    Raises:
+        ContractError: no network has the document's name, or its settings have unknown or missing names.
+    """
+    settings = {name: value for name, value in document.items() if name != "network"}
+    kind = _config_class(document.get("network"))
+    if wrong := settings.keys() ^ {each.name for each in fields(kind)}:
+        raise ContractError(f"settings of network {kind.network!r} have unknown or missing names {sorted(wrong)}")
+    return kind(**{**settings, "tower": tuple(settings["tower"])})
+
+
+def _config_class(network: object) -> type[NetworkConfig]:
+    if not isinstance(network, str) or network not in NETWORKS:
+        raise ContractError(f"network is {network!r}, expected one of {', '.join(NETWORKS)}")
+    return NETWORKS[network]
+
+
+def _default(setting: str) -> Any:
+    return next((f.default for kind in NETWORKS.values() for f in fields(kind) if f.name == setting), None)
+
+
+def _require_at_least(least: int, name: str, value: int) -> None:
+    if value < least:
+        raise ContractError(f"{name} is {value}, expected at least {least}")

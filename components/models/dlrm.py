@@ -1,0 +1,42 @@
+"""DLRM: the dense values become one more vector, all pairs of vectors are multiplied, a tower judges the products.
+
+Naumov et al. 2019, arXiv 1906.00091. The bottom tower leads the dense values through one hidden layer, as wide as the
+top tower's last, to a vector of the categories' width; the top tower takes that vector and the dot products of all
+pairs of different vectors.
+
+Shape suffixes: as in `network`; N vectors (F + 1), P pairs of them.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from components.models.configs import DlrmConfig
+from components.models.network import Network, linear, mlp
+
+
+class Dlrm(Network):
+    """Bottom tower, dot products, top tower."""
+
+    pairs: Tensor
+    """Positions in a flat [N, N] of the products below its diagonal, [P]."""
+
+    def __init__(self, config: DlrmConfig) -> None:
+        super().__init__()
+        num_vectors = config.num_categorical + 1
+        lower = torch.tril_indices(num_vectors, num_vectors, offset=-1)
+        self.register_buffer("pairs", lower[0] * num_vectors + lower[1], persistent=False)
+        self.bottom = mlp(config.num_dense, [config.tower[-1], config.embedding_dim], dropout=config.dropout)
+        self.tower = mlp(config.embedding_dim + len(self.pairs), config.tower, dropout=config.dropout)
+        self.final = linear(config.tower[-1], 1, bias=False)
+
+    def forward(self, dense_BD: Tensor, embeddings_BFE: Tensor) -> Tensor:
+        """See `Network`."""
+        dense_BE = self.bottom(dense_BD)
+        vectors_BNE = torch.cat([dense_BE.unsqueeze(1), embeddings_BFE], dim=1)
+        products_BP = (vectors_BNE @ vectors_BNE.transpose(1, 2)).flatten(1).index_select(1, self.pairs)
+        return self.final(self.tower(torch.cat([dense_BE, products_BP], dim=1)))[:, 0] + self.bias
+
+
+build = Dlrm

@@ -1,0 +1,205 @@
+"""A model's files: `weights.safetensors`, `optimizer.safetensors` and `network.onnx`, in one folder.
+
+Joins training, which writes them, to evaluation, deployment and the next incremental round, which read them. The
+weights file holds the embedding table of all slots as `embeddings` and the dense parameters under their `state_dict`
+names; the optimizer file holds Adam's two moments of each tensor as `<name>.exp_avg` and `<name>.exp_avg_sq`, and the
+number of steps in its metadata. The table's rows are `offset[slot] + id`, `offset` the running sum of the slot sizes.
+
+Both files are mapped, for reading and for writing: a table that is larger than the memory can be copied piece by piece,
+and no table is held twice. They are written here and not by the library, which takes whole tensors only; the library
+checks what is read. `network.onnx` is `network.export_onnx`'s.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from components.runtime.errors import ContractError, PermanentError
+
+WEIGHTS_FILE = "weights.safetensors"
+OPTIMIZER_FILE = "optimizer.safetensors"
+NETWORK_FILE = "network.onnx"
+TABLE = "embeddings"
+MOMENTS = ("exp_avg", "exp_avg_sq")
+ROWS_PER_CHUNK = 1 << 16
+"""Rows that are copied at a time: 4 MB of vectors of width 16."""
+_HEADER_ALIGNMENT = 64
+
+FloatArray = NDArray[np.float32]
+
+
+@dataclass(frozen=True, eq=False)
+class Tensors:
+    """One number for each parameter of a model: its weights, or one of Adam's moments."""
+
+    table: FloatArray
+    """[sum of the slot sizes, embedding_dim]."""
+    dense: dict[str, FloatArray]
+    """By `state_dict` name."""
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class StoredModel:
+    """The contents of a folder, mapped from its files."""
+
+    weights: Tensors
+    moments: tuple[Tensors, Tensors] | None
+    """Adam's m and v; None where no optimizer state was kept."""
+    step: int
+    """Optimizer steps taken, over all rounds; 0 without optimizer state."""
+
+    @property
+    def parts(self) -> tuple[Tensors, ...]:
+        """Weights, then moments where they were kept."""
+        return (self.weights, *(self.moments or ()))
+
+    @property
+    def shapes(self) -> dict[str, tuple[int, ...]]:
+        """Shape of each tensor of the weights file, the table's first."""
+        return {TABLE: self.weights.table.shape, **{name: each.shape for name, each in self.weights.dense.items()}}
+
+
+def open_model(folder: Path, slot_sizes: Sequence[int]) -> StoredModel:
+    """The model in `folder`, after checking that its files are whole and belong together.
+
+    The arrays are mapped privately: writing to them changes no file.
+
+    Raises:
+        ContractError: a file is absent or damaged, the table has not one row per id, or the optimizer's tensors are not
+            the weights'.
+    """
+    tensors, _ = _open_tensors(folder / WEIGHTS_FILE)
+    if TABLE not in tensors:
+        raise ContractError(f"model file {folder / WEIGHTS_FILE} has no tensor {TABLE!r}")
+    if tensors[TABLE].ndim != 2 or len(tensors[TABLE]) != sum(slot_sizes):
+        raise ContractError(
+            f"table of {folder / WEIGHTS_FILE} has shape {tensors[TABLE].shape}, expected {sum(slot_sizes)} rows"
+        )
+    path = folder / OPTIMIZER_FILE
+    if not path.exists():
+        return StoredModel(weights=_split(tensors), moments=None, step=0)
+    state, metadata = _open_tensors(path)
+    expected = {f"{name}.{moment}": each.shape for name, each in tensors.items() for moment in MOMENTS}
+    if wrong := {name: each.shape for name, each in state.items()}.items() ^ expected.items():
+        raise ContractError(f"model file {path} has other tensors than its weights: {sorted(wrong)[:4]}")
+    first, second = (_split({name: state[f"{name}.{moment}"] for name in tensors}) for moment in MOMENTS)
+    if not metadata.get("step", "").isdigit():
+        raise ContractError(f"model file {path} has step {metadata.get('step')!r}, expected a whole number")
+    return StoredModel(weights=_split(tensors), moments=(first, second), step=int(metadata["step"]))
+
+
+@contextmanager
+def new_model(
+    folder: Path, shapes: Mapping[str, tuple[int, ...]], *, step: int = 0, with_moments: bool = True
+) -> Iterator[StoredModel]:
+    """Yields a model of zeros whose mapped arrays the caller fills; the files are complete after the body.
+
+    A folder that must not be seen half is written inside `durable.whole_directory`, which also flushes it to disk.
+
+    Args:
+        folder: Where the files are made; created where it is absent.
+        shapes: Shape of each tensor, the table as `embeddings` among them.
+        step: Optimizer steps taken.
+        with_moments: Whether to write the optimizer file.
+
+    Raises:
+        PermanentError: the disk has no room for them.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    weights = _create_tensors(folder / WEIGHTS_FILE, shapes, {})
+    if not with_moments:
+        yield StoredModel(weights=_split(weights), moments=None, step=0)
+        return
+    of_state = {f"{name}.{moment}": shape for moment in MOMENTS for name, shape in shapes.items()}
+    state = _create_tensors(folder / OPTIMIZER_FILE, of_state, {"step": str(step)})
+    first, second = (_split({name: state[f"{name}.{moment}"] for name in shapes}) for moment in MOMENTS)
+    yield StoredModel(weights=_split(weights), moments=(first, second), step=step)
+
+
+def add_to_bias(folder: Path, amount: float) -> None:
+    """Adds `amount` to the logit's bias in the weights of `folder`.
+
+    In float64: what a round adds a later one takes off, so that only the two roundings to float32 are left.
+
+    Raises:
+        ContractError: the weights file is absent or damaged.
+    """
+    tensors, _ = _open_tensors(folder / WEIGHTS_FILE, mode="r+")
+    tensors["bias"][:] = tensors["bias"].astype(np.float64) + amount
+
+
+def chunks(start: int, stop: int) -> Iterator[slice]:
+    """Slices of at most `ROWS_PER_CHUNK` rows that cover `start` to `stop`."""
+    for at in range(start, stop, ROWS_PER_CHUNK):
+        yield slice(at, min(at + ROWS_PER_CHUNK, stop))
+
+
+def slot_offsets(slot_sizes: Sequence[int]) -> NDArray[np.int64]:
+    """The table's row of each slot's id 0: the sizes before it, summed.
+
+    >>> slot_offsets([3, 5, 2])
+    array([0, 3, 8])
+    """
+    return np.cumsum([0, *slot_sizes[:-1]])
+
+
+def _split(tensors: dict[str, FloatArray]) -> Tensors:
+    return Tensors(tensors[TABLE], {name: each for name, each in tensors.items() if name != TABLE})
+
+
+def _open_tensors(path: Path, mode: Literal["c", "r+"] = "c") -> tuple[dict[str, FloatArray], dict[str, str]]:
+    """The file's tensors, mapped, and its metadata."""
+    from safetensors import SafetensorError, safe_open
+
+    try:
+        with safe_open(str(path), "numpy") as checked:
+            metadata = checked.metadata() or {}
+        with open(path, "rb") as file:
+            header_bytes = int.from_bytes(file.read(8), "little")
+            header: dict[str, Any] = json.loads(file.read(header_bytes))
+    except (OSError, SafetensorError) as error:
+        raise ContractError(f"model file {path} cannot be read: {error}") from error
+    header.pop("__metadata__", None)
+    for name, entry in header.items():
+        if entry["dtype"] != "F32":
+            raise ContractError(f"tensor {name} of {path} is of type {entry['dtype']}, expected F32")
+    return {name: _mapped(path, entry, 8 + header_bytes, mode) for name, entry in header.items()}, metadata
+
+
+def _create_tensors(
+    path: Path, shapes: Mapping[str, tuple[int, ...]], metadata: dict[str, str]
+) -> dict[str, FloatArray]:
+    """A new file of zeros, mapped. All its room is taken here: a mapped page without room would kill the process."""
+    header: dict[str, Any] = {"__metadata__": metadata} if metadata else {}
+    end = 0
+    for name, shape in shapes.items():
+        begin, end = end, end + 4 * int(np.prod(shape))
+        header[name] = {"dtype": "F32", "shape": list(shape), "data_offsets": [begin, end]}
+    text = json.dumps(header).encode()
+    text += b" " * (-(8 + len(text)) % _HEADER_ALIGNMENT)
+    start = 8 + len(text)
+    try:
+        with open(path, "wb") as file:
+            file.write(len(text).to_bytes(8, "little") + text)
+            file.flush()
+            os.posix_fallocate(file.fileno(), 0, start + end)
+    except OSError as error:
+        raise PermanentError(f"model file {path} cannot have {start + end} bytes: {error.strerror}") from error
+    return {name: _mapped(path, header[name], start, "r+") for name in shapes}
+
+
+def _mapped(path: Path, entry: dict[str, Any], start: int, mode: Literal["c", "r+"]) -> FloatArray:
+    shape = tuple(entry["shape"])
+    if 0 in shape:  # no empty range can be mapped
+        return np.zeros(shape, np.float32)
+    mapped: FloatArray = np.memmap(path, "<f4", mode, offset=start + entry["data_offsets"][0], shape=shape)
+    return mapped.view(np.ndarray)

@@ -1,0 +1,98 @@
+"""Click probabilities of encoded rows: a network with its table of vectors.
+
+Used by training to judge an epoch and by evaluation to judge a candidate, whatever engine made the model.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+from torch.nn.functional import embedding
+
+from components.models.configs import NetworkConfig
+from components.models.files import open_model, slot_offsets
+from components.models.network import Network, build_network, load_dense
+from components.runtime.errors import ContractError
+
+BATCH_ROWS = 2048
+
+
+class Scorer:
+    """Scores rows with a network and a table, where both lie."""
+
+    def __init__(self, network: Network, table: Tensor, slot_sizes: Sequence[int]) -> None:
+        """Takes the network and the table as they are; both may change between calls.
+
+        Args:
+            network: The network.
+            table: Vectors of all slots, [sum(slot_sizes), E].
+            slot_sizes: Number of ids per categorical column.
+        """
+        self._network, self._table = network, table
+        self._sizes = torch.tensor(slot_sizes, dtype=torch.int64, device=table.device)
+        self._offsets = torch.from_numpy(slot_offsets(slot_sizes)).to(table.device)
+
+    @torch.no_grad()
+    def probabilities(
+        self, dense: NDArray[np.float32], ids: NDArray[np.integer], *, batch_rows: int = BATCH_ROWS
+    ) -> NDArray[np.float32]:
+        """Click probabilities, float32 [n], without dropout; equal input gives equal bits on the same machine.
+
+        Args:
+            dense: Normalised values, [n, D].
+            ids: Slot-local ids, [n, F]; one outside its slot has a zero vector.
+            batch_rows: Rows at a time; the last bits depend on it, as those of every matrix product do.
+
+        Raises:
+            ContractError: dense values and ids have not as many rows, or ids not one column per slot.
+        """
+        if len(dense) != len(ids) or ids.shape[1:] != (len(self._sizes),):
+            raise ContractError(
+                f"dense and ids have shapes {dense.shape} and {ids.shape}, expected [n, D] and [n, {len(self._sizes)}]"
+            )
+        probabilities = np.empty(len(dense), dtype=np.float32)
+        was_training = self._network.training
+        self._network.eval()
+        try:
+            for at in range(0, len(dense), batch_rows):
+                part = slice(at, at + batch_rows)
+                probabilities[part] = torch.sigmoid(self._logits(dense[part], ids[part])).cpu().numpy()
+        finally:
+            self._network.train(was_training)
+        return probabilities
+
+    def _logits(self, dense: NDArray[np.float32], ids: NDArray[np.integer]) -> Tensor:
+        device = self._table.device
+        dense_BD = torch.from_numpy(np.ascontiguousarray(dense, np.float32)).to(device)
+        ids_BF = torch.from_numpy(np.ascontiguousarray(ids, np.int64)).to(device)
+        known_BF = (ids_BF >= 0) & (ids_BF < self._sizes)
+        vectors_BFE = embedding(torch.where(known_BF, ids_BF, 0) + self._offsets, self._table)
+        return self._network(dense_BD, vectors_BFE * known_BF.unsqueeze(-1)).float()
+
+
+def load_network(folder: Path, config: NetworkConfig, slot_sizes: Sequence[int]) -> tuple[Network, Tensor]:
+    """The network whose weights lie in `folder`, and its table, which is mapped from the file.
+
+    Raises:
+        ContractError: a file is absent or damaged, or the weights are of another network.
+    """
+    weights = open_model(folder, slot_sizes).weights
+    if weights.table.shape[1] != config.embedding_dim:
+        raise ContractError(f"vectors in {folder} have width {weights.table.shape[1]}, expected {config.embedding_dim}")
+    network = build_network(config)
+    load_dense(network, weights.dense)
+    return network.eval(), torch.from_numpy(weights.table)
+
+
+def load_scorer(folder: Path, config: NetworkConfig, slot_sizes: Sequence[int]) -> Scorer:
+    """The scorer of the model in `folder`.
+
+    Raises:
+        ContractError: as `load_network`.
+    """
+    return Scorer(*load_network(folder, config, slot_sizes), slot_sizes)

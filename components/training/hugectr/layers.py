@@ -1,0 +1,265 @@
+"""The Deep & Cross Network as HugeCTR's layers: given to its Python API, and written as its graph JSON.
+
+x0 feeds two layers. HugeCTR would insert a Slice by itself, as in NVIDIA's DCN sample; here it stands in the list, so
+that the graph that is built and the graph that is saved are the same. Nothing here trains or reads rows. `hugectr` is
+passed in, so that this module loads without it.
+
+The graph JSON is what `hugectr.Model.construct_from_json` and NVIDIA's ONNX converter read; its layout is that of
+24.06's `graph_to_json`: keys sorted, two spaces deep, one `bottom` or `top` a string and several a list, floats as
+float32 (1e-7 reads 1.0000000116860974e-07). HugeCTR reads `projection_dim` but never writes it, so its own file of a
+DCN v2 builds a v1; we write it. NVIDIA's converter ignores it: it converts DCN v1 only, and turns a v2 into a wrong
+graph without an error.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from components.models.configs import DcnConfig
+from components.runtime.durable import write_whole
+from components.training.config import TrainingSettings
+from components.training.hugectr.settings import SolverSettings, max_vocabulary_size
+
+MODEL_NAME = "dcn"
+LABEL, DENSE, CATEGORIES, EMBEDDINGS = "label", "dense", "categories", "embeddings"
+_EMBEDDING_TYPE = "DistributedSlotSparseEmbeddingHash"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Layer:
+    """One dense layer."""
+
+    type: str
+    """Member of `hugectr.Layer_t`, and `type` in the graph JSON."""
+    bottoms: tuple[str, ...]
+    """Tensors read."""
+    tops: tuple[str, ...]
+    """Tensors written."""
+    arguments: dict[str, Any] = field(default_factory=dict)
+    """Further arguments of `hugectr.DenseLayer`, by name."""
+
+
+def dcn_layers(config: DcnConfig) -> list[Layer]:
+    """The dense layers from the embeddings to the loss, in the order of their weights in the dense file.
+
+    Without dropout there are no Dropout layers: HugeCTR's take rates above 0 only.
+
+    >>> config = DcnConfig(num_dense=13, num_categorical=26, embedding_dim=1, num_cross_layers=2, tower=(8,))
+    >>> for layer in dcn_layers(config):
+    ...     print(layer.type, layer.bottoms, layer.tops, layer.arguments)
+    Reshape ('embeddings',) ('embeddings_flat',) {'leading_dim': 26}
+    Concat ('embeddings_flat', 'dense') ('x0',) {}
+    Slice ('x0',) ('x0_cross', 'x0_tower') {'ranges': [(0, 39), (0, 39)]}
+    MultiCross ('x0_cross',) ('cross',) {'num_layers': 2, 'projection_dim': 0}
+    InnerProduct ('x0_tower',) ('tower_0_linear',) {'num_output': 8}
+    ReLU ('tower_0_linear',) ('tower_0_relu',) {}
+    Concat ('tower_0_relu', 'cross') ('final_input',) {}
+    InnerProduct ('final_input',) ('logit',) {'num_output': 1}
+    BinaryCrossEntropyLoss ('logit', 'label') ('loss',) {}
+    """
+    whole = (0, config.input_width)
+    cross = {"num_layers": config.num_cross_layers, "projection_dim": config.projection_dim}
+    layers = [
+        _layer("Reshape", [EMBEDDINGS], ["embeddings_flat"], leading_dim=config.num_categorical * config.embedding_dim),
+        _layer("Concat", ["embeddings_flat", DENSE], ["x0"]),
+        _layer("Slice", ["x0"], ["x0_cross", "x0_tower"], ranges=[whole, whole]),
+        _layer("MultiCross", ["x0_cross"], ["cross"], **cross),
+    ]
+    hidden = "x0_tower"
+    for i, width in enumerate(config.tower):
+        layers += [
+            _layer("InnerProduct", [hidden], [f"tower_{i}_linear"], num_output=width),
+            _layer("ReLU", [f"tower_{i}_linear"], [f"tower_{i}_relu"]),
+        ]
+        hidden = f"tower_{i}_relu"
+        if config.dropout:
+            layers += [_layer("Dropout", [hidden], [f"tower_{i}_dropout"], dropout_rate=config.dropout)]
+            hidden = f"tower_{i}_dropout"
+    return [
+        *layers,
+        _layer("Concat", [hidden, "cross"], ["final_input"]),
+        _layer("InnerProduct", ["final_input"], ["logit"], num_output=1),
+        _layer("BinaryCrossEntropyLoss", ["logit", LABEL], ["loss"]),
+    ]
+
+
+def _layer(type_: str, bottoms: list[str], tops: list[str], **arguments: Any) -> Layer:
+    return Layer(type=type_, bottoms=tuple(bottoms), tops=tuple(tops), arguments=arguments)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Blueprint:
+    """All that decides a compiled model but its weights."""
+
+    config: DcnConfig
+    slot_sizes: list[int]
+    settings: TrainingSettings
+    solver: SolverSettings
+    workspace_mb: int
+    """Of the embedding table and its optimizer, per GPU."""
+    batch_size: int
+    file_list: str
+    """`_file_list.txt` of staged rows, for training and for evaluation, until another is set as source."""
+
+
+def compiled_model(hugectr: Any, blueprint: Blueprint) -> Any:
+    """A compiled `hugectr.Model` with HugeCTR's initial weights."""
+    config = blueprint.config
+    model = hugectr.Model(
+        _solver(hugectr, blueprint), _reader(hugectr, blueprint), _optimizer(hugectr, blueprint.settings)
+    )
+    # One fixed-length id per slot.
+    sparse = hugectr.DataReaderSparseParam(
+        top_name=CATEGORIES, nnz_per_slot=1, is_fixed_length=True, slot_num=config.num_categorical
+    )
+    model.add(
+        hugectr.Input(
+            label_dim=1,
+            label_name=LABEL,
+            dense_dim=config.num_dense,
+            dense_name=DENSE,
+            data_reader_sparse_param_array=[sparse],
+        )
+    )
+    model.add(
+        hugectr.SparseEmbedding(
+            embedding_type=getattr(hugectr.Embedding_t, _EMBEDDING_TYPE),
+            workspace_size_per_gpu_in_mb=blueprint.workspace_mb,
+            embedding_vec_size=config.embedding_dim,
+            combiner="sum",
+            sparse_embedding_name=EMBEDDINGS,
+            bottom_name=CATEGORIES,
+            optimizer=_optimizer(hugectr, blueprint.settings),
+        )
+    )
+    for layer in dcn_layers(config):
+        model.add(
+            hugectr.DenseLayer(
+                layer_type=getattr(hugectr.Layer_t, layer.type),
+                bottom_names=list(layer.bottoms),
+                top_names=list(layer.tops),
+                **layer.arguments,
+            )
+        )
+    model.compile()
+    return model
+
+
+def _solver(hugectr: Any, blueprint: Blueprint) -> Any:
+    solver, settings = blueprint.solver, blueprint.settings
+    same = (
+        "use_mixed_precision", "use_cuda_graph", "use_algorithm_search", "train_intra_iteration_overlap",
+        "train_inter_iteration_overlap", "eval_intra_iteration_overlap", "eval_inter_iteration_overlap",
+        "grouped_all_reduce", "batchsize_eval", "max_eval_batches",
+    )  # fmt: skip
+    # The schedule's own arguments are left out: every step is given its rate, see `settings.given_rate`.
+    return hugectr.CreateSolver(
+        model_name=MODEL_NAME,
+        seed=settings.seed,
+        lr_policy=getattr(hugectr.LrPolicy_t, solver.lr_policy),
+        lr=settings.learning_rate,
+        batchsize=blueprint.batch_size,
+        vvgpu=[list(node) for node in solver.vvgpu],
+        repeat_dataset=False,
+        enable_tf32_compute=settings.precision == "tf32",
+        scaler=solver.scaler if solver.use_mixed_precision else 1.0,
+        metrics_spec={hugectr.MetricsType.AUC: 1.0},
+        i64_input_key=True,
+        all_reduce_algo=getattr(hugectr.AllReduceAlgo, solver.all_reduce_algo),
+        # Staged files hold whole batches only. One that does not would be counted as missing, instead of being learned
+        # with what the batch before left in the rest of the buffers.
+        drop_incomplete_batch=True,
+        **{name: getattr(solver, name) for name in same},
+    )
+
+
+def _reader(hugectr: Any, blueprint: Blueprint) -> Any:
+    return hugectr.DataReaderParams(
+        data_reader_type=hugectr.DataReaderType_t.Parquet,
+        source=blueprint.file_list,
+        eval_source=blueprint.file_list,
+        check_type=hugectr.Check_t.Non,
+        num_workers=blueprint.solver.num_workers,
+        slot_size_array=list(blueprint.slot_sizes),
+    )
+
+
+def _optimizer(hugectr: Any, settings: TrainingSettings) -> Any:
+    """Adam over the rows of the batch only; HugeCTR's default would move every row of the table in every step."""
+    return hugectr.CreateOptimizer(
+        optimizer_type=hugectr.Optimizer_t.Adam,
+        update_type=hugectr.Update_t.Local,
+        beta1=settings.beta1,
+        beta2=settings.beta2,
+        epsilon=settings.epsilon,
+    )
+
+
+def write_graph(
+    path: Path, config: DcnConfig, settings: TrainingSettings, *, workspace_mb: int, num_gpus: int = 1
+) -> None:
+    """Writes the graph JSON of the model that `compiled_model` would build."""
+    data = {
+        "type": "Data",
+        "label": {"top": LABEL, "label_dim": 1},
+        "dense": {"top": DENSE, "dense_dim": config.num_dense},
+        "sparse": [
+            {
+                "top": CATEGORIES,
+                "nnz_per_slot": [1] * config.num_categorical,
+                "is_fixed_length": True,
+                "slot_num": config.num_categorical,
+            }
+        ],
+    }
+    embedding = {
+        "type": _EMBEDDING_TYPE,
+        "bottom": CATEGORIES,
+        "top": EMBEDDINGS,
+        "sparse_embedding_hparam": {
+            "workspace_size_per_gpu_in_mb": workspace_mb,
+            "max_vocabulary_size_global": num_gpus * max_vocabulary_size(workspace_mb, config.embedding_dim),
+            "embedding_vec_size": config.embedding_dim,
+            "combiner": "sum",
+        },
+        "optimizer": {
+            "type": "Adam",
+            "update_type": "Local",
+            "adam_hparam": {name: _float32(getattr(settings, name)) for name in ("beta1", "beta2", "epsilon")},
+        },
+    }
+    document = {"model_name": MODEL_NAME, "layers": [data, embedding, *map(_layer_document, dcn_layers(config))]}
+    write_whole(path, json.dumps(document, indent=2, sort_keys=True) + "\n")
+
+
+def _layer_document(layer: Layer) -> dict[str, Any]:
+    """One dense layer as HugeCTR writes it."""
+    arguments = layer.arguments
+    described: dict[str, Any] = {}
+    if layer.type == "Reshape":
+        described = {"leading_dim": arguments["leading_dim"], "time_step": 0}
+    elif layer.type == "Concat":
+        described = {"axis": 1}
+    elif layer.type == "Slice":
+        described = {"ranges": [list(ends) for ends in arguments["ranges"]]}
+    elif layer.type == "MultiCross":
+        described = {"mc_param": {name: value for name, value in arguments.items() if value}}
+    elif layer.type == "InnerProduct":
+        described = {"fc_param": {"num_output": arguments["num_output"]}}
+    elif layer.type == "Dropout":
+        described = {"rate": _float32(arguments["dropout_rate"])}
+    ends = {"bottom": layer.bottoms, "top": layer.tops}
+    return {
+        "type": layer.type,
+        **{end: names[0] if len(names) == 1 else list(names) for end, names in ends.items()},
+        **described,
+    }
+
+
+def _float32(value: float) -> float:
+    return float(np.float32(value))

@@ -1,0 +1,260 @@
+"""One exam for every network in the table: its paper's formula, its files, its exported graph, its served graph."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+
+import numpy as np
+import onnx
+import onnxruntime
+import pytest
+import torch
+
+from components.contracts.serving import CATEGORICAL_INPUT, DENSE_INPUT
+from components.deployment.graph.export import GraphLimits, build_graph
+from components.models.configs import NETWORKS, config_from_document, network_config
+from components.models.files import TABLE, new_model, slot_offsets
+from components.models.network import build_network, export_onnx, load_dense
+from components.models.scoring import load_scorer
+from components.runtime.errors import ContractError
+from tests.support import networks
+from tests.support.nasty_rows import nasty_rows, strange_workflow
+
+WIDTHS = {"num_dense": 13, "num_categorical": 26}
+SHAPE = {"embedding_dim": 4, "tower": (16, 8)}
+CONFIGS = {
+    "dcn v1": network_config("dcn", {**SHAPE, "num_cross_layers": 3}, **WIDTHS),
+    "dcn v1, one of each": network_config("dcn", {"embedding_dim": 1, "num_cross_layers": 1, "tower": (3,)}, **WIDTHS),
+    "dcn v2": network_config("dcn", {**SHAPE, "num_cross_layers": 2, "projection_dim": 5}, **WIDTHS),
+    "deepfm": network_config("deepfm", SHAPE, **WIDTHS),
+    "dlrm": network_config("dlrm", {**SHAPE, "dropout": 0.5}, **WIDTHS),
+    "other widths": network_config("dlrm", {"embedding_dim": 3, "tower": (5,)}, num_dense=2, num_categorical=3),
+}
+every_network = pytest.mark.parametrize("config", CONFIGS.values(), ids=CONFIGS)
+
+
+def network_of(config, seed=0):
+    return build_network(config, seed).eval()
+
+
+def parameters(network):
+    return {name: each.detach().numpy() for name, each in network.named_parameters()}
+
+
+def inputs(config, n=50, seed=0):
+    random = np.random.default_rng(seed)
+    embeddings = random.normal(0, 0.3, (n, config.num_categorical, config.embedding_dim))
+    return random.normal(size=(n, config.num_dense)).astype(np.float32), embeddings.astype(np.float32)
+
+
+def logits(network, dense, embeddings):
+    with torch.no_grad():
+        return network(torch.from_numpy(dense), torch.from_numpy(embeddings)).numpy()
+
+
+def sigmoid(values):
+    return 1 / (1 + np.exp(-values))
+
+
+def test_all_networks_of_the_table_are_examined():
+    assert {config.network for config in CONFIGS.values()} == set(NETWORKS)
+
+
+@every_network
+def test_logits_are_the_papers(config):
+    network = network_of(config)
+    with torch.no_grad():
+        network.bias.fill_(0.7)
+    dense, embeddings = inputs(config)
+    expected = networks.logits(config, parameters(network), dense, embeddings)
+    assert expected.std() > 0.05
+    np.testing.assert_allclose(logits(network, dense, embeddings), expected, rtol=2e-5, atol=2e-5)
+
+
+@every_network
+def test_gradients_are_the_formulas_by_differences(config):
+    network = network_of(config).double()
+    dense, embeddings = (torch.from_numpy(each).double() for each in inputs(config, n=3))
+    embeddings.requires_grad_()
+    loss = network(dense, embeddings).square().sum()
+    slope, step = torch.autograd.grad(loss, embeddings)[0], 1e-6
+    for at in ((0, 0, 0), (2, config.num_categorical - 1, config.embedding_dim - 1)):
+        moved = []
+        for sign in (-1, 1):
+            other = embeddings.detach().clone()
+            other[at] += sign * step
+            moved.append(float(network(dense, other).detach().square().sum()))
+        assert float(slope[at]) == pytest.approx((moved[1] - moved[0]) / (2 * step), rel=1e-5, abs=1e-7)
+
+
+@every_network
+def test_the_bias_is_added_to_every_logit_and_to_nothing_else(config):
+    network, (dense, embeddings) = network_of(config), inputs(config)
+    before = logits(network, dense, embeddings)
+    with torch.no_grad():
+        network.bias += 2.5
+    np.testing.assert_allclose(logits(network, dense, embeddings), before + 2.5, atol=1e-5)
+
+
+@every_network
+def test_dropout_is_off_outside_training_and_the_seed_decides_the_weights(config):
+    dense, embeddings = inputs(config)
+    one, again, other = (logits(network_of(config, seed), dense, embeddings) for seed in (1, 1, 2))
+    np.testing.assert_array_equal(one, again)
+    assert (one != other).any()
+
+
+@every_network
+def test_the_configuration_survives_json(config):
+    document = json.loads(json.dumps(config.as_document()))
+    assert config_from_document(document) == config
+    with pytest.raises(ContractError, match="unknown or missing names"):
+        config_from_document({**document, "colour": 1})
+    with pytest.raises(ContractError, match="unknown or missing names"):
+        config_from_document({name: value for name, value in document.items() if name != "tower"})
+
+
+@every_network
+def test_the_exported_graph_says_what_the_module_says_for_any_number_of_rows(config):
+    network = network_of(config)
+    content = export_onnx(network, config)
+    onnx.checker.check_model(onnx.load_from_string(content), full_check=True)
+    assert content == export_onnx(network, config), "equal weights give equal bytes"
+    session = onnxruntime.InferenceSession(content, providers=["CPUExecutionProvider"])
+    for n in (1, 2, 700):
+        dense, embeddings = inputs(config, n)
+        (found,) = session.run(["logit"], {"dense": dense, "embeddings": embeddings})
+        assert found.shape == (n,)
+        expected = logits(network, dense, embeddings)
+        np.testing.assert_allclose(sigmoid(found), sigmoid(expected), rtol=0, atol=1e-6)
+
+
+@pytest.fixture(scope="module", params=[name for name in CONFIGS if name != "other widths"])
+def served(request):
+    """Configuration, network, workflow, table, and a session of the whole graph."""
+    config, workflow = CONFIGS[request.param], strange_workflow(3)
+    network = network_of(config)
+    with torch.no_grad():
+        # Smaller, so that dense values of millions leave float32 digits to compare.
+        for parameter in network.parameters():
+            parameter *= 0.5
+    table = np.random.default_rng(1).normal(0, 0.3, (sum(workflow.slot_sizes), config.embedding_dim))
+    table = table.astype(np.float32)
+    graph = build_graph(workflow, table, onnx.load_from_string(export_onnx(network, config)), GraphLimits())
+    options = onnxruntime.SessionOptions()
+    options.intra_op_num_threads = options.inter_op_num_threads = 1
+    return config, network, workflow, table, onnxruntime.InferenceSession(graph, options)
+
+
+def answers(session, dense, categorical):
+    return session.run(None, {DENSE_INPUT.name: dense, CATEGORICAL_INPUT.name: categorical})[0]
+
+
+def test_the_served_graph_scores_raw_rows_as_the_formula_scores_encoded_ones(served):
+    config, network, workflow, table, session = served
+    dense, categorical = nasty_rows(workflow, 300, 5, dense_up_to=1e5, strange_dense=False)
+    rows = workflow.encode_categorical(categorical) + slot_offsets(workflow.slot_sizes)
+    expected = networks.logits(config, parameters(network), workflow.encode_dense(dense), table[rows])
+    assert sigmoid(expected).std() > 0.001
+    np.testing.assert_allclose(answers(session, dense, categorical)[:, 0], sigmoid(expected), rtol=0, atol=2e-6)
+
+
+@pytest.mark.parametrize("rows_each", [1, 2, 7, 999], ids="{} rows each".format)
+def test_how_a_batch_is_cut_changes_no_bit_of_any_score(served, rows_each):
+    _, _, workflow, _, session = served
+    dense, categorical = nasty_rows(workflow, 4096, 1)
+    whole = answers(session, dense, categorical)
+    starts = range(0, min(4096, 300 * rows_each), rows_each)
+    parts = [answers(session, dense[i : i + rows_each], categorical[i : i + rows_each]) for i in starts]
+    parts = np.concatenate(parts)
+    np.testing.assert_array_equal(parts.view(np.int32), whole[: len(parts)].view(np.int32))
+
+
+@every_network
+def test_a_saved_model_scores_as_the_network_and_an_id_outside_its_slot_has_a_zero_vector(config, tmp_path):
+    network, random = network_of(config), np.random.default_rng(2)
+    sizes = [3 + i for i in range(config.num_categorical)]
+    shapes = {TABLE: (sum(sizes), config.embedding_dim)}
+    shapes |= {name: values.shape for name, values in parameters(network).items()}
+    with new_model(tmp_path, shapes) as stored:
+        stored.weights.table[:] = random.normal(0, 0.3, stored.weights.table.shape)
+        for name, values in parameters(network).items():
+            stored.weights.dense[name][:] = values
+        table = stored.weights.table.copy()
+    dense, _ = inputs(config)
+    ids = random.integers(-1, np.array(sizes) + 1, (len(dense), len(sizes)))
+    known = (ids >= 0) & (ids < sizes)
+    vectors = table[np.where(known, ids, 0) + slot_offsets(sizes)] * known[:, :, None]
+    expected = sigmoid(networks.logits(config, parameters(network), dense, vectors))
+    scorer = load_scorer(tmp_path, config, sizes)
+    np.testing.assert_allclose(scorer.probabilities(dense, ids), expected, atol=1e-6)
+    np.testing.assert_allclose(scorer.probabilities(dense, ids, batch_rows=7), expected, atol=1e-6)
+    with pytest.raises(ContractError, match="expected"):
+        scorer.probabilities(dense, ids[:, 1:])
+
+
+def test_parameters_of_another_network_are_refused():
+    network = network_of(CONFIGS["dcn v1"])
+    with pytest.raises(ContractError, match="unknown or missing names"):
+        load_dense(network, parameters(network_of(CONFIGS["dlrm"])))
+    wrong = {**parameters(network), "bias": np.zeros(2, np.float32)}
+    with pytest.raises(ContractError, match=r"bias has shape \(2,\), expected \(1,\)"):
+        load_dense(network, wrong)
+
+
+@pytest.mark.parametrize(
+    ("network", "settings", "message"),
+    [
+        ("gbdt", {}, "network is 'gbdt', expected one of dcn, deepfm, dlrm"),
+        ("deepfm", {"num_cross_layers": 5}, "num_cross_layers is 5, but network 'deepfm' has no such setting"),
+        ("deepfm", {"embedding_dim": 1}, "embedding_dim is 1, expected at least 2"),
+        ("dcn", {"projection_dim": -1}, "projection_dim is -1, expected at least 0"),
+        ("dcn", {"num_cross_layers": 0}, "num_cross_layers is 0, expected at least 1"),
+        ("dlrm", {"tower": ()}, r"tower is \(\), expected one or more widths"),
+        ("dlrm", {"dropout": 1.0}, r"dropout is 1.0, expected a share in \[0, 1\)"),
+    ],
+)
+def test_what_no_network_has_is_refused_by_name(network, settings, message):
+    with pytest.raises(ContractError, match=message):
+        network_config(network, settings, **WIDTHS)
+
+
+def test_settings_of_another_network_may_be_given_at_their_defaults():
+    settings = {"num_cross_layers": 3, "projection_dim": 0, **SHAPE}
+    assert network_config("deepfm", settings, **WIDTHS) == CONFIGS["deepfm"]
+
+
+def test_configurations_and_files_need_no_torch():
+    code = (
+        "import sys, components.models, components.models.configs, components.models.files, "
+        "components.models.inspection; sys.exit('torch' in sys.modules)"
+    )
+    assert subprocess.run([sys.executable, "-c", code], timeout=60).returncode == 0
+
+
+def assert_normal(values, deviation):
+    """Mean, spread and tails of N(0, deviation), each within 5 standard errors of what so many draws have."""
+    z, n = values.ravel().astype(np.float64) / deviation, values.size
+    assert abs(z.mean()) < 5 / n**0.5
+    assert abs(z.std() - 1) < 5 / (2 * n) ** 0.5
+    # HugeCTR calls the distribution truncated, yet does not truncate it: 4.55 % lie beyond 2 deviations.
+    beyond = 0.0455
+    assert abs((np.abs(z) > 2).mean() - beyond) < 5 * (beyond * (1 - beyond) / n) ** 0.5
+
+
+@pytest.mark.parametrize("rank", [0, 48], ids=["v1", "v2"])
+def test_a_fresh_dcn_has_hugectrs_distributions(rank):
+    settings = {"embedding_dim": 16, "num_cross_layers": 4, "tower": (256, 64), "projection_dim": rank}
+    config = network_config("dcn", settings, **WIDTHS)
+    dense, n = parameters(network_of(config)), config.input_width
+    assert not dense["cross_bias"].any()
+    for name in ("cross_u", "cross_v") if rank else ("cross_weight",):
+        assert_normal(dense[name], (2 / (n + rank)) ** 0.5 if rank else n**-0.5)
+    for name, fan_in, fan_out in (
+        ("tower.0.weight", n, 256), ("tower.3.weight", 256, 64), ("final_tower", 64 + n, 1), ("final_cross", 64 + n, 1)
+    ):  # fmt: skip
+        assert_normal(dense[name], (2 / (fan_in + fan_out)) ** 0.5 / 0.87962566)
+    assert_normal(dense["tower.0.bias"], 256**-0.5)
+    assert_normal(dense["tower.3.bias"], 64**-0.5)

@@ -1,0 +1,294 @@
+"""What a fit starts from: fresh weights, or a parent's table laid out row by row for this round's vocabularies."""
+
+from __future__ import annotations
+
+import tracemalloc
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from components.contracts.criteo import CATEGORICAL
+from components.contracts.manifests import Model
+from components.contracts.workflow import FIRST_ID, OOV_ID, TOMBSTONE, FeatureWorkflow
+from components.models import files
+from components.models.configs import network_config
+from components.models.files import OPTIMIZER_FILE, WEIGHTS_FILE, new_model, open_model
+from components.models.scoring import load_scorer
+from components.runtime.durable import sha256_tree
+from components.runtime.errors import ContractError
+from components.storage.uris import local_path
+from components.training.start import continue_from, grow, write_initial
+from tests.support.training_world import dcn
+
+CONFIG = dcn(embedding_dim=4, num_cross_layers=2, tower=(8,))
+NETWORKS = {
+    "dcn": CONFIG,
+    **{
+        name: network_config(name, {"embedding_dim": 4, "tower": (8,)}, num_dense=13, num_categorical=26)
+        for name in ("deepfm", "dlrm")
+    },
+}
+SIZES = [1, 2, 3, *(50 * (i + 1) for i in range(23))]
+
+
+def test_a_fresh_table_is_uniform_within_one_over_the_root_of_its_slots_size(tmp_path):
+    write_initial(tmp_path, dcn(embedding_dim=16), SIZES, click_rate=0.25, seed=0)
+    stored, at = open_model(tmp_path, SIZES), 0
+    for name, size in zip(CATEGORICAL, SIZES):
+        values, bound = stored.weights.table[at : at + size].astype(np.float64), size**-0.5
+        assert np.abs(values).max() <= bound, name
+        assert np.abs(values).max() > bound * (1 - 20 / values.size), name
+        assert values.std() == pytest.approx(bound / 3**0.5, rel=4 / values.size**0.5), name
+        at += size
+    assert stored.weights.dense["bias"][0] == pytest.approx(np.log(0.25 / 0.75))
+    assert (stored.moments, stored.step) == (None, 0)
+
+
+def test_seeds_decide_fresh_weights_and_chunks_do_not(tmp_path, monkeypatch):
+    def drawn(name, seed):
+        write_initial(tmp_path / name, CONFIG, SIZES, click_rate=0.25, seed=seed)
+        return sha256_tree(tmp_path / name)
+
+    first, other = drawn("first", 0), drawn("other", 1)
+    monkeypatch.setattr(files, "ROWS_PER_CHUNK", 37)
+    assert drawn("again", 0) == first != other
+
+
+def workflow_of(vocabularies):
+    return FeatureWorkflow(
+        vocabularies=tuple(np.array(v, np.int64) for v in vocabularies),
+        fill=0.0,
+        clip_min=0.0,
+        means=np.zeros(13, np.float32),
+        stds=np.ones(13, np.float32),
+        frequency_threshold=1,
+    )
+
+
+def churned(seed):
+    """Vocabularies of a round and of the one after it: some leave, some tombstones are given out, some are appended."""
+    random = np.random.default_rng(seed)
+    before, now = [], []
+    for column in range(26):
+        size, more = int(random.integers(0, 40)), int(random.integers(0, 9))
+        values = random.choice(2**32, size=2 * size + more, replace=False)
+        old, fresh, appended = values[:size].copy(), values[size : 2 * size], values[2 * size :]
+        old[random.random(size) < 0.3] = TOMBSTONE
+        new, chance = old.copy(), random.random(size)
+        new[(old != TOMBSTONE) & (chance < 0.2)] = TOMBSTONE
+        new[(old == TOMBSTONE) & (chance < 0.5)] = fresh[(old == TOMBSTONE) & (chance < 0.5)]
+        before.append(old)
+        now.append(np.r_[new, appended] if column % 5 else new)
+    return workflow_of(before), workflow_of(now)
+
+
+def write_random(folder, slot_sizes, *, config=CONFIG, seed=0, with_moments=True, step=77):
+    """A model of random numbers for these slots."""
+    write_initial(folder / "shapes", config, slot_sizes, click_rate=0.3, seed=seed)
+    shapes, random = open_model(folder / "shapes", slot_sizes).shapes, np.random.default_rng(seed)
+    with new_model(folder / "weights", shapes, step=step, with_moments=with_moments) as stored:
+        for tensors in stored.parts:
+            for values in (tensors.table, *tensors.dense.values()):
+                values[:] = np.abs(random.normal(0, 0.3, values.shape))
+    return folder / "weights"
+
+
+def grown(folder, before, now):
+    grow(open_model(folder, before.slot_sizes), before, now, folder.parent / "grown")
+    return open_model(folder.parent / "grown", now.slot_sizes)
+
+
+def expected_tables(stored, before, now):
+    """Vectors, m and v of now, by a loop over ids."""
+    tables, old_at = [[], [], []], 0
+    for old, new in zip(before.vocabularies, now.vocabularies):
+        rows_of = {c: old_at + FIRST_ID + i for i, c in enumerate(old.tolist()) if c != TOMBSTONE}
+        for number, table in enumerate(part.table for part in stored.parts):
+            nothing = np.zeros(table.shape[1], np.float32)
+            fresh = table[old_at + OOV_ID] if number == 0 else nothing
+            tables[number] += list(table[old_at : old_at + FIRST_ID])
+            for category in new.tolist():
+                known = table[rows_of[category]] if category in rows_of else fresh
+                tables[number].append(nothing if category == TOMBSTONE else known)
+        old_at += FIRST_ID + len(old)
+    return [np.stack(table) for table in tables]
+
+
+@pytest.mark.parametrize("rows_per_chunk", [1, 7, 10_000])
+def test_rows_go_where_their_categories_are_and_the_rest_starts_afresh(tmp_path, monkeypatch, rows_per_chunk):
+    monkeypatch.setattr(files, "ROWS_PER_CHUNK", rows_per_chunk)
+    for seed in range(3):
+        before, now = churned(seed)
+        folder = write_random(tmp_path / str(seed), before.slot_sizes, seed=seed)
+        stored, after = open_model(folder, before.slot_sizes), grown(folder, before, now)
+        assert after.step == stored.step == 77
+        for found, expected in zip(after.parts, expected_tables(stored, before, now)):
+            np.testing.assert_array_equal(found.table.view(np.int32), expected.view(np.int32))
+        for found, kept in zip(after.parts, stored.parts):
+            for name, values in kept.dense.items():
+                np.testing.assert_array_equal(found.dense[name], values)
+
+
+@pytest.mark.parametrize("config", NETWORKS.values(), ids=NETWORKS)
+def test_rows_of_old_ids_are_scored_bit_for_bit_as_before_directly_after_growth(tmp_path, config):
+    before, now = churned(11)
+    folder = write_random(tmp_path, before.slot_sizes, config=config)
+    grown(folder, before, now)
+    random = np.random.default_rng(5)
+    alive = [
+        np.r_[0, 1, 2, 3 + np.flatnonzero((old != TOMBSTONE) & (new[: len(old)] == old))]
+        for old, new in zip(before.vocabularies, now.vocabularies)
+    ]
+    ids = np.stack([random.choice(column, 300) for column in alive], axis=1)
+    assert (ids > 2).mean() > 0.5
+    dense = random.normal(size=(300, 13)).astype(np.float32)
+    scores = [
+        load_scorer(place, config, workflow.slot_sizes).probabilities(dense, ids)
+        for place, workflow in ((folder, before), (tmp_path / "grown", now))
+    ]
+    np.testing.assert_array_equal(scores[0].view(np.int32), scores[1].view(np.int32))
+
+
+def test_a_new_category_is_scored_as_it_was_out_of_vocabulary(tmp_path):
+    before = workflow_of([[10, TOMBSTONE, 30]] + [[5]] * 25)
+    now = workflow_of([[10, 20, 30, 40]] + [[5]] * 25)
+    folder = write_random(tmp_path, before.slot_sizes)
+    grown(folder, before, now)
+    raw, dense = np.array([[20] + [5] * 25, [40] + [5] * 25]), np.zeros((2, 13), np.float32)
+    first, second = (
+        load_scorer(place, CONFIG, w.slot_sizes).probabilities(dense, w.encode_categorical(raw))
+        for place, w in ((folder, before), (tmp_path / "grown", now))
+    )
+    np.testing.assert_array_equal(first, second)
+
+
+def test_a_parent_without_moments_grows_without_them(tmp_path):
+    before, now = churned(3)
+    assert grown(write_random(tmp_path, before.slot_sizes, with_moments=False), before, now).moments is None
+
+
+def test_neither_drawing_nor_growing_holds_a_table_in_memory(tmp_path, monkeypatch):
+    monkeypatch.setattr(files, "ROWS_PER_CHUNK", 4096)
+    config = dcn(embedding_dim=16, num_cross_layers=1, tower=(8,))
+    before, now = workflow_of([np.arange(8_000)] * 26), workflow_of([np.arange(8_500)] * 26)
+    folder = write_random(tmp_path, before.slot_sizes, config=config)
+    tracemalloc.start()
+    try:
+        write_initial(tmp_path / "fresh", config, before.slot_sizes, click_rate=0.5, seed=0)
+        grown(folder, before, now)
+        _, peak = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert peak < 0.2 * 3 * 4 * 16 * sum(before.slot_sizes)
+
+
+BEFORE = [6 + 3 * i for i in range(26)]
+NOW = [size + i % 4 for i, size in enumerate(BEFORE)]
+
+
+@pytest.fixture
+def parent(tmp_path, make_training_set, world):
+    """A stored parent, and a training set whose vocabularies go on from it."""
+    write_random(tmp_path / "parent", BEFORE)
+    old = make_training_set(*world.rows(20)[:3], name="old", slot_sizes=BEFORE)
+    new = make_training_set(*world.rows(20)[:3], name="new", slot_sizes=NOW)
+    local_path(old.workflow_uri).rename(tmp_path / "parent" / "workflow")
+    model = Model(
+        model_id="p", uri=(tmp_path / "parent").as_uri(), backend="pytorch", config=CONFIG.as_document(),
+        slot_sizes=BEFORE, parent_model_id=None, seed=1, num_train_rows=20, optimizer_step=77, early_stopping={},
+        last_event_time="", raw_digest=old.raw_digest, sha256={}, created_at="",
+    )  # fmt: skip
+    return model, new
+
+
+@pytest.fixture
+def into(tmp_path):
+    return tmp_path / "run" / "start"
+
+
+def change_vocabulary(training_set, column, id_, value):
+    """Saves the training set's workflow with one category changed."""
+    folder = local_path(training_set.workflow_uri)
+    workflow = FeatureWorkflow.load(folder)
+    vocabularies = [v.copy() for v in workflow.vocabularies]
+    vocabularies[column][id_ - FIRST_ID] = value
+    replace(workflow, vocabularies=tuple(vocabularies)).save(folder)
+
+
+def test_a_parent_gives_weights_moments_and_step_count_and_stays_as_it_was(parent, into, tmp_path):
+    before = sha256_tree(tmp_path / "parent")
+    assert continue_from(*parent, CONFIG, into) == into
+    first, started = sha256_tree(into), open_model(into, NOW)
+    assert started.step == 77
+    expected = expected_tables(
+        open_model(tmp_path / "parent" / "weights", BEFORE),
+        FeatureWorkflow.load(tmp_path / "parent" / "workflow"),
+        FeatureWorkflow.load(local_path(parent[1].workflow_uri)),
+    )
+    for tensors, table in zip(started.parts, expected):
+        np.testing.assert_array_equal(tensors.table, table)
+    assert sha256_tree(tmp_path / "parent") == before
+    continue_from(*parent, CONFIG, into)
+    assert sha256_tree(into) == first
+
+
+def test_another_network_is_refused_naming_both(parent, into):
+    for config, message in (
+        (
+            replace(CONFIG, tower=(9,)),
+            r"has {'tower': \[9\]}, expected .* p's {'tower': \[8\]}; .* parent=none",
+        ),
+        (NETWORKS["dlrm"], "has {'network': 'dlrm'}, expected the parent p's {'network': 'dcn'}"),
+    ):
+        with pytest.raises(ContractError, match=message):
+            continue_from(*parent, config, into)
+
+
+def test_slots_that_do_not_go_on_from_the_parents_are_refused(parent, into):
+    model, training_set = parent
+    shrunken = [5 if slot == 6 else size for slot, size in enumerate(NOW)]
+    for sizes, message in (
+        (shrunken, "slot size of C7 is 5 in the training set and 24 in the parent p"),
+        ([size + 1 for size in NOW], "workflow in .* has slot sizes"),
+    ):
+        with pytest.raises(ContractError, match=message):
+            continue_from(model, replace(training_set, slot_sizes=sizes), CONFIG, into)
+
+
+def test_ids_that_mean_other_categories_are_refused_and_nothing_is_left(parent, world, make_training_set, into):
+    model, training_set = parent
+    other = make_training_set(*world.rows(20)[:3], name="other", slot_sizes=NOW, workflow_start=1)
+    with pytest.raises(ContractError, match="does not go on from the parent p's: id 3 of C1"):
+        continue_from(model, other, CONFIG, into)
+    change_vocabulary(training_set, 2, 5, 4_000_000_000)
+    with pytest.raises(ContractError, match="id 5 of C3 means category 4000000000 and meant 20002 before"):
+        continue_from(model, training_set, CONFIG, into)
+    assert not into.exists()
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("means", np.full(13, 0.5, np.float32)),
+        ("stds", np.full(13, 2, np.float32)),
+        ("fill", 1.0),
+        ("clip_min", -1.0),
+    ],
+)
+def test_other_transforms_of_the_dense_columns_are_refused(parent, into, name, value):
+    model, training_set = parent
+    folder = local_path(training_set.workflow_uri)
+    replace(FeatureWorkflow.load(folder), **{name: value}).save(folder)
+    with pytest.raises(ContractError, match=f"does not go on from the parent p's: {name} "):
+        continue_from(model, training_set, CONFIG, into)
+    assert not into.exists()
+
+
+@pytest.mark.parametrize("name", [WEIGHTS_FILE, OPTIMIZER_FILE])
+def test_a_damaged_file_of_the_parent_is_refused_by_name(parent, into, tmp_path, name):
+    path = tmp_path / "parent" / "weights" / name
+    path.write_bytes(path.read_bytes()[:-8])
+    with pytest.raises(ContractError, match=name):
+        continue_from(*parent, CONFIG, into)
+    assert not into.exists()

@@ -1,0 +1,140 @@
+"""An engine in NumPy that keeps every promise of the seam: logistic regression, and fits with it.
+
+Its parameters are the table (width 1: a weight per id), a weight per dense value and the bias; its optimizer is
+Adagrad, whose sums lie where Adam's second moments do.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from components.models.configs import DcnConfig
+from components.models.files import new_model, open_model
+from components.training.config import TrainingSettings
+from components.training.engine import Learned
+from components.training.fit import FitJob, fit
+from components.training.metrics_sink import MemorySink
+
+# Its names and shapes are only those of the files that `start` writes; the engine uses width 1 and the bias of them.
+CONFIG = DcnConfig(num_dense=13, num_categorical=26, embedding_dim=1, num_cross_layers=1, tower=(1,))
+SETTINGS = TrainingSettings(learning_rate=0.1, batch_size=256, max_epochs=3)
+
+
+class LogisticEngine:
+    """See the module; `calls` records what it was asked for."""
+
+    backend = "logistic"
+    scores_cheaply = True
+
+    def __init__(self, slot_sizes, settings, *, segment=4, bad_at=None):
+        self.num_steps, self.calls = 0, []
+        self._sizes, self._settings, self._segment, self._bad_at = slot_sizes, settings, segment, bad_at
+        self._offsets = np.cumsum([0, *slot_sizes[:-1]])
+
+    def restore(self, weights):
+        self.calls.append(("restore", weights.name))
+        stored = open_model(weights, self._sizes)
+        self._shapes, self.num_steps = stored.shapes, stored.step
+        self._dense = {name: values.copy() for name, values in stored.weights.dense.items()}
+        self._flat = np.append(self._dense["final_cross"][0, -13:], self._dense["bias"]).astype(np.float32)
+        self._table = stored.weights.table[:, 0].copy()
+        self._flat_sum, self._table_sum = np.zeros(14, np.float32), np.zeros(len(self._table), np.float32)
+        if stored.moments:
+            second = stored.moments[1]
+            self._flat_sum = np.append(second.dense["final_cross"][0, -13:], second.dense["bias"]).astype(np.float32)
+            self._table_sum = second.table[:, 0].copy()
+
+    def save(self, folder):
+        self.calls.append(("save", self.num_steps))
+        with new_model(folder, self._shapes, step=self.num_steps) as stored:
+            for name, values in self._dense.items():
+                stored.weights.dense[name][:] = values
+            for tensors, flat, table in (
+                (stored.weights, self._flat, self._table),
+                (stored.moments[1], self._flat_sum, self._table_sum),
+            ):
+                tensors.dense["final_cross"][0, -13:], tensors.dense["bias"][:] = flat[:13], flat[13:]
+                tensors.table[:, 0] = table
+
+    def segment_batches(self, batch_size):
+        return self._segment
+
+    def learn(self, rows, order, batch_size, seed):
+        self.calls.append(("learn", np.array(order), batch_size, seed))
+        losses = []
+        for start in range(0, len(order), batch_size):
+            batch = order[start : start + batch_size]
+            keys, inputs = rows.ids[batch] + self._offsets, np.append(rows.dense[batch], np.ones((len(batch), 1)), 1)
+            labels = rows.labels[batch].astype(np.float64)
+            p = self._probabilities(keys, inputs)
+            losses.append(-np.mean(labels * np.log(p) + (1 - labels) * np.log1p(-p)))
+            error = (p - labels) / len(batch)
+            self._flat, self._flat_sum = self._stepped(self._flat, self._flat_sum, error @ inputs)
+            gradient = np.bincount(keys.ravel(), np.repeat(error, 26), len(self._table))
+            self._table, self._table_sum = self._stepped(self._table, self._table_sum, gradient)
+            self.num_steps += 1
+            if self.num_steps == self._bad_at:
+                self._flat[:] = np.nan
+        bad = None if np.isfinite(losses).all() else int(np.argmin(np.isfinite(losses)))
+        return Learned(mean_loss=float(np.mean(losses)), bad_batches=None if bad is None else range(bad, bad + 1))
+
+    def score(self, rows):
+        inputs = np.append(rows.dense, np.ones((len(rows), 1)), 1)
+        return self._probabilities(rows.ids + self._offsets, inputs).astype(np.float32)
+
+    def close(self):
+        self.calls.append(("close",))
+
+    def _probabilities(self, keys, inputs):
+        logits = self._table[keys].sum(1, dtype=np.float64) + inputs @ self._flat.astype(np.float64)
+        return 1 / (1 + np.exp(-logits))
+
+    def _stepped(self, values, sums, gradient):
+        sums = (sums + gradient**2).astype(np.float32)
+        change = self._settings.learning_rate * gradient / (np.sqrt(sums) + 1e-12)
+        return (values - change).astype(np.float32), sums
+
+
+class StopAfter:
+    """A stop request that comes after so many looks at it."""
+
+    def __init__(self, looks):
+        self.looks = looks
+
+    def __call__(self):
+        self.looks -= 1
+        return self.looks < 0
+
+
+class TimedEngine(LogisticEngine):
+    """Learning takes ten seconds a call, saving one; `saves` are the times at which saves ended."""
+
+    def __init__(self, *arguments, clock, **keywords):
+        super().__init__(*arguments, **keywords)
+        self._clock, self.saves = clock, []
+
+    def learn(self, *arguments):
+        self._clock.advance(10)
+        return super().learn(*arguments)
+
+    def save(self, folder):
+        super().save(folder)
+        self._clock.advance(1)
+        self.saves.append(self._clock())
+
+
+def fitted(training_set, settings, path, start=None, sink=None, engine=None, **keywords):
+    """A fit with checkpoints at `path`; gives the result, the engine and the sink."""
+    sink = MemorySink() if sink is None else sink
+    engine = engine or LogisticEngine(training_set.slot_sizes, settings)
+    job = FitJob(training_set=training_set, config=CONFIG, settings=settings, start=start, checkpoint_path=path)
+    return fit(job, engine, sink, **keywords), engine, sink
+
+
+def content(folder):
+    return {p.relative_to(folder).as_posix(): p.read_bytes() for p in sorted(folder.rglob("*")) if p.is_file()}
+
+
+def learned_rows(engine, first=0):
+    """Row numbers of the calls of `learn` from the `first`-th on."""
+    return [call[1] for call in engine.calls if call[0] == "learn"][first:]

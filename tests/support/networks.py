@@ -1,0 +1,49 @@
+"""What the networks say by their papers: float64 NumPy, row by row, without the code under test.
+
+Each takes the dense parameters by their `state_dict` names, normalised values [D] and vectors [F, E] of one row, and
+gives its logit.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+
+def logits(config, dense_parameters, dense, embeddings):
+    """Logits [n] of normalised values [n, D] and vectors [n, F, E]."""
+    of_row = {"dcn": _dcn, "deepfm": _deepfm, "dlrm": _dlrm}[config.network]
+    p = {name: values.astype(np.float64) for name, values in dense_parameters.items()}
+    rows = zip(dense.astype(np.float64), embeddings.astype(np.float64))
+    return np.array([of_row(config, p, *row) + p["bias"][0] for row in rows])
+
+
+def _tower(p, name, widths, x):
+    for i in range(len(widths)):
+        x = np.maximum(p[f"{name}.{3 * i}.weight"] @ x + p[f"{name}.{3 * i}.bias"], 0)
+    return x
+
+
+def _dcn(config, p, values, vectors):
+    x0 = np.concatenate([vectors.ravel(), values])
+    x = x0
+    for layer in range(config.num_cross_layers):
+        if config.projection_dim:
+            x = x0 * (x @ p["cross_u"][layer] @ p["cross_v"][layer] + p["cross_bias"][layer]) + x
+        else:
+            x = x0 * (x @ p["cross_weight"][layer]) + x + p["cross_bias"][layer]
+    return p["final_tower"][0] @ _tower(p, "tower", config.tower, x0) + p["final_cross"][0] @ x
+
+
+def _deepfm(config, p, values, vectors):
+    first_order = vectors[:, 0].sum() + p["first_order.weight"][0] @ values
+    fields = [*vectors[:, 1:], *(value * factors for value, factors in zip(values, p["dense_factors"]))]
+    pairs = sum(one @ other for i, one in enumerate(fields) for other in fields[:i])
+    deep = _tower(p, "tower", config.tower, np.concatenate([vectors[:, 1:].ravel(), values]))
+    return first_order + pairs + p["final.weight"][0] @ deep
+
+
+def _dlrm(config, p, values, vectors):
+    bottom = _tower(p, "bottom", [config.tower[-1], config.embedding_dim], values)
+    all_vectors = [bottom, *vectors]
+    products = [one @ other for i, one in enumerate(all_vectors) for other in all_vectors[:i]]
+    return p["final.weight"][0] @ _tower(p, "tower", config.tower, np.concatenate([bottom, products]))

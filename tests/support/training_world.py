@@ -1,0 +1,110 @@
+"""A small world with a planted logit, in HugeCTR's Parquet form: rows for training, a workflow, a TrainingSet."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from components.contracts.criteo import CATEGORICAL, DENSE, LABEL
+from components.contracts.manifests import TrainingSet
+from components.contracts.workflow import FIRST_ID, FeatureWorkflow
+from components.models.configs import DcnConfig
+from components.training.rows import Rows
+
+SLOT_SIZES = [6 + 3 * i for i in range(26)]
+
+
+class World:
+    """Rows whose click logit is planted: weights per id and per dense value."""
+
+    def __init__(self, slot_sizes=SLOT_SIZES, seed=0, strength=0.6):
+        self.slot_sizes = list(slot_sizes)
+        random = np.random.default_rng(seed)
+        self.by_id = [random.normal(0, strength, size) for size in slot_sizes]
+        self.by_dense = random.normal(0, 0.2, 13)
+
+    def drifted(self, columns, seed=9):
+        """The same world after the weights of some columns changed places."""
+        other = World(self.slot_sizes)
+        other.by_dense, other.by_id = self.by_dense, list(self.by_id)
+        random = np.random.default_rng(seed)
+        for column in columns:
+            other.by_id[column] = random.permutation(self.by_id[column])
+        return other
+
+    def rows(self, n, seed=1):
+        """labels, dense, ids and the planted logit of `n` rows."""
+        random = np.random.default_rng(seed)
+        dense = random.normal(size=(n, 13)).astype(np.float32)
+        ids = np.stack(
+            [1 + np.minimum((random.random(n) ** 2 * (s - 1)).astype(np.int64), s - 2) for s in self.slot_sizes], axis=1
+        )
+        logit = -1.2 + dense @ self.by_dense + sum(w[i] for w, i in zip(self.by_id, ids.T))
+        labels = (random.random(n) < 1 / (1 + np.exp(-logit))).astype(np.float32)
+        return labels, dense, ids, logit
+
+    def encoded(self, n, seed=1):
+        """The same rows as training reads them."""
+        labels, dense, ids, _ = self.rows(n, seed)
+        return Rows(labels=labels, dense=dense, ids=ids.astype(np.int32))
+
+
+def write_folder(folder: Path, labels, dense, ids, num_files=2) -> Path:
+    """Rows in HugeCTR's Parquet form."""
+    folder.mkdir(parents=True)
+    table = pa.table(
+        {LABEL: pa.array(labels, pa.float32())}
+        | {name: pa.array(dense[:, i], pa.float32()) for i, name in enumerate(DENSE)}
+        | {name: pa.array(ids[:, i], pa.int64()) for i, name in enumerate(CATEGORICAL)}
+    )
+    bounds = np.linspace(0, len(labels), num_files + 1).astype(int)
+    # Two digits would sort part_10 before part_2: the list's order counts, not the names'.
+    names = [f"part_{i + 9}.parquet" for i in range(num_files)]
+    for name, start, stop in zip(names, bounds, bounds[1:]):
+        pq.write_table(table.slice(start, stop - start), folder / name, row_group_size=5000)
+    lines = [str(num_files), *(f"/elsewhere/{name}" for name in names)]
+    (folder / "_file_list.txt").write_text("\n".join(lines) + "\n")
+    return folder
+
+
+def write_workflow(folder: Path, slot_sizes, start=0) -> Path:
+    """A feature workflow whose vocabularies have these sizes; growing one keeps its beginning."""
+    FeatureWorkflow(
+        vocabularies=tuple(start + 10_000 * c + np.arange(s - FIRST_ID) for c, s in enumerate(slot_sizes)),
+        fill=0.0,
+        clip_min=0.0,
+        means=np.zeros(13, np.float32),
+        stds=np.ones(13, np.float32),
+        frequency_threshold=1,
+    ).save(folder)
+    return folder
+
+
+def training_sets(root: Path):
+    """`make` writes rows, workflow and manifest below `root` and gives the TrainingSet."""
+
+    def make(labels, dense, ids, slot_sizes=SLOT_SIZES, name="set", workflow_start=0, num_files=2):
+        folder = root / "work with space" / name
+        train = write_folder(folder / "train", labels, dense, ids, num_files)
+        return TrainingSet(
+            train_uri=train.as_uri(),
+            holdout_uri=train.as_uri(),
+            num_train_rows=len(labels),
+            num_holdout_rows=len(labels),
+            slot_sizes=list(slot_sizes),
+            new_categories=[0] * 26,
+            workflow_uri=write_workflow(folder / "workflow", slot_sizes, workflow_start).as_uri(),
+            raw_digest=f"digest of {name}",
+            last_event_time="2026-01-02T03:04:05+00:00",
+            parent_model_uri=None,
+        )
+
+    return make
+
+
+def dcn(**settings):
+    """A DCN for Criteo's rows."""
+    return DcnConfig(num_dense=len(DENSE), num_categorical=len(CATEGORICAL), **settings)
