@@ -25,7 +25,7 @@ from bisect import bisect_right
 from collections.abc import Sequence
 from datetime import date, datetime, timedelta, timezone
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import pyarrow.parquet as pq
 
@@ -39,10 +39,9 @@ from components.storage.uris import local_path
 from components.store import promotion_journal
 from components.store.promotion_journal import moment_of
 from components.store.run_notes import StepNote, read_notes
-from inference_client.simulation.lake import write_lake
-from inference_client.simulation.world import World
-from pipelines.local.runner import LocalFolders
-from pipelines.local.triton import TritonServer
+
+if TYPE_CHECKING:
+    from pipelines.local.triton import TritonServer
 
 EMPTY_ROWS = 1_000
 """Rows of a round that counts as empty."""
@@ -159,6 +158,8 @@ class Bench:
             server: Runs, over the folder's model repository.
             times: Event times of all rows of the lake [n], ascending, datetimes in UTC.
         """
+        from pipelines.local.runner import LocalFolders
+
         self._folders, self._server, self._times = LocalFolders(root=folder), server, times
         self._package = folder / "retraining.yaml"
         _run([sys.executable, "-m", "pipelines", "compile", f"--output={self._package}"])
@@ -235,6 +236,11 @@ def _run(command: Sequence[str]) -> None:
 
 def measure(folder: Path, sizes: dict[int, int], *, seed: int) -> dict[int, list[RoundSeconds]]:
     """Rounds of every size, in turns as long as a size has any left; the first model's round is not among them."""
+    # The pipelines' packages are not in every environment that reads this module's figures.
+    from inference_client.simulation.lake import write_lake
+    from inference_client.simulation.world import World
+    from pipelines.local.triton import TritonServer
+
     world = World.create(seed)
     total = BASE_ROWS + sum(rows * count for rows, count in sizes.items())
     write_lake(world, folder / "lake", rows=total, days=1, last_day=_DAY, seed=seed)
