@@ -1,1 +1,1 @@
-"""Messages to people over a webhook: their form, and one sending. What is worth telling is the callers'."""
+"""Messages to people over a webhook: their form, and sending one. What is worth sending is the callers' decision."""

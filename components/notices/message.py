@@ -1,4 +1,4 @@
-"""One message in the form that Slack's incoming webhooks take, of which others take `text` alone."""
+"""One message in the form of Slack's incoming webhooks; other services use its `text` alone."""
 
 from __future__ import annotations
 
@@ -28,10 +28,10 @@ def compose(
 
     Args:
         text: What happened, in one line.
-        numbers: Of the event; those that say how much are shown, one that does not exist is left out.
+        numbers: Of the event; the amounts among them are shown, one that does not exist is left out.
         since: When the incident, or the run, began, seconds since the epoch.
         done: What was done; empty = nothing to say.
-        link: To where more is told; empty = none.
+        link: Where people find more; empty = none.
         link_title: What is there.
     """
     begun = datetime.fromtimestamp(since, timezone.utc).strftime("%Y-%m-%d %H:%M:%S UTC")
@@ -61,6 +61,6 @@ def _how_much(numbers: Mapping[str, Any]) -> str:
 
 
 def _clean(text: str) -> str:
-    """Slack reads `&`, `<` and `>` as its own, and counts what stands for them."""
+    """Slack gives `&`, `<` and `>` a meaning of its own, and counts their escapes."""
     text = text.replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")
     return text if len(text) <= MAX_FIELD_CHARACTERS else re.sub(r"&[a-z]*$", "", text[:MAX_FIELD_CHARACTERS])

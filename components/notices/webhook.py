@@ -1,7 +1,7 @@
-"""One POST of one message to a webhook, in bounded time. When to try again is the caller's.
+"""One POST of one message to a webhook, in bounded time. When to try again is the caller's decision.
 
-The address is a secret (who knows it can write to the channel): nothing here puts it, or what the server says of it,
-into an error. A program that lives long reads it from a file at each sending, so that it can be changed.
+The address is a secret (who knows it can write to the channel): no error contains it, or what the server says about it.
+A long-lived program reads it from a file each time it sends, so that it can be changed.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ NO_ADDRESS = "what should be the webhook's address is no http or https address"
 
 
 class Answer(NamedTuple):
-    """What became of one sending."""
+    """The result of one attempt."""
 
     state: str
     """`delivered`, `retry` (later) or `refused` (never)."""
@@ -38,7 +38,7 @@ class Answer(NamedTuple):
 def post_to_file(url_file: Path, body: bytes, *, timeout_seconds: float = TIMEOUT_SECONDS) -> Answer:
     """Sends `body` (JSON) to the address that `url_file` holds; raises nothing.
 
-    A wrong address is a reason to try again: a secret is mounted anew while it is replaced.
+    A wrong address is a reason to try again: a mounted secret may just be being replaced.
     """
     try:
         url = url_file.read_text().strip()

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings
@@ -102,7 +104,8 @@ def test_what_waits_for_conversions_is_settled_where_they_are_awaited_no_longer(
     publish(b.log, prediction("a", 2))
     b.clock.time = START + WINDOW
     monitor.tick()
-    b.settings.__dict__["conversion_window_seconds"] = 0.0
+    records = replace(b.settings.records, conversion_window_seconds=0.0)
+    b.settings = replace(b.settings, records=records)
     b.start().tick()
     b.monitor.tick()
     assert [request.num_rows for request in b.store.newest_settled()] == [2]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import struct
 import zlib
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -176,7 +177,8 @@ def test_windows_stay_open_while_a_killed_predecessor_holds_leases(bench):
     publish(b.log, prediction("a", 1))
     b.clock.time += 4.0
     monitor = b.start()
-    b.settings.__dict__["attribution_window_seconds"] = 2.0
+    judge = replace(b.settings.judging.judge, attribution_window_seconds=2.0)
+    b.settings = replace(b.settings, judging=replace(b.settings.judging, judge=judge))
     monitor.tick()
     assert b.store.num_pending_rows == 1
     b.clock.time += 5.0
