@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import struct
 import zlib
-from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -171,14 +170,12 @@ def test_a_stop_under_a_flood_ends_and_leaves_the_rest_to_the_next_start(bench):
 
 
 def test_windows_stay_open_while_a_killed_predecessor_holds_leases(bench):
-    b = bench()
+    b = bench(attribution_window_seconds=2.0)
     publish(b.log, clicks("o", [("a", 0, START + 1)]))
     assert len(b.log.pull(10)) == 1  # the predecessor, killed before it stored
     publish(b.log, prediction("a", 1))
     b.clock.time += 4.0
     monitor = b.start()
-    judge = replace(b.settings.judging.judge, attribution_window_seconds=2.0)
-    b.settings = replace(b.settings, judging=replace(b.settings.judging, judge=judge))
     monitor.tick()
     assert b.store.num_pending_rows == 1
     b.clock.time += 5.0
