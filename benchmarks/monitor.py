@@ -106,7 +106,9 @@ class Traffic:
     def __init__(self, rows_per_message: int, bodies: int = 64) -> None:
         """Encodes `bodies` requests of `rows_per_message` rows each."""
         random = np.random.default_rng(0)
-        self._rows, self._random, self._number = rows_per_message, random, 0
+        self._rows = rows_per_message
+        self._random = random
+        self._number = 0
         self.records = [self._prediction(random) for _ in range(bodies)]
         """The requests, each body once."""
         self._bodies = [(encode(record), record.scores) for record in self.records]

@@ -8,7 +8,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 WIDTH, HEIGHT = 920, 300
-LEFT, RIGHT, TOP, BOTTOM = 56, 14, 42, 34
+LEFT = 56
+RIGHT = 14
+TOP = 42
+BOTTOM = 34
 MARK_ROWS = 3
 """Rows above the chart for the names of events, which may lie close together."""
 

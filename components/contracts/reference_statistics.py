@@ -183,19 +183,23 @@ def _expect_counts(path: Path, found: ReferenceStatistics) -> None:
     for name, column in found.dense.items():
         first, end = column.inner
         for counts in (column.counts, column.fair_counts):
-            _expect(path, name, counts.shape == (len(edges) - 1,), f"{len(edges) - 1} counts")
-        _expect_part(path, name, column.fair_counts, column.counts)
-        _expect(path, name, 0 <= first <= end < len(edges), "an inner range within its buckets")
-        _expect_rows(path, name, int(column.counts.sum()), column.missing, column.counts, found.rows)
+            _expect(path, name, counts.shape == (len(edges) - 1,), expected=f"{len(edges) - 1} counts")
+        _expect_part(path, name, column.fair_counts, whole=column.counts)
+        _expect(path, name, 0 <= first <= end < len(edges), expected="an inner range within its buckets")
+        _expect_rows(
+            path, name, int(column.counts.sum()), missing=column.missing, counts=column.counts, rows=found.rows
+        )
     for name, category in found.categorical.items():
         for counts in (category.counts, category.fair_counts):
             fits = category.values.ndim == 1 and category.values.shape == counts.shape
-            _expect(path, name, fits, "a count for each value")
-        _expect_part(path, name, category.fair_counts, category.counts)
-        _expect(path, name, 0 <= category.fair_others <= category.others, "fair counts within all counts")
-        _expect(path, name, len(np.unique(category.values)) == len(category.values), "each value once")
+            _expect(path, name, fits, expected="a count for each value")
+        _expect_part(path, name, category.fair_counts, whole=category.counts)
+        _expect(path, name, 0 <= category.fair_others <= category.others, expected="fair counts within all counts")
+        _expect(path, name, len(np.unique(category.values)) == len(category.values), expected="each value once")
         listed = int(category.counts.sum())
-        _expect_rows(path, name, listed + category.others, category.missing, category.counts, found.rows)
+        _expect_rows(
+            path, name, listed + category.others, missing=category.missing, counts=category.counts, rows=found.rows
+        )
 
 
 def _read_scores(path: Path) -> ScoreHistogram:
@@ -205,8 +209,8 @@ def _read_scores(path: Path) -> ScoreHistogram:
     except (KeyError, TypeError, OverflowError, ValueError) as error:
         raise ContractError(f"{path} is no score histogram: {error!r}") from error
     _expect_edges(path, edges)
-    _expect(path, "score", counts.shape == (len(edges) - 1,), f"{len(edges) - 1} counts")
-    _expect(path, "score", bool((counts >= 0).all()), "no negative count")
+    _expect(path, "score", counts.shape == (len(edges) - 1,), expected=f"{len(edges) - 1} counts")
+    _expect(path, "score", bool((counts >= 0).all()), expected="no negative count")
     return ScoreHistogram(edges=edges, counts=counts)
 
 
@@ -243,19 +247,24 @@ def _categorical(document: dict[str, Any]) -> CategoryColumn:
 
 
 def _expect_edges(path: Path, edges: NDArray[np.float64]) -> None:
-    _expect(path, "edges", edges.ndim == 1 and len(edges) > 2 and bool((np.diff(edges) > 0).all()), "ascending numbers")
+    _expect(
+        path,
+        "edges",
+        edges.ndim == 1 and len(edges) > 2 and bool((np.diff(edges) > 0).all()),
+        expected="ascending numbers",
+    )
 
 
-def _expect_rows(path: Path, name: str, present: int, missing: int, counts: Counts, rows: int) -> None:
-    _expect(path, name, missing >= 0 and bool((counts >= 0).all()), "no negative count")
-    _expect(path, name, present + missing == rows, f"{rows} rows, values and missing ones together")
+def _expect_rows(path: Path, name: str, present: int, *, missing: int, counts: Counts, rows: int) -> None:
+    _expect(path, name, missing >= 0 and bool((counts >= 0).all()), expected="no negative count")
+    _expect(path, name, present + missing == rows, expected=f"{rows} rows, values and missing ones together")
 
 
-def _expect_part(path: Path, name: str, part: Counts, whole: Counts) -> None:
-    _expect(path, name, bool(((part >= 0) & (part <= whole)).all()), "fair counts within all counts")
+def _expect_part(path: Path, name: str, part: Counts, *, whole: Counts) -> None:
+    _expect(path, name, bool(((part >= 0) & (part <= whole)).all()), expected="fair counts within all counts")
 
 
-def _expect(path: Path, name: str, holds: bool, expected: str) -> None:
+def _expect(path: Path, name: str, holds: bool, *, expected: str) -> None:
     if not holds:
         raise ContractError(f"{path}: {name} is damaged, expected {expected}")
 

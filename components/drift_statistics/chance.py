@@ -48,7 +48,7 @@ def homogeneity(now: Counts, before: Counts, design: float | NDArray[np.float64]
     differences = a * math.sqrt(m / n) - b * math.sqrt(n / m)
     statistic = float((differences**2 / (a + b)).sum())
     overall = chi_square_tail(statistic / (mean * (1 + spread)), (len(a) - 1) / (1 + spread))
-    one = chi_square_tail(float((_deviances(a, n, b, m, designs) / designs).max()), 1)
+    one = chi_square_tail(float((_deviances(a, n, b=b, m=m, design=designs) / designs).max()), 1)
     return min(1.0, 2 * min(overall, one * len(a)))
 
 
@@ -79,7 +79,7 @@ def mean_design(rows: Counts, designs: NDArray[np.float64]) -> tuple[float, floa
     return mean, max(0.0, float((weights * designs**2).sum()) / mean**2 - 1)
 
 
-def proportion(a: int, n: int, b: int, m: int, design: float) -> float | None:
+def proportion(a: int, n: int, *, b: int, m: int, design: float) -> float | None:
     """p-value of the test that `a` of `n` rows and `b` of `m` are samples of one share; None where a sample is empty.
 
     The likelihood ratio test, corrected for continuity as Yates does (Contingency tables involving small numbers,
@@ -90,11 +90,11 @@ def proportion(a: int, n: int, b: int, m: int, design: float) -> float | None:
     """
     if not n or not m:
         return None
-    return chi_square_tail(float(_deviances(np.array([a]), n, np.array([b]), m, design)[0]) / design, 1)
+    return chi_square_tail(float(_deviances(np.array([a]), n, b=np.array([b]), m=m, design=design)[0]) / design, 1)
 
 
 def _deviances(
-    a: NDArray[np.int64], n: int, b: NDArray[np.int64], m: int, design: float | NDArray[np.float64]
+    a: NDArray[np.int64], n: int, *, b: NDArray[np.int64], m: int, design: float | NDArray[np.float64]
 ) -> NDArray[np.float64]:
     """Per cell, twice the log of the likelihood ratio of two shares against one, half of `design` rows nearer to it."""
     share = (a + b) / (n + m)
@@ -173,7 +173,7 @@ def adjusted(p_values: Sequence[float]) -> list[float]:
     return result
 
 
-def design_effect(same: int, pairs: int, shares: NDArray[np.float64], mean_rows: float) -> float:
+def design_effect(same: int, pairs: int, *, shares: NDArray[np.float64], mean_rows: float) -> float:
     """Rows of requests that say as much as one independent row: 1 + (mean rows of a request - 1) x correlation.
 
     The correlation of two rows of a request is by how much more often than by chance they agree: 0 where they are

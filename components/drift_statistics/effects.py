@@ -50,7 +50,7 @@ def divergence(now: Counts, before: Counts, design: float | NDArray[np.float64])
     return Effect(min(value, 1.0), max(0.0, value - _Z * error), min(1.0, value + _Z * error))
 
 
-def share_change(a: int, n: int, b: int, m: int, design: float) -> Effect | None:
+def share_change(a: int, n: int, *, b: int, m: int, design: float) -> Effect | None:
     """Change of a share from `b` of `m` rows to `a` of `n`; None where a sample is empty.
 
     The interval is Agresti and Caffo's (2000): of one more row of either kind to each sample, in independent rows.
@@ -78,13 +78,13 @@ def wilson_interval(share: float, rows: float, *, z: float = _Z) -> tuple[float,
     return max(0.0, middle - half), min(1.0, middle + half)
 
 
-def detectable_share(share: float, n: int, m: int, design: float, level: float) -> float:
+def detectable_share(share: float, *, n: int, m: int, design: float, level: float) -> float:
     """Smallest change of a share of about `share` that a test at `level` finds with probability `POWER`; at most 1."""
     error = math.sqrt(max(share * (1 - share), 1 / (n + m)) * design * (1 / n + 1 / m))
     return min(1.0, _reach(level) * error)
 
 
-def detectable_mean(n: int, m: int, design: float, level: float) -> float:
+def detectable_mean(n: int, m: int, *, design: float, level: float) -> float:
     """The same for the shift of a mean, in standard deviations."""
     return _reach(level) * math.sqrt(design * (1 / n + 1 / m))
 

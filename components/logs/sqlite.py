@@ -65,7 +65,9 @@ class SqliteLog:
             TemporaryError: the file cannot be opened.
             PermanentError: the file is no log.
         """
-        self._lease_seconds, self._clock, self._keep_ids_seconds = lease_seconds, clock, keep_ids_seconds
+        self._lease_seconds = lease_seconds
+        self._clock = clock
+        self._keep_ids_seconds = keep_ids_seconds
         self._longest_seconds = max(_LONGEST_LEASE_SECONDS, lease_seconds)
         self._lock = threading.Lock()
         with _translated(path):

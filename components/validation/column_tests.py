@@ -124,14 +124,14 @@ def _test_missing(
     n, m = parts[0].rows, parts[1].rows
     a, b = now.missing.rows, before.missing.rows
     design = design_of_totals(now.missing, before.missing, parts)
-    effect = share_change(a, n, b, m, design) or _NO_EFFECT
+    effect = share_change(a, n, b=b, m=m, design=design) or _NO_EFFECT
     return ColumnTest(
         name="missing",
-        p_value=with_few(proportion(a, n, b, m, design), _freedom(n, m, design)),
+        p_value=with_few(proportion(a, n, b=b, m=m, design=design), _freedom(n, m, design)),
         effect=effect,
         floor=settings.missing_drift,
         matters=abs(effect.value) >= settings.missing_drift,
-        detectable=detectable_share((a + b) / max(n + m, 1), max(n, 1), max(m, 1), design, level),
+        detectable=detectable_share((a + b) / max(n + m, 1), n=max(n, 1), m=max(m, 1), design=design, level=level),
         design=design,
     )
 
@@ -176,7 +176,7 @@ def _test_buckets(now: ColumnSummary, before: ColumnSummary, settings: Validatio
         effect=effect,
         floor=settings.numeric_drift,
         matters=effect.value >= settings.numeric_drift,
-        detectable=divergence_of_shift(detectable_mean(n, m, mean, level)),
+        detectable=divergence_of_shift(detectable_mean(n, m, design=mean, level=level)),
         design=mean,
     )
 
@@ -208,7 +208,7 @@ def _test_mean(now: ColumnSummary, before: ColumnSummary, settings: ValidationSe
         effect=Effect(shift, shift - 1.96 * error, shift + 1.96 * error),
         floor=settings.mean_drift,
         matters=abs(shift) >= settings.mean_drift,
-        detectable=detectable_mean(n, m, design, level),
+        detectable=detectable_mean(n, m, design=design, level=level),
         design=design,
     )
 
@@ -232,12 +232,12 @@ def _test_categories(
     change, floor, moved, reach = _NO_EFFECT, settings.categorical_drift, None, 1.0
     if len(ratios) and ratios.max() >= 0:
         worst = int(ratios.argmax())
-        signed = share_change(int(a[worst]), n, int(b[worst]), m, float(designs[worst])) or _NO_EFFECT
+        signed = share_change(int(a[worst]), n, b=int(b[worst]), m=m, design=float(designs[worst])) or _NO_EFFECT
         change, floor = _without_sign(signed), float(floors[worst])
         moved = MovedValue(
             value=str(values[worst]), share_before=float(share_before[worst]), share_now=float(share_now[worst])
         )
-        reach = detectable_share(float((a + b)[worst] / (n + m)), n, m, float(designs[worst]), level)
+        reach = detectable_share(float((a + b)[worst] / (n + m)), n=n, m=m, design=float(designs[worst]), level=level)
     test = ColumnTest(
         name="values",
         p_value=with_few(homogeneity(a, b, designs), _freedom(n, m, mean)),

@@ -218,7 +218,7 @@ def _compare_click_rates(
     if not n or not m:
         return None
     design = design_of_totals(now.clicks, before.clicks, (now, before))
-    effect = share_change(now.clicks.rows, n, before.clicks.rows, m, design)
+    effect = share_change(now.clicks.rows, n, b=before.clicks.rows, m=m, design=design)
     assert effect is not None
     return LabelShift(
         rate_now=now.clicks.rows / n,
@@ -226,7 +226,7 @@ def _compare_click_rates(
         difference=effect.value,
         low=effect.low,
         high=effect.high,
-        p_value=proportion(now.clicks.rows, n, before.clicks.rows, m, design),
+        p_value=proportion(now.clicks.rows, n, b=before.clicks.rows, m=m, design=design),
         design_effect=design,
         num_rows_now=n,
         num_rows_before=m,

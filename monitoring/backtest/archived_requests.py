@@ -126,7 +126,9 @@ def _requests(table: pa.Table) -> Iterator[ArchivedRequest]:
         categorical = criteo.feature_matrix(batch, criteo.CATEGORICAL, "int64", criteo.MISSING_CATEGORY)
     for start, end in zip(starts.tolist(), ends.tolist()):
         rows = slice(start, end)
-        time, name, version = float(times[start]) / 1e6, str(names[start]), int(versions[start])
+        time = float(times[start]) / 1e6
+        name = str(names[start])
+        version = int(versions[start])
         is_canary = canary is not None and bool(canary[start])
         features = None
         if dense is not None and categorical is not None:

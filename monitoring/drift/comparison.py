@@ -60,7 +60,9 @@ def compare(sketch: Sketch, settings: DriftSettings) -> tuple[ColumnDrift, ...]:
 
 def _dense(sketch: Sketch, name: str, before: DenseColumn) -> ColumnDrift:
     cells = sketch.cells[sketch.layout.slice_of(name)]
-    sample = _sample(sketch, name, cells[:-1], (before.counts, before.fair_counts), (int(cells[-1]), before.missing))
+    sample = _sample(
+        sketch, name, cells[:-1], before=(before.counts, before.fair_counts), missing=(int(cells[-1]), before.missing)
+    )
     inner = slice(*before.inner)
     (outliers, values), (outliers_before, values_before) = (
         (int(side.sum() - side[inner].sum()), int(side.sum())) for side in (sample.now, sample.fair)
@@ -71,14 +73,14 @@ def _dense(sketch: Sketch, name: str, before: DenseColumn) -> ColumnDrift:
         p_value=homogeneity(sample.now[inner], sample.fair[inner], sample.design),
         outlier_rate=outliers / values if values else None,
         outlier_rate_before=outliers_before / values_before if values_before else None,
-        outlier_p_value=proportion(outliers, values, outliers_before, values_before, sample.design),
+        outlier_p_value=proportion(outliers, values, b=outliers_before, m=values_before, design=sample.design),
     )
 
 
 def _category(sketch: Sketch, name: str, before: CategoryColumn) -> ColumnDrift:
     cells = sketch.cells[sketch.layout.slice_of(name)]
     listed = (np.append(before.counts, before.others), np.append(before.fair_counts, before.fair_others))
-    sample = _sample(sketch, name, cells[:-1], listed, (int(cells[-1]), before.missing))
+    sample = _sample(sketch, name, cells[:-1], before=listed, missing=(int(cells[-1]), before.missing))
     unlisted = sketch.unlisted_values(CATEGORICAL.index(name))
     # For the distance, frequent unlisted values are values of their own; the rest stays together as one.
     of_unlisted = np.array([value.rows for value in unlisted], np.int64)
@@ -98,7 +100,9 @@ def _category(sketch: Sketch, name: str, before: CategoryColumn) -> ColumnDrift:
 
 
 def _score(sketch: Sketch, before: Counts) -> ColumnDrift:
-    sample = _sample(sketch, SCORE, sketch.cells[sketch.layout.slice_of(SCORE)], (before, before), (0, 0))
+    sample = _sample(
+        sketch, SCORE, sketch.cells[sketch.layout.slice_of(SCORE)], before=(before, before), missing=(0, 0)
+    )
     return replace(
         _compared(SCORE, JENSEN_SHANNON, sample),
         distance=jensen_shannon(sample.now, sample.before),
@@ -107,15 +111,17 @@ def _score(sketch: Sketch, before: Counts) -> ColumnDrift:
     )
 
 
-def _sample(sketch: Sketch, name: str, now: Counts, before: tuple[Counts, Counts], missing: tuple[int, int]) -> _Sample:
+def _sample(
+    sketch: Sketch, name: str, now: Counts, *, before: tuple[Counts, Counts], missing: tuple[int, int]
+) -> _Sample:
     number, mean_rows = COLUMNS.index(name), sketch.mean_request_rows()
     present = np.array([missing[0], now.sum()])
     return _Sample(
         now,
         *before,
         missing,
-        design_effect(*sketch.same_cell(number), _shares(now), mean_rows),
-        design_effect(*sketch.same_missing(number), _shares(present), mean_rows),
+        design_effect(*sketch.same_cell(number), shares=_shares(now), mean_rows=mean_rows),
+        design_effect(*sketch.same_missing(number), shares=_shares(present), mean_rows=mean_rows),
     )
 
 
@@ -135,7 +141,7 @@ def _compared(name: str, measure: str, sample: _Sample) -> ColumnDrift:
         p_value=None,
         missing_share=missing / max(rows, 1),
         missing_share_before=missing_before / max(rows_before, 1),
-        missing_p_value=proportion(missing, rows, missing_before, rows_before, sample.missing_design),
+        missing_p_value=proportion(missing, rows, b=missing_before, m=rows_before, design=sample.missing_design),
         outlier_rate=None,
         outlier_rate_before=None,
         outlier_p_value=None,

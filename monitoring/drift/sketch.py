@@ -144,7 +144,9 @@ class Sketch:
             ValueError: its arrays have other sizes.
         """
         sketch = cls(layout)
-        sketch.rows, sketch.requests, sketch.squares = memory["rows"], memory["requests"], memory["squares"]
+        sketch.rows = memory["rows"]
+        sketch.requests = memory["requests"]
+        sketch.squares = memory["squares"]
         flat = np.frombuffer(zlib.decompress(base64.b64decode(memory["arrays"])), "<i8")
         if len(flat) != sum(array.size for array in sketch._arrays.values()):
             raise ValueError(f"sketch has {len(flat)} counts, expected those of its reference")
@@ -164,7 +166,9 @@ class Sketch:
     def _count_pending(self) -> None:
         if not self._pending:
             return
-        batches, self._pending, self._pending_rows = self._pending, [], 0
+        batches = self._pending
+        self._pending = []
+        self._pending_rows = 0
         dense = np.concatenate([batch.dense for batch in batches])
         categorical = np.concatenate([batch.categorical for batch in batches])
         scores = np.concatenate([batch.scores for batch in batches])

@@ -131,7 +131,11 @@ def estimate_open(
     if_click, if_none = row_losses(scores)
     settled = np.where(clicked, if_click, if_none)
     low, high = auc_bounds(scores, clicked, may_click)
-    p = _click_probabilities(scores, ages, clicked, may_click, delays) if len(delays) >= MIN_DELAYS else None
+    p = (
+        _click_probabilities(scores, ages, clicked, may_click=may_click, delays=delays)
+        if len(delays) >= MIN_DELAYS
+        else None
+    )
     expected = None if p is None else expected_auc(p, scores)
     auc = None if expected is None or low is None or high is None else min(max(expected.auc, low), high)
     return OpenEstimate(
@@ -178,6 +182,7 @@ def _click_probabilities(
     scores: NDArray[np.floating],
     ages: NDArray[np.float64],
     clicked: NDArray[np.bool_],
+    *,
     may_click: NDArray[np.bool_],
     delays: ClickDelays,
 ) -> NDArray[np.float64]:

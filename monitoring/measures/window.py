@@ -101,7 +101,9 @@ class RowWindow:
         if new_end > len(self._labels):
             new_end = self._make_room(len(labels)) + len(labels)
         new = slice(self._end, new_end)
-        self._labels[new], self._scores[new], self._times[new] = labels, scores, predicted_at
+        self._labels[new] = labels
+        self._scores[new] = scores
+        self._times[new] = predicted_at
         self._end = new_end
 
     def _make_room(self, count: int) -> int:
@@ -157,7 +159,9 @@ class VersionWindows:
             seconds: Length of each version's window of time; 0 = none.
             k: Places of a ranked list that count.
         """
-        self._capacity, self._k, self.seconds = capacity, k, seconds
+        self._capacity = capacity
+        self._k = k
+        self.seconds = seconds
         self._lists: dict[int, deque[RankedList]] = {}
         self._settled: dict[int, _SettledWindow] = {}
         self._windows: dict[int, RowWindow] = {}

@@ -87,8 +87,12 @@ class Archive:
         Raises:
             TemporaryError: the folder cannot be written, or the disk is full.
         """
-        self._folder, self._store, self._unique = folder, store, unique
-        self._roll_rows, self._roll_seconds, self._keep_rows = roll_rows, roll_seconds, keep_rows
+        self._folder = folder
+        self._store = store
+        self._unique = unique
+        self._roll_rows = roll_rows
+        self._roll_seconds = roll_seconds
+        self._keep_rows = keep_rows
         self._windows, self._checkpoint = windows or {}, checkpoint
         try:
             folder.mkdir(parents=True, exist_ok=True)

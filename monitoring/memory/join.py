@@ -84,7 +84,7 @@ def mature_request(
     found = attribute(len(waiting.scores), waiting.time, waiting.clicks, window_seconds=click_window)
     add_to(counts, "late_outcome", len(found.too_late))
     add_to(counts, "unmatched_outcome", len(found.unmatched))
-    late += _late(waiting.request_id, waiting.time, CLICK, found)
+    late += _late(waiting.request_id, waiting.time, CLICK, found=found)
     converted = None
     if conversion_window:
         known = attribute(len(waiting.scores), waiting.time, waiting.conversions, window_seconds=conversion_window)
@@ -107,7 +107,7 @@ def settle_request(
 ) -> Settled:
     """The request with its final number of converted rows; `late` takes the conversions that count for none."""
     found = attribute(request.num_rows, request.time, conversions, window_seconds=conversion_window)
-    late += _late(request.request_id, request.time, CONVERSION, found)
+    late += _late(request.request_id, request.time, CONVERSION, found=found)
     return request._replace(num_converted=int(found.labels.sum()))
 
 
@@ -116,6 +116,6 @@ def due_before(watermark: float, *, window_seconds: float) -> float:
     return watermark - window_seconds
 
 
-def _late(request_id: str, predicted_at: float, event: str, found: Attribution) -> list[LateOutcome]:
+def _late(request_id: str, predicted_at: float, event: str, *, found: Attribution) -> list[LateOutcome]:
     events = (*found.too_late, *found.unmatched)
     return [LateOutcome(request_id, row, event, time, predicted_at) for row, time in events]

@@ -36,7 +36,10 @@ class KeptWatch:
             journal: Told of drift.
             clock: Seconds since the epoch.
         """
-        self._watch, self._store, self._journal, self._clock = watch, store, journal, clock
+        self._watch = watch
+        self._store = store
+        self._journal = journal
+        self._clock = clock
         kept = store.read_document(DOCUMENT) or {"mark": 0, "watch": None, "shown": []}
         self._shown: dict[int, dict[str, Any]] = {shown["version"]: shown for shown in kept["shown"]}
         if kept["watch"]:

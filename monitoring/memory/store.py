@@ -68,7 +68,7 @@ class Store(FileTables):
             for bad in unusable:
                 new = connection.execute("INSERT OR IGNORE INTO dead_letters VALUES (?, ?)", bad).rowcount
                 add_to(counts, "dead_letter", new)
-            added = self._add_predictions(connection, predictions, counts, now)
+            added = self._add_predictions(connection, predictions, counts, now=now)
             for outcome in outcomes:
                 new = connection.execute(
                     "INSERT OR IGNORE INTO outcome_batches VALUES (?, ?)", (outcome.batch_id, now)
@@ -76,7 +76,7 @@ class Store(FileTables):
                 if not new:
                     add_to(counts, "duplicate", 1)
                 else:
-                    self._add_outcomes(connection, outcome, counts, now, outcome.event in joined)
+                    self._add_outcomes(connection, outcome, counts, now=now, is_joined=outcome.event in joined)
         return added
 
     def _add_predictions(
@@ -84,12 +84,15 @@ class Store(FileTables):
         connection: sqlite3.Connection,
         predictions: Sequence[tuple[PredictionBatch, bytes]],
         counts: dict[str, float],
+        *,
         now: float,
     ) -> list[PredictionBatch]:
         ids = [batch.request_id for batch, _ in predictions]
         query = "SELECT request_id FROM predictions WHERE request_id IN ({ids})"
         known = {request_id for (request_id,) in self._select_by_id(query, ids)}
-        added, rows, messages = [], [], []
+        added = []
+        rows = []
+        messages = []
         number = self.prediction_mark()
         for batch, payload in predictions:
             if batch.request_id in known:
@@ -116,6 +119,7 @@ class Store(FileTables):
         connection: sqlite3.Connection,
         outcome: OutcomeBatch,
         counts: dict[str, float],
+        *,
         now: float,
         is_joined: bool,
     ) -> None:
@@ -221,7 +225,10 @@ class Store(FileTables):
             num_rows += n
             taken.setdefault(version, []).append((request_id, time, scores))
         clicks = self._events("clicks", [each[0] for requests in taken.values() for each in requests])
-        found = {version: _open_rows(requests, clicks, now, window_seconds) for version, requests in taken.items()}
+        found = {
+            version: _open_rows(requests, clicks, now, window_seconds=window_seconds)
+            for version, requests in taken.items()
+        }
         return found, self.num_pending_rows - num_rows
 
     def mature(
@@ -414,7 +421,7 @@ def _late_counter(event: str) -> str:
 
 
 def _open_rows(
-    requests: Sequence[tuple[str, float, bytes]], clicks: dict[str, list[Event]], now: float, window_seconds: float
+    requests: Sequence[tuple[str, float, bytes]], clicks: dict[str, list[Event]], now: float, *, window_seconds: float
 ) -> OpenRows:
     scores = np.frombuffer(b"".join(blob for _, _, blob in requests), np.float32)
     sizes = [len(blob) // scores.itemsize for _, _, blob in requests]

@@ -39,7 +39,10 @@ class KafkaDeadLetters:
     def __init__(
         self, location: KafkaLocation, sender: KafkaSender, clock: Callable[[], float], *, seconds: float = 30.0
     ) -> None:
-        self._location, self._sender, self._clock, self._seconds = location, sender, clock, seconds
+        self._location = location
+        self._sender = sender
+        self._clock = clock
+        self._seconds = seconds
         self._group = location.group + DEAD_LETTER_ENDING
 
     def keep(self, name: str, payload: bytes, reason: str) -> None:
@@ -108,7 +111,9 @@ class KafkaDeadLetters:
 
     def _messages(self, starts: dict[int, int], ends: dict[int, int]) -> list[Message]:
         """All messages from `starts` on, up to the end of each partition."""
-        topic, messages, open_ = self._location.dead_letter_topic, [], set(starts)
+        topic = self._location.dead_letter_topic
+        messages = []
+        open_ = set(starts)
         if not starts:
             return []
         # The end of a partition is told as an event: its last offsets may be gaps, and would never come.

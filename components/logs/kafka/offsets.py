@@ -106,7 +106,9 @@ class OffsetClient:
     """
 
     def __init__(self, location: KafkaLocation, *, topic: str, group: str, seconds: float = ASK_SECONDS) -> None:
-        self._location, self._topic, self._seconds = location, topic, seconds
+        self._location = location
+        self._topic = topic
+        self._seconds = seconds
         self._consumer = Consumer(
             # A question makes no topic, mistyped as it may be.
             location.client(group_id=group, enable_auto_commit=False, allow_auto_create_topics=False)

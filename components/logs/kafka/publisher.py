@@ -61,7 +61,7 @@ class KafkaSender:
         deadline = time.monotonic() + self._location.delivery_seconds + _GRACE_SECONDS
         try:
             for message in messages:
-                self._enqueue(producer, message, report, deadline)
+                self._enqueue(producer, message, report, deadline=deadline)
         except KafkaException as error:
             raise sorted_error(error, f"publishing to {self._location.brokers}") from error
         while len(reports) < len(messages) and time.monotonic() < deadline:
@@ -74,7 +74,7 @@ class KafkaSender:
         if len(reports) < len(messages):
             raise TemporaryError(f"publishing to {messages[0].topic}: {self._location.brokers} did not answer in time")
 
-    def _enqueue(self, producer: Producer, message: Outgoing, report: Report, deadline: float) -> None:
+    def _enqueue(self, producer: Producer, message: Outgoing, report: Report, *, deadline: float) -> None:
         while True:
             try:
                 producer.produce(

@@ -31,7 +31,7 @@ def message_id(message: Any) -> str:
     return str(message.attributes.get(ID) or f"pubsub-{message.message_id}")
 
 
-def send_ack_ids(subscriber: Any, call: str, subscription: str, ack_ids: list[str], **more: Any) -> None:
+def send_ack_ids(subscriber: Any, call: str, subscription: str, *, ack_ids: list[str], **more: Any) -> None:
     """Sends `acknowledge` or `modify_ack_deadline` for all ids and waits for Pub/Sub's answer.
 
     Raises:
@@ -57,10 +57,12 @@ class PubsubDeadLetters:
             subscriber: A `resources.subscriber_client`.
             wait_seconds: How long no message must come before all are thought to have come.
         """
-        self._names, self._publisher, self._subscriber = names, publisher, subscriber
+        self._names = names
+        self._publisher = publisher
+        self._subscriber = subscriber
         self._wait_seconds = wait_seconds
 
-    def add(self, name: str, payload: bytes, reason: str, now: float) -> None:
+    def add(self, name: str, payload: bytes, reason: str, *, now: float) -> None:
         """Keeps a message; confirmed by Pub/Sub when this returns."""
         attributes = {ID: name, REASON: cut_to_attribute(reason), DEAD_LETTERED_AT: repr(now)}
         publish_all(self._publisher, self._names.dead_letters.topic_path, [(payload, attributes)])
@@ -78,7 +80,9 @@ class PubsubDeadLetters:
         try:
             again = [(bytes(message.data), {ID: message_id(message)}) for message in chosen.values()]
             publish_all(self._publisher, self._names.topic_path, again)
-            send_ack_ids(self._subscriber, "acknowledge", self._names.dead_letters.subscription_path, list(chosen))
+            send_ack_ids(
+                self._subscriber, "acknowledge", self._names.dead_letters.subscription_path, ack_ids=list(chosen)
+            )
         except BaseException:
             self._give_back(list(taken))
             raise
@@ -107,7 +111,7 @@ class PubsubDeadLetters:
 
     def _give_back(self, ack_ids: list[str]) -> None:
         subscription = self._names.dead_letters.subscription_path
-        send_ack_ids(self._subscriber, "modify_ack_deadline", subscription, ack_ids, ack_deadline_seconds=0)
+        send_ack_ids(self._subscriber, "modify_ack_deadline", subscription, ack_ids=ack_ids, ack_deadline_seconds=0)
 
 
 def cut_to_attribute(text: str) -> str:

@@ -36,7 +36,10 @@ class PubsubPublisher:
             recreate: Makes the topic and its subscription again where they are gone; None = that is an error.
             close: Called at the end: releases whatever `recreate` uses.
         """
-        self._names, self._client, self._recreate, self._close = names, client, recreate, close
+        self._names = names
+        self._client = client
+        self._recreate = recreate
+        self._close = close
         self._closed = False
 
     def publish(self, messages: Sequence[tuple[str, bytes]]) -> None:

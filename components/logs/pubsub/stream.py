@@ -58,7 +58,9 @@ class Stream:
             recreate: Makes the subscription again where it is gone; None = that is a `PermanentError`.
             reopened: Called before a stream that ended is opened again: what came on the old one comes again.
         """
-        self._client, self._subscription, self._receive = client, subscription, receive
+        self._client = client
+        self._subscription = subscription
+        self._receive = receive
         self._flow_control, self._monotonic = flow_control, monotonic
         self._recreate, self._reopened = recreate, reopened
         self._lock = threading.Lock()

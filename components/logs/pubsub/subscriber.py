@@ -126,7 +126,10 @@ class PubsubSubscriber:
             clock: Seconds since the epoch.
             monotonic: Seconds, never set back.
         """
-        self._names, self._settings, self._clock, self._monotonic = names, settings, clock, monotonic
+        self._names = names
+        self._settings = settings
+        self._clock = clock
+        self._monotonic = monotonic
         self._publisher, self._subscriber = publisher, subscriber
         self._dead_letters = PubsubDeadLetters(
             names, publisher=publisher, subscriber=subscriber, wait_seconds=settings.list_seconds
@@ -184,7 +187,7 @@ class PubsubSubscriber:
     def dead_letter(self, token: str, reason: str) -> None:
         """See `event_log.Subscriber`; of a reason longer than 1024 bytes the beginning is kept."""
         if (kept := self._pulled.get(token)) is not None:
-            self._dead_letters.add(message_id(kept.message), bytes(kept.message.data), reason, self._clock())
+            self._dead_letters.add(message_id(kept.message), bytes(kept.message.data), reason, now=self._clock())
             self.acknowledge([token])
 
     def list_dead_letters(self) -> list[DeadLetter]:
@@ -237,7 +240,7 @@ class PubsubSubscriber:
         try:
             self._confirm_acknowledgements()
             subscription = self._names.subscription_path
-            send_ack_ids(self._subscriber, "modify_ack_deadline", subscription, in_hand, ack_deadline_seconds=0)
+            send_ack_ids(self._subscriber, "modify_ack_deadline", subscription, ack_ids=in_hand, ack_deadline_seconds=0)
         except (TemporaryError, PermanentError) as error:
             logger.warning("messages in hand are delivered again only when their leases run out: %s", error)
         self._publisher.stop()
@@ -264,7 +267,7 @@ class PubsubSubscriber:
         if not self._ended:
             return
         sent = dict(self._ended)
-        send_ack_ids(self._subscriber, "acknowledge", self._names.subscription_path, list(sent))
+        send_ack_ids(self._subscriber, "acknowledge", self._names.subscription_path, ack_ids=list(sent))
         for ack_id, message in sent.items():
             del self._ended[ack_id]
             message.drop()

@@ -52,10 +52,10 @@ def test_the_proportion_test_equals_scipys_and_takes_shares_of_none():
     for a, n, b, m in ((3, 100, 20, 900), (50, 60, 10, 400), (0, 100, 5, 300)):
         table = [[a, n - a], [b, m - b]]
         expected = stats.chi2_contingency(table, correction=True, lambda_="log-likelihood").pvalue
-        assert proportion(a, n, b, m, 1.0) == pytest.approx(expected, rel=1e-9)
-    assert proportion(0, 10, 0, 20, 1.0) == 1.0
-    assert proportion(10, 10, 20, 20, 1.0) == 1.0
-    assert proportion(0, 0, 1, 20, 1.0) is None
+        assert proportion(a, n, b=b, m=m, design=1.0) == pytest.approx(expected, rel=1e-9)
+    assert proportion(0, 10, b=0, m=20, design=1.0) == 1.0
+    assert proportion(10, 10, b=20, m=20, design=1.0) == 1.0
+    assert proportion(0, 0, b=1, m=20, design=1.0) is None
 
 
 @pytest.mark.parametrize("ratio", [1, 4])
@@ -66,10 +66,12 @@ def test_the_tail_of_few_rows_is_not_thinner_than_the_exact_one(ratio):
         sides = [[now, rows - now], [before * ratio, ratio * rows - before * ratio]]
         exact = stats.fisher_exact(sides).pvalue
         assert exact < 0.01
-        found = proportion(now, rows, before * ratio, ratio * rows, 1.0)
+        found = proportion(now, rows, b=before * ratio, m=ratio * rows, design=1.0)
         assert 0.65 * exact <= found <= 4 * exact
         # Rows of a request that are alike: as many requests.
-        assert proportion(8 * now, 8 * rows, 8 * before * ratio, 8 * ratio * rows, 8.0) == pytest.approx(found)
+        assert proportion(8 * now, 8 * rows, b=8 * before * ratio, m=8 * ratio * rows, design=8.0) == pytest.approx(
+            found
+        )
 
 
 def test_rare_cells_are_taken_together_until_each_expects_enough():
@@ -106,13 +108,13 @@ def test_adjusted_p_values_equal_scipys():
 
 def test_the_design_effect_is_one_for_independent_rows_and_the_request_for_equal_ones():
     shares = np.array([0.5, 0.3, 0.2])
-    assert design_effect(380, 1000, shares, 64.0) == 1.0
-    assert design_effect(1000, 1000, shares, 64.0) == 64.0
-    assert design_effect(690, 1000, shares, 65.0) == pytest.approx(33.0)
-    assert design_effect(100, 1000, shares, 64.0) == 1.0
-    assert design_effect(0, 0, shares, 64.0) == 64.0
-    assert design_effect(5, 5, np.array([1.0]), 64.0) == 64.0
-    assert design_effect(5, 5, shares, 1.0) == 1.0
+    assert design_effect(380, 1000, shares=shares, mean_rows=64.0) == 1.0
+    assert design_effect(1000, 1000, shares=shares, mean_rows=64.0) == 64.0
+    assert design_effect(690, 1000, shares=shares, mean_rows=65.0) == pytest.approx(33.0)
+    assert design_effect(100, 1000, shares=shares, mean_rows=64.0) == 1.0
+    assert design_effect(0, 0, shares=shares, mean_rows=64.0) == 64.0
+    assert design_effect(5, 5, shares=np.array([1.0]), mean_rows=64.0) == 64.0
+    assert design_effect(5, 5, shares=shares, mean_rows=1.0) == 1.0
 
 
 def test_distances_follow_their_definitions():

@@ -103,7 +103,9 @@ def test_of_windows_that_stand_still_no_more_are_called_changed_than_the_level_s
         before = sample(*drawn(random, 600, 16, share_alike, probabilities), 39)
         design = comparison_design(correlations((now, before))[0], now, before)
         alarms += homogeneity(now.counts, before.counts, design) <= 0.05
-        first = proportion(int(now.counts[1]), now.rows, int(before.counts[1]), before.rows, float(design[1]))
+        first = proportion(
+            int(now.counts[1]), now.rows, b=int(before.counts[1]), m=before.rows, design=float(design[1])
+        )
         shares += first <= 0.05
     limit = stats.binom.isf(1e-4, runs, 0.05)
     assert alarms <= limit

@@ -42,14 +42,15 @@ def test_the_interval_of_a_share_s_change_holds_the_truth():
     random = np.random.default_rng(2)
     for p, q in ((0.3, 0.3), (0.02, 0.05), (0.0, 0.004)):
         found = [
-            effects.share_change(random.binomial(800, p), 800, random.binomial(1500, q), 1500, 1.0) for _ in range(1000)
+            effects.share_change(random.binomial(800, p), 800, b=random.binomial(1500, q), m=1500, design=1.0)
+            for _ in range(1000)
         ]
         assert np.mean([each.low <= p - q <= each.high for each in found]) >= 0.93
         assert all(each.low <= each.value <= each.high for each in found)
 
 
 def test_the_change_of_a_share_is_undefined_without_rows():
-    assert effects.share_change(0, 0, 3, 5, 1.0) is None
+    assert effects.share_change(0, 0, b=3, m=5, design=1.0) is None
     assert effects.divergence(np.zeros(3, np.int64), np.ones(3, np.int64), 1.0) is None
 
 
@@ -58,19 +59,19 @@ def test_a_detectable_change_is_found_as_often_as_promised(design):
     """Rows in requests of `design` rows that are all alike; the test at 1 % finds the change in 80 % of the windows."""
     random = np.random.default_rng(3)
     n, m, share, level = 4000, 8000, 0.2, 0.01
-    change = effects.detectable_share(share, n, m, design, level)
+    change = effects.detectable_share(share, n=n, m=m, design=design, level=level)
     found = 0
     for _ in range(1000):
         a = int(random.binomial(int(n / design), share + change / 2) * design)
         b = int(random.binomial(int(m / design), share - change / 2) * design)
-        found += proportion(a, n, b, m, design) <= level
+        found += proportion(a, n, b=b, m=m, design=design) <= level
     assert found / 1000 == pytest.approx(effects.POWER, abs=0.05)
 
 
 def test_a_detectable_shift_of_a_mean_is_found_as_often_as_promised():
     random = np.random.default_rng(4)
     n, m, level = 500, 900, 0.02
-    shift = effects.detectable_mean(n, m, 1.0, level)
+    shift = effects.detectable_mean(n, m, design=1.0, level=level)
     found = sum(
         stats.ttest_ind(random.normal(shift, 1, n), random.normal(0, 1, m)).pvalue <= level for _ in range(1000)
     )
