@@ -13,7 +13,7 @@ from dataclasses import fields
 from pathlib import Path
 
 from components.runtime.durable import write_whole
-from components.runtime.errors import ContractError, PermanentError, TemporaryError
+from components.runtime.exit_codes import ExitCode, exits_with_code
 from components.storage.locations import open_objects
 from components.storage.objects import Objects
 from components.storage.uris import typed_folder, typed_uri
@@ -29,17 +29,11 @@ from monitoring.gate_baselines import GateBaselines
 from monitoring.memory.references import StoredReferences
 
 
+@exits_with_code
 def main(argv: Sequence[str] | None = None) -> int:
-    """Prints the table; 0 done, 1 the records cannot be read now, 2 misuse."""
-    try:
-        _run(_parser().parse_args(argv))
-    except ContractError as error:
-        print(f"error: {error}", file=sys.stderr)
-        return 2
-    except (PermanentError, TemporaryError) as error:
-        print(f"error: {error}", file=sys.stderr)
-        return 1
-    return 0
+    """Prints the table."""
+    _run(_parser().parse_args(argv))
+    return ExitCode.DONE
 
 
 def _parser() -> argparse.ArgumentParser:

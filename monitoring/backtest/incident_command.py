@@ -8,7 +8,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from components.runtime.errors import ContractError, PermanentError, TemporaryError
+from components.runtime.exit_codes import ExitCode, exits_with_code
 from components.storage.locations import open_objects
 from components.storage.uris import typed_folder, typed_uri
 from monitoring.backtest.__main__ import parse_time
@@ -17,17 +17,11 @@ from monitoring.backtest.recording import record
 from monitoring.backtest.settings import read_judging
 
 
+@exits_with_code
 def main(argv: Sequence[str] | None = None) -> int:
-    """Answers 0 done, 1 the replay decided otherwise or a file cannot be read now, 2 misuse."""
+    """Runs one command; `REFUSED` = the replay decided otherwise."""
     arguments = _parser().parse_args(argv)
-    try:
-        return int(arguments.call(arguments))
-    except ContractError as error:
-        print(f"error: {error}", file=sys.stderr)
-        return 2
-    except (PermanentError, TemporaryError) as error:
-        print(f"error: {error}", file=sys.stderr)
-        return 1
+    return int(arguments.call(arguments))
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -63,7 +57,7 @@ def _record(arguments: argparse.Namespace) -> int:
         end=arguments.end,
     )
     print(f"{points} decision points recorded in {arguments.out}")
-    return 0
+    return ExitCode.DONE
 
 
 def _replay(arguments: argparse.Namespace) -> int:
@@ -74,7 +68,7 @@ def _replay(arguments: argparse.Namespace) -> int:
         print(json.dumps({**told, "recorded_digest": digest_of(found.recorded)}, indent=2))
     else:
         _tell(found)
-    return 0 if differs is None else 1
+    return ExitCode.DONE if differs is None else ExitCode.REFUSED
 
 
 def _tell(found: Replayed) -> None:
