@@ -114,7 +114,7 @@ class Replay:
         self._in_flight: set[asyncio.Task[None]] = set()
         self._consecutive_failures = 0
         self._defect: BaseException | None = None
-        """An error that no request may end with: raised where `send` is awaited instead of lost in its task."""
+        """An unexpected error of a request's task, which `send` raises."""
         self.statistics = ReplayStatistics()
         self.behind_seconds = 0.0
         """How late the newest request was sent."""
@@ -147,7 +147,7 @@ class Replay:
     async def send(self) -> None:
         """Sends requests until stopped, exhausted, at `max_rows`, or after too many failures in a row.
 
-        Requests in flight are waited for, never cancelled (see `transport`).
+        Requests in flight are waited for and never cancelled (see `transport`).
         """
         due = self._timing.timer()
         rows_sent = 0
@@ -158,7 +158,7 @@ class Replay:
                 wanted = min(wanted, self._settings.max_rows - rows_sent)
             if self._stopping or not wanted:
                 break
-            # Rows are drawn when they are sent, so a drift takes effect at the very next request.
+            # Rows are drawn when they are sent, so a drift takes effect at the next request.
             request = self._traffic.take(wanted)
             if request is None:
                 self.exhausted = True
@@ -339,7 +339,7 @@ class ReplayStatistics:
         }
 
     def summary(self) -> dict[str, Any]:
-        """Everything counted; None where there is nothing to count from.
+        """Everything counted; None where a number is undefined.
 
         Percentiles are of the first 200,000 answers, `bayes_auc` is of each phase's first 2,000,000 rows.
         """

@@ -39,15 +39,15 @@ class Traffic(Protocol):
         """The next request of at most `rows` rows; None when the source is exhausted."""
 
     def drift(self) -> None:
-        """Changes the world for all rows not yet taken.
+        """Changes the world for all rows that are not taken yet.
 
         Raises:
-            ContractError: the source was given nothing to change into.
+            ContractError: The source has nothing to change into.
         """
 
     @property
     def drift_note(self) -> dict[str, Any]:
-        """What drift means here, for the summary."""
+        """How drift changes the rows, for the summary."""
 
 
 class WorldTraffic:
@@ -71,7 +71,7 @@ class WorldTraffic:
         return Request(features, chunk.label[part], chunk.probability[part])
 
     def drift(self) -> None:
-        """See `Traffic.drift`; rows drawn ahead are dropped."""
+        """See `Traffic.drift`; rows drawn ahead are discarded."""
         if self._drifted is None:
             raise ContractError("no drifted world was given")
         self._world, self._chunk = self._drifted, None

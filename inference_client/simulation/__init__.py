@@ -1,4 +1,4 @@
 """The synthetic click world: Criteo-shaped rows whose true click probability is known, and drift on request.
 
-NumPy only; writing Parquet (`lake`) needs pyarrow. Nothing here knows of servers or logs.
+Only `lake`, which writes Parquet, needs more than NumPy. Nothing here knows of servers or logs.
 """

@@ -1,6 +1,6 @@
 """What the world's columns look like, shaped after real Criteo rows (missing shares, tails, cardinalities).
 
-Facts only; drawing from them is `world`'s. Cardinalities are scaled for a laptop: up to 20,000 distinct values.
+Facts only; `tables` draws from them. Cardinalities are scaled for a laptop: up to 20,000 distinct values.
 The shares of planted variance say which columns matter: most of it lies in columns of few, frequent categories, so
 that a change can be learned again from some ten thousand rows.
 """

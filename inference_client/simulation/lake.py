@@ -1,6 +1,6 @@
 """Writes a world's rows as a lake: day partitions in the raw schema, each whole or absent.
 
-Drawing is `world`'s; what reads the lake is extraction.
+Rows are drawn by `world`; extraction reads the lake.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ def write_lake(world: World, lake: Path, *, rows: int, days: int, last_day: date
     """Writes `rows` rows of `world`, spread evenly over `days` days that end with `last_day`.
 
     Raises:
-        ContractError: fewer rows than days, no days, or a partition exists already.
+        ContractError: There are fewer rows than days, no days, or a partition exists already.
     """
     if days < 1 or rows < days:
         raise ContractError(f"asked for {rows} rows over {days} days, expected at least one row a day")
@@ -65,11 +65,11 @@ def write_lake(world: World, lake: Path, *, rows: int, days: int, last_day: date
 
 
 def store_lake(world: World, uri: str, *, rows: int, days: int, last_day: date, seed: int) -> LakeReport:
-    """As `write_lake`, into what `uri` names, a folder's or `gs://`; a bucket's day is there when its last file is.
+    """As `write_lake`, into a folder or a bucket; in a bucket, a day is complete when its last file is there.
 
     Raises:
-        ContractError: also where `uri` is neither.
-        TemporaryError, PermanentError: the bucket cannot be written to.
+        ContractError: As `write_lake`, or `uri` is neither.
+        TemporaryError, PermanentError: The bucket cannot be written to.
     """
     if not is_bucket_uri(uri):
         return write_lake(world, local_path(uri), rows=rows, days=days, last_day=last_day, seed=seed)

@@ -1,4 +1,4 @@
-"""Slow drift: a world that never stands still, as a pure function of time. One jump on request is `world.Drift`.
+"""Slow drift: a world that changes all the time, as a pure function of time; a sudden change is `world.Drift`.
 
 At any hour a `DriftingWorld` gives a `Snapshot`, which draws rows with their true click probability. What moves:
 
@@ -56,10 +56,10 @@ class SlowDrift:
     new_category_half_life_hours: float = 12.0
     """Hours in which a category that appeared loses half of its popularity."""
     step_minutes: float = 15.0
-    """The world stands still within a step."""
+    """The world is constant within a step."""
 
     def __post_init__(self) -> None:
-        """Refuses what no world can do."""
+        """Refuses settings that do not fit the columns."""
         if wrong := (set(self.columns) | set(self.new_category_columns)) - set(CATEGORICAL):
             raise ContractError(f"slow drift names columns {sorted(wrong)}, expected some of C1..C26")
         paired = {name for a, b, _ in INTERACTIONS for name in (a, b)}
@@ -94,9 +94,9 @@ class Snapshot:
         return drawn_rows(self.tables, n, random, strength=self.strength, bias=self.bias)
 
     def probability_of(self, dense: NDArray[np.float32], categorical: NDArray[np.int64]) -> NDArray[np.float64]:
-        """What would be the click probabilities [n] now, of rows drawn now or at another time of the same world.
+        """The click probabilities [n] that rows of this world, drawn at any time, would have now.
 
-        So a snapshot is also the best model of its time: how it scores later rows is what drift alone costs.
+        So a snapshot is also the best model of its time: its loss on later rows is the cost of drift alone.
         """
         return sigmoid(self.strength * self.tables.effects_of(dense, categorical) + self.bias)
 
@@ -110,7 +110,7 @@ class DriftingWorld:
     drift: SlowDrift
 
     def at(self, hours: float) -> Snapshot:
-        """The world `hours` after its beginning, where it was in its stationary state already.
+        """The world `hours` after its beginning, when it was in its stationary state already.
 
         Raises:
             ContractError: `hours` is negative or not finite.
@@ -138,7 +138,7 @@ class DriftingWorld:
     def _step_at(self, hours: float) -> int:
         if not 0.0 <= hours < math.inf:
             raise ContractError(f"asked for the world at hour {hours}, expected a number from 0")
-        # An hour written as n / 4 must not fall into the step before for a rounding error.
+        # A rounding error must not move an hour written as n / 4 into the previous step.
         return math.floor(hours * 60.0 / self.drift.step_minutes + 1e-9)
 
     def _calibration(self) -> Generator:
@@ -163,7 +163,7 @@ class DriftingWorld:
         drift = self.drift
         decay = 0.5 ** (drift.step_minutes / 60.0 / drift.half_life_hours)
         path = ornstein_uhlenbeck([drift.seed, 11, number], count=len(table.weights), step=step, decay=decay)
-        moving = _beside(path, table.weights.astype(np.float64) / table.spread, table.row_shares) * table.spread
+        moving = _orthogonal_to(path, table.weights.astype(np.float64) / table.spread, table.row_shares) * table.spread
         weights = math.sqrt(1.0 - drift.moving_share) * table.weights + math.sqrt(drift.moving_share) * moving
         popularity = ornstein_uhlenbeck([drift.seed, 12, number], count=len(table.frequencies), step=step, decay=decay)
         frequencies = table.frequencies * np.exp(drift.popularity_spread * popularity)
@@ -172,7 +172,7 @@ class DriftingWorld:
         return replace(table, weights=weights.astype(np.float32), frequencies=frequencies, alias=alias)
 
     def _with_arrivals(self, table: CategoryTable, number: int, step: int) -> CategoryTable:
-        """The column with the categories that have appeared lately, at constant share of the rows together."""
+        """The column with the categories that appeared lately; together they keep a constant share of the rows."""
         drift, hours = self.drift, step * self.drift.step_minutes / 60.0
         if drift.new_category_share == 0.0 or drift.new_categories_per_hour == 0.0:
             return table
@@ -212,11 +212,13 @@ def ornstein_uhlenbeck(seed: list[int], *, count: int, step: int, decay: float) 
     return path
 
 
-def _beside(path: NDArray[np.float64], fixed: NDArray[np.float64], shares: NDArray[np.float64]) -> NDArray[np.float64]:
+def _orthogonal_to(
+    path: NDArray[np.float64], fixed: NDArray[np.float64], shares: NDArray[np.float64]
+) -> NDArray[np.float64]:
     """What of `path` is neither the columns' mean nor along `fixed`, scaled to variance 1 over rows in expectation.
 
-    `fixed` has mean 0 and variance 1 over rows, so fixed and moving part add up without either taking from the
-    other. The map is linear and the same at all times: it leaves the process' autocorrelation as it is.
+    `fixed` has mean 0 and variance 1 over rows, so the variances of the fixed and the moving part add up. The map is
+    linear and the same at all times, so it keeps the autocorrelation of the process.
     """
     path = path - shares @ path
     path = path - fixed * (shares @ (fixed * path))

@@ -133,10 +133,10 @@ class CategoryTable:
         return np.append(self.frequencies * (1.0 - self.missing), self.missing)
 
     def rotated(self, random: Generator) -> CategoryTable:
-        """The same categories, as frequent as before, with their weights dealt out anew.
+        """The same categories with the same frequencies, and their weights permuted.
 
-        Of some random orders the one is taken whose weights say least about the old ones: with few categories a
-        single order may leave half of the relation standing, or reverse it.
+        Of several random permutations the one least correlated with the old weights is taken: with few categories, a
+        single permutation may keep half of the relation, or reverse it.
         """
         shares, old = self.row_shares, self.weights.astype(np.float64)
         best, best_relation = old, np.inf
@@ -246,7 +246,7 @@ class Tables:
 
 
 def _standardised(weights: NDArray[np.float64], shares: NDArray[np.float64]) -> NDArray[np.float64]:
-    """The weights with mean 0 and variance 1 over rows, so that no seed makes a column louder than planned."""
+    """The weights with mean 0 and variance 1 over rows, so that no seed gives a column more influence than planned."""
     centred = weights - (weights * shares).sum()
     standard: NDArray[np.float64] = centred / np.sqrt((shares * centred**2).sum())
     return standard

@@ -2,7 +2,7 @@
 
 A world is its parameters; the same parameters give the same world in every process, so a world travels as a small
 JSON file. Truth: logit = bias + strength * (dense effects + a weight per category + a few pair interactions), each
-column's effect having the share of variance that `columns` states. Writing rows to a lake is `lake`'s.
+column's effect having the share of variance that `columns` states. Rows are written to a lake by `lake`.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ class Drift:
     """Covariate shift: standard deviations (of the logarithm) by which integer columns move."""
 
     def __post_init__(self) -> None:
-        """Refuses changes that no world can make."""
+        """Refuses changes that do not fit the columns."""
         if wrong := (set(self.columns) | set(self.new_category_columns)) - set(CATEGORICAL):
             raise ContractError(f"drift names columns {sorted(wrong)}, expected some of C1..C26")
         if wrong := set(self.dense_shift) - set(DENSE):
@@ -91,7 +91,7 @@ class World:
         """A world whose best possible AUC is about `bayes_auc` at `click_rate` (0.25 is Kaggle's).
 
         Raises:
-            ContractError: a share outside (0, 1), or an AUC outside (0.5, 0.95].
+            ContractError: A share outside (0, 1), or an AUC outside (0.5, 0.95].
         """
         if not 0.0 < click_rate < 1.0:
             raise ContractError(f"click_rate is {click_rate}, expected a share in (0, 1)")
