@@ -9,6 +9,7 @@ from collections.abc import Sequence
 
 from components.run_outcome.notice import ADDRESS_VARIABLE
 from components.run_outcome.outcome import record
+from components.runtime.exit_codes import exits_with_code
 
 
 def build_parser() -> argparse.ArgumentParser:
@@ -22,8 +23,9 @@ def build_parser() -> argparse.ArgumentParser:
     return parser
 
 
+@exits_with_code
 def main(argv: Sequence[str] | None = None) -> int:
-    """Records the outcome, tells the webhook that the environment names, and prints it."""
+    """Records the outcome, notifies the webhook that the environment names, and prints it."""
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(name)s %(message)s")
     arguments = build_parser().parse_args(argv)
     # An address on a command line could be read by everyone on the machine.

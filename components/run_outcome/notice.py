@@ -1,8 +1,8 @@
 """Tells people how a run ended, where nobody else does: a run that a person or a schedule started.
 
-A run that the monitor asked for has a `trigger_id` and is announced by the monitor, as part of its incident; telling it
-here too would tell it twice. Nothing here fails a run: it has ended, and its outcome lies in the store. The message's
-form and the sending are `components.notices`'.
+A run that the monitor asked for has a `trigger_id` and is announced by the monitor, as part of its incident; a message
+from here would be the second one. Nothing here fails a run: it has ended, and its outcome lies in the store. The
+message's form and the sending are `components.notices`'.
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ from components.store.run_notes import RunOutcome, StepNote, begun_at
 logger = logging.getLogger(__name__)
 
 ADDRESS_VARIABLE = "EVERGREEN_NOTIFY_URL"
-"""Environment variable with the webhook's address, from an optional secret; empty or absent = nobody is told."""
+"""Environment variable with the webhook's address, from an optional secret; empty or absent = nobody is notified."""
 PAUSES_SECONDS = (2.0, 10.0, 30.0)
 """Between tries; all of them end long before the exit handler's own time limit (600 s)."""
 
 
-def tell(
+def notify(
     outcome: RunOutcome,
     notes: Sequence[StepNote],
     url: str,
@@ -38,27 +38,27 @@ def tell(
     Args:
         outcome: How the run ended.
         notes: Of its steps, for the time when it began.
-        url: The webhook's address; empty = nobody is told.
+        url: The webhook's address; empty = nobody is notified.
         timeout_seconds: To connect and for each read, of each try.
         sleep: Waits between tries.
 
     Returns:
-        `delivered`; `nobody` where none is to be told; `left` where the monitor tells it, which knows the outcome but
-        not what a step wants told; `lost` where the webhook refused it or never answered.
+        `delivered`; `nobody` where there is no address; `left` where the monitor announces it, which knows the outcome
+        but not what a step wants reported; `lost` where the webhook refused it or never answered.
     """
-    if outcome.trigger_id and not told_by_steps(notes):
+    if outcome.trigger_id and not reported_by_steps(notes):
         return "left"
     if not url.strip():
         return "nobody"
     try:
         return _send(json.dumps(message(outcome, notes)).encode(), url.strip(), timeout_seconds, sleep)
     except Exception as error:  # noqa: BLE001 - the run has ended well or badly; this must not change it
-        logger.warning("the run's end was not told: %s", type(error).__name__)
+        logger.warning("the run's end was not announced: %s", type(error).__name__)
         return "lost"
 
 
 def message(outcome: RunOutcome, notes: Sequence[StepNote]) -> dict[str, object]:
-    """The message: what became of the run, which step decided it and why, what serves now, and what steps want told."""
+    """The message: how the run ended, which step decided it and why, what serves now, and what steps want reported."""
     begun = begun_at(notes) or moment_of(outcome.ended_at)
     if outcome.state == "released":
         title, done = f"Version {outcome.version} was released", f"{outcome.reason}" or "released"
@@ -66,14 +66,14 @@ def message(outcome: RunOutcome, notes: Sequence[StepNote]) -> dict[str, object]
         title, done = f"The new model was refused by {outcome.step}: {outcome.reason}", "what was live stays live"
     else:
         title, done = f"A retraining run failed at {outcome.step}: {outcome.reason}", "what was live stays live"
-    title = ". ".join([title, *told_by_steps(notes)])
+    title = ". ".join([title, *reported_by_steps(notes)])
     # As text: a file's address is no link that a chat would follow.
     done = "; ".join([done, *(f"report of {step}: {uri}" for step, uri in outcome.reports.items())])
     return compose(title, numbers={"request_id": outcome.run}, since=begun.timestamp(), done=done, link="")
 
 
-def told_by_steps(notes: Sequence[StepNote]) -> list[str]:
-    """What steps want told whatever the outcome is: sentences under `notify` among their notes' facts."""
+def reported_by_steps(notes: Sequence[StepNote]) -> list[str]:
+    """What steps want reported whatever the outcome is: sentences under `notify` among their notes' facts."""
     return [f"{note.step}: {sentence}" for note in notes for sentence in note.facts.get("notify", [])]
 
 
@@ -86,5 +86,5 @@ def _send(body: bytes, url: str, timeout_seconds: float, sleep: Callable[[float]
             break
         # Asked for more patience than the longest pause, the message is as good as lost to a task that should end.
         sleep(min(max(pause, answer.retry_after or 0.0), max(PAUSES_SECONDS)))
-    logger.warning("the run's end was not told: %s", answer.reason)
+    logger.warning("the run's end was not announced: %s", answer.reason)
     return "lost"

@@ -11,7 +11,7 @@ import logging
 from dataclasses import replace
 from datetime import datetime, timezone
 
-from components.run_outcome.notice import tell
+from components.run_outcome.notice import notify
 from components.storage.uris import local_path
 from components.store.run_notes import RunOutcome, StepNote, read_notes, write_outcome
 from components.store.run_reports import reports_of
@@ -23,7 +23,7 @@ LAST_STEP = "deployment"
 
 
 def record(*, run: str, store: str, trigger_id: str, trigger_reason: str, kfp_state: str, notify_url: str = "") -> str:
-    """Writes the run's outcome to the store, tells it, and returns it as one sentence.
+    """Writes the run's outcome to the store, notifies the webhook, and returns it as one sentence.
 
     Args:
         run: Name of the run.
@@ -31,7 +31,7 @@ def record(*, run: str, store: str, trigger_id: str, trigger_reason: str, kfp_st
         trigger_id: The monitor's request; empty for a run that a person or a schedule started.
         trigger_reason: Why it was asked for.
         kfp_state: How KFP says the run ended.
-        notify_url: Webhook to tell, see `notice.tell`; empty = none.
+        notify_url: Webhook to notify, see `notice.notify`; empty = none.
     """
     folder = local_path(store)
     notes = read_notes(folder, run)
@@ -46,12 +46,12 @@ def record(*, run: str, store: str, trigger_id: str, trigger_reason: str, kfp_st
     write_outcome(folder, outcome)
     sentence = f"{outcome.state} at {outcome.step}: {outcome.reason}"
     logger.info("run %s (%s) %s", run, trigger_reason or "started by hand", sentence)
-    logger.info("notification: %s", tell(outcome, notes, notify_url))
+    logger.info("notification: %s", notify(outcome, notes, notify_url))
     return sentence
 
 
 def decide(notes: list[StepNote], *, run: str, trigger_id: str, kfp_state: str, ended_at: str) -> RunOutcome:
-    """The outcome that the notes (in step order) and KFP's state together tell.
+    """The outcome that the notes (in step order) and KFP's state together show.
 
     A step that still says `running` was killed before it could say more.
     """

@@ -77,7 +77,7 @@ def write_serving_place(store: Path, place: ServingPlace) -> None:
 
 
 def read_serving_place(store: Path) -> ServingPlace | None:
-    """Where the last release went; None before the first one, and in older stores."""
+    """Where the last release went; None before the first one."""
     path = store / "serving.json"
     return ServingPlace.read(path) if path.exists() else None
 

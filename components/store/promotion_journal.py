@@ -2,9 +2,9 @@
 
 Joins deployment, which writes it, to the next run (its champion), to `evergreen models` and to people on call.
 
-It is written ahead: before any server is told of a version, an `intent` line names it and its hashes, so that no answer
-ever comes from a version that the journal does not know. What changes who is live is a later line of its own; an
-intent that is the last line is a deployment at work or one that was killed, and the next one puts things right first.
+It is written ahead: before any server is notified of a version, an `intent` line names it and its hashes, so that no
+answer ever comes from a version that the journal does not know. What changes who is live is a later line of its own; an
+intent that is the last line is a deployment at work or one that was killed, which the next one takes back first.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from components.runtime.errors import ContractError
 
 JOURNAL_FILE = "journal.jsonl"
 INTENT = "intent"
-"""Servers are about to be told of `version`."""
+"""Servers are about to be notified of `version`."""
 RELEASE = "release"
 ROLLBACK = "rollback"
 PROMOTE = "promote"
@@ -56,16 +56,16 @@ class Promotion:
     """The retrain request that it answers; None = nobody's but a person's."""
     reason: str
     who: str | None = None
-    """The person or pipeline run that asked; None in lines older than this field."""
+    """The person or pipeline run that asked."""
     decision: str | None = None
-    """The verdict on the model; None where none was needed, and in older lines."""
+    """The verdict on the model; None where none was needed."""
     parent_model_id: str | None = None
     sha256: dict[str, str] = field(default_factory=dict)
-    """The version's hashes as in its `Release`; empty in older lines."""
+    """The version's hashes as in its `Release`."""
     share: float | None = None
     """Share of the traffic, for `canary` and the intent before its first one."""
     config: str | None = None
-    """Text of Triton's configuration before an `intent`, which an interrupted one is led back to; None = there was
+    """Text of Triton's configuration before an `intent`, which is restored where it is interrupted; None = there was
     none."""
 
 

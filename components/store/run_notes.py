@@ -1,7 +1,7 @@
 """Notes that each step leaves about itself in the model store, so that a run's end can be explained.
 
-Joins every step to the exit handler, which is told of a failure but not, by every KFP backend, of which step and why
-(the hosted backend passes an empty message; the local one names the exit handler itself).
+Joins every step to the exit handler, which no KFP backend tells the step that failed and the cause (the hosted backend
+passes an empty message; the local one names the exit handler itself).
 
 Layout: `<store>/runs/<run>/<step>.json`, and `outcome.json` from the exit handler; reports beside them are
 `run_reports`'.
@@ -58,7 +58,7 @@ class RunOutcome:
     """The version released; None otherwise."""
     ended_at: str
     reports: dict[str, str] = field(default_factory=dict)
-    """URI of the report for people, by step (`run_reports`); empty in older outcomes."""
+    """URI of the report for people, by step (`run_reports`)."""
 
 
 def run_folder(store: Path, run: str) -> Path:
@@ -78,7 +78,7 @@ class Stopped(SystemExit):
 
 
 @contextmanager
-def _told_of_sigterm() -> Iterator[None]:
+def _sigterm_as_error() -> Iterator[None]:
     """Lets SIGTERM end the body as an error; without this it ends the process before a note can be written."""
     if threading.current_thread() is not threading.main_thread() or signal.getsignal(signal.SIGTERM) != signal.SIG_DFL:
         yield  # only the main thread gets signals, and whoever has a handler already knows what to do
@@ -105,7 +105,7 @@ def noted(store: Path, run: str, step: str) -> Iterator[StepNote]:
     path = run_folder(store, run) / f"{step}.json"
     _write(path, note)
     try:
-        with _told_of_sigterm():
+        with _sigterm_as_error():
             yield note
     except (Stopped, KeyboardInterrupt):
         note.state, note.reason = "failed", "stopped from outside while it worked"

@@ -1,6 +1,6 @@
 """Reports of a run's steps that outlive the folder for big files: `<store>/runs/<run>/<step>_report.html` and `.json`.
 
-Joins the steps that judge (validation, evaluation) to the exit handler, which tells where they are, and to the monitor,
+Joins the steps that judge (validation, evaluation) to the exit handler, which says where they are, and to the monitor,
 whose page leads to them. What is in a report is its step's.
 """
 

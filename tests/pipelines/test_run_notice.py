@@ -12,7 +12,7 @@ import pytest
 
 from components.run_outcome import notice
 from components.run_outcome.component import run_outcome
-from components.run_outcome.notice import ADDRESS_VARIABLE, PAUSES_SECONDS, tell
+from components.run_outcome.notice import ADDRESS_VARIABLE, PAUSES_SECONDS, notify
 from components.run_outcome.outcome import record
 from components.store.run_notes import RunOutcome, StepNote, find_outcome, noted, read_outcomes
 from tests.support.paths import REPOSITORY
@@ -66,7 +66,7 @@ def ended(store, *, url="", trigger_id="") -> str:
     ids=["released", "refused", "failed"],
 )
 def test_message_says_what_became_of_the_run_which_step_decided_and_why(server, changes, title, done):
-    assert tell(outcome(**changes), NOTES, server.url) == "delivered"
+    assert notify(outcome(**changes), NOTES, server.url) == "delivered"
     (message,) = server.messages
     lines = message["text"].split("\n")
     assert lines == [title, "Since: 2026-01-02 01:00:00 UTC", f"Done: {done}", "Run: evergreen-x1"]
@@ -85,18 +85,18 @@ def test_run_that_the_monitor_asked_for_is_left_to_the_monitor(server, tmp_path)
     ended(tmp_path, url=server.url, trigger_id="drift-1")
     assert server.asked == 0
     assert find_outcome(tmp_path, "drift-1").state == "refused"
-    assert tell(outcome(trigger_id="drift-1"), NOTES, server.url) == "left"
+    assert notify(outcome(trigger_id="drift-1"), NOTES, server.url) == "left"
 
 
 @pytest.mark.parametrize("url", ["", "  \n"])
 def test_without_an_address_nobody_is_told(url):
-    assert tell(outcome(), NOTES, url) == "nobody"
+    assert notify(outcome(), NOTES, url) == "nobody"
 
 
 def test_message_is_tried_again_with_growing_pauses(server):
     server.answers = [(503, {}), (429, {"Retry-After": "7"}), (500, {})]
     pauses = []
-    assert tell(outcome(), NOTES, server.url, sleep=pauses.append) == "delivered"
+    assert notify(outcome(), NOTES, server.url, sleep=pauses.append) == "delivered"
     assert pauses == [PAUSES_SECONDS[0], max(7.0, PAUSES_SECONDS[1]), PAUSES_SECONDS[2]]
     assert len(server.messages) == 1
 
@@ -104,7 +104,7 @@ def test_message_is_tried_again_with_growing_pauses(server):
 def test_server_that_wants_more_patience_than_a_task_has_does_not_hold_the_run(server):
     server.answers = [(429, {"Retry-After": "3600"})] * 10
     pauses = []
-    assert tell(outcome(), NOTES, server.url, sleep=pauses.append) == "lost"
+    assert notify(outcome(), NOTES, server.url, sleep=pauses.append) == "lost"
     assert pauses == [max(PAUSES_SECONDS)] * len(PAUSES_SECONDS)
     assert server.asked == len(PAUSES_SECONDS) + 1
 
@@ -135,14 +135,14 @@ def test_webhook_that_fails_changes_nothing_of_the_run_and_shows_no_secret(
     assert sentence == "refused at evaluation: auc 0.70 trails 0.75"
     assert [each.state for each in read_outcomes(tmp_path)] == ["refused"]
     assert server.messages == []
-    assert "the run's end was not told" in caplog.text
+    assert "the run's end was not announced" in caplog.text
     assert SECRET not in caplog.text
 
 
 def test_server_that_never_answers_is_given_up_in_time(server, monkeypatch):
     server.hang.set()
     monkeypatch.setattr(notice, "PAUSES_SECONDS", ())
-    assert tell(outcome(), NOTES, server.url, timeout_seconds=0.2) == "lost"
+    assert notify(outcome(), NOTES, server.url, timeout_seconds=0.2) == "lost"
     assert server.asked == 1
 
 
@@ -176,14 +176,14 @@ def told(*sentences):
 
 
 def test_what_a_step_wants_told_is_in_the_message(server):
-    assert tell(outcome(), told("I7 has no value in any of 200 rows", "C3 drifted"), server.url) == "delivered"
+    assert notify(outcome(), told("I7 has no value in any of 200 rows", "C3 drifted"), server.url) == "delivered"
     title = server.messages[0]["text"].split("\n")[0]
     assert title == ("Version 4 was released. validation: I7 has no value in any of 200 rows. validation: C3 drifted")
 
 
 def test_what_a_step_wants_told_is_told_here_for_the_monitors_runs_too(server):
     """The monitor tells how its runs end, but not what their steps found."""
-    assert tell(outcome(trigger_id="monitor-7"), told("C3 drifted"), server.url) == "delivered"
+    assert notify(outcome(trigger_id="monitor-7"), told("C3 drifted"), server.url) == "delivered"
     assert "validation: C3 drifted" in server.messages[0]["text"]
-    assert tell(outcome(trigger_id="monitor-7"), NOTES, server.url) == "left"
+    assert notify(outcome(trigger_id="monitor-7"), NOTES, server.url) == "left"
     assert len(server.messages) == 1

@@ -192,3 +192,24 @@ def test_scores_that_are_not_numbers_are_refused():
 def test_example_in_the_docstring_runs():
     assert doctest.testmod(gate).failed == 0
     assert rows_to_decide(1000, 0.01, 0.02) == pytest.approx(7849 / 4, abs=1)
+
+
+@pytest.mark.parametrize(("clicks", "is_judged"), [(9, False), (10, True)])
+@pytest.mark.parametrize("rare", [1, 0], ids=["clicks", "rows without a click"])
+def test_as_many_rows_of_a_class_as_asked_for_are_enough(clicks, is_judged, rare):
+    labels = np.full(200, 1 - rare, np.int8)
+    labels[:clicks] = rare
+    scores = np.random.default_rng(4).normal(size=200) + 3.0 * labels
+    answer = judge(labels, scores, settings=GateSettings(min_auc=0.6))
+    assert ("expected at least 10" not in answer.reason) == is_judged
+    assert answer.decision == ("pass" if is_judged else "inconclusive")
+
+
+def test_of_two_undecided_checks_the_one_that_needs_more_rows_counts():
+    labels, candidate, champion = rows(400, seed=2, candidate=1.02)
+    floor = judge(labels, candidate, settings=GateSettings(min_auc=0.70)).rows_needed
+    alone = GateSettings(min_auc=0.0, max_auc_loss=0.01)
+    comparison = judge(labels, candidate, champion, settings=alone).rows_needed
+    assert floor != comparison, "otherwise this test shows nothing"
+    both = judge(labels, candidate, champion, settings=GateSettings(min_auc=0.70, max_auc_loss=0.01))
+    assert (both.decision, both.rows_needed) == ("inconclusive", max(floor, comparison))
