@@ -66,6 +66,8 @@ class Chain:
     """Flags of preprocessing."""
     window: dict[str, object] = field(default_factory=lambda: dict(WINDOW))
     """Flags of extraction."""
+    fit: dict[str, object] = field(default_factory=lambda: dict(FIT))
+    """Flags of training."""
     warm: WarmSteps | None = None
     """Forks the steps; None = each is a plain command."""
 
@@ -131,7 +133,7 @@ class Chain:
             "training_set": this.paths["preprocessing"],
             "validation_report": validation_report or this.paths["validation"],
         }
-        self._step_of(this, "training", parent="current", **FIT, **inputs, **common)
+        self._step_of(this, "training", parent="current", **self.fit, **inputs, **common)
         return this
 
     def turn(self, run: str, *, validation_report: Path | None = None) -> Round:
@@ -154,6 +156,17 @@ def warm():
     """Forks steps."""
     with WarmSteps() as warm:
         yield warm
+
+
+@pytest.fixture
+def chain_of(tmp_path, warm):
+    """Makes an empty chain whose training has other settings; None takes one away."""
+
+    def make(**changed):
+        fit = {**FIT, **{name.replace("_", "-"): value for name, value in changed.items()}}
+        return Chain(tmp_path, warm=warm, fit={name: value for name, value in fit.items() if value is not None})
+
+    return make
 
 
 @pytest.fixture(scope="session")

@@ -9,8 +9,16 @@ from dataclasses import fields, replace
 import numpy as np
 import pytest
 
+from components.models.files import open_model
 from components.training.config import TrainingSettings
 from components.training.hugectr.engine import HugectrEngine
+from components.training.hugectr.files import (
+    SPARSE_FOLDER,
+    SPARSE_OPTIMIZER_FILE,
+    StateLayout,
+    export_model,
+    import_model,
+)
 from components.training.hugectr.layers import Blueprint, compiled_model, write_graph
 from components.training.hugectr.settings import SolverSettings
 from components.training.hugectr.staging import write_stage
@@ -176,3 +184,31 @@ def test_a_new_batch_size_goes_on_from_what_was_learnt_whether_or_not_anyone_loo
             engine.learn(rows, np.arange(640, 1_280), 64, 0)
         assert hugectr.num_steps == pytorch.num_steps == 15
         np.testing.assert_allclose(hugectr.score(rows), pytorch.score(rows), atol=1e-6)
+
+
+@pytest.mark.parametrize("rank", [0, 3], ids=["v1", "v2"])
+def test_a_model_exported_for_hugectr_and_saved_by_it_in_any_order_comes_back(rank, world, tmp_path):
+    config = replace(CONFIG, projection_dim=rank)
+    write_initial(tmp_path / "start", config, world.slot_sizes, click_rate=0.3, seed=3)
+    with closing(PytorchEngine(config, world.slot_sizes, TrainingSettings(), device="cpu")) as engine:
+        engine.restore(tmp_path / "start")
+        engine.learn(world.encoded(500), np.arange(500), 100, 0)
+        engine.save(tmp_path / "mine")
+    mine, num_rows = open_model(tmp_path / "mine", world.slot_sizes), sum(world.slot_sizes)
+    layout = StateLayout(num_rows=num_rows, dim=4, num_gpus=1, workspace_mb=3, half=False)
+    export_model(mine, config, layout, tmp_path / "hugectr")
+    # A training run of HugeCTR's own saves the keys by their rows in memory: as they were first seen.
+    order = np.random.default_rng(0).permutation(num_rows)
+    sparse, state = tmp_path / "hugectr" / SPARSE_FOLDER, tmp_path / "hugectr" / SPARSE_OPTIMIZER_FILE
+    for path, dtype in ((sparse / "key", "<i8"), (sparse / "emb_vector", "<f4")):
+        np.fromfile(path, dtype).reshape(num_rows, -1)[order].tofile(path)
+    moments = np.fromfile(state, "<f4").reshape(2, -1, 4)
+    moments[:, :num_rows] = moments[:, order]
+    moments.tofile(state)
+    import_model(tmp_path / "hugectr", config, layout, tmp_path / "back", step=mine.step)
+    back = open_model(tmp_path / "back", world.slot_sizes)
+    assert back.step == mine.step == 5
+    for one, other in zip(back.parts, mine.parts):
+        np.testing.assert_array_equal(one.table, other.table)
+        for name, values in other.dense.items():
+            np.testing.assert_array_equal(one.dense[name], values)

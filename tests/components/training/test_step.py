@@ -29,6 +29,7 @@ from components.store.run_notes import read_notes
 from components.training.__main__ import build_parser, main, run_flags
 from components.training.config import TrainingSettings, parse_tower
 from components.training.engine import make_engine, require_backend
+from components.training.hugectr.__main__ import main as export_for_hugectr
 from components.training.step import TrainingRun, train
 from tests.support.training_world import dcn
 
@@ -377,3 +378,16 @@ def test_nothing_of_a_finished_run_stays_but_its_numbers(step, training_set, tmp
     step(training_set)
     folder = tmp_path / "a work" / "r1" / "training"
     assert sorted(p.name for p in folder.iterdir()) == ["attempt.json", "metrics.jsonl"]
+
+
+def test_a_stored_dcn_is_exported_as_hugectrs_files_and_another_network_is_refused(step, training_set, tmp_path):
+    _, model, _ = step(training_set)
+    folder = tmp_path / "for hugectr"
+    assert export_for_hugectr([str(local_path(model.uri)), str(folder)]) == 0
+    names = ["dcn.json", "dcn0_opt_sparse_0.model", "dcn0_sparse_0.model", "dcn_dense_0.model", "dcn_opt_dense_0.model"]
+    assert sorted(path.name for path in folder.iterdir()) == sorted(names)
+    keys = np.fromfile(folder / "dcn0_sparse_0.model" / "key", "<i8")
+    np.testing.assert_array_equal(keys, np.arange(sum(model.slot_sizes)))
+    assert json.loads((folder / "dcn.json").read_text())["model_name"] == "dcn"
+    _, other, _ = step(training_set, run="r2", network="dlrm", num_cross_layers=3)
+    assert export_for_hugectr([str(local_path(other.uri)), str(tmp_path / "no")]) == 2
