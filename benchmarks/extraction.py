@@ -1,10 +1,9 @@
-"""Criteo 1TB's TSV.gz to Parquet beside pyarrow and pandas, on the same file: `make benchmark-extraction`.
+"""Criteo 1TB's TSV.gz to Parquet beside pyarrow's two ways, on the same file: `make benchmark-extraction`.
 
-Each way runs in a process of its own, on all cores there are; every round in another order, a ratio is of one round's
-two rates. Peers, and what each of them checks, are said in `extraction_contestants`. The target is held against the
-faster of pyarrow's two ways in each round: the whole file in memory by read_csv, or block by block by open_csv.
-Outputs are compared in the run: as many rows, and of the first and the last rows every value. Peak memory of ours is
-taken on a second file too, of several times the rows.
+Each way runs in a process of its own (`--way`), on all cores there are; every round in another order, a ratio is of one
+round's two rates. The target is held against the faster of pyarrow's two ways in each round: the whole file in memory
+by read_csv, or block by block by open_csv. Outputs are compared in the run: as many rows, and of the first and the last
+rows every value. Peak memory of ours is taken on a second file too, of several times the rows.
 
 Prints tables, and writes all of it as JSON.
 """
@@ -14,25 +13,128 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import re
 import shutil
 import subprocess
 import sys
 import tempfile
-from collections.abc import Sequence
+import time
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
+import pyarrow.csv as pv
 import pyarrow.parquet as pq
 
 from benchmarks import machine
 from benchmarks.criteo_text import write_tsv_gz
-from benchmarks.extraction_contestants import CATEGORICAL, DENSE
 from benchmarks.printing import print_target
 from benchmarks.spread import Spread, named, spread
 from components.runtime.durable import write_whole
 
+DENSE, CATEGORICAL = [f"I{i}" for i in range(1, 14)], [f"C{i}" for i in range(1, 27)]
+NAMES = ["label", *DENSE, *CATEGORICAL]
+
+Way = Callable[[Path, Path], Callable[[], int]]
+"""Imports what it needs, and gives the work: file and folder to number of rows."""
+
+
+def ours(file: Path, folder: Path) -> Callable[[], int]:
+    """Extraction's reader and writer: every value checked, what is malformed set aside with its line number.
+
+    Rows get request ids and event times besides; categories become int64.
+    """
+    from components.extraction.malformed_rows import MalformedRows
+    from components.extraction.part_files import PartWriter
+    from components.extraction.source import CriteoFiles
+    from components.extraction.times import TimeSpan
+
+    def work() -> int:
+        with MalformedRows(folder / "malformed.jsonl") as malformed, PartWriter(folder) as writer:
+            for table, _ in CriteoFiles(path=file).tables(TimeSpan(), malformed):
+                writer.write(table)
+            malformed.judge()
+        return sum(part.num_rows for part in writer.parts)
+
+    return work
+
+
+def whole_step(file: Path, folder: Path) -> Callable[[], int]:
+    """The pipeline's step: as `ours`, then the newest tenth cut off, all flushed to disk and hashed."""
+    from components.extraction.extract import ExtractionSettings, extract
+    from components.extraction.source import CriteoFiles
+    from components.extraction.times import TimeSpan
+
+    def work() -> int:
+        settings = ExtractionSettings(replay_days=0)
+        made = extract(CriteoFiles(path=file), TimeSpan(), folder / "step", settings, source_uri=file.as_uri())
+        return made.num_train_rows + made.num_holdout_rows
+
+    return work
+
+
+def pyarrow_whole(file: Path, folder: Path) -> Callable[[], int]:
+    """pyarrow.csv.read_csv of the gzip file with types given and its threads on, then parquet.write_table.
+
+    Checked is the number of fields, and that a label is an integer and the others numbers; `0x1f`, `nan`, `1.5` and
+    ` 1` are numbers to it. Categories stay text, whatever it is.
+    """
+
+    def work() -> int:
+        table = pv.read_csv(file, **_pyarrow_options(block_bytes=1 << 20))
+        pq.write_table(table, folder / "part-0.parquet")
+        return int(table.num_rows)
+
+    return work
+
+
+def pyarrow_stream(file: Path, folder: Path) -> Callable[[], int]:
+    """pyarrow.csv.open_csv in blocks of 8 MiB to a ParquetWriter; checks as `pyarrow_whole`."""
+
+    def work() -> int:
+        num_rows = 0
+        reader = pv.open_csv(file, **_pyarrow_options(block_bytes=8 << 20))
+        with pq.ParquetWriter(folder / "part-0.parquet", reader.schema) as writer:
+            for batch in reader:
+                writer.write_batch(batch)
+                num_rows += batch.num_rows
+        return num_rows
+
+    return work
+
+
+def _pyarrow_options(*, block_bytes: int) -> dict[str, Any]:
+    types = {"label": pa.int32(), **dict.fromkeys(DENSE, pa.float32()), **dict.fromkeys(CATEGORICAL, pa.string())}
+    return {
+        "read_options": pv.ReadOptions(column_names=NAMES, block_size=block_bytes),
+        "parse_options": pv.ParseOptions(delimiter="\t", quote_char=False),
+        "convert_options": pv.ConvertOptions(column_types=types, null_values=[""], strings_can_be_null=True),
+    }
+
+
+WAYS: dict[str, Way] = {each.__name__: each for each in (ours, whole_step, pyarrow_whole, pyarrow_stream)}
+
+
+def peak_bytes() -> int:
+    """The most memory that this process has held, mapped files included."""
+    found = re.search(r"^VmHWM:\s+(\d+) kB", Path("/proc/self/status").read_text(), re.MULTILINE)
+    assert found is not None
+    return 1024 * int(found[1])
+
+
+def run_here(way: str, file: Path, folder: Path) -> dict[str, float]:
+    """One way in this process: seconds of the work without imports, processor seconds, rows, peak bytes of memory."""
+    folder.mkdir()
+    work = WAYS[way](file, folder)
+    began, processor = time.perf_counter(), time.process_time()
+    num_rows = work()
+    seconds, processor = time.perf_counter() - began, time.process_time() - processor
+    return {"seconds": seconds, "processor": processor, "rows": num_rows, "peak": peak_bytes()}
+
+
 REPOSITORY = Path(__file__).resolve().parents[1]
-OURS, STEP, PANDAS = "ours", "whole_step", "pandas_whole"
+OURS, STEP = "ours", "whole_step"
 PYARROW = ("pyarrow_whole", "pyarrow_stream")
 RATIO_TARGET, MEMORY_TARGET, GROWTH_TARGET = 0.5, 10**9, 1.1
 """Ours to the faster pyarrow way; bytes; peak on the large file to that on the small one, a tenth of it for noise."""
@@ -46,10 +148,8 @@ class Unequal(Exception):
 
 
 def run(way: str, file: Path, folder: Path) -> dict[str, Any]:
-    """One way in a process of its own; see `extraction_contestants` for what it tells."""
-    environment = "validation-peers" if way == PANDAS else None
-    python = REPOSITORY / ".venvs" / environment / "bin" / "python" if environment else Path(sys.executable)
-    command = [str(python), "-m", "benchmarks.extraction_contestants", way, str(file), str(folder)]
+    """One way in a process of its own; see `run_here`."""
+    command = [sys.executable, "-m", "benchmarks.extraction", "--way", way, str(file), str(folder)]
     done = subprocess.run(command, cwd=REPOSITORY, capture_output=True, text=True)
     if done.returncode:
         raise RuntimeError(f"{way} ended with {done.returncode}: {done.stderr[-800:]}")
@@ -140,7 +240,7 @@ def build_parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--quick", action="store_true", help="a minute: fewer rounds and rows, wider spreads")
     parser.add_argument("--rows", type=int, default=None, help="rows of the file")
-    parser.add_argument("--without-pandas", action="store_true", help="needs no validation-peers environment then")
+    parser.add_argument("--way", nargs=3, metavar=("WAY", "FILE", "FOLDER"), help="only one way, in this process")
     parser.add_argument(
         "--output", type=Path, default=Path("build/benchmarks/extraction.json"), help="JSON file with all figures"
     )
@@ -150,8 +250,12 @@ def build_parser() -> argparse.ArgumentParser:
 def main(argv: Sequence[str] | None = None) -> int:
     """Runs all; 0 = all figures are there, whatever they say."""
     flags = build_parser().parse_args(argv)
+    if flags.way:
+        way, file, folder = flags.way
+        print(json.dumps(run_here(way, Path(file).absolute(), Path(folder).absolute())))
+        return 0
     num_rows = flags.rows or (_QUICK_ROWS if flags.quick else _ROWS)
-    ways = [OURS, STEP, *PYARROW, *([] if flags.without_pandas else [PANDAS])]
+    ways = [OURS, STEP, *PYARROW]
     facts, other_work = machine.facts(), machine.OtherWork()
     facts |= {"cores_used": len(os.sched_getaffinity(0))}
     print("; ".join(f"{name} {value}" for name, value in facts.items()), flush=True)

@@ -38,7 +38,7 @@ THRESHOLD = 2
 _POLL_SECONDS = 0.02
 
 
-class Failed(Exception):
+class StepProcessFailed(Exception):
     """A process ended with an error; the message ends with its last words."""
 
 
@@ -53,11 +53,11 @@ class Run(NamedTuple):
     said: str
 
 
-def step(raw: Path, place: Path, run: str, *, parent: str = "none", flags: tuple[str, ...] = ()) -> Run:
-    """The step on the raw rows of a manifest; writes `place/work/<run>/preprocessing` and `place/<run>.json`."""
+def step(raw: Path, bench: Path, run: str, *, parent: str = "none", flags: tuple[str, ...] = ()) -> Run:
+    """The step on the raw rows of a manifest; writes `bench/work/<run>/preprocessing` and `bench/<run>.json`."""
     command = [sys.executable, "-m", "components.preprocessing", f"--run={run}", f"--parent={parent}"]
-    command += [f"--store={place / 'store'}", f"--work={place / 'work'}", f"--raw-dataset={raw}"]
-    command += [f"--output={place / run}.json", f"--frequency-threshold={THRESHOLD}", *flags]
+    command += [f"--store={bench / 'store'}", f"--work={bench / 'work'}", f"--raw-dataset={raw}"]
+    command += [f"--output={bench / run}.json", f"--frequency-threshold={THRESHOLD}", *flags]
     return _measure(command)
 
 
@@ -68,10 +68,10 @@ def stock(raw: Path, out: Path) -> Run:
     return _measure([*command, f"--frequency-threshold={THRESHOLD}"])
 
 
-def keep_as_model(place: Path, run: str, model_id: str) -> None:
+def keep_as_model(bench: Path, run: str, model_id: str) -> None:
     """Stores the workflow of a run as a trained model's, so that a round can go on from it."""
-    training_set = TrainingSet.read(place / f"{run}.json")
-    folder = model_folder(place / "store", model_id)
+    training_set = TrainingSet.read(bench / f"{run}.json")
+    folder = model_folder(bench / "store", model_id)
     shutil.copytree(local_path(training_set.workflow_uri), folder / Model.WORKFLOW)
     Model(
         model_id=model_id,
@@ -114,7 +114,7 @@ def _measure(command: list[str]) -> Run:
     seconds = time.perf_counter() - began
     said, after = process.communicate()[0], os.times()
     if process.returncode:
-        raise Failed(f"{command[2:4]} ended with {process.returncode}: {said[-500:]}")
+        raise StepProcessFailed(f"{command[2:4]} ended with {process.returncode}: {said[-500:]}")
     used = after.children_user + after.children_system - before.children_user - before.children_system
     return Run(seconds, used, peak, said)
 
@@ -144,7 +144,7 @@ MEMORY_TARGET = 1.15
 _PARTITION_ROWS = "--partition-rows=65536"
 
 
-class Place:
+class PreprocessingBench:
     """Folders of one benchmark: two windows, a store with a model fitted on the first, and what is written."""
 
     def __init__(self, folder: Path, num_rows: int) -> None:
@@ -188,32 +188,32 @@ def against_stock(ours: Callable[[], Run], stock: Callable[[], Run], num_rows: i
     }
 
 
-def full(place: Place, rounds: int) -> dict[str, Any]:
+def full(bench: PreprocessingBench, rounds: int) -> dict[str, Any]:
     """A first round; both outputs are compared."""
-    result = against_stock(place.full_round, lambda: place.stock_script(place.first), place.num_rows, rounds)
-    ours = place.folder / "work" / "full" / "preprocessing"
-    result["rows_compared_and_the_same"] = same_encoding.expect_same(place.folder / "stock", ours)
+    result = against_stock(bench.full_round, lambda: bench.stock_script(bench.first), bench.num_rows, rounds)
+    ours = bench.folder / "work" / "full" / "preprocessing"
+    result["rows_compared_and_the_same"] = same_encoding.expect_same(bench.folder / "stock", ours)
     _print("first round", result, FULL_TARGET)
     print(f"  the same output as the script's: {result['rows_compared_and_the_same']:,} rows compared")
     return result
 
 
-def incremental(place: Place, rounds: int) -> dict[str, Any]:
+def incremental(bench: PreprocessingBench, rounds: int) -> dict[str, Any]:
     """A round that only extends vocabularies."""
     result = against_stock(
-        lambda: place.incremental_round(place.later),
-        lambda: place.stock_script(place.later),
-        place.num_rows,
+        lambda: bench.incremental_round(bench.later),
+        lambda: bench.stock_script(bench.later),
+        bench.num_rows,
         rounds,
     )
     _print("incremental round", result, INCREMENTAL_TARGET)
     return result
 
 
-def fixed(place: Place, rounds: int) -> dict[str, Any]:
+def fixed(bench: PreprocessingBench, rounds: int) -> dict[str, Any]:
     """A round of few rows."""
     result = against_stock(
-        lambda: place.incremental_round(place.few), lambda: place.stock_script(place.few), FIXED_ROWS, rounds
+        lambda: bench.incremental_round(bench.few), lambda: bench.stock_script(bench.few), FIXED_ROWS, rounds
     )
     result["import_seconds"] = spread([import_seconds() for _ in range(rounds)])._asdict()
     seconds = result["seconds"]["ours"]
@@ -227,23 +227,23 @@ def fixed(place: Place, rounds: int) -> dict[str, Any]:
     return result
 
 
-def memory(place: Place, rounds: int) -> dict[str, Any]:
+def memory(bench: PreprocessingBench, rounds: int) -> dict[str, Any]:
     """Peak memory of a round on once and four times the rows, in partitions of the same size."""
-    larger = raw_windows.write_window(place.folder / "larger", 4 * place.num_rows, seed=4, is_later=True)
+    larger = raw_windows.write_window(bench.folder / "larger", 4 * bench.num_rows, seed=4, is_later=True)
     peaks = {}
-    for name, raw in (("once", place.later), ("four times", larger)):
-        peaks[name] = min(place.incremental_round(raw, _PARTITION_ROWS).peak for _ in range(min(rounds, 2)))
-    stock = place.stock_script(place.later).peak
+    for name, raw in (("once", bench.later), ("four times", larger)):
+        peaks[name] = min(bench.incremental_round(raw, _PARTITION_ROWS).peak for _ in range(min(rounds, 2)))
+    stock = bench.stock_script(bench.later).peak
     ratio = peaks["four times"] / peaks["once"]
     print(
-        f"peak memory of {place.num_rows:,} and {4 * place.num_rows:,} rows: {peaks['once'] / 2**20:.0f} and "
+        f"peak memory of {bench.num_rows:,} and {4 * bench.num_rows:,} rows: {peaks['once'] / 2**20:.0f} and "
         f"{peaks['four times'] / 2**20:.0f} MiB, {ratio:.2f} times; target {MEMORY_TARGET}: "
         f"{_met(ratio <= MEMORY_TARGET)} (the script, once: {stock / 2**20:.0f} MiB)"
     )
     return {"peak": peaks, "ratio": ratio, "stock": stock}
 
 
-PARTS: dict[str, Callable[[Place, int], dict[str, Any]]] = {
+PARTS: dict[str, Callable[[PreprocessingBench, int], dict[str, Any]]] = {
     "full": full,
     "incremental": incremental,
     "fixed": fixed,
@@ -289,9 +289,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     print("; ".join(f"{name} {value}" for name, value in facts.items()), flush=True)
     results = {}
     with tempfile.TemporaryDirectory(prefix="benchmark-") as scratch:
-        place = Place(Path(scratch), 200_000 if flags.quick else flags.rows)
+        bench = PreprocessingBench(Path(scratch), 200_000 if flags.quick else flags.rows)
         for name in flags.only or PARTS:
-            results[name] = PARTS[name](place, 1 if flags.quick else 5)
+            results[name] = PARTS[name](bench, 1 if flags.quick else 5)
     if warning := other_work.warning():
         print(warning)
     document = {"machine": facts, "quick": flags.quick, "other_work_share": other_work.share(), "results": results}

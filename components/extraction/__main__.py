@@ -44,7 +44,7 @@ def build_parser() -> argparse.ArgumentParser:
         help="share of a file's rows that may be malformed and set aside before the step stops",
     )
     parser.add_argument(
-        "--replay-share", type=float, default=0.0, help="share of older rows among those learnt, in [0, 1)"
+        "--replay-share", type=float, default=0.0, help="share of older rows among those learned, in [0, 1)"
     )
     parser.add_argument(
         "--replay-days",
@@ -63,7 +63,7 @@ def build_parser() -> argparse.ArgumentParser:
         "--late-days",
         type=int,
         default=1,
-        help="days before the champion's last trained row of which rows are learnt, too, that came to the lake later, "
+        help="days before the champion's last trained row of which rows are learned, too, that came to the lake later, "
         "where neither --window-start nor --window-days says; 0: none",
     )
     _add_row_flags(parser)
@@ -72,7 +72,7 @@ def build_parser() -> argparse.ArgumentParser:
 
 
 def _add_row_flags(parser: argparse.ArgumentParser) -> None:
-    """What of the window's rows and their columns is learnt from."""
+    """What of the window's rows and their columns is learned from."""
     parser.add_argument("--columns", default="", help="features to learn from, comma-separated; empty: all 39")
     parser.add_argument(
         "--negative-rate",

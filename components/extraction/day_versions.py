@@ -73,7 +73,7 @@ class DayFiles:
     sha256: dict[Path, str] = field(default_factory=dict)
     """Of those that a marker names."""
     incomplete: list[int] = field(default_factory=list)
-    """Versions that are passed over."""
+    """Versions that are ignored."""
     replaced: list[Path] = field(default_factory=list)
     """Files of version 0 that the version was written in place of; nobody reads them."""
 
@@ -88,9 +88,9 @@ class DayFiles:
         return self.appended if self.version else []
 
     def warn(self, day: Path) -> None:
-        """Tells the log what of the folder `day` is passed over, and what is read beside a back-filled version."""
+        """Logs what of the folder `day` is ignored, and what is read beside a back-filled version."""
         if self.incomplete:
-            logger.warning("passed over versions %s of %s: they have no %s", self.incomplete, day, VERSION_COMPLETE)
+            logger.warning("ignored versions %s of %s: they have no %s", self.incomplete, day, VERSION_COMPLETE)
         if self.later:
             logger.warning(
                 "%s: %d files came after version %d was back-filled and are read beside it: %s",

@@ -143,8 +143,8 @@ class DownloadCache:
             for download in downloads:
                 download.part.unlink(missing_ok=True)
             needed = sum(each.wanted.size for each in downloads if not self.holds(each.wanted))
-            told = self._lack_of_room(objects.uri, downloads, needed)
-            raise PermanentError(f"the disk became full; {told}") from error
+            problem = self._lack_of_room(objects.uri, downloads, needed)
+            raise PermanentError(f"the disk became full; {problem}") from error
         finally:
             logger.info("%s", progress.line())
         self._proven.update(paths)

@@ -26,10 +26,10 @@ from components.contracts.criteo import EVENT_TIME
 from components.contracts.manifests import RawDataset
 from components.extraction.malformed_rows import DEFAULT_MAX_MALFORMED_FRACTION, MalformedRows, Named
 from components.extraction.part_files import PartWriter, cut_newest
-from components.extraction.replay import HELD_OUT, LEARNT, DrawnReplay, draw_replay
+from components.extraction.replay import HELD_OUT, REPLAYED, DrawnReplay, draw_replay
 from components.extraction.source import Source
 from components.extraction.times import DAY_MICROS, TimeSpan, to_iso
-from components.extraction.window import ALL_FINAL, ClickDelays, ImmatureRows, Maturity, days_asked
+from components.extraction.window import ALL_FINAL, ImmatureRows, LateClickDelays, Maturity, days_asked
 from components.runtime.durable import sha256_tree, whole_directory
 from components.runtime.errors import ContractError
 
@@ -90,7 +90,7 @@ class ExtractionSettings:
             raise ContractError(f"replay_share is {self.replay_share} with replay_days 0, expected at least one day")
 
     def num_replayed(self, num_train_rows: int) -> int:
-        """Old rows that make up `replay_share` of all rows learnt.
+        """Old rows that make up `replay_share` of all rows learned.
 
         >>> ExtractionSettings(replay_share=0.2).num_replayed(1000)
         250
@@ -159,7 +159,7 @@ def extract(
         malformed_uri=(folder / MALFORMED_FILE).as_uri() if malformed.num_rows else None,
         num_duplicates=count.num_duplicates + late.num_duplicates,
         digest=digest,
-        replay_uri=(folder / LEARNT).as_uri() if replay.num_rows else None,
+        replay_uri=(folder / REPLAYED).as_uri() if replay.num_rows else None,
         num_replay_rows=replay.num_rows,
         replay_holdout_uri=(folder / HELD_OUT).as_uri() if replay.num_holdout_rows else None,
         num_replay_holdout_rows=replay.num_holdout_rows,
@@ -195,7 +195,7 @@ def _drawn(
 
 def data_digest(folder: Path) -> str:
     """SHA-256 over the names and bytes of the Parquet files of a dataset's folder, old rows included if it has any."""
-    parts = [part for part in ("train", "holdout", LEARNT, HELD_OUT) if (folder / part).exists()]
+    parts = [part for part in ("train", "holdout", REPLAYED, HELD_OUT) if (folder / part).exists()]
     trees = "".join(f"{part} {sha256_tree(folder / part)}\n" for part in parts)
     return hashlib.sha256(trees.encode()).hexdigest()
 
@@ -262,14 +262,14 @@ def _files_seen(source: Source, newest: int, late_days: int) -> dict[str, dict[s
     return {day: files for day, files in found.items() if files is not None}
 
 
-def _watched(source: Source, *, known_by: int) -> ClickDelays:
-    """Lets the source's late clicks tell how late they were, and hides those that were not known by then."""
+def _watched(source: Source, *, known_by: int) -> LateClickDelays:
+    """Makes the source's late clicks record their delays, and hides those that were not known by then."""
     if source.late is None:
         raise ContractError(
-            f"{source.describe()}: immature_rows is weight and no click of it is told of later than its row, expected "
+            f"{source.describe()}: immature_rows is weight and its clicks all come with their rows, expected "
             "a lake with late outcomes, or immature_rows leave or keep"
         )
-    source.late.delays = ClickDelays(known_by=known_by)
+    source.late.delays = LateClickDelays(known_by=known_by)
     return source.late.delays
 
 

@@ -221,7 +221,7 @@ class Lake:
                     yield self.late.join(table, day), num_duplicates + found.num_rows - table.num_rows
 
     def newest(self) -> int | None:
-        """See `Source.newest`; only footers are read, and times where they do not tell."""
+        """See `Source.newest`; only footers are read, and times where footers have no statistics."""
         for day, files in reversed(self.days().items()):
             times = [time for time in (newest_time(path, day_span(day)) for path in files) if time is not None]
             if times:

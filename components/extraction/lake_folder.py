@@ -113,7 +113,7 @@ class MountedLake:
     def fetch_newest(self) -> None:
         """Brings the newest day that has rows, for a caller who needs the lake's end before the window is known.
 
-        Of Criteo's own files it brings the names, which tell their days. Raises as `fetch` does.
+        Of Criteo's own files it brings the names, which state their days. Raises as `fetch` does.
         """
 
     def listed(self) -> Mapping[date, Mapping[str, int]] | None:
@@ -198,7 +198,7 @@ class Mirror(MountedLake):
         while True:
             near = {*days, *older[:num_older]}
             shown = self._show(lake.files({*near, *late}))
-            # A day may have files and no row before the window to replay, which only their footers tell.
+            # A day may have files and no row before the window to replay, which only their footers say.
             if num_older >= len(older):
                 return shown
             lacking = replay_days - self._num_replayable(window, replay_days, near, seen)
@@ -351,7 +351,7 @@ class LakeObjects:
         return [] if start is None else [day for day in reversed(self.days) if (day_span(day).end or 0) <= start]
 
     def late(self, seen: SeenFiles) -> list[date]:
-        """The days with files that were not seen, in order. Their other files tell which of the rows are known."""
+        """The days with files that were not seen, in order. Their other files decide which of the rows are known."""
         return [day for day in self.days if self.appended[day].keys() - seen.by_day.get(day, self.appended[day]).keys()]
 
     def files(self, days: Iterable[date], *, with_outcomes: bool = True) -> list[ObjectInfo]:

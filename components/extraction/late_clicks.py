@@ -1,10 +1,10 @@
-"""Clicks that came after their rows were archived: the lake's `outcomes/day=*/`, joined to the rows as they are read.
+"""Clicks that arrived after their rows were archived: the lake's `outcomes/day=*/`, joined to the rows when read.
 
 The monitor writes a row once, with the label that it had when its window closed; what comes later goes into files of
 its own (`contracts.criteo.OUTCOME_TYPES`). A row with a click among them has label 1 if the click happened within the
-attribution window that the file names, however late it was told of: so a label means here what it means in the monitor.
-A click after the window, other events, outcomes of rows that are not read, and repetitions change nothing. Without such
-a folder nothing is read and no row is touched.
+attribution window that the file names, however late it was reported: a label means the same here as in the monitor. A
+click after the window, other events, outcomes of rows that are not read, and repetitions change nothing. Without such a
+folder nothing is read and no row is changed.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ from components.contracts.criteo import (
 from components.contracts.records import CLICK
 from components.extraction.raw_schema import arrow_type, open_parquet, unreadable
 from components.extraction.times import parse_day
-from components.extraction.window import ClickDelays
+from components.extraction.window import LateClickDelays
 from components.runtime.durable import sha256_file
 from components.runtime.errors import ContractError
 
@@ -62,8 +62,8 @@ class LateClicks:
     lake: Path
     num_joined: int = 0
     """Rows so far whose label a late click turned from 0 to 1."""
-    delays: ClickDelays | None = None
-    """Is told of each such row, and says which clicks are not to be known yet; None = all are known."""
+    delays: LateClickDelays | None = None
+    """Records each such row, and decides which clicks are not known yet; None = all are known."""
     _files: dict[Path, str] = field(default_factory=dict)
     _clicks: dict[date, Any] = field(default_factory=dict)
     """By partition: each clicked (request, row) once, with the least `_COUNTS_FROM` and `_KNOWN_AT` of its clicks."""

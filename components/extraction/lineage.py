@@ -43,7 +43,7 @@ class ModelLineage:
         """What it saw, as JSON holds it.
 
         Args:
-            day: The only one to tell of; None = all.
+            day: The only day to report; None = all.
             versions: Newest version of each day of the lake; None = not asked.
 
         Returns:
@@ -130,7 +130,7 @@ def build_parser() -> argparse.ArgumentParser:
     """The tool's flags; `--help` is its documentation."""
     parser = argparse.ArgumentParser(
         prog="python -m components.extraction.lineage",
-        description="Tells for the models of a store which version of which day of the lake they learnt from, "
+        description="Reports for the models of a store which version of which day of the lake they learned from, "
         "themselves or through the models that they continued; and with --lake, which of these rows a later back-fill "
         "has replaced since.",
     )

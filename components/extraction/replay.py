@@ -1,8 +1,8 @@
-"""Rows of days before the window: some to be learnt again beside it, others to measure how well they are remembered.
+"""Rows of days before the window: some to be learned again beside it, others to measure how well they are remembered.
 
 Rows are drawn by a hash of their identity, so that a repeated task draws the same and another window others. Every
 request belongs to one side in every round: what is held out here is never replayed, in any round. (It may have been
-learnt when it was new.) Reading is bounded twice: one piece is in memory at a time, and of long days only as many
+learned when it was new.) Reading is bounded twice: one piece is in memory at a time, and of long days only as many
 pieces are read as the wanted rows need, spread evenly over the rows before the window.
 """
 
@@ -32,7 +32,7 @@ from components.runtime.errors import ContractError
 
 logger = logging.getLogger(__name__)
 
-LEARNT, HELD_OUT = "replay", "replay_holdout"
+REPLAYED, HELD_OUT = "replay", "replay_holdout"
 MALFORMED_FILE = "replay_malformed_rows.jsonl"
 HELD_OUT_SHARE = 1 / 8
 """Of the requests. The new hold-out is a tenth of a window, and there are several windows' rows before it."""
@@ -75,7 +75,7 @@ def draw_replay(
         num_days: Most days; the newest that have rows before `before`.
         folder: Exists.
 
-    A damaged file stops the step only where rows are to be learnt from: a measurement is not worth a round.
+    A damaged file stops the step only where rows are to be learned from: a measurement is not worth a round.
 
     Raises:
         ContractError: rows to learn from are wanted of a source that cannot be entered in its middle, or from damaged
@@ -87,7 +87,7 @@ def draw_replay(
         if num_rows:
             raise
         logger.warning("no old rows are held out: %s", error)
-        for side in (LEARNT, HELD_OUT):
+        for side in (REPLAYED, HELD_OUT):
             shutil.rmtree(folder / side, ignore_errors=True)
         (folder / MALFORMED_FILE).unlink(missing_ok=True)
         return DrawnReplay(num_rows=0, num_holdout_rows=0, days=[])
@@ -105,7 +105,7 @@ def _draw(
             )
         logger.info("no old rows are held out: Criteo's own files cannot be entered in their middle")
         return DrawnReplay(num_rows=0, num_holdout_rows=0, days=[])
-    wanted = {LEARNT: num_rows, HELD_OUT: min(num_holdout_rows, MAX_HELD_OUT_ROWS)}
+    wanted = {REPLAYED: num_rows, HELD_OUT: min(num_holdout_rows, MAX_HELD_OUT_ROWS)}
     days = _copy(source, pieces, wanted, np.uint64(before % 2**64), folder)
     taken = {side: sum(counts[side] for counts in days.values()) for side in wanted}
     for side, num_taken in taken.items():
@@ -115,14 +115,14 @@ def _draw(
         {
             "day": day,
             "version": source.version_of(date.fromisoformat(day)),
-            "num_rows": counts[LEARNT],
+            "num_rows": counts[REPLAYED],
             "num_holdout_rows": counts[HELD_OUT],
         }
         for day, counts in days.items()
         if any(counts.values())
     ]
     logger.info("of %d days before the window: %d rows to replay, %d held out", len(drawn), *taken.values())
-    return DrawnReplay(num_rows=taken[LEARNT], num_holdout_rows=taken[HELD_OUT], days=drawn)
+    return DrawnReplay(num_rows=taken[REPLAYED], num_holdout_rows=taken[HELD_OUT], days=drawn)
 
 
 def _copy(
@@ -138,7 +138,7 @@ def _copy(
             identities = row_identities(table.column(REQUEST_ID).combine_chunks(), table.column(ROW).to_numpy())
             held_out = mix(identities >> np.uint64(32)) < np.uint64(HELD_OUT_SHARE * 2**64)
             day = days.setdefault(piece.day.isoformat(), dict.fromkeys(wanted, 0))
-            for side, is_ours in ((LEARNT, ~held_out), (HELD_OUT, held_out)):
+            for side, is_ours in ((REPLAYED, ~held_out), (HELD_OUT, held_out)):
                 due = int(wanted[side] * share_read) - taken[side]
                 rows = _smallest(mix(identities ^ mix(salt)), np.flatnonzero(is_ours), due)
                 writers[side].write(table.take(pa.array(rows)))
@@ -155,7 +155,7 @@ def _spread(pieces: list[Piece], wanted: dict[str, int], salt: np.uint64) -> lis
     """
     if not pieces or not any(wanted.values()):
         return []
-    to_read = READ_PER_DRAWN * max(wanted[LEARNT] / (1 - HELD_OUT_SHARE), wanted[HELD_OUT] / HELD_OUT_SHARE)
+    to_read = READ_PER_DRAWN * max(wanted[REPLAYED] / (1 - HELD_OUT_SHARE), wanted[HELD_OUT] / HELD_OUT_SHARE)
     at_least = min(MIN_PIECES, max(FEW_PIECES, sum(wanted.values()) // ROWS_OF_PIECE))
     num_read = min(len(pieces), max(at_least, -int(-to_read // BATCH_ROWS)))
     edges = np.arange(num_read + 1) * len(pieces) // num_read

@@ -66,7 +66,7 @@ class SeenFiles:
         return [path for path in files if path.name not in self.by_day[day]] if day in self.by_day else []
 
     def warn(self, days: Mapping[date, Iterable[Path]]) -> None:
-        """Tells the log what cannot be known, and which of the files of `days` were changed since they were seen."""
+        """Logs what cannot be known, and which of the files of `days` were changed since they were seen."""
         if self.unknown:
             logger.warning(
                 "which files of %s the champion's line has seen is not known: no row of them counts as late",
@@ -77,14 +77,14 @@ class SeenFiles:
                 size = path.stat().st_size
                 if seen.get(path.name, size) != size:
                     logger.warning(
-                        "%s has %d bytes, expected the %d that it had when rows up to %s were learnt: what was changed "
-                        "is not learnt, new rows belong in new files",
+                        "%s has %d bytes, expected the %d that it had when rows up to %s were learned: what was "
+                        "changed is not learned, new rows belong in new files",
                         path, size, seen[path.name], to_iso(self.watermark),
                     )  # fmt: skip
 
 
 def days_asked(newest: int, late_days: int) -> list[date]:
-    """The days of which late rows are learnt: that of the row at `newest` (microseconds), and `late_days` before it.
+    """The days of which late rows are learned: that of the row at `newest` (microseconds), and `late_days` before it.
 
     >>> [str(day) for day in days_asked(3 * 86_400_000_000, 1)]
     ['1970-01-03', '1970-01-04']
@@ -99,7 +99,7 @@ def seen_files(accepted: Model | None, late_days: int) -> SeenFiles | None:
     Args:
         accepted: The champion's model, whose watermark the window begins after; None = there is none, or another
             window was asked for.
-        late_days: Days before the watermark's; 0 = late rows are not learnt.
+        late_days: Days before the watermark's; 0 = late rows are not learned.
 
     Raises:
         ContractError: the model's manifest names no time, or something else than days.
@@ -164,8 +164,8 @@ ALL_FINAL = Maturity()
 
 
 @dataclass
-class ClickDelays:
-    """How long clicks took to be known, as `LateClicks` tells while it joins them."""
+class LateClickDelays:
+    """How long clicks took to be known, as `LateClicks` records while it joins them."""
 
     known_by: int
     """Microseconds since the epoch. Clicks that became known later are as yet unknown: a row's age counts to here."""
@@ -186,14 +186,14 @@ class ClickDelays:
 
 
 class ImmatureRows:
-    """Thins the rows of a window that are not mature, by what its mature rows tell; see the module's `weight`.
+    """Thins the rows of a window that are not mature, by an estimate from its mature rows; see the module's `weight`.
 
     Rows come in time order: all mature ones before the first young one. A click that was in its row's file, and not
-    told of later, counts as known from the start: whoever archives rows after a while shows a young row no sooner.
+    reported later, counts as known from the start: an archive that waits shows a young row no sooner.
     """
 
-    def __init__(self, mature_before: int, delays: ClickDelays) -> None:
-        """Takes the time from which on rows are young, and where the delays of late clicks are told."""
+    def __init__(self, mature_before: int, delays: LateClickDelays) -> None:
+        """Takes the time from which on rows are young, and where the delays of late clicks are recorded."""
         self._mature_before, self._delays = mature_before, delays
         self._num_rows = self._num_clicks = 0
         self._rate: float | None = None
@@ -209,7 +209,7 @@ class ImmatureRows:
         """The kept rows of a table of young ones: the same in every try.
 
         Raises:
-            ContractError: the mature rows before do not tell how long clicks take.
+            ContractError: the mature rows do not suffice to estimate how long clicks take.
         """
         if self._rate is None:
             self._estimate()
@@ -231,7 +231,7 @@ class ImmatureRows:
         if self._num_clicks < MIN_CLICKS or not len(self._late):
             raise ContractError(
                 f"the window's {self._num_rows} mature rows have {self._num_clicks} clicks, {len(self._late)} of them "
-                f"told of after their rows, expected at least {MIN_CLICKS} and some told of later: how long clicks "
+                f"reported after their rows, expected at least {MIN_CLICKS} and some reported later: how long clicks "
                 "take cannot be estimated; lengthen the window, or set immature_rows to leave or keep"
             )
         self._rate = self._num_clicks / self._num_rows

@@ -79,7 +79,7 @@ def _scratch() -> tempfile.TemporaryDirectory[str]:
 
 @contextmanager
 def _local_client(scratch: str) -> Iterator[Any]:
-    """A client of a LocalCluster that ends with it. Ending in time is no part of the work: it is told, and no more."""
+    """A client of a LocalCluster that ends with it. A cluster that does not end in time is only logged."""
     from distributed import Client, LocalCluster
 
     cores = min(forked.available_cores(), forked.MAX_PROCESSES)

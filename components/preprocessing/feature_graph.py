@@ -25,7 +25,7 @@ from components.contracts.criteo import CATEGORICAL, DENSE, LABEL, MISSING_CATEG
 from components.contracts.workflow import FIRST_ID, TOMBSTONE, FeatureWorkflow
 from components.preprocessing import operators
 from components.preprocessing.operators import Counts, DistinctCategorify, Emptied, Moments, RoundedLogOp
-from components.preprocessing.parent import Parent
+from components.preprocessing.parent import ParentWorkflow
 from components.preprocessing.raw_partitions import READ_TYPES, Partition, read_lazily
 from components.preprocessing.vocabularies import AdmissionRules, Column, next_column, unseen_column
 
@@ -62,7 +62,7 @@ def statistics_of(partitions: list[Partition], *, with_moments: bool) -> tuple[d
 def next_workflow(
     statistics: tuple[dict[str, Counts], Moments],
     *,
-    parent: Parent | None,
+    parent: ParentWorkflow | None,
     now: int,
     rules: AdmissionRules,
     excluded: tuple[str, ...] = (),

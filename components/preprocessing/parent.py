@@ -88,7 +88,7 @@ def _column(name: str, vocabulary: NDArray[np.int64], arrays: Any, path: Path) -
 
 
 @dataclass(frozen=True, kw_only=True)
-class Parent:
+class ParentWorkflow:
     """A stored model, its feature workflow, and what that round remembered of its categories."""
 
     model: Model
@@ -96,7 +96,7 @@ class Parent:
     columns: list[Column]
 
 
-def expect_parents_columns(excluded_columns: list[str], parent: Parent | None) -> None:
+def expect_parents_columns(excluded_columns: list[str], parent: ParentWorkflow | None) -> None:
     """Refuses a round that leaves out other columns than its parent: the parent's weights were fitted to them.
 
     Raises:
@@ -111,7 +111,7 @@ def expect_parents_columns(excluded_columns: list[str], parent: Parent | None) -
         )
 
 
-def find_parent(store: Path, reference: str) -> Parent | None:
+def find_parent(store: Path, reference: str) -> ParentWorkflow | None:
     """The parent that `reference` names (`current`, `none` or a model's id); None where there is none.
 
     Raises:
@@ -132,4 +132,4 @@ def find_parent(store: Path, reference: str) -> Parent | None:
         )
     if features.slot_sizes != model.slot_sizes:
         raise ContractError(f"workflow in {folder} has slot sizes {features.slot_sizes}, expected {model.slot_sizes}")
-    return Parent(model=model, features=features, columns=load_columns(folder, features))
+    return ParentWorkflow(model=model, features=features, columns=load_columns(folder, features))

@@ -18,7 +18,13 @@ from components.contracts.vocabulary_changes import VocabularyChange, vocabulary
 from components.contracts.workflow import FeatureWorkflow
 from components.preprocessing import encode, feature_graph, hugectr_parquet, operators, raw_partitions
 from components.preprocessing.dask_scheduler import dask_client
-from components.preprocessing.parent import Parent, expect_parents_columns, load_columns, microseconds, save_columns
+from components.preprocessing.parent import (
+    ParentWorkflow,
+    expect_parents_columns,
+    load_columns,
+    microseconds,
+    save_columns,
+)
 from components.preprocessing.settings import PreprocessingSettings
 from components.preprocessing.thinning import thin
 from components.runtime import forked
@@ -38,14 +44,16 @@ REPLAY, REPLAY_HOLDOUT = "replay", "replay_holdout"
 CATEGORY_FILES = ".categories"
 """While the step works: the vocabularies as files that NVTabular's Categorify reads."""
 THINNED = ".thinned"
-"""While the step works: the rows to be learnt that `negative_rate` keeps."""
+"""While the step works: the rows to be learned that `negative_rate` keeps."""
 
 
-def preprocess(raw: RawDataset, *, parent: Parent | None, final: Path, settings: PreprocessingSettings) -> TrainingSet:
+def preprocess(
+    raw: RawDataset, *, parent: ParentWorkflow | None, final: Path, settings: PreprocessingSettings
+) -> TrainingSet:
     """The manifest of the training set that is now in `final`, where it replaces what an earlier try left.
 
     Raises:
-        ContractError: the raw rows are not what their manifest says, or the parent learnt from other columns.
+        ContractError: the raw rows are not what their manifest says, or the parent learned from other columns.
         PermanentError: what was written is not what HugeCTR or the served graph expects.
     """
     expect_parents_columns(raw.excluded_columns, parent)
@@ -92,7 +100,7 @@ def preprocess(raw: RawDataset, *, parent: Parent | None, final: Path, settings:
 
 @contextmanager
 def _parts(raw: RawDataset, aside: Path) -> Iterator[dict[str, tuple[Path, int]]]:
-    """Folder and number of rows of each part that there is; of what is to be learnt, the rows that are kept of it."""
+    """Folder and number of rows of each part that there is; of what is to be learned, the rows that are kept of it."""
     stated = {
         TRAIN: (raw.train_uri, raw.num_train_rows),
         HOLDOUT: (raw.holdout_uri, raw.num_holdout_rows),
@@ -132,7 +140,7 @@ def _processes(settings: PreprocessingSettings) -> int:
 
 def _fit(
     plan: list[raw_partitions.Partition],
-    parent: Parent | None,
+    parent: ParentWorkflow | None,
     raw: RawDataset,
     settings: PreprocessingSettings,
     processes: int,
@@ -162,11 +170,11 @@ def _fit(
     return features
 
 
-def _changes(features: FeatureWorkflow, parent: Parent | None) -> list[VocabularyChange]:
+def _changes(features: FeatureWorkflow, parent: ParentWorkflow | None) -> list[VocabularyChange]:
     return vocabulary_changes(parent.features if parent else None, features)
 
 
-def run_facts(training_set: TrainingSet, parent: Parent | None) -> dict[str, int]:
+def run_facts(training_set: TrainingSet, parent: ParentWorkflow | None) -> dict[str, int]:
     """The numbers of a training set made from `parent` that people see, summed over the categorical columns."""
     folder = local_path(training_set.workflow_uri)
     features = FeatureWorkflow.load(folder)

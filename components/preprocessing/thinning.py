@@ -1,10 +1,10 @@
-"""Negative down-sampling: of the rows without a click that are to be learnt, a share is kept, the same in every try.
+"""Negative down-sampling: of the rows without a click that are to be learned, a share is kept, the same in every try.
 
 It is done here and not in extraction, so that validation judges, and the monitor's reference counts, the rows as they
 are: feature distributions, click rates and quarantine need no correction, and a later round may compare its windows
 with this one's whatever rate either had. What costs most, encoding and learning, is spared all the same. Replayed rows
-are thinned at the same rate, for one bias corrects them all (`training.start`); held-out rows never are.
-Categories are counted in the rows that are kept: an id is for a category that has rows to be learnt from.
+are thinned at the same rate, for one bias corrects them all (`training.calibration`); held-out rows never are.
+Categories are counted in the rows that are kept: an id is for a category that has rows to be learned from.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _COLUMNS = [LABEL, *FEATURES, REQUEST_ID, ROW]
 
 
 def thin(source: Path, into: Path, negative_rate: float, *, expected_rows: int) -> int:
-    """Copies label and features of the raw rows of a folder, without those that the rate leaves out; tells how many.
+    """Copies label and features of the raw rows of a folder, without those that the rate leaves out; returns how many.
 
     Rows keep their order, row groups are full but for the last, and a row group's rows are in memory at a time.
 

@@ -90,7 +90,7 @@ def next_column(
     last_seen[vocabulary == TOMBSTONE] = 0
 
     counted = _counted_on(parent.candidates, seen[~is_live], counts[~is_live], now)
-    # One whose count would do without this round (the threshold fell) has no row here to be learnt from.
+    # One whose count would do without this round (the threshold fell) has no row here to be learned from.
     is_here = np.isin(counted.categories, seen[~is_live], assume_unique=True)
     enters = is_here & (counted.sightings >= rules.frequency_threshold)
     new = counted.categories[enters][np.argsort(-counted.sightings[enters], kind="stable")]

@@ -73,8 +73,8 @@ def flushed_to_disk(file: BinaryIO) -> Iterator[BinaryIO]:
 def append_line(path: Path, line: str) -> None:
     """Appends one line to `path` and flushes it to disk; `line` must hold no newline.
 
-    A line torn by a crash in the middle of an append is cut off first: nobody was told that it was written, no reader
-    counts it, and left in place it would spoil the next line. Writers in several processes take turns.
+    A line torn by a crash in the middle of an append is cut off first: no caller was promised that it was written, and
+    it would corrupt the next line. Writers in several processes take turns.
     """
     assert "\n" not in line
     path.parent.mkdir(parents=True, exist_ok=True)

@@ -131,7 +131,7 @@ def _gather(workers: Sequence[Connection], number: int) -> list[Any]:
             if error is not None:
                 failed[done], numbers = error, iter(())
             _deal(ours, numbers, at)
-        # Which error is told must not depend on which process was faster.
+        # Which error is raised must not depend on which process was faster.
         at = {ours: n for ours, n in at.items() if not failed or n < min(failed)}
     if failed:
         raise failed[min(failed)]
@@ -155,9 +155,9 @@ def _receive(ours: Connection) -> tuple[Any, Exception | None]:
         answer = ours.recv_bytes()
     except (EOFError, OSError) as error:
         raise _Broken from error
-    result, raised, told = pickle.loads(answer)
+    result, raised, trace = pickle.loads(answer)
     if raised is not None:
-        raised.__cause__ = _Elsewhere(f"\n{told}")
+        raised.__cause__ = _Elsewhere(f"\n{trace}")
     return result, raised
 
 
@@ -182,10 +182,10 @@ def _answer(function: Callable[[Any], Any], item: Any) -> bytes:
     try:
         return pickle.dumps((function(item), None, ""))
     except Exception as error:
-        told = traceback.format_exc()
+        trace = traceback.format_exc()
         try:
-            answer = pickle.dumps((None, error, told))
+            answer = pickle.dumps((None, error, trace))
             pickle.loads(answer)
         except Exception:  # what cannot be pickled, or not be made again
-            return pickle.dumps((None, RuntimeError(f"{type(error).__name__}: {error}"), told))
+            return pickle.dumps((None, RuntimeError(f"{type(error).__name__}: {error}"), trace))
         return answer

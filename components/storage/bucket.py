@@ -1,10 +1,11 @@
 """Objects of a Cloud Storage bucket, by Google's own client.
 
 The client retries what may pass (429, 5xx, connections) until `retry_seconds` are over. A conditional write whose
-answer was lost meets its own result at the next try: every write is signed in the object's metadata, so that one is
-known as done and not taken for another writer's. What is read is read at one generation and checked against its
-CRC32C. The client's exceptions become ours in `bucket_errors`. `STORAGE_EMULATOR_HOST` is honoured, without
-credentials.
+answer was lost meets its own result at the next try: every write is signed in the object's metadata, so that it is
+recognised as done and not taken for another writer's. What is read is read at one generation and checked against its
+CRC32C. The client's exceptions become ours: correct the input, retry later, or stop. Client 3 is meant; of client 2,
+which Beam holds validation's image to, the exceptions of reading are known too. `STORAGE_EMULATOR_HOST` is honoured,
+without credentials.
 """
 
 from __future__ import annotations
@@ -12,20 +13,21 @@ from __future__ import annotations
 import io
 import logging
 import os
-from collections.abc import Callable
-from contextlib import AbstractContextManager
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 from typing import Any, BinaryIO
 from uuid import uuid4
 
 import requests
+import urllib3
 from google.api_core import exceptions as refusals
+from google.auth import exceptions as auth
 from google.cloud import storage
 from google.cloud.storage.retry import DEFAULT_RETRY
 
 from components.runtime.durable import whole_file
-from components.runtime.errors import ContractError, PermanentError, TemporaryError
-from components.storage.bucket_errors import translated
+from components.runtime.errors import ContractError, PermanentError, TemporaryError, first_line
 from components.storage.checksums import ChecksummedFile, file_crc32c
 from components.storage.objects import (
     ABSENT,
@@ -40,20 +42,27 @@ from components.storage.objects import (
 )
 from components.storage.uris import is_bucket_uri
 
+try:
+    from google.cloud.storage import exceptions as transfers
+except ImportError:  # Client 2 has its transfers in a package of their own.
+    from google import resumable_media as transfers
+
 logger = logging.getLogger(__name__)
 
+ROLE = "roles/storage.objectUser"
+"""What a reader and writer needs: to get, list, create and delete objects, and nothing of the bucket itself."""
 RETRY_SECONDS = 60.0
 FIRST_DELAY_SECONDS = 0.5
 CHUNK_BYTES = 8 << 20
 """An object above `ONE_REQUEST_BYTES` goes up in parts of this size: a lost connection does not cost all of it."""
 ONE_REQUEST_BYTES = 8 << 20
-"""Up to this, the client sends an object in one request, whatever it is told."""
+"""Up to this size, the client sends an object in one request, whatever `chunk_size` says."""
 CALL_SECONDS = 60.0
 """Without a byte from the service, one try of a call is given up."""
 _READ_ATTEMPTS = 5
 """An object replaced, or damaged on the way, while it is read is read again, so often."""
 _FETCH_ATTEMPTS = 3
-"""The same of a large object, whose replacement is told."""
+"""The same for a large object, whose replacement raises `Changed`."""
 _SIGNATURE = "evergreen-write"
 _CONTENT_TYPE = "application/octet-stream"
 
@@ -123,7 +132,7 @@ class BucketObjects:
                 if (arriving.size, arriving.crc32c()) == (wanted.size, wanted.crc32c):
                     return
                 found = f"CRC32C {arriving.crc32c()}, {arriving.size} bytes"
-                logger.warning("%s arrived damaged (%s): begun anew", thing, found)
+                logger.warning("%s arrived damaged (%s): the download starts again", thing, found)
                 arriving.restart()
         raise TemporaryError(f"{thing} was damaged ({found}), expected CRC32C {wanted.crc32c}, {wanted.size} bytes")
 
@@ -177,8 +186,8 @@ class BucketObjects:
         if stored is None:
             raise TemporaryError(f"{self.uri}/{name} was removed while it was uploaded")
         if stored != sent:
-            told = f"(CRC32C {stored[0]}, {stored[1]} bytes), expected those of {path} ({sent[0]}, {sent[1]} bytes)"
-            raise Differs(f"{self.uri}/{name} is there with other bytes {told}")
+            found = f"(CRC32C {stored[0]}, {stored[1]} bytes), expected those of {path} ({sent[0]}, {sent[1]} bytes)"
+            raise Differs(f"{self.uri}/{name} is there with other bytes {found}")
         return is_new
 
     def copy(self, source: str, target: str) -> int:
@@ -271,8 +280,8 @@ class BucketObjects:
                     )
                 except (refusals.NotFound, refusals.RequestRangeNotSatisfiable) as error:
                     self._check_bucket()
-                    told = f"{self.uri}/{wanted.name} is no longer at generation {wanted.generation}"
-                    raise Changed(f"{told}: it was replaced or removed after it was listed") from error
+                    problem = f"{self.uri}/{wanted.name} is no longer at generation {wanted.generation}"
+                    raise Changed(f"{problem}: it was replaced or removed after it was listed") from error
             if arriving.size == before:
                 raise TemporaryError(f"{self.uri}/{wanted.name}: the answer ends at byte {before} of {wanted.size}")
         except Changed:
@@ -292,7 +301,7 @@ class BucketObjects:
             return str(found.crc32c), int(found.size)
 
     def _crc32c_of(self, blob: Any) -> str | None:
-        """The checksum of the very write that was read, where the last answer told none; None if it is gone."""
+        """The checksum of the very write that was read, if the last answer had none; None if it is gone."""
         found = self._bucket.get_blob(blob.name, generation=blob.generation, **self._call)
         return None if found is None else str(found.crc32c)
 
@@ -344,3 +353,62 @@ def _client() -> Any:
     session = requests.Session()
     session.trust_env = False
     return storage.Client(_http=session)
+
+
+@contextmanager
+def translated(thing: str, bucket: str) -> Iterator[None]:
+    """Around calls of the client about `thing`, an object or a prefix of `bucket`.
+
+    Raises:
+        Changed: a precondition failed.
+        TemporaryError: the client's own retries were not enough.
+        PermanentError: no permission, no bucket, no credentials, no room, or a file of this machine that fails.
+    """
+    try:
+        yield
+    except refusals.RetryError as error:
+        raise TemporaryError(f"{thing}: given up after retries ({_service_message(error.cause or error)})") from error
+    except refusals.GoogleAPICallError as error:
+        raise _refusal(error, thing, bucket) from error
+    except auth.DefaultCredentialsError as error:
+        raise PermanentError(f"{thing}: no credentials for bucket {bucket} ({first_line(error)})") from error
+    except auth.GoogleAuthError as error:
+        kind = TemporaryError if error.retryable else PermanentError
+        raise kind(f"{thing}: cannot sign in for bucket {bucket} ({first_line(error)})") from error
+    except (transfers.InvalidResponse, transfers.DataCorruption, urllib3.exceptions.HTTPError) as error:
+        raise TemporaryError(f"{thing}: {first_line(error)}") from error
+    except (requests.ConnectionError, requests.Timeout, requests.exceptions.ChunkedEncodingError) as error:
+        raise TemporaryError(f"{thing}: {first_line(error)}") from error
+    except (ConnectionError, TimeoutError) as error:
+        raise TemporaryError(f"{thing}: {first_line(error)}") from error
+    except requests.RequestException as error:
+        raise PermanentError(f"{thing}: {first_line(error)}") from error
+    except OSError as error:
+        raise PermanentError(f"{error.filename or thing}: {error.strerror or error}") from error
+
+
+def _refusal(error: refusals.GoogleAPICallError, thing: str, bucket: str) -> Exception:
+    message = _service_message(error)
+    if isinstance(error, refusals.PreconditionFailed):
+        return Changed(f"{thing} is not at the generation expected: another writer came first")
+    if isinstance(error, (refusals.Forbidden, refusals.Unauthorized)):
+        return PermanentError(
+            f"{thing}: refused ({message}); whoever runs this needs {ROLE} on bucket {bucket}, and room"
+        )
+    if isinstance(error, refusals.NotFound):
+        return PermanentError(f"{thing}: absent ({message}); expected bucket {bucket} to exist")
+    if isinstance(error, (refusals.TooManyRequests, refusals.ServerError)) or error.code == 408:
+        return TemporaryError(f"{thing}: {message}")
+    return PermanentError(f"{thing}: {message}")
+
+
+def _service_message(error: BaseException) -> str:
+    """The status and the service's own words, without the request's whole URL."""
+    response = getattr(error, "response", None)
+    if response is None:
+        return first_line(error)
+    try:
+        words = response.json()["error"]["message"]
+    except (ValueError, KeyError, TypeError):
+        words = response.reason or "without a word"
+    return f"{response.status_code} {words}"

@@ -1,10 +1,10 @@
 """Objects as files of one folder of this machine.
 
-A write is a rename of a finished file. Every change takes the kernel's lock of the folder, so that looking and writing
-are one step among the processes of this machine, and so that no two writes bear the same time: an object's generation
-is made of it, and must tell a new file from an old one although inode, size and the clock's tick may return. Folders
-that a removal leaves empty go with it: a bucket has none either. What a killed writer left unfinished is swept before
-the first change; nobody else writes below the root.
+A write is a rename of a finished file. Every change takes the kernel's lock of the folder, so that checking and writing
+are one step among the processes of this machine, and so that no two writes have the same time: an object's generation
+is derived from it, and must distinguish a new file from an old one although inode, size and the clock's tick may
+repeat. Folders that a removal leaves empty are removed too: a bucket has none either. What a killed writer left
+unfinished is removed before the first change; nobody else writes below the root.
 """
 
 from __future__ import annotations
@@ -267,8 +267,8 @@ def _expect_open(file: BinaryIO, path: Path, wanted: ObjectInfo) -> None:
 
 def _generation(status: os.stat_result) -> int:
     """A number that a rename of a new file over an old one changes; never `ABSENT`."""
-    told = f"{status.st_dev} {status.st_ino} {status.st_mtime_ns} {status.st_size}"
-    return 1 + int.from_bytes(hashlib.blake2b(told.encode(), digest_size=7).digest(), "big")
+    identity = f"{status.st_dev} {status.st_ino} {status.st_mtime_ns} {status.st_size}"
+    return 1 + int.from_bytes(hashlib.blake2b(identity.encode(), digest_size=7).digest(), "big")
 
 
 def _raise_unless_absent(error: OSError) -> None:

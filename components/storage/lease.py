@@ -92,7 +92,7 @@ class Lease:
         if found is not None:
             taken = self._parse(found.content)
             if self._clock() < taken.expires_at and not (heir and taken.holder == self._holder):
-                raise TemporaryError(self._told(taken))
+                raise TemporaryError(self._holder_message(taken))
             if taken.expires_at:
                 logger.warning("the lease of %s ended, taking it over", taken.holder)
             last_term = taken.term
@@ -102,8 +102,8 @@ class Lease:
             self._write(ABSENT if found is None else found.generation)
         except Changed as error:
             winner = self._objects.read(self._name)
-            told = self._told(self._parse(winner.content)) if winner else "another was faster"
-            raise TemporaryError(told) from error
+            holder = self._holder_message(self._parse(winner.content)) if winner else "another was faster"
+            raise TemporaryError(holder) from error
 
     def renew(self) -> None:
         """Moves the lease's end `seconds` from now.
@@ -117,7 +117,7 @@ class Lease:
                 self._write(self._generation)
             except Changed as error:
                 self._ends = self._monotonic()
-                raise TemporaryError(self._lost()) from error
+                raise TemporaryError(self._lost_message()) from error
 
     def check(self) -> None:
         """Returns if the lease is still this holder's.
@@ -127,11 +127,11 @@ class Lease:
         """
         with self._turn:
             if self._monotonic() >= self._ends:
-                raise TemporaryError(self._lost())
+                raise TemporaryError(self._lost_message())
             found = self._objects.read(self._name)
             if found is None or self._parse(found.content).token != self._token:
                 self._ends = self._monotonic()
-                raise TemporaryError(self._lost())
+                raise TemporaryError(self._lost_message())
 
     def release(self) -> None:
         """Gives the lease back; one that was taken over stays with who took it."""
@@ -193,10 +193,10 @@ class Lease:
                 f"{self._objects.uri}/{self._name} is no lease ({error!r}); remove it if no deployment is at work"
             ) from error
 
-    def _told(self, taken: Taken) -> str:
+    def _holder_message(self, taken: Taken) -> str:
         return f"{self._objects.uri} is held by {taken.holder} until {_text(taken.expires_at)}"
 
-    def _lost(self) -> str:
+    def _lost_message(self) -> str:
         return f"{self._holder} no longer holds {self._objects.uri}: its lease ended or another took it over"
 
 

@@ -18,7 +18,7 @@ def open_objects(uri: str) -> Objects:
     """
     if is_bucket_uri(uri):
         with warnings.catch_warnings():
-            # Google's packages tell of Python's age at import, which nobody here can change.
+            # Google's packages warn of an old Python at import, which nobody here can change.
             warnings.simplefilter("ignore", FutureWarning)
             from components.storage.bucket import BucketObjects
 

@@ -37,7 +37,7 @@ class Differs(PermanentError):
 
 
 class ObjectInfo(NamedTuple):
-    """What a listing tells of one object."""
+    """One entry of a listing."""
 
     name: str
     """Relative to the root, parts separated by `/`."""
@@ -100,7 +100,7 @@ class Objects(Protocol):
         keeps what arrived. For large objects; one call at a time for one `part`.
 
         Args:
-            wanted: What `list` told of the object.
+            wanted: The object's entry in `list`.
             part: Local file; made where it is absent.
             arrived: Called with the number of bytes of each piece that arrives, less than 0 where bytes are given up;
                 what it raises ends the call.
@@ -159,7 +159,7 @@ class Objects(Protocol):
     def move(self, source: str, target: str) -> None:
         """Renames every object `source/...` to `target/...`.
 
-        One rename in a folder; object by object in a bucket, so nobody may be told of `target` before it returns.
+        One rename in a folder; object by object in a bucket, so `target` must not be announced before it returns.
 
         Raises:
             ContractError: there is nothing at `source`, or something at `target`.

@@ -10,7 +10,7 @@ import pytest
 
 from benchmarks import extraction
 from benchmarks.criteo_text import CATEGORIES, CLICK_RATE, INTEGERS, hex_texts, write_tsv_gz
-from benchmarks.extraction_contestants import CATEGORICAL, DENSE, NAMES, peak_bytes, pyarrow_stream, pyarrow_whole
+from benchmarks.extraction import CATEGORICAL, DENSE, NAMES, peak_bytes, pyarrow_stream, pyarrow_whole
 from components.contracts import criteo
 
 

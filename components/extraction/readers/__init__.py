@@ -1,4 +1,4 @@
-"""Readers: one module per form that click logs come in, all yielding record batches of the raw schema.
+"""Readers of click logs, text or Parquet, all yielding record batches in the raw schema.
 
-`forms.find_reader` tells which form a file has. Which rows are wanted, and in what order, is left to the callers.
+`forms.find_reader` finds the form of a file. Which rows are wanted, and in what order, is left to the callers.
 """

@@ -12,7 +12,7 @@ from components.contracts.criteo import NUM_TSV_FIELDS, RAW_TYPES, is_visible
 from components.extraction.malformed_rows import MalformedRows
 from components.extraction.raw_schema import CLICK_COLUMNS, open_parquet
 from components.extraction.readers.parquet import CriteoParquet, RawParquet
-from components.extraction.readers.text import CriteoText, Layout, blocks
+from components.extraction.readers.text import CriteoText, TextLayout, blocks
 from components.runtime.errors import ContractError
 
 logger = logging.getLogger(__name__)
@@ -89,9 +89,9 @@ def find_reader(path: Path) -> Reader:
     lines = [line for line in decoded if line][:_SNIFFED_LINES]
     if not lines:
         raise ContractError(f"{path} is empty, expected Criteo rows")
-    if layout := Layout.of_header(lines[0], path=path):
+    if layout := TextLayout.of_header(lines[0], path=path):
         return CriteoText(path=path, layout=layout)
-    found = [layout for line in lines if (layout := Layout.of_fields(line))]
+    found = [layout for line in lines if (layout := TextLayout.of_fields(line))]
     if found:
         return CriteoText(path=path, layout=next((each for each in found if each.delimiter == "\t"), found[0]))
     raise ContractError(

@@ -59,7 +59,7 @@ _PLACES = 16 ** np.arange(_HEX_WIDTH - 1, -1, -1, dtype=np.int64)
 
 
 @dataclass(frozen=True, kw_only=True)
-class Layout:
+class TextLayout:
     """How one text form writes a row."""
 
     delimiter: str
@@ -69,7 +69,7 @@ class Layout:
     """Whether the first line holds names."""
 
     @classmethod
-    def of_header(cls, line: str, *, path: Path) -> Layout | None:
+    def of_header(cls, line: str, *, path: Path) -> TextLayout | None:
         """The layout that a header line states; None if the line is no header.
 
         Columns may be named in any case and any order; unknown ones (`Id`) are ignored.
@@ -90,7 +90,7 @@ class Layout:
         return cls(delimiter=delimiter, columns=columns, has_header=True)
 
     @classmethod
-    def of_fields(cls, line: str) -> Layout | None:
+    def of_fields(cls, line: str) -> TextLayout | None:
         """The layout of a file without header, judged by a line's number of fields; None if it is none of ours."""
         if line.count("\t") + 1 == NUM_TSV_FIELDS:
             return cls(delimiter="\t", columns=CLICK_COLUMNS, has_header=False)
@@ -106,7 +106,7 @@ class CriteoText:
     """One text file; see `forms.Reader`."""
 
     path: Path
-    layout: Layout
+    layout: TextLayout
 
     def batches(self, malformed: MalformedRows) -> Iterator[Any]:
         """See `Reader.batches`. Empty lines do not count.
@@ -222,7 +222,7 @@ def map_in_order(items: Iterator[T], work: Callable[[T], R], *, num_threads: int
                 future.cancel()
 
 
-def parse_block(block: Block, layout: Layout) -> ParsedBlock:
+def parse_block(block: Block, layout: TextLayout) -> ParsedBlock:
     """The rows of a block."""
     if layout.has_header and block.first_line == 1:
         block = Block(2, block.content.partition(b"\n")[2])
@@ -245,7 +245,7 @@ def parse_block(block: Block, layout: Layout) -> ParsedBlock:
     return ParsedBlock(without_rows(raw_batch(columns), reasons), malformed)
 
 
-def _split_fields(content: bytes, layout: Layout) -> Any:
+def _split_fields(content: bytes, layout: TextLayout) -> Any:
     """The fields of all lines as dictionary-encoded bytes.
 
     Raises:
@@ -285,7 +285,7 @@ def _parse_columns(table: Any) -> tuple[dict[str, Any], dict[int, str]]:
     return columns, reasons
 
 
-def _malformed_lines(block: Block, layout: Layout, reasons: dict[int, str]) -> Iterator[tuple[int, str, str]]:
+def _malformed_lines(block: Block, layout: TextLayout, reasons: dict[int, str]) -> Iterator[tuple[int, str, str]]:
     """Line number, reason and original text of the block's malformed lines."""
     row, delimiter = 0, layout.delimiter.encode()
     for number, line in enumerate(block.content.split(b"\n"), start=block.first_line):

@@ -21,7 +21,7 @@ ASKED = ",".join(name for name in FEATURES if name not in EXCLUDED)
 
 @pytest.fixture
 def champion_without(released, tmp_path):
-    """Releases a model that learnt without some features."""
+    """Releases a model that learned without some features."""
 
     def release(*excluded):
         released("2026-02-01T00:00:00+00:00")

@@ -1,6 +1,6 @@
-"""Every row of the lake is learnt exactly once, whatever files come late and whichever rounds fail or are refused.
+"""Every row of the lake is learned exactly once, whatever files come late and whichever rounds fail or are refused.
 
-Judged by a ledger of its own: which row lies in which files, when these came, and what was learnt by whom.
+Judged by a ledger of its own: which row lies in which files, when these came, and what was learned by whom.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ File = tuple[date, str]
 
 @dataclass
 class Ledger:
-    """What there is, what has come, and what the accepted rounds learnt."""
+    """What there is, what has come, and what the accepted rounds learned."""
 
     times: list[datetime]
     files: dict[File, list[int]] = field(default_factory=dict)
@@ -35,7 +35,7 @@ class Ledger:
     watermark: datetime | None = None
     known: set[File] = field(default_factory=set)
     """Files that were there in the last accepted round."""
-    learnt: Counter[int] = field(default_factory=Counter)
+    learned: Counter[int] = field(default_factory=Counter)
     passed_over: set[int] = field(default_factory=set)
     """Rows that came when their day was too old."""
 
@@ -49,7 +49,7 @@ class Ledger:
             for row in self.files[file]:
                 if self.watermark is None or self.times[row] > self.watermark:
                     fresh.add(row)
-                elif file not in self.known and row not in self.learnt:
+                elif file not in self.known and row not in self.learned:
                     in_time = file[0] >= self.watermark.date() - timedelta(days=late_days)
                     (late if in_time else self.passed_over).add(row)
         return fresh, late
@@ -120,11 +120,11 @@ def test_a_chain_of_rounds_learns_each_row_once(seed, flags, run_main, released,
         if fate == "refused":
             continue
         late_in_all += len(late)
-        ledger.learnt.update(found)
+        ledger.learned.update(found)
         ledger.watermark, ledger.known = datetime.fromisoformat(dataset.last_event_time), ledger.here(number)
         released(dataset.last_event_time, model_id=f"m{number}", version=number + 1, files=dataset.files)
-    assert set(ledger.learnt.values()) == {1}
-    lost = {*range(ROWS)} - ledger.learnt.keys()
+    assert set(ledger.learned.values()) == {1}
+    lost = {*range(ROWS)} - ledger.learned.keys()
     assert lost <= ledger.passed_over
     assert late_in_all > 0
     if late_days == DAYS:

@@ -124,14 +124,6 @@ def test_too_many_malformed_rows_leave_nothing_behind(tmp_path, criteo_rows, wri
     assert run_step(source, max_malformed_fraction=0.02).num_malformed == 4
 
 
-def test_a_day_truncated_mid_gzip_leaves_nothing_behind(tmp_path, criteo_rows, write_text, run_step):
-    path = write_text(tmp_path / "day_1.gz", criteo_rows(2000))
-    path.write_bytes(path.read_bytes()[:-2000])
-    with pytest.raises(ContractError, match=r"day_1.gz is truncated: 19\d\d whole lines were read before"):
-        run_step(find_source(path))
-    assert not list((tmp_path / "wo rk" / "run").iterdir())
-
-
 @pytest.mark.parametrize("fraction", [0.0, 1.0, -0.1, float("nan")])
 def test_a_holdout_fraction_outside_0_to_1_is_refused(fraction):
     with pytest.raises(ContractError, match=f"holdout_fraction is {fraction}, expected"):

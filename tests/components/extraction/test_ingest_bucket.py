@@ -115,14 +115,6 @@ def test_what_was_cut_off_is_not_mixed_with_an_ingest_of_other_settings(ingest, 
     assert held() == in_folder(ingest, tmp_path, days=2)
 
 
-def test_a_bucket_that_may_be_read_and_not_written_is_told_and_shows_nothing(ingest, tmp_path, cloud_storage):
-    cloud_storage.fail(lambda request: request.method == "POST", "status", status=403, message="no", times=10**6)
-    code, error = ingest()
-    assert (code, held()) == (3, {})
-    assert "refused (403 no); whoever runs this needs roles/storage.objectUser on bucket models" in error
-    assert list((tmp_path / "replay").iterdir()) == []
-
-
 @pytest.mark.parametrize(("lake", "code"), [("gs://nowhere/lake", 3), ("gs://", 2), ("s3://bucket/lake", 2)])
 def test_a_lake_that_cannot_be_is_told_before_a_row_is_read(ingest, data, lake, code):
     data.write_bytes(b"this would be refused, too")

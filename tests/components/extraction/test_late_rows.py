@@ -1,4 +1,4 @@
-"""Rows that come to the lake after newer rows were learnt: learnt once, by the next round that is accepted."""
+"""Rows that come to the lake after newer rows were learned: learned once, by the next round that is accepted."""
 
 from __future__ import annotations
 
@@ -97,8 +97,8 @@ def test_rows_that_came_after_newer_ones_were_learnt_are_learnt_first_and_never_
     dataset = rounds.turn()
     assert dataset.num_late_rows == late.num_rows == 50
     assert keys_in(dataset.train_uri)[:50] == keys_of(late)
-    learnt = keys_in(dataset.train_uri) + keys_in(dataset.holdout_uri)
-    assert learnt[50:] == keys_of(between(30, 48))
+    learned = keys_in(dataset.train_uri) + keys_in(dataset.holdout_uri)
+    assert learned[50:] == keys_of(between(30, 48))
     assert dataset.num_train_rows == len(keys_in(dataset.train_uri)) == 50 + 162
     assert dataset.num_holdout_rows == 18
     assert dataset.window_start > "2026-03-02T05:48"
@@ -176,7 +176,7 @@ def test_a_file_that_was_changed_is_told_and_not_learnt(rounds, between, caplog)
         dataset = rounds.turn()
     assert dataset.num_late_rows == 0
     assert "day=2026-03-02/a.parquet has" in caplog.text
-    assert "what was changed is not learnt" in caplog.text
+    assert "what was changed is not learned" in caplog.text
 
 
 def test_late_rows_that_lie_in_a_seen_file_too_and_twice_in_late_ones_are_learnt_once(rounds, between):
@@ -271,31 +271,6 @@ def test_back_filled_rows_are_not_late_but_what_came_beside_them_is(rounds, betw
     assert rounds.turn().num_late_rows == 0
 
 
-def test_late_rows_have_the_clicks_that_came_after_them(rounds, between):
-    rounds.add(between(0, 30, step=2, offset=1), "a.parquet")
-    rounds.turn()
-    late = between(24, 30, step=2)
-    late = late.set_column(0, criteo.LABEL, pa.array([0] * late.num_rows, pa.int32()))
-    rounds.add(late, "b.parquet")
-    rounds.add(between(30, 48), "c.parquet")
-    types = {"string": pa.string(), "int32": pa.int32(), "float64": pa.float64(), "double": pa.float64()}
-    schema = pa.schema([(n, types.get(t) or pa.timestamp("us", tz="UTC")) for n, t in criteo.OUTCOME_TYPES.items()])
-    told = [
-        {
-            "request_id": row[criteo.REQUEST_ID], "row": row[criteo.ROW], "event": "click", "window_seconds": 1800.0,
-            "outcome_time": row[criteo.EVENT_TIME] + timedelta(minutes=1), "stored_at": START + 2 * DAY,
-        }
-        for row in late.to_pylist()[:7]
-    ]  # fmt: skip
-    folder = rounds.lake / criteo.OUTCOME_PARTITION.format(day="2026-03-02")
-    folder.mkdir(parents=True)
-    pq.write_table(pa.Table.from_pylist(told, schema), folder / "part-0.parquet")
-    dataset = rounds.turn()
-    assert dataset.num_late_clicks == 7
-    first = pq.read_table(sorted(local_path(dataset.train_uri).iterdir())[0], partitioning=None)
-    assert first[criteo.LABEL].to_pylist() == [1] * 7 + [0] * 23
-
-
 @pytest.mark.parametrize("replay_days", ["0", "1", "2"])
 def test_a_lake_in_a_bucket_has_the_late_rows_of_the_same_lake_in_a_folder(rounds, between, cloud_storage, replay_days):
     rounds.add(between(0, 97, step=2, offset=1), "a.parquet")
@@ -353,12 +328,3 @@ def test_of_a_bucket_only_days_with_unseen_files_are_fetched(rounds, between, cl
         "2026-03-03": {"a.parquet", "b.parquet"},
     }
     assert own.files.items() >= dataset.files.items()
-
-
-def test_criteos_own_files_have_no_late_rows(rounds, criteo_rows, write_text, tmp_path):
-    for day in range(3):
-        write_text(tmp_path / "criteo" / f"day_{day}", criteo_rows(40, seed=day))
-    rounds.turn(lake=(tmp_path / "criteo").as_uri(), window_end="1970-01-02T00:00:00Z")
-    dataset = rounds.turn(lake=(tmp_path / "criteo").as_uri())
-    assert (dataset.num_late_rows, dataset.files) == (0, {})
-    assert dataset.num_train_rows + dataset.num_holdout_rows == 80

@@ -16,7 +16,7 @@ from components.extraction.extract import ExtractionSettings, extract
 from components.extraction.lake import Lake
 from components.extraction.raw_schema import arrow_type
 from components.extraction.times import DAY_MICROS, TimeSpan, parse_time
-from components.extraction.window import ClickDelays, ImmatureRows, Maturity
+from components.extraction.window import ImmatureRows, LateClickDelays, Maturity
 from components.runtime.errors import ContractError
 from components.storage.uris import local_path
 
@@ -62,7 +62,7 @@ class Clicks:
 
     def young_rows(self):
         """The thinning, after the mature rows; their late clicks are told of as `LateClicks` does."""
-        delays = ClickDelays(known_by=AS_OF)
+        delays = LateClickDelays(known_by=AS_OF)
         late = self.labels & (self.delays > 0)
         delays.saw(self.times[late], (self.times + self.delays)[late])
         young_rows = ImmatureRows(AS_OF - ATTRIBUTION, delays)

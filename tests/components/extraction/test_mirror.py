@@ -191,18 +191,6 @@ def test_an_object_replaced_between_listing_and_fetch_is_noticed_and_the_lake_li
     assert num_listings(lake) == 2
 
 
-def test_an_object_removed_between_listing_and_fetch_is_not_read(lake, folder, tmp_path):
-    def remove_before_the_first_download(request):
-        if request.is_download:
-            lake.before = lambda request: None
-            open_storage(URI).delete(part(6, 1))
-
-    lake.before = remove_before_the_first_download
-    found = extract_lake(URI, tmp_path / "work", WINDOW)
-    (folder / part(6, 1)).unlink()
-    assert found.digest == extract_lake(str(folder), tmp_path / "work", WINDOW, run="folder").digest
-
-
 def test_a_lake_that_never_stands_still_is_temporary_and_leaves_the_window_before(lake, folder, tmp_path):
     before = extract_lake(str(folder), tmp_path / "work", WINDOW)
 
@@ -229,20 +217,6 @@ def test_a_lake_that_never_stands_still_is_temporary_and_leaves_the_window_befor
 def test_a_lake_that_is_not_there_is_told(cloud_storage, tmp_path, uri, kind, told):
     with pytest.raises(kind, match=told):
         extract_lake(uri, tmp_path / "work", TimeSpan())
-
-
-def test_a_window_beyond_the_lake_is_told_with_the_days_that_there_are(lake, tmp_path):
-    window = TimeSpan(parse_time("start", "2027-01-01"), None)
-    told = rf"window .* holds no rows.*lake {URI} holds days {day(1)} to {day(7)}"
-    with pytest.raises(ContractError, match=told):
-        extract_lake(URI, tmp_path / "work", window)
-    assert fetched(lake.seen) == {}
-
-
-def test_messages_name_the_object_and_not_its_copy(lake, tmp_path):
-    open_storage(URI).write(part(6), b"PAR1 and no more")
-    with pytest.raises(ContractError, match=rf"{URI}/{part(6)}"):
-        extract_lake(URI, tmp_path / "work", WINDOW)
 
 
 def test_rows_set_aside_are_named_by_the_object_they_came_from(cloud_storage, tmp_path, criteo_rows, write_text):

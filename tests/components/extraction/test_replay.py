@@ -181,7 +181,7 @@ def test_old_rows_delivered_twice_are_drawn_once_and_malformed_ones_never(tmp_pa
     assert len(rows) == len(set(rows))
     malformed = set(zip(*(table.slice(0, 100).column(n).to_pylist() for n in ("event_time", "request_id", "row"))))
     assert not malformed & set(rows)
-    assert dataset.num_malformed == 0, "the round that learnt from that day has told"
+    assert dataset.num_malformed == 0, "the round that learned from that day has told"
 
 
 def test_long_days_are_entered_in_places_not_read_whole(tmp_path, ten_days, write_lake, run_step, monkeypatch):
@@ -241,10 +241,3 @@ def test_criteos_own_files_are_replayed_from_a_lake_only(tmp_path, criteo_rows, 
 def test_settings_out_of_range_are_refused(settings, message):
     with pytest.raises(ContractError, match=message):
         ExtractionSettings(**settings)
-
-
-def test_pieces_before_a_time_are_of_the_newest_days_that_have_rows(lake):
-    pieces = Lake(folder=lake).pieces_before(WINDOW.start, num_days=2, piece_rows=100)
-    assert [str(day) for day in dict.fromkeys(piece.day for piece in pieces)] == ["2026-03-08", "2026-03-09"]
-    assert sum(piece.num_rows for piece in pieces) == pytest.approx(1200, rel=0.01)
-    assert Lake(folder=lake).pieces_before(parse_time("start", "2026-03-01"), num_days=2, piece_rows=100) == []

@@ -17,11 +17,11 @@ from components.extraction.malformed_rows import MalformedRows
 from components.extraction.raw_schema import CLICK_COLUMNS
 from components.extraction.readers import text as text_module
 from components.extraction.readers.forms import find_reader
-from components.extraction.readers.text import Block, Layout, blocks, map_in_order, parse_block, parse_hex
+from components.extraction.readers.text import Block, TextLayout, blocks, map_in_order, parse_block, parse_hex
 from components.runtime.errors import ContractError
 
 HEADER = ("Label", *criteo.FEATURES)
-LAYOUT = Layout(delimiter="\t", columns=CLICK_COLUMNS, has_header=False)
+LAYOUT = TextLayout(delimiter="\t", columns=CLICK_COLUMNS, has_header=False)
 
 
 @pytest.mark.parametrize("name", ["day_3", "day_3.gz", "a b.tsv", "a.tsv.gz", "train.txt"])

@@ -71,14 +71,6 @@ def test_an_asked_end_is_what_ages_count_from_so_that_a_later_try_reads_the_same
     assert windows == {TimeSpan(None, parse_time("end", "2026-03-03T12:00:00Z"))}
 
 
-def test_labels_that_are_final_leave_the_window_open(resolve):
-    def unasked() -> int:
-        raise AssertionError("a transfer for nothing")
-
-    assert resolve() == TimeSpan()
-    assert resolve_window(start="2026-03-01", end="", accepted=None, newest=unasked).end is None
-
-
 @pytest.mark.parametrize("days", [-1.0, float("nan"), float("inf")])
 def test_days_that_are_no_length_are_refused(resolve, days):
     with pytest.raises(ContractError, match="window_days is"):

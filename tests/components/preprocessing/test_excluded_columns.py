@@ -1,4 +1,4 @@
-"""Excluded columns: missing in everything that is learnt, whatever the rows hold, and the same in every round."""
+"""Excluded columns: missing in everything that is learned, whatever the rows hold, and the same in every round."""
 
 from __future__ import annotations
 

@@ -8,7 +8,6 @@ from collections import Counter
 import numpy as np
 import pytest
 
-from components.contracts.criteo import NUM_CATEGORICAL
 from components.contracts.workflow import FIRST_ID, OOV_ID, TOMBSTONE
 from components.runtime.durable import sha256_tree
 from components.storage.uris import local_path
@@ -42,16 +41,6 @@ def test_ids_survive_rounds_in_which_categories_vanish_and_return(
             np.testing.assert_array_equal(workflow.means, before.means)
             np.testing.assert_array_equal(workflow.stds, before.stds)
         before = reading.workflow(encoded_set)
-
-
-def test_a_round_without_news_only_encodes(write_raw, run_step, keep_as_model, raw_table, reading):
-    raw = write_raw(raw_table(500))
-    first = run_step(raw, run="run-1", frequency_threshold=1)
-    folder = keep_as_model(local_path(first.workflow_uri), first.slot_sizes, "m1")
-    second = run_step(raw, run="run-2", parent="m1", frequency_threshold=1)
-    assert second.new_categories == [0] * NUM_CATEGORICAL
-    assert second.parent_model_uri == folder.as_uri()
-    assert reading.encoded(first.train_uri).table.equals(reading.encoded(second.train_uri).table)
 
 
 DAYS = ("2025-10-10T00:00:00+00:00", "2025-10-12T00:00:00+00:00", "2025-10-12T06:00:00+00:00")

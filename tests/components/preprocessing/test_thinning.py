@@ -1,4 +1,4 @@
-"""Negative down-sampling: who is kept is decided row by row, repeatably, and only among the rows to be learnt."""
+"""Negative down-sampling: who is kept is decided row by row, repeatably, and only among the rows to be learned."""
 
 from __future__ import annotations
 

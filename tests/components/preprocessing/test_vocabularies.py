@@ -117,18 +117,6 @@ def test_the_rarest_candidates_are_forgotten_first_then_the_oldest_then_the_high
     assert candidates(none) == {}
 
 
-def test_a_lower_threshold_admits_only_what_the_round_holds():
-    (before,) = after([1, 1, 2, 2], rules=rules(threshold=5))
-    column = next_column(before, *counted([2]), now=DAY, rules=rules(threshold=2))
-    assert (column.vocabulary.tolist(), candidates(column)) == ([2], {1: 2})
-
-
-def test_an_older_window_ages_nothing():
-    (newer,) = after([7, 7], rules=rules(ttl=DAY), days=[10])
-    older = next_column(newer, *counted([7]), now=DAY, rules=rules(ttl=DAY))
-    assert older.last_seen.tolist() == [10 * DAY]
-
-
 def test_a_round_leaves_the_parents_column_as_it_was():
     (parent,) = after([1, 1, 2, 2, 5], rules=rules())
     copies = [a.copy() for a in (parent.vocabulary, parent.last_seen, parent.candidates.sightings)]
