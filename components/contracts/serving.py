@@ -1,13 +1,16 @@
-"""The served model's name and tensors, and how Triton is reached.
+"""The served model's name, files and tensors, and how Triton is reached.
 
-Joins deployment, which writes the graph and its configuration, to the inference client, which calls it.
+Joins deployment, which writes the graph and its configuration, to the inference client, which calls it, and to the
+laptop's server, which starts with it.
 """
 
 from __future__ import annotations
 
+import re
 from typing import NamedTuple
 
 from components.contracts.criteo import NUM_CATEGORICAL, NUM_DENSE
+from components.runtime.errors import ContractError
 
 MODEL_NAME = "click_model"
 CANDIDATE_NAME = f"{MODEL_NAME}_candidate"
@@ -15,6 +18,12 @@ CANDIDATE_NAME = f"{MODEL_NAME}_candidate"
 CANARY_NAME = f"{MODEL_NAME}_canary"
 """A version that takes a share of the traffic (`store.traffic_plan`) answers under this name: Triton gives whoever
 names no version the highest one loaded, so beside the live version it would take everything."""
+PYTHON = "python"
+"""The backend of Triton that the laptop serves with; it runs `CODE_FILE`."""
+CONFIG_FILE = "config.pbtxt"
+"""A model's configuration, in its folder of the model repository."""
+CODE_FILE = "model.py"
+"""Code of the python backend, in a version's folder."""
 MAX_BATCH_ROWS = 4096
 """Most rows in one request; the client splits what is larger."""
 
@@ -47,3 +56,18 @@ CATEGORICAL_INPUT = Tensor("categorical", "INT64", NUM_CATEGORICAL)
 """Raw C1..C26, `criteo.MISSING_CATEGORY` = missing."""
 PROBABILITY_OUTPUT = Tensor("probability", "FP32", 1)
 """Probability of a click."""
+
+
+def versions_of(text: str) -> list[int]:
+    """The versions that a written configuration serves, ascending.
+
+    Raises:
+        ContractError: a text that names no versions.
+    """
+    found = _VERSION_POLICY.findall(text)
+    if len(found) != 1:
+        raise ContractError(f"configuration has {len(found)} version policies that name versions, expected 1")
+    return sorted(int(each) for each in re.findall(r"\d+", found[0]))
+
+
+_VERSION_POLICY = re.compile(r"^version_policy \{ specific \{ versions: \[ [\d, ]+ \] \} \}$", re.MULTILINE)

@@ -27,12 +27,9 @@ from pathlib import Path
 from types import TracebackType
 from typing import NamedTuple
 
-from components.contracts.serving import CANARY_NAME, MODEL_NAME
-from components.deployment.graph.files import GRAPH_FILE
-from components.deployment.repository.model_repository import CONFIG_FILE
-from components.deployment.repository.triton_config import PYTHON, local_cache_flags, versions_of
-from components.deployment.repository.version_files import CODE_FILE
+from components.contracts.serving import CANARY_NAME, CODE_FILE, CONFIG_FILE, MODEL_NAME, PYTHON, versions_of
 from components.runtime.errors import ContractError, PermanentError, TemporaryError
+from components.store.served_graph import GRAPH_FILE
 from pipelines.local.stack import DIRECT, LOOPBACK, tethered
 
 
@@ -120,6 +117,8 @@ def _copy_if_other(source: Path, target: Path) -> None:
 logger = logging.getLogger(__name__)
 
 DEFAULT_VENV = Path(__file__).resolve().parents[2] / ".venvs" / "serving"
+MIN_CACHE_BYTES = 1024
+"""With less, the allocator of Triton's local cache fails, and the server ends."""
 _NAME = "evergreen_"
 """Begins the name of every server here; its owner's process id and its gRPC port follow."""
 _SHM = Path("/dev/shm")
@@ -160,8 +159,8 @@ class TritonSettings:
 
     def __post_init__(self) -> None:
         """Refuses waits, ports and sizes that cannot be."""
-        if self.cache_bytes is not None:
-            local_cache_flags(self.cache_bytes)
+        if self.cache_bytes is not None and self.cache_bytes < MIN_CACHE_BYTES:
+            raise ContractError(f"response cache has {self.cache_bytes} bytes, expected at least {MIN_CACHE_BYTES}")
         for name in ("ready_seconds", "stop_seconds", "poll_seconds"):
             if getattr(self, name) <= 0:
                 raise ContractError(f"{name} is {getattr(self, name)}, expected more than 0")
@@ -363,7 +362,7 @@ class TritonServer:
         ]
         flags += [f"--load-model={name}" for name in models_to_load(self.repository)]
         if self.settings.cache_bytes is not None:
-            flags += [f"--cache-directory={caches}", *local_cache_flags(self.settings.cache_bytes)]
+            flags += [f"--cache-directory={caches}", f"--cache-config=local,size={self.settings.cache_bytes}"]
         return flags
 
     def _launch(self, wheel: PreparedWheel) -> None:

@@ -11,12 +11,12 @@ from components.contracts.serving import MODEL_NAME
 from components.deployment.canary.evidence import counted, fetch
 from components.deployment.release import ReleaseSettings, release
 from components.deployment.repository.model_repository import ModelRepository
-from components.deployment.repository.triton_config import MIN_CACHE_BYTES, ServingOptions
+from components.deployment.repository.triton_config import ServingOptions
 from components.deployment.rollback import rollback
 from components.deployment.triton_client import Triton
 from components.storage.locations import open_objects
 from components.store.traffic_plan import Arm
-from pipelines.local.triton import TritonServer, TritonSettings
+from pipelines.local.triton import MIN_CACHE_BYTES, TritonServer, TritonSettings
 from tests.support.model_repository import with_versions
 from tests.support.processes import wait_for
 

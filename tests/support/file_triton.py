@@ -12,9 +12,9 @@ import shutil
 from pathlib import Path
 from uuid import uuid4
 
-from components.contracts.serving import MODEL_NAME
+from components.contracts.serving import MODEL_NAME, versions_of
 from components.deployment.graph.parity import GoldenRows, open_graph, score
-from components.deployment.repository.triton_config import versions_of, warmup_files_of
+from components.deployment.repository.triton_config import warmup_files_of
 from components.deployment.servers import NotListening
 from components.runtime.errors import ContractError, PermanentError
 

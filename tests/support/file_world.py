@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from components.contracts.serving import CANDIDATE_NAME
+from components.contracts.serving import CANDIDATE_NAME, versions_of
 from components.deployment.release import ReleaseSettings, release
 from components.deployment.repository.model_repository import ModelRepository
-from components.deployment.repository.triton_config import versions_of
 from components.deployment.rollback import rollback
 from components.runtime.durable import sha256_file
 from components.storage.locations import open_objects

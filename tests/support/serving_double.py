@@ -10,10 +10,10 @@ from collections import Counter
 
 import numpy as np
 
+from components.contracts.serving import versions_of
 from components.deployment.canary.evidence import COUNTERS
 from components.deployment.graph.files import GRAPH_FILE
 from components.deployment.graph.parity import GoldenRows, open_graph, score
-from components.deployment.repository.triton_config import versions_of
 from components.runtime.errors import ContractError, PermanentError, TemporaryError
 
 

@@ -25,9 +25,9 @@ from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 
-from components.contracts.serving import CANARY_NAME, CANDIDATE_NAME, MODEL_NAME
+from components.contracts.serving import CANARY_NAME, CANDIDATE_NAME, CONFIG_FILE, MODEL_NAME, versions_of
 from components.deployment.graph.parity import GoldenRows
-from components.deployment.repository.triton_config import ServingOptions, triton_config, versions_of, warmup_files_of
+from components.deployment.repository.triton_config import ServingOptions, triton_config, warmup_files_of
 from components.deployment.repository.version_files import (
     GOLDEN_FILE,
     RECORD_FILE,
@@ -43,7 +43,6 @@ from components.store.traffic_plan import TRAFFIC_FILE, TrafficPlan
 
 logger = logging.getLogger(__name__)
 
-CONFIG_FILE = "config.pbtxt"
 WARMUP_FOLDER = "warmup"
 LEASE_SECONDS = 60.0
 LEASE_FILE = "deployment.lease"

@@ -22,11 +22,11 @@ from components.contracts.serving import (
     DENSE_INPUT,
     MAX_BATCH_ROWS,
     PROBABILITY_OUTPUT,
+    PYTHON,
     Tensor,
 )
 from components.runtime.errors import ContractError, first_line
 
-PYTHON = "python"
 ONNXRUNTIME = "onnxruntime"
 SERVERS = (PYTHON, ONNXRUNTIME)
 CPU = "cpu"
@@ -34,9 +34,6 @@ GPU = "gpu"
 DEVICES = (CPU, GPU)
 WARMUP_BATCH = 64
 """Rows of the one batch among the warm-up requests: the buffers of a batch are made before a client waits for them."""
-
-MIN_CACHE_BYTES = 1024
-"""With less, the allocator of Triton's local cache fails, and the server ends."""
 
 _KINDS = {CPU: "KIND_CPU", GPU: "KIND_GPU"}
 
@@ -59,7 +56,7 @@ class ServingOptions:
     """`cpu` or `gpu`; a MIG slice is a GPU to the server. The python backend's model runs on the CPU."""
     response_cache: bool = False
     """Whether the server may answer a request as it answered an equal one; it needs a cache to do so
-    (`local_cache_flags`). The cache's key is one hash of the model's name, the version and the inputs' names and bytes;
+    (flag `--cache-config`). The cache's key is one hash of the model's name, version and the inputs' names and bytes;
     no weights. So a version's number must never be given to other weights, and deployment gives no number twice."""
     warmup_rows: int = 4
     """Golden rows asked of the model before it says it is ready; 0 = none."""
@@ -90,20 +87,6 @@ class ServingOptions:
                 raise ContractError(f"{name} is {value!r}, expected an integer from {low} to {high}")
         if type(self.response_cache) is not bool:
             raise ContractError(f"response_cache is {self.response_cache!r}, expected True or False")
-
-
-def local_cache_flags(num_bytes: int) -> list[str]:
-    """Flags of tritonserver for a cache in its own memory, which starts empty and evicts the least recently used.
-
-    Raises:
-        ContractError: `num_bytes` is below `MIN_CACHE_BYTES`.
-
-    >>> local_cache_flags(1 << 20)
-    ['--cache-config=local,size=1048576']
-    """
-    if num_bytes < MIN_CACHE_BYTES:
-        raise ContractError(f"response cache has {num_bytes} bytes, expected at least {MIN_CACHE_BYTES}")
-    return [f"--cache-config=local,size={num_bytes}"]
 
 
 class WarmupRow(NamedTuple):
@@ -143,18 +126,6 @@ def triton_config(
         parameters=_ONE_THREAD if options.server == ONNXRUNTIME else "",
         warmup=_warmup(warmup),
     )
-
-
-def versions_of(text: str) -> list[int]:
-    """The versions that a written configuration serves, ascending.
-
-    Raises:
-        ContractError: a text that names no versions.
-    """
-    found = _POLICY.findall(text)
-    if len(found) != 1:
-        raise ContractError(f"configuration has {len(found)} version policies that name versions, expected 1")
-    return sorted(int(each) for each in re.findall(r"\d+", found[0]))
 
 
 def warmup_files_of(text: str) -> set[str]:
@@ -217,8 +188,6 @@ def _sample(name: str, batch_size: int, row: WarmupRow) -> str:
     )
     return f'{{\n  name: "{name}" batch_size: {batch_size}\n{inputs}}}'
 
-
-_POLICY = re.compile(r"^version_policy \{ specific \{ versions: \[ [\d, ]+ \] \} \}$", re.MULTILINE)
 
 _TEMPLATE = """\
 # Written by components.deployment at each release; edits are overwritten.

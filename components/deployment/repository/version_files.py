@@ -16,9 +16,10 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any, NamedTuple
 
+from components.contracts.serving import CODE_FILE, PYTHON
 from components.deployment.graph.files import DATA_FILE, GRAPH_FILE, graph_sha256
 from components.deployment.graph.parity import GoldenRows
-from components.deployment.repository.triton_config import PYTHON, ServingOptions, WarmupRow
+from components.deployment.repository.triton_config import ServingOptions, WarmupRow
 from components.runtime.durable import sha256_file
 from components.runtime.errors import ContractError
 from components.storage.objects import Objects
@@ -26,7 +27,6 @@ from components.storage.objects import Objects
 logger = logging.getLogger(__name__)
 
 GOLDEN_FILE = "golden.npz"
-CODE_FILE = "model.py"
 RECORD_FILE = "version.json"
 FORMAT_VERSION = 1
 _SERVED_MODEL = Path(__file__).resolve().parents[1] / "served_model.py"

@@ -8,10 +8,10 @@ import numpy as np
 import pytest
 
 from components.contracts.manifests import Release
-from components.contracts.serving import MODEL_NAME
+from components.contracts.serving import MODEL_NAME, versions_of
 from components.deployment.graph.files import graph_sha256
 from components.deployment.release import ReleaseSettings, release
-from components.deployment.repository.triton_config import ServingOptions, read_options, versions_of
+from components.deployment.repository.triton_config import ServingOptions, read_options
 from components.runtime.errors import ContractError
 from components.storage.uris import local_path
 from components.store.models import champion, graph_folder, read_serving_place, release_path

@@ -7,12 +7,12 @@ import dataclasses
 import pytest
 
 from components.contracts.manifests import Release
-from components.contracts.serving import CANDIDATE_NAME, MODEL_NAME
+from components.contracts.serving import CANDIDATE_NAME, MODEL_NAME, versions_of
 from components.deployment.graph.files import graph_sha256
 from components.deployment.graph.parity import GoldenRows, open_graph, score
 from components.deployment.release import ReleaseSettings, release
 from components.deployment.repository.model_repository import ModelRepository
-from components.deployment.repository.triton_config import ServingOptions, versions_of
+from components.deployment.repository.triton_config import ServingOptions
 from components.deployment.rollback import rollback
 from components.deployment.servers import Patience
 from components.deployment.site import opened

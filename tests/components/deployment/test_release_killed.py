@@ -18,9 +18,8 @@ from pathlib import Path
 
 import pytest
 
-from components.contracts.serving import MODEL_NAME
+from components.contracts.serving import MODEL_NAME, versions_of
 from components.deployment.release import release
-from components.deployment.repository.triton_config import versions_of
 from components.deployment.rollback import rollback
 from components.runtime.errors import ContractError
 from components.store.promotion_journal import read_entries

@@ -6,8 +6,9 @@ import os
 
 import pytest
 
+from components.contracts.serving import versions_of
 from components.deployment.repository.model_repository import ModelRepository
-from components.deployment.repository.triton_config import versions_of, warmup_files_of
+from components.deployment.repository.triton_config import warmup_files_of
 from components.runtime.errors import PermanentError
 from components.storage.folder import FolderObjects
 from tests.support.crashes import Killed

@@ -8,14 +8,13 @@ import pytest
 from google.protobuf import text_format
 from tritonclient.grpc import model_config_pb2
 
-from components.contracts.serving import CATEGORICAL_INPUT, DENSE_INPUT, MAX_BATCH_ROWS, PROBABILITY_OUTPUT
+from components.contracts.serving import CATEGORICAL_INPUT, DENSE_INPUT, MAX_BATCH_ROWS, PROBABILITY_OUTPUT, versions_of
 from components.deployment.repository.triton_config import (
     WARMUP_BATCH,
     ServingOptions,
     WarmupRow,
     read_options,
     triton_config,
-    versions_of,
     warmup_files_of,
 )
 from components.runtime.errors import ContractError
