@@ -38,9 +38,9 @@ from components.store.models import model_folder, release_path
 from components.validation.reference import ReferenceCounter
 from monitoring.flags import make_settings
 from monitoring.memory.archive_tables import build_row_table
-from monitoring.memory.rows import ArchiveRow
 from monitoring.memory.store import Store
 from monitoring.monitor import Monitor
+from monitoring.rows import ArchiveRow
 from monitoring.settings import MonitorSettings
 
 TARGET = 100_000

@@ -14,8 +14,8 @@ from monitoring.measures.estimated_auc import EstimatedAuc, estimate_auc, fit_ca
 from monitoring.measures.kpis import Kpis, measure_version
 from monitoring.measures.open_labels import ClickDelays, OpenEstimate, estimate_open
 from monitoring.measures.window import VersionWindows, WindowSettings
-from monitoring.memory.rows import MaturedRequest, OpenRows, Settled
 from monitoring.memory.store import Store
+from monitoring.rows import MaturedRequest, OpenRows, Settled
 
 STALE_SECONDS = 900.0
 """KPIs of a version without a new row for longer are no longer shown: its window says nothing about the present."""

@@ -26,8 +26,8 @@ from monitoring.memory.intake import Watermark, read_record
 from monitoring.memory.join import due_before, mature_request, settle_request
 from monitoring.memory.kept_watch import KeptWatch
 from monitoring.memory.references import StoredReferences
-from monitoring.memory.rows import LateOutcome
 from monitoring.memory.store import Store
+from monitoring.rows import LateOutcome
 from monitoring.settings import MonitorSettings
 from monitoring.showing.exposition import Exposition, Snapshot
 from monitoring.showing.store_status import StoreWatcher

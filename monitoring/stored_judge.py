@@ -16,8 +16,8 @@ from monitoring.deciding.policy import DecisionPoint
 from monitoring.gate_baselines import GateBaselines
 from monitoring.journal import Journal
 from monitoring.memory.archive import no_checkpoint
-from monitoring.memory.rows import MaturedRequest
 from monitoring.memory.store import Store
+from monitoring.rows import MaturedRequest
 
 
 class StoredJudge:

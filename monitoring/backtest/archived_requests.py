@@ -19,7 +19,7 @@ from components.contracts.records import PredictionBatch
 from components.runtime.errors import ContractError
 from components.storage.objects import Objects
 from components.store.archived_rows import ArchivedFile, archived_files, arrow_schema
-from monitoring.memory.rows import MaturedRequest
+from monitoring.rows import MaturedRequest
 
 _NEEDED = (criteo.LABEL, criteo.REQUEST_ID, criteo.ROW, criteo.EVENT_TIME, criteo.MODEL_VERSION, criteo.SCORE)
 _TYPES = arrow_schema({**criteo.RAW_TYPES, **criteo.CANARY_TYPES})

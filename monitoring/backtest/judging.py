@@ -19,7 +19,7 @@ from monitoring.deciding.judging import Judge, no_baseline
 from monitoring.deciding.policies import make_policies
 from monitoring.deciding.policy import Baseline, DecisionPoint
 from monitoring.drift.watch import DriftWatch
-from monitoring.memory.rows import MaturedRequest
+from monitoring.rows import MaturedRequest
 
 EVERY_REQUESTS = 1000
 """Requests between two looks whether a decision point has passed; which changes no decision."""

@@ -31,7 +31,7 @@ from monitoring.deciding.policy import (
 from monitoring.flags import expect
 from monitoring.measures.kpis import measure
 from monitoring.measures.window import MAX_VERSIONS, RowWindow
-from monitoring.memory.rows import MaturedRequest
+from monitoring.rows import MaturedRequest
 
 MAX_PASSED_OVER = 1000
 """Ids of requests passed over that are remembered, so that a restart passes them over too."""

@@ -30,8 +30,8 @@ from components.contracts import criteo
 from components.runtime.durable import fsync_path
 from components.runtime.errors import TemporaryError
 from monitoring.memory.archive_tables import build_outcome_table, build_row_table, utc_day
-from monitoring.memory.rows import ArchiveOutcome, ArchiveRow
 from monitoring.memory.store import Store
+from monitoring.rows import ArchiveOutcome, ArchiveRow
 
 logger = logging.getLogger(__name__)
 

@@ -20,7 +20,7 @@ from components.contracts import criteo
 from components.contracts.criteo import microseconds
 from components.contracts.records import PredictionBatch, decode
 from components.store.archived_rows import arrow_schema
-from monitoring.memory.rows import ArchiveOutcome, ArchiveRow
+from monitoring.rows import ArchiveOutcome, ArchiveRow
 
 SCHEMA = arrow_schema(criteo.RAW_TYPES)
 SHADOW_SCHEMA = arrow_schema({**criteo.RAW_TYPES, **criteo.SHADOW_TYPES})

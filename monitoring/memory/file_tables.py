@@ -13,7 +13,7 @@ import numpy as np
 
 from monitoring.measures.window import MAX_VERSIONS
 from monitoring.memory.database import Database
-from monitoring.memory.rows import ArchiveOutcome, ArchiveRow, LateOutcome
+from monitoring.rows import ArchiveOutcome, ArchiveRow, LateOutcome
 
 _AFTER_ALL = 2**63 - 1
 

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from components.contracts.criteo import microseconds
 from components.contracts.records import CLICK, CONVERSION
 from monitoring.memory.database import add_to
-from monitoring.memory.rows import Event, LateOutcome, MaturedRequest, Settled, Waiting
+from monitoring.rows import Event, LateOutcome, MaturedRequest, Settled, Waiting
 
 
 class Attribution(NamedTuple):

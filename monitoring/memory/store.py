@@ -24,7 +24,7 @@ from components.contracts.criteo import microseconds
 from components.contracts.records import CLICK, CONVERSION, OutcomeBatch, PredictionBatch
 from monitoring.memory.database import add_to
 from monitoring.memory.file_tables import FileTables
-from monitoring.memory.rows import Event, LateOutcome, MaturedRequest, OpenRows, Settled, Waiting
+from monitoring.rows import Event, LateOutcome, MaturedRequest, OpenRows, Settled, Waiting
 
 _MATURED = "request_id, time, model_version, labels, scores, converted, session_id, positions, delays"
 

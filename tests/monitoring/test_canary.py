@@ -13,7 +13,7 @@ from components.runtime.errors import ContractError
 from monitoring.measures.window import VersionWindows
 from monitoring.memory.archive_tables import SCHEMA, SHADOW_SCHEMA, build_row_table
 from monitoring.memory.intake import read_record
-from monitoring.memory.rows import ArchiveRow
+from monitoring.rows import ArchiveRow
 from tests.support.monitors import START, WINDOW, prediction, publish
 
 

@@ -13,7 +13,7 @@ from components.runtime.errors import ContractError
 from monitoring.deciding.judging import Judge, JudgeSettings
 from monitoring.deciding.policies import POLICIES, PolicySettings, make_policies
 from monitoring.deciding.policy import Baseline, FeatureDrift
-from monitoring.memory.rows import MaturedRequest
+from monitoring.rows import MaturedRequest
 from tests.support.monitors import START
 
 WINDOW, GRACE = 7.0, 2.0

@@ -18,8 +18,8 @@ from components.runtime.errors import PermanentError, TemporaryError
 from monitoring.memory import archive
 from monitoring.memory.archive import Archive
 from monitoring.memory.archive_tables import SCHEMA, build_row_table
-from monitoring.memory.rows import ArchiveRow, MaturedRequest
 from monitoring.memory.store import Store
+from monitoring.rows import ArchiveRow, MaturedRequest
 from tests.support.archives import archived_rows, expected_rows
 from tests.support.crashes import Killed, crash_at
 from tests.support.monitors import START, WINDOW, clicks, prediction, publish, read_rows

@@ -11,8 +11,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from monitoring.memory.join import attribute
-from monitoring.memory.rows import MaturedRequest
 from monitoring.memory.store import Store
+from monitoring.rows import MaturedRequest
 from tests.support.monitors import START, WINDOW, clicks, prediction, publish
 
 
