@@ -163,12 +163,17 @@ def categories(name: str, values: Any) -> NDArray[np.int64]:
     if pa.types.is_dictionary(array.type):
         array = array.cast(array.type.value_type)
     if _is_text(array.type):
-        array = array.fill_null("")
-        matches = pc.or_(pc.equal(array, ""), pc.match_substring_regex(array, criteo.HEX_PATTERN))
-        _expect_all(name, array, matches, expected=_A_CATEGORY)
-        encoded = array.dictionary_encode()
-        meanings = np.array([criteo.parse_category(text) for text in encoded.dictionary.to_pylist()], dtype=np.int64)
-        return meanings[encoded.indices.to_numpy()] if len(meanings) else np.empty(0, np.int64)
+        # Each distinct text is parsed once: a click log repeats itself.
+        encoded = array.fill_null("").dictionary_encode()
+        meanings = np.empty(len(encoded.dictionary), dtype=np.int64)
+        for index, text in enumerate(encoded.dictionary.to_pylist()):
+            try:
+                meanings[index] = criteo.parse_category(text)
+            except ContractError:
+                row = pc.index(encoded.indices, index).as_py()
+                raise WrongValue(column=name, row=row, value=text, expected=_A_CATEGORY) from None
+        found_texts: NDArray[np.int64] = meanings[encoded.indices.to_numpy()]
+        return found_texts
     if array.type == pa.int32() and isinstance(values, pa.Array | pa.ChunkedArray):
         array = array.view(pa.uint32())
     try:
