@@ -58,7 +58,7 @@ def deployment(
         output=release.path)  # fmt: skip
     if code := main(flags):
         if code == 1:
-            return  # refused: a retry would hear the same
+            return  # refused: a retry would be refused too
         raise SystemExit(code)
     done = Release.read(release.path)
     metrics.log_metric("version", done.version)

@@ -31,7 +31,7 @@ def evaluation(
         champion: Model to beat: current, none, or a released model's id.
         min_auc: AUC that a model needs to be released at all.
         max_auc_loss: AUC by which the candidate may trail the champion (non-inferiority margin).
-        max_old_auc_loss: The same on held-out rows of days before the window; negative = told, not judged.
+        max_old_auc_loss: The same on held-out rows of days before the window; negative = reported, not judged.
         accept_inconclusive: Whether too small a held-out window may release a model nevertheless.
         raw_dataset: RawDataset manifest; its held-out rows are judged by.
         training_set: TrainingSet manifest of the same rows.
