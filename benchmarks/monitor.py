@@ -100,7 +100,7 @@ class MemoryLog:
         """Nothing is open."""
 
 
-class Traffic:
+class RecordTraffic:
     """Encoded messages of made-up requests: few bodies, each sent again and again under a new id and time."""
 
     def __init__(self, rows_per_message: int, bodies: int = 64) -> None:
@@ -207,7 +207,7 @@ def _settings(folder: Path) -> MonitorSettings:
 def measure(rows: int, rows_per_message: int, log: str, profile: Path | None = None) -> dict[str, Any]:
     """Runs one monitor in this process until `rows` rows are archived; what it took."""
     clock = {"time": START}
-    traffic = Traffic(rows_per_message)
+    traffic = RecordTraffic(rows_per_message)
     with tempfile.TemporaryDirectory() as scratch:
         folder = Path(scratch)
         memory, sqlite = MemoryLog(), SqliteLog(folder / "log.db", clock=lambda: clock["time"])

@@ -35,7 +35,7 @@ from components.training.rows import Rows
 _SCORED_ROWS = 8192
 
 
-class Contestant(Protocol):
+class TrainingContestant(Protocol):
     """A network with its optimizer, in somebody's code."""
 
     name: str
@@ -64,17 +64,17 @@ class Evergreen:
         self.engine.restore(weights)
 
     def prepare(self, rows: Rows) -> Rows:
-        """See `Contestant`."""
+        """See `TrainingContestant`."""
         return rows
 
     def learn(self, prepared: Rows) -> None:
-        """See `Contestant`."""
+        """See `TrainingContestant`."""
         self._passes += 1
         order = np.random.default_rng(self._passes).permutation(len(prepared))
         self.engine.learn(prepared, order, self._batch_size, self._passes)
 
     def score(self, rows: Rows) -> NDArray[np.float32]:
-        """See `Contestant`."""
+        """See `TrainingContestant`."""
         return self.engine.score(rows)
 
 
@@ -143,7 +143,7 @@ class PlainPytorch:
         self._batch_size = batch_size
 
     def prepare(self, rows: Rows) -> FrameRows:
-        """See `Contestant`."""
+        """See `TrainingContestant`."""
         # The tests of the network above run where there is no pandas.
         import pandas
 
@@ -152,7 +152,7 @@ class PlainPytorch:
         return FrameRows(pandas.DataFrame(columns))
 
     def learn(self, prepared: FrameRows) -> None:
-        """See `Contestant`."""
+        """See `TrainingContestant`."""
         self.model.train()
         for dense, ids, labels in DataLoader(prepared, batch_size=self._batch_size, shuffle=True):
             self._optimizer.zero_grad()
@@ -162,7 +162,7 @@ class PlainPytorch:
 
     @torch.no_grad()
     def score(self, rows: Rows) -> NDArray[np.float32]:
-        """See `Contestant`."""
+        """See `TrainingContestant`."""
         self.model.eval()
         dense, ids = torch.from_numpy(rows.dense), torch.from_numpy(rows.ids.astype(np.int64))
         parts = zip(dense.split(_SCORED_ROWS), ids.split(_SCORED_ROWS))
@@ -201,18 +201,18 @@ class DeepCtr:
         self._batch_size = batch_size
 
     def prepare(self, rows: Rows) -> tuple[dict[str, Any], Any]:
-        """See `Contestant`."""
+        """See `TrainingContestant`."""
         columns = {name: np.ascontiguousarray(rows.ids[:, i]) for i, name in enumerate(CATEGORICAL)}
         columns |= {name: np.ascontiguousarray(rows.dense[:, i]) for i, name in enumerate(DENSE)}
         return columns, rows.labels
 
     def learn(self, prepared: tuple[dict[str, Any], Any]) -> None:
-        """See `Contestant`."""
+        """See `TrainingContestant`."""
         columns, labels = prepared
         with contextlib.redirect_stdout(io.StringIO()):
             self._model.fit(columns, labels, batch_size=self._batch_size, epochs=1, verbose=0)
 
     def score(self, rows: Rows) -> NDArray[np.float32]:
-        """See `Contestant`."""
+        """See `TrainingContestant`."""
         scores: NDArray[np.float32] = self._model.predict(self.prepare(rows)[0], _SCORED_ROWS)[:, 0]
         return scores

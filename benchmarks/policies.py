@@ -35,7 +35,7 @@ REFERENCE_STRIDE = 10
 
 
 @dataclass(frozen=True)
-class Case:
+class PolicyCase:
     """One click rate."""
 
     traffic: Traffic
@@ -50,9 +50,9 @@ class Case:
 
 
 CASES = {
-    "0.1 %": Case(Traffic(0.001, 5_000), 5_000, 300_000, 100_000, 600_000),
-    "3 %": Case(Traffic(0.03, 500), 2_000, 60_000, 30_000, 40_000),
-    "25 %": Case(Traffic(0.25, 250), 2_000, 40_000, 30_000, 30_000),
+    "0.1 %": PolicyCase(Traffic(0.001, 5_000), 5_000, 300_000, 100_000, 600_000),
+    "3 %": PolicyCase(Traffic(0.03, 500), 2_000, 60_000, 30_000, 40_000),
+    "25 %": PolicyCase(Traffic(0.25, 250), 2_000, 40_000, 30_000, 30_000),
 }
 USERS = {
     "3 %, 10 rows a request": Traffic(0.03, 1_000, rows_per_request=10, user_spread=1.0),
@@ -111,7 +111,7 @@ FirstRun = Callable[[MaturedRows, Windows, int], "int | None"]
 """(stream, its windows, row after which an answer counts) -> row of the first request for a run."""
 
 
-def contestants(case: Case) -> dict[str, tuple[float | None, FirstRun]]:
+def contestants(case: PolicyCase) -> dict[str, tuple[float | None, FirstRun]]:
     """By name: the bound on false alarms, None where there is none, and the contestant."""
     alpha, tolerance = PolicySettings.sequential_alpha, PolicySettings.sequential_tolerance
 
@@ -164,7 +164,9 @@ def _window_aucs(stream: MaturedRows, after: int, at_once: int = 250) -> Iterato
             yield some, (ranks - num * (num + 1) / 2) / (num * (REFERENCE_ROWS - num))
 
 
-def study(case: Case, *, streams: int, falls: int, seed: int, names: Sequence[str] | None = None) -> dict[str, Any]:
+def study(
+    case: PolicyCase, *, streams: int, falls: int, seed: int, names: Sequence[str] | None = None
+) -> dict[str, Any]:
     """False alarms and delays of every contestant (or those whose name begins with one of `names`) at one rate."""
     compared = {
         name: each for name, each in contestants(case).items() if names is None or name.startswith(tuple(names))

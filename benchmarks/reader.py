@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from benchmarks.encoded_rows import SAMPLE_SLOT_SIZES, PlantedLogit, write_parquet
-from benchmarks.speed import Spread
+from benchmarks.speed import SpeedSpread
 from components.training.rows import open_rows
 
 _REPEATS = 5
@@ -36,4 +36,4 @@ def measure(num_rows: int, batch_size: int, scratch: Path) -> dict[str, Any]:
         batches.append(num_rows / (ended - decoded))
         both.append(num_rows / (ended - began))
     named = {"decoding": decoding, "batches": batches, "both": both}
-    return {"num_rows": num_rows, **{name: Spread.of(values[1:]) for name, values in named.items()}}
+    return {"num_rows": num_rows, **{name: SpeedSpread.of(values[1:]) for name, values in named.items()}}

@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 
 from benchmarks.encoded_rows import SAMPLE_SLOT_SIZES, PlantedLogit, slot_sizes_for
-from benchmarks.peers import Contestant, DeepCtr, Evergreen, PlainPytorch
+from benchmarks.peers import DeepCtr, Evergreen, PlainPytorch, TrainingContestant
 from components.contracts.metrics import roc_auc
 from components.models.configs import DcnConfig
 from components.training.rows import Rows
@@ -49,7 +49,7 @@ class Case:
 
 
 @dataclass(frozen=True)
-class Spread:
+class SpeedSpread:
     """A figure over rounds."""
 
     median: float
@@ -57,7 +57,7 @@ class Spread:
     most: float
 
     @classmethod
-    def of(cls, values: list[float]) -> Spread:
+    def of(cls, values: list[float]) -> SpeedSpread:
         """The spread of at least one value."""
         return cls(median(values), min(values), max(values))
 
@@ -98,7 +98,7 @@ def measure(case: Case, batch_size: int, scratch: Path) -> dict[str, Any]:
 
 def _contestants(
     config: DcnConfig, slot_sizes: list[int], batch_size: int, scratch: Path
-) -> tuple[list[Evergreen], list[Contestant]]:
+) -> tuple[list[Evergreen], list[TrainingContestant]]:
     weights = _initial_weights(config, slot_sizes, scratch)
     ours = [Evergreen(config, slot_sizes, weights, batch_size, precision) for precision in PRECISIONS]
     return ours, [PlainPytorch(config, slot_sizes, weights, batch_size), DeepCtr(config, slot_sizes, batch_size)]
@@ -110,7 +110,7 @@ def _initial_weights(config: DcnConfig, slot_sizes: list[int], scratch: Path) ->
     return weights
 
 
-def _check_same_network(ours: Contestant, peer: Contestant, rows: Rows) -> None:
+def _check_same_network(ours: TrainingContestant, peer: TrainingContestant, rows: Rows) -> None:
     difference = float(np.abs(ours.score(rows) - peer.score(rows)).max())
     if not difference <= _MOST_DIFFERENCE:
         raise NetworksDiffer(
@@ -132,11 +132,11 @@ class _OnSmallTable:
     def learn(self, number: int) -> None:
         self._speeds.append(_rows_per_second(self._ours, self._segments[number]))
 
-    def cost_ratio(self, on_large: list[float]) -> Spread:
-        return Spread.of([small / large for small, large in zip(self._speeds[1:], on_large[1:])])
+    def cost_ratio(self, on_large: list[float]) -> SpeedSpread:
+        return SpeedSpread.of([small / large for small, large in zip(self._speeds[1:], on_large[1:])])
 
 
-def _rows_per_second(contestant: Contestant, rows: Rows) -> float:
+def _rows_per_second(contestant: TrainingContestant, rows: Rows) -> float:
     prepared = contestant.prepare(rows)
     began = time.perf_counter()
     contestant.learn(prepared)
@@ -154,8 +154,8 @@ def _figures(
     better = max(aucs[name] or 0.0 for name in peers)
     contestants = {
         name: {
-            "rows_per_second": Spread.of(speeds[name]),
-            "ratio": Spread.of([a / b for a, b in zip(speeds[name], speeds[faster])]),
+            "rows_per_second": SpeedSpread.of(speeds[name]),
+            "ratio": SpeedSpread.of([a / b for a, b in zip(speeds[name], speeds[faster])]),
             "auc": aucs[name],
             "auc_difference": (aucs[name] or 0.0) - better,
         }

@@ -17,7 +17,7 @@ from components.contracts.criteo import MISSING_CATEGORY
 from components.runtime.errors import ContractError
 from inference_client.row_files import concatenated, distinct_categories, read_rows, row_files
 from inference_client.rows import CRITEO, Columns, FeatureRows
-from inference_client.simulation.world import Rows, World
+from inference_client.simulation.world import World, WorldRows
 
 _CHUNK_ROWS = 4096
 
@@ -56,7 +56,7 @@ class WorldTraffic:
     def __init__(self, world: World, drifted: World | None, random: Generator) -> None:
         self._world, self._drifted = world, drifted
         self._random = random
-        self._chunk: Rows | None = None
+        self._chunk: WorldRows | None = None
         self._at = 0
 
     def take(self, rows: int) -> Request:

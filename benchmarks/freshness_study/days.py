@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from benchmarks.freshness_study.rounds import Learner, Learning, joined
 from inference_client.simulation.slow_drift import DriftingWorld, SlowDrift
-from inference_client.simulation.world import Rows, World
+from inference_client.simulation.world import World, WorldRows
 
 FROZEN = "frozen"
 BEST = "best possible"
@@ -67,13 +67,13 @@ class _Policy:
 
     def __init__(self, learner: Learner, interval: float) -> None:
         self.learner, self._interval, self._due = learner, interval, interval
-        self._window: list[Rows] = []
+        self._window: list[WorldRows] = []
 
-    def score(self, rows: Rows) -> NDArray[np.float64]:
+    def score(self, rows: WorldRows) -> NDArray[np.float64]:
         """Scores of rows that nobody has learnt."""
         return self.learner.score(rows).astype(np.float64)
 
-    def take(self, rows: Rows, *, hour: float, end: float) -> None:
+    def take(self, rows: WorldRows, *, hour: float, end: float) -> None:
         """Takes rows that were scored, and learns the window if its round is due at `hour` of the policy's time.
 
         Rows of a round that made no model stay: the next one tries them again.
@@ -142,7 +142,7 @@ def _made(folder: Path) -> Path:
     return folder
 
 
-def _traffic(world: DriftingWorld, days: Days, begin: float, end: float) -> Iterator[tuple[float, Rows]]:
+def _traffic(world: DriftingWorld, days: Days, begin: float, end: float) -> Iterator[tuple[float, WorldRows]]:
     """(End in hours, rows) of each of the world's steps between two hours; the same for every run of a seed."""
     step = world.drift.step_minutes / 60.0
     count = round(days.rows_per_hour * step)

@@ -30,7 +30,7 @@ from components.training.fit import FitJob, FitResult, fit
 from components.training.metrics_sink import MemorySink
 from components.training.rows import Rows as EncodedRows
 from components.training.start import continue_from
-from inference_client.simulation.world import Rows
+from inference_client.simulation.world import WorldRows
 
 BACKEND = "pytorch"
 
@@ -47,9 +47,9 @@ class Learning:
     rules: AdmissionRules
 
 
-def joined(rows: list[Rows]) -> Rows:
+def joined(rows: list[WorldRows]) -> WorldRows:
     """Rows one after another."""
-    return Rows(*(np.concatenate(columns) for columns in zip(*rows)))
+    return WorldRows(*(np.concatenate(columns) for columns in zip(*rows)))
 
 
 class Learner:
@@ -78,13 +78,13 @@ class Learner:
         """`auc` and `log_loss` of the newest model on the rows that stopped its fit."""
         return self._model.early_stopping if self._model else {}
 
-    def score(self, rows: Rows) -> NDArray[np.float32]:
+    def score(self, rows: WorldRows) -> NDArray[np.float32]:
         """Click probabilities [n] of the newest model."""
         assert self._features is not None, "a learner scores once it has learnt"
         assert self._engine is not None
         return self._engine.score(_encoded(self._features, rows))
 
-    def learn(self, rows: Rows, *, hour: float) -> bool:
+    def learn(self, rows: WorldRows, *, hour: float) -> bool:
         """Whether a round on the rows of a window that ends at `hour`, oldest row first, made another model.
 
         It makes none where the newest rows of the window prefer the parent; nothing has happened then.
@@ -96,7 +96,7 @@ class Learner:
             self.seconds += time.perf_counter() - began
             self.num_rounds += 1
 
-    def _round(self, rows: Rows, microseconds: int) -> bool:
+    def _round(self, rows: WorldRows, microseconds: int) -> bool:
         columns = [
             next_column(column, *_counted(rows.categorical[:, i]), now=microseconds, rules=self._learning.rules)
             for i, column in enumerate(self._columns)
@@ -123,7 +123,7 @@ class Learner:
         self.num_models += 1
         return True
 
-    def _fitted(self, folder: Path, features: FeatureWorkflow, rows: Rows) -> tuple[Model, Engine]:
+    def _fitted(self, folder: Path, features: FeatureWorkflow, rows: WorldRows) -> tuple[Model, Engine]:
         (folder / Model.WORKFLOW).mkdir(parents=True)
         features.save(folder / Model.WORKFLOW)
         training_set = _training_set(folder, features, rows, parent=self._model)
@@ -140,7 +140,7 @@ class Learner:
         return _described(folder, training_set, self._learning, settings, result, parent=self._model), engine
 
 
-def _encoded(features: FeatureWorkflow, rows: Rows) -> EncodedRows:
+def _encoded(features: FeatureWorkflow, rows: WorldRows) -> EncodedRows:
     return EncodedRows(
         labels=rows.label.astype(np.float32),
         dense=features.encode_dense(rows.dense),
@@ -161,7 +161,7 @@ def _moments(dense: NDArray[np.float32]) -> tuple[NDArray[np.float32], NDArray[n
     return logged.mean(axis=0).astype(np.float32), logged.std(axis=0, ddof=1).astype(np.float32)
 
 
-def _training_set(folder: Path, features: FeatureWorkflow, rows: Rows, *, parent: Model | None) -> TrainingSet:
+def _training_set(folder: Path, features: FeatureWorkflow, rows: WorldRows, *, parent: Model | None) -> TrainingSet:
     encoded = _encoded(features, rows)
     train = folder / "train"
     train.mkdir()

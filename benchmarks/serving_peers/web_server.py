@@ -19,7 +19,7 @@ from components.contracts.criteo import MISSING_CATEGORY, NUM_CATEGORICAL, NUM_D
 _ROW_BYTES = 4 * NUM_DENSE + 8 * NUM_CATEGORICAL
 
 
-class Rows(BaseModel):
+class PostedRows(BaseModel):
     """Raw rows; null = missing."""
 
     dense: list[list[float | None]]
@@ -37,7 +37,7 @@ def build(graph: str) -> FastAPI:
         return session.run(["probability"], {"dense": dense, "categorical": categorical})[0].ravel()
 
     @app.post("/json")
-    async def from_json(rows: Rows) -> dict[str, list[float]]:
+    async def from_json(rows: PostedRows) -> dict[str, list[float]]:
         dense = np.array(rows.dense, dtype=np.float32)
         categorical = [[MISSING_CATEGORY if value is None else value for value in row] for row in rows.categorical]
         return {"probability": score(dense, np.array(categorical, dtype=np.int64)).tolist()}

@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 
 from components.contracts.criteo import CATEGORICAL, DENSE, MISSING_CATEGORY
 from inference_client.simulation.lake import raw_table
-from inference_client.simulation.world import Rows, World, sigmoid
+from inference_client.simulation.world import World, WorldRows, sigmoid
 
 ROWS_PER_REQUEST = 64
 USER_COLUMNS = DENSE[:6] + CATEGORICAL[:13]
@@ -32,7 +32,7 @@ EQUAL, UNEQUAL, INDEPENDENT = "equal", "unequal", "independent"
 class DrawnWindow(NamedTuple):
     """Rows in time order."""
 
-    rows: Rows
+    rows: WorldRows
     request: NDArray[np.int64]
     """[n] the request that each row belongs to, from 0, ascending."""
 
@@ -59,7 +59,7 @@ def draw_window(world: World, rows: int, random: Generator, *, requests: str = E
         values[:, shared] = values[first][:, shared]
     probability = sigmoid(world.strength * world.tables.effects_of(dense, categorical) + world.bias)
     label = (random.random(rows) < probability).astype(np.int32)
-    return DrawnWindow(Rows(dense, categorical, probability, label), request)
+    return DrawnWindow(WorldRows(dense, categorical, probability, label), request)
 
 
 def column_of(window: DrawnWindow, name: str) -> NDArray[np.float32] | NDArray[np.int64]:

@@ -1,6 +1,6 @@
 """Writes a world's rows as a lake: day partitions in the raw schema, each whole or absent.
 
-Rows are drawn by `world`; extraction reads the lake.
+WorldRows are drawn by `world`; extraction reads the lake.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from components.runtime.durable import whole_directory
 from components.runtime.errors import ContractError
 from components.storage.locations import open_objects
 from components.storage.uris import is_bucket_uri, local_path
-from inference_client.simulation.world import Rows, World
+from inference_client.simulation.world import World, WorldRows
 
 ROWS_PER_FILE = 100_000
 ROWS_PER_REQUEST = 64
@@ -85,7 +85,7 @@ def store_lake(world: World, uri: str, *, rows: int, days: int, last_day: date, 
     return report
 
 
-def raw_table(rows: Rows, *, request_ids: list[str], row: NDArray[np.int32], times: NDArray[np.float64]) -> Any:
+def raw_table(rows: WorldRows, *, request_ids: list[str], row: NDArray[np.int32], times: NDArray[np.float64]) -> Any:
     """The rows as an Arrow table in the raw schema; `times` are seconds since the epoch. No model scored them."""
     columns: dict[str, Any] = {criteo.LABEL: pa.array(rows.label)}
     for i, name in enumerate(criteo.DENSE):
@@ -118,7 +118,7 @@ def _partition(lake: Path, day: str) -> Path:
     return lake / criteo.DAY_PARTITION.format(day=day)
 
 
-def _write_day(world: World, folder: Path, *, day: str, count: int, random: Generator) -> list[Rows]:
+def _write_day(world: World, folder: Path, *, day: str, count: int, random: Generator) -> list[WorldRows]:
     midnight = datetime.combine(date.fromisoformat(day), time(tzinfo=timezone.utc)).timestamp()
     written = []
     for part, start in enumerate(range(0, count, ROWS_PER_FILE)):

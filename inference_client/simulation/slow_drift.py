@@ -1,6 +1,6 @@
 """Slow drift: a world that changes all the time, as a pure function of time; a sudden change is `world.Drift`.
 
-At any hour a `DriftingWorld` gives a `Snapshot`, which draws rows with their true click probability. What moves:
+At any hour a `DriftingWorld` gives a `WorldSnapshot`, which draws rows with their true click probability. What moves:
 
 - Planted weights of some columns: a fixed part plus a part that follows a stationary Ornstein-Uhlenbeck process with a
   stated half-life (correlation with itself a hours later: 2^(-a / half-life)).
@@ -26,7 +26,7 @@ from components.contracts.criteo import CATEGORICAL, MISSING_CATEGORY
 from components.runtime.errors import ContractError
 from inference_client.simulation.columns import DRIFT_COLUMNS, INTERACTIONS
 from inference_client.simulation.tables import Alias, CategoryTable, Tables, hashed
-from inference_client.simulation.world import Rows, World, bias_for, drawn_rows, expected_auc, sigmoid
+from inference_client.simulation.world import World, WorldRows, bias_for, drawn_rows, expected_auc, sigmoid
 
 _CALIBRATION_ROWS = 20_000
 _LIVES = 8
@@ -78,7 +78,7 @@ class SlowDrift:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Snapshot:
+class WorldSnapshot:
     """The world at one time."""
 
     hours: float
@@ -89,7 +89,7 @@ class Snapshot:
     bayes_auc: float
     """Best AUC that any model can expect now."""
 
-    def draw(self, n: int, random: Generator) -> Rows:
+    def draw(self, n: int, random: Generator) -> WorldRows:
         """`n` independent rows."""
         return drawn_rows(self.tables, n, random, strength=self.strength, bias=self.bias)
 
@@ -109,7 +109,7 @@ class DriftingWorld:
     """Its weights are the fixed part, its frequencies the mean."""
     drift: SlowDrift
 
-    def at(self, hours: float) -> Snapshot:
+    def at(self, hours: float) -> WorldSnapshot:
         """The world `hours` after its beginning, when it was in its stationary state already.
 
         Raises:
@@ -119,7 +119,7 @@ class DriftingWorld:
         effects = tables.draw(_CALIBRATION_ROWS, self._calibration())[2].astype(np.float64)
         strength = self.world.strength * self._mean_spread / float(effects.std())
         bias = bias_for(strength * effects, self.world.click_rate)
-        return Snapshot(
+        return WorldSnapshot(
             hours=self._step_at(hours) * self.drift.step_minutes / 60.0,
             tables=tables,
             strength=strength,

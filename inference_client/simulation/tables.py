@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from components.contracts.criteo import MISSING_CATEGORY, NUM_CATEGORICAL, NUM_DENSE
 from components.runtime.errors import ContractError
-from inference_client.simulation.columns import INTERACTION_BUCKETS, CategoryColumn, DenseColumn
+from inference_client.simulation.columns import INTERACTION_BUCKETS, WorldCategoryColumn, WorldDenseColumn
 
 _QUANTILES = 1 << 16
 _Z_99 = 2.3263478740408408
@@ -34,7 +34,7 @@ class DenseTable:
     missing_effect: np.float32
 
     @classmethod
-    def build(cls, column: DenseColumn, *, slope: float, missing_effect: float, shift: float) -> DenseTable:
+    def build(cls, column: WorldDenseColumn, *, slope: float, missing_effect: float, shift: float) -> DenseTable:
         """The table of `column`; its effect is linear in log(1 + value - minimum), with variance about `slope`^2.
 
         Args:
@@ -105,7 +105,7 @@ class CategoryTable:
     alias: Alias
 
     @classmethod
-    def build(cls, column: CategoryColumn, spread: float, random: Generator) -> CategoryTable:
+    def build(cls, column: WorldCategoryColumn, spread: float, random: Generator) -> CategoryTable:
         """The table of `column` with weights drawn from `random`."""
         ranks = np.arange(1, column.cardinality, dtype=np.float64)
         rest = ranks**-column.exponent

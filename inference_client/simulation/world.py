@@ -2,7 +2,7 @@
 
 A world is its parameters; the same parameters give the same world in every process, so a world travels as a small
 JSON file. Truth: logit = bias + strength * (dense effects + a weight per category + a few pair interactions), each
-column's effect having the share of variance that `columns` states. Rows are written to a lake by `lake`.
+column's effect having the share of variance that `columns` states. WorldRows are written to a lake by `lake`.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ FORMAT_VERSION = 1
 _CALIBRATION_ROWS = 40_000
 
 
-class Rows(NamedTuple):
+class WorldRows(NamedTuple):
     """Drawn rows."""
 
     dense: NDArray[np.float32]
@@ -117,7 +117,7 @@ class World:
         bias = bias_for(still.strength * still._sample_effects(), self.click_rate)
         return replace(changed, bias=bias)
 
-    def draw(self, n: int, random: Generator) -> Rows:
+    def draw(self, n: int, random: Generator) -> WorldRows:
         """`n` independent rows."""
         return drawn_rows(self.tables, n, random, strength=self.strength, bias=self.bias)
 
@@ -196,15 +196,15 @@ class World:
         return self.tables.draw(_CALIBRATION_ROWS, random)[2].astype(np.float64)
 
 
-def drawn_rows(tables: Tables, n: int, random: Generator, *, strength: float, bias: float) -> Rows:
+def drawn_rows(tables: Tables, n: int, random: Generator, *, strength: float, bias: float) -> WorldRows:
     """`n` independent rows of `tables` whose logit is bias + strength * effects."""
     dense, categorical, effects = tables.draw(n, random)
     probability = sigmoid(strength * effects + bias)
     label = (random.random(n) < probability).astype(np.int32)
-    return Rows(dense, categorical, probability, label)
+    return WorldRows(dense, categorical, probability, label)
 
 
-def measured_bayes_auc(rows: Rows) -> float | None:
+def measured_bayes_auc(rows: WorldRows) -> float | None:
     """Best AUC that any model could reach on exactly these rows; `None` unless both classes are present."""
     return roc_auc(rows.label, rows.probability)
 

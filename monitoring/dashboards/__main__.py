@@ -7,6 +7,7 @@ from pathlib import Path
 import yaml
 from grafana_foundation_sdk.models.dashboard import Dashboard
 
+from components.runtime.exit_codes import exits_with_code
 from k8s.scaling.manifests import ADAPTER, read_queries
 from monitoring.dashboards.panels import build_dashboard, dashboard_text
 
@@ -32,12 +33,14 @@ def dashboards() -> dict[str, Dashboard]:
     return found
 
 
-def main() -> None:
+@exits_with_code
+def main() -> int:
     """Writes them all."""
     FOLDER.mkdir(exist_ok=True)
     for name, dashboard in dashboards().items():
         (FOLDER / name).write_text(dashboard_text(dashboard), encoding="utf-8")
+    return 0
 
 
 if __name__ == "__main__":
-    main()
+    raise SystemExit(main())

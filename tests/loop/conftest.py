@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 
 from components.contracts import criteo
-from inference_client.simulation.world import Rows, World
+from inference_client.simulation.world import World, WorldRows
 from tests.support.paths import REPOSITORY
 
 MARK = "EVERGREEN_TEST"
@@ -30,18 +30,18 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             item.add_marker(pytest.mark.timeout(900))
 
 
-def draw(rows: int, *, seed: int = 11) -> Rows:
+def draw(rows: int, *, seed: int = 11) -> WorldRows:
     return World.create(seed).draw(rows, np.random.default_rng([seed, 1]))
 
 
-def fields(rows: Rows) -> Iterator[tuple[str, list[str], list[str]]]:
+def fields(rows: WorldRows) -> Iterator[tuple[str, list[str], list[str]]]:
     """(label, integers, categories) of each row as Criteo writes them: empty = missing, eight hex digits."""
     for dense, categorical, label in zip(rows.dense.tolist(), rows.categorical.tolist(), rows.label.tolist()):
         integers = ["" if value != value else str(int(value)) for value in dense]
         yield str(int(label)), integers, ["" if value < 0 else f"{value:08x}" for value in categorical]
 
 
-def write_kaggle(path: Path, rows: Rows) -> Path:
+def write_kaggle(path: Path, rows: WorldRows) -> Path:
     """The CSV with header of Kaggle's re-issues: Id, Label, I1.., C1.."""
     path.parent.mkdir(parents=True, exist_ok=True)
     with open(path, "w") as file:
