@@ -38,7 +38,7 @@ from components.contracts.serving import MODEL_NAME
 from components.storage.uris import local_path
 from components.store import promotion_journal
 from components.store.promotion_journal import moment_of
-from components.store.run_notes import StepNote, read_notes
+from components.store.runs import StepNote, read_notes
 
 if TYPE_CHECKING:
     from pipelines.local.triton import TritonServer

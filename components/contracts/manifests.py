@@ -154,13 +154,12 @@ class RawDataset(Manifest):
     files: dict[str, dict[str, int]] = field(default_factory=dict)
     """What the lake's days up to the last row read consisted of, as far back as a later round asks: bytes by file name
     by day (YYYY-MM-DD), back-filled versions aside. Files that are not here are late. A day without files has an entry;
-    one without an entry is unknown. Empty for Criteo's own files, where late rows are not asked for, and in older
-    manifests."""
+    one without an entry is unknown. Empty for Criteo's own files and where the run does not read late rows."""
     schema_mismatches: list[dict[str, Any]] = field(default_factory=list)
     """Columns of the window's files that nobody agreed on, or that hold no numbers where numbers were agreed on (they
     were cast): column, arrow_type, expected (None for a new one), file, the first that has it so. Each column once."""
     num_quarantined: int = 0
-    """Training rows that validation set aside, with their reason, in `quarantine_uri`."""
+    """Training rows that validation put into quarantine, with their reason, in `quarantine_uri`."""
     quarantine_uri: str | None = None
 
     def seen_days(self) -> list[dict[str, Any]]:

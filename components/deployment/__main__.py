@@ -13,7 +13,8 @@ from pathlib import Path
 
 from components.runtime.errors import Refused
 from components.runtime.exit_codes import exits_with_code
-from components.store import run_notes
+from components.runtime.flags import parse_bool
+from components.store import runs
 
 SERVERS = ("python", "onnxruntime")
 DEVICES = ("cpu", "gpu")
@@ -44,7 +45,11 @@ def build_parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--instances", type=int, default=2, help="copies of the model in each server")
     parser.add_argument(
-        "--response-cache", type=_bool, default=False, metavar="BOOL", help="whether servers may answer from a cache"
+        "--response-cache",
+        type=parse_bool,
+        default=False,
+        metavar="BOOL",
+        help="whether servers may answer from a cache",
     )
     parser.add_argument(
         "--target-memory", default="", help="memory or MIG slice that the model must fit in; empty = not checked"
@@ -74,12 +79,12 @@ def main(argv: list[str] | None = None) -> int:
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
     from components.storage.uris import local_path
 
-    with run_notes.noted(local_path(arguments.store), arguments.run, "deployment") as note:
+    with runs.noted(local_path(arguments.store), arguments.run, "deployment") as note:
         _deploy(arguments, note)
     return 0
 
 
-def _deploy(arguments: argparse.Namespace, note: run_notes.StepNote) -> None:
+def _deploy(arguments: argparse.Namespace, note: runs.StepNote) -> None:
     from components.contracts.manifests import Model, RawDataset, Verdict
     from components.deployment.canary.start import start
     from components.deployment.release import ReleaseSettings, release
@@ -118,13 +123,6 @@ def _deploy(arguments: argparse.Namespace, note: run_notes.StepNote) -> None:
         "parity_max_abs_diff": done.parity_max_abs_diff,
         "parity_rows": done.parity_rows,
     }
-
-
-def _bool(text: str) -> bool:
-    answers = {"true": True, "false": False}
-    if text.lower() not in answers:
-        raise argparse.ArgumentTypeError(f"{text!r} is neither true nor false")
-    return answers[text.lower()]
 
 
 if __name__ == "__main__":

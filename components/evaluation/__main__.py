@@ -13,10 +13,10 @@ from components.contracts.manifests import Model, RawDataset, TrainingSet, Verdi
 from components.models import share_cores
 from components.runtime.durable import write_whole
 from components.runtime.exit_codes import ExitCode, exits_with_code
+from components.runtime.flags import parse_bool
 from components.storage.uris import local_path
 from components.store.models import champion, keep_verdict, scores_path
-from components.store.run_notes import noted
-from components.store.run_reports import forget_report, keep_report
+from components.store.runs import forget_report, keep_report, noted
 
 STEP = "evaluation"
 
@@ -43,7 +43,7 @@ def build_parser() -> argparse.ArgumentParser:
     )
     parser.add_argument(
         "--accept-inconclusive",
-        type=_bool,
+        type=parse_bool,
         default=False,
         metavar="BOOL",
         help="true: too small a held-out window may release a model nevertheless (default false)",
@@ -124,13 +124,6 @@ def _run(arguments: argparse.Namespace) -> Verdict:
 
 def _write_json(path: str, document: dict[str, Any]) -> None:
     write_whole(Path(path), json.dumps(document, indent=2, allow_nan=False) + "\n")
-
-
-def _bool(text: str) -> bool:
-    answers = {"true": True, "false": False}
-    if text.lower() not in answers:
-        raise argparse.ArgumentTypeError(f"{text!r} is neither true nor false")
-    return answers[text.lower()]
 
 
 if __name__ == "__main__":

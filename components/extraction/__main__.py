@@ -111,7 +111,7 @@ def _extract_window(arguments: argparse.Namespace) -> None:
     from components.extraction.source import find_source
     from components.extraction.window import Maturity, accepted_model, resolve_window, seen_files
     from components.storage.uris import local_path
-    from components.store.run_notes import noted
+    from components.store.runs import noted
 
     store = local_path(arguments.store)
     with noted(store, arguments.run, STEP) as note:

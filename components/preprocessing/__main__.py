@@ -13,7 +13,7 @@ from components.preprocessing.settings import PreprocessingSettings
 from components.runtime.errors import ContractError
 from components.runtime.exit_codes import exits_with_code
 from components.storage.uris import local_path
-from components.store.run_notes import noted
+from components.store.runs import noted
 
 
 def build_parser() -> argparse.ArgumentParser:

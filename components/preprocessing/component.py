@@ -33,7 +33,7 @@ def preprocessing(
     """
     from components.preprocessing.__main__ import main
     from components.storage.uris import local_path
-    from components.store.run_notes import read_notes
+    from components.store.runs import read_notes
 
     flags = {"run": run, "store": store, "work": work, "parent": parent, "frequency-threshold": frequency_threshold}
     flags |= {"category-ttl-days": category_ttl_days, "raw-dataset": raw_dataset.path, "output": training_set.path}

@@ -15,7 +15,7 @@ from collections.abc import Callable, Sequence
 from components.notices.message import compose
 from components.notices.webhook import TIMEOUT_SECONDS, post
 from components.store.promotion_journal import moment_of
-from components.store.run_notes import RunOutcome, StepNote, begun_at
+from components.store.runs import RunOutcome, StepNote, begun_at
 
 logger = logging.getLogger(__name__)
 

@@ -1,7 +1,7 @@
 """How a run ended, read off its steps' notes and KFP's word, and written beside them.
 
 KFP alone cannot tell: the hosted backend passes COMPLETE or FAILED without a message, the local one SUCCEEDED or FAILED
-and names the exit handler itself. What each step notes is `store.run_notes`'; telling people is `notice`'s, or the
+and names the exit handler itself. What each step notes is `store.runs`'; telling people is `notice`'s, or the
 monitor's where it asked for the run.
 """
 
@@ -13,8 +13,7 @@ from datetime import datetime, timezone
 
 from components.run_outcome.notice import notify
 from components.storage.uris import local_path
-from components.store.run_notes import RunOutcome, StepNote, read_notes, write_outcome
-from components.store.run_reports import reports_of
+from components.store.runs import RunOutcome, StepNote, read_notes, reports_of, write_outcome
 
 logger = logging.getLogger(__name__)
 

@@ -7,7 +7,7 @@ Layout: `<store>/models/<model_id>/` (see `manifests.Model`), `<store>/verdicts/
 (what evaluation said last of it) and `scores.json` beside them (`contracts.reference_statistics`),
 `<store>/releases/<version>.json`, `<store>/graphs/<version>/` (a version's graph and golden rows, which outlive their
 place in Triton's repository), `<store>/serving.json` (`manifests.ServingPlace`), `<store>/journal.jsonl`
-(`store.promotion_journal`), `<store>/runs/` (`store.run_notes`).
+(`store.promotion_journal`), `<store>/runs/` (`store.runs`).
 """
 
 from __future__ import annotations

@@ -15,7 +15,7 @@ from components.models import share_cores
 from components.models.configs import NETWORKS, DcnConfig, network_config
 from components.runtime.exit_codes import exits_with_code
 from components.storage.uris import local_path
-from components.store.run_notes import noted
+from components.store.runs import noted
 from components.training.config import PRECISIONS, TrainingSettings, parse_tower
 from components.training.preemption import heeding_sigterm
 

@@ -20,7 +20,7 @@ from typing import Any
 from components.contracts.manifests import RawDataset
 from components.runtime.durable import append_line, whole_directory, write_whole
 from components.runtime.errors import ContractError
-from components.store.run_notes import run_folder
+from components.store.runs import run_folder
 
 MANIFEST = "quarantine.json"
 JOURNAL = "journal.jsonl"

@@ -19,7 +19,7 @@ from components.runtime.exit_codes import ExitCode, exits_with_code
 from components.runtime.people import whoami
 from components.storage.uris import local_path, typed_folder
 from components.store import models as model_store
-from components.store.run_notes import run_folder
+from components.store.runs import run_folder
 
 
 def build_parser() -> argparse.ArgumentParser:

@@ -18,7 +18,7 @@ from typing import Any
 from components.contracts.retrain_request import RetrainRequest
 from components.runtime.errors import ContractError, PermanentError
 from components.runtime.kubeflow import ACTIVE_STATES, EXPERIMENT, KubeflowServer, PipelineVersion
-from components.store.run_notes import RunOutcome, find_outcome
+from components.store.runs import RunOutcome, find_outcome
 from monitoring.acting.trigger import ALREADY, BUSY, FAILED, RELEASED, RUNNING, STARTED, UNKNOWN, RunState
 
 logger = logging.getLogger(__name__)

@@ -1,7 +1,7 @@
 """Runs the pipeline as a process of this machine, one at a time; the process outlives the monitor that started it.
 
 The kernel enforces the rule: the process inherits a locked file, which is free again exactly when the process has
-ended, whatever became of the monitor meanwhile. A run leaves its outcome in the model store (`store.run_notes`), its
+ended, whatever became of the monitor meanwhile. A run leaves its outcome in the model store (`store.runs`), its
 exit code and its output in `<state>/runs`, so that a restarted monitor still learns how it ended.
 """
 
@@ -20,7 +20,7 @@ from pathlib import Path
 from components.contracts.retrain_request import RetrainRequest
 from components.runtime.durable import write_whole
 from components.runtime.errors import PermanentError
-from components.store import run_notes
+from components.store import runs
 from monitoring.acting.trigger import ALREADY, BUSY, FAILED, REFUSED, RELEASED, RUNNING, STARTED, UNKNOWN, RunState
 
 logger = logging.getLogger(__name__)
@@ -80,7 +80,7 @@ class LocalTrigger:
 
     def _end_of(self, name: str) -> RunState | None:
         """How the run ended; None if it never ran or left nothing."""
-        outcome = run_notes.find_outcome(self._store, name)
+        outcome = runs.find_outcome(self._store, name)
         if outcome is not None:
             return RunState(outcome.state, f"{outcome.step}: {outcome.reason}", outcome.version)
         with suppress(FileNotFoundError):

@@ -12,8 +12,7 @@ from pathlib import Path
 from urllib.parse import quote, unquote
 
 from components.runtime.errors import ContractError
-from components.store.run_notes import STEPS
-from components.store.run_reports import report_path
+from components.store.runs import STEPS, report_path
 
 PREFIX = "/reports/"
 MAX_BYTES = 20_000_000

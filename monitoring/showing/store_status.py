@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from components.runtime.errors import ContractError, TemporaryError
-from components.store import promotion_journal, run_notes
+from components.store import promotion_journal, runs
 from monitoring.documents import Documents
 
 if TYPE_CHECKING:
@@ -199,32 +199,32 @@ class RunCounter:
         return self._counts
 
 
-def verdict_of(store: Path, outcome: run_notes.RunOutcome) -> str:
+def verdict_of(store: Path, outcome: runs.RunOutcome) -> str:
     """Which of `VERDICTS` a run's end is; a gate's refusal is split by what its note says."""
     if outcome.state != "refused":
         return RELEASED if outcome.state == "released" else FAILED
     if outcome.step == "evaluation":
-        notes = {note.step: note for note in run_notes.read_notes(store, outcome.run)}
+        notes = {note.step: note for note in runs.read_notes(store, outcome.run)}
         note = notes.get("evaluation")
         return GATE_INCONCLUSIVE if note and note.facts.get("decision") == "inconclusive" else GATE_FAILED
     return BLOCKED_BY_DATA if outcome.step == "validation" else REFUSED_AT_DEPLOYMENT
 
 
-def _read_outcome(store: Path, run: str) -> run_notes.RunOutcome | None:
+def _read_outcome(store: Path, run: str) -> runs.RunOutcome | None:
     """How the run ended; None while it has not."""
     try:
-        text = (run_notes.run_folder(store, run) / run_notes.OUTCOME_FILE).read_text()
+        text = (runs.run_folder(store, run) / runs.OUTCOME_FILE).read_text()
     except (FileNotFoundError, NotADirectoryError):
         return None
     try:
-        return run_notes.RunOutcome(**json.loads(text))
+        return runs.RunOutcome(**json.loads(text))
     except (ValueError, TypeError) as error:
         raise ContractError(f"the outcome of run {run} cannot be read: {error}") from error
 
 
-def _last_run(store: Path, outcome: run_notes.RunOutcome) -> LastRun:
+def _last_run(store: Path, outcome: runs.RunOutcome) -> LastRun:
     ended_at = _seconds(outcome.ended_at)
-    begun = run_notes.begun_at(run_notes.read_notes(store, outcome.run))
+    begun = runs.begun_at(runs.read_notes(store, outcome.run))
     return LastRun(
         run=outcome.run,
         state=outcome.state,

@@ -30,7 +30,7 @@ from rich.progress import BarColumn, Progress, SpinnerColumn, TaskID, TextColumn
 from components.runtime.durable import write_whole
 from components.runtime.errors import ContractError, PermanentError
 from components.store import promotion_journal
-from components.store.run_notes import StepNote, read_notes
+from components.store.runs import StepNote, read_notes
 from pipelines.local.log_server import check_log, start_log
 from pipelines.local.plan import DemoPlan, DemoSettings, Services, plan_for_data, plan_for_world
 from pipelines.local.report import write_report

@@ -29,7 +29,7 @@ from unittest import mock
 
 from components.contracts.retrain_request import RetrainRequest
 from components.runtime.errors import ContractError, PermanentError
-from components.store.run_notes import RunOutcome, find_outcome
+from components.store.runs import RunOutcome, find_outcome
 from pipelines.images import ENVIRONMENT_OF_STEP, step_of_image
 from pipelines.local import environments
 from pipelines.package import check_parameters

@@ -22,7 +22,7 @@ from components.contracts.manifests import Model, Release, Verdict
 from components.runtime.errors import ContractError
 from components.storage.uris import local_path
 from components.store.promotion_journal import INTENT, LIVE_ACTIONS, moment_of, read_entries
-from components.store.run_notes import read_notes, read_outcomes
+from components.store.runs import read_notes, read_outcomes
 from k8s.scaling.traces import Trace
 from pipelines.local.plan import DemoPlan, read_verdicts
 from pipelines.local.runner import LocalFolders

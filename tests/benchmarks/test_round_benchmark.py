@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from benchmarks.round import STARTS, RoundSeconds, by_step, report, round_seconds, seconds_per_row
-from components.store.run_notes import StepNote
+from components.store.runs import StepNote
 
 BEGIN = datetime(2026, 3, 1, 12, tzinfo=timezone.utc)
 

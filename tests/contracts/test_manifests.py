@@ -70,9 +70,9 @@ def test_absent_number_stays_none(path):
     assert manifests.Verdict.read(path) == verdict
 
 
-@pytest.mark.parametrize("version", [0, 2, "1", None])
+@pytest.mark.parametrize("version", [0, 3, "1", None])
 def test_unknown_format_version_is_refused(manifest, path, version):
-    with pytest.raises(ContractError, match=f"format_version {version}, expected 1"):
+    with pytest.raises(ContractError, match=f"format_version {version}, expected {manifest.FORMAT_VERSION}"):
         type(manifest).read(changed(manifest, path, format_version=version))
 
 

@@ -17,7 +17,7 @@ from components.contracts.serving import CATEGORICAL_INPUT, DENSE_INPUT, PROBABI
 from components.contracts.workflow import FeatureWorkflow
 from components.run_outcome.outcome import record
 from components.storage.uris import local_path
-from components.store.run_notes import find_outcome, read_notes
+from components.store.runs import find_outcome, read_notes
 from monitoring.memory.references import StoredReferences
 from pipelines.local.environments import python_of
 

@@ -10,7 +10,7 @@ import pytest
 
 from components.run_outcome.component import run_outcome
 from components.runtime.exit_codes import ExitCode
-from components.store.run_notes import STEPS
+from components.store.runs import STEPS
 
 FLAG_OF_OUTPUT = {
     "extraction": {"raw_dataset": "output"},

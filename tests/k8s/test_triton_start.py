@@ -20,16 +20,12 @@ from components.deployment.release import ReleaseSettings, release
 from components.deployment.repository.triton_config import ServingOptions, triton_config
 from components.deployment.triton_client import Triton
 from pipelines.local.triton import DEFAULT_VENV, prepare
-
-# ruff: noqa: F811  a fixture is imported by the name that its users ask for
-from tests.components.deployment.conftest import (  # noqa: F401  pytest finds fixtures by these names
-    make_candidate,
-    make_parts,
-    raw_rows,
-)
 from tests.k8s.pod import TritonPod, flag, triton_container
 from tests.support.processes import wait_for
 from tests.support.rendering import find, workloads
+from tests.support.stored_models import make_candidate, make_parts, raw_rows  # noqa: F401  fixtures
+
+# ruff: noqa: F811  a fixture is imported by the name that its users ask for
 
 pytestmark = pytest.mark.e2e
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from components.store import promotion_journal
-from components.store.run_notes import find_outcome
+from components.store.runs import find_outcome
 
 
 @pytest.fixture(scope="module")

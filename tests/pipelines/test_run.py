@@ -22,7 +22,7 @@ def endless(store: str):
     import time
 
     from components.storage.uris import local_path
-    from components.store.run_notes import noted
+    from components.store.runs import noted
 
     with noted(local_path(store), "run", "extraction"):
         pathlib.Path(local_path(store), "pid").write_text(str(os.getpid()))

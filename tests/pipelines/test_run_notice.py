@@ -14,7 +14,7 @@ from components.run_outcome import notice
 from components.run_outcome.component import run_outcome
 from components.run_outcome.notice import ADDRESS_VARIABLE, PAUSES_SECONDS, notify
 from components.run_outcome.outcome import record
-from components.store.run_notes import RunOutcome, StepNote, find_outcome, noted, read_outcomes
+from components.store.runs import RunOutcome, StepNote, find_outcome, noted, read_outcomes
 from tests.support.paths import REPOSITORY
 from tests.support.webhook_server import SECRET, WebhookServer
 

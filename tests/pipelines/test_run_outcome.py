@@ -4,7 +4,7 @@ import pytest
 
 from components.run_outcome.outcome import record
 from components.runtime.errors import Preempted
-from components.store.run_notes import find_outcome, noted
+from components.store.runs import find_outcome, noted
 
 
 def _end(store, run="run", kfp_state="SUCCEEDED"):

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from components.runtime.errors import PermanentError
-from components.store.run_notes import StepNote
+from components.store.runs import StepNote
 from pipelines.local.demo import describe_step
 from pipelines.local.stack import JsonLines, ProcessDied, Stack, printed_json, tagged_processes
 

@@ -16,7 +16,7 @@ from components.contracts import criteo
 from components.runtime.errors import ContractError
 from components.store import promotion_journal
 from components.store.promotion_journal import Promotion, append_promotion
-from components.store.run_notes import RunOutcome, run_folder, write_outcome
+from components.store.runs import RunOutcome, run_folder, write_outcome
 from k8s.scaling.traces import read_trace
 from pipelines.local import summary as numbers
 from pipelines.local.plan import DemoSettings, plan_for_world

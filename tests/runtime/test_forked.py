@@ -84,7 +84,7 @@ def at_work(tmp_path):
 import os, signal, sys, time
 from pathlib import Path
 from components.runtime.forked import run_all
-def stop(signum, frame):  # as `run_notes.noted` does
+def stop(signum, frame):  # as `runs.noted` does
     raise SystemExit(128 + signum)
 signal.signal(signal.SIGTERM, stop)
 def wait(item):

@@ -11,7 +11,7 @@ from components.contracts.manifests import Model, Release, ServingPlace
 from components.contracts.retrain_request import CURRENT, NONE
 from components.runtime.errors import ContractError, Preempted
 from components.store import models as model_store
-from components.store import promotion_journal, run_notes
+from components.store import promotion_journal, runs
 from components.store.promotion_journal import Promotion, append_promotion, current, read_journal
 
 
@@ -132,79 +132,79 @@ def test_whole_line_that_is_no_promotion_is_refused_by_number(store, line):
 
 
 def test_step_is_running_while_it_runs_and_done_after(tmp_path):
-    with run_notes.noted(tmp_path, "run-1", "training") as note:
-        (running,) = run_notes.read_notes(tmp_path, "run-1")
+    with runs.noted(tmp_path, "run-1", "training") as note:
+        (running,) = runs.read_notes(tmp_path, "run-1")
         assert (running.state, running.seconds) == ("running", None)
         note.facts["auc"] = 0.75
-    (done,) = run_notes.read_notes(tmp_path, "run-1")
+    (done,) = runs.read_notes(tmp_path, "run-1")
     assert (done.state, done.facts) == ("done", {"auc": 0.75})
     assert done.seconds >= 0
 
 
 def test_failed_step_keeps_its_error(tmp_path):
-    with pytest.raises(ValueError, match="bad"), run_notes.noted(tmp_path, "run-1", "training") as note:  # noqa: PT012
+    with pytest.raises(ValueError, match="bad"), runs.noted(tmp_path, "run-1", "training") as note:  # noqa: PT012
         note.facts["rows"] = 5
         raise ValueError("bad rows")
-    (failed,) = run_notes.read_notes(tmp_path, "run-1")
+    (failed,) = runs.read_notes(tmp_path, "run-1")
     assert (failed.state, failed.reason, failed.facts) == ("failed", "ValueError: bad rows", {"rows": 5})
 
 
 def test_a_retry_that_succeeds_makes_a_failed_step_a_done_one(tmp_path):
-    with pytest.raises(ValueError, match="bad"), run_notes.noted(tmp_path, "run-1", "training") as note:  # noqa: PT012
+    with pytest.raises(ValueError, match="bad"), runs.noted(tmp_path, "run-1", "training") as note:  # noqa: PT012
         note.facts["rows"] = 5
         raise ValueError("bad rows")
-    with run_notes.noted(tmp_path, "run-1", "training"):
-        (again,) = run_notes.read_notes(tmp_path, "run-1")
+    with runs.noted(tmp_path, "run-1", "training"):
+        (again,) = runs.read_notes(tmp_path, "run-1")
         assert (again.state, again.reason, again.facts) == ("running", "", {})
-    (done,) = run_notes.read_notes(tmp_path, "run-1")
+    (done,) = runs.read_notes(tmp_path, "run-1")
     assert (done.state, done.reason) == ("done", "")
 
 
 @pytest.mark.parametrize("run", ["", ".", "..", "a/b", "../../elsewhere", "/etc"])
 def test_a_run_whose_name_would_lead_out_of_its_folder_is_refused(tmp_path, run):
-    with pytest.raises(ContractError, match="run is named"), run_notes.noted(tmp_path / "store", run, "training"):
+    with pytest.raises(ContractError, match="run is named"), runs.noted(tmp_path / "store", run, "training"):
         pytest.fail("the step must not begin: it would remove the folder of that name")
     assert list(tmp_path.iterdir()) == []
 
 
 def test_step_that_is_stopped_is_a_failed_step(tmp_path):
-    with pytest.raises(KeyboardInterrupt), run_notes.noted(tmp_path, "run-1", "training"):
+    with pytest.raises(KeyboardInterrupt), runs.noted(tmp_path, "run-1", "training"):
         raise KeyboardInterrupt
-    assert run_notes.read_notes(tmp_path, "run-1")[0].state == "failed"
+    assert runs.read_notes(tmp_path, "run-1")[0].state == "failed"
 
 
 def test_preempted_step_is_not_a_failed_one(tmp_path):
-    with pytest.raises(Preempted), run_notes.noted(tmp_path, "run-1", "training"):
+    with pytest.raises(Preempted), runs.noted(tmp_path, "run-1", "training"):
         raise Preempted("saved at epoch 2")
-    (note,) = run_notes.read_notes(tmp_path, "run-1")
+    (note,) = runs.read_notes(tmp_path, "run-1")
     assert (note.state, note.reason) == ("preempted", "saved at epoch 2")
 
 
 def test_refusal_survives_the_end_of_the_step(tmp_path):
-    with run_notes.noted(tmp_path, "run-1", "evaluation") as note:
+    with runs.noted(tmp_path, "run-1", "evaluation") as note:
         note.state, note.reason = "refused", "auc too low"
-    assert run_notes.read_notes(tmp_path, "run-1")[0].state == "refused"
+    assert runs.read_notes(tmp_path, "run-1")[0].state == "refused"
 
 
 def test_notes_come_in_step_order_without_steps_that_never_started(tmp_path):
     for step in ("training", "extraction"):
-        with run_notes.noted(tmp_path, "run-1", step):
+        with runs.noted(tmp_path, "run-1", step):
             pass
-    assert [n.step for n in run_notes.read_notes(tmp_path, "run-1")] == ["extraction", "training"]
-    assert run_notes.read_notes(tmp_path, "run-2") == []
+    assert [n.step for n in runs.read_notes(tmp_path, "run-1")] == ["extraction", "training"]
+    assert runs.read_notes(tmp_path, "run-2") == []
 
 
 def test_newest_outcome_of_a_trigger_is_found(tmp_path):
-    assert run_notes.find_outcome(tmp_path, "t-1") is None
+    assert runs.find_outcome(tmp_path, "t-1") is None
     for run, trigger, ended in (("a", "t-1", "2026-01-01"), ("b", "t-1", "2026-01-02"), ("c", "t-2", "2026-01-03")):
-        run_notes.write_outcome(
+        runs.write_outcome(
             tmp_path,
-            run_notes.RunOutcome(
+            runs.RunOutcome(
                 run=run, trigger_id=trigger, state="released", step="", reason="", version=1, ended_at=ended
             ),
         )
-    assert run_notes.find_outcome(tmp_path, "t-1").run == "b"
-    assert run_notes.find_outcome(tmp_path, "t-3") is None
+    assert runs.find_outcome(tmp_path, "t-1").run == "b"
+    assert runs.find_outcome(tmp_path, "t-3") is None
 
 
 def test_where_releases_go_is_noted_once_and_read_back(tmp_path):

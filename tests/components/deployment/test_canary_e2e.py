@@ -25,7 +25,7 @@ from components.deployment.repository.model_repository import ModelRepository
 from components.deployment.triton_client import Triton
 from components.storage.folder import FolderObjects
 from components.storage.locations import open_objects
-from components.store import run_notes
+from components.store import runs
 from components.store.models import keep_verdict
 from components.store.promotion_journal import current, read_entries
 from components.store.traffic_plan import Arm
@@ -250,7 +250,7 @@ def test_the_pipelines_step_starts_a_canary_beside_the_live_version_and_hears_no
 
     assert step("run-2", 2) == 0
     assert Release.read(tmp_path / "run-2.json").version == 2
-    [note] = run_notes.read_notes(settings.store, "run-2")
+    [note] = runs.read_notes(settings.store, "run-2")
     part = "is a canary" if share else "scores in the shadow"
     assert (note.facts["version"], note.reason.partition(";")[0]) == (2, f"version 2 {part}")
     plan = ModelRepository(open_objects(settings.repository)).read_plan()

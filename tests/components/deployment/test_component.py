@@ -10,7 +10,7 @@ import pytest
 
 from components.contracts.manifests import Verdict
 from components.deployment.component import deployment
-from components.store import run_notes
+from components.store import runs
 
 
 class Logged(dict):
@@ -50,7 +50,7 @@ def test_component_whose_verdict_is_stale_ends_without_a_release_and_without_a_r
     )
     deployment.python_func(**arguments)
     assert not (tmp_path / "outputs" / "release").exists()
-    [note] = run_notes.read_notes(tmp_path / "store", "run-1")
+    [note] = runs.read_notes(tmp_path / "store", "run-1")
     assert (note.state, "judged against model-0" in note.reason) == ("refused", True)
 
 

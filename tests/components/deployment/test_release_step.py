@@ -6,7 +6,7 @@ import pytest
 
 from components.contracts.manifests import Release, Verdict
 from components.deployment.__main__ import main
-from components.store import run_notes
+from components.store import runs
 from components.store.promotion_journal import current
 
 
@@ -35,7 +35,7 @@ def step(make_candidate, tmp_path):
 def test_the_step_writes_its_manifest_and_notes_and_signs_with_the_run(step, tmp_path):
     assert step(True, "run-1") == 0
     assert Release.read(tmp_path / "release.json").version == 1
-    [note] = run_notes.read_notes(tmp_path / "store", "run-1")
+    [note] = runs.read_notes(tmp_path / "store", "run-1")
     assert note.facts["version"] == 1
     assert note.reason == f"version 1 is published; {Verdict.read(step.paths[True, 'verdict']).reason}"
     assert current(tmp_path / "store").who == "run-1"

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from components.deployment.release import Refused, ReleaseSettings, StaleVerdict, release
-from components.store import run_notes
+from components.store import runs
 from components.store.promotion_journal import append_promotion, read_entries, read_journal
 from tests.support.real_servers import live_version
 
@@ -95,5 +95,5 @@ def test_of_two_runs_at_once_one_wins_and_the_other_says_so(judged, settings, de
         again = commands[loser]()
         assert "judge it again" in again.communicate(timeout=120)[1]
         assert again.returncode == 1
-    [note] = run_notes.read_notes(settings.store, f"run-{loser + 2}")
+    [note] = runs.read_notes(settings.store, f"run-{loser + 2}")
     assert (note.state, "judge it again" in note.reason) == ("refused", True)

@@ -13,7 +13,7 @@ from components.evaluation.__main__ import main
 from components.evaluation.gate import GateSettings
 from components.runtime.errors import ContractError
 from components.storage.uris import local_path
-from components.store import run_notes
+from components.store import runs
 
 
 @pytest.fixture
@@ -103,7 +103,7 @@ def test_old_numbers_reach_metrics_report_and_note(forgetful):
     assert "<h2>On old rows</h2>" in page
     assert "a fault only where the old world may return" in page
     assert f"{old.candidate.auc:.4f}" in page
-    (note,) = run_notes.read_notes(made.store, made.run)
+    (note,) = runs.read_notes(made.store, made.run)
     assert (note.facts["old_auc"], note.facts["old_champion_auc"]) == (metrics["old_auc"], metrics["old_champion_auc"])
 
 

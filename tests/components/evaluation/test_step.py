@@ -19,7 +19,7 @@ from components.contracts.manifests import AucLead, Model, RawDataset, Verdict
 from components.evaluation.__main__ import main
 from components.storage.uris import local_path
 from components.store import models as model_store
-from components.store import run_notes
+from components.store import runs
 
 REPOSITORY = Path(__file__).resolve().parents[3]
 
@@ -29,7 +29,7 @@ def verdict_of(made) -> Verdict:
 
 
 def note_of(made):
-    (note,) = run_notes.read_notes(made.store, made.run)
+    (note,) = runs.read_notes(made.store, made.run)
     return note
 
 

@@ -10,7 +10,7 @@ from kfp import dsl
 from components.contracts.manifests import RawDataset
 from components.extraction.__main__ import build_parser
 from components.extraction.component import extraction
-from components.store.run_notes import read_notes
+from components.store.runs import read_notes
 
 START = datetime(2026, 3, 1, tzinfo=timezone.utc)
 

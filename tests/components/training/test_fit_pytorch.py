@@ -18,7 +18,7 @@ from components.contracts.metrics import log_loss, roc_auc
 from components.models.scoring import load_scorer
 from components.runtime.errors import PermanentError, Preempted
 from components.runtime.exit_codes import ExitCode
-from components.store.run_notes import read_notes
+from components.store.runs import read_notes
 from components.training.__main__ import run_flags
 from components.training.config import TrainingSettings
 from components.training.fit import FitJob, fit

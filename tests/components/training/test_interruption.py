@@ -19,7 +19,7 @@ from components.runtime.durable import sha256_tree
 from components.runtime.errors import PermanentError, Preempted
 from components.runtime.exit_codes import ExitCode
 from components.storage.uris import local_path
-from components.store.run_notes import read_notes
+from components.store.runs import read_notes
 from components.training import publish, step
 from components.training.checkpoint import CheckpointFolder
 from components.training.config import TrainingSettings

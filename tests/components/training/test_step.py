@@ -25,7 +25,7 @@ from components.runtime.exit_codes import ExitCode
 from components.storage.uris import local_path
 from components.store import models as model_store
 from components.store import promotion_journal
-from components.store.run_notes import read_notes
+from components.store.runs import read_notes
 from components.training.__main__ import build_parser, main, run_flags
 from components.training.config import TrainingSettings, parse_tower
 from components.training.engine import make_engine, require_backend

@@ -11,7 +11,7 @@ import pytest
 
 from components.contracts import criteo
 from components.contracts.manifests import Model, RawDataset, Release, ValidationReport
-from components.store import promotion_journal, run_notes
+from components.store import promotion_journal, runs
 from components.validation.__main__ import main
 from components.validation.reference import ReferenceCounter
 
@@ -131,7 +131,7 @@ def notes_of(store):
     """The note that the step left about a run."""
 
     def read(run):
-        (note,) = run_notes.read_notes(store, run)
+        (note,) = runs.read_notes(store, run)
         return note
 
     return read

@@ -17,8 +17,8 @@ import pytest
 
 from components.contracts import criteo
 from components.storage.uris import local_path
-from components.store import run_notes
-from components.store.run_reports import report_path
+from components.store import runs
+from components.store.runs import report_path
 from components.validation.__main__ import metric_values
 from components.validation.reference import ReferenceCounter
 from components.validation.windows import read_windows
@@ -37,7 +37,7 @@ def test_the_first_run_infers_a_schema_and_passes(step, write_rows, raw_table, s
     assert report.parent_statistics_uri is None
     schema = local_path(report.schema_uri).read_text()
     assert re.findall(r'^  name: "(\w+)"', schema, re.M) == [criteo.LABEL, *criteo.FEATURES]
-    (note,) = run_notes.read_notes(store, "r1")
+    (note,) = runs.read_notes(store, "r1")
     assert note.state == "done"
     assert note.facts["num_rows"] == 3000
 
@@ -72,7 +72,7 @@ def test_one_class_labels_block_with_the_class_named(step, write_rows, judged, s
     assert code == 1
     assert [feature for feature, _ in blocking(report)] == ["label"]
     assert f"label is {value} in all 200 rows" in report.reasons[0]
-    (note,) = run_notes.read_notes(store, "r1")
+    (note,) = runs.read_notes(store, "r1")
     assert (note.state, note.reason) == ("refused", report.reasons[0])
 
 

@@ -11,7 +11,7 @@ import threading
 
 import pytest
 
-from components.store.run_notes import RunOutcome, write_outcome
+from components.store.runs import RunOutcome, write_outcome
 from tests.support.crashes import Killed, crash_at
 from tests.support.kfp_server import EMPTY_PIPELINE, KfpServer
 from tests.support.killed_monitor import start_on_kubeflow

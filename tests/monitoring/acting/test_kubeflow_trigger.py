@@ -10,7 +10,7 @@ import pytest
 
 from components.runtime.errors import ContractError, PermanentError, TemporaryError
 from components.runtime.kubeflow import ACTIVE_STATES
-from components.store.run_notes import RunOutcome, write_outcome
+from components.store.runs import RunOutcome, write_outcome
 from monitoring.acting.kubeflow_trigger import KubeflowSettings, KubeflowTrigger
 from tests.support.kfp_server import EMPTY_PIPELINE, KfpServer
 from tests.support.monitors import retrain_request as request

@@ -12,7 +12,7 @@ import pytest
 
 from components.contracts.retrain_request import RetrainRequest
 from components.runtime.errors import PermanentError
-from components.store.run_notes import RunOutcome, write_outcome
+from components.store.runs import RunOutcome, write_outcome
 from monitoring.acting.local_trigger import LocalTrigger
 from tests.support.monitors import retrain_request as request
 from tests.support.processes import wait_until

@@ -9,8 +9,7 @@ import urllib.request
 import pytest
 
 from components.run_outcome.outcome import record
-from components.store.run_notes import noted, read_outcomes
-from components.store.run_reports import forget_report, keep_report, report_path, reports_of
+from components.store.runs import forget_report, keep_report, noted, read_outcomes, report_path, reports_of
 from monitoring.showing import run_reports
 from monitoring.showing.exposition import Exposition, Snapshot
 from monitoring.showing.history import History

@@ -10,7 +10,7 @@ import pytest
 
 from components.run_outcome.outcome import record
 from components.store import promotion_journal
-from components.store.run_notes import STEPS, noted
+from components.store.runs import STEPS, noted
 from monitoring.memory.archive import Archive
 from monitoring.showing import store_status
 from monitoring.showing.store_status import LOOK_SECONDS

@@ -1,10 +1,10 @@
-"""Notes that each step leaves about itself in the model store, so that a run's end can be explained.
+"""What a run leaves in the model store: each step's note and report, and the run's outcome.
 
-Joins every step to the exit handler, which no KFP backend tells the step that failed and the cause (the hosted backend
-passes an empty message; the local one names the exit handler itself).
+Joins every step to the exit handler, which learns from no KFP backend which step failed and why (the hosted backend
+passes an empty message; the local one names the exit handler itself), and to the monitor, which shows outcomes and
+reports. The content of a report is its step's.
 
-Layout: `<store>/runs/<run>/<step>.json`, and `outcome.json` from the exit handler; reports beside them are
-`run_reports`'.
+Layout: `<store>/runs/<run>/<step>.json`, `<step>_report.html` and `.json`, and `outcome.json` from the exit handler.
 """
 
 from __future__ import annotations
@@ -25,17 +25,19 @@ from components.runtime.errors import ContractError, Preempted, Refused
 from components.store.promotion_journal import moment_of
 
 OUTCOME_FILE = "outcome.json"
+HTML, JSON = "html", "json"
+"""Kinds of reports: for people and for machines."""
 STEPS = ("extraction", "validation", "preprocessing", "training", "evaluation", "deployment")
 
 
 @dataclass(kw_only=True)
 class StepNote:
-    """What one step says of its own run."""
+    """What one step records about its own run."""
 
     step: str
     state: str = "running"
-    """`running`, `done`, `refused` (it worked and said no), `preempted` (it was asked to end, saved, and waits for a
-    retry) or `failed`."""
+    """`running`, `done`, `refused` (it worked and its answer is no), `preempted` (it was stopped, saved its state and
+    waits for a retry) or `failed`."""
     reason: str = ""
     started_at: str = ""
     seconds: float | None = None
@@ -58,15 +60,15 @@ class RunOutcome:
     """The version released; None otherwise."""
     ended_at: str
     reports: dict[str, str] = field(default_factory=dict)
-    """URI of the report for people, by step (`run_reports`)."""
+    """URI of the report for people, by step (`reports_of`)."""
 
 
 def run_folder(store: Path, run: str) -> Path:
     """Where the notes of `run` lie.
 
     Raises:
-        ContractError: `run` is no name of a folder. Steps remove what an earlier try of a run left under its name, so
-            a name must not lead elsewhere; each of them comes by here first.
+        ContractError: `run` is no name of a folder. Steps remove what an earlier try of a run left in its folder, so
+            the name must not lead elsewhere; every step calls this first.
     """
     if run in ("", ".", "..") or "/" in run:
         raise ContractError(f"run is named {run!r}, expected a name of one folder")
@@ -74,14 +76,14 @@ def run_folder(store: Path, run: str) -> Path:
 
 
 class Stopped(SystemExit):
-    """SIGTERM reached a step at work: whoever runs it wants it to end."""
+    """SIGTERM reached a running step."""
 
 
 @contextmanager
 def _sigterm_as_error() -> Iterator[None]:
     """Lets SIGTERM end the body as an error; without this it ends the process before a note can be written."""
     if threading.current_thread() is not threading.main_thread() or signal.getsignal(signal.SIGTERM) != signal.SIG_DFL:
-        yield  # only the main thread gets signals, and whoever has a handler already knows what to do
+        yield  # only the main thread gets signals, and an existing handler takes precedence
         return
 
     def stop(signum: int, _frame: Any) -> None:
@@ -98,12 +100,12 @@ def _sigterm_as_error() -> Iterator[None]:
 def noted(store: Path, run: str, step: str) -> Iterator[StepNote]:
     """Keeps the note of `step` current: running, then done (or what the body set), preempted, or failed with the error.
 
-    A retry of the step begins a new note; that of the try before is gone.
+    A retry of the step starts a new note and replaces that of the earlier try.
     """
     started = time.monotonic()
     note = StepNote(step=step, started_at=datetime.now(timezone.utc).isoformat())
     path = run_folder(store, run) / f"{step}.json"
-    _write(path, note)
+    _write_note(path, note)
     try:
         with _sigterm_as_error():
             yield note
@@ -124,7 +126,7 @@ def noted(store: Path, run: str, step: str) -> Iterator[StepNote]:
             note.state = "done"
     finally:
         note.seconds = round(time.monotonic() - started, 3)
-        _write(path, note)
+        _write_note(path, note)
 
 
 def read_notes(store: Path, run: str) -> list[StepNote]:
@@ -134,7 +136,7 @@ def read_notes(store: Path, run: str) -> list[StepNote]:
 
 
 def begun_at(notes: Iterable[StepNote]) -> datetime | None:
-    """When the first of these steps started; None where none says it."""
+    """When the first of these steps started; None where no note has a time."""
     return min((moment_of(note.started_at) for note in notes if note.started_at), default=None)
 
 
@@ -150,10 +152,38 @@ def read_outcomes(store: Path) -> list[RunOutcome]:
 
 
 def find_outcome(store: Path, trigger_id: str) -> RunOutcome | None:
-    """The newest outcome of a run that `trigger_id` asked for; None while there is none."""
-    asked = [outcome for outcome in read_outcomes(store) if outcome.trigger_id == trigger_id]
-    return asked[-1] if asked else None
+    """The newest outcome of a run started for `trigger_id`; None while there is none."""
+    outcomes = [outcome for outcome in read_outcomes(store) if outcome.trigger_id == trigger_id]
+    return outcomes[-1] if outcomes else None
 
 
-def _write(path: Path, note: StepNote) -> None:
+def report_path(store: Path, run: str, step: str, kind: str = HTML) -> Path:
+    """Path of the report of `step`, whether or not there is one.
+
+    Raises:
+        ContractError: `run` is no name of a folder.
+    """
+    return run_folder(store, run) / f"{step}_report.{kind}"
+
+
+def keep_report(store: Path, run: str, step: str, *, html: str | bytes, document: str | bytes | None = None) -> None:
+    """Writes the report of a step, each file whole or not at all, over that of an earlier try."""
+    if document is not None:
+        write_whole(report_path(store, run, step, JSON), document)
+    write_whole(report_path(store, run, step), html)
+
+
+def forget_report(store: Path, run: str, step: str) -> None:
+    """Removes the report of an earlier try, which must not be taken for that of a try that ends without one."""
+    for kind in (HTML, JSON):
+        report_path(store, run, step, kind).unlink(missing_ok=True)
+
+
+def reports_of(store: Path, run: str) -> dict[str, str]:
+    """URI of the report for people, by step, of the steps that left one; in the steps' order."""
+    paths = {step: report_path(store, run, step) for step in STEPS}
+    return {step: path.as_uri() for step, path in paths.items() if path.is_file()}
+
+
+def _write_note(path: Path, note: StepNote) -> None:
     write_whole(path, json.dumps(asdict(note), indent=2, default=str) + "\n")

@@ -1,0 +1,87 @@
+"""Fixtures of a model store with real files: toy models (`tests.support.toy_models`) with their second opinion."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from components.contracts.criteo import CATEGORICAL, DENSE, MISSING_CATEGORY
+from components.contracts.manifests import Model, ModelQuality, RawDataset, Verdict
+from components.runtime.durable import sha256_tree
+from components.store.models import model_folder
+from tests.support.toy_models import toy_model, toy_workflow
+
+
+@pytest.fixture(scope="session")
+def make_parts():
+    """A workflow and a toy model that fits it; seeded; some vocabularies empty."""
+
+    def make(seed=0, vocabularies=None, **shape):
+        workflow = toy_workflow(seed, vocabularies)
+        return workflow, toy_model(workflow, seed, **shape)
+
+    return make
+
+
+@pytest.fixture
+def raw_rows(raw_table):
+    """`n` raw rows as served tensors: dense [n, 13] and categorical [n, 26]."""
+
+    def make(n=64, seed=0):
+        table = raw_table(n, seed=seed)
+        dense = np.stack([table[c].to_numpy().astype(np.float32) for c in DENSE], axis=1)
+        keys = np.stack([table[c].fill_null(MISSING_CATEGORY).to_numpy() for c in CATEGORICAL], axis=1)
+        return dense, keys.astype(np.int64)
+
+    return make
+
+
+@pytest.fixture
+def make_candidate(tmp_path, make_parts, raw_table, raw_rows):
+    """A stored model with its RawDataset and Verdict; the scores are the second opinion's, not the graph's."""
+
+    def make(store, seed, *, n=60, accepted=True):
+        import pyarrow.parquet as pq
+
+        model_id = f"model-{seed}"
+        workflow, toy = make_parts(seed)
+        folder = model_folder(store, model_id)
+        toy.save(folder / Model.WEIGHTS)
+        workflow.save(folder / Model.WORKFLOW)
+        model = Model(
+            model_id=model_id,
+            uri=folder.as_uri(),
+            backend="pytorch",
+            config=toy.document,
+            slot_sizes=workflow.slot_sizes,
+            parent_model_id=None,
+            seed=seed,
+            num_train_rows=n,
+            optimizer_step=1,
+            early_stopping={"auc": None, "log_loss": None},
+            last_event_time="2026-01-01T00:00:00+00:00",
+            raw_digest="digest",
+            sha256={part: sha256_tree(folder / part) for part in (Model.WEIGHTS, Model.WORKFLOW)},
+            created_at="2026-01-01T00:00:00+00:00",
+        )
+        model.write(folder / Model.MANIFEST)
+        holdout = tmp_path / f"hold out {seed}"
+        holdout.mkdir()
+        table = raw_table(n, seed=seed)
+        pq.write_table(table.slice(0, n // 2), holdout / "part-0.parquet", row_group_size=40)
+        pq.write_table(table.slice(n // 2), holdout / "part-1.parquet")
+        raw = RawDataset(
+            source_uri="file:///lake", window_start=None, window_end=None, first_event_time="", last_event_time="",
+            train_uri=holdout.as_uri(), holdout_uri=holdout.as_uri(), num_train_rows=n, num_holdout_rows=n,
+            num_malformed=0, malformed_uri=None, num_duplicates=0, digest="digest",
+        )  # fmt: skip
+        scores = tmp_path / f"scores-{seed}.npz"
+        np.savez(scores, candidate=toy.scores(workflow, *raw_rows(n, seed)).astype(np.float32))
+        verdict = Verdict(
+            candidate_model_id=model_id, champion_model_id=None, decision="pass" if accepted else "fail",
+            accepted=accepted, reason="auc is high enough", num_rows=n, num_clicks=1, candidate=ModelQuality(),
+            champion=None, difference=None, rows_needed=None, scores_uri=scores.as_uri(), champion_reference="none",
+        )  # fmt: skip
+        return model, verdict, raw
+
+    return make
