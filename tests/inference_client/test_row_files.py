@@ -14,6 +14,7 @@ from components.extraction.malformed_rows import MalformedRows
 from components.extraction.readers.forms import find_reader
 from components.runtime.errors import ContractError
 from inference_client.row_files import concatenated, first_rows, read_rows, row_files
+from inference_client.rows import WrongValue, categories
 from inference_client.traffic import FileTraffic
 
 
@@ -216,3 +217,10 @@ def test_the_first_rows_are_the_first(tmp_path, raw_table):
     rows = first_rows(tsv(table, tmp_path / "day_0"), 7)
     np.testing.assert_array_equal(rows.dense[:, 0], table["I1"].to_numpy()[:7])
     assert len(rows) == 7
+
+
+@pytest.mark.parametrize("text", ["+1", "-1", "0x1f", "1_0", " 1", "1 2", "ab  cd12", "1\n", "123456789", "\u0661"])
+def test_a_text_that_resembles_hex_digits_is_no_category(text):
+    for values in ([text], ["0123456789", text], ["1", None, text], ["1", 16, text], pa.array(["1", None, text])):
+        with pytest.raises(WrongValue, match="expected 1 to 8 hex digits"):
+            categories("C1", values)
