@@ -167,17 +167,8 @@ def categories(name: str, values: Any) -> NDArray[np.int64]:
     Raises:
         WrongValue: A value is no category.
     """
-    plain = _numpy_array(values, missing=MISSING_CATEGORY)
-    if plain is not None and plain.dtype.kind == "i" and len(plain):
-        if plain.min() >= MISSING_CATEGORY and plain.max() <= MAX_CATEGORY:
-            return plain.astype(np.int64)
-    if (
-        plain is not None
-        and plain.dtype.kind == "U"
-        and all(value is None or isinstance(value, str) for value in values)
-    ):
-        if (parsed := _parsed_categories([value or "" for value in values])) is not None:
-            return parsed
+    if (plain := _plain_categories(values)) is not None:
+        return plain
     array = _arrow_array(name, values, expected=_A_CATEGORY)
     if pa.types.is_dictionary(array.type):
         array = array.cast(array.type.value_type)
@@ -233,6 +224,18 @@ def _numpy_array(values: Any, *, missing: float) -> NDArray[Any] | None:
     except (ValueError, OverflowError):
         return None
     return array if array.ndim == 1 else None
+
+
+def _plain_categories(values: Any) -> NDArray[np.int64] | None:
+    """The values where they are integers in range or hex digits; None where they need a closer look."""
+    array = _numpy_array(values, missing=MISSING_CATEGORY)
+    if array is None or not len(array):
+        return None
+    if array.dtype.kind == "i" and array.min() >= MISSING_CATEGORY and array.max() <= MAX_CATEGORY:
+        return array.astype(np.int64)
+    if array.dtype.kind == "U" and all(value is None or isinstance(value, str) for value in values):
+        return _parsed_categories([value or "" for value in values])
+    return None
 
 
 def _parsed_categories(texts: list[str]) -> NDArray[np.int64] | None:
