@@ -56,7 +56,6 @@ def build_parser() -> argparse.ArgumentParser:
     add("--only", choices=("study", "speed"), help="one section instead of both")
     add("--pairs", type=int, default=200, help="stationary pairs of windows")
     add("--windows", type=int, default=16, help="windows per shift and place")
-    add("--lanes", type=int, default=2, help="pairs shown at a time, to processes of their own")
     add("--contestants", nargs="+", choices=(OURS, TFDV, EVIDENTLY), default=[OURS, TFDV, EVIDENTLY])
     add("--output", type=Path, default=Path("build/benchmarks/validation.json"), help="JSON file with all figures")
     return parser
@@ -82,32 +81,23 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def study(flags: argparse.Namespace) -> dict[str, Any]:
-    """Shows every case to every contestant and tells the shares."""
+    """Shows every case to every contestant, and prints and returns the shares."""
     began, rate = time.monotonic(), ValidationSettings.false_alarm_rate
     pairs, windows = (6, 2) if flags.quick else (flags.pairs, flags.windows)
     world, results = World.create(WORLD_SEED), []
-
-    def say(line: str) -> None:
-        print(f"{time.monotonic() - began:6.0f} s  {line}", flush=True)
 
     with ExitStack() as stack:
         logs = flags.output.parent / "validation_logs"
         # Evidently takes a minute to a pair.
         names = [name for name in flags.contestants if not (flags.quick and name == EVIDENTLY)]
-        lanes = [
-            {name: stack.enter_context(StudyContestant(name, logs / f"{name}-{lane}.log")) for name in names}
-            for lane in range(flags.lanes)
-        ]
+        contestants = {name: stack.enter_context(StudyContestant(name, logs / f"{name}.log")) for name in names}
         for number, series in enumerate(make_plan(pairs=pairs, windows=windows, quick=flags.quick)):
-            seen = show(series, number, world, lanes, say)
+            seen = show(series, number, world, contestants)
             made = [count_case(case, series.rows, each) for case, each in zip(series.cases, seen) if each]
             results += made
-            # A run takes long: what is known is told, and kept.
+            print(f"{time.monotonic() - began:.0f} s", flush=True)
             print(format_table(pool_cases(made), ours=OURS, false_alarm_rate=rate), flush=True)
-            write_whole(flags.output.with_suffix(".part.json"), json.dumps(results, indent=1) + "\n")
     found = pool_cases(results)
-    for line in overlooked(results, setting=OURS):
-        print(f"overlooked by ours: {line}")
     return {"false_alarm_rate": rate, "shares": found, "cases": results}
 
 
@@ -136,16 +126,7 @@ def count_case(case: StudyCase, rows: int, seen: dict[str, SeenAlarms]) -> dict[
 def _count_alarms(case: StudyCase, seen: SeenAlarms) -> dict[str, Any]:
     wanted = set(case.shift.columns) if case.shift else set()
     hits = [wanted <= set(alarms) if wanted else bool(alarms) for alarms in seen.alarms]
-    others = [set(alarms) - wanted for alarms in seen.alarms]
-    features = sorted({name for names in others for name in names})
-    return {
-        "windows": len(hits),
-        "hits": sum(hits),
-        "windows_with_others": sum(bool(names) for names in others),
-        "others_per_window": sum(map(len, others)) / len(others),
-        "others": {name: sum(name in names for names in others) for name in features},
-        "seconds": median(seen.seconds),
-    }
+    return {"windows": len(hits), "hits": sum(hits), "seconds": median(seen.seconds)}
 
 
 def pool_cases(results: Iterable[dict[str, Any]]) -> dict[str, dict[str, dict[str, Any]]]:
@@ -174,7 +155,7 @@ def verdict(sums: dict[str, Any], false_alarm_rate: float) -> str:
 
 
 def format_table(found: dict[str, dict[str, dict[str, Any]]], *, ours: str, false_alarm_rate: float) -> str:
-    """The shares for people; `ours` is the setting whose targets are told."""
+    """The shares for people; `ours` is the setting that the targets are for."""
     lines = []
     for case, settings in found.items():
         stationary = next(iter(settings.values()))["stationary"]
@@ -183,20 +164,9 @@ def format_table(found: dict[str, dict[str, dict[str, Any]]], *, ours: str, fals
         lines += ["", f"{case} ({what}; target {target})"]
         for setting, sums in settings.items():
             share = f"{sums['hits']}/{sums['windows']} = {sums['share']:.3f} [{sums['low']:.3f}, {sums['high']:.3f}]"
-            told = f"  {verdict(sums, false_alarm_rate)}" if setting == ours else ""
-            lines.append(f"  {setting:<28}{share:<36}{sums['seconds']:>8.2f} s a window{told}")
+            outcome = f"  {verdict(sums, false_alarm_rate)}" if setting == ours else ""
+            lines.append(f"  {setting:<28}{share:<36}{sums['seconds']:>8.2f} s a window{outcome}")
     return "\n".join(lines)
-
-
-def overlooked(results: Sequence[dict[str, Any]], *, setting: str) -> list[str]:
-    """The places, of one setting, whose shift was overlooked in some window: what to look into."""
-    return [
-        f"{result['kind']} in {' and '.join(result['columns'])} ({result['rows']:,} rows): "
-        f"{counts['hits']} of {counts['windows']}"
-        for result in results
-        if result["kind"] is not None and (counts := result["settings"].get(setting)) is not None
-        if counts["hits"] < counts["windows"]
-    ]
 
 
 if __name__ == "__main__":

@@ -60,11 +60,11 @@ def judge_by_ours(before: Path, now: Path, columns: tuple[str, ...]) -> dict[str
 
 def _validate_window(rows: Path, folder: Path, model: Path | None) -> Any:
     from components.contracts.manifests import Model
-    from components.validation.inputs import Round, read_champion
+    from components.validation.inputs import ValidationRound, read_champion
     from components.validation.rules import RuleSet
     from components.validation.validate import validate
 
-    round_ = Round(
+    round_ = ValidationRound(
         run="study",
         raw=_make_manifest(rows),
         folder=folder,

@@ -13,11 +13,9 @@ import os
 import shutil
 import subprocess
 import tempfile
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from queue import SimpleQueue
 from types import TracebackType
 from typing import NamedTuple
 
@@ -42,7 +40,7 @@ _ANSWERING = "benchmarks.validation_study.answering"
 
 
 class ContestantAnswer(NamedTuple):
-    """What a contestant said of one pair of windows."""
+    """A contestant's alarms on one pair of windows."""
 
     alarms: dict[str, list[str]]
     """Features by the name of the setting; a contestant may have several settings."""
@@ -136,7 +134,7 @@ class PairSeries:
 
 @dataclass(kw_only=True)
 class SeenAlarms:
-    """What one contestant's setting said about the pairs of a case."""
+    """The alarms of one contestant's setting on the pairs of a case."""
 
     alarms: list[list[str]] = field(default_factory=list)
     """Per pair, the features that it alarmed."""
@@ -186,11 +184,7 @@ def _chosen(shifts: Sequence[Shift], quick: bool) -> Sequence[Shift]:
 
 
 def show(
-    series: PairSeries,
-    number: int,
-    world: World,
-    lanes: Sequence[Mapping[str, StudyContestant]],
-    say: Callable[[str], None],
+    series: PairSeries, number: int, world: World, contestants: Mapping[str, StudyContestant]
 ) -> list[dict[str, SeenAlarms]]:
     """What each setting of each contestant says about each case of `series`, in the order of the pairs.
 
@@ -198,35 +192,19 @@ def show(
         series: The pairs.
         number: Sets series apart.
         world: Where the rows come from.
-        lanes: The contestants by name, as many times as pairs are shown at a time.
-        say: Takes a line about the progress.
+        contestants: Who is asked, by name.
 
     Raises:
         ContestantFailed: one ended.
     """
     seen: list[dict[str, SeenAlarms]] = [{} for _ in series.cases]
-    num_pairs = max(max(case.pairs.get(name, 0) for name in lanes[0]) for case in series.cases)
-    free: SimpleQueue[Mapping[str, StudyContestant]] = SimpleQueue()
-    for lane in lanes:
-        free.put(lane)
-
-    def ask(pair: int) -> list[tuple[int, ContestantAnswer]]:
-        lane = free.get()
-        try:
-            with tempfile.TemporaryDirectory(prefix="evergreen-study-") as scratch:
-                return list(_show_pair(series, (world.seed, number, pair), Path(scratch), world, lane))
-        finally:
-            free.put(lane)
-
-    pool = ThreadPoolExecutor(len(lanes))
-    try:
-        for pair, answers in enumerate(pool.map(ask, range(num_pairs))):
-            for place, answer in answers:
-                _note(answer, seen[place])
-            if pair % 10 == 9 or pair == num_pairs - 1:
-                say(f"{pair + 1} of {num_pairs} pairs of {series.rows:,} rows, {len(series.cases)} cases")
-    finally:
-        pool.shutdown(cancel_futures=True)
+    for pair in range(max(max(case.pairs.get(name, 0) for name in contestants) for case in series.cases)):
+        with tempfile.TemporaryDirectory(prefix="evergreen-study-") as scratch:
+            for place, answer in _show_pair(series, (world.seed, number, pair), Path(scratch), world, contestants):
+                for setting, alarms in answer.alarms.items():
+                    of_setting = seen[place].setdefault(setting, SeenAlarms())
+                    of_setting.alarms.append(alarms)
+                    of_setting.seconds.append(answer.seconds)
     return seen
 
 
@@ -253,10 +231,3 @@ def _show_pair(
             columns = case.shift.columns if case.shift and name == EVIDENTLY else ()
             yield place, contestants[name].ask(scratch / "before", folder, columns)
         shutil.rmtree(folder)
-
-
-def _note(answer: ContestantAnswer, seen: dict[str, SeenAlarms]) -> None:
-    for setting, alarms in answer.alarms.items():
-        of_setting = seen.setdefault(setting, SeenAlarms())
-        of_setting.alarms.append(alarms)
-        of_setting.seconds.append(answer.seconds)

@@ -90,7 +90,7 @@ def _run_step(arguments: argparse.Namespace, store: Path, settings: ValidationSe
     if arguments.processes < 0:
         raise ContractError(f"--processes is {arguments.processes}, expected 0 or more")
 
-    from components.validation.inputs import Round, read_champion
+    from components.validation.inputs import ValidationRound, read_champion
     from components.validation.schema_versions import schema_in_force
     from components.validation.skew import open_served
     from components.validation.validate import validate
@@ -98,7 +98,7 @@ def _run_step(arguments: argparse.Namespace, store: Path, settings: ValidationSe
     model = local_path(release.model_uri) if release else None
     folder = local_path(arguments.work) / arguments.run / STEP
     validated = validate(
-        Round(
+        ValidationRound(
             run=arguments.run,
             raw=raw,
             folder=folder,
@@ -153,8 +153,8 @@ def metric_values(report: ValidationReport) -> dict[str, float]:
     if report.served is not None:
         values["num_skewed"] = sum(entry["drifted"] for entry in report.skew)
         values["num_joined"] = report.served["num_joined"]
-    distances = [entry["distance"] for entry in report.drift if entry["distance"] is not None]
-    return {**values, "max_drift": max(distances)} if distances else values
+    effects = [entry["effect"] for entry in report.drift if entry["effect"] is not None]
+    return {**values, "max_drift": max(effects)} if effects else values
 
 
 if __name__ == "__main__":

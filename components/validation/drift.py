@@ -16,24 +16,20 @@ count as independent requests. If they are not, alarms are more frequent than th
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import NamedTuple
 
 from components.contracts import criteo
 from components.drift_statistics.chance import adjusted, proportion
 from components.drift_statistics.effects import share_change
-from components.validation.column_tests import ColumnTests, MovedValue, compare_columns, design_of_totals
+from components.validation.column_tests import ColumnTests, MovedValue, WindowPair, compare_columns, design_of_totals
 from components.validation.settings import ValidationSettings
 from components.validation.windows import KeptWindows, WindowSummary
-
-L_INFINITY = "L_INFTY"
-JENSEN_SHANNON = "JENSEN_SHANNON_DIVERGENCE"
 
 
 @dataclass(frozen=True, kw_only=True)
 class DriftEntry:
-    """What is known about one feature's change. A number that is undefined is None."""
+    """One feature's change. A number that is undefined is None."""
 
     feature: str
     drifted: bool
@@ -67,10 +63,6 @@ class DriftEntry:
     num_rows_now: int
     num_rows_before: int
     """Rows that have a value."""
-    measure: str
-    """What `distance` is."""
-    distance: float | None
-    """TFDV's, from the champion's own window; nothing is decided by it."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -91,27 +83,20 @@ class LabelShift:
     """The same against the champion's newest window; None if that is the only one."""
 
 
-def measure_drift(
-    now: WindowSummary,
-    kept: KeptWindows,
-    settings: ValidationSettings,
-    *,
-    distances: Mapping[str, float] | None = None,
-) -> list[DriftEntry]:
+def measure_drift(now: WindowSummary, kept: KeptWindows, settings: ValidationSettings) -> list[DriftEntry]:
     """One entry per feature that both sides judge, in column order.
 
     Args:
         now: These rows.
         kept: What they are compared with, at least one window.
         settings: How large an effect must be to matter, and the rate of false alarms.
-        distances: TFDV's, by feature; absent if TFDV has none.
     """
     compared = _compare_windows(now, kept.merged, settings)
     newest = _compare_windows(now, kept.newest, settings) if len(kept.windows) > 1 else {}
     entries = []
     for name, feature in compared.items():
         learned = name in newest and _is_learned(feature, newest[name])
-        entries.append(_make_entry(name, feature, (now, kept.merged), learned, (distances or {}).get(name)))
+        entries.append(_make_entry(name, feature, (now, kept.merged), learned=learned))
     return entries
 
 
@@ -161,13 +146,7 @@ def _is_learned(against_all: _ComparedFeature, against_newest: _ComparedFeature)
     return all(change and newest and newest.detectable <= abs(change.effect.value) for change, newest in pairs)
 
 
-def _make_entry(
-    name: str,
-    feature: _ComparedFeature,
-    windows: tuple[WindowSummary, WindowSummary],
-    learned: bool,
-    distance: float | None,
-) -> DriftEntry:
+def _make_entry(name: str, feature: _ComparedFeature, windows: WindowPair, *, learned: bool) -> DriftEntry:
     p_values = {test.name: test.p_value for test in feature.tests.tests}
     # Adjusted p-values tie, mostly at 1; then the smaller unadjusted one says more.
     decisive = min(
@@ -197,8 +176,6 @@ def _make_entry(
         missing_before=before.missing.rows / before.rows if before.rows else None,
         num_rows_now=now.present,
         num_rows_before=before.present,
-        measure=L_INFINITY if name in criteo.CATEGORICAL else JENSEN_SHANNON,
-        distance=distance,
     )
 
 

@@ -46,7 +46,7 @@ def read_champion(folder: Path) -> Champion:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Round:
+class ValidationRound:
     """One run's inputs."""
 
     run: str

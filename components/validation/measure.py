@@ -1,4 +1,4 @@
-"""What is measured of one run's rows: columns, statistics, anomalies, drift, click rate, skew. Judging is `judge`'s."""
+"""Measures one run's rows: columns, statistics, anomalies, drift, click rate, skew. Judging is `judge`'s."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ from typing import Any
 
 from components.storage.uris import local_path
 from components.validation.drift import DriftEntry, LabelShift, measure_drift, measure_label_shift
-from components.validation.inputs import Round
+from components.validation.inputs import ValidationRound
 from components.validation.quarantine import ScreenedRows, screen_rows
 from components.validation.reference import ReferenceCounter
 from components.validation.rows import COLUMNS, ColumnCheck, check_columns, parquet_files, request_columns
 from components.validation.schema import check_statistics, infer_schema, propose_schema
 from components.validation.skew import Skew, measure_skew
-from components.validation.tfdv_statistics import num_rows, tfdv_distances
+from components.validation.tfdv_statistics import num_rows
 from components.validation.windows import WindowSummary
 
 logger = logging.getLogger(__name__)
@@ -51,7 +51,7 @@ class Measured:
     """None if no served rows were named, or a column is faulty."""
 
 
-def measure(round_: Round, folder: Path) -> Measured:
+def measure(round_: ValidationRound, folder: Path) -> Measured:
     """Measures the rows that pass the rules about rows; faulty columns are passed over.
 
     Args:
@@ -77,8 +77,7 @@ def measure(round_: Round, folder: Path) -> Measured:
         proposal = propose_schema(schema, statistics, columns.new, range_factor=factor, excluded=excluded)
     drift, label, skew = [], None, None
     if champion is not None and window.rows:
-        distances = tfdv_distances(statistics, champion.statistics, excluded)
-        drift = measure_drift(window, champion.windows, round_.rules.settings, distances=distances)
+        drift = measure_drift(window, champion.windows, round_.rules.settings)
         label = None if columns.faulty else measure_label_shift(window, champion.windows)
     if round_.served is not None and not columns.faulty:
         skew = measure_skew(
@@ -101,7 +100,9 @@ def measure(round_: Round, folder: Path) -> Measured:
     )
 
 
-def _summarize_rows(round_: Round, files: Sequence[Path], columns: ColumnCheck) -> tuple[Any, ReferenceCounter]:
+def _summarize_rows(
+    round_: ValidationRound, files: Sequence[Path], columns: ColumnCheck
+) -> tuple[Any, ReferenceCounter]:
     """TFDV's statistics of the rows, and what the monitor and the next round need; both without faulty columns."""
     faulty = {fault.column for fault in columns.faulty}
     names = [column for column in COLUMNS if column not in faulty]

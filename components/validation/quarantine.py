@@ -30,7 +30,7 @@ from components.storage.uris import local_path
 from components.store import models as model_store
 from components.store.promotion_journal import moment_of
 from components.validation import quarantine_store
-from components.validation.inputs import Round
+from components.validation.inputs import ValidationRound
 from components.validation.row_rules import RowRule, make_row_rules
 from components.validation.rows import read_all_columns
 from components.validation.rules import DATASET, INFO, QUARANTINE, Finding, RuleSet
@@ -61,7 +61,7 @@ class ScreenedRows:
     """Quarantined rows, by the rule that stands beside them."""
 
 
-def screen_rows(round_: Round, files: Sequence[Path], folder: Path) -> ScreenedRows:
+def screen_rows(round_: ValidationRound, files: Sequence[Path], folder: Path) -> ScreenedRows:
     """The rows that pass the rules about rows, with those that people took back.
 
     Args:
@@ -73,7 +73,7 @@ def screen_rows(round_: Round, files: Sequence[Path], folder: Path) -> ScreenedR
         ContractError: a file, or what is stored, cannot be read; or a file lacks a column that a rule needs.
     """
     store, run, rules = round_.store, round_.run, round_.rules
-    row_rules, idle = make_row_rules(rules, round_.schema, round_.statistics_before, excluded=round_.excluded)
+    row_rules, idle = make_row_rules(rules, round_.schema, round_.champion, excluded=round_.excluded)
     returning = ReturningRows(store, round_.champion.folder if round_.champion else None, round_.raw)
     screened = ScreenedRows(dataset=round_.raw, files=list(files))
     if row_rules or returning.taken:
@@ -100,7 +100,7 @@ class _RowTally:
 
 
 def _split_rows(
-    round_: Round, files: Sequence[Path], folder: Path, row_rules: Sequence[RowRule], returning: ReturningRows
+    round_: ValidationRound, files: Sequence[Path], folder: Path, row_rules: Sequence[RowRule], returning: ReturningRows
 ) -> ScreenedRows:
     raw, tally = round_.raw, _RowTally()
     (folder / TRAIN).mkdir()

@@ -22,7 +22,7 @@ from components.validation import quarantine_store
 
 def build_parser() -> argparse.ArgumentParser:
     """All commands and their flags."""
-    parser = argparse.ArgumentParser(prog="evergreen quarantine", description="Looks after rows that rules set aside.")
+    parser = argparse.ArgumentParser(prog="evergreen quarantine", description="Lists and replays quarantined rows.")
     commands = parser.add_subparsers(dest="command", required=True)
     listing = commands.add_parser("list", help="list what each run quarantined, by rule, and what was taken back")
     listing.add_argument("--run", default="", help="this run alone")

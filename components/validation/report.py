@@ -23,20 +23,23 @@ from collections.abc import Sequence
 from dataclasses import asdict
 from typing import Any
 
+import numpy as np
+
 from components.contracts import criteo
-from components.validation.inputs import Round
+from components.contracts.reference_statistics import DENSE_EDGES
+from components.validation.inputs import ValidationRound
 from components.validation.measure import Measured
 from components.validation.rules import Finding, decide
 from components.validation.schema_versions import compare_schemas
 from components.validation.skew import DISTRIBUTIONS, ROWS
 from components.validation.tfdv_statistics import (
     by_feature,
-    log_histogram,
     missing_share,
     num_rows,
     num_values,
     value_counts,
 )
+from components.validation.windows import ColumnSummary, WindowSummary
 
 KIND, FORMAT_VERSION = "ValidationReportDocument", 1
 SCHEMA_FILE = "schema.pbtxt"
@@ -60,11 +63,13 @@ def describe_findings(measured: Measured, findings: Sequence[Finding]) -> dict[s
     return values
 
 
-def make_document(round_: Round, measured: Measured, findings: Sequence[Finding]) -> dict[str, Any]:
+def make_document(round_: ValidationRound, measured: Measured, findings: Sequence[Finding]) -> dict[str, Any]:
     """The document; JSON takes it as it is."""
     statistics, before = measured.statistics, measured.statistics_before
     now, features_before = by_feature(statistics), by_feature(before)
     known = [criteo.LABEL, *criteo.FEATURES]
+    champion = round_.champion
+    windows = (measured.window, champion.windows.newest if champion is not None else None)
     names = [name for name in known if name in now] + sorted(name for name in now if name not in known)
     differences = compare_schemas(measured.schema, measured.proposal) if measured.proposal is not None else []
     return {
@@ -74,7 +79,7 @@ def make_document(round_: Round, measured: Measured, findings: Sequence[Finding]
         "decision": decide(findings),
         "num_rows": num_rows(statistics),
         "num_rows_before": num_rows(before) if before is not None else None,
-        "champion": round_.champion.folder.as_uri() if round_.champion else None,
+        "champion": champion.folder.as_uri() if champion else None,
         **describe_findings(measured, findings),
         "quarantine": {
             "num_rows": sum(measured.rows.num_by_rule.values()),
@@ -85,11 +90,13 @@ def make_document(round_: Round, measured: Measured, findings: Sequence[Finding]
             "uri": (round_.folder / SCHEMA_FILE).as_uri(),
             "differences": [difference._asdict() for difference in differences],
         },
-        "columns": [_describe_column(name, now[name], features_before.get(name)) for name in names],
+        "columns": [_describe_column(name, now[name], features_before.get(name), windows=windows) for name in names],
     }
 
 
-def _describe_column(name: str, now: Any, before: Any) -> dict[str, Any]:
+def _describe_column(
+    name: str, now: Any, before: Any, *, windows: tuple[WindowSummary, WindowSummary | None]
+) -> dict[str, Any]:
     is_category = now.WhichOneof("stats") == "string_stats"
     column: dict[str, Any] = {
         "column": name,
@@ -110,7 +117,10 @@ def _describe_column(name: str, now: Any, before: Any) -> dict[str, Any]:
         ("std", numbers.std_dev),
     ):
         column[key] = float(value) if known and math.isfinite(value) else None
-    return {**column, "bars": _label_bars(now, before) if name == criteo.LABEL else _bucket_bars(now, before)}
+    if name == criteo.LABEL:
+        return {**column, "bars": _label_bars(now, before)}
+    summaries = [window.columns.get(name) if window is not None else None for window in windows]
+    return {**column, "bars": _bucket_bars(summaries[0], summaries[1])}
 
 
 def _value_bars(now: Any, before: Any) -> list[dict[str, Any]]:
@@ -122,26 +132,22 @@ def _value_bars(now: Any, before: Any) -> list[dict[str, Any]]:
     return [_bar(value, shares[value][0], None if before is None else shares[value][1]) for value in chosen]
 
 
-def _bucket_bars(now: Any, before: Any) -> list[dict[str, Any]]:
-    histogram, histogram_before = log_histogram(now), log_histogram(before)
-    if histogram is None:
+def _bucket_bars(now: ColumnSummary | None, before: ColumnSummary | None) -> list[dict[str, Any]]:
+    """The buckets from the first to the last one that holds a value of either side; none if the run left it out."""
+    if now is None:
         return []
-    rows, rows_before = num_values(now) or 1, num_values(before) or 1
-    old = [b.sample_count / rows_before for b in histogram_before.buckets] if histogram_before is not None else None
-    shares = [bucket.sample_count / rows for bucket in histogram.buckets]
-    occupied = [i for i, share in enumerate(shares) if share or (old is not None and old[i])]
-    if not occupied:
-        return []
-    return [
-        _bar(_bucket_label(histogram.buckets[i]), shares[i], None if old is None else old[i])
-        for i in range(occupied[0], occupied[-1] + 1)
-    ]
+    shares = now.counts / (now.present or 1)
+    old = before.counts / (before.present or 1) if before is not None else None
+    occupied = np.flatnonzero(shares if old is None else shares + old)
+    buckets = range(occupied[0], occupied[-1] + 1) if len(occupied) else ()
+    return [_bar(_bucket_label(i), float(shares[i]), None if old is None else float(old[i])) for i in buckets]
 
 
-def _bucket_label(bucket: Any) -> str:
-    """The integers of a bucket: `7` for one of width 1, else its ends."""
-    first, last = math.ceil(bucket.low_value), math.ceil(bucket.high_value) - 1
-    return f"{first}" if first == last else f"{bucket.low_value:.4g} to {bucket.high_value:.4g}"
+def _bucket_label(bucket: int) -> str:
+    """The integers of a bucket of `DENSE_EDGES`: `7` for one of width 1, else its ends."""
+    low, high = DENSE_EDGES[bucket], DENSE_EDGES[bucket + 1]
+    first, last = math.ceil(low), math.ceil(high) - 1
+    return f"{first}" if first == last else f"{low:.4g} to {high:.4g}"
 
 
 def _label_bars(now: Any, before: Any) -> list[dict[str, Any]]:

@@ -20,9 +20,6 @@ ABSENT = "–"
 Document = Mapping[str, Any]
 Entries = Sequence[Mapping[str, Any]]
 
-# -- page
-
-
 _SECTIONS = ("Findings", "Columns", "Drift", "Served rows", "Schema", "Quarantine")
 
 
@@ -90,7 +87,7 @@ def _joined_share(document: Document) -> str:
 # -- cards
 
 
-def draw_cards(document: Mapping[str, Any]) -> str:
+def draw_cards(document: Document) -> str:
     """All judged columns."""
     entries = {entry["feature"]: entry for entry in document["drift"]}
     columns = sorted(document["columns"], key=lambda column: by_evidence(entries.get(column["column"])))
@@ -101,24 +98,25 @@ def draw_cards(document: Mapping[str, Any]) -> str:
 
 def _draw_card(column: Mapping[str, Any], entry: Mapping[str, Any] | None) -> str:
     name, bars = column["column"], column["bars"]
-    moved = bool(entry and entry["drifted"])
-    badge = '<span class="badge warn">drifted</span>' if moved else ""
-    if entry and entry["learned"]:
+    marker, badge = "", ""
+    if entry and entry["drifted"]:
+        marker, badge = " moved", '<span class="badge warn">drifted</span>'
+    elif entry and entry["learned"]:
         badge = '<span class="badge info">learned already</span>'
     paragraphs = "".join(f"<p>{escape(text)}</p>" for text in _card_facts(column, entry) if text)
+    rows = [[escape(bar["label"]), percent(bar["now"]), percent(bar["before"])] for bar in bars]
+    table = html_table(["value", "now", "before"], rows, caption=f"shares of {name}", numbers=(1, 2))
+    numbers = f"<details><summary>numbers of {escape(name)}</summary>{table}</details>" if bars else ""
     chart = draw_bars(bars, _describe_chart(column))
-    return (
-        f'<article class="card{" moved" if moved else ""}"><h3>{escape(name)} {badge}</h3>{paragraphs}{chart}'
-        f"{_folded_numbers(column)}</article>"
-    )
+    return f'<article class="card{marker}"><h3>{escape(name)} {badge}</h3>{paragraphs}{chart}{numbers}</article>'
 
 
 def _card_facts(column: Mapping[str, Any], entry: Mapping[str, Any] | None) -> list[str]:
-    facts = [_describe_effect(entry) if entry else ""]
-    missing = f"missing {percent(column['missing'])}"
-    facts.append(
-        missing + (f", before {percent(column['missing_before'])}" if column["missing_before"] is not None else "")
-    )
+    before = column["missing_before"]
+    facts = [
+        _describe_effect(entry) if entry else "",
+        f"missing {percent(column['missing'])}" + (f", before {percent(before)}" if before is not None else ""),
+    ]
     if column["kind"] == "category":
         new = entry["new_value_share"] if entry else None
         text = f"about {column['distinct']:,} values"
@@ -137,32 +135,18 @@ def _describe_effect(entry: Mapping[str, Any]) -> str:
     text = f"change {number(entry['effect'])} ({number(entry['effect_low'])} to {number(entry['effect_high'])})"
     if entry["q_value"] is not None:
         text += f", q {probability(entry['q_value'])}"
-    if entry["detectable"] is not None:
-        text += f"; seen from {number(entry['detectable'])} on"
-    return text
+    return f"{text}; detectable from {number(entry['detectable'])} on"
 
 
 def _describe_chart(column: Mapping[str, Any]) -> str:
     """The chart in words: where the largest change is, or without a champion, the largest share."""
-    bars = [bar for bar in column["bars"] if bar["before"] is not None]
-    text = f"distribution of {column['column']}"
-    if bars:
-        most = max(bars, key=lambda bar: abs(bar["now"] - bar["before"]))
-        return (
-            f"{text}; largest change at {most['label']}: {percent(most['before'])} before, {percent(most['now'])} now"
-        )
-    if column["bars"]:
-        most = max(column["bars"], key=lambda bar: bar["now"])
+    bars, text = column["bars"], f"distribution of {column['column']}"
+    if not bars:
+        return text
+    most = max(bars, key=lambda bar: abs(bar["now"] - (bar["before"] or 0.0)))
+    if most["before"] is None:
         return f"{text}; most rows at {most['label']}: {percent(most['now'])}"
-    return text
-
-
-def _folded_numbers(column: Mapping[str, Any]) -> str:
-    if not column["bars"]:
-        return ""
-    rows = [[bar["label"], percent(bar["now"]), percent(bar["before"])] for bar in column["bars"]]
-    table = simple_table(["value", "now", "before"], rows, caption=f"shares of {column['column']}", numbers=(1, 2))
-    return f"<details><summary>numbers of {escape(column['column'])}</summary>{table}</details>"
+    return f"{text}; largest change at {most['label']}: {percent(most['before'])} before, {percent(most['now'])} now"
 
 
 # -- tables
@@ -188,31 +172,29 @@ def drift_table(drift: Entries, *, has_champion: bool) -> str:
     """The numbers of all compared features, strongest evidence first."""
     if not drift:
         return f"<p>{'No feature could be compared.' if has_champion else 'There is no champion to compare with.'}</p>"
-    rows = []
-    for entry in sorted(drift, key=by_evidence):
-        moved = entry["moved_value"]
-        rows.append(
-            [
-                f"{escape(entry['feature'])} {_state_badge(entry)}",
-                _draw_effect(entry),
-                escape(number(entry["effect"])),
-                escape(number(entry["threshold"])),
-                escape(number(entry["detectable"])),
-                escape(probability(entry["q_value"])),
-                escape(number(entry["design_effect"])),
-                escape(number(entry["mean_shift"])),
-                escape(percent(entry["missing_now"])),
-                escape(percent(entry["new_value_share"])),
-                escape(f"{moved['value']}: {percent(moved['share_before'])} to {percent(moved['share_now'])}")
-                if moved
-                else ABSENT,
-                f"{escape(number(entry['distance']))} <small>{escape(entry['measure'])}</small>",
-            ]
-        )
-    head = ["column", "effect, 95 %", "effect", "matters from", "seen from", "q-value", "design effect", "mean, sd"]
-    head += ["missing", "new values", "most moved value", "TFDV's distance"]
-    text = "Effect: change of the share of one value, or divergence in bits. The mark is where an effect matters."
-    return html_table(head, rows, caption=text, numbers=range(2, 10))
+    rows = [
+        [
+            f"{escape(entry['feature'])} {_state_badge(entry)}",
+            number(entry["effect"]),
+            f"{number(entry['effect_low'])} to {number(entry['effect_high'])}",
+            number(entry["threshold"]),
+            number(entry["detectable"]),
+            probability(entry["q_value"]),
+            number(entry["design_effect"]),
+            number(entry["mean_shift"]),
+            _describe_moved_value(entry["moved_value"]),
+        ]
+        for entry in sorted(drift, key=by_evidence)
+    ]
+    head = ["column", "effect", "95 %", "matters from", "detectable from", "q-value", "design effect", "mean, sd"]
+    text = "Effect: change of the share of one value, or divergence in bits."
+    return html_table([*head, "most moved value"], rows, caption=text, numbers=range(1, 8))
+
+
+def _describe_moved_value(moved: Mapping[str, Any] | None) -> str:
+    if moved is None:
+        return ABSENT
+    return escape(f"{moved['value']}: {percent(moved['share_before'])} to {percent(moved['share_now'])}")
 
 
 def by_evidence(entry: Mapping[str, Any] | None) -> tuple[bool, float, float]:
@@ -227,15 +209,6 @@ def _state_badge(entry: Mapping[str, Any]) -> str:
     if entry["drifted"]:
         return f'<span class="badge warn">{escape(", ".join(entry.get("changes", ["differs"])))}</span>'
     return '<span class="badge info">learned</span>' if entry.get("learned") else ""
-
-
-def _draw_effect(entry: Mapping[str, Any]) -> str:
-    effect, low, high = (entry[key] for key in ("effect", "effect_low", "effect_high"))
-    if effect is None or low is None or high is None:
-        return ABSENT
-    limit = max(abs(high), 2 * (entry["threshold"] or 0.0), 1e-12)
-    title = f"{entry['feature']}: {number(effect)}, 95 % interval {number(low)} to {number(high)}"
-    return draw_interval(abs(effect), max(low, 0.0), abs(high), limit=limit, mark=entry["threshold"], title=title)
 
 
 def skew_table(skew: Entries, served: Mapping[str, Any] | None) -> str:
@@ -294,11 +267,6 @@ def label_text(label: Mapping[str, Any] | None, columns: Entries) -> str:
         change = f"{percent(label['rate_now'])}, before {percent(label['rate_before'])}"
         return f"{change} (p {probability(label['p_value'])})"
     return percent(next((column["mean"] for column in columns if column["kind"] == "label"), None))
-
-
-def simple_table(head: Sequence[str], rows: Sequence[Sequence[str]], *, caption: str, numbers: Collection[int]) -> str:
-    """A table of plain texts."""
-    return html_table(head, [[escape(cell) for cell in row] for row in rows], caption=caption, numbers=numbers)
 
 
 def html_table(
@@ -368,26 +336,6 @@ def draw_bars(bars: Sequence[Mapping[str, Any]], title: str) -> str:
     return (
         f'<svg viewBox="0 0 {_WIDTH} {_HEIGHT}" role="img" aria-label="{escape(title)}" preserveAspectRatio="none">'
         f"{drawn}</svg>"
-    )
-
-
-def draw_interval(value: float, low: float, high: float, *, limit: float, mark: float | None, title: str) -> str:
-    """An SVG of an interval on a line from 0 to `limit`, with its value, and a threshold's mark where there is one.
-
-    What lies beyond an end of the line is drawn at the end.
-    """
-    width, height = 120, 14
-
-    def at(number: float) -> float:
-        return 3 + min(max(number / limit, 0.0), 1.0) * (width - 6) if limit > 0 else 3.0
-
-    line = f'<line class="axis" x1="3" x2="{width - 3}" y1="7" y2="7"/>'
-    band = f'<line class="band" x1="{at(low):.1f}" x2="{at(high):.1f}" y1="7" y2="7"/>'
-    dot = f'<circle class="dot" cx="{at(value):.1f}" cy="7" r="3"/>'
-    tick = f'<line class="mark" x1="{at(mark):.1f}" x2="{at(mark):.1f}" y1="1" y2="13"/>' if mark is not None else ""
-    return (
-        f'<svg class="interval" viewBox="0 0 {width} {height}" role="img" aria-label="{escape(title)}">'
-        f"{line}{tick}{band}{dot}</svg>"
     )
 
 

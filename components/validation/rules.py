@@ -2,7 +2,7 @@
 
 Actions:
 - `block`: the run ends here, because training on such rows would be wrong;
-- `quarantine`: the offending rows are set aside with their reason and the rest goes on; for rules about single rows;
+- `quarantine`: the offending rows are stored apart with their reason and the rest goes on; for rules about single rows;
 - `warn`: reported, and the run goes on; retraining is the answer, or people should know;
 - `notify`: as `warn`, and the message about the run's end repeats it;
 - `info`: reported, and the decision stays `pass`;
@@ -51,7 +51,7 @@ class Finding:
     description: str
     """One sentence."""
     num_quarantined: int = 0
-    """Rows that the rule set aside."""
+    """Rows that the rule quarantined."""
 
 
 def decide(findings: Sequence[Finding]) -> str:
@@ -139,7 +139,7 @@ RULES: dict[str, Rule] = {
     "skew": Rule(WARN, "a feature differs between training rows and served rows", ("skew_share",)),
     "quarantined_share": Rule(
         BLOCK,
-        "rules set aside more than this share of the rows",
+        "rules quarantined more than this share of the rows",
         parameters={"max_quarantined_fraction": RuleParameter(0.05, _number(0.0, 1.0))},
     ),
     "quarantine_replayed": Rule(INFO, "rows of an earlier quarantine came back, as people asked"),

@@ -14,7 +14,7 @@ from typing import NamedTuple
 
 from components.contracts.manifests import RawDataset, ValidationReport
 from components.runtime.durable import whole_directory
-from components.validation.inputs import Round
+from components.validation.inputs import ValidationRound
 from components.validation.judge import judge
 from components.validation.measure import Measured, measure
 from components.validation.report import SCHEMA_FILE, describe_findings, make_document
@@ -41,7 +41,7 @@ class Validated(NamedTuple):
     """The rows that later steps read: the run's own manifest, or one without the quarantined rows."""
 
 
-def validate(round_: Round) -> Validated:
+def validate(round_: ValidationRound) -> Validated:
     """Judges the training rows of `round_.raw`, and fills `round_.folder`.
 
     Raises:
@@ -62,7 +62,7 @@ def validate(round_: Round) -> Validated:
     return Validated(report, measured.rows.dataset)
 
 
-def _write_schema(round_: Round, measured: Measured, folder: Path) -> None:
+def _write_schema(round_: ValidationRound, measured: Measured, folder: Path) -> None:
     in_force = round_.schema_path
     content = in_force.read_bytes() if in_force else format_schema(measured.schema).encode()
     (folder / SCHEMA_FILE).write_bytes(content)
@@ -70,7 +70,7 @@ def _write_schema(round_: Round, measured: Measured, folder: Path) -> None:
         (folder / PROPOSAL_FILE).write_text(format_schema(measured.proposal), encoding="utf-8")
 
 
-def _write_measured(round_: Round, measured: Measured, folder: Path) -> None:
+def _write_measured(round_: ValidationRound, measured: Measured, folder: Path) -> None:
     (folder / STATISTICS_FILE).write_bytes(measured.statistics.SerializeToString(deterministic=True))
     if measured.columns.faulty:
         return
@@ -80,7 +80,9 @@ def _write_measured(round_: Round, measured: Measured, folder: Path) -> None:
         line.followed_by(measured.window).write(folder / WINDOWS_FILE)
 
 
-def _make_report(round_: Round, measured: Measured, findings: Sequence[Finding], files: set[str]) -> ValidationReport:
+def _make_report(
+    round_: ValidationRound, measured: Measured, findings: Sequence[Finding], files: set[str]
+) -> ValidationReport:
     def uri(name: str) -> str:
         return (round_.folder / name).as_uri()
 

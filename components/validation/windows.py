@@ -1,7 +1,7 @@
 """What the rows of a window looked like, column by column, and the windows that a model's line learned from.
 
-`reference.ReferenceCounter` makes a summary. Summaries merge by addition, without rows: sums over requests tell how
-alike the rows of a request are, and so chance from change. Comparing them is left to `drift`.
+`reference.ReferenceCounter` makes a summary. Summaries merge by addition, without rows: sums over requests measure how
+alike the rows of a request are, which separates chance from change. Comparing them is left to `drift`.
 
 A categorical column lists its `LISTED` most frequent values; the others are one cell. What that costs: a value that is
 not listed is only known to have had at most `floor` rows, and a listed count may lack as many; so a comparison gives a

@@ -252,14 +252,13 @@ def _findings(folders: LocalFolders) -> str:
 
 
 def _nearest_drift(report: ValidationReport) -> str:
-    """The features that moved most, as a share of the distance that would warn."""
-    measured = [d for d in report.drift if d["distance"] is not None]
-    nearest = sorted(measured, key=lambda d: d["distance"] / d["threshold"], reverse=True)[:5]
+    """The features that moved most, as a share of the effect that would warn."""
+    measured = [d for d in report.drift if d["effect"] is not None]
+    nearest = sorted(measured, key=lambda d: d["effect"] / d["threshold"], reverse=True)[:5]
     rows = [
-        [d["feature"], d["measure"], _number(d["distance"]), _number(d["threshold"]), _share(d["new_value_share"])]
-        for d in nearest
+        [d["feature"], _number(d["effect"]), _number(d["threshold"]), _share(d["new_value_share"])] for d in nearest
     ]
-    return _table(["moved most", "measure", "distance", "warns above", "rows with new values"], rows) if rows else ""
+    return _table(["moved most", "effect", "warns from", "rows with new values"], rows) if rows else ""
 
 
 def _share(value: float | None) -> str:

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import json
 import sys
-import threading
 
 import numpy as np
 import pyarrow.parquet as pq
@@ -17,7 +15,6 @@ from benchmarks.validation_study.shifts import (
     EQUAL,
     INDEPENDENT,
     ITEM_SHIFTS,
-    KINDS,
     UNEQUAL,
     USER_COLUMNS,
     USER_SHIFTS,
@@ -79,12 +76,6 @@ def test_clicks_follow_the_worlds_truth_for_the_rows_as_they_are(world, window):
     assert rows.label.mean() == pytest.approx(truth.mean(), abs=5 * error)
 
 
-def test_equal_numbers_give_equal_windows_and_others_others(world, window):
-    again = draw_window(world, ROWS, np.random.default_rng(5))
-    assert same(again.rows.dense, window.rows.dense)
-    assert not same(draw_window(world, ROWS, np.random.default_rng(6)).rows.dense, window.rows.dense)
-
-
 @pytest.mark.parametrize("shift", [*ITEM_SHIFTS, *USER_SHIFTS], ids=lambda shift: shift.name)
 def test_a_shift_changes_its_columns_alone_and_keeps_requests_alike(window, shift):
     after = shift.plant(window, np.random.default_rng(3))
@@ -103,7 +94,7 @@ def before_and_after(window, kind, column):
     return (column_of(each, column).astype(np.float64) for each in (window, after))
 
 
-@pytest.mark.parametrize("column", ["C14", "C18", "C26"])
+@pytest.mark.parametrize("column", ["C14", "C26"])
 def test_one_category_doubles_at_the_others_cost(window, column):
     before, after = before_and_after(window, "one category doubles", column)
     chosen, share = doubled_category(column_of(window, column)[before != criteo.MISSING_CATEGORY])
@@ -118,7 +109,7 @@ def test_one_category_doubles_at_the_others_cost(window, column):
     assert (after[moved] == chosen).all()
 
 
-@pytest.mark.parametrize("column", ["I8", "I13", "C17", "C25", "I2"])
+@pytest.mark.parametrize("column", ["I8", "C17", "I2"])
 def test_a_tenth_of_the_rows_loses_its_value(window, column):
     before, after = before_and_after(window, "10 % null", column)
     lost = (np.isnan(after) & ~np.isnan(before)) | ((after == -1) & (before != -1) & (column in criteo.CATEGORICAL))
@@ -127,7 +118,7 @@ def test_a_tenth_of_the_rows_loses_its_value(window, column):
     assert lost.sum() / had.sum() == pytest.approx(0.1, abs=5 * np.sqrt(0.09 / trials))
 
 
-@pytest.mark.parametrize("column", ["I7", "I10", "I11", "I5"])
+@pytest.mark.parametrize("column", ["I7", "I5"])
 def test_means_rise_by_a_fifth_of_the_standard_deviation(window, column):
     before, after = before_and_after(window, "mean +0.2 sd", column)
     rise = (np.nanmean(after) - np.nanmean(before)) / np.nanstd(before)
@@ -146,14 +137,6 @@ def test_units_change_a_thousandfold_and_swapped_columns_hold_each_others_values
     assert same(column_of(swapped, "C17"), column_of(window, "C14"))
 
 
-def test_every_kind_strikes_several_columns_of_items_and_of_users():
-    for shifts in (ITEM_SHIFTS, USER_SHIFTS):
-        for kind in KINDS:
-            places = [shift.columns for shift in shifts if shift.kind == kind]
-            assert len(places) >= (5 if shifts is ITEM_SHIFTS else 2)
-            assert len(set(places)) == len(places)
-
-
 def test_what_is_written_is_the_window_in_the_raw_schema(world, tmp_path):
     drawn = draw_window(world, 5_000, np.random.default_rng(2), requests=UNEQUAL)
     write_window(drawn, tmp_path / "now", name="w")
@@ -169,8 +152,8 @@ def test_what_is_written_is_the_window_in_the_raw_schema(world, tmp_path):
         assert same(table.column(name).drop_null().to_numpy(), values[~missing])
 
 
-class Told:
-    """A contestant that alarms what it is told to, and notes what it was asked."""
+class ScriptedContestant:
+    """A contestant that gives prepared answers and records what it was asked."""
 
     def __init__(self, *alarms):
         self.alarms, self.asked = list(alarms), []
@@ -184,77 +167,30 @@ def test_alarms_are_counted_per_pair_and_a_shift_is_found_by_its_names(world):
     shift = Shift("swapped columns", ("I7", "I9"))
     still = plan.StudyCase(name="still", pairs={"a": 3})
     moved = plan.StudyCase(name="moved", pairs={"a": 2}, shift=shift)
-    told = Told([], ["I7", "I9", "C1"], ["C2"], ["I7"], [])
+    contestant = ScriptedContestant([], ["I7", "I9", "C1"], ["C2"], ["I7"], [])
     series = plan.PairSeries(rows=500, cases=[still, moved])
-    lines = []
-    seen = plan.show(series, 0, world, [{"a": told}], lines.append)
+    seen = plan.show(series, 0, world, {"a": contestant})
     results = [figures.count_case(case, 500, each) for case, each in zip(series.cases, seen)]
     # Pairs in turn: still, moved, still, moved, still.
-    assert results[0]["settings"]["mine"]["hits"] == 1
-    assert results[1]["settings"]["mine"]["hits"] == 1
-    assert results[1]["settings"]["mine"]["others"] == {"C1": 1}
-    assert told.asked == [[500, 500, ()]] * 5
-    assert figures.overlooked(results, setting="mine") == ["swapped columns in I7 and I9 (500 rows): 1 of 2"]
+    assert [result["settings"]["mine"]["hits"] for result in results] == [1, 1]
+    assert contestant.asked == [[500, 500, ()]] * 5
     found = figures.pool_cases(results)
     assert found["still"]["mine"]["share"] == pytest.approx(1 / 3)
     assert figures.verdict(found["still"]["mine"], 0.34) == "met"
     assert figures.verdict(found["still"]["mine"], 0.33) == "MISSED"
     assert figures.verdict(found["moved"]["mine"], 0.34) == "MISSED"
     assert "1/3 = 0.333" in figures.format_table(found, ours="mine", false_alarm_rate=0.05)
-    assert json.loads(json.dumps(found)) == found
 
 
 def test_evidently_is_asked_about_the_shifted_columns_alone(world):
     shift = Shift("unit x1000", ("I7",))
     series = plan.PairSeries(rows=200, cases=[plan.StudyCase(name="moved", pairs={"Evidently": 1}, shift=shift)])
-    told = Told(["I7"])
-    plan.show(series, 0, world, [{"Evidently": told}], print)
-    assert told.asked == [[200, 200, ("I7",)]]
+    contestant = ScriptedContestant(["I7"])
+    plan.show(series, 0, world, {"Evidently": contestant})
+    assert contestant.asked == [[200, 200, ("I7",)]]
 
 
-class Echo:
-    """Alarms the first value of a column, which tells the pairs apart; notes how many are asked at once."""
-
-    def __init__(self, barrier=None):
-        self.barrier, self.asked = barrier, 0
-
-    def ask(self, before, now, columns=()):
-        self.asked += 1
-        if self.barrier is not None:
-            self.barrier.wait(timeout=60)
-        return ContestantAnswer({"echo": [str(pq.read_table(now)["C3"][0])]}, 0.1)
-
-
-def test_lanes_are_asked_at_the_same_time_and_answers_stay_in_the_order_of_the_pairs(world):
-    series = plan.PairSeries(rows=100, cases=[plan.StudyCase(name="still", pairs={"a": 6})])
-    alone = plan.show(series, 0, world, [{"a": Echo()}], print)[0]["echo"].alarms
-    assert len({name for (name,) in alone}) > 1
-    # The barrier opens only while both are asked.
-    barrier = threading.Barrier(2)
-    lanes = [Echo(barrier), Echo(barrier)]
-    together = plan.show(series, 0, world, [{"a": lane} for lane in lanes], print)[0]["echo"].alarms
-    assert together == alone
-    assert sum(lane.asked for lane in lanes) == 6
-
-
-class Ending(Echo):
-    """Ends at its second question."""
-
-    def ask(self, before, now, columns=()):
-        if self.asked:
-            raise ContestantFailed("gone")
-        return super().ask(before, now, columns)
-
-
-def test_a_study_stops_where_a_contestant_ends(world):
-    lane = Ending()
-    series = plan.PairSeries(rows=100, cases=[plan.StudyCase(name="still", pairs={"a": 50})])
-    with pytest.raises(ContestantFailed, match="gone"):
-        plan.show(series, 0, world, [{"a": lane}], print)
-    assert lane.asked == 1
-
-
-def test_a_contestant_that_ends_is_told_with_its_log(tmp_path, monkeypatch):
+def test_a_contestant_that_ends_is_an_error_that_names_its_log(tmp_path, monkeypatch):
     monkeypatch.setattr(plan, "_ANSWERING", "no.such.module")
     monkeypatch.setattr(plan, "python_of", lambda environment: sys.executable)
     log = tmp_path / "logs" / "ours.log"

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import tempfile
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +11,7 @@ import pyarrow as pa
 from components.contracts import criteo
 from components.contracts.manifests import RawDataset
 from components.validation.drift import measure_drift, measure_label_shift
-from components.validation.inputs import Champion, Round
+from components.validation.inputs import Champion, ValidationRound
 from components.validation.judge import judge_drift
 from components.validation.measure import Measured
 from components.validation.quarantine import ScreenedRows
@@ -22,7 +21,6 @@ from components.validation.rows import ColumnCheck
 from components.validation.rules import RuleSet
 from components.validation.schema import check_statistics, infer_schema
 from components.validation.skew import ServedRowFacts, Skew, SkewEntry
-from components.validation.tfdv_statistics import tfdv_distances
 from components.validation.windows import KeptWindows
 from tests.support.validation_statistics import statistics_of
 
@@ -57,21 +55,19 @@ SKEW = Skew(
 )
 
 
-def measured_of(now: pa.Table, before: pa.Table | None) -> Measured:
-    """What validation measures of `now` beside `before`; skew and quarantine are made up."""
-    counters = []
-    for table in (now, before):
-        counters.append(ReferenceCounter())
-        for batch in table.to_batches() if table is not None else ():
-            counters[-1].add(batch)
-    window, kept = counters[0].window(), KeptWindows((counters[1].window(),))
+def _count_rows(table: pa.Table) -> ReferenceCounter:
+    counter = ReferenceCounter()
+    for batch in table.to_batches():
+        counter.add(batch)
+    return counter
+
+
+def _measure_rows(now: pa.Table, champion: Champion | None) -> Measured:
+    """What validation measures of `now` beside the champion's rows; skew and quarantine are made up."""
+    counter = _count_rows(now)
+    window = counter.window()
     statistics = statistics_of(now)
-    statistics_before = statistics_of(before) if before is not None else None
     schema = infer_schema(statistics, range_factor=10.0)
-    drift = []
-    if statistics_before is not None:
-        distances = tfdv_distances(statistics, statistics_before)
-        drift = measure_drift(window, kept, RuleSet().settings, distances=distances)
     raw = RawDataset.__new__(RawDataset)
     object.__setattr__(raw, "quarantine_uri", f"file:///{HOSTILE}")
     return Measured(
@@ -79,28 +75,31 @@ def measured_of(now: pa.Table, before: pa.Table | None) -> Measured:
         columns=ColumnCheck(faulty=[], cast=[], new=[]),
         excluded=frozenset(),
         statistics=statistics,
-        statistics_before=statistics_before,
+        statistics_before=champion.statistics if champion else None,
         schema=schema,
         proposal=None,
         anomalies=check_statistics(statistics, schema),
-        counter=counters[0],
+        counter=counter,
         window=window,
-        drift=drift,
-        label=measure_label_shift(window, kept) if before is not None else None,
+        drift=measure_drift(window, champion.windows, RuleSet().settings) if champion else [],
+        label=measure_label_shift(window, champion.windows) if champion else None,
         skew=SKEW,
     )
 
 
 def document_of(now: pa.Table, before: pa.Table | None, *, run: str = HOSTILE) -> dict[str, Any]:
     """The document of `now` beside `before`, with a hostile finding and a hostile schema difference."""
-    measured = measured_of(now, before)
     rules, folder = RuleSet(), Path(tempfile.gettempdir())
     champion = None
     if before is not None:
-        champion = Champion(folder=folder, statistics=measured.statistics_before, windows=KeptWindows(()))
-    round_ = Round(run=run, raw=measured.rows.dataset, folder=folder, store=folder, rules=rules, champion=champion)
+        windows = KeptWindows((_count_rows(before).window(),))
+        champion = Champion(folder=folder, statistics=statistics_of(before), windows=windows)
+    measured = _measure_rows(now, champion)
+    round_ = ValidationRound(
+        run=run, raw=measured.rows.dataset, folder=folder, store=folder, rules=rules, champion=champion
+    )
     findings = [*judge_drift(measured.drift, rules), *rules.find("anomaly", HOSTILE, HOSTILE)]
-    document = make_document(round_, replace(measured, skew=SKEW), findings)
+    document = make_document(round_, measured, findings)
     document["schema"]["differences"] = [
         {"feature": "I1", "rule": "max", "kind": "looser", "old": "10", "new": HOSTILE},
     ]

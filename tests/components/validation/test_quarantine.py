@@ -19,7 +19,7 @@ from components.contracts.manifests import Model, RawDataset, Release
 from components.storage.uris import local_path
 from components.store import promotion_journal
 from components.validation.__main__ import metric_values
-from components.validation.inputs import Round
+from components.validation.inputs import ValidationRound
 from components.validation.quarantine import screen_rows
 from components.validation.quarantine_command import build_parser as quarantine_parser
 from components.validation.quarantine_command import main as quarantine
@@ -402,7 +402,7 @@ def test_memory_is_flat_in_rows(world, tmp_path):
         raw = RawDataset.read(world.write(pa.concat_tables([table] * files), f"{files} files", files))
         folder = tmp_path / f"step {files}"
         folder.mkdir()
-        round_ = Round(run="r", raw=raw, folder=folder, store=world.store, rules=rules)
+        round_ = ValidationRound(run="r", raw=raw, folder=folder, store=world.store, rules=rules)
         pool, before = pa.system_memory_pool(), pa.default_memory_pool()
         pa.set_memory_pool(pool)
         try:

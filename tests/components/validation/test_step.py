@@ -162,7 +162,7 @@ def test_a_column_of_nan_only_warns_and_is_a_page_without_nan(step, write_rows, 
     release_model(first)
     code, second = step(write_rows(judged(300, seed=1), name="raw2"), run="r2")
     assert code == 0
-    assert next(e for e in second.drift if e["feature"] == "I3")["distance"] is None
+    assert next(e for e in second.drift if e["feature"] == "I3")["effect"] is None
     assert "nan" not in local_path(first.report_uri).read_text()
 
 
@@ -245,7 +245,7 @@ def test_metrics_are_finite_and_max_drift_absent_without_a_champion(step, write_
     release_model(first)
     _, second = step(write_rows(raw_table(500, seed=1), name="raw2"), run="r2")
     values = metric_values(second)
-    assert values["max_drift"] == max(entry["distance"] for entry in second.drift)
+    assert values["max_drift"] == max(entry["effect"] for entry in second.drift)
     assert all(math.isfinite(value) for value in values.values())
 
 

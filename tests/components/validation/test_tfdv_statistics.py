@@ -13,12 +13,10 @@ import tensorflow_data_validation as tfdv
 
 from components.contracts import criteo
 from components.contracts.manifests import RawDataset
-from components.contracts.reference_statistics import DENSE_EDGES
 from components.runtime.errors import ContractError, TemporaryError
 from components.validation.reference import ReferenceCounter
 from components.validation.rows import COLUMNS, check_columns, divide, parquet_files, read_part
 from components.validation.tfdv_statistics import (
-    LogHistogramGenerator,
     by_feature,
     make_type_schema,
     num_missing,
@@ -26,7 +24,6 @@ from components.validation.tfdv_statistics import (
     num_values,
     read_statistics,
     summarize_files,
-    tfdv_distances,
     value_counts,
 )
 from tests.support.validation_statistics import statistics_of
@@ -42,7 +39,6 @@ def by_tfdv():
             frame[name] = table[name].cast(pa.string()).to_pandas()
         options = tfdv.StatsOptions(
             schema=make_type_schema(),
-            generators=[LogHistogramGenerator()],
             num_top_values=20,
             num_rank_histogram_buckets=1000,
         )
@@ -66,20 +62,6 @@ def test_statistics_equal_tfdv_on_the_same_dataframe(judged, by_tfdv, odd):
     rows = judged(5000, **odd)
     found, expected = statistics_of(rows), by_tfdv(rows)
     assert str(found) == str(expected)  # as text, for NaN is not equal to itself
-
-
-def test_log_histogram_merges_and_leaves_nan_out():
-    generator = LogHistogramGenerator()
-
-    def count(values):
-        batch = pa.RecordBatch.from_arrays([pa.array(values, pa.list_(pa.float32()))], ["I1"])
-        return generator.add_input(generator.create_accumulator(), batch)
-
-    merged = generator.merge_accumulators(
-        [count([[1.0], None, [float("nan")]]), count([[1.0], [float("inf")], [-9.0]])]
-    )
-    assert merged["I1"].sum() == 4
-    assert merged["I1"][[0, -1]].tolist() == [1, 1]
 
 
 @pytest.mark.parametrize("number", [1, 2, 3, 7, 40])
@@ -267,37 +249,3 @@ def test_memory_does_not_grow_with_the_rows(files, processes):
     for begin in range(0, size * processes, size):
         held = counter.bytes[begin : begin + size]
         assert max(held[size // 2 :]) < 1.5 * max(held[: size // 4])
-
-
-# -- TFDV's distances
-
-
-def distances(now, before, excluded=()):
-    return tfdv_distances(statistics_of(now), statistics_of(before), excluded)
-
-
-def entropy(p, q):
-    return sum(a * np.log2(a / b) for a, b in zip(p, q) if a)
-
-
-def test_distances_equal_their_definitions(judged):
-    before, now = judged(3000), judged(2000, seed=1)
-    found = distances(now, before)
-
-    def shares(table, name):
-        values = table[name].drop_null()
-        return {v["values"]: v["counts"] / len(values) for v in values.value_counts().to_pylist()}
-
-    for name in criteo.CATEGORICAL:
-        p, q = shares(before, name), shares(now, name)
-        assert found[name] == pytest.approx(max(abs(p.get(v, 0) - q.get(v, 0)) for v in p.keys() | q.keys()))
-    for name in criteo.DENSE:
-        p, q = (np.histogram(t[name].drop_null().to_numpy(), DENSE_EDGES)[0] for t in (before, now))
-        p, q = p / p.sum(), q / q.sum()
-        assert found[name] == pytest.approx((entropy(p, (p + q) / 2) + entropy(q, (p + q) / 2)) / 2)
-
-
-def test_a_column_without_values_or_left_out_has_no_distance(judged):
-    now = judged(500, I1=pa.nulls(500, pa.float32()), C1=pa.nulls(500, pa.int64()))
-    found = distances(now, judged(500), excluded=("C5",))
-    assert set(criteo.FEATURES) - set(found) == {"I1", "C1", "C5"}
