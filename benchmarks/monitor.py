@@ -204,7 +204,7 @@ def _settings(folder: Path) -> MonitorSettings:
     )
 
 
-def measure(rows: int, rows_per_message: int, log: str, profile: Path | None = None) -> dict[str, Any]:
+def measure(rows: int, *, rows_per_message: int, log: str, profile: Path | None = None) -> dict[str, Any]:
     """Runs one monitor in this process until `rows` rows are archived; what it took."""
     clock = {"time": START}
     traffic = RecordTraffic(rows_per_message)
@@ -287,7 +287,8 @@ def main() -> None:
     results = []
     for log in [flags.log] if flags.log else ["memory", "sqlite"]:
         for size in sizes:
-            results.append(measure(rows if size >= 64 else max(1, rows // 50), size, log, flags.profile))
+            count = rows if size >= 64 else max(1, rows // 50)
+            results.append(measure(count, rows_per_message=size, log=log, profile=flags.profile))
             _print(results[-1])
     if warning := others.warning():
         print(warning)

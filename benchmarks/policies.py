@@ -23,7 +23,7 @@ import numpy as np
 from components.contracts.metrics import Z_95
 from monitoring.deciding.policies import PolicySettings, RelativeDropPolicy, SequentialPolicy, ThresholdPolicy
 from monitoring.deciding.policy import MaturedRows, Policy
-from tests.support.click_streams import Traffic, Windows, draw, first_run, joined, pooled_auc
+from tests.support.click_streams import ClickTraffic, Windows, draw, first_run, joined, pooled_auc
 
 GOOD, FALLEN = 0.80, 0.70
 WINDOW_ROWS = 20_000
@@ -38,7 +38,7 @@ REFERENCE_STRIDE = 10
 class PolicyCase:
     """One click rate."""
 
-    traffic: Traffic
+    traffic: ClickTraffic
     window_step: int
     """Rows between two looks at a window of 20,000, which moves slowly and costs milliseconds to measure."""
     stationary: int
@@ -50,13 +50,13 @@ class PolicyCase:
 
 
 CASES = {
-    "0.1 %": PolicyCase(Traffic(0.001, 5_000), 5_000, 300_000, 100_000, 600_000),
-    "3 %": PolicyCase(Traffic(0.03, 500), 2_000, 60_000, 30_000, 40_000),
-    "25 %": PolicyCase(Traffic(0.25, 250), 2_000, 40_000, 30_000, 30_000),
+    "0.1 %": PolicyCase(ClickTraffic(0.001, 5_000), 5_000, 300_000, 100_000, 600_000),
+    "3 %": PolicyCase(ClickTraffic(0.03, 500), 2_000, 60_000, 30_000, 40_000),
+    "25 %": PolicyCase(ClickTraffic(0.25, 250), 2_000, 40_000, 30_000, 30_000),
 }
 USERS = {
-    "3 %, 10 rows a request": Traffic(0.03, 1_000, rows_per_request=10, user_spread=1.0),
-    "25 %, 10 rows a request": Traffic(0.25, 1_000, rows_per_request=10, user_spread=1.0),
+    "3 %, 10 rows a request": ClickTraffic(0.03, 1_000, rows_per_request=10, user_spread=1.0),
+    "25 %, 10 rows a request": ClickTraffic(0.25, 1_000, rows_per_request=10, user_spread=1.0),
 }
 USER_ROWS = 40_000
 
@@ -174,14 +174,14 @@ def study(
     alarms: dict[str, list[int | None]] = {name: [] for name in compared}
     delays: dict[str, list[int | None]] = {name: [] for name in compared}
     for number in range(streams):
-        stream = draw(np.random.default_rng((seed, 0, number)), case.traffic, case.stationary, GOOD)
+        stream = draw(np.random.default_rng((seed, 0, number)), case.traffic, rows=case.stationary, auc=GOOD)
         windows = Windows(stream, WINDOW_ROWS)
         for name, (_, first) in compared.items():
             alarms[name].append(first(stream, windows, 0))
     for number in range(falls):
         random = np.random.default_rng((seed, 1, number))
-        before = draw(random, case.traffic, case.before, GOOD)
-        stream = joined(before, draw(random, case.traffic, case.fallen, FALLEN))
+        before = draw(random, case.traffic, rows=case.before, auc=GOOD)
+        stream = joined(before, draw(random, case.traffic, rows=case.fallen, auc=FALLEN))
         windows = Windows(stream, WINDOW_ROWS)
         for name, (_, first) in compared.items():
             delays[name].append(first(stream, windows, case.before))
@@ -191,13 +191,13 @@ def study(
     }
 
 
-def study_users(traffic: Traffic, *, streams: int, seed: int) -> dict[str, Any]:
+def study_users(traffic: ClickTraffic, *, streams: int, seed: int) -> dict[str, Any]:
     """False alarms of one bet per request and of one per row, both at the edge: the gate measured the pooled AUC."""
     gate = pooled_auc(traffic, GOOD)
     policy = _sequential(EDGE_ALPHA, 0.0)
     alarms: dict[str, list[int | None]] = {"by request": [], "by row": []}
     for number in range(streams):
-        stream = draw(np.random.default_rng((seed, 2, number)), traffic, USER_ROWS, GOOD)
+        stream = draw(np.random.default_rng((seed, 2, number)), traffic, rows=USER_ROWS, auc=GOOD)
         by_row = replace(stream, groups=np.arange(len(stream.groups)))
         for name, each in (("by request", stream), ("by row", by_row)):
             alarms[name].append(first_run(policy, each, step=traffic.rows_per_decision, windows=None, gate_auc=gate))

@@ -59,7 +59,9 @@ class Measuring:
     def observe(self, request: MaturedRequest) -> None:
         """Takes in a request whose click labels are final."""
         version = request.model_version
-        self.windows.update(version, request.time, request.labels, request.scores, positions=request.positions)
+        self.windows.update(
+            version, request.labels, request.scores, predicted_at=request.time, positions=request.positions
+        )
         if request.click_delays is not None:
             self._delays.update(request.click_delays)
 
@@ -101,7 +103,13 @@ class Measuring:
 
     def _estimate(self, version: int, rows: OpenRows, now: float, window_seconds: float) -> OpenEstimate:
         return estimate_open(
-            version, rows.scores, rows.ages, rows.clicked, delays=self._delays, window_seconds=window_seconds, now=now
+            rows.scores,
+            rows.ages,
+            rows.clicked,
+            version=version,
+            delays=self._delays,
+            window_seconds=window_seconds,
+            now=now,
         )
 
     def _score_auc(self, version: int, rows: OpenRows) -> EstimatedAuc | None:

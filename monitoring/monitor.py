@@ -98,7 +98,7 @@ class Monitor:
             settings.judging, model_store=settings.store, store=store, journal=self.journal, checkpoint=checkpoint
         )
         watch = DriftWatch(StoredReferences(settings.store), settings.judging.drift)
-        self._drift = KeptWatch(watch, store, self.journal, clock)
+        self._drift = KeptWatch(watch, store, journal=self.journal, clock=clock)
         self._watermark = Watermark()
         has_uploader = settings.acting.upload_wait_seconds > 0
         self._store_watcher = StoreWatcher(settings.store, store, self._archive, has_uploader=has_uploader)

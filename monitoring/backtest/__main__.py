@@ -1,7 +1,7 @@
 """`evergreen backtest ARCHIVE`: would these policies have fired over the records of an archive or a lake?
 
-Parses and calls; the flags of judging are the monitor's own. Judging is left to `monitoring.backtest.judging`, what a
-fire means to `run`, the output to `report`.
+Parses and calls; the flags of judging are the monitor's own. Judging is left to `monitoring.backtest.judging`, the
+output to `report`.
 """
 
 from __future__ import annotations
@@ -15,13 +15,10 @@ from pathlib import Path
 from components.runtime.durable import write_whole
 from components.runtime.exit_codes import ExitCode, exits_with_code
 from components.storage.locations import open_objects
-from components.storage.objects import Objects
 from components.storage.uris import typed_folder, typed_uri
-from components.store.promotion_journal import moment_of
 from monitoring.backtest import report
-from monitoring.backtest.archived_requests import Span, read_requests
-from monitoring.backtest.judging import judge_requests, no_reference
-from monitoring.backtest.run import Backtest, backtest
+from monitoring.backtest.archived_requests import Span, parse_time, read_requests
+from monitoring.backtest.judging import backtest, judge_requests, no_reference
 from monitoring.backtest.settings import CostSettings, JudgingSettings
 from monitoring.deciding.judging import no_baseline
 from monitoring.flags import build_parser, flat_values, make_settings, settings_of
@@ -31,8 +28,29 @@ from monitoring.memory.references import StoredReferences
 
 @exits_with_code
 def main(argv: Sequence[str] | None = None) -> int:
-    """Prints the table."""
-    _run(_parser().parse_args(argv))
+    """Prints the table or JSON, and writes the page."""
+    arguments = _parser().parse_args(argv)
+    values = vars(arguments)
+    names = settings_of(JudgingSettings)
+    settings = make_settings(JudgingSettings, **{name: value for name, value in values.items() if name in names})
+    costs = CostSettings(**{f.name: values[f.name] for f in fields(CostSettings) if f.name in values})
+    archive = open_objects(typed_uri(arguments.archive))
+    store = typed_folder(values["store"], "--store") if "store" in values else None
+    backtests = []
+    for policies in values.get("policy", [settings.policies.policies]):
+        of_run = make_settings(JudgingSettings, **{**flat_values(settings), "policies": policies})
+        is_drift_judged = store is not None and bool(of_run.drift.drift_bucket_seconds)
+        span = Span(values.get("start"), values.get("end"))
+        judgements = judge_requests(
+            read_requests(archive, span, features=is_drift_judged),
+            of_run,
+            baseline=GateBaselines(store) if store else no_baseline,
+            reference=StoredReferences(store) if store else no_reference,
+        )
+        backtests.append(backtest(judgements, of_run, costs))
+    if "html" in values:
+        write_whole(values["html"], report.as_page(backtests, drift_at=costs.drift_at))
+    print(report.as_json(backtests) if arguments.json else report.as_table(backtests), end="")
     return ExitCode.DONE
 
 
@@ -56,51 +74,6 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--json", action="store_true", default=False, help="print JSON instead of the table")
     parser.add_argument("--html", type=Path, metavar="FILE", help="also write a page with the chart")
     return parser
-
-
-def _run(arguments: argparse.Namespace) -> None:
-    values = vars(arguments)
-    names = settings_of(JudgingSettings)
-    settings = make_settings(JudgingSettings, **{name: value for name, value in values.items() if name in names})
-    costs = CostSettings(**{f.name: values[f.name] for f in fields(CostSettings) if f.name in values})
-    archive = open_objects(typed_uri(arguments.archive))
-    span = Span(values.get("start"), values.get("end"))
-    store = typed_folder(values["store"], "--store") if "store" in values else None
-    backtests = [
-        _backtest(archive, span, _with_policies(settings, policies), costs, store)
-        for policies in values.get("policy", [settings.policies.policies])
-    ]
-    if "html" in values:
-        write_whole(values["html"], report.as_page(backtests, drift_at=costs.drift_at))
-    print(report.as_json(backtests) if arguments.json else report.as_table(backtests), end="")
-
-
-def _with_policies(settings: JudgingSettings, policies: str) -> JudgingSettings:
-    return make_settings(JudgingSettings, **{**flat_values(settings), "policies": policies})
-
-
-def _backtest(
-    archive: Objects, span: Span, settings: JudgingSettings, costs: CostSettings, store: Path | None
-) -> Backtest:
-    judgements = judge_requests(
-        read_requests(archive, span, features=store is not None and bool(settings.drift.drift_bucket_seconds)),
-        settings,
-        baseline=GateBaselines(store) if store else no_baseline,
-        reference=StoredReferences(store) if store else no_reference,
-    )
-    return backtest(judgements, settings, costs)
-
-
-def parse_time(text: str) -> float:
-    """Seconds since the epoch."""
-    try:
-        return float(text)
-    except ValueError:
-        pass
-    try:
-        return moment_of(text).timestamp()
-    except ValueError as error:
-        raise argparse.ArgumentTypeError(f"{text!r} is no ISO 8601 time and no seconds since the epoch") from error
 
 
 if __name__ == "__main__":

@@ -2,11 +2,12 @@
 
 Reads the files that `monitoring.memory.archive` wrote, in a folder or a bucket; rows that no model of ours served are
 passed over. Labels are those of the click window, as archived: late outcomes changed no live decision and change none
-here. Memory holds one day. Judging is left to `monitoring.backtest.run`.
+here. Memory holds one day. Judging is left to `monitoring.backtest.judging`.
 """
 
 from __future__ import annotations
 
+import argparse
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
@@ -19,6 +20,7 @@ from components.contracts.records import PredictionBatch
 from components.runtime.errors import ContractError
 from components.storage.objects import Objects
 from components.store.archived_rows import ArchivedFile, archived_files, arrow_schema
+from components.store.promotion_journal import moment_of
 from monitoring.rows import MaturedRequest
 
 _NEEDED = (criteo.LABEL, criteo.REQUEST_ID, criteo.ROW, criteo.EVENT_TIME, criteo.MODEL_VERSION, criteo.SCORE)
@@ -45,6 +47,18 @@ class Span(NamedTuple):
 
 
 WHOLE = Span()
+
+
+def parse_time(text: str) -> float:
+    """Seconds since the epoch."""
+    try:
+        return float(text)
+    except ValueError:
+        pass
+    try:
+        return moment_of(text).timestamp()
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(f"{text!r} is no ISO 8601 time and no seconds since the epoch") from error
 
 
 def read_requests(archive: Objects, span: Span = WHOLE, *, features: bool = False) -> Iterator[ArchivedRequest]:

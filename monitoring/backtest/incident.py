@@ -1,37 +1,125 @@
-"""An incident: a span of records with what was decided over it, so that it replays to the same decisions anywhere.
+"""`evergreen incident` records an incident, `evergreen replay` judges it again: the same records, the same decisions.
 
-A folder: `records/day=*/part.parquet` (served rows, with as many before the span as fill the windows),
-`statistics/<version>/` (what each model was trained on), `decisions.jsonl` (the lines that the monitor wrote) and
-`incident.json` (settings of judging, the judge's memory at the start, models by hash, SHA-256 of every other file).
-Writing it is left to `monitoring.backtest.recording`, judging to `monitoring.backtest.judging`.
+An incident is a span of records together with the decisions that the monitor took over it, in a folder:
+`records/day=*/part.parquet` (served rows, with as many before the span as fill the windows), `statistics/<version>/`
+(what each model was trained on), `decisions.jsonl` (the lines that the monitor wrote) and `incident.json` (settings of
+judging, the judge's memory at the start, models by hash, SHA-256 of every other file). It is written under a temporary
+name and renamed, so a folder of its name is a whole incident. Judging is left to `monitoring.backtest.judging`.
 """
 
 from __future__ import annotations
 
+import argparse
 import hashlib
 import json
+import math
+import os
+import shutil
+import sys
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import pyarrow.parquet as pq
+
+from components.contracts import criteo
+from components.contracts.manifests import Model, Release
 from components.contracts.reference_statistics import ReferenceStatistics, read_reference
-from components.runtime.durable import sha256_file
+from components.runtime.durable import fsync_path, sha256_file
 from components.runtime.errors import ContractError
+from components.runtime.exit_codes import ExitCode, exits_with_code
 from components.storage.folder import FolderObjects
-from monitoring.backtest.archived_requests import read_requests
+from components.storage.locations import open_objects
+from components.storage.objects import Objects
+from components.storage.uris import typed_folder, typed_uri
+from components.store import promotion_journal
+from components.store.models import model_folder, release_path, scores_path
+from monitoring.backtest.archived_requests import Span, parse_time, read_days, read_requests
 from monitoring.backtest.judging import judge_requests
-from monitoring.backtest.settings import JudgingSettings
+from monitoring.backtest.settings import JudgingSettings, read_judging
 from monitoring.deciding.policy import Baseline
-from monitoring.flags import make_settings
+from monitoring.flags import flat_values, make_settings
+from monitoring.journal import DECISIONS_FILE
 
 FORMAT_VERSION = 1
 MANIFEST, RECORDS, STATISTICS, DECISIONS = "incident.json", "records", "statistics", "decisions.jsonl"
 REFERENCE, SCORES = "reference.json", "scores.json"
 
 
+@exits_with_code
+def main(argv: Sequence[str] | None = None) -> int:
+    """Runs one command; `REFUSED` = the replay decided otherwise."""
+    arguments = _parser().parse_args(argv)
+    return int(arguments.call(arguments))
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="evergreen", description=(__doc__ or "").split("\n")[0])
+    commands = parser.add_subparsers(required=True)
+    recorded = commands.add_parser("record", help="copy a span of records and what was decided over it into a folder")
+    recorded.add_argument("--state", required=True, help="the monitor's state folder")
+    recorded.add_argument("--archive", required=True, help="its archive, or the lake: folder or gs://bucket/path")
+    recorded.add_argument("--store", required=True, help="model store")
+    moment = "ISO 8601 or seconds since the epoch"
+    recorded.add_argument(
+        "--start", type=parse_time, default=0.0, help=f"{moment} (default: before the first decision)"
+    )
+    recorded.add_argument("--end", type=parse_time, help="the last decision point (default: the last decision)")
+    recorded.add_argument("--out", type=Path, required=True, help="folder to make")
+    recorded.set_defaults(call=_record)
+    replayed = commands.add_parser("replay", help="decide a recorded incident again and compare")
+    replayed.add_argument("incident", type=Path, metavar="INCIDENT", help="folder of the incident")
+    replayed.add_argument("--json", action="store_true", help="print JSON")
+    replayed.set_defaults(call=_replay)
+    return parser
+
+
+def _record(arguments: argparse.Namespace) -> int:
+    state = typed_folder(arguments.state, "--state")
+    points = record(
+        arguments.out,
+        state=state,
+        archive=open_objects(typed_uri(arguments.archive)),
+        store=typed_folder(arguments.store, "--store"),
+        settings=read_judging(state),
+        start=arguments.start,
+        end=arguments.end,
+    )
+    print(f"{points} decision points recorded in {arguments.out}")
+    return ExitCode.DONE
+
+
+def _replay(arguments: argparse.Namespace) -> int:
+    found = replay(read_incident(arguments.incident))
+    differs = found.first_difference
+    if arguments.json:
+        summary = {"points": len(found.lines), "digest": found.digest, "first_difference": differs}
+        print(json.dumps({**summary, "recorded_digest": digest_of(found.recorded)}, indent=2))
+    else:
+        _print_replay(found)
+    return ExitCode.DONE if differs is None else ExitCode.REFUSED
+
+
+def _print_replay(found: Replayed) -> None:
+    for line in found.lines:
+        known = json.loads(line)
+        print(
+            f"{known['time']:.3f}  version {known['version']}  {known['policy']}: {known['action']}: {known['reason']}"
+        )
+    print(f"{len(found.lines)} decision points, digest {found.digest}")
+    differs = found.first_difference
+    if differs is None:
+        print("every decision is the recorded one")
+        return
+    print(f"decision {differs + 1} differs from the recorded one:")
+    for name, lines in (("recorded", found.recorded), ("replayed", found.lines)):
+        print(f"  {name}: {lines[differs] if differs < len(lines) else 'none'}")
+
+
 @dataclass(frozen=True, kw_only=True)
-class Incident:
+class RecordedIncident:
     """What `incident.json` says."""
 
     folder: Path
@@ -75,7 +163,7 @@ def digest_of(lines: Sequence[str]) -> str:
     return hashlib.sha256("".join(f"{line}\n" for line in lines).encode()).hexdigest()
 
 
-def read_incident(folder: Path) -> Incident:
+def read_incident(folder: Path) -> RecordedIncident:
     """The incident in `folder`, every file of which is the one that was recorded.
 
     Raises:
@@ -96,7 +184,7 @@ def read_incident(folder: Path) -> Incident:
         settings = make_settings(JudgingSettings, **known["settings"])
     except (TypeError, ContractError) as error:
         raise ContractError(f"{path} holds settings of another version: {error}") from error
-    return Incident(
+    return RecordedIncident(
         folder=folder,
         start=known["start"],
         end=known["end"],
@@ -107,7 +195,7 @@ def read_incident(folder: Path) -> Incident:
     )
 
 
-def replay(incident: Incident) -> Replayed:
+def replay(incident: RecordedIncident) -> Replayed:
     """Judges the incident's records again; the only clock is the records' event time."""
 
     def baseline(version: int) -> Baseline | None:
@@ -127,3 +215,135 @@ def replay(incident: Incident) -> Replayed:
     )
     lines = tuple(each.line() for each in judgements if incident.start < each.time <= incident.end)
     return Replayed(lines=lines, recorded=tuple((incident.folder / DECISIONS).read_text().splitlines()))
+
+
+def record(
+    out: Path,
+    *,
+    state: Path,
+    archive: Objects,
+    store: Path,
+    settings: JudgingSettings,
+    start: float,
+    end: float | None,
+) -> int:
+    """Writes the incident of the decision points in (start, end] to the folder `out`; how many there are.
+
+    Args:
+        out: Must not exist.
+        state: The monitor's state folder.
+        archive: Its archive, or the lake: wherever the rows of the span lie by now.
+        store: The model store.
+        settings: As the monitor had them.
+        start: Seconds since the epoch.
+        end: Seconds since the epoch; the labels of the rows before must be final. None = the last decision written.
+
+    Raises:
+        ContractError: `out` exists, no decision was written in the span, or the archive holds no row of it.
+    """
+    if out.exists():
+        raise ContractError(f"{out} exists, expected the name of a folder to make")
+    before, lines = _decisions(state, start, math.inf if end is None else end)
+    if not lines:
+        raise ContractError(f"{state} holds no decision between {start} and {'now' if end is None else end}")
+    end = json.loads(lines[-1])["time"] if end is None else end
+    memory = json.loads(before)["memory"] if before else None
+    aside = out.with_name(f".{out.name}.aside")
+    shutil.rmtree(aside, ignore_errors=True)
+    (aside / RECORDS).mkdir(parents=True)
+    (aside / DECISIONS).write_text("".join(f"{line}\n" for line in lines))
+    until = end + settings.judge.attribution_window_seconds + 2 * settings.judge.decide_seconds
+    versions = _copy_rows(
+        archive,
+        aside / RECORDS,
+        window_rows=settings.judge.window_rows,
+        judged=None if memory is None else memory["judged"] / 1e6,
+        until=until,
+    )
+    manifest = {
+        "format_version": FORMAT_VERSION,
+        "start": start,
+        "end": end,
+        "settings": flat_values(settings),
+        "memory": memory,
+        "baselines": json.loads(lines[-1])["memory"]["baselines"],
+        "models": _copy_models(aside / STATISTICS, store, versions),
+    }
+    files = sorted(path for path in aside.rglob("*") if path.is_file())
+    manifest["sha256"] = {path.relative_to(aside).as_posix(): sha256_file(path) for path in files}
+    (aside / MANIFEST).write_text(json.dumps(manifest, indent=2) + "\n")
+    for path in aside.rglob("*"):
+        fsync_path(path)
+    os.rename(aside, out)
+    fsync_path(out.parent)
+    return len(lines)
+
+
+def _decisions(state: Path, start: float, end: float) -> tuple[str | None, list[str]]:
+    """The last line up to `start`, and the lines after it up to `end`.
+
+    Where lines may have rolled away before all that are left, the first one left stands for `start`: without its memory
+    the decisions after it could not be made again.
+    """
+    before, lines = None, []
+    for path in (state / f"{DECISIONS_FILE}.1", state / DECISIONS_FILE):
+        if not path.exists():
+            continue
+        # What follows the last newline is torn, or being written.
+        for line in path.read_text().split("\n")[:-1]:
+            time = json.loads(line)["time"]
+            if time <= start:
+                before = line
+            elif time <= end:
+                lines.append(line)
+    if before is None and (state / f"{DECISIONS_FILE}.1").exists():
+        return (lines[0], lines[1:]) if lines else (None, [])
+    return before, lines
+
+
+def _copy_rows(archive: Objects, folder: Path, *, window_rows: int, judged: float | None, until: float) -> set[int]:
+    """Copies whole days up to `until`, as many as fill every version's window at `judged`; the versions in them."""
+    window: Counter[int] = Counter()
+    needed: set[int] = set()
+    for day, table in read_days(archive, Span(end=until), features=True, newest_first=True):
+        versions = table[criteo.MODEL_VERSION].to_numpy()
+        times = table[criteo.EVENT_TIME].cast("int64").to_numpy()
+        window.update(versions[times <= (judged or 0.0) * 1e6].tolist())
+        needed |= set(versions.tolist())
+        target = folder / criteo.DAY_PARTITION.format(day=day)
+        target.mkdir()
+        pq.write_table(table, target / "part.parquet")
+        if judged is not None and all(window[version] >= window_rows for version in needed):
+            break
+    if not needed:
+        raise ContractError(f"{archive.uri} holds no served row before {until}")
+    return needed
+
+
+def _copy_models(folder: Path, store: Path, versions: set[int]) -> dict[str, Any]:
+    """Copies what the models were trained on; their ids and hashes by version, as far as the store knows them.
+
+    Statistics are looked for as the live monitor does, by the version's release.
+    """
+    models: dict[str, Any] = {}
+    for entry in promotion_journal.read_entries(store):
+        if entry.version in versions:
+            models[str(entry.version)] = {"model_id": entry.model_id, "sha256": entry.sha256}
+    for number in sorted(versions):
+        if release_path(store, number).exists():
+            release = Release.read(release_path(store, number))
+            models[str(number)] = {"model_id": release.model_id, "sha256": release.sha256}
+    for version, model in models.items():
+        reference = model_folder(store, model["model_id"]) / Model.REFERENCE
+        if reference.exists():
+            target = folder / version
+            target.mkdir(parents=True)
+            shutil.copyfile(reference, target / REFERENCE)
+            scores = scores_path(store, model["model_id"])
+            if scores.exists():
+                shutil.copyfile(scores, target / SCORES)
+    return models
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -13,7 +13,7 @@ from datetime import datetime, timezone
 from typing import Any
 
 from components.charts.line_chart import Line, Mark, line_chart
-from monitoring.backtest.run import Backtest
+from monitoring.backtest.judging import Backtest
 
 HEAD = (
     "policies",
@@ -45,8 +45,8 @@ def as_table(backtests: Sequence[Backtest]) -> str:
     widths = [max(len(row[column]) for row in cells) for column in range(len(HEAD))]
     lines = ["  ".join(text.ljust(width) for text, width in zip(row, widths)).rstrip() for row in cells]
     first = backtests[0]
-    told = f"{first.rows:,} matured rows, {first.decision_points:,} decision points"
-    return "\n".join([told, *lines]) + "\n"
+    summary = f"{first.rows:,} matured rows, {first.decision_points:,} decision points"
+    return "\n".join([summary, *lines]) + "\n"
 
 
 def as_json(backtests: Sequence[Backtest]) -> str:
@@ -64,7 +64,7 @@ def as_page(backtests: Sequence[Backtest], *, drift_at: float | None) -> str:
     heads = "".join(f"<th>{name}</th>" for name in HEAD)
     rows = "".join("<tr>" + "".join(f"<td>{_text(v)}</td>" for v in _row(each)) + "</tr>" for each in backtests)
     fires = [(each.policies, fire) for each in backtests for fire in each.fires]
-    told = "".join(
+    listed = "".join(
         f"<tr><td>{_moment(fire.time)}</td><td>{_text(name)}</td><td>{_text(fire.policy)}</td>"
         f"<td>{_text(fire.reason)}</td></tr>"
         for name, fire in sorted(fires, key=lambda pair: pair[1].time)
@@ -76,7 +76,7 @@ def as_page(backtests: Sequence[Backtest], *, drift_at: float | None) -> str:
         "model here: after it the records go on as they were.</p>"
         f'<div class="scroll"><table><tr>{heads}</tr>{rows}</table></div>{_chart(backtests, drift_at)}'
         "<h2>Fires</h2><table><tr><th>when</th><th>policies</th><th>fired</th><th>because</th></tr>"
-        f"{told}</table></body></html>\n"
+        f"{listed}</table></body></html>\n"
     )
 
 

@@ -32,9 +32,9 @@ from components.runtime.errors import ContractError
 from monitoring.measures.estimated_auc import expected_auc, row_losses
 
 MIN_DELAYS = 20
-"""Fewer clicks on matured rows say too little of delays: no estimate then, only bounds."""
+"""With fewer clicks on matured rows the delays are too uncertain for an estimate; there are only bounds."""
 KEPT_DELAYS = 10_000
-"""Newest delays that are kept: what they tell changes with the world."""
+"""Newest delays that are kept: older ones may describe a world that has changed."""
 _CLICKS_PER_PART, _MAX_PARTS = 25, 20
 """Arrived clicks that a part of the score range needs to be corrected by itself, and most parts."""
 
@@ -75,7 +75,7 @@ class ClickDelays:
 
 @dataclass(frozen=True, kw_only=True)
 class OpenEstimate:
-    """What the open rows of one version will have been; a number that does not exist is None."""
+    """KPIs of the open rows of one version once their labels are final; a number that does not exist is None."""
 
     version: int
     open_rows: int
@@ -97,22 +97,22 @@ class OpenEstimate:
 
 
 def estimate_open(
-    version: int,
     scores: NDArray[np.floating],
     ages: NDArray[np.float64],
     clicked: NDArray[np.bool_],
     *,
+    version: int,
     delays: ClickDelays,
     window_seconds: float,
     now: float,
 ) -> OpenEstimate:
-    """What the rows' numbers will be once their windows have closed; 100,000 rows take some 70 ms.
+    """Estimates the rows' KPIs once their windows have closed; 100,000 rows take some 70 ms.
 
     Args:
-        version: Model version of the rows.
         scores: Probabilities, shape [n].
         ages: Seconds since the prediction at `now`, shape [n]; at or above `window_seconds` the label is final.
         clicked: Whether a click within the window has arrived, shape [n].
+        version: Model version of the rows.
         delays: Of clicks on matured rows, within the same window.
         window_seconds: Length of the attribution window.
         now: Time, seconds since the epoch, until which every click is in.

@@ -214,19 +214,19 @@ class VersionWindows:
     def update(
         self,
         version: int,
-        predicted_at: float,
         labels: NDArray[np.uint8],
         scores: NDArray[np.float32],
         *,
+        predicted_at: float,
         positions: NDArray[np.int32] | None = None,
     ) -> None:
         """Takes in the rows of one request.
 
         Args:
             version: Model version.
-            predicted_at: Seconds since the epoch.
             labels: 0 or 1, shape [n].
             scores: Probabilities, shape [n].
+            predicted_at: Seconds since the epoch.
             positions: Places in the ranked list that the request was, from 1, shape [n]; None = it was no list. A list
                 shown in several requests counts as several.
         """

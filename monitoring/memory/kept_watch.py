@@ -27,13 +27,13 @@ MAX_SHOWN = 8
 class KeptWatch:
     """See the module."""
 
-    def __init__(self, watch: DriftWatch, store: Store, journal: Journal, clock: Callable[[], float]) -> None:
-        """Takes up where a predecessor stopped.
+    def __init__(self, watch: DriftWatch, store: Store, *, journal: Journal, clock: Callable[[], float]) -> None:
+        """Continues where its predecessor stopped.
 
         Args:
             watch: New.
             store: Keeps its memory.
-            journal: Told of drift.
+            journal: Gets a line for every drift.
             clock: Seconds since the epoch.
         """
         self._watch = watch

@@ -281,11 +281,11 @@ class Services:
             "store": self.folders.store,
             "out": self.incident,
         }
-        return _command("monitoring.backtest.incident_command", flags, "record")
+        return _command("monitoring.backtest.incident", flags, "record")
 
     def decide_again_command(self) -> list[str]:
         """Replays that incident; what it found as JSON."""
-        return _command("monitoring.backtest.incident_command", {}, "replay", str(self.incident), "--json")
+        return _command("monitoring.backtest.incident", {}, "replay", str(self.incident), "--json")
 
     def backtest_command(self, threshold: float, drift_time: float | None) -> list[str]:
         """What single policies would have done over the lake's rows, as JSON."""

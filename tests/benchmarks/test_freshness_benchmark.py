@@ -7,13 +7,9 @@ from xml.etree import ElementTree
 import numpy as np
 import pytest
 
-from benchmarks.freshness import table
-from benchmarks.freshness_study import days as simulated
-from benchmarks.freshness_study.chart import chart
-from benchmarks.freshness_study.days import BEST, EXACT, FROZEN, Days, Scores, drifting_world, run_days
-from benchmarks.freshness_study.figures import figures, gain
-from benchmarks.freshness_study.plan import CONTROL, LEARNING, days_of
-from benchmarks.freshness_study.rounds import Learner
+from benchmarks import freshness_days
+from benchmarks.freshness import CONTROL, LEARNING, chart, days_of, figures, gain, table
+from benchmarks.freshness_days import BEST, EXACT, FROZEN, Days, Learner, Scores, drifting_world, run_days
 from components.contracts.metrics import roc_auc
 from components.contracts.workflow import OOV_ID
 
@@ -59,7 +55,7 @@ class RecordingLearner:
 
 @pytest.fixture
 def recorded(monkeypatch, world):
-    monkeypatch.setattr(simulated, "Learner", RecordingLearner)
+    monkeypatch.setattr(freshness_days, "Learner", RecordingLearner)
     monkeypatch.setattr(RecordingLearner, "made", [])
 
     def run(intervals, **settings):

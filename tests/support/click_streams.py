@@ -23,7 +23,7 @@ from monitoring.measures.kpis import Kpis
 
 
 @dataclass(frozen=True)
-class Traffic:
+class ClickTraffic:
     """Rows that come one after another."""
 
     rate: float
@@ -34,7 +34,7 @@ class Traffic:
     """Standard deviation, over users, of what their rows share: in the score, and in the log-odds of a click."""
 
 
-def draw(random: Generator, traffic: Traffic, rows: int, auc: float) -> MaturedRows:
+def draw(random: Generator, traffic: ClickTraffic, *, rows: int, auc: float) -> MaturedRows:
     """`rows` rows; `auc` is that of rows of one user, which is the AUC of all where users do not differ."""
     requests = -(-rows // traffic.rows_per_request)
     groups = np.repeat(np.arange(requests), traffic.rows_per_request)[:rows]
@@ -51,11 +51,11 @@ def draw(random: Generator, traffic: Traffic, rows: int, auc: float) -> MaturedR
     return MaturedRows(labels=labels.astype(np.uint8), scores=scores, groups=groups)
 
 
-def pooled_auc(traffic: Traffic, auc: float, *, rows: int = 4_000_000) -> float:
+def pooled_auc(traffic: ClickTraffic, auc: float, *, rows: int = 4_000_000) -> float:
     """The AUC over all pairs of such traffic, as a gate would measure it; exact without users, else from a sample."""
     if not traffic.user_spread:
         return auc
-    drawn = draw(np.random.default_rng(2**32), traffic, rows, auc)
+    drawn = draw(np.random.default_rng(2**32), traffic, rows=rows, auc=auc)
     measured = roc_auc(drawn.labels, drawn.scores)
     assert measured is not None
     return measured

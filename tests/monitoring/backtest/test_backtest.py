@@ -13,7 +13,7 @@ import pytest
 from components.storage.folder import FolderObjects
 from monitoring.backtest.__main__ import main
 from monitoring.backtest.archived_requests import read_requests
-from monitoring.backtest.run import backtest
+from monitoring.backtest.judging import backtest
 from monitoring.backtest.settings import CostSettings, JudgingSettings
 from monitoring.deciding.policy import Action, Decision, DecisionPoint
 from monitoring.flags import make_settings

@@ -14,8 +14,7 @@ from components.storage.folder import FolderObjects
 from components.store.models import model_folder, scores_path
 from inference_client.simulation.world import World
 from monitoring.backtest.archived_requests import read_requests
-from monitoring.backtest.incident import STATISTICS, read_incident, replay
-from monitoring.backtest.incident_command import main
+from monitoring.backtest.incident import STATISTICS, main, read_incident, replay
 from monitoring.backtest.judging import judge_requests
 from monitoring.gate_baselines import GateBaselines
 from monitoring.memory.references import StoredReferences

@@ -8,8 +8,7 @@ from dataclasses import replace
 
 import pytest
 
-from monitoring.backtest.incident import MANIFEST, read_incident, replay
-from monitoring.backtest.incident_command import main
+from monitoring.backtest.incident import MANIFEST, main, read_incident, replay
 from tests.monitoring.backtest.conftest import CHANGED_AT, RELEASED_AT
 from tests.support.monitors import START
 

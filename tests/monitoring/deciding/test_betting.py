@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from monitoring.deciding.betting import FRACTIONS, EProcess, cross_wins
-from tests.support.click_streams import Traffic, draw, part, pooled_auc
+from tests.support.click_streams import ClickTraffic, draw, part, pooled_auc
 from tests.support.evidence import rows_of
 
 NEVER = float("inf")
@@ -63,8 +63,8 @@ def test_no_round_loses_the_whole_capital_even_where_every_click_is_on_top():
 
 def test_a_memory_kept_as_json_goes_on_as_if_nothing_had_happened():
     random = np.random.default_rng(1)
-    traffic = Traffic(0.1, 100, rows_per_request=3)
-    stream = draw(random, traffic, 3_000, 0.7)
+    traffic = ClickTraffic(0.1, 100, rows_per_request=3)
+    stream = draw(random, traffic, rows=3_000, auc=0.7)
     whole, memory = EProcess(0.75, {}), {}
     for begin in range(0, 3_000, 90):
         rows = part(stream, begin, min(begin + 90, 3_000))
@@ -96,9 +96,9 @@ def test_evidence_against_another_claim_is_not_carried_over():
     assert EProcess(0.7, process.memory()).rounds == 0
 
 
-def mean_payoff(traffic: Traffic, *, is_by_row: bool) -> tuple[float, float]:
+def mean_payoff(traffic: ClickTraffic, *, is_by_row: bool) -> tuple[float, float]:
     """Mean of a round's payoff in pairs, at theta = the pooled AUC, and its standard error."""
-    stream = draw(np.random.default_rng(5), traffic, 400_000, 0.8)
+    stream = draw(np.random.default_rng(5), traffic, rows=400_000, auc=0.8)
     if is_by_row:
         stream = replace(stream, groups=np.arange(len(stream.labels)))
     per_round = (20 if is_by_row else 2) * 2
@@ -111,7 +111,7 @@ def mean_payoff(traffic: Traffic, *, is_by_row: bool) -> tuple[float, float]:
 
 def test_rows_that_share_their_user_are_a_fair_bet_by_request_and_an_unfair_one_by_row():
     """One user's rows are alike, clicks and others: pairs of one request win less often than pairs of two."""
-    traffic = Traffic(0.25, 1_000, rows_per_request=10, user_spread=1.0)
+    traffic = ClickTraffic(0.25, 1_000, rows_per_request=10, user_spread=1.0)
     mean, error = mean_payoff(traffic, is_by_row=False)
     assert abs(mean) < 4 * error
     mean, error = mean_payoff(traffic, is_by_row=True)

@@ -9,7 +9,7 @@ import pytest
 
 from monitoring.deciding.policies import PolicySettings, SequentialPolicy
 from monitoring.deciding.policy import Action, Baseline
-from tests.support.click_streams import Traffic, draw, first_run, joined, pooled_auc
+from tests.support.click_streams import ClickTraffic, draw, first_run, joined, pooled_auc
 from tests.support.evidence import evidence_of, rows_of
 
 GOOD, FALLEN, ALPHA = 0.80, 0.70, 0.05
@@ -18,9 +18,9 @@ EDGE = PolicySettings(sequential_alpha=ALPHA, sequential_tolerance=0.0)
 BAD = rows_of([1, 0, 0, 0] * 25, [0.0, 0.1, 0.2, 0.3] * 25)
 GATE = Baseline(auc=0.85, low=0.8, high=0.9)
 RATES = {
-    "0.1 %": (Traffic(0.001, 5_000), 300_000, 600_000),
-    "3 %": (Traffic(0.03, 500), 60_000, 40_000),
-    "25 %": (Traffic(0.25, 250), 40_000, 30_000),
+    "0.1 %": (ClickTraffic(0.001, 5_000), 300_000, 600_000),
+    "3 %": (ClickTraffic(0.03, 500), 60_000, 40_000),
+    "25 %": (ClickTraffic(0.25, 250), 40_000, 30_000),
 }
 """Click rate: traffic, rows of a stationary stream, rows after a fall within which it must be detected."""
 
@@ -29,7 +29,7 @@ def alarms(traffic, rows, streams, *, gate_auc=GOOD, by_row=False) -> int:
     """Of so many stationary streams, those on which the test ever asks for a run."""
     count = 0
     for number in range(streams):
-        stream = draw(np.random.default_rng((3, number)), traffic, rows, GOOD)
+        stream = draw(np.random.default_rng((3, number)), traffic, rows=rows, auc=GOOD)
         if by_row:
             stream = replace(stream, groups=np.arange(len(stream.groups)))
         policy = SequentialPolicy(EDGE)
@@ -57,7 +57,9 @@ def test_every_fall_is_detected(rate):
     traffic, before, after = RATES[rate]
     for number in range(3):
         random = np.random.default_rng((4, number))
-        stream = joined(draw(random, traffic, before // 4, GOOD), draw(random, traffic, after, FALLEN))
+        stream = joined(
+            draw(random, traffic, rows=before // 4, auc=GOOD), draw(random, traffic, rows=after, auc=FALLEN)
+        )
         policy = SequentialPolicy(EDGE)
         assert first_run(policy, stream, step=traffic.rows_per_decision, windows=None, gate_auc=GOOD) is not None
 
@@ -66,7 +68,7 @@ def test_every_fall_is_detected(rate):
 @pytest.mark.timeout(3600)
 @pytest.mark.parametrize("rate", [0.03, 0.25])
 def test_of_1000_streams_of_rows_that_share_their_user_at_most_alpha_alarm(rate):
-    traffic = Traffic(rate, 1_000, rows_per_request=10, user_spread=1.0)
+    traffic = ClickTraffic(rate, 1_000, rows_per_request=10, user_spread=1.0)
     gate_auc = pooled_auc(traffic, GOOD)
     assert alarms(traffic, 40_000, 1_000, gate_auc=gate_auc) <= 70
     assert alarms(traffic, 40_000, 1_000, gate_auc=gate_auc, by_row=True) > 200, "or the streams show nothing"
@@ -74,11 +76,11 @@ def test_of_1000_streams_of_rows_that_share_their_user_at_most_alpha_alarm(rate)
 
 def test_long_service_before_the_fall_costs_little():
     """A bet from the start alone would have lost its capital: it never detects the fall."""
-    traffic, settings = Traffic(0.25, 1_000), PolicySettings()
+    traffic, settings = ClickTraffic(0.25, 1_000), PolicySettings()
     delays = []
     for before in (5_000, 150_000):
         random = np.random.default_rng(11)
-        stream = joined(draw(random, traffic, before, GOOD), draw(random, traffic, 30_000, FALLEN))
+        stream = joined(draw(random, traffic, rows=before, auc=GOOD), draw(random, traffic, rows=30_000, auc=FALLEN))
         found = first_run(SequentialPolicy(settings), stream, step=1_000, windows=None, gate_auc=GOOD)
         delays.append(found - before)
     assert 0 < delays[0] <= delays[1] <= 3 * delays[0] + 1_000

@@ -81,8 +81,8 @@ def test_hit_rate_is_over_all_lists_and_ndcg_over_those_with_a_click():
     windows, scores = VersionWindows(100, k=3), np.full(5, 0.1, np.float32)
     positions = np.array([5, 4, 3, 2, 1], np.int32)
     for at, labels in enumerate([[0, 0, 0, 0, 1], [0, 0, 0, 0, 0], [1, 0, 0, 0, 0], [0, 0, 1, 0, 0]]):
-        windows.update(1, float(at), np.array(labels, np.uint8), scores, positions=positions)
-    windows.update(1, 9.0, np.ones(5, np.uint8), scores)  # no list
+        windows.update(1, np.array(labels, np.uint8), scores, predicted_at=float(at), positions=positions)
+    windows.update(1, np.ones(5, np.uint8), scores, predicted_at=9.0)  # no list
     kpis = measure_version(1, windows)
     assert (kpis.ranked_lists, kpis.hit_rate) == (4, 0.5)
     assert kpis.ndcg == pytest.approx((1.0 + 0.0 + 1 / math.log2(4)) / 3)
@@ -91,11 +91,13 @@ def test_hit_rate_is_over_all_lists_and_ndcg_over_those_with_a_click():
 
 def test_without_lists_conversions_or_a_window_of_time_there_are_no_such_numbers():
     windows = VersionWindows(10)
-    windows.update(1, 0.0, np.zeros(3, np.uint8), np.zeros(3, np.float32))
+    windows.update(1, np.zeros(3, np.uint8), np.zeros(3, np.float32), predicted_at=0.0)
     kpis = measure_version(1, windows)
     for name in ("ranked_lists", "hit_rate", "ndcg", "conversion_rate", "timed_auc", "timed_rows", "timed_seconds"):
         assert getattr(kpis, name) is None
-    windows.update(1, 1.0, np.zeros(2, np.uint8), np.zeros(2, np.float32), positions=np.array([1, 2], np.int32))
+    windows.update(
+        1, np.zeros(2, np.uint8), np.zeros(2, np.float32), predicted_at=1.0, positions=np.array([1, 2], np.int32)
+    )
     kpis = measure_version(1, windows)
     assert (kpis.ranked_lists, kpis.hit_rate, kpis.ndcg) == (1, 0.0, None)
     with pytest.raises(KeyError):
@@ -106,7 +108,7 @@ def test_conversion_rate_is_of_the_newest_rows_whose_conversion_window_has_close
     monkeypatch.setattr(window, "MAX_SETTLED", 3)
     windows, settled = VersionWindows(10), [(4, 4), (10, 1), (5, 0), (5, 2)]
     windows.note_conversions(1, 7, 7)  # of a version that has no rows: forgotten, or never seen
-    windows.update(1, 0.0, np.zeros(1, np.uint8), np.zeros(1, np.float32))
+    windows.update(1, np.zeros(1, np.uint8), np.zeros(1, np.float32), predicted_at=0.0)
     for rows_of_request, converted in settled:
         windows.note_conversions(1, rows_of_request, converted)
     assert measure_version(1, windows).conversion_rate == pytest.approx(3 / 20)
@@ -121,7 +123,7 @@ def test_auc_of_the_window_of_time_equals_scikit_learn_while_that_of_records_sta
         now += random.exponential(2.0)
         # Requests mature in the order of time, nearly.
         made, (labels, scores) = now - random.uniform(0, 1), rows(random, int(random.integers(1, 30)))
-        windows.update(1, made, labels, scores)
+        windows.update(1, labels, scores, predicted_at=made)
         every += [(made, label, score) for label, score in zip(labels, scores)]
         kpis = measure_version(1, windows)
         newest = max(made for made, _, _ in every[-500:])
@@ -139,7 +141,7 @@ def test_auc_of_the_window_of_time_equals_scikit_learn_while_that_of_records_sta
 def test_lists_and_conversions_of_a_forgotten_version_are_forgotten_too():
     windows, one = VersionWindows(10, seconds=5.0), (np.ones(1, np.uint8), np.ones(1, np.float32))
     for version in range(MAX_VERSIONS + 1):
-        windows.update(version, float(version), *one, positions=np.ones(1, np.int32))
+        windows.update(version, *one, predicted_at=float(version), positions=np.ones(1, np.int32))
         windows.note_conversions(version, 1, 1)
     assert (windows.lists(0), windows.conversion_rate(0)) == ((), None)
     assert len(windows.lists(1)) == windows.conversion_rate(1) == 1
@@ -147,7 +149,9 @@ def test_lists_and_conversions_of_a_forgotten_version_are_forgotten_too():
 
 def test_kpis_can_be_written_to_the_timeline():
     windows = VersionWindows(10, seconds=5.0)
-    windows.update(1, 1.0, np.array([0, 1], np.uint8), np.array([0.1, 0.2], np.float32), positions=np.array([1, 2]))
+    windows.update(
+        1, np.array([0, 1], np.uint8), np.array([0.1, 0.2], np.float32), predicted_at=1.0, positions=np.array([1, 2])
+    )
     windows.note_conversions(1, 2, 1)
     kpis = measure_version(1, windows)
     assert json.loads(json.dumps(dataclasses.asdict(kpis), allow_nan=False))["timed_auc"] == 1.0

@@ -54,7 +54,7 @@ def test_bounds_are_the_extremes_over_every_labeling(rows):
         for number in NUMBERS:
             values[number].append(matured_value(number, labels, scores))
     ages = np.where(states == "closed", WINDOW, 1.0)
-    found = estimate_open(1, scores, ages, clicked, delays=ClickDelays(), window_seconds=WINDOW, now=0.0)
+    found = estimate_open(scores, ages, clicked, version=1, delays=ClickDelays(), window_seconds=WINDOW, now=0.0)
     for number in NUMBERS:
         existing = [value for value in values[number] if value is not None]
         low, high = getattr(found, f"{number}_low"), getattr(found, f"{number}_high")
@@ -84,7 +84,7 @@ class World:
         ages = now - self.times[rows]
         clicked = self.labels[rows] & (self.delays[rows] <= ages)
         return estimate_open(
-            1, self.scores[rows], ages, clicked, delays=self.matured, window_seconds=WINDOW, now=float(now)
+            self.scores[rows], ages, clicked, version=1, delays=self.matured, window_seconds=WINDOW, now=float(now)
         )
 
 
@@ -149,7 +149,7 @@ def test_no_estimate_from_too_few_delays_but_bounds():
     delays = ClickDelays()
     delays.update(np.full(MIN_DELAYS - 1, 1.0))
     rows = np.array([0.2, 0.7]), np.array([1.0, 2.0]), np.array([False, True])
-    found = estimate_open(1, *rows, delays=delays, window_seconds=WINDOW, now=100.0)
+    found = estimate_open(*rows, version=1, delays=delays, window_seconds=WINDOW, now=100.0)
     assert (found.auc, found.ctr, found.log_loss) == (None, None, None)
     assert (found.auc_low, found.auc_high, found.ctr_low, found.ctr_high) == (1.0, 1.0, 0.5, 1.0)
     assert found.final_at == 100.0 + WINDOW - 1.0
@@ -157,7 +157,7 @@ def test_no_estimate_from_too_few_delays_but_bounds():
 
 def test_without_rows_there_is_no_number():
     nothing = np.zeros(0), np.zeros(0), np.zeros(0, bool)
-    found = estimate_open(2, *nothing, delays=ClickDelays(), window_seconds=WINDOW, now=1.0)
+    found = estimate_open(*nothing, version=2, delays=ClickDelays(), window_seconds=WINDOW, now=1.0)
     assert found == OpenEstimate(version=2, open_rows=0, open_clicks=0, final_at=None)
 
 
@@ -177,5 +177,11 @@ def test_order_of_rows_does_not_matter_even_with_ties():
 def test_rows_that_make_no_sense_are_refused(scores, ages, said):
     with pytest.raises(ContractError, match=said):
         estimate_open(
-            1, np.array(scores), np.array(ages), np.zeros(2, bool), delays=ClickDelays(), window_seconds=1, now=0
+            np.array(scores),
+            np.array(ages),
+            np.zeros(2, bool),
+            version=1,
+            delays=ClickDelays(),
+            window_seconds=1,
+            now=0,
         )

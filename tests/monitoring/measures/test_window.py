@@ -19,7 +19,7 @@ def test_auc_equals_scikit_learn_on_the_tail_after_every_update(batch_rows):
         new_scores = np.round(random.random(batch_rows), 2).astype(np.float32)  # many ties
         labels += new_labels.tolist()
         scores += new_scores.tolist()
-        windows.update(1, float(step), new_labels, new_scores)
+        windows.update(1, new_labels, new_scores, predicted_at=float(step))
         kpis = measure(1, windows[1].labels, windows[1].scores)
         tail_labels, tail_scores = labels[-100:], scores[-100:]
         assert (kpis.rows, kpis.clicks) == (len(tail_labels), sum(tail_labels))
@@ -45,9 +45,9 @@ def test_an_empty_window_has_no_number():
 
 def test_serving_version_is_that_of_the_newest_prediction_even_after_a_rollback():
     windows, one = VersionWindows(10), (np.zeros(1, np.uint8), np.zeros(1, np.float32))
-    windows.update(1, 1.0, *one)
-    windows.update(2, 3.0, *one)
-    windows.update(1, 2.0, *one)  # matured late
+    windows.update(1, *one, predicted_at=1.0)
+    windows.update(2, *one, predicted_at=3.0)
+    windows.update(1, *one, predicted_at=2.0)  # matured late
     assert windows.serving_version == 2
     windows.note_prediction(1, 4.0)  # not matured yet
     assert windows.serving_version == 1
@@ -56,5 +56,5 @@ def test_serving_version_is_that_of_the_newest_prediction_even_after_a_rollback(
 def test_versions_unseen_for_longest_are_forgotten():
     windows, one = VersionWindows(10), (np.zeros(1, np.uint8), np.zeros(1, np.float32))
     for version in range(MAX_VERSIONS + 2):
-        windows.update(version, float(version), *one)
+        windows.update(version, *one, predicted_at=float(version))
     assert windows.versions == tuple(range(2, MAX_VERSIONS + 2))

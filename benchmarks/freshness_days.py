@@ -1,14 +1,18 @@
-"""One model that learns in rounds, as the pipeline's steps do it: vocabularies, encoded rows, fit from the parent.
+"""The freshness study's simulated days: every policy's model scores the traffic before it learns from it.
 
-Vocabularies come from preprocessing's own functions, files from `contracts`, the fit from training; only NVTabular is
-absent, whose counting NumPy does here, and the model store. When a round is due is `days`'.
+The order is that of production: rows of a quarter of an hour are scored by the model that is live, then join the
+policy's window; when a policy's interval is over, it learns from its window and its new model scores what comes after
+(progressive validation: no row is scored by a model that has seen it). A round learns as the pipeline's steps do:
+vocabularies come from preprocessing's own functions, files from `contracts`, the fit from training; NumPy counts the
+categories in place of NVTabular, and there is no model store. Which days and policies is `benchmarks.freshness`'.
 """
 
 from __future__ import annotations
 
 import shutil
+import tempfile
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -26,13 +30,137 @@ from components.preprocessing.vocabularies import AdmissionRules, Column, next_c
 from components.training.checkpoint import START
 from components.training.config import TrainingSettings
 from components.training.engine import Engine, make_engine
-from components.training.fit import FitJob, FitResult, fit
+from components.training.fit import FitJob, fit
 from components.training.metrics_sink import MemorySink
 from components.training.rows import Rows as EncodedRows
 from components.training.start import continue_from
-from inference_client.simulation.world import WorldRows
+from inference_client.simulation.slow_drift import DriftingWorld, SlowDrift
+from inference_client.simulation.world import World, WorldRows
 
 BACKEND = "pytorch"
+FROZEN = "frozen"
+BEST = "best possible"
+EXACT = "exact truth of hour 0"
+"""Not a model: the truth of the moment at which the frozen model was trained. What it loses, drift alone takes."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Days:
+    """How long, how much, and who learns when."""
+
+    earlier_hours: int
+    """Traffic before hour 0, which trains the first model."""
+    hours: int
+    """Traffic that is scored."""
+    rows_per_hour: int
+    intervals: dict[str, float]
+    """Per policy, hours between two rounds; infinite = never."""
+    seed: int
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Scores:
+    """All scored rows, in time order, n of them."""
+
+    hour: NDArray[np.int64]
+    """[n], from 0."""
+    label: NDArray[np.int32]
+    by: dict[str, NDArray[np.float64]]
+    """Per policy, and for `BEST` and `EXACT`: scores [n]."""
+    num_rounds: dict[str, int]
+    """Per policy, after the first fit."""
+    num_models: dict[str, int]
+    """Of those rounds, the ones that made a model."""
+    seconds: dict[str, float]
+    """Per policy, in those rounds."""
+
+
+def drifting_world(seed: int, *, is_still: bool = False) -> DriftingWorld:
+    """The study's world; a still one differs in nothing but that nothing moves."""
+    standing = {"columns": (), "new_category_columns": ()} if is_still else {}
+    return DriftingWorld(world=World.create(seed), drift=SlowDrift(seed=seed, **standing))
+
+
+class _Policy:
+    """A policy at work: its model, and the rows that it has not learned yet."""
+
+    def __init__(self, learner: Learner, interval: float) -> None:
+        self.learner, self._interval, self._due = learner, interval, interval
+        self._window: list[WorldRows] = []
+
+    def score(self, rows: WorldRows) -> NDArray[np.float64]:
+        """Scores of rows that nobody has learned."""
+        return self.learner.score(rows).astype(np.float64)
+
+    def take(self, rows: WorldRows, *, hour: float, end: float) -> None:
+        """Takes rows that were scored, and learns the window if its round is due at `hour` of the policy's time.
+
+        Rows of a round that made no model stay: the next one tries them again.
+        """
+        if self._interval == np.inf:
+            return
+        self._window.append(rows)
+        if hour + 1e-9 >= self._due:
+            self._due += self._interval
+            if self.learner.learn(joined(self._window), hour=end):
+                self._window = []
+
+
+def run_days(
+    world: DriftingWorld, days: Days, learning: Learning, *, say: Callable[[str], None] = lambda line: None
+) -> Scores:
+    """Scores of every policy over the same rows."""
+    exact = world.at(days.earlier_hours)
+    hours: list[NDArray[np.int64]] = []
+    labels: list[NDArray[np.int32]] = []
+    scores: dict[str, list[NDArray[np.float64]]] = {name: [] for name in (*days.intervals, BEST, EXACT)}
+    with tempfile.TemporaryDirectory(prefix="freshness-") as scratch:
+        earlier = joined([rows for _, rows in _traffic(world, days, range(days.earlier_hours))])
+        first = Learner(_make_folder(Path(scratch, "first")), learning)
+        first.learn(earlier, hour=days.earlier_hours)
+        auc = first.early_stopping["auc"]
+        say(f"first model: {len(earlier.label):,} rows in {first.seconds:.0f} s, auc {auc:.4f} on the newest of them")
+        policies = {
+            name: _Policy(first.copy(_make_folder(Path(scratch, name.replace(" ", "-")))), interval)
+            for name, interval in days.intervals.items()
+        }
+        for end, rows in _traffic(world, days, range(days.earlier_hours, days.earlier_hours + days.hours)):
+            hour = end - days.earlier_hours
+            hours.append(np.full(len(rows.label), int(np.ceil(hour)) - 1))
+            labels.append(rows.label)
+            scores[BEST].append(rows.probability)
+            scores[EXACT].append(exact.probability_of(rows.dense, rows.categorical))
+            for name, policy in policies.items():
+                scores[name].append(policy.score(rows))
+                # Nothing would be scored by what is learned at the very end.
+                if hour < days.hours:
+                    policy.take(rows, hour=hour, end=end)
+            if hour % 6 == 0:
+                made = [f"{name} {p.learner.num_models} of {p.learner.num_rounds}" for name, p in policies.items()]
+                say(f"hour {hour:.0f}; models of rounds: {', '.join(made)}")
+    learners = {name: policy.learner for name, policy in policies.items()}
+    return Scores(
+        hour=np.concatenate(hours),
+        label=np.concatenate(labels),
+        by={name: np.concatenate(parts) for name, parts in scores.items()},
+        num_rounds={name: learner.num_rounds for name, learner in learners.items()},
+        num_models={name: learner.num_models for name, learner in learners.items()},
+        seconds={name: learner.seconds for name, learner in learners.items()},
+    )
+
+
+def _make_folder(folder: Path) -> Path:
+    folder.mkdir()
+    return folder
+
+
+def _traffic(world: DriftingWorld, days: Days, hours: range) -> Iterator[tuple[float, WorldRows]]:
+    """(End in hours, rows) of each of the world's steps in `hours`; the same for every run of a seed."""
+    step = world.drift.step_minutes / 60.0
+    count = round(days.rows_per_hour * step)
+    for number in range(round(hours.start / step), round(hours.stop / step)):
+        random = np.random.default_rng([days.seed, 21, number])
+        yield (number + 1) * step, world.at(number * step).draw(count, random)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -80,7 +208,7 @@ class Learner:
 
     def score(self, rows: WorldRows) -> NDArray[np.float32]:
         """Click probabilities [n] of the newest model."""
-        assert self._features is not None, "a learner scores once it has learnt"
+        assert self._features is not None, "a learner scores once it has learned"
         assert self._engine is not None
         return self._engine.score(_encoded(self._features, rows))
 
@@ -115,7 +243,7 @@ class Learner:
         if self._model is not None and model.optimizer_step == self._model.optimizer_step:
             shutil.rmtree(folder)
             return False
-        # What the files of the round before were for is done.
+        # The files of the previous round are no longer needed.
         for older in self._folder.iterdir():
             if older != folder:
                 shutil.rmtree(older)
@@ -137,7 +265,23 @@ class Learner:
         result = fit(job, engine, MemorySink())
         result.weights.rename(folder / Model.WEIGHTS)
         shutil.rmtree(checkpoint)
-        return _described(folder, training_set, self._learning, settings, result, parent=self._model), engine
+        model = Model(
+            model_id=folder.name,
+            uri=folder.absolute().as_uri(),
+            backend=BACKEND,
+            config=config.as_document(),
+            slot_sizes=training_set.slot_sizes,
+            parent_model_id=self._model.model_id if self._model else None,
+            seed=settings.seed,
+            num_train_rows=training_set.num_train_rows,
+            optimizer_step=result.optimizer_step,
+            early_stopping=dict(result.early_stopping),
+            last_event_time="",
+            raw_digest="",
+            sha256={},
+            created_at="",
+        )
+        return model, engine
 
 
 def _encoded(features: FeatureWorkflow, rows: WorldRows) -> EncodedRows:
@@ -182,32 +326,4 @@ def _training_set(folder: Path, features: FeatureWorkflow, rows: WorldRows, *, p
         last_event_time="",
         parent_model_uri=parent.uri if parent else None,
         tombstones=features.tombstones,
-    )
-
-
-def _described(
-    folder: Path,
-    training_set: TrainingSet,
-    learning: Learning,
-    settings: TrainingSettings,
-    result: FitResult,
-    *,
-    parent: Model | None,
-) -> Model:
-    """What the next round asks of its parent."""
-    return Model(
-        model_id=folder.name,
-        uri=folder.absolute().as_uri(),
-        backend=BACKEND,
-        config=learning.config.as_document(),
-        slot_sizes=training_set.slot_sizes,
-        parent_model_id=parent.model_id if parent else None,
-        seed=settings.seed,
-        num_train_rows=training_set.num_train_rows,
-        optimizer_step=result.optimizer_step,
-        early_stopping=dict(result.early_stopping),
-        last_event_time="",
-        raw_digest="",
-        sha256={},
-        created_at="",
     )
