@@ -13,7 +13,7 @@ import shutil
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
@@ -77,8 +77,10 @@ class Scores:
 
 def drifting_world(seed: int, *, is_still: bool = False) -> DriftingWorld:
     """The study's world; a still one differs in nothing but that nothing moves."""
-    standing = {"columns": (), "new_category_columns": ()} if is_still else {}
-    return DriftingWorld(world=World.create(seed), drift=SlowDrift(seed=seed, **standing))
+    drift = SlowDrift(seed=seed)
+    if is_still:
+        drift = replace(drift, columns=(), new_category_columns=())
+    return DriftingWorld(world=World.create(seed), drift=drift)
 
 
 class _Policy:
