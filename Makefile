@@ -118,7 +118,6 @@ benchmark-round: environments
 	@exec $(DRIVER) -m benchmarks.round $(BENCHMARK_FLAGS)
 
 benchmark-extraction: environments
-	@$(MAKE) --no-print-directory environments ENVIRONMENTS=validation-peers
 	@exec $(DRIVER) -m benchmarks.extraction $(BENCHMARK_FLAGS)
 
 benchmark-validation: environments
