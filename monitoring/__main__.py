@@ -56,8 +56,7 @@ def run(settings: MonitorSettings, stop: threading.Event) -> None:
     """
     from monitoring.memory.store import Store
     from monitoring.showing.exposition import Exposition
-    from monitoring.showing.history import read_history
-    from monitoring.showing.page import status_page
+    from monitoring.showing.page import read_history, status_page
     from monitoring.showing.run_reports import read_report
     from monitoring.showing.server import MonitorServer
 

@@ -1,4 +1,4 @@
-"""One message in the form of Slack's incoming webhooks; other services use its `text` alone."""
+"""One message as the JSON that Slack's incoming webhooks, and most other services, take: an object with `text`."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ from collections.abc import Mapping
 from datetime import datetime, timezone
 from typing import Any
 
-MAX_FIELD_CHARACTERS = 1900
-"""Slack takes 2000 characters in a field, 3000 in a section, 150 in a header, and ten fields."""
+MAX_CHARACTERS = 3000
+"""Of the text: what people read at a glance. Slack cuts a text at 40,000."""
 _AMOUNTS = (
     ("auc", "AUC"),
     ("auc_low", "95 % from"),
@@ -21,37 +21,31 @@ _AMOUNTS = (
 )
 
 
-def compose(
-    text: str, *, numbers: Mapping[str, Any], since: float, done: str, link: str, link_title: str = "status page"
-) -> dict[str, Any]:
-    """The message.
+def compose(text: str, *, numbers: Mapping[str, Any], since: float, done: str, link: str) -> dict[str, str]:
+    r"""The message.
 
     Args:
         text: What happened, in one line.
-        numbers: Of the event; the amounts among them are shown, one that does not exist is left out.
+        numbers: Of the event; the amounts among them are shown, and the run's name. A number that is None is left out.
         since: When the incident, or the run, began, seconds since the epoch.
-        done: What was done; empty = nothing to say.
+        done: What was done; empty = nothing to report.
         link: Where people find more; empty = none.
-        link_title: What is there.
+
+    >>> compose("auc < 0.7", numbers={"auc": None, "rows": 20_000}, since=0.0, done="", link="")
+    {'text': 'auc &lt; 0.7\nHow much: rows 20000\nSince: 1970-01-01 00:00:00 UTC'}
     """
     begun = datetime.fromtimestamp(since, timezone.utc).strftime("%Y-%m-%d %H:%M:%S UTC")
-    fields = {"How much": _how_much(numbers), "Since": begun, "Done": done, "Run": str(numbers.get("request_id") or "")}
-    shown = {name: value for name, value in fields.items() if value}
-    what = [text, *(f"{name}: {value}" for name, value in shown.items()), *([link] if link else [])]
-    sections: list[dict[str, Any]] = [
-        {"type": "section", "text": {"type": "mrkdwn", "text": _clean(text)}},
-        {
-            "type": "section",
-            "fields": [{"type": "mrkdwn", "text": f"*{name}*\n{_clean(value)}"} for name, value in shown.items()],
-        },
-    ]
-    if link:
-        context = {"type": "mrkdwn", "text": f"<{link}|{link_title}>"}
-        sections.append({"type": "context", "elements": [context]})
-    return {"text": _clean("\n".join(what)), "blocks": sections}
+    fields = {
+        "How much": _format_amounts(numbers),
+        "Since": begun,
+        "Done": done,
+        "Run": str(numbers.get("request_id") or ""),
+    }
+    lines = [text, *(f"{name}: {value}" for name, value in fields.items() if value), *([link] if link else [])]
+    return {"text": _escape_for_slack("\n".join(lines))}
 
 
-def _how_much(numbers: Mapping[str, Any]) -> str:
+def _format_amounts(numbers: Mapping[str, Any]) -> str:
     known = ((title, numbers.get(name)) for name, title in _AMOUNTS)
     return ", ".join(
         f"{title} {value:.3f}" if abs(value) < 1 and value else f"{title} {value:.10g}"
@@ -60,7 +54,7 @@ def _how_much(numbers: Mapping[str, Any]) -> str:
     )
 
 
-def _clean(text: str) -> str:
-    """Slack gives `&`, `<` and `>` a meaning of its own, and counts their escapes."""
+def _escape_for_slack(text: str) -> str:
+    """Escapes `&`, `<` and `>`, which are markup to Slack, and cuts a long text, but not in the middle of an escape."""
     text = text.replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")
-    return text if len(text) <= MAX_FIELD_CHARACTERS else re.sub(r"&[a-z]*$", "", text[:MAX_FIELD_CHARACTERS])
+    return text if len(text) <= MAX_CHARACTERS else re.sub(r"&[a-z]*$", "", text[:MAX_CHARACTERS])

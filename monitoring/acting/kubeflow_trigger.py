@@ -43,11 +43,9 @@ class KubeflowSettings:
     """Kubernetes service account of the runs' pods; empty = the server's default. A server that checks these names
     must allow it (ALLOWEDSERVICEACCOUNTS)."""
     pipeline_package: str = ""
-    """Compiled pipeline (IR YAML) to run; or give an uploaded one by its name or id."""
+    """Compiled pipeline (IR YAML) to run; or give the name of an uploaded one."""
     pipeline_name: str = ""
     """Uploaded pipeline to run, by its name; its newest version unless `pipeline_version_id` is given."""
-    pipeline_id: str = ""
-    """Uploaded pipeline to run, by its id; its newest version unless `pipeline_version_id` is given."""
     pipeline_version_id: str = ""
     """Version of the uploaded pipeline."""
     pipeline_arguments: str = "{}"
@@ -62,14 +60,12 @@ class KubeflowSettings:
         """Checks that a run can be created.
 
         Raises:
-            ContractError: the server or the pipeline is not given, or several pipelines are.
+            ContractError: the server or the pipeline is not given, or a package and a name are.
         """
         if not self.kubeflow_host:
             raise ContractError("kubeflow_host is empty, expected the URL of the KFP API for the kubeflow trigger")
-        if sum(map(bool, (self.pipeline_package, self.pipeline_name, self.pipeline_id))) != 1:
-            raise ContractError(
-                "pipeline_package, pipeline_name or pipeline_id is expected, exactly one, for the kubeflow trigger"
-            )
+        if bool(self.pipeline_package) == bool(self.pipeline_name):
+            raise ContractError("pipeline_package or pipeline_name is expected, exactly one, for the kubeflow trigger")
 
 
 class KubeflowTrigger:
@@ -174,14 +170,14 @@ class KubeflowTrigger:
         if settings.pipeline_package:
             return Path(settings.pipeline_package)
         name = settings.pipeline_name
-        pipeline_id = settings.pipeline_id or self._server.find_pipeline(name)
+        pipeline_id = self._server.find_pipeline(name)
         if pipeline_id is None:
             raise PermanentError(f"pipeline {name} is not on the server, expected it to be uploaded")
         if settings.pipeline_version_id:
             return PipelineVersion(pipeline_id, settings.pipeline_version_id)
         newest = self._server.newest_version(pipeline_id)
         if newest is None:
-            raise PermanentError(f"pipeline {name or pipeline_id} has no version, expected at least one")
+            raise PermanentError(f"pipeline {name} has no version, expected at least one")
         return newest
 
 

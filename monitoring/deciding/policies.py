@@ -9,6 +9,7 @@ not over months. `sequential` is bounded over all time (`monitoring.deciding.bet
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from statistics import median
 from typing import Any
@@ -296,16 +297,20 @@ class SchedulePolicy(_ConfiguredPolicy):
         return Decision(policy=self.name, action=action, reason=reason, numbers=numbers), {}
 
 
-POLICIES: dict[str, type[_ConfiguredPolicy]] = {
-    policy.name: policy
-    for policy in (ThresholdPolicy, RelativeDropPolicy, SequentialPolicy, DataDriftPolicy, VolumePolicy, SchedulePolicy)
+POLICIES: dict[str, Callable[[PolicySettings], Policy]] = {
+    ThresholdPolicy.name: ThresholdPolicy,
+    RelativeDropPolicy.name: RelativeDropPolicy,
+    SequentialPolicy.name: SequentialPolicy,
+    DataDriftPolicy.name: DataDriftPolicy,
+    VolumePolicy.name: VolumePolicy,
+    SchedulePolicy.name: SchedulePolicy,
 }
 """The policies by name."""
 
 
 def make_policies(settings: PolicySettings) -> list[Policy]:
     """The policies that the settings name, in their order."""
-    return [POLICIES[name](settings) for name in policy_names(settings.policies)]  # type: ignore[misc]
+    return [POLICIES[name](settings) for name in policy_names(settings.policies)]
 
 
 def policy_names(text: str) -> list[str]:

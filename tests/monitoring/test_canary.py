@@ -34,7 +34,7 @@ def test_a_canary_is_not_the_version_that_serves_however_new_its_answers(bench, 
     monitor = b.start()
     publish(b.log, prediction("s", time=START), by_canary("c", time=START + 1))
     monitor.tick()
-    b.clock.time = START + WINDOW + 10
+    b.clock.now = START + WINDOW + 10
     monitor.tick()
     if restart:
         monitor = b.start()
@@ -47,7 +47,7 @@ def test_a_canary_serves_once_it_answers_as_no_canary_and_late_records_do_not_ta
     monitor = b.start()
     publish(b.log, prediction("s", time=START), by_canary("c", time=START + 1))
     monitor.tick()
-    b.clock.time += 5
+    b.clock.now += 5
     publish(b.log, prediction("promoted", time=START + 4, version=2), by_canary("late", time=START + 2))
     monitor.tick()
     assert monitor.windows.serving_version == 2

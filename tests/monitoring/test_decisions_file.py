@@ -49,7 +49,7 @@ def play(b: Bench, tick_seconds: float, *, restart_every: int = 0, crash: str = 
     began = START - 1.0
     b.start()
     for turn, now in enumerate(np.arange(START + tick_seconds, START + 90.0, tick_seconds).tolist()):
-        b.clock.time = now
+        b.clock.now = now
         due = [record for time, record in records if began < time <= now]
         publish(b.log, *(due[i] for i in random.permutation(len(due))))
         began = now
@@ -101,10 +101,10 @@ def test_a_request_after_its_point_is_counted_once_and_in_no_window_also_after_a
         b = Bench(tmp_path / (killed or "unkilled"), **{**SETTINGS, "policies": "threshold"})
         b.start()
         publish(b.log, prediction("a", 8, time=START), prediction("b", 8, time=START + 5.0))
-        b.clock.time = START + 14.0
+        b.clock.now = START + 14.0
         b.monitor.tick()
         publish(b.log, prediction("late", 8, time=START + 1.0), prediction("c", 8, time=START + 9.0))
-        b.clock.time = START + 17.0
+        b.clock.now = START + 17.0
         b.checkpoint = crash_at(killed)
         try:
             b.monitor.tick()
@@ -112,7 +112,7 @@ def test_a_request_after_its_point_is_counted_once_and_in_no_window_also_after_a
         except Killed:
             b.checkpoint = lambda name: None
             b.start()
-        b.clock.time = START + 30.0
+        b.clock.now = START + 30.0
         b.monitor.tick()
         assert b.store.counters["passed_over"] == 1
         assert b.store.counters["matured"] == 32

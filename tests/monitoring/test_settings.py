@@ -80,7 +80,6 @@ def test_defaults_are_frozen():
         "kubeflow_service_account": "",
         "pipeline_package": "",
         "pipeline_name": "",
-        "pipeline_id": "",
         "pipeline_version_id": "",
         "pipeline_arguments": "{}",
     }
@@ -113,7 +112,6 @@ def test_required_settings_may_come_from_variables_alone():
         ([*REQUIRED, "--trigger", "cron"], {}, "trigger is 'cron', expected one of none, local, kubeflow"),
         ([*REQUIRED, "--trigger", "kubeflow"], {}, "kubeflow_host is empty"),
         ([*REQUIRED, "--trigger", "kubeflow", "--kubeflow-host", "http://x"], {}, "exactly one"),
-        ([*KUBEFLOW, "--pipeline-name", "a", "--pipeline-id", "b"], {}, "exactly one"),
         ([*KUBEFLOW, "--pipeline-name", "a", "--pipeline-package", "b"], {}, "exactly one"),
         ([*KUBEFLOW, "--pipeline-package", "a", "--pipeline-version-id", "b"], {}, "pipeline_version_id is given with"),
         ([*REQUIRED, "--tick-seconds", "0"], {}, "tick_seconds is 0.0, expected above 0"),

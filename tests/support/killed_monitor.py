@@ -29,11 +29,11 @@ def main(argument: str) -> None:
             os.kill(os.getpid(), signal.SIGKILL)
 
     b = Bench(Path(given["folder"]), **given["changes"])
-    b.clock.time, b.checkpoint = given["time"], kill
+    b.clock.now, b.checkpoint = given["time"], kill
     monitor = start_on_kubeflow(b)
     for _ in range(10):
         monitor.tick()
-        b.clock.time += 16.0
+        b.clock.now += 16.0
 
 
 if __name__ == "__main__":

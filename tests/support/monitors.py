@@ -20,17 +20,10 @@ from monitoring.memory.archive import no_checkpoint
 from monitoring.memory.store import Store
 from monitoring.monitor import Monitor
 from monitoring.settings import MonitorSettings
+from tests.support.clocks import Clock
 
 START = 1_763_000_000.0
 WINDOW = 60.0
-
-
-class Clock:
-    def __init__(self, time: float = START) -> None:
-        self.time = time
-
-    def __call__(self) -> float:
-        return self.time
 
 
 @dataclass
@@ -107,7 +100,7 @@ class Bench:
     """One monitor in a folder with a space in its name; `restart` makes the next one as after a kill."""
 
     def __init__(self, folder: Path, **changes) -> None:
-        self.folder, self.clock, self.trigger = folder / "a monitor", Clock(), FakeTrigger()
+        self.folder, self.clock, self.trigger = folder / "a monitor", Clock(START), FakeTrigger()
         self.folder.mkdir(exist_ok=True)
         self.log = SqliteLog(self.folder / "log.db", lease_seconds=5.0, clock=self.clock)
         self.checkpoint = no_checkpoint
@@ -161,10 +154,10 @@ def traffic(b: Bench, name: str, *, auc: str, version: int = 1, rows: int = 400)
     """Publishes a request whose clicks follow (`good`) or ignore (`bad`) its scores, and closes its window."""
     scores = np.linspace(0.0, 1.0, rows)
     rows_clicked = range(rows // 2, rows) if auc == "good" else range(0, rows, 2)
-    time = b.clock.time
+    time = b.clock.now
     publish(b.log, prediction(name, rows, time=time, version=version, scores=scores))
     publish(b.log, clicks(f"o-{name}", [(name, row, time + 1) for row in rows_clicked]))
-    b.clock.time = time + WINDOW
+    b.clock.now = time + WINDOW
 
 
 def retrain_request(name: str) -> RetrainRequest:

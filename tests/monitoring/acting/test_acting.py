@@ -54,7 +54,7 @@ def test_of_several_policies_each_has_its_own_action(bench):
     monitor = b.start()
     columns, auc = confirmed("data_drift", "30 columns drifted"), confirmed("threshold", "auc fell")
     fine = dataclasses.replace(auc, action=Action.OK, reason="auc is fine")
-    now = b.clock.time
+    now = b.clock.now
     answer = monitor.acting.consider(columns, [columns, fine], now=now, data_until=now - 60.0)
     assert answer == columns
     assert monitor.retraining.progress.phase == "idle"

@@ -55,7 +55,7 @@ def bench_of(tmp_path, changes):
 def turns(b, monitor, number=10):
     for _ in range(number):
         monitor.tick()
-        b.clock.time += 16.0
+        b.clock.now += 16.0
 
 
 def test_a_whole_cycle_ends_with_the_outcome_that_the_run_left(server, bench_of):
@@ -133,7 +133,7 @@ def expect_one_run(b, server):
     assert [run["state"] for run in server.runs] == ["SUCCEEDED"]
     assert monitor.retraining.progress.phase == "idle"
     assert len(monitor.retraining.memory.requested_at) == 1
-    assert monitor.retraining.memory.blocked_until > b.clock.time
+    assert monitor.retraining.memory.blocked_until > b.clock.now
     assert b.store.counters["request_released"] == 1
 
 
@@ -155,7 +155,7 @@ def test_sigkill_at_any_step_leads_to_exactly_one_run(server, bench_of, changes,
     server.advance = CYCLE
     b = bench_of()
     traffic(b, "bad", auc="bad")
-    given = {"folder": str(tmp_path), "changes": changes, "time": b.clock.time, "point": point}
+    given = {"folder": str(tmp_path), "changes": changes, "time": b.clock.now, "point": point}
     killed = subprocess.run(
         [sys.executable, "-m", "tests.support.killed_monitor", json.dumps(given)],
         cwd=REPOSITORY,
@@ -164,7 +164,7 @@ def test_sigkill_at_any_step_leads_to_exactly_one_run(server, bench_of, changes,
         check=False,
     )
     assert killed.returncode == -signal.SIGKILL
-    b.clock.time += 100.0
+    b.clock.now += 100.0
     expect_one_run(b, server)
 
 
@@ -176,7 +176,7 @@ def test_two_monitors_that_saw_the_same_rows_ask_for_one_run_and_both_follow_it_
     for b in (first, second):
         monitor = start_on_kubeflow(b)
         traffic(b, "bad", auc="bad")
-        b.clock.time += {first: 0.25, second: 3.5}[b]  # their clocks differ
+        b.clock.now += {first: 0.25, second: 3.5}[b]  # their clocks differ
         monitor.tick()
     assert [run["display_name"] for run in server.runs] == ["drift-20251113T021320Z-v1"]
     server.runs[0]["state"] = "SUCCEEDED"
@@ -192,9 +192,9 @@ def test_two_monitors_of_one_log_leave_one_run_active_at_a_time(server, bench_of
     own_log, second.log = second.log, first.log
     monitors = [start_on_kubeflow(b) for b in (first, second)]
     for b, monitor in zip((first, second), monitors):
-        first.clock.time = second.clock.time = max(first.clock.time, second.clock.time)
+        first.clock.now = second.clock.now = max(first.clock.now, second.clock.now)
         traffic(b, f"bad for {b.folder.parent.name}", auc="bad")
-        first.clock.time = second.clock.time = b.clock.time
+        first.clock.now = second.clock.now = b.clock.now
         monitor.tick()
     assert [b.kinds()[-1] for b in (first, second)] == ["run_started", "busy"]
     assert len(server.runs) == 1

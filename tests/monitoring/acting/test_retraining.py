@@ -40,7 +40,7 @@ def test_drift_asks_for_one_run_and_the_new_version_is_judged_afresh(bench):
     for i in range(3):
         traffic(b, f"v2-{i}", auc="good", version=2)
         monitor.tick()
-    b.clock.time += 2000  # the cool-down is over; the old version's window still breaches
+    b.clock.now += 2000  # the cool-down is over; the old version's window still breaches
     traffic(b, "last", auc="good", version=2)
     monitor.tick()
     assert len(b.trigger.requests) == 1
@@ -57,14 +57,14 @@ def test_rows_of_the_old_version_that_mature_after_a_release_never_retrigger(ben
     traffic(b, "bad", auc="bad")
     monitor.tick()
     scores = np.linspace(0.0, 1.0, 400)
-    publish(b.log, prediction("v1, label to come", 400, time=b.clock.time, scores=scores))
-    publish(b.log, clicks("o", [("v1, label to come", row, b.clock.time) for row in range(0, 400, 2)]))
-    b.clock.time += 1
-    publish(b.log, prediction("v2, label to come", 4, time=b.clock.time, version=2))
+    publish(b.log, prediction("v1, label to come", 400, time=b.clock.now, scores=scores))
+    publish(b.log, clicks("o", [("v1, label to come", row, b.clock.now) for row in range(0, 400, 2)]))
+    b.clock.now += 1
+    publish(b.log, prediction("v2, label to come", 4, time=b.clock.now, version=2))
     b.trigger.end("released", version=2)
     monitor.tick()
     monitor = b.start() if restart else monitor
-    b.clock.time += WINDOW - 0.5
+    b.clock.now += WINDOW - 0.5
     monitor.tick()
     assert len(monitor.windows[1]) == 800
     assert monitor.windows.serving_version == 2
@@ -102,7 +102,7 @@ def test_an_uploader_that_never_comes_ends_the_request_and_backs_off(bench):
     monitor = b.start()
     traffic(b, "bad", auc="bad")
     monitor.tick()
-    b.clock.time += 100.0
+    b.clock.now += 100.0
     monitor.tick()
     assert b.trigger.requests == []
     (ended,) = [event for event in b.events if event["kind"] == "run_ended"]
@@ -118,10 +118,10 @@ def test_a_run_without_a_release_is_not_repeated_in_a_loop(bench, outcome):
     """Drift goes on for six hours, judged every ten minutes; every run ends the same way at once."""
     b = bench(**{**DRIFT, "cooldown_seconds": 0.0}, daily_budget=100)
     monitor = b.start()
-    begun = b.clock.time
-    while b.clock.time < begun + 6 * 3600:
-        traffic(b, f"bad at {b.clock.time}", auc="bad", rows=60)
-        b.clock.time += 540.0
+    begun = b.clock.now
+    while b.clock.now < begun + 6 * 3600:
+        traffic(b, f"bad at {b.clock.now}", auc="bad", rows=60)
+        b.clock.now += 540.0
         monitor.tick()
         if any(run.state == "running" for run in b.trigger.runs.values()):
             b.trigger.end(outcome)
@@ -150,7 +150,7 @@ def test_a_busy_trigger_is_asked_again_later_and_told_of_once(bench):
     traffic(b, "bad", auc="bad")
     for _ in range(5):
         monitor.tick()
-        b.clock.time += 16.0
+        b.clock.now += 16.0
     assert b.trigger.requests == []
     assert b.kinds().count("busy") == 1
     b.trigger.end("released")
@@ -173,7 +173,7 @@ def test_an_unreachable_trigger_is_asked_again_with_the_same_request(bench):
     traffic(b, "bad", auc="bad")
     for _ in range(3):
         monitor.tick()
-        b.clock.time += 16.0
+        b.clock.now += 16.0
     assert len(asked) == 3
     assert b.kinds().count("unreachable") == 1
     assert len(set(asked)) == 1
@@ -224,7 +224,7 @@ def test_a_crash_at_any_step_leads_to_exactly_one_run(bench, point):
         b.trigger.end("released", version=2)
         monitor.tick()
     assert monitor.retraining.progress.phase == "idle"
-    assert monitor.retraining.memory.blocked_until > b.clock.time
+    assert monitor.retraining.memory.blocked_until > b.clock.now
     assert b.kinds().count("run_ended") == 1
 
 
@@ -236,7 +236,7 @@ def test_a_run_that_its_trigger_never_heard_of_counts_as_failed_after_a_while(be
     b.trigger.runs.clear()
     monitor.tick()
     assert monitor.retraining.progress.phase == "running"
-    b.clock.time += 61
+    b.clock.now += 61
     monitor.tick()
     assert b.events[-1]["outcome"] == "failed"
 
@@ -264,12 +264,12 @@ def test_a_remote_trigger_is_not_asked_at_every_turn(bench):
     b = bench(**DRIFT)
     b.trigger.poll_seconds = 15.0
     state, asked = b.trigger.state, []
-    b.trigger.state = lambda request_id: asked.append(b.clock.time) or state(request_id)
+    b.trigger.state = lambda request_id: asked.append(b.clock.now) or state(request_id)
     monitor = b.start()
     traffic(b, "bad", auc="bad")
     for _ in range(31):
         monitor.tick()
-        b.clock.time += 1.0
+        b.clock.now += 1.0
     assert [time - asked[0] for time in asked] == [0.0, 15.0]
 
 
@@ -281,7 +281,7 @@ def test_a_clock_that_is_set_back_does_not_hold_up_the_look_at_a_run(bench):
     monitor.tick()
     monitor.tick()
     b.trigger.end("released", version=2)
-    b.clock.time -= 86_400.0
+    b.clock.now -= 86_400.0
     monitor.tick()
     assert "run_ended" in b.kinds()
 
@@ -301,7 +301,7 @@ def test_one_class_traffic_is_undecidable_and_its_auc_null(bench):
     b = bench(**DRIFT)
     monitor = b.start()
     publish(b.log, prediction("a", 500))
-    b.clock.time += WINDOW
+    b.clock.now += WINDOW
     monitor.tick()
     assert b.trigger.requests == []
     (point,) = [json.loads(line) for line in (b.settings.state / "timeline.jsonl").read_text().splitlines()]
@@ -325,9 +325,9 @@ def test_every_row_that_was_judged_belongs_to_the_run(bench, offset):
     """The archive counts in microseconds and the window's end is exclusive: the newest judged row lies before it."""
     b = bench(**DRIFT)
     monitor = b.start()
-    b.clock.time = START + offset
+    b.clock.now = START + offset
     traffic(b, "bad", auc="bad")
-    b.clock.time += 10.0
+    b.clock.now += 10.0
     monitor.tick()
     window = b.trigger.requests[0].window_end
     assert len(b.archived) == 400
@@ -340,7 +340,7 @@ def test_a_run_that_takes_long_is_told_of_once_and_followed_to_its_end(bench):
     traffic(b, "bad", auc="bad")
     monitor.tick()
     for _ in range(20):
-        b.clock.time += 3600.0
+        b.clock.now += 3600.0
         monitor.tick()
     assert b.kinds().count("overdue") == 1
     assert monitor.retraining.progress.phase == "running"

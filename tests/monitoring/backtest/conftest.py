@@ -80,12 +80,12 @@ def run_over(bench: Bench, records_by_second, seconds: int, *, every: int, resta
     bench.start()
     for second, records in records_by_second:
         publish(bench.log, *records)
-        bench.clock.time = START + second + 1.0
+        bench.clock.now = START + second + 1.0
         if second % every == 0:
             bench.monitor.tick()
         if restart_every and second % restart_every == restart_every - 1:
             bench.start()
-    bench.clock.time = START + seconds + WINDOW + 30.0
+    bench.clock.now = START + seconds + WINDOW + 30.0
     bench.monitor.tick()
     bench.monitor.stop()
     settings = bench.settings.judging

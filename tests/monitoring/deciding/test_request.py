@@ -49,7 +49,7 @@ def test_two_refused_incremental_runs_are_followed_by_a_full_one_and_that_by_an_
         monitor.tick()
         b.trigger.end("refused")
         monitor.tick()
-        b.clock.time += 24 * hour
+        b.clock.now += 24 * hour
         monitor = b.start()  # the memory survives
     assert [request.parent for request in b.trigger.requests] == ["current", "current", "none", "current"]
     full = b.trigger.requests[2]

@@ -38,21 +38,20 @@ def alarms(traffic, rows, streams, *, gate_auc=GOOD, by_row=False) -> int:
     return count
 
 
+LONG = [pytest.mark.slow, pytest.mark.timeout(3600)]
+
+
 @pytest.mark.parametrize(
-    ("streams", "most"),
+    ("rate", "streams", "most"),
     # P(more than 3 of 20 at 5 %) = 0.016, more than 70 of 1,000: 0.003; the seeds are fixed.
-    [
-        pytest.param(20, 3, id="20"),
-        pytest.param(1_000, 70, id="1000", marks=[pytest.mark.slow, pytest.mark.timeout(3600)]),
-    ],
+    [("25 %", 20, 3), *(pytest.param(rate, 1_000, 70, marks=LONG) for rate in RATES)],
 )
-@pytest.mark.parametrize("rate", RATES)
 def test_of_stationary_streams_at_most_alpha_alarm(rate, streams, most):
     traffic, rows, _ = RATES[rate]
     assert alarms(traffic, rows // 4 if streams == 20 else rows, streams) <= most
 
 
-@pytest.mark.parametrize("rate", RATES)
+@pytest.mark.parametrize("rate", [pytest.param("0.1 %", marks=LONG), pytest.param("3 %", marks=LONG), "25 %"])
 def test_every_fall_is_detected(rate):
     traffic, before, after = RATES[rate]
     for number in range(3):

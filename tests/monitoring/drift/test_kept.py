@@ -53,7 +53,7 @@ def watched(bench, reference):
     reference.write(model_folder(store, "m1") / Model.REFERENCE)
     reference.scores.write(scores_path(store, "m1"))
     release(store, 1)
-    made.clock.time = FIRST
+    made.clock.now = FIRST
     made.start()
     return made
 
@@ -67,7 +67,7 @@ def predictions(world, *, seed, prefix, drifted=False, rows=3000):
 
 
 def pass_bucket(bench):
-    bench.clock.time = FIRST + 601
+    bench.clock.now = FIRST + 601
     bench.monitor.tick()
 
 
@@ -107,7 +107,7 @@ def test_a_kill_loses_no_prediction_and_counts_none_twice(watched, world, kept):
     publish(watched.log, *records[:20])
     watched.monitor.tick()
     if kept:
-        watched.clock.time += 11
+        watched.clock.now += 11
         watched.monitor.tick()
     publish(watched.log, *records[20:40], *records[:5])
 
@@ -119,7 +119,7 @@ def test_a_kill_loses_no_prediction_and_counts_none_twice(watched, world, kept):
     with pytest.raises(RuntimeError):
         watched.monitor.tick()
     watched.checkpoint = lambda name: None
-    watched.clock.time += 6  # the lease of what was not acknowledged
+    watched.clock.now += 6  # the lease of what was not acknowledged
     watched.start()
     publish(watched.log, *records[40:])
     watched.monitor.tick()

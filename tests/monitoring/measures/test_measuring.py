@@ -23,7 +23,7 @@ def test_ranked_requests_conversions_and_a_window_of_time_reach_the_kpis(bench):
     outcomes = [("a", 0, START + 5), ("a", 3, START + 6), ("b", 6, START + 7)]
     publish(b.log, *lists, prediction("d", 8, time=START + 3), clicks("o", outcomes))
     publish(b.log, clicks("p", [("a", 0, START + 9)], CONVERSION))
-    b.clock.time = START + WINDOW + 10
+    b.clock.now = START + WINDOW + 10
     monitor.tick()
     (kpis,) = monitor._measuring.shown
     labels = np.zeros((4, 8), int)
@@ -48,11 +48,11 @@ def test_auc_without_labels_is_estimated_once_enough_rows_have_matured(bench):
     first = scored("first", START)
     clicked = np.flatnonzero(random.random(600) < first.scores)
     publish(b.log, first, clicks("o", [("first", int(row), START + 1) for row in clicked]))
-    b.clock.time = START + 2
+    b.clock.now = START + 2
     monitor.tick()
     assert monitor._measuring.open_labels[0].score_auc is None
     publish(b.log, scored("second", START + WINDOW))
-    b.clock.time = START + WINDOW + 2
+    b.clock.now = START + WINDOW + 2
     monitor.tick()
     (shown,) = monitor._measuring.open_labels
     assert (shown.estimate.open_rows, shown.estimate.open_clicks) == (600, 0)

@@ -31,7 +31,7 @@ def test_rows_are_archived_in_the_raw_schema_with_their_values(bench):
     monitor = b.start()
     batches = [prediction("a", 5, time=START + 0.25), prediction("b", 3, version=2)]
     publish(b.log, *batches, clicks("o", [("a", 4, START + 1)]))
-    b.clock.time = START + WINDOW + 1
+    b.clock.now = START + WINDOW + 1
     monitor.tick()
     monitor.stop()
     (path,) = b.settings.archive.glob("day=2025-11-13/part-*.parquet")
@@ -69,7 +69,7 @@ def test_a_file_is_on_the_disk_before_its_name_and_its_name_before_the_store_let
     monitor = b.start()
     assert b.store._connection.execute("PRAGMA synchronous").fetchone() == (2,)  # FULL
     publish(b.log, prediction("a", 3))
-    b.clock.time = START + WINDOW
+    b.clock.now = START + WINDOW
     monitor.stop()
     assert calls == ["fsync file", "rename", "fsync day=2025-11-13", "fsync archive", "seal"]
 
@@ -96,7 +96,7 @@ def test_an_archive_that_cannot_be_written_is_a_clear_error_and_loses_nothing(be
     b = bench(archive_roll_rows=4)
     monitor = b.start()
     publish(b.log, prediction("a", 4), prediction("b", 5))
-    b.clock.time = START + WINDOW
+    b.clock.now = START + WINDOW
 
     def refuse(*args):
         raise error
@@ -197,7 +197,7 @@ def test_a_file_holds_rows_of_one_utc_day(bench):
     b = bench()
     monitor = b.start()
     publish(b.log, prediction("before", 2, time=midnight - 0.001), prediction("after", 2, time=midnight))
-    b.clock.time = midnight + WINDOW
+    b.clock.now = midnight + WINDOW
     monitor.tick()
     monitor.stop()
     found = {p.parent.name: pq.ParquetFile(p).read()["request_id"][0].as_py() for p in b.settings.archive.glob("*/*")}
@@ -208,13 +208,13 @@ def test_files_roll_by_rows_and_by_seconds(bench):
     b = bench(archive_roll_rows=10, archive_roll_seconds=30.0)
     monitor = b.start()
     publish(b.log, *[prediction(f"r{i}", 4) for i in range(7)])
-    b.clock.time = START + WINDOW
+    b.clock.now = START + WINDOW
     monitor.tick()
     assert len(b.archived) == 24  # three files of 8, the last 4 rows wait
-    b.clock.time += 29
+    b.clock.now += 29
     monitor.tick()
     assert len(b.archived) == 24
-    b.clock.time += 1
+    b.clock.now += 1
     monitor.tick()
     assert len(b.archived) == 28
 
@@ -223,7 +223,7 @@ def test_a_request_larger_than_a_file_is_archived_whole(bench):
     b = bench(archive_roll_rows=10)
     monitor = b.start()
     publish(b.log, prediction("big", 40))
-    b.clock.time = START + WINDOW
+    b.clock.now = START + WINDOW
     monitor.tick()
     assert len(b.archived) == 40
 
@@ -263,14 +263,14 @@ def test_a_crash_at_any_point_loses_no_row_and_archives_none_twice(bench, point,
     def run() -> None:
         monitor = b.start()
         publish(b.log, *batches, outcome)
-        b.clock.time = START + 12 + WINDOW
+        b.clock.now = START + 12 + WINDOW
         monitor.tick()
         monitor.stop()
 
     with pytest.raises(Killed):
         run()
     b.checkpoint = lambda name: None
-    b.clock.time += 6.0  # the leases of the crashed monitor run out
+    b.clock.now += 6.0  # the leases of the crashed monitor run out
     b.start().tick()
     b.monitor.stop()
     assert archived_rows(b.archived) == expected_rows(batches, {(f"r{i}", i % 3) for i in range(12)})
@@ -289,7 +289,7 @@ def test_a_crash_beside_messages_that_cannot_be_used_dead_letters_each_once(benc
     with pytest.raises(Killed):
         b.monitor.tick()
     b.checkpoint = lambda name: None
-    b.clock.time += WINDOW + 6.0  # the leases of the crashed monitor run out
+    b.clock.now += WINDOW + 6.0  # the leases of the crashed monitor run out
     b.start().tick()
     b.monitor.stop()
     assert b.store.counters["dead_letter"] == 3
@@ -315,7 +315,7 @@ def test_predictions_beside_a_message_that_cannot_be_dead_lettered_now_are_known
     monkeypatch.setattr(b.log, "dead_letter", refuse_once)
     with pytest.raises(TemporaryError):
         b.monitor.tick()
-    b.clock.time += WINDOW + 6.0
+    b.clock.now += WINDOW + 6.0
     b.monitor.tick()
     assert b.monitor.windows.serving_version == 7
     assert b.monitor._judging.judge.serving_version == 7
@@ -329,19 +329,19 @@ def test_a_crash_after_forgetting_forgets_nothing_that_is_needed(bench):
     b = bench(keep_ids_seconds=0.0, conversion_window_seconds=10_000.0, archive_roll_seconds=100.0)
     b.start()
     publish(b.log, prediction("done", 3), clicks("orphan", [("nobody", 1, START + 1)]))
-    b.clock.time = START + WINDOW + 1
+    b.clock.now = START + WINDOW + 1
     b.monitor.tick()
-    b.clock.time += 101.0
+    b.clock.now += 101.0
     b.monitor.tick()
-    b.clock.time = START + 10_000.0 + 3600.0 + 700.0
-    publish(b.log, prediction("matured", 2, time=b.clock.time - WINDOW), prediction("open", 4, time=b.clock.time))
+    b.clock.now = START + 10_000.0 + 3600.0 + 700.0
+    publish(b.log, prediction("matured", 2, time=b.clock.now - WINDOW), prediction("open", 4, time=b.clock.now))
     b.checkpoint = crash_at("store.forgotten")
     with pytest.raises(Killed):
         b.monitor.tick()
     b.checkpoint = lambda name: None
     b.start().tick()
-    publish(b.log, clicks("for open", [("open", 2, b.clock.time)]))
-    b.clock.time += WINDOW + 700.0
+    publish(b.log, clicks("for open", [("open", 2, b.clock.now)]))
+    b.clock.now += WINDOW + 700.0
     b.monitor.tick()
     b.monitor.stop()
     batches = [prediction("done", 3), prediction("matured", 2), prediction("open", 4)]
@@ -359,7 +359,7 @@ from tests.support.monitors import START, WINDOW, Bench, prediction, publish
 b = Bench(Path(sys.argv[1]), archive_roll_rows=20)
 monitor = b.start()
 publish(b.log, *[prediction(f"r{i}", 3) for i in range(12)])
-b.clock.time = START + WINDOW
+b.clock.now = START + WINDOW
 b.checkpoint = lambda name: os._exit(9) if name == sys.argv[2] else None
 monitor.tick()
 monitor.stop()
@@ -374,7 +374,7 @@ def test_a_process_that_vanishes_at_a_point_loses_no_row(tmp_path, bench, point)
     code = subprocess.run([sys.executable, "-c", EXIT_AT, str(tmp_path), point], cwd=REPOSITORY, timeout=60).returncode
     assert code == 9
     b = bench(archive_roll_rows=20)
-    b.clock.time = START + WINDOW + 6.0
+    b.clock.now = START + WINDOW + 6.0
     b.start().tick()
     b.monitor.stop()
     assert archived_rows(b.archived) == expected_rows([prediction(f"r{i}", 3) for i in range(12)])
@@ -388,7 +388,7 @@ def test_a_sealed_file_uploaded_before_the_restart_is_not_written_again(bench):
     b.checkpoint = crash_at("archive.renamed")
     monitor = b.start()
     publish(b.log, prediction("a", 3))
-    b.clock.time = START + WINDOW
+    b.clock.now = START + WINDOW
     monitor.tick()
     with pytest.raises(Killed):
         monitor.stop()
@@ -404,7 +404,7 @@ def test_windows_are_rebuilt_after_a_restart_from_archived_and_waiting_rows(benc
     b = bench(archive_roll_rows=8, window_rows=24, min_clicks=12)
     monitor = b.start()
     publish(b.log, *[prediction(f"r{i}", 4, time=START + i) for i in range(11)], clicks("o", [("r9", 2, START + 10)]))
-    b.clock.time = START + 11 + WINDOW
+    b.clock.now = START + 11 + WINDOW
     monitor.tick()
     before = (monitor.windows[1].labels.tolist(), monitor.windows[1].scores.tolist())
     monitor = b.start()

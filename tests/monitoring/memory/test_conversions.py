@@ -31,11 +31,11 @@ def test_conversions_known_at_maturity_are_in_the_column_and_later_ones_are_late
     b = bench(conversion_window_seconds=LONG)
     monitor = b.start()
     publish(b.log, prediction("a", 4), conversions("early", [("a", 0, START + 5)]))
-    b.clock.time = START + WINDOW
+    b.clock.now = START + WINDOW
     monitor.tick()
     publish(b.log, conversions("after the click window", [("a", 1, START + WINDOW + 5)]))
     monitor.tick()
-    b.clock.time = START + LONG
+    b.clock.now = START + LONG
     monitor.tick()
     assert [tuple(each) for each in b.store.newest_settled()] == [("a", START, 1, 4, 2)]
     assert monitor.windows.conversion_rate(1) == 0.5
@@ -53,7 +53,7 @@ def test_a_conversion_window_shorter_than_the_clicks_settles_at_maturity(bench):
     b = bench(conversion_window_seconds=10.0)
     monitor = b.start()
     publish(b.log, prediction("a", 2), conversions("o", [("a", 0, START + 9), ("a", 1, START + 11)]))
-    b.clock.time = START + WINDOW
+    b.clock.now = START + WINDOW
     monitor.tick()
     monitor.stop()
     assert converted(b) == {("a", 0): 1, ("a", 1): 0}
@@ -66,7 +66,7 @@ def test_a_conversion_is_no_click_and_a_click_no_conversion(bench):
     b = bench(conversion_window_seconds=LONG)
     monitor = b.start()
     publish(b.log, prediction("a", 2), clicks("o", [("a", 0, START + 1)]), conversions("p", [("a", 1, START + 1)]))
-    b.clock.time = START + WINDOW
+    b.clock.now = START + WINDOW
     monitor.tick()
     monitor.stop()
     assert monitor.windows[1].labels.tolist() == [1, 0]
@@ -81,14 +81,14 @@ def test_a_crash_counts_no_conversion_twice_and_forgets_none(bench, point):
     publish(b.log, prediction("a", 4), conversions("o", [("a", 0, START + 5)]))
 
     def run() -> None:
-        for b.clock.time in (START + WINDOW, START + LONG):
+        for b.clock.now in (START + WINDOW, START + LONG):
             monitor.tick()
 
     with pytest.raises(Killed):
         run()
     b.checkpoint = lambda name: None
     monitor = b.start()
-    b.clock.time = START + LONG + 6
+    b.clock.now = START + LONG + 6
     monitor.tick()
     monitor.tick()
     monitor.stop()
@@ -102,7 +102,7 @@ def test_what_waits_for_conversions_is_settled_where_they_are_awaited_no_longer(
     b = bench(conversion_window_seconds=LONG)
     monitor = b.start()
     publish(b.log, prediction("a", 2))
-    b.clock.time = START + WINDOW
+    b.clock.now = START + WINDOW
     monitor.tick()
     records = replace(b.settings.records, conversion_window_seconds=0.0)
     b.settings = replace(b.settings, records=records)

@@ -78,11 +78,11 @@ def test_rows_of_a_request_mature_together_when_the_window_closes(bench):
     b = bench()
     monitor = b.start()
     publish(b.log, prediction("a", 3), clicks("o", [("a", 1, START + 5)]))
-    b.clock.time = START + WINDOW - 0.5
+    b.clock.now = START + WINDOW - 0.5
     monitor.tick()
     assert b.store.num_pending_rows == 3
     assert monitor.windows.versions == ()
-    b.clock.time = START + WINDOW
+    b.clock.now = START + WINDOW
     monitor.tick()
     assert monitor.windows[1].labels.tolist() == [0, 1, 0]
 
@@ -93,7 +93,7 @@ def test_a_click_that_arrives_before_its_prediction_counts(bench):
     publish(b.log, clicks("o", [("a", 0, START + 5)]))
     monitor.tick()
     publish(b.log, prediction("a", 2))
-    b.clock.time = START + WINDOW
+    b.clock.now = START + WINDOW
     monitor.tick()
     assert monitor.windows[1].labels.tolist() == [1, 0]
 
@@ -102,7 +102,7 @@ def test_a_click_after_the_window_is_counted_as_late_and_changes_nothing(bench):
     b = bench()
     monitor = b.start()
     publish(b.log, prediction("a", 2), clicks("too late", [("a", 0, START + WINDOW + 1)]))
-    b.clock.time = START + WINDOW + 2
+    b.clock.now = START + WINDOW + 2
     monitor.tick()
     publish(b.log, clicks("after closing", [("a", 1, START + 3)]))
     monitor.tick()
@@ -114,7 +114,7 @@ def test_windows_stay_open_while_their_clicks_wait_in_the_log(bench):
     """After a stop, everything is overdue by the clock; the clicks behind in the log must still count."""
     b = bench(pull_messages=2)
     publish(b.log, *[prediction(f"r{i}", 1) for i in range(50)], clicks("o", [("r0", 0, START + 1)]))
-    b.clock.time = START + 10 * WINDOW
+    b.clock.now = START + 10 * WINDOW
     monitor = b.start()
     monitor.tick()
     assert monitor.windows.versions == ()
@@ -126,14 +126,14 @@ def test_windows_stay_open_while_their_clicks_wait_in_the_log(bench):
 def test_a_clock_set_back_lets_windows_opened_after_it_stay_open(bench):
     b = bench()
     monitor = b.start()
-    b.clock.time = START + 86_400.0  # wrong by a day, for one turn
+    b.clock.now = START + 86_400.0  # wrong by a day, for one turn
     monitor.tick()
-    b.clock.time = START
+    b.clock.now = START
     publish(b.log, prediction("a", 2))
     monitor.tick()
     assert b.store.num_pending_rows == 2
     publish(b.log, clicks("o", [("a", 1, START + 5)]))
-    b.clock.time = START + WINDOW
+    b.clock.now = START + WINDOW
     monitor.tick()
     assert monitor.windows[1].labels.tolist() == [0, 1]
 
@@ -146,7 +146,7 @@ def test_a_client_whose_clock_is_ahead_does_not_name_the_serving_version_for_hou
     monitor.tick()
     if restart:
         monitor = b.start()
-    b.clock.time = START + 1
+    b.clock.now = START + 1
     publish(b.log, prediction("now", 2, time=START + 1, version=2))
     monitor.tick()
     assert monitor.windows.serving_version == 2
@@ -174,11 +174,11 @@ def test_windows_stay_open_while_a_killed_predecessor_holds_leases(bench):
     publish(b.log, clicks("o", [("a", 0, START + 1)]))
     assert len(b.log.pull(10)) == 1  # the predecessor, killed before it stored
     publish(b.log, prediction("a", 1))
-    b.clock.time += 4.0
+    b.clock.now += 4.0
     monitor = b.start()
     monitor.tick()
     assert b.store.num_pending_rows == 1
-    b.clock.time += 5.0
+    b.clock.now += 5.0
     monitor.tick()
     assert monitor.windows[1].labels.tolist() == [1]
 

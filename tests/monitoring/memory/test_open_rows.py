@@ -63,14 +63,14 @@ def test_estimates_of_open_labels_are_shown_and_follow_the_records(bench):
     publish(
         b.log, prediction("a", 8), prediction("b", 4, time=START + 1, version=2), clicks("o", [("a", 1, START + 1)])
     )
-    b.clock.time = START + 2
+    b.clock.now = START + 2
     monitor.tick()
     first, second = monitor._measuring.open_labels
     assert (first["version"], first["open_rows"], first["open_clicks"]) == (1, 8, 1)
     assert (second["version"], second["open_rows"], second["final_at"]) == (2, 4, START + 1 + WINDOW)
     assert (first["ctr_low"], first["ctr_high"]) == (1 / 8, 1.0)
     assert first["auc"] is None  # no delay is known yet
-    b.clock.time = START + 1 + WINDOW
+    b.clock.now = START + 1 + WINDOW
     monitor.tick()
     assert monitor._measuring.open_labels == ()
     assert len(monitor._measuring._delays) == 1
@@ -88,14 +88,14 @@ def test_memory_does_not_grow_with_what_is_open(bench):
         batches = [dataclasses.replace(template, request_id=name, time=START + i) for name in names]
         outcome = clicks(f"o{i}", [(name, 0, START + i) for name in names[:32]])
         b.store.add([(batch, encode(batch)) for batch in batches], [outcome], [], now=START)
-        b.clock.time = START + 1
+        b.clock.now = START + 1
         if i in (9, 99):
             monitor.tick()
             held[i] = tracemalloc.get_traced_memory()[0]
     assert b.store.num_pending_rows == 100_000
     assert held[99] < held[9] + 1_000_000
     tracemalloc.reset_peak()
-    b.clock.time = START + 100 + WINDOW
+    b.clock.now = START + 100 + WINDOW
     monitor.tick()  # matures all of them, 2,000 at a time
     peak = tracemalloc.get_traced_memory()[1]
     tracemalloc.stop()

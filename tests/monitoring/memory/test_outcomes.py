@@ -26,7 +26,7 @@ def test_clicks_after_their_window_are_archived_wherever_they_are_found_late(ben
         clicks("on no row", [("a", 7, START + 1)]),
         clicks("in time", [("a", 2, START + 1)]),
     )
-    b.clock.time = START + WINDOW + 2
+    b.clock.now = START + WINDOW + 2
     monitor.tick()
     publish(b.log, clicks("in time, late in the log", [("a", 1, START + 3)]))
     monitor.tick()
@@ -43,10 +43,10 @@ def test_an_outcome_file_has_the_contracts_schema_and_values(bench):
     b = bench()
     monitor = b.start()
     publish(b.log, prediction("a", 2, time=START + 0.25))
-    b.clock.time = START + WINDOW + 2
+    b.clock.now = START + WINDOW + 2
     monitor.tick()
     publish(b.log, clicks("late", [("a", 1, START + 3.5)]))
-    b.clock.time += 1.125
+    b.clock.now += 1.125
     monitor.tick()
     monitor.stop()
     (path,) = b.settings.archive.glob("outcomes/day=2025-11-13/part-*.parquet")
@@ -65,7 +65,7 @@ def test_each_kind_of_outcome_names_its_own_window(bench):
     b = bench(conversion_window_seconds=500.0)
     monitor = b.start()
     publish(b.log, prediction("a", 2))
-    b.clock.time = START + WINDOW
+    b.clock.now = START + WINDOW
     monitor.tick()
     publish(b.log, clicks("c", [("a", 1, START + 3)]), clicks("v", [("a", 0, START + 4)], event=CONVERSION))
     monitor.tick()
@@ -81,7 +81,7 @@ def test_a_click_in_time_is_kept_though_one_after_the_window_was_stored_before_i
     b = bench()
     monitor = b.start()
     publish(b.log, prediction("a", 2))
-    b.clock.time = START + 5 * WINDOW
+    b.clock.now = START + 5 * WINDOW
     monitor.tick()
     for name, time in (("after", START + 4 * WINDOW), ("in time", START + 3), ("again", START + 9)):
         publish(b.log, clicks(name, [("a", 1, time)]))
@@ -103,13 +103,13 @@ def test_the_day_is_the_predictions_and_where_it_is_unknown_the_outcomes(bench):
     b = bench()
     monitor = b.start()
     publish(b.log, prediction("before", 1, time=MIDNIGHT - 1), clicks("orphan", [("unknown", 4, MIDNIGHT + 1)]))
-    b.clock.time = MIDNIGHT + WINDOW
+    b.clock.now = MIDNIGHT + WINDOW
     monitor.tick()
     publish(b.log, clicks("late", [("before", 0, MIDNIGHT + 2)]))
     monitor.tick()
     monitor.stop()
     assert outcome_files(b) == {"day=2025-11-13": [("before", 0, CLICK)]}
-    b.clock.time += WINDOW + ORPHAN_SECONDS + FORGET_SECONDS + 1
+    b.clock.now += WINDOW + ORPHAN_SECONDS + FORGET_SECONDS + 1
     monitor.tick()
     monitor.stop()
     assert outcome_files(b)["day=2025-11-14"] == [("unknown", 4, CLICK)]
@@ -120,7 +120,7 @@ def test_an_outcome_is_archived_once_however_often_it_comes(bench):
     b = bench()
     monitor = b.start()
     publish(b.log, prediction("a", 2))
-    b.clock.time = START + WINDOW
+    b.clock.now = START + WINDOW
     monitor.tick()
     for i in range(3):
         publish(b.log, clicks(f"again {i}", [("a", 1, START + 3 + i)] * 2))
@@ -133,7 +133,7 @@ def test_conversions_that_nobody_awaits_are_all_archived_and_in_no_number(bench)
     b = bench()
     monitor = b.start()
     publish(b.log, prediction("a", 2), clicks("o", [("a", 0, START + 1), ("x", 3, START + 1)], event=CONVERSION))
-    b.clock.time = START + WINDOW
+    b.clock.now = START + WINDOW
     monitor.tick()
     monitor.stop()
     assert outcomes(b) == [("a", 0, CONVERSION), ("x", 3, CONVERSION)]
@@ -146,7 +146,7 @@ def stream(b: Bench) -> set[tuple[str, int, str]]:
     """Predictions, then their clicks, half of them late, a conversion and an unknown request; what must be archived."""
     publish(b.log, *[prediction(f"r{i}", 3, time=START + i) for i in range(12)])
     publish(b.log, clicks("in time", [(f"r{i}", i % 3, START + i + 1) for i in range(0, 12, 2)]))
-    b.clock.time = START + 12 + WINDOW
+    b.clock.now = START + 12 + WINDOW
     b.monitor.tick()
     publish(b.log, clicks("late", [(f"r{i}", i % 3, START + i + 1) for i in range(1, 12, 2)]))
     publish(b.log, clicks("conversion", [("r5", 2, START + 9)], event=CONVERSION))
@@ -168,7 +168,7 @@ def test_a_crash_at_any_step_of_a_file_loses_no_outcome_and_archives_none_twice(
         stream(b)
     b.checkpoint = lambda name: None
     b.start()
-    b.clock.time += 6.0  # the leases of the crashed monitor run out
+    b.clock.now += 6.0  # the leases of the crashed monitor run out
     expected = stream(b)
     assert outcomes(b) == sorted(expected)
     in_time = {(f"r{i}", i % 3) for i in range(0, 12, 2)}
@@ -193,7 +193,7 @@ def test_outcomes_in_uploaded_files_are_not_written_again_and_are_forgotten_in_t
     path.unlink()
     b.checkpoint = lambda name: None
     b.start()
-    b.clock.time += FORGET_SECONDS + 1
+    b.clock.now += FORGET_SECONDS + 1
     b.monitor.tick()
     assert outcomes(b) == []
     assert b.store._connection.execute("SELECT count(*) FROM late_outcomes").fetchone() == (0,)

@@ -7,7 +7,7 @@ import json
 import pytest
 
 from monitoring.showing.exposition import Exposition, Snapshot
-from tests.support.monitors import Clock
+from tests.support.clocks import Clock
 
 
 @pytest.fixture
@@ -21,9 +21,9 @@ def exposition(clock):
 
 
 def test_a_stalled_or_ended_loop_is_unhealthy(exposition, clock):
-    clock.time += 10
+    clock.now += 10
     assert exposition.unhealthy() is None
-    clock.time += 1
+    clock.now += 1
     assert exposition.unhealthy() == "the loop is silent for 11 s"
     exposition.show(Snapshot())
     assert exposition.unhealthy() is None
@@ -48,9 +48,9 @@ def test_an_idle_log_is_ready_and_a_dead_subscriber_is_not(exposition):
 
 def test_a_turn_cut_short_is_alive_and_not_ready_until_a_whole_one(exposition, clock):
     exposition.show(Snapshot(time=1.0))
-    clock.time += 9
+    clock.now += 9
     exposition.note_failed_turn("log is busy")
-    clock.time += 9
+    clock.now += 9
     assert exposition.unhealthy() is None
     assert exposition.unready() == "the last turn was cut short: log is busy"
     exposition.show(Snapshot(time=2.0))

@@ -11,8 +11,7 @@ import pytest
 from components.store import promotion_journal
 from monitoring.acting.acting import ActingStatus
 from monitoring.showing.exposition import Exposition, Snapshot
-from monitoring.showing.history import MAX_POINTS, History, read_history, tail
-from monitoring.showing.page import status_page
+from monitoring.showing.page import MAX_POINTS, History, read_history, status_page, tail
 from tests.support.snapshots import DECISION, DRIFT, EMPTY, EVENTS, FULL, KPIS, NOW, POINTS
 
 

@@ -13,8 +13,7 @@ import pytest
 
 from monitoring.deciding.policy import Action
 from monitoring.showing.exposition import Exposition
-from monitoring.showing.history import History
-from monitoring.showing.page import status_page
+from monitoring.showing.page import History, status_page
 from monitoring.showing.server import HttpSettings, MonitorServer
 from tests.support.paths import REPOSITORY
 from tests.support.snapshots import DECISION, DRIFT, EMPTY, EVENTS, FULL, NOW, POINTS

@@ -12,8 +12,7 @@ from components.run_outcome.outcome import record
 from components.store.runs import forget_report, keep_report, noted, read_outcomes, report_path, reports_of
 from monitoring.showing import run_reports
 from monitoring.showing.exposition import Exposition, Snapshot
-from monitoring.showing.history import History
-from monitoring.showing.page import status_page
+from monitoring.showing.page import History, status_page
 from monitoring.showing.run_reports import read_report
 from monitoring.showing.server import HttpSettings, MonitorServer
 from monitoring.showing.store_status import RunCounter, StoreStatus

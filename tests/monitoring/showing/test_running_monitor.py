@@ -15,7 +15,7 @@ def test_decisions_are_told_by_plain_names(bench):
     exposition = Exposition()
     monitor = Monitor(b.settings, subscriber=b.log, store=b.store, trigger=None, clock=b.clock, exposition=exposition)
     publish(b.log, *(prediction(f"r{i}", time=START + i) for i in range(5)))
-    b.clock.time = START + WINDOW + 20.0
+    b.clock.now = START + WINDOW + 20.0
     monitor.tick()
     (decision,) = exposition.snapshot.decisions
     assert decision.action is Action.UNDECIDABLE

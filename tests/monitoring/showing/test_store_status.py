@@ -51,7 +51,7 @@ class Shown:
         self.monitor = bench.start()
 
     def after(self, seconds: float = LOOK_SECONDS) -> dict[tuple, float]:
-        self.bench.clock.time += seconds
+        self.bench.clock.now += seconds
         self.monitor.tick()
         return samples(self.monitor._exposition.snapshot)
 
@@ -90,7 +90,7 @@ def test_a_run_that_is_repeated_under_its_name_counts_again(bench):
     b = bench()
     run_pipeline(b.settings.store, "r", *DIED)
     shown = Shown(b)
-    b.clock.time = datetime.now(timezone.utc).timestamp()
+    b.clock.now = datetime.now(timezone.utc).timestamp()
     assert verdicts(shown.after()) == {"failed": 1}
     run_pipeline(b.settings.store, "r", *RELEASED)
     assert verdicts(shown.after()) == {"failed": 1, "released": 1}
@@ -166,7 +166,7 @@ def test_a_store_that_cannot_be_read_is_told_and_stops_nothing(bench, broken):
     found = shown.after()
     assert found["ctr_monitor_model_store_readable",] == 0
     assert ("ctr_monitor_live_version",) not in found
-    assert found["ctr_monitor_last_turn_timestamp_seconds",] == b.clock.time
+    assert found["ctr_monitor_last_turn_timestamp_seconds",] == b.clock.now
     path.unlink() if kept is None else path.write_bytes(kept)
     found = shown.after()
     assert found["ctr_monitor_model_store_readable",] == 1
@@ -181,7 +181,7 @@ def test_a_new_installation_is_told_from_one_whose_store_was_lost(bench):
     found = shown.after()
     assert found["ctr_monitor_model_store_readable",] == 1
     assert not alike & {name for name, *_ in found}
-    publish(b.log, prediction("a", time=b.clock.time))
+    publish(b.log, prediction("a", time=b.clock.now))
     found = shown.after()
     assert alike & {name for name, *_ in found} == {"ctr_monitor_serving_version"}
     assert ("ctr_monitor_serving_version",) in Shown(b).after(), "a restart in a night without requests forgets nothing"
@@ -199,7 +199,7 @@ def test_an_archive_that_cannot_be_read_leaves_the_last_look_and_stops_nothing(b
 
     monkeypatch.setattr(Archive, "waiting_for_upload", refuse)
     assert shown.after()["ctr_monitor_unuploaded_files",] == 0
-    assert shown.after(1.0)["ctr_monitor_last_turn_timestamp_seconds",] == b.clock.time
+    assert shown.after(1.0)["ctr_monitor_last_turn_timestamp_seconds",] == b.clock.now
     assert len(asked) == 1, "it is asked again in a minute, not in each turn"
 
 
@@ -235,7 +235,7 @@ def test_a_run_that_ended_long_ago_is_not_opened_again(bench, monkeypatch):
     real = store_status._read_outcome
     monkeypatch.setattr(store_status, "_read_outcome", lambda store, run: opened.append(run) or real(store, run))
     shown = Shown(b)
-    b.clock.time = datetime.now(timezone.utc).timestamp() + 2 * store_status.REPEAT_SECONDS
+    b.clock.now = datetime.now(timezone.utc).timestamp() + 2 * store_status.REPEAT_SECONDS
     shown.after()
     shown.after()
     assert opened == ["old"]
@@ -246,7 +246,7 @@ def test_files_that_wait_for_the_uploader_are_told_with_the_age_of_the_oldest(be
     shown = Shown(b)
     assert shown.after()["ctr_monitor_unuploaded_files",] == 0
     for name in ("a", "b"):
-        publish(b.log, prediction(name, time=b.clock.time), clicks(f"o-{name}", [(name, 0, b.clock.time)]))
+        publish(b.log, prediction(name, time=b.clock.now), clicks(f"o-{name}", [(name, 0, b.clock.now)]))
         found = shown.after(WINDOW + LOOK_SECONDS)
     assert found["ctr_monitor_unuploaded_files",] == 2
     first, second = sorted(b.settings.archive.glob("day=*/*.parquet"))
@@ -271,10 +271,10 @@ def test_budget_rows_of_failures_and_the_run_at_work_outlive_a_restart(bench):
     assert found["ctr_monitor_retrain_budget",] == found["ctr_monitor_retrain_budget_left",] == 3
     for number, outcome in enumerate(("refused", "failed", "failed")):
         while not any(run.state == "running" for run in b.trigger.runs.values()):
-            traffic(b, f"bad {number} {b.clock.time}", auc="bad")
+            traffic(b, f"bad {number} {b.clock.now}", auc="bad")
             found = shown.after(1.0)
         assert found["ctr_monitor_run_under_way",] == 1
-        assert found["ctr_monitor_run_started_timestamp_seconds",] == b.clock.time
+        assert found["ctr_monitor_run_started_timestamp_seconds",] == b.clock.now
         assert found["ctr_monitor_retrain_budget_left",] == 2 - number
         b.trigger.end(outcome)
         found = shown.after(0.5)
