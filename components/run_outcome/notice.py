@@ -57,7 +57,7 @@ def notify(
         return "lost"
 
 
-def message(outcome: RunOutcome, notes: Sequence[StepNote]) -> dict[str, object]:
+def message(outcome: RunOutcome, notes: Sequence[StepNote]) -> dict[str, str]:
     """The message: how the run ended, which step decided it and why, what serves now, and what steps want reported."""
     begun = begun_at(notes) or moment_of(outcome.ended_at)
     if outcome.state == "released":
