@@ -172,7 +172,7 @@ def _context_row(path: Path, row: int) -> FeatureRows:
 
 
 def _load(options: argparse.Namespace) -> None:
-    from inference_client.load import POOL_ROWS, LoadSettings, load_server, print_table, rows_of_world, write_report
+    from inference_client.load import POOL_ROWS, LoadSettings, load_server, print_report, rows_of_world, write_report
     from inference_client.row_files import first_rows
     from inference_client.scoring import ClientSettings
 
@@ -182,7 +182,7 @@ def _load(options: argparse.Namespace) -> None:
     client = replace(_settings(ClientSettings, options), max_attempts=1, max_in_flight=in_flight)
     rows = first_rows(options.data, POOL_ROWS) if options.data else rows_of_world(options.world, options.seed)
     report = load_server(options.server, rows, settings, client=client, log_url=options.log)
-    print_table(report, settings, sys.stdout)
+    print_report(report, settings)
     if options.json:
         write_report(options.json, report, settings, server=options.server)
 
@@ -317,15 +317,10 @@ def _add_drift(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--columns", type=_names, help="columns whose weights rotate; default: those that matter most")
     parser.add_argument("--new-category-columns", type=_names, help="columns that get new categories")
     parser.add_argument("--new-category-share", type=float, help="of the rows of those columns")
-    parser.add_argument("--dense-shift", type=_shifts, help="covariate shift, as I5=0.5,I7=-0.2")
 
 
 def _names(text: str) -> tuple[str, ...]:
     return tuple(name.strip() for name in text.split(",") if name.strip())
-
-
-def _shifts(text: str) -> dict[str, float]:
-    return {name: float(shift) for name, _, shift in (part.partition("=") for part in _names(text))}
 
 
 _COMMANDS: dict[str, tuple[Callable[[argparse.Namespace], None], Callable[[argparse.ArgumentParser], None], str]] = {

@@ -1,4 +1,4 @@
-"""Puts a stated load on a client and measures it, in an open or a closed loop; the `load` command with its table.
+"""Puts a stated load on a client and measures it, in an open or a closed loop; the `load` command with its report.
 
 Open: requests come at a rate, whatever the server does, as users do. So latency counts from the moment a request was
 due (`LoadReport.latency_ms`), and while `max_in_flight` requests are out the schedule does not pause: those due grow
@@ -17,7 +17,7 @@ from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 from itertools import cycle
 from pathlib import Path
-from typing import IO, Any, TypeVar
+from typing import Any, TypeVar
 
 import numpy as np
 from numpy.random import Generator
@@ -364,26 +364,17 @@ def write_report(path: Path, report: LoadReport, settings: LoadSettings, *, serv
     write_whole(path, json.dumps(document, indent=2, allow_nan=False) + "\n")
 
 
-def print_table(report: LoadReport, settings: LoadSettings, out: IO[str]) -> None:
+def print_report(report: LoadReport, settings: LoadSettings) -> None:
     """Prints the report for people."""
-    from rich.console import Console
-    from rich.table import Table
-
-    table = Table("", "", title=_title(settings), show_header=False, title_justify="left")
-    for name, value in _lines(report):
-        table.add_row(name, value)
-    Console(file=out, width=None if out.isatty() else 120).print(table)
-
-
-def _title(settings: LoadSettings) -> str:
-    if settings.rate is None:
-        loop = f"closed loop, {settings.concurrency} callers"
-    else:
+    loop = f"closed loop, {settings.concurrency} callers"
+    if settings.rate is not None:
         loop = f"open loop, {settings.rate:g} requests/s ({settings.arrivals})"
-    return f"{loop}, {settings.rows_per_request} rows a request, {settings.seconds:g} s"
+    print(f"{loop}, {settings.rows_per_request} rows a request, {settings.seconds:g} s")
+    for name, value in _report_lines(report):
+        print(f"  {name:<22} {value}")
 
 
-def _lines(report: LoadReport) -> Iterable[tuple[str, str]]:
+def _report_lines(report: LoadReport) -> Iterable[tuple[str, str]]:
     yield "requests", f"{report.sent} sent, {report.answered} answered, {report.unsent} due and never sent"
     for kind, count in report.failed.items():
         yield f"failed: {kind}", f"{count} (first: {report.first_errors[kind]})"

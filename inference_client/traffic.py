@@ -87,7 +87,6 @@ class WorldTraffic:
             "columns": list(newest.columns),
             "new_category_columns": list(newest.new_category_columns),
             "new_category_share": newest.new_category_share,
-            "dense_shift": newest.dense_shift,
         }
 
 

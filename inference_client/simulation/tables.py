@@ -34,28 +34,21 @@ class DenseTable:
     missing_effect: np.float32
 
     @classmethod
-    def build(cls, column: WorldDenseColumn, *, slope: float, missing_effect: float, shift: float) -> DenseTable:
+    def build(cls, column: WorldDenseColumn, *, slope: float, missing_effect: float) -> DenseTable:
         """The table of `column`; its effect is linear in log(1 + value - minimum), with variance about `slope`^2.
 
         Args:
             column: The facts.
             slope: Planted standard deviation, signed.
             missing_effect: Planted effect of a missing value.
-            shift: Standard deviations by which the values (not their effects) have moved: covariate shift.
         """
         mu = np.log(column.median - column.minimum + 0.5)
         sigma = (np.log(column.p99 - column.minimum + 0.5) - mu) / _Z_99
-        z = _normal_quantiles()
-
-        def integers(offset: float) -> NDArray[np.float64]:
-            drawn = np.floor(np.exp(mu + sigma * (z + offset))) + column.minimum
-            clipped: NDArray[np.float64] = np.minimum(drawn, column.maximum)
-            return clipped
-
-        logged = np.log1p(integers(0.0) - column.minimum)
-        now = integers(shift)
-        effects = slope * (np.log1p(now - column.minimum) - logged.mean()) / logged.std()
-        return cls(column.missing, now.astype(np.float32), effects.astype(np.float32), np.float32(missing_effect))
+        drawn = np.floor(np.exp(mu + sigma * _normal_quantiles())) + column.minimum
+        values = np.minimum(drawn, column.maximum)
+        logged = np.log1p(values - column.minimum)
+        effects = slope * (logged - logged.mean()) / logged.std()
+        return cls(column.missing, values.astype(np.float32), effects.astype(np.float32), np.float32(missing_effect))
 
 
 class Alias(NamedTuple):

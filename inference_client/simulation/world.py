@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
-from dataclasses import asdict, dataclass, field, fields, replace
+from dataclasses import asdict, dataclass, fields, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -18,7 +18,7 @@ import numpy as np
 from numpy.random import Generator
 from numpy.typing import NDArray
 
-from components.contracts.criteo import CATEGORICAL, DENSE
+from components.contracts.criteo import CATEGORICAL
 from components.contracts.metrics import roc_auc
 from components.runtime.durable import write_whole
 from components.runtime.errors import ContractError
@@ -60,15 +60,11 @@ class Drift:
     """Share of the rows of those columns that get categories never seen before."""
     new_categories: int = 8
     """How many per column."""
-    dense_shift: dict[str, float] = field(default_factory=dict)
-    """Covariate shift: standard deviations (of the logarithm) by which integer columns move."""
 
     def __post_init__(self) -> None:
         """Refuses changes that do not fit the columns."""
         if wrong := (set(self.columns) | set(self.new_category_columns)) - set(CATEGORICAL):
             raise ContractError(f"drift names columns {sorted(wrong)}, expected some of C1..C26")
-        if wrong := set(self.dense_shift) - set(DENSE):
-            raise ContractError(f"drift shifts columns {sorted(wrong)}, expected some of I1..I13")
         if not 0.0 <= self.new_category_share < 1.0:
             raise ContractError(f"new_category_share is {self.new_category_share}, expected a share in [0, 1)")
         if self.new_categories < 1:
@@ -108,14 +104,9 @@ class World:
         return cls(seed=seed, click_rate=click_rate, strength=strength, bias=bias)
 
     def drifted(self, drift: Drift) -> World:
-        """The world after one more change.
-
-        The bias follows, so the click rate stays; a covariate shift alone leaves the bias, and so the truth, alone.
-        """
+        """The world after one more change; the bias follows, so the click rate stays."""
         changed = replace(self, drifts=(*self.drifts, drift))
-        still = replace(changed, drifts=tuple(replace(d, dense_shift={}) for d in changed.drifts))
-        bias = bias_for(still.strength * still._sample_effects(), self.click_rate)
-        return replace(changed, bias=bias)
+        return replace(changed, bias=bias_for(self.strength * changed._sample_effects(), self.click_rate))
 
     def draw(self, n: int, random: Generator) -> WorldRows:
         """`n` independent rows."""
@@ -157,11 +148,10 @@ class World:
         """One table per integer column."""
         random = np.random.default_rng([self.seed, 1])
         tables = []
-        for name, column in DENSE_COLUMNS.items():
+        for column in DENSE_COLUMNS.values():
             slope = np.sqrt(column.variance) * random.choice([-1.0, 1.0])
             missing_effect = np.sqrt(column.variance) * random.normal(0.0, 0.5)
-            shift = sum(drift.dense_shift.get(name, 0.0) for drift in self.drifts)
-            tables.append(DenseTable.build(column, slope=slope, missing_effect=missing_effect, shift=shift))
+            tables.append(DenseTable.build(column, slope=slope, missing_effect=missing_effect))
         return tables
 
     @cached_property

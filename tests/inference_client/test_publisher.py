@@ -221,22 +221,6 @@ def test_draining_into_a_log_that_refuses_does_not_wait(time, prediction):
     assert time.now == 1000.0
 
 
-def test_a_commit_whose_answer_was_lost_is_stored_once(tmp_path, time, prediction, read_log):
-    class Forgetful:
-        log, failed = SqliteLog(tmp_path / "log.db"), False
-
-        def publish(self, messages):
-            self.log.publish(messages)
-            if not self.failed:
-                self.failed = True
-                raise TemporaryError("connection lost after the commit")
-
-    publisher = publisher_of(Forgetful(), time)
-    publisher.add(prediction("r1"), clicks("r1", 0))
-    asyncio.run(publisher.drain())
-    assert len(read_log(tmp_path / "log.db")) == 2
-
-
 def test_a_long_queue_goes_in_parts_and_no_click_overtakes_its_prediction(time, prediction, monkeypatch):
     monkeypatch.setattr(publisher_module, "MAX_ROWS_PER_FLUSH", 10)
     log = MemoryLog()

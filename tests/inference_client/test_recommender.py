@@ -16,7 +16,7 @@ from components.contracts.serving import MAX_BATCH_ROWS
 from components.runtime.errors import ContractError, TemporaryError
 from inference_client import Columns, Outcome, PublisherSettings, RecommenderClient, SyncRecommenderClient, Unpublished
 from inference_client import recommender as recommender_module
-from inference_client.errors import BadReply, ServerUnavailable
+from inference_client.errors import ServerUnavailable
 from inference_client.rows import FeatureRows, feature_rows
 from inference_client.scoring import ClientSettings, Scored
 
@@ -164,16 +164,6 @@ def test_equal_scores_keep_the_order_given_and_a_short_list_is_ranked_whole(serv
     assert (np.diff(ranking.scores) <= 0).all()
     for score in np.unique(ranking.scores):
         assert (np.diff(ranking.candidates[ranking.scores == score]) > 0).all()
-
-
-def test_scores_that_are_no_numbers_make_no_list(server, make_rows):
-    def spoil(scores):
-        scores[3] = np.nan
-        return scores
-
-    server.scoring.reply_scores = spoil
-    with pytest.raises(BadReply, match="1 scores outside"):
-        rank(server, make_rows(10), 3)
 
 
 @pytest.mark.parametrize(("n", "k", "text"), [(5, 0, "k is 0"), (5, 5000, "k is 5000"), (0, 3, "no candidates")])

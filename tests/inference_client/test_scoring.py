@@ -14,7 +14,6 @@ from components.runtime.errors import ContractError, PermanentError, TemporaryEr
 from inference_client.errors import (
     BadReply,
     BadRequest,
-    DeadlineExpired,
     ModelAbsent,
     ServerFault,
     ServerUnavailable,
@@ -143,13 +142,6 @@ def test_a_restarted_server_is_found_again(server, make_rows, score_rows):
             return await client.score(*rows)
 
     np.testing.assert_array_equal(asyncio.run(ask()).scores, score_rows(*rows))
-
-
-def test_expired_deadline_is_said_with_its_length(server, make_rows):
-    server.scoring.wait = server.make_event()
-    with pytest.raises(DeadlineExpired, match=r"within 0\.2 s"):
-        score(server.url, make_rows(1), deadline_seconds=0.2)
-    server.release(server.scoring.wait)
 
 
 @pytest.mark.parametrize(

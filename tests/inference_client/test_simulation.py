@@ -121,17 +121,6 @@ def test_drift_changes_the_weights_of_the_stated_columns_only(world, drifted):
     assert drifted.strength == world.strength
 
 
-def test_rotated_weights_say_little_about_the_old_ones(world, drifted):
-    for name in ("C14", "C17", "C23"):
-        i = criteo.CATEGORICAL.index(name)
-        before, known = world.category_tables[i], len(world.category_tables[i].frequencies)
-        shares, after = before.frequencies, drifted.category_tables[i].weights[:known].astype(float)
-        old = before.weights[:known].astype(float)
-        relation = (shares * (old - shares @ old) * (after - shares @ after)).sum()
-        size = np.sqrt((shares * (old - shares @ old) ** 2).sum() * (shares * (after - shares @ after) ** 2).sum())
-        assert abs(relation / size) < 0.35, name
-
-
 def test_new_categories_take_the_stated_share_of_the_stated_columns(world, rows, drifted_rows):
     drift = Drift(seed=8)
     for i, name in enumerate(criteo.CATEGORICAL):
@@ -141,22 +130,6 @@ def test_new_categories_take_the_stated_share_of_the_stated_columns(world, rows,
         assert within(new.mean(), expected, ROWS), name
         if expected:
             assert len(np.unique(drifted_rows.categorical[new, i])) == drift.new_categories
-
-
-def test_covariate_shift_moves_the_values_and_not_the_truth(world, rows):
-    shifted = world.drifted(Drift(seed=8, columns=(), new_category_columns=(), dense_shift={"I5": 0.5}))
-    moved = shifted.draw(ROWS, np.random.default_rng(5))
-    assert np.nanmedian(moved.dense[:, 4]) > 1.5 * np.nanmedian(rows.dense[:, 4])
-    assert np.nanmedian(moved.dense[:, 5]) == pytest.approx(np.nanmedian(rows.dense[:, 5]), rel=0.1)
-    assert shifted.bias == pytest.approx(world.bias, abs=1e-12)
-
-    def effect_of(table):
-        return dict(zip(table.values.tolist(), table.effects.tolist()))
-
-    before, after = effect_of(world.dense_tables[4]), effect_of(shifted.dense_tables[4])
-    both = before.keys() & after.keys()
-    assert len(both) > 100
-    assert all(before[v] == pytest.approx(after[v], abs=1e-6) for v in both)
 
 
 def test_drift_hurts_an_old_model_and_twenty_thousand_rows_repair_it(world, drifted, rows, drifted_rows):
@@ -183,7 +156,7 @@ def test_drift_hurts_an_old_model_and_twenty_thousand_rows_repair_it(world, drif
 
 def test_a_world_travels_as_json(world, drifted, tmp_path):
     path = tmp_path / "a folder" / "world.json"
-    twice = drifted.drifted(Drift(seed=9, columns=("C1",), dense_shift={"I1": 0.1}))
+    twice = drifted.drifted(Drift(seed=9, columns=("C1",)))
     twice.save(path)
     assert World.load(path) == twice
     assert path.stat().st_size < 2_000
@@ -259,13 +232,6 @@ def test_lake_holds_the_raw_schema_day_by_day(world, tmp_path):
         assert 0.4 < table["I1"].null_count / len(table) < 0.5
     assert len(keys) == report.rows == 3001
     assert clicks == report.clicks
-
-
-def test_lake_does_not_touch_a_day_that_exists(world, tmp_path):
-    (tmp_path / "day=2026-03-01").mkdir()
-    with pytest.raises(ContractError, match="2026-03-01 already"):
-        write_lake(world, tmp_path, rows=10, days=2, last_day=date(2026, 3, 1), seed=7)
-    assert [p.name for p in tmp_path.iterdir()] == ["day=2026-03-01"]
 
 
 def test_a_lake_in_a_bucket_is_that_in_a_folder_and_no_day_is_written_over(world, tmp_path, cloud_storage):

@@ -90,13 +90,6 @@ def test_files_of_another_shape_are_refused(tmp_path, raw_table, change, text):
         take_all(FileTraffic(tmp_path / "bad.parquet"), 8)
 
 
-def test_what_is_no_parquet_is_refused(tmp_path):
-    (tmp_path / "x.parquet").write_text("no")
-    for path, text in ((tmp_path / "absent.parquet", "does not exist"), (tmp_path / "x.parquet", "cannot be read")):
-        with pytest.raises(ContractError, match=text):
-            FileTraffic(path).take(1)
-
-
 def test_drift_of_no_columns_or_of_integers_is_refused(data):
     with pytest.raises(ContractError, match="no drift columns"):
         FileTraffic(data[0]).drift()

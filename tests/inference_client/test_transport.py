@@ -9,7 +9,7 @@ import grpc
 import numpy as np
 import pytest
 
-from inference_client.errors import BadRequest, DeadlineExpired, ModelAbsent, Overloaded, ServerUnavailable
+from inference_client.errors import BadRequest, DeadlineExpired, Overloaded, ServerUnavailable
 from inference_client.scoring import ClientSettings, ScoringClient
 from inference_client.timing import Timing, shortened
 from tests.support.traffic_plans import until
@@ -205,22 +205,6 @@ def test_a_model_that_answered_and_is_gone_is_asked_again(server, make_rows, sco
         return await client.score(*rows)
 
     np.testing.assert_array_equal(converse(server, talk, first_backoff_seconds=0.01).scores, score_rows(*rows))
-
-
-def test_a_model_that_never_answered_is_absent(server, make_rows):
-    server.scoring.failures = [ABSENT]
-
-    async def talk(client):
-        with pytest.raises(ModelAbsent, match="does not serve model click_model"):
-            await client.score(*make_rows(1))
-
-    converse(server, talk)
-
-
-def test_a_refusal_by_the_model_is_the_requests_fault(server, make_rows):
-    server.scoring.always = (grpc.StatusCode.INVALID_ARGUMENT, "dense[0, 3] is inf, expected a finite value")
-    with pytest.raises(BadRequest, match="is inf"):
-        converse(server, lambda client: client.score(*make_rows(1)))
 
 
 def test_a_message_larger_than_the_server_takes_is_not_tried_again(server, make_rows):

@@ -2,8 +2,7 @@
 
 import pytest
 
-from benchmarks.cache import Pair, break_even, difference, of_rate, verdict
-from benchmarks.spread import spread
+from benchmarks.cache import Pair, break_even, difference, of_rate
 
 
 def planted(rate, *, plain=1.0e-3, miss_cost=0.1e-3, hit=0.3e-3, count=100):
@@ -29,24 +28,3 @@ def test_a_slow_moment_of_the_machine_does_not_decide():
     assert figures["plain_ms"].median == pytest.approx(1.0)
     assert figures["cached_ms"].median == pytest.approx(0.7)
     assert difference([disturbed], of_hits=True).median == pytest.approx(-0.7)
-
-
-def test_where_nothing_was_counted_there_is_no_number():
-    assert difference([planted(1.0)], of_hits=False) is None
-
-
-@pytest.mark.parametrize(
-    ("rate", "said"), [(0.125, "from 12.5% hits at 1.00 ms"), (0.0, "from the first hit"), (None, "never")]
-)
-def test_the_sentence_says_at_which_hit_rate_it_pays(rate, said):
-    case = {
-        "case": "demo, 1 row",
-        "compute_us": 1000.0,
-        "break_even": rate,
-        "miss_cost_ms": spread([0.1]),
-        "rates": {"0": of_rate([planted(0.0)])},
-    }
-    sentence = verdict({"one": case}, 0.0)
-    assert said in sentence
-    assert "a miss costs up to 10% of a request" in sentence
-    assert "0.00% of single rows repeat" in sentence

@@ -8,7 +8,6 @@ import pytest
 from benchmarks import serving
 from benchmarks import serving_runs as figures
 from benchmarks.serving_asking import Answers, Failed, closed_loop, open_loop
-from benchmarks.spread import Spread
 
 
 def _answers(latencies, *, asked=None, seconds=2.0, failed=0):
@@ -33,16 +32,6 @@ def test_no_answers_have_no_percentile():
 
 def test_rows_per_second_count_answered_rows_only():
     assert figures.summary(_answers([0.1] * 10, seconds=2.0, failed=5), 64)["rows_per_second"] == 10 * 64 / 2
-
-
-def test_ratios_are_taken_within_a_round():
-    ours, peer = [{"p50_ms": 1.0}, {"p50_ms": 10.0}], [{"p50_ms": 60.0}, {"p50_ms": 700.0}]
-    assert figures.faster(ours, peer) == Spread(65.0, 60.0, 70.0)
-
-
-def test_what_is_beyond_compute_is_measured_by_the_floor():
-    found = figures.beyond_compute([{"p99_ms": 5.0}], [{"p99_ms": 2.0}], [{"p99_ms": 1.5}])
-    assert found.median == pytest.approx(2.0)
 
 
 def test_parts_of_a_request_add_up_to_its_mean():
