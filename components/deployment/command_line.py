@@ -37,7 +37,7 @@ def site_of(arguments: argparse.Namespace) -> SiteSettings:
     """The place that the flags mean; also sets up the log of a command that changes what is served.
 
     Raises:
-        ContractError: there is no such store, or it does not know where releases go and no flag says it.
+        ContractError: there is no such store, or neither the store nor a flag names where releases go.
     """
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
     store = typed_folder(arguments.store, "--store")

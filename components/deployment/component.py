@@ -26,7 +26,7 @@ def deployment(
 ) -> None:
     """Releases an accepted model to Triton: one ONNX graph, parity proven, published whole, probed, recorded.
 
-    A verdict that another release has made stale ends the step without one and without a retry; its note says so.
+    A verdict that another release has made stale ends the step without a release or a retry; its note gives the reason.
 
     Args:
         run: Name of this run.

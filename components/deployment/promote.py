@@ -42,7 +42,7 @@ def promote_version(site: Site, version: int, *, reason: str, decision: str | No
 
 
 def promote_model(settings: SiteSettings, model_id: str, *, override: str) -> Release:
-    """The release that made the stored model live whatever its verdict says.
+    """The release that made the stored model live whatever its verdict is.
 
     Raises:
         ContractError: there is no such model, or evaluation never judged it; otherwise as `release`.

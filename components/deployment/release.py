@@ -77,7 +77,7 @@ def release(
 
     Args:
         model: The model.
-        verdict: What evaluation said of it.
+        verdict: Evaluation's verdict on it.
         raw: The rows that it was judged by.
         settings: Where and how.
         override: Why it goes live whatever the verdict decided or compared with (`promote`); None = the verdict counts.

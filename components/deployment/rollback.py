@@ -2,7 +2,7 @@
 
 `python -m components.deployment.rollback --store S --reason "..."` (`evergreen rollback`). Without `--to` it is the
 version that the live one replaced, or, where a deployment was interrupted, the live one itself: the interrupted one is
-taken back first, and whoever wants to go further says so again. Only the named version stays loaded; the newer ones
+withdrawn first, and going back further takes another command. Only the named version stays loaded; the newer ones
 stay on disk, and a later release gets a number above them all. A version that left the repository comes back from the
 model store. Every server must answer; one that is gone for good is left out by naming the others with `--triton-urls`.
 """
@@ -37,7 +37,7 @@ def rollback(
         settings: Where, and for whom.
         to_version: The version wanted; None = see the module.
         reason: Why, for the journal.
-        trigger_id: What asked for it, if not a person.
+        trigger_id: The request that it answers; None = a person's.
 
     Raises:
         ContractError: there is no such version, its graph is damaged, or no copy of it is left.

@@ -1,6 +1,6 @@
 """The running servers of a deployment: which there are, what is asked of one, and whether it answers correctly.
 
-A server's own word that it is ready is not trusted: with a dead Python stub it still says so, hence the golden rows.
+A server's readiness is not trusted: with a dead Python stub it still reports ready. Hence the golden rows.
 `triton_client.Triton` is the real `RunningServer`. What servers are asked to load is decided by `switch`.
 
 Addresses are a list, or every address that a name resolves to. `dns:///triton-headless:8001` is a Kubernetes headless
@@ -45,13 +45,13 @@ class RunningServer(Protocol):
         """Returns if the server answers; TemporaryError otherwise."""
 
     def load(self, name: str) -> None:
-        """Loads or reloads a model as its configuration now says."""
+        """Loads or reloads a model as its configuration is now."""
 
     def unload(self, name: str) -> None:
         """Unloads a model; one that is not loaded is no error."""
 
     def is_ready(self, name: str, version: int) -> bool:
-        """Whether that version says it can answer."""
+        """Whether that version reports that it is ready."""
 
     def infer(
         self, name: str, dense: NDArray[np.float32], categorical: NDArray[np.int64], *, version: int | None = None
@@ -113,7 +113,7 @@ class Patience:
 
 
 def wait_until_ready(server: RunningServer, name: str, version: int, patience: Patience) -> None:
-    """Returns once the version says it is ready.
+    """Returns once the version reports that it is ready.
 
     Raises:
         TemporaryError: it did not within `patience.ready_seconds`.

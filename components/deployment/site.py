@@ -130,7 +130,7 @@ class Site:
         return self.settings.clock().astimezone(timezone.utc).isoformat()
 
     def fallback(self) -> Fallback | None:
-        """What the journal says is live, if the repository holds it."""
+        """The live version of the journal, if the repository holds it."""
         live = self.live
         if live is None or live.version not in self.repository.versions():
             return None

@@ -89,7 +89,7 @@ def _withdraw_files(site: Site, version: int) -> None:
     try:
         site.repository.withdraw(version)
     except (ContractError, TemporaryError, PermanentError) as error:
-        # The failure before this one says more; files that no configuration names do no harm.
+        # The earlier failure is the one to report; files that no configuration names do no harm.
         logger.error("files of version %d stay in the repository: %s", version, error)
 
 
@@ -127,7 +127,7 @@ def stage_version(site: Site, target: Release, options: ServingOptions) -> None:
 
 
 def switch(site: Site, version: int, *, config: str, golden: GoldenRows, record: Callable[[], T]) -> T:
-    """Makes every server serve as `config` says, `version` answering clients; then the answer of `record`.
+    """Makes every server serve by `config`, with `version` answering clients; returns the result of `record`.
 
     Raises:
         TemporaryError: a server failed to load or get ready in time; everything is as it was before.

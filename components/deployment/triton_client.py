@@ -58,7 +58,7 @@ class Triton:
 
         Raises:
             NotListening: its port is closed.
-            TemporaryError: it does not answer, or says that it is not live.
+            TemporaryError: it does not answer, or reports that it is not live.
         """
         try:
             with self._translated("liveness"):
@@ -70,7 +70,7 @@ class Triton:
             raise
 
     def load(self, name: str) -> None:
-        """Loads or reloads the model as its folder now says; the versions that stay keep answering meanwhile."""
+        """Loads or reloads the model as its folder is now; the versions that stay keep answering meanwhile."""
         with self._translated(f"load of {name}"):
             self._client.load_model(name, client_timeout=LOAD_SECONDS)
 
@@ -80,7 +80,7 @@ class Triton:
             self._client.unload_model(name, client_timeout=CALL_SECONDS)
 
     def is_ready(self, name: str, version: int) -> bool:
-        """Whether that version says it can answer."""
+        """Whether that version reports that it is ready."""
         with self._translated(f"readiness of {name}"):
             return bool(self._client.is_model_ready(name, str(version), client_timeout=CALL_SECONDS))
 

@@ -70,7 +70,7 @@ class Check:
 
 @dataclass(frozen=True, kw_only=True)
 class ScoreDifference:
-    """A logged row whose score is not what the graph says."""
+    """A logged row whose score differs from the graph's."""
 
     file: str
     position: int
@@ -151,7 +151,7 @@ def verify(
 
 @dataclass(frozen=True, kw_only=True)
 class Recorded:
-    """What the store says about a version."""
+    """What the store records about a version."""
 
     version: int
     manifest: Release | None
@@ -171,10 +171,10 @@ class Recorded:
 
 
 def read_recorded(store: Path, version: int) -> Recorded:
-    """What the store says about `version`.
+    """What the store records about `version`.
 
     Raises:
-        ContractError: nothing: it was never released.
+        ContractError: nothing, since it was never released.
     """
     path = release_path(store, version)
     manifest = Release.read(path) if path.exists() else None
@@ -354,7 +354,7 @@ class _Comparison:
         return self._largest if self.num_rows and math.isfinite(self._largest) else None
 
     def add(self, logged: LoggedRows, scores: Any) -> None:
-        """Takes in a batch and what the graph says about it."""
+        """Adds a batch and the graph's scores of it."""
         apart = np.abs(scores.astype(np.float64) - logged.asked.expected.astype(np.float64))
         # NaN compares false with every tolerance, and must count as different.
         apart = np.where(np.isnan(apart), np.inf, apart)

@@ -5,8 +5,8 @@ Python stub dead, Triton (before 26.01) stays "ready" and refuses all requests. 
 of a release, unseen by it, goes on serving what it read.
 
 It heals under the deployment's lock and never waits for it: while a release is at work, the release decides what is
-served. A release that was killed is taken back (`site.opened`), so that the configuration says again what the journal
-says. A server that does not answer at all is its supervisor's to restart; it is asked again until it is back.
+served. A release that was killed is taken back (`site.opened`), so that the configuration names again what the journal
+names. A server that does not answer at all is left to its supervisor to restart, and asked again until it is back.
 """
 
 from __future__ import annotations
@@ -110,7 +110,7 @@ class Watchdog:
         return list(dict.fromkeys(found))
 
     def _expected_versions(self) -> dict[str, int]:
-        """Which version each model must answer with, as the journal says."""
+        """The version that each model must answer with, by the journal."""
         live, canary = promotion_journal.current(self.site.store), promotion_journal.canary_at_work(self.site.store)
         lines = {MODEL_NAME: live, CANARY_NAME: canary}
         return {name: entry.version for name, entry in lines.items() if entry is not None}
@@ -191,7 +191,7 @@ class Watchdog:
     def _trouble(
         self, server: RunningServer, name: str, version: int, *, load: bool = False, unload: bool = False
     ) -> str | None:
-        """What is wrong with the model's answer, after it was loaded if asked for; None = nothing."""
+        """What is wrong with the model's answer, after loading it if `load` is set; None = nothing."""
         try:
             if unload:
                 server.unload(name)
@@ -207,14 +207,14 @@ class Watchdog:
 def watch(
     watchdog: Watchdog, interval_seconds: float, wait: Callable[[float], bool], status: Path | None = None
 ) -> None:
-    """Looks again and again until `wait(seconds)` says to stop; a round that fails is logged, and the next one comes.
+    """Looks repeatedly until `wait(seconds)` returns True; a round that fails is logged, and the next one follows.
 
     Args:
         watchdog: Who looks.
         interval_seconds: Between the end of a round and the next.
         wait: Waits seconds; True = stop.
         status: JSON file with the last round's findings, the counts, and why the round failed, if it did; written after
-            each round, so that its age tells a loop that turns from one that hangs; None = none.
+            each round, so that its age distinguishes a running loop from one that hangs; None = none.
     """
     while True:
         findings: dict[str, str] = {}

@@ -69,7 +69,7 @@ def evaluate(
         training_set: The same rows, encoded with the candidate's workflow.
         model: The candidate.
         champion: The release that it must not be worse than; None = judged by the floor alone.
-        champion_reference: How the run asked for it, for the verdict.
+        champion_reference: The run's parameter that selected it, for the verdict.
         settings: The gate's thresholds.
         final: Folder for the scores; one left by an earlier try is replaced.
 

@@ -1,4 +1,4 @@
-"""The gate: decides from labels and scores alone whether the candidate may be released, and says why.
+"""The gate: decides from labels and scores alone whether the candidate may be released, and gives the reason.
 
 Two checks, each by a 95 % interval (DeLong): the candidate's AUC against an absolute floor, and its paired difference
 to the champion's AUC against the loss that is allowed (non-inferiority); on request a third, that difference on rows

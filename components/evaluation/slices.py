@@ -55,7 +55,7 @@ def measure_slices(scored: ScoredHoldout, *, column: int, is_first_round: bool) 
     Args:
         scored: The scored rows.
         column: Which categorical column `scored.categories` holds.
-        is_first_round: Whether there is no parent; then every category is new and newness tells nothing.
+        is_first_round: Whether there is no parent; then every category is new and the slice is meaningless.
     """
     groups = [_by_time(scored.event_seconds), _by_value(CATEGORICAL[column], scored.categories)]
     groups.append(_by_newness(scored, is_first_round))

@@ -17,9 +17,9 @@ def build_parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="python -m components.run_outcome", description=__doc__)
     parser.add_argument("--run", required=True, help="name of the run")
     parser.add_argument("--store", required=True, help="folder of the model store")
-    parser.add_argument("--trigger-id", default="", help="who asked for the run")
-    parser.add_argument("--trigger-reason", default="", help="why it was asked for")
-    parser.add_argument("--kfp-state", required=True, help="how KFP says the run ended")
+    parser.add_argument("--trigger-id", default="", help="retrain request that the run answers; empty = none")
+    parser.add_argument("--trigger-reason", default="", help="why the run was started")
+    parser.add_argument("--kfp-state", required=True, help="the run's final state in KFP")
     return parser
 
 

@@ -11,14 +11,14 @@ def run_outcome(
     trigger_reason: str,
     status: dsl.PipelineTaskFinalStatus,
 ) -> str:
-    """Records how the run ended, which step decided it and why, and tells a webhook where one is set.
+    """Records how the run ended, which step decided it and why, and notifies a webhook where one is set.
 
     Args:
         run: Name of the run.
         store: Folder of the model store.
-        trigger_id: Who asked for the run; empty for a run started by hand.
-        trigger_reason: Why it was asked for.
-        status: How KFP says the run ended.
+        trigger_id: Retrain request that the run answers; empty for a run started by hand.
+        trigger_reason: Why it was started.
+        status: The final state of the run in KFP.
 
     Returns:
         One sentence: released, refused or failed, by which step, and why.

@@ -1,7 +1,7 @@
-"""Tells people how a run ended, where nobody else does: a run that a person or a schedule started.
+"""Notifies people of the end of a run that a person or a schedule started.
 
-A run that the monitor asked for has a `trigger_id` and is announced by the monitor, as part of its incident; a message
-from here would be the second one. Nothing here fails a run: it has ended, and its outcome lies in the store. The
+A run that the monitor started has a `trigger_id` and is announced by the monitor, as part of its incident; a message
+from here would be a duplicate. Nothing here fails a run: it has ended, and its outcome is in the store. The
 message's form and the sending are `components.notices`'.
 """
 
@@ -84,7 +84,7 @@ def _send(body: bytes, url: str, timeout_seconds: float, sleep: Callable[[float]
             return "delivered"
         if answer.state == "refused" or pause is None:
             break
-        # Asked for more patience than the longest pause, the message is as good as lost to a task that should end.
+        # A webhook that asks for a longer wait than the longest pause loses the message: this task should end.
         sleep(min(max(pause, answer.retry_after or 0.0), max(PAUSES_SECONDS)))
     logger.warning("the run's end was not announced: %s", answer.reason)
     return "lost"

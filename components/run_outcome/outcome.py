@@ -1,8 +1,8 @@
-"""How a run ended, read off its steps' notes and KFP's word, and written beside them.
+"""How a run ended: decided from its steps' notes and KFP's state, and written beside the notes.
 
-KFP alone cannot tell: the hosted backend passes COMPLETE or FAILED without a message, the local one SUCCEEDED or FAILED
-and names the exit handler itself. What each step notes is `store.runs`'; telling people is `notice`'s, or the
-monitor's where it asked for the run.
+KFP's state alone does not show it: the hosted backend passes COMPLETE or FAILED without a message, the local one
+SUCCEEDED or FAILED, and names the exit handler itself. The notes are `store.runs`'; people are notified by `notice`, or
+by the monitor where it started the run.
 """
 
 from __future__ import annotations
@@ -28,8 +28,8 @@ def record(*, run: str, store: str, trigger_id: str, trigger_reason: str, kfp_st
         run: Name of the run.
         store: Folder of the model store.
         trigger_id: The monitor's request; empty for a run that a person or a schedule started.
-        trigger_reason: Why it was asked for.
-        kfp_state: How KFP says the run ended.
+        trigger_reason: Why it was started.
+        kfp_state: The run's final state in KFP.
         notify_url: Webhook to notify, see `notice.notify`; empty = none.
     """
     folder = local_path(store)
@@ -52,7 +52,7 @@ def record(*, run: str, store: str, trigger_id: str, trigger_reason: str, kfp_st
 def decide(notes: list[StepNote], *, run: str, trigger_id: str, kfp_state: str, ended_at: str) -> RunOutcome:
     """The outcome that the notes (in step order) and KFP's state together show.
 
-    A step that still says `running` was killed before it could say more.
+    A step whose note is still `running` was killed.
     """
     last = notes[-1] if notes else StepNote(step="none", state="failed", reason="no step started")
     version = None
@@ -66,7 +66,7 @@ def decide(notes: list[StepNote], *, run: str, trigger_id: str, kfp_state: str, 
     elif last.state == "preempted":
         state, reason = "failed", f"preempted, and no retry was left: {last.reason}"
     elif last.state == "running":
-        state, reason = "failed", f"{last.step} ended without a word (killed, out of memory or out of time)"
+        state, reason = "failed", f"{last.step} ended without a note (killed, out of memory or out of time)"
     else:
         state, reason = "failed", f"nothing followed {last.step}, KFP says {kfp_state}"
     return RunOutcome(

@@ -4,7 +4,7 @@ Joins training (writes models), deployment (writes releases and the journal) and
 given references: `current` (what is live), `none`, or the id of a stored model.
 
 Layout: `<store>/models/<model_id>/` (see `manifests.Model`), `<store>/verdicts/<model_id>/{verdict,raw_dataset}.json`
-(what evaluation said last of it) and `scores.json` beside them (`contracts.reference_statistics`),
+(evaluation's last answer) and `scores.json` beside them (`contracts.reference_statistics`),
 `<store>/releases/<version>.json`, `<store>/graphs/<version>/` (a version's graph and golden rows, which outlive their
 place in Triton's repository), `<store>/serving.json` (`manifests.ServingPlace`), `<store>/journal.jsonl`
 (`store.promotion_journal`), `<store>/runs/` (`store.runs`).
@@ -49,14 +49,14 @@ def scores_path(store: Path, model_id: str) -> Path:
 
 
 def keep_verdict(store: Path, verdict: Verdict, raw: RawDataset) -> None:
-    """Keeps what a later `promote` needs of an evaluation; replaces what an earlier one of the same model said."""
+    """Keeps what a later `promote` needs of an evaluation; replaces that of an earlier one of the same model."""
     of_verdict, of_raw = verdict_paths(store, verdict.candidate_model_id)
     raw.write(of_raw)
     verdict.write(of_verdict)
 
 
 def judged_model(store: Path, model_id: str) -> tuple[Model, Verdict, RawDataset]:
-    """The stored model with what evaluation said last of it, and the rows that it was judged by.
+    """The stored model with its last verdict, and the rows that it was judged by.
 
     Raises:
         ContractError: it is not in the store, or was never judged.

@@ -44,10 +44,10 @@ class Arm:
     model_name: str
     """Triton's name of the model: requests ask by it and name no version."""
     version: int
-    """The version that is meant to answer there; the reply says which one did."""
+    """The version that is meant to answer there; the reply names the one that did."""
 
     def __post_init__(self) -> None:
-        """Refuses what Triton could not be asked for."""
+        """Refuses a name or a version that Triton cannot have."""
         _expect("model_name", self.model_name, isinstance(self.model_name, str) and bool(self.model_name), "a name")
         _expect("version", self.version, type(self.version) is int and self.version >= 1, "an integer from 1")
 
@@ -165,7 +165,7 @@ def _expect(name: str, value: object, holds: bool, expected: str) -> None:
 
 
 def _is_utc_time(text: str) -> bool:
-    """Whether it is a time whose offset is said; `Z`, which Python 3.10 does not read, is none of ours."""
+    """Whether it is a time with an offset; `Z`, which Python 3.10 does not read, is not accepted."""
     try:
         return datetime.fromisoformat(text).tzinfo is not None
     except ValueError:

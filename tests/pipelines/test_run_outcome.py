@@ -47,7 +47,7 @@ def test_step_that_was_killed_is_a_failure_of_that_step(tmp_path):
     context.__enter__()  # never left: the process was killed
     outcome = _end(tmp_path, kfp_state="FAILED")
     assert (outcome.state, outcome.step) == ("failed", "training")
-    assert "without a word" in outcome.reason
+    assert "without a note" in outcome.reason
 
 
 def test_a_preempted_step_that_no_retry_followed_fails_the_run_and_says_so(tmp_path):

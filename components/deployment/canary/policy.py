@@ -265,7 +265,7 @@ def _judge_latency(counts: BothCounts, policy: CanaryPolicy) -> CountsJudgement:
     name, times = "mean latency", (canary.mean_ms, stable.mean_ms)
     timed, enough = min(stable.computed, canary.computed), STEADY_MEAN * policy.min_requests
     if stable.cache_hits or canary.cache_hits:
-        # The cache holds more of the larger arm's requests, which says nothing of the models.
+        # The cache holds more of the larger arm's requests, so the means do not compare the models.
         name, times = "mean time in the model", (canary.infer_ms, stable.infer_ms)
         if timed < policy.min_requests:
             few = f"{timed:.0f} requests of an arm came past the response cache, expected {policy.min_requests}"

@@ -52,7 +52,7 @@ def start(
 
     Args:
         model: The model.
-        verdict: What evaluation said of it.
+        verdict: Evaluation's verdict on it.
         raw: The rows that it was judged by.
         settings: Where and how.
         shadow_only: Whether it answers nobody.

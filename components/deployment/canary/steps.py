@@ -5,7 +5,7 @@ evidence. The lock is not held while evidence is read, nor while clients drain: 
 `watch` steps until it is over; `advance` and `abort` are a person's. A canary in the shadow only is watched alike, and
 answers once it is started again to do so, or advanced.
 
-The journal says which version is the canary (`canary_at_work`), the plan what clients do about it. Every change is a
+The journal names the canary's version (`canary_at_work`), and the plan tells clients how to use it. Every change is a
 fixed order of writes, so that what a crash left shows how far it came:
 
     start    intent, version's files, canary's files, servers, plan, CANARY
@@ -262,7 +262,7 @@ def _is_at_rest(site: SiteSettings) -> bool:
 
 
 def _abort_without_servers(settings: CanarySettings) -> Step | None:
-    """Takes the traffic back if the evidence says so: a replica that is down must not keep a bad canary going."""
+    """Takes the traffic back if the evidence demands it: a replica that is down must not keep a bad canary running."""
     repository = settings.site.open_repository()
     plan = repository.read_plan()
     if plan is None or _line_of(plan, settings.site) is None or (found := _judge_plan(plan, settings)).action != ABORT:

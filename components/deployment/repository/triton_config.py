@@ -59,7 +59,7 @@ class ServingOptions:
     (flag `--cache-config`). The cache's key is one hash of the model's name, version and the inputs' names and bytes;
     no weights. So a version's number must never be given to other weights, and deployment gives no number twice."""
     warmup_rows: int = 4
-    """Golden rows asked of the model before it says it is ready; 0 = none."""
+    """Golden rows that the model must answer before it reports that it is ready; 0 = none."""
     max_queued_requests: int = 512
     """Requests that may wait; the next one is refused at once."""
     queue_timeout_microseconds: int = 5_000_000

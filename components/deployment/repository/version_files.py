@@ -1,4 +1,4 @@
-"""The files of a version in the model repository, and the record that says whether all of them are there.
+"""The files of a version in the model repository, and the record by which a reader knows that all of them are there.
 
 `version.json` names every file of the version with its size and SHA-256. A folder without it, or in which a file is
 absent or of another size, is no version: the copy was interrupted. `VersionFolders` reads the versions below one
@@ -41,7 +41,7 @@ class FileRecord(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True)
 class VersionRecord:
-    """What `version.json` says."""
+    """The content of `version.json`."""
 
     version: int
     graph_sha256: str
@@ -146,7 +146,7 @@ class VersionFolders:
         return sorted(whole)
 
     def record(self, version: int) -> VersionRecord:
-        """What the version's record says.
+        """The version's record.
 
         Raises:
             ContractError: there is no such version, or its record is damaged or another version's.
@@ -178,7 +178,7 @@ class VersionFolders:
             return graph_sha256(paths[0].parent)
 
     def check(self, version: int) -> None:
-        """Returns if every file is byte for byte what the record says.
+        """Returns if every file has the hash in the record.
 
         Raises:
             ContractError: a file is damaged or absent; names it and both hashes.

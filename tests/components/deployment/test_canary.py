@@ -1,4 +1,4 @@
-"""A canary from its start to its end, with every deployment killed at every step it names, and what clients see."""
+"""A canary from its start to its end: in folders and in a bucket, by hand, and killed at every named step."""
 
 from __future__ import annotations
 
@@ -15,14 +15,17 @@ import pytest
 
 from components.contracts.serving import CANARY_NAME, MODEL_NAME
 from components.deployment.canary import steps as canary
+from components.deployment.canary.__main__ import main
 from components.deployment.canary.policy import CanaryPolicy
 from components.deployment.canary.start import start
 from components.deployment.release import Refused, ReleaseSettings, release
 from components.deployment.repository.model_repository import ModelRepository
+from components.deployment.repository.triton_config import ServingOptions, read_options
 from components.deployment.rollback import rollback
 from components.runtime.errors import ContractError, PermanentError, TemporaryError
 from components.storage.folder import FolderObjects
 from components.storage.locations import open_objects
+from components.store.models import keep_verdict
 from components.store.promotion_journal import canary_at_work, current, read_entries
 from tests.support.serving_double import ServerDouble
 
@@ -550,7 +553,7 @@ def test_what_happened_while_the_evidence_was_read_is_not_overridden(place):
     assert current(place.store).version == 1
 
 
-def test_a_replica_that_appears_while_the_canary_is_loaded_is_told_too(place):
+def test_a_replica_that_appears_while_the_canary_is_loaded_loads_it_too(place):
     listed = ["a:1"]
     site = dataclasses.replace(place.release_settings(), triton_urls=("dns:///triton:1",))
 
@@ -637,7 +640,9 @@ def run_to(place, stage):
     return promote
 
 
-@pytest.mark.parametrize("stage", ["start", "grow", "promote", "abort"])
+@pytest.mark.parametrize(
+    "stage", ["promote", *(pytest.param(each, marks=pytest.mark.slow) for each in ("start", "grow", "abort"))]
+)
 def test_a_kill_at_any_step_is_put_right_by_the_next_one(tmp_path, make_candidate, stage):
     """No cleaning up happens in the killed process: a kill is a crash after which nothing more is written."""
     number, names = 1, []
@@ -713,3 +718,51 @@ def _killed_at_crash(place, act):
 def _die(dead):
     if dead:
         raise Crash(dead[0])
+
+
+def test_a_canary_started_by_hand_is_served_with_the_live_versions_options(tmp_path, make_candidate, capsys):
+    store, repository = tmp_path / "store", tmp_path / "repository"
+    settings = ReleaseSettings(
+        store=store, repository=str(repository), options=ServingOptions(instances=3, response_cache=True)
+    )
+    release(*make_candidate(store, 1), settings)
+    _, verdict, raw = make_candidate(store, 2)
+    keep_verdict(store, verdict, raw)
+    assert main(["start", "--store", str(store), "--model-id", "model-2"]) == 0
+    assert "version 2 is the canary" in capsys.readouterr().out
+    assert read_options((repository / CANARY_NAME / "config.pbtxt").read_text()) == settings.options
+
+
+def test_a_model_that_was_never_judged_is_no_canary(tmp_path, make_candidate, capsys):
+    store = tmp_path / "store"
+    release(*make_candidate(store, 1), ReleaseSettings(store=store, repository=str(tmp_path / "repository")))
+    make_candidate(store, 2)
+    assert main(["start", "--store", str(store), "--model-id", "model-2"]) == 2
+    assert "model-2 was never judged" in capsys.readouterr().err
+
+
+ROOT = "gs://models/serving"
+
+
+def test_a_canary_in_a_bucket_starts_grows_and_ends(cloud_storage, make_candidate, tmp_path):
+    store = tmp_path / "store"
+    settings = ReleaseSettings(store=store, repository=ROOT)
+    release(*make_candidate(store, 1), settings)
+    start(*make_candidate(store, 2), settings)
+    objects = open_objects(ROOT)
+    repository = ModelRepository(objects)
+    assert repository.read_plan().canary_share == 0.01
+    names = {each.name for each in objects.list(f"{CANARY_NAME}/")}
+    assert {f"{CANARY_NAME}/config.pbtxt", f"{CANARY_NAME}/2/model.onnx"} <= names
+    of_canary = canary.CanarySettings(site=settings, drain_seconds=0.0)
+    assert canary.advance(of_canary, "for the test").share == 0.05
+    with repository.locked(), pytest.raises(TemporaryError, match="another deployment"):
+        canary.abort(of_canary, "two at once")
+    assert canary.abort(of_canary, "for the test").action == "aborted"
+    assert canary.step(of_canary).action == "ended"
+    assert repository.read_plan().canary is None
+    assert objects.list(f"{CANARY_NAME}/") == []
+    assert [entry.action for entry in read_entries(store)] == [
+        "intent", "release", "intent", "canary", "canary", "canary_ended",
+    ]  # fmt: skip
+    assert current(store).version == 1

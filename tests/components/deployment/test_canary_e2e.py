@@ -230,7 +230,7 @@ def test_the_command_line_starts_from_the_store_alone_and_says_what_it_did_in_js
 
 
 @pytest.mark.parametrize(("rollout", "share"), [("canary", 0.01), ("shadow", 0.0)])
-def test_the_pipelines_step_starts_a_canary_beside_the_live_version_and_hears_no_when_one_is_at_work(
+def test_the_pipelines_step_starts_a_canary_beside_the_live_version_and_is_refused_while_one_runs(
     deploy, settings, make_candidate, triton, client, raw_rows, tmp_path, rollout, share
 ):
     deploy(1)

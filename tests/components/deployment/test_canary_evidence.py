@@ -56,7 +56,7 @@ def read(*folders, at=BEGIN):
     return read_pairs(places, stable=3, canary=4, since=at)
 
 
-def test_both_directions_are_told_apart_and_sorted_by_time(tmp_path):
+def test_both_directions_are_distinguished_and_sorted_by_time(tmp_path):
     write(
         tmp_path / "day=2026-01-01" / "a.parquet",
         [("b", 0, 5, 1, 3, 0.25, 4, 0.5), ("a", 1, 2, 0, 4, 0.125, 3, 0.75), ("a", 0, 2, 1, 4, 0.375, 3, 0.625)],

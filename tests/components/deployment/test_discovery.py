@@ -57,13 +57,13 @@ def cluster(tmp_path):
     return Cluster(tmp_path)
 
 
-def test_every_address_of_a_name_is_told(cluster, make_candidate):
+def test_every_address_of_a_name_is_notified(cluster, make_candidate):
     pods = cluster.add("10.0.0.1", "10.0.0.2", "10.0.0.3")
     cluster.release(make_candidate(cluster.settings.store, 1))
     assert [pod.loaded() for pod in pods] == [[1], [1], [1]]
 
 
-def test_a_replica_that_appears_during_the_switch_is_told_too(cluster, make_candidate):
+def test_a_replica_that_appears_during_the_switch_is_notified_too(cluster, make_candidate):
     cluster.add("10.0.0.1")
     cluster.release(make_candidate(cluster.settings.store, 1))
 
@@ -206,7 +206,7 @@ def test_a_release_is_none_when_every_replica_has_left_meanwhile(cluster, make_c
     assert current(cluster.settings.store) is None
 
 
-def test_a_replica_that_fails_and_is_still_listed_leads_everyone_back(cluster, make_candidate):
+def test_a_replica_that_fails_and_is_still_listed_rolls_every_server_back(cluster, make_candidate):
     pods = cluster.add("10.0.0.1", "10.0.0.2", "10.0.0.3")
     cluster.release(make_candidate(cluster.settings.store, 1))
 

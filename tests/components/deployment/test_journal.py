@@ -97,7 +97,7 @@ def keep_model(store, model_id, **learnt):
     ).write(folder / Model.MANIFEST)  # fmt: skip
 
 
-def test_models_tells_what_a_live_version_learnt_from_where_the_store_knows_it(store, capsys):
+def test_models_shows_what_a_live_version_learned_from_where_the_store_knows_it(store, capsys):
     days = [{"day": "2026-02-27", "num_rows": 5}, {"day": "2026-02-28", "num_rows": 5}]
     days.append({"day": "2026-02-20", "num_rows": 5, "replay": True})
     keep_model(store, "model-1", negative_rate=0.25, excluded_columns=["I4", "C2"], days=days)
@@ -129,7 +129,7 @@ def test_models_tells_what_a_live_version_learnt_from_where_the_store_knows_it(s
         ("now", 1, None),
     ],
 )
-def test_live_at_tells_what_was_live_since_when_and_until_when(store, capsys, time, version, until):
+def test_live_at_prints_what_was_live_since_when_and_until_when(store, capsys, time, version, until):
     assert main(["live-at", time, "--store", str(store), "--json"]) == 0
     told = json.loads(capsys.readouterr().out)
     assert (told["version"], told["until"]) == (version, until)
@@ -178,12 +178,3 @@ def test_a_journal_that_is_no_file_is_named(tmp_path):
     (tmp_path / "journal.jsonl").mkdir()
     with pytest.raises(ContractError, match=r"journal\.jsonl cannot be read: Is a directory"):
         current(tmp_path)
-
-
-def test_lines_older_than_the_newer_fields_are_read(tmp_path):
-    (tmp_path / "journal.jsonl").write_text(
-        '{"time": "2026-01-01T00:00:00+00:00", "action": "release", "version": 1, "previous_version": null, '
-        '"model_id": "m", "model_uri": "", "release_uri": "", "trigger_id": null, "reason": "first"}\n'
-    )
-    assert main(["models", "--store", str(tmp_path)]) == 0
-    assert main(["live-at", "2026-01-02", "--store", str(tmp_path)]) == 0

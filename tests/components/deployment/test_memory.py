@@ -105,12 +105,12 @@ def test_targets_are_known_by_name_or_size(text, num_bytes, is_gpu):
 
 
 @pytest.mark.parametrize("text", ["mig-9g.5gb", "16 Gi", "16GiB", "-1", "Gi", "mig-", "gpu-", " ", "1e9"])
-def test_an_unknown_target_is_refused_and_told_what_is_known(text):
+def test_an_unknown_target_is_refused_with_the_known_ones(text):
     with pytest.raises(ContractError, match=r"expected a size \(16Gi\), a GPU's \(gpu-24Gi\) or one of mig-1g.5gb"):
         parse_target(text)
 
 
-def test_no_slice_is_said_to_have_more_than_its_name():
+def test_no_slice_has_more_memory_than_its_name_says():
     for name, gib in MIG_SLICES.items():
         assert 0.9 < gib / float(name.partition(".")[2].removesuffix("gb")) < 1
 

@@ -1,23 +1,30 @@
-"""A release that succeeds: what is served, recorded and kept once it is done."""
+"""A release that succeeds: what is served, recorded and kept once it is done, and how unusual requests are answered."""
 
 from __future__ import annotations
 
 import dataclasses
+import threading
+from contextlib import ExitStack, closing
 
 import numpy as np
 import pytest
 
 from components.contracts.manifests import Release
-from components.contracts.serving import MODEL_NAME, versions_of
+from components.contracts.serving import MAX_BATCH_ROWS, MODEL_NAME, versions_of
 from components.deployment.graph.files import graph_sha256
 from components.deployment.release import ReleaseSettings, release
+from components.deployment.repository.model_repository import ModelRepository
 from components.deployment.repository.triton_config import ServingOptions, read_options
-from components.runtime.errors import ContractError
+from components.deployment.rollback import rollback
+from components.deployment.triton_client import Triton
+from components.runtime.errors import ContractError, PermanentError
+from components.storage.locations import open_objects
 from components.storage.uris import local_path
 from components.store.models import champion, graph_folder, read_serving_place, release_path
-from components.store.promotion_journal import read_journal
+from components.store.promotion_journal import current, read_entries, read_journal
+from pipelines.local.triton import TritonServer, TritonSettings
 from tests.support.file_triton import FileTriton
-from tests.support.real_servers import live_version, under_load
+from tests.support.real_servers import Altered, live_version, under_load
 
 
 @pytest.mark.e2e
@@ -32,7 +39,7 @@ def test_first_release_is_served_recorded_and_is_the_next_runs_champion(deploy, 
     assert sorted(p.name for p in triton.repository.iterdir() if p.is_dir()) == [MODEL_NAME]
 
 
-def test_the_journal_names_who_why_and_every_hash_before_a_server_is_told(world):
+def test_the_journal_names_who_why_and_every_hash_before_a_server_is_notified(world):
     told = []
 
     class Watched(FileTriton):
@@ -138,3 +145,87 @@ def test_a_repository_written_for_another_server_is_refused(make_candidate, tmp_
     )
     with pytest.raises(ContractError, match="server is 'python', expected 'onnxruntime'"):
         release(*make_candidate(store, 2), ReleaseSettings(store=store, repository=str(repository)))
+
+
+@pytest.mark.e2e
+def test_the_largest_request_is_answered_and_a_larger_one_refused(deploy, client, raw_rows):
+    deploy(1)
+    dense, categorical = (np.repeat(rows, 64, axis=0) for rows in raw_rows(65))
+    scores, _ = client.infer(MODEL_NAME, dense[:MAX_BATCH_ROWS], categorical[:MAX_BATCH_ROWS])
+    assert len(scores) == MAX_BATCH_ROWS
+    with pytest.raises(PermanentError, match="batch-size must be <= 4096"):
+        client.infer(MODEL_NAME, dense, categorical)
+
+
+@pytest.mark.e2e
+def test_one_bad_request_does_not_fail_the_batch_it_is_in(deploy, client, raw_rows, triton):
+    deploy(1)
+    dense, categorical = raw_rows(4)
+    bad = dense.copy()
+    bad[2, 5] = np.inf
+    refusals, answers, others = [], [], []
+
+    def ask(rows, count):
+        mine = Triton(triton.grpc_url)
+        for _ in range(count):
+            try:
+                answers.append(mine.infer(MODEL_NAME, rows, categorical)[0])
+            except PermanentError as error:
+                (refusals if rows is bad else others).append(str(error))
+        mine.close()
+
+    threads = [threading.Thread(target=ask, args=(rows, 40)) for rows in (dense, bad, dense, bad)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(60)
+    assert others == []
+    assert len(answers) == len(refusals) == 80
+    assert all("dense[2, 5] is inf, expected a finite value, or NaN for missing" in text for text in refusals)
+
+
+@pytest.mark.e2e
+def test_any_replica_failing_leads_all_back_and_nobody_notices(tmp_path, make_candidate, raw_rows):
+    rows = raw_rows(8)
+    with ExitStack() as stack:
+        servers = [
+            stack.enter_context(
+                TritonServer(
+                    tmp_path / "repository", log=tmp_path / f"{number}.log", runtime=tmp_path / "runtime",
+                    settings=TritonSettings(stop_seconds=4),
+                )
+            )
+            for number in range(3)
+        ]  # fmt: skip
+        urls = tuple(server.grpc_url for server in servers)
+        settings = ReleaseSettings(
+            store=tmp_path / "store",
+            repository=str(tmp_path / "repository"),
+            triton_urls=urls,
+            options=ServingOptions(instances=1),
+        )
+        release(*make_candidate(settings.store, 1), settings)
+
+        def wrong_on_the_last(real, asked, *rows, version=None):
+            scores, answered = real.infer(asked, *rows, version=version)
+            return (scores + 1e-4 if (real.url, asked, answered) == (urls[2], MODEL_NAME, 2) else scores), answered
+
+        with under_load(urls, rows) as traffic, pytest.raises(PermanentError, match=urls[2]):
+            release(
+                *make_candidate(settings.store, 2),
+                dataclasses.replace(settings, connect=lambda url: Altered(url, infer=wrong_on_the_last)),
+            )
+        assert traffic.failures == []
+        assert {answers[-1] for answers in traffic.answers} == {1}
+        clients = [stack.enter_context(closing(Triton(url))) for url in urls]
+        assert [live_version(client, rows) for client in clients] == [1, 1, 1]
+        assert read_entries(settings.store)[-1].action == "withdrawn"
+        assert ModelRepository(open_objects(settings.repository)).versions() == [1]
+
+        with under_load(urls, rows, until=3) as traffic:
+            assert release(*make_candidate(settings.store, 3), settings).version == 3
+        assert traffic.failures == []
+        assert [live_version(client, rows) for client in clients] == [3, 3, 3]
+        rollback(dataclasses.replace(settings, who="anna"), reason="drill")
+        assert [live_version(client, rows) for client in clients] == [1, 1, 1]
+        assert current(settings.store).who == "anna"

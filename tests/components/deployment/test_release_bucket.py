@@ -14,7 +14,6 @@ from components.deployment.release import ReleaseSettings, release
 from components.deployment.repository.model_repository import ModelRepository
 from components.deployment.repository.triton_config import ServingOptions
 from components.deployment.rollback import rollback
-from components.deployment.servers import Patience
 from components.deployment.site import opened
 from components.runtime.errors import TemporaryError
 from components.storage.locations import open_objects
@@ -71,15 +70,6 @@ def test_an_interrupted_release_is_put_right_by_the_next(settings, repository, m
     assert versions_of(repository.read_config()) == [done.version] == [3]
     assert repository.taken_numbers() == [1, 3]
     assert not [each for each in repository.objects.list(CANDIDATE_NAME)]
-
-
-def test_a_second_deployment_at_the_same_time_is_told_so(settings, repository, make_candidate):
-    candidate = make_candidate(settings.store, 1)
-    hasty = dataclasses.replace(settings, patience=Patience(lock_seconds=0))
-    with repository.locked(), pytest.raises(TemporaryError, match="another deployment is at work"):
-        release(*candidate, hasty)
-    assert release(*candidate, settings).version == 1
-    assert repository.objects.read(f"{MODEL_NAME}/config.pbtxt") is not None
 
 
 @pytest.mark.parametrize("place", ["kept", "probed"])

@@ -10,7 +10,6 @@ from __future__ import annotations
 import dataclasses
 import json
 import os
-import random
 import signal
 import subprocess
 import sys
@@ -35,10 +34,13 @@ ROLLBACK_PLACES = [
 ]  # fmt: skip
 
 
-def mostly_slow(places, *, num_quick=3, seed=5):
-    """All of `places`, most of them marked slow: a seeded few are enough where another test takes them all."""
-    quick = random.Random(seed).sample(places, num_quick)
-    return [place if place in quick else pytest.param(place, marks=pytest.mark.slow) for place in places]
+def named(place):
+    return f"{place[0]} {place[1]}"
+
+
+def mostly_slow(places, quick=("loaded", 1)):
+    """All of `places`, all but one marked slow."""
+    return [place if place == quick else pytest.param(place, marks=pytest.mark.slow) for place in places]
 
 
 @pytest.fixture(scope="module")
@@ -62,7 +64,7 @@ def was_killed(status):
     return os.WIFSIGNALED(status) and os.WTERMSIG(status) == signal.SIGKILL
 
 
-@pytest.mark.parametrize("place", RELEASE_PLACES, ids=lambda place: f"{place[0]} {place[1]}")
+@pytest.mark.parametrize("place", mostly_slow(RELEASE_PLACES), ids=named)
 def test_a_retry_after_a_killed_release_releases_the_model(world, kill, place):
     world.release(1), world.release(2)
     assert was_killed(kill(**world.job("release", place, 3)))
@@ -79,7 +81,9 @@ def test_a_retry_after_a_killed_release_releases_the_model(world, kill, place):
     assert world.repository.taken_numbers() == [done.version, done.version + 1], "nothing else is left over"
 
 
-@pytest.mark.parametrize("place", mostly_slow(RELEASE_PLACES[1:]), ids=lambda place: f"{place[0]} {place[1]}")
+@pytest.mark.parametrize(
+    "place", mostly_slow(RELEASE_PLACES[1:], ("config written", 1)), ids=lambda place: f"{place[0]} {place[1]}"
+)
 def test_rollback_after_a_killed_release_restores_what_was_live(world, kill, place):
     world.release(1), world.release(2)
     assert was_killed(kill(**world.job("release", place, 3)))
@@ -89,7 +93,9 @@ def test_rollback_after_a_killed_release_restores_what_was_live(world, kill, pla
     world.check_all_is_well(1)
 
 
-@pytest.mark.parametrize("place", mostly_slow(ROLLBACK_PLACES), ids=lambda place: f"{place[0]} {place[1]}")
+@pytest.mark.parametrize(
+    "place", mostly_slow(ROLLBACK_PLACES, ("probed", 1)), ids=lambda place: f"{place[0]} {place[1]}"
+)
 def test_a_killed_rollback_is_finished_by_the_next(world, kill, place):
     world.release(1), world.release(2)
     assert was_killed(kill(**world.job("rollback", place)))

@@ -158,7 +158,7 @@ def lock_taken(tmp_path):
     return lambda: os.close(descriptor)
 
 
-def test_a_second_deployment_at_the_same_time_is_told_so(make_candidate, tmp_path, lock_taken):
+def test_a_second_deployment_at_the_same_time_is_refused(make_candidate, tmp_path, lock_taken):
     now, waits = iter(range(1000)), []
     patience = Patience(lock_seconds=30, clock=lambda: next(now), sleep=waits.append)
     settings = ReleaseSettings(store=tmp_path / "store", repository=str(tmp_path / "repository"), patience=patience)
@@ -185,7 +185,7 @@ def test_a_verdict_about_another_model_is_refused(make_candidate, tmp_path):
         release(model, verdict, raw, settings)
 
 
-def test_what_was_not_led_back_is_named_in_the_error_and_in_the_journal(world):
+def test_a_server_that_could_not_be_restored_is_named_in_the_error_and_in_the_journal(world):
     world.release(1)
 
     class Deaf(FileTriton):

@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from components.deployment.release import Refused, ReleaseSettings, StaleVerdict, release
+from components.deployment.release import ReleaseSettings, StaleVerdict, release
 from components.store import runs
-from components.store.promotion_journal import append_promotion, read_entries, read_journal
+from components.store.promotion_journal import read_entries, read_journal
 from tests.support.real_servers import live_version
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -55,16 +55,8 @@ def test_a_run_that_named_its_champion_is_not_held_to_the_live_one(judged, unser
     assert release(*judged(unserved.store, 3, champion, reference), unserved).version == 3
 
 
-def test_a_release_beside_a_canary_at_work_is_refused(judged, unserved):
-    first = release(*judged(unserved.store, 1, None), unserved)
-    live = read_journal(unserved.store)[-1]
-    append_promotion(unserved.store, dataclasses.replace(live, action="canary", version=first.version + 1, share=0.05))
-    with pytest.raises(Refused, match="version 2 is a canary, expected it promoted or ended"):
-        release(*judged(unserved.store, 3, "model-1"), unserved)
-
-
 @pytest.mark.e2e
-def test_of_two_runs_at_once_one_wins_and_the_other_says_so(judged, settings, deploy, client, raw_rows, tmp_path):
+def test_of_two_runs_at_once_one_wins_and_the_other_is_refused(judged, settings, deploy, client, raw_rows, tmp_path):
     deploy(1)
 
     def command(seed):

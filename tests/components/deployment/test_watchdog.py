@@ -365,7 +365,7 @@ def test_as_a_command_it_heals_until_sigterm_ends_it(deploy, settings, triton, t
         process.wait()
 
 
-def test_misuse_is_said(tmp_path, capsys):
+def test_misuse_is_reported(tmp_path, capsys):
     flags = ["--store", str(tmp_path), "--repository", str(tmp_path)]
     assert main([*flags, "--triton-urls", ""]) == 2
     assert main([*flags, "--triton-urls", "x:1", "--interval-seconds", "0"]) == 2

@@ -300,7 +300,7 @@ def test_truncated_weights_without_a_hash_are_refused_by_size(make_round, capsys
     assert "weights.safetensors cannot be read" in capsys.readouterr().err
 
 
-def test_storage_that_fails_is_told_in_one_line_and_is_no_refusal(make_round, capsys):
+def test_a_storage_failure_is_reported_in_one_line_and_is_no_refusal(make_round, capsys):
     made = make_round(500)
     made.path("verdict").mkdir()
     assert main(made.flags()) == 3
