@@ -184,17 +184,19 @@ def cross_wins(
     >>> wins.tolist(), pairs.tolist()
     ([1.5], [4.0])
     """
-    wins, pairs = _wins(labels, scores, rounds, num_rounds)
+    wins, pairs = _count_wins(labels, scores, rounds, num_rounds)
     num_groups = int(groups[-1]) + 1
     if num_groups < len(groups):
         round_of_group = np.zeros(num_groups, np.int64)
         round_of_group[groups] = rounds
-        within = (np.bincount(round_of_group, each, num_rounds) for each in _wins(labels, scores, groups, num_groups))
+        within = (
+            np.bincount(round_of_group, each, num_rounds) for each in _count_wins(labels, scores, groups, num_groups)
+        )
         wins, pairs = wins - next(within), pairs - next(within)
     return wins, pairs
 
 
-def _wins(
+def _count_wins(
     labels: NDArray[np.uint8], scores: NDArray[np.float32], keys: NDArray[np.int64], num_keys: int
 ) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
     """Per key: pairs of a click and a non-click that the click wins, and all pairs. Whole and half numbers, exact."""

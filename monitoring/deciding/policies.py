@@ -150,7 +150,7 @@ class SequentialPolicy(_ConfiguredPolicy):
         known[version] = {**process.memory(), "matured_at_alarm": alarmed_at}
         while len(known) > MAX_SEQUENTIAL_VERSIONS:
             del known[next(iter(known))]
-        action, reason = self._judge(evidence, process, alarmed_at)
+        action, reason = self._judge_capital(evidence, process, alarmed_at)
         numbers = {
             **evidence.window_numbers(),
             "threshold": process.theta,
@@ -167,7 +167,7 @@ class SequentialPolicy(_ConfiguredPolicy):
             return self._settings.auc_threshold
         return min(max(evidence.baseline.low - self._settings.sequential_tolerance, 0.01), 0.99)
 
-    def _judge(self, evidence: Evidence, process: EProcess, alarmed_at: int | None) -> tuple[Action, str]:
+    def _judge_capital(self, evidence: Evidence, process: EProcess, alarmed_at: int | None) -> tuple[Action, str]:
         settings = self._settings
         enough = 1.0 / settings.sequential_alpha
         text = f"evidence {process.value:.3g} of {enough:g} that the auc is below {process.theta:.3f}"
@@ -201,7 +201,7 @@ class DataDriftPolicy(_ConfiguredPolicy):
             is_drifted = len(last.drifted) >= self._settings.drift_columns
             first = evidence.matured_total if is_drifted and not buckets else first
             buckets = buckets + 1 if is_drifted else 0
-        action, reason = self._judge(evidence.version, buckets, last)
+        action, reason = self._judge_buckets(evidence.version, buckets, last)
         numbers = {
             **evidence.window_numbers(),
             "threshold": None,
@@ -218,7 +218,7 @@ class DataDriftPolicy(_ConfiguredPolicy):
         }
         return Decision(policy=self.name, action=action, reason=reason, numbers=numbers), kept
 
-    def _judge(self, version: int, buckets: int, last: FeatureDrift | None) -> tuple[Action, str]:
+    def _judge_buckets(self, version: int, buckets: int, last: FeatureDrift | None) -> tuple[Action, str]:
         if last is None:
             return Action.UNDECIDABLE, f"no bucket of features of model version {version} has closed yet"
         text = f"{len(last.drifted)} of {len(last.distances)} columns drifted over {last.rows} rows"
@@ -251,7 +251,7 @@ class VolumePolicy(_ConfiguredPolicy):
         seconds = evidence.time - float(memory["time"]) if memory else None
         rows = evidence.matured_total - int(memory["matured_total"]) if memory else None
         usual = median(rates) if len(rates) >= MIN_SPANS else None
-        action, reason = self._judge(rows, seconds, usual)
+        action, reason = self._judge_rate(rows, seconds, usual)
         numbers = {
             **evidence.window_numbers(),
             "threshold": None,
@@ -265,7 +265,7 @@ class VolumePolicy(_ConfiguredPolicy):
         kept = {"time": evidence.time, "matured_total": evidence.matured_total, "rates": rates}
         return Decision(policy=self.name, action=action, reason=reason, numbers=numbers), kept
 
-    def _judge(self, rows: int | None, seconds: float | None, usual: float | None) -> tuple[Action, str]:
+    def _judge_rate(self, rows: int | None, seconds: float | None, usual: float | None) -> tuple[Action, str]:
         factor = self._settings.volume_factor
         if rows is None or seconds is None or usual is None:
             return Action.OK, f"the usual rate of rows is not known before {MIN_SPANS} decision spans"

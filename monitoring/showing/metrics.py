@@ -82,14 +82,14 @@ class _Collector:
         if shown.time is None:
             # Zeros here would be counters that fall at each restart, and an alert's rate would see them rise again.
             return
-        yield from _kpis(shown)
+        yield from _kpi_metrics(shown)
         yield _counter("records", "Records by what became of them", RECORD_OUTCOMES, shown.counters)
         yield _counter(
             "drift_checks", "Feature drift: buckets by verdict, rows not compared", DRIFT_OUTCOMES, shown.counters
         )
-        yield from _drift(shown.drift)
-        yield from _open_labels(shown)
-        yield from _decisions(shown)
+        yield from _drift_metrics(shown.drift)
+        yield from _open_label_metrics(shown)
+        yield from _decision_metrics(shown)
         yield from _gauges(
             ("last_turn_timestamp_seconds", "When the loop completed a turn last", shown.time),
             ("last_record_timestamp_seconds", "Time of the newest prediction", shown.last_record_time),
@@ -101,12 +101,12 @@ class _Collector:
             ("auc_threshold", "AUC below which the threshold policy fires; absent without it", shown.threshold),
             ("last_decision_timestamp_seconds", "Event time of the last decision point", shown.decided_at),
         )
-        yield from _acting(shown.acting or ActingStatus(), shown.counters)
+        yield from _acting_metrics(shown.acting or ActingStatus(), shown.counters)
         yield _counter(
             "runs", "Finished runs in the store by how they ended", VERDICTS, shown.counters, "run_", "verdict"
         )
         if shown.store_status is not None:
-            yield from _store(shown.store_status)
+            yield from _store_metrics(shown.store_status)
 
 
 def _counter(
@@ -125,7 +125,7 @@ def _gauges(*gauges: tuple[str, str, float | None]) -> Iterator[GaugeMetricFamil
         yield GaugeMetricFamily(PREFIX + name, text, value=None if value is None else float(value))
 
 
-def _kpis(shown: Snapshot) -> Iterator[Metric]:
+def _kpi_metrics(shown: Snapshot) -> Iterator[Metric]:
     for field, (name, text) in KPI_GAUGES.items():
         gauge = GaugeMetricFamily(PREFIX + name, text, labels=["version"])
         for kpis in shown.windows:
@@ -134,7 +134,7 @@ def _kpis(shown: Snapshot) -> Iterator[Metric]:
         yield gauge
 
 
-def _open_labels(shown: Snapshot) -> Iterator[Metric]:
+def _open_label_metrics(shown: Snapshot) -> Iterator[Metric]:
     families = {
         name: GaugeMetricFamily(f"{PREFIX}open_{name}", text, labels=["version"])
         for name, text in (
@@ -158,7 +158,7 @@ def _open_labels(shown: Snapshot) -> Iterator[Metric]:
     yield from families.values()
 
 
-def _drift(drift: Mapping[str, Any] | None) -> Iterator[Metric]:
+def _drift_metrics(drift: Mapping[str, Any] | None) -> Iterator[Metric]:
     labels = ["column"]
     distance = GaugeMetricFamily(PREFIX + "drift_distance", "Distance to the training rows, by column", labels=labels)
     drifted = GaugeMetricFamily(PREFIX + "drifted", "1 where the column drifted, all columns tested", labels=labels)
@@ -173,14 +173,14 @@ def _drift(drift: Mapping[str, Any] | None) -> Iterator[Metric]:
     yield outlying
 
 
-def _decisions(shown: Snapshot) -> Iterator[Metric]:
+def _decision_metrics(shown: Snapshot) -> Iterator[Metric]:
     gauge = GaugeMetricFamily(PREFIX + "decision", "1 at each policy's last decision", labels=["policy", "action"])
     for decision in shown.decisions:
         gauge.add_metric([decision.policy, decision.action.value], 1.0)
     yield gauge
 
 
-def _acting(acting: ActingStatus, counters: Mapping[str, float]) -> Iterator[Metric]:
+def _acting_metrics(acting: ActingStatus, counters: Mapping[str, float]) -> Iterator[Metric]:
     yield _counter("retrain_requests", "Retraining runs", REQUEST_OUTCOMES, counters, "request_")
     yield _counter(
         "notifications",
@@ -209,7 +209,7 @@ def _acting(acting: ActingStatus, counters: Mapping[str, float]) -> Iterator[Met
     )
 
 
-def _store(status: StoreStatus) -> Iterator[Metric]:
+def _store_metrics(status: StoreStatus) -> Iterator[Metric]:
     yield from _gauges(("model_store_readable", "1 while the model store can be read", status.store_problem is None))
     promotions, runs = status.promotions, status.runs
     if status.store_problem is None:

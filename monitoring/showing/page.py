@@ -140,22 +140,22 @@ def status_page(exposition: Exposition, history: History, *, now: float) -> str:
     shown = exposition.snapshot
     body = [
         "<h1>Evergreen monitor</h1>",
-        _health(exposition, now),
-        _tiles(shown, now),
+        _health_banner(exposition, now),
+        _tiles_section(shown, now),
         "<h2>AUC</h2>",
         _auc_chart(shown, history, now) or "<p>No window has an AUC yet.</p>",
-        _decisions(shown),
+        _decisions_table(shown),
         "<h2>Model versions</h2>",
-        _versions(shown.windows, shown.serving_version),
-        _open_labels(shown.open_labels, now),
+        _versions_table(shown.windows, shown.serving_version),
+        _open_labels_section(shown.open_labels, now),
         "<h2>Feature drift</h2>",
-        _drift(shown.drift, now),
+        _drift_section(shown.drift, now),
         "<h2>Acting</h2>",
-        _acting(shown, now),
+        _acting_section(shown, now),
         _last_run(shown, now),
         "<h2>Events</h2>",
         _event_table(history.events, now),
-        f"<p class=foot>As of {_utc_text(now)}; reloaded every {REFRESH_SECONDS} s. "
+        f"<p class=foot>As of {_format_utc(now)}; reloaded every {REFRESH_SECONDS} s. "
         "For machines: <code>/status</code>, <code>/metrics</code>, <code>/healthz</code>, <code>/readyz</code>.</p>",
     ]
     return (
@@ -166,7 +166,7 @@ def status_page(exposition: Exposition, history: History, *, now: float) -> str:
     )
 
 
-def _health(exposition: Exposition, now: float) -> str:
+def _health_banner(exposition: Exposition, now: float) -> str:
     if reason := exposition.unhealthy():
         return f'<p class="banner bad" id="health">Not working: {_escape(reason)}</p>'
     if reason := exposition.unready():
@@ -174,17 +174,19 @@ def _health(exposition: Exposition, now: float) -> str:
     last = exposition.snapshot.last_record_time
     if last is None:
         return '<p class="banner wait" id="health">Connected to the log; no prediction has arrived yet.</p>'
-    return f'<p class="banner good" id="health">Working; the newest prediction is {_duration(now - last)} old.</p>'
+    return (
+        f'<p class="banner good" id="health">Working; the newest prediction is {_format_duration(now - last)} old.</p>'
+    )
 
 
-def _tiles(shown: Snapshot, now: float) -> str:
+def _tiles_section(shown: Snapshot, now: float) -> str:
     serving = next((kpis for kpis in shown.windows if kpis.version == shown.serving_version), None)
     lag = None if shown.log_read_up_to is None else max(0.0, now - shown.log_read_up_to)
     tiles = [
         ("serving", "nothing yet" if shown.serving_version is None else f"version {shown.serving_version}"),
-        ("AUC, 95 %", "undefined" if serving is None or serving.auc is None else _with_band(serving)),
-        ("click rate", _share(serving.ctr if serving else None)),
-        ("log lag", "unknown" if lag is None else _duration(lag)),
+        ("AUC, 95 %", "undefined" if serving is None or serving.auc is None else _format_auc(serving)),
+        ("click rate", _format_share(serving.ctr if serving else None)),
+        ("log lag", "unknown" if lag is None else _format_duration(lag)),
         ("messages waiting", "unknown" if shown.log_backlog is None else f"{shown.log_backlog:,}"),
         ("rows with open labels", f"{shown.pending_rows:,}"),
         ("dead letters", f"{int(shown.counters.get('dead_letter', 0)):,}"),
@@ -236,12 +238,12 @@ def _marked_events(events: Sequence[Mapping[str, Any]], *, apart: float) -> list
     return firsts
 
 
-def _decisions(shown: Snapshot) -> str:
+def _decisions_table(shown: Snapshot) -> str:
     rows = [[each.policy, each.action.value, each.reason] for each in shown.decisions]
-    return _table(["policy", "says", "because"], rows) if rows else "<p>No decision point has passed yet.</p>"
+    return _html_table(["policy", "says", "because"], rows) if rows else "<p>No decision point has passed yet.</p>"
 
 
-def _versions(windows: Sequence[Kpis], serving: int | None) -> str:
+def _versions_table(windows: Sequence[Kpis], serving: int | None) -> str:
     if not windows:
         return "<p>No label is final yet.</p>"
     head = ["version", "rows", "clicks", "AUC, 95 %", "log loss", "norm. entropy", "calibration", "ECE", "click rate"]
@@ -251,22 +253,22 @@ def _versions(windows: Sequence[Kpis], serving: int | None) -> str:
             f"{kpis.version}{' (serving)' if kpis.version == serving else ''}",
             f"{kpis.rows:,}",
             f"{kpis.clicks:,}",
-            _with_band(kpis),
-            _number(kpis.log_loss),
-            _number(kpis.normalized_entropy),
-            _number(kpis.calibration),
-            _number(kpis.calibration_error),
-            _share(kpis.ctr),
-            _share(kpis.conversion_rate),
-            _number(kpis.hit_rate),
-            _number(kpis.ndcg),
+            _format_auc(kpis),
+            _format_number(kpis.log_loss),
+            _format_number(kpis.normalized_entropy),
+            _format_number(kpis.calibration),
+            _format_number(kpis.calibration_error),
+            _format_share(kpis.ctr),
+            _format_share(kpis.conversion_rate),
+            _format_number(kpis.hit_rate),
+            _format_number(kpis.ndcg),
         ]
         for kpis in windows
     ]
-    return _table(head, rows, wide=True)
+    return _html_table(head, rows, wide=True)
 
 
-def _open_labels(open_labels: Sequence[OpenLabels], now: float) -> str:
+def _open_labels_section(open_labels: Sequence[OpenLabels], now: float) -> str:
     if not open_labels:
         return ""
     rows = []
@@ -276,38 +278,39 @@ def _open_labels(open_labels: Sequence[OpenLabels], now: float) -> str:
             [
                 estimate.version,
                 f"{estimate.open_rows:,}",
-                _band(estimate.auc, estimate.auc_low, estimate.auc_high),
-                _band(estimate.ctr, estimate.ctr_low, estimate.ctr_high),
-                _band(estimate.log_loss, estimate.log_loss_low, estimate.log_loss_high),
-                _band(score_auc.auc, score_auc.low, score_auc.high) if score_auc else "undefined",
-                "now" if estimate.final_at is None else f"in {_duration(estimate.final_at - now)}",
+                _format_band(estimate.auc, estimate.auc_low, estimate.auc_high),
+                _format_band(estimate.ctr, estimate.ctr_low, estimate.ctr_high),
+                _format_band(estimate.log_loss, estimate.log_loss_low, estimate.log_loss_high),
+                _format_band(score_auc.auc, score_auc.low, score_auc.high) if score_auc else "undefined",
+                "now" if estimate.final_at is None else f"in {_format_duration(estimate.final_at - now)}",
             ]
         )
     head = ["version", "open rows", "AUC", "click rate", "log loss", "AUC from scores alone", "final"]
-    return "<h2>While labels are open: estimate (hard bounds)</h2>" + _table(head, rows, wide=True)
+    return "<h2>While labels are open: estimate (hard bounds)</h2>" + _html_table(head, rows, wide=True)
 
 
-def _drift(drift: Mapping[str, Any] | None, now: float) -> str:
+def _drift_section(drift: Mapping[str, Any] | None, now: float) -> str:
     if drift is None:
         return "<p>No bucket of predictions has been judged yet.</p>"
     columns = sorted(drift["columns"], key=_worst_first)
     num_drifted = sum(bool(row["drifted"]) for row in columns)
-    told = (
+    age = _format_duration(now - drift["bucket_end"])
+    summary = (
         f"<p>{num_drifted} of {len(columns)} columns drifted in the {drift['rows']:,} predictions up to "
-        f"{_duration(now - drift['bucket_end'])} ago, against the training rows of version {drift['version']}.</p>"
+        f"{age} ago, against the training rows of version {drift['version']}.</p>"
     )
     rows = [
         [
             row["column"],
             "drifted" if row["drifted"] else "outlying" if row.get("outlying") else "",
-            f"{_number(row['distance'])} {row['measure']}",
-            "< 0.001" if row["p_value"] is not None and row["p_value"] < 0.001 else _number(row["p_value"]),
-            f"{_share(row.get('missing_share_before'))} to {_share(row.get('missing_share'))}",
-            _share(row.get("outlier_rate")),
+            f"{_format_number(row['distance'])} {row['measure']}",
+            "< 0.001" if row["p_value"] is not None and row["p_value"] < 0.001 else _format_number(row["p_value"]),
+            f"{_format_share(row.get('missing_share_before'))} to {_format_share(row.get('missing_share'))}",
+            _format_share(row.get("outlier_rate")),
         ]
         for row in columns[: max(MAX_DRIFT_ROWS, num_drifted)]
     ]
-    return told + _table(["column", "", "distance", "p", "missing", "outliers"], rows)
+    return summary + _html_table(["column", "", "distance", "p", "missing", "outliers"], rows)
 
 
 def _worst_first(row: Mapping[str, Any]) -> tuple[bool, float, float]:
@@ -316,18 +319,18 @@ def _worst_first(row: Mapping[str, Any]) -> tuple[bool, float, float]:
     return (quiet, 1.0 if p_value is None else p_value, -(row["distance"] or 0.0))
 
 
-def _acting(shown: Snapshot, now: float) -> str:
+def _acting_section(shown: Snapshot, now: float) -> str:
     status = shown.acting
     if status is None:
         return "<p>No request is under way.</p>"
     rows = [["request", status.phase if status.phase == IDLE else f"{status.phase} {status.request_id}"]]
     if status.blocked_until is not None:
         rows.append(
-            ["next request", f"in {_duration(status.blocked_until - now)} at the earliest: {status.blocked_by}"]
+            ["next request", f"in {_format_duration(status.blocked_until - now)} at the earliest: {status.blocked_by}"]
         )
     rows.append(["requests in the last day", str(status.requests_today)])
     if status.incident_since is not None:
-        rows.append(["drifted since", f"{_duration(now - status.incident_since)} ago"])
+        rows.append(["drifted since", f"{_format_duration(now - status.incident_since)} ago"])
     further = {
         "daily budget": status.daily_budget,
         "budget left": status.budget_left,
@@ -335,7 +338,7 @@ def _acting(shown: Snapshot, now: float) -> str:
         "messages waiting": status.messages_waiting,
     }
     rows += [[name, str(value)] for name, value in further.items() if value is not None]
-    return _table(["what", "state"], rows)
+    return _html_table(["what", "state"], rows)
 
 
 def _last_run(shown: Snapshot, now: float) -> str:
@@ -346,55 +349,59 @@ def _last_run(shown: Snapshot, now: float) -> str:
     links = ", ".join(
         f'<a href="{_escape(link_to(last.run, step))}">report of {_escape(step)}</a>' for step in last.reports
     )
-    text = f"Run {last.run}: {last.state} at {last.step}, {_duration(now - last.ended_at)} ago. {last.reason}"
+    text = f"Run {last.run}: {last.state} at {last.step}, {_format_duration(now - last.ended_at)} ago. {last.reason}"
     return f'<p id="last-run">{_escape(text)}{"<br>" if links else ""}{links}</p>'
 
 
 def _event_table(events: Sequence[Mapping[str, Any]], now: float) -> str:
-    told = [event for event in events if event["kind"] not in QUIET_EVENTS][::-1]
-    if not told:
+    listed = [event for event in events if event["kind"] not in QUIET_EVENTS][::-1]
+    if not listed:
         return "<p>None yet.</p>"
     rows = []
-    for kind, group in groupby(told, key=lambda event: str(event["kind"])):
+    for kind, group in groupby(listed, key=lambda event: str(event["kind"])):
         newest, *others = group
         name = kind.replace("_", " ") + (f", {len(others) + 1} in a row" if others else "")
-        rows.append([f"{_duration(now - float(newest['time']))} ago", name, newest["text"]])
+        rows.append([f"{_format_duration(now - float(newest['time']))} ago", name, newest["text"]])
     rows = rows[:MAX_EVENTS]
-    return _table(["when", "what", "details"], rows)
+    return _html_table(["when", "what", "details"], rows)
 
 
-def _table(head: Sequence[str], rows: Iterable[Sequence[Any]], *, wide: bool = False) -> str:
+def _html_table(head: Sequence[str], rows: Iterable[Sequence[Any]], *, wide: bool = False) -> str:
     heads = "".join(f"<th>{_escape(name)}</th>" for name in head)
     lines = "".join("<tr>" + "".join(f"<td>{_escape(value)}</td>" for value in row) + "</tr>" for row in rows)
     return f'<div class="scroll{" wide" if wide else ""}"><table><tr>{heads}</tr>{lines}</table></div>'
 
 
-def _with_band(kpis: Kpis) -> str:
-    return _band(kpis.auc, kpis.auc_low, kpis.auc_high)
+def _format_auc(kpis: Kpis) -> str:
+    return _format_band(kpis.auc, kpis.auc_low, kpis.auc_high)
 
 
-def _band(value: float | None, low: float | None, high: float | None) -> str:
+def _format_band(value: float | None, low: float | None, high: float | None) -> str:
     if value is None and low is None:
         return "undefined"
-    return f"{_number(value)} ({_number(low)} .. {_number(high)})" if low is not None else _number(value)
+    return (
+        f"{_format_number(value)} ({_format_number(low)} .. {_format_number(high)})"
+        if low is not None
+        else _format_number(value)
+    )
 
 
-def _number(value: float | None) -> str:
+def _format_number(value: float | None) -> str:
     return "undefined" if value is None else f"{value:.3f}" if 0.0005 <= abs(value) < 100 else f"{value:.3g}"
 
 
-def _share(value: float | None) -> str:
+def _format_share(value: float | None) -> str:
     return "undefined" if value is None else f"{100 * value:.3g} %"
 
 
-def _duration(seconds: float) -> str:
+def _format_duration(seconds: float) -> str:
     for limit, scale, unit in ((120.0, 1.0, "s"), (7200.0, 60.0, "min"), (172_800.0, 3600.0, "h")):
         if abs(seconds) < limit:
             return f"{seconds / scale:.0f} {unit}"
     return f"{seconds / 86_400.0:.0f} d"
 
 
-def _utc_text(time: float) -> str:
+def _format_utc(time: float) -> str:
     return datetime.fromtimestamp(time, timezone.utc).strftime("%Y-%m-%d %H:%M:%S UTC")
 
 

@@ -44,7 +44,7 @@ def test_a_version_without_verdict_or_auc_has_no_baseline(tmp_path, candidate):
     assert GateBaselines(tmp_path)(8) is None, "never released"
 
 
-def test_a_file_that_cannot_be_read_is_told_and_ends_no_monitor(tmp_path, caplog):
+def test_a_file_that_cannot_be_read_is_reported_and_ends_no_monitor(tmp_path, caplog):
     keep(tmp_path)
     verdict_paths(tmp_path, "m1")[0].parent.mkdir(parents=True)
     verdict_paths(tmp_path, "m1")[0].write_text("{")

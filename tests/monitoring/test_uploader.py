@@ -235,7 +235,7 @@ def test_bytes_damaged_on_the_way_to_the_bucket_wait_for_the_next_pass(archive, 
     expect_moved(archive, open_bucket())
 
 
-def test_no_local_file_goes_whose_checksum_the_service_tells_otherwise(archive, bucket):
+def test_no_local_file_goes_whose_checksum_the_service_reports_otherwise(archive, bucket):
     """Its own word for what it stored, altered: as if it had damaged the bytes after it took them."""
     true = base64.b64encode(google_crc32c.Checksum(CONTENT[NAME]).digest())
     fault = bucket.fail(

@@ -140,7 +140,7 @@ def test_run_states_are_translated(server, connect, state, expected):
     assert trigger.state("a").state == expected
 
 
-def test_a_successful_run_whose_gate_refused_is_told_from_a_release(server, connect, tmp_path):
+def test_a_successful_run_whose_gate_refused_is_reported_from_a_release(server, connect, tmp_path):
     trigger = connect()
     trigger.submit(request("a"))
     outcome = {"run": "r", "trigger_id": "a", "step": "evaluation", "reason": "auc fell", "version": None}
@@ -150,7 +150,7 @@ def test_a_successful_run_whose_gate_refused_is_told_from_a_release(server, conn
     assert trigger.state("a") == ("refused", "evaluation: auc fell", None)
 
 
-def test_a_failed_run_is_told_with_the_step_and_reason_that_it_left(server, connect, tmp_path):
+def test_a_failed_run_is_reported_with_the_step_and_reason_that_it_left(server, connect, tmp_path):
     trigger = connect()
     trigger.submit(request("a"))
     outcome = {"run": "r", "trigger_id": "a", "step": "training", "reason": "out of memory", "version": None}
@@ -325,7 +325,7 @@ def test_no_call_of_the_client_waits_for_a_server_that_never_answers(server, con
 
 
 @pytest.mark.parametrize("statuses", [[503], [500, 429, 502]], ids=str)
-def test_a_server_that_recovers_is_asked_again_with_success(server, connect, statuses):
+def test_a_server_that_recovers_is_retried_with_success(server, connect, statuses):
     trigger = connect()
     server.failures = list(statuses)
     for _ in statuses:

@@ -73,7 +73,7 @@ def told(bench, server, webhook_file):
     return make
 
 
-def test_a_drift_is_told_once_with_what_how_much_since_when_what_was_done_and_a_link(told, server):
+def test_a_drift_is_reported_once_with_what_how_much_since_when_what_was_done_and_a_link(told, server):
     b = told(status_url="https://monitor.example/page")
     monitor = b.start()
     for i in range(5):
@@ -117,7 +117,7 @@ def test_an_open_incident_is_recalled_and_an_ended_one_is_not(told, server):
     assert sum(text.startswith("Still: ") for text in texts(server)) == 2
 
 
-def test_a_run_that_ends_after_the_drift_is_over_is_told_and_opens_no_incident():
+def test_a_run_that_ends_after_the_drift_is_over_is_reported_and_opens_no_incident():
     clock, kept = Clock(START), Kept()
     notifier = Notifier(kept, Outbox(kept, lambda body: Answer("delivered")), NotificationSettings(), clock)
     for kind, details in (
@@ -181,7 +181,7 @@ def test_a_server_that_hangs_does_not_hold_the_loop_up(told, server):
     assert server.asked <= 1
 
 
-def test_dead_log_is_told_after_a_minute_and_so_is_its_return(told, server):
+def test_dead_log_is_reported_after_a_minute_and_so_is_its_return(told, server):
     b = told()
     monitor = b.start()
     for _ in range(10):
@@ -198,7 +198,7 @@ def test_dead_log_is_told_after_a_minute_and_so_is_its_return(told, server):
     assert len(texts(server)) == 2
 
 
-def test_a_dead_log_is_told_although_the_clock_was_set_back(told):
+def test_a_dead_log_is_reported_although_the_clock_was_set_back(told):
     b = told()
     acting = b.start().acting
     acting.step(b.clock.now, log_problem="away")
@@ -206,7 +206,7 @@ def test_a_dead_log_is_told_although_the_clock_was_set_back(told):
     assert list(acting.notifier.open) == ["log"]
 
 
-def test_growing_number_of_dead_letters_is_told_once_and_its_amount_recalled(told, server):
+def test_growing_number_of_dead_letters_is_reported_once_and_its_amount_recalled(told, server):
     b = told(remind_seconds=1000.0)
     monitor = b.start()
     for number in range(3):

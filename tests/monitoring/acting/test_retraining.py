@@ -16,7 +16,7 @@ from tests.support.crashes import Killed, crash_at
 from tests.support.monitors import DRIFT, START, WINDOW, clicks, prediction, publish, traffic
 
 
-def test_drift_asks_for_one_run_and_the_new_version_is_judged_afresh(bench):
+def test_drift_requests_one_run_and_the_new_version_is_judged_afresh(bench):
     b = bench(**DRIFT)
     monitor = b.start()
     traffic(b, "good", auc="good")
@@ -83,7 +83,7 @@ def test_files_sealed_after_the_flush_do_not_hold_the_run_up(bench):
     assert len(b.trigger.requests) == 1
 
 
-def test_the_archive_is_flushed_and_uploaded_before_the_run_is_asked_for(bench):
+def test_the_archive_is_flushed_and_uploaded_before_the_run_is_requested(bench):
     b = bench(**DRIFT, upload_wait_seconds=100.0)
     monitor = b.start()
     traffic(b, "bad", auc="bad")
@@ -143,7 +143,7 @@ def test_the_daily_budget_bounds_the_requests(bench):
     assert any("daily budget is 2" in event["text"] for event in b.events)
 
 
-def test_a_busy_trigger_is_asked_again_later_and_told_of_once(bench):
+def test_a_busy_trigger_is_retried_later_and_reported_once(bench):
     b = bench(**DRIFT)
     b.trigger.runs["by hand"] = b.trigger.state("x")._replace(state="running")
     monitor = b.start()
@@ -158,7 +158,7 @@ def test_a_busy_trigger_is_asked_again_later_and_told_of_once(bench):
     assert len(b.trigger.requests) == 1
 
 
-def test_an_unreachable_trigger_is_asked_again_with_the_same_request(bench):
+def test_an_unreachable_trigger_is_retried_with_the_same_request(bench):
     b = bench(**DRIFT)
     submit, asked = b.trigger.submit, []
 
@@ -260,7 +260,7 @@ def test_a_trigger_that_cannot_tell_the_runs_state_ends_the_request_and_not_the_
     assert len(b.trigger.requests) == 1
 
 
-def test_a_remote_trigger_is_not_asked_at_every_turn(bench):
+def test_a_remote_trigger_is_not_queried_at_every_turn(bench):
     b = bench(**DRIFT)
     b.trigger.poll_seconds = 15.0
     state, asked = b.trigger.state, []
@@ -286,7 +286,7 @@ def test_a_clock_that_is_set_back_does_not_hold_up_the_look_at_a_run(bench):
     assert "run_ended" in b.kinds()
 
 
-def test_the_reason_of_the_end_is_told_and_none_is_no_empty_clause(bench):
+def test_the_reason_of_the_end_is_reported_and_none_is_no_empty_clause(bench):
     b = bench(**DRIFT)
     monitor = b.start()
     traffic(b, "bad", auc="bad")
@@ -334,7 +334,7 @@ def test_every_row_that_was_judged_belongs_to_the_run(bench, offset):
     assert max(row["event_time"] for row in b.archived) < datetime.fromisoformat(window)
 
 
-def test_a_run_that_takes_long_is_told_of_once_and_followed_to_its_end(bench):
+def test_a_run_that_takes_long_is_reported_once_and_followed_to_its_end(bench):
     b = bench(**DRIFT)
     monitor = b.start()
     traffic(b, "bad", auc="bad")
@@ -349,7 +349,7 @@ def test_a_run_that_takes_long_is_told_of_once_and_followed_to_its_end(bench):
     assert monitor.retraining.progress.phase == "idle"
 
 
-def test_the_end_of_a_drift_is_told_although_the_monitor_was_restarted_meanwhile(bench):
+def test_the_end_of_a_drift_is_reported_although_the_monitor_was_restarted_meanwhile(bench):
     b = bench(**DRIFT)
     monitor = b.start()
     traffic(b, "bad", auc="bad")

@@ -163,7 +163,7 @@ def test_a_request_that_comes_after_its_point_is_passed_over_also_after_a_restar
 
 
 @pytest.mark.parametrize("is_restarted", [False, True])
-def test_a_prediction_told_of_after_its_point_changes_neither_who_serves_nor_since_when(is_restarted):
+def test_a_prediction_that_arrives_after_its_point_changes_neither_who_serves_nor_since_when(is_restarted):
     """A client that was cut off tells of version 1 when version 2 has served for long: it began when it began."""
     judge = fed(make_judge(), requests(0.0), requests(20.0, 30.0, 40.0, version=2))
     judge.decide_up_to(START + 40.0)

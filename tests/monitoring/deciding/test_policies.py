@@ -186,7 +186,7 @@ def drifts(*points, **changes):
     return actions, decision
 
 
-def test_drift_that_lasts_over_buckets_asks_for_a_run_and_goes_on_asking():
+def test_drift_that_lasts_over_buckets_requests_a_run_and_keeps_requesting_it():
     bad, good = (bucket("C1"),), (bucket(),)
     actions, decision = drifts((), bad, (), bad, good, bad, bad, bad, (), drift_buckets=3)
     assert actions == ["undecidable", "breach", "breach", "breach", "ok", "breach", "breach", "retrain", "retrain"]
@@ -229,7 +229,7 @@ def volumes(*spans, **changes):
 USUAL = [(1000, 10.0)] * MIN_SPANS
 
 
-def test_volume_far_from_usual_is_told_and_never_retrains():
+def test_volume_far_from_usual_is_reported_and_never_retrains():
     assert volumes(*USUAL, (1000, 10.0))[0] == "ok"
     assert volumes(*USUAL, (150, 10.0)) == ("undecidable", "150 rows in 10 s, usual 1000: less than a 5th")
     assert volumes(*USUAL, (6000, 10.0)) == ("breach", "6000 rows in 10 s, usual 1000: more than 5 times as many")

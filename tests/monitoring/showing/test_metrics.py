@@ -112,7 +112,7 @@ def test_what_the_log_cannot_tell_is_absent():
     assert samples(replace(FULL, log_problem="the stream ended"))["ctr_monitor_log_connected",] == 0
 
 
-def test_drift_is_told_by_column_and_absent_where_it_was_not_judged():
+def test_drift_is_reported_by_column_and_absent_where_it_was_not_judged():
     found = samples(FULL)
     assert found["ctr_monitor_drifted", ("column", "I1")] == 1
     assert found["ctr_monitor_drifted", ("column", "C2")] == 0

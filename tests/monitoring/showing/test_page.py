@@ -78,7 +78,7 @@ def test_a_number_that_does_not_exist_is_called_undefined():
         pytest.param({"log_problem": "stream ended"}, "Not ready: the log cannot deliver: stream ended", id="dead"),
     ],
 )
-def test_an_idle_log_and_a_dead_one_are_told_apart(changes, expected):
+def test_an_idle_log_and_a_dead_one_are_reported_apart(changes, expected):
     assert expected in page(Snapshot(**changes)).text
 
 

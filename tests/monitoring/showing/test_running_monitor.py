@@ -9,7 +9,7 @@ from tests.support.monitors import START, WINDOW, prediction, publish
 from tests.support.snapshots import samples
 
 
-def test_decisions_are_told_by_plain_names(bench):
+def test_decisions_are_reported_by_plain_names(bench):
     b = bench(decide_seconds=1.0)
     b.start()
     exposition = Exposition()

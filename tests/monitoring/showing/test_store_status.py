@@ -109,7 +109,7 @@ def test_gate_refusals_in_a_row_end_with_a_release_and_not_with_a_run_that_never
     assert told == [1, 1, 2, 2, 0, 1]
 
 
-def test_the_last_run_is_told_with_its_end_and_the_time_it_took(bench):
+def test_the_last_run_is_reported_with_its_end_and_the_time_it_took(bench):
     b = bench()
     run_pipeline(b.settings.store, "r", *RELEASED)
     ended = (b.settings.store / "runs" / "r" / "outcome.json").stat().st_mtime
@@ -125,7 +125,7 @@ def promotion(store, action: str, version: int, time: str):
     promotion_journal.append_promotion(store, line)
 
 
-def test_the_journal_tells_what_is_live_by_what_since_when_and_how_often(bench):
+def test_the_journal_reports_what_is_live_by_what_since_when_and_how_often(bench):
     b = bench()
     b.settings.store.mkdir(parents=True)
     shown = Shown(b)
@@ -152,7 +152,7 @@ def test_the_journal_tells_what_is_live_by_what_since_when_and_how_often(bench):
 
 
 @pytest.mark.parametrize("broken", ["journal", "outcome"])
-def test_a_store_that_cannot_be_read_is_told_and_stops_nothing(bench, broken):
+def test_a_store_that_cannot_be_read_is_reported_and_stops_nothing(bench, broken):
     b = bench()
     run_pipeline(b.settings.store, "r", *RELEASED)
     promotion(b.settings.store, "release", 1, "2026-01-01T00:00:00+00:00")
@@ -173,7 +173,7 @@ def test_a_store_that_cannot_be_read_is_told_and_stops_nothing(bench, broken):
     assert found["ctr_monitor_live_version",] == 1
 
 
-def test_a_new_installation_is_told_from_one_whose_store_was_lost(bench):
+def test_a_new_installation_is_reported_from_one_whose_store_was_lost(bench):
     """By what is absent; alerts on Triton are silent in the first case and not in the second."""
     b = bench()
     shown = Shown(b)
@@ -241,7 +241,7 @@ def test_a_run_that_ended_long_ago_is_not_opened_again(bench, monkeypatch):
     assert opened == ["old"]
 
 
-def test_files_that_wait_for_the_uploader_are_told_with_the_age_of_the_oldest(bench, tmp_path):
+def test_files_that_wait_for_the_uploader_are_reported_with_the_age_of_the_oldest(bench, tmp_path):
     b = bench(archive_roll_seconds=0.0, upload_wait_seconds=600.0)
     shown = Shown(b)
     assert shown.after()["ctr_monitor_unuploaded_files",] == 0
