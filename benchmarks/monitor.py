@@ -192,7 +192,7 @@ def _write_reference(store: Path, records: list[PredictionBatch]) -> None:
     counter.statistics().write(model_folder(store, "model") / Model.REFERENCE)
 
 
-def _settings(folder: Path) -> MonitorSettings:
+def _monitor_settings(folder: Path) -> MonitorSettings:
     return make_settings(
         MonitorSettings,
         log="sqlite:///unused",
@@ -212,7 +212,7 @@ def measure(rows: int, *, rows_per_message: int, log: str, profile: Path | None 
         folder = Path(scratch)
         memory, sqlite = MemoryLog(), SqliteLog(folder / "log.db", clock=lambda: clock["time"])
         subscriber: Any = sqlite if log == "sqlite" else memory
-        settings = _settings(folder)
+        settings = _monitor_settings(folder)
         _write_reference(settings.store, traffic.records)
         store = Store(settings.state / "monitor.db")
         monitor = Monitor(

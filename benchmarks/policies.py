@@ -101,7 +101,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def keep(result: dict[str, Any], path: Path | None) -> None:
-    """Writes the figures so far as JSON: a run takes minutes, and one that is stopped has said something."""
+    """Writes the figures so far as JSON: a run takes minutes, and one that is stopped has share something."""
     if path is not None:
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(json.dumps(result, indent=1) + "\n")
@@ -252,19 +252,19 @@ def table(result: dict[str, Any]) -> str:
         for name, figures in found.items():
             rows = "never" if figures["median_rows"] is None else f"{figures['median_rows']:,.0f}"
             missed = f"{figures['missed']}/{figures['falls']}"
-            lines.append(f"{name:<40}{_share(figures)}{rows:>18}{missed:>9}")
+            lines.append(f"{name:<40}{_share_cell(figures)}{rows:>18}{missed:>9}")
     for rate, found in result["users"].items():
         lines += ["", f"{'rows share their user, ' + rate:<50} pooled AUC {found['pooled_auc']:.4f}, at its edge"]
-        lines += [f"{'one bet ' + name:<40}{_share(found[name])}" for name in ("by request", "by row")]
+        lines += [f"{'one bet ' + name:<40}{_share_cell(found[name])}" for name in ("by request", "by row")]
     for broken in broken_bounds(result):
         lines.append(f"above its bound: {broken}")
     return "\n".join(lines)
 
 
-def _share(figures: dict[str, Any]) -> str:
+def _share_cell(figures: dict[str, Any]) -> str:
     bound = "none" if figures["bound"] is None else f"{figures['bound']:g}"
-    said = f"{figures['false_alarms']}/{figures['streams']} [{figures['low']:.3f}, {figures['high']:.3f}]"
-    return f"{said:>28}{bound:>8}"
+    share = f"{figures['false_alarms']}/{figures['streams']} [{figures['low']:.3f}, {figures['high']:.3f}]"
+    return f"{share:>28}{bound:>8}"
 
 
 if __name__ == "__main__":

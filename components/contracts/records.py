@@ -73,15 +73,15 @@ class PredictionBatch:
         n = len(self.scores)
         if not self.request_id or n == 0:
             raise ContractError(f"prediction batch {self.request_id!r} has {n} rows, expected an id and rows")
-        _expect("dense", self.dense, np.float32, shape=(n, NUM_DENSE))
-        _expect("categorical", self.categorical, np.int64, shape=(n, NUM_CATEGORICAL))
-        _expect("scores", self.scores, np.float32, shape=(n,))
+        _check_array("dense", self.dense, np.float32, shape=(n, NUM_DENSE))
+        _check_array("categorical", self.categorical, np.int64, shape=(n, NUM_CATEGORICAL))
+        _check_array("scores", self.scores, np.float32, shape=(n,))
         if self.positions is not None:
-            _expect("positions", self.positions, np.int32, shape=(n,))
+            _check_array("positions", self.positions, np.int32, shape=(n,))
         if (self.shadow_version is None) != (self.shadow_scores is None):
             raise ContractError(f"prediction batch {self.request_id} has a shadow version without scores or vice versa")
         if self.shadow_scores is not None:
-            _expect("shadow_scores", self.shadow_scores, np.float32, shape=(n,))
+            _check_array("shadow_scores", self.shadow_scores, np.float32, shape=(n,))
         if self.shadow_version is not None and type(self.shadow_version) is not int:
             raise ContractError(f"shadow_version is {self.shadow_version!r}, expected an integer")
         for scores in (self.scores, self.shadow_scores):
@@ -116,8 +116,8 @@ class OutcomeBatch:
             raise ContractError(f"outcome batch {self.batch_id!r} has {n} outcomes, expected an id and outcomes")
         if self.event not in EVENTS:
             raise ContractError(f"outcome event is {self.event!r}, expected one of {EVENTS}")
-        _expect("rows", self.rows, np.int32, shape=(n,))
-        _expect("times", self.times, np.float64, shape=(n,))
+        _check_array("rows", self.rows, np.int32, shape=(n,))
+        _check_array("times", self.times, np.float64, shape=(n,))
 
     def __len__(self) -> int:
         """Number of outcomes."""
@@ -254,6 +254,6 @@ class _Arrays:
             raise ContractError(f"log record has {len(self._body) - self._at} bytes left over")
 
 
-def _expect(name: str, array: NDArray[Any], dtype: type[Any], *, shape: tuple[int, ...]) -> None:
+def _check_array(name: str, array: NDArray[Any], dtype: type[Any], *, shape: tuple[int, ...]) -> None:
     if array.dtype != _EXPECTED[dtype] or array.shape != shape:
         raise ContractError(f"{name} is {array.dtype} {list(array.shape)}, expected {np.dtype(dtype)} {list(shape)}")

@@ -160,7 +160,7 @@ def read_reference(path: Path, *, scores: Path | None = None) -> ReferenceStatis
     Raises:
         ContractError: a file cannot be read, is of another kind or version, or its counts do not fit together.
     """
-    document = _read(path, "ReferenceStatistics")
+    document = _read_document(path, "ReferenceStatistics")
     try:
         edges = np.array(document["dense_edges"], np.float64)
         found = ReferenceStatistics(
@@ -183,19 +183,23 @@ def _expect_counts(path: Path, found: ReferenceStatistics) -> None:
     for name, column in found.dense.items():
         first, end = column.inner
         for counts in (column.counts, column.fair_counts):
-            _expect(path, name, counts.shape == (len(edges) - 1,), expected=f"{len(edges) - 1} counts")
+            _check_statistic(path, name, counts.shape == (len(edges) - 1,), expected=f"{len(edges) - 1} counts")
         _expect_part(path, name, column.fair_counts, whole=column.counts)
-        _expect(path, name, 0 <= first <= end < len(edges), expected="an inner range within its buckets")
+        _check_statistic(path, name, 0 <= first <= end < len(edges), expected="an inner range within its buckets")
         _expect_rows(
             path, name, int(column.counts.sum()), missing=column.missing, counts=column.counts, rows=found.rows
         )
     for name, category in found.categorical.items():
         for counts in (category.counts, category.fair_counts):
             fits = category.values.ndim == 1 and category.values.shape == counts.shape
-            _expect(path, name, fits, expected="a count for each value")
+            _check_statistic(path, name, fits, expected="a count for each value")
         _expect_part(path, name, category.fair_counts, whole=category.counts)
-        _expect(path, name, 0 <= category.fair_others <= category.others, expected="fair counts within all counts")
-        _expect(path, name, len(np.unique(category.values)) == len(category.values), expected="each value once")
+        _check_statistic(
+            path, name, 0 <= category.fair_others <= category.others, expected="fair counts within all counts"
+        )
+        _check_statistic(
+            path, name, len(np.unique(category.values)) == len(category.values), expected="each value once"
+        )
         listed = int(category.counts.sum())
         _expect_rows(
             path, name, listed + category.others, missing=category.missing, counts=category.counts, rows=found.rows
@@ -203,18 +207,18 @@ def _expect_counts(path: Path, found: ReferenceStatistics) -> None:
 
 
 def _read_scores(path: Path) -> ScoreHistogram:
-    document = _read(path, "ScoreHistogram")
+    document = _read_document(path, "ScoreHistogram")
     try:
         edges, counts = np.array(document["edges"], np.float64), np.array(document["counts"], np.int64)
     except (KeyError, TypeError, OverflowError, ValueError) as error:
         raise ContractError(f"{path} is no score histogram: {error!r}") from error
     _expect_edges(path, edges)
-    _expect(path, "score", counts.shape == (len(edges) - 1,), expected=f"{len(edges) - 1} counts")
-    _expect(path, "score", bool((counts >= 0).all()), expected="no negative count")
+    _check_statistic(path, "score", counts.shape == (len(edges) - 1,), expected=f"{len(edges) - 1} counts")
+    _check_statistic(path, "score", bool((counts >= 0).all()), expected="no negative count")
     return ScoreHistogram(edges=edges, counts=counts)
 
 
-def _read(path: Path, kind: str) -> dict[str, Any]:
+def _read_document(path: Path, kind: str) -> dict[str, Any]:
     try:
         document = json.loads(path.read_text())
     except OSError as error:
@@ -247,7 +251,7 @@ def _categorical(document: dict[str, Any]) -> CategoryColumn:
 
 
 def _expect_edges(path: Path, edges: NDArray[np.float64]) -> None:
-    _expect(
+    _check_statistic(
         path,
         "edges",
         edges.ndim == 1 and len(edges) > 2 and bool((np.diff(edges) > 0).all()),
@@ -256,15 +260,15 @@ def _expect_edges(path: Path, edges: NDArray[np.float64]) -> None:
 
 
 def _expect_rows(path: Path, name: str, present: int, *, missing: int, counts: Counts, rows: int) -> None:
-    _expect(path, name, missing >= 0 and bool((counts >= 0).all()), expected="no negative count")
-    _expect(path, name, present + missing == rows, expected=f"{rows} rows, values and missing ones together")
+    _check_statistic(path, name, missing >= 0 and bool((counts >= 0).all()), expected="no negative count")
+    _check_statistic(path, name, present + missing == rows, expected=f"{rows} rows, values and missing ones together")
 
 
 def _expect_part(path: Path, name: str, part: Counts, *, whole: Counts) -> None:
-    _expect(path, name, bool(((part >= 0) & (part <= whole)).all()), expected="fair counts within all counts")
+    _check_statistic(path, name, bool(((part >= 0) & (part <= whole)).all()), expected="fair counts within all counts")
 
 
-def _expect(path: Path, name: str, holds: bool, *, expected: str) -> None:
+def _check_statistic(path: Path, name: str, holds: bool, *, expected: str) -> None:
     if not holds:
         raise ContractError(f"{path}: {name} is damaged, expected {expected}")
 

@@ -70,7 +70,7 @@ class SqliteLog:
         self._keep_ids_seconds = keep_ids_seconds
         self._longest_seconds = max(_LONGEST_LEASE_SECONDS, lease_seconds)
         self._lock = threading.Lock()
-        with _translated(path):
+        with _log_errors(path):
             self._connection = sqlite3.connect(
                 str(path), timeout=busy_timeout_seconds, isolation_level=None, check_same_thread=False
             )
@@ -164,7 +164,7 @@ class SqliteLog:
 
     def list_dead_letters(self) -> list[DeadLetter]:
         """See `event_log.Subscriber`."""
-        with self._lock, _translated(self._path):
+        with self._lock, _log_errors(self._path):
             rows = self._connection.execute(
                 "SELECT message_id, payload, reason, dead_lettered_at FROM messages "
                 "WHERE state = 'dead letter' ORDER BY number"
@@ -193,7 +193,7 @@ class SqliteLog:
     def _is_settled(self, now: float) -> bool:
         if not self._settled:
             assert self._inherited_until is not None
-            with self._lock, _translated(self._path):
+            with self._lock, _log_errors(self._path):
                 # None of ours is among them: all that were pulled here are ended.
                 longest = self._longest_lease(self._connection)
             self._settled = now >= min(self._inherited_until, longest)
@@ -212,7 +212,7 @@ class SqliteLog:
 
     def backlog(self) -> int:
         """See `event_log.Subscriber`."""
-        with self._lock, _translated(self._path):
+        with self._lock, _log_errors(self._path):
             row = self._connection.execute("SELECT count(*) FROM messages WHERE state = 'waiting'").fetchone()
         return int(row[0])
 
@@ -223,7 +223,7 @@ class SqliteLog:
     @contextmanager
     def _transaction(self) -> Iterator[sqlite3.Connection]:
         # One connection has one transaction: without the lock, threads would join each other's.
-        with self._lock, _translated(self._path):
+        with self._lock, _log_errors(self._path):
             # IMMEDIATE takes the write lock at once: two readers never lease the same message.
             self._connection.execute("BEGIN IMMEDIATE")
             try:
@@ -244,7 +244,7 @@ def _inode(path: str | Path) -> int | None:
 
 
 @contextmanager
-def _translated(path: str | Path) -> Iterator[None]:
+def _log_errors(path: str | Path) -> Iterator[None]:
     try:
         yield
     except sqlite3.OperationalError as error:

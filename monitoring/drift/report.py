@@ -1,4 +1,4 @@
-"""What is said of one closed bucket: per column how far it moved, how likely that is by chance, and the verdict."""
+"""What is parts of one closed bucket: per column how far it moved, how likely that is by chance, and the verdict."""
 
 from __future__ import annotations
 
@@ -83,14 +83,14 @@ class DriftReport:
     def text(self) -> str:
         """One sentence for people."""
         where = f"over {self.rows} rows of model version {self.version}"
-        said = []
+        parts = []
         if self.drifted:
             more = f" and {len(self.drifted) - 3} more" if len(self.drifted) > 3 else ""
-            said.append("drift: " + ", ".join(_told(column) for column in self.drifted[:3]) + more)
+            parts.append("drift: " + ", ".join(_describe_drift(column) for column in self.drifted[:3]) + more)
         if self.outlying:
             rates = ", ".join(f"{c.column} {c.outlier_rate_before:.2%} -> {c.outlier_rate:.2%}" for c in self.outlying)
-            said.append(f"outliers: {rates}")
-        return f"{'; '.join(said) or 'no drift'} {where}"
+            parts.append(f"outliers: {rates}")
+        return f"{'; '.join(parts) or 'no drift'} {where}"
 
     def document(self) -> dict[str, Any]:
         """The report as JSON takes it."""
@@ -98,7 +98,7 @@ class DriftReport:
         return {**asdict(self), **names}
 
 
-def _told(column: ColumnDrift) -> str:
+def _describe_drift(column: ColumnDrift) -> str:
     change = column.missing_share - column.missing_share_before
     distance = "" if column.distance is None else f" {column.measure} {column.distance:.3f}"
     missing = f", missing {change:+.1%}" if abs(change) >= 0.01 else ""

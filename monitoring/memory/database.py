@@ -96,7 +96,7 @@ class Database:
             raise
 
     def _open(self) -> None:
-        with self._translated():
+        with self._database_errors():
             self._connection = sqlite3.connect(self._path, isolation_level=None, check_same_thread=False)
             try:
                 self._connection.execute(f"PRAGMA page_size={PAGE_BYTES}")
@@ -149,7 +149,7 @@ class Database:
             TemporaryError: the disk is full or refuses; everything is as it was before.
         """
         before = dict(self.counters)
-        with self._translated():
+        with self._database_errors():
             try:
                 self._connection.execute("BEGIN IMMEDIATE")
                 yield self._connection
@@ -163,7 +163,7 @@ class Database:
                 raise
 
     @contextmanager
-    def _translated(self) -> Iterator[None]:
+    def _database_errors(self) -> Iterator[None]:
         try:
             yield
         except sqlite3.OperationalError as error:
