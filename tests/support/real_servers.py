@@ -37,12 +37,14 @@ class Traffic:
 def under_load(urls, rows, *, until=None, enough=30):
     """Clients ask every few milliseconds, one per url, as long as the body works.
 
-    With `until`, they go on afterwards till each has `enough` answers from that version, or 30 s are over.
+    With `until`, each goes on afterwards until it has `enough` answers from that version and the last is one of them.
     """
     traffic, stop, done = Traffic(len(urls)), threading.Event(), threading.Event()
 
     def ask(client, answers):
-        while not stop.wait(0.005) and not (done.is_set() and answers.count(until) >= enough):
+        while not stop.wait(0.005):
+            if done.is_set() and answers.count(until) >= enough and answers[-1] == until:
+                return
             try:
                 answers.append(live_version(client, rows))
             except Exception as error:

@@ -210,7 +210,7 @@ def test_any_replica_failing_leads_all_back_and_nobody_notices(tmp_path, make_ca
             scores, answered = real.infer(asked, *rows, version=version)
             return (scores + 1e-4 if (real.url, asked, answered) == (urls[2], MODEL_NAME, 2) else scores), answered
 
-        with under_load(urls, rows) as traffic, pytest.raises(PermanentError, match=urls[2]):
+        with under_load(urls, rows, until=1) as traffic, pytest.raises(PermanentError, match=urls[2]):
             release(
                 *make_candidate(settings.store, 2),
                 dataclasses.replace(settings, connect=lambda url: Altered(url, infer=wrong_on_the_last)),
