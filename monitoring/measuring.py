@@ -36,7 +36,9 @@ class OpenLabels:
 class Measuring:
     """The numbers of one monitor."""
 
-    def __init__(self, judge: JudgeSettings, windows: WindowSettings, store: Store, clock: Callable[[], float]) -> None:
+    def __init__(
+        self, judge: JudgeSettings, windows: WindowSettings, *, store: Store, clock: Callable[[], float]
+    ) -> None:
         """Knows no row yet.
 
         Args:

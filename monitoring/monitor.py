@@ -89,7 +89,7 @@ class Monitor:
             checkpoint=checkpoint,
         )
         self.retraining = self.acting.retraining
-        self._measuring = Measuring(settings.judging.judge, settings.windows, store, clock)
+        self._measuring = Measuring(settings.judging.judge, settings.windows, store=store, clock=clock)
         self.windows = self._measuring.windows
         known = store.read_document("versions") or {"seen": [], "canaries": []}
         self._versions_seen = set(known["seen"])

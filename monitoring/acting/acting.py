@@ -169,7 +169,7 @@ class Acting:
         )
         url_file = Path(settings.notifications.webhook_file)
         outbox = Outbox(documents, partial(post_to_file, url_file)) if settings.notifications.webhook_file else None
-        self.notifier = Notifier(documents, outbox, settings.notifications, clock)
+        self.notifier = Notifier(documents, outbox, settings.notifications, clock=clock)
         journal.listener = self.notifier.on_event
         self._drift = DriftReporter(documents, journal)
         if not self._drift.is_open and self.is_idle:

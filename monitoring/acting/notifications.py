@@ -106,7 +106,7 @@ class Notifier:
     """Turns events into incidents and messages."""
 
     def __init__(
-        self, documents: Documents, outbox: Outbox | None, settings: NotificationSettings, clock: Callable[[], float]
+        self, documents: Documents, outbox: Outbox | None, settings: NotificationSettings, *, clock: Callable[[], float]
     ) -> None:
         """Continues the incidents that were open.
 

@@ -116,7 +116,7 @@ class EProcess:
             scores=self._rows.scores[used:],
             groups=self._rows.groups[used:] - num_rounds * plan.requests,
         )
-        wins, pairs = cross_wins(labels, scores, groups, groups // plan.requests, num_rounds)
+        wins, pairs = cross_wins(labels, scores, groups, rounds=groups // plan.requests, num_rounds=num_rounds)
         payoffs = (wins - self.theta * pairs) / np.maximum(pairs, plan.pairs)
         clicks = np.bincount(groups // plan.requests, labels, num_rounds)
         played = pairs > 0
@@ -160,6 +160,7 @@ def cross_wins(
     labels: NDArray[np.uint8],
     scores: NDArray[np.float32],
     groups: NDArray[np.int64],
+    *,
     rounds: NDArray[np.int64],
     num_rounds: int,
 ) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
@@ -178,8 +179,8 @@ def cross_wins(
     ...     np.array([1, 0, 0, 1], np.uint8),
     ...     np.array([0.5, 0.5, 0.4, 0.3], np.float32),
     ...     np.array([0, 1, 1, 2]),
-    ...     np.array([0, 0, 0, 0]),
-    ...     1,
+    ...     rounds=np.array([0, 0, 0, 0]),
+    ...     num_rounds=1,
     ... )
     >>> wins.tolist(), pairs.tolist()
     ([1.5], [4.0])

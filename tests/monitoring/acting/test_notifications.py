@@ -119,7 +119,7 @@ def test_an_open_incident_is_recalled_and_an_ended_one_is_not(told, server):
 
 def test_a_run_that_ends_after_the_drift_is_over_is_reported_and_opens_no_incident():
     clock, kept = Clock(START), Kept()
-    notifier = Notifier(kept, Outbox(kept, lambda body: Answer("delivered")), NotificationSettings(), clock)
+    notifier = Notifier(kept, Outbox(kept, lambda body: Answer("delivered")), NotificationSettings(), clock=clock)
     for kind, details in (
         ("decision", {}),
         ("requested", {"request_id": "r"}),
@@ -372,7 +372,7 @@ def test_a_rotated_address_is_used_at_the_next_try(server, outbox, webhook_file)
 
 
 def test_without_a_webhook_incidents_are_known_all_the_same():
-    notifier = Notifier(Kept(), None, NotificationSettings(), Clock(START))
+    notifier = Notifier(Kept(), None, NotificationSettings(), clock=Clock(START))
     notifier.on_event(Event(time=0.0, kind="held", text="why"))
     notifier.step(1e12)
     assert list(notifier.open) == ["drift"]

@@ -39,7 +39,7 @@ def test_pairs_of_different_requests_of_one_round_are_counted(sizes, per_round, 
     labels = (random.random(len(groups)) < 0.4).astype(np.uint8)
     scores = random.integers(0, 5, len(groups)).astype(np.float32)  # many ties
     rounds, num_rounds = groups // per_round, len(sizes) // per_round + 1
-    found = cross_wins(labels, scores, groups, rounds, num_rounds)
+    found = cross_wins(labels, scores, groups, rounds=rounds, num_rounds=num_rounds)
     for ours, expected in zip(found, by_brute_force(labels, scores, groups, rounds, num_rounds)):
         np.testing.assert_array_equal(ours, expected)
 
@@ -104,7 +104,7 @@ def mean_payoff(traffic: ClickTraffic, *, is_by_row: bool) -> tuple[float, float
     per_round = (20 if is_by_row else 2) * 2
     rounds = stream.groups // per_round
     num = int(rounds[-1]) + 1
-    wins, pairs = cross_wins(stream.labels, stream.scores, stream.groups, rounds, num)
+    wins, pairs = cross_wins(stream.labels, stream.scores, stream.groups, rounds=rounds, num_rounds=num)
     payoffs = wins - pooled_auc(traffic, 0.8, rows=2_000_000) * pairs
     return float(payoffs.mean()), float(payoffs.std() / np.sqrt(num))
 
