@@ -101,7 +101,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def keep(result: dict[str, Any], path: Path | None) -> None:
-    """Writes the figures so far as JSON: a run takes minutes, and one that is stopped has share something."""
+    """Writes the figures so far as JSON: a run takes minutes and may be stopped before its end."""
     if path is not None:
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(json.dumps(result, indent=1) + "\n")

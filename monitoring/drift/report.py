@@ -1,4 +1,4 @@
-"""What is parts of one closed bucket: per column how far it moved, how likely that is by chance, and the verdict."""
+"""The drift report of one closed bucket: per column how far it moved, how likely that is by chance, and the verdict."""
 
 from __future__ import annotations
 
