@@ -73,9 +73,7 @@ class Unplanted(PermanentError):
     """The server counted other hits than were planted: the figures would be of something else."""
 
 
-def measure(
-    network: str, num_rows: int, server: TritonServer, log: DrawnLog, flags: argparse.Namespace
-) -> dict[str, Any]:
+def measure(network: str, num_rows: int, *, server: TritonServer, log: DrawnLog, is_quick: bool) -> dict[str, Any]:
     """The figures of one network and request size.
 
     Raises:
@@ -90,9 +88,10 @@ def measure(
     random = np.random.default_rng(0)
     rounds: dict[int, list[list[Pair]]] = {rate: [] for rate in HIT_RATES}
     planted = 0
-    for _ in range(_QUICK_ROUNDS if flags.quick else _ROUNDS):
+    count = _QUICK_REQUESTS if is_quick else _REQUESTS
+    for _ in range(_QUICK_ROUNDS if is_quick else _ROUNDS):
         for rate in random.permutation(HIT_RATES):
-            pairs = _round(asker, names, requests, int(rate), _QUICK_REQUESTS if flags.quick else _REQUESTS, random)
+            pairs = _ask_one_round(asker, names, requests, rate=int(rate), count=count, random=random)
             planted += sum(pair.is_hit for pair in pairs)
             rounds[int(rate)].append(pairs)
     asker.close()
@@ -100,11 +99,11 @@ def measure(
     hits = _increase(before[CACHED], after[CACHED], "nv_cache_num_hits_per_model")
     if hits != planted:
         raise Unplanted(f"{network} at {num_rows} rows: the server counted {hits:.0f} hits, expected {planted}")
-    return _result(network, num_rows, rounds, before[PLAIN], after[PLAIN])
+    return _figures_of_case(network, num_rows, rounds, before=before[PLAIN], after=after[PLAIN])
 
 
-def _round(
-    asker: Asker, names: dict[str, str], requests: Requests, rate: int, count: int, random: np.random.Generator
+def _ask_one_round(
+    asker: Asker, names: dict[str, str], requests: Requests, *, rate: int, count: int, random: np.random.Generator
 ) -> list[Pair]:
     warm = requests.fresh(_WARM)
     for request in warm:
@@ -127,10 +126,11 @@ def _increase(before: dict[str, float], after: dict[str, float], counter: str) -
     return after.get(counter, 0.0) - before.get(counter, 0.0)
 
 
-def _result(
+def _figures_of_case(
     network: str,
     num_rows: int,
     rounds: dict[int, list[list[Pair]]],
+    *,
     before: dict[str, float],
     after: dict[str, float],
 ) -> dict[str, Any]:
@@ -216,13 +216,15 @@ def print_case(result: dict[str, Any]) -> None:
     print(f"\n{result['case']}: by the server's counters the model computes {result['compute_us']:,.0f} us")
     print(f"  {'hits':>5} {'no cache, ms':>24} {'local cache, ms':>24} {'time saved':>26}")
     for rate, figures in result["rates"].items():
-        plain, cached, saved = figures["plain_ms"], figures["cached_ms"], figures["saved"]
+        plain, cached = figures["plain_ms"], figures["cached_ms"]
+        saved = figures["saved"]
         print(
             f"  {rate:>4}% {plain.median:>8.3f} ({plain.least:>5.3f} to {plain.most:>5.3f})"
             f" {cached.median:>8.3f} ({cached.least:>5.3f} to {cached.most:>5.3f})"
             f" {saved.median:>9.0%} ({saved.least:>4.0%} to {saved.most:>4.0%})"
         )
-    miss, hit, rate = result["miss_cost_ms"], result["hit_saving_ms"], result["break_even"]
+    miss, hit = result["miss_cost_ms"], result["hit_saving_ms"]
+    rate = result["break_even"]
     pays = "never" if rate is None else f"from {rate:.1%} hits"
     print(
         f"  a miss costs {miss.median:+.3f} ms ({miss.least:+.3f} to {miss.most:+.3f}), a hit saves "
@@ -257,11 +259,11 @@ def main(argv: Sequence[str] | None = None) -> int:
         with TritonServer(scratch / "repository", log=scratch / "triton.log", settings=settings) as server:
             for network in NETWORKS:
                 asker = Asker(server.grpc_url)
-                for name in write_models(server.repository, network, log, scratch):
+                for name in write_models(server.repository, network, log=log, scratch=scratch):
                     asker.load(name)
                 asker.close()
             for network, num_rows in _QUICK_CASES if flags.quick else CASES:
-                result = measure(network, num_rows, server, log, flags)
+                result = measure(network, num_rows, server=server, log=log, is_quick=flags.quick)
                 results[result["case"]] = result
                 print_case(result)
     share = repeating_share(_TRAFFIC_ROWS)

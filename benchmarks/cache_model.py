@@ -36,7 +36,7 @@ CACHE_BYTES = 256 * 2**20
 """Room for every answer of the benchmark: evictions would be another subject."""
 
 
-def write_models(repository: Path, network: str, log: DrawnLog, scratch: Path) -> list[str]:
+def write_models(repository: Path, network: str, *, log: DrawnLog, scratch: Path) -> list[str]:
     """Writes the network as two models that differ in the cache's switch only; their names."""
     config, workflow = NETWORKS[network], _workflow(log)
     weights, graph = scratch / f"weights {network}", scratch / f"graph {network}"

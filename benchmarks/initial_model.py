@@ -19,7 +19,7 @@ REPOSITORY = Path(__file__).resolve().parents[1]
 CLICK_RATE = 0.25
 
 
-def write_initial_model(folder: Path, config: NetworkConfig, slot_sizes: Sequence[int], seed: int) -> Tensors:
+def write_initial_model(folder: Path, config: NetworkConfig, slot_sizes: Sequence[int], *, seed: int) -> Tensors:
     """Writes weights and `network.onnx` into the folder; gives the weights."""
     asked = json.dumps({"config": config.as_document(), "slot_sizes": list(slot_sizes), "seed": seed})
     python = REPOSITORY / ".venvs" / "training" / "bin" / "python"

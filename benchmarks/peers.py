@@ -7,7 +7,7 @@ Plain PyTorch: 26 `nn.Embedding` with dense gradients, the cross layers one by o
 over a Dataset of a DataFrame's values. That Dataset feeds 201,000 rows/s on two cores, a TensorDataset 107,000; two
 workers make it 238,000 and take a core from the step, so there are none.
 
-DeepCTR-Torch: its DCN with its own `fit`, unchanged. It is told to leave out what the network above does not have: its
+DeepCTR-Torch: its DCN with its own `fit`, unchanged. It is configured without what the network above does not have: its
 linear part (no linear columns) and the L2 penalties on whole tables, which would slow it down.
 """
 
@@ -54,7 +54,7 @@ class Evergreen:
     """The engine that `components.training` fits with."""
 
     def __init__(
-        self, config: DcnConfig, slot_sizes: list[int], weights: Path, batch_size: int, precision: str
+        self, config: DcnConfig, slot_sizes: list[int], weights: Path, *, batch_size: int, precision: str
     ) -> None:
         """Starts from the model in the folder `weights`."""
         self.name = f"evergreen {precision}"
@@ -135,7 +135,7 @@ class PlainPytorch:
 
     name = "plain PyTorch"
 
-    def __init__(self, config: DcnConfig, slot_sizes: list[int], weights: Path, batch_size: int) -> None:
+    def __init__(self, config: DcnConfig, slot_sizes: list[int], weights: Path, *, batch_size: int) -> None:
         """Starts from the model in the folder `weights`."""
         self.model = PlainDcn(config, open_model(weights, slot_sizes).weights, slot_sizes)
         self._optimizer = torch.optim.Adam(self.model.parameters(), lr=0.001)

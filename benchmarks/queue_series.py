@@ -125,7 +125,8 @@ class Load:
     """A closed loop of `num_clients` on one server; `pause` returns when nothing is under way."""
 
     def __init__(self, client: Client, num_clients: int) -> None:
-        self._client, self._going, self._stop = client, threading.Event(), threading.Event()
+        self._client = client
+        self._going, self._stop = threading.Event(), threading.Event()
         self._going.set()
         self._idle = [threading.Event() for _ in range(num_clients)]
         self._threads = [threading.Thread(target=self._run, args=(idle,), daemon=True) for idle in self._idle]

@@ -56,13 +56,13 @@ def measure(address: str, model: str, log: DrawnLog, *, seconds: float) -> list[
             requests = Requests(log, rows).fresh(32)
             for request in requests[:4]:
                 client.infer(model, request)
-            times = _asked(client, model, requests, seconds)
+            times = _seconds_of_requests(client, model, requests, seconds=seconds)
             quantiles = {str(q): float(np.quantile(times, q)) for q in QUANTILES}
             measured.append({"rows": rows, "requests": len(times), "seconds": quantiles})
     return measured
 
 
-def _asked(client: Any, model: str, requests: Sequence[list[Any]], seconds: float) -> list[float]:
+def _seconds_of_requests(client: Any, model: str, requests: Sequence[list[Any]], *, seconds: float) -> list[float]:
     """Seconds that an instance worked on each request of a while; at least one.
 
     Raises:
@@ -122,10 +122,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     log, others = DrawnLog(), machine.OtherWork()
     with ExitStack() as stack:
         if arguments.server:
-            address, model, what = arguments.server, arguments.model, arguments.describe or "a Triton, not described"
+            address, model = arguments.server, arguments.model
+            what = arguments.describe or "a Triton, not described"
         else:
             scratch = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="evergreen-service-times-")))
-            (model, _) = write_models(scratch / "repository", arguments.network, log, scratch)
+            (model, _) = write_models(scratch / "repository", arguments.network, log=log, scratch=scratch)
             server = stack.enter_context(TritonServer(scratch / "repository", log=scratch / "triton.log"))
             address = server.grpc_url
             client = grpc_client.InferenceServerClient(address)

@@ -52,7 +52,9 @@ _RELEASE_BATCH, _RELEASE_LOAD = 64, 0.25
 """Rows per request while releases happen, and the share of the capacity that the load takes."""
 
 
-REFERENCE_RATIO, FLOOR_RATIO, IN_PROCESS_SHARE, COLD_START_SECONDS, RELEASE_RATIO = 50.0, 2.0, 0.8, 1.0, 2.0
+REFERENCE_RATIO, FLOOR_RATIO = 50.0, 2.0
+IN_PROCESS_SHARE, COLD_START_SECONDS = 0.8, 1.0
+RELEASE_RATIO = 2.0
 """The targets."""
 
 
@@ -69,15 +71,16 @@ def measure(scratch: Path, sizes: Sizes) -> dict[str, Any]:
         differences = ", ".join(f"{name} {value:.1e}" for name, value in results["parity"].items())
         print(f"{results['table_rows']:,} table rows; largest difference from the expected scores: {differences}")
         alone = Alone(ours.graph(1), models.asked, ours.options().instances)
-        results["closed"] = run_precisely(closed(contestants, alone, models.asked, sizes))
+        results["closed"] = run_precisely(closed(contestants, alone, models.asked, sizes=sizes))
         _print_closed(results["closed"])
         rates = {batch: capacities(results["closed"], batch) for batch in _SMALL_BATCHES}
-        results["half_load"] = run_precisely(half_load(contestants, alone, models.asked, sizes, rates))
+        results["half_load"] = run_precisely(half_load(contestants, alone, models.asked, sizes=sizes, capacities=rates))
         _print_half_load(results["half_load"])
         results["cold_starts"] = cold_starts(ours, models, sizes)
         _print_starts(results["cold_starts"])
-        load = {"rate": _RELEASE_LOAD * rates[_RELEASE_BATCH][OURS], "batch": _RELEASE_BATCH}
-        results["releases"] = run_precisely(releases_under_load(ours, contestants[OURS], models.asked, sizes, **load))
+        rate = _RELEASE_LOAD * rates[_RELEASE_BATCH][OURS]
+        load = releases_under_load(ours, contestants[OURS], models.asked, sizes=sizes, rate=rate, batch=_RELEASE_BATCH)
+        results["releases"] = run_precisely(load)
         _print_releases(results["releases"])
     return results
 

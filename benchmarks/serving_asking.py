@@ -134,7 +134,7 @@ class _Notes:
 class GrpcCaller:
     """Asks the model `name` of a Triton, `batch` rows at a time."""
 
-    def __init__(self, url: str, name: str, rows: FeatureRows, batch: int) -> None:
+    def __init__(self, url: str, name: str, rows: FeatureRows, *, batch: int) -> None:
         self._requests = [_infer_request(name, part) for part in _parts(rows, batch)]
         self._channel = grpc.aio.insecure_channel(url, options=list(GRPC_OPTIONS))
         self._infer = service_pb2_grpc.GRPCInferenceServiceStub(self._channel).ModelInfer
@@ -155,8 +155,8 @@ class GrpcCaller:
 class HttpCaller:
     """Asks a web server at host:port, as JSON or as the tensors' bytes."""
 
-    def __init__(self, address: str, path: str, rows: FeatureRows, batch: int) -> None:
-        self._host, _, self._port = address.rpartition(":")
+    def __init__(self, address: str, path: str, rows: FeatureRows, *, batch: int) -> None:
+        self._host, self._port = address.rsplit(":", 1)
         self._is_json = path == "/json"
         encode = _json_body if self._is_json else _binary_body
         self._requests = [_http_request(self._host, path, encode(part)) for part in _parts(rows, batch)]

@@ -31,7 +31,8 @@ from inference_client.rows import FeatureRows
 from pipelines.local.stack import DIRECT, LOOPBACK
 from pipelines.local.triton import PreparedWheel, TritonServer
 
-OURS, FLOOR, REFERENCE = "evergreen", "floor", "reference"
+OURS = "evergreen"
+FLOOR, REFERENCE = "floor", "reference"
 WEB_JSON, WEB_BINARY = "web, JSON", "web, bytes"
 PEERS = Path(__file__).with_name("serving_peers")
 
@@ -59,7 +60,7 @@ class Contestant:
     def connect(self, rows: FeatureRows, batch: int) -> Connection:
         """A connection that asks for `rows`, `batch` at a time."""
         kind = HttpCaller if self.target.startswith("/") else GrpcCaller
-        return kind(self.address, self.target, rows, batch)
+        return kind(self.address, self.target, rows, batch=batch)
 
 
 class Released:
@@ -197,14 +198,16 @@ def _write_reference(models: Models, repository: Path) -> None:
         'name: "ids" data_type: TYPE_INT64 dims: [ 26 ]',
     )
     import_from = f'parameters {{ key: "import_from" value: {{ string_value: "{REPOSITORY}" }} }}\n'
-    workflow = _write_model(repository, "workflow", "nvtabular_model.py", _TENSORS_IN, encoded, extra=import_from)
+    workflow = _write_model(
+        repository, "workflow", "nvtabular_model.py", inputs=_TENSORS_IN, outputs=encoded, extra=import_from
+    )
     shutil.copytree(models.nvtabular, workflow / "nvtabular")
-    network = _write_model(repository, "network", "network_model.py", encoded, _TENSORS_OUT)
+    network = _write_model(repository, "network", "network_model.py", inputs=encoded, outputs=_TENSORS_OUT)
     write_whole(network / "model.onnx", encoded_graph(CONFIG, models.weights(0), models.workflow.slot_sizes))
-    _write_model(repository, REFERENCE, None, _TENSORS_IN, _TENSORS_OUT, extra=_ENSEMBLE)
+    _write_model(repository, REFERENCE, None, inputs=_TENSORS_IN, outputs=_TENSORS_OUT, extra=_ENSEMBLE)
 
 
-def _write_model(repository: Path, name: str, code: str | None, inputs: Any, outputs: Any, *, extra: str = "") -> Path:
+def _write_model(repository: Path, name: str, code: str | None, *, inputs: Any, outputs: Any, extra: str = "") -> Path:
     folder = repository / name / "1"
     folder.mkdir(parents=True)
     if code:

@@ -30,7 +30,8 @@ CONFIG = DcnConfig(
     num_dense=len(DENSE), num_categorical=len(CATEGORICAL), embedding_dim=16, num_cross_layers=3, tower=(128, 64)
 )
 TABLE_ROWS = 260_000
-NUM_FITTED, NUM_HELD_OUT, NUM_ASKED = 90_000, 2_000, 8_192
+NUM_FITTED, NUM_HELD_OUT = 90_000, 2_000
+NUM_ASKED = 8_192
 _NEVER = "2026-01-01T00:00:00+00:00"
 
 
@@ -77,7 +78,7 @@ def write_raw(rows: FeatureRows, path: Path) -> None:
 
 
 class Models:
-    """One fitted workflow, and as many models on it as are asked for.
+    """One fitted workflow, and any number of models on it.
 
     Args:
         folder: Where everything is written; the model store lies in `store` below it.
@@ -101,7 +102,7 @@ class Models:
         """Weights of the model of `seed`, which is written by the first call."""
         if seed not in self._weights:
             folder = self.model_folder(seed) / Model.WEIGHTS
-            self._weights[seed] = write_initial_model(folder, CONFIG, self.workflow.slot_sizes, seed)
+            self._weights[seed] = write_initial_model(folder, CONFIG, self.workflow.slot_sizes, seed=seed)
         return self._weights[seed]
 
     def model_folder(self, seed: int) -> Path:
@@ -110,8 +111,8 @@ class Models:
 
     def expected(self, rows: FeatureRows, seed: int) -> NDArray[np.float32]:
         """Probabilities [n] of `rows` by the model of `seed`."""
-        ids = self.workflow.encode_categorical(rows.categorical)
-        return network_scores(self.weights(seed), self.workflow.slot_sizes, ids, self.workflow.encode_dense(rows.dense))
+        ids, dense = self.workflow.encode_categorical(rows.categorical), self.workflow.encode_dense(rows.dense)
+        return network_scores(self.weights(seed), self.workflow.slot_sizes, ids=ids, dense=dense)
 
     def manifests(self, seed: int, champion: str | None) -> dict[str, Path]:
         """Writes the model of `seed` as training and evaluation would; the files that deployment is given."""
@@ -150,7 +151,7 @@ class Models:
 
 
 def network_scores(
-    weights: Tensors, slot_sizes: list[int], ids: NDArray[np.int64], dense: NDArray[np.float32]
+    weights: Tensors, slot_sizes: list[int], *, ids: NDArray[np.int64], dense: NDArray[np.float32]
 ) -> NDArray[np.float32]:
     """Probabilities [n] of DCN v1 on encoded rows, in float64."""
     p = {name: value.astype(np.float64) for name, value in weights.dense.items()}

@@ -135,7 +135,9 @@ class Alone:
         return np.array(asked), np.array(latencies)
 
 
-async def closed(contestants: dict[str, Contestant], alone: Alone, rows: FeatureRows, sizes: Sizes) -> dict[str, Any]:
+async def closed(
+    contestants: dict[str, Contestant], alone: Alone, rows: FeatureRows, *, sizes: Sizes
+) -> dict[str, Any]:
     """Per batch size and concurrency, per contestant: the rounds' summaries.
 
     ONNX Runtime alone has as many threads as could be at work in the server: one per caller, at most one per instance.
@@ -162,6 +164,7 @@ async def half_load(
     contestants: dict[str, Contestant],
     alone: Alone,
     rows: FeatureRows,
+    *,
     sizes: Sizes,
     capacities: dict[int, dict[str, float]],
 ) -> dict[str, Any]:
@@ -224,21 +227,30 @@ def cold_starts(ours: Released, models: Models, sizes: Sizes) -> dict[str, list[
 
 
 async def releases_under_load(
-    ours: Released, contestant: Contestant, rows: FeatureRows, sizes: Sizes, *, rate: float, batch: int
+    ours: Released, contestant: Contestant, rows: FeatureRows, *, sizes: Sizes, rate: float, batch: int
 ) -> dict[str, Any]:
     """Releases while requests come in an open loop, and how those fared in the window from staging to the switch."""
     return {
         "requests_per_second": rate,
         "batch": batch,
         "releases": [
-            await _one_release(ours, contestant, rows, sizes, rate, batch, seed)
+            await _one_release(
+                ours, contestant, rows, quiet_seconds=sizes.quiet_seconds, rate=rate, batch=batch, seed=seed
+            )
             for seed in range(1, sizes.releases + 1)
         ],
     }
 
 
 async def _one_release(
-    ours: Released, contestant: Contestant, rows: FeatureRows, sizes: Sizes, rate: float, batch: int, seed: int
+    ours: Released,
+    contestant: Contestant,
+    rows: FeatureRows,
+    *,
+    quiet_seconds: float,
+    rate: float,
+    batch: int,
+    seed: int,
 ) -> dict[str, Any]:
     command, manifest = ours.command(seed)
     caller = contestant.connect(rows, batch)
@@ -246,7 +258,7 @@ async def _one_release(
     done = asyncio.Event()
     load = asyncio.ensure_future(open_loop(caller, rate, None, seed=seed, until=done))
     try:
-        await asyncio.sleep(sizes.quiet_seconds)
+        await asyncio.sleep(quiet_seconds)
         began = time.perf_counter()
         # As the local pipeline runs its steps.
         process = await asyncio.create_subprocess_exec(

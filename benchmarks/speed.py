@@ -100,8 +100,13 @@ def _contestants(
     config: DcnConfig, slot_sizes: list[int], batch_size: int, scratch: Path
 ) -> tuple[list[Evergreen], list[TrainingContestant]]:
     weights = _initial_weights(config, slot_sizes, scratch)
-    ours = [Evergreen(config, slot_sizes, weights, batch_size, precision) for precision in PRECISIONS]
-    return ours, [PlainPytorch(config, slot_sizes, weights, batch_size), DeepCtr(config, slot_sizes, batch_size)]
+    ours = [
+        Evergreen(config, slot_sizes, weights, batch_size=batch_size, precision=precision) for precision in PRECISIONS
+    ]
+    return ours, [
+        PlainPytorch(config, slot_sizes, weights, batch_size=batch_size),
+        DeepCtr(config, slot_sizes, batch_size),
+    ]
 
 
 def _initial_weights(config: DcnConfig, slot_sizes: list[int], scratch: Path) -> Path:
@@ -126,7 +131,7 @@ class _OnSmallTable:
         planted = PlantedLogit(SAMPLE_SLOT_SIZES)
         self._segments = [planted.draw(case.steps * batch_size, seed)[0] for seed in range(2, 2 + case.rounds)]
         weights = _initial_weights(case.config, SAMPLE_SLOT_SIZES, scratch)
-        self._ours = Evergreen(case.config, SAMPLE_SLOT_SIZES, weights, batch_size, "float32")
+        self._ours = Evergreen(case.config, SAMPLE_SLOT_SIZES, weights, batch_size=batch_size, precision="float32")
         self._speeds: list[float] = []
 
     def learn(self, number: int) -> None:

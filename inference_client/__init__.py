@@ -1,6 +1,6 @@
 """The client of a served recommender: scores rows, ranks candidates, and logs both with what came of them.
 
-Public: `RecommenderClient` and `SyncRecommenderClient`; `Outcome`, which is told; `ScoredRows`, `Ranking` and
+Public: `RecommenderClient` and `SyncRecommenderClient`; `Outcome`, which `tell` takes; `ScoredRows`, `Ranking` and
 `PublishingCounts`, which they return; `ClientSettings`, `Columns` and `PublisherSettings`; `Unpublished`, which closing
 raises if the log never came back. Errors of scoring are in `inference_client.errors`. Everything else may change.
 
@@ -63,7 +63,7 @@ _MODULE_OF = {
 
 
 def __getattr__(name: str) -> Any:
-    """Imports what is public when it is asked for: gRPC and pyarrow take a second that `--help` does not need."""
+    """Imports a public name at its first use: gRPC and pyarrow take a second that `--help` does not need."""
     if name not in _MODULE_OF:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     return getattr(import_module(f"{__name__}.{_MODULE_OF[name]}"), name)

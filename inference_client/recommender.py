@@ -59,7 +59,7 @@ class ScoredRows:
     time: float
     """Seconds since the epoch, when the answer came."""
     logged: bool
-    """Whether a record is in the log or on its way; False where none was asked for, or the queue was full."""
+    """Whether a record is in the log or on its way; False with `log=False`, without a log, or if the queue was full."""
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)

@@ -264,7 +264,7 @@ class ReplayStatistics:
 
     def __init__(self) -> None:
         self.sent = 0
-        """Requests asked for, answered or not."""
+        """Requests sent, answered or not."""
         self.failed = 0
         """Requests without a usable answer after all retries."""
         self.rows = 0

@@ -2,7 +2,7 @@
 
 A text file names its columns in a header in any order (`Id,Label,I1,...`, unknown names are ignored); without one, 40
 fields are the label and the features, 39 are the features alone, and 41 have an `Id` first. Extraction reads the same
-forms into the lake; it sets malformed rows aside, whereas scoring stops at the first one and names its line.
+forms into the lake; it keeps malformed rows apart, whereas scoring stops at the first one and names its line.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ class LabelledRows(NamedTuple):
 
     features: FeatureRows
     label: NDArray[np.int32]
-    """[n] 1 = click; zeros where labels were not asked for."""
+    """[n] 1 = click; zeros where labels were not requested."""
 
 
 def row_files(path: Path) -> list[Path]:

@@ -81,7 +81,7 @@ class GrpcTransport:
         Args:
             model: Triton's name of the model.
             inputs: Input tensors.
-            outputs: Output tensors asked for.
+            outputs: Requested output tensors.
             seconds: How long the caller waits.
             deadline_seconds: The deadline that an error names, of which `seconds` may be the rest.
 

@@ -82,7 +82,7 @@ class WorldSnapshot:
     """The world at one time."""
 
     hours: float
-    """Start of the step that was asked for."""
+    """Start of the requested step."""
     tables: Tables
     strength: float
     bias: float
@@ -116,7 +116,7 @@ class DriftingWorld:
             ContractError: `hours` is negative or not finite.
         """
         tables = self.tables_at(hours)
-        effects = tables.draw(_CALIBRATION_ROWS, self._calibration())[2].astype(np.float64)
+        effects = tables.draw(_CALIBRATION_ROWS, self._calibration()).effects.astype(np.float64)
         strength = self.world.strength * self._mean_spread / float(effects.std())
         bias = bias_for(strength * effects, self.world.click_rate)
         return WorldSnapshot(
@@ -137,7 +137,7 @@ class DriftingWorld:
 
     def _step_at(self, hours: float) -> int:
         if not 0.0 <= hours < math.inf:
-            raise ContractError(f"asked for the world at hour {hours}, expected a number from 0")
+            raise ContractError(f"hours is {hours}, expected a number from 0")
         # A rounding error must not move an hour written as n / 4 into the previous step.
         return math.floor(hours * 60.0 / self.drift.step_minutes + 1e-9)
 
@@ -147,7 +147,8 @@ class DriftingWorld:
 
     @cached_property
     def _mean_spread(self) -> float:
-        return float(self.world.tables.draw(_CALIBRATION_ROWS, self._calibration())[2].astype(np.float64).std())
+        effects = self.world.tables.draw(_CALIBRATION_ROWS, self._calibration()).effects
+        return float(effects.astype(np.float64).std())
 
     def _categories(self, step: int) -> list[CategoryTable]:
         tables = list(self.world.category_tables)

@@ -151,6 +151,17 @@ class CategoryTable:
         return replace(self, frequencies=frequencies, weights=weights.astype(np.float32), keys=keys, alias=alias)
 
 
+class TableRows(NamedTuple):
+    """Rows drawn from a set of tables."""
+
+    dense: NDArray[np.float32]
+    """[n, 13], NaN = missing."""
+    categorical: NDArray[np.int64]
+    """[n, 26], -1 = missing."""
+    effects: NDArray[np.float32]
+    """[n] sum of each row's planted effects."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class Tables:
     """All columns of a world at one time."""
@@ -162,8 +173,8 @@ class Tables:
     interactions: list[tuple[int, int, NDArray[np.float32]]]
     """(column, column, weights [buckets * buckets]) each."""
 
-    def draw(self, n: int, random: Generator) -> tuple[NDArray[np.float32], NDArray[np.int64], NDArray[np.float32]]:
-        """`n` independent rows: dense [n, 13], categorical [n, 26] and the sum of their effects [n]."""
+    def draw(self, n: int, random: Generator) -> TableRows:
+        """`n` independent rows."""
         effects = np.zeros(n, dtype=np.float32)
         present_of: dict[float, NDArray[np.bool_]] = {}
 
@@ -192,7 +203,7 @@ class Tables:
             effects += table.weights[index]
             if i in self._folded:
                 buckets[i] = index % INTERACTION_BUCKETS
-        return dense, categorical, self._with_interactions(effects, buckets)
+        return TableRows(dense, categorical, self._with_interactions(effects, buckets))
 
     def effects_of(self, dense: NDArray[np.float32], categorical: NDArray[np.int64]) -> NDArray[np.float32]:
         """The sum of the effects [n] of rows that this or another set of tables drew.

@@ -183,15 +183,15 @@ class World:
 
     def _sample_effects(self) -> NDArray[np.float64]:
         random = np.random.default_rng([self.seed, 5])
-        return self.tables.draw(_CALIBRATION_ROWS, random)[2].astype(np.float64)
+        return self.tables.draw(_CALIBRATION_ROWS, random).effects.astype(np.float64)
 
 
 def drawn_rows(tables: Tables, n: int, random: Generator, *, strength: float, bias: float) -> WorldRows:
     """`n` independent rows of `tables` whose logit is bias + strength * effects."""
-    dense, categorical, effects = tables.draw(n, random)
-    probability = sigmoid(strength * effects + bias)
+    drawn = tables.draw(n, random)
+    probability = sigmoid(strength * drawn.effects + bias)
     label = (random.random(n) < probability).astype(np.int32)
-    return WorldRows(dense, categorical, probability, label)
+    return WorldRows(drawn.dense, drawn.categorical, probability, label)
 
 
 def measured_bayes_auc(rows: WorldRows) -> float | None:

@@ -38,6 +38,6 @@ def test_expected_scores_are_the_networks(monkeypatch, tmp_path):
     session = onnxruntime.InferenceSession(tmp_path / "network.onnx", providers=["CPUExecutionProvider"])
     vectors = weights.table[ids + 5 * np.arange(26)]
     (logits,) = session.run(["logit"], {"dense": dense, "embeddings": vectors})
-    found = serving_model.network_scores(weights, sizes, ids, dense)
+    found = serving_model.network_scores(weights, sizes, ids=ids, dense=dense)
     assert found.std() > 0.01
     np.testing.assert_allclose(found, 1 / (1 + np.exp(-logits)), atol=1e-6)
