@@ -142,7 +142,7 @@ def summarize_on_beam(
             path: _upload(path, shared, i) if "://" in temporary else str(path) for i, path in enumerate(files)
         }
         sources = [_FileSource(addresses[part.path], part) for part in parts]
-        _run_pipeline(sources, columns, counters, options, shared)
+        _run_pipeline(sources, columns, counters, options=options, shared=shared)
         return _fetch_results(shared, counters)
     except (ContractError, TemporaryError):
         raise
@@ -156,6 +156,7 @@ def _run_pipeline(
     sources: list[_FileSource],
     columns: Sequence[str],
     counters: Sequence[RowCounter],
+    *,
     options: PipelineOptions,
     shared: str,
 ) -> None:

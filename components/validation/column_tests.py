@@ -104,13 +104,15 @@ def compare_columns(
         settings: How large an effect must be to matter.
         level: p-value below which a change counts, for what is detectable.
     """
-    missing = _test_missing(now, before, windows, settings, level)
+    missing = _test_missing(now, before, windows, settings=settings, level=level)
     if not now.present or not before.present:
         return ColumnTests((missing,))
     if now.values is None or before.values is None:
-        values = _test_buckets(now, before, settings, level)
-        return ColumnTests((values, _test_mean(now, before, settings, level), missing), values.effect.value)
-    values, difference, moved, new_share = _test_categories(now, before, settings, level)
+        values = _test_buckets(now, before, settings=settings, level=level)
+        return ColumnTests(
+            (values, _test_mean(now, before, settings=settings, level=level), missing), values.effect.value
+        )
+    values, difference, moved, new_share = _test_categories(now, before, settings=settings, level=level)
     return ColumnTests((values, missing), difference, moved, new_share)
 
 
@@ -118,7 +120,7 @@ def compare_columns(
 
 
 def _test_missing(
-    now: ColumnSummary, before: ColumnSummary, windows: WindowPair, settings: ValidationSettings, level: float
+    now: ColumnSummary, before: ColumnSummary, windows: WindowPair, *, settings: ValidationSettings, level: float
 ) -> ColumnTest:
     parts = _part_with_column(now, windows[0]), _part_with_column(before, windows[1])
     n, m = parts[0].rows, parts[1].rows
@@ -166,7 +168,9 @@ def design_of_totals(now: RowTotal, before: RowTotal, windows: WindowPair) -> fl
 # -- dense columns
 
 
-def _test_buckets(now: ColumnSummary, before: ColumnSummary, settings: ValidationSettings, level: float) -> ColumnTest:
+def _test_buckets(
+    now: ColumnSummary, before: ColumnSummary, *, settings: ValidationSettings, level: float
+) -> ColumnTest:
     n, m = now.present, before.present
     designs, mean = _cell_designs(_cells_of(now, now.sums), _cells_of(before, before.sums))
     effect = divergence(now.counts, before.counts, designs) or _NO_EFFECT
@@ -181,7 +185,7 @@ def _test_buckets(now: ColumnSummary, before: ColumnSummary, settings: Validatio
     )
 
 
-def _test_mean(now: ColumnSummary, before: ColumnSummary, settings: ValidationSettings, level: float) -> ColumnTest:
+def _test_mean(now: ColumnSummary, before: ColumnSummary, *, settings: ValidationSettings, level: float) -> ColumnTest:
     places = np.arange(NUM_BUCKETS)
     beyond = possible = weighed = 0.0
     means = []
@@ -217,7 +221,7 @@ def _test_mean(now: ColumnSummary, before: ColumnSummary, settings: ValidationSe
 
 
 def _test_categories(
-    now: ColumnSummary, before: ColumnSummary, settings: ValidationSettings, level: float
+    now: ColumnSummary, before: ColumnSummary, *, settings: ValidationSettings, level: float
 ) -> tuple[ColumnTest, float, MovedValue | None, float]:
     values, samples, own = _choose_cells(now, before)
     designs, mean = _cell_designs(*samples)

@@ -103,7 +103,7 @@ def _judge_values(measured: Measured, rules: RuleSet) -> list[Finding]:
             text = f"{name} has no value in any of {rows} rows"
             found += rules.find("column_empty_by_chance", name, text)
         else:
-            found += _judge_empty_column(name, before.get(name), rows, measured.schema, rules)
+            found += _judge_empty_column(name, before.get(name), rules, rows=rows, schema=measured.schema)
     return found
 
 
@@ -119,7 +119,7 @@ def _judge_label(label: Any, rows: int, rules: RuleSet) -> list[Finding]:
     return []
 
 
-def _judge_empty_column(name: str, before: Any, rows: int, schema: Any, rules: RuleSet) -> list[Finding]:
+def _judge_empty_column(name: str, before: Any, rules: RuleSet, *, rows: int, schema: Any) -> list[Finding]:
     known, rows_before = num_values(before), num_values(before) + num_missing(before)
     text = f"{name} has no value in any of {rows} rows"
     if not known:

@@ -77,14 +77,20 @@ def screen_rows(round_: ValidationRound, files: Sequence[Path], folder: Path) ->
     returning = ReturningRows(store, round_.champion.folder if round_.champion else None, round_.raw)
     screened = ScreenedRows(dataset=round_.raw, files=list(files))
     if row_rules or returning.taken:
-        screened = _split_rows(round_, files, folder, row_rules, returning)
+        screened = _split_rows(round_, files, folder, row_rules=row_rules, returning=returning)
     if screened.num_by_rule:
-        kept = quarantine_store.keep_quarantined(store, run, folder / QUARANTINED, round_.raw, screened.num_by_rule)
+        kept = quarantine_store.keep_quarantined(
+            store,
+            run,
+            folder / QUARANTINED,
+            num_by_rule=screened.num_by_rule,
+            last_event_time=round_.raw.last_event_time,
+        )
         screened = replace(screened, dataset=replace(screened.dataset, quarantine_uri=kept.as_uri()))
     else:
         quarantine_store.forget_quarantined(store, run)
     if returning.taken:
-        quarantine_store.write_taken(store, run, screened.dataset.digest, returning.taken)
+        quarantine_store.write_taken(store, run, digest=screened.dataset.digest, rules=returning.taken)
     idle_findings: list[Finding] = []
     for name in idle:
         text = f"rule {name} found nothing to compare with: there is no schema or no champion yet"
@@ -100,12 +106,17 @@ class _RowTally:
 
 
 def _split_rows(
-    round_: ValidationRound, files: Sequence[Path], folder: Path, row_rules: Sequence[RowRule], returning: ReturningRows
+    round_: ValidationRound,
+    files: Sequence[Path],
+    folder: Path,
+    *,
+    row_rules: Sequence[RowRule],
+    returning: ReturningRows,
 ) -> ScreenedRows:
     raw, tally = round_.raw, _RowTally()
     (folder / TRAIN).mkdir()
     for path in files:
-        marks = _mark_rows(path, row_rules, round_.rules, returning.exempt, tally)
+        marks = _mark_rows(path, row_rules, rules=round_.rules, exempt=returning.exempt, tally=tally)
         if marks:
             _split_file(path, marks, rest=folder / TRAIN / path.name, gone=folder / QUARANTINED / path.name)
         else:
@@ -113,7 +124,7 @@ def _split_rows(
     num_gone = sum(tally.quarantined.values())
     # Older than all others, and so is its name in the order of names.
     num_back = returning.write(folder / TRAIN / "00000-replayed.parquet")
-    findings = _judge_tally(tally, num_gone, num_back, raw.num_train_rows, round_.rules)
+    findings = _judge_tally(tally, round_.rules, num_gone=num_gone, num_back=num_back, num_rows=raw.num_train_rows)
     if not num_gone and not num_back:
         shutil.rmtree(folder / TRAIN)
         return ScreenedRows(dataset=raw, files=list(files), findings=findings)
@@ -132,7 +143,7 @@ def _split_rows(
 
 
 def _mark_rows(
-    path: Path, row_rules: Sequence[RowRule], rules: RuleSet, exempt: Set[RowKey], tally: _RowTally
+    path: Path, row_rules: Sequence[RowRule], *, rules: RuleSet, exempt: Set[RowKey], tally: _RowTally
 ) -> Marks:
     marks: Marks = {}
     row = 0
@@ -190,7 +201,7 @@ def _link_file(path: Path, target: Path) -> None:
         shutil.copyfile(path, target)
 
 
-def _judge_tally(tally: _RowTally, num_gone: int, num_back: int, num_rows: int, rules: RuleSet) -> list[Finding]:
+def _judge_tally(tally: _RowTally, rules: RuleSet, *, num_gone: int, num_back: int, num_rows: int) -> list[Finding]:
     found: list[Finding] = []
     for name, hits in tally.hits.items():
         num_quarantined = tally.quarantined[name]

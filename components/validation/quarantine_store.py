@@ -17,7 +17,6 @@ from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
 
-from components.contracts.manifests import RawDataset
 from components.runtime.durable import append_line, whole_directory, write_whole
 from components.runtime.errors import ContractError
 from components.store.runs import run_folder
@@ -33,9 +32,6 @@ class QuarantinedRun:
 
     run: str
     time: str
-    source_uri: str
-    raw_digest: str
-    """Of the rows before any was quarantined."""
     num_rows: int
     num_by_rule: dict[str, int]
     last_event_time: str
@@ -64,17 +60,15 @@ def rows_folder(store: Path, run: str) -> Path:
     return quarantine_folder(store) / "runs" / run_folder(store, run).name / "rows"
 
 
-def keep_quarantined(store: Path, run: str, rows: Path, raw: RawDataset, num_by_rule: dict[str, int]) -> Path:
+def keep_quarantined(store: Path, run: str, rows: Path, *, num_by_rule: dict[str, int], last_event_time: str) -> Path:
     """Copies the Parquet files in `rows`, replacing those of an earlier try of the run; returns their folder."""
     final = rows_folder(store, run)
     kept = QuarantinedRun(
         run=run,
         time=datetime.now(timezone.utc).isoformat(),
-        source_uri=raw.source_uri,
-        raw_digest=raw.digest,
         num_rows=sum(num_by_rule.values()),
         num_by_rule=num_by_rule,
-        last_event_time=raw.last_event_time,
+        last_event_time=last_event_time,
     )
     with whole_directory(final.parent, replace=True) as folder:
         shutil.copytree(rows, folder / final.name)
@@ -170,7 +164,7 @@ def replay_rows(store: Path, run: str, rule: str | None, *, who: str, reason: st
     return line
 
 
-def write_taken(store: Path, run: str, digest: str, rules: dict[str, list[str]]) -> None:
+def write_taken(store: Path, run: str, *, digest: str, rules: dict[str, list[str]]) -> None:
     """Notes that the rows of the dataset `digest`, which `run` makes, include the replayed rows of `rules` by run."""
     content = json.dumps({"digest": digest, "batches": rules}) + "\n"
     write_whole(quarantine_folder(store) / "taken" / f"{run}.json", content)

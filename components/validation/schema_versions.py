@@ -256,7 +256,6 @@ class AcceptedSchema:
     """Of the version's bytes."""
     base: str
     """What it was compared with: `version <n>`, `model <id>`, or `none`."""
-    base_sha256: str | None
     loosened: list[str]
     """Rules that it loosens, each `FEATURE.rule`, as named by who accepted it."""
 
@@ -362,7 +361,6 @@ def accept_schema(
             run=run,
             sha256=hashlib.sha256(content).hexdigest(),
             base=base,
-            base_sha256=hashlib.sha256(path.read_bytes()).hexdigest() if path else None,
             loosened=loosened,
         )
         write_whole(version_path(store, line.version), content)

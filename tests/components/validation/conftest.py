@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import shutil
+from functools import partial
 
 import numpy as np
 import pyarrow as pa
@@ -10,10 +10,11 @@ import pyarrow.parquet as pq
 import pytest
 
 from components.contracts import criteo
-from components.contracts.manifests import Model, RawDataset, Release, ValidationReport
-from components.store import promotion_journal, runs
+from components.contracts.manifests import ValidationReport
+from components.store import runs
 from components.validation.__main__ import main
 from components.validation.reference import ReferenceCounter
+from tests.support.validation_models import make_dataset, release_validated
 
 
 @pytest.fixture
@@ -26,21 +27,7 @@ def write_rows(tmp_path):
         for i, table in enumerate(tables):
             pq.write_table(table, folder / f"part-{i}.parquet")
         manifest = tmp_path / name / "raw.json"
-        RawDataset(
-            source_uri="file:///lake",
-            window_start=None,
-            window_end=None,
-            first_event_time="2026-01-01T00:00:00Z",
-            last_event_time="2026-01-02T00:00:00Z",
-            train_uri=folder.as_uri(),
-            holdout_uri=folder.as_uri(),
-            num_train_rows=sum(table.num_rows for table in tables),
-            num_holdout_rows=0,
-            num_malformed=0,
-            malformed_uri=None,
-            num_duplicates=0,
-            digest="d" * 64,
-        ).write(manifest)
+        make_dataset(folder, sum(table.num_rows for table in tables)).write(manifest)
         return manifest
 
     return write
@@ -56,46 +43,7 @@ def store(tmp_path):
 @pytest.fixture
 def release_model(store):
     """Makes a model, whose statistics and schema a validation report names, the champion."""
-
-    def release(report):
-        model = store / "models" / "m1"
-        parts = [(Model.STATISTICS, report.statistics_uri), (Model.SCHEMA, report.schema_uri)]
-        parts += [(Model.WINDOWS, report.windows_uri)] if report.windows_uri else []
-        for part, uri in parts:
-            (model / part).parent.mkdir(parents=True, exist_ok=True)
-            shutil.copy(uri.removeprefix("file://").replace("%20", " "), model / part)
-        manifest = store / "releases" / "1.json"
-        Release(
-            model_name="click_model",
-            version=1,
-            previous_version=None,
-            model_id="m1",
-            model_uri=model.as_uri(),
-            graph_uri="file:///repository",
-            sha256={},
-            raw_digest="d" * 64,
-            parity_max_abs_diff=0.0,
-            parity_rows=1,
-            repository_uri="file:///repository",
-            trigger_id=None,
-            reason="test",
-            published_at="2026-01-02T00:00:00Z",
-        ).write(manifest)
-        promotion = promotion_journal.Promotion(
-            time="2026-01-02T00:00:00Z",
-            action=promotion_journal.RELEASE,
-            version=1,
-            previous_version=None,
-            model_id="m1",
-            model_uri=model.as_uri(),
-            release_uri=manifest.as_uri(),
-            trigger_id=None,
-            reason="test",
-        )
-        promotion_journal.append_promotion(store, promotion)
-        return model
-
-    return release
+    return partial(release_validated, store, "m1")
 
 
 @pytest.fixture

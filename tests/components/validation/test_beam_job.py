@@ -1,4 +1,4 @@
-"""Statistics by Beam: DirectRunner gives ours; what a runner lacks is said before anything runs. Dataflow never ran."""
+"""Statistics by Beam: DirectRunner gives ours; missing options are refused before anything runs. Dataflow never ran."""
 
 from __future__ import annotations
 
@@ -188,7 +188,7 @@ def test_dataflows_options_arrive_where_beam_looks_for_them():
 
 
 @pytest.mark.parametrize(
-    ("text", "told"),
+    ("text", "message"),
     [
         ("--project=p", "name no runner"),
         ("--runner=NoRunner", "beam runner 'NoRunner' cannot be made"),
@@ -202,7 +202,7 @@ def test_dataflows_options_arrive_where_beam_looks_for_them():
         (DATAFLOW, "sdk_container_image"),
     ],
 )
-def test_what_a_runner_lacks_is_said_before_anything_runs(text, told):
-    with pytest.raises(ContractError, match=told) as refused:
+def test_options_that_a_runner_lacks_are_refused_before_anything_runs(text, message):
+    with pytest.raises(ContractError, match=message) as refused:
         parse_options(text)
     assert "\n" not in str(refused.value)

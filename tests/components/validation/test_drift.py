@@ -48,7 +48,7 @@ def test_every_feature_has_an_entry_of_finite_numbers_and_an_unchanged_window_no
         assert entry.detectable > 0
 
 
-def test_the_p_value_told_of_a_feature_is_that_of_its_strongest_test_where_adjusted_ones_are_alike(judged, window_of):
+def test_the_p_value_of_a_feature_is_that_of_its_strongest_test_where_adjusted_ones_are_alike(judged, window_of):
     now, before = window_of(judged(4000, seed=1)), window_of(judged(4000))
     entries = measure_drift(now, KeptWindows((before,)), SETTINGS)
     tied = 0
@@ -214,7 +214,7 @@ def test_new_value_share_counts_planted_new_values_and_no_rare_old_ones(judged, 
     assert {unchanged[name].new_value_share for name in criteo.CATEGORICAL} == {0}
 
 
-def test_a_change_that_the_newest_window_learned_is_not_told_again_and_its_return_is(judged, drift_of):
+def test_a_change_that_the_newest_window_learned_is_not_reported_again_and_its_return_is(judged, drift_of):
     old = pa.array(np.random.default_rng(0).integers(0, 4, 8000), pa.int64())
     new = pa.array(np.random.default_rng(1).integers(2, 6, 8000), pa.int64())
 
@@ -256,7 +256,7 @@ def test_columns_of_one_value_each_have_no_mean_shift_in_standard_deviations(jud
     assert (entry.mean_shift, entry.drifted) == (None, True)
 
 
-def test_a_window_that_left_a_feature_out_says_nothing_of_its_missing_share(judged, window_of):
+def test_a_window_that_left_a_feature_out_does_not_change_its_missing_share(judged, window_of):
     half = pa.array([1.0, None] * 3000, pa.float32())
     before = [
         window_of(judged(6000, seed=seed, I3=half), excluded=left_out) for seed, left_out in ((1, ("I3",)), (2, ()))
@@ -345,21 +345,21 @@ def test_of_rates_that_stand_still_no_more_are_called_changed_than_the_level_say
     assert (np.mean([each.design_effect for each in found]) > 3) == alike
 
 
-def test_a_halved_rate_is_told_and_a_smaller_change_or_a_few_rows_are_not(clicked):
+def test_a_halved_rate_is_reported_and_a_smaller_change_or_a_few_rows_are_not(clicked):
     def finding(now, before):
         return judge_click_rate(measure_label_shift(clicked(now), KeptWindows((clicked(before),))), RULES)
 
     def rows(n, share):
         return np.random.default_rng(2).permutation(np.arange(n) < share * n)
 
-    (told,) = finding(rows(5000, 0.02), rows(5000, 0.05))
-    assert (told.feature, told.rule, told.severity) == ("label", "click_rate", "warn")
-    assert told.description.startswith("the share of clicks is 2.00%, was 5.00%")
+    (found,) = finding(rows(5000, 0.02), rows(5000, 0.05))
+    assert (found.feature, found.rule, found.severity) == ("label", "click_rate", "warn")
+    assert found.description.startswith("the share of clicks is 2.00%, was 5.00%")
     assert finding(rows(5000, 0.03), rows(5000, 0.05)) == []
     assert finding(rows(20, 0.15), rows(5000, 0.05)) == []
 
 
-def test_a_rate_that_the_newest_window_learned_is_not_told_again(clicked):
+def test_a_rate_that_the_newest_window_learned_is_not_reported_again(clicked):
     low, high = np.arange(4000) % 50 == 0, np.arange(4000) % 10 == 0
     kept = KeptWindows((clicked(high), clicked(high), clicked(low)))
     found = measure_label_shift(clicked(low), kept)

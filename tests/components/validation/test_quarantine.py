@@ -15,9 +15,8 @@ import pyarrow.parquet as pq
 import pytest
 
 from components.contracts import criteo
-from components.contracts.manifests import Model, RawDataset, Release
+from components.contracts.manifests import Model, RawDataset
 from components.storage.uris import local_path
-from components.store import promotion_journal
 from components.validation.__main__ import metric_values
 from components.validation.inputs import ValidationRound
 from components.validation.quarantine import screen_rows
@@ -28,6 +27,7 @@ from components.validation.schema_command import build_parser as schema_parser
 from components.validation.schema_command import main as schema_command
 from components.validation.schema_versions import format_schema, read_schema
 from components.validation.settings import ValidationSettings
+from tests.support.validation_models import make_dataset, release_validated
 
 START = 1_760_000_000.0
 KEYS = [criteo.REQUEST_ID, criteo.ROW]
@@ -62,20 +62,12 @@ class QuarantineWorld:
             pq.write_table(table.slice(i * size, size), folder / f"part-{i:05d}.parquet")
         times = table[criteo.EVENT_TIME].to_pylist()
         manifest = self.folder / name / "raw.json"
-        RawDataset(
-            source_uri="file:///lake",
-            window_start=None,
-            window_end=None,
+        make_dataset(
+            folder,
+            table.num_rows,
+            digest=(name.encode().hex() * 64)[:64],
             first_event_time=times[0].isoformat(),
             last_event_time=times[-1].isoformat(),
-            train_uri=folder.as_uri(),
-            holdout_uri=folder.as_uri(),
-            num_train_rows=table.num_rows,
-            num_holdout_rows=0,
-            num_malformed=0,
-            malformed_uri=None,
-            num_duplicates=0,
-            digest=(name.encode().hex() * 64)[:64],
         ).write(manifest)
         return manifest
 
@@ -86,12 +78,7 @@ class QuarantineWorld:
 
     def release(self, report, valid, name):
         """A model that learned the dataset `valid` becomes the champion; it continues the one before."""
-        folder = self.store / "models" / name
-        for part, uri in ((Model.STATISTICS, report.statistics_uri), (Model.SCHEMA, report.schema_uri)):
-            (folder / part).parent.mkdir(parents=True, exist_ok=True)
-            shutil.copy(local_path(uri), folder / part)
-        if report.windows_uri:
-            shutil.copy(local_path(report.windows_uri), folder / Model.WINDOWS)
+        folder = release_validated(self.store, name, report, raw_digest=valid.digest)
         Model(
             model_id=name,
             uri=folder.as_uri(),
@@ -108,30 +95,6 @@ class QuarantineWorld:
             sha256={},
             created_at="2026-01-01T00:00:00Z",
         ).write(folder / Model.MANIFEST)
-        version = len(promotion_journal.read_journal(self.store)) + 1
-        release = self.store / "releases" / f"{version}.json"
-        common = {"version": version, "previous_version": None, "model_id": name, "model_uri": folder.as_uri()}
-        common |= {"trigger_id": None, "reason": "test"}
-        Release(
-            model_name="click_model",
-            graph_uri="file:///repository",
-            sha256={},
-            raw_digest=valid.digest,
-            parity_max_abs_diff=0.0,
-            parity_rows=1,
-            repository_uri="file:///repository",
-            published_at="2026-01-02T00:00:00Z",
-            **common,
-        ).write(release)
-        promotion_journal.append_promotion(
-            self.store,
-            promotion_journal.Promotion(
-                time="2026-01-02T00:00:00Z",
-                action=promotion_journal.RELEASE,
-                release_uri=release.as_uri(),
-                **common,
-            ),
-        )
         self.live = name
 
     def replay(self, run, *flags):
@@ -154,7 +117,7 @@ def test_without_a_rule_about_rows_the_valid_dataset_is_the_raw_one(world):
     assert not (world.store / "quarantine").exists()
 
 
-def test_offending_rows_go_aside_with_rule_and_reason_and_the_rest_is_judged_and_handed_on(world):
+def test_offending_rows_are_quarantined_with_rule_and_reason_and_the_rest_is_judged_and_handed_on(world):
     table, manifest = world.window(0, label={3: 7, 500: None}, I4={10: 5.0})
     code, report, valid = world.judge(manifest, "r1", label_kind="quarantine")
     assert (code, report.decision, report.num_rows) == (0, "warn", 598)
@@ -180,7 +143,7 @@ def test_offending_rows_go_aside_with_rule_and_reason_and_the_rest_is_judged_and
     assert all(getattr(valid, name) == getattr(raw, name) for name in same)
 
 
-def test_what_is_set_aside_outlives_the_work_folder_and_a_retry_makes_it_anew(world, capsys):
+def test_quarantined_rows_outlive_the_work_folder_and_a_retry_replaces_them(world, capsys):
     _, manifest = world.window(0, label={3: 7})
     world.judge(manifest, "r1", label_kind="quarantine")
     _, _, valid = world.judge(manifest, "r1", label_kind="quarantine")
@@ -218,7 +181,7 @@ def test_more_quarantined_rows_than_the_share_allows_block(world):
 @pytest.mark.parametrize(
     ("action", "code", "decision"), [("block", 1, "block"), ("warn", 0, "warn"), ("info", 0, "pass")]
 )
-def test_a_rule_about_rows_that_only_tells_counts_them_and_moves_none(world, action, code, decision):
+def test_a_rule_about_rows_that_only_reports_counts_them_and_moves_none(world, action, code, decision):
     days = [datetime.fromtimestamp(START, timezone.utc).strftime("%Y-%m-%d")]
     table, manifest = world.window(0)
     answer = world.judge(manifest, "r1", named_rows={"action": action, "days": days})
@@ -264,14 +227,14 @@ def test_outliers_by_quantile_are_no_closer_than_the_champions_own_quantile(worl
     assert len(gone) > 0.1 * beyond.sum()
 
 
-def test_a_rule_with_nothing_to_compare_with_says_so_in_a_first_run(world):
+def test_a_rule_with_nothing_to_compare_with_is_reported_in_a_first_run(world):
     _, manifest = world.window(0)
     _, report, valid = world.judge(manifest, "r1", outlier="quarantine", domain="quarantine")
     assert [(f["rule"], f["severity"]) for f in report.findings] == [("domain", "info"), ("outlier", "info")]
     assert valid == RawDataset.read(manifest)
 
 
-def test_rows_out_of_the_schemas_domain_go_aside(world):
+def test_rows_out_of_the_schemas_domain_are_quarantined(world):
     table, manifest = world.window(0)
     _, report, valid = world.judge(manifest, "r1")
     world.release(report, valid, "m1")
@@ -312,8 +275,8 @@ def test_rows_taken_back_are_learned_by_the_next_round_and_once(world, capsys):
         files = sorted(local_path(valid.train_uri).iterdir())
         assert pa.concat_tables([pq.read_table(path) for path in files]) == wanted
         assert (valid.num_train_rows, report.num_rows, valid.num_quarantined) == (620, 620, 0)
-        told = [f["description"] for f in report.findings if f["rule"] == "quarantine_replayed"]
-        assert told == ["20 rows of earlier quarantines, which people took back, are learned with these"]
+        texts = [f["description"] for f in report.findings if f["rule"] == "quarantine_replayed"]
+        assert texts == ["20 rows of earlier quarantines, which people took back, are learned with these"]
     world.release(report, valid, "m2")
     _, manifest = world.window(2)
     _, _, valid = world.judge(manifest, "r3")
@@ -335,7 +298,7 @@ def test_rows_taken_back_that_lie_in_the_window_come_with_it_in_spite_of_the_rul
     assert valid == RawDataset.read(manifest)
 
 
-def test_late_rows_that_a_refused_round_set_aside_come_from_the_lake_again_and_once(world):
+def test_late_rows_that_a_refused_round_quarantined_come_from_the_lake_again_and_once(world):
     """They lie before the window, so that they could come from the store as well."""
     late, _ = world.window(0, rows=100, files=1)
     window, _ = world.window(1)
@@ -354,7 +317,7 @@ def test_late_rows_that_a_refused_round_set_aside_come_from_the_lake_again_and_o
 
 
 @pytest.mark.parametrize("learned_between", [False, True])
-def test_a_row_set_aside_by_two_runs_comes_back_once(world, learned_between):
+def test_a_row_quarantined_by_two_runs_comes_back_once(world, learned_between):
     table, manifest = world.window(0)
     rules = {"named_rows": {"action": "quarantine", "request_ids": [table[criteo.REQUEST_ID][0].as_py()]}}
     _, report, valid = world.judge(manifest, "r1", **rules)
@@ -427,7 +390,7 @@ def test_a_user_without_a_name_is_kept_by_number(monkeypatch):
 
 
 @pytest.mark.parametrize("command", [quarantine, schema_command])
-def test_a_store_that_cannot_be_read_is_told_in_one_line(command, tmp_path, capsys, monkeypatch):
+def test_a_store_that_cannot_be_read_is_an_error_of_one_line(command, tmp_path, capsys, monkeypatch):
     def fail(*_, **__):
         raise OSError(5, "Input/output error", "/store")
 

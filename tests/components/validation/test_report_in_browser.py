@@ -21,14 +21,14 @@ FLAGS = [
 ]
 DARK = "--blink-settings=preferredColorScheme=0"
 MEASURE = """<script>
-const said = {}, root = document.documentElement, cards = [...document.querySelectorAll('.card')];
-said.overflow = root.scrollWidth > innerWidth; said.cards = document.querySelectorAll('.card svg').length;
-said.paper = getComputedStyle(document.body).backgroundColor; said.ink = getComputedStyle(document.body).color;
+const seen = {}, root = document.documentElement, cards = [...document.querySelectorAll('.card')];
+seen.overflow = root.scrollWidth > innerWidth; seen.cards = document.querySelectorAll('.card svg').length;
+seen.paper = getComputedStyle(document.body).backgroundColor; seen.ink = getComputedStyle(document.body).color;
 const heights = card => [...card.querySelectorAll('rect.now')].map(each => each.getBoundingClientRect().height);
-said.drawn = cards.filter(card => Math.max(...heights(card)) > 20).length;
-const link = document.querySelector('a.skip'); link.focus(); said.skip = link.getBoundingClientRect().left >= 0;
-const fold = document.querySelector('details'); fold.querySelector('summary').click(); said.unfolds = fold.open;
-document.title = JSON.stringify(said);</script>"""
+seen.drawn = cards.filter(card => Math.max(...heights(card)) > 20).length;
+const link = document.querySelector('a.skip'); link.focus(); seen.skip = link.getBoundingClientRect().left >= 0;
+const fold = document.querySelector('details'); fold.querySelector('summary').click(); seen.unfolds = fold.open;
+document.title = JSON.stringify(seen);</script>"""
 
 pytestmark = pytest.mark.skipif(BROWSER is None, reason="no chromium on this machine (Debian: apt install chromium)")
 
@@ -49,15 +49,15 @@ def test_the_report_is_drawn_in_its_colours_within_its_width_and_unfolds_by_keys
     page = draw_page(document_with_drift(judged, run="hourly-1"))
     copy = tmp_path / "report.html"
     copy.write_text(page.replace("</body>", MEASURE + "</body>"), encoding="utf-8")
-    told = browse(tmp_path, f"--window-size={width},1400", *([DARK] if dark else []), "--dump-dom", copy.as_uri())
-    said = json.loads(re.search(r"<title>(.*?)</title>", told).group(1))
+    dumped = browse(tmp_path, f"--window-size={width},1400", *([DARK] if dark else []), "--dump-dom", copy.as_uri())
+    seen = json.loads(re.search(r"<title>(.*?)</title>", dumped).group(1))
     ground = "rgb(18, 22, 28)" if dark else "rgb(255, 255, 255)"
     # I2 has no value now, so its chart is the champion's alone; all others have bars too.
-    assert said == {
+    assert seen == {
         "overflow": False,
         "cards": NUM_CARDS,
         "paper": ground,
-        "ink": said["ink"],
+        "ink": seen["ink"],
         "drawn": NUM_CARDS - 1,
         "skip": True,
         "unfolds": True,

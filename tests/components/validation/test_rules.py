@@ -118,7 +118,7 @@ def test_rules_that_mean_nothing_end_the_step_before_any_row_is_read(step, tmp_p
     assert "rule 'missing_shar' is unknown" in capsys.readouterr().err
 
 
-def test_columns_that_nobody_agreed_on_are_told_by_name_and_proposed(
+def test_columns_that_nobody_agreed_on_are_reported_by_name_and_proposed(
     step, write_rows, raw_table, release_model, tmp_path
 ):
     from components.validation.schema_versions import read_schema
@@ -152,12 +152,10 @@ def test_a_column_that_people_accepted_is_new_no_more_and_its_absence_is_no_faul
         assert [f for f in report.findings if f["feature"] == "price"] == []
 
 
-def test_what_a_lake_holds_otherwise_than_agreed_is_judged_though_rows_came_cast(
-    step, write_rows, raw_table, release_model
-):
+def test_columns_that_extraction_cast_are_judged_by_their_type_in_the_lake(step, write_rows, raw_table, release_model):
     release_model(step(write_rows(raw_table(300)))[1])
-    told = {"arrow_type": "string", "file": "/lake/day=2026-03-01/a.parquet"}
-    foreign = [{"column": "C7", "expected": "int64", **told}, {"column": "shop", "expected": None, **told}]
+    origin = {"arrow_type": "string", "file": "/lake/day=2026-03-01/a.parquet"}
+    foreign = [{"column": "C7", "expected": "int64", **origin}, {"column": "shop", "expected": None, **origin}]
 
     def judged(run, *flags):
         manifest = write_rows(raw_table(300, seed=1), name=run)

@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-import hashlib
 import random
 import threading
 
@@ -244,7 +243,7 @@ def changed(schema, **changes):
     ],
     ids=str,
 )
-def test_every_difference_is_told_by_feature_and_rule_with_its_direction(schema, change, name, kind):
+def test_every_difference_names_its_feature_and_rule_with_its_direction(schema, change, name, kind):
     (difference,) = compare_schemas(schema, changed(schema, **change))
     assert (difference.name, difference.kind) == (name, kind)
 
@@ -300,7 +299,7 @@ def test_a_loosened_rule_needs_its_name_and_the_journal_says_who_and_why(schema,
         store, edited, of_champion=live, who="ann", reason="new shop", run="r2", loosen=["I1.max"]
     )
     assert (line.version, line.who, line.reason, line.run, line.loosened) == (1, "ann", "new shop", "r2", ["I1.max"])
-    assert (line.base, line.base_sha256) == ("model m1", hashlib.sha256(live[1].read_bytes()).hexdigest())
+    assert line.base == "model m1"
     assert schema_versions.schema_in_force(store, live[1]).read_bytes() == edited.read_bytes()
     # The next one is compared with version 1, whatever is live.
     stricter = write(changed(schema, I1__float_domain__max=400.0, I1__presence__min_fraction=0.7))

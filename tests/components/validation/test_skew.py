@@ -112,7 +112,7 @@ def stale(served):
 
 @pytest.mark.parametrize(("plant", "name"), [(scaled, "I3"), (nulled, "C7"), (stale, "C20")])
 @pytest.mark.parametrize("part_rows", [10**6, 500])
-def test_a_feature_served_otherwise_is_found_named_and_counted_as_pandas_counts(
+def test_a_feature_served_with_other_values_is_found_named_and_counted_as_pandas_counts(
     training, archive, tmp_path, plant, name, part_rows
 ):
     frame = make_frame(200)
@@ -230,7 +230,7 @@ def test_rows_that_do_not_join_are_compared_by_their_distributions_in_the_same_s
     assert (entry.num_rows_now, entry.num_rows_before) == (frame["I1"].count(), within_span["I1"].count())
 
 
-def test_an_archive_without_the_days_is_told_and_one_that_is_no_folder_is_refused(training, archive, tmp_path):
+def test_an_archive_without_the_days_is_reported_and_one_that_is_no_folder_is_refused(training, archive, tmp_path):
     frame = make_frame(20)
     served = frame.copy()
     served[criteo.EVENT_TIME] = START - dt.timedelta(days=30)
