@@ -50,7 +50,9 @@ def settings(triton, tmp_path):
 
 @pytest.fixture
 def deploy(settings, make_candidate):
-    return lambda seed, **other: release(*make_candidate(settings.store, seed), settings, **other)
+    return lambda seed, **changes: release(
+        *make_candidate(settings.store, seed), dataclasses.replace(settings, **changes)
+    )
 
 
 @pytest.fixture
