@@ -42,7 +42,7 @@ def write_models(repository: Path, network: str, *, log: DrawnLog, scratch: Path
     weights, graph = scratch / f"weights {network}", scratch / f"graph {network}"
     table = write_initial_model(weights, config, workflow.slot_sizes, seed=0).table
     graph.mkdir()
-    write_graph(graph, workflow, table, read_network(weights / NETWORK_FILE))
+    write_graph(graph, workflow, table, network=read_network(weights / NETWORK_FILE))
     rows = log.draw(1, seed=9)
     golden = GoldenRows(dense=rows.dense, categorical=rows.categorical, expected=np.zeros(1, np.float32))
     golden.save(graph / GOLDEN_FILE)

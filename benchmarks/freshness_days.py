@@ -259,8 +259,8 @@ class Learner:
         training_set = _training_set(folder, features, rows, parent=self._model)
         checkpoint, config = folder / "checkpoint", self._learning.config
         settings = self._learning.round if self._model else self._learning.first
-        start = continue_from(self._model, training_set, config, checkpoint / START) if self._model else None
-        engine = make_engine(BACKEND, config, features.slot_sizes, settings, scratch=folder / "scratch")
+        start = continue_from(self._model, training_set, config, into=checkpoint / START) if self._model else None
+        engine = make_engine(BACKEND, config, features.slot_sizes, settings=settings, scratch=folder / "scratch")
         job = FitJob(
             training_set=training_set, config=config, settings=settings, start=start, checkpoint_path=checkpoint
         )

@@ -71,7 +71,7 @@ class Evergreen:
         """See `TrainingContestant`."""
         self._passes += 1
         order = np.random.default_rng(self._passes).permutation(len(prepared))
-        self.engine.learn(prepared, order, self._batch_size, self._passes)
+        self.engine.learn(prepared, order, batch_size=self._batch_size, seed=self._passes)
 
     def score(self, rows: Rows) -> NDArray[np.float32]:
         """See `TrainingContestant`."""

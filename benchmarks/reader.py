@@ -24,7 +24,7 @@ def measure(num_rows: int, batch_size: int, scratch: Path) -> dict[str, Any]:
     decoding, batches, both = [], [], []
     for number in range(_REPEATS + 1):
         began = time.perf_counter()
-        rows = open_rows(folder, num_rows, SAMPLE_SLOT_SIZES, scratch / f"cache {number}")
+        rows = open_rows(folder, num_rows, SAMPLE_SLOT_SIZES, cache=scratch / f"cache {number}")
         decoded = time.perf_counter()
         order = np.random.default_rng(number).permutation(num_rows)
         for start in range(0, num_rows, batch_size):

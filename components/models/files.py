@@ -172,7 +172,7 @@ def _open_tensors(path: Path, mode: Literal["c", "r+"] = "c") -> tuple[dict[str,
     for name, entry in header.items():
         if entry["dtype"] != "F32":
             raise ContractError(f"tensor {name} of {path} is of type {entry['dtype']}, expected F32")
-    return {name: _mapped(path, entry, 8 + header_bytes, mode) for name, entry in header.items()}, metadata
+    return {name: _mapped(path, entry, 8 + header_bytes, mode=mode) for name, entry in header.items()}, metadata
 
 
 def _create_tensors(
@@ -194,10 +194,10 @@ def _create_tensors(
             os.posix_fallocate(file.fileno(), 0, start + end)
     except OSError as error:
         raise PermanentError(f"model file {path} cannot have {start + end} bytes: {error.strerror}") from error
-    return {name: _mapped(path, header[name], start, "r+") for name in shapes}
+    return {name: _mapped(path, header[name], start, mode="r+") for name in shapes}
 
 
-def _mapped(path: Path, entry: dict[str, Any], start: int, mode: Literal["c", "r+"]) -> FloatArray:
+def _mapped(path: Path, entry: dict[str, Any], start: int, *, mode: Literal["c", "r+"]) -> FloatArray:
     shape = tuple(entry["shape"])
     if 0 in shape:  # no empty range can be mapped
         return np.zeros(shape, np.float32)

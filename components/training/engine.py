@@ -60,7 +60,7 @@ class Engine(Protocol):
     def segment_batches(self, batch_size: int) -> int:
         """Batches that one call of `learn` should get; between calls a fit may save, and looks at the loss."""
 
-    def learn(self, rows: Rows, order: NDArray[np.int64], batch_size: int, seed: int) -> Learned:
+    def learn(self, rows: Rows, order: NDArray[np.int64], *, batch_size: int, seed: int) -> Learned:
         """Steps through the rows `order`, `batch_size` at a time; the last batch may be smaller.
 
         Args:
@@ -99,8 +99,8 @@ def make_engine(
     backend: str,
     config: NetworkConfig,
     slot_sizes: list[int],
-    settings: TrainingSettings,
     *,
+    settings: TrainingSettings,
     scratch: Path,
     solver: str = "",
 ) -> Engine:
@@ -129,4 +129,4 @@ def make_engine(
     from components.training.hugectr.engine import HugectrEngine
     from components.training.hugectr.settings import parse_solver
 
-    return HugectrEngine(config, slot_sizes, settings, parse_solver(solver), scratch=scratch)
+    return HugectrEngine(config, slot_sizes, settings, solver=parse_solver(solver), scratch=scratch)

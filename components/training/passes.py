@@ -206,7 +206,7 @@ class PassRunner:
             began = self._around.clock()
             numbers = order.rows(now.batches * batch_size, stop * batch_size)
             seed = derived_seed(self._seed, now.branch, now.epoch + 1, now.batches + 1)
-            learned = self._engine.learn(self._rows, numbers, batch_size, seed)
+            learned = self._engine.learn(self._rows, numbers, batch_size=batch_size, seed=seed)
             self._require_finite_loss(learned, numbers, batch_size, now=now, num_batches=num_batches)
             self._rows_learned += len(numbers)
             self._seconds += self._around.clock() - began

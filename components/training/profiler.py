@@ -35,17 +35,17 @@ class ProfiledEngine:
         """Everything but `learn` and `close` is the engine's."""
         return getattr(self._engine, name)
 
-    def learn(self, rows: Rows, order: NDArray[np.int64], batch_size: int, seed: int) -> Learned:
+    def learn(self, rows: Rows, order: NDArray[np.int64], *, batch_size: int, seed: int) -> Learned:
         """See `Engine`."""
         if not self._is_warm or self._steps_left <= 0:
             self._is_warm = True
-            return self._engine.learn(rows, order, batch_size, seed)
+            return self._engine.learn(rows, order, batch_size=batch_size, seed=seed)
         if self._trace is None:
             from torch.profiler import profile
 
             self._trace = profile()
             self._trace.start()
-        learned = self._engine.learn(rows, order, batch_size, seed)
+        learned = self._engine.learn(rows, order, batch_size=batch_size, seed=seed)
         self._steps_left -= -(-len(order) // batch_size)
         if self._steps_left <= 0:
             self._write_trace()

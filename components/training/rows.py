@@ -61,7 +61,7 @@ class RowFolder:
     num_rows: int
 
 
-def open_rows(folder: Path, num_rows: int, slot_sizes: list[int], cache: Path) -> Rows:
+def open_rows(folder: Path, num_rows: int, slot_sizes: list[int], *, cache: Path) -> Rows:
     """All rows of one folder; see `open_folders`."""
     return open_folders([RowFolder(path=folder, num_rows=num_rows)], slot_sizes, cache)
 
@@ -86,7 +86,7 @@ def open_folders(folders: Sequence[RowFolder], slot_sizes: list[int], cache: Pat
     with _FlatFiles(cache) as files:
         at = 0
         for folder in folders:
-            _decode_folder(folder, files, at, slot_sizes)
+            _decode_folder(folder, files, first=at, slot_sizes=slot_sizes)
             at += folder.num_rows
         rows = files.mapped(at)
     # Arrow keeps what it freed, which the fit can use.
@@ -182,7 +182,7 @@ class _Piece:
         return int(self.metadata.row_group(self.group).num_rows)
 
 
-def _decode_folder(folder: RowFolder, files: _FlatFiles, first: int, slot_sizes: list[int]) -> None:
+def _decode_folder(folder: RowFolder, files: _FlatFiles, *, first: int, slot_sizes: list[int]) -> None:
     pieces, at = [], 0
     for path in listed_files(folder.path):
         metadata = _metadata(path)

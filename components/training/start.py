@@ -86,7 +86,7 @@ def find_parent(store: Path, reference: str, training_set: TrainingSet) -> Model
     return Model.read(local_path(uri) / Model.MANIFEST) if uri else None
 
 
-def continue_from(parent: Model, training_set: TrainingSet, config: NetworkConfig, into: Path) -> Path:
+def continue_from(parent: Model, training_set: TrainingSet, config: NetworkConfig, *, into: Path) -> Path:
     """Writes the parent's weights, moments and step count into the folder `into`, with this round's vocabularies.
 
     The logits are those of rows thinned as the training set's are, whatever the parent's own rate was.
@@ -114,7 +114,7 @@ def continue_from(parent: Model, training_set: TrainingSet, config: NetworkConfi
     stored = open_model(local_path(parent.uri) / Model.WEIGHTS, parent.slot_sizes)
     try:
         with whole_directory(into, replace=True) as aside:
-            grow(stored, old, new, aside)
+            grow(stored, old, new, into=aside)
             _require_same_transforms(old, new)
             add_to_bias(aside, -log_odds_correction(training_set.negative_rate))
     except ContractError as error:
@@ -126,7 +126,7 @@ def continue_from(parent: Model, training_set: TrainingSet, config: NetworkConfi
     return into
 
 
-def grow(stored: StoredModel, before: FeatureWorkflow, now: FeatureWorkflow, into: Path) -> None:
+def grow(stored: StoredModel, before: FeatureWorkflow, now: FeatureWorkflow, *, into: Path) -> None:
     """Writes the model `stored`, trained with the workflow `before`, into the folder `into`, laid out for `now`.
 
     An id whose category lives on keeps its row and its moments, bit for bit, and so do the reserved ids and the dense

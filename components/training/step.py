@@ -79,7 +79,7 @@ def train(
     parent = find_parent(asked.store, asked.parent, training_set)
     folder = asked.work / asked.run / "training"
     created_at = _begin(folder, _fingerprint(asked, training_set, parent), clock)
-    result = _fitted(asked, training_set, parent, folder, stop or StopRequest())
+    result = _fitted(asked, training_set, parent, folder=folder, stop=stop or StopRequest())
 
     def described(model_id: str, final: Path, sha256: dict[str, str]) -> Model:
         return Model(
@@ -117,7 +117,7 @@ def train(
 
 
 def _fitted(
-    asked: TrainingRun, training_set: TrainingSet, parent: Model | None, folder: Path, stop: StopRequest
+    asked: TrainingRun, training_set: TrainingSet, parent: Model | None, *, folder: Path, stop: StopRequest
 ) -> FitResult:
     checkpoint = folder / CHECKPOINT
     with _sink(asked, folder) as sink, _engine(asked, training_set, folder) as engine:
@@ -125,7 +125,7 @@ def _fitted(
             training_set=training_set,
             config=asked.config,
             settings=asked.settings,
-            start=continue_from(parent, training_set, asked.config, checkpoint / START) if parent else None,
+            start=continue_from(parent, training_set, asked.config, into=checkpoint / START) if parent else None,
             checkpoint_path=checkpoint,
         )
         with stop.deferred():
@@ -147,7 +147,12 @@ def _engine(asked: TrainingRun, training_set: TrainingSet, folder: Path) -> Iter
     scratch = folder / _SCRATCH
     shutil.rmtree(scratch, ignore_errors=True)  # as a killed try leaves it, a table and more
     engine: Any = make_engine(
-        asked.backend, asked.config, training_set.slot_sizes, asked.settings, scratch=scratch, solver=asked.solver
+        asked.backend,
+        asked.config,
+        training_set.slot_sizes,
+        settings=asked.settings,
+        scratch=scratch,
+        solver=asked.solver,
     )
     if asked.profile_steps:
         engine = ProfiledEngine(engine, asked.profile_steps, folder / TRACE)

@@ -57,7 +57,7 @@ def test_step_finds_the_rows_that_were_drawn(tmp_path):
     inputs = write_step_inputs(tmp_path / "inputs", rows, SLOT_SIZES)
     training_set = TrainingSet.read(inputs.training_set)
     ValidationReport.read(inputs.validation_report)
-    found = open_rows(local_path(training_set.train_uri), 1000, training_set.slot_sizes, tmp_path / "cache")
+    found = open_rows(local_path(training_set.train_uri), 1000, training_set.slot_sizes, cache=tmp_path / "cache")
     for name in ("labels", "dense", "ids"):
         assert np.array_equal(getattr(found, name), getattr(rows, name))
 

@@ -91,7 +91,7 @@ def run_round(parent: Round | None, number: int, rows, folder: Path) -> Round:
     workflow.save(folder / "workflow")
     save_columns(columns, folder / "workflow")
     if parent:
-        grow(parent.weights(), parent.workflow, workflow, folder / "grown")
+        grow(parent.weights(), parent.workflow, workflow, into=folder / "grown")
     else:
         first = toy_model(workflow, embedding_dim=DIM)
         write(folder / "grown", [(first.table, first.dense)])

@@ -1,8 +1,12 @@
-"""The served graph against the two it must repeat: NVTabular's encoding and the training side's network.
+"""The served graph against its two oracles: NVTabular's encoding, and the network's module computed in float64.
 
-Each runs in its own environment, on rows such as no client should send, and the graph's own features are compared bit
-by bit with NVTabular's. A workflow with every kind of vocabulary, both networks, both ways to look categories up, both
-ways to lie on disk.
+Each oracle runs in its own environment, on rows that no client should send. The graph's encoded values must equal
+NVTabular's bit by bit, its probabilities the module's to within `TOLERANCES`. Covers every kind of vocabulary, every
+network, both category look-ups and both file layouts.
+
+The fresh weights are scaled until the dense values of plain rows move the logits by a standard deviation of at most 1,
+as in a trained model. The encoded values reach 40 standard deviations here; with fresh weights the cross layers would
+make logits of thousands, of which float32 keeps too few digits to compare.
 """
 
 from __future__ import annotations
@@ -38,6 +42,10 @@ NETWORKS = {
     "deepfm": DeepFmConfig(**WIDTHS),
     "dlrm": DlrmConfig(**WIDTHS),
 }
+TOLERANCES = {"deepfm": 2e-6}
+"""Largest differences of a probability, 1e-6 where nothing is given. DeepFM's sum over pairs is the difference of two
+float32 sums, half the square of the sum and half the sum of squares, which lose a digit to each other where one
+encoded value is far larger than the others: 1.4e-6 was measured."""
 LIMITS = {
     "label encoder": GraphLimits(),
     "hash table": GraphLimits(label_encoder_entries=0),
@@ -67,27 +75,35 @@ np.savez(folder / "encoded.npz", dense=dense, ids=ids)
 """
 
 SCORE = """
-import sys
+import json, sys
 from pathlib import Path
 import numpy as np, torch
 from components.models.configs import config_from_document
-from components.models.files import NETWORK_FILE
+from components.models.files import NETWORK_FILE, slot_offsets
 from components.models.network import export_onnx
-from components.models.scoring import Scorer, load_network
+from components.models.scoring import load_network
 from components.training.start import write_initial
-import json
 
 folder, encoded = Path(sys.argv[1]), Path(sys.argv[2])
 asked = json.loads((folder / "network.json").read_text())
 config, slot_sizes = config_from_document(asked["config"]), asked["slot_sizes"]
 write_initial(folder, config, slot_sizes, click_rate=0.3, seed=1)
 network, table = load_network(folder, config, slot_sizes)
-with torch.no_grad():
-    for parameter in network.parameters():
-        parameter *= 0.4  # raw values of millions then leave float32 digits to compare
-(folder / NETWORK_FILE).write_bytes(export_onnx(network, config))
 with np.load(encoded) as rows:
-    np.save(folder / "scores.npy", Scorer(network, table, slot_sizes).probabilities(rows["dense"], rows["ids"]))
+    dense, ids = torch.from_numpy(rows["dense"]), torch.from_numpy(rows["ids"])
+embeddings = table[ids + torch.from_numpy(slot_offsets(slot_sizes))]
+plain = (dense.abs() < 50).all(dim=1)
+with torch.no_grad():
+    def moved_by_dense_values():
+        logits = network(dense[plain], embeddings[plain])
+        return logits - network(torch.zeros_like(dense[plain]), embeddings[plain])
+
+    while moved_by_dense_values().std() > 1:
+        for parameter in network.parameters():
+            parameter *= 0.9
+    (folder / NETWORK_FILE).write_bytes(export_onnx(network, config))
+    exact = torch.sigmoid(network.double()(dense.double(), embeddings.double()))
+np.save(folder / "scores.npy", exact.numpy())
 """
 
 
@@ -133,12 +149,12 @@ def encoded(request, tmp_path_factory, run_beside):
 
 @pytest.fixture(scope="module", params=list(NETWORKS))
 def scored(request, encoded, tmp_path_factory, run_beside):
-    """The folder of a model of that network, and the training side's scores of NVTabular's rows."""
+    """The folder of a model of that network, its float64 probabilities of NVTabular's rows, and the tolerance."""
     config, folder = NETWORKS[request.param], tmp_path_factory.mktemp("model")
     asked = {"config": config.as_document(), "slot_sizes": encoded.workflow.slot_sizes}
     (folder / "network.json").write_text(json.dumps(asked))
     run_beside("training", SCORE, folder, encoded.file)
-    return folder, np.load(folder / "scores.npy")
+    return folder, np.load(folder / "scores.npy"), TOLERANCES.get(request.param, 1e-6)
 
 
 def _inside(graph, names):
@@ -152,10 +168,10 @@ def _inside(graph, names):
 
 
 @pytest.mark.parametrize("limits", LIMITS.values(), ids=LIMITS)
-def test_graph_repeats_nvtabular_bit_by_bit_and_the_training_side_to_two_millionths(encoded, scored, limits, tmp_path):
-    folder, expected = scored
+def test_graph_repeats_nvtabular_bit_by_bit_and_the_float64_module_to_a_millionth(encoded, scored, limits, tmp_path):
+    folder, expected, tolerance = scored
     table = open_model(folder, encoded.workflow.slot_sizes).weights.table
-    write_graph(tmp_path, encoded.workflow, table, read_network(folder / NETWORK_FILE), limits)
+    write_graph(tmp_path, encoded.workflow, table, network=read_network(folder / NETWORK_FILE), limits=limits)
     dense, rows, scores = _inside(tmp_path / GRAPH_FILE, [DENSE, "table_rows"])(encoded)
     with np.load(encoded.file) as by_nvtabular:
         offsets = np.cumsum([0, *encoded.workflow.slot_sizes[:-1]])
@@ -165,11 +181,11 @@ def test_graph_repeats_nvtabular_bit_by_bit_and_the_training_side_to_two_million
         None, {DENSE_INPUT.name: encoded.dense, CATEGORICAL_INPUT.name: encoded.categorical}
     )[0]
     np.testing.assert_array_equal(served.view(np.int32), scores.view(np.int32))
-    # Values near float32's end make logits of hundreds, where its rounding is seen in whoever sums.
+    # Dense values near float32's largest give larger logits, whose float32 sums are further from the float64 ones.
     plain = (np.abs(np.nan_to_num(encoded.dense)) <= 2**31).all(axis=1)
     assert plain.sum() > ROWS / 10
-    assert expected[plain].std() > 0.002
-    np.testing.assert_allclose(scores[plain, 0], expected[plain], rtol=0, atol=2e-6)
+    assert expected[plain].std() > 0.05
+    np.testing.assert_allclose(scores[plain, 0], expected[plain], rtol=0, atol=tolerance)
     np.testing.assert_allclose(scores[:, 0], expected, rtol=0, atol=5e-5)
 
 

@@ -59,7 +59,7 @@ class LogisticEngine:
     def segment_batches(self, batch_size):
         return self._segment
 
-    def learn(self, rows, order, batch_size, seed):
+    def learn(self, rows, order, *, batch_size, seed):
         self.calls.append(("learn", np.array(order), batch_size, seed))
         losses = []
         for start in range(0, len(order), batch_size):
@@ -113,9 +113,9 @@ class TimedEngine(LogisticEngine):
         super().__init__(*arguments, **keywords)
         self._clock, self.saves = clock, []
 
-    def learn(self, *arguments):
+    def learn(self, *arguments, **keywords):
         self._clock.advance(10)
-        return super().learn(*arguments)
+        return super().learn(*arguments, **keywords)
 
     def save(self, folder):
         super().save(folder)

@@ -1,18 +1,23 @@
 """The feature workflow as nodes: raw values in, normalised values and rows of the fused table out.
 
 Adds the network's dense input [n, 13] and `table_rows` [n, 26] to `graph.parts.Parts`, equal bit by bit to what
-`FeatureWorkflow` says. Two ways to look categories up, the same to whoever asks: ONNX Runtime's LabelEncoder, a hash
-map that it builds in memory while it opens the graph, and `graph.hash_table`'s table in the graph's own arrays, which
-is slower per row and costs nothing to open. What is done with rows and
-values is `graph.network`'s.
+`FeatureWorkflow` computes. Categories are looked up in one of two ways with equal results: by ONNX Runtime's
+LabelEncoder, which builds a hash map in memory when the graph is opened, or in a hash table that lies in the graph's
+own arrays, which is slower per row and takes no time to open. The nodes that use the result are `graph.network`'s.
 
-All 26 columns are looked up at once: a category's key is the value plus its slot's own range of keys, so that one
-LabelEncoder has the work of 26. What is looked up is the row's distance from the slot's out-of-vocabulary row, so that
-0, the default, is right in every slot. An excluded column's slot has no entry, and its distances count from its row for
-missing: whatever is asked of it is missing.
+All 26 columns are looked up at once: a category's key is its value plus the first key of its slot's range, so that one
+LabelEncoder does the work of 26. The entry of a key is the distance of its row from the slot's out-of-vocabulary row,
+so that the default, 0, is right in every slot. The slot of an excluded column has no entries, and its distances count
+from its row for missing values, so that every value of it is missing.
+
+The hash table is by cuckoo hashing with `CHOICES` cells per key (Pagh & Rodler, ESA 2001; Fotakis et al., STACS 2003):
+choice d of a key is cell `starts[d] + key mod primes[d]`, each choice in a range of its own. A look-up takes `CHOICES`
+reads, however large the table is, and ONNX Runtime maps the arrays from `model.data`.
 """
 
 from __future__ import annotations
+
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -21,10 +26,18 @@ from onnx import TensorProto, numpy_helper
 from components.contracts.criteo import CATEGORICAL, MISSING_CATEGORY, NUM_CATEGORICAL, NUM_DENSE
 from components.contracts.serving import CATEGORICAL_INPUT, DENSE_INPUT
 from components.contracts.workflow import FIRST_ID, MISSING_ID, OOV_ID, TOMBSTONE, FeatureWorkflow
-from components.deployment.graph.hash_table import CHOICES, build_table
 from components.deployment.graph.network import DENSE
 from components.deployment.graph.parts import Parts
+from components.runtime.errors import ContractError
 
+CHOICES = 3
+"""Cells in which a key of the hash table may lie."""
+LOAD = 0.8
+"""Share of cells with a key. With three choices a table can be built up to 0.92; below, it is built quickly."""
+EMPTY = -1
+"""In `HashTable.keys`, a cell without a key; keys are not negative."""
+MAX_KEYS = 2**30
+_MAX_ROUNDS = 1000
 _LOWEST, _HIGHEST = -(2**31), 2**32 + 2**31
 """Raw values are clipped to these two, beyond which there are no categories. ONNX Runtime 1.31 clips int64 wrongly
 where a value and the bound agree in the upper 32 bits: it compares the lower 32 as signed numbers, and so leaves
@@ -63,7 +76,7 @@ def encode_categorical(parts: Parts, workflow: FeatureWorkflow, *, label_encoder
         label_encoder_entries: Most entries of all vocabularies together that a LabelEncoder gets.
 
     Raises:
-        ContractError: as `graph.hash_table.build_table`.
+        ContractError: as `build_table`.
     """
     bounds = [parts.constant(f"category_{n}", np.array(b)) for n, b in (("lowest", _LOWEST), ("highest", _HIGHEST))]
     clipped = parts.node("Clip", [CATEGORICAL_INPUT.name, *bounds], "categories")
@@ -71,7 +84,7 @@ def encode_categorical(parts: Parts, workflow: FeatureWorkflow, *, label_encoder
     keys = parts.node("Add", [clipped, starts], "keys")
     entries = _entries(workflow)
     look_up = _by_label_encoder if len(entries[0]) <= label_encoder_entries else _by_hash_table
-    distances = look_up(parts, keys, *entries)
+    distances = look_up(parts, keys, entries)
     offsets = np.cumsum([0, *workflow.slot_sizes[:-1]])
     unknown = np.where(np.isin(CATEGORICAL, workflow.excluded), MISSING_ID, OOV_ID)
     return parts.node("Add", [distances, parts.constant("oov_rows", offsets + unknown)], "table_rows")
@@ -98,7 +111,8 @@ def _entries(workflow: FeatureWorkflow) -> tuple[NDArray[np.int64], NDArray[np.i
     return np.concatenate(keys), np.concatenate(distances)
 
 
-def _by_label_encoder(parts: Parts, wanted: str, keys: NDArray[np.int64], values: NDArray[np.int64]) -> str:
+def _by_label_encoder(parts: Parts, wanted: str, entries: tuple[NDArray[np.int64], NDArray[np.int64]]) -> str:
+    keys, values = entries
     return parts.node(
         "LabelEncoder",
         [wanted],
@@ -110,11 +124,12 @@ def _by_label_encoder(parts: Parts, wanted: str, keys: NDArray[np.int64], values
     )
 
 
-def _by_hash_table(parts: Parts, wanted: str, keys: NDArray[np.int64], values: NDArray[np.int64]) -> str:
+def _by_hash_table(parts: Parts, wanted: str, entries: tuple[NDArray[np.int64], NDArray[np.int64]]) -> str:
     """Reads each key's cells one after another; where none holds it, cell 0 answers.
 
     GatherElements, which wants flat indices, takes a seventh of Gather's time for single numbers.
     """
+    keys, values = entries
     table = build_table(keys, values.astype(np.int32))
     cell_keys, cell_values = parts.table("cell_keys", table.keys), parts.table("cell_values", table.values)
     flat = parts.node("Reshape", [wanted, parts.constant("flat", np.array([-1]))], "keys_flat")
@@ -130,3 +145,76 @@ def _by_hash_table(parts: Parts, wanted: str, keys: NDArray[np.int64], values: N
     wide = parts.node("Cast", [distances], "distances_wide", to=TensorProto.INT64)
     shape = parts.constant("distances_shape", np.array([-1, NUM_CATEGORICAL]))
     return parts.node("Reshape", [wide, shape], "distances")
+
+
+class HashTable(NamedTuple):
+    """Keys and their values, where a lookup finds them. Cell 0 is empty and no key's: the place of what is unknown."""
+
+    keys: NDArray[np.int64]
+    """[cells], `EMPTY` where there is none."""
+    values: NDArray[np.int32]
+    """[cells], 0 where there is no key."""
+    primes: tuple[int, ...]
+    """Per choice, the number of its cells."""
+    starts: tuple[int, ...]
+    """Per choice, its first cell."""
+
+
+def build_table(keys: NDArray[np.int64], values: NDArray[np.int32]) -> HashTable:
+    """The table of distinct `keys` >= 0 and their `values`, both [n]; the same arguments give the same table.
+
+    Raises:
+        ContractError: there are more than `MAX_KEYS`.
+    """
+    if len(keys) > MAX_KEYS:
+        raise ContractError(f"vocabularies have {len(keys)} entries, expected at most {MAX_KEYS} in one graph")
+    cells = int(len(keys) / LOAD)
+    while True:
+        primes = _primes_from(max(3, cells // CHOICES), CHOICES)
+        starts = np.cumsum([1, *primes[:-1]])
+        owners = _place(keys, np.array(primes), starts)
+        if owners is not None:
+            break
+        cells += cells // 8 + CHOICES  # Keys with much structure may need more room.
+    taken = owners >= 0
+    cell_keys, cell_values = np.full(len(owners), EMPTY, np.int64), np.zeros(len(owners), np.int32)
+    cell_keys[taken], cell_values[taken] = keys[owners[taken]], values[owners[taken]]
+    return HashTable(cell_keys, cell_values, primes, tuple(starts.tolist()))
+
+
+def _place(keys: NDArray[np.int64], primes: NDArray[np.int64], starts: NDArray[np.int64]) -> NDArray[np.int64] | None:
+    """Per cell, the position of the key in it or -1; None where some key found no cell.
+
+    In rounds: every key without a cell takes its present choice, of several that want one cell the last gets it, and
+    whoever lost or was put out tries its next choice in the next round.
+    """
+    owners = np.full(1 + int(primes.sum()), -1, np.int64)
+    choices = np.zeros(len(keys), np.int8)
+    waiting = np.arange(len(keys))
+    for _ in range(_MAX_ROUNDS):
+        choice = choices[waiting]
+        cells = starts[choice] + keys[waiting] % primes[choice]
+        before = owners[cells]
+        owners[cells] = waiting
+        lost, put_out = waiting[owners[cells] != waiting], np.unique(before[before >= 0])
+        waiting = np.concatenate([lost, put_out])
+        if not len(waiting):
+            return owners
+        choices[waiting] = (choices[waiting] + 1) % len(primes)
+    return None
+
+
+def _primes_from(least: int, count: int) -> tuple[int, ...]:
+    """The first `count` primes that are at least `least`, which is at least 3.
+
+    >>> _primes_from(90, 3)
+    (97, 101, 103)
+    """
+    primes: list[int] = []
+    candidate = least | 1
+    while len(primes) < count:
+        divisors = np.arange(3, int(candidate**0.5) + 1, 2)
+        if (candidate % divisors).all():
+            primes.append(candidate)
+        candidate += 2
+    return tuple(primes)

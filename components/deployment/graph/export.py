@@ -7,7 +7,7 @@ graph is right is left to `parity`, whether it fits the server to `memory`, and 
 
 Limits, measured: a graph is one file up to `GraphLimits.inline_bytes` of tables;
 beyond, the tables lie in `model.data`, whose size only the disk limits. What stops next is this process's memory,
-which maps the table while it writes it, then the server's (`memory`), then `graph.hash_table.MAX_KEYS`
+which maps the table while it writes it, then the server's (`memory`), then `graph.encoding.MAX_KEYS`
 vocabulary entries.
 """
 
@@ -49,7 +49,7 @@ DEFAULT_LIMITS = GraphLimits()
 
 
 def build_graph(
-    workflow: FeatureWorkflow, table: NDArray[np.float32], network: Any, limits: GraphLimits = DEFAULT_LIMITS
+    workflow: FeatureWorkflow, table: NDArray[np.float32], network: Any, *, limits: GraphLimits = DEFAULT_LIMITS
 ) -> bytes:
     """`workflow`, look-up and network as one ONNX file, whatever its size; the same arguments give the same bytes.
 
@@ -62,13 +62,14 @@ def build_graph(
     Raises:
         ContractError: the table does not fit the workflow, or one file cannot hold it (`write_graph`).
     """
-    return _parts(workflow, table, network, limits).to_bytes()
+    return _parts(workflow, table, network, limits=limits).to_bytes()
 
 
 def write_graph(
     folder: Path,
     workflow: FeatureWorkflow,
     table: NDArray[np.float32],
+    *,
     network: Any,
     limits: GraphLimits = DEFAULT_LIMITS,
 ) -> None:
@@ -77,7 +78,7 @@ def write_graph(
     Raises:
         ContractError: the table does not fit the workflow, or is beyond what a graph can hold.
     """
-    _parts(workflow, table, network, limits).write(folder, inline_bytes=limits.inline_bytes)
+    _parts(workflow, table, network, limits=limits).write(folder, inline_bytes=limits.inline_bytes)
 
 
 def export(model: Model, folder: Path, limits: GraphLimits = DEFAULT_LIMITS) -> None:
@@ -100,10 +101,10 @@ def export(model: Model, folder: Path, limits: GraphLimits = DEFAULT_LIMITS) -> 
         )
     weights = stored / Model.WEIGHTS
     table = open_model(weights, model.slot_sizes).weights.table
-    write_graph(folder, workflow, table, read_network(weights / NETWORK_FILE), limits)
+    write_graph(folder, workflow, table, network=read_network(weights / NETWORK_FILE), limits=limits)
 
 
-def _parts(workflow: FeatureWorkflow, table: NDArray[np.float32], network: Any, limits: GraphLimits) -> Parts:
+def _parts(workflow: FeatureWorkflow, table: NDArray[np.float32], network: Any, *, limits: GraphLimits) -> Parts:
     if len(table) != sum(workflow.slot_sizes):
         raise ContractError(
             f"embeddings have {len(table)} rows, expected {sum(workflow.slot_sizes)} from the workflow's vocabularies"

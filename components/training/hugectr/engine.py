@@ -85,8 +85,8 @@ class HugectrEngine:
         config: NetworkConfig,
         slot_sizes: list[int],
         settings: TrainingSettings,
-        solver: SolverSettings | None = None,
         *,
+        solver: SolverSettings | None = None,
         scratch: Path | None = None,
         gpu_memory: GpuMemory = nvidia_smi_memory,
     ) -> None:
@@ -118,7 +118,7 @@ class HugectrEngine:
             num_rows=sum(slot_sizes),
             dim=config.embedding_dim,
             num_gpus=solver.num_gpus,
-            workspace_mb=plan_workspace(sum(slot_sizes), config.embedding_dim, solver, gpu_memory),
+            workspace_mb=plan_workspace(sum(slot_sizes), config.embedding_dim, solver, gpu_memory=gpu_memory),
             half=solver.use_mixed_precision,
         )
         if scratch is not None:
@@ -135,7 +135,7 @@ class HugectrEngine:
         # HugeCTR takes weights of any network that are as many.
         load_scorer(weights, self._config, self._slot_sizes)
         self._end_model()
-        self._renew_current(lambda folder: _copy_folder(weights, folder))
+        self._renew_current(lambda folder: shutil.copytree(weights, folder))
         self.num_steps, self._must_check = stored.step, False
 
     def save(self, folder: Path) -> None:
@@ -147,7 +147,7 @@ class HugectrEngine:
         """See `Engine`."""
         return max(1, self._solver.stage_rows // batch_size) * _SEGMENT_STAGES
 
-    def learn(self, rows: Rows, order: NDArray[np.int64], batch_size: int, seed: int) -> Learned:
+    def learn(self, rows: Rows, order: NDArray[np.int64], *, batch_size: int, seed: int) -> Learned:
         """See `Engine`; the mean loss is that of the batches looked at, one in `loss_interval` and the last.
 
         A last batch that is not whole is filled up with rows from the beginning of `order`, and a batch size that the
@@ -281,7 +281,7 @@ class HugectrEngine:
         """Gives a compiled model the current weights, and the optimizer state where there is any."""
         stored, folder = open_model(self._current, self._slot_sizes), self._scratch / "load"
         try:
-            export_model(stored, self._config, self._layout, folder)
+            export_model(stored, self._config, self._layout, folder=folder)
             model.load_dense_weights(str(folder / DENSE_FILE))
             # The overloads that take lists: given names, load_sparse_optimizer_states opens the name as a path.
             model.load_sparse_weights([str(folder / SPARSE_FOLDER)])
@@ -305,7 +305,7 @@ class HugectrEngine:
             answer = self._running.model.save_params_to_files(prefix=str(folder / MODEL_NAME), iter=0)
             if answer is not None and answer != success:
                 raise PermanentError(f"HugeCTR answers {answer} to saving to {folder}, expected {success}")
-            import_model(folder, self._config, self._layout, target, step=self.num_steps)
+            import_model(folder, self._config, self._layout, into=target, step=self.num_steps)
         except ContractError as error:
             raise PermanentError(f"what HugeCTR saved is no model: {error}") from error
         except (OSError, RuntimeError) as error:
@@ -358,7 +358,7 @@ class HugectrEngine:
             )
         logger.info("hugectr's AUC on %d rows is %.5f, that of its files %.5f", len(part), found, expected)
 
-    def _renew_current(self, write: Callable[[Path], None]) -> None:
+    def _renew_current(self, write: Callable[[Path], object]) -> None:
         fresh = self._scratch / "fresh"
         shutil.rmtree(fresh, ignore_errors=True)
         write(fresh)
@@ -369,10 +369,6 @@ class HugectrEngine:
     def _new_folder(self, kind: str) -> Path:
         self._num_folders += 1
         return self._scratch / f"{kind}-{self._num_folders:06d}"
-
-
-def _copy_folder(source: Path, target: Path) -> None:
-    shutil.copytree(source, target)
 
 
 def _require_same(loaded: StoredModel, saved: StoredModel, *, moments: bool) -> None:
@@ -392,8 +388,8 @@ def _require_same(loaded: StoredModel, saved: StoredModel, *, moments: bool) -> 
         names += [] if np.array_equal(mine.table, its.table) else ["the embedding table"]
         if names:
             raise PermanentError(
-                f"HugeCTR holds other {kind} of {', '.join(names)} than those it was told to load; its log says what "
-                "it passed over"
+                f"HugeCTR holds other {kind} of {', '.join(names)} than those that it was to load; its log names what "
+                "it skipped"
             )
 
 

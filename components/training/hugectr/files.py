@@ -67,7 +67,7 @@ class StateLayout:
         return int(np.prod(self.shape)) * np.dtype(self.dtype).itemsize
 
 
-def export_model(stored: StoredModel, config: DcnConfig, layout: StateLayout, folder: Path) -> None:
+def export_model(stored: StoredModel, config: DcnConfig, layout: StateLayout, *, folder: Path) -> None:
     """Writes HugeCTR's files of a stored model into `folder`, for HugeCTR to load; all keys, ascending.
 
     Raises:
@@ -92,7 +92,7 @@ def export_model(stored: StoredModel, config: DcnConfig, layout: StateLayout, fo
             table[keys % layout.num_gpus, keys // layout.num_gpus] = moment.table[part]
 
 
-def import_model(folder: Path, config: DcnConfig, layout: StateLayout, into: Path, *, step: int) -> None:
+def import_model(folder: Path, config: DcnConfig, layout: StateLayout, *, into: Path, step: int) -> None:
     """Writes the model whose files HugeCTR saved in `folder` into the folder `into`, as the store has it.
 
     Args:

@@ -215,7 +215,7 @@ def smallest_workspace_mb(num_rows: int, dim: int) -> int:
     return -(-num_rows * _FLOATS_PER_ROW * 4 * dim >> 20)
 
 
-def plan_workspace(num_rows: int, dim: int, solver: SolverSettings, gpu_memory: GpuMemory) -> int:
+def plan_workspace(num_rows: int, dim: int, solver: SolverSettings, *, gpu_memory: GpuMemory) -> int:
     """`workspace_size_per_gpu_in_mb` for a table of `num_rows` vectors of width `dim` with Adam's state.
 
     HugeCTR stops in the middle of training when a key has no room. All keys are known before, so the size is exact; key

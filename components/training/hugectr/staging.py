@@ -111,7 +111,7 @@ def write_stage(
     try:
         folder.mkdir(parents=True)
         for number, name in enumerate(names):
-            _write_file(folder / name, rows, batches[number::num_files].reshape(-1), group_rows)
+            _write_file(folder / name, rows, order=batches[number::num_files].reshape(-1), group_rows=group_rows)
         counts = [batch_size * len(batches[number::num_files]) for number in range(num_files)]
         write_whole(folder / METADATA, json.dumps(_metadata(names, counts)) + "\n")
         write_file_list(folder, names, final=folder.absolute())
@@ -125,7 +125,7 @@ def write_stage(
     )
 
 
-def _write_file(path: Path, rows: Rows, order: NDArray[np.int64], group_rows: int) -> None:
+def _write_file(path: Path, rows: Rows, *, order: NDArray[np.int64], group_rows: int) -> None:
     types = [pa.float32()] * (1 + len(DENSE)) + [pa.int64()] * len(CATEGORICAL)
     schema = pa.schema([pa.field(name, kind, nullable=False) for name, kind in zip(_COLUMNS, types)])
     # Written to be read once, on this machine: encoding and compression would only cost time.

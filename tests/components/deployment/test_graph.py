@@ -30,7 +30,7 @@ WORKFLOW = strange_workflow(3)
 @pytest.fixture(scope="module", params=list(LIMITS))
 def served(request):
     toy = toy_model(WORKFLOW, scale=0.05)
-    return toy, open_graph(build_graph(WORKFLOW, toy.table, toy.network(), LIMITS[request.param]))
+    return toy, open_graph(build_graph(WORKFLOW, toy.table, toy.network(), limits=LIMITS[request.param]))
 
 
 def graph_of(workflow, toy):

@@ -27,7 +27,7 @@ WORKFLOW = strange_workflow()
 def encoder(workflow, limits):
     """Dense [n, 13] and rows of the fused table [n, 26], as the graph has them inside."""
     toy = toy_model(workflow, embedding_dim=1, hidden=2)
-    model = onnx.load_from_string(build_graph(workflow, toy.table, toy.network(), limits))
+    model = onnx.load_from_string(build_graph(workflow, toy.table, toy.network(), limits=limits))
     names = [DENSE, "table_rows"]
     model.graph.output.extend(map(onnx.helper.make_empty_tensor_value_info, names))
     session = open_graph(model.SerializeToString())

@@ -24,7 +24,7 @@ BOTH = pytest.mark.parametrize("limits", [BESIDE, ALL_BESIDE], ids=["embeddings 
 
 def parts(made):
     workflow, toy = made
-    return workflow, toy.table, toy.network()
+    return {"workflow": workflow, "table": toy.table, "network": toy.network()}
 
 
 @pytest.fixture
@@ -33,7 +33,7 @@ def written(make_parts, tmp_path):
 
     def write(limits=BESIDE, name="graph", seed=1):
         folder = tmp_path / name
-        write_graph(folder, *parts(make_parts(seed)), limits)
+        write_graph(folder, **parts(make_parts(seed)), limits=limits)
         return folder
 
     return write
@@ -53,7 +53,7 @@ def names(folder):
 def test_tables_beside_the_message_change_no_bit_of_a_score(written, scores, make_parts, limits):
     folder = written(limits)
     assert names(folder) == [DATA_FILE, GRAPH_FILE]
-    expected = scores(build_graph(*parts(make_parts(1))))
+    expected = scores(build_graph(**parts(make_parts(1))))
     np.testing.assert_array_equal(scores(folder / GRAPH_FILE).view(np.int32), expected.view(np.int32))
 
 
@@ -92,7 +92,7 @@ def test_a_graph_written_over_another_leaves_nothing_of_it(written, scores, make
     folder = written(BESIDE, seed=2)
     assert written(GraphLimits()) == folder
     assert names(folder) == [GRAPH_FILE]
-    np.testing.assert_array_equal(scores(folder / GRAPH_FILE), scores(build_graph(*parts(make_parts(1)))))
+    np.testing.assert_array_equal(scores(folder / GRAPH_FILE), scores(build_graph(**parts(make_parts(1)))))
 
 
 def test_an_absent_table_file_is_named(written):
@@ -145,9 +145,9 @@ def test_hard_links_of_both_files_are_the_graph(written, scores, tmp_path):
 def test_a_message_beyond_protobufs_limit_is_refused_and_nothing_is_left(make_parts, tmp_path, monkeypatch):
     monkeypatch.setattr(graph_parts, "MAX_MESSAGE_BYTES", 1000)
     with pytest.raises(ContractError, match=r"message of \d+ bytes, expected at most 1000"):
-        build_graph(*parts(make_parts(1)))
+        build_graph(**parts(make_parts(1)))
     with pytest.raises(ContractError, match="expected at most 1000"):
-        write_graph(tmp_path, *parts(make_parts(1)), BESIDE)
+        write_graph(tmp_path, **parts(make_parts(1)), limits=BESIDE)
     assert not list(tmp_path.iterdir())
 
 
@@ -158,7 +158,7 @@ def test_a_full_disk_leaves_no_half_of_a_graph(make_parts, tmp_path, monkeypatch
 
     monkeypatch.setattr(graph_parts, "_write_in_chunks", full)
     with pytest.raises(OSError, match="No space left"):
-        write_graph(tmp_path, *parts(make_parts(1)), BESIDE)
+        write_graph(tmp_path, **parts(make_parts(1)), limits=BESIDE)
     assert not list(tmp_path.iterdir())
 
 
@@ -167,7 +167,7 @@ def test_a_table_beyond_two_gigabytes_is_written_and_scored(tmp_path, make_parts
     vocabularies = [np.arange(11_000, dtype=np.int64) for _ in range(26)]
     workflow, toy = make_parts(1, vocabularies, embedding_dim=2048, hidden=4)
     assert toy.table.nbytes > 2**31
-    write_graph(tmp_path, *parts((workflow, toy)))
+    write_graph(tmp_path, **parts((workflow, toy)))
     dense, categorical = raw_rows(20, 1)
     categorical[::2] = np.random.default_rng(0).integers(0, 11_000, categorical[::2].shape)
     session = open_graph(tmp_path / GRAPH_FILE)

@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from components.deployment.graph import hash_table as graph_hash
-from components.deployment.graph.hash_table import CHOICES, EMPTY, build_table
+from components.deployment.graph import encoding as graph_hash
+from components.deployment.graph.encoding import CHOICES, EMPTY, build_table
 from components.runtime.errors import ContractError
 
 

@@ -33,7 +33,7 @@ LIMITS = {
 def written(make_parts, tmp_path):
     def write(limits, **shape):
         workflow, toy = make_parts(1, **shape)
-        write_graph(tmp_path / "graph", workflow, toy.table, toy.network(), limits)
+        write_graph(tmp_path / "graph", workflow, toy.table, network=toy.network(), limits=limits)
         return tmp_path / "graph", workflow, toy
 
     return write

@@ -142,7 +142,7 @@ def served(request):
             parameter *= 0.5
     table = np.random.default_rng(1).normal(0, 0.3, (sum(workflow.slot_sizes), config.embedding_dim))
     table = table.astype(np.float32)
-    graph = build_graph(workflow, table, onnx.load_from_string(export_onnx(network, config)), GraphLimits())
+    graph = build_graph(workflow, table, onnx.load_from_string(export_onnx(network, config)), limits=GraphLimits())
     options = onnxruntime.SessionOptions()
     options.intra_op_num_threads = options.inter_op_num_threads = 1
     return config, network, workflow, table, onnxruntime.InferenceSession(graph, options)

@@ -140,7 +140,7 @@ def test_a_round_starts_from_its_parents_scores_at_its_own_rate_whatever_the_par
     parent = run(replace(first, negative_rate=0.2), "pytorch", "first")
     second = make_training_set(*thinned(*world.rows(2_000, 2)[:3], 0.6), name="second")
     asked = replace(second, negative_rate=0.6)
-    start = continue_from(parent, asked, CONFIG, local_path(parent.uri).parent / "start")
+    start = continue_from(parent, asked, CONFIG, into=local_path(parent.uri).parent / "start")
     before = calibration(local_path(parent.uri) / Model.WEIGHTS, parent, held_out)
     assert calibration(start, parent, held_out) > 1.1 * before
     add_to_bias(start, log_odds_correction(0.6))

@@ -52,7 +52,7 @@ def engine_of(name, config, slot_sizes, settings, scratch):
     # Small, so that the few rows here make several stages and evaluations.
     solver = SolverSettings(vvgpu=(gpus,), stage_rows=2000, batchsize_eval=512, loss_interval=7)
     return HugectrEngine(
-        config, slot_sizes, settings, solver, scratch=scratch, gpu_memory=lambda devices: [80_000] * len(devices)
+        config, slot_sizes, settings, solver=solver, scratch=scratch, gpu_memory=lambda devices: [80_000] * len(devices)
     )
 
 
@@ -86,7 +86,7 @@ def shuffled(n, seed=0):
 
 def trained(engine, start, rows, order=None, batch_size=128):
     engine.restore(start)
-    engine.learn(rows, shuffled(len(rows)) if order is None else order, batch_size, 1)
+    engine.learn(rows, shuffled(len(rows)) if order is None else order, batch_size=batch_size, seed=1)
     return engine
 
 
@@ -108,7 +108,7 @@ def test_learns_the_planted_signal(name, config, make_engine, initial, world):
     engine = make_engine(name, config)
     engine.restore(initial(config))
     before = roc_auc_score(judging.labels, engine.score(judging))
-    losses = [engine.learn(rows, shuffled(20_000, epoch), 128, epoch).mean_loss for epoch in range(2)]
+    losses = [engine.learn(rows, shuffled(20_000, epoch), batch_size=128, seed=epoch).mean_loss for epoch in range(2)]
     bound = roc_auc_score(judging.labels, world.rows(8_000, 2)[3])
     after = roc_auc_score(judging.labels, engine.score(judging))
     assert before < 0.7 < bound - 0.06 < after < bound + 0.005
@@ -126,12 +126,12 @@ def test_a_checkpoint_is_restored_to_identical_scores_and_continued_as_if_nothin
     unbroken = trained(make_engine(name, config), initial(config), rows, order=first)
     unbroken.save(tmp_path / "checkpoint")
     scores = unbroken.score(rows)
-    unbroken.learn(rows, rest, 128, 1)
+    unbroken.learn(rows, rest, batch_size=128, seed=1)
     continued = make_engine(name, config)
     continued.restore(tmp_path / "checkpoint")
     assert continued.num_steps == 15
     np.testing.assert_array_equal(continued.score(rows), scores)
-    continued.learn(rows, rest, 128, 1)
+    continued.learn(rows, rest, batch_size=128, seed=1)
     assert continued.num_steps == unbroken.num_steps
     np.testing.assert_allclose(continued.score(rows), unbroken.score(rows), atol=1e-6)
 
@@ -152,7 +152,7 @@ def test_a_model_of_one_engine_continues_in_the_other_and_scores_equal(
     its.restore(tmp_path / "parent")
     np.testing.assert_allclose(its.score(rows), mine.score(rows), atol=1e-6)
     for engine in (mine, its):
-        engine.learn(rows, shuffled(len(rows), 5), 128, 2)
+        engine.learn(rows, shuffled(len(rows), 5), batch_size=128, seed=2)
     assert its.num_steps == mine.num_steps == 80
     np.testing.assert_allclose(its.score(rows), mine.score(rows), atol=1e-6)
     its.save(tmp_path / "child")
@@ -236,7 +236,7 @@ def test_a_loss_that_is_not_finite_is_reported_with_its_batches(name, make_engin
     rows.dense[128 * 9 + 5] = np.inf
     engine = make_engine(name)
     engine.restore(initial())
-    seen = engine.learn(rows, np.arange(4_000), 128, 1)
+    seen = engine.learn(rows, np.arange(4_000), batch_size=128, seed=1)
     assert not np.isfinite(seen.mean_loss)
     assert 9 in seen.bad_batches
     assert len(seen.bad_batches) <= 7
@@ -276,4 +276,4 @@ def test_what_no_engine_builds_is_refused(tmp_path):
         ("hugectr", DLRM, [5] * 26, "network is 'dlrm', expected dcn"),
     ):
         with pytest.raises(ContractError, match=message):
-            make_any_engine(backend, config, sizes, SETTINGS, scratch=tmp_path)
+            make_any_engine(backend, config, sizes, settings=SETTINGS, scratch=tmp_path)

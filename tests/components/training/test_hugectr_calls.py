@@ -148,11 +148,11 @@ def test_rows_that_make_no_evaluation_batch_are_not_compared_and_the_log_says_so
     config = replace(CONFIG, dropout=0.0)
     write_initial(tmp_path / "initial", config, world.slot_sizes, click_rate=0.3, seed=3)
     engine = HugectrEngine(
-        config, world.slot_sizes, TrainingSettings(), SolverSettings(max_workspace_mb=64), scratch=tmp_path
+        config, world.slot_sizes, TrainingSettings(), solver=SolverSettings(max_workspace_mb=64), scratch=tmp_path
     )
     with closing(engine), caplog.at_level("WARNING"):
         engine.restore(tmp_path / "initial")
-        engine.learn(rows, np.arange(640), 128, 0)
+        engine.learn(rows, np.arange(640), batch_size=128, seed=0)
         engine.score(rows)
     assert "not compared: 1280 rows make 0 evaluation batches of 2048" in caplog.text
 
@@ -161,11 +161,11 @@ def test_each_step_is_given_the_schedules_rate_of_all_rounds(double, rows, world
     config, settings = replace(CONFIG, dropout=0.0), replace(SETTINGS, precision="float32")
     write_initial(tmp_path / "initial", config, world.slot_sizes, click_rate=0.3, seed=3)
     solver = SolverSettings(warmup_steps=10, decay_start=100, decay_steps=50, decay_power=1.0, max_workspace_mb=64)
-    with closing(HugectrEngine(config, world.slot_sizes, settings, solver, scratch=tmp_path)) as engine:
+    with closing(HugectrEngine(config, world.slot_sizes, settings, solver=solver, scratch=tmp_path)) as engine:
         for start, expected in ((0, 0.02 * 4 / 10), (121, 0.02 * 25 / 50)):
             engine.restore(tmp_path / "initial")
             engine.num_steps = start
-            engine.learn(rows, np.arange(512), 128, 0)
+            engine.learn(rows, np.arange(512), batch_size=128, seed=0)
             # HugeCTR's Adam counts its own four steps.
             counts = [(1 - 0.99**t) ** 0.5 / (1 - 0.8**t) for t in (start + 4, 4)]
             assert engine._running.model._inner._lr == pytest.approx(expected * counts[0] / counts[1], rel=1e-12)
@@ -175,13 +175,13 @@ def test_a_new_batch_size_goes_on_from_what_was_learnt_whether_or_not_anyone_loo
     config, settings = replace(CONFIG, dropout=0.0), replace(SETTINGS, precision="float32")
     write_initial(tmp_path / "initial", config, world.slot_sizes, click_rate=0.3, seed=3)
     hugectr = HugectrEngine(
-        config, world.slot_sizes, settings, SolverSettings(stage_rows=256, max_workspace_mb=64), scratch=tmp_path
+        config, world.slot_sizes, settings, solver=SolverSettings(stage_rows=256, max_workspace_mb=64), scratch=tmp_path
     )
     with closing(hugectr), closing(PytorchEngine(config, world.slot_sizes, settings, device="cpu")) as pytorch:
         for engine in (hugectr, pytorch):
             engine.restore(tmp_path / "initial")
-            engine.learn(rows, np.arange(640), 128, 0)
-            engine.learn(rows, np.arange(640, 1_280), 64, 0)
+            engine.learn(rows, np.arange(640), batch_size=128, seed=0)
+            engine.learn(rows, np.arange(640, 1_280), batch_size=64, seed=0)
         assert hugectr.num_steps == pytorch.num_steps == 15
         np.testing.assert_allclose(hugectr.score(rows), pytorch.score(rows), atol=1e-6)
 
@@ -192,11 +192,11 @@ def test_a_model_exported_for_hugectr_and_saved_by_it_in_any_order_comes_back(ra
     write_initial(tmp_path / "start", config, world.slot_sizes, click_rate=0.3, seed=3)
     with closing(PytorchEngine(config, world.slot_sizes, TrainingSettings(), device="cpu")) as engine:
         engine.restore(tmp_path / "start")
-        engine.learn(world.encoded(500), np.arange(500), 100, 0)
+        engine.learn(world.encoded(500), np.arange(500), batch_size=100, seed=0)
         engine.save(tmp_path / "mine")
     mine, num_rows = open_model(tmp_path / "mine", world.slot_sizes), sum(world.slot_sizes)
     layout = StateLayout(num_rows=num_rows, dim=4, num_gpus=1, workspace_mb=3, half=False)
-    export_model(mine, config, layout, tmp_path / "hugectr")
+    export_model(mine, config, layout, folder=tmp_path / "hugectr")
     # A training run of HugeCTR's own saves the keys by their rows in memory: as they were first seen.
     order = np.random.default_rng(0).permutation(num_rows)
     sparse, state = tmp_path / "hugectr" / SPARSE_FOLDER, tmp_path / "hugectr" / SPARSE_OPTIMIZER_FILE
@@ -205,7 +205,7 @@ def test_a_model_exported_for_hugectr_and_saved_by_it_in_any_order_comes_back(ra
     moments = np.fromfile(state, "<f4").reshape(2, -1, 4)
     moments[:, :num_rows] = moments[:, order]
     moments.tofile(state)
-    import_model(tmp_path / "hugectr", config, layout, tmp_path / "back", step=mine.step)
+    import_model(tmp_path / "hugectr", config, layout, into=tmp_path / "back", step=mine.step)
     back = open_model(tmp_path / "back", world.slot_sizes)
     assert back.step == mine.step == 5
     for one, other in zip(back.parts, mine.parts):

@@ -53,7 +53,7 @@ def make_engine(tmp_path, double, world, monkeypatch):
                 config,
                 world.slot_sizes,
                 settings,
-                SolverSettings(**{"stage_rows": 500, "batchsize_eval": 256} | solver),
+                solver=SolverSettings(**{"stage_rows": 500, "batchsize_eval": 256} | solver),
                 scratch=tmp_path / "scratch",
                 gpu_memory=lambda devices: [80_000] * len(devices),
             )
@@ -102,12 +102,12 @@ def test_tf32_and_mixed_precision_train(make_engine, initial, rows, tmp_path, wo
     ):
         engine = make_engine(settings=settings, **solver)
         engine.restore(initial)
-        engine.learn(rows, np.arange(1_280), 128, 0)
+        engine.learn(rows, np.arange(1_280), batch_size=128, seed=0)
         folder = tmp_path / f"saved {len(solver)}"
         engine.save(folder)
         again = make_engine(settings=settings, **solver)
         again.restore(folder)
-        again.learn(rows, np.arange(128), 128, 0)
+        again.learn(rows, np.arange(128), batch_size=128, seed=0)
         m, v = open_model(folder, world.slot_sizes).moments
         assert m.table.any()
         assert (v.table >= 0).all()
@@ -118,9 +118,9 @@ def test_a_batch_size_the_gpus_cannot_share_is_rounded_down_and_a_new_one_keeps_
 ):
     engine = make_engine(vvgpu=((0, 1),))
     engine.restore(initial)
-    engine.learn(rows, np.arange(1_280), 128, 0)
+    engine.learn(rows, np.arange(1_280), batch_size=128, seed=0)
     before = engine.score(rows)
-    engine.learn(rows, np.arange(66), 33, 0)
+    engine.learn(rows, np.arange(66), batch_size=33, seed=0)
     assert engine.num_steps == 10 + 3
     after = engine.score(rows)
     assert 0 < np.abs(after - before).max() < 0.3
@@ -130,9 +130,9 @@ def test_stages_larger_than_those_a_reader_was_made_for_get_a_new_model(make_eng
     engine, whole = make_engine(stage_rows=1_280), make_engine(stage_rows=1_280)
     for each in (engine, whole):
         each.restore(initial)
-    engine.learn(rows, np.arange(128), 128, 0)
-    engine.learn(rows, np.arange(128, 1_408), 128, 0)
-    whole.learn(rows, np.arange(1_408), 128, 0)
+    engine.learn(rows, np.arange(128), batch_size=128, seed=0)
+    engine.learn(rows, np.arange(128, 1_408), batch_size=128, seed=0)
+    whole.learn(rows, np.arange(1_408), batch_size=128, seed=0)
     assert engine.num_steps == whole.num_steps == 11
     np.testing.assert_allclose(engine.score(rows), whole.score(rows), atol=1e-6)
 
@@ -187,7 +187,7 @@ def cut(name):
 def test_what_hugectr_did_not_write_whole_is_no_model(spoil, message, double, make_engine, initial, rows, tmp_path):
     engine = make_engine(methods=spoilt_save(double, spoil), prove_restores=False)
     engine.restore(initial)
-    engine.learn(rows, np.arange(256), 128, 0)
+    engine.learn(rows, np.arange(256), batch_size=128, seed=0)
     with pytest.raises(PermanentError, match=message):
         engine.save(tmp_path / "saved")
     assert not list((tmp_path).glob("saved/*"))
@@ -197,7 +197,7 @@ def test_an_answer_other_than_success_is_an_error(double, make_engine, initial, 
     failing = {"save_params_to_files": lambda self, prefix, iter=0: double.Error_t.OutOfMemory}
     engine = make_engine(methods=failing, prove_restores=False)
     engine.restore(initial)
-    engine.learn(rows, np.arange(256), 128, 0)
+    engine.learn(rows, np.arange(256), batch_size=128, seed=0)
     with pytest.raises(PermanentError, match=r"OutOfMemory to saving .*expected Error_t\.Success"):
         engine.save(tmp_path / "saved")
 
@@ -208,13 +208,13 @@ def test_weights_that_hugectr_did_not_load_are_noticed_before_the_first_step(
 ):
     engine = make_engine()
     engine.restore(initial)
-    engine.learn(rows, np.arange(256), 128, 0)
+    engine.learn(rows, np.arange(256), batch_size=128, seed=0)
     engine.save(tmp_path / "saved")
     # As if it had logged an error and gone on.
     other = make_engine(methods={method: lambda self, files: None})
     other.restore(tmp_path / "saved")
-    with pytest.raises(PermanentError, match="it was told to load|is no model"):
-        other.learn(rows, np.arange(256), 128, 0)
+    with pytest.raises(PermanentError, match="it was to load|is no model"):
+        other.learn(rows, np.arange(256), batch_size=128, seed=0)
 
 
 def test_batches_that_hugectr_passes_over_are_noticed(double, make_engine, initial, rows):
@@ -222,17 +222,17 @@ def test_batches_that_hugectr_passes_over_are_noticed(double, make_engine, initi
     engine = make_engine(methods={"train": lambda self: next(calls) and double.Model.train(self)})
     engine.restore(initial)
     with pytest.raises(PermanentError, match="after 1 batches, expected 3"):
-        engine.learn(rows, np.arange(3 * 128), 128, 0)
+        engine.learn(rows, np.arange(3 * 128), batch_size=128, seed=0)
 
 
 def test_a_file_that_means_something_else_shows_in_hugectrs_own_auc(make_engine, initial, rows):
     engine = make_engine()
     engine.restore(initial)
-    engine.learn(rows, np.arange(1_280), 128, 0)
+    engine.learn(rows, np.arange(1_280), batch_size=128, seed=0)
     engine.score(rows)
     other = make_engine(methods={"get_eval_metrics": lambda self: [("AUC", 0.51)]})
     other.restore(initial)
-    other.learn(rows, np.arange(1_280), 128, 0)
+    other.learn(rows, np.arange(1_280), batch_size=128, seed=0)
     with pytest.raises(
         PermanentError, match=r"HugeCTR's AUC on 1280 rows is 0\.51000, expected that of its saved files"
     ):
@@ -241,7 +241,7 @@ def test_a_file_that_means_something_else_shows_in_hugectrs_own_auc(make_engine,
 
 def test_a_model_without_weights_is_not_trained(make_engine, rows):
     engine = make_engine()
-    for call in (lambda: engine.learn(rows, np.arange(128), 128, 0), lambda: engine.score(rows)):
+    for call in (lambda: engine.learn(rows, np.arange(128), batch_size=128, seed=0), lambda: engine.score(rows)):
         with pytest.raises(PermanentError, match="engine has no weights"):
             call()
 
@@ -249,8 +249,8 @@ def test_a_model_without_weights_is_not_trained(make_engine, rows):
 def test_scratch_is_empty_in_the_end(make_engine, initial, rows, tmp_path):
     engine = make_engine()
     engine.restore(initial)
-    engine.learn(rows, np.arange(1_500), 128, 0)
-    engine.learn(rows, np.arange(1_500), 64, 0)
+    engine.learn(rows, np.arange(1_500), batch_size=128, seed=0)
+    engine.learn(rows, np.arange(1_500), batch_size=64, seed=0)
     engine.score(rows)
     # One stage stays, as long as the model whose readers were made for it.
     assert len(list((tmp_path / "scratch").glob("*/rows-*/*"))) == 1

@@ -85,7 +85,7 @@ def test_the_given_rate_makes_good_for_the_step_count_that_hugectr_forgets():
 def test_the_workspace_holds_every_row_of_the_fullest_gpu():
     for gpus in (1, 3):
         solver = SolverSettings(vvgpu=(tuple(range(gpus)),))
-        needed = plan_workspace(1_221_286, 16, solver, lambda devices: [80_000] * len(devices))
+        needed = plan_workspace(1_221_286, 16, solver, gpu_memory=lambda devices: [80_000] * len(devices))
         rows = (needed << 20) // (3 * 4 * 16)
         assert 0 <= rows - -(-1_221_286 // gpus) < 10_000
 
@@ -99,10 +99,10 @@ def test_a_table_larger_than_the_gpu_is_refused_with_the_numbers():
 
     solver = SolverSettings(vvgpu=((4, 5),))
     with pytest.raises(PermanentError, match=r"200000000 rows of width 16 .* 2 GPUs need 18311 MiB .* at most 14745"):
-        plan_workspace(200_000_000, 16, solver, memory)
+        plan_workspace(200_000_000, 16, solver, gpu_memory=memory)
     assert asked == [(4, 5)]
     with pytest.raises(PermanentError, match="expected at most max_workspace_mb 100"):
-        plan_workspace(10_000_000, 16, SolverSettings(max_workspace_mb=100), memory)
+        plan_workspace(10_000_000, 16, SolverSettings(max_workspace_mb=100), gpu_memory=memory)
 
 
 def test_nvidia_smi_is_asked_for_the_devices(tmp_path, monkeypatch):

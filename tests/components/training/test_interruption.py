@@ -227,10 +227,10 @@ from components.training.pytorch.engine import PytorchEngine
 
 learn = PytorchEngine.learn
 
-def stopped(*arguments):
+def stopped(*arguments, **keywords):
     for _ in range(2):  # whoever sends it may do so twice
         signal.raise_signal(signal.SIGTERM)
-    return learn(*arguments)
+    return learn(*arguments, **keywords)
 
 PytorchEngine.learn = stopped
 """

@@ -48,7 +48,7 @@ def trained(tmp_path, world, rows):
             write_initial(start, config, world.slot_sizes, click_rate=0.3, seed=0)
         with closing(PytorchEngine(config, world.slot_sizes, settings, device=device)) as engine:
             engine.restore(start)
-            seen = engine.learn(rows, np.arange(len(rows)), batch_size, seed)
+            seen = engine.learn(rows, np.arange(len(rows)), batch_size=batch_size, seed=seed)
             engine.save(end)
             scores = engine.score(rows)
         return open_model(end, world.slot_sizes), seen, scores

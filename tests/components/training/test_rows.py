@@ -23,7 +23,7 @@ def read_rows(tmp_path):
 
     def read(folder, num_rows, slot_sizes):
         try:
-            return open_rows(folder, num_rows, slot_sizes, tmp_path / "cache")
+            return open_rows(folder, num_rows, slot_sizes, cache=tmp_path / "cache")
         finally:
             assert not list((tmp_path / "cache").iterdir())
 
@@ -112,7 +112,7 @@ def test_folders_follow_one_another_and_every_row_is_found_in_its_file(written, 
 
 def test_a_folder_without_rows_is_empty(world, make_training_set, tmp_path):
     folder = local_path(make_training_set(*world.rows(0)[:3]).train_uri)
-    assert len(open_rows(folder, 0, world.slot_sizes, tmp_path / "cache")) == 0
+    assert len(open_rows(folder, 0, world.slot_sizes, cache=tmp_path / "cache")) == 0
 
 
 def test_row_groups_that_are_decoded_at_once_come_back_in_their_order(read_rows, written, world):
@@ -137,7 +137,7 @@ def test_pandas_is_not_imported_where_it_is_installed(written, world, tmp_path):
     code = (
         "import sys; from pathlib import Path; from components.training.rows import open_rows\n"
         "sys.path.append(sys.argv[3])\n"
-        "rows = open_rows(Path(sys.argv[1]), 1200, [10**9] * 26, Path(sys.argv[2]))\n"
+        "rows = open_rows(Path(sys.argv[1]), 1200, [10**9] * 26, cache=Path(sys.argv[2]))\n"
         "print(len(rows), 'pandas' in sys.modules)"
     )
     done = subprocess.run(
@@ -156,8 +156,8 @@ def test_rows_are_decoded_in_parts_without_holding_them(tmp_path, world, make_tr
     code = (
         "import sys; from pathlib import Path; from components.training.rows import open_rows\n"
         "def anonymous(): return [int(line.split()[1]) for line in open('/proc/self/status') if 'RssAnon' in line][0]\n"
-        "open_rows(Path(sys.argv[1]), 200_000, [200] * 26, Path(sys.argv[2]))\n"
-        "before = anonymous(); kept = [open_rows(Path(sys.argv[1]), 200_000, [200] * 26, Path(sys.argv[2]))"
+        "open_rows(Path(sys.argv[1]), 200_000, [200] * 26, cache=Path(sys.argv[2]))\n"
+        "before = anonymous(); kept = [open_rows(Path(sys.argv[1]), 200_000, [200] * 26, cache=Path(sys.argv[2]))"
         " for _ in range(4)]\n"
         "print(anonymous() - before, sum(rows.labels.sum() for rows in kept))"
     )

@@ -95,7 +95,7 @@ def write_random(folder, slot_sizes, *, config=CONFIG, seed=0, with_moments=True
 
 
 def grown(folder, before, now):
-    grow(open_model(folder, before.slot_sizes), before, now, folder.parent / "grown")
+    grow(open_model(folder, before.slot_sizes), before, now, into=folder.parent / "grown")
     return open_model(folder.parent / "grown", now.slot_sizes)
 
 
@@ -218,7 +218,7 @@ def change_vocabulary(training_set, column, id_, value):
 
 def test_a_parent_gives_weights_moments_and_step_count_and_stays_as_it_was(parent, into, tmp_path):
     before = sha256_tree(tmp_path / "parent")
-    assert continue_from(*parent, CONFIG, into) == into
+    assert continue_from(*parent, CONFIG, into=into) == into
     first, started = sha256_tree(into), open_model(into, NOW)
     assert started.step == 77
     expected = expected_tables(
@@ -229,7 +229,7 @@ def test_a_parent_gives_weights_moments_and_step_count_and_stays_as_it_was(paren
     for tensors, table in zip(started.parts, expected):
         np.testing.assert_array_equal(tensors.table, table)
     assert sha256_tree(tmp_path / "parent") == before
-    continue_from(*parent, CONFIG, into)
+    continue_from(*parent, CONFIG, into=into)
     assert sha256_tree(into) == first
 
 
@@ -242,7 +242,7 @@ def test_another_network_is_refused_naming_both(parent, into):
         (NETWORKS["dlrm"], "has {'network': 'dlrm'}, expected the parent p's {'network': 'dcn'}"),
     ):
         with pytest.raises(ContractError, match=message):
-            continue_from(*parent, config, into)
+            continue_from(*parent, config, into=into)
 
 
 def test_slots_that_do_not_go_on_from_the_parents_are_refused(parent, into):
@@ -253,17 +253,17 @@ def test_slots_that_do_not_go_on_from_the_parents_are_refused(parent, into):
         ([size + 1 for size in NOW], "workflow in .* has slot sizes"),
     ):
         with pytest.raises(ContractError, match=message):
-            continue_from(model, replace(training_set, slot_sizes=sizes), CONFIG, into)
+            continue_from(model, replace(training_set, slot_sizes=sizes), CONFIG, into=into)
 
 
 def test_ids_that_mean_other_categories_are_refused_and_nothing_is_left(parent, world, make_training_set, into):
     model, training_set = parent
     other = make_training_set(*world.rows(20)[:3], name="other", slot_sizes=NOW, workflow_start=1)
     with pytest.raises(ContractError, match="does not go on from the parent p's: id 3 of C1"):
-        continue_from(model, other, CONFIG, into)
+        continue_from(model, other, CONFIG, into=into)
     change_vocabulary(training_set, 2, 5, 4_000_000_000)
     with pytest.raises(ContractError, match="id 5 of C3 means category 4000000000 and meant 20002 before"):
-        continue_from(model, training_set, CONFIG, into)
+        continue_from(model, training_set, CONFIG, into=into)
     assert not into.exists()
 
 
@@ -281,7 +281,7 @@ def test_other_transforms_of_the_dense_columns_are_refused(parent, into, name, v
     folder = local_path(training_set.workflow_uri)
     replace(FeatureWorkflow.load(folder), **{name: value}).save(folder)
     with pytest.raises(ContractError, match=f"does not go on from the parent p's: {name} "):
-        continue_from(model, training_set, CONFIG, into)
+        continue_from(model, training_set, CONFIG, into=into)
     assert not into.exists()
 
 
@@ -290,5 +290,5 @@ def test_a_damaged_file_of_the_parent_is_refused_by_name(parent, into, tmp_path,
     path = tmp_path / "parent" / "weights" / name
     path.write_bytes(path.read_bytes()[:-8])
     with pytest.raises(ContractError, match=name):
-        continue_from(*parent, CONFIG, into)
+        continue_from(*parent, CONFIG, into=into)
     assert not into.exists()

@@ -312,7 +312,7 @@ def test_hugectr_without_its_library_says_so(world, tmp_path, monkeypatch):
             "hugectr",
             dcn(),
             world.slot_sizes,
-            TrainingSettings(),
+            settings=TrainingSettings(),
             scratch=tmp_path,
             solver='{"max_workspace_mb": 4096}',
         )
