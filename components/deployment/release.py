@@ -247,8 +247,35 @@ def prepare_version(
         rows.sample().save(building / GOLDEN_FILE)
         # All this may have outlasted a lease, and whoever took it over may have given the number again.
         site.repository.check_held()
-    live = site.live
-    done = Release(
+    done = _release_manifest(
+        site,
+        model,
+        raw,
+        settings=settings,
+        version=version,
+        parity=(difference, len(rows)),
+        reason=verdict.reason,
+        seconds=dict(watch.seconds),
+    )
+    done.write(release_path(site.store, version))
+    site.checkpoint("kept")
+    return done
+
+
+def _release_manifest(
+    site: Site,
+    model: Model,
+    raw: RawDataset,
+    *,
+    settings: ReleaseSettings,
+    version: int,
+    parity: tuple[float, int],
+    reason: str,
+    seconds: dict[str, float],
+) -> Release:
+    """What is recorded of a version whose graph is in the store; `parity` is the largest difference and its rows."""
+    folder, live = graph_folder(site.store, version), site.live
+    return Release(
         model_name=MODEL_NAME,
         version=version,
         previous_version=live.version if live else None,
@@ -262,22 +289,19 @@ def prepare_version(
             "data": raw.digest,
         },
         raw_digest=raw.digest,
-        parity_max_abs_diff=difference,
-        parity_rows=len(rows),
+        parity_max_abs_diff=parity[0],
+        parity_rows=parity[1],
         repository_uri=site.repository.uri,
         trigger_id=settings.trigger_id,
-        reason=verdict.reason,
+        reason=reason,
         published_at=site.now(),
         parent_model_id=model.parent_model_id,
         extra={
             "server": settings.options.server,
-            "seconds": dict(watch.seconds),
+            "seconds": seconds,
             "graph_bytes": graph_bytes(folder),
         },
     )
-    done.write(release_path(site.store, version))
-    site.checkpoint("kept")
-    return done
 
 
 def next_version(store: Path, repository: ModelRepository) -> int:

@@ -29,7 +29,7 @@ from components.contracts.metrics import AucDifference, AucEstimate, calibration
 from components.contracts.retrain_request import CURRENT
 from components.contracts.vocabulary_changes import vocabulary_changes
 from components.contracts.workflow import FeatureWorkflow
-from components.evaluation.gate import GateSettings, OldRows, estimate, judge
+from components.evaluation.gate import GateJudgement, GateSettings, OldRows, estimate, judge
 from components.evaluation.holdout import check_counts
 from components.evaluation.scoring import ScoredHoldout, candidate_scorer, champion_scorer, score_holdout
 from components.evaluation.slices import SliceMetrics, measure_slices, slice_column
@@ -107,7 +107,31 @@ def evaluate(
         settings=settings,
     )
     logger.info("gate: %s", judgement.reason)
-    verdict = Verdict(
+    verdict = _verdict(
+        model,
+        champion,
+        judgement,
+        champion_reference=champion_reference,
+        scored=scored,
+        old=old,
+        scores_uri=_keep_scores(final, scored).as_uri(),
+    )
+    is_first_round = training_set.parent_model_uri is None
+    slices = measure_slices(scored, column=column, is_first_round=is_first_round)
+    return Evaluation(verdict=verdict, scored=scored, slices=slices, settings=settings)
+
+
+def _verdict(
+    model: Model,
+    champion: Release | None,
+    judgement: GateJudgement,
+    *,
+    champion_reference: str,
+    scored: ScoredHoldout,
+    old: ScoredHoldout | None,
+    scores_uri: str,
+) -> Verdict:
+    return Verdict(
         candidate_model_id=model.model_id,
         champion_model_id=champion.model_id if champion else None,
         decision=judgement.decision,
@@ -119,13 +143,10 @@ def evaluate(
         champion=_champion_quality(scored, judgement.estimates.champion),
         difference=_lead(scored, judgement.estimates.difference),
         rows_needed=judgement.rows_needed,
-        scores_uri=_keep_scores(final, scored).as_uri(),
+        scores_uri=scores_uri,
         old_distribution=_on_old_rows(old) if old else None,
         champion_reference=champion_reference,
     )
-    is_first_round = training_set.parent_model_uri is None
-    slices = measure_slices(scored, column=column, is_first_round=is_first_round)
-    return Evaluation(verdict=verdict, scored=scored, slices=slices, settings=settings)
 
 
 def _live_sizes(training_set: TrainingSet) -> list[int]:

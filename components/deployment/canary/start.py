@@ -95,21 +95,28 @@ def start(
             decision=verdict.decision,
             share=share,
         )
-        before = site.repository.read_plan()
-        plan = TrafficPlan(
-            sequence=before.sequence + 1 if before else 1,
-            stable=Arm(model_name=MODEL_NAME, version=live.version),
-            canary=Arm(model_name=CANARY_NAME, version=done.version),
-            canary_share=share,
-            shadow_share=shadow_share,
-            # A salt of its own, so that not always the same users are the first.
-            salt=uuid4().hex,
-            published_at=site.now(),
-            reason=verdict.reason,
-        )
+        plan = _first_plan(site, live, done, share=share, shadow_share=shadow_share, reason=verdict.reason)
         _begin(site, done, line, plan=plan, settings=settings, servers=servers, fetch=fetch)
         logger.info("version %d is the canary, share %g, shadow %g", done.version, share, shadow_share)
         return done
+
+
+def _first_plan(
+    site: Site, live: Promotion, done: Release, *, share: float, shadow_share: float, reason: str
+) -> TrafficPlan:
+    """The traffic plan that gives the new canary its first share beside the live version."""
+    before = site.repository.read_plan()
+    return TrafficPlan(
+        sequence=before.sequence + 1 if before else 1,
+        stable=Arm(model_name=MODEL_NAME, version=live.version),
+        canary=Arm(model_name=CANARY_NAME, version=done.version),
+        canary_share=share,
+        shadow_share=shadow_share,
+        # A salt of its own, so that not always the same users are the first.
+        salt=uuid4().hex,
+        published_at=site.now(),
+        reason=reason,
+    )
 
 
 def _begin(
