@@ -145,7 +145,7 @@ class StoreWatcher:
             entries = promotion_journal.read_entries(self._store)
             live = promotion_journal.current(self._store)
             self._promotions = Promotions(
-                counts=Counter(entry.action for entry in entries if entry.action != promotion_journal.INTENT),
+                counts=dict(Counter(each.action for each in entries if each.action != promotion_journal.INTENT)),
                 live_version=live.version if live else None,
                 live_action=live.action if live else None,
                 live_since=_seconds(live.time) if live else None,
