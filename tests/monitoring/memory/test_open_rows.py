@@ -65,11 +65,11 @@ def test_estimates_of_open_labels_are_shown_and_follow_the_records(bench):
     )
     b.clock.now = START + 2
     monitor.tick()
-    first, second = monitor._measuring.open_labels
-    assert (first["version"], first["open_rows"], first["open_clicks"]) == (1, 8, 1)
-    assert (second["version"], second["open_rows"], second["final_at"]) == (2, 4, START + 1 + WINDOW)
-    assert (first["ctr_low"], first["ctr_high"]) == (1 / 8, 1.0)
-    assert first["auc"] is None  # no delay is known yet
+    first, second = (labels.estimate for labels in monitor._measuring.open_labels)
+    assert (first.version, first.open_rows, first.open_clicks) == (1, 8, 1)
+    assert (second.version, second.open_rows, second.final_at) == (2, 4, START + 1 + WINDOW)
+    assert (first.ctr_low, first.ctr_high) == (1 / 8, 1.0)
+    assert first.auc is None  # no delay is known yet
     b.clock.now = START + 1 + WINDOW
     monitor.tick()
     assert monitor._measuring.open_labels == ()
