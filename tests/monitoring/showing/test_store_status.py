@@ -150,7 +150,7 @@ def test_the_journal_reports_what_is_live_by_what_since_when_and_how_often(bench
     since = datetime(2026, 1, 2, 6, tzinfo=timezone.utc).timestamp()
     assert found["ctr_monitor_live_since_timestamp_seconds", ("action", "rollback")] == since
     assert ("ctr_monitor_live_since_timestamp_seconds", ("action", "release")) not in found
-    status = json.loads(b.exposition.status())
+    status = json.loads(shown.monitor._exposition.status())
     assert status["store_status"]["promotions"]["counts"] == {"release": 2, "rollback": 1}
 
 
