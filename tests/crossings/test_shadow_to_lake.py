@@ -19,6 +19,7 @@ from components.contracts.records import CLICK, OutcomeBatch, PredictionBatch, e
 from components.deployment.canary.evidence import read_pairs
 from components.extraction.__main__ import main as extraction
 from components.logs.locations import open_publisher, open_subscriber
+from components.storage.locations import open_objects
 from components.storage.uris import local_path
 from monitoring.flags import make_settings
 from monitoring.memory.store import Store
@@ -118,7 +119,8 @@ def places(tmp_path_factory):
 
 
 def _check_evidence(*folders):
-    found = read_pairs(folders, stable=3, canary=4, since=datetime.fromtimestamp(BEGIN + 2, timezone.utc))
+    places = [open_objects(str(folder)) for folder in folders]
+    found = read_pairs(places, stable=3, canary=4, since=datetime.fromtimestamp(BEGIN + 2, timezone.utc))
     expected = [
         (int(i == 1), *(map(float, (served, other) if r.model_version == 3 else (other, served))))
         for r in RECORDS[2:]
