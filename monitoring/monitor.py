@@ -18,10 +18,11 @@ from monitoring.acting.acting import Acting
 from monitoring.acting.trigger import Trigger
 from monitoring.deciding.policies import ThresholdPolicy, policy_names
 from monitoring.deciding.policy import DecisionPoint
+from monitoring.documents import no_checkpoint
 from monitoring.drift.watch import DriftWatch
 from monitoring.journal import Journal
 from monitoring.measuring import Measuring
-from monitoring.memory.archive import Archive, no_checkpoint
+from monitoring.memory.archive import Archive
 from monitoring.memory.intake import Watermark, read_record
 from monitoring.memory.join import due_before, mature_request, settle_request
 from monitoring.memory.kept_watch import KeptWatch

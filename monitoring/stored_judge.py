@@ -13,9 +13,9 @@ from monitoring.backtest.settings import JudgingSettings
 from monitoring.deciding.judging import Judge
 from monitoring.deciding.policies import make_policies
 from monitoring.deciding.policy import DecisionPoint
+from monitoring.documents import no_checkpoint
 from monitoring.gate_baselines import GateBaselines
 from monitoring.journal import Journal
-from monitoring.memory.archive import no_checkpoint
 from monitoring.memory.store import Store
 from monitoring.rows import MaturedRequest
 

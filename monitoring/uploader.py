@@ -32,9 +32,10 @@ from components.storage.folder import FolderObjects
 from components.storage.locations import open_objects
 from components.storage.objects import Differs, Objects
 from components.storage.uris import is_bucket_uri, local_path, typed_uri
+from monitoring.documents import no_checkpoint
 from monitoring.flags import build_parser, expect, read_settings
 from monitoring.json_logs import FORMATS, TEXT, configure_logging
-from monitoring.memory.archive import UPLOADED_FOLDER, marker_path, no_checkpoint
+from monitoring.memory.archive import UPLOADED_FOLDER, marker_path
 
 logger = logging.getLogger(__name__)
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import io
 import logging
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -93,12 +94,7 @@ def evaluate(
     num_rows = check_counts(raw_folder, encoded_folder, raw.num_holdout_rows, training_set.num_holdout_rows)
     logger.info("scoring %d held-out rows", num_rows)
     scored = score(raw_folder, encoded_folder)
-    old = None
-    if raw.replay_holdout_uri and training_set.replay_holdout_uri:
-        raw_folder, encoded_folder = local_path(raw.replay_holdout_uri), local_path(training_set.replay_holdout_uri)
-        counts = (raw.num_replay_holdout_rows, training_set.num_replay_holdout_rows)
-        logger.info("scoring %d old rows", check_counts(raw_folder, encoded_folder, *counts))
-        old = score(raw_folder, encoded_folder)
+    old = _score_old_rows(raw, training_set, score)
     judgement = judge(
         scored.labels,
         scored.candidate,
@@ -119,6 +115,18 @@ def evaluate(
     is_first_round = training_set.parent_model_uri is None
     slices = measure_slices(scored, column=column, is_first_round=is_first_round)
     return Evaluation(verdict=verdict, scored=scored, slices=slices, settings=settings)
+
+
+def _score_old_rows(
+    raw: RawDataset, training_set: TrainingSet, score: Callable[[Path, Path], ScoredHoldout]
+) -> ScoredHoldout | None:
+    """The scores of the held-out rows of earlier days; None where the run holds none."""
+    if not raw.replay_holdout_uri or not training_set.replay_holdout_uri:
+        return None
+    raw_folder, encoded_folder = local_path(raw.replay_holdout_uri), local_path(training_set.replay_holdout_uri)
+    counts = (raw.num_replay_holdout_rows, training_set.num_replay_holdout_rows)
+    logger.info("scoring %d old rows", check_counts(raw_folder, encoded_folder, *counts))
+    return score(raw_folder, encoded_folder)
 
 
 def _verdict(

@@ -12,6 +12,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from components.notices.webhook import post_to_file
 from components.runtime.errors import ContractError
@@ -24,10 +25,12 @@ from monitoring.deciding import restraint
 from monitoring.deciding.policy import Action, Decision
 from monitoring.deciding.request import RecipeSettings
 from monitoring.deciding.restraint import RestraintMemory, RestraintSettings, restrain
-from monitoring.documents import Documents, as_document, read_memory
+from monitoring.documents import Documents, as_document, no_checkpoint, read_memory
 from monitoring.flags import expect
 from monitoring.journal import Journal
-from monitoring.memory.archive import Archive, no_checkpoint
+
+if TYPE_CHECKING:
+    from monitoring.memory.archive import Archive
 
 TRIGGERS = ("none", "local", "kubeflow")
 RETRAIN, NOTIFY = "retrain", "notify"

@@ -10,7 +10,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from components.contracts.retrain_request import RetrainRequest
 from components.runtime.errors import ContractError, PermanentError, TemporaryError
@@ -20,9 +20,11 @@ from monitoring.deciding import restraint
 from monitoring.deciding.policy import Decision
 from monitoring.deciding.request import RecipeMemory, RecipeSettings, choose_parent, make_request
 from monitoring.deciding.restraint import RestraintMemory, RestraintSettings
-from monitoring.documents import Documents, as_document, read_memory
+from monitoring.documents import Documents, as_document, no_checkpoint, read_memory
 from monitoring.journal import Journal
-from monitoring.memory.archive import Archive, no_checkpoint
+
+if TYPE_CHECKING:
+    from monitoring.memory.archive import Archive
 
 IDLE, DECIDED, UPLOADING, SUBMITTING, RUNNING = "idle", "decided", "uploading", "submitting", "running"
 PROGRESS, RESTRAINT, RECIPE = "retraining", "restraint", "recipe"

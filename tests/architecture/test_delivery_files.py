@@ -192,7 +192,7 @@ def test_shell_texts_and_scripts_are_bash_and_what_they_call_is_there():
     assert called == {f".ci/{path.name}" for path in SCRIPTS}
     makefile = (REPOSITORY / "Makefile").read_text()
     targets = set(re.findall(r"\bmake (?:--\S+ )*([a-z-]+)", joined))
-    assert targets == {"check", "test", "images"}
+    assert targets == {"check", "environments", "images", "test"}
     assert targets <= set(re.findall(r"^([a-z-]+):", makefile, re.MULTILINE))
     for program in set(re.findall(r"python3\.11 (\S+\.py)", joined)):
         assert (REPOSITORY / program).exists()

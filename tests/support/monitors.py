@@ -15,8 +15,8 @@ from components.contracts.records import CLICK, OutcomeBatch, PredictionBatch, e
 from components.contracts.retrain_request import RetrainRequest
 from components.logs.sqlite import SqliteLog
 from monitoring.acting.trigger import RunState
+from monitoring.documents import no_checkpoint
 from monitoring.flags import make_settings
-from monitoring.memory.archive import no_checkpoint
 from monitoring.memory.store import Store
 from monitoring.monitor import Monitor
 from monitoring.settings import MonitorSettings

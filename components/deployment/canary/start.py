@@ -87,18 +87,22 @@ def start(
             raise TemporaryError("a canary before this one is not unloaded yet: run `canary step` until it is")
         # Live, previous and canary are in memory at once.
         done = prepare_version(site, model, verdict, raw, settings=settings, versions=3)
-        line = site.entry(
-            promotion_journal.CANARY,
-            done,
-            reason=verdict.reason,
-            trigger_id=settings.trigger_id,
-            decision=verdict.decision,
-            share=share,
-        )
+        line = _journal_line(site, done, verdict, trigger_id=settings.trigger_id, share=share)
         plan = _first_plan(site, live, done, share=share, shadow_share=shadow_share, reason=verdict.reason)
         _begin(site, done, line, plan=plan, settings=settings, servers=servers, fetch=fetch)
         logger.info("version %d is the canary, share %g, shadow %g", done.version, share, shadow_share)
         return done
+
+
+def _journal_line(site: Site, done: Release, verdict: Verdict, *, trigger_id: str | None, share: float) -> Promotion:
+    return site.entry(
+        promotion_journal.CANARY,
+        done,
+        reason=verdict.reason,
+        trigger_id=trigger_id,
+        decision=verdict.decision,
+        share=share,
+    )
 
 
 def _first_plan(

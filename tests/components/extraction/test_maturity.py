@@ -130,7 +130,10 @@ def test_rows_of_other_rates_are_off_by_no_more_than_the_stated_factor():
 
 @pytest.mark.parametrize(
     ("clicks", "said"),
-    [({"archived_with_click": 1.0}, "0 of them told of"), ({"rate": 0.0004}, "expected at least 100")],
+    [
+        ({"archived_with_click": 1.0}, "0 of them reported after their rows"),
+        ({"rate": 0.0004}, "expected at least 100"),
+    ],
     ids=["no click is told of later", "too few clicks"],
 )
 def test_without_evidence_of_delays_nothing_is_thinned(clicks, said):

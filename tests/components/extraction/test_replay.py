@@ -210,7 +210,7 @@ def test_long_days_are_entered_in_places_not_read_whole(tmp_path, ten_days, writ
 def test_few_rows_are_drawn_from_few_places_that_are_spread_all_the_same(num_holdout, num_read):
     day = datetime(2026, 3, 1).date()
     pieces = [Piece(day, [], TimeSpan(hour, hour + 1), 65_536) for hour in range(7 * 24)]
-    wanted = {replay.LEARNT: 0, replay.HELD_OUT: num_holdout}
+    wanted = {replay.REPLAYED: 0, replay.HELD_OUT: num_holdout}
     read = [piece for piece, _ in replay._spread(pieces, wanted, np.uint64(3))]
     assert len(read) == num_read
     places = [pieces.index(piece) for piece in read]

@@ -20,8 +20,8 @@ from monitoring.gate_baselines import GateBaselines
 from monitoring.memory.references import StoredReferences
 from tests.monitoring.backtest.conftest import Ran, run_over
 from tests.monitoring.drift.conftest import reference_of, requests_of
-from tests.monitoring.drift.test_kept import release
 from tests.support.monitors import START, WINDOW, Bench, clicks
+from tests.support.releases import release
 
 SECONDS, ROWS = 400, 25
 CHANGED_AT, RELEASED_AT = START + 150.0, START + 320.0

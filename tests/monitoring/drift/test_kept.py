@@ -9,10 +9,11 @@ import numpy as np
 import pytest
 
 from components.contracts import criteo
-from components.contracts.manifests import Model, Release
-from components.store.models import model_folder, release_path, scores_path
+from components.contracts.manifests import Model
+from components.store.models import model_folder, scores_path
 from monitoring.memory.references import StoredReferences
 from tests.support.monitors import START, publish
+from tests.support.releases import release
 
 from .conftest import requests_of
 
@@ -24,25 +25,6 @@ DRIFT = {
     "drift_min_rows": 1000,
     "attribution_window_seconds": 30.0,
 }
-
-
-def release(store, version, model_id="m1"):
-    Release(
-        model_name="click_model",
-        version=version,
-        previous_version=None,
-        model_id=model_id,
-        model_uri=model_folder(store, model_id).as_uri(),
-        graph_uri="file:///graph",
-        sha256={},
-        raw_digest="d",
-        parity_max_abs_diff=0.0,
-        parity_rows=1,
-        repository_uri="file:///repository",
-        trigger_id=None,
-        reason="test",
-        published_at="2026-01-01T00:00:00Z",
-    ).write(release_path(store, version))
 
 
 @pytest.fixture

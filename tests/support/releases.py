@@ -1,0 +1,25 @@
+"""A release's manifest in a model store, as deployment leaves it."""
+
+from __future__ import annotations
+
+from components.contracts.manifests import Release
+from components.store.models import model_folder, release_path
+
+
+def release(store, version, model_id="m1"):
+    Release(
+        model_name="click_model",
+        version=version,
+        previous_version=None,
+        model_id=model_id,
+        model_uri=model_folder(store, model_id).as_uri(),
+        graph_uri="file:///graph",
+        sha256={},
+        raw_digest="d",
+        parity_max_abs_diff=0.0,
+        parity_rows=1,
+        repository_uri="file:///repository",
+        trigger_id=None,
+        reason="test",
+        published_at="2026-01-01T00:00:00Z",
+    ).write(release_path(store, version))
