@@ -89,10 +89,9 @@ def evaluate(
         new_ids=_new_ids(training_set),
         slice_column=column,
     )
-    logger.info("champion: %s", champion.model_id if champion else None)
     raw_folder, encoded_folder = local_path(raw.holdout_uri), local_path(training_set.holdout_uri)
     num_rows = check_counts(raw_folder, encoded_folder, raw.num_holdout_rows, training_set.num_holdout_rows)
-    logger.info("scoring %d held-out rows", num_rows)
+    logger.info("scoring %d held-out rows; champion: %s", num_rows, champion.model_id if champion else None)
     scored = score(raw_folder, encoded_folder)
     old = _score_old_rows(raw, training_set, score)
     judgement = judge(
@@ -112,8 +111,7 @@ def evaluate(
         old=old,
         scores_uri=_keep_scores(final, scored).as_uri(),
     )
-    is_first_round = training_set.parent_model_uri is None
-    slices = measure_slices(scored, column=column, is_first_round=is_first_round)
+    slices = measure_slices(scored, column=column, is_first_round=training_set.parent_model_uri is None)
     return Evaluation(verdict=verdict, scored=scored, slices=slices, settings=settings)
 
 
