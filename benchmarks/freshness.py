@@ -1,9 +1,15 @@
 """What fresh models gain in a drifting world: `make benchmark-freshness`.
 
 Simulated traffic over two days after a first model; policies differ in when they retrain and in nothing else. Prints
-the mean AUC gain over the frozen model, beside the gains that Monolith's authors published; `--docs` writes figures and
-chart into docs/. The world is `inference_client.simulation.slow_drift`'s, scoring and learning are
-`benchmarks.freshness_days`', and docs/freshness.md says what was chosen, and when.
+the mean AUC gain over the frozen model, beside the gains that Monolith's authors published; `--output docs` writes the
+figures and the chart there. docs/freshness.md says what was chosen, and when; the world is
+`inference_client.simulation.slow_drift`'s.
+
+The order is that of production: rows of a quarter of an hour are scored by the model that is live, then join the
+policy's window; when a policy's interval is over, it learns from its window and its new model scores what comes after
+(progressive validation: no row is scored by a model that has seen it). A round learns as the pipeline's steps do:
+vocabularies come from preprocessing's own functions, files from `contracts`, the fit from training; NumPy counts the
+categories in place of NVTabular, and there is no model store.
 
 Gains are in AUC points: 1 point = 0.01 of AUC. Each is the mean over hours of the difference within an hour, since
 rows of different hours were scored by different models. Its interval is DeLong's: hours hold different rows, so the
@@ -14,100 +20,336 @@ this world; another seed is another world.
 from __future__ import annotations
 
 import argparse
-import html
+import copy
 import json
 import math
+import shutil
 import sys
-import time
-from collections.abc import Sequence
-from dataclasses import asdict, replace
+import tempfile
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
-from benchmarks.freshness_days import BEST, EXACT, FROZEN, Days, Learning, Scores, drifting_world, run_days
-from components.charts.line_chart import ticks
-from components.contracts.criteo import NUM_CATEGORICAL, NUM_DENSE
+from components.charts.line_chart import HEIGHT, WIDTH, Line, line_chart
+from components.contracts.criteo import CATEGORICAL, DENSE, LABEL, MISSING_CATEGORY, NUM_CATEGORICAL, NUM_DENSE
+from components.contracts.hugectr_folder import write_file_list
+from components.contracts.manifests import Model, TrainingSet
 from components.contracts.metrics import Z_95, auc_difference, normalized_entropy, roc_auc
+from components.contracts.workflow import FeatureWorkflow
 from components.models import share_cores
 from components.models.configs import DcnConfig
-from components.preprocessing.vocabularies import AdmissionRules
+from components.preprocessing.vocabularies import AdmissionRules, Column, next_column, unseen_column
+from components.training.checkpoint import START
 from components.training.config import TrainingSettings
-from inference_client.simulation.slow_drift import DriftingWorld
+from components.training.engine import Engine, make_engine
+from components.training.fit import FitJob, fit
+from components.training.metrics_sink import MemorySink
+from components.training.rows import Rows as EncodedRows
+from components.training.start import continue_from
+from inference_client.simulation.slow_drift import DriftingWorld, SlowDrift
+from inference_client.simulation.world import World, WorldRows
 
-REPOSITORY = Path(__file__).resolve().parents[1]
-DOCS = REPOSITORY / "docs"
-FIGURES, CHART = "freshness.json", "freshness.svg"
-WIDTH, HEIGHT = 860, 380
-LEFT, RIGHT, TOP, BOTTOM = 62, 150, 40, 44
-COLORS = ("#dc2626", "#d97706", "#2563eb", "#059669")
-SMOOTHED_HOURS = 3
-"""Hours whose mean is drawn: a single hour's clicks make a policy's AUC uncertain by a tenth of a point."""
+BACKEND = "pytorch"
+FROZEN = "frozen"
 CONTROL = "every 5 h"
 """The policy that also runs in a world where nothing moves: what it gains there comes from more rows."""
-
-LEARNING = Learning(
-    config=DcnConfig(num_dense=NUM_DENSE, num_categorical=NUM_CATEGORICAL),
-    first=TrainingSettings(max_epochs=3),
-    # One pass: each row is learnt once, as online training does. No halvings: within hours there is no jump to find.
-    # Rate and batch were chosen among eight pairs by hourly and half-hourly rounds, in the world of another seed.
-    round=TrainingSettings(max_epochs=1, num_halvings=0, learning_rate=0.0003, batch_size=1024, min_batch_size=1024),
-    rules=AdmissionRules(frequency_threshold=5),
-)
-POINTS = 100.0
+BEST = "best possible"
+EXACT = "exact truth of hour 0"
+"""Not a model: the truth of the moment at which the frozen model was trained. What it loses, drift alone takes."""
+POLICIES = {FROZEN: math.inf, CONTROL: 5.0, "every 1 h": 1.0, "every 30 min": 0.5}
+"""Hours between two rounds."""
 PUBLISHED = {"every 5 h": 0.24, "every 1 h": 0.34, "every 30 min": 0.37}
 """Monolith (Liu et al. 2022, arXiv 2209.07663), table 2: mean AUC of DeepFM on Criteo's rows, trained on from batch
 training with parameters synchronised at this interval, minus that of batch training alone; in AUC points."""
+COLORS = ("#dc2626", "#d97706", "#2563eb", "#059669", "#777")
+SMOOTHED_HOURS = 3
+"""Hours whose mean is drawn: a single hour's clicks make a policy's AUC uncertain by a tenth of a point."""
 
 
-def build_parser() -> argparse.ArgumentParser:
-    """The flags."""
-    parser = argparse.ArgumentParser(
-        prog="python -m benchmarks.freshness",
-        description="AUC gained by retraining every 5 h, 1 h and 30 min of simulated traffic, over a frozen model.",
-        formatter_class=argparse.ArgumentDefaultsHelpFormatter,
+@dataclass(frozen=True, kw_only=True)
+class Days:
+    """How long, how much, and who learns when."""
+
+    hours: int
+    """Traffic before hour 0, which trains the first model, and as long after it, which is scored."""
+    rows_per_hour: int
+    intervals: dict[str, float]
+    """Per policy, hours between two rounds, a multiple of the world's steps; infinite = never."""
+    seed: int
+
+
+CONFIG = DcnConfig(num_dense=NUM_DENSE, num_categorical=NUM_CATEGORICAL)
+RULES = AdmissionRules(frequency_threshold=5)
+FIRST = TrainingSettings(max_epochs=3)
+ROUND = TrainingSettings(max_epochs=1, num_halvings=0, learning_rate=0.0003, batch_size=1024, min_batch_size=1024)
+"""One pass: each row is learned once, as online training does. No halvings: within hours there is no jump to find. Rate
+and batch were chosen among eight pairs by hourly and half-hourly rounds, in the world of another seed."""
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Scores:
+    """All scored rows, in time order, n of them."""
+
+    hour: NDArray[np.int64]
+    """[n], from 0."""
+    label: NDArray[np.int32]
+    by: dict[str, NDArray[np.float64]]
+    """Per policy, and for `BEST` and `EXACT`: scores [n]."""
+    num_rounds: dict[str, int]
+    """Per policy, after the first fit."""
+    num_models: dict[str, int]
+    """Of those rounds, the ones that made a model."""
+
+
+class Learner:
+    """A model, and the vocabularies that it was trained with."""
+
+    def __init__(self, scratch: Path, first: TrainingSettings = FIRST, later: TrainingSettings = ROUND) -> None:
+        """Knows nothing yet; keeps the newest round's files in a folder of its own below `scratch`."""
+        self._scratch, self._first, self._later = scratch, first, later
+        self._folder = Path(tempfile.mkdtemp(dir=scratch))
+        self._columns: list[Column] = [unseen_column(np.zeros(0, np.int64)) for _ in CATEGORICAL]
+        self._features: FeatureWorkflow | None = None
+        self._model: Model | None = None
+        self._engine: Engine | None = None
+        self.num_rounds = self.num_models = 0
+
+    def copy(self) -> Learner:
+        """Another learner that goes on from here in its own folder, with the same model."""
+        other = copy.copy(self)
+        other._folder = Path(tempfile.mkdtemp(dir=self._scratch))
+        other.num_rounds = other.num_models = 0
+        return other
+
+    def score(self, rows: WorldRows) -> NDArray[np.float32]:
+        """Click probabilities [n] of the newest model."""
+        assert self._features is not None, "a learner scores once it has learned"
+        assert self._engine is not None
+        return self._engine.score(_encoded(self._features, rows))
+
+    def learn(self, rows: WorldRows, *, hour: float) -> bool:
+        """Whether a round on the rows of a window that ends at `hour`, oldest row first, made another model.
+
+        It makes none where the newest rows of the window prefer the parent; nothing has happened then.
+        """
+        now = round(hour * 3600e6)
+        columns = [
+            next_column(column, *_counted(rows.categorical[:, i]), now=now, rules=RULES)
+            for i, column in enumerate(self._columns)
+        ]
+        means, stds = (self._features.means, self._features.stds) if self._features else _moments(rows.dense)
+        features = FeatureWorkflow(
+            vocabularies=tuple(column.vocabulary for column in columns),
+            fill=0.0,
+            clip_min=0.0,
+            means=means,
+            stds=stds,
+            frequency_threshold=RULES.frequency_threshold,
+        )
+        folder = self._folder / f"round-{self.num_rounds:04d}"
+        self.num_rounds += 1
+        model, engine = self._fitted(folder, features, rows)
+        if self._model is not None and model.optimizer_step == self._model.optimizer_step:
+            shutil.rmtree(folder)
+            return False
+        for older in self._folder.iterdir():
+            if older != folder:
+                shutil.rmtree(older)
+        self._columns, self._features, self._model, self._engine = columns, features, model, engine
+        self.num_models += 1
+        return True
+
+    def _fitted(self, folder: Path, features: FeatureWorkflow, rows: WorldRows) -> tuple[Model, Engine]:
+        (folder / Model.WORKFLOW).mkdir(parents=True)
+        features.save(folder / Model.WORKFLOW)
+        training_set = _training_set(folder, features, rows, parent=self._model)
+        checkpoint = folder / "checkpoint"
+        settings = self._later if self._model else self._first
+        start = continue_from(self._model, training_set, CONFIG, into=checkpoint / START) if self._model else None
+        engine = make_engine(BACKEND, CONFIG, features.slot_sizes, settings=settings, scratch=folder / "scratch")
+        job = FitJob(
+            training_set=training_set, config=CONFIG, settings=settings, start=start, checkpoint_path=checkpoint
+        )
+        result = fit(job, engine, MemorySink())
+        result.weights.rename(folder / Model.WEIGHTS)
+        shutil.rmtree(checkpoint)
+        model = Model(
+            model_id=folder.name,
+            uri=folder.absolute().as_uri(),
+            backend=BACKEND,
+            config=CONFIG.as_document(),
+            slot_sizes=training_set.slot_sizes,
+            parent_model_id=self._model.model_id if self._model else None,
+            seed=settings.seed,
+            num_train_rows=training_set.num_train_rows,
+            optimizer_step=result.optimizer_step,
+            early_stopping=dict(result.early_stopping),
+            last_event_time="",
+            raw_digest="",
+            sha256={},
+            created_at="",
+        )
+        return model, engine
+
+
+def _encoded(features: FeatureWorkflow, rows: WorldRows) -> EncodedRows:
+    return EncodedRows(
+        labels=rows.label.astype(np.float32),
+        dense=features.encode_dense(rows.dense),
+        ids=features.encode_categorical(rows.categorical).astype(np.int32),
     )
-    add = parser.add_argument
-    add("--quick", action="store_true", help="a fifth of the time on fewer rows: whether it runs, not what it says")
-    add("--seed", type=int, default=1, help="of the world, its drift and its traffic")
-    add("--docs", action="store_true", help=f"write {FIGURES} and {CHART} into docs/")
-    add("--output", type=Path, help=f"folder for {FIGURES} and {CHART} (docs/ with --docs)")
-    return parser
 
 
-def main(argv: Sequence[str] | None = None) -> int:
-    """Runs the study; 0 = done, whatever the figures."""
-    flags = build_parser().parse_args(argv)
-    share_cores()  # torch is imported when the first engine is made
-    began = time.monotonic()
+def _counted(raw: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """Categories of a column and their counts."""
+    seen, counts = np.unique(raw, return_counts=True)
+    has_category = seen != MISSING_CATEGORY
+    return seen[has_category], counts[has_category].astype(np.int64)
 
-    def say(line: str) -> None:
-        print(f"{time.monotonic() - began:6.0f} s  {line}", flush=True)
 
-    days = days_of(flags.seed, is_quick=flags.quick)
-    world = drifting_world(flags.seed)
-    result: dict[str, Any] = {**described(world, days), "study": figures(run_days(world, days, LEARNING, say=say))}
-    say("control: the same days in a world where nothing moves")
-    still = replace(days, intervals={name: days.intervals[name] for name in (FROZEN, CONTROL)})
-    control = run_days(drifting_world(flags.seed, is_still=True), still, LEARNING, say=say)
-    result |= {"control": figures(control), "seconds": round(time.monotonic() - began)}
-    print(table(result))
-    folder = DOCS if flags.docs else flags.output
-    if folder is not None:
-        folder.mkdir(parents=True, exist_ok=True)
-        (folder / FIGURES).write_text(json.dumps(result, indent=1) + "\n")
-        (folder / CHART).write_text(chart(result))
-        say(f"written: {folder / FIGURES}, {folder / CHART}")
-    return 0
+def _moments(dense: NDArray[np.float32]) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
+    """Means and standard deviations of the logged values, as preprocessing fits them in a first round."""
+    logged = np.log1p(np.maximum(np.nan_to_num(dense, nan=0.0), 0.0), dtype=np.float64)
+    return logged.mean(axis=0).astype(np.float32), logged.std(axis=0, ddof=1).astype(np.float32)
+
+
+def _training_set(folder: Path, features: FeatureWorkflow, rows: WorldRows, *, parent: Model | None) -> TrainingSet:
+    encoded = _encoded(features, rows)
+    train = folder / "train"
+    train.mkdir()
+    columns = {LABEL: encoded.labels}
+    columns |= {name: np.ascontiguousarray(encoded.dense[:, i]) for i, name in enumerate(DENSE)}
+    columns |= {name: encoded.ids[:, i].astype(np.int64) for i, name in enumerate(CATEGORICAL)}
+    pq.write_table(pa.table(columns), train / "part-00000.parquet")
+    write_file_list(train, ["part-00000.parquet"], final=train)
+    return TrainingSet(
+        train_uri=train.absolute().as_uri(),
+        holdout_uri=train.absolute().as_uri(),
+        num_train_rows=len(encoded),
+        num_holdout_rows=0,
+        slot_sizes=features.slot_sizes,
+        new_categories=[],
+        workflow_uri=(folder / Model.WORKFLOW).absolute().as_uri(),
+        raw_digest="",
+        last_event_time="",
+        parent_model_uri=parent.uri if parent else None,
+        tombstones=features.tombstones,
+    )
+
+
+def drifting_world(seed: int, *, is_still: bool = False) -> DriftingWorld:
+    """The study's world; a still one differs in nothing but that nothing moves."""
+    drift = SlowDrift(seed=seed)
+    if is_still:
+        drift = replace(drift, columns=(), new_category_columns=())
+    return DriftingWorld(world=World.create(seed), drift=drift)
+
+
+def _traffic(world: DriftingWorld, days: Days, hours: range) -> Iterator[tuple[float, WorldRows]]:
+    """(End in hours, rows) of each of the world's steps in `hours`; the same for every run of a seed."""
+    step = world.drift.step_minutes / 60.0
+    count = round(days.rows_per_hour * step)
+    for number in range(round(hours.start / step), round(hours.stop / step)):
+        random = np.random.default_rng([days.seed, 21, number])
+        yield (number + 1) * step, world.at(number * step).draw(count, random)
+
+
+def _joined(rows: list[WorldRows]) -> WorldRows:
+    return WorldRows(*(np.concatenate(columns) for columns in zip(*rows)))
+
+
+def run_days(world: DriftingWorld, days: Days) -> Scores:
+    """Scores of every policy over the same rows.
+
+    Rows of a round that made no model stay in the policy's window: the next round tries them again.
+    """
+    exact = world.at(days.hours)
+    hours: list[NDArray[np.int64]] = []
+    labels: list[NDArray[np.int32]] = []
+    scores: dict[str, list[NDArray[np.float64]]] = {name: [] for name in (*days.intervals, BEST, EXACT)}
+    windows: dict[str, list[WorldRows]] = {name: [] for name in days.intervals}
+    with tempfile.TemporaryDirectory(prefix="freshness-") as scratch:
+        first = Learner(Path(scratch))
+        first.learn(_joined([rows for _, rows in _traffic(world, days, range(days.hours))]), hour=days.hours)
+        print("the first model has learned", flush=True)
+        learners = {name: first.copy() for name in days.intervals}
+        for end, rows in _traffic(world, days, range(days.hours, 2 * days.hours)):
+            hour = end - days.hours
+            hours.append(np.full(len(rows.label), math.ceil(hour) - 1))
+            labels.append(rows.label)
+            scores[BEST].append(rows.probability)
+            scores[EXACT].append(exact.probability_of(rows.dense, rows.categorical))
+            for name, learner in learners.items():
+                scores[name].append(learner.score(rows).astype(np.float64))
+                if days.intervals[name] < math.inf:
+                    windows[name].append(rows)
+                # Nothing would be scored by what is learned at the very end.
+                is_due = hour % days.intervals[name] == 0 and hour < days.hours
+                if is_due and learner.learn(_joined(windows[name]), hour=end):
+                    windows[name] = []
+            if hour % 6 == 0:
+                made = [f"{name} {each.num_models} of {each.num_rounds}" for name, each in learners.items()]
+                print(f"hour {hour:.0f}; models of rounds: {', '.join(made)}", flush=True)
+    return Scores(
+        hour=np.concatenate(hours),
+        label=np.concatenate(labels),
+        by={name: np.concatenate(parts) for name, parts in scores.items()},
+        num_rounds={name: learner.num_rounds for name, learner in learners.items()},
+        num_models={name: learner.num_models for name, learner in learners.items()},
+    )
+
+
+def figures(scores: Scores) -> dict[str, Any]:
+    """All figures of one run as JSON-ready values."""
+    names = [*scores.num_rounds]
+    hourly = {
+        name: [roc_auc(scores.label[rows], by[rows]) for rows in _rows_by_hour(scores)]
+        for name, by in scores.by.items()
+    }
+    return {
+        "rows": len(scores.label),
+        "clicks": int(scores.label.sum()),
+        "hourly_auc": hourly,
+        "mean_auc": {name: float(np.mean(np.array(aucs, float))) for name, aucs in hourly.items()},
+        "gain_over_frozen": {name: gain(scores, name, FROZEN) for name in names if name != FROZEN},
+        "gain_over_slower": {
+            name: gain(scores, name, slower) for slower, name in zip(names, names[1:]) if slower != FROZEN
+        },
+        "below_best": {name: gain(scores, BEST, name) for name in scores.by if name != BEST},
+        "normalized_entropy": {name: normalized_entropy(scores.label, by) for name, by in scores.by.items()},
+        "rounds": scores.num_rounds,
+        "models": scores.num_models,
+    }
+
+
+def gain(scores: Scores, name: str, reference: str) -> dict[str, float]:
+    """Mean over hours of AUC(name) - AUC(reference) in points, with its 95 % interval."""
+    differences, variances = [], []
+    for rows in _rows_by_hour(scores):
+        found = auc_difference(scores.label[rows], scores.by[name][rows], scores.by[reference][rows])
+        assert found is not None, "an hour has clicks and other rows"
+        differences.append(found.auc)
+        variances.append(found.standard_error**2)
+    mean, error = 100.0 * np.mean(differences), 100.0 * np.sqrt(np.sum(variances)) / len(variances)
+    return {"points": float(mean), "low": float(mean - Z_95 * error), "high": float(mean + Z_95 * error)}
+
+
+def _rows_by_hour(scores: Scores) -> list[slice]:
+    """The rows of each hour; they lie in time order."""
+    edges = np.searchsorted(scores.hour, np.arange(scores.hour[-1] + 2)).tolist()
+    return [slice(start, end) for start, end in zip(edges, edges[1:])]
 
 
 def table(result: dict[str, Any]) -> str:
     """The figures for people."""
     study, control = result["study"], result["control"]
     lines = [
-        "",
         f"{study['rows']:,} rows scored, {study['clicks']:,} clicks; gains in AUC points (0.01), mean over "
         f"{len(study['hourly_auc'][FROZEN])} hours [95 %]",
         f"{'retrained':<14}{'mean AUC':>9}{'gain over frozen':>28}{'Monolith':>10}{'below best':>12}{'models':>8}",
@@ -122,143 +364,68 @@ def table(result: dict[str, Any]) -> str:
         )
     for name, found in study["gain_over_slower"].items():
         lines.append(f"{name} over the next slower: {_interval(found)}")
-    lines += [
-        f"exact truth, as old as the frozen model: {study['below_best'][EXACT]['points']:.2f} below best; "
-        f"normalized entropy {100 * _entropy_lost(study):+.2f} %",
-        f"nothing moves, {CONTROL}: {_interval(control['gain_over_frozen'][CONTROL])} over frozen",
-        f"{result['seconds']} s",
-    ]
-    return "\n".join(lines)
+    entropy = study["normalized_entropy"]
+    return "\n".join(
+        [
+            *lines,
+            f"exact truth, as old as the frozen model: {study['below_best'][EXACT]['points']:.2f} below best; "
+            f"normalized entropy {100 * (entropy[EXACT] / entropy[BEST] - 1):+.2f} %",
+            f"nothing moves, {CONTROL}: {_interval(control['gain_over_frozen'][CONTROL])} over frozen",
+        ]
+    )
 
 
 def _interval(found: dict[str, float]) -> str:
     return f"{found['points']:+.3f} [{found['low']:+.3f}, {found['high']:+.3f}]"
 
 
-def _entropy_lost(study: dict[str, Any]) -> float:
-
-    entropy = study["normalized_entropy"]
-    return float(entropy[EXACT] / entropy[BEST] - 1.0)
-
-
-def days_of(seed: int, *, is_quick: bool) -> Days:
-    """Two days after two days; quick: eight hours after eight, of half as many rows."""
-    policies = {FROZEN: math.inf, "every 5 h": 5.0, "every 1 h": 1.0, "every 30 min": 0.5}
-    hours, rows = (8, 20_000) if is_quick else (48, 40_000)
-    return Days(earlier_hours=hours, hours=hours, rows_per_hour=rows, intervals=policies, seed=seed)
-
-
-def described(world: DriftingWorld, days: Days) -> dict[str, Any]:
-    """The plan as JSON-ready values."""
-    return {
-        "drift": asdict(world.drift),
-        "bayes_auc": world.at(days.earlier_hours).bayes_auc,
-        "days": {
-            "earlier_hours": days.earlier_hours,
-            "hours": days.hours,
-            "rows_per_hour": days.rows_per_hour,
-            "seed": days.seed,
-        },
-        "learning": {
-            "config": LEARNING.config.as_document(),
-            "first": LEARNING.first.deciding(),
-            "round": LEARNING.round.deciding(),
-            "frequency_threshold": LEARNING.rules.frequency_threshold,
-        },
-    }
-
-
-def figures(scores: Scores) -> dict[str, Any]:
-    """All figures of one run as JSON-ready values."""
-    names = [*scores.num_rounds]
-    return {
-        "rows": len(scores.label),
-        "clicks": int(scores.label.sum()),
-        "hourly_auc": {name: _hourly(scores, name) for name in scores.by},
-        "mean_auc": {name: float(np.mean(_hourly(scores, name))) for name in scores.by},
-        "gain_over_frozen": {name: gain(scores, name, FROZEN) for name in names if name != FROZEN},
-        "gain_over_slower": {
-            name: gain(scores, name, slower) for slower, name in zip(names, names[1:]) if slower != FROZEN
-        },
-        "below_best": {name: gain(scores, BEST, name) for name in scores.by if name != BEST},
-        "normalized_entropy": {name: normalized_entropy(scores.label, by) for name, by in scores.by.items()},
-        "rounds": scores.num_rounds,
-        "models": scores.num_models,
-        "round_seconds": {name: round(seconds, 1) for name, seconds in scores.seconds.items()},
-    }
-
-
-def gain(scores: Scores, name: str, reference: str) -> dict[str, float]:
-    """Mean over hours of AUC(name) - AUC(reference) in points, with its 95 % interval."""
-    differences, variances = [], []
-    for part in _hours(scores):
-        found = auc_difference(scores.label[part], scores.by[name][part], scores.by[reference][part])
-        assert found is not None, "an hour has clicks and other rows"
-        differences.append(found.auc)
-        variances.append(found.standard_error**2)
-    mean, error = float(np.mean(differences)), float(np.sqrt(np.sum(variances)) / len(variances))
-    return {
-        "points": POINTS * mean,
-        "low": POINTS * (mean - Z_95 * error),
-        "high": POINTS * (mean + Z_95 * error),
-    }
-
-
-def _hourly(scores: Scores, name: str) -> list[float]:
-    aucs = [roc_auc(scores.label[part], scores.by[name][part]) for part in _hours(scores)]
-    return [auc for auc in aucs if auc is not None]
-
-
-def _hours(scores: Scores) -> list[slice]:
-    """The rows of each hour; they lie in time order."""
-    edges: NDArray[np.int64] = np.searchsorted(scores.hour, np.arange(scores.hour[-1] + 2))
-    return [slice(int(a), int(b)) for a, b in zip(edges, edges[1:])]
-
-
 def chart(result: dict[str, Any]) -> str:
-    """The chart of `result`, the study's JSON document."""
+    """An SVG file of AUC points to the best possible by hour, from the study's JSON document."""
     hourly = result["study"]["hourly_auc"]
-    names = [*result["study"]["rounds"], EXACT]
-    lines = {name: _smoothed([100.0 * (best - own) for best, own in zip(hourly[BEST], hourly[name])]) for name in names}
-    num_hours, top = len(hourly[BEST]), max(max(line) for line in lines.values()) * 1.06
-
-    def at(hour: float, points: float) -> tuple[float, float]:
-        x = LEFT + hour / num_hours * (WIDTH - LEFT - RIGHT)
-        return x, TOP + points / top * (HEIGHT - TOP - BOTTOM)
-
-    parts = [
-        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {HEIGHT}" font-family="sans-serif" '
-        f'font-size="12" fill="#333"><rect width="{WIDTH}" height="{HEIGHT}" fill="#fff"/>',
-        f'<text x="{LEFT}" y="20" font-size="14">AUC points below the best possible, mean of {SMOOTHED_HOURS} hours'
-        "</text>",
-    ]
-    for value in ticks(0.0, top, 6):
-        x, y = at(0, value)
-        parts.append(f'<line x1="{LEFT}" x2="{WIDTH - RIGHT}" y1="{y:.1f}" y2="{y:.1f}" stroke="#e5e5e5"/>')
-        parts.append(f'<text x="{LEFT - 6}" y="{y + 4:.1f}" text-anchor="end">{0.0 - value:.4g}</text>')
-    for hour in range(0, num_hours + 1, 6 if num_hours > 12 else 2):
-        x, _ = at(hour, 0.0)
-        parts.append(f'<text x="{x:.1f}" y="{HEIGHT - BOTTOM + 18}" text-anchor="middle">{hour}</text>')
-    middle = (LEFT + WIDTH - RIGHT) / 2
-    parts.append(f'<text x="{middle}" y="{HEIGHT - 8}" text-anchor="middle">hours since the first model</text>')
-    for number, (name, line) in enumerate(lines.items()):
-        color, dashes = (COLORS[number], "") if name != EXACT else ("#777", ' stroke-dasharray="5 4"')
-        points = " ".join("{:.1f},{:.1f}".format(*at(hour + 0.5, value)) for hour, value in enumerate(line))
-        parts.append(f'<polyline points="{points}" fill="none" stroke="{color}" stroke-width="2"{dashes}/>')
-        y = TOP + 14 + 18 * number
-        label = name if name in (FROZEN, EXACT) else f"retrained {name}"
-        parts.append(
-            f'<line x1="{WIDTH - 142}" x2="{WIDTH - 122}" y1="{y}" y2="{y}" stroke="{color}" stroke-width="2"{dashes}/>'
-        )
-        parts.append(f'<text x="{WIDTH - 116}" y="{y + 4}" font-size="11">{html.escape(label)}</text>')
-    return "\n".join([*parts, "</svg>", ""])
+    lines = []
+    for color, name in zip(COLORS, [*result["study"]["rounds"], EXACT]):
+        points = 100.0 * (np.array(hourly[name]) - np.array(hourly[BEST]))
+        # Hours at the ends have fewer neighbours.
+        sums, counts = (np.convolve(each, np.ones(SMOOTHED_HOURS), "same") for each in (points, np.ones(len(points))))
+        lines.append(Line(label=name, color=color, x=[*np.arange(0.5, len(points))], y=(sums / counts).tolist()))
+    title = f"AUC points to the best possible, mean of {SMOOTHED_HOURS} hours"
+    drawn = line_chart(lines, y_label=title, x_unit="h")
+    body = drawn[drawn.index("<svg") : drawn.index("</svg>")].partition(">")[2]
+    legend = "".join(
+        f'<text x="{120 + 150 * place}" y="14" style="fill:{line.color}">{line.label}</text>'
+        for place, line in enumerate(lines)
+    )
+    return (
+        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {HEIGHT}"><style>text{{font:12px sans-serif;'
+        f'fill:#333}}.grid{{stroke:#e5e5e5}}</style><rect width="{WIDTH}" height="{HEIGHT}" fill="#fff"/>'
+        f"{body}{legend}</svg>\n"
+    )
 
 
-def _smoothed(values: Sequence[float]) -> list[float]:
-    """Each value's mean with its neighbours; fewer at the ends."""
-    half = SMOOTHED_HOURS // 2
-    windows = [values[max(0, i - half) : i + half + 1] for i in range(len(values))]
-    return [sum(window) / len(window) for window in windows]
+def main(argv: Sequence[str] | None = None) -> int:
+    """Runs the study; 0 = done, whatever the figures."""
+    parser = argparse.ArgumentParser(
+        prog="python -m benchmarks.freshness",
+        description="AUC gained by retraining every 5 h, 1 h and 30 min of simulated traffic, over a frozen model.",
+    )
+    parser.add_argument("--quick", action="store_true", help="a fifth of the time, fewer rows: whether it runs")
+    parser.add_argument("--seed", type=int, default=1, help="of the world, its drift and its traffic (default: 1)")
+    parser.add_argument("--output", type=Path, help="folder for freshness.json and freshness.svg, such as docs")
+    flags = parser.parse_args(argv)
+    share_cores()  # torch is imported when the first engine is made
+    hours, rows = (8, 20_000) if flags.quick else (48, 40_000)
+    days = Days(hours=hours, rows_per_hour=rows, intervals=POLICIES, seed=flags.seed)
+    study = figures(run_days(drifting_world(flags.seed), days))
+    print("control: the same days in a world where nothing moves", flush=True)
+    still = replace(days, intervals={name: POLICIES[name] for name in (FROZEN, CONTROL)})
+    control = figures(run_days(drifting_world(flags.seed, is_still=True), still))
+    result = {"seed": days.seed, "rows_per_hour": days.rows_per_hour, "study": study, "control": control}
+    print(table(result))
+    if flags.output is not None:
+        flags.output.mkdir(parents=True, exist_ok=True)
+        (flags.output / "freshness.json").write_text(json.dumps(result, indent=1) + "\n")
+        (flags.output / "freshness.svg").write_text(chart(result))
+    return 0
 
 
 if __name__ == "__main__":

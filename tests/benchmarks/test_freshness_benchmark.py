@@ -7,13 +7,29 @@ from xml.etree import ElementTree
 import numpy as np
 import pytest
 
-from benchmarks import freshness_days
-from benchmarks.freshness import CONTROL, LEARNING, chart, days_of, figures, gain, table
-from benchmarks.freshness_days import BEST, EXACT, FROZEN, Days, Learner, Scores, drifting_world, run_days
+from benchmarks import freshness
+from benchmarks.freshness import (
+    BEST,
+    CONTROL,
+    EXACT,
+    FIRST,
+    FROZEN,
+    POLICIES,
+    ROUND,
+    Days,
+    Learner,
+    Scores,
+    chart,
+    drifting_world,
+    figures,
+    gain,
+    run_days,
+    table,
+)
 from components.contracts.metrics import roc_auc
 from components.contracts.workflow import OOV_ID
 
-SMALL = replace(LEARNING, first=replace(LEARNING.first, max_epochs=1))
+SMALL = replace(FIRST, max_epochs=1)
 
 
 @pytest.fixture(scope="module")
@@ -26,83 +42,78 @@ def drawn(world, hours, count, seed):
 
 
 def scores_of(hours, labels, **by):
-    return Scores(hour=hours, label=labels, by=by, num_rounds={}, num_models={}, seconds={})
+    return Scores(hour=hours, label=labels, by=by, num_rounds={}, num_models={})
 
 
 class RecordingLearner:
-    """In a learner's place: keeps which rows it learnt and which it scored, by the object that holds them."""
+    """In a learner's place: keeps which rows it learned and which it scored, by the object that holds them."""
 
     made = []
 
-    def __init__(self, folder, learning):
-        self.learnt, self.scored, self.num_rounds, self.num_models, self.seconds = [], [], 0, 0, 0.0
-        self.early_stopping = {"auc": 0.5}
+    def __init__(self, scratch=None):
+        self.learned, self.scored, self.num_rounds, self.num_models = [], [], 0, 0
         self.refuses = False
         RecordingLearner.made.append(self)
 
-    def copy(self, folder):
-        return RecordingLearner(folder, None)
+    def copy(self):
+        return RecordingLearner()
 
     def score(self, rows):
         self.scored.append(set(rows.probability.tolist()))
         return np.full(len(rows.label), 0.5)
 
     def learn(self, rows, *, hour):
-        self.learnt.append((hour, rows.probability.tolist(), len(self.scored)))
+        self.learned.append((hour, rows.probability.tolist(), len(self.scored)))
         self.num_rounds += 1
         return not self.refuses
 
 
 @pytest.fixture
 def recorded(monkeypatch, world):
-    monkeypatch.setattr(freshness_days, "Learner", RecordingLearner)
+    monkeypatch.setattr(freshness, "Learner", RecordingLearner)
     monkeypatch.setattr(RecordingLearner, "made", [])
 
-    def run(intervals, **settings):
-        plan = Days(earlier_hours=1, hours=2, rows_per_hour=80, intervals=intervals, seed=5)
-        scores = run_days(world, plan, LEARNING, **settings)
+    def run(intervals):
+        scores = run_days(world, Days(hours=2, rows_per_hour=80, intervals=intervals, seed=5))
         return scores, dict(zip(("first", *intervals), RecordingLearner.made))
 
     return run
 
 
-def test_every_row_is_scored_by_every_policy_before_it_is_learnt(recorded):
+def test_every_row_is_scored_by_every_policy_before_it_is_learned(recorded):
     scores, learners = recorded({FROZEN: math.inf, "every 30 min": 0.5})
     learner = learners["every 30 min"]
-    assert [hour for hour, _, _ in learner.learnt] == [1.5, 2.0, 2.5], "what is learnt at the end scores nothing"
+    assert [hour for hour, _, _ in learner.learned] == [2.5, 3.0, 3.5], "what is learned at the end scores nothing"
     all_scored = [p for part in learner.scored for p in part]
-    for _, rows, num_scored in learner.learnt:
+    for _, rows, num_scored in learner.learned:
         before = {p for part in learner.scored[:num_scored] for p in part}
         after = {p for part in learner.scored[num_scored:] for p in part}
         assert set(rows) <= before
         assert not set(rows) & after
     assert len(all_scored) == len(scores.label) == 160
-    assert learners[FROZEN].learnt == []
+    assert learners[FROZEN].learned == []
 
 
 def test_rows_of_a_round_that_made_no_model_stay_in_the_window(recorded, monkeypatch):
-    monkeypatch.setattr(RecordingLearner, "copy", lambda self, folder: _refusing(folder))
+    monkeypatch.setattr(RecordingLearner, "copy", lambda self: _refusing())
     _, learners = recorded({"every 30 min": 0.5})
-    sizes = [len(rows) for _, rows, _ in learners["every 30 min"].learnt]
+    sizes = [len(rows) for _, rows, _ in learners["every 30 min"].learned]
     assert sizes == [40, 80, 120]
 
 
-def _refusing(folder):
-    learner = RecordingLearner(folder, None)
+def _refusing():
+    learner = RecordingLearner()
     learner.refuses = True
     return learner
 
 
 def test_a_round_goes_on_from_its_parent_and_knows_more(tmp_path, world):
-    folder = tmp_path / "model"
-    folder.mkdir()
-    learner = Learner(folder, SMALL)
+    learner = Learner(tmp_path, SMALL)
     assert learner.learn(drawn(world, 0, 30_000, 1), hour=1)
     test, known = drawn(world, 1, 20_000, 2), learner._features
     before = learner.score(test)
     assert roc_auc(test.label, before) > 0.7
-    other = learner.copy(tmp_path / "other")
-    (tmp_path / "other").mkdir()
+    other = learner.copy()
     rows = drawn(world, 1, 30_000, 3)
     assert other.learn(rows, hour=2)
     grown = other._features
@@ -117,9 +128,7 @@ def test_a_round_goes_on_from_its_parent_and_knows_more(tmp_path, world):
 
 
 def test_a_round_that_its_newest_rows_refuse_changes_nothing(tmp_path, world):
-    tmp_path.joinpath("model").mkdir()
-    diverging = replace(SMALL, round=replace(SMALL.round, learning_rate=0.5))
-    learner = Learner(tmp_path / "model", diverging)
+    learner = Learner(tmp_path, SMALL, replace(ROUND, learning_rate=0.5))
     learner.learn(drawn(world, 0, 20_000, 1), hour=1)
     test, known = drawn(world, 1, 2_000, 2), learner._features
     before = learner.score(test)
@@ -155,11 +164,10 @@ def test_gain_is_the_mean_of_the_hours_differences_and_covers_the_truth():
 
 
 def test_figures_chart_and_table_come_from_one_document(recorded):
-    intervals = days_of(5, is_quick=True).intervals
-    scores, _ = recorded(intervals)
+    scores, _ = recorded(POLICIES)
     noisy = {name: by + 1e-3 * np.arange(len(by)) % 0.07 for name, by in scores.by.items()}
-    result = {"study": figures(replace(scores, by=noisy)), "control": figures(replace(scores, by=noisy)), "seconds": 1}
-    assert {*intervals, BEST, EXACT} == set(result["study"]["hourly_auc"])
+    result = {"study": figures(replace(scores, by=noisy)), "control": figures(replace(scores, by=noisy))}
+    assert {*POLICIES, BEST, EXACT} == set(result["study"]["hourly_auc"])
     assert CONTROL in result["control"]["gain_over_frozen"]
     drawing = ElementTree.fromstring(chart(result))
     assert len(drawing.findall("{http://www.w3.org/2000/svg}polyline")) == 5
