@@ -117,24 +117,13 @@ def _add_compile(commands: Any) -> None:
     )
     parser.add_argument("--registry", help="prefix of the images (default: none)")
     parser.add_argument("--tag", help="tag of the images; on a cluster the git revision (default: dev)")
-    parser.add_argument("--volume", help="name of the shared volume claim (default: evergreen)")
     parser.add_argument(
         "--accelerator", help="GPU resource of GPU steps, such as nvidia.com/mig-1g.5gb; empty = none (nvidia.com/gpu)"
     )
-    parser.add_argument("--repository", help="default model repository, folder or gs:// (default: on the volume)")
-    parser.add_argument("--lake", help="default lake, folder or gs:// (default: on the volume)")
-    parser.add_argument("--triton-urls", help="default servers that a release reaches (default: none)")
-    parser.add_argument("--device", choices=("cpu", "gpu"), help="default device of serving (default: cpu)")
     parser.add_argument(
         "--backend", choices=("pytorch", "hugectr"), help="trainer; its image runs the training step (pytorch)"
     )
     parser.add_argument("--training-gpus", type=int, help="GPUs of the training step (hugectr; default: 1)")
-    parser.add_argument("--num-retries", type=int, help="tries of any other failed step after the first (default: 2)")
-    parser.add_argument(
-        "--training-retries",
-        type=int,
-        help="tries of a failed training after the first; each continues from its last checkpoint (default: 4)",
-    )
 
 
 def _add_submit(commands: Any) -> None:

@@ -24,8 +24,6 @@ from kfp import dsl, kubernetes
 from components.runtime.errors import ContractError
 from pipelines.images import TRAINING_IMAGES, image_reference
 
-EFFECTS = ("NoSchedule", "PreferNoSchedule", "NoExecute")
-
 
 @dataclass(frozen=True, kw_only=True)
 class Needs:
@@ -53,25 +51,23 @@ NEEDS = {
 
 
 @dataclass(frozen=True, kw_only=True)
+class NeedsChange:
+    """What one step asks for instead of its `NEEDS`; None = as it stands there."""
+
+    cpu: str | None = None
+    memory: str | None = None
+    timeout_seconds: int | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
 class Toleration:
     """One taint that a pod may be scheduled in spite of."""
 
     key: str
-    operator: str = "Exists"
+    operator: typing.Literal["Exists", "Equal"] = "Exists"
     """`Exists`: whatever the taint's value; `Equal`: that `value`."""
     value: str = ""
-    effect: str = "NoSchedule"
-
-    def __post_init__(self) -> None:
-        """Refuses what Kubernetes refuses only when the pod is made."""
-        if self.operator not in ("Exists", "Equal"):
-            raise ContractError(f"toleration of {self.key}: operator is {self.operator!r}, expected Exists or Equal")
-        if self.operator == "Exists" and self.value:
-            raise ContractError(f"toleration of {self.key} has value {self.value!r}, expected none with Exists")
-        if self.effect not in EFFECTS:
-            raise ContractError(
-                f"toleration of {self.key}: effect is {self.effect!r}, expected one of {', '.join(EFFECTS)}"
-            )
+    effect: typing.Literal["NoSchedule", "PreferNoSchedule", "NoExecute"] = "NoSchedule"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -97,11 +93,6 @@ class Variables:
     steps: tuple[str, ...] = ()
     """Steps that get them; empty = all."""
 
-    def __post_init__(self) -> None:
-        """Refuses steps that there are not."""
-        if unknown := [step for step in self.steps if step not in NEEDS]:
-            raise ContractError(f"variables of {self.name}: step {unknown[0]!r} is none of {', '.join(NEEDS)}")
-
 
 @dataclass(frozen=True, kw_only=True)
 class Placement:
@@ -126,8 +117,8 @@ class Placement:
     """For all other steps."""
     shared_memory: str = "8Gi"
     """Size of /dev/shm of the steps with a GPU; counts against their memory."""
-    needs: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
-    """Step -> what it asks for instead of `NEEDS`: some of `cpu`, `memory`, `timeout_seconds`."""
+    needs: Mapping[str, NeedsChange] = field(default_factory=dict)
+    """Step -> what it asks for instead of `NEEDS`."""
     run_as_user: int | None = None
     """User id of the steps' containers, which are then refused as root; None = the image's own user, unchecked. Takes a
     backend of 2.17 (kubeflow/pipelines pull request 12832); the images' own user is 10001."""
@@ -143,11 +134,11 @@ class Placement:
     volume."""
     triton_urls: str = ""
     """Default of the pipeline's parameter: the servers that a release reaches."""
-    server: str = "onnxruntime"
+    server: typing.Literal["onnxruntime", "python"] = "onnxruntime"
     """Default of the pipeline's parameter: which Triton serves the model."""
-    device: str = "cpu"
+    device: typing.Literal["cpu", "gpu"] = "cpu"
     """Default of the pipeline's parameter: what onnxruntime runs on."""
-    backend: str = "pytorch"
+    backend: typing.Literal["pytorch", "hugectr"] = "pytorch"
     """Which trainer's image runs the training step, and the default of the pipeline's parameter of that name."""
     training_gpus: int = 1
     """GPUs of the training step; more than one only for `hugectr`, whose setting `vvgpu` then names them."""
@@ -169,41 +160,16 @@ class Placement:
                 f"training_gpus is {self.training_gpus} with backend {self.backend}, which trains on one GPU; "
                 "expected 1, or backend hugectr"
             )
-        if self.backend not in TRAINING_IMAGES:
-            raise ContractError(f"backend is {self.backend!r}, expected one of {', '.join(TRAINING_IMAGES)}")
         if self.backend == "hugectr" and not self.accelerator:
             raise ContractError("backend is hugectr without an accelerator, expected one: it trains on GPUs only")
-        for name, allowed in (("server", ("onnxruntime", "python")), ("device", ("cpu", "gpu"))):
-            if getattr(self, name) not in allowed:
-                raise ContractError(f"{name} is {getattr(self, name)!r}, expected one of {', '.join(allowed)}")
-        for name in ("num_retries", "training_retries"):
-            if getattr(self, name) < 0:
-                raise ContractError(f"{name} is {getattr(self, name)}, expected at least 0")
-        if self.run_as_user is not None and self.run_as_user < 1:
-            raise ContractError(f"run_as_user is {self.run_as_user}, expected at least 1: 0 is root")
-        for key, value in self.labels.items():
-            if not _LABEL_VALUE.fullmatch(value) or len(value) > 63:
-                raise ContractError(f"label {key} is {value!r}, expected at most 63 letters, digits, '-', '_' or '.'")
-        for step in self.needs:
-            self.needs_of(step)
+        named = [*self.needs, *(step for each in (*self.secrets, *self.config_maps) for step in each.steps)]
+        if unknown := [step for step in named if step not in NEEDS]:
+            raise ContractError(f"step {unknown[0]!r} is none of {', '.join(NEEDS)}")
 
     def needs_of(self, step: str) -> Needs:
-        """What `step` asks for on this cluster.
-
-        Raises:
-            ContractError: `needs` names no step, or what no step asks for.
-        """
-        given = self.needs.get(step, {})
-        if step not in NEEDS:
-            raise ContractError(f"needs: step {step!r} is none of {', '.join(NEEDS)}")
-        if unknown := given.keys() - {"cpu", "memory", "timeout_seconds"}:
-            raise ContractError(f"needs of {step}: {min(unknown)!r} is none of cpu, memory, timeout_seconds")
-        for name, value in given.items():
-            if name == "timeout_seconds" and (not isinstance(value, int) or value < 1):
-                raise ContractError(f"needs of {step}: timeout_seconds is {value!r}, expected a whole number above 0")
-            if name != "timeout_seconds" and not isinstance(value, str):
-                raise ContractError(f"needs of {step}: {name} is {value!r}, expected text, such as '4' or '16Gi'")
-        return dataclasses.replace(NEEDS[step], **given)
+        """What `step` asks for on this cluster."""
+        change = dataclasses.asdict(self.needs.get(step, NeedsChange()))
+        return dataclasses.replace(NEEDS[step], **{name: value for name, value in change.items() if value is not None})
 
     @property
     def solver(self) -> str:
@@ -219,10 +185,6 @@ class Placement:
     def default_lake(self) -> str:
         """Default of the pipeline's parameter `lake`."""
         return self.lake or f"{self.mount_path}/lake"
-
-
-_LABEL_VALUE = re.compile(r"([A-Za-z0-9]([A-Za-z0-9_.-]*[A-Za-z0-9])?)?")
-"""What Kubernetes takes, besides its length."""
 
 
 def place(task: dsl.PipelineTask, step: str, placement: Placement) -> dsl.PipelineTask:
@@ -245,7 +207,13 @@ def place(task: dsl.PipelineTask, step: str, placement: Placement) -> dsl.Pipeli
     if uses_gpu:
         task.set_accelerator_type(placement.accelerator)
         task.set_accelerator_limit(placement.training_gpus if step == "training" else 1)
-    _send_to(task, placement.gpu_nodes if uses_gpu else placement.cpu_nodes)
+    nodes = placement.gpu_nodes if uses_gpu else placement.cpu_nodes
+    for key, value in nodes.selector.items():
+        kubernetes.add_node_selector(task, label_key=key, label_value=value)
+    for each in nodes.tolerations:
+        kubernetes.add_toleration(
+            task, key=each.key, operator=each.operator, value=each.value or None, effect=each.effect
+        )
     if uses_gpu:
         # NCCL exchanges gradients between GPUs over shared memory; Kubernetes gives 64 MB by default.
         kubernetes.empty_dir_mount(
@@ -260,15 +228,6 @@ def place(task: dsl.PipelineTask, step: str, placement: Placement) -> dsl.Pipeli
     _label(task, step, placement)
     _let_in(task, step, placement)
     return task
-
-
-def _send_to(task: dsl.PipelineTask, nodes: Nodes) -> None:
-    for key, value in nodes.selector.items():
-        kubernetes.add_node_selector(task, label_key=key, label_value=value)
-    for each in nodes.tolerations:
-        kubernetes.add_toleration(
-            task, key=each.key, operator=each.operator, value=each.value or None, effect=each.effect
-        )
 
 
 def _label(task: dsl.PipelineTask, step: str, placement: Placement) -> None:
@@ -308,11 +267,18 @@ def read_placement(path: Path | None, overrides: Mapping[str, Any]) -> Placement
         ContractError: the file cannot be read, is no mapping, has an unknown field or a wrong type, names a value that
             `cluster.env` lacks, or describes a placement that cannot work.
     """
-    given = _read(path) if path else {}
-    merged = {**given, **overrides}
+    fields: Any = dict(overrides)
     if path:
-        merged = _filled(merged, path.with_name(VALUES_FILE))
-    made: Placement = _made(Placement, merged, str(path))
+        try:
+            fields = yaml.safe_load(path.read_text())
+        except OSError as error:
+            raise ContractError(f"placement {path} cannot be read: {error.strerror}") from error
+        except (yaml.YAMLError, UnicodeDecodeError) as error:
+            raise ContractError(f"placement {path} is no YAML: {' '.join(str(error).split())}") from error
+        if not isinstance(fields, dict):
+            raise ContractError(f"placement {path} is {fields!r}, expected a mapping of fields")
+        fields = _with_values({**fields, **overrides}, path.with_name(VALUES_FILE))
+    made: Placement = _converted(Placement, fields, str(path or "placement"))
     return made
 
 
@@ -325,10 +291,8 @@ def read_values(path: Path) -> dict[str, str]:
     values: dict[str, str] = {}
     try:
         lines = path.read_text().splitlines()
-    except OSError as error:
-        raise ContractError(f"{path} cannot be read: {error.strerror}") from error
-    except UnicodeDecodeError as error:
-        raise ContractError(f"{path} is no text, expected NAME=VALUE lines") from error
+    except (OSError, UnicodeDecodeError) as error:
+        raise ContractError(f"{path} cannot be read: {error}") from error
     for line in lines:
         if not line.strip() or line.lstrip().startswith("#"):
             continue
@@ -339,80 +303,51 @@ def read_values(path: Path) -> dict[str, str]:
     return values
 
 
-def _read(path: Path) -> dict[str, Any]:
-    try:
-        document = yaml.safe_load(path.read_text())
-    except OSError as error:
-        raise ContractError(f"placement {path} cannot be read: {error.strerror}") from error
-    except (yaml.YAMLError, UnicodeDecodeError) as error:
-        raise ContractError(f"placement {path} is no YAML: {' '.join(str(error).split())}") from error
-    if not isinstance(document, dict):
-        raise ContractError(f"placement {path} holds {_kind(document)}, expected a mapping of fields")
-    return document
-
-
-def _filled(value: Any, source: Path) -> Any:
+def _with_values(value: Any, source: Path) -> Any:
     """`value` with its `${NAME}`s replaced, at any depth; the file is read only where there is one."""
     if isinstance(value, dict):
-        return {key: _filled(each, source) for key, each in value.items()}
+        return {key: _with_values(each, source) for key, each in value.items()}
     if isinstance(value, list):
-        return [_filled(each, source) for each in value]
+        return [_with_values(each, source) for each in value]
     if not isinstance(value, str) or "$" not in value:
         return value
     values = read_values(source)
-
-    def replace(found: re.Match[str]) -> str:
-        if found[1] not in values:
-            raise ContractError(f"{value!r} names {found[1]}, which {source} lacks")
-        return values[found[1]]
-
-    filled = _NAME.sub(replace, value)
+    for name in _NAME.findall(value):
+        if name not in values:
+            raise ContractError(f"{value!r} names {name}, which {source} lacks")
+    filled = _NAME.sub(lambda found: values[found[1]], value)
     if "$" in filled:
         raise ContractError(f"{value!r} holds a '$' that opens no ${{NAME}}")
     return filled
 
 
-def _made(wanted: type[Any], given: Any, where: str) -> Any:
-    """An instance of the dataclass `wanted` of the mapping `given`."""
-    if not isinstance(given, dict):
-        raise ContractError(f"{where} is {_kind(given)}, expected a mapping")
-    hints = typing.get_type_hints(wanted)
-    names = [field.name for field in dataclasses.fields(wanted)]
-    if unknown := [str(name) for name in given if name not in names]:
-        raise ContractError(f"{where}: {unknown[0]} is unknown, expected some of {', '.join(names)}")
-    required = [f.name for f in dataclasses.fields(wanted) if _is_required(f)]
-    if missing := [name for name in required if name not in given]:
-        raise ContractError(f"{where}: {missing[0]} is missing")
-    return wanted(**{name: _converted(hints[name], value, f"{where}: {name}") for name, value in given.items()})
-
-
-def _is_required(field: dataclasses.Field[Any]) -> bool:
-    return field.default is dataclasses.MISSING and field.default_factory is dataclasses.MISSING
-
-
 def _converted(wanted: Any, value: Any, where: str) -> Any:
-    """`value` as a field of the type `wanted` holds it."""
+    """`value` of a YAML document as a field of the type `wanted` holds it; errors name the field."""
     origin, arguments = typing.get_origin(wanted), typing.get_args(wanted)
-    if origin in (typing.Union, types.UnionType):  # int | None
+    if origin is typing.Literal:
+        if value not in arguments:
+            raise ContractError(f"{where} is {value!r}, expected one of {', '.join(arguments)}")
+        return value
+    if origin is types.UnionType:  # int | None
         return None if value is None else _converted(arguments[0], value, where)
     if origin is tuple:
-        if not isinstance(value, (list, tuple)):
-            raise ContractError(f"{where} is {_kind(value)}, expected a list")
+        if not isinstance(value, list):
+            raise ContractError(f"{where} is {value!r}, expected a list")
         return tuple(_converted(arguments[0], each, f"{where}[{i}]") for i, each in enumerate(value))
-    if origin is not None:  # Mapping[str, ...]
+    if origin is not None or dataclasses.is_dataclass(wanted):  # Mapping[str, ...] or a class of this file
         if not isinstance(value, dict):
-            raise ContractError(f"{where} is {_kind(value)}, expected a mapping")
-        return {str(key): _converted(arguments[1], each, f"{where}.{key}") for key, each in value.items()}
-    if isinstance(wanted, type) and dataclasses.is_dataclass(wanted):
-        return value if isinstance(value, wanted) else _made(wanted, value, where)
+            raise ContractError(f"{where} is {value!r}, expected a mapping")
+        if origin is not None:
+            return {str(key): _converted(arguments[1], each, f"{where}.{key}") for key, each in value.items()}
+        hints = typing.get_type_hints(wanted)
+        if unknown := [str(name) for name in value if name not in hints]:
+            raise ContractError(f"{where}: {unknown[0]} is unknown, expected some of {', '.join(hints)}")
+        given = {name: _converted(hints[name], each, f"{where}: {name}") for name, each in value.items()}
+        try:
+            return wanted(**given)
+        except TypeError as error:  # a field without a default is absent
+            raise ContractError(f"{where}: {error}") from error
     # A bool is an int to Python, and YAML reads `on` as one.
-    if wanted is not Any and (not isinstance(value, wanted) or (isinstance(value, bool) and wanted is not bool)):
-        raise ContractError(f"{where} is {_kind(value)} {value!r}, expected {_KINDS.get(wanted, wanted.__name__)}")
+    if not isinstance(value, wanted) or isinstance(value, bool):
+        raise ContractError(f"{where} is {value!r}, expected {'text' if wanted is str else 'a whole number'}")
     return value
-
-
-_KINDS = {str: "text", int: "a whole number", dict: "a mapping", list: "a list", bool: "a boolean", float: "a number"}
-
-
-def _kind(value: Any) -> str:
-    return "nothing" if value is None else _KINDS.get(type(value), type(value).__name__)

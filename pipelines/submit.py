@@ -1,8 +1,7 @@
 """What `evergreen submit` asks a Kubeflow Pipelines server for: a version of the pipeline, a run, a schedule, a wait.
 
 For a person and for CI. The monitor decides when a run is due, and that only one runs at a time. The connection is
-`runtime.kubeflow`'s. A repeated call changes nothing: a version of the same name and content is kept, and a schedule of
-the same name is replaced.
+`runtime.kubeflow`'s. A version of the same name and content is kept, and a schedule of the same name is replaced.
 """
 
 from __future__ import annotations
@@ -53,7 +52,7 @@ def upload(server: KubeflowServer, package: Path, version: str, *, pipeline: str
     Raises:
         PermanentError: the name belongs to another file.
     """
-    digest = _file_digest(package)
+    digest = f"sha256:{hashlib.sha256(package.read_bytes()).hexdigest()}"
     pipeline_id = server.find_pipeline(pipeline)
     with server.requests():
         if pipeline_id is None:
@@ -90,40 +89,31 @@ def start(server: KubeflowServer, run: RunRequest) -> str:
 def schedule(server: KubeflowServer, run: RunRequest, cron: str, *, name: str = PIPELINE_NAME) -> str:
     """Starts such a run whenever `cron` (UTC, seconds first) says, and returns the schedule's id.
 
-    An earlier schedule of the same name is replaced, or kept where it is the same. A run that is due while the one
-    before is active waits for it; of several that were missed only the last is made up.
+    An earlier schedule of the same name is replaced. A run that is due while the one before is active waits for it; of
+    several that were missed only the last is made up.
 
     Raises:
         ContractError: `cron` has not six fields.
     """
     cron = check_cron(cron)
-    parameters = {"trigger_reason": f"schedule {cron}", **run.parameters}
     experiment_id = server.experiment_id(run.experiment)
     known = server.find_schedules(experiment_id, name=name)
-    same = [each for each in known if _is_same_schedule(each, run, cron=cron, parameters=parameters)]
     with server.requests():
-        if same:
-            kept = str(same[0].recurring_run_id)
-            logger.info("schedule %s exists already and is kept", name)
-        else:
-            made = server.client.create_recurring_run(
-                experiment_id,
-                name,
-                description=_source_digest(run),
-                cron_expression=cron,
-                max_concurrency=1,
-                no_catchup=True,
-                params=parameters,
-                service_account=run.service_account or None,
-                **source_arguments(run.source),
-            )
-            kept = str(made.recurring_run_id)
+        made = server.client.create_recurring_run(
+            experiment_id,
+            name,
+            cron_expression=cron,
+            max_concurrency=1,
+            no_catchup=True,
+            params={"trigger_reason": f"schedule {cron}", **run.parameters},
+            service_account=run.service_account or None,
+            **source_arguments(run.source),
+        )
         # Last: an error before this leaves the old schedule, an error here leaves both until the next call.
         for each in known:
-            if each.recurring_run_id != kept:
-                server.client.delete_recurring_run(each.recurring_run_id)
-                logger.info("the previous schedule %s was deleted", name)
-    return kept
+            server.client.delete_recurring_run(each.recurring_run_id)
+            logger.info("the previous schedule %s was deleted", name)
+    return str(made.recurring_run_id)
 
 
 def wait(
@@ -193,25 +183,3 @@ def _keep_version(server: KubeflowServer, known: Any, *, name: str, digest: str)
     note = "" if described else "; its description does not say what it contains"
     logger.info("version %s exists already and is used%s", name, note)
     return PipelineVersion(str(known.pipeline_id), str(known.pipeline_version_id))
-
-
-def _file_digest(path: Path) -> str:
-    return f"sha256:{hashlib.sha256(path.read_bytes()).hexdigest()}"
-
-
-def _source_digest(run: RunRequest) -> str:
-    """Tells schedules of two files apart: the server returns a file reformatted."""
-    return "" if isinstance(run.source, PipelineVersion) else _file_digest(run.source)
-
-
-def _is_same_schedule(known: Any, run: RunRequest, *, cron: str, parameters: Mapping[str, Any]) -> bool:
-    reference = known.pipeline_version_reference
-    if isinstance(run.source, PipelineVersion):
-        same_source = reference and PipelineVersion(reference.pipeline_id, reference.pipeline_version_id) == run.source
-    else:
-        same_source = not reference and (known.description or "") == _source_digest(run)
-    trigger = known.trigger.cron_schedule if known.trigger else None
-    known_parameters = (known.runtime_config.parameters if known.runtime_config else None) or {}
-    same_account = not run.service_account or known.service_account == run.service_account
-    same_times = trigger and trigger.cron == cron and known.mode == "ENABLE"
-    return bool(same_source and same_account and same_times and known_parameters == parameters)

@@ -10,7 +10,6 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from components.runtime.errors import ContractError
 from k8s.scaling import hpa
 from k8s.scaling.queueing import PodQueue
 
@@ -33,13 +32,6 @@ class StartTimes:
     """How long a node stays without pods: Cluster Autoscaler's default scale-down-unneeded-time, 10 minutes."""
     stop: float = 15.0
     """Pause between a pod's leaving the Service and its stop: the preStop hook's, while clients learn of it."""
-
-    def __post_init__(self) -> None:
-        """Refuses times that cannot be."""
-        for name in ("node", "image", "pod", "readiness", "idle_node", "stop"):
-            value = getattr(self, name)
-            if not (math.isfinite(value) and value >= 0):
-                raise ContractError(f"start time {name} is {value}, expected seconds of 0 or more")
 
 
 @dataclass
@@ -96,11 +88,6 @@ class Cluster:
     nodes: list[Node] = field(default_factory=list)
     _number: int = 0
     _pod_seconds: float = 0.0
-
-    def __post_init__(self) -> None:
-        """Refuses nodes without places."""
-        if self.pods_per_node < 1:
-            raise ContractError(f"pods_per_node is {self.pods_per_node}, expected 1 or more")
 
     def staying(self) -> list[Pod]:
         """Pods that are not being deleted."""

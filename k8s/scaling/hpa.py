@@ -30,15 +30,6 @@ class ScalingPolicy:
     value: int
     period_seconds: float
 
-    def __post_init__(self) -> None:
-        """Refuses what the API server refuses."""
-        if self.type not in ("Pods", "Percent"):
-            raise ContractError(f"policy's type is {self.type!r}, expected Pods or Percent")
-        if self.value < 1 or not 1 <= self.period_seconds <= 1800:
-            raise ContractError(
-                f"policy is {self.value} in {self.period_seconds} s, expected at least 1 in 1 to 1800 s"
-            )
-
 
 @dataclass(frozen=True, kw_only=True)
 class Rules:
@@ -48,15 +39,6 @@ class Rules:
     policies: tuple[ScalingPolicy, ...]
     select: str = "Max"
     tolerance: float = TOLERANCE
-
-    def __post_init__(self) -> None:
-        """Refuses what the API server refuses."""
-        if self.select not in ("Max", "Min", "Disabled"):
-            raise ContractError(f"selectPolicy is {self.select!r}, expected Max, Min or Disabled")
-        if not 0 <= self.stabilization_seconds <= 3600:
-            raise ContractError(f"stabilizationWindowSeconds is {self.stabilization_seconds}, expected from 0 to 3600")
-        if not self.policies:
-            raise ContractError("policies are empty, expected at least one")
 
 
 DEFAULT_UP = Rules(stabilization_seconds=0, policies=(ScalingPolicy("Percent", 100, 15), ScalingPolicy("Pods", 4, 15)))
@@ -75,25 +57,13 @@ class Metric:
 
 @dataclass(frozen=True, kw_only=True)
 class Autoscaler:
-    """What the manifest says."""
+    """What the manifest says; the API server has judged it."""
 
     metrics: tuple[Metric, ...]
     least: int
     most: int
     up: Rules = DEFAULT_UP
     down: Rules = DEFAULT_DOWN
-
-    def __post_init__(self) -> None:
-        """Refuses what the API server refuses, and scaling from zero, which an HPA cannot do by these metrics."""
-        if not 1 <= self.least <= self.most:
-            raise ContractError(f"replicas are {self.least} to {self.most}, expected 1 or more, and not falling")
-        for metric in self.metrics:
-            if not 0.001 <= metric.target < math.inf:
-                raise ContractError(
-                    f"target of {metric.name} is {metric.target}, expected 0.001 or more: quantities are thousandths"
-                )
-        if not self.metrics:
-            raise ContractError("metrics are empty, expected at least one")
 
 
 @dataclass(frozen=True)

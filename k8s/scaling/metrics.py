@@ -17,6 +17,10 @@ from k8s.scaling.manifests import PENDING_METRIC, QUEUE_METRIC
 
 WINDOW_SECONDS = 60
 """The range of the shipped queries."""
+SCRAPE_SECONDS = 15.0
+"""Between two scrapes of a pod: the PodMonitor's."""
+_LAG_SECONDS = 1.0
+"""From a scrape until a query sees its samples."""
 _LOWEST_RATE = 1 / WINDOW_SECONDS
 
 PodSamples = Mapping[str, Sequence["Sample"]]
@@ -92,29 +96,23 @@ def counter_rate(samples: Sequence[tuple[int, float]], first: int, last: int) ->
 
 
 class Scraper:
-    """Prometheus' side: when each pod is scraped, and which samples a query sees.
+    """Prometheus' side: when each pod is scraped, and which samples a query sees."""
 
-    Args:
-        seconds: Between two scrapes of a pod.
-        lag: Seconds from a scrape until queries see its samples.
-    """
-
-    def __init__(self, seconds: float, lag: float) -> None:
-        self._seconds, self._lag = seconds, lag
+    def __init__(self) -> None:
         self._samples: dict[str, list[Sample]] = {}
 
     def next_after(self, pod: Pod, now: float) -> float:
         """When the pod is scraped next."""
         first = max(now, pod.serving_at)
-        number = math.floor((first - pod.scrape_offset) / self._seconds)
-        while (at := pod.scrape_offset + number * self._seconds) <= first:
+        number = math.floor((first - pod.scrape_offset) / SCRAPE_SECONDS)
+        while (at := pod.scrape_offset + number * SCRAPE_SECONDS) <= first:
             number += 1
         return at
 
     def is_due(self, pod: Pod, now: float) -> bool:
         """Whether the pod is scraped now."""
-        turns = (now - pod.scrape_offset) / self._seconds
-        return now > pod.serving_at and abs(turns - round(turns)) * self._seconds < 1e-6
+        turns = (now - pod.scrape_offset) / SCRAPE_SECONDS
+        return now > pod.serving_at and abs(turns - round(turns)) * SCRAPE_SECONDS < 1e-6
 
     def scrape(self, pod: Pod, now: float) -> None:
         """Takes the pod's counters; durations are whole microseconds, as Triton's are."""
@@ -130,7 +128,7 @@ class Scraper:
             self._samples[pod] = [sample for sample in samples if sample.milliseconds >= oldest]
             if not self._samples[pod]:
                 del self._samples[pod]
-        newest = (now - self._lag) * 1000
+        newest = (now - _LAG_SECONDS) * 1000
         return {
             pod: [sample for sample in samples if sample.milliseconds <= newest]
             for pod, samples in self._samples.items()

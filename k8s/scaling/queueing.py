@@ -15,7 +15,6 @@ from typing import NamedTuple
 
 from components.contracts.serving import MAX_BATCH_ROWS
 from components.deployment.repository.triton_config import ServingOptions
-from components.runtime.errors import ContractError
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -26,14 +25,6 @@ class PodSettings:
     max_queued: int = ServingOptions.max_queued_requests
     timeout_seconds: float = ServingOptions.queue_timeout_microseconds / 1e6
     max_batch_rows: int = MAX_BATCH_ROWS
-    batches: bool = True
-    """Whether several requests may run as one batch."""
-
-    def __post_init__(self) -> None:
-        """Refuses what no server does."""
-        for name in ("instances", "max_queued", "timeout_seconds", "max_batch_rows"):
-            if getattr(self, name) <= 0:
-                raise ContractError(f"{name} is {getattr(self, name)}, expected more than 0")
 
 
 @dataclass
@@ -177,7 +168,7 @@ class PodQueue:
                 queue.popleft()
                 self.counters.timed_out += 1
                 continue
-            if count and (not settings.batches or rows + all_rows[at] > settings.max_batch_rows):
+            if count and rows + all_rows[at] > settings.max_batch_rows:
                 break
             queue.popleft()
             if not count:

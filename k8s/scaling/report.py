@@ -1,4 +1,4 @@
-"""The figures of one simulation: what callers felt, what was refused, what it cost; as JSON, text, table and SVG chart.
+"""The figures of one simulation: what callers felt, what was refused, what it cost; as text and as an SVG chart.
 
 Simulating is `simulation`'s.
 """
@@ -7,15 +7,15 @@ from __future__ import annotations
 
 import html
 import re
-from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass
 from itertools import groupby
 
 import numpy as np
 from numpy.typing import NDArray
 
 from components.charts.line_chart import HEIGHT, WIDTH, Line, line_chart
-from k8s.scaling.hpa import SYNC_SECONDS, Autoscaler
+from k8s.scaling.hpa import SYNC_SECONDS
 from k8s.scaling.simulation import SimulatedRun, SyncState
 
 WINDOW_SECONDS = 300.0
@@ -128,18 +128,6 @@ def time_line(outcome: SimulatedRun, seconds: float = WINDOW_SECONDS) -> list[Ti
     return points
 
 
-def document(
-    summary: Summary, points: Sequence[TimelinePoint], *, spec: Autoscaler, inputs: Mapping[str, object]
-) -> dict[str, object]:
-    """All of it, for JSON."""
-    return {
-        "inputs": dict(inputs),
-        "autoscaler": asdict(spec),
-        "summary": asdict(summary),
-        "time_line": [asdict(point) for point in points],
-    }
-
-
 def text(summary: Summary, points: Sequence[TimelinePoint], *, objective_ms: float) -> str:
     """The run for a terminal: one line per half hour at most, then the figures."""
     stride = max(1, len(points) // 48)
@@ -162,21 +150,6 @@ def text(summary: Summary, points: Sequence[TimelinePoint], *, objective_ms: flo
         + (f", cost {s.cost:.2f}" if s.cost is not None else ""),
     ]
     return "\n".join(lines)
-
-
-def table_head(names: Sequence[str], objective_ms: float) -> str:
-    """The head of a Markdown table of runs, for `table_row`; late is what waits longer than the objective."""
-    late = f"> {objective_ms:g} ms or dropped"
-    heads = [*names, "p50 ms", "p99 ms", late, "dropped", "replicas", "changes", "pod h", "node h"]
-    return "| " + " | ".join(heads) + " |\n" + "|" + "---|" * len(heads)
-
-
-def table_row(targets: Sequence[float], s: Summary) -> str:
-    """One run: its targets, and the figures under them."""
-    cells = [*(f"{target:g}" for target in targets), _ms(s.queue_p50_ms), _ms(s.queue_p99_ms)]
-    cells += [f"{s.late_share or 0:.3%}", f"{s.num_refused + s.num_timed_out + s.num_homeless:,}"]
-    cells += [f"{s.mean_replicas:.2f}", f"{s.num_changes}", f"{s.pod_hours:.1f}", f"{s.node_hours:.1f}"]
-    return "| " + " | ".join(cell.strip() for cell in cells) + " |"
 
 
 def chart(points: Sequence[TimelinePoint], *, title: str, objective_ms: float) -> str:

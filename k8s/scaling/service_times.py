@@ -5,13 +5,10 @@
 
 from __future__ import annotations
 
-import bisect
 import json
-import math
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cache, cached_property
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -29,32 +26,19 @@ class ServiceTimes:
     rows: tuple[int, ...]
     """Ascending."""
     medians: tuple[float, ...]
-    """Seconds at each of `rows`; linear between them, and beyond them by the last slope."""
+    """Seconds at each of `rows`; linear between them, and beyond them by the last slope, which falls nowhere."""
     quantiles: tuple[tuple[float, float], ...] = ((0.0, 1.0), (1.0, 1.0))
     """(probability, multiple of the median), ascending; linear between them."""
     what: str = ""
     """What was measured, on what, when."""
 
-    def __post_init__(self) -> None:
-        """Refuses times that cannot be."""
-        rising = all(a < b for a, b in zip(self.rows, self.rows[1:]))
-        if not self.rows or self.rows[0] < 1 or not rising or len(self.rows) != len(self.medians):
-            raise ContractError(
-                f"rows of the service times are {self.rows}, expected rising ones from 1, each with one"
-            )
-        if not all(math.isfinite(each) and each > 0 for each in self.medians):
-            raise ContractError(f"service times are {self.medians} s, expected more than 0")
-        chances, multiples = zip(*self.quantiles)
-        if chances[0] != 0 or chances[-1] != 1 or list(chances) != sorted(set(chances)):
-            raise ContractError(f"quantiles are at {chances}, expected 0 to 1, rising")
-        if multiples[0] <= 0 or list(multiples) != sorted(multiples):
-            raise ContractError(f"quantiles are {multiples} times the median, expected more than 0, not falling")
-
+    @cache  # noqa: B019 - one set of times lives as long as the command
     def of_rows(self, rows: int) -> float:
         """The median seconds of a batch of so many rows."""
-        if rows not in self._known:
-            self._known[rows] = self._interpolated(rows)
-        return self._known[rows]
+        if rows > self.rows[-1] and len(self.rows) > 1:
+            slope = (self.medians[-1] - self.medians[-2]) / (self.rows[-1] - self.rows[-2])
+            return self.medians[-1] + max(slope, 0.0) * (rows - self.rows[-1])
+        return float(np.interp(rows, self.rows, self.medians))
 
     def multiples(self, chances: NDArray[np.float64]) -> NDArray[np.float64]:
         """Multiples of the median at probabilities in [0, 1)."""
@@ -67,17 +51,6 @@ class ServiceTimes:
         at, values = (np.array(each) for each in zip(*self.quantiles))
         return float((np.diff(at) * (values[1:] + values[:-1]) / 2).sum())
 
-    @cached_property
-    def _known(self) -> dict[int, float]:
-        return {}
-
-    def _interpolated(self, rows: int) -> float:
-        if rows <= self.rows[0] or len(self.rows) == 1:
-            return self.medians[0]
-        high = min(max(bisect.bisect_left(self.rows, rows), 1), len(self.rows) - 1)
-        (a, b), (at_a, at_b) = self.rows[high - 1 : high + 1], self.medians[high - 1 : high + 1]
-        return max(at_a + (at_b - at_a) * (rows - a) / (b - a), min(at_a, at_b))
-
 
 def shipped_or_file(text: str) -> Path:
     """The file that `text` means: that of a shipped network by its name, or else a path."""
@@ -88,36 +61,27 @@ def shipped_or_file(text: str) -> Path:
 def read_service_times(path: Path) -> ServiceTimes:
     """The times of a file that `benchmarks/service_times.py` wrote.
 
+    The spread is, for each probability, the median over the numbers of rows: one number of rows may have met other
+    work on the machine; several rarely do all.
+
     Raises:
         ContractError: no such file, or one of another form.
     """
     try:
-        document: dict[str, Any] = json.loads(path.read_bytes())
-        measured = document["service_times"]
-        spread = _spread([each["seconds"] for each in measured])
-        where = f"{document['what']}; measured {document['measured_at']}"
+        document = json.loads(path.read_bytes())
+        measured = [each["seconds"] for each in document["service_times"]]
         return ServiceTimes(
-            tuple(int(each["rows"]) for each in measured),
-            tuple(float(each["seconds"]["0.5"]) for each in measured),
-            spread,
-            where,
+            tuple(int(each["rows"]) for each in document["service_times"]),
+            tuple(float(each["0.5"]) for each in measured),
+            tuple(
+                (float(chance), float(np.median([each[chance] / each["0.5"] for each in measured])))
+                for chance in sorted(measured[0], key=float)
+            ),
+            f"{document['what']}; measured {document['measured_at']}",
         )
     except OSError as error:
         raise ContractError(f"service times {path} cannot be read: {error.strerror}") from error
     except (KeyError, IndexError, TypeError, ValueError) as error:
-        if isinstance(error, ContractError):
-            raise
         raise ContractError(
             f"{path} is no file of service times ({error!r}); benchmarks.service_times writes them"
         ) from error
-
-
-def _spread(measured: list[dict[str, float]]) -> tuple[tuple[float, float], ...]:
-    """Quantiles as multiples of the median: of each probability the median over the numbers of rows.
-
-    One number of rows may have met other work on the machine; several rarely do all.
-    """
-    chances = sorted(measured[0], key=float)
-    return tuple(
-        (float(chance), float(np.median([each[chance] / each["0.5"] for each in measured]))) for chance in chances
-    )

@@ -18,7 +18,7 @@ from components.runtime.errors import ContractError
 from k8s.scaling.cluster import Cluster, Pod, StartTimes
 from k8s.scaling.hpa import SYNC_SECONDS, Autoscaler, Controller, PerPod
 from k8s.scaling.manifests import PENDING_METRIC, QUEUE_METRIC
-from k8s.scaling.metrics import Scraper, metrics_by_pod, metrics_of_fleet
+from k8s.scaling.metrics import SCRAPE_SECONDS, Scraper, metrics_by_pod, metrics_of_fleet
 from k8s.scaling.queueing import Counters, PodQueue, PodSettings
 from k8s.scaling.service_times import ServiceTimes
 from k8s.scaling.traces import Trace, TraceRequests
@@ -36,22 +36,7 @@ class Settings:
     """None = the autoscaler's least."""
     metrics_by_pod: bool = True
     """Whether the autoscaler sees a value for each pod (an HPA with prometheus-adapter) or one for all (KEDA)."""
-    scrape_seconds: float = 15.0
-    """Between two scrapes of a pod."""
-    metric_lag_seconds: float = 1.0
-    """From a scrape until a query sees its samples."""
     seed: int = 0
-
-    def __post_init__(self) -> None:
-        """Refuses what cannot be."""
-        if not 1 <= self.scrape_seconds <= 3600:
-            raise ContractError(f"scrape_seconds is {self.scrape_seconds}, expected 1 to 3600")
-        if self.seed < 0:
-            raise ContractError(f"seed is {self.seed}, expected 0 or more")
-        if not 0 <= self.metric_lag_seconds < math.inf:
-            raise ContractError(f"metric_lag_seconds is {self.metric_lag_seconds}, expected 0 or more")
-        if self.initial_replicas is not None and self.initial_replicas < 1:
-            raise ContractError(f"initial_replicas is {self.initial_replicas}, expected 1 or more")
 
 
 @dataclass(frozen=True)
@@ -107,7 +92,7 @@ class Simulation:
             raise ContractError(f"metric is {min(unknown)}, expected one that is simulated: {', '.join(known)}")
         self._trace, self._settings = trace, settings
         self._controller = Controller(spec)
-        offsets = np.random.default_rng([settings.seed, 1]).random(100_003) * settings.scrape_seconds
+        offsets = np.random.default_rng([settings.seed, 1]).random(100_003) * SCRAPE_SECONDS
         self._cluster = Cluster(
             settings.starts,
             settings.pods_per_node,
@@ -115,7 +100,7 @@ class Simulation:
             lambda number: float(offsets[number % len(offsets)]),
         )
         self._wanted = spec.least if settings.initial_replicas is None else settings.initial_replicas
-        self._scraper = Scraper(settings.scrape_seconds, settings.metric_lag_seconds)
+        self._scraper = Scraper()
         self.outcome = SimulatedRun()
 
     def run(self) -> SimulatedRun:

@@ -120,7 +120,7 @@ def test_metrics_are_what_a_real_prometheus_answers_to_the_shipped_queries(prome
 def test_query_sees_the_samples_of_the_window_once_they_are_old_enough():
     cluster = Cluster(StartTimes(), 1, lambda now: PodQueue(PodSettings(), lambda rows: 1.0, now), lambda number: 0.0)
     cluster.start_at_once(1)
-    scraper = Scraper(15.0, 1.0)
+    scraper = Scraper()
     for turn in range(1, 8):
         scraper.scrape(cluster.pods[0], 15.0 * turn)
     (seen,) = scraper.visible(105.5).values()

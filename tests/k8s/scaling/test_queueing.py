@@ -11,10 +11,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from components.deployment.repository.triton_config import ServingOptions, read_options, triton_config
-from components.runtime.errors import ContractError
 from k8s.scaling.queueing import PodQueue, PodSettings
 
-ENDLESS = {"max_queued": 10**9, "timeout_seconds": 1e9, "batches": False}
+ENDLESS = {"max_queued": 10**9, "timeout_seconds": 1e9, "max_batch_rows": 1}
 
 
 def erlang_c(servers: int, load: float) -> float:
@@ -74,7 +73,7 @@ def test_free_instance_takes_all_that_waits_as_one_batch_of_at_most_the_largest_
 
 
 def test_request_that_finds_the_queue_full_is_refused_and_later_ones_are_taken():
-    pod = queue(instances=1, max_queued=2, batches=False)
+    pod = queue(instances=1, max_queued=2, max_batch_rows=1)
     pod.offer([0.0, 0.1, 0.2, 0.3, 2.5], 1, [1.0] * 5)
     pod.advance(100.0)
     assert pod.counters.refused == 1
@@ -82,7 +81,7 @@ def test_request_that_finds_the_queue_full_is_refused_and_later_ones_are_taken()
 
 
 def test_request_that_waited_too_long_is_refused_when_its_turn_comes():
-    pod = queue(instances=1, timeout_seconds=1.5, batches=False)
+    pod = queue(instances=1, timeout_seconds=1.5, max_batch_rows=1)
     pod.offer([0.0, 0.1, 1.0], 1, [1.0] * 3)
     pod.advance(100.0)
     assert (pod.counters.timed_out, pod.counters.answered) == (1, 2)
@@ -105,15 +104,13 @@ def test_counters_know_a_request_only_when_it_is_answered():
     instances=st.integers(1, 3),
     most=st.integers(1, 6),
     timeout=st.floats(0.1, 10),
-    batches=st.booleans(),
+    most_rows=st.sampled_from([1, 5]),
 )
 def test_every_request_is_answered_refused_timed_out_or_inside_however_time_is_cut(
-    gaps, steps, instances, most, timeout, batches
+    gaps, steps, instances, most, timeout, most_rows
 ):
     arrivals = np.cumsum(gaps).tolist()
-    settings = PodSettings(
-        instances=instances, max_queued=most, timeout_seconds=timeout, batches=batches, max_batch_rows=5
-    )
+    settings = PodSettings(instances=instances, max_queued=most, timeout_seconds=timeout, max_batch_rows=most_rows)
     outcomes = []
     for cuts in (np.cumsum(steps).tolist(), [float(sum(steps))]):
         pod = PodQueue(settings, lambda rows: 0.5 + 0.1 * rows)
@@ -135,9 +132,3 @@ def test_defaults_are_what_the_generated_configuration_says():
     assert settings.max_queued == options.max_queued_requests
     assert settings.timeout_seconds * 1e6 == options.queue_timeout_microseconds
     assert options.max_queue_delay_microseconds == 0, "a batch that waits for company is not simulated"
-
-
-@pytest.mark.parametrize("name", ["instances", "max_queued", "timeout_seconds", "max_batch_rows"])
-def test_impossible_settings_are_refused_by_name(name):
-    with pytest.raises(ContractError, match=f"{name} is 0"):
-        PodSettings(**{name: 0})

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 from dataclasses import replace
 from pathlib import Path
@@ -11,7 +10,6 @@ import numpy as np
 import pytest
 
 from components.runtime.errors import ContractError
-from k8s.scaling.__main__ import main
 from k8s.scaling.cluster import Cluster, StartTimes
 from k8s.scaling.manifests import HPA_MANIFEST, KEDA_MANIFEST, read_autoscaler, with_targets
 from k8s.scaling.queueing import PodQueue, PodSettings
@@ -144,24 +142,6 @@ def test_recorded_trace_is_read_as_it_was_written(tmp_path):
     assert np.array_equal(read.rows, trace.rows)
 
 
-@pytest.mark.parametrize(
-    ("text", "named"),
-    [
-        ("seconds,rate\n0,1\n60,1\n", "no column requests_per_second"),
-        ("seconds,requests_per_second\n0,1\n", "has 1 lines"),
-        ("seconds,requests_per_second\n0,x\n60,1\n", "line 2"),
-        ("seconds,requests_per_second\n0,1\n60,-1\n", "line 3"),
-        ("seconds,requests_per_second\n0,nan\n60,1\n", "line 2"),
-        ("seconds,requests_per_second\n0,1\n60,1\n60,1\n", "do not rise"),
-        ("seconds,requests_per_second,rows_per_request\n0,1,5000\n60,1,1\n", "rows 5000"),
-    ],
-)
-def test_trace_that_cannot_be_is_refused_with_its_line(tmp_path, text, named):
-    (tmp_path / "trace.csv").write_text(text)
-    with pytest.raises(ContractError, match=named):
-        read_trace(tmp_path / "trace.csv")
-
-
 @pytest.mark.parametrize("name", ["sample-cpu.json", "demo-cpu.json"])
 def test_shipped_service_times_say_what_was_measured_and_grow_with_the_rows(name):
     times = read_service_times(SHIPPED / name)
@@ -169,39 +149,6 @@ def test_shipped_service_times_say_what_was_measured_and_grow_with_the_rows(name
     assert times.medians == tuple(sorted(times.medians))
     assert times.of_rows(640) == pytest.approx(math.fsum([times.of_rows(256), times.of_rows(1024)]) / 2)
     assert times.of_rows(8192) > times.of_rows(4096)
-
-
-def test_commands_output_is_a_document_and_a_chart_and_is_the_same_again(tmp_path, capsys):
-    (tmp_path / "trace.csv").write_text("seconds,requests_per_second,rows_per_request\n0,10,64\n600,40,64\n1200,0,64\n")
-    texts = []
-    for turn in range(2):
-        out, drawn = tmp_path / f"{turn}.json", tmp_path / f"{turn}.svg"
-        line = ["simulate", "--trace", str(tmp_path / "trace.csv"), "--output", str(out), "--chart", str(drawn)]
-        assert main([*line, "--price", "3"]) == 0
-        texts.append((out.read_text(), drawn.read_text(), capsys.readouterr().out))
-    assert texts[0] == texts[1]
-    figures = json.loads(texts[0][0])["summary"]
-    assert figures["num_answered"] > 10_000
-    assert figures["cost"] == pytest.approx(3 * figures["node_hours"])
-    assert texts[0][1].startswith("<svg xmlns=")
-    assert "polyline" in texts[0][1]
-
-
-@pytest.mark.parametrize(
-    ("flags", "named"),
-    [
-        (["--trace", "absent.csv"], "absent.csv cannot be read"),
-        (["--trace", "ramp", "--service-times", "absent.json"], "absent.json cannot be read"),
-        (["--trace", "ramp", "--min-replicas", "9", "--max-replicas", "3"], "replicas are 9 to 3"),
-        (["--trace", "ramp", "--target-pending", "1,2"], "2 pairs of targets"),
-        (["--trace", "ramp", "--target-pending", "-1"], "target of triton_pending_requests is -1"),
-        (["--trace", "ramp", "--scrape-seconds", "0"], "scrape_seconds is 0"),
-        (["--trace", "ramp", "--node-seconds", "-1"], "start time node is -1"),
-    ],
-)
-def test_command_refuses_misuse_by_name(capsys, flags, named):
-    assert main(["simulate", *flags]) == 2
-    assert named in capsys.readouterr().err
 
 
 def test_service_times_of_another_form_are_refused(tmp_path: Path):
