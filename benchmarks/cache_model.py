@@ -19,8 +19,7 @@ from benchmarks.serving_model import CONFIG, DrawnLog
 from components.contracts.criteo import MISSING_CATEGORY
 from components.contracts.serving import CATEGORICAL_INPUT, DENSE_INPUT, GRPC_OPTIONS
 from components.contracts.workflow import FeatureWorkflow
-from components.deployment.graph.export import write_graph
-from components.deployment.graph.network import read_network
+from components.deployment.graph.export import read_network, write_graph
 from components.deployment.graph.parity import GoldenRows
 from components.deployment.repository.triton_config import ServingOptions, triton_config
 from components.deployment.repository.version_files import GOLDEN_FILE, assemble

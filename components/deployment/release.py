@@ -28,7 +28,6 @@ from components.contracts.manifests import Model, RawDataset, Release, ServingPl
 from components.contracts.retrain_request import CURRENT
 from components.contracts.serving import MODEL_NAME
 from components.deployment.graph.export import export
-from components.deployment.graph.files import GRAPH_FILE, graph_bytes, graph_sha256
 from components.deployment.graph.memory import check_fits
 from components.deployment.graph.parity import open_graph, prove_parity, read_held_out
 from components.deployment.repository.model_repository import ModelRepository
@@ -41,7 +40,14 @@ from components.runtime.durable import whole_directory
 from components.runtime.errors import ContractError, PermanentError, Refused, TemporaryError
 from components.storage.uris import local_path
 from components.store import promotion_journal
-from components.store.models import graph_folder, release_path, write_serving_place
+from components.store.models import (
+    GRAPH_FILE,
+    graph_bytes,
+    graph_folder,
+    graph_sha256,
+    release_path,
+    write_serving_place,
+)
 from components.store.promotion_journal import Promotion, canary_at_work
 
 logger = logging.getLogger(__name__)

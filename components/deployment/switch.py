@@ -21,14 +21,13 @@ from typing import TypeVar
 
 from components.contracts.manifests import Release
 from components.contracts.serving import CANDIDATE_NAME, MODEL_NAME
-from components.deployment.graph.files import graph_sha256
 from components.deployment.graph.parity import GoldenRows
 from components.deployment.repository.triton_config import ServingOptions
 from components.deployment.repository.version_files import GOLDEN_FILE
 from components.deployment.servers import RunningServer, bring_up, probe
 from components.deployment.site import Fallback, Site, restore_server
 from components.runtime.errors import ContractError, PermanentError, TemporaryError
-from components.store.models import graph_folder
+from components.store.models import graph_folder, graph_sha256
 from components.store.promotion_journal import Promotion
 
 logger = logging.getLogger(__name__)

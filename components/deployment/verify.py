@@ -21,6 +21,7 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from components.contracts.criteo import (
@@ -37,7 +38,6 @@ from components.contracts.criteo import (
 )
 from components.contracts.manifests import Model, Release
 from components.deployment.graph.export import export
-from components.deployment.graph.files import GRAPH_FILE, graph_sha256
 from components.deployment.graph.parity import TOLERANCE, GoldenRows, check_scores, open_graph, score
 from components.deployment.repository.version_files import GOLDEN_FILE
 from components.runtime.durable import sha256_tree
@@ -47,7 +47,7 @@ from components.storage.locations import open_objects
 from components.storage.objects import Objects
 from components.storage.uris import is_bucket_uri, typed_folder
 from components.store.archived_rows import ArchivedFile, archived_files
-from components.store.models import graph_folder, model_folder, release_path
+from components.store.models import GRAPH_FILE, graph_folder, graph_sha256, model_folder, release_path
 from components.store.promotion_journal import Promotion, read_entries
 
 DEFAULT_TOLERANCE = 1e-6
@@ -123,73 +123,56 @@ def verify(
     Raises:
         ContractError: the version was never released, or a file of the lake is damaged.
     """
-    recorded = read_recorded(store, version)
+    path = release_path(store, version)
+    manifest = Release.read(path) if path.exists() else None
+    entries = [entry for entry in read_entries(store) if entry.version == version]
+    released = manifest or next(reversed(entries), None)  # a release that came to nothing has lines and no manifest
+    if released is None:
+        raise ContractError(f"version {version} was never released in model store {store}, expected one of its journal")
+    files: set[str] = set()
+    num_rows = num_different = 0
+    largest, first = 0.0, None
     with TemporaryDirectory(prefix="evergreen-verify-") as scratch:
-        checks, graph = check_identity(recorded, store, Path(scratch))
-        comparison = _Comparison(tolerance)
+        checks, graph = _check_hashes(released, store, Path(scratch))
+        checks.insert(0, _check_journal(released, entries))
         if graph is not None:
             session = open_graph(graph / GRAPH_FILE)
             checks.append(_check_golden(session, graph_folder(store, version) / GOLDEN_FILE))
             for logged in read_logged_rows(lake, version):
-                rest = len(logged) if limit is None else limit - comparison.num_rows
+                rest = len(logged.asked) if limit is None else limit - num_rows
                 if rest <= 0:
                     break
-                logged = logged.first(rest)
-                comparison.add(logged, score(session, logged.asked))
+                asked = logged.asked.take(slice(rest))
+                scores = score(session, asked)
+                apart = np.abs(scores.astype(np.float64) - asked.expected.astype(np.float64))
+                # NaN compares false with every tolerance, and must count as different.
+                apart = np.where(np.isnan(apart), np.inf, apart)
+                wrong = np.flatnonzero(apart > tolerance)
+                if len(wrong) and first is None:
+                    first = _difference(logged, int(wrong[0]), float(scores[wrong[0]]))
+                files.add(logged.file)
+                num_rows += len(asked)
+                num_different += len(wrong)
+                largest = max(largest, float(apart.max()))
     return Verification(
         version=version,
-        model_id=recorded.model_id,
+        model_id=released.model_id,
         checks=checks,
-        num_files=len(comparison.files),
-        num_rows=comparison.num_rows,
-        num_different=comparison.num_different,
+        num_files=len(files),
+        num_rows=num_rows,
+        num_different=num_different,
         tolerance=tolerance,
-        max_abs_diff=comparison.max_abs_diff,
-        first_difference=comparison.first,
+        max_abs_diff=_finite(largest) if num_rows else None,
+        first_difference=first,
     )
 
 
-@dataclass(frozen=True, kw_only=True)
-class Recorded:
-    """What the store records about a version."""
+def _check_hashes(released: Release | Promotion, store: Path, scratch: Path) -> tuple[list[Check], Path | None]:
+    """The checks of the hashes, and the folder of a graph with the released one; None where there is none left."""
+    kept = graph_folder(store, released.version)
+    folder = model_folder(store, released.model_id).absolute()
 
-    version: int
-    manifest: Release | None
-    """None where a release came to nothing."""
-    entries: list[Promotion]
-    """The journal's lines about it, oldest first."""
-
-    @property
-    def model_id(self) -> str:
-        """The model that the version serves."""
-        return self.manifest.model_id if self.manifest else self.entries[-1].model_id
-
-    @property
-    def sha256(self) -> dict[str, str]:
-        """Hashes as released."""
-        return self.manifest.sha256 if self.manifest else self.entries[-1].sha256
-
-
-def read_recorded(store: Path, version: int) -> Recorded:
-    """What the store records about `version`.
-
-    Raises:
-        ContractError: nothing, since it was never released.
-    """
-    path = release_path(store, version)
-    manifest = Release.read(path) if path.exists() else None
-    entries = [entry for entry in read_entries(store) if entry.version == version]
-    if manifest is None and not entries:
-        raise ContractError(f"version {version} was never released in model store {store}, expected one of its journal")
-    return Recorded(version=version, manifest=manifest, entries=entries)
-
-
-def check_identity(recorded: Recorded, store: Path, scratch: Path) -> tuple[list[Check], Path | None]:
-    """The checks of identity, and the folder of a graph with the released hash; None where there is none left."""
-    kept = graph_folder(store, recorded.version)
-    folder = model_folder(store, recorded.model_id).absolute()
-
-    def exported_again() -> str:
+    def hash_exported_again() -> str:
         # The files are this store's, also where the store was moved or restored elsewhere since it wrote its URIs.
         export(replace(Model.read(folder / Model.MANIFEST), uri=folder.as_uri()), scratch)
         return graph_sha256(scratch)
@@ -199,38 +182,35 @@ def check_identity(recorded: Recorded, store: Path, scratch: Path) -> tuple[list
         "workflow": lambda: sha256_tree(folder / Model.WORKFLOW),
         "weights": lambda: sha256_tree(folder / Model.WEIGHTS),
         "graph": lambda: graph_sha256(kept),
-        "graph exported again": exported_again,
+        "graph exported again": hash_exported_again,
     }
-    checks = [_check_journal(recorded)]
+    checks = []
     for name, source in sources.items():
-        checks.append(_check_hash(name, recorded.sha256.get(name.split()[0]), source))
-    held = {check.name: check.held for check in checks}
-    graph = kept if held["graph"] else scratch if held["graph exported again"] else None
+        expected = released.sha256.get(name.split()[0])
+        try:
+            found = source()
+        except (ContractError, OSError) as error:
+            checks.append(Check(name=name, held=False, detail=str(error)))
+            continue
+        detail = f"sha256 {found}" if found == expected else f"sha256 is {found}, expected {expected} as released"
+        checks.append(Check(name=name, held=found == expected, detail=detail))
+    held = {check.name for check in checks if check.held}
+    graph = kept if "graph" in held else scratch if "graph exported again" in held else None
     return checks, graph
 
 
-def _check_hash(name: str, released: str | None, source: Callable[[], str]) -> Check:
-    try:
-        found = source()
-    except (ContractError, OSError) as error:
-        return Check(name=name, held=False, detail=str(error))
-    detail = f"sha256 {found}" if found == released else f"sha256 is {found}, expected {released} as released"
-    return Check(name=name, held=found == released, detail=detail)
-
-
-def _check_journal(recorded: Recorded) -> Check:
-    """That every line of the journal about the version names the hashes and the model of its manifest."""
-    name, hashes = "journal", recorded.sha256
-    if not recorded.entries:
-        return Check(name=name, held=False, detail=f"no line names version {recorded.version}, but it has a manifest")
-    for entry in recorded.entries:
-        if entry.model_id != recorded.model_id:
-            return Check(name=name, held=False, detail=f"model is {entry.model_id}, expected {recorded.model_id}")
-        for part in sorted(entry.sha256.keys() | hashes.keys()):
-            if (digest := entry.sha256.get(part)) != hashes.get(part):
-                detail = f"sha256 of {part} is {digest} in the line of {entry.time}, expected {hashes.get(part)}"
-                return Check(name=name, held=False, detail=detail)
-    return Check(name=name, held=True, detail=", ".join(f"{entry.action} {entry.time}" for entry in recorded.entries))
+def _check_journal(released: Release | Promotion, entries: list[Promotion]) -> Check:
+    """Whether every line of the journal about the version names the hashes and the model of its manifest."""
+    faults = [] if entries else [f"no line names version {released.version}, but it has a manifest"]
+    for entry in entries:
+        if entry.model_id != released.model_id:
+            faults.append(f"model is {entry.model_id}, expected {released.model_id}")
+        for part in sorted(entry.sha256.keys() | released.sha256.keys()):
+            if (digest := entry.sha256.get(part)) != (expected := released.sha256.get(part)):
+                faults.append(f"sha256 of {part} is {digest} in the line of {entry.time}, expected {expected}")
+    if faults:
+        return Check(name="journal", held=False, detail=faults[0])
+    return Check(name="journal", held=True, detail=", ".join(f"{entry.action} {entry.time}" for entry in entries))
 
 
 def _check_golden(session: Any, path: Path) -> Check:
@@ -247,42 +227,21 @@ def _check_golden(session: Any, path: Path) -> Check:
 class LoggedRows:
     """Rows of one file that the version scored; at least one."""
 
-    name: str
-    """Of the file, below the lake."""
+    file: str
+    """Below the lake."""
     positions: NDArray[np.int64]
     """[n] row in the file, from 0."""
-    request_ids: list[str]
-    """[n]."""
-    rows: NDArray[np.int32]
-    """[n] row of the request."""
+    log: Any
+    """Arrow columns with the request and the row of the request."""
     asked: GoldenRows
     """Raw features, and as what is expected of them the logged scores; NaN where a row was logged without one."""
-
-    def __len__(self) -> int:
-        """Number of rows."""
-        return len(self.rows)
-
-    def first(self, num_rows: int) -> LoggedRows:
-        """At most `num_rows` of the rows, the first ones."""
-        asked = GoldenRows(
-            dense=self.asked.dense[:num_rows],
-            categorical=self.asked.categorical[:num_rows],
-            expected=self.asked.expected[:num_rows],
-        )
-        return LoggedRows(
-            name=self.name,
-            positions=self.positions[:num_rows],
-            request_ids=self.request_ids[:num_rows],
-            rows=self.rows[:num_rows],
-            asked=asked,
-        )
 
 
 def read_logged_rows(lake: Objects, version: int) -> Iterator[LoggedRows]:
     """The rows of `lake` that `version` scored, in the order of files and their rows.
 
-    Scores that were served and those of the shadow come in batches of their own. Row groups whose statistics name
-    other versions alone are not read; a file of a bucket is fetched whole.
+    Scores that were served and those of the shadow come in batches of their own. Of row groups of other versions only
+    the versions are read; a file of a bucket is fetched whole.
 
     Raises:
         ContractError: a file is damaged, or lacks a column; names it.
@@ -297,74 +256,26 @@ def _logged_rows_of(file: Any, archived: ArchivedFile, version: int) -> Iterator
     names, start = file.schema_arrow.names, 0
     # Rows that no model of ours served may come without the log's columns.
     pairs = [pair for pair in _SCORES if set(pair) <= set(names)]
+    columns = [*_LOGGED_COLUMNS, *(name for pair in pairs for name in pair)]
     for number in range(file.num_row_groups):
-        group = file.metadata.row_group(number)
-        position = start
-        start += group.num_rows
-        held = [pair for pair in pairs if _may_hold(group.column(names.index(pair[0])).statistics, group, version)]
-        if not held:
+        versions = file.read_row_group(number, columns=[scored_by for scored_by, _ in pairs])
+        position, start = start, start + versions.num_rows
+        if not any(pc.any(pc.equal(column, version)).as_py() for column in versions.columns):
             continue
         if lacking := [name for name in _LOGGED_COLUMNS if name not in names]:
             raise ContractError(f"{archived.uri} lacks columns {lacking}, expected those of a row that was archived")
-        columns = [*_LOGGED_COLUMNS, *(name for pair in held for name in pair)]
         for batch in file.iter_batches(batch_size=BATCH_ROWS, row_groups=[number], columns=columns):
-            for scored_by, score_column in held:
+            for scored_by, score_column in pairs:
                 at = np.flatnonzero(batch.column(scored_by).fill_null(-1).to_numpy(zero_copy_only=False) == version)
                 if len(at):
                     rows = batch.take(pa.array(at))
-                    yield _logged_rows(rows, archived.name, positions=position + at, score=score_column)
+                    asked = GoldenRows(
+                        dense=feature_matrix(rows, DENSE, "float32", np.nan),
+                        categorical=feature_matrix(rows, CATEGORICAL, "int64", MISSING_CATEGORY),
+                        expected=feature_matrix(rows, [score_column], "float32", np.nan).ravel(),
+                    )
+                    yield LoggedRows(file=archived.name, positions=position + at, log=rows, asked=asked)
             position += batch.num_rows
-
-
-def _may_hold(statistics: Any, group: Any, version: int) -> bool:
-    """Whether a row group's statistics allow that it holds rows of the version."""
-    if statistics is None:
-        return True
-    if statistics.has_null_count and statistics.null_count == group.num_rows:
-        return False
-    return not statistics.has_min_max or bool(statistics.min <= version <= statistics.max)
-
-
-def _logged_rows(batch: Any, name: str, *, positions: NDArray[np.int64], score: str) -> LoggedRows:
-    return LoggedRows(
-        name=name,
-        positions=positions,
-        request_ids=batch.column(REQUEST_ID).to_pylist(),
-        rows=batch.column(ROW).to_numpy(zero_copy_only=False),
-        asked=GoldenRows(
-            dense=feature_matrix(batch, DENSE, "float32", np.nan),
-            categorical=feature_matrix(batch, CATEGORICAL, "int64", MISSING_CATEGORY),
-            expected=feature_matrix(batch, [score], "float32", np.nan).ravel(),
-        ),
-    )
-
-
-class _Comparison:
-    """Logged scores against recomputed ones, batch by batch."""
-
-    def __init__(self, tolerance: float) -> None:
-        self._tolerance = tolerance
-        self._largest = 0.0
-        self.files: set[str] = set()
-        self.num_rows = self.num_different = 0
-        self.first: ScoreDifference | None = None
-
-    @property
-    def max_abs_diff(self) -> float | None:
-        return self._largest if self.num_rows and math.isfinite(self._largest) else None
-
-    def add(self, logged: LoggedRows, scores: Any) -> None:
-        """Adds a batch and the graph's scores of it."""
-        apart = np.abs(scores.astype(np.float64) - logged.asked.expected.astype(np.float64))
-        # NaN compares false with every tolerance, and must count as different.
-        apart = np.where(np.isnan(apart), np.inf, apart)
-        wrong = np.flatnonzero(apart > self._tolerance)
-        self.files.add(logged.name)
-        self.num_rows += len(logged)
-        self.num_different += len(wrong)
-        self._largest = max(self._largest, float(apart.max()))
-        if len(wrong) and self.first is None:
-            self.first = _difference(logged, int(wrong[0]), float(scores[wrong[0]]))
 
 
 def _difference(logged: LoggedRows, at: int, recomputed: float) -> ScoreDifference:
@@ -372,10 +283,10 @@ def _difference(logged: LoggedRows, at: int, recomputed: float) -> ScoreDifferen
     values: dict[str, float | int | None] = {name: _finite(value) for name, value in zip(DENSE, dense)}
     values |= {name: value if value >= 0 else None for name, value in zip(CATEGORICAL, categorical)}
     return ScoreDifference(
-        file=logged.name,
+        file=logged.file,
         position=int(logged.positions[at]),
-        request_id=logged.request_ids[at],
-        row=int(logged.rows[at]),
+        request_id=logged.log.column(REQUEST_ID)[at].as_py(),
+        row=logged.log.column(ROW)[at].as_py(),
         logged=_finite(float(logged.asked.expected[at])),
         recomputed=_finite(recomputed),
         values=values,

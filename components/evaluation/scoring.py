@@ -22,7 +22,7 @@ from components.models.configs import config_from_document
 from components.runtime.durable import sha256_tree
 from components.runtime.errors import ContractError
 from components.storage.uris import local_path
-from components.store.served_graph import graph_sha256
+from components.store.models import graph_sha256
 
 ScoreEncoded = Callable[[EncodedBatch], NDArray[np.float32]]
 ScoreRaw = Callable[[RawBatch], NDArray[np.float32]]

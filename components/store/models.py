@@ -12,14 +12,21 @@ place in Triton's repository), `<store>/serving.json` (`manifests.ServingPlace`)
 
 from __future__ import annotations
 
+import hashlib
 import re
 from pathlib import Path
 
 from components.contracts.manifests import Model, RawDataset, Release, ServingPlace, Verdict
 from components.contracts.retrain_request import CURRENT, NONE
+from components.runtime.durable import sha256_file
 from components.runtime.errors import ContractError
 from components.storage.uris import local_path
 from components.store import promotion_journal
+
+GRAPH_FILE = "model.onnx"
+DATA_FILE = "model.data"
+"""The files of a served graph: the second one only where tables are too large for one protobuf message. It must lie
+beside the first as a file or a hard link, because ONNX Runtime refuses a symbolic link out of the folder."""
 
 
 def model_folder(store: Path, model_id: str) -> Path:
@@ -35,6 +42,19 @@ def release_path(store: Path, version: int) -> Path:
 def graph_folder(store: Path, version: int) -> Path:
     """Where the graph of `version` is kept, with its golden rows."""
     return store / "graphs" / str(version)
+
+
+def graph_sha256(folder: Path) -> str:
+    """The hash of the graph in `folder`: of `model.onnx` where that is all, else of both files and their names."""
+    if not (folder / DATA_FILE).exists():
+        return sha256_file(folder / GRAPH_FILE)
+    names = f"{GRAPH_FILE} {sha256_file(folder / GRAPH_FILE)}\n{DATA_FILE} {sha256_file(folder / DATA_FILE)}\n"
+    return hashlib.sha256(names.encode()).hexdigest()
+
+
+def graph_bytes(folder: Path) -> int:
+    """Size of the graph's files in `folder`."""
+    return sum((folder / name).stat().st_size for name in (GRAPH_FILE, DATA_FILE) if (folder / name).exists())
 
 
 def verdict_paths(store: Path, model_id: str) -> tuple[Path, Path]:

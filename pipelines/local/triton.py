@@ -29,7 +29,7 @@ from typing import NamedTuple
 
 from components.contracts.serving import CANARY_NAME, CODE_FILE, CONFIG_FILE, MODEL_NAME, PYTHON, versions_of
 from components.runtime.errors import ContractError, PermanentError, TemporaryError
-from components.store.served_graph import GRAPH_FILE
+from components.store.models import GRAPH_FILE
 from pipelines.local.stack import DIRECT, LOOPBACK, tethered
 
 

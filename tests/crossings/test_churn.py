@@ -17,13 +17,12 @@ import pytest
 from components.contracts.criteo import NUM_CATEGORICAL
 from components.contracts.serving import CATEGORICAL_INPUT, DENSE_INPUT
 from components.contracts.workflow import FIRST_ID, OOV_ID, TOMBSTONE, FeatureWorkflow
-from components.deployment.graph.export import build_graph
-from components.deployment.graph.parity import open_graph
 from components.models.files import TABLE, WEIGHTS_FILE, new_model, open_model
 from components.preprocessing.parent import ADMISSION_FILE, load_columns, save_columns
 from components.preprocessing.vocabularies import AdmissionRules, next_column, unseen_column
 from components.runtime.durable import sha256_tree
 from components.training.start import grow
+from tests.support.graphs import build_graph, open_bytes
 from tests.support.toy_models import ToyModel, toy_model
 
 DIM = 2
@@ -234,7 +233,7 @@ def test_the_served_graph_scores_known_rows_bit_for_bit_alike_directly_after_gro
         columns.append(random.choice(np.r_[-1, old[lives_on]], 400))
     inputs = {DENSE_INPUT.name: random.random((400, 13), np.float32), CATEGORICAL_INPUT.name: np.stack(columns, 1)}
     first, second = (
-        open_graph(build_graph(workflow, stored.weights.table, network_of(stored))).run(None, inputs)[0]
+        open_bytes(build_graph(workflow, stored.weights.table, network_of(stored))).run(None, inputs)[0]
         for workflow, stored in ((before.workflow, before.weights()), (now.workflow, grown))
     )
     assert np.ptp(first) > 0.1

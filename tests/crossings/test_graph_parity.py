@@ -17,17 +17,17 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
-import onnx
 import pytest
 
 from components.contracts.criteo import MISSING_CATEGORY
 from components.contracts.serving import CATEGORICAL_INPUT, DENSE_INPUT
-from components.deployment.graph.export import GraphLimits, write_graph
-from components.deployment.graph.files import GRAPH_FILE
-from components.deployment.graph.network import DENSE, read_network
+from components.deployment.graph.encoding import DENSE
+from components.deployment.graph.export import GraphLimits, read_network, write_graph
 from components.deployment.graph.parity import open_graph
 from components.models.configs import DcnConfig, DeepFmConfig, DlrmConfig
 from components.models.files import NETWORK_FILE, open_model
+from components.store.models import GRAPH_FILE
+from tests.support.graphs import with_inner_values
 from tests.support.nasty_rows import nasty_rows, strange_workflow
 from tests.support.paths import REPOSITORY
 
@@ -159,9 +159,7 @@ def scored(request, encoded, tmp_path_factory, run_beside):
 
 def _inside(graph, names):
     """Runs the graph with `names` of its inner values as outputs before the probability."""
-    model = onnx.load(str(graph))
-    model.graph.output.extend(map(onnx.helper.make_empty_tensor_value_info, names))
-    session = open_graph(model.SerializeToString())
+    session = with_inner_values(graph.read_bytes(), names)
     return lambda rows: session.run(
         [*names, "probability"], {DENSE_INPUT.name: rows.dense, CATEGORICAL_INPUT.name: rows.categorical}
     )

@@ -7,10 +7,10 @@ import re
 import numpy as np
 
 from components.contracts.serving import versions_of
-from components.deployment.graph.files import DATA_FILE, GRAPH_FILE
 from components.deployment.graph.parity import GoldenRows
 from components.deployment.repository.triton_config import ServingOptions
 from components.deployment.repository.version_files import GOLDEN_FILE
+from components.store.models import DATA_FILE, GRAPH_FILE
 
 OPTIONS = ServingOptions(warmup_rows=1)
 

@@ -12,9 +12,9 @@ import numpy as np
 
 from components.contracts.serving import versions_of
 from components.deployment.canary.evidence import COUNTERS
-from components.deployment.graph.files import GRAPH_FILE
 from components.deployment.graph.parity import GoldenRows, open_graph, score
 from components.runtime.errors import ContractError, PermanentError, TemporaryError
+from components.store.models import GRAPH_FILE
 
 
 class ServerDouble:

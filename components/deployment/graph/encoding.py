@@ -3,7 +3,7 @@
 Adds the network's dense input [n, 13] and `table_rows` [n, 26] to `graph.parts.Parts`, equal bit by bit to what
 `FeatureWorkflow` computes. Categories are looked up in one of two ways with equal results: by ONNX Runtime's
 LabelEncoder, which builds a hash map in memory when the graph is opened, or in a hash table that lies in the graph's
-own arrays, which is slower per row and takes no time to open. The nodes that use the result are `graph.network`'s.
+own arrays, which is slower per row and takes no time to open. The nodes that use the result are `graph.export`'s.
 
 All 26 columns are looked up at once: a category's key is its value plus the first key of its slot's range, so that one
 LabelEncoder does the work of 26. The entry of a key is the distance of its row from the slot's out-of-vocabulary row,
@@ -26,10 +26,13 @@ from onnx import TensorProto, numpy_helper
 from components.contracts.criteo import CATEGORICAL, MISSING_CATEGORY, NUM_CATEGORICAL, NUM_DENSE
 from components.contracts.serving import CATEGORICAL_INPUT, DENSE_INPUT
 from components.contracts.workflow import FIRST_ID, MISSING_ID, OOV_ID, TOMBSTONE, FeatureWorkflow
-from components.deployment.graph.network import DENSE
 from components.deployment.graph.parts import Parts
 from components.runtime.errors import ContractError
 
+PREFIX = "network/"
+"""Of every tensor and node of the network, so that it is wired to the encoding by name."""
+DENSE = f"{PREFIX}dense"
+"""The network's dense input [n, 13]."""
 CHOICES = 3
 """Cells in which a key of the hash table may lie."""
 LOAD = 0.8
@@ -88,12 +91,6 @@ def encode_categorical(parts: Parts, workflow: FeatureWorkflow, *, label_encoder
     offsets = np.cumsum([0, *workflow.slot_sizes[:-1]])
     unknown = np.where(np.isin(CATEGORICAL, workflow.excluded), MISSING_ID, OOV_ID)
     return parts.node("Add", [distances, parts.constant("oov_rows", offsets + unknown)], "table_rows")
-
-
-def num_entries(workflow: FeatureWorkflow) -> int:
-    """Entries to look up in: every category that has an id, and each slot's missing value; none of excluded columns."""
-    num_slots = len(set(CATEGORICAL) - set(workflow.excluded))
-    return num_slots + sum(map(len, workflow.vocabularies)) - sum(workflow.tombstones)
 
 
 def _entries(workflow: FeatureWorkflow) -> tuple[NDArray[np.int64], NDArray[np.int64]]:

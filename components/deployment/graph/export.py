@@ -2,8 +2,9 @@
 
 Takes a fitted `FeatureWorkflow` and a model's weights, gives a graph with the tensors of `contracts.serving`. So
 nothing is encoded outside the graph, and training and serving cannot encode differently. The encoding's nodes are
-`graph.encoding`'s, the network's its own exported graph (`graph.network`), the files `graph.parts`'; proving that the
-graph is right is left to `parity`, whether it fits the server to `memory`, and where it goes to `repository`.
+`graph.encoding`'s; the network is the exported graph that lies beside the weights in every model of the store
+(`components.models.files`), taken as it is, with a prefix on its names. The files are written by `graph.parts`; proving
+that the graph is right is left to `parity`, whether it fits the server to `memory`, and where it goes to `repository`.
 
 Limits, measured: a graph is one file up to `GraphLimits.inline_bytes` of tables;
 beyond, the tables lie in `model.data`, whose size only the disk limits. What stops next is this process's memory,
@@ -18,17 +19,22 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import onnx
 from numpy.typing import NDArray
+from onnx import numpy_helper
 
 from components.contracts.manifests import Model
+from components.contracts.serving import PROBABILITY_OUTPUT
 from components.contracts.workflow import FeatureWorkflow
-from components.deployment.graph.encoding import encode_categorical, encode_dense
-from components.deployment.graph.network import add_network, look_up, read_network
-from components.deployment.graph.parts import Parts
+from components.deployment.graph.encoding import DENSE, PREFIX, encode_categorical, encode_dense
+from components.deployment.graph.parts import OPSET, Parts
 from components.models.files import NETWORK_FILE, open_model
 from components.runtime.durable import sha256_tree
-from components.runtime.errors import ContractError
+from components.runtime.errors import ContractError, first_line
 from components.storage.uris import local_path
+
+EMBEDDINGS, LOGIT = f"{PREFIX}embeddings", f"{PREFIX}logit"
+"""Tensors of the network in the served graph: [n, F, E] and [n]; its dense input is `DENSE`."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -48,23 +54,6 @@ class GraphLimits:
 DEFAULT_LIMITS = GraphLimits()
 
 
-def build_graph(
-    workflow: FeatureWorkflow, table: NDArray[np.float32], network: Any, *, limits: GraphLimits = DEFAULT_LIMITS
-) -> bytes:
-    """`workflow`, look-up and network as one ONNX file, whatever its size; the same arguments give the same bytes.
-
-    Args:
-        workflow: The fitted feature workflow.
-        table: Vectors of all its ids.
-        network: See `graph.network.read_network`.
-        limits: At which sizes the look-up takes another form.
-
-    Raises:
-        ContractError: the table does not fit the workflow, or one file cannot hold it (`write_graph`).
-    """
-    return _parts(workflow, table, network, limits=limits).to_bytes()
-
-
 def write_graph(
     folder: Path,
     workflow: FeatureWorkflow,
@@ -73,16 +62,32 @@ def write_graph(
     network: Any,
     limits: GraphLimits = DEFAULT_LIMITS,
 ) -> None:
-    """Writes the graph into `folder` as `graph.files` names it; the same arguments give the same bytes.
+    """Writes encoding, look-up and network into `folder` as one graph; the same arguments give the same bytes.
+
+    Args:
+        folder: Where the graph's files go.
+        workflow: The fitted feature workflow.
+        table: Vectors of all its ids.
+        network: See `read_network`.
+        limits: At which sizes the look-up takes another form.
 
     Raises:
         ContractError: the table does not fit the workflow, or is beyond what a graph can hold.
     """
-    _parts(workflow, table, network, limits=limits).write(folder, inline_bytes=limits.inline_bytes)
+    if len(table) != sum(workflow.slot_sizes):
+        raise ContractError(
+            f"embeddings have {len(table)} rows, expected {sum(workflow.slot_sizes)} from the workflow's vocabularies"
+        )
+    parts = Parts()
+    encode_dense(parts, workflow)
+    encode_categorical(parts, workflow, label_encoder_entries=limits.label_encoder_entries)
+    parts.node("Gather", [parts.table("embeddings", table), "table_rows"], EMBEDDINGS, axis=0)
+    _add_network(parts, network)
+    parts.write(folder, inline_bytes=limits.inline_bytes)
 
 
 def export(model: Model, folder: Path, limits: GraphLimits = DEFAULT_LIMITS) -> None:
-    """Writes the graph of a stored model into `folder` (`graph.files`).
+    """Writes the graph of a stored model into `folder` (`store.models`).
 
     Raises:
         ContractError: the model's files are absent, damaged or not those that its manifest names; as `write_graph`.
@@ -104,14 +109,32 @@ def export(model: Model, folder: Path, limits: GraphLimits = DEFAULT_LIMITS) -> 
     write_graph(folder, workflow, table, network=read_network(weights / NETWORK_FILE), limits=limits)
 
 
-def _parts(workflow: FeatureWorkflow, table: NDArray[np.float32], network: Any, *, limits: GraphLimits) -> Parts:
-    if len(table) != sum(workflow.slot_sizes):
-        raise ContractError(
-            f"embeddings have {len(table)} rows, expected {sum(workflow.slot_sizes)} from the workflow's vocabularies"
-        )
-    parts = Parts()
-    encode_dense(parts, workflow)
-    encode_categorical(parts, workflow, label_encoder_entries=limits.label_encoder_entries)
-    look_up(parts, table)
-    add_network(parts, network)
-    return parts
+def read_network(path: Path) -> Any:
+    """The network's graph at `path`.
+
+    Raises:
+        ContractError: it cannot be read, or is no graph of dense values and embeddings to a logit.
+    """
+    try:
+        network = onnx.load(str(path))
+        onnx.checker.check_model(network)
+    except Exception as error:  # Protobuf's error for a damaged message has no public class.
+        raise ContractError(f"network {path} cannot be read: {first_line(error)}") from error
+    found = [value.name for value in (*network.graph.input, *network.graph.output)]
+    if found != (expected := [name.removeprefix(PREFIX) for name in (DENSE, EMBEDDINGS, LOGIT)]):
+        raise ContractError(f"network {path} has tensors {found}, expected {expected}")
+    opsets = {opset.domain: opset.version for opset in network.opset_import}
+    if opsets != {"": OPSET}:
+        raise ContractError(f"network {path} has operator sets {opsets}, expected version {OPSET} of ONNX's own")
+    return network
+
+
+def _add_network(parts: Parts, network: Any) -> None:
+    """Adds the network on the encoded values and vectors, down to the probability [n, 1]."""
+    graph = onnx.compose.add_prefix(network, PREFIX).graph
+    for tensor in graph.initializer:
+        parts.constant(tensor.name, numpy_helper.to_array(tensor))
+    parts.nodes.extend(graph.node)
+    column = parts.constant("column", np.array([-1, 1]))
+    logits = parts.node("Reshape", [LOGIT, column], "logits")
+    parts.node("Sigmoid", [logits], PROBABILITY_OUTPUT.name)

@@ -14,10 +14,10 @@ from pathlib import Path
 from typing import Any
 
 from components.contracts.serving import CATEGORICAL_INPUT, MAX_BATCH_ROWS
-from components.deployment.graph.files import GRAPH_FILE, graph_bytes
-from components.deployment.graph.network import PREFIX
+from components.deployment.graph.encoding import PREFIX
 from components.deployment.graph.parts import OPSET_IMPORTS
 from components.runtime.errors import ContractError
+from components.store.models import GRAPH_FILE, graph_bytes
 
 MIB, GIB = 2**20, 2**30
 

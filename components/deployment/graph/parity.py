@@ -18,7 +18,6 @@ from numpy.typing import NDArray
 from components.contracts.criteo import CATEGORICAL, DENSE, MISSING_CATEGORY, NUM_CATEGORICAL, NUM_DENSE, feature_matrix
 from components.contracts.manifests import RawDataset, Verdict
 from components.contracts.serving import CATEGORICAL_INPUT, DENSE_INPUT, MAX_BATCH_ROWS, PROBABILITY_OUTPUT
-from components.deployment.graph.files import data_fault
 from components.runtime.durable import write_whole
 from components.runtime.errors import ContractError, first_line
 from components.storage.uris import local_path
@@ -47,7 +46,10 @@ class GoldenRows:
 
     def sample(self, num_rows: int = NUM_GOLDEN_ROWS) -> GoldenRows:
         """At most `num_rows` of the rows, spread evenly."""
-        at = np.unique(np.linspace(0, len(self) - 1, min(num_rows, len(self))).astype(np.int64))
+        return self.take(np.unique(np.linspace(0, len(self) - 1, min(num_rows, len(self))).astype(np.int64)))
+
+    def take(self, at: NDArray[np.int64] | slice) -> GoldenRows:
+        """The rows at these positions."""
         return GoldenRows(dense=self.dense[at], categorical=self.categorical[at], expected=self.expected[at])
 
     def save(self, path: Path) -> None:
@@ -115,35 +117,28 @@ def read_held_out(raw: RawDataset, verdict: Verdict, *, max_rows: int = MAX_ROWS
     if count < min(len(scores), max_rows):
         raise ContractError(f"held-out rows in {raw.holdout_uri} are {count}, expected {len(scores)} as scored")
     taken = min(len(scores), max_rows)
-    return GoldenRows(
-        dense=np.concatenate(dense)[:taken],
-        categorical=np.concatenate(categorical)[:taken],
-        expected=scores[:taken],
-    )
+    rows = GoldenRows(dense=np.concatenate(dense), categorical=np.concatenate(categorical), expected=scores)
+    return rows.take(slice(taken))
 
 
-def open_graph(graph: bytes | Path) -> Any:
+def open_graph(graph: Path) -> Any:
     """An ONNX Runtime session on one thread, as the served model opens it.
 
     Args:
-        graph: A `model.onnx`, with `model.data` beside it if its tables lie there; or the bytes of one that is whole.
+        graph: A `model.onnx`, with `model.data` beside it if its tables lie there.
 
     Raises:
         ContractError: ONNX Runtime refuses the graph, or `model.data` is absent or too short. Damage that changes no
-            size is for the graph's hash to notice (`graph.files.graph_sha256`).
+            size is for the graph's hash to notice (`store.models.graph_sha256`).
     """
     import onnxruntime
 
     options = onnxruntime.SessionOptions()
     options.intra_op_num_threads = options.inter_op_num_threads = 1
     try:
-        source = graph if isinstance(graph, bytes) else str(graph)
-        return onnxruntime.InferenceSession(source, options, providers=["CPUExecutionProvider"])
+        return onnxruntime.InferenceSession(str(graph), options, providers=["CPUExecutionProvider"])
     except Exception as error:  # ONNX Runtime's exceptions share no base class but this one.
-        if isinstance(graph, bytes):
-            raise ContractError(f"graph cannot be opened: {error}") from error
-        reason = data_fault(graph) or error
-        raise ContractError(f"graph {graph} cannot be opened: {reason}") from error
+        raise ContractError(f"graph {graph} cannot be opened: {first_line(error)}") from error
 
 
 def score(session: Any, rows: GoldenRows, *, batch_rows: int = MAX_BATCH_ROWS) -> NDArray[np.float32]:

@@ -1,6 +1,6 @@
 """A graph in the making: nodes and constants collected in order, then written as the files of a folder.
 
-Takes what `graph.encoding` and `graph.network` add, gives the bytes of one ONNX message, and of `model.data` beside it
+Takes what `graph.encoding` and `graph.export` add, gives the bytes of one ONNX message, and of `model.data` beside it
 where the tables are large (ONNX's external data: raw little-endian arrays, each at an offset that the message names).
 The same parts give the same bytes. What the parts compute is left to those who add them.
 """
@@ -17,9 +17,9 @@ from numpy.typing import NDArray
 from onnx import TensorProto, helper, numpy_helper
 
 from components.contracts.serving import CATEGORICAL_INPUT, DENSE_INPUT, PROBABILITY_OUTPUT, Tensor
-from components.deployment.graph.files import DATA_FILE, GRAPH_FILE
 from components.runtime.durable import whole_file, write_whole
 from components.runtime.errors import ContractError
+from components.store.models import DATA_FILE, GRAPH_FILE
 
 OPSET = 17
 OPSET_IMPORTS = (helper.make_opsetid("", OPSET), helper.make_opsetid("ai.onnx.ml", 4))
@@ -60,14 +60,6 @@ class Parts:
         self.nodes.append(helper.make_node(operator, inputs, [output], name=output, **attributes))
         return output
 
-    def to_bytes(self) -> bytes:
-        """The graph as one message, tables included.
-
-        Raises:
-            ContractError: it would pass protobuf's limit; `write` it with the tables beside it.
-        """
-        return self._message([numpy_helper.from_array(value, name) for name, value in self._tables.items()])
-
     def write(self, folder: Path, *, inline_bytes: int) -> None:
         """Writes the graph's files into `folder`, replacing what was there.
 
@@ -79,7 +71,7 @@ class Parts:
         """
         (folder / GRAPH_FILE).unlink(missing_ok=True)
         if sum(value.nbytes for value in self._tables.values()) <= inline_bytes:
-            message = self.to_bytes()
+            message = self._message([numpy_helper.from_array(value, name) for name, value in self._tables.items()])
             (folder / DATA_FILE).unlink(missing_ok=True)
         else:
             message = self._message([_beside(*place) for place in self._places()])

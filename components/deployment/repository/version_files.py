@@ -17,12 +17,12 @@ from tempfile import TemporaryDirectory
 from typing import Any, NamedTuple
 
 from components.contracts.serving import CODE_FILE, PYTHON
-from components.deployment.graph.files import DATA_FILE, GRAPH_FILE, graph_sha256
 from components.deployment.graph.parity import GoldenRows
 from components.deployment.repository.triton_config import ServingOptions, WarmupRow
 from components.runtime.durable import sha256_file
 from components.runtime.errors import ContractError
 from components.storage.objects import Objects
+from components.store.models import DATA_FILE, GRAPH_FILE, graph_sha256
 
 logger = logging.getLogger(__name__)
 
@@ -45,7 +45,7 @@ class VersionRecord:
 
     version: int
     graph_sha256: str
-    """See `store.served_graph.graph_sha256`."""
+    """See `store.models.graph_sha256`."""
     options: ServingOptions
     """What the version was staged for."""
     files: Mapping[str, FileRecord]

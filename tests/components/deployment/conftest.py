@@ -33,7 +33,7 @@ def with_scores():
 def exported(tmp_path):
     """Exports a stored model; the graph's file."""
     from components.deployment.graph.export import export
-    from components.deployment.graph.files import GRAPH_FILE
+    from components.store.models import GRAPH_FILE
 
     def make(model, name="graph"):
         export(model, tmp_path / name)

@@ -1,10 +1,11 @@
-"""The graph against the contracts' own encoding and a float64 network written for the test."""
+"""The graph against the contracts' own encoding and a float64 network written for the test; its files and limits."""
 
 from __future__ import annotations
 
+import dataclasses
+import functools
 import subprocess
 import sys
-from pathlib import Path
 
 import numpy as np
 import onnx
@@ -12,59 +13,51 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from components.contracts.criteo import MISSING_CATEGORY
-from components.contracts.serving import CATEGORICAL_INPUT, DENSE_INPUT, PROBABILITY_OUTPUT
+from components.contracts.criteo import CATEGORICAL, MISSING_CATEGORY
+from components.contracts.criteo import DENSE as DENSE_COLUMNS
+from components.contracts.serving import CATEGORICAL_INPUT, DENSE_INPUT, MODEL_NAME, PROBABILITY_OUTPUT
 from components.contracts.workflow import TOMBSTONE
-from components.deployment.graph.export import GraphLimits, build_graph, export
-from components.deployment.graph.files import GRAPH_FILE
-from components.deployment.graph.network import read_network
+from components.deployment import release as release_module
+from components.deployment.graph import encoding
+from components.deployment.graph import parts as graph_parts
+from components.deployment.graph.encoding import CHOICES, DENSE, EMPTY, build_table
+from components.deployment.graph.export import GraphLimits, export, read_network, write_graph
 from components.deployment.graph.parity import open_graph
 from components.runtime.errors import ContractError
-from tests.support.nasty_rows import nasty_rows, strange_workflow
+from components.storage.uris import local_path
+from components.store.models import DATA_FILE, GRAPH_FILE, graph_bytes, graph_sha256
+from tests.support.graphs import build_graph, open_bytes, run_graph, with_inner_values
+from tests.support.nasty_rows import STRANGE_CATEGORIES, STRANGE_DENSE, nasty_rows, strange_workflow
+from tests.support.paths import REPOSITORY
 from tests.support.toy_models import toy_model
 
-LIMITS = {"label encoder": GraphLimits(), "hash table": GraphLimits(label_encoder_entries=0)}
 WORKFLOW = strange_workflow(3)
+LIMITS = {"label encoder": GraphLimits(), "hash table": GraphLimits(label_encoder_entries=0)}
+BESIDE = GraphLimits(inline_bytes=0)
+ALL_BESIDE = GraphLimits(inline_bytes=0, label_encoder_entries=0)
+BOTH = pytest.mark.parametrize("limits", [BESIDE, ALL_BESIDE], ids=["embeddings beside", "hash table beside too"])
+
+
+def bits(values):
+    return values.view(np.int32)
 
 
 @pytest.fixture(scope="module", params=list(LIMITS))
 def served(request):
     toy = toy_model(WORKFLOW, scale=0.05)
-    return toy, open_graph(build_graph(WORKFLOW, toy.table, toy.network(), limits=LIMITS[request.param]))
-
-
-def graph_of(workflow, toy):
-    return build_graph(workflow, toy.table, toy.network())
-
-
-def run(session, dense, categorical):
-    return session.run(None, {DENSE_INPUT.name: dense, CATEGORICAL_INPUT.name: categorical})[0]
-
-
-def bits(scores):
-    return scores.view(np.int32)
+    session = open_bytes(build_graph(WORKFLOW, toy.table, toy.network(), limits=LIMITS[request.param]))
+    return toy, lambda *rows: run_graph(session, *rows)[0]
 
 
 @settings(max_examples=30, deadline=None)
 @given(seed=st.integers(0, 2**32 - 1), num_rows=st.integers(1, 40))
 def test_graph_scores_any_rows_as_the_float64_network_does(served, seed, num_rows):
-    toy, session = served
+    toy, run = served
     dense, categorical = nasty_rows(WORKFLOW, num_rows, seed, dense_up_to=1e5, strange_dense=False)
-    scores = run(session, dense, categorical)
+    scores = run(dense, categorical)
     assert scores.shape == (num_rows, 1)
     assert scores.dtype == np.float32
-    expected = toy.scores(WORKFLOW, dense, categorical)
-    np.testing.assert_allclose(scores.ravel(), expected, rtol=0, atol=1e-6)
-
-
-@settings(max_examples=20, deadline=None)
-@given(seed=st.integers(0, 2**32 - 1), num_rows=st.integers(1, 20))
-def test_dense_values_at_the_ends_of_float32_are_scored_as_by_float64_within_its_rounding(served, seed, num_rows):
-    toy, session = served
-    dense, categorical = nasty_rows(WORKFLOW, num_rows, seed)
-    expected = toy.scores(WORKFLOW, dense, categorical)
-    # Terms of hundreds cancel in some logits there, and float32's own rounding shows, however the sums are written.
-    np.testing.assert_allclose(run(session, dense, categorical).ravel(), expected, rtol=0, atol=5e-5)
+    np.testing.assert_allclose(scores.ravel(), toy.scores(WORKFLOW, dense, categorical), rtol=0, atol=1e-6)
 
 
 @settings(max_examples=25, deadline=None)
@@ -74,75 +67,143 @@ def test_dense_values_at_the_ends_of_float32_are_scored_as_by_float64_within_its
     cuts=st.lists(st.integers(1, 4095), max_size=12),
 )
 def test_how_a_batch_is_cut_changes_no_bit_of_any_score(served, seed, num_rows, cuts):
-    _, session = served
+    _, run = served
     dense, categorical = nasty_rows(WORKFLOW, num_rows, seed)
-    whole = run(session, dense, categorical)
     ends = [0, *sorted({cut for cut in cuts if cut < num_rows}), num_rows]
-    parts = [run(session, dense[start:end], categorical[start:end]) for start, end in zip(ends, ends[1:])]
-    np.testing.assert_array_equal(bits(np.concatenate(parts)), bits(whole))
+    parts = [run(dense[start:end], categorical[start:end]) for start, end in zip(ends, ends[1:])]
+    np.testing.assert_array_equal(bits(np.concatenate(parts)), bits(run(dense, categorical)))
 
 
 def test_an_infinite_value_spoils_its_own_row_at_most(served):
-    _, session = served
+    _, run = served
     dense, categorical = nasty_rows(WORKFLOW, 50, 2)
-    before = run(session, dense, categorical)
+    before = run(dense, categorical)
     dense[7, 3], dense[9, 4], dense[11, :] = np.inf, -np.inf, np.inf
-    after = run(session, dense, categorical)
+    after = run(dense, categorical)
     others = np.delete(np.arange(50), [7, 9, 11])
     np.testing.assert_array_equal(bits(after[others]), bits(before[others]))
     # Minus infinity is clipped like any negative value.
     dense[9, 4] = -5
-    np.testing.assert_array_equal(bits(run(session, dense, categorical)[9]), bits(after[9]))
+    np.testing.assert_array_equal(bits(run(dense, categorical)[9]), bits(after[9]))
 
 
-def test_empty_vocabularies_everywhere_still_tell_missing_from_unknown(make_parts, raw_rows):
-    workflow, toy = make_parts(5, vocabularies=[np.zeros(0, np.int64)] * 26)
-    dense, categorical = raw_rows(20, 5)
-    categorical[0] = MISSING_CATEGORY
-    categorical[1:] = 7
-    dense[:] = dense[0]
-    scores = run(open_graph(build_graph(workflow, toy.table, toy.network())), dense, categorical).ravel()
-    np.testing.assert_allclose(scores, toy.scores(workflow, dense, categorical), atol=2e-6)
-    assert scores[0] != scores[1]
+def encoder(workflow, limits):
+    """Dense [n, 13] and rows of the fused table [n, 26], as the graph has them inside."""
+    toy = toy_model(workflow, embedding_dim=1, hidden=2)
+    names = [DENSE, "table_rows"]
+    session = with_inner_values(build_graph(workflow, toy.table, toy.network(), limits=limits), names)
+    return lambda *rows: run_graph(session, *rows, names)
 
 
-@pytest.mark.parametrize("every", [1, 3], ids=["all evicted", "some evicted"])
-def test_an_evicted_category_is_served_as_unknown_and_the_others_keep_their_rows(make_parts, raw_rows, every):
-    workflow, toy = make_parts(6)
-    buried = [v.copy() for v in workflow.vocabularies]
-    for vocabulary in buried:
-        vocabulary[::every] = TOMBSTONE
-    evicted, _ = make_parts(6, vocabularies=buried)
-    dense, categorical = raw_rows(200, 6)
-    categorical[:3] = TOMBSTONE
-    model = onnx.load_from_string(build_graph(evicted, toy.table, toy.network()))
-    model.graph.output.append(onnx.helper.make_empty_tensor_value_info("table_rows"))
-    inputs = {DENSE_INPUT.name: dense, CATEGORICAL_INPUT.name: categorical}
-    scores, rows = open_graph(model.SerializeToString()).run(None, inputs)
-    ids = rows - np.cumsum([0, *workflow.slot_sizes[:-1]])
-    np.testing.assert_array_equal(ids, evicted.encode_categorical(categorical))
-    before = workflow.encode_categorical(categorical)
-    np.testing.assert_array_equal(ids, np.where((before >= 3) & ((before - 3) % every == 0), 2, before))
-    np.testing.assert_allclose(scores.ravel(), toy.scores(evicted, dense, categorical), atol=2e-6)
+def expected_rows(workflow, categorical):
+    """Row by row by a dictionary, without the workflow's own search."""
+    rows, offset = np.empty_like(categorical), 0
+    for column, vocabulary in enumerate(workflow.vocabularies):
+        ids = {int(key): 3 + i for i, key in enumerate(vocabulary) if key != TOMBSTONE} | {MISSING_CATEGORY: 1}
+        rows[:, column] = [offset + ids.get(int(raw), 2) for raw in categorical[:, column]]
+        offset += 3 + len(vocabulary)
+    return rows
 
 
-def test_same_model_gives_the_same_bytes_and_another_does_not(make_parts):
-    first, again, other = (graph_of(*make_parts(seed)) for seed in (1, 1, 2))
-    assert first == again
-    assert first != other
+@pytest.fixture(scope="module", params=list(LIMITS))
+def encode(request):
+    return encoder(WORKFLOW, LIMITS[request.param])
+
+
+@settings(max_examples=40, deadline=None)
+@given(seed=st.integers(0, 2**32 - 1), num_rows=st.integers(1, 300))
+def test_features_are_the_workflows_bit_by_bit(encode, seed, num_rows):
+    dense, categorical = nasty_rows(WORKFLOW, num_rows, seed)
+    values, rows = encode(dense, categorical)
+    np.testing.assert_array_equal(rows, expected_rows(WORKFLOW, categorical))
+    np.testing.assert_array_equal(bits(values), bits(WORKFLOW.encode_dense(dense)))
+
+
+def test_every_strange_value_in_every_column(encode):
+    categorical = np.repeat(STRANGE_CATEGORIES[:, None], 26, axis=1)
+    dense = np.resize(np.repeat(STRANGE_DENSE[:, None], 13, axis=1), (len(categorical), 13))
+    values, rows = encode(dense, categorical)
+    np.testing.assert_array_equal(rows, expected_rows(WORKFLOW, categorical))
+    np.testing.assert_array_equal(bits(values), bits(WORKFLOW.encode_dense(dense)))
+
+
+def test_every_integer_a_counter_may_show_has_the_correctly_rounded_logarithm(encode):
+    counts = np.arange(13 * 20_000, dtype=np.float32).reshape(-1, 13)
+    values, _ = encode(counts, np.zeros((len(counts), 26), np.int64))
+    logged = np.log(counts.astype(np.longdouble) + 1).astype(np.float32)
+    np.testing.assert_array_equal(values, (logged - WORKFLOW.means) / WORKFLOW.stds)
+
+
+@pytest.mark.parametrize("limits", LIMITS.values(), ids=LIMITS)
+@pytest.mark.parametrize(
+    "excluded", [("I2", "C1", "C17"), CATEGORICAL, DENSE_COLUMNS], ids=["some", "categories", "dense"]
+)
+def test_what_excluded_columns_hold_is_missing_in_the_graph(excluded, limits):
+    nothing = np.zeros(0, np.int64)
+    kept = [nothing if name in excluded else v for name, v in zip(CATEGORICAL, WORKFLOW.vocabularies)]
+    workflow = dataclasses.replace(WORKFLOW, vocabularies=tuple(kept), excluded=excluded)
+    dense, categorical = nasty_rows(WORKFLOW, 400, 5)
+    values, rows = encoder(workflow, limits)(dense, categorical)
+    dense[:, [name in excluded for name in DENSE_COLUMNS]] = np.nan
+    categorical[:, [name in excluded for name in CATEGORICAL]] = MISSING_CATEGORY
+    np.testing.assert_array_equal(rows, expected_rows(workflow, categorical))
+    np.testing.assert_array_equal(bits(values), bits(WORKFLOW.encode_dense(dense)))
+
+
+def look_up(table, key):
+    cells = [start + key % prime for prime, start in zip(table.primes, table.starts)]
+    return next((int(table.values[cell]) for cell in cells if table.keys[cell] == key), None)
+
+
+def require_holds(table, keys, values):
+    assert [look_up(table, key) for key in keys.tolist()] == values.tolist()
+    taken = table.keys != EMPTY
+    assert taken.sum() == len(keys)
+    assert not table.values[~taken].any()
+    assert table.keys[0] == EMPTY
+    assert len(table.keys) == len(table.values) == 1 + sum(table.primes)
+
+
+@settings(max_examples=50, deadline=None)
+@given(keys=st.sets(st.integers(0, 2**40), max_size=400), strangers=st.sets(st.integers(0, 2**40), max_size=50))
+def test_the_hash_table_finds_every_key_and_nothing_else(keys, strangers):
+    array = np.array(sorted(keys, key=hash), np.int64)
+    values = (np.arange(len(array)) * 7 - 1).astype(np.int32)
+    table = build_table(array, values)
+    require_holds(table, array, values)
+    assert {look_up(table, key) for key in strangers - keys} <= {None}
+
+
+@pytest.mark.parametrize("step", [1, 2**33, 9973], ids="step {}".format)
+def test_regular_keys_find_their_places_in_the_hash_table_too(step):
+    keys = np.unique((np.arange(26)[:, None] * 2**33 + np.arange(800) * step % 2**33).ravel())
+    values = np.arange(len(keys), dtype=np.int32) + 1
+    table = build_table(keys, values)
+    require_holds(table, keys, values)
+    assert len(table.keys) < 3 * len(keys) + 30
+
+
+def test_the_hash_table_takes_no_more_cells_than_its_load_says_and_grows_where_keys_do_not_fit(monkeypatch):
+    keys = np.unique(np.random.default_rng(0).integers(0, 2**40, 100_000))
+    table = build_table(keys, np.arange(len(keys), dtype=np.int32))
+    assert len(keys) / len(table.keys) == pytest.approx(encoding.LOAD, rel=0.01)
+    assert len(table.primes) == CHOICES
+    monkeypatch.setattr(encoding, "LOAD", 3.0)
+    keys = np.random.default_rng(1).permutation(500).astype(np.int64)
+    require_holds(build_table(keys, keys.astype(np.int32)), keys, keys)
+    monkeypatch.setattr(encoding, "MAX_KEYS", 9)
+    with pytest.raises(ContractError, match="10 entries, expected at most 9"):
+        build_table(np.arange(10), np.arange(10, dtype=np.int32))
 
 
 def test_graph_is_valid_onnx_of_the_promised_versions_and_tensors(make_parts):
-    model = onnx.load_from_string(graph_of(*make_parts(1)))
+    workflow, toy = make_parts(1)
+    model = onnx.load_from_string(build_graph(workflow, toy.table, toy.network()))
     onnx.checker.check_model(model, full_check=True)
     assert model.ir_version == 8
     assert {o.domain: o.version for o in model.opset_import} == {"": 17, "ai.onnx.ml": 4}
     assert [i.name for i in model.graph.input] == [DENSE_INPUT.name, CATEGORICAL_INPUT.name]
     assert [o.name for o in model.graph.output] == [PROBABILITY_OUTPUT.name]
-
-
-def test_a_table_of_another_vocabulary_is_refused(make_parts):
-    workflow, toy = make_parts(1)
     with pytest.raises(ContractError, match=r"embeddings have \d+ rows, expected \d+ from"):
         build_graph(workflow, toy.table[:-1], toy.network())
 
@@ -187,6 +248,120 @@ def test_graph_bytes_do_not_depend_on_the_process(make_candidate, exported, tmp_
         "from components.deployment.graph.export import export; export(Model.read(sys.argv[1]), Path(sys.argv[2]))"
     )
     manifest = tmp_path / "store" / "models" / "model-1" / "model.json"
-    command = [sys.executable, "-c", code, manifest, tmp_path / "other"]
-    subprocess.run(command, cwd=Path(__file__).parents[3], check=True)
+    subprocess.run([sys.executable, "-c", code, manifest, tmp_path / "other"], cwd=REPOSITORY, check=True)
     assert (tmp_path / "other" / GRAPH_FILE).read_bytes() == exported(model).read_bytes()
+
+
+@pytest.fixture
+def written(make_parts, tmp_path):
+    """Writes the graph of a seed with the given limits; its folder."""
+
+    def write(limits=BESIDE, name="graph", seed=1):
+        workflow, toy = make_parts(seed)
+        write_graph(tmp_path / name, workflow, toy.table, network=toy.network(), limits=limits)
+        return tmp_path / name
+
+    return write
+
+
+def names(folder):
+    return sorted(path.name for path in folder.iterdir())
+
+
+@BOTH
+def test_tables_beside_the_message_start_at_a_page_and_change_no_bit_of_a_score(written, make_parts, raw_rows, limits):
+    folder, inline, rows = written(limits), written(GraphLimits(), "inline"), raw_rows(200, 1)
+    assert (names(folder), names(inline)) == ([DATA_FILE, GRAPH_FILE], [GRAPH_FILE])
+    scores, expected = (run_graph(open_graph(each / GRAPH_FILE), *rows)[0] for each in (folder, inline))
+    np.testing.assert_array_equal(bits(scores), bits(expected))
+    onnx.checker.check_model(str(folder / GRAPH_FILE), full_check=True)
+    message = onnx.load(str(folder / GRAPH_FILE), load_external_data=False)
+    places = {t.name: {e.key: e.value for e in t.external_data} for t in message.graph.initializer if t.external_data}
+    assert places.keys() == {"embeddings"} | ({"cell_keys", "cell_values"} if limits is ALL_BESIDE else set())
+    assert {place["location"] for place in places.values()} == {DATA_FILE}
+    assert {int(place["offset"]) % graph_parts.ALIGNMENT for place in places.values()} == {0}
+    start, length = (int(places["embeddings"][key]) for key in ("offset", "length"))
+    assert (folder / DATA_FILE).read_bytes()[start : start + length] == make_parts(1)[1].table.tobytes()
+
+
+def test_a_table_at_the_limit_stays_inside_and_leaves_nothing_of_a_graph_before_it(written, make_parts):
+    table = make_parts(1)[1].table.nbytes
+    assert names(written(GraphLimits(inline_bytes=table - 1))) == [DATA_FILE, GRAPH_FILE]
+    assert names(written(GraphLimits(inline_bytes=table))) == [GRAPH_FILE]
+
+
+@BOTH
+def test_the_same_model_gives_the_same_files_however_large_the_chunks(written, limits, monkeypatch):
+    first = written(limits, "first")
+    monkeypatch.setattr(graph_parts, "_CHUNK_BYTES", 1000)
+    again, other = written(limits, "again"), written(limits, "other", seed=2)
+    for name in (GRAPH_FILE, DATA_FILE):
+        assert (first / name).read_bytes() == (again / name).read_bytes()
+    assert graph_sha256(first) == graph_sha256(again) != graph_sha256(other)
+    assert graph_bytes(first) == sum((first / name).stat().st_size for name in (GRAPH_FILE, DATA_FILE))
+
+
+@pytest.mark.parametrize(("file", "kept"), [(DATA_FILE, None), (DATA_FILE, 0), (DATA_FILE, -1), (GRAPH_FILE, -200)])
+def test_an_absent_or_truncated_file_is_refused_by_name(written, file, kept):
+    path = written(ALL_BESIDE) / file
+    content = path.read_bytes()
+    path.unlink()
+    if kept is not None:
+        path.write_bytes(content[:kept])
+    with pytest.raises(ContractError, match=r"graph .*model\.onnx cannot be opened"):
+        open_graph(path.with_name(GRAPH_FILE))
+
+
+def test_a_changed_byte_in_the_table_file_changes_the_graphs_hash(written):
+    folder = written()
+    before, content = graph_sha256(folder), bytearray((folder / DATA_FILE).read_bytes())
+    content[1000] ^= 1
+    (folder / DATA_FILE).write_bytes(content)
+    assert graph_sha256(folder) != before
+
+
+@pytest.mark.parametrize("limits", [GraphLimits(), BESIDE], ids=["inside", "beside"])
+def test_a_message_beyond_protobufs_limit_is_refused_and_nothing_is_left(written, tmp_path, monkeypatch, limits):
+    monkeypatch.setattr(graph_parts, "MAX_MESSAGE_BYTES", 1000)
+    with pytest.raises(ContractError, match=r"message of \d+ bytes, expected at most 1000"):
+        written(limits)
+    assert not list(tmp_path.glob("graph/*"))
+
+
+def test_a_full_disk_leaves_no_half_of_a_graph(written, tmp_path, monkeypatch):
+    def full(file, value):
+        file.write(b"some")
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(graph_parts, "_write_in_chunks", full)
+    with pytest.raises(OSError, match="No space left"):
+        written()
+    assert not list(tmp_path.glob("graph/*"))
+
+
+@pytest.mark.slow
+def test_a_table_beyond_two_gigabytes_is_written_and_scored(tmp_path, make_parts, raw_rows):
+    vocabularies = [np.arange(11_000, dtype=np.int64) for _ in range(26)]
+    workflow, toy = make_parts(1, vocabularies, embedding_dim=2048, hidden=4)
+    assert toy.table.nbytes > 2**31
+    write_graph(tmp_path, workflow, toy.table, network=toy.network())
+    dense, categorical = raw_rows(20, 1)
+    categorical[::2] = np.random.default_rng(0).integers(0, 11_000, categorical[::2].shape)
+    found = run_graph(open_graph(tmp_path / GRAPH_FILE), dense, categorical)[0].ravel()
+    # Fifty thousand values are summed here: float32's rounding is that much larger.
+    np.testing.assert_allclose(found, toy.scores(workflow, dense, categorical), atol=1e-3)
+
+
+@pytest.mark.e2e
+def test_tables_beside_the_graph_are_released_with_it_and_the_server_answers_as_the_session_here(
+    deploy, client, repository, raw_rows, monkeypatch
+):
+    monkeypatch.setattr(release_module, "export", functools.partial(export, limits=ALL_BESIDE))
+    done = deploy(1)
+    kept, served = local_path(done.graph_uri), repository.objects.local(f"click_model/{done.version}")
+    assert (served / DATA_FILE).stat().st_size == (kept.parent / DATA_FILE).stat().st_size
+    assert graph_sha256(served) == graph_sha256(kept.parent) == done.sha256["graph"]
+    rows = raw_rows(700, 3)
+    scores, version = client.infer(MODEL_NAME, *rows)
+    assert version == done.version
+    np.testing.assert_array_equal(bits(scores), bits(run_graph(open_graph(kept), *rows)[0].ravel()))

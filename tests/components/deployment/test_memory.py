@@ -9,7 +9,6 @@ import pytest
 
 from components.contracts.serving import MAX_BATCH_ROWS
 from components.deployment.graph.export import GraphLimits, write_graph
-from components.deployment.graph.files import GRAPH_FILE
 from components.deployment.graph.memory import (
     GIB,
     MIB,
@@ -21,6 +20,7 @@ from components.deployment.graph.memory import (
     parse_target,
 )
 from components.runtime.errors import ContractError
+from components.store.models import GRAPH_FILE
 
 LIMITS = {
     "one file": GraphLimits(),

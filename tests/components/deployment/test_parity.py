@@ -121,8 +121,3 @@ def test_arrays_that_are_no_golden_rows_are_refused(tmp_path):
     np.savez(path, dense=np.zeros((2, 12), np.float32), categorical=np.zeros((2, 26), np.int64), expected=np.zeros(2))
     with pytest.raises(ContractError, match=r"are .*\(2, 12\).*, expected .*\(2, 13\)"):
         GoldenRows.load(path)
-
-
-def test_a_graph_that_is_no_graph_is_refused():
-    with pytest.raises(ContractError, match="graph cannot be opened"):
-        open_graph(b"not an onnx file")

@@ -11,7 +11,6 @@ import pytest
 
 from components.contracts.manifests import Release
 from components.contracts.serving import MAX_BATCH_ROWS, MODEL_NAME, versions_of
-from components.deployment.graph.files import graph_sha256
 from components.deployment.release import ReleaseSettings, release
 from components.deployment.repository.model_repository import ModelRepository
 from components.deployment.repository.triton_config import ServingOptions, read_options
@@ -20,7 +19,7 @@ from components.deployment.triton_client import Triton
 from components.runtime.errors import ContractError, PermanentError
 from components.storage.locations import open_objects
 from components.storage.uris import local_path
-from components.store.models import champion, graph_folder, read_serving_place, release_path
+from components.store.models import champion, graph_folder, graph_sha256, read_serving_place, release_path
 from components.store.promotion_journal import current, read_entries, read_journal
 from pipelines.local.triton import TritonServer, TritonSettings
 from tests.support.file_triton import FileTriton

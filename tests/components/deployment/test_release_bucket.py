@@ -8,7 +8,6 @@ import pytest
 
 from components.contracts.manifests import Release
 from components.contracts.serving import CANDIDATE_NAME, MODEL_NAME, versions_of
-from components.deployment.graph.files import graph_sha256
 from components.deployment.graph.parity import GoldenRows, open_graph, score
 from components.deployment.release import ReleaseSettings, release
 from components.deployment.repository.model_repository import ModelRepository
@@ -17,7 +16,7 @@ from components.deployment.rollback import rollback
 from components.deployment.site import opened
 from components.runtime.errors import TemporaryError
 from components.storage.locations import open_objects
-from components.store.models import graph_folder, release_path
+from components.store.models import graph_folder, graph_sha256, release_path
 from components.store.promotion_journal import current, read_entries
 from tests.support.crashes import Killed
 

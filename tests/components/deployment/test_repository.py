@@ -9,11 +9,11 @@ import pytest
 from google.protobuf import text_format
 from tritonclient.grpc import model_config_pb2
 
-from components.deployment.graph.files import DATA_FILE, GRAPH_FILE, graph_sha256
 from components.deployment.graph.parity import GoldenRows
 from components.deployment.repository.model_repository import ModelRepository
 from components.deployment.repository.triton_config import ServingOptions, read_options, warmup_files_of
 from components.runtime.errors import ContractError
+from components.store.models import DATA_FILE, GRAPH_FILE, graph_sha256
 from components.store.traffic_plan import Arm, TrafficPlan
 from tests.support.model_repository import OPTIONS, everything, named, with_versions
 

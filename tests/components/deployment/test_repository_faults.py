@@ -9,11 +9,11 @@ import sys
 import pytest
 
 from components.contracts.serving import versions_of
-from components.deployment.graph.files import DATA_FILE, GRAPH_FILE, graph_sha256
 from components.deployment.repository.model_repository import ModelRepository
 from components.deployment.repository.triton_config import warmup_files_of
 from components.runtime.errors import ContractError, PermanentError
 from components.storage.folder import FolderObjects
+from components.store.models import DATA_FILE, GRAPH_FILE, graph_sha256
 from tests.support.crashes import Killed
 from tests.support.model_repository import OPTIONS, everything, named
 from tests.support.paths import REPOSITORY

@@ -16,13 +16,13 @@ import pytest
 
 from components.contracts.serving import CANARY_NAME, CANDIDATE_NAME, MODEL_NAME
 from components.deployment.graph.export import export
-from components.deployment.graph.files import GRAPH_FILE
 from components.deployment.graph.parity import GoldenRows, open_graph, score
 from components.deployment.repository.model_repository import ModelRepository
 from components.deployment.repository.triton_config import WARMUP_BATCH, ServingOptions
 from components.deployment.triton_client import Triton
 from components.runtime.errors import PermanentError, TemporaryError
 from components.storage.folder import FolderObjects
+from components.store.models import GRAPH_FILE
 from pipelines.local.triton import TritonServer
 from tests.support.processes import wait_for
 

@@ -27,6 +27,11 @@ VERSION = 1
 NUM_ROWS = 300
 
 
+@pytest.fixture(autouse=True)
+def small_batches(monkeypatch):
+    monkeypatch.setattr(module, "BATCH_ROWS", 50)
+
+
 @pytest.fixture
 def store(tmp_path):
     return tmp_path / "a store"
@@ -98,13 +103,14 @@ def run(capsys, *words):
     return code, capsys.readouterr()
 
 
-def test_what_was_answered_is_recomputed_within_a_millionth(released, lake, store):
+def test_what_was_answered_is_recomputed_within_a_millionth(released, lake, store, tmp_path):
     done = released()
     found = verify(VERSION, store, FolderObjects(lake(done)))
     assert found.same
     assert (found.num_rows, found.num_files, found.num_different) == (NUM_ROWS, 2, 0)
     assert 0 <= found.max_abs_diff <= 1e-6
     assert found.first_difference is None
+    assert verify(VERSION, store, FolderObjects(tmp_path / "a lake"), limit=200).num_rows == 200
     assert {check.name: check.held for check in found.checks} == {
         "journal": True, "data": True, "workflow": True, "weights": True, "graph": True,
         "graph exported again": True, "golden rows": True,
@@ -150,13 +156,6 @@ def test_the_first_differing_row_is_named_with_its_values_and_both_scores(releas
     assert f"request-22-7 row 0: logged {first.logged}, recomputed {first.recomputed}" in said.out
 
 
-def test_a_wider_tolerance_accepts_what_a_narrow_one_does_not(released, lake, store):
-    done = released()
-    folder = lake(done, lambda scores: scores + np.float32(5e-6))
-    assert verify(VERSION, store, FolderObjects(folder)).num_different == NUM_ROWS // 2
-    assert verify(VERSION, store, FolderObjects(folder), tolerance=1e-5).same
-
-
 @pytest.mark.parametrize("score", [np.nan, None], ids=["not a number", "no score"])
 def test_a_row_without_a_score_differs(released, lake, store, score):
     done = released()
@@ -173,12 +172,12 @@ def test_a_row_without_a_score_differs(released, lake, store, score):
     json.dumps(dataclasses.asdict(found), allow_nan=False)
 
 
-def test_rows_of_other_versions_are_neither_read_nor_judged(released, lake, store, monkeypatch):
+def test_rows_of_other_versions_are_neither_read_nor_judged(released, lake, store):
     done = released()
     folder = lake(done)
     seen = list(module.read_logged_rows(FolderObjects(folder), done.version + 7))
-    assert sum(len(rows) for rows in seen) == 160
-    assert {rows.name.rpartition("/")[2] for rows in seen} == {"part-b.parquet"}
+    assert sum(len(rows.positions) for rows in seen) == 160
+    assert {rows.file.rpartition("/")[2] for rows in seen} == {"part-b.parquet"}
     assert verify(VERSION, store, FolderObjects(folder)).num_rows == NUM_ROWS
 
 
@@ -195,26 +194,6 @@ def test_scores_of_the_shadow_are_recomputed_too(released, lake, store, raw_tabl
     found = verify(VERSION, store, FolderObjects(folder))
     assert (found.num_rows, found.num_different) == (NUM_ROWS + 50, 1)
     assert (found.first_difference.file, found.first_difference.position) == ("day=2026-01-02/part-0.parquet", 60)
-
-
-def test_many_small_batches_find_the_same_rows(released, lake, store, monkeypatch):
-    done = released()
-    folder = lake(done)
-    whole = [
-        (r.name, place)
-        for r in module.read_logged_rows(FolderObjects(folder), VERSION)
-        for place in r.positions.tolist()
-    ]
-    monkeypatch.setattr(module, "BATCH_ROWS", 7)
-    batches = list(module.read_logged_rows(FolderObjects(folder), VERSION))
-    assert max(len(rows) for rows in batches) == 7
-    assert [(rows.name, place) for rows in batches for place in rows.positions.tolist()] == whole
-    assert verify(VERSION, store, FolderObjects(folder)).same
-
-
-def test_a_limit_takes_the_first_rows(released, lake, store):
-    done = released()
-    assert verify(VERSION, store, FolderObjects(lake(done)), limit=200).num_rows == 200
 
 
 def _spoil(path):
@@ -268,21 +247,11 @@ def test_tampering_is_named_and_the_rows_are_still_judged_by_what_is_sound(
     assert (found["same"], found["num_rows"], found["num_different"]) == (False, NUM_ROWS, 0)
 
 
-def test_without_a_sound_graph_no_row_is_judged(released, lake, store, capsys):
-    done = released()
-    folder = lake(done)
-    _spoil(_kept(done))
-    _spoil(_largest(model_folder(store, done.model_id) / Model.WEIGHTS))
-    code, said = run(capsys, VERSION, "--store", store, "--lake", folder)
-    assert code == 1
-    assert "0 logged rows" in said.out
-
-
 def test_a_manifest_rewritten_to_match_a_tampered_graph_contradicts_the_journal(released, lake, store):
     done = released()
     folder = lake(done)
     _spoil(_kept(done))
-    from components.deployment.graph.files import graph_sha256
+    from components.store.models import graph_sha256
 
     forged = {**done.sha256, "graph": graph_sha256(_kept(done).parent)}
     dataclasses.replace(done, sha256=forged).write(release_path(store, VERSION))
@@ -302,13 +271,6 @@ def test_golden_rows_that_the_graph_does_not_answer_are_named(released, lake, st
     (check,) = [c for c in verify(VERSION, store, FolderObjects(folder)).checks if c.held is False]
     assert check.name == "golden rows"
     assert "row 5" in check.detail
-
-
-def test_older_versions_are_verified_after_newer_ones_are_live(released, lake, store, truth):
-    first = released(1)
-    folder = lake(first)
-    assert released(2).version == 2
-    assert verify(1, store, FolderObjects(folder)).same
 
 
 def test_a_version_that_answered_as_a_canary_is_verified_like_a_released_one(
