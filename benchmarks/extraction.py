@@ -29,8 +29,7 @@ import pyarrow.parquet as pq
 
 from benchmarks import machine
 from benchmarks.criteo_text import write_tsv_gz
-from benchmarks.printing import print_target
-from benchmarks.spread import Spread, named, spread
+from benchmarks.spread import Spread, named, print_target, spread
 from components.runtime.durable import write_whole
 
 DENSE, CATEGORICAL = [f"I{i}" for i in range(1, 14)], [f"C{i}" for i in range(1, 27)]

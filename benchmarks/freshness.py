@@ -49,7 +49,6 @@ from components.training.checkpoint import START
 from components.training.config import TrainingSettings
 from components.training.engine import Engine, make_engine
 from components.training.fit import FitJob, fit
-from components.training.metrics_sink import MemorySink
 from components.training.rows import Rows as EncodedRows
 from components.training.start import continue_from
 from inference_client.simulation.slow_drift import DriftingWorld, SlowDrift
@@ -176,7 +175,7 @@ class Learner:
         job = FitJob(
             training_set=training_set, config=CONFIG, settings=settings, start=start, checkpoint_path=checkpoint
         )
-        result = fit(job, engine, MemorySink())
+        result = fit(job, engine, emit=lambda _: None)
         result.weights.rename(folder / Model.WEIGHTS)
         shutil.rmtree(checkpoint)
         model = Model(

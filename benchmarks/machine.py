@@ -1,16 +1,17 @@
-"""What a figure was measured on: processor, versions, revision, and how busy the machine was with other work."""
+"""What a figure was measured on: processor, versions, revision, other work on the machine; and a process's memory."""
 
 from __future__ import annotations
 
 import importlib.metadata
 import os
 import platform
+import re
 import resource
 import subprocess
 import sys
 import time
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 _BUSY_SHARE = 0.1
 """Share of the machine's processor time that others may take before the figures are doubted."""
@@ -81,3 +82,22 @@ def _line_of(path: str, key: str) -> str | None:
     except OSError:
         return None
     return next((line.partition(":")[2].strip() for line in lines if line.startswith(key)), None)
+
+
+class Memory(NamedTuple):
+    """Bytes of a process in memory; pages of mapped files are the kernel's to drop."""
+
+    anonymous: int
+    file: int
+    """Of mapped files, shared ones and libraries included."""
+
+
+def memory_of(pid: int) -> Memory:
+    """Memory of a process now; zeros once it has ended."""
+    try:
+        status = Path(f"/proc/{pid}/status").read_text()
+    except OSError:
+        return Memory(0, 0)
+    kib = dict(re.findall(r"^(RssAnon|RssFile|RssShmem):\s+(\d+) kB", status, re.MULTILINE))
+    # A process that is ending has no such lines.
+    return Memory(1024 * int(kib.get("RssAnon", 0)), 1024 * (int(kib.get("RssFile", 0)) + int(kib.get("RssShmem", 0))))

@@ -28,7 +28,7 @@ from typing import Any
 import numpy as np
 
 from benchmarks import machine
-from benchmarks.step_process import memory_of
+from benchmarks.machine import memory_of
 from components.contracts import criteo
 from components.contracts.manifests import Model, Release
 from components.contracts.records import CLICK, OutcomeBatch, PredictionBatch, encode

@@ -32,8 +32,7 @@ import numpy as np
 import pyarrow.parquet as pq
 
 from benchmarks import machine
-from benchmarks.printing import print_target
-from benchmarks.spread import named, spread
+from benchmarks.spread import named, print_target, spread
 from components.contracts.criteo import DAY_PARTITION, EVENT_TIME
 from components.contracts.manifests import Model
 from components.contracts.serving import MODEL_NAME

@@ -12,13 +12,13 @@ import gc
 import time
 from dataclasses import dataclass
 from pathlib import Path
-from statistics import median
 from typing import Any
 
 import numpy as np
 
 from benchmarks.encoded_rows import SAMPLE_SLOT_SIZES, PlantedLogit, slot_sizes_for
 from benchmarks.peers import DeepCtr, Evergreen, PlainPytorch, TrainingContestant
+from benchmarks.spread import Spread, spread
 from components.contracts.metrics import roc_auc
 from components.models.configs import DcnConfig
 from components.training.rows import Rows
@@ -46,20 +46,6 @@ class Case:
     """With the one that warms up."""
     steps: int
     """Optimizer steps per round."""
-
-
-@dataclass(frozen=True)
-class SpeedSpread:
-    """A figure over rounds."""
-
-    median: float
-    least: float
-    most: float
-
-    @classmethod
-    def of(cls, values: list[float]) -> SpeedSpread:
-        """The spread of at least one value."""
-        return cls(median(values), min(values), max(values))
 
 
 def measure(case: Case, batch_size: int, scratch: Path) -> dict[str, Any]:
@@ -137,8 +123,8 @@ class _OnSmallTable:
     def learn(self, number: int) -> None:
         self._speeds.append(_rows_per_second(self._ours, self._segments[number]))
 
-    def cost_ratio(self, on_large: list[float]) -> SpeedSpread:
-        return SpeedSpread.of([small / large for small, large in zip(self._speeds[1:], on_large[1:])])
+    def cost_ratio(self, on_large: list[float]) -> Spread:
+        return spread([small / large for small, large in zip(self._speeds[1:], on_large[1:])])
 
 
 def _rows_per_second(contestant: TrainingContestant, rows: Rows) -> float:
@@ -155,12 +141,12 @@ def _figures(
     speeds: dict[str, list[float]],
     aucs: dict[str, float | None],
 ) -> dict[str, Any]:
-    faster = max(peers, key=lambda name: median(speeds[name]))
+    faster = max(peers, key=lambda name: spread(speeds[name]).median)
     better = max(aucs[name] or 0.0 for name in peers)
     contestants = {
         name: {
-            "rows_per_second": SpeedSpread.of(speeds[name]),
-            "ratio": SpeedSpread.of([a / b for a, b in zip(speeds[name], speeds[faster])]),
+            "rows_per_second": spread(speeds[name]),
+            "ratio": spread([a / b for a, b in zip(speeds[name], speeds[faster])]),
             "auc": aucs[name],
             "auc_difference": (aucs[name] or 0.0) - better,
         }

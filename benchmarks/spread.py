@@ -1,4 +1,4 @@
-"""A figure measured in several rounds: its median, with the least and the most beside it."""
+"""A figure measured in several rounds: its median, with the least and the most beside it, and its target."""
 
 from __future__ import annotations
 
@@ -31,3 +31,8 @@ def named(value: Any) -> Any:
     if isinstance(value, dict):
         return {name: named(each) for name, each in value.items()}
     return [named(each) for each in value] if isinstance(value, list) else value
+
+
+def print_target(name: str, value: str, target: str, is_met: bool) -> None:
+    """Prints one figure beside its target."""
+    print(f"  {name}: {value}, target {target}: {'met' if is_met else 'TARGET MISSED'}", flush=True)

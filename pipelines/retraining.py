@@ -78,7 +78,6 @@ def retraining_pipeline(placement: Placement) -> Callable[..., Any]:
         precision: str = "float32",
         checkpoint_minutes: float = 5.0,
         solver: str = placement.solver,
-        profile_steps: int = 0,
         min_auc: float = 0.6,
         max_auc_loss: float = 0.002,
         max_old_auc_loss: float = -1.0,
@@ -143,7 +142,6 @@ def retraining_pipeline(placement: Placement) -> Callable[..., Any]:
             precision: Arithmetic of the dense layers, float32, tf32 or bfloat16.
             checkpoint_minutes: Minutes between saves of the fit; a preempted task loses at most that much.
             solver: Settings of the hugectr trainer over its defaults, as a JSON object; empty = none.
-            profile_steps: Optimizer steps traced by the profiler (pytorch); 0 = none.
             min_auc: AUC that a model needs to be released at all.
             max_auc_loss: AUC by which the candidate may trail the champion (non-inferiority margin).
             max_old_auc_loss: The same on held-out rows of days before the window; negative = told, not judged.
@@ -217,7 +215,6 @@ def retraining_pipeline(placement: Placement) -> Callable[..., Any]:
                     precision=precision,
                     checkpoint_minutes=checkpoint_minutes,
                     solver=solver,
-                    profile_steps=profile_steps,
                     training_set=training_set,
                     validation_report=validated.outputs["report"],
                 )

@@ -17,7 +17,7 @@ from components.runtime.exit_codes import exits_with_code
 from components.storage.uris import local_path
 from components.store.runs import noted
 from components.training.config import PRECISIONS, TrainingSettings, parse_tower
-from components.training.preemption import heeding_sigterm
+from components.training.preemption import stop_on_sigterm
 
 if TYPE_CHECKING:
     from components.training.fit import FitResult
@@ -58,8 +58,6 @@ def build_parser() -> argparse.ArgumentParser:
     add("--precision", default=fit.precision, help=f"of matrix products: {', '.join(PRECISIONS)}")
     add("--checkpoint-minutes", type=float, default=fit.checkpoint_minutes, help="time between saves within the fit")
     add("--solver", default="", help="HugeCTR's own settings, a JSON object; empty = ours")
-    add("--profile-steps", type=int, default=0, help="pytorch: trace at least as many steps; 0 = none")
-    add("--tensorboard", type=Path, help="folder for TensorBoard's event files, beside metrics.jsonl")
     add("--training-set", required=True, default=argparse.SUPPRESS, type=Path, help="TrainingSet manifest")
     add("--validation-report", required=True, default=argparse.SUPPRESS, type=Path, help="ValidationReport manifest")
     add("--output", required=True, default=argparse.SUPPRESS, type=Path, help="where the Model manifest is written")
@@ -90,7 +88,7 @@ def main(argv: Sequence[str] | None = None, *, log_metric: Callable[[str, float]
     share_cores()
     store, work = local_path(flags.store), local_path(flags.work)
     # The request goes around the note, which otherwise would take SIGTERM for an end without a save.
-    with heeding_sigterm() as stop, noted(store, flags.run, "training") as note:
+    with stop_on_sigterm() as stop, noted(store, flags.run, "training") as note:
         from components.training.step import forget_checkpoint, train
 
         training_set = TrainingSet.read(flags.training_set)
@@ -125,8 +123,6 @@ def _training_run(flags: argparse.Namespace, store: Path, work: Path) -> Trainin
         ),
         settings=TrainingSettings(**{name: getattr(flags, name) for name in of_fit}),
         solver=flags.solver,
-        profile_steps=flags.profile_steps,
-        tensorboard=flags.tensorboard,
     )
 
 

@@ -24,7 +24,6 @@ def training(
     precision: str,
     checkpoint_minutes: float,
     solver: str,
-    profile_steps: int,
     training_set: Input[Dataset],
     validation_report: Input[Artifact],
     model: Output[Model],
@@ -51,7 +50,6 @@ def training(
         precision: Of matrix products: float32, tf32 or bfloat16.
         checkpoint_minutes: Time between saves within the fit: what a kill loses at most.
         solver: HugeCTR's own settings, as a JSON object; empty = its defaults.
-        profile_steps: Steps to trace into the run's folder; 0 = none.
         training_set: Encoded rows (manifest).
         validation_report: Statistics and schema to keep beside the model (manifest).
         model: The trained model (manifest).
@@ -63,7 +61,7 @@ def training(
         run=run, store=store, work=work, parent=parent, backend=backend, network=network, learning_rate=learning_rate,
         batch_size=batch_size, max_epochs=max_epochs, embedding_dim=embedding_dim, num_cross_layers=num_cross_layers,
         tower=tower, dropout=dropout, projection_dim=projection_dim, seed=seed, precision=precision, solver=solver,
-        checkpoint_minutes=checkpoint_minutes, profile_steps=profile_steps, training_set=training_set.path,
+        checkpoint_minutes=checkpoint_minutes, training_set=training_set.path,
         validation_report=validation_report.path, output=model.path)  # fmt: skip
     if code := main(flags, log_metric=metrics.log_metric):
         raise SystemExit(code)

@@ -7,7 +7,6 @@ another's library, and no copy of a large table is held in memory for saving.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
@@ -23,23 +22,11 @@ BACKENDS = ("pytorch", "hugectr")
 """Values of `Model.backend`."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class Learned:
-    """What one call of `Engine.learn` saw."""
-
-    mean_loss: float
-    """Mean over the batches of their mean log loss, in nats; NaN or infinite where a batch's was."""
-    bad_batches: range | None = None
-    """Batches of the call, counted from 0, among which the first loss that is not finite lies; None = all finite."""
-
-
 class Engine(Protocol):
     """One network and its optimizer."""
 
     backend: str
     """Value of `Model.backend`."""
-    scores_cheaply: bool
-    """Whether `score` right after `learn` costs no more than its rows; otherwise a pass is not scored midway."""
     num_steps: int
     """Optimizer steps taken, over all rounds."""
 
@@ -58,10 +45,12 @@ class Engine(Protocol):
         """
 
     def segment_batches(self, batch_size: int) -> int:
-        """Batches that one call of `learn` should get; between calls a fit may save, and looks at the loss."""
+        """Batches that one call of `learn` should get; between calls a fit checks the loss and may save."""
 
-    def learn(self, rows: Rows, order: NDArray[np.int64], *, batch_size: int, seed: int) -> Learned:
+    def learn(self, rows: Rows, order: NDArray[np.int64], *, batch_size: int, seed: int) -> float:
         """Steps through the rows `order`, `batch_size` at a time; the last batch may be smaller.
+
+        Returns the mean over the batches of their mean log loss, in nats; NaN or infinite where a batch's was.
 
         Args:
             rows: Rows; perhaps mapped from a file, so only those of a batch are copied.
@@ -77,8 +66,8 @@ class Engine(Protocol):
         """Releases memory and devices; the engine is of no use afterwards."""
 
 
-def require_backend(backend: str, config: NetworkConfig, *, solver: str = "", profile_steps: int = 0) -> None:
-    """Refuses what no engine does, before anything is read.
+def require_backend(backend: str, config: NetworkConfig, *, solver: str = "") -> None:
+    """Refuses what no engine supports, before anything is read.
 
     Raises:
         ContractError: no backend has this name, or it lacks the network or a setting.
@@ -89,10 +78,6 @@ def require_backend(backend: str, config: NetworkConfig, *, solver: str = "", pr
         raise ContractError(f"network is {config.network!r}, expected dcn: backend hugectr builds no other")
     if backend != "hugectr" and solver:
         raise ContractError(f"solver is {solver!r} for backend {backend!r}, expected none: it is HugeCTR's")
-    if profile_steps < 0:
-        raise ContractError(f"profile_steps is {profile_steps}, expected at least 0")
-    if backend != "pytorch" and profile_steps:
-        raise ContractError(f"profile_steps is {profile_steps} for backend {backend!r}, expected 0: it traces pytorch")
 
 
 def make_engine(

@@ -5,35 +5,42 @@ then teaches the old world once more: with the newest third changed, that regain
 newest eighth alone 70 %; in an unchanged world the whole window is best. So a round fits several parts ("branches": the
 newest 1, 1/2, 1/4, ... of the rows), each from the parent, and the slice of the very newest rows chooses.
 
-Weights lie in folders, which the engine restores and saves; none are held here. A pass is `passes`', the weights that a
-fit starts from are `start`'s, what a model in the store consists of is `publish`'s.
+Weights lie in folders, which the engine restores and saves; none are held here. The order of the rows within a pass is
+`row_order`'s, the weights that a fit starts from are `start`'s, what a model in the store consists of is `publish`'s.
 """
 
 from __future__ import annotations
 
 import logging
+import math
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
+from numpy.typing import NDArray
 
 from components.contracts.manifests import TrainingSet
 from components.contracts.metrics import log_loss, roc_auc, row_log_losses
 from components.models.configs import NetworkConfig
 from components.models.files import add_to_bias
-from components.runtime.errors import ContractError
+from components.runtime.errors import ContractError, PermanentError, Preempted
 from components.storage.uris import local_path
 from components.training.checkpoint import FINAL, START, Checkpoint, CheckpointFolder, Moment, Position
 from components.training.config import TrainingSettings
 from components.training.engine import Engine
-from components.training.metrics_sink import MetricsSink
-from components.training.passes import PassRows, PassRunner, Surroundings, replayed, require_finite_scores
-from components.training.rows import RowFolder, open_folders
+from components.training.row_order import PassOrder, PassRows, derived_seed, replayed
+from components.training.rows import RowFolder, open_rows
 from components.training.start import log_odds_correction, write_initial
 
 logger = logging.getLogger(__name__)
+
+_EMIT_SECONDS = 10.0
+"""Time between the numbers that are emitted within a pass."""
+
+Numbers = Mapping[str, float | None]
+"""What a fit emits at one step, by name; None is a number that does not exist."""
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -68,8 +75,8 @@ class FitResult:
 def fit(
     job: FitJob,
     engine: Engine,
-    sink: MetricsSink,
     *,
+    emit: Callable[[Numbers], object],
     clock: Callable[[], float] = time.monotonic,
     should_stop: Callable[[], bool] = lambda: False,
 ) -> FitResult:
@@ -78,44 +85,49 @@ def fit(
     Args:
         job: What is fitted, and where checkpoints lie.
         engine: A new one for the job's network; closing it is the caller's.
-        sink: Takes the numbers of each epoch, and some within it.
+        emit: Takes the numbers of each pass, and some within it.
         clock: Seconds, for speeds and for the checkpoints' interval.
         should_stop: Whether to save and end; asked between segments.
 
     Raises:
         ContractError: the training set is not what its manifest says, or has labels of one class.
-        PermanentError: the loss is no longer a number.
+        PermanentError: a loss or a score is not finite.
         Preempted: `should_stop` said so; the fit is saved, and goes on where it is called again.
     """
-    return _Fit(job, engine, Surroundings(sink=sink, clock=clock, should_stop=should_stop)).run()
+    return _Fit(job, engine, emit=emit, clock=clock, should_stop=should_stop).run()
 
 
 class _Fit:
     """One fit under way."""
 
-    def __init__(self, job: FitJob, engine: Engine, surroundings: Surroundings) -> None:
-        self._job, self._settings, self._engine, self._sink = job, job.settings, engine, surroundings.sink
+    def __init__(
+        self,
+        job: FitJob,
+        engine: Engine,
+        *,
+        emit: Callable[[Numbers], object],
+        clock: Callable[[], float],
+        should_stop: Callable[[], bool],
+    ) -> None:
+        self._job = job
+        self._settings = job.settings
+        self._engine = engine
+        self._emit = emit
+        self._clock = clock
+        self._should_stop = should_stop
         manifest = job.training_set
         folders = [RowFolder(path=local_path(manifest.train_uri), num_rows=manifest.num_train_rows)]
         if manifest.replay_uri is not None and manifest.replay_share > 0:
             folders.append(RowFolder(path=local_path(manifest.replay_uri), num_rows=manifest.num_replay_rows))
-        self._rows = open_folders(folders, manifest.slot_sizes, job.checkpoint_path)
+        self._rows = open_rows(folders, manifest.slot_sizes, job.checkpoint_path)
         num_stopping = max(1, round(manifest.num_train_rows * self._settings.stopping_fraction))
         self._num_fitted = max(0, manifest.num_train_rows - num_stopping)
         self._judging = slice(self._num_fitted, manifest.num_train_rows)
         self._last_branch = self._settings.num_halvings if job.start else 0
         self._folder = CheckpointFolder(job.checkpoint_path)
-        self._passes = PassRunner(
-            engine,
-            self._rows,
-            folders,
-            judging=self._judging,
-            surroundings=surroundings,
-            seed=self._settings.seed,
-            checkpoint_seconds=60 * self._settings.checkpoint_minutes,
-            save=lambda now: self._save(replace(self._state, now=now)),
-        )
-        self._clock = surroundings.clock
+        self._rows_learned = 0
+        self._seconds = 0.0
+        self._saved_at = clock()
 
     def run(self) -> FitResult:
         """Fits each branch until it stops, then finishes from the best weights of all."""
@@ -185,7 +197,7 @@ class _Fit:
 
     def _epoch(self) -> None:
         part = self._part(self._state.now.branch)
-        now, training_loss = self._passes.run(part, self._batch_size(part), self._state.now)
+        now, training_loss = self._learn_pass(part, self._batch_size(part))
         moment = self._judge(now, training_loss)
         state, better = self._state, moment.loss < self._state.branch_loss
         state = replace(
@@ -209,9 +221,9 @@ class _Fit:
         batch_size = self._batch_size(self._part(best.branch))
         part = self._mixed(self._judging.start, self._judging.stop)
         while self._state.now.epoch < (best.epoch if self._settings.finish else 0):
-            now, _ = self._passes.run(part, batch_size, self._state.now)
+            now, _ = self._learn_pass(part, batch_size)
             self._keep(replace(self._state, now=now))
-        self._passes.check_scores(self._state.now)
+        self._judging_scores(self._state.now)
         self._folder.keep_weights(FINAL, self._save_corrected)
         # The position stays that of the weights on disk, should the final ones be taken away and wanted again.
         self._commit(replace(self._on_disk, final_step=self._engine.num_steps))
@@ -229,7 +241,7 @@ class _Fit:
             weights=self._folder.path / FINAL,
             optimizer_step=self._state.final_step,
             early_stopping=self._state.best.scores,
-            rows_per_second=self._passes.rows_per_second,
+            rows_per_second=self._rows_per_second,
         )
 
     def _part(self, branch: int) -> PassRows:
@@ -252,7 +264,7 @@ class _Fit:
 
     def _keep(self, state: Checkpoint) -> None:
         """Goes on from `state`; writes it only where it is time: nobody needs its weights for anything else."""
-        if self._passes.is_save_due:
+        if self._is_save_due:
             self._save(state)
         else:
             self._state = state
@@ -264,7 +276,7 @@ class _Fit:
         self._folder.keep_weights(name, self._engine.save)
         state = replace(state, now=replace(now, weights=name))
         self._commit(replace(state, best=replace(best, weights=name)) if best else state)
-        self._passes.saved_at = self._clock()
+        self._saved_at = self._clock()
 
     def _commit(self, state: Checkpoint) -> None:
         self._folder.save(state)
@@ -272,13 +284,11 @@ class _Fit:
 
     def _judge(self, now: Position, training_loss: float | None) -> Moment:
         """The network as it is, scored on the stopping slice."""
-        judging = self._rows[self._judging]
-        probabilities = self._engine.score(judging)
-        require_finite_scores(probabilities, now)
-        scores = {"auc": roc_auc(judging.labels, probabilities), "log_loss": log_loss(judging.labels, probabilities)}
-        speed = self._passes.rows_per_second
-        numbers = {"training_loss": training_loss, **scores, "rows_per_second": speed}
-        self._sink.log({"branch": now.branch, "epoch": now.epoch, **numbers}, now.step)
+        labels = self._rows.labels[self._judging]
+        probabilities = self._judging_scores(now)
+        scores = {"auc": roc_auc(labels, probabilities), "log_loss": log_loss(labels, probabilities)}
+        numbers = {"training_loss": training_loss, **scores, "rows_per_second": self._rows_per_second}
+        self._emit({"step": now.step, "branch": now.branch, "epoch": now.epoch, **numbers})
         texts = [f"{name} {value:,.5g}" for name, value in numbers.items() if value is not None]
         logger.info("%d rows, epoch %d: %s", len(self._part(now.branch)), now.epoch, ", ".join(texts))
         return Moment(
@@ -287,5 +297,68 @@ class _Fit:
             step=now.step,
             weights=now.weights,
             scores=scores,
-            row_losses=row_log_losses(judging.labels, probabilities),
+            row_losses=row_log_losses(labels, probabilities),
         )
+
+    def _judging_scores(self, now: Position) -> NDArray[np.float32]:
+        """The network's scores of the stopping slice."""
+        probabilities = self._engine.score(self._rows[self._judging])
+        if num_wrong := int((~np.isfinite(probabilities)).sum()):
+            raise PermanentError(
+                f"{num_wrong} of {len(probabilities)} scores are not finite after step {now.step} (epoch {now.epoch}), "
+                "expected probabilities; try a smaller learning rate"
+            )
+        return probabilities
+
+    def _learn_pass(self, part: PassRows, batch_size: int) -> tuple[Position, float]:
+        """Goes on from the present position to the end of its pass; the position there, and the mean loss.
+
+        A segment's seed comes from its position alone, so a pass that goes on after a break takes the steps that an
+        unbroken one takes.
+        """
+        now = self._state.now
+        order = PassOrder(part, derived_seed(self._settings.seed, now.branch, now.epoch + 1))
+        num_batches = -(-len(part) // batch_size)
+        segment = self._engine.segment_batches(batch_size)
+        emitted_at = self._clock()
+        while now.batches < num_batches:
+            stop = min(now.batches + segment, num_batches)
+            loss = self._learn_segment(order.rows(now.batches * batch_size, stop * batch_size), batch_size, now)
+            if not math.isfinite(loss):
+                raise PermanentError(
+                    f"loss is not finite at epoch {now.epoch + 1}, batches {now.batches + 1} to {stop} of {num_batches}"
+                    ", expected a finite number; look for values far from the others, or try a smaller learning rate"
+                )
+            loss_sum = now.loss_sum + loss * (stop - now.batches)
+            now = replace(now, batches=stop, loss_sum=loss_sum, step=self._engine.num_steps)
+            if self._clock() - emitted_at >= _EMIT_SECONDS:
+                emitted_at = self._clock()
+                self._emit_progress(loss, now, num_batches)
+            is_asked = self._should_stop()
+            # What the end of a pass keeps is decided after it was judged.
+            if is_asked or (self._is_save_due and now.batches < num_batches):
+                self._save(replace(self._state, now=now))
+            if is_asked:
+                raise Preempted(f"asked to stop: saved at epoch {now.epoch + 1}, batch {now.batches} of {num_batches}")
+        return replace(now, epoch=now.epoch + 1, batches=0, loss_sum=0.0), now.loss_sum / num_batches
+
+    def _learn_segment(self, numbers: NDArray[np.int64], batch_size: int, now: Position) -> float:
+        began = self._clock()
+        seed = derived_seed(self._settings.seed, now.branch, now.epoch + 1, now.batches + 1)
+        loss = self._engine.learn(self._rows, numbers, batch_size=batch_size, seed=seed)
+        self._rows_learned += len(numbers)
+        self._seconds += self._clock() - began
+        return loss
+
+    def _emit_progress(self, loss: float, now: Position, num_batches: int) -> None:
+        where = {"branch": now.branch, "epoch": now.epoch + 1, "batch": now.batches}
+        self._emit({"step": now.step, **where, "segment_loss": loss, "rows_per_second": self._rows_per_second})
+        logger.info("branch %d, epoch %d: batch %d of %d, loss %.5f", *where.values(), num_batches, loss)
+
+    @property
+    def _rows_per_second(self) -> float | None:
+        return self._rows_learned / self._seconds if self._seconds > 0 else None
+
+    @property
+    def _is_save_due(self) -> bool:
+        return self._clock() - self._saved_at >= 60 * self._settings.checkpoint_minutes

@@ -50,7 +50,7 @@ class StopRequest:
 
 
 @contextmanager
-def heeding_sigterm() -> Iterator[StopRequest]:
+def stop_on_sigterm() -> Iterator[StopRequest]:
     """Turns SIGTERM into a request to stop, within the body; only a process's main thread gets signals."""
     request = StopRequest()
     if threading.current_thread() is not threading.main_thread():

@@ -61,12 +61,7 @@ class RowFolder:
     num_rows: int
 
 
-def open_rows(folder: Path, num_rows: int, slot_sizes: list[int], *, cache: Path) -> Rows:
-    """All rows of one folder; see `open_folders`."""
-    return open_folders([RowFolder(path=folder, num_rows=num_rows)], slot_sizes, cache)
-
-
-def open_folders(folders: Sequence[RowFolder], slot_sizes: list[int], cache: Path) -> Rows:
+def open_rows(folders: Sequence[RowFolder], slot_sizes: list[int], cache: Path) -> Rows:
     """All rows of the folders, one after another, each in the order of its `_file_list.txt`.
 
     The flat files have no name once they are open: they end with the arrays, however the process ends, and no later
@@ -92,28 +87,6 @@ def open_folders(folders: Sequence[RowFolder], slot_sizes: list[int], cache: Pat
     # Arrow keeps what it freed, which the fit can use.
     pa.default_memory_pool().release_unused()
     return rows
-
-
-def place_of_rows(folders: Sequence[RowFolder], numbers: Sequence[int]) -> str:
-    """Where rows, counted over all `folders`, lie in the data: `part_0.parquet rows [3, 9]; ...`, rows from 0."""
-    found: dict[str, list[int]] = {}
-    for number in numbers:
-        for folder in folders:
-            if number < folder.num_rows:
-                name, row = _in_folder(folder.path, number)
-                found.setdefault(name, []).append(row)
-                break
-            number -= folder.num_rows
-    return "; ".join(f"{name} rows {sorted(rows)}" for name, rows in found.items())
-
-
-def _in_folder(folder: Path, number: int) -> tuple[str, int]:
-    for path in listed_files(folder):
-        num_rows = pq.read_metadata(path).num_rows
-        if number < num_rows:
-            return str(path), number
-        number -= num_rows
-    raise ContractError(f"{folder} lacks row {number} past its end")
 
 
 class _FlatFiles:
@@ -189,8 +162,6 @@ def _decode_folder(folder: RowFolder, files: _FlatFiles, *, first: int, slot_siz
         for group in range(metadata.num_row_groups):
             pieces.append(_Piece(path=path, metadata=metadata, group=group, first=first + at))
             at += pieces[-1].num_rows
-    if at > folder.num_rows:
-        raise ContractError(f"{folder.path} holds more than the {folder.num_rows} rows of its manifest")
     if at != folder.num_rows:
         raise ContractError(f"{folder.path} holds {at} rows, expected the {folder.num_rows} of its manifest")
     # Arrow and NumPy let other threads run while they work. Of several errors the first in the folder's order is told.

@@ -15,15 +15,13 @@ from typing import Any
 
 from components.contracts.manifests import Model, TrainingSet, ValidationReport
 from components.models.configs import NetworkConfig
-from components.runtime.durable import sha256_tree, write_whole
+from components.runtime.durable import append_line, sha256_tree, write_whole
 from components.storage.uris import local_path
 from components.training.checkpoint import START, CheckpointFolder
 from components.training.config import TrainingSettings
 from components.training.engine import Engine, make_engine, require_backend
 from components.training.fit import FitJob, FitResult, fit
-from components.training.metrics_sink import JsonLinesSink, MetricsSink, SeveralSinks, TensorBoardSink
 from components.training.preemption import StopRequest
-from components.training.profiler import ProfiledEngine
 from components.training.publish import publish
 from components.training.start import continue_from, find_parent
 
@@ -31,7 +29,6 @@ logger = logging.getLogger(__name__)
 
 CHECKPOINT = "checkpoint"
 METRICS = "metrics.jsonl"
-TRACE = "trace.json"
 _ATTEMPT = "attempt.json"
 _SCRATCH = "engine"
 
@@ -54,10 +51,6 @@ class TrainingRun:
     settings: TrainingSettings
     solver: str = ""
     """HugeCTR's own settings as a JSON object; empty = its defaults."""
-    profile_steps: int = 0
-    """Steps of a trace; 0 = none."""
-    tensorboard: Path | None = None
-    """Folder for TensorBoard's event files; None = none."""
 
 
 def train(
@@ -75,7 +68,7 @@ def train(
         PermanentError: the backend's library is not installed, or training diverged.
         Preempted: `stop` came; the fit is saved.
     """
-    require_backend(asked.backend, asked.config, solver=asked.solver, profile_steps=asked.profile_steps)
+    require_backend(asked.backend, asked.config, solver=asked.solver)
     parent = find_parent(asked.store, asked.parent, training_set)
     folder = asked.work / asked.run / "training"
     created_at = _begin(folder, _fingerprint(asked, training_set, parent), clock)
@@ -120,7 +113,7 @@ def _fitted(
     asked: TrainingRun, training_set: TrainingSet, parent: Model | None, *, folder: Path, stop: StopRequest
 ) -> FitResult:
     checkpoint = folder / CHECKPOINT
-    with _sink(asked, folder) as sink, _engine(asked, training_set, folder) as engine:
+    with _engine(asked, training_set, folder) as engine:
         job = FitJob(
             training_set=training_set,
             config=asked.config,
@@ -129,24 +122,19 @@ def _fitted(
             checkpoint_path=checkpoint,
         )
         with stop.deferred():
-            return fit(job, engine, sink, should_stop=stop)
-
-
-@contextmanager
-def _sink(asked: TrainingRun, folder: Path) -> Iterator[MetricsSink]:
-    tensorboard = [TensorBoardSink(asked.tensorboard)] if asked.tensorboard else []
-    sink = SeveralSinks([JsonLinesSink(folder / METRICS), *tensorboard])
-    try:
-        yield sink
-    finally:
-        sink.close()
+            return fit(
+                job,
+                engine,
+                emit=lambda numbers: append_line(folder / METRICS, json.dumps(numbers)),
+                should_stop=stop,
+            )
 
 
 @contextmanager
 def _engine(asked: TrainingRun, training_set: TrainingSet, folder: Path) -> Iterator[Engine]:
     scratch = folder / _SCRATCH
     shutil.rmtree(scratch, ignore_errors=True)  # as a killed try leaves it, a table and more
-    engine: Any = make_engine(
+    engine = make_engine(
         asked.backend,
         asked.config,
         training_set.slot_sizes,
@@ -154,8 +142,6 @@ def _engine(asked: TrainingRun, training_set: TrainingSet, folder: Path) -> Iter
         scratch=scratch,
         solver=asked.solver,
     )
-    if asked.profile_steps:
-        engine = ProfiledEngine(engine, asked.profile_steps, folder / TRACE)
     try:
         yield engine
     finally:

@@ -5,14 +5,10 @@ import pytest
 import torch
 
 from benchmarks import training
-from benchmarks.encoded_rows import SAMPLE_SLOT_SIZES, PlantedLogit, slot_sizes_for, write_step_inputs
+from benchmarks.encoded_rows import SAMPLE_SLOT_SIZES, PlantedLogit, slot_sizes_for
 from benchmarks.peers import PlainDcn
-from benchmarks.step_process import memory_in
-from components.contracts.manifests import TrainingSet, ValidationReport
 from components.models.files import open_model
 from components.models.scoring import load_scorer
-from components.storage.uris import local_path
-from components.training.rows import open_rows
 from components.training.start import write_initial
 from tests.support.training_world import dcn
 
@@ -50,22 +46,6 @@ def test_rows_follow_the_planted_logit_and_the_seed():
         assert abs(rows.labels[part].mean() - expected[part].mean()) < 4 * error
     # Zipf with exponent 1: the share of ids up to k is log(2 + k) / log(1 + size).
     assert (rows.ids[:, 25] == 0).mean() == pytest.approx(np.log(2) / np.log1p(SLOT_SIZES[25]), abs=0.015)
-
-
-def test_step_finds_the_rows_that_were_drawn(tmp_path):
-    rows, _ = PlantedLogit(SLOT_SIZES).draw(1000, seed=2)
-    inputs = write_step_inputs(tmp_path / "inputs", rows, SLOT_SIZES)
-    training_set = TrainingSet.read(inputs.training_set)
-    ValidationReport.read(inputs.validation_report)
-    found = open_rows(local_path(training_set.train_uri), 1000, training_set.slot_sizes, cache=tmp_path / "cache")
-    for name in ("labels", "dense", "ids"):
-        assert np.array_equal(getattr(found, name), getattr(rows, name))
-
-
-def test_memory_is_told_apart_by_what_backs_it():
-    status = "VmHWM:\t 9 kB\nRssAnon:\t     100 kB\nRssFile:\t      20 kB\nRssShmem:\t       3 kB\nThreads:\t1\n"
-    assert memory_in(status) == (100 * 1024, 23 * 1024)
-    assert memory_in("Name:\tending\n") == (0, 0)
 
 
 def test_unknown_case_is_refused_by_name(capsys):

@@ -11,9 +11,7 @@ import numpy as np
 from components.models.configs import DcnConfig
 from components.models.files import new_model, open_model
 from components.training.config import TrainingSettings
-from components.training.engine import Learned
 from components.training.fit import FitJob, fit
-from components.training.metrics_sink import MemorySink
 
 # Its names and shapes are only those of the files that `start` writes; the engine uses width 1 and the bias of them.
 CONFIG = DcnConfig(num_dense=13, num_categorical=26, embedding_dim=1, num_cross_layers=1, tower=(1,))
@@ -24,7 +22,6 @@ class LogisticEngine:
     """See the module; `calls` records what it was asked for."""
 
     backend = "logistic"
-    scores_cheaply = True
 
     def __init__(self, slot_sizes, settings, *, segment=4, bad_at=None):
         self.num_steps, self.calls = 0, []
@@ -75,8 +72,7 @@ class LogisticEngine:
             self.num_steps += 1
             if self.num_steps == self._bad_at:
                 self._flat[:] = np.nan
-        bad = None if np.isfinite(losses).all() else int(np.argmin(np.isfinite(losses)))
-        return Learned(mean_loss=float(np.mean(losses)), bad_batches=None if bad is None else range(bad, bad + 1))
+        return float(np.mean(losses))
 
     def score(self, rows):
         inputs = np.append(rows.dense, np.ones((len(rows), 1)), 1)
@@ -123,12 +119,12 @@ class TimedEngine(LogisticEngine):
         self.saves.append(self._clock())
 
 
-def fitted(training_set, settings, path, start=None, sink=None, engine=None, **keywords):
-    """A fit with checkpoints at `path`; gives the result, the engine and the sink."""
-    sink = MemorySink() if sink is None else sink
+def fitted(training_set, settings, path, start=None, lines=None, engine=None, **keywords):
+    """A fit with checkpoints at `path`; gives the result, the engine and the lines that it emitted."""
+    lines = [] if lines is None else lines
     engine = engine or LogisticEngine(training_set.slot_sizes, settings)
     job = FitJob(training_set=training_set, config=CONFIG, settings=settings, start=start, checkpoint_path=path)
-    return fit(job, engine, sink, **keywords), engine, sink
+    return fit(job, engine, emit=lines.append, **keywords), engine, lines
 
 
 def content(folder):

@@ -18,7 +18,7 @@ import logging
 import math
 import shutil
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -32,7 +32,6 @@ from components.models.files import StoredModel, open_model
 from components.models.scoring import load_scorer
 from components.runtime.errors import ContractError, PermanentError
 from components.training.config import TrainingSettings
-from components.training.engine import Learned
 from components.training.hugectr.files import (
     DENSE_FILE,
     DENSE_OPTIMIZER_FILE,
@@ -78,7 +77,6 @@ class HugectrEngine:
     """Engine of `components.training.engine`, in HugeCTR."""
 
     backend = "hugectr"
-    scores_cheaply = False  # it saves the whole table
 
     def __init__(
         self,
@@ -147,14 +145,12 @@ class HugectrEngine:
         """See `Engine`."""
         return max(1, self._solver.stage_rows // batch_size) * _SEGMENT_STAGES
 
-    def learn(self, rows: Rows, order: NDArray[np.int64], *, batch_size: int, seed: int) -> Learned:
+    def learn(self, rows: Rows, order: NDArray[np.int64], *, batch_size: int, seed: int) -> float:
         """See `Engine`; the mean loss is that of the batches looked at, one in `loss_interval` and the last.
 
         A last batch that is not whole is filled up with rows from the beginning of `order`, and a batch size that the
         GPUs cannot share is rounded down, for HugeCTR takes neither.
         """
-        if not len(order):
-            return Learned(mean_loss=0.0)
         gpus = self._solver.num_gpus
         per_step = max(gpus, batch_size - batch_size % gpus)
         if self._running is not None and self._running.batch_size != per_step:
@@ -170,16 +166,13 @@ class HugectrEngine:
             folder=folder,
         )
         losses: list[float] = []
-        looked = 0
         for stage in stages:
-            for batch, loss in self._train(stage, per_step):
-                losses.append(loss)
-                first, looked = looked, looked + batch
+            for loss in self._train(stage, per_step):
                 if not math.isfinite(loss):
-                    bad = range(first * per_step // batch_size, -(-looked * per_step // batch_size))
-                    return Learned(mean_loss=loss, bad_batches=bad)
+                    return loss
+                losses.append(loss)
             self._forget(stage)
-        return Learned(mean_loss=float(np.mean(losses)))
+        return float(np.mean(losses))
 
     def score(self, rows: Rows) -> NDArray[np.float32]:
         """See `Engine`."""
@@ -196,14 +189,13 @@ class HugectrEngine:
         self._end_model()
         shutil.rmtree(self._scratch, ignore_errors=True)
 
-    def _train(self, stage: Stage, batch_size: int) -> Any:
-        """Steps through one stage; yields batches since the last look at the loss, and that loss."""
+    def _train(self, stage: Stage, batch_size: int) -> Iterator[float]:
+        """Steps through one stage; yields the loss of every batch that is looked at."""
         if self._running is not None and not self._running.stage.has_room_for(stage):
             self._bring_current()
             self._end_model()
         running = self._running or self._begin_model(stage, batch_size)
         self._is_current, self._must_check = False, True
-        since = 0
         try:
             running.reader.set_source(str(stage.file_list))
             for number in range(stage.num_batches):
@@ -213,10 +205,10 @@ class HugectrEngine:
                     raise PermanentError(
                         f"HugeCTR ended {stage.file_list} after {number} batches, expected {stage.num_batches}"
                     )
-                running.steps, self.num_steps, since = running.steps + 1, self.num_steps + 1, since + 1
-                if since == self._solver.loss_interval or number + 1 == stage.num_batches:
-                    yield since, float(running.model.get_current_loss())
-                    since = 0
+                running.steps += 1
+                self.num_steps += 1
+                if (number + 1) % self._solver.loss_interval == 0 or number + 1 == stage.num_batches:
+                    yield float(running.model.get_current_loss())
             # The reader starts over only once it was seen to be at its end.
             if running.model.train():
                 raise PermanentError(f"HugeCTR reads {stage.file_list} on after its {stage.num_batches} batches")

@@ -31,7 +31,6 @@ from components.models.files import TABLE, chunks, new_model, open_model, slot_o
 from components.models.network import build_network, load_dense
 from components.models.scoring import Scorer
 from components.training.config import TrainingSettings
-from components.training.engine import Learned
 from components.training.pytorch.batches import Batch, assemble, made_ahead
 from components.training.rows import Rows
 
@@ -45,7 +44,6 @@ class PytorchEngine:
     """Engine of `components.training.engine`, in PyTorch."""
 
     backend = "pytorch"
-    scores_cheaply = True
 
     def __init__(
         self,
@@ -108,7 +106,7 @@ class PytorchEngine:
         rows = _CPU_SEGMENT_ROWS if self._device.type == "cpu" else _GPU_SEGMENT_ROWS
         return max(1, rows // batch_size)
 
-    def learn(self, rows: Rows, order: NDArray[np.int64], *, batch_size: int, seed: int) -> Learned:
+    def learn(self, rows: Rows, order: NDArray[np.int64], *, batch_size: int, seed: int) -> float:
         """See `Engine`."""
         parts = (order[at : at + batch_size] for at in range(0, len(order), batch_size))
         batches = (self._on_device(assemble(rows, part, self._offsets)) for part in parts)
@@ -120,9 +118,7 @@ class PytorchEngine:
         ):
             torch.manual_seed(seed)
             losses = torch.stack([self._step(batch) for batch in assembled])
-        finite = torch.isfinite(losses)
-        bad = None if bool(finite.all()) else int(torch.argmin(finite.int()))
-        return Learned(mean_loss=float(losses.mean()), bad_batches=None if bad is None else range(bad, bad + 1))
+        return float(losses.mean())
 
     def score(self, rows: Rows) -> NDArray[np.float32]:
         """See `Engine`."""

@@ -62,7 +62,7 @@ def double(monkeypatch):
 
 @pytest.fixture
 def run(tmp_path):
-    """Fits with the NumPy engine; gives the result, the engine and the sink."""
+    """Fits with the NumPy engine; gives the result, the engine and the emitted lines."""
     count = iter(range(1000))
 
     def go(training_set, settings=SETTINGS, path=None, **keywords):

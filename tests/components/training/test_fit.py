@@ -10,12 +10,12 @@ import numpy as np
 import pytest
 
 from components.contracts.metrics import log_loss, roc_auc
-from components.runtime.errors import ContractError, Preempted
+from components.runtime.errors import ContractError, PermanentError, Preempted
 from components.training.checkpoint import Moment
 from components.training.config import TrainingSettings
-from components.training.metrics_sink import MemorySink
 from components.training.rows import Rows
-from tests.support.logistic_engine import SETTINGS, LogisticEngine, StopAfter, content, learned_rows
+from tests.support.clocks import Clock
+from tests.support.logistic_engine import SETTINGS, LogisticEngine, StopAfter, TimedEngine, content, learned_rows
 from tests.support.training_world import write_folder
 
 
@@ -88,11 +88,11 @@ def test_the_best_weights_are_kept_and_their_scores_are_those_of_the_newest_rows
     labels, dense, ids, _ = world.rows(1_500)
     training_set = make_training_set(labels, dense, ids)
     settings = TrainingSettings(learning_rate=0.5, batch_size=32, max_epochs=9, finish=False)
-    result, _, sink = run(training_set, settings)
+    result, _, lines = run(training_set, settings)
     newest = scores(result.weights, training_set, dense[1350:], ids[1350:])
     assert result.early_stopping["log_loss"] == log_loss(labels[1350:], newest)
     assert result.early_stopping["auc"] == roc_auc(labels[1350:], newest)
-    losses = [line["log_loss"] for line in sink.lines]
+    losses = [line["log_loss"] for line in lines]
     assert result.early_stopping["log_loss"] == min(losses)
     # It overfits by design: two epochs past the best one end it.
     assert len(losses) - 1 == losses.index(min(losses)) + 2 < 9
@@ -102,8 +102,8 @@ def test_a_part_of_the_rows_is_the_newest_and_passed_as_often_as_makes_the_steps
     world, make_training_set, run, parent
 ):
     settings = TrainingSettings(max_epochs=1, patience=99, num_halvings=2, finish=False)
-    _, engine, sink = run(make_training_set(*world.rows(2_000)[:3]), settings, start=parent)
-    assert [line["branch"] for line in sink.lines if line["training_loss"] is not None] == [0, 1, 1, 2, 2, 2, 2]
+    _, engine, lines = run(make_training_set(*world.rows(2_000)[:3]), settings, start=parent)
+    assert [line["branch"] for line in lines if line["training_loss"] is not None] == [0, 1, 1, 2, 2, 2, 2]
     rows = np.concatenate(learned_rows(engine))
     assert len(rows) == 1_800 + 2 * 900 + 4 * 450
     assert rows[1_800:3_600].min() == 900
@@ -116,9 +116,9 @@ def test_the_newest_rows_are_learnt_in_the_end_in_as_many_passes_as_the_best_wei
 ):
     training_set = make_training_set(*world.rows(5_000)[:3])
     settings = TrainingSettings(learning_rate=0.1, batch_size=128, min_batch_size=128, max_epochs=2, finish=False)
-    judged, _, sink = run(training_set, settings)
+    judged, _, lines = run(training_set, settings)
     finished, _, _ = run(training_set, replace(settings, finish=True))
-    passes = min(sink.lines, key=lambda line: line["log_loss"])["epoch"]
+    passes = min(lines, key=lambda line: line["log_loss"])["epoch"]
     assert passes > 0
     assert finished.optimizer_step - judged.optimizer_step == passes * 4  # 500 rows in batches of 128
     assert finished.early_stopping == judged.early_stopping
@@ -132,8 +132,8 @@ def test_the_newest_rows_are_learnt_in_the_end_in_as_many_passes_as_the_best_wei
 )
 def test_few_rows_make_small_but_not_tiny_batches(world, make_training_set, run, num_rows, asked, num_steps):
     settings = TrainingSettings(batch_size=asked, max_epochs=1, finish=False)
-    _, _, sink = run(make_training_set(*world.rows(num_rows)[:3]), settings)
-    assert sink.lines[-1]["step"] == num_steps
+    _, _, lines = run(make_training_set(*world.rows(num_rows)[:3]), settings)
+    assert lines[-1]["step"] == num_steps
 
 
 @pytest.fixture
@@ -161,8 +161,8 @@ def test_each_pass_holds_replay_rows_in_the_asked_for_share(with_replay, run):
 
 
 def test_the_stopping_slice_is_learnt_in_the_end_beside_older_rows_in_the_same_share(with_replay, run):
-    _, engine, sink = run(with_replay(0.1), replace(SETTINGS, max_epochs=1, finish=True))
-    assert sink.lines[-1]["log_loss"] < sink.lines[0]["log_loss"], "one pass is kept, so one finishes"
+    _, engine, lines = run(with_replay(0.1), replace(SETTINGS, max_epochs=1, finish=True))
+    assert lines[-1]["log_loss"] < lines[0]["log_loss"], "one pass is kept, so one finishes"
     rows = np.concatenate(learned_rows(engine))[2_000:]
     assert sorted(rows[rows < 2_000]) == list(range(1_800, 2_000))
     older = rows[rows >= 2_000]
@@ -171,9 +171,9 @@ def test_the_stopping_slice_is_learnt_in_the_end_beside_older_rows_in_the_same_s
 
 def test_a_branch_is_mixed_too_and_the_stopping_slice_stays_new(with_replay, run, parent):
     settings = TrainingSettings(max_epochs=1, patience=0, num_halvings=1, finish=False, batch_size=64)
-    _, engine, sink = run(with_replay(0.1), settings, start=parent)
+    _, engine, lines = run(with_replay(0.1), settings, start=parent)
     rows = np.concatenate(learned_rows(engine))[2_000:]
-    assert [line["branch"] for line in sink.lines][:3] == [0, 0, 1]
+    assert [line["branch"] for line in lines][:3] == [0, 0, 1]
     assert (rows[:1_000] >= 2_000).sum() == 100
     assert not ((rows >= 1_800) & (rows < 2_000)).any()
 
@@ -196,28 +196,28 @@ def test_stopped_anywhere_and_continued_equals_undisturbed_bit_for_bit(
     world, make_training_set, run, parent, tmp_path, incremental
 ):
     training_set, start = make_training_set(*world.rows(3_000)[:3]), parent if incremental else None
-    whole, _, sink = run(training_set, start=start)
-    path, again, resumed, stops = tmp_path / "stopped", MemorySink(), None, 0
+    whole, _, lines = run(training_set, start=start)
+    path, again, resumed, stops = tmp_path / "stopped", [], None, 0
     while resumed is None:
         try:
-            resumed, engine, _ = run(training_set, start=start, path=path, sink=again, should_stop=StopAfter(5))
+            resumed, engine, _ = run(training_set, start=start, path=path, lines=again, should_stop=StopAfter(5))
         except Preempted:
             stops += 1
     assert stops > 5
     assert content(resumed.weights) == content(whole.weights)
     assert (resumed.optimizer_step, resumed.early_stopping) == (whole.optimizer_step, whole.early_stopping)
-    judged = [{k: v for k, v in line.items() if k != "rows_per_second"} for line in again.lines]
-    assert judged == [{k: v for k, v in line.items() if k != "rows_per_second"} for line in sink.lines]
+    judged = [{k: v for k, v in line.items() if k != "rows_per_second"} for line in again]
+    assert judged == [{k: v for k, v in line.items() if k != "rows_per_second"} for line in lines]
 
 
 def test_an_ended_fit_is_not_fitted_again_unless_its_weights_were_taken(world, make_training_set, run, tmp_path):
     training_set, path = make_training_set(*world.rows(2_000)[:3]), tmp_path / "once"
     first, _, _ = run(training_set, path=path)
-    again, engine, sink = run(training_set, path=path)
+    again, engine, lines = run(training_set, path=path)
     assert (again.weights, again.early_stopping) == (first.weights, first.early_stopping)
     assert again.rows_per_second is None
     assert not engine.calls
-    assert not sink.lines
+    assert not lines
     before = content(first.weights)
     first.weights.rename(tmp_path / "taken")
     third, engine, _ = run(training_set, path=path)
@@ -269,3 +269,67 @@ def test_auc_is_none_where_the_newest_rows_have_one_class(world, make_training_s
     result, _, _ = run(make_training_set(labels, dense, ids))
     assert result.early_stopping["auc"] is None
     assert result.early_stopping["log_loss"] > 0
+
+
+def test_a_requested_stop_comes_at_the_next_segment_and_says_where(world, make_training_set, run):
+    training_set = make_training_set(*world.rows(3_000)[:3])
+    engine = LogisticEngine(training_set.slot_sizes, SETTINGS)
+    with pytest.raises(Preempted, match="saved at epoch 1, batch 12 of 85"):
+        run(training_set, engine=engine, should_stop=StopAfter(2))
+    assert len(learned_rows(engine)) == 3
+
+
+def test_saves_are_no_further_apart_than_the_interval_and_one_segment(world, make_training_set, run):
+    training_set, clock = make_training_set(*world.rows(6_000)[:3]), Clock()
+    settings = replace(SETTINGS, checkpoint_minutes=2, batch_size=32)
+    engine, began = TimedEngine(training_set.slot_sizes, settings, clock=clock), clock()
+    run(training_set, settings, engine=engine, clock=clock)
+    assert len(engine.saves) > 10
+    assert max(np.diff([began, *engine.saves])) <= 120 + 10 + 1
+    # Ends of epochs aside, no oftener either.
+    assert np.median(np.diff(engine.saves)) >= 120
+
+
+class FullDiskEngine(LogisticEngine):
+    """The disk is full when the second save has written half of its files."""
+
+    def save(self, folder):
+        if sum(call[0] == "save" for call in self.calls) == 1:
+            (folder / "weights.safetensors").write_bytes(b"half")
+            raise PermanentError("model file cannot be written: No space left on device")
+        super().save(folder)
+
+
+def test_a_save_that_finds_the_disk_full_costs_no_earlier_one(world, make_training_set, run, tmp_path):
+    training_set, path = make_training_set(*world.rows(2_000)[:3]), tmp_path / "full"
+    whole, _, _ = run(training_set)
+    with pytest.raises(PermanentError, match="No space left"):
+        run(training_set, path=path, engine=FullDiskEngine(training_set.slot_sizes, SETTINGS))
+    assert {p.name for p in path.iterdir() if p.is_dir()} == {"start", "weights-00-000001-000000000"}
+    again, engine, _ = run(training_set, path=path)
+    assert engine.calls[0] == ("restore", "weights-00-000001-000000000")
+    assert content(again.weights) == content(whole.weights)
+
+
+def test_a_loss_or_score_that_is_not_finite_stops_the_fit_before_anything_is_saved(
+    world, make_training_set, run, tmp_path
+):
+    training_set = make_training_set(*world.rows(1_000)[:3])
+    for bad_at, message in ((10, "loss is not finite at epoch 1, batches 9 to 12 of 29"), (29, "after step 29")):
+        engine, path = LogisticEngine(training_set.slot_sizes, SETTINGS, bad_at=bad_at), tmp_path / f"bad {bad_at}"
+        with pytest.raises(PermanentError, match=message):
+            run(training_set, engine=engine, path=path)
+        assert {p.name for p in path.iterdir() if p.is_dir()} == {"start"}
+
+
+def test_numbers_within_a_pass_are_emitted_every_ten_seconds(world, make_training_set, run, caplog):
+    training_set, clock = make_training_set(*world.rows(2_000)[:3]), Clock()
+    settings = replace(SETTINGS, max_epochs=1, finish=False)
+    engine = TimedEngine(training_set.slot_sizes, settings, clock=clock)
+    with caplog.at_level("INFO"):
+        _, _, lines = run(training_set, settings, engine=engine, clock=clock)
+    within = [line for line in lines if "batch" in line]
+    assert [line["batch"] for line in within] == [*range(4, 57, 4), 57]
+    assert within[3]["rows_per_second"] == 4 * 4 * 32 / 40
+    assert all(0 < line["segment_loss"] < 1 for line in within)
+    assert "branch 0, epoch 1: batch 12 of 57, loss 0." in caplog.text

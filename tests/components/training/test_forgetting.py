@@ -16,7 +16,6 @@ from components.contracts.metrics import auc_difference, roc_auc
 from components.models.scoring import load_scorer
 from components.training.config import TrainingSettings
 from components.training.fit import FitJob, fit
-from components.training.metrics_sink import MemorySink
 from components.training.pytorch.engine import PytorchEngine
 from tests.support.training_world import dcn
 
@@ -47,7 +46,7 @@ def fitted(tmp_path):
         job = FitJob(
             training_set=training_set, config=CONFIG, settings=SETTINGS, start=start, checkpoint_path=tmp_path / name
         )
-        return fit(job, engine, MemorySink())
+        return fit(job, engine, emit=lambda _: None)
 
     return go
 

@@ -22,7 +22,6 @@ from components.training.fit import FitJob, fit
 from components.training.hugectr.engine import HugectrEngine
 from components.training.hugectr.files import DENSE_FILE, SPARSE_FOLDER, SPARSE_OPTIMIZER_FILE
 from components.training.hugectr.settings import SolverSettings
-from components.training.metrics_sink import MemorySink
 from components.training.start import write_initial
 from components.training.step import TrainingRun, train
 from tests.support.training_world import dcn
@@ -268,11 +267,11 @@ def test_a_fit_that_was_preempted_in_a_pass_ends_where_an_unbroken_one_does(
         start=None,
         checkpoint_path=tmp_path / "unbroken",
     )
-    whole = fit(job, make_engine(stage_rows=320), MemorySink())
+    whole = fit(job, make_engine(stage_rows=320), emit=lambda _: None)
     job = replace(job, checkpoint_path=tmp_path / "broken")
     with pytest.raises(Preempted, match="saved at epoch 1, batch 80 of 108"):
-        fit(job, make_engine(stage_rows=320), MemorySink(), should_stop=lambda: True)
-    resumed = fit(job, make_engine(stage_rows=320), MemorySink())
+        fit(job, make_engine(stage_rows=320), emit=lambda _: None, should_stop=lambda: True)
+    resumed = fit(job, make_engine(stage_rows=320), emit=lambda _: None)
     assert resumed.optimizer_step == whole.optimizer_step > 108
     assert resumed.early_stopping["auc"] == pytest.approx(whole.early_stopping["auc"], abs=1e-4)
     one, other = (open_model(result.weights, world.slot_sizes).weights for result in (whole, resumed))

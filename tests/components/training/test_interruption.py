@@ -23,7 +23,7 @@ from components.store.runs import read_notes
 from components.training import publish, step
 from components.training.checkpoint import CheckpointFolder
 from components.training.config import TrainingSettings
-from components.training.preemption import heeding_sigterm
+from components.training.preemption import stop_on_sigterm
 from components.training.step import TrainingRun, forget_checkpoint, train
 from tests.support.training_world import dcn
 
@@ -189,7 +189,7 @@ def test_sigterm_while_the_model_is_published_leaves_none_and_the_retry_publishe
         signal.raise_signal(signal.SIGTERM)
 
     monkeypatch.setattr(publish, "_export_network", asked_to_end)
-    with pytest.raises(Preempted), heeding_sigterm() as stop:
+    with pytest.raises(Preempted), stop_on_sigterm() as stop:
         run(stop=stop)
     assert not list((tmp_path / "store" / "models").iterdir())
     monkeypatch.setattr(publish, "_export_network", export_network)
@@ -261,7 +261,7 @@ def component(tmp_path, training_set, validation_report):
             "embedding_dim": 4,
         },
         **{"num_cross_layers": 1, "tower": "8", "dropout": 0.0, "projection_dim": 0, "seed": 1},
-        **{"precision": "float32", "checkpoint_minutes": 5.0, "solver": "", "profile_steps": 0},
+        **{"precision": "float32", "checkpoint_minutes": 5.0, "solver": ""},
     }
     executor_input = {
         "inputs": {

@@ -92,7 +92,7 @@ def test_steps_are_adams_in_float64(trained, rows, world, tmp_path, config):
             v[:] = np.where(moves, 0.999 * v + 0.001 * g * g, v)
             change = 0.01 * np.sqrt(1 - 0.999**t) / (1 - 0.9**t) * m / (np.sqrt(v) + 1e-7)
             w[:] = np.where(moves, w - change, w)
-    assert seen.mean_loss == pytest.approx(np.mean(losses), rel=1e-5)
+    assert seen == pytest.approx(np.mean(losses), rel=1e-5)
     # Adam moves a weight by the learning rate even where its gradient is little but rounding.
     np.testing.assert_allclose(model.weights.table, moving[-1], atol=2e-3)
     assert np.abs(model.weights.table - moving[-1]).mean() < 1e-5
@@ -112,7 +112,7 @@ def test_equal_input_gives_equal_bits(trained, precision, config):
 
 @every_network
 def test_shortened_products_learn_what_float32_learns(trained, config):
-    losses = [trained(config, TrainingSettings(precision=p))[1].mean_loss for p in ("float32", "bfloat16")]
+    losses = [trained(config, TrainingSettings(precision=p))[1] for p in ("float32", "bfloat16")]
     assert losses[1] == pytest.approx(losses[0], rel=0.01)
 
 
@@ -132,13 +132,6 @@ def test_torchs_own_random_numbers_stay_the_callers(trained):
 
 def test_tf32_is_float32_on_a_cpu(trained):
     assert_same_bits(trained(settings=TrainingSettings(precision="tf32"))[0], trained(settings=TrainingSettings())[0])
-
-
-def test_the_first_batch_whose_loss_is_not_finite_is_named(trained, rows):
-    rows.dense[3 * 64 + 5, 2] = np.nan
-    _, seen, _ = trained()
-    assert seen.bad_batches == range(3, 4)
-    assert np.isnan(seen.mean_loss)
 
 
 def test_restoring_and_saving_hold_no_second_table(tmp_path):
@@ -167,8 +160,7 @@ def test_a_call_gets_a_second_or_so_of_rows_whatever_the_batch(world):
 def test_a_gpu_learns_what_a_cpu_learns(trained, config, precision, device):
     model, seen, scores = trained(config, TrainingSettings(learning_rate=0.003, precision=precision), device=device)
     expected, its, its_scores = trained(config, TrainingSettings(learning_rate=0.003))
-    assert seen.bad_batches is None
-    assert seen.mean_loss == pytest.approx(its.mean_loss, rel=1e-3 if precision == "float32" else 0.02)
+    assert seen == pytest.approx(its, rel=1e-3 if precision == "float32" else 0.02)
     if precision == "float32":
         np.testing.assert_allclose(scores, its_scores, atol=5e-3)
         np.testing.assert_allclose(model.weights.table, expected.weights.table, atol=0.01)

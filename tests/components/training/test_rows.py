@@ -14,7 +14,7 @@ import pytest
 
 from components.runtime.errors import ContractError, PermanentError
 from components.storage.uris import local_path
-from components.training.rows import RowFolder, open_folders, open_rows, place_of_rows
+from components.training.rows import RowFolder, open_rows
 
 
 @pytest.fixture
@@ -23,7 +23,7 @@ def read_rows(tmp_path):
 
     def read(folder, num_rows, slot_sizes):
         try:
-            return open_rows(folder, num_rows, slot_sizes, cache=tmp_path / "cache")
+            return open_rows([RowFolder(path=folder, num_rows=num_rows)], slot_sizes, tmp_path / "cache")
         finally:
             assert not list((tmp_path / "cache").iterdir())
 
@@ -96,23 +96,18 @@ def test_a_file_list_that_contradicts_itself_is_refused(read_rows, written, worl
         read_rows(written[0], 1200, world.slot_sizes)
 
 
-def test_folders_follow_one_another_and_every_row_is_found_in_its_file(written, world, make_training_set, tmp_path):
+def test_folders_follow_one_another(written, world, make_training_set, tmp_path):
     folder, labels, dense, ids = written
     older = local_path(make_training_set(*world.rows(50, seed=3)[:3], name="older", num_files=1).train_uri)
     folders = [RowFolder(path=folder, num_rows=1200), RowFolder(path=older, num_rows=50)]
-    rows = open_folders(folders, world.slot_sizes, tmp_path / "cache")
+    rows = open_rows(folders, world.slot_sizes, tmp_path / "cache")
     np.testing.assert_array_equal(rows.ids, np.concatenate([ids, world.rows(50, seed=3)[2]]))
     np.testing.assert_array_equal(rows[1200:].dense, world.rows(50, seed=3)[1])
-    numbers = [0, 399, 400, 1199, 1200, 1249, 3]
-    assert place_of_rows(folders, numbers) == (
-        f"{folder}/part_9.parquet rows [0, 3, 399]; {folder}/part_10.parquet rows [0]; "
-        f"{folder}/part_11.parquet rows [399]; {older}/part_9.parquet rows [0, 49]"
-    )
 
 
 def test_a_folder_without_rows_is_empty(world, make_training_set, tmp_path):
     folder = local_path(make_training_set(*world.rows(0)[:3]).train_uri)
-    assert len(open_rows(folder, 0, world.slot_sizes, cache=tmp_path / "cache")) == 0
+    assert len(open_rows([RowFolder(path=folder, num_rows=0)], world.slot_sizes, tmp_path / "cache")) == 0
 
 
 def test_row_groups_that_are_decoded_at_once_come_back_in_their_order(read_rows, written, world):
@@ -135,9 +130,9 @@ def test_of_several_wrong_files_the_first_in_the_list_is_named(read_rows, writte
 def test_pandas_is_not_imported_where_it_is_installed(written, world, tmp_path):
     (tmp_path / "pandas.py").write_text("")
     code = (
-        "import sys; from pathlib import Path; from components.training.rows import open_rows\n"
+        "import sys; from pathlib import Path; from components.training.rows import RowFolder, open_rows\n"
         "sys.path.append(sys.argv[3])\n"
-        "rows = open_rows(Path(sys.argv[1]), 1200, [10**9] * 26, cache=Path(sys.argv[2]))\n"
+        "rows = open_rows([RowFolder(path=Path(sys.argv[1]), num_rows=1200)], [10**9] * 26, Path(sys.argv[2]))\n"
         "print(len(rows), 'pandas' in sys.modules)"
     )
     done = subprocess.run(
@@ -154,11 +149,11 @@ def test_rows_are_decoded_in_parts_without_holding_them(tmp_path, world, make_tr
     labels, dense, ids, _ = world.rows(200_000)
     folder = local_path(make_training_set(labels, dense, ids).train_uri)
     code = (
-        "import sys; from pathlib import Path; from components.training.rows import open_rows\n"
+        "import sys; from pathlib import Path; from components.training.rows import RowFolder, open_rows\n"
         "def anonymous(): return [int(line.split()[1]) for line in open('/proc/self/status') if 'RssAnon' in line][0]\n"
-        "open_rows(Path(sys.argv[1]), 200_000, [200] * 26, cache=Path(sys.argv[2]))\n"
-        "before = anonymous(); kept = [open_rows(Path(sys.argv[1]), 200_000, [200] * 26, cache=Path(sys.argv[2]))"
-        " for _ in range(4)]\n"
+        "def opened():\n"
+        "    return open_rows([RowFolder(path=Path(sys.argv[1]), num_rows=200_000)], [200] * 26, Path(sys.argv[2]))\n"
+        "opened(); before = anonymous(); kept = [opened() for _ in range(4)]\n"
         "print(anonymous() - before, sum(rows.labels.sum() for rows in kept))"
     )
     done = subprocess.run(

@@ -6,7 +6,6 @@ import dataclasses
 import json
 import subprocess
 import sys
-from collections import Counter
 from dataclasses import replace
 from datetime import datetime, timezone
 
@@ -26,9 +25,9 @@ from components.storage.uris import local_path
 from components.store import models as model_store
 from components.store import promotion_journal
 from components.store.runs import read_notes
-from components.training.__main__ import build_parser, main, run_flags
-from components.training.config import TrainingSettings, parse_tower
-from components.training.engine import make_engine, require_backend
+from components.training.__main__ import main, run_flags
+from components.training.config import TrainingSettings
+from components.training.engine import make_engine
 from components.training.hugectr.__main__ import main as export_for_hugectr
 from components.training.step import TrainingRun, train
 from tests.support.training_world import dcn
@@ -201,7 +200,6 @@ def test_current_is_the_model_that_was_live_when_the_rows_were_encoded(step, tra
         ({"network": "gbdt"}, "network is 'gbdt', expected one of dcn, deepfm, dlrm"),
         ({"network": "dlrm", "num_cross_layers": 3, "backend": "hugectr"}, "network is 'dlrm', expected dcn"),
         ({"network": "dlrm"}, "num_cross_layers is 1, but network 'dlrm' has no such setting"),
-        ({"profile_steps": -1}, "profile_steps is -1, expected at least 0"),
         ({"precision": "float8"}, "precision is 'float8', expected one of float32, tf32, bfloat16"),
         ({"checkpoint_minutes": 0}, "checkpoint_minutes is 0.0, expected a positive number"),
         ({"projection_dim": -1}, "projection_dim is -1"),
@@ -252,27 +250,6 @@ def test_a_missing_validation_artefact_leaves_no_model(training_set, validation_
     assert result.optimizer_step == model.optimizer_step
 
 
-def test_the_flags_are_the_components_parameters():
-    flags = {a.dest for a in build_parser()._actions} - {"help"}
-    assert flags == {
-        *(
-            "run",
-            "store",
-            "work",
-            "parent",
-            "backend",
-            "network",
-            "learning_rate",
-            "batch_size",
-            "max_epochs",
-            "embedding_dim",
-        ),
-        *("num_cross_layers", "tower", "dropout", "seed", "training_set", "validation_report", "output"),
-        *("projection_dim", "precision", "checkpoint_minutes", "solver", "profile_steps"),
-        "tensorboard",  # of the command alone: a cluster has no folder that somebody looks at
-    }
-
-
 def test_help_needs_no_heavy_package():
     code = "import sys; from components.training.__main__ import build_parser; build_parser().format_help(); " + (
         "sys.exit(any(m in sys.modules for m in ('torch', 'pyarrow')))"
@@ -316,26 +293,6 @@ def test_hugectr_without_its_library_says_so(world, tmp_path, monkeypatch):
             scratch=tmp_path,
             solver='{"max_workspace_mb": 4096}',
         )
-    with pytest.raises(ContractError, match="profile_steps is 5 for backend 'hugectr', expected 0"):
-        require_backend("hugectr", dcn(), profile_steps=5)
-    assert parse_tower(" 16,8") == (16, 8)
-
-
-def test_a_trace_holds_at_least_the_steps_asked_for_and_changes_no_weights(step, training_set, tmp_path):
-    _, plain, _ = step(training_set, run="plain")
-    _, traced, _ = step(training_set, run="traced", store=tmp_path / "other store", profile_steps=70)
-    assert traced.sha256["weights"] == plain.sha256["weights"]
-    events = json.loads((tmp_path / "a work" / "traced" / "training" / "trace.json").read_text())["traceEvents"]
-    (_, most), *_ = Counter(event.get("name") for event in events).most_common(1)
-    assert most >= 70  # some operation is part of every step
-    assert not (tmp_path / "a work" / "plain" / "training" / "trace.json").exists()
-
-
-def test_tensorboard_without_its_package_is_refused_by_its_name(step, training_set, tmp_path, monkeypatch, capsys):
-    monkeypatch.setitem(sys.modules, "tensorboard", None)
-    monkeypatch.setitem(sys.modules, "tensorboard.summary", None)
-    assert step(training_set, tensorboard=tmp_path / "board")[0] == 3
-    assert "need the package tensorboard, which this environment lacks" in capsys.readouterr().err
 
 
 def evicted(training_set):

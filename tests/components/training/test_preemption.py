@@ -1,0 +1,54 @@
+"""SIGTERM while a model is trained: at once outside a fit, a request within one."""
+
+from __future__ import annotations
+
+import signal
+import threading
+
+import pytest
+
+from components.runtime.errors import Preempted
+from components.training.preemption import stop_on_sigterm
+
+
+def test_sigterm_outside_a_fit_ends_the_step_at_once():
+    with pytest.raises(Preempted, match="SIGTERM came while no fit was under way"), stop_on_sigterm():
+        signal.raise_signal(signal.SIGTERM)
+
+
+def test_sigterm_within_a_fit_is_a_request_and_ends_the_step_after_it():
+    done = []
+    with pytest.raises(Preempted, match="it is saved whole"), stop_on_sigterm() as request:  # noqa: PT012
+        assert not request()
+        with request.deferred():
+            signal.raise_signal(signal.SIGTERM)
+            done.append(request())
+    assert done == [True]
+
+
+def test_a_second_sigterm_does_not_disturb_the_end_that_the_first_began():
+    done = []
+    with pytest.raises(Preempted, match="while no fit was under way"), stop_on_sigterm():  # noqa: PT012
+        try:
+            signal.raise_signal(signal.SIGTERM)
+        finally:
+            signal.raise_signal(signal.SIGTERM)
+            done.append("cleaned up")
+    assert done == ["cleaned up"]
+
+
+def test_the_handler_of_before_is_back_afterwards_and_threads_do_without():
+    before = signal.getsignal(signal.SIGTERM)
+    with stop_on_sigterm():
+        assert signal.getsignal(signal.SIGTERM) != before
+    assert signal.getsignal(signal.SIGTERM) == before
+    looked = []
+
+    def work():
+        with stop_on_sigterm() as request:
+            looked.append(request())
+
+    thread = threading.Thread(target=work)
+    thread.start()
+    thread.join()
+    assert looked == [False]
