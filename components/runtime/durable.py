@@ -87,6 +87,11 @@ def append_line(path: Path, line: str) -> None:
     fsync_path(path.parent)
 
 
+def read_lines(path: Path) -> list[bytes]:
+    """The lines that `append_line` wrote; empty if there is no file. A last line without a newline is a torn append."""
+    return path.read_bytes().split(b"\n")[:-1] if path.exists() else []
+
+
 def _end_of_last_line(file: BinaryIO) -> int:
     end = file.seek(0, os.SEEK_END)
     while end > 0:

@@ -1,11 +1,10 @@
-"""Objects as files of this machine: several at a time, in bounded batches, or one alone.
+"""Objects as files of this machine: several at a time, or one alone.
 
 How the bytes of one object arrive and are proven is `Objects.fetch`. Extraction caches what it reads repeatedly.
 """
 
 from __future__ import annotations
 
-import logging
 import os
 import threading
 from collections.abc import Callable, Iterator, Sequence
@@ -18,12 +17,8 @@ from typing import NamedTuple
 from components.runtime.durable import fsync_path
 from components.storage.objects import ObjectInfo, Objects, ignore_progress
 
-logger = logging.getLogger(__name__)
-
 NUM_TRANSFERS = 8
 """At a time; Google's client keeps ten connections."""
-BATCH_BYTES = 256 << 20
-"""Fetched together: enough small files to keep all transfers busy, without filling the disk."""
 
 
 class Download(NamedTuple):
@@ -84,47 +79,6 @@ def download_all(
                 done.result()
         finally:
             stop.set()
-
-
-def fetched_files(
-    objects: Objects, wanted: Sequence[ObjectInfo], scratch: Path, *, batch_bytes: int = BATCH_BYTES
-) -> Iterator[tuple[ObjectInfo, Path]]:
-    """Yields each object with its file, in order; the file is gone when the next one is asked for.
-
-    At most `batch_bytes` lie on the disk, or one object that is larger. Each is the write that was listed, proven by
-    its checksum.
-
-    Args:
-        objects: Where they are.
-        wanted: As they were listed.
-        scratch: Folder for the files; nothing stays in it.
-        batch_bytes: See `BATCH_BYTES`.
-
-    Raises:
-        Changed: an object was replaced or removed since it was listed.
-        TemporaryError, PermanentError: it cannot be fetched; also if the disk has no room.
-    """
-    for batch in _batches(wanted, batch_bytes):
-        with TemporaryDirectory(dir=scratch, prefix=".fetched-") as folder:
-            downloads = [
-                Download(each, Path(folder, f"{n}.part"), Path(folder, str(n))) for n, each in enumerate(batch)
-            ]
-            download_all(objects, downloads)
-            for download in downloads:
-                yield download.wanted, download.path
-                download.path.unlink()
-        logger.info("%s: read %d files to %s", objects.uri, len(batch), batch[-1].name)
-
-
-def _batches(wanted: Sequence[ObjectInfo], batch_bytes: int) -> Iterator[list[ObjectInfo]]:
-    batch: list[ObjectInfo] = []
-    for each in wanted:
-        if batch and sum(one.size for one in batch) + each.size > batch_bytes:
-            yield batch
-            batch = []
-        batch.append(each)
-    if batch:
-        yield batch
 
 
 @contextmanager

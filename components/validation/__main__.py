@@ -13,7 +13,6 @@ import shutil
 import sys
 import warnings
 from collections.abc import Callable, Sequence
-from dataclasses import fields
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -54,9 +53,10 @@ def build_parser() -> argparse.ArgumentParser:
         "--processes", type=int, default=0, help="processes that read the rows; 0: one per core, fewer for few rows"
     )
     parser.add_argument("--html", type=Path, help="where to copy the report for people")
-    for field in fields(ValidationSettings):
-        flag = f"--{field.name.replace('_', '-')}"
-        parser.add_argument(flag, type=float, default=field.default, help=f"{field.metadata['meaning']} (%(default)s)")
+    rate = ValidationSettings.false_alarm_rate
+    parser.add_argument(
+        "--false-alarm-rate", type=float, default=rate, help="share of drifted features that may be so by chance"
+    )
     return parser
 
 
@@ -68,7 +68,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     # TensorFlow reads this once, when it is imported; 3 keeps errors only. Google's packages warn about Python's age.
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
     warnings.simplefilter("ignore", FutureWarning)
-    settings = ValidationSettings(**{f.name: getattr(arguments, f.name) for f in fields(ValidationSettings)})
+    settings = ValidationSettings(false_alarm_rate=arguments.false_alarm_rate)
     store = local_path(arguments.store)
     with noted(store, arguments.run, STEP) as note:
         forget_report(store, arguments.run, STEP)

@@ -1,8 +1,8 @@
 """TFDV's statistics by a Beam pipeline, for windows that the cores of one machine take too long for.
 
-The same batches, options and counters as in `tfdv_statistics`, on whatever runner the options name. Files and results
+The same batches, options and counter as in `tfdv_statistics`, on the runner that the options name. Files and results
 pass through `--temp_location` if that is an address (`gs://...`), because a runner's machines do not see this one's
-disk; otherwise in place, for a runner whose machines share it.
+disk; otherwise the runner's machines read the files in place.
 """
 
 from __future__ import annotations
@@ -15,47 +15,30 @@ import pickle
 import shlex
 import shutil
 import uuid
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import apache_beam as beam
 import pyarrow as pa
 import tensorflow_data_validation as tfdv
 from apache_beam.io.filesystems import FileSystems
-from apache_beam.options.pipeline_options import (
-    GoogleCloudOptions,
-    PipelineOptions,
-    SetupOptions,
-    StandardOptions,
-    WorkerOptions,
-)
-from apache_beam.options.pipeline_options_validator import PipelineOptionsValidator
-from apache_beam.runners.runner import create_runner
+from apache_beam.options.pipeline_options import GoogleCloudOptions, PipelineOptions, StandardOptions, WorkerOptions
 
 from components.runtime.errors import ContractError, TemporaryError, first_line
 from components.storage.uris import is_bucket_uri
+from components.validation.reference import ReferenceCounter
 from components.validation.rows import FilePart, divide, read_part
-from components.validation.tfdv_statistics import (
-    RowCounter,
-    as_lists,
-    make_options,
-    parse_statistics,
-    summarize_files,
-)
+from components.validation.tfdv_statistics import as_lists, make_options, parse_statistics, summarize_files
 
 logger = logging.getLogger(__name__)
 
-
-class _FileSource(NamedTuple):
-    """Rows of a file, as a runner's machine finds them."""
-
-    address: str
-    part: FilePart
-
-
-Numbered = tuple[int, pa.RecordBatch]
+NumberedBatch = tuple[int, pa.RecordBatch]
 """Number of a batch's first row in all files, and the batch."""
+AddressedPart = tuple[str, FilePart]
+"""Where a runner's machine finds the file, and the rows of it."""
+
+_STATISTICS, _COUNTERS = "statistics.pb", "counters.pickle"
 
 
 def parse_options(text: str) -> PipelineOptions:
@@ -69,49 +52,39 @@ def parse_options(text: str) -> PipelineOptions:
         with contextlib.redirect_stderr(printed):
             options = PipelineOptions(shlex.split(text))
             given = options.get_all_options(drop_default=True, retain_unknown_options=True)
-    except (SystemExit, ValueError) as error:  # argparse prints its reason after its usage, and ends the program
+        if unknown := sorted(set(given) - set(options.get_all_options())):
+            raise ValueError(f"they hold unknown ones: {', '.join(unknown)}")
+        _check_runner(options)
+    except (SystemExit, ImportError, ValueError, AttributeError) as error:
+        # argparse prints its reason after its usage, and ends the program.
         reason = printed.getvalue().strip().rpartition("error: ")[2] or first_line(error)
-        raise ContractError(f"beam options {text!r} cannot be parsed: {reason}") from None
-    unknown = sorted(set(given) - set(options.get_all_options()))
-    if unknown:
-        raise ContractError(f"beam options {text!r} hold unknown ones: {', '.join(unknown)}")
-    runner = options.view_as(StandardOptions).runner
-    if not runner:
-        raise ContractError(f"beam options {text!r} name no runner, expected --runner=DataflowRunner or another")
-    try:
-        made = create_runner(runner)
-    except (ImportError, ValueError, AttributeError) as error:
-        raise ContractError(f"beam runner {runner!r} cannot be made: {first_line(error)}") from error
-    # Beam's own validator asks Google for a bucket, and for credentials minutes long where there are none.
-    on_dataflow = "dataflow" in runner.lower()
-    faults = _dataflow_faults(options) if on_dataflow else PipelineOptionsValidator(options, made).validate()
-    if faults:
-        raise ContractError(f"beam options {text!r}: {' '.join(dict.fromkeys(faults))}")
-    place = str(options.view_as(GoogleCloudOptions).temp_location or "")
-    try:
-        FileSystems.get_filesystem(place)
-    except ValueError as error:
-        raise ContractError(f"beam options {text!r}: temp_location {place!r} is unknown to Beam here") from error
-    # Workers import everything by name; they need nothing that the program that starts the job holds.
-    options.view_as(SetupOptions).save_main_session = False
+        raise ContractError(f"beam options {text!r} cannot be used: {reason}") from error
     return options
 
 
-def _dataflow_faults(options: PipelineOptions) -> list[str]:
-    google = options.view_as(GoogleCloudOptions)
-    # Beam would take its own image, which lacks our code.
+def _check_runner(options: PipelineOptions) -> None:
+    """Raises ValueError, or what the runner raises, if the job could not begin."""
+    runner, google = options.view_as(StandardOptions).runner, options.view_as(GoogleCloudOptions)
+    if not runner:
+        raise ValueError("they name no runner, expected --runner=DataflowRunner or another")
+    FileSystems.get_filesystem(str(google.temp_location or ""))
+    if "dataflow" not in runner.lower():
+        beam.Pipeline(options=options)
+        return
+    # Beam's own check asks Google for the bucket, and waits minutes for credentials where there are none. Without an
+    # image Beam would take its own, which lacks our code.
     image = options.view_as(WorkerOptions).sdk_container_image
     needed = {"project": google.project, "region": google.region, "sdk_container_image": image}
-    faults = [f"Missing required option: {name} (docs/validation.md)." for name, value in needed.items() if not value]
+    if missing := [f"--{name}" for name, value in needed.items() if not value]:
+        raise ValueError(f"Dataflow needs {', '.join(missing)} (docs/validation.md)")
     if not is_bucket_uri(str(google.temp_location or "")):
-        faults.append(f"Invalid GCS path ({google.temp_location}), given for the option: temp_location.")
-    return faults
+        raise ValueError(f"temp_location is {google.temp_location!r}, expected gs://bucket/prefix")
 
 
 def summarize_on_beam(
     files: Sequence[Path],
     columns: Sequence[str],
-    counters: Sequence[RowCounter] = (),
+    counters: Sequence[ReferenceCounter] = (),
     *,
     options: PipelineOptions,
     scratch: Path,
@@ -134,17 +107,22 @@ def summarize_on_beam(
     if not parts:
         return summarize_files(files, columns, counters)
     temporary = str(options.view_as(GoogleCloudOptions).temp_location or "")
-    place = temporary.rstrip("/") if "://" in temporary else str(scratch)
-    shared = f"{place}/evergreen-{uuid.uuid4().hex}"
+    is_address = "://" in temporary
+    shared = f"{temporary.rstrip('/') if is_address else scratch}/evergreen-{uuid.uuid4().hex}"
     try:
         FileSystems.mkdirs(shared)
         addresses = {
-            path: _upload(path, shared, i) if "://" in temporary else str(path) for i, path in enumerate(files)
+            path: _upload_file(path, f"{shared}/{i}") if is_address else str(path) for i, path in enumerate(files)
         }
-        sources = [_FileSource(addresses[part.path], part) for part in parts]
-        _run_pipeline(sources, columns, counters, options=options, shared=shared)
-        return _fetch_results(shared, counters)
-    except (ContractError, TemporaryError):
+        _run_pipeline(
+            [(addresses[part.path], part) for part in parts], columns, counters, options=options, shared=shared
+        )
+        with FileSystems.open(f"{shared}/{_COUNTERS}") as stream:
+            for counter, counted in zip(counters, pickle.load(stream)):
+                counter.merge(counted)
+        with FileSystems.open(f"{shared}/{_STATISTICS}") as stream:
+            return parse_statistics(stream.read())
+    except ContractError:
         raise
     except Exception as error:  # runners raise what they like
         raise TemporaryError(f"beam job failed: {first_line(error)}") from error
@@ -153,9 +131,9 @@ def summarize_on_beam(
 
 
 def _run_pipeline(
-    sources: list[_FileSource],
+    sources: list[AddressedPart],
     columns: Sequence[str],
-    counters: Sequence[RowCounter],
+    counters: Sequence[ReferenceCounter],
     *,
     options: PipelineOptions,
     shared: str,
@@ -165,11 +143,11 @@ def _run_pipeline(
             pipeline
             | "Parts" >> beam.Create(sources)
             | "Spread" >> beam.Reshuffle()
-            | "Read" >> beam.FlatMap(_read_source, list(columns)).with_output_types(Numbered)
+            | "Read" >> beam.FlatMap(_read_source, list(columns)).with_output_types(NumberedBatch)
         )
         (
             batches
-            | "Lists" >> beam.Map(_without_number).with_output_types(pa.RecordBatch)
+            | "Lists" >> beam.Map(_drop_number).with_output_types(pa.RecordBatch)
             | "Statistics" >> tfdv.GenerateStatistics(make_options())
             | "WriteStatistics" >> tfdv.WriteStatisticsToBinaryFile(f"{shared}/{_STATISTICS}")
         )
@@ -187,22 +165,10 @@ def _run_pipeline(
         )
 
 
-_STATISTICS, _COUNTERS = "statistics.pb", "counters.pickle"
-
-
-def _upload(path: Path, shared: str, number: int) -> str:
-    address = f"{shared}/{number:05d}-{path.name}"
+def _upload_file(path: Path, address: str) -> str:
     with path.open("rb") as source, FileSystems.create(address, "application/octet-stream") as target:
         shutil.copyfileobj(source, target, 1 << 20)
     return address
-
-
-def _fetch_results(shared: str, counters: Sequence[RowCounter]) -> Any:
-    with FileSystems.open(f"{shared}/{_COUNTERS}") as stream:
-        for counter, counted in zip(counters, pickle.load(stream)):
-            counter.merge(counted)
-    with FileSystems.open(f"{shared}/{_STATISTICS}") as stream:
-        return parse_statistics(stream.read(), f"{shared}/{_STATISTICS}")
 
 
 def _remove_shared(shared: str) -> None:
@@ -216,38 +182,39 @@ def _remove_shared(shared: str) -> None:
         logger.warning("%s could not be removed and may hold rows: %s", shared, first_line(error))
 
 
-def _read_source(source: _FileSource, columns: list[str]) -> Iterator[Numbered]:
-    first_row = source.part.first_row
-    with FileSystems.open(source.address, "application/octet-stream") as stream:
-        for batch in read_part(source.part, columns, opened=stream):
+def _read_source(source: AddressedPart, columns: list[str]) -> Iterator[NumberedBatch]:
+    address, part = source
+    first_row = part.first_row
+    with FileSystems.open(address, "application/octet-stream") as stream:
+        for batch in read_part(part, columns, opened=stream):
             yield first_row, batch
             first_row += batch.num_rows
 
 
-def _without_number(numbered: Numbered) -> pa.RecordBatch:
+def _drop_number(numbered: NumberedBatch) -> pa.RecordBatch:
     return as_lists(numbered[1])
 
 
 class _CountRows(beam.CombineFn):  # type: ignore[misc]  # Beam's classes are Any here
     """Gives batches to copies of the counters, and merges these."""
 
-    def __init__(self, counters: Sequence[RowCounter]) -> None:
+    def __init__(self, counters: Sequence[ReferenceCounter]) -> None:
         self._counters = list(counters)
 
-    def create_accumulator(self) -> list[RowCounter]:
+    def create_accumulator(self) -> list[ReferenceCounter]:
         return copy.deepcopy(self._counters)
 
-    def add_input(self, accumulator: list[RowCounter], numbered: Numbered) -> list[RowCounter]:
+    def add_input(self, accumulator: list[ReferenceCounter], numbered: NumberedBatch) -> list[ReferenceCounter]:
         for counter in accumulator:
             counter.add(numbered[1], numbered[0])
         return accumulator
 
-    def merge_accumulators(self, accumulators: Any) -> list[RowCounter]:
+    def merge_accumulators(self, accumulators: Iterable[list[ReferenceCounter]]) -> list[ReferenceCounter]:
         merged = self.create_accumulator()
         for accumulator in accumulators:
             for mine, theirs in zip(merged, accumulator):
                 mine.merge(theirs)
         return merged
 
-    def extract_output(self, accumulator: list[RowCounter]) -> list[RowCounter]:
+    def extract_output(self, accumulator: list[ReferenceCounter]) -> list[ReferenceCounter]:
         return accumulator

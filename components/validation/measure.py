@@ -68,7 +68,10 @@ def measure(round_: ValidationRound, folder: Path) -> Measured:
     if not columns.faulty:
         rows = screen_rows(round_, files, folder)
     statistics, counter = _summarize_rows(round_, rows.files, columns)
-    window = counter.window_of(rows.dataset)
+    raw = rows.dataset
+    window = counter.window(
+        digest=raw.digest, first_event_time=raw.first_event_time, last_event_time=raw.last_event_time
+    )
     factor, excluded, champion = round_.rules.settings.range_factor, round_.excluded, round_.champion
     schema, proposal = round_.schema, None
     if schema is None:

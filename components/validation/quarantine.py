@@ -73,7 +73,7 @@ def screen_rows(round_: ValidationRound, files: Sequence[Path], folder: Path) ->
         ContractError: a file, or what is stored, cannot be read; or a file lacks a column that a rule needs.
     """
     store, run, rules = round_.store, round_.run, round_.rules
-    row_rules, idle = make_row_rules(rules, round_.schema, round_.champion, excluded=round_.excluded)
+    row_rules, idle = make_row_rules(rules, round_.schema, excluded=round_.excluded)
     returning = ReturningRows(store, round_.champion.folder if round_.champion else None, round_.raw)
     screened = ScreenedRows(dataset=round_.raw, files=list(files))
     if row_rules or returning.taken:
@@ -93,7 +93,7 @@ def screen_rows(round_: ValidationRound, files: Sequence[Path], folder: Path) ->
         quarantine_store.write_taken(store, run, digest=screened.dataset.digest, rules=returning.taken)
     idle_findings: list[Finding] = []
     for name in idle:
-        text = f"rule {name} found nothing to compare with: there is no schema or no champion yet"
+        text = f"rule {name} found nothing to compare with: there is no schema yet"
         idle_findings += rules.find(name, DATASET, text, at_most=INFO)
     return replace(screened, findings=idle_findings + screened.findings)
 
@@ -208,7 +208,7 @@ def _judge_tally(tally: _RowTally, rules: RuleSet, *, num_gone: int, num_back: i
         gone = f", {num_quarantined} of them quarantined by it" if rules.actions[name] == QUARANTINE else ""
         text = f"rule {name} is broken by {hits} of {num_rows} rows{gone}; first: {'; '.join(tally.examples[name])}"
         found += [replace(finding, num_quarantined=num_quarantined) for finding in rules.find(name, DATASET, text)]
-    limit = rules.parameters["quarantined_share"]["max_quarantined_fraction"]
+    limit = rules.settings.max_quarantined_fraction
     if num_gone > limit * num_rows:
         text = f"{num_gone} of {num_rows} rows are quarantined, expected at most {limit:.2%}"
         found += rules.find("quarantined_share", DATASET, text)

@@ -19,7 +19,6 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from components.contracts import criteo
-from components.contracts.manifests import RawDataset
 from components.contracts.reference_statistics import (
     DENSE_EDGES,
     LISTED_VALUES,
@@ -41,7 +40,7 @@ class ValueCounts:
     """Sums per value of one column, exact up to `capacity` distinct values.
 
     >>> counts = ValueCounts(2)
-    >>> counts.add(np.array([7, 7, 7, 5, 5, 9]))
+    >>> counts.add_sums(np.array([5, 7, 9]), np.array([[2, 2, 2], [3, 3, 3], [1, 1, 1]]))
     >>> counts.values.tolist(), counts.counts.tolist(), counts.lost
     ([5, 7], [1, 2], 1)
     """
@@ -60,11 +59,6 @@ class ValueCounts:
     def counts(self) -> Ints:
         """[k] rows of each value."""
         return self.sums[:, 0]
-
-    def add(self, values: Ints) -> None:
-        """Counts values [n], each a request of its own."""
-        found, counts = np.unique(values, return_counts=True)
-        self.add_sums(found, np.stack([counts] * 3, axis=1))
 
     def add_sums(self, values: Ints, sums: Ints) -> None:
         """Adds sums [n, 3], none negative, of distinct ascending values [n]."""
@@ -263,24 +257,17 @@ class ReferenceCounter:
     # -- for the next round
 
     def window(self, *, digest: str = "", first_event_time: str = "", last_event_time: str = "") -> WindowSummary:
-        """What the next round compares with; the arguments are `RawDataset`'s."""
+        """What the next round compares with; the arguments are those of the rows' `RawDataset`."""
         rows, requests, sizes = self._sums["rows"].tolist()
         return WindowSummary(
             digest=digest,
             first_event_time=first_event_time,
             last_event_time=last_event_time,
-            num_windows=1,
             rows=rows,
             requests=requests,
             sizes=sizes,
             clicks=RowTotal(*self._sums["clicks"].tolist()),
             columns={name: self._summarize_column(i, name) for i, name in enumerate(self._names)},
-        )
-
-    def window_of(self, raw: RawDataset) -> WindowSummary:
-        """The same, of the rows of `raw`."""
-        return self.window(
-            digest=raw.digest, first_event_time=raw.first_event_time, last_event_time=raw.last_event_time
         )
 
     def _summarize_column(self, i: int, name: str) -> ColumnSummary:

@@ -6,7 +6,7 @@ A missing value offends no rule but `label_kind`. What becomes of offending rows
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Container, Iterator, Mapping
+from collections.abc import Callable, Container, Iterator
 from datetime import datetime, timezone
 from functools import partial
 from typing import Any, NamedTuple
@@ -17,11 +17,8 @@ import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from components.contracts import criteo
-from components.contracts.reference_statistics import DENSE_EDGES
 from components.runtime.errors import ContractError
-from components.validation.inputs import Champion
 from components.validation.rules import RuleSet
-from components.validation.tfdv_statistics import by_feature
 
 Offences = Iterator[tuple[int, str]]
 """Position of a row in the batch, and why it offends."""
@@ -44,14 +41,13 @@ class ValueBounds(NamedTuple):
 
 
 def make_row_rules(
-    rules: RuleSet, schema: Any | None, champion: Champion | None, *, excluded: Container[str] = ()
+    rules: RuleSet, schema: Any | None, *, excluded: Container[str] = ()
 ) -> tuple[list[RowRule], list[str]]:
     """The rules that are on, in the order of `rules.RULES`, and the names of those with nothing to compare with.
 
     Args:
-        rules: Actions and parameters.
+        rules: Actions and thresholds.
         schema: In force; None in a first run, which is yet to infer it.
-        champion: Whose rows' quantiles bound outliers; None without one.
         excluded: Features that the run left out.
 
     Raises:
@@ -59,17 +55,17 @@ def make_row_rules(
     """
     ready, idle = [], []
     for name in rules.row_rules():
-        parameters = rules.parameters[name]
         if name == "label_kind":
             ready.append(RowRule(name, _find_wrong_labels))
         elif name == "named_rows":
-            ready.append(RowRule(name, _make_named_rows(parameters["request_ids"], parameters["days"])))
-        elif name == "domain" and schema is not None:
-            ready.append(RowRule(name, _make_domain(schema, excluded)))
-        elif name == "outlier" and (limits := _outlier_limits(parameters, schema, champion, excluded=excluded)):
-            ready.append(RowRule(name, partial(_find_outside, bounds=limits)))
-        else:
+            ready.append(RowRule(name, _make_named_rows(rules.settings.request_ids, rules.settings.days)))
+        elif schema is None:
             idle.append(name)
+        elif name == "domain":
+            ready.append(RowRule(name, _make_domain(schema, excluded)))
+        elif name == "outlier":
+            limits = _outlier_limits(schema, rules.settings.factor, excluded=excluded)
+            ready.append(RowRule(name, partial(_find_outside, bounds=limits)))
     return ready, idle
 
 
@@ -136,44 +132,15 @@ def _make_domain(schema: Any, excluded: Container[str]) -> Callable[[pa.RecordBa
     return find
 
 
-def _outlier_limits(
-    parameters: Mapping[str, Any], schema: Any | None, champion: Champion | None, *, excluded: Container[str]
-) -> dict[str, ValueBounds]:
-    """The bounds by dense column; empty if there is nothing to compare with."""
-    factor, quantile = parameters["factor"], parameters["quantile"]
-    if quantile is not None:
-        ends = _find_dense_quantiles(champion, quantile) if champion is not None else {}
-    else:
-        domains = {f.name: f.float_domain for f in schema.feature} if schema is not None else {}
-        ends = {n: (d.min, d.max) for n, d in domains.items() if d.HasField("min") and d.HasField("max")}
+def _outlier_limits(schema: Any, factor: float, *, excluded: Container[str]) -> dict[str, ValueBounds]:
+    """By dense column that the schema bounds."""
+    domains = {feature.name: feature.float_domain for feature in schema.feature}
     # An end of zero has no multiple and counts as one.
     return {
-        name: ValueBounds(-factor * max(abs(low), 1.0), factor * max(abs(high), 1.0))
-        for name, (low, high) in ends.items()
-        if name in criteo.DENSE and name not in excluded
+        name: ValueBounds(-factor * max(abs(domain.min), 1.0), factor * max(abs(domain.max), 1.0))
+        for name, domain in domains.items()
+        if domain.HasField("min") and domain.HasField("max") and name in criteo.DENSE and name not in excluded
     }
-
-
-def _find_dense_quantiles(champion: Champion, quantile: float) -> dict[str, tuple[float, float]]:
-    """Per dense column with values: a number at or below its (1 - q)-quantile, and one at or above its q-quantile.
-
-    They are the outer edges of the buckets that hold the quantiles, or the extremes if those are nearer; so at most a
-    share `1 - quantile` of the champion's values lies beyond each.
-    """
-    ends = {}
-    features = by_feature(champion.statistics)
-    for name, column in champion.windows.newest.columns.items():
-        if column.values is not None or not column.present:
-            continue
-        shares = np.cumsum(column.counts) / column.present
-        # Sums of floats end a little off their value; one bucket too few would put a limit too low.
-        low = int(np.searchsorted(shares, 1 - quantile - 1e-12, side="left"))
-        high = min(int(np.searchsorted(shares, quantile - 1e-12, side="left")), len(shares) - 1)
-        extremes = features[name].num_stats
-        pair = (max(float(DENSE_EDGES[low]), extremes.min), min(float(DENSE_EDGES[high + 1]), extremes.max))
-        if all(map(math.isfinite, pair)):
-            ends[name] = pair
-    return ends
 
 
 def _find_outside(batch: pa.RecordBatch, bounds: dict[str, ValueBounds]) -> Offences:

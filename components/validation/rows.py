@@ -136,71 +136,52 @@ def _read_parquet_schema(path: Path) -> pa.Schema:
 
 
 class FilePart(NamedTuple):
-    """Rows of one row group of a file."""
+    """One row group of a file."""
 
     path: Path
     row_group: int
-    skipped: int
-    """Rows of the group before these."""
     num_rows: int
     first_row: int
-    """Number of the first of these in all files."""
+    """Number of the first of these rows in all files."""
 
 
 def divide(files: Sequence[Path], number: int) -> list[list[FilePart]]:
-    """The rows of `files`, in order, in `number` shares of equal size, plus or minus one row.
+    """The row groups of `files`, in order, in `number` shares of about equal size.
 
     Raises:
         ContractError: a file is not Parquet.
     """
-    groups = [(path, i, rows) for path in files for i, rows in enumerate(_rows_of_groups(path))]
-    total = sum(rows for *_, rows in groups)
+    parts: list[FilePart] = []
+    total = 0
+    for path in files:
+        with reading_parquet(path):
+            metadata = pq.read_metadata(path)
+        for group in range(metadata.num_row_groups):
+            parts.append(FilePart(path, group, metadata.row_group(group).num_rows, total))
+            total += parts[-1].num_rows
     shares: list[list[FilePart]] = [[] for _ in range(number)]
-    first = 0
-    for path, row_group, rows in groups:
-        for k, share in enumerate(shares):
-            begin, end = max(first, total * k // number), min(first + rows, total * (k + 1) // number)
-            if begin < end:
-                share.append(FilePart(path, row_group, begin - first, end - begin, begin))
-        first += rows
+    for part in parts:
+        middle = part.first_row + part.num_rows / 2
+        shares[int(middle / total * number) if total else 0].append(part)
     return shares
 
 
-def _rows_of_groups(path: Path) -> list[int]:
-    with reading_parquet(path):
-        metadata = pq.read_metadata(path)
-        return [metadata.row_group(i).num_rows for i in range(metadata.num_row_groups)]
-
-
-def read_part(
-    part: FilePart, columns: Sequence[str], *, batch_rows: int = BATCH_ROWS, opened: Any = None
-) -> Iterator[pa.RecordBatch]:
-    """The rows of `part` in batches of at most `batch_rows`; request ids are dictionary-encoded.
+def read_part(part: FilePart, columns: Sequence[str], *, opened: Any = None) -> Iterator[pa.RecordBatch]:
+    """The rows of `part` in batches; request ids are dictionary-encoded.
 
     Args:
         part: Which rows.
         columns: Those to read.
-        batch_rows: Rows in memory at a time.
         opened: The file as an open binary stream, if it is not to be opened as `part.path`.
 
     Raises:
         ContractError: the file is damaged.
     """
-    begin, end, at = part.skipped, part.skipped + part.num_rows, 0
     dictionaries = [name for name in columns if name == criteo.REQUEST_ID]
     with reading_parquet(part.path):
         file = pq.ParquetFile(part.path if opened is None else opened, read_dictionary=dictionaries)
         # Without threads: a process forked later would inherit their pool without the threads themselves.
-        batches = file.iter_batches(batch_rows, row_groups=[part.row_group], columns=list(columns), use_threads=False)
-        for batch in batches:
-            kept = batch.slice(max(begin - at, 0), max(min(end, at + batch.num_rows) - max(begin, at), 0))
-            at += batch.num_rows
-            del batch
-            if kept.num_rows:
-                yield kept
-            if at >= end:
-                return
-            del kept  # before the next batch is read
+        yield from file.iter_batches(BATCH_ROWS, row_groups=[part.row_group], columns=list(columns), use_threads=False)
 
 
 def read_all_columns(path: Path) -> Iterator[pa.RecordBatch]:

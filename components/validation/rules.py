@@ -16,8 +16,7 @@ Applying the rules is left to `judge` and, for single rows, `row_rules`. Importi
 from __future__ import annotations
 
 import json
-import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -66,40 +65,14 @@ def decide(findings: Sequence[Finding]) -> str:
     return next((severity for severity in (BLOCK, WARN) if severity in severities), PASS)
 
 
-def _number(low: float, high: float = math.inf) -> Callable[[str, Any], float]:
-    def check(name: str, value: Any) -> float:
-        is_number = isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value)
-        if not is_number or not low <= value <= high:
-            raise ContractError(f"{name} is {value!r}, expected a finite number from {low:g} to {high:g}")
-        return float(value)
-
-    return check
-
-
-def _texts(name: str, value: Any) -> tuple[str, ...]:
-    if not isinstance(value, list) or not all(isinstance(text, str) for text in value):
-        raise ContractError(f"{name} is {value!r}, expected a list of texts")
-    return tuple(value)
-
-
-@dataclass(frozen=True)
-class RuleParameter:
-    """A parameter of one rule."""
-
-    default: Any
-    check: Callable[[str, Any], Any]
-    """Converts a JSON value, given the parameter's name, or raises `ContractError`."""
-
-
 @dataclass(frozen=True)
 class Rule:
-    """One rule with its defaults."""
+    """One rule with its default action."""
 
     action: str
     about: str
     settings: tuple[str, ...] = ()
-    """The thresholds of `ValidationSettings` that belong to it."""
-    parameters: Mapping[str, RuleParameter] = field(default_factory=dict)
+    """The fields of `ValidationSettings` that belong to it."""
     of_rows: bool = False
     """Whether it looks at single rows, so that it can quarantine them."""
 
@@ -138,44 +111,26 @@ RULES: dict[str, Rule] = {
     "new_categories": Rule(WARN, "many rows with a category that is certainly new", ("new_value_share",)),
     "skew": Rule(WARN, "a feature differs between training rows and served rows", ("skew_share",)),
     "quarantined_share": Rule(
-        BLOCK,
-        "rules quarantined more than this share of the rows",
-        parameters={"max_quarantined_fraction": RuleParameter(0.05, _number(0.0, 1.0))},
+        BLOCK, "rules quarantined more than this share of the rows", ("max_quarantined_fraction",)
     ),
     "quarantine_replayed": Rule(INFO, "rows of an earlier quarantine came back, as people asked"),
     "label_kind": Rule(OFF, "a row whose label is missing, or neither 0 nor 1", of_rows=True),
     "domain": Rule(OFF, "a row with a value outside the schema's domain, including NaN and infinity", of_rows=True),
     "outlier": Rule(
-        OFF,
-        "a row with an integer feature beyond `factor` times the schema's bound, or, if `quantile` is set, beyond "
-        "`factor` times that quantile of the champion's rows",
-        parameters={"factor": RuleParameter(10.0, _number(1.0)), "quantile": RuleParameter(None, _number(0.5, 1.0))},
-        of_rows=True,
+        OFF, "a row with an integer feature beyond `factor` times the schema's bound", ("factor",), of_rows=True
     ),
     "named_rows": Rule(
-        OFF,
-        "rows of the named requests, or of the named UTC days (YYYY-MM-DD)",
-        parameters={"request_ids": RuleParameter((), _texts), "days": RuleParameter((), _texts)},
-        of_rows=True,
+        OFF, "rows of the named requests, or of the named UTC days", ("request_ids", "days"), of_rows=True
     ),
 }
 
 
-def _default_actions() -> dict[str, str]:
-    return {name: rule.action for name, rule in RULES.items()}
-
-
-def _default_parameters() -> dict[str, dict[str, Any]]:
-    return {name: {key: each.default for key, each in rule.parameters.items()} for name, rule in RULES.items()}
-
-
 @dataclass(frozen=True, kw_only=True)
 class RuleSet:
-    """The rules of one run: actions, parameters and thresholds."""
+    """The rules of one run: actions and thresholds."""
 
     settings: ValidationSettings = field(default_factory=ValidationSettings)
-    actions: Mapping[str, str] = field(default_factory=_default_actions)
-    parameters: Mapping[str, Mapping[str, Any]] = field(default_factory=_default_parameters)
+    actions: Mapping[str, str] = field(default_factory=lambda: {name: rule.action for name, rule in RULES.items()})
 
     def find(
         self, rule: str, feature: str, description: str, *, kind: str = "rule", at_most: str | None = None
@@ -192,7 +147,7 @@ class RuleSet:
         action = self.actions[rule]
         if action == OFF:
             return []
-        action = INFO if at_most == INFO else action
+        action = at_most or action
         severity = SEVERITIES[action]
         return [
             Finding(feature=feature, kind=kind, rule=rule, action=action, severity=severity, description=description)
@@ -210,26 +165,20 @@ def read_rules(text: str, settings: ValidationSettings) -> RuleSet:
         ContractError: it is not a JSON object, names an unknown rule, action or parameter, or a value out of range.
         TemporaryError, PermanentError: the bucket that it names cannot be read.
     """
-    rules = RuleSet(settings=settings)
-    actions, parameters = dict(rules.actions), {name: dict(each) for name, each in rules.parameters.items()}
-    thresholds: dict[str, float] = {}
+    actions, changed = dict(RuleSet().actions), dict[str, Any]()
     for name, given in _parse_rules(text).items():
         if name not in RULES:
             raise ContractError(f"rule {name!r} is unknown, expected one of {', '.join(RULES)}")
         changes = {"action": given} if isinstance(given, str) else given
+        known = ("action", *RULES[name].settings)
         if not isinstance(changes, dict):
             raise ContractError(f"rule {name} is {given!r}, expected an action or an object with one")
-        for key, value in changes.items():
-            if key == "action":
-                actions[name] = _check_action(name, value)
-            elif key in RULES[name].settings:
-                thresholds[key] = _number(0.0)(f"rule {name}: {key}", value)
-            elif key in RULES[name].parameters:
-                parameters[name][key] = RULES[name].parameters[key].check(f"rule {name}: {key}", value)
-            else:
-                known = ("action", *RULES[name].settings, *RULES[name].parameters)
-                raise ContractError(f"rule {name} has no {key!r}, expected one of {', '.join(known)}")
-    return RuleSet(settings=replace(settings, **thresholds), actions=actions, parameters=parameters)
+        if unknown := [key for key in changes if key not in known]:
+            raise ContractError(f"rule {name} has no {unknown[0]!r}, expected one of {', '.join(known)}")
+        if "action" in changes:
+            actions[name] = _check_action(name, changes.pop("action"))
+        changed |= changes
+    return RuleSet(settings=replace(settings, **changed), actions=actions)
 
 
 def _parse_rules(text: str) -> dict[str, Any]:

@@ -1,7 +1,7 @@
 """`evergreen schema`: shows the schema in force, compares two schemas, accepts a new one.
 
 Runs in the validation environment, or on a cluster in its image (`python -m components.validation.schema_command`).
-It needs protobuf, not TFDV, and only once its arguments are read. Comparing and storing is left to `schema_versions`.
+Comparing and storing is left to `schema_versions`.
 """
 
 from __future__ import annotations
@@ -10,7 +10,6 @@ import argparse
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 from components.contracts.manifests import Model
 from components.contracts.retrain_request import CURRENT
@@ -20,6 +19,15 @@ from components.runtime.people import whoami
 from components.storage.uris import local_path, typed_folder
 from components.store import models as model_store
 from components.store.runs import run_folder
+from components.validation.schema_versions import (
+    NOTE,
+    accept_schema,
+    compare_schemas,
+    read_accepted,
+    read_schema,
+    schema_in_force,
+    version_path,
+)
 
 
 def build_parser() -> argparse.ArgumentParser:
@@ -28,8 +36,7 @@ def build_parser() -> argparse.ArgumentParser:
     commands = parser.add_subparsers(dest="command", required=True)
     show = commands.add_parser("show", help="print the schema in force: the newest accepted one, else the live model's")
     show.add_argument("which", nargs="?", default="force", help="force (default), live, a version, run:NAME or a file")
-    show.add_argument("--text", action="store_true", help="print the file as it is")
-    diff = commands.add_parser("diff", help="compare two schemas; each difference is looser, stricter, other or note")
+    diff = commands.add_parser("diff", help="compare two schemas; each difference is looser, stricter or a note")
     diff.add_argument("old", help="force, live, a version, run:NAME (what the run proposes, --work) or a file")
     diff.add_argument("new", help="the same")
     accept = commands.add_parser("accept", help="put a proposed or an edited schema in force")
@@ -57,18 +64,14 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _show(store: Path, arguments: argparse.Namespace) -> int:
-    from components.validation.schema_versions import read_schema
-
     path = _find_schema(store, arguments.which, arguments.work)
-    print(path.read_text(encoding="utf-8") if arguments.text else f"{path}\n{describe_schema(read_schema(path))}")
+    print(f"# {path}\n{path.read_text(encoding='utf-8')}", end="")
     return ExitCode.DONE
 
 
 def _diff(store: Path, arguments: argparse.Namespace) -> int:
-    from components.validation.schema_versions import NOTE, compare_schemas, read_schema
-
-    old, new = (read_schema(_find_schema(store, which, arguments.work)) for which in (arguments.old, arguments.new))
-    differences = compare_schemas(old, new)
+    paths = [_find_schema(store, which, arguments.work) for which in (arguments.old, arguments.new)]
+    differences = compare_schemas(*map(read_schema, paths))
     for each in differences:
         print(f"{each.kind:<9}{each.name}: {each.old} -> {each.new}")
     print(f"{len(differences)} differences")
@@ -76,8 +79,6 @@ def _diff(store: Path, arguments: argparse.Namespace) -> int:
 
 
 def _accept(store: Path, arguments: argparse.Namespace) -> int:
-    from components.validation.schema_versions import accept_schema, version_path
-
     which = arguments.which
     line = accept_schema(
         store,
@@ -93,8 +94,6 @@ def _accept(store: Path, arguments: argparse.Namespace) -> int:
 
 
 def _log(store: Path, _arguments: argparse.Namespace) -> int:
-    from components.validation.schema_versions import read_accepted
-
     lines = read_accepted(store)
     if not lines:
         print("no schema was accepted yet: rounds are judged by their champion's")
@@ -111,8 +110,6 @@ def _live_schema(store: Path) -> tuple[str, Path] | None:
 
 def _find_schema(store: Path, which: str, work: str) -> Path:
     """The file of the schema that a person named."""
-    from components.validation.schema_versions import schema_in_force, version_path
-
     live = _live_schema(store)
     if which == "force" and (path := schema_in_force(store, live[1] if live else None)):
         return path
@@ -131,37 +128,6 @@ def _find_schema(store: Path, which: str, work: str) -> Path:
     if not path.is_file():
         raise ContractError(hint)
     return path
-
-
-def describe_schema(schema: Any) -> str:
-    """One line per feature: type, share of the rows that must have a value, allowed values, where it is required."""
-    from tensorflow_metadata.proto.v0 import schema_pb2
-
-    lines = [f"{'feature':<12}{'type':<8}{'present':<12}{'values':<34}required in"]
-    for feature in schema.feature:
-        kind = schema_pb2.FeatureType.Name(feature.type)
-        places = [name for name in schema.default_environment if name not in feature.not_in_environment]
-        present = f">= {feature.presence.min_count} rows" if feature.presence.min_count else "optional"
-        if feature.presence.min_fraction:
-            present = f">= {feature.presence.min_fraction:.2%}"
-        values = _describe_values(feature, schema)
-        lines.append(f"{feature.name:<12}{kind:<8}{present:<12}{values:<34}{', '.join(places)}".rstrip())
-    return "\n".join(lines)
-
-
-def _describe_values(feature: Any, schema: Any) -> str:
-    kind = feature.WhichOneof("domain_info")
-    if kind in ("int_domain", "float_domain"):
-        domain = getattr(feature, kind)
-        low = f"{domain.min:g}" if domain.HasField("min") else "any"
-        high = f"{domain.max:g}" if domain.HasField("max") else "any"
-        banned = [word for word in ("nan", "inf") if getattr(domain, f"disallow_{word}", False)]
-        return f"{low} to {high}" + (f", no {' or '.join(banned)}" if banned else "")
-    if kind == "string_domain":
-        return f"{len(feature.string_domain.value)} values"
-    if kind == "domain":
-        return f"{sum(len(each.value) for each in schema.string_domain if each.name == feature.domain)} values"
-    return kind or "any"
 
 
 if __name__ == "__main__":

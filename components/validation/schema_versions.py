@@ -3,8 +3,7 @@
 Every schema says what holds in training and in serving (`TRAINING`, `SERVING`).
 
 A difference of two schemas is `stricter` only if that is certain: whatever the old schema refuses, the new one refuses
-too. It is `looser` if more may pass, and `other` if nothing is known about it (another type, another kind of domain, a
-field that this module does not understand); both must be accepted by name. `note` is for what TFDV does not judge by.
+too. Any other is `looser` and must be accepted by name, except a `note`, by which TFDV does not judge.
 
 Accepted versions are stored as `<store>/schemas/<n>.pbtxt`, numbered from 1, with who accepted which and why in
 `<store>/schemas/journal.jsonl`. A version counts from its line in the journal on: a file without one was left by an
@@ -14,7 +13,6 @@ accept that was killed, and the next accept overwrites it.
 from __future__ import annotations
 
 import fcntl
-import hashlib
 import json
 import math
 from collections.abc import Iterator, Sequence
@@ -27,21 +25,21 @@ from typing import Any, NamedTuple
 from google.protobuf import text_format
 from tensorflow_metadata.proto.v0 import schema_pb2
 
-from components.runtime.durable import append_line, write_whole
+from components.runtime.durable import append_line, read_lines, sha256_file, write_whole
 from components.runtime.errors import ContractError, first_line
 
 TRAINING, SERVING = "TRAINING", "SERVING"
-LOOSER, STRICTER, OTHER, NOTE = "looser", "stricter", "other", "note"
+LOOSER, STRICTER, NOTE = "looser", "stricter", "note"
 JOURNAL = "journal.jsonl"
 
-_MORE, _LESS, _FEWER = "more", "less", "fewer"
-"""Which way a rule becomes stricter: by a larger value, a smaller one, or fewer allowed values."""
+_MORE, _LESS, _ADDED = "more", "less", "added"
+"""Which way a rule becomes stricter: by a larger value, a smaller one (or a part of a set), or by its first value."""
 _OWN_RULE = {
     *("name", "type", "presence", "in_environment", "not_in_environment", "distribution_constraints", "domain"),
     *("int_domain", "float_domain", "string_domain"),
 }
 """Fields of a feature that are compared as rules of their own."""
-_REMARKS = {"annotation"}
+_REMARK = "annotation"
 _FITTING = {("INT", "int_domain"), ("FLOAT", "float_domain"), ("BYTES", "string_domain"), ("BYTES", "domain")}
 """Types and the domains that refuse more values of them; with any other domain TFDV drops other checks."""
 
@@ -73,37 +71,32 @@ def expect_sound(schema: Any, source: str) -> None:
     names = [feature.name for feature in schema.feature]
     if twins := sorted({name for name in names if names.count(name) > 1}):
         raise ContractError(f"{source} has {', '.join(twins)} twice, expected each feature once")
-    for feature in schema.feature:
-        if not feature.name or not feature.type:
-            raise ContractError(f"{source} has a feature named {feature.name!r} without name or type")
-        domain = feature.WhichOneof("domain_info")
-        if domain in ("int_domain", "float_domain"):
-            _expect_ordered_bounds(getattr(feature, domain), f"{source}: {feature.name}")
-        if feature.HasField("distribution_constraints") and domain not in ("string_domain", "domain"):
-            raise ContractError(f"{source}: {feature.name} has distribution_constraints without a list of values")
-        if domain == "domain" and feature.domain not in {named.name for named in schema.string_domain}:
-            raise ContractError(f"{source}: {feature.name} has domain {feature.domain!r}, which is not in the schema")
-        for name, share in _required_shares(feature):
-            if not 0 <= share <= 1:
-                raise ContractError(f"{source}: {feature.name} has {name} {share}, expected 0 to 1")
     if TRAINING not in schema.default_environment:
         raise ContractError(f"{source} has default_environment {list(schema.default_environment)}, without {TRAINING}")
+    for feature in schema.feature:
+        for fault in _faults_of(feature, {named.name for named in schema.string_domain}):
+            raise ContractError(f"{source}: feature {feature.name!r} has {fault}")
 
 
-def _expect_ordered_bounds(domain: Any, source: str) -> None:
-    low = domain.min if domain.HasField("min") else -math.inf
-    high = domain.max if domain.HasField("max") else math.inf
-    if not low <= high:
-        raise ContractError(f"{source} has bounds {low} to {high}, expected the lower one first, and no NaN")
-
-
-def _required_shares(feature: Any) -> list[tuple[str, float]]:
-    shares = []
-    if feature.HasField("presence"):
-        shares.append(("min_fraction", feature.presence.min_fraction))
+def _faults_of(feature: Any, lists: set[str]) -> Iterator[str]:
+    if not feature.name or not feature.type:
+        yield "no name or no type"
+    kind = feature.WhichOneof("domain_info")
+    if kind in ("int_domain", "float_domain"):
+        domain = getattr(feature, kind)
+        low = domain.min if domain.HasField("min") else -math.inf
+        high = domain.max if domain.HasField("max") else math.inf
+        if not low <= high:
+            yield f"bounds {low} to {high}, expected the lower one first, and no NaN"
+    if kind == "domain" and feature.domain not in lists:
+        yield f"domain {feature.domain!r}, which is not in the schema"
+    if not 0 <= feature.presence.min_fraction <= 1:
+        yield f"min_fraction {feature.presence.min_fraction}, expected 0 to 1"
     if feature.HasField("distribution_constraints"):
-        shares.append(("min_domain_mass", feature.distribution_constraints.min_domain_mass))
-    return shares
+        if kind not in ("string_domain", "domain"):
+            yield "distribution_constraints without a list of values"
+        if not 0 <= feature.distribution_constraints.min_domain_mass <= 1:
+            yield f"min_domain_mass {feature.distribution_constraints.min_domain_mass}, expected 0 to 1"
 
 
 # -- differences
@@ -125,10 +118,19 @@ class SchemaDifference(NamedTuple):
 
 
 class _SchemaRule(NamedTuple):
-    """A rule's value, and which way it becomes stricter, or the kind of any change of it."""
+    """A rule's value, and which way it becomes stricter; `NOTE`, or None if any change may loosen it."""
 
-    direction: str
+    direction: str | None
     value: Any
+
+    def kind_of_change(self, after: Any) -> str:
+        """The kind of the difference to another value."""
+        is_stricter = (
+            (self.direction == _MORE and after > self.value)
+            or (self.direction == _LESS and after < self.value)
+            or (self.direction == _ADDED and self.value == "none")
+        )
+        return NOTE if self.direction == NOTE else STRICTER if is_stricter else LOOSER
 
 
 def compare_schemas(old: Any, new: Any) -> list[SchemaDifference]:
@@ -144,87 +146,70 @@ def compare_schemas(old: Any, new: Any) -> list[SchemaDifference]:
             found.append(SchemaDifference(name, "column", LOOSER, "known", "unknown, so its rules are gone"))
         else:
             found += _differences(name, _rules_of_feature(before, old), _rules_of_feature(after, new))
-            found += _domain_differences(before, after, old, new)
     return found
 
 
 def _differences(feature: str, old: dict[str, _SchemaRule], new: dict[str, _SchemaRule]) -> Iterator[SchemaDifference]:
-    for rule, (direction, before) in old.items():
-        after = new[rule].value
-        if before == after:
-            continue
-        if direction == _FEWER:
-            kind = LOOSER if after - before else STRICTER
-            texts = (f"without {_format_rule(after - before)}", f"without {_format_rule(before - after)}")
-        else:
-            is_ordered = direction in (_MORE, _LESS)
-            kind = (STRICTER if (after > before) == (direction == _MORE) else LOOSER) if is_ordered else direction
+    """Of the rules that both have: those of two kinds of domains cannot be compared, but the kind is a rule too."""
+    for rule, (_, before) in old.items():
+        if rule in new and before != (after := new[rule].value):
             texts = (_format_rule(before), _format_rule(after))
-        yield SchemaDifference(feature, rule, kind, *texts)
+            if isinstance(before, frozenset):
+                texts = (f"without {_format_rule(after - before)}", f"without {_format_rule(before - after)}")
+            # The direction of the new rule: whether a domain that is added fits depends on it.
+            yield SchemaDifference(feature, rule, new[rule]._replace(value=before).kind_of_change(after), *texts)
 
 
 def _rules_of_schema(schema: Any) -> dict[str, _SchemaRule]:
     others = [f.name for f in schema.DESCRIPTOR.fields if f.name not in ("feature", "string_domain")]
-    return {name: _SchemaRule(NOTE if name in _REMARKS else OTHER, getattr(schema, name)) for name in others}
+    return {name: _SchemaRule(NOTE if name == _REMARK else None, getattr(schema, name)) for name in others}
 
 
 def _rules_of_feature(feature: Any, schema: Any) -> dict[str, _SchemaRule]:
     required_in = {*schema.default_environment, *feature.in_environment} - set(feature.not_in_environment)
     rules = {
-        "type": _SchemaRule(OTHER, schema_pb2.FeatureType.Name(feature.type)),
+        "type": _SchemaRule(None, schema_pb2.FeatureType.Name(feature.type)),
         "min_fraction": _SchemaRule(_MORE, feature.presence.min_fraction),
         "min_count": _SchemaRule(_MORE, feature.presence.min_count),
         # Where it is required, rows without it are refused; elsewhere TFDV refuses rows with it.
-        "environments": _SchemaRule(LOOSER, frozenset(required_in)),
+        "environments": _SchemaRule(None, frozenset(required_in)),
         "min_domain_mass": _SchemaRule(_MORE, feature.distribution_constraints.min_domain_mass),  # 1 if it is not set
     }
     for field in feature.DESCRIPTOR.fields:
         if field.name not in _OWN_RULE:
             value = getattr(feature, field.name)
             is_set = bool(value) if field.label == field.LABEL_REPEATED else feature.HasField(field.name)
-            rules[field.name] = _SchemaRule(NOTE if field.name in _REMARKS else OTHER, (value, is_set))
-    return rules
+            rules[field.name] = _SchemaRule(NOTE if field.name == _REMARK else None, (value, is_set))
+    return rules | _rules_of_domain(feature, schema)
 
 
-def _domain_differences(old: Any, new: Any, old_schema: Any, new_schema: Any) -> Iterator[SchemaDifference]:
-    (before, old_rules), (after, new_rules) = _domain_of(old, old_schema), _domain_of(new, new_schema)
-    if before == after:
-        yield from _differences(old.name, old_rules, new_rules)
-        return
-    kind = OTHER
-    if before == "none":
-        fits = (schema_pb2.FeatureType.Name(new.type), new.WhichOneof("domain_info")) in _FITTING
-        kind = STRICTER if fits else OTHER
-    elif after == "none":
-        kind = LOOSER
-    yield SchemaDifference(new.name, "domain", kind, before, after)
-
-
-def _domain_of(feature: Any, schema: Any) -> tuple[str, dict[str, _SchemaRule]]:
-    """The kind of the feature's domain, and its rules."""
+def _rules_of_domain(feature: Any, schema: Any) -> dict[str, _SchemaRule]:
+    """The kind of the feature's domain as the rule `domain`, and the domain's own rules."""
     kind = feature.WhichOneof("domain_info")
     if kind is None:
-        return "none", {}
+        return {"domain": _SchemaRule(None, "none")}
+    direction = _ADDED if (schema_pb2.FeatureType.Name(feature.type), kind) in _FITTING else None
     domain = getattr(feature, kind)
     if kind == "domain":
-        named = {each.name: each for each in schema.string_domain}
-        if domain not in named:
-            return f"domain {domain!r}", {}
-        domain = named[domain]
+        domain = {each.name: each for each in schema.string_domain}[domain]
     if kind in ("domain", "string_domain"):
-        categorical = _SchemaRule(OTHER, domain.is_categorical)
-        return "values", {"values": _SchemaRule(_FEWER, frozenset(domain.value)), "is_categorical": categorical}
+        return {
+            "domain": _SchemaRule(direction, "values"),
+            "values": _SchemaRule(_LESS, frozenset(domain.value)),
+            "is_categorical": _SchemaRule(None, domain.is_categorical),
+        }
     if kind not in ("int_domain", "float_domain"):
-        return kind, {"domain": _SchemaRule(OTHER, domain)}
+        return {"domain": _SchemaRule(direction, kind), kind: _SchemaRule(None, domain)}
     rules = {
+        "domain": _SchemaRule(direction, kind),
         "min": _SchemaRule(_MORE, domain.min if domain.HasField("min") else -math.inf),
         "max": _SchemaRule(_LESS, domain.max if domain.HasField("max") else math.inf),
     }
     for field in domain.DESCRIPTOR.fields:
         if field.name not in ("name", "min", "max"):
-            direction = _MORE if field.name.startswith("disallow_") else OTHER
-            rules[field.name] = _SchemaRule(direction, getattr(domain, field.name))
-    return kind, rules
+            is_ban = field.name.startswith("disallow_")
+            rules[field.name] = _SchemaRule(_MORE if is_ban else None, getattr(domain, field.name))
+    return rules
 
 
 def _format_rule(value: Any) -> str:
@@ -274,40 +259,29 @@ def read_accepted(store: Path) -> list[AcceptedSchema]:
     """Every accepted version, oldest first.
 
     Raises:
-        ContractError: a line is none; names the file and the line.
+        ContractError: a line of the journal is damaged; names the file and the line.
     """
-    path = schemas_folder(store) / JOURNAL
-    if not path.exists():
-        return []
-    # A last line without its newline is a torn append: nothing was accepted.
-    *lines, _ = path.read_bytes().split(b"\n")
-    return [_parse_accepted(line, f"{path} line {number}") for number, line in enumerate(lines, start=1)]
-
-
-def _parse_accepted(line: bytes, source: str) -> AcceptedSchema:
-    try:
-        return AcceptedSchema(**json.loads(line))
-    except (ValueError, TypeError) as error:
-        raise ContractError(f"{source} is not an accepted schema: {error}") from error
+    path, accepted = schemas_folder(store) / JOURNAL, []
+    for number, line in enumerate(read_lines(path), start=1):
+        try:
+            accepted.append(AcceptedSchema(**json.loads(line)))
+        except (ValueError, TypeError) as error:
+            raise ContractError(f"{path} line {number} is not an accepted schema: {error}") from error
+    return accepted
 
 
 def newest_accepted(store: Path) -> AcceptedSchema | None:
-    """The version in force; None where nobody accepted one.
+    """The version in force; None if nobody accepted one.
 
     Raises:
-        ContractError: its file is not the one that was accepted.
+        ContractError: its file is absent, or not the one that was accepted.
     """
-    lines = read_accepted(store)
-    if not lines:
-        return None
-    path = version_path(store, lines[-1].version)
-    try:
-        sha256 = hashlib.sha256(path.read_bytes()).hexdigest()
-    except OSError as error:
-        raise ContractError(f"schema {path} cannot be read: {error.strerror}") from error
-    if sha256 != lines[-1].sha256:
-        raise ContractError(f"schema {path} has SHA-256 {sha256}, expected {lines[-1].sha256}: it was changed in place")
-    return lines[-1]
+    newest = next(reversed(read_accepted(store)), None)
+    if newest is not None:
+        path = version_path(store, newest.version)
+        if not path.is_file() or sha256_file(path) != newest.sha256:
+            raise ContractError(f"schema {path} is absent or was changed in place since it was accepted")
+    return newest
 
 
 def schema_in_force(store: Path, of_champion: Path | None) -> Path | None:
@@ -351,7 +325,6 @@ def accept_schema(
         if path is None and of_champion is not None:
             base, path = f"model {of_champion[0]}", of_champion[1]
         loosened = _check_loosened(path, schema, loosen)
-        content = source.read_bytes()
         line = AcceptedSchema(
             version=before.version + 1 if before else 1,
             time=datetime.now(timezone.utc).isoformat(),
@@ -359,11 +332,11 @@ def accept_schema(
             reason=reason,
             source=str(source),
             run=run,
-            sha256=hashlib.sha256(content).hexdigest(),
+            sha256=sha256_file(source),
             base=base,
             loosened=loosened,
         )
-        write_whole(version_path(store, line.version), content)
+        write_whole(version_path(store, line.version), source.read_bytes())
         append_line(schemas_folder(store) / JOURNAL, json.dumps(asdict(line)))
     return line
 
@@ -372,9 +345,9 @@ def _check_loosened(base: Path | None, schema: Any, loosen: Sequence[str]) -> li
     differences = compare_schemas(read_schema(base), schema) if base else []
     if base and not differences:
         raise ContractError(f"the schema equals {base}: there is nothing to accept")
-    loosened = [each for each in differences if each.kind in (LOOSER, OTHER)]
+    loosened = [each for each in differences if each.kind == LOOSER]
     if unnamed := [each for each in loosened if each.name not in loosen]:
-        listed = "; ".join(f"{each.name} ({each.kind}: {each.old} -> {each.new})" for each in unnamed)
+        listed = "; ".join(f"{each.name} ({each.old} -> {each.new})" for each in unnamed)
         flags = " ".join(f"--loosen {each.name}" for each in unnamed)
         raise ContractError(f"the schema would loosen {listed}. If that is intended: {flags}")
     if wrong := sorted(set(loosen) - {each.name for each in loosened}):

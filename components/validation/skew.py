@@ -6,7 +6,7 @@ certain, whatever its distribution looks like. Values are the same if they are t
 zero; two missing values are the same. If fewer than `MIN_JOINED` rows join, distributions are compared instead, which
 is weaker evidence: the rows may be of other users. Labels are not compared, because what is served has no label yet.
 
-Rows are joined in parts by a hash of the request id, which pass through a scratch folder if they are many.
+The served rows of the span are kept in a scratch folder; both sides are joined in parts, by a hash of the request id.
 """
 
 from __future__ import annotations
@@ -14,8 +14,8 @@ from __future__ import annotations
 import logging
 import math
 import zlib
-from collections.abc import Iterable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta, timezone
 from pathlib import Path
@@ -29,9 +29,9 @@ import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
 from components.contracts import criteo
+from components.drift_statistics.clustered import Clustered, correlations, own_designs
 from components.drift_statistics.effects import wilson_interval
-from components.runtime.errors import ContractError, first_line
-from components.storage.downloads import fetched_files
+from components.runtime.errors import ContractError
 from components.storage.locations import open_objects
 from components.storage.objects import Objects
 from components.storage.uris import is_bucket_uri, local_path
@@ -148,30 +148,28 @@ def measure_skew(
     Args:
         training: Parquet files in the raw schema.
         archive: From `open_served`.
-        scratch: Folder for fetched files and parts; nothing stays in it.
+        scratch: Folder for the served rows of the span and for parts; nothing stays in it.
         settings: How large a difference must be to matter.
         excluded: Features that the run left out; not compared.
         part_rows: See `PART_ROWS`.
 
     Raises:
         ContractError: a file on either side lacks a column or holds it in another type.
-        TemporaryError, PermanentError: the archive's bucket cannot be read, or a file changed meanwhile.
+        TemporaryError, PermanentError: the archive's bucket cannot be read.
     """
     features = [name for name in criteo.FEATURES if name not in excluded]
     span = span_of(training)
     if span is None:
         return Skew(facts=_make_facts(archive, span, RowJoin([]), ROWS))
     scratch.mkdir(parents=True, exist_ok=True)
-    with served_files(archive, span, features, scratch) as files:
-        joined = RowJoin(features)
-        if files:
-            joined = _join_files(training, files, span, scratch, features=features, part_rows=part_rows)
-            logger.info("joined %d training rows with served ones; %d had none", joined.joined, joined.only_training)
+    with TemporaryDirectory(dir=scratch, prefix=".skew-") as folder:
+        served = keep_served(archive, span, features, Path(folder, "served.parquet"))
+        joined = _join_files(training, served, Path(folder), features=features, part_rows=part_rows)
+        logger.info("joined %d training rows with served ones; %d had none", joined.joined, joined.only_training)
         if joined.joined >= MIN_JOINED or not joined.only_served + joined.joined:
             entries = [joined.entry(name, settings.skew_share) for name in features] if joined.joined else []
             return Skew(facts=_make_facts(archive, span, joined, ROWS), rows=tuple(entries))
-        now = _summarize_window(read_columns(training, features), excluded)
-        before = _summarize_window(within(read_columns(files, features), span), excluded)
+        now, before = (_summarize_window(read_columns(side, features), excluded) for side in (training, [served]))
     entries_of_drift = measure_drift(now, KeptWindows((before,)), settings)
     return Skew(facts=_make_facts(archive, span, joined, DISTRIBUTIONS), distributions=tuple(entries_of_drift))
 
@@ -198,79 +196,41 @@ def _summarize_window(batches: Iterator[pa.RecordBatch], excluded: Sequence[str]
 # -- reading both sides
 
 
-@contextmanager
-def served_files(archive: Objects, span: EventSpan, features: Sequence[str], scratch: Path) -> Iterator[list[Path]]:
-    """Yields Parquet files with at least the rows of the span, oldest day first.
+def keep_served(archive: Objects, span: EventSpan, features: Sequence[str], path: Path) -> Path:
+    """Writes the archived rows of the span, oldest day first, as the Parquet file `path`, which it returns.
 
-    Of an archive in a bucket, only the rows of the span are kept on this machine: about as many as the training rows,
-    however much else was served on those days.
+    About as many rows as training has, however much else was served on those days.
 
     Args:
         archive: Where served rows are.
         span: Files of its days may hold other rows.
-        features: Columns to read beside those that name and date a row.
-        scratch: Folder for what has to be fetched; nothing stays in it.
+        features: Columns to keep beside those that name and date a row.
+        path: A new file.
 
     Raises:
-        ContractError: a file is damaged, or lacks a column.
-        TemporaryError, PermanentError: it cannot be fetched; TemporaryError also if it changes meanwhile.
+        ContractError: a file is damaged, or lacks a column or holds it in another type.
+        TemporaryError, PermanentError: a file cannot be fetched.
     """
-    wanted = [each.info for each in archived_files(archive, days=span.days())]
-    in_place = [path for each in wanted if (path := archive.local(each.name)) is not None]
-    if len(in_place) == len(wanted):
-        yield in_place
-        return
-    size = sum(each.size for each in wanted) / 1e6
-    logger.info("served rows %s: %d files of %d days, %.1f MB", archive.uri, len(wanted), len(span.days()), size)
-    with TemporaryDirectory(dir=scratch, prefix=".served-") as kept:
-        files = []
-        for number, (info, fetched) in enumerate(fetched_files(archive, wanted, Path(kept))):
-            path = Path(kept, f"{number}.parquet")
-            try:
-                is_any = _write_batches(within(read_columns([fetched], features), span), path)
-            except ContractError as error:
-                raise ContractError(str(error).replace(str(fetched), f"{archive.uri}/{info.name}")) from error
-            files += [path] if is_any else []
-        yield files
-
-
-def _write_batches(batches: Iterator[pa.RecordBatch], path: Path) -> bool:
-    """Writes the rows to a Parquet file; if there are none, no file."""
-    first = next(batches, None)
-    if first is None:
-        return False
-    with pq.ParquetWriter(path, first.schema) as writer:
-        writer.write_batch(first)
-        for batch in batches:
-            writer.write_batch(batch)
-    return True
+    with pq.ParquetWriter(path, arrow_schema(_column_types(features))) as writer:
+        for archived in archived_files(archive, days=span.days()):
+            with archived.opened() as file:
+                for batch in _batches_of(file, archived.uri, features):
+                    times = batch.column(criteo.EVENT_TIME)
+                    writer.write_batch(
+                        batch.filter(pc.and_(pc.greater_equal(times, span.first), pc.less_equal(times, span.last)))
+                    )
+    return path
 
 
 def span_of(files: Sequence[Path]) -> EventSpan | None:
     """From the oldest to the newest row of `files`; None without rows.
 
     Raises:
-        ContractError: a file is not Parquet, or has no event times.
+        ContractError: a file is damaged or has no event times.
     """
-    ends: list[datetime] = []
-    for path in files:
-        try:
-            for batch in pq.ParquetFile(path).iter_batches(columns=[criteo.EVENT_TIME]):
-                ends += [time for time in pc.min_max(batch.column(0)).as_py().values() if time is not None]
-        except (pa.ArrowException, OSError, KeyError, IndexError) as error:
-            raise ContractError(f"{path} has no event times: {first_line(error)}") from error
-    return EventSpan(min(ends), max(ends)) if ends else None
-
-
-def within(batches: Iterable[pa.RecordBatch], span: EventSpan) -> Iterator[pa.RecordBatch]:
-    """The rows of `batches` in the span; empty batches are left out."""
-    kind = pa.timestamp("us", tz="UTC")
-    first, last = (pa.scalar(end.astimezone(timezone.utc), kind) for end in span)
-    for batch in batches:
-        times = batch.column(batch.schema.get_field_index(criteo.EVENT_TIME))
-        kept = batch.filter(pc.and_(pc.greater_equal(times, first), pc.less_equal(times, last)))
-        if kept.num_rows:
-            yield kept
+    ends = [pc.min_max(batch.column(criteo.EVENT_TIME)).as_py() for batch in read_columns(files, [])]
+    times = [time for end in ends for time in end.values() if time is not None]
+    return EventSpan(min(times), max(times)) if times else None
 
 
 def read_columns(files: Sequence[Path], features: Sequence[str]) -> Iterator[pa.RecordBatch]:
@@ -279,44 +239,42 @@ def read_columns(files: Sequence[Path], features: Sequence[str]) -> Iterator[pa.
     Raises:
         ContractError: a file is damaged, or lacks a column or holds it in another type.
     """
-    names = [criteo.REQUEST_ID, criteo.ROW, criteo.EVENT_TIME, *features]
-    expected = arrow_schema({name: criteo.RAW_TYPES[name] for name in names})
     for path in files:
-        with reading_parquet(path):
-            file = pq.ParquetFile(path)
-            for column in expected:
-                found = file.schema_arrow.field(column.name).type if column.name in file.schema_arrow.names else None
-                if found != column.type:
-                    fault = "is missing" if found is None else f"is {found}"
-                    raise ContractError(f"column {column.name} {fault} in {path}, expected {column.type}")
-            for batch in file.iter_batches(batch_size=BATCH_ROWS, columns=names):
-                yield pa.RecordBatch.from_arrays([batch.column(name) for name in names], names)
+        with reading_parquet(path), pq.ParquetFile(path) as file:
+            yield from _batches_of(file, str(path), features)
+
+
+def _batches_of(file: pq.ParquetFile, origin: str, features: Sequence[str]) -> Iterator[pa.RecordBatch]:
+    found, expected = file.schema_arrow, arrow_schema(_column_types(features))
+    for column in expected:
+        kind = found.field(column.name).type if column.name in found.names else None
+        if kind != column.type:
+            fault = "is missing" if kind is None else f"is {kind}"
+            raise ContractError(f"column {column.name} {fault} in {origin}, expected {column.type}")
+    for batch in file.iter_batches(batch_size=BATCH_ROWS, columns=expected.names):
+        yield pa.RecordBatch.from_arrays([batch.column(name) for name in expected.names], expected.names)
+
+
+def _column_types(features: Sequence[str]) -> dict[str, str]:
+    names = (criteo.REQUEST_ID, criteo.ROW, criteo.EVENT_TIME, *features)
+    return {name: criteo.RAW_TYPES[name] for name in names}
 
 
 # -- joining
 
 
 def _join_files(
-    training: Sequence[Path],
-    served: Sequence[Path],
-    span: EventSpan,
-    scratch: Path,
-    *,
-    features: Sequence[str],
-    part_rows: int,
+    training: Sequence[Path], served: Path, scratch: Path, *, features: Sequence[str], part_rows: int
 ) -> RowJoin:
     joined = RowJoin(features)
-    sides = [read_columns(training, features), within(read_columns(served, features), span)]
-    rows = sum(int(pq.read_metadata(path).num_rows) for path in (*training, *served))
+    sides = [training, [served]]
+    rows = sum(int(pq.read_metadata(path).num_rows) for side in sides for path in side)
     num_parts = max(1, -(-rows // part_rows))
-    if num_parts == 1:
-        joined.add(*(_make_table(list(side)) for side in sides))
-        return joined
-    with TemporaryDirectory(dir=scratch, prefix=".skew-") as folder:
-        for number, side in enumerate(sides):
-            _write_parts(side, num_parts, Path(folder, str(number)))
-        for part in range(num_parts):
-            joined.add(*(_read_part(Path(folder, str(number), f"{part}.arrow")) for number in range(len(sides))))
+    folders = [scratch / "training", scratch / "served"]
+    for side, folder in zip(sides, folders):
+        _write_parts(read_columns(side, features), num_parts, folder)
+    for part in range(num_parts):
+        joined.add(*(_read_part(folder / f"{part}.arrow") for folder in folders))
     return joined
 
 
@@ -326,7 +284,7 @@ def _write_parts(batches: Iterator[pa.RecordBatch], num_parts: int, folder: Path
     writers: dict[int, Any] = {}
     with ExitStack() as stack:
         for batch in batches:
-            encoded = batch.column(0).dictionary_encode()
+            encoded = batch.column(criteo.REQUEST_ID).dictionary_encode()
             hashes = [zlib.crc32(text.encode()) % num_parts for text in encoded.dictionary.to_pylist()]
             part_of = np.array(hashes, np.int64)[encoded.indices.to_numpy(zero_copy_only=False)]
             for part in np.unique(part_of).tolist():
@@ -337,15 +295,11 @@ def _write_parts(batches: Iterator[pa.RecordBatch], num_parts: int, folder: Path
 
 def _read_part(path: Path) -> pa.Table:
     if not path.exists():
-        return _make_table([])
+        return pa.table({})
     with pa.OSFile(str(path)) as file:
         table = pa.ipc.open_file(file).read_all()
     path.unlink()
     return table
-
-
-def _make_table(batches: list[pa.RecordBatch]) -> pa.Table:
-    return pa.Table.from_batches(batches) if batches else pa.table({})
 
 
 @dataclass
@@ -381,7 +335,7 @@ class RowJoin:
         self.joined = self.only_training = self.only_served = 0
         self._requests = 0
         """Requests with a joined row."""
-        self._square_sizes = 0.0
+        self._square_sizes = 0
 
     def add(self, training: pa.Table, served: pa.Table) -> None:
         """Compares one part; a name that appears twice on a side counts once, by its first row."""
@@ -398,40 +352,40 @@ class RowJoin:
         _, group = np.unique(requests, return_inverse=True)
         sizes = np.bincount(group)
         self._requests += len(sizes)
-        self._square_sizes += float((sizes.astype(np.float64) ** 2).sum())
+        self._square_sizes += int((sizes**2).sum())
         mine, theirs = training.take(pa.array(of_training)), served.take(pa.array(of_served))
         for name, differences in self._differences.items():
             _compare_values(name, mine, theirs, group=group, sizes=sizes, differences=differences)
 
-    def interval(self, name: str) -> tuple[float, float] | None:
-        """95 % interval of the share of rows in which the feature differs; None without joined rows.
+    def interval(self, name: str) -> tuple[float, float]:
+        """95 % interval of the share of rows in which the feature differs; rows must have joined.
 
-        Wilson's, for as many independent rows as give the variance of the ratio over requests (Korn and Graubard,
-        Confidence intervals for proportions with small expected number of positive counts, 1998); if all rows or none
-        differ, for as many as there are requests.
+        Wilson's, for as many independent rows as the joined ones are worth, whose requests may differ together (Korn
+        and Graubard, Confidence intervals for proportions with small expected number of positive counts, 1998).
         """
-        if not self.joined:
-            return None
-        found, rows, requests = self._differences[name], self.joined, self._requests
-        share = found.differing / rows
-        effective = float(requests)
-        if 0 < share < 1 and requests > 1:
-            spread = found.squares - 2 * share * found.products + share**2 * self._square_sizes
-            variance = max(spread, 0.0) / rows**2 * requests / (requests - 1)
-            effective = min(float(rows), share * (1 - share) / variance) if variance > 0 else float(rows)
-        return wilson_interval(share, effective)
+        found = self._differences[name]
+        sample = Clustered(
+            counts=np.array([found.differing]),
+            squares=np.array([found.squares]),
+            products=np.array([found.products]),
+            rows=self.joined,
+            sizes=self._square_sizes,
+            requests=self._requests,
+        )
+        correlation, _ = correlations((sample,))
+        design, _ = own_designs(correlation, sample, sample)
+        return wilson_interval(found.differing / self.joined, self.joined / float(design[0]))
 
     def entry(self, name: str, threshold: float) -> SkewEntry:
         """What was found of the feature; rows must have joined."""
-        found, interval = self._differences[name], self.interval(name)
-        assert interval is not None
+        found, (low, high) = self._differences[name], self.interval(name)
         share = found.differing / self.joined
         return SkewEntry(
             feature=name,
             drifted=share > threshold,
             effect=share,
-            effect_low=interval[0],
-            effect_high=interval[1],
+            effect_low=low,
+            effect_high=high,
             threshold=threshold,
             num_rows=self.joined,
             differing=found.differing,

@@ -12,7 +12,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import pyarrow as pa
 import tensorflow_data_validation as tfdv
@@ -23,20 +23,11 @@ from tfx_bsl.arrow.table_util import CanonicalizeRecordBatch
 from components.contracts import criteo
 from components.runtime.errors import ContractError
 from components.runtime.forked import MAX_PROCESSES, available_cores, run_all
+from components.validation.reference import ReferenceCounter
 from components.validation.rows import COLUMNS, FilePart, divide, read_part
 
 ROWS_PER_PROCESS = 50_000
 """Fewer are not worth another process."""
-
-
-class RowCounter(Protocol):
-    """What counts the rows along with TFDV; instances are pickled."""
-
-    def add(self, batch: pa.RecordBatch, first_row: int) -> None:
-        """Counts raw rows, of which the first is row `first_row` of all."""
-
-    def merge(self, other: Any) -> None:
-        """Adds what another counter of the same kind counted of other rows."""
 
 
 def make_type_schema() -> Any:
@@ -68,7 +59,7 @@ def as_lists(batch: pa.RecordBatch) -> pa.RecordBatch:
 def summarize_files(
     files: Sequence[Path],
     columns: Sequence[str],
-    counters: Sequence[RowCounter] = (),
+    counters: Sequence[ReferenceCounter] = (),
     *,
     processes: int | None = None,
 ) -> Any:
@@ -90,7 +81,7 @@ def summarize_files(
         processes = max(1, min(available_cores(), MAX_PROCESSES, total // ROWS_PER_PROCESS))
     generators = stats_impl.get_generators(make_options(), in_memory=True)
 
-    def count(share: list[FilePart]) -> tuple[list[Any], Sequence[RowCounter]]:
+    def count(share: list[FilePart]) -> tuple[list[Any], Sequence[ReferenceCounter]]:
         # A process may be given a second share.
         copies = copy.deepcopy(counters)
         partials = [generator.create_accumulator() for generator in generators]
@@ -127,24 +118,17 @@ def read_statistics(path: Path) -> Any:
         ContractError: the file is absent or does not hold the statistics of one data set.
     """
     try:
-        return parse_statistics(path.read_bytes(), path)
-    except OSError as error:
+        return parse_statistics(path.read_bytes())
+    except Exception as error:  # protobuf's DecodeError has no public base but Exception
         raise ContractError(f"statistics {path} cannot be read: {error}") from error
 
 
-def parse_statistics(content: bytes, origin: object) -> Any:
-    """The statistics whose serialized form is `content`.
-
-    Raises:
-        ContractError: they are not the statistics of one data set; the message names `origin`.
-    """
+def parse_statistics(content: bytes) -> Any:
+    """The statistics of one data set, serialized; ValueError or protobuf's error if they are not."""
     statistics = statistics_pb2.DatasetFeatureStatisticsList()
-    try:
-        statistics.ParseFromString(content)
-    except Exception as error:  # protobuf's DecodeError has no public base but Exception
-        raise ContractError(f"statistics {origin} cannot be read: {error}") from error
+    statistics.ParseFromString(content)
     if len(statistics.datasets) != 1:
-        raise ContractError(f"statistics {origin} hold {len(statistics.datasets)} data sets, expected 1")
+        raise ValueError(f"there are {len(statistics.datasets)} data sets, expected 1")
     return statistics
 
 

@@ -7,9 +7,9 @@ A categorical column lists its `LISTED` most frequent values; the others are one
 not listed is only known to have had at most `floor` rows, and a listed count may lack as many; so a comparison gives a
 value its own cell only if `floor` is a small part of its rows. Merging adds the floors.
 
-`KeptWindows` are stored with the model (`manifests.Model.WINDOWS`): the newest apart, older ones merged into one, so at
-most `NEWEST` + 1 summaries of at most 2 MB. The file is NumPy's .npz: the array `head` holds JSON (UTF-8), and each
-window has five arrays. The same windows give the same bytes.
+`KeptWindows` are stored with the model (`manifests.Model.WINDOWS`): the newest, and all older ones merged into one, at
+most 2 MB each. The file is NumPy's .npz: the array `head` holds JSON (UTF-8), and each column of a window has its own
+arrays. The same windows give the same bytes.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from __future__ import annotations
 import io
 import json
 import zipfile
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from functools import cached_property, reduce
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -33,12 +33,7 @@ from components.runtime.errors import ContractError
 LISTED = 2000
 """Most values that a summary lists of a column."""
 NUM_BUCKETS = len(DENSE_EDGES) - 1
-NEWEST = 6
-"""Windows that are kept apart."""
 KIND, FORMAT_VERSION = "TrainingWindows", 1
-
-_SCALARS = ("present", "present_sizes", "present_requests", "place_squares", "place_products", "floor")
-_HEAD = ("digest", "first_event_time", "last_event_time", "num_windows", "rows", "requests", "sizes")
 
 Ints = NDArray[np.int64]
 
@@ -137,7 +132,6 @@ class WindowSummary:
     """Of the newest window's rows (`manifests.RawDataset.digest`)."""
     first_event_time: str
     last_event_time: str
-    num_windows: int
     rows: int
     requests: int
     """Requests that the rows came in."""
@@ -160,7 +154,6 @@ class WindowSummary:
             newer,
             first_event_time=min(self.first_event_time, newer.first_event_time),
             last_event_time=max(self.last_event_time, newer.last_event_time),
-            num_windows=self.num_windows + newer.num_windows,
             rows=self.rows + newer.rows,
             requests=self.requests + newer.requests,
             sizes=self.sizes + newer.sizes,
@@ -171,7 +164,7 @@ class WindowSummary:
 
 @dataclass(frozen=True)
 class KeptWindows:
-    """Windows in the order in which they were learned, the newest last."""
+    """Windows in the order in which they were learned, the newest last; older ones may be merged into one."""
 
     windows: tuple[WindowSummary, ...]
 
@@ -186,31 +179,39 @@ class KeptWindows:
         return self.windows[-1]
 
     def followed_by(self, window: WindowSummary) -> KeptWindows:
-        """These and one more window, which replaces the newest one if both hold the same rows."""
+        """These as one window, and `window`, which replaces the newest of them if both hold the same rows."""
         before = self.windows
         if before and window.digest and before[-1].digest == window.digest:
             before = before[:-1]
-        kept = (*before, window)
-        oldest = kept[: max(len(kept) - NEWEST, 0)]
-        return KeptWindows((*([reduce(WindowSummary.__add__, oldest)] if oldest else []), *kept[len(oldest) :]))
+        return KeptWindows((KeptWindows(before).merged, window) if before else (window,))
 
     def write(self, path: Path) -> None:
         """Writes the windows to `path`, whole or not at all."""
-        head = {"kind": KIND, "format_version": FORMAT_VERSION, "dense_edges": DENSE_EDGES.tolist()}
-        head["windows"] = [_window_head(window) for window in self.windows]
-        arrays: dict[str, Any] = {"head": np.frombuffer(json.dumps(head).encode(), np.uint8)}
+        head = {"kind": KIND, "format_version": FORMAT_VERSION, "dense_edges": DENSE_EDGES.tolist(), "windows": []}
+        arrays: dict[str, Any] = {}
         for number, window in enumerate(self.windows):
-            arrays |= {f"{number}/{name}": array for name, array in _window_arrays(window).items()}
+            columns = {name: _plain_fields(column) for name, column in window.columns.items()}
+            head["windows"].append({**_plain_fields(window), "columns": columns})
+            for name, column in window.columns.items():
+                arrays[f"{number}/{name}/sums"] = column.sums
+                if column.values is not None:
+                    arrays[f"{number}/{name}/values"] = column.values
         content = io.BytesIO()
-        np.savez_compressed(content, **arrays)
+        np.savez_compressed(content, head=np.frombuffer(json.dumps(head).encode(), np.uint8), **arrays)
         write_whole(path, content.getvalue())
+
+
+def _plain_fields(summary: ColumnSummary | WindowSummary) -> dict[str, Any]:
+    """The fields that JSON takes as they are."""
+    names = [field.name for field in fields(summary) if field.name not in ("columns", "values", "sums")]
+    return {name: getattr(summary, name) for name in names}
 
 
 def read_windows(path: Path) -> KeptWindows:
     """The windows in `path`.
 
     Raises:
-        ContractError: the file is absent, of another kind or version, or its sums do not fit together.
+        ContractError: the file is absent, damaged, or of another kind, version or bucket edges.
     """
     try:
         with np.load(path) as file:
@@ -222,64 +223,16 @@ def read_windows(path: Path) -> KeptWindows:
             )
         if head["dense_edges"] != DENSE_EDGES.tolist():
             raise ContractError(f"{path} counts dense columns between other edges than this version's")
-        found = [_make_window(each, _arrays_of(arrays, number)) for number, each in enumerate(head["windows"])]
+        return KeptWindows(tuple(_make_window(each, arrays, number) for number, each in enumerate(head["windows"])))
     except OSError as error:
         raise ContractError(f"{path} cannot be read: {error.strerror or error}") from error
-    except (KeyError, IndexError, TypeError, ValueError, zipfile.BadZipFile, EOFError) as error:
+    except (KeyError, TypeError, ValueError, zipfile.BadZipFile, EOFError) as error:
         raise ContractError(f"{path} holds no training windows: {error!r}") from error
-    if not found:
-        raise ContractError(f"{path} holds no window, expected at least 1")
-    for window in found:
-        _expect_consistent(path, window)
-    return KeptWindows(tuple(found))
 
 
-def _window_head(window: WindowSummary) -> dict[str, Any]:
-    named = {name: getattr(window, name) for name in _HEAD}
-    return {**named, "clicks": window.clicks, "columns": list(window.columns)}
-
-
-def _window_arrays(window: WindowSummary) -> dict[str, NDArray[np.int64]]:
-    columns = list(window.columns.values())
-    dense = [column for column in columns if column.values is None]
-    listed = [(column.values, column.sums) for column in columns if column.values is not None]
-    return {
-        "scalars": np.array([[getattr(c, name) for name in _SCALARS] for c in columns], np.int64).reshape(-1, 6),
-        "missing": np.array([c.missing for c in columns], np.int64).reshape(-1, 3),
-        "buckets": np.array([c.sums for c in dense], np.int64).reshape(-1, NUM_BUCKETS, 3),
-        "lengths": np.array([len(values) for values, _ in listed], np.int64),
-        "values": np.concatenate([np.zeros((0, 4), np.int64), *(np.column_stack(pair) for pair in listed)]),
-    }
-
-
-def _arrays_of(arrays: dict[str, NDArray[Any]], number: int) -> dict[str, NDArray[Any]]:
-    return {name: arrays[f"{number}/{name}"] for name in ("scalars", "missing", "buckets", "lengths", "values")}
-
-
-def _make_window(head: dict[str, Any], arrays: dict[str, NDArray[Any]]) -> WindowSummary:
-    names = head["columns"]
-    dense = [name for name in names if name in criteo.DENSE]
-    ends = np.cumsum(arrays["lengths"])
-    listed = dict(zip([name for name in names if name not in dense], np.split(arrays["values"], ends[:-1])))
-    if len(arrays["lengths"]) != len(names) - len(dense) or (len(ends) and ends[-1] != len(arrays["values"])):
-        raise ValueError("lengths that are not those of the columns")
+def _make_window(head: dict[str, Any], arrays: dict[str, NDArray[Any]], number: int) -> WindowSummary:
     columns = {}
-    for number, name in enumerate(names):
-        values = None if name in dense else listed[name][:, 0]
-        sums = arrays["buckets"][dense.index(name)] if name in dense else listed[name][:, 1:]
-        scalars = dict(zip(_SCALARS, arrays["scalars"][number].tolist()))
-        missing = RowTotal(*arrays["missing"][number].tolist())
-        columns[name] = ColumnSummary(values=values, sums=sums, missing=missing, **scalars)
-    known = {name: head[name] for name in _HEAD}
-    return WindowSummary(**known, clicks=RowTotal(*head["clicks"]), columns=columns)
-
-
-def _expect_consistent(path: Path, window: WindowSummary) -> None:
-    for name, column in window.columns.items():
-        cells = int(column.counts.sum())
-        # Some of the merged windows may have left the column out.
-        rows = column.rows == window.rows if window.num_windows == 1 else column.rows <= window.rows
-        holds = rows and bool((column.sums >= 0).all())
-        whole = cells == column.present if column.values is None else cells <= column.present
-        if not holds or not whole:
-            raise ContractError(f"{path}: {name} is damaged, expected the rows of its cells within {window.rows} rows")
+    for name, known in head.pop("columns").items():
+        values, sums = arrays.get(f"{number}/{name}/values"), arrays[f"{number}/{name}/sums"]
+        columns[name] = ColumnSummary(values=values, sums=sums, missing=RowTotal(*known.pop("missing")), **known)
+    return WindowSummary(clicks=RowTotal(*head.pop("clicks")), columns=columns, **head)

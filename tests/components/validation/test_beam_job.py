@@ -9,7 +9,7 @@ from typing import ClassVar
 import pyarrow.parquet as pq
 import pytest
 from apache_beam.io.filesystem import FileMetadata, FileSystem
-from apache_beam.options.pipeline_options import GoogleCloudOptions, SetupOptions, StandardOptions, WorkerOptions
+from apache_beam.options.pipeline_options import GoogleCloudOptions, StandardOptions, WorkerOptions
 
 from components.contracts import criteo
 from components.runtime.errors import ContractError, TemporaryError
@@ -161,7 +161,7 @@ def test_rows_and_results_pass_through_a_bucket_of_which_all_is_deleted_afterwar
     for name in criteo.CATEGORICAL:
         assert value_counts(by_feature(found)[name]) == value_counts(by_feature(expected)[name])
     assert theirs.window().clicks == ours.window().clicks
-    assert [name for name in bucket.created if name.endswith(".parquet")]
+    assert len([name for name in bucket.created if name.rsplit("/", 1)[1].isdigit()]) == len(files)
     assert set(bucket.objects) == {"flat://bucket/tmp/of another job"}
     assert [path.read_bytes() for path in files] == contents
 
@@ -184,21 +184,19 @@ def test_dataflows_options_arrive_where_beam_looks_for_them():
     assert (google.project, google.region, google.temp_location) == ("a-project", "europe-west1", "gs://bucket/tmp")
     assert (worker.max_num_workers, worker.machine_type) == (20, "n2-standard-4")
     assert worker.sdk_container_image == "registry/validation-beam:1"
-    assert options.view_as(SetupOptions).save_main_session is False
 
 
 @pytest.mark.parametrize(
     ("text", "message"),
     [
         ("--project=p", "name no runner"),
-        ("--runner=NoRunner", "beam runner 'NoRunner' cannot be made"),
+        ("--runner=NoRunner", "cannot be used: .*NoRunner"),
         ("--runner=DirectRunner --bogus=1", "unknown ones: bogus"),
-        ("--runner=DirectRunner --temp_location=nowhere://b/t", "temp_location 'nowhere://b/t' is unknown"),
+        ("--runner=DirectRunner --temp_location=nowhere://b/t", "nowhere"),
         ("--runner=DataflowRunner --num_workers=many", "invalid int value: 'many'"),
-        ("--runner='DirectRunner", "cannot be parsed: No closing quotation"),
+        ("--runner='DirectRunner", "No closing quotation"),
         ("--runner=DataflowRunner", "project"),
-        (DATAFLOW.replace("--project=a-project", "") + IMAGE, "project"),
-        (DATAFLOW.replace("gs://bucket/tmp", "/tmp") + " " + IMAGE, "Invalid GCS path"),
+        (DATAFLOW.replace("gs://bucket/tmp", "/tmp") + " " + IMAGE, "temp_location is '/tmp', expected gs://"),
         (DATAFLOW, "sdk_container_image"),
     ],
 )

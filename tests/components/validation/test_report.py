@@ -9,10 +9,11 @@ from html.parser import HTMLParser
 import numpy as np
 import pytest
 
+from components.charts.page import STYLE
 from components.contracts import criteo
 from components.contracts.reference_statistics import DENSE_EDGES
 from components.validation import report
-from components.validation.report_page import STYLE, draw_bars, draw_page
+from components.validation.report_page import draw_bars, draw_page
 from tests.support.validation_reports import HOSTILE, NUM_CARDS, document_of, document_with_drift
 
 VOID = ("meta", "rect")

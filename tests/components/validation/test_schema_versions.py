@@ -18,7 +18,6 @@ from components.validation.schema_command import main
 from components.validation.schema_versions import (
     LOOSER,
     NOTE,
-    OTHER,
     SERVING,
     STRICTER,
     TRAINING,
@@ -196,7 +195,7 @@ def test_what_the_old_schema_refuses_no_schema_accepted_without_naming_rules_let
                     assert refuses(new, each, environment), (compare_schemas(old, new), environment)
     assert accepted > 100
     assert refused > 1000
-    assert kinds == {LOOSER, STRICTER, OTHER}
+    assert kinds == {LOOSER, STRICTER}
 
 
 @pytest.fixture
@@ -237,7 +236,7 @@ def changed(schema, **changes):
         ({"I1__float_domain__disallow_nan": False}, "I1.disallow_nan", LOOSER),
         ({"I1__presence__min_fraction": 0.6}, "I1.min_fraction", STRICTER),
         ({"I1__presence__min_fraction": 0.0}, "I1.min_fraction", LOOSER),
-        ({"C1__type": schema_pb2.INT}, "C1.type", OTHER),
+        ({"C1__type": schema_pb2.INT}, "C1.type", LOOSER),
         ({"label__presence__min_count": 0}, "label.min_count", LOOSER),
         ({"C1__annotation__comment": ["of the shop"]}, "C1.annotation", NOTE),
     ],
@@ -288,7 +287,7 @@ def test_a_loosened_rule_needs_its_name_and_the_journal_says_who_and_why(schema,
     store = tmp_path / "store"
     live = ("m1", write(schema, "live.pbtxt"))
     edited = write(changed(schema, I1__float_domain__max=500.0, I1__presence__min_fraction=0.7))
-    with pytest.raises(ContractError, match=r"I1\.max \(looser: 100 -> 500\)\. If that is intended: --loosen I1\.max$"):
+    with pytest.raises(ContractError, match=r"I1\.max \(100 -> 500\)\. If that is intended: --loosen I1\.max$"):
         schema_versions.accept_schema(store, edited, of_champion=live, who="ann", reason="new shop")
     assert schema_versions.schema_in_force(store, live[1]) == live[1]
     with pytest.raises(ContractError, match="--loosen names C1.type, which the schema does not loosen"):
@@ -348,18 +347,18 @@ def test_a_version_changed_in_place_is_refused(schema, write, tmp_path):
     store = tmp_path / "store"
     schema_versions.accept_schema(store, write(schema), of_champion=None, who="x", reason="x")
     schema_versions.version_path(store, 1).write_text(format_schema(changed(schema, I1__float_domain__max=9e9)))
-    with pytest.raises(ContractError, match=r"1\.pbtxt has SHA-256 .*: it was changed in place"):
+    with pytest.raises(ContractError, match=r"1\.pbtxt .* was changed in place"):
         schema_versions.schema_in_force(store, None)
 
 
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"I1__float_domain__max": float("nan")}, "I1 has bounds 0.0 to nan"),
-        ({"I1__float_domain__max": -4.0}, "I1 has bounds 0.0 to -4.0"),
-        ({"I1__presence__min_fraction": 1.5}, "I1 has min_fraction 1.5, expected 0 to 1"),
+        ({"I1__float_domain__max": float("nan")}, "'I1' has bounds 0.0 to nan"),
+        ({"I1__float_domain__max": -4.0}, "'I1' has bounds 0.0 to -4.0"),
+        ({"I1__presence__min_fraction": 1.5}, "'I1' has min_fraction 1.5, expected 0 to 1"),
         ({"C1__name": "I1"}, "has I1 twice"),
-        ({"C1__domain": "colours"}, "C1 has domain 'colours', which is not in the schema"),
+        ({"C1__domain": "colours"}, "'C1' has domain 'colours', which is not in the schema"),
     ],
     ids=str,
 )
@@ -390,8 +389,6 @@ def test_the_command_shows_compares_and_accepts(schema, write, tmp_path, capsys)
     loosened = ["--reason", "shop", "--loosen", "I1.max"]
     assert main(["accept", "run:r7", "--work", str(work), *loosened, *common]) == 0
     assert main(["show", *common]) == 0
-    assert "I1          FLOAT   >= 50.00%   0 to 500, no nan" in capsys.readouterr().out
-    assert main(["show", "--text", *common]) == 0
     assert (tmp_path / "edited.pbtxt").read_text() in capsys.readouterr().out
     assert main(["log", *common]) == 0
     assert "over version 1: shop; loosened I1.max" in capsys.readouterr().out

@@ -234,9 +234,9 @@ def test_a_folder_that_cannot_be_written_is_no_refusal_of_the_rows(step, write_r
 
 
 def test_a_threshold_out_of_range_is_misuse(step, write_rows, raw_table, capsys):
-    code, report = step(write_rows(raw_table(10)), "--numeric-drift=2")
+    code, report = step(write_rows(raw_table(10)), "--false-alarm-rate=2")
     assert (code, report) == (2, None)
-    assert "numeric_drift is 2.0, expected a number in (0, 1]" in capsys.readouterr().err
+    assert "false_alarm_rate is 2.0, expected a number in (0, 1]" in capsys.readouterr().err
 
 
 def test_metrics_are_finite_and_max_drift_absent_without_a_champion(step, write_rows, raw_table, release_model):
