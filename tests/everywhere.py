@@ -7,6 +7,7 @@ pytest.
 from __future__ import annotations
 
 import os
+import signal
 import subprocess
 import sys
 import xml.etree.ElementTree as ElementTree
@@ -77,6 +78,8 @@ def _counts(junit: Path) -> dict[str, int]:
 
 def main(arguments: list[str]) -> int:
     """Runs all environments; 0 when every test passed."""
+    # A shell that starts a job in the background lets it ignore Ctrl-C, and its children too; some tests send one.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
     with ThreadPoolExecutor(available_cores() + NUM_WAITING) as runners:
         results = list(runners.map(lambda part: run(*part, arguments), PARTS))
     total = {key: sum(counts[key] for _, _, counts in results) for key in ("tests", "failed", "skipped")}
