@@ -15,20 +15,27 @@ STYLE = Path(__file__).with_name("page.css").read_text(encoding="utf-8")
 ABSENT = "–"
 
 
-def html_page(title: str, *, decision: str, intro: str, sections: Mapping[str, str]) -> str:
-    """The page: title and decision first, `intro`, then links to the sections and the sections, each under its name."""
+def html_page(
+    title: str, *, intro: str, sections: Mapping[str, str], decision: str = "", refresh_seconds: int | None = None
+) -> str:
+    """The page: title and decision first, `intro`, then links to the sections and the sections, each under its name.
+
+    A browser loads it again every `refresh_seconds`.
+    """
     anchors = {name: name.lower().replace(" ", "-") for name in sections}
     links = "".join(f'<li><a href="#{anchor}">{name}</a></li>' for name, anchor in anchors.items())
     drawn = "".join(
         f'<section id="{anchor}" aria-labelledby="h-{anchor}"><h2 id="h-{anchor}">{name}</h2>{sections[name]}</section>'
         for name, anchor in anchors.items()
     )
+    refresh = "" if refresh_seconds is None else f'<meta http-equiv="refresh" content="{refresh_seconds}">'
+    badge = f' <span class="badge {escape(decision)}">{escape(decision)}</span>' if decision else ""
     return (
         '<!doctype html><html lang="en"><head><meta charset="utf-8">'
-        '<meta name="viewport" content="width=device-width,initial-scale=1">'
-        f"<title>{escape(title)}: {escape(decision)}</title><style>{STYLE}</style></head><body>"
+        f'<meta name="viewport" content="width=device-width,initial-scale=1">{refresh}'
+        f"<title>{escape(title)}{': ' if decision else ''}{escape(decision)}</title><style>{STYLE}</style></head><body>"
         '<a class="skip" href="#main">Skip to the findings</a>'
-        f'<header><h1>{escape(title)} <span class="badge {escape(decision)}">{escape(decision)}</span></h1>'
+        f"<header><h1>{escape(title)}{badge}</h1>"
         f'{intro}<nav aria-label="Sections"><ul>{links}</ul></nav></header>'
         f'<main id="main">{drawn}</main></body></html>\n'
     )

@@ -9,8 +9,8 @@ from __future__ import annotations
 import argparse
 import sys
 from collections.abc import Sequence
-from dataclasses import fields
 from pathlib import Path
+from typing import Any
 
 from components.runtime.durable import write_whole
 from components.runtime.exit_codes import ExitCode, exits_with_code
@@ -19,9 +19,9 @@ from components.storage.uris import typed_folder, typed_uri
 from monitoring.backtest import report
 from monitoring.backtest.archived_requests import Span, parse_time, read_requests
 from monitoring.backtest.judging import backtest, judge_requests, no_reference
-from monitoring.backtest.settings import CostSettings, JudgingSettings
+from monitoring.backtest.settings import JudgingSettings
 from monitoring.deciding.judging import no_baseline
-from monitoring.flags import build_parser, flat_values, make_settings, settings_of
+from monitoring.flags import build_parser, expect, flat_values, make_settings, settings_of
 from monitoring.gate_baselines import GateBaselines
 from monitoring.memory.references import StoredReferences
 
@@ -33,23 +33,22 @@ def main(argv: Sequence[str] | None = None) -> int:
     values = vars(arguments)
     names = settings_of(JudgingSettings)
     settings = make_settings(JudgingSettings, **{name: value for name, value in values.items() if name in names})
-    costs = CostSettings(**{f.name: values[f.name] for f in fields(CostSettings) if f.name in values})
+    expect(arguments, "at least 0", lambda value: value >= 0, "run_seconds")
     archive = open_objects(typed_uri(arguments.archive))
-    store = typed_folder(values["store"], "--store") if "store" in values else None
+    store = typed_folder(arguments.store, "--store") if arguments.store else None
     backtests = []
-    for policies in values.get("policy", [settings.policies.policies]):
+    for policies in arguments.policy or [settings.policies.policies]:
         of_run = make_settings(JudgingSettings, **{**flat_values(settings), "policies": policies})
         is_drift_judged = store is not None and bool(of_run.drift.drift_bucket_seconds)
-        span = Span(values.get("start"), values.get("end"))
         judgements = judge_requests(
-            read_requests(archive, span, features=is_drift_judged),
+            read_requests(archive, Span(arguments.start, arguments.end), features=is_drift_judged),
             of_run,
             baseline=GateBaselines(store) if store else no_baseline,
             reference=StoredReferences(store) if store else no_reference,
         )
-        backtests.append(backtest(judgements, of_run, costs))
-    if "html" in values:
-        write_whole(values["html"], report.as_page(backtests, drift_at=costs.drift_at))
+        backtests.append(backtest(judgements, of_run, run_seconds=arguments.run_seconds, drift_at=arguments.drift_at))
+    if arguments.html:
+        write_whole(arguments.html, report.as_page(backtests, drift_at=arguments.drift_at))
     print(report.as_json(backtests) if arguments.json else report.as_table(backtests), end="")
     return ExitCode.DONE
 
@@ -57,22 +56,18 @@ def main(argv: Sequence[str] | None = None) -> int:
 def _parser() -> argparse.ArgumentParser:
     parser = build_parser(JudgingSettings, prog="evergreen backtest", description=(__doc__ or "").split("\n")[0])
     parser.add_argument("archive", metavar="ARCHIVE", help="a monitor's archive or a lake: folder or gs://bucket/path")
-    parser.add_argument(
-        "--policy",
-        action="append",
-        metavar="NAMES",
-        help="like --policies; repeated, to compare several settings of policies over the same records",
-    )
-    parser.add_argument("--store", metavar="DIR", help="model store: what the gate measured, what models learnt from")
-    parser.add_argument("--start", type=parse_time, metavar="TIME", help="first event time, ISO 8601 or seconds")
-    parser.add_argument("--end", type=parse_time, metavar="TIME", help="event time to stop before")
-    parser.add_argument("--drift-at", type=parse_time, metavar="TIME", help="when the world changed, if that is known")
-    for name in ("run_seconds", "gpu_hours_per_run"):
-        default = getattr(CostSettings(), name)
-        text = {"run_seconds": "seconds from a fire to its release", "gpu_hours_per_run": "GPU hours of one run"}[name]
-        parser.add_argument(f"--{name.replace('_', '-')}", type=float, help=f"{text} (default: {default!r})")
-    parser.add_argument("--json", action="store_true", default=False, help="print JSON instead of the table")
-    parser.add_argument("--html", type=Path, metavar="FILE", help="also write a page with the chart")
+
+    def add(flag: str, text: str, **options: Any) -> None:
+        parser.add_argument(flag, help=text, **{"default": None, **options})
+
+    add("--policy", "like --policies; repeated, to compare them on the same records", action="append", metavar="NAMES")
+    add("--store", "model store: what the gate measured, what models learned from", metavar="DIR")
+    add("--start", "first event time, ISO 8601 or seconds", type=parse_time, metavar="TIME")
+    add("--end", "event time to stop before", type=parse_time, metavar="TIME")
+    add("--drift-at", "when the world changed, if that is known", type=parse_time, metavar="TIME")
+    add("--run-seconds", "seconds from a fire to its release (default: 600)", type=float, default=600.0)
+    add("--json", "print JSON instead of the table", action="store_true")
+    add("--html", "also write a page with the chart", type=Path, metavar="FILE")
     return parser
 
 

@@ -19,6 +19,7 @@ import sys
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import zip_longest
 from pathlib import Path
 from typing import Any
 
@@ -34,7 +35,6 @@ from components.storage.folder import FolderObjects
 from components.storage.locations import open_objects
 from components.storage.objects import Objects
 from components.storage.uris import typed_folder, typed_uri
-from components.store import promotion_journal
 from components.store.models import model_folder, release_path, scores_path
 from monitoring.backtest.archived_requests import Span, parse_time, read_days, read_requests
 from monitoring.backtest.judging import judge_requests
@@ -59,15 +59,14 @@ def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="evergreen", description=(__doc__ or "").split("\n")[0])
     commands = parser.add_subparsers(required=True)
     recorded = commands.add_parser("record", help="copy a span of records and what was decided over it into a folder")
-    recorded.add_argument("--state", required=True, help="the monitor's state folder")
-    recorded.add_argument("--archive", required=True, help="its archive, or the lake: folder or gs://bucket/path")
-    recorded.add_argument("--store", required=True, help="model store")
+    add = recorded.add_argument
+    add("--state", required=True, help="the monitor's state folder")
+    add("--archive", required=True, help="its archive, or the lake: folder or gs://bucket/path")
+    add("--store", required=True, help="model store")
     moment = "ISO 8601 or seconds since the epoch"
-    recorded.add_argument(
-        "--start", type=parse_time, default=0.0, help=f"{moment} (default: before the first decision)"
-    )
-    recorded.add_argument("--end", type=parse_time, help="the last decision point (default: the last decision)")
-    recorded.add_argument("--out", type=Path, required=True, help="folder to make")
+    add("--start", type=parse_time, default=0.0, help=f"{moment} (default: before the first decision)")
+    add("--end", type=parse_time, help="the last decision point (default: the last decision)")
+    add("--out", type=Path, required=True, help="folder to make")
     recorded.set_defaults(call=_record)
     replayed = commands.add_parser("replay", help="decide a recorded incident again and compare")
     replayed.add_argument("incident", type=Path, metavar="INCIDENT", help="folder of the incident")
@@ -77,13 +76,11 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def _record(arguments: argparse.Namespace) -> int:
-    state = typed_folder(arguments.state, "--state")
     points = record(
         arguments.out,
-        state=state,
+        state=typed_folder(arguments.state, "--state"),
         archive=open_objects(typed_uri(arguments.archive)),
         store=typed_folder(arguments.store, "--store"),
-        settings=read_judging(state),
         start=arguments.start,
         end=arguments.end,
     )
@@ -95,27 +92,21 @@ def _replay(arguments: argparse.Namespace) -> int:
     found = replay(read_incident(arguments.incident))
     differs = found.first_difference
     if arguments.json:
-        summary = {"points": len(found.lines), "digest": found.digest, "first_difference": differs}
+        summary = {"points": len(found.lines), "digest": digest_of(found.lines), "first_difference": differs}
         print(json.dumps({**summary, "recorded_digest": digest_of(found.recorded)}, indent=2))
-    else:
-        _print_replay(found)
-    return ExitCode.DONE if differs is None else ExitCode.REFUSED
-
-
-def _print_replay(found: Replayed) -> None:
+        return ExitCode.DONE if differs is None else ExitCode.REFUSED
     for line in found.lines:
         known = json.loads(line)
-        print(
-            f"{known['time']:.3f}  version {known['version']}  {known['policy']}: {known['action']}: {known['reason']}"
-        )
-    print(f"{len(found.lines)} decision points, digest {found.digest}")
-    differs = found.first_difference
+        decision = f"{known['policy']}: {known['action']}: {known['reason']}"
+        print(f"{known['time']:.3f}  version {known['version']}  {decision}")
+    print(f"{len(found.lines)} decision points, digest {digest_of(found.lines)}")
     if differs is None:
         print("every decision is the recorded one")
-        return
+        return ExitCode.DONE
     print(f"decision {differs + 1} differs from the recorded one:")
     for name, lines in (("recorded", found.recorded), ("replayed", found.lines)):
         print(f"  {name}: {lines[differs] if differs < len(lines) else 'none'}")
+    return ExitCode.REFUSED
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -132,8 +123,6 @@ class RecordedIncident:
     """The judge's at `start`; None = it had judged nothing."""
     baselines: Mapping[str, Any]
     """What the gate had measured, by version."""
-    models: Mapping[str, Any]
-    """By version: model id, and the hashes of its release."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -145,17 +134,10 @@ class Replayed:
     recorded: tuple[str, ...]
 
     @property
-    def digest(self) -> str:
-        """SHA-256 of the lines."""
-        return digest_of(self.lines)
-
-    @property
     def first_difference(self) -> int | None:
         """Index of the first line that is not the recorded one; None where all are."""
-        if self.lines == self.recorded:
-            return None
-        shorter = min(len(self.lines), len(self.recorded))
-        return next((n for n in range(shorter) if self.lines[n] != self.recorded[n]), shorter)
+        pairs = zip_longest(self.lines, self.recorded)
+        return next((number for number, (ours, theirs) in enumerate(pairs) if ours != theirs), None)
 
 
 def digest_of(lines: Sequence[str]) -> str:
@@ -180,18 +162,13 @@ def read_incident(folder: Path) -> RecordedIncident:
         file = folder / name
         if not file.is_file() or sha256_file(file) != expected:
             raise ContractError(f"{file} is missing or is not the file that was recorded, expected sha256 {expected}")
-    try:
-        settings = make_settings(JudgingSettings, **known["settings"])
-    except (TypeError, ContractError) as error:
-        raise ContractError(f"{path} holds settings of another version: {error}") from error
     return RecordedIncident(
         folder=folder,
         start=known["start"],
         end=known["end"],
-        settings=settings,
+        settings=make_settings(JudgingSettings, **known["settings"]),
         memory=known["memory"],
         baselines=known["baselines"],
-        models=known["models"],
     )
 
 
@@ -218,14 +195,7 @@ def replay(incident: RecordedIncident) -> Replayed:
 
 
 def record(
-    out: Path,
-    *,
-    state: Path,
-    archive: Objects,
-    store: Path,
-    settings: JudgingSettings,
-    start: float,
-    end: float | None,
+    out: Path, *, state: Path, archive: Objects, store: Path, start: float = 0.0, end: float | None = None
 ) -> int:
     """Writes the incident of the decision points in (start, end] to the folder `out`; how many there are.
 
@@ -234,13 +204,13 @@ def record(
         state: The monitor's state folder.
         archive: Its archive, or the lake: wherever the rows of the span lie by now.
         store: The model store.
-        settings: As the monitor had them.
         start: Seconds since the epoch.
         end: Seconds since the epoch; the labels of the rows before must be final. None = the last decision written.
 
     Raises:
         ContractError: `out` exists, no decision was written in the span, or the archive holds no row of it.
     """
+    settings = read_judging(state)
     if out.exists():
         raise ContractError(f"{out} exists, expected the name of a folder to make")
     before, lines = _decisions(state, start, math.inf if end is None else end)
@@ -321,27 +291,22 @@ def _copy_rows(archive: Objects, folder: Path, *, window_rows: int, judged: floa
 
 
 def _copy_models(folder: Path, store: Path, versions: set[int]) -> dict[str, Any]:
-    """Copies what the models were trained on; their ids and hashes by version, as far as the store knows them.
-
-    Statistics are looked for as the live monitor does, by the version's release.
-    """
+    """Copies what the released models were trained on; by version, their ids and hashes."""
     models: dict[str, Any] = {}
-    for entry in promotion_journal.read_entries(store):
-        if entry.version in versions:
-            models[str(entry.version)] = {"model_id": entry.model_id, "sha256": entry.sha256}
-    for number in sorted(versions):
-        if release_path(store, number).exists():
-            release = Release.read(release_path(store, number))
-            models[str(number)] = {"model_id": release.model_id, "sha256": release.sha256}
-    for version, model in models.items():
-        reference = model_folder(store, model["model_id"]) / Model.REFERENCE
-        if reference.exists():
-            target = folder / version
-            target.mkdir(parents=True)
-            shutil.copyfile(reference, target / REFERENCE)
-            scores = scores_path(store, model["model_id"])
-            if scores.exists():
-                shutil.copyfile(scores, target / SCORES)
+    for version in sorted(versions):
+        if not release_path(store, version).exists():
+            continue
+        release = Release.read(release_path(store, version))
+        models[str(version)] = {"model_id": release.model_id, "sha256": release.sha256}
+        target = folder / str(version)
+        reference, scores = (
+            model_folder(store, release.model_id) / Model.REFERENCE,
+            scores_path(store, release.model_id),
+        )
+        for path, name in ((reference, REFERENCE), (scores, SCORES)):
+            if path.exists():
+                target.mkdir(parents=True, exist_ok=True)
+                shutil.copyfile(path, target / name)
     return models
 
 

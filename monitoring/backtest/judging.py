@@ -16,7 +16,7 @@ from typing import Any
 
 from components.contracts.reference_statistics import ReferenceStatistics
 from monitoring.backtest.archived_requests import ArchivedRequest
-from monitoring.backtest.settings import CostSettings, JudgingSettings
+from monitoring.backtest.settings import JudgingSettings
 from monitoring.deciding.judging import Judge, no_baseline
 from monitoring.deciding.policies import make_policies
 from monitoring.deciding.policy import Action, Baseline, DecisionPoint
@@ -121,7 +121,7 @@ class Fire:
     policy: str
     reason: str
     rows: int
-    """Rows matured when it fired, since the archive's first."""
+    """Matured when it fired, since the archive's first."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -129,10 +129,14 @@ class WindowPoint:
     """The serving version's window at one decision point."""
 
     time: float
+    """One attribution window after the decision point: when the monitor judged it."""
     version: int
+    rows: int
+    """Matured since the archive's first."""
     auc: float | None
     auc_low: float | None
     auc_high: float | None
+    gate_auc: float | None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -152,85 +156,80 @@ class Backtest:
     """From the drift to the first fire after it; None where either is unknown or absent."""
     delay_rows: int | None
     """Rows that matured meanwhile."""
-    gpu_hours: float
     auc_hours_lost: float | None
-    """Integral over time, in hours, of how far the AUC lay below its baseline, from the drift (or the first point)
-    to the first fire after it (or the last point); None without a baseline."""
+    """Integral over time, in hours, of how far the AUC lay below the gate's, from the drift (or the first point) to the
+    first fire after it (or the last point); None without a gate's AUC."""
     points: tuple[WindowPoint, ...] = field(repr=False, default=())
 
 
-def backtest(judgements: Iterable[DecisionPoint], settings: JudgingSettings, costs: CostSettings) -> Backtest:
+def backtest(
+    judgements: Iterable[DecisionPoint], settings: JudgingSettings, *, run_seconds: float, drift_at: float | None = None
+) -> Backtest:
     """Follows `judgements` with the live monitor's restraint under a virtual clock.
 
-    Each fire's run is taken to be released `costs.run_seconds` later; meanwhile no other run is requested.
+    Args:
+        judgements: In order of time.
+        settings: That they were judged by.
+        run_seconds: From a fire to its run's release; the cool-down begins then, and no other run is requested before.
+        drift_at: When the world changed, seconds since the epoch; None = not known, so no alarm can be called false.
     """
-    memory, running_until, held = RestraintMemory(), float("-inf"), 0
+    memory, running_until, held = RestraintMemory(), -math.inf, 0
     fires: list[Fire] = []
     points: list[WindowPoint] = []
-    baselines: list[float | None] = []
-    rows: list[int] = []
     for judgement in judgements:
-        now = judgement.time + settings.judge.attribution_window_seconds
-        points.append(_point(judgement, now))
-        rows.append(int(judgement.memory["matured_total"]))
-        baselines.append(_baseline(judgement))
-        if now < running_until:
+        point = _window_point(judgement, settings)
+        points.append(point)
+        if point.time < running_until:
             held += judgement.decision.action is Action.RETRAIN
             continue
-        decision = restrain(judgement.decision, memory, settings.restraint, now=now)
+        decision = restrain(judgement.decision, memory, settings.restraint, now=point.time)
         held += decision.action is Action.HELD
         if decision.action is Action.RETRAIN:
-            fires.append(
-                Fire(
-                    time=now,
-                    version=judgement.version,
-                    policy=decision.policy,
-                    reason=decision.reason,
-                    rows=rows[-1],
-                )
+            fire = Fire(
+                time=point.time,
+                version=point.version,
+                policy=decision.policy,
+                reason=decision.reason,
+                rows=point.rows,
             )
-            running_until = now + costs.run_seconds
-            memory = ended(requested(memory, now=now), "released", settings.restraint, now=running_until)
-    drift_at = costs.drift_at
-    found = next((fire for fire in fires if drift_at is None or fire.time >= drift_at), None)
-    false_alarms = delay_seconds = delay_rows = None
-    if drift_at is not None:
-        false_alarms = sum(fire.time < drift_at for fire in fires)
-        if found is not None:
-            delay_seconds = found.time - drift_at
-            delay_rows = found.rows - max((n for point, n in zip(points, rows) if point.time < drift_at), default=0)
+            fires.append(fire)
+            running_until = point.time + run_seconds
+            memory = ended(requested(memory, now=point.time), "released", settings.restraint, now=running_until)
+    start = -math.inf if drift_at is None else drift_at
+    found = next((fire for fire in fires if fire.time >= start), None)
+    is_delay_known = found is not None and drift_at is not None
+    rows_before = max((point.rows for point in points if point.time < start), default=0)
     return Backtest(
         policies=settings.policies.policies,
         decision_points=len(points),
-        rows=rows[-1] if rows else 0,
+        rows=points[-1].rows if points else 0,
         fires=tuple(fires),
         held=held,
-        false_alarms=false_alarms,
-        delay_seconds=delay_seconds,
-        delay_rows=delay_rows,
-        gpu_hours=len(fires) * costs.gpu_hours_per_run,
-        auc_hours_lost=_auc_hours_lost(points, baselines, start=drift_at, end=found.time if found else None),
+        false_alarms=None if drift_at is None else sum(fire.time < start for fire in fires),
+        delay_seconds=found.time - start if found and is_delay_known else None,
+        delay_rows=found.rows - rows_before if found and is_delay_known else None,
+        auc_hours_lost=_auc_hours_lost(points, start=start, end=found.time if found else math.inf),
         points=tuple(points),
     )
 
 
-def _point(judgement: DecisionPoint, now: float) -> WindowPoint:
-    kpis = judgement.kpis
-    return WindowPoint(time=now, version=judgement.version, auc=kpis.auc, auc_low=kpis.auc_low, auc_high=kpis.auc_high)
+def _window_point(judgement: DecisionPoint, settings: JudgingSettings) -> WindowPoint:
+    kpis, gate = judgement.kpis, judgement.memory["baselines"].get(str(judgement.version))
+    return WindowPoint(
+        time=judgement.time + settings.judge.attribution_window_seconds,
+        version=judgement.version,
+        rows=int(judgement.memory["matured_total"]),
+        auc=kpis.auc,
+        auc_low=kpis.auc_low,
+        auc_high=kpis.auc_high,
+        gate_auc=None if gate is None else float(gate["auc"]),
+    )
 
 
-def _baseline(judgement: DecisionPoint) -> float | None:
-    known = judgement.memory["baselines"].get(str(judgement.version))
-    return None if known is None else float(known["auc"])
-
-
-def _auc_hours_lost(
-    points: list[WindowPoint], baselines: list[float | None], *, start: float | None, end: float | None
-) -> float | None:
-    lost, exists = 0.0, False
-    for before, point, baseline in zip(points, points[1:], baselines[1:]):
-        inside = (start is None or point.time >= start) and (end is None or point.time <= end)
-        if inside and baseline is not None and point.auc is not None:
-            exists = True
-            lost += max(0.0, baseline - point.auc) * (point.time - before.time) / 3600.0
-    return lost if exists else None
+def _auc_hours_lost(points: list[WindowPoint], *, start: float, end: float) -> float | None:
+    losses = [
+        max(0.0, point.gate_auc - point.auc) * (point.time - before.time) / 3600.0
+        for before, point in zip(points, points[1:])
+        if start <= point.time <= end and point.gate_auc is not None and point.auc is not None
+    ]
+    return sum(losses) if losses else None

@@ -1,4 +1,4 @@
-"""What a backtest depends on: the live monitor's own settings of judging, and what its numbers are made of."""
+"""The settings that decide when a run is requested: the monitor's, kept in its state folder for incidents of it."""
 
 from __future__ import annotations
 
@@ -43,21 +43,3 @@ def read_judging(state: Path) -> JudgingSettings:
         return make_settings(JudgingSettings, **json.loads(path.read_bytes()))
     except (OSError, ValueError, TypeError, ContractError) as error:
         raise ContractError(f"{path} cannot be used: {error}; expected a monitor's state folder") from error
-
-
-@dataclass(frozen=True, kw_only=True)
-class CostSettings:
-    """What a run costs, and what is known of the truth."""
-
-    run_seconds: float = 600.0
-    """How long a run takes until its release; the cool-down begins then."""
-    gpu_hours_per_run: float = 0.5
-    """GPU hours that one run takes."""
-    drift_at: float | None = None
-    """When the world changed, seconds since the epoch; None = not known, so no alarm can be called false."""
-
-    def __post_init__(self) -> None:
-        """Refuses negative costs."""
-        for name in ("run_seconds", "gpu_hours_per_run"):
-            if not getattr(self, name) >= 0:
-                raise ContractError(f"{name} is {getattr(self, name)}, expected at least 0")

@@ -7,7 +7,7 @@ versions.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
@@ -82,14 +82,21 @@ class _Collector:
         if shown.time is None:
             # Zeros here would be counters that fall at each restart, and an alert's rate would see them rise again.
             return
-        yield from _kpi_metrics(shown)
+        for field, (name, text) in KPI_GAUGES.items():
+            by_version = {str(kpis.version): getattr(kpis, field) for kpis in shown.windows}
+            yield _labelled_gauge(name, text, "version", by_version)
         yield _counter("records", "Records by what became of them", RECORD_OUTCOMES, shown.counters)
         yield _counter(
             "drift_checks", "Feature drift: buckets by verdict, rows not compared", DRIFT_OUTCOMES, shown.counters
         )
-        yield from _drift_metrics(shown.drift)
+        yield from _drift_metrics(shown.drift["columns"] if shown.drift else ())
         yield from _open_label_metrics(shown)
-        yield from _decision_metrics(shown)
+        decisions = GaugeMetricFamily(
+            PREFIX + "decision", "1 at each policy's last decision", labels=["policy", "action"]
+        )
+        for decision in shown.decisions:
+            decisions.add_metric([decision.policy, decision.action.value], 1.0)
+        yield decisions
         yield from _gauges(
             ("last_turn_timestamp_seconds", "When the loop completed a turn last", shown.time),
             ("last_record_timestamp_seconds", "Time of the newest prediction", shown.last_record_time),
@@ -103,19 +110,23 @@ class _Collector:
         )
         yield from _acting_metrics(shown.acting or ActingStatus(), shown.counters)
         yield _counter(
-            "runs", "Finished runs in the store by how they ended", VERDICTS, shown.counters, "run_", "verdict"
+            "runs", "Finished runs in the store by how they ended", VERDICTS, shown.counters, label="verdict"
         )
         if shown.store_status is not None:
             yield from _store_metrics(shown.store_status)
 
 
+PREFIX_OF_COUNTS = {"runs": "run_", "retrain_requests": "request_", "notifications": "notification_"}
+"""Of a counter's outcomes, in the names under which the monitor's memory counts them."""
+
+
 def _counter(
-    name: str, text: str, outcomes: Iterable[str], values: Mapping[str, float], prefix: str = "", label: str = "outcome"
+    name: str, text: str, outcomes: Iterable[str], values: Mapping[str, float], *, label: str = "outcome"
 ) -> CounterMetricFamily:
-    """A counter by `label`; the number of each outcome is stored under its name with `prefix`, 0 until it happens."""
+    """A counter by `label`, 0 until an outcome happens."""
     family = CounterMetricFamily(PREFIX + name, text, labels=[label])
     for outcome in outcomes:
-        family.add_metric([outcome], values.get(prefix + outcome, 0))
+        family.add_metric([outcome], values.get(PREFIX_OF_COUNTS.get(name, "") + outcome, 0))
     return family
 
 
@@ -125,70 +136,43 @@ def _gauges(*gauges: tuple[str, str, float | None]) -> Iterator[GaugeMetricFamil
         yield GaugeMetricFamily(PREFIX + name, text, value=None if value is None else float(value))
 
 
-def _kpi_metrics(shown: Snapshot) -> Iterator[Metric]:
-    for field, (name, text) in KPI_GAUGES.items():
-        gauge = GaugeMetricFamily(PREFIX + name, text, labels=["version"])
-        for kpis in shown.windows:
-            if (value := getattr(kpis, field)) is not None:
-                gauge.add_metric([str(kpis.version)], value)
-        yield gauge
+def _labelled_gauge(name: str, text: str, label: str, values: Mapping[str, float | None]) -> GaugeMetricFamily:
+    """A gauge by the values of one label, without those whose number does not exist."""
+    gauge = GaugeMetricFamily(PREFIX + name, text, labels=[label])
+    for key, value in values.items():
+        if value is not None:
+            gauge.add_metric([key], float(value))
+    return gauge
 
 
 def _open_label_metrics(shown: Snapshot) -> Iterator[Metric]:
-    families = {
-        name: GaugeMetricFamily(f"{PREFIX}open_{name}", text, labels=["version"])
-        for name, text in (
-            ("auc", "AUC that the rows with open labels will have, as estimated now"),
-            ("auc_low", "Least AUC that the rows with open labels can have"),
-            ("auc_high", "Greatest AUC that the rows with open labels can have"),
-            ("cbpe_auc", "AUC that the scores of the rows with open labels promise; blind to concept drift"),
-        )
-    }
-    for labels in shown.open_labels:
-        estimate = labels.estimate
-        values = {
-            "auc": estimate.auc,
-            "auc_low": estimate.auc_low,
-            "auc_high": estimate.auc_high,
-            "cbpe_auc": labels.score_auc.auc if labels.score_auc else None,
-        }
-        for name, value in values.items():
-            if value is not None:
-                families[name].add_metric([str(estimate.version)], value)
-    yield from families.values()
+    estimates = {str(labels.estimate.version): labels.estimate for labels in shown.open_labels}
+    for field, text in (
+        ("auc", "AUC that the rows with open labels will have, as estimated now"),
+        ("auc_low", "Least AUC that the rows with open labels can have"),
+        ("auc_high", "Greatest AUC that the rows with open labels can have"),
+    ):
+        values = {version: getattr(estimate, field) for version, estimate in estimates.items()}
+        yield _labelled_gauge(f"open_{field}", text, "version", values)
+    text = "AUC that the scores of the rows with open labels promise; blind to concept drift"
+    by_scores = {str(each.estimate.version): each.score_auc.auc for each in shown.open_labels if each.score_auc}
+    yield _labelled_gauge("open_cbpe_auc", text, "version", by_scores)
 
 
-def _drift_metrics(drift: Mapping[str, Any] | None) -> Iterator[Metric]:
-    labels = ["column"]
-    distance = GaugeMetricFamily(PREFIX + "drift_distance", "Distance to the training rows, by column", labels=labels)
-    drifted = GaugeMetricFamily(PREFIX + "drifted", "1 where the column drifted, all columns tested", labels=labels)
-    outlying = GaugeMetricFamily(PREFIX + "outlying", "1 where outliers rose: a unit or a join broke", labels=labels)
-    for row in drift["columns"] if drift else ():
-        outlying.add_metric([row["column"]], float(row["outlying"]))
-        if row["distance"] is not None:
-            distance.add_metric([row["column"]], row["distance"])
-            drifted.add_metric([row["column"]], float(row["drifted"]))
-    yield distance
-    yield drifted
-    yield outlying
-
-
-def _decision_metrics(shown: Snapshot) -> Iterator[Metric]:
-    gauge = GaugeMetricFamily(PREFIX + "decision", "1 at each policy's last decision", labels=["policy", "action"])
-    for decision in shown.decisions:
-        gauge.add_metric([decision.policy, decision.action.value], 1.0)
-    yield gauge
+def _drift_metrics(rows: Sequence[Mapping[str, Any]]) -> Iterator[Metric]:
+    judged = [row for row in rows if row["distance"] is not None]
+    for name, text, field, counted in (
+        ("drift_distance", "Distance to the training rows, by column", "distance", judged),
+        ("drifted", "1 where the column drifted, all columns tested", "drifted", judged),
+        ("outlying", "1 where outliers rose: a unit or a join broke", "outlying", rows),
+    ):
+        yield _labelled_gauge(name, text, "column", {row["column"]: row[field] for row in counted})
 
 
 def _acting_metrics(acting: ActingStatus, counters: Mapping[str, float]) -> Iterator[Metric]:
-    yield _counter("retrain_requests", "Retraining runs", REQUEST_OUTCOMES, counters, "request_")
-    yield _counter(
-        "notifications",
-        "Messages to the webhook; dropped: refused, older than a day, or too many",
-        ("delivered", "dropped"),
-        counters,
-        "notification_",
-    )
+    yield _counter("retrain_requests", "Retraining runs", REQUEST_OUTCOMES, counters)
+    text = "Messages to the webhook; dropped: refused, older than a day, or too many"
+    yield _counter("notifications", text, ("delivered", "dropped"), counters)
     yield from _gauges(
         ("notifications_waiting", "Messages that wait for the webhook; absent without one", acting.messages_waiting),
         ("retrain_budget", "Most retraining requests in 24 hours", acting.daily_budget),
@@ -215,12 +199,9 @@ def _store_metrics(status: StoreStatus) -> Iterator[Metric]:
     if status.store_problem is None:
         counts = promotions.counts
         yield _counter("promotions", "Lines of the promotion journal", PROMOTIONS, counts, label="action")
-    since = GaugeMetricFamily(
-        PREFIX + "live_since_timestamp_seconds", "When the live version became live, and by what", labels=["action"]
-    )
-    if promotions.live_since is not None and promotions.live_action is not None:
-        since.add_metric([promotions.live_action], promotions.live_since)
-    yield since
+    by_action = {promotions.live_action: promotions.live_since} if promotions.live_action else {}
+    text = "When the live version became live, and by what"
+    yield _labelled_gauge("live_since_timestamp_seconds", text, "action", by_action)
     last = runs.last_run
     yield from _gauges(
         ("live_version", "Model version that the promotion journal says is live", promotions.live_version),

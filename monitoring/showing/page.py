@@ -8,18 +8,19 @@ requests is left to `showing.server`.
 
 from __future__ import annotations
 
-import html
 import json
 from collections.abc import Iterable, Mapping, Sequence
 from datetime import datetime, timezone
+from html import escape
 from itertools import groupby
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from components.charts.line_chart import Line, Mark, line_chart
+from components.charts.page import html_page, html_table
 from components.runtime.errors import ContractError
 from components.store import promotion_journal
-from monitoring.acting.retraining import IDLE
+from monitoring.acting.acting import ActingStatus
 from monitoring.journal import EVENTS_FILE, TIMELINE_FILE
 from monitoring.measures.kpis import Kpis
 from monitoring.measuring import OpenLabels
@@ -45,28 +46,7 @@ MAX_EVENTS = 40
 MAX_DRIFT_ROWS = 12
 COLORS = ("#2563eb", "#059669", "#9333ea", "#b45309", "#be185d", "#0e7490", "#4d7c0f", "#7c2d12")
 UNITS = ((120.0, 1.0, "s"), (7200.0, 60.0, "min"), (172_800.0, 3600.0, "h"), (float("inf"), 86_400.0, "d"))
-"""Longest time drawn in a unit, the unit in seconds, its name."""
-STYLE = """
-:root{color-scheme:light}
-body{font:16px/1.5 system-ui,sans-serif;margin:0 auto;max-width:980px;padding:12px;color:#111;background:#fff}
-h1{font-size:1.4em;margin:.2em 0}h2{font-size:1.1em;margin:1.5em 0 .4em;border-bottom:1px solid #ddd}
-.banner{border-radius:6px;padding:8px 12px;margin:.5em 0;border:1px solid;overflow-wrap:anywhere}
-.good{background:#ecfdf5;border-color:#6ee7b7}.wait{background:#eff6ff;border-color:#93c5fd}
-.bad{background:#fef2f2;border-color:#fca5a5}
-.tiles{display:grid;grid-template-columns:repeat(auto-fill,minmax(150px,1fr));gap:8px}
-.tiles div{border:1px solid #ddd;border-radius:6px;padding:6px 10px;color:#444;font-size:.85em}
-.tiles b{display:block;font-size:1.25em;color:#111;overflow-wrap:anywhere}
-svg{width:100%;min-width:560px;height:auto}svg text{font:13px system-ui,sans-serif;fill:#444}
-svg .mark{font-weight:600}svg .halo{paint-order:stroke;stroke:#fff;stroke-width:3px}
-.grid{stroke:#eee}.level{stroke:#dc2626;stroke-dasharray:6 4}
-.legend span{margin-right:1.2em}
-.legend i{display:inline-block;width:1em;height:.35em;margin-right:.4em;vertical-align:middle}
-.scroll{overflow-x:auto}.wide table{min-width:760px}
-table{border-collapse:collapse;width:100%;font-size:.9em}
-td,th{text-align:left;padding:4px 8px;border-bottom:1px solid #eee;vertical-align:top}
-td:first-child{white-space:nowrap}
-.foot{color:#666;font-size:.85em;margin-top:2em}
-"""
+"""Longest time shown in a unit, the unit in seconds, its name."""
 
 
 class History(NamedTuple):
@@ -138,63 +118,55 @@ def _promotion_events(store: Path) -> list[dict[str, Any]]:
 def status_page(exposition: Exposition, history: History, *, now: float) -> str:
     """The page as of `now`, seconds since the epoch."""
     shown = exposition.snapshot
-    body = [
-        "<h1>Evergreen monitor</h1>",
-        _health_banner(exposition, now),
-        _tiles_section(shown, now),
-        "<h2>AUC</h2>",
-        _auc_chart(shown, history, now) or "<p>No window has an AUC yet.</p>",
-        _decisions_table(shown),
-        "<h2>Model versions</h2>",
-        _versions_table(shown.windows, shown.serving_version),
-        _open_labels_section(shown.open_labels, now),
-        "<h2>Feature drift</h2>",
-        _drift_section(shown.drift, now),
-        "<h2>Acting</h2>",
-        _acting_section(shown, now),
-        _last_run(shown, now),
-        "<h2>Events</h2>",
-        _event_table(history.events, now),
-        f"<p class=foot>As of {_format_utc(now)}; reloaded every {REFRESH_SECONDS} s. "
-        "For machines: <code>/status</code>, <code>/metrics</code>, <code>/healthz</code>, <code>/readyz</code>.</p>",
-    ]
-    return (
-        '<!doctype html><html lang="en"><head><meta charset="utf-8">'
-        '<meta name="viewport" content="width=device-width, initial-scale=1">'
-        f'<meta http-equiv="refresh" content="{REFRESH_SECONDS}"><title>Evergreen monitor</title>'
-        f"<style>{STYLE}</style></head><body>{''.join(body)}</body></html>\n"
+    as_of = datetime.fromtimestamp(now, timezone.utc).strftime("%Y-%m-%d %H:%M:%S UTC")
+    foot = (
+        f"<p class=soft>As of {as_of}; loaded again every {REFRESH_SECONDS} s. For machines: <code>/status</code>, "
+        "<code>/metrics</code>, <code>/healthz</code>, <code>/readyz</code>.</p>"
+    )
+    chart = _auc_chart(shown, history, now) or "<p>No window has an AUC yet.</p>"
+    return html_page(
+        "Evergreen monitor",
+        intro=_health_banner(exposition, now) + _tiles_section(shown, now),
+        sections={
+            "AUC": chart + _decisions_table(shown),
+            "Model versions": _versions_table(shown.windows, shown.serving_version),
+            "Open labels": _open_labels_section(shown.open_labels, now),
+            "Feature drift": _drift_section(shown.drift, now),
+            "Acting": _acting_section(shown, now) + _last_run(shown, now),
+            "Events": _event_table(history.events, now) + foot,
+        },
+        refresh_seconds=REFRESH_SECONDS,
     )
 
 
 def _health_banner(exposition: Exposition, now: float) -> str:
-    if reason := exposition.unhealthy():
-        return f'<p class="banner bad" id="health">Not working: {_escape(reason)}</p>'
-    if reason := exposition.unready():
-        return f'<p class="banner bad" id="health">Not ready: {_escape(reason)}</p>'
     last = exposition.snapshot.last_record_time
-    if last is None:
-        return '<p class="banner wait" id="health">Connected to the log; no prediction has arrived yet.</p>'
-    return (
-        f'<p class="banner good" id="health">Working; the newest prediction is {_format_duration(now - last)} old.</p>'
-    )
+    if reason := exposition.unhealthy():
+        state, text = "bad", f"Not working: {reason}"
+    elif reason := exposition.unready():
+        state, text = "bad", f"Not ready: {reason}"
+    elif last is None:
+        state, text = "wait", "Connected to the log; no prediction has arrived yet."
+    else:
+        state, text = "good", f"Working; the newest prediction is {_format_duration(now - last)} old."
+    return f'<p class="banner {state}" id="health">{escape(text)}</p>'
 
 
 def _tiles_section(shown: Snapshot, now: float) -> str:
     serving = next((kpis for kpis in shown.windows if kpis.version == shown.serving_version), None)
     lag = None if shown.log_read_up_to is None else max(0.0, now - shown.log_read_up_to)
-    tiles = [
-        ("serving", "nothing yet" if shown.serving_version is None else f"version {shown.serving_version}"),
-        ("AUC, 95 %", "undefined" if serving is None or serving.auc is None else _format_auc(serving)),
-        ("click rate", _format_share(serving.ctr if serving else None)),
-        ("log lag", "unknown" if lag is None else _format_duration(lag)),
-        ("messages waiting", "unknown" if shown.log_backlog is None else f"{shown.log_backlog:,}"),
-        ("rows with open labels", f"{shown.pending_rows:,}"),
-        ("dead letters", f"{int(shown.counters.get('dead_letter', 0)):,}"),
-        ("rows archived", f"{int(shown.counters.get('archived', 0)):,}"),
-    ]
-    return (
-        '<div class="tiles">' + "".join(f"<div>{name}<b>{_escape(value)}</b></div>" for name, value in tiles) + "</div>"
-    )
+    tiles = {
+        "serving": "nothing yet" if shown.serving_version is None else f"version {shown.serving_version}",
+        "AUC, 95 %": _format_band(serving.auc, serving.auc_low, serving.auc_high) if serving else "undefined",
+        "click rate": _format_share(serving.ctr if serving else None),
+        "log lag": "unknown" if lag is None else _format_duration(lag),
+        "messages waiting": "unknown" if shown.log_backlog is None else f"{shown.log_backlog:,}",
+        "rows with open labels": f"{shown.pending_rows:,}",
+        "dead letters": f"{int(shown.counters.get('dead_letter', 0)):,}",
+        "rows archived": f"{int(shown.counters.get('archived', 0)):,}",
+    }
+    divisions = "".join(f"<div>{name}<b>{escape(value)}</b></div>" for name, value in tiles.items())
+    return f'<div class="tiles">{divisions}</div>'
 
 
 def _auc_chart(shown: Snapshot, history: History, now: float) -> str:
@@ -202,7 +174,7 @@ def _auc_chart(shown: Snapshot, history: History, now: float) -> str:
     if not versions:
         return ""
     start = min(float(point["time"]) for point in history.points)
-    scale, unit = next((scale, unit) for span, scale, unit in UNITS if now - start <= span)
+    scale, unit = _unit_of(now - start)
     lines = []
     for number, version in enumerate(versions):
         points = [point for point in history.points if int(point["version"]) == version]
@@ -240,37 +212,35 @@ def _marked_events(events: Sequence[Mapping[str, Any]], *, apart: float) -> list
 
 def _decisions_table(shown: Snapshot) -> str:
     rows = [[each.policy, each.action.value, each.reason] for each in shown.decisions]
-    return _html_table(["policy", "says", "because"], rows) if rows else "<p>No decision point has passed yet.</p>"
+    return (
+        _table("Decisions", ["policy", "says", "because"], rows) if rows else "<p>No decision point has passed yet.</p>"
+    )
 
 
 def _versions_table(windows: Sequence[Kpis], serving: int | None) -> str:
     if not windows:
         return "<p>No label is final yet.</p>"
-    head = ["version", "rows", "clicks", "AUC, 95 %", "log loss", "norm. entropy", "calibration", "ECE", "click rate"]
-    head += ["conversion rate", "hit rate@k", "NDCG@k"]
-    rows = [
-        [
-            f"{kpis.version}{' (serving)' if kpis.version == serving else ''}",
-            f"{kpis.rows:,}",
-            f"{kpis.clicks:,}",
-            _format_auc(kpis),
-            _format_number(kpis.log_loss),
-            _format_number(kpis.normalized_entropy),
-            _format_number(kpis.calibration),
-            _format_number(kpis.calibration_error),
-            _format_share(kpis.ctr),
-            _format_share(kpis.conversion_rate),
-            _format_number(kpis.hit_rate),
-            _format_number(kpis.ndcg),
-        ]
-        for kpis in windows
-    ]
-    return _html_table(head, rows, wide=True)
+    head = ["version", "rows", "clicks", "AUC, 95 %", "log loss", "norm. entropy", "calibration", "ECE"]
+    rows = []
+    for kpis in windows:
+        numbers = (kpis.log_loss, kpis.normalized_entropy, kpis.calibration, kpis.calibration_error)
+        rows.append(
+            [
+                f"{kpis.version}{' (serving)' if kpis.version == serving else ''}",
+                f"{kpis.rows:,}",
+                f"{kpis.clicks:,}",
+                _format_band(kpis.auc, kpis.auc_low, kpis.auc_high),
+                *map(_format_number, numbers),
+                *map(_format_share, (kpis.ctr, kpis.conversion_rate)),
+                *map(_format_number, (kpis.hit_rate, kpis.ndcg)),
+            ]
+        )
+    return _table("KPIs of the windows", [*head, "click rate", "conversion rate", "hit rate@k", "NDCG@k"], rows)
 
 
 def _open_labels_section(open_labels: Sequence[OpenLabels], now: float) -> str:
     if not open_labels:
-        return ""
+        return "<p>No row's attribution window is open.</p>"
     rows = []
     for labels in open_labels:
         estimate, score_auc = labels.estimate, labels.score_auc
@@ -286,7 +256,7 @@ def _open_labels_section(open_labels: Sequence[OpenLabels], now: float) -> str:
             ]
         )
     head = ["version", "open rows", "AUC", "click rate", "log loss", "AUC from scores alone", "final"]
-    return "<h2>While labels are open: estimate (hard bounds)</h2>" + _html_table(head, rows, wide=True)
+    return _table("Estimate (hard bounds) while labels are open", head, rows)
 
 
 def _drift_section(drift: Mapping[str, Any] | None, now: float) -> str:
@@ -310,7 +280,7 @@ def _drift_section(drift: Mapping[str, Any] | None, now: float) -> str:
         ]
         for row in columns[: max(MAX_DRIFT_ROWS, num_drifted)]
     ]
-    return summary + _html_table(["column", "", "distance", "p", "missing", "outliers"], rows)
+    return summary + _table("Columns", ["column", "", "distance", "p", "missing", "outliers"], rows)
 
 
 def _worst_first(row: Mapping[str, Any]) -> tuple[bool, float, float]:
@@ -320,25 +290,19 @@ def _worst_first(row: Mapping[str, Any]) -> tuple[bool, float, float]:
 
 
 def _acting_section(shown: Snapshot, now: float) -> str:
-    status = shown.acting
-    if status is None:
-        return "<p>No request is under way.</p>"
-    rows = [["request", status.phase if status.phase == IDLE else f"{status.phase} {status.request_id}"]]
+    status = shown.acting or ActingStatus()
+    rows = [["request", f"{status.phase} {status.request_id or ''}"]]
     if status.blocked_until is not None:
         rows.append(
             ["next request", f"in {_format_duration(status.blocked_until - now)} at the earliest: {status.blocked_by}"]
         )
-    rows.append(["requests in the last day", str(status.requests_today)])
+    if status.daily_budget is not None:
+        rows.append(["budget left today", f"{status.budget_left} of {status.daily_budget} requests"])
     if status.incident_since is not None:
-        rows.append(["drifted since", f"{_format_duration(now - status.incident_since)} ago"])
-    further = {
-        "daily budget": status.daily_budget,
-        "budget left": status.budget_left,
-        "last action": status.last_action,
-        "messages waiting": status.messages_waiting,
-    }
-    rows += [[name, str(value)] for name, value in further.items() if value is not None]
-    return _html_table(["what", "state"], rows)
+        rows.append(["drifted since", f"{_format_duration(now - status.incident_since)} ago: {status.last_action}"])
+    if status.messages_waiting is not None:
+        rows.append(["messages waiting", str(status.messages_waiting)])
+    return _table("Requests", ["what", "state"], rows)
 
 
 def _last_run(shown: Snapshot, now: float) -> str:
@@ -347,10 +311,10 @@ def _last_run(shown: Snapshot, now: float) -> str:
     if last is None:
         return ""
     links = ", ".join(
-        f'<a href="{_escape(link_to(last.run, step))}">report of {_escape(step)}</a>' for step in last.reports
+        f'<a href="{escape(link_to(last.run, step))}">report of {escape(step)}</a>' for step in last.reports
     )
     text = f"Run {last.run}: {last.state} at {last.step}, {_format_duration(now - last.ended_at)} ago. {last.reason}"
-    return f'<p id="last-run">{_escape(text)}{"<br>" if links else ""}{links}</p>'
+    return f'<p id="last-run">{escape(text)}{"<br>" if links else ""}{links}</p>'
 
 
 def _event_table(events: Sequence[Mapping[str, Any]], now: float) -> str:
@@ -363,27 +327,15 @@ def _event_table(events: Sequence[Mapping[str, Any]], now: float) -> str:
         name = kind.replace("_", " ") + (f", {len(others) + 1} in a row" if others else "")
         rows.append([f"{_format_duration(now - float(newest['time']))} ago", name, newest["text"]])
     rows = rows[:MAX_EVENTS]
-    return _html_table(["when", "what", "details"], rows)
+    return _table("Newest first", ["when", "what", "details"], rows)
 
 
-def _html_table(head: Sequence[str], rows: Iterable[Sequence[Any]], *, wide: bool = False) -> str:
-    heads = "".join(f"<th>{_escape(name)}</th>" for name in head)
-    lines = "".join("<tr>" + "".join(f"<td>{_escape(value)}</td>" for value in row) + "</tr>" for row in rows)
-    return f'<div class="scroll{" wide" if wide else ""}"><table><tr>{heads}</tr>{lines}</table></div>'
-
-
-def _format_auc(kpis: Kpis) -> str:
-    return _format_band(kpis.auc, kpis.auc_low, kpis.auc_high)
+def _table(caption: str, head: Sequence[str], rows: Iterable[Sequence[object]]) -> str:
+    return html_table(head, ([escape(str(value)) for value in row] for row in rows), caption=caption)
 
 
 def _format_band(value: float | None, low: float | None, high: float | None) -> str:
-    if value is None and low is None:
-        return "undefined"
-    return (
-        f"{_format_number(value)} ({_format_number(low)} .. {_format_number(high)})"
-        if low is not None
-        else _format_number(value)
-    )
+    return _format_number(value) + (f" ({_format_number(low)} .. {_format_number(high)})" if low is not None else "")
 
 
 def _format_number(value: float | None) -> str:
@@ -395,15 +347,9 @@ def _format_share(value: float | None) -> str:
 
 
 def _format_duration(seconds: float) -> str:
-    for limit, scale, unit in ((120.0, 1.0, "s"), (7200.0, 60.0, "min"), (172_800.0, 3600.0, "h")):
-        if abs(seconds) < limit:
-            return f"{seconds / scale:.0f} {unit}"
-    return f"{seconds / 86_400.0:.0f} d"
+    scale, unit = _unit_of(seconds)
+    return f"{seconds / scale:.0f} {unit}"
 
 
-def _format_utc(time: float) -> str:
-    return datetime.fromtimestamp(time, timezone.utc).strftime("%Y-%m-%d %H:%M:%S UTC")
-
-
-def _escape(value: Any) -> str:
-    return html.escape(str(value))
+def _unit_of(seconds: float) -> tuple[float, str]:
+    return next((scale, unit) for longest, scale, unit in UNITS if abs(seconds) < longest)

@@ -1,8 +1,8 @@
 """The state of the model store and the archive, read once a minute: runs, releases, files that wait for the uploader.
 
 In: the promotion journal, the notes and outcomes of runs, the archive. Out: what `showing.metrics` and `showing.page`
-show of them. The store may be on a network share, so a look costs a listing, the journal where it has grown, and the
-outcome of each new run. Runs are counted in the monitor's own memory, so the counts outlive a restart and the removal
+show of them. The store may be on a network share, so a look costs a listing, the journal, and the outcome of each new
+run. Runs are counted in the monitor's own memory, so the counts outlive a restart and the removal
 of old runs.
 """
 
@@ -102,8 +102,6 @@ class StoreWatcher:
         self._store, self._archive, self._has_uploader = store, archive, has_uploader
         self._looked_at: float | None = None
         self._runs = RunCounter(store, documents)
-        self._journal_stamp: tuple[int, int, int] | None = None
-        self._promotions = Promotions()
         self._newest: StoreStatus | None = None
 
     def look(self, now: float) -> StoreStatus | None:
@@ -127,31 +125,12 @@ class StoreWatcher:
         if waiting is not None:
             of_archive = {"unuploaded_files": len(waiting), "oldest_unuploaded": self._archive.first_written(waiting)}
         try:
-            return StoreStatus(promotions=self._read_promotions(), runs=self._runs.count(now), **of_archive)
+            return StoreStatus(promotions=_read_promotions(self._store), runs=self._runs.count(now), **of_archive)
         except (ContractError, OSError, ValueError, TypeError, KeyError) as error:
             problem = f"{type(error).__name__}: {error}"
             if self._newest is None or self._newest.store_problem != problem:
                 logger.warning("the model store cannot be read: %s", problem)
             return StoreStatus(store_problem=problem, **of_archive)
-
-    def _read_promotions(self) -> Promotions:
-        """Reads the journal only where it has changed."""
-        try:
-            found = (self._store / promotion_journal.JOURNAL_FILE).stat()
-            stamp = (found.st_ino, found.st_size, found.st_mtime_ns)
-        except FileNotFoundError:
-            stamp = (0, 0, 0)
-        if stamp != self._journal_stamp:
-            entries = promotion_journal.read_entries(self._store)
-            live = promotion_journal.current(self._store)
-            self._promotions = Promotions(
-                counts=dict(Counter(each.action for each in entries if each.action != promotion_journal.INTENT)),
-                live_version=live.version if live else None,
-                live_action=live.action if live else None,
-                live_since=_seconds(live.time) if live else None,
-            )
-            self._journal_stamp = stamp
-        return self._promotions
 
 
 class RunCounter:
@@ -176,14 +155,15 @@ class RunCounter:
             OSError, ValueError, TypeError, KeyError: the store cannot be read.
             TemporaryError: the memory cannot be written; nothing was counted.
         """
-        names = _names_in(self._store / "runs")
+        folder = self._store / "runs"
+        names = {path.name for path in folder.iterdir()} if folder.exists() else set()
         ended = {name: at for name, at in self._ended.items() if name in names}
-        settled = {name for name, at in ended.items() if abs(now - _seconds(at)) >= REPEAT_SECONDS}
+        settled = {name for name, at in ended.items() if abs(now - _seconds_of(at)) >= REPEAT_SECONDS}
         outcomes = (_read_outcome(self._store, name) for name in names - settled)
         new = [each for each in outcomes if each and ended.get(each.run) != each.ended_at]
         counted: Counter[str] = Counter()
         refusals, last = self._counts.gate_refusals, self._counts.last_run
-        for outcome in sorted(new, key=lambda each: _seconds(each.ended_at)):
+        for outcome in sorted(new, key=lambda each: _seconds_of(each.ended_at)):
             verdict = verdict_of(self._store, outcome)
             counted[f"run_{verdict}"] += 1
             if verdict in (GATE_FAILED, GATE_INCONCLUSIVE):
@@ -197,6 +177,17 @@ class RunCounter:
             self._documents.write_documents({RUNS: document}, dict(counted))
             self._ended, self._counts = ended, RunCounts(gate_refusals=refusals, last_run=last)
         return self._counts
+
+
+def _read_promotions(store: Path) -> Promotions:
+    actions = (each.action for each in promotion_journal.read_entries(store))
+    live = promotion_journal.current(store)
+    return Promotions(
+        counts=dict(Counter(action for action in actions if action != promotion_journal.INTENT)),
+        live_version=live.version if live else None,
+        live_action=live.action if live else None,
+        live_since=_seconds_of(live.time) if live else None,
+    )
 
 
 def verdict_of(store: Path, outcome: runs.RunOutcome) -> str:
@@ -223,25 +214,12 @@ def _read_outcome(store: Path, run: str) -> runs.RunOutcome | None:
 
 
 def _last_run(store: Path, outcome: runs.RunOutcome) -> LastRun:
-    ended_at = _seconds(outcome.ended_at)
+    ended_at = _seconds_of(outcome.ended_at)
     begun = runs.begun_at(runs.read_notes(store, outcome.run))
-    return LastRun(
-        run=outcome.run,
-        state=outcome.state,
-        step=outcome.step,
-        reason=outcome.reason,
-        reports=tuple(outcome.reports),
-        ended_at=ended_at,
-        seconds=ended_at - begun.timestamp() if begun else None,
-    )
+    seconds = ended_at - begun.timestamp() if begun else None
+    known = {name: getattr(outcome, name) for name in ("run", "state", "step", "reason")}
+    return LastRun(**known, reports=tuple(outcome.reports), ended_at=ended_at, seconds=seconds)
 
 
-def _names_in(folder: Path) -> set[str]:
-    try:
-        return {path.name for path in folder.iterdir()}
-    except FileNotFoundError:
-        return set()
-
-
-def _seconds(text: str) -> float:
+def _seconds_of(text: str) -> float:
     return promotion_journal.moment_of(text).timestamp()

@@ -14,7 +14,7 @@ from components.storage.folder import FolderObjects
 from monitoring.backtest.__main__ import main
 from monitoring.backtest.archived_requests import read_requests
 from monitoring.backtest.judging import backtest
-from monitoring.backtest.settings import CostSettings, JudgingSettings
+from monitoring.backtest.settings import JudgingSettings
 from monitoring.deciding.policy import Action, Decision, DecisionPoint
 from monitoring.flags import make_settings
 from monitoring.measures.kpis import Kpis
@@ -49,32 +49,30 @@ def judged(actions: str, *, every: float = 50.0, auc: float = 0.7, baseline: flo
 
 def test_fires_are_what_the_live_restraint_lets_through():
     """Fires at 60 s; running to 90 s and resting to 190 s; fires at 210 s; the budget of two is spent then."""
-    costs = CostSettings(run_seconds=30.0, gpu_hours_per_run=1.5)
-    found = backtest(judged(".!!!!!!!!!"), SETTINGS_10, costs)
+    found = backtest(judged(".!!!!!!!!!"), SETTINGS_10, run_seconds=30.0)
     assert [fire.time for fire in found.fires] == [60.0, 210.0]
     assert found.held == 7
-    assert found.gpu_hours == 3.0
 
 
 def test_delay_and_false_alarms_need_the_time_of_the_change():
-    unknown = backtest(judged("!...!"), SETTINGS_10, CostSettings(run_seconds=0.0))
+    unknown = backtest(judged("!...!"), SETTINGS_10, run_seconds=0.0)
     assert (unknown.false_alarms, unknown.delay_seconds, unknown.delay_rows) == (None, None, None)
-    known = backtest(judged("!...!"), SETTINGS_10, CostSettings(run_seconds=0.0, drift_at=100.0))
+    known = backtest(judged("!...!"), SETTINGS_10, run_seconds=0.0, drift_at=100.0)
     assert (known.false_alarms, known.delay_seconds) == (1, 110.0)
     assert known.delay_rows == 300, "matured up to the fire's point, less those up to the last one before the change"
 
 
 def test_auc_lost_is_the_area_below_the_baseline_until_the_fire():
-    found = backtest(judged("....!..", auc=0.7), SETTINGS_10, CostSettings(drift_at=65.0))
+    found = backtest(judged("....!..", auc=0.7), SETTINGS_10, run_seconds=600.0, drift_at=65.0)
     # From the point at 110 s (the first after 65 s) to the fire at 210 s, 0.1 below.
     times = np.array([60.0, 110.0, 160.0, 210.0])
     assert found.auc_hours_lost == pytest.approx(0.1 * (times[-1] - times[0]) / 3600)
-    assert backtest(judged(".....", auc=0.9), SETTINGS_10, CostSettings()).auc_hours_lost == 0.0
+    assert backtest(judged(".....", auc=0.9), SETTINGS_10, run_seconds=0.0).auc_hours_lost == 0.0
 
 
 def test_without_a_baseline_no_loss_is_named():
-    assert backtest(judged("....", baseline=None), SETTINGS_10, CostSettings()).auc_hours_lost is None
-    assert backtest([], SETTINGS_10, CostSettings()).auc_hours_lost is None
+    assert backtest(judged("....", baseline=None), SETTINGS_10, run_seconds=0.0).auc_hours_lost is None
+    assert backtest([], SETTINGS_10, run_seconds=0.0).auc_hours_lost is None
 
 
 FLAGS = [

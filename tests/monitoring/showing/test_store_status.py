@@ -216,22 +216,6 @@ def test_the_store_is_looked_at_once_a_minute_and_not_in_each_turn(bench, monkey
     assert [time - looks[0] for time in looks] == [0.0, 60.0, 120.0]
 
 
-def test_the_journal_is_read_again_only_where_it_has_grown(bench, monkeypatch):
-    b, read = bench(), []
-    b.settings.store.mkdir(parents=True)
-    real = promotion_journal.read_entries
-    monkeypatch.setattr(store_status.promotion_journal, "read_entries", lambda store: read.append(store) or real(store))
-    shown = Shown(b)
-    for version in (1, 2):
-        promotion(b.settings.store, "release", version, f"2026-01-0{version}T00:00:00+00:00")
-        read.clear()
-        assert shown.after()["ctr_monitor_live_version",] == version
-        assert read
-        read.clear()
-        assert shown.after()["ctr_monitor_live_version",] == version
-        assert read == []
-
-
 def test_a_run_that_ended_long_ago_is_not_opened_again(bench, monkeypatch):
     b, opened = bench(), []
     run_pipeline(b.settings.store, "old", *RELEASED)
