@@ -277,7 +277,6 @@ async def _one_release(
     window = _window(ours, released.version)
     return {
         "version": released.version,
-        "seconds": released.extra["seconds"],
         **release_figures(answers, window=window, run=(began, ended), batch=batch),
     }
 

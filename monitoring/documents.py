@@ -8,10 +8,6 @@ from typing import Any, Protocol, TypeVar
 M = TypeVar("M")
 
 
-def no_checkpoint(name: str) -> None:
-    """Does nothing; tests put a crash here, at each step that names itself."""
-
-
 class Documents(Protocol):
     """Keeps JSON objects by name, and counters."""
 

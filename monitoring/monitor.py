@@ -13,12 +13,12 @@ from collections.abc import Callable, Sequence
 
 from components.contracts.records import CLICK, CONVERSION, OutcomeBatch, PredictionBatch
 from components.logs.event_log import Delivery, Subscriber
+from components.runtime.durable import no_checkpoint
 from components.runtime.errors import ContractError, TemporaryError
 from monitoring.acting.acting import Acting
 from monitoring.acting.trigger import Trigger
 from monitoring.deciding.policies import ThresholdPolicy, policy_names
 from monitoring.deciding.policy import DecisionPoint
-from monitoring.documents import no_checkpoint
 from monitoring.drift.watch import DriftWatch
 from monitoring.journal import Journal
 from monitoring.measuring import Measuring

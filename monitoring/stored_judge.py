@@ -9,11 +9,11 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+from components.runtime.durable import no_checkpoint
 from monitoring.backtest.settings import JudgingSettings
 from monitoring.deciding.judging import Judge
 from monitoring.deciding.policies import make_policies
 from monitoring.deciding.policy import DecisionPoint
-from monitoring.documents import no_checkpoint
 from monitoring.gate_baselines import GateBaselines
 from monitoring.journal import Journal
 from monitoring.memory.store import Store

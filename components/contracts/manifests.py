@@ -393,8 +393,6 @@ class Release(Manifest):
     """When its files were complete; the journal tells when it went live."""
     parent_model_id: str | None = None
     """The model that this one continued; None = from scratch."""
-    extra: dict[str, Any] = field(default_factory=dict)
-    """Free notes for people; no program reads them."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -86,7 +86,7 @@ def main(argv: list[str] | None = None) -> int:
 
 def _deploy(arguments: argparse.Namespace, note: runs.StepNote) -> None:
     from components.contracts.manifests import Model, RawDataset, Verdict
-    from components.deployment.canary.start import start
+    from components.deployment.canary.steps import FIRST_SHARE, start
     from components.deployment.release import ReleaseSettings, release
     from components.deployment.repository.triton_config import ServingOptions
     from components.deployment.servers import parse_urls
@@ -113,7 +113,7 @@ def _deploy(arguments: argparse.Namespace, note: runs.StepNote) -> None:
     if arguments.rollout == "full":
         done = release(model, verdict, raw, settings)
     else:
-        done = start(model, verdict, raw, settings, shadow_only=arguments.rollout == "shadow")
+        done = start(model, verdict, raw, settings, share=FIRST_SHARE if arguments.rollout == "canary" else 0.0)
     done.write(arguments.output)
     serves = ROLLOUTS[arguments.rollout] if settings.triton_urls else "is published"
     note.reason = f"version {done.version} {serves}; {verdict.reason}"

@@ -17,7 +17,6 @@ from components.deployment.repository.triton_config import ServingOptions, read_
 from components.deployment.rollback import options_for
 from components.deployment.site import Site, SiteSettings
 from components.deployment.switch import make_live
-from components.runtime.errors import ContractError
 from components.runtime.exit_codes import exits_with_code
 from components.store import promotion_journal
 from components.store.models import judged_model, read_serving_place, release_path
@@ -47,8 +46,6 @@ def promote_model(settings: SiteSettings, model_id: str, *, override: str) -> Re
     Raises:
         ContractError: there is no such model, or evaluation never judged it; otherwise as `release`.
     """
-    if not override.strip():
-        raise ContractError("the reason of an override is empty, expected one for the journal")
     return release(*judged_model(settings.store, model_id), as_served_now(settings), override=override)
 
 

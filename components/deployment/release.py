@@ -17,10 +17,7 @@ from __future__ import annotations
 
 import logging
 import shutil
-import time
-from collections.abc import Iterator
-from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 
@@ -42,7 +39,6 @@ from components.storage.uris import local_path
 from components.store import promotion_journal
 from components.store.models import (
     GRAPH_FILE,
-    graph_bytes,
     graph_folder,
     graph_sha256,
     release_path,
@@ -100,48 +96,35 @@ def release(
         if live is not None and live.model_id == model.model_id and live.version in site.repository.versions():
             return _confirm(site, live, settings)
         check_may_replace(site, verdict, settings, override=override)
-        watch = Stopwatch()
-        target = prepare_version(site, model, verdict, raw, settings=settings, watch=watch)
-        with watch.time("go_live"):
-            line = _make_live(site, target, verdict, settings=settings, override=override)
-        done = replace(target, extra={**target.extra, "seconds": dict(watch.seconds)})
+        done = prepare_version(site, model, verdict, raw, settings=settings)
+        line = site.entry(
+            promotion_journal.PROMOTE if override else promotion_journal.RELEASE,
+            done,
+            reason=done.reason if override is None else f"{override}; the verdict was: {verdict.reason}",
+            trigger_id=settings.trigger_id,
+            decision=verdict.decision,
+        )
         try:
-            done.write(release_path(site.store, done.version))
-        except OSError as error:
-            logger.warning("version %d is live, but its seconds could not be noted: %s", done.version, error)
-        tidy(site, settings, line)
+            line = make_live(site, done, line, options=settings.options)
+        except BaseException:
+            if not site.is_published and site.holds_lock():
+                forget(site.store, done.version)
+            raise
+        _tidy(site, settings, line)
         logger.info("version %d is live, model %s", done.version, model.model_id)
         return done
-
-
-def _make_live(
-    site: Site, target: Release, verdict: Verdict, *, settings: ReleaseSettings, override: str | None
-) -> Promotion:
-    line = site.entry(
-        promotion_journal.PROMOTE if override else promotion_journal.RELEASE,
-        target,
-        reason=target.reason if override is None else f"{override}; the verdict was: {verdict.reason}",
-        trigger_id=settings.trigger_id,
-        decision=verdict.decision,
-    )
-    try:
-        return make_live(site, target, line, options=settings.options)
-    except BaseException:
-        if not site.is_published and site.holds_lock():
-            forget(site.store, target.version)
-        raise
 
 
 def _confirm(site: Site, live: Promotion, settings: ReleaseSettings) -> Release:
     """The release of the model that is live already: a retried step must not release it twice, and tidies up."""
     golden = site.repository.published.golden_rows(live.version)
     site.fleet.for_each(partial(probe, name=MODEL_NAME, version=live.version, golden=golden, named=False))
-    tidy(site, settings, live)
+    _tidy(site, settings, live)
     logger.info("model %s is live already as version %d", live.model_id, live.version)
     return Release.read(local_path(live.release_uri))
 
 
-def tidy(site: Site, settings: ReleaseSettings, line: Promotion) -> None:
+def _tidy(site: Site, settings: ReleaseSettings, line: Promotion) -> None:
     """Removes versions that nobody needs, and notes where this release went; it stands whether or not this works."""
     try:
         kept = {line.version, line.previous_version or line.version, *site.repository.canary.whole()}
@@ -199,29 +182,8 @@ def check_may_replace(site: Site, verdict: Verdict, settings: ReleaseSettings, *
             )
 
 
-class Stopwatch:
-    """Seconds of each named part of a release."""
-
-    def __init__(self) -> None:
-        self.seconds: dict[str, float] = {}
-
-    @contextmanager
-    def time(self, part: str) -> Iterator[None]:
-        """Counts the body as `part`."""
-        started = time.perf_counter()
-        yield
-        self.seconds[part] = round(time.perf_counter() - started, 4)
-
-
 def prepare_version(
-    site: Site,
-    model: Model,
-    verdict: Verdict,
-    raw: RawDataset,
-    *,
-    settings: ReleaseSettings,
-    versions: int = 2,
-    watch: Stopwatch | None = None,
+    site: Site, model: Model, verdict: Verdict, raw: RawDataset, *, settings: ReleaseSettings, versions: int = 2
 ) -> Release:
     """The manifest of a new version, its graph proven and kept in the store; no server is notified, nothing is live.
 
@@ -232,56 +194,27 @@ def prepare_version(
         raw: Those rows.
         settings: How it will be served.
         versions: Versions that servers hold at once, for the check against `target_memory`.
-        watch: Counts the seconds.
 
     Raises:
         ContractError: the graph differs from training, or does not fit; nothing is left of it.
     """
-    watch = watch or Stopwatch()
-    _forget_unannounced(site.store)
-    version = next_version(site.store, site.repository)
+    announced = {entry.version for entry in promotion_journal.read_entries(site.store)}
+    for path in (site.store / "graphs").glob("*"):
+        if path.name.isdigit() and int(path.name) not in announced:
+            # A killed deployment kept it and had not announced it yet: no server heard of it.
+            forget(site.store, int(path.name))
+    version, live = next_version(site.store, site.repository), site.live
     folder = graph_folder(site.store, version)
     with whole_directory(folder, replace=True) as building:
-        with watch.time("export"):
-            export(model, building)
-        if settings.target_memory:
-            check_fits(building, settings.target_memory, instances=settings.options.instances, versions=versions)
-        with watch.time("parity"):
-            rows = read_held_out(raw, verdict)
-            difference = prove_parity(open_graph(building / GRAPH_FILE), rows)
+        export(model, building)
+        check_fits(building, settings.target_memory, instances=settings.options.instances, versions=versions)
+        rows = read_held_out(raw, verdict)
+        difference = prove_parity(open_graph(building / GRAPH_FILE), rows)
         logger.info("parity: %.3g over %d rows", difference, len(rows))
         rows.sample().save(building / GOLDEN_FILE)
         # All this may have outlasted a lease, and whoever took it over may have given the number again.
         site.repository.check_held()
-    done = _release_manifest(
-        site,
-        model,
-        raw,
-        settings=settings,
-        version=version,
-        parity=(difference, len(rows)),
-        reason=verdict.reason,
-        seconds=dict(watch.seconds),
-    )
-    done.write(release_path(site.store, version))
-    site.checkpoint("kept")
-    return done
-
-
-def _release_manifest(
-    site: Site,
-    model: Model,
-    raw: RawDataset,
-    *,
-    settings: ReleaseSettings,
-    version: int,
-    parity: tuple[float, int],
-    reason: str,
-    seconds: dict[str, float],
-) -> Release:
-    """What is recorded of a version whose graph is in the store; `parity` is the largest difference and its rows."""
-    folder, live = graph_folder(site.store, version), site.live
-    return Release(
+    done = Release(
         model_name=MODEL_NAME,
         version=version,
         previous_version=live.version if live else None,
@@ -295,19 +228,17 @@ def _release_manifest(
             "data": raw.digest,
         },
         raw_digest=raw.digest,
-        parity_max_abs_diff=parity[0],
-        parity_rows=parity[1],
+        parity_max_abs_diff=difference,
+        parity_rows=len(rows),
         repository_uri=site.repository.uri,
         trigger_id=settings.trigger_id,
-        reason=reason,
+        reason=verdict.reason,
         published_at=site.now(),
         parent_model_id=model.parent_model_id,
-        extra={
-            "server": settings.options.server,
-            "seconds": seconds,
-            "graph_bytes": graph_bytes(folder),
-        },
     )
+    done.write(release_path(site.store, version))
+    site.checkpoint("kept")
+    return done
 
 
 def next_version(store: Path, repository: ModelRepository) -> int:
@@ -316,14 +247,6 @@ def next_version(store: Path, repository: ModelRepository) -> int:
     manifests = [int(path.stem) for path in (store / "releases").glob("*.json") if path.stem.isdigit()]
     graphs = [int(path.name) for path in (store / "graphs").glob("*") if path.name.isdigit()]
     return 1 + max([0, *repository.taken_numbers(), *journal, *manifests, *graphs])
-
-
-def _forget_unannounced(store: Path) -> None:
-    """Removes what a killed deployment kept of a version that it had not announced yet: no server heard of it."""
-    announced = {entry.version for entry in promotion_journal.read_entries(store)}
-    for path in (store / "graphs").glob("*"):
-        if path.name.isdigit() and int(path.name) not in announced:
-            forget(store, int(path.name))
 
 
 def forget(store: Path, version: int) -> None:

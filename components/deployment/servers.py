@@ -85,14 +85,6 @@ class Patience:
     clock: Callable[[], float] = time.monotonic
     sleep: Callable[[float], None] = time.sleep
 
-    def __post_init__(self) -> None:
-        """Refuses impossible waits."""
-        for name in ("ready_seconds", "leave_seconds", "poll_seconds"):
-            if getattr(self, name) <= 0:
-                raise ContractError(f"{name} is {getattr(self, name)}, expected more than 0")
-        if self.lock_seconds < 0:
-            raise ContractError(f"lock_seconds is {self.lock_seconds}, expected 0 or more")
-
     def until(self, answer: Callable[[], T], seconds: float) -> T:
         """What `answer` returns, called repeatedly: the first value that is true, or the one after `seconds`."""
         deadline = self.clock() + seconds
@@ -100,14 +92,14 @@ class Patience:
             self.sleep(self.poll_seconds)
         return given
 
-    def until_done(self, act: Callable[[], T], seconds: float) -> T:
-        """What `act` returns, tried again for `seconds` as long as it raises TemporaryError."""
+    def until_done(self, act: Callable[[], T], seconds: float, *, but: type[TemporaryError] | tuple[()] = ()) -> T:
+        """What `act` returns, tried again for `seconds` as long as it raises TemporaryError, but not `but`."""
         deadline = self.clock() + seconds
         while True:
             try:
                 return act()
-            except TemporaryError:
-                if self.clock() >= deadline:
+            except TemporaryError as error:
+                if isinstance(error, but) or self.clock() >= deadline:
                     raise
             self.sleep(self.poll_seconds)
 
@@ -135,21 +127,8 @@ def bring_up(server: RunningServer, name: str, *, version: int, golden: GoldenRo
     probe(server, name, version=version, golden=golden)
 
 
-def shuffled(num_rows: int) -> NDArray[np.int64]:
-    """A new order of rows each time: a response cache recognises requests by their bytes."""
-    return np.random.default_rng().permutation(num_rows)
-
-
-def probe(
-    server: RunningServer,
-    name: str,
-    *,
-    version: int,
-    golden: GoldenRows,
-    named: bool = True,
-    order: Callable[[int], NDArray[np.int64]] = shuffled,
-) -> float:
-    """The largest difference between served and expected scores of the golden rows.
+def probe(server: RunningServer, name: str, *, version: int, golden: GoldenRows, named: bool = True) -> None:
+    """Returns if the server answers the golden rows with the expected scores.
 
     Args:
         server: The server to ask.
@@ -157,18 +136,17 @@ def probe(
         version: Version that must answer.
         golden: Rows and their training-side scores.
         named: Whether to ask for the version; otherwise Triton chooses, as it does for clients.
-        order: The order in which n rows are asked, so that the model answers and no cache does.
 
     Raises:
         PermanentError: another version answered, or a score is off by more than the tolerance.
     """
-    at = order(len(golden))
-    asked = GoldenRows(dense=golden.dense[at], categorical=golden.categorical[at], expected=golden.expected[at])
+    # In a new order each time, so that the model answers: a response cache recognises requests by their bytes.
+    asked = golden.take(np.random.default_rng().permutation(len(golden)))
     scores, answered = server.infer(name, asked.dense, asked.categorical, version=version if named else None)
     if answered != version:
         raise PermanentError(f"triton {server.url} answered {name} from version {answered}, expected {version}")
     try:
-        return check_scores(scores, asked, tolerance=TOLERANCE, source=f"version {version} of {name} on {server.url}")
+        check_scores(scores, asked, tolerance=TOLERANCE, source=f"version {version} of {name} on {server.url}")
     except ContractError as error:
         raise PermanentError(str(error)) from error
 
@@ -200,22 +178,16 @@ def parse_urls(text: str) -> tuple[str, ...]:
     """
     urls = tuple(part.strip() for part in text.split(",") if part.strip())
     for url in urls:
-        _host_and_port(url)
+        host, _, port = url.removeprefix(DNS).rpartition(":")
+        if not host or "/" in host or not port.isdigit() or not 0 < int(port) < 65536:
+            raise ContractError(f"triton url is {url!r}, expected host:grpc_port or {DNS}name:grpc_port")
     return urls
-
-
-def _host_and_port(url: str) -> tuple[str, int]:
-    host, _, port = url.removeprefix(DNS).rpartition(":")
-    if not host or "/" in host or not port.isdigit() or not 0 < int(port) < 65536:
-        raise ContractError(f"triton url is {url!r}, expected host:grpc_port or {DNS}name:grpc_port")
-    return host, int(port)
 
 
 def addresses(urls: Sequence[str], resolve: Resolve) -> tuple[str, ...]:
     """host:port of every server that `urls` mean now, each once.
 
     Raises:
-        ContractError: one of `urls` is malformed.
         TemporaryError: a name has no address: a change that reaches no server must not count as a success.
     """
     found: list[str] = []
@@ -227,13 +199,9 @@ def addresses(urls: Sequence[str], resolve: Resolve) -> tuple[str, ...]:
 
 
 def addresses_of(url: str, resolve: Resolve) -> list[str]:
-    """host:port of every server that `url` means now; empty where a name has no address.
-
-    Raises:
-        ContractError: it is malformed.
-    """
-    host, port = _host_and_port(url)
-    return resolve(host, port) if url.startswith(DNS) else [url]
+    """host:port of every server that `url` means now; empty where a name has no address."""
+    host, _, port = url.removeprefix(DNS).rpartition(":")
+    return resolve(host, int(port)) if url.startswith(DNS) else [url]
 
 
 class Fleet:
@@ -245,7 +213,6 @@ class Fleet:
     passed over: it reads what is published when it starts.
 
     Raises:
-        ContractError: one of `urls` is malformed.
         TemporaryError: a server does not answer, or a name has no address.
     """
 
@@ -294,19 +261,8 @@ class Fleet:
         Those that do not listen yet are waited for at the end.
         """
         self.for_each(act)
-        while newcomers := self.newcomers() or self._wait_for_starting():
+        while newcomers := self._newcomers():
             self.for_each(act, newcomers)
-
-    def newcomers(self) -> list[RunningServer]:
-        """Connections to servers that are listed and were not connected yet, each live.
-
-        Raises:
-            TemporaryError: one listens and does not answer, or none is left.
-        """
-        found = self._connect_to_listed()
-        if self._urls and not self._servers:
-            raise TemporaryError(f"no server is left of {', '.join(self._urls)}")
-        return found
 
     def close(self) -> None:
         """Closes every connection."""
@@ -327,31 +283,36 @@ class Fleet:
             return None
         server = self._servers[address] = self._connect(address)
         try:
-            if not url.startswith(DNS):
-                server.check_live()
-            elif not _listens(server):
-                self._disconnect(address)
-                return None
-            else:
-                self._patience.until_done(server.check_live, self._patience.ready_seconds)
-        except TemporaryError:
-            if not self._has_left(address):
+            seconds = self._patience.ready_seconds if url.startswith(DNS) else 0.0
+            self._patience.until_done(server.check_live, seconds, but=NotListening)
+        except TemporaryError as error:
+            is_starting = url.startswith(DNS) and isinstance(error, NotListening)
+            if not is_starting and not self._has_left(address):
                 raise
             self._disconnect(address)
             return None
         return server
 
-    def _wait_for_starting(self) -> list[RunningServer]:
-        """Those listed that begin to listen, as soon as one does; none when all listen, or after `ready_seconds`."""
+    def _newcomers(self) -> list[RunningServer]:
+        """Connections to servers that are listed and were not connected yet, each live, as soon as one listens.
+
+        None where all are connected, or the others do not listen within `ready_seconds`.
+
+        Raises:
+            TemporaryError: one listens and does not answer, or none is left.
+        """
         deadline = self._patience.clock() + self._patience.ready_seconds
-        while starting := self._listed().keys() - self._servers.keys():
-            if found := self.newcomers():
+        while True:
+            found = self._connect_to_listed()
+            if self._urls and not self._servers:
+                raise TemporaryError(f"no server is left of {', '.join(self._urls)}")
+            starting = self._listed().keys() - self._servers.keys()
+            if found or not starting:
                 return found
             if self._patience.clock() >= deadline:
                 logger.warning("passed over, since nothing listens there: %s", ", ".join(sorted(starting)))
-                break
+                return []
             self._patience.sleep(self._patience.poll_seconds)
-        return []
 
     def _has_left(self, address: str) -> bool:
         """Whether no name lists `address` any more; waits a little for the names to drop it."""
@@ -362,11 +323,3 @@ class Fleet:
     def _disconnect(self, address: str) -> None:
         with suppress(TemporaryError, PermanentError):
             self._servers.pop(address).close()
-
-
-def _listens(server: RunningServer) -> bool:
-    try:
-        server.check_live()
-    except TemporaryError as error:
-        return not isinstance(error, NotListening)
-    return True

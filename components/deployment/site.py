@@ -18,6 +18,7 @@ from collections.abc import Callable, Iterator
 from contextlib import ExitStack, closing, contextmanager
 from dataclasses import dataclass, field, replace
 from datetime import datetime, timezone
+from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
@@ -36,6 +37,7 @@ from components.deployment.servers import (
     wait_until_ready,
 )
 from components.deployment.triton_client import Triton
+from components.runtime.durable import no_checkpoint
 from components.runtime.errors import ContractError, PermanentError, TemporaryError
 from components.runtime.people import whoami
 from components.storage.locations import open_objects
@@ -45,15 +47,6 @@ from components.store.promotion_journal import Promotion, append_promotion
 from components.store.traffic_plan import Arm
 
 logger = logging.getLogger(__name__)
-
-
-def no_checkpoint(name: str) -> None:
-    """Does nothing; tests put a crash here, at each place that names itself."""
-
-
-def utc_now() -> datetime:
-    """The time in UTC."""
-    return datetime.now(timezone.utc)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -71,7 +64,7 @@ class SiteSettings:
     patience: Patience = field(default_factory=Patience)
     connect: Connect = Triton
     resolve: Resolve = resolve
-    clock: Callable[[], datetime] = utc_now
+    clock: Callable[[], datetime] = partial(datetime.now, timezone.utc)
     """The time, with a time zone."""
     checkpoint: Callable[[str], None] = no_checkpoint
     """Called with the name of each step that a crash may follow."""

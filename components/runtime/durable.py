@@ -20,6 +20,10 @@ from uuid import uuid4
 from components.runtime.errors import TemporaryError
 
 
+def no_checkpoint(name: str) -> None:
+    """Does nothing; tests put a crash here, at each step of a protocol of writes that names itself."""
+
+
 def fsync_path(path: Path) -> None:
     """Flushes a file's or a folder's own entry to disk."""
     descriptor = os.open(path, os.O_RDONLY)

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from components.notices.webhook import post_to_file
+from components.runtime.durable import no_checkpoint
 from components.runtime.errors import ContractError
 from monitoring.acting.kubeflow_trigger import KubeflowSettings, KubeflowTrigger
 from monitoring.acting.local_trigger import LocalTrigger
@@ -25,7 +26,7 @@ from monitoring.deciding import restraint
 from monitoring.deciding.policy import Action, Decision
 from monitoring.deciding.request import RecipeSettings
 from monitoring.deciding.restraint import RestraintMemory, RestraintSettings, restrain
-from monitoring.documents import Documents, as_document, no_checkpoint, read_memory
+from monitoring.documents import Documents, as_document, read_memory
 from monitoring.flags import expect
 from monitoring.journal import Journal
 

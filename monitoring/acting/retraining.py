@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from components.contracts.retrain_request import RetrainRequest
+from components.runtime.durable import no_checkpoint
 from components.runtime.errors import ContractError, PermanentError, TemporaryError
 from monitoring.acting.trigger import BUSY, FAILED, UNKNOWN, RunState, Trigger
 from monitoring.acting.trigger import RUNNING as RUN_IS_ACTIVE
@@ -20,7 +21,7 @@ from monitoring.deciding import restraint
 from monitoring.deciding.policy import Decision
 from monitoring.deciding.request import RecipeMemory, RecipeSettings, choose_parent, make_request
 from monitoring.deciding.restraint import RestraintMemory, RestraintSettings
-from monitoring.documents import Documents, as_document, no_checkpoint, read_memory
+from monitoring.documents import Documents, as_document, read_memory
 from monitoring.journal import Journal
 
 if TYPE_CHECKING:

@@ -27,9 +27,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from components.contracts import criteo
-from components.runtime.durable import fsync_path
+from components.runtime.durable import fsync_path, no_checkpoint
 from components.runtime.errors import TemporaryError
-from monitoring.documents import no_checkpoint
 from monitoring.memory.archive_tables import build_outcome_table, build_row_table, utc_day
 from monitoring.memory.store import Store
 from monitoring.rows import ArchiveOutcome, ArchiveRow

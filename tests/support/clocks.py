@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from datetime import datetime, timezone
+
 
 class Clock:
     """Seconds that only a test moves: called, it tells the time; `sleep` moves it and remembers what was slept."""
@@ -12,6 +14,10 @@ class Clock:
 
     def __call__(self) -> float:
         return self.now
+
+    def moment(self) -> datetime:
+        """The time with its zone."""
+        return datetime.fromtimestamp(self.now, timezone.utc)
 
     def advance(self, seconds: float) -> None:
         self.now += seconds

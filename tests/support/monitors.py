@@ -14,8 +14,8 @@ from components.contracts import criteo
 from components.contracts.records import CLICK, OutcomeBatch, PredictionBatch, encode, record_id
 from components.contracts.retrain_request import RetrainRequest
 from components.logs.sqlite import SqliteLog
+from components.runtime.durable import no_checkpoint
 from monitoring.acting.trigger import RunState
-from monitoring.documents import no_checkpoint
 from monitoring.flags import make_settings
 from monitoring.memory.store import Store
 from monitoring.monitor import Monitor

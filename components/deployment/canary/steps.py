@@ -1,4 +1,8 @@
-"""A canary's life after its start: each step holds, grows it (1 -> 5 -> 25 % -> released to all) or aborts it.
+"""A canary's life: started, grown step by step (1 -> 5 -> 25 % -> released to all) or aborted, and unloaded.
+
+It is prepared and rehearsed like a release: the version gets its number, proof and files as any release does, and is
+announced in the journal. What differs is the name that it is loaded under, and that the traffic plan instead of the
+configuration makes clients ask for it.
 
 A step may run at any time and any number of times, since all it knows is in the journal, the traffic plan and the
 evidence. The lock is not held while evidence is read, nor while clients drain: a rollback is never kept waiting.
@@ -23,21 +27,32 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from datetime import datetime
+from uuid import uuid4
 
+from components.contracts.manifests import Model, RawDataset, Release, Verdict
+from components.contracts.serving import CANARY_NAME, MODEL_NAME
 from components.deployment.canary.evidence import Fetch, counts_since, fetch, read_baseline, read_pairs, uncounted
 from components.deployment.canary.policy import ABORT, GROW, CanaryJudgement, CanaryPolicy, judge
-from components.deployment.canary.start import grow, load_everywhere
+from components.deployment.graph.parity import GoldenRows
 from components.deployment.promote import promote_version
-from components.deployment.repository.model_repository import ModelRepository
-from components.deployment.servers import addresses
+from components.deployment.release import ReleaseSettings, check_belonging, check_may_replace, forget, prepare_version
+from components.deployment.repository.version_files import GOLDEN_FILE
+from components.deployment.servers import RunningServer, addresses, bring_up
 from components.deployment.site import Site, SiteSettings, opened, reset_plan
+from components.deployment.switch import stage_version
 from components.runtime.errors import ContractError, PermanentError, TemporaryError
 from components.storage.objects import Objects
+from components.storage.uris import local_path
 from components.store import promotion_journal
+from components.store.models import graph_folder, release_path
 from components.store.promotion_journal import Promotion, canary_at_work
-from components.store.traffic_plan import DRAIN_SECONDS, Baseline, TrafficPlan
+from components.store.traffic_plan import DRAIN_SECONDS, Arm, Baseline, TrafficPlan
 
 logger = logging.getLogger(__name__)
+
+FIRST_SHARE = 0.01
+SHADOW_SHARE = 0.2
+"""Share of the requests that both arms score, which is what outcomes are judged by."""
 
 NONE = "none"
 DRAINING = "draining"
@@ -81,6 +96,124 @@ class Step:
 
 
 _CHANGED_MEANWHILE = Step(action=CHANGED, reason="the plan changed while its evidence was read", wait_seconds=0.0)
+_NO_CANARY = Step(action=NONE, reason="no canary is at work")
+
+
+def start(
+    model: Model, verdict: Verdict, raw: RawDataset, settings: ReleaseSettings, *, share: float = FIRST_SHARE
+) -> Release:
+    """The release manifest of the model that is now the canary; a model that is live or the canary keeps its own.
+
+    A model that scores in the shadow only and is started again with a share begins to answer.
+
+    Args:
+        model: The model.
+        verdict: Evaluation's verdict on it.
+        raw: The rows that it was judged by.
+        settings: Where and how.
+        share: Share of keys that it answers; 0 = it scores in the shadow and answers nobody.
+
+    Raises:
+        ContractError: nothing is live, or as a release's.
+        Refused: another canary is at work, or as a release's.
+        TemporaryError: a canary before this one is still draining, or as a release's; nothing changed.
+        PermanentError: a server refused the version or answered wrongly; nothing changed.
+    """
+    check_belonging(model, verdict)
+    with opened(settings) as site:
+        if (live := site.live) is None:
+            raise ContractError(f"model store {site.store} has no live version, expected one beside a canary")
+        if live.model_id == model.model_id:
+            return Release.read(local_path(live.release_uri))
+        at_work, before = canary_at_work(site.store), site.repository.read_plan()
+        if at_work is not None and at_work.model_id == model.model_id:
+            # A retried step changes nothing, but a shadow begins to answer.
+            if before is not None and before.canary is not None and before.canary_share == 0.0 < share:
+                _grow(site, at_work, before, share=share, reason="the shadow takes its first share", baseline={})
+            return Release.read(release_path(site.store, at_work.version))
+        check_may_replace(site, verdict, settings)
+        if site.repository.canary.whole():
+            raise TemporaryError("a canary before this one is not unloaded yet: run `canary step` until it is")
+        # Live, previous and canary are in memory at once.
+        done = prepare_version(site, model, verdict, raw, settings=settings, versions=3)
+        plan = TrafficPlan(
+            sequence=before.sequence + 1 if before else 1,
+            stable=Arm(model_name=MODEL_NAME, version=live.version),
+            canary=Arm(model_name=CANARY_NAME, version=done.version),
+            canary_share=share,
+            shadow_share=SHADOW_SHARE,
+            # A salt of its own, so that not always the same users are the first.
+            salt=uuid4().hex,
+            published_at=site.now(),
+            reason=verdict.reason,
+        )
+        _publish_canary(site, done, plan, decision=verdict.decision, settings=settings)
+        logger.info("version %d is the canary, share %g, shadow %g", done.version, share, SHADOW_SHARE)
+        return done
+
+
+def _publish_canary(site: Site, done: Release, plan: TrafficPlan, *, decision: str, settings: ReleaseSettings) -> None:
+    """Loads the prepared version as the canary everywhere, then publishes the plan that leads clients to it."""
+    version, is_published = done.version, False
+    line = site.entry(
+        promotion_journal.CANARY,
+        done,
+        reason=plan.reason,
+        trigger_id=settings.trigger_id,
+        decision=decision,
+        share=plan.canary_share,
+    )
+    with site.announced(line):
+        try:
+            stage_version(site, done, settings.options)
+            site.repository.place_canary(version, settings.options)
+            site.checkpoint("canary placed")
+            _load_everywhere(site, version)
+            site.checkpoint("canary loaded")
+            is_published = True
+            site.repository.write_plan(replace(plan, published_at=site.now()))
+            site.checkpoint("plan written")
+            site.append(line)
+            site.checkpoint("journal written")
+        except BaseException as error:
+            try:
+                site.undo_canary_start(line)
+            except (ContractError, TemporaryError, PermanentError, OSError) as left:
+                # What cannot be undone now is the next step's to do.
+                logger.error("canary %d could not be taken back after %s: %s", version, error, left)
+                site.lost.append(str(left))
+            if not is_published:
+                site.repository.withdraw(version)
+                forget(site.store, version)
+            raise
+
+
+def _grow(site: Site, at_work: Promotion, plan: TrafficPlan, *, share: float, reason: str, baseline: Baseline) -> None:
+    """Publishes the plan by which the canary at work answers `share`, and records it: a new stage begins."""
+    site.repository.write_plan(plan.next(canary_share=share, reason=reason, published_at=site.now(), baseline=baseline))
+    site.checkpoint("plan written")
+    site.append(replace(at_work, share=share, reason=reason, who=site.settings.who))
+    site.checkpoint("journal written")
+
+
+def _load_everywhere(site: Site, version: int, *, only_missing: bool = False) -> None:
+    """Returns once every server answers golden rows correctly as the canary, those that appear meanwhile too.
+
+    Args:
+        site: Where.
+        version: The canary.
+        only_missing: Pass over servers that say they have it.
+    """
+    # The store's copy: an interrupted promotion removes the version's own folder.
+    golden = GoldenRows.load(graph_folder(site.store, version) / GOLDEN_FILE)
+
+    def load(server: RunningServer) -> None:
+        if only_missing and server.is_ready(CANARY_NAME, version):
+            return
+        bring_up(server, CANARY_NAME, version=version, golden=golden, patience=site.patience)
+        site.checkpoint("canary loaded on one")
+
+    site.fleet.for_all(load)
 
 
 def step(settings: CanarySettings) -> Step:
@@ -94,20 +227,20 @@ def step(settings: CanarySettings) -> Step:
     try:
         plan = _open_stage(settings)
     except TemporaryError as error:
-        if _is_at_rest(settings.site):
-            # Before the first model, or scaled to zero: no reason for a failed step every few minutes.
-            return Step(action=NONE, reason=f"no canary is at work; {error}")
-        if (done := _abort_without_servers(settings)) is not None:
-            logger.warning("%s", error)
-            return done
-        raise
+        if (done := _step_without_servers(settings)) is None:
+            raise
+        logger.warning("%s", error)
+        return done
     if isinstance(plan, Step):
         return plan
     seen, unread = _read_counters(plan, settings)
     if fresh := uncounted(plan.baseline, seen or {}):
         counted = plan.next(baseline={**plan.baseline, **fresh})
-        if not _replace_plan(plan, counted, settings.site):
-            return _CHANGED_MEANWHILE
+        repository = settings.site.open_repository()
+        with repository.locked():
+            if repository.read_plan() != plan:
+                return _CHANGED_MEANWHILE
+            repository.write_plan(counted)
         logger.info("errors and latency of %s are counted from now on", ", ".join(fresh))
         if not plan.baseline:
             return _held(counted, "counting errors and latency from now on")
@@ -124,16 +257,13 @@ def advance(settings: CanarySettings, reason: str) -> Step:
     """The next share, or all, on a person's word; an undecided canary waits for it, and a shadow may start by it.
 
     Raises:
-        ContractError: no reason is given.
         TemporaryError, PermanentError: as `step`; what was live is live.
     """
-    if not reason.strip():
-        raise ContractError("the reason of an advance is empty, expected one for the journal")
     with opened(settings.site) as site:
         if (done := _finish_earlier(site, settings)) is not None:
             return done
         plan, at_work = _plan_and_line(site)
-        load_everywhere(site, at_work.version, only_missing=True)
+        _load_everywhere(site, at_work.version, only_missing=True)
     return _carry_out(plan, settings, CanaryJudgement(action=GROW, reason=reason))
 
 
@@ -141,17 +271,14 @@ def abort(settings: CanarySettings, reason: str) -> Step:
     """Takes the canary's traffic back at once, whether or not servers answer; `step` unloads it once clients know.
 
     Raises:
-        ContractError: no reason is given.
         TemporaryError: another deployment is at work.
     """
-    if not reason.strip():
-        raise ContractError("the reason of an abort is empty, expected one for the journal")
     repository = settings.site.open_repository()
     with repository.locked():
         at_work, plan = canary_at_work(settings.site.store), repository.read_plan()
         # A start that was killed before its line is in the plan alone.
         if at_work is None and (plan is None or plan.canary is None):
-            return Step(action=NONE, reason="no canary is at work")
+            return _NO_CANARY
         reset_plan(settings.site, repository, reason)
     return _aborted(settings, at_work.version if at_work else None, reason)
 
@@ -198,7 +325,7 @@ def _open_stage(settings: CanarySettings) -> TrafficPlan | Step:
             return done
         plan, at_work = _plan_and_line(site)
         try:
-            load_everywhere(site, at_work.version, only_missing=True)
+            _load_everywhere(site, at_work.version, only_missing=True)
         except PermanentError as error:
             # A server refuses it, or it answers golden rows wrongly: no evidence is needed.
             site.reset_plan(str(error))
@@ -228,10 +355,16 @@ def _unload(site: Site, plan: TrafficPlan | None, at_work: Promotion | None, *, 
     """Unloads what no plan names, once every client knows."""
     versions = site.repository.canary.whole()
     if at_work is None and not versions:
-        return Step(action=NONE, reason="no canary is at work")
+        return _NO_CANARY
     reason = plan.reason if plan else "no plan names it"
-    if plan is not None and (seconds := _drain_left(site, plan, settings)) > 0:
-        return Step(action=DRAINING, reason=reason, wait_seconds=seconds)
+    if plan is not None:
+        passed = (site.settings.clock() - datetime.fromisoformat(plan.published_at)).total_seconds()
+        if passed < 0:
+            # The clock was set back behind the plan: clients are given the time anew.
+            site.repository.write_plan(plan.next(published_at=site.now()))
+            passed = 0.0
+        if passed < settings.drain_seconds:
+            return Step(action=DRAINING, reason=reason, wait_seconds=settings.drain_seconds - passed)
     site.remove_canary()
     if at_work is not None:
         site.append(replace(at_work, action=promotion_journal.CANARY_ENDED, reason=reason, share=None))
@@ -240,38 +373,23 @@ def _unload(site: Site, plan: TrafficPlan | None, at_work: Promotion | None, *, 
     return Step(action=ENDED, reason=reason, version=version)
 
 
-def _drain_left(site: Site, plan: TrafficPlan, settings: CanarySettings) -> float:
-    """Seconds until the last client has read the plan; begins anew where the clock was set back behind it."""
-    passed = (site.settings.clock() - datetime.fromisoformat(plan.published_at)).total_seconds()
-    if passed < 0:
-        site.repository.write_plan(plan.next(published_at=site.now()))
-        passed = 0.0
-    return settings.drain_seconds - passed
+def _step_without_servers(settings: CanarySettings) -> Step | None:
+    """What a step can do where a server is down or another deployment at work; None where it must come again.
 
-
-def _is_at_rest(site: SiteSettings) -> bool:
-    """Whether no step has anything to do: no canary planned, at work or left over, no deployment interrupted."""
-    repository = site.open_repository()
-    plan = repository.read_plan()
-    return (
-        (plan is None or plan.canary is None)
-        and not promotion_journal.interrupted(site.store)
-        and canary_at_work(site.store) is None
-        and not repository.canary.whole()
-    )
-
-
-def _abort_without_servers(settings: CanarySettings) -> Step | None:
-    """Takes the traffic back if the evidence demands it: a replica that is down must not keep a bad canary running."""
-    repository = settings.site.open_repository()
-    plan = repository.read_plan()
-    if plan is None or _line_of(plan, settings.site) is None or (found := _judge_plan(plan, settings)).action != ABORT:
+    Where nothing is left to do (before the first model, or scaled to zero) it must not fail every few minutes, and a
+    replica that is down must not keep a bad canary running: its traffic is taken back if the evidence demands it.
+    """
+    site, repository = settings.site, settings.site.open_repository()
+    plan, at_work = repository.read_plan(), canary_at_work(site.store)
+    if plan is None or plan.canary is None:
+        is_at_rest = at_work is None and not repository.canary.whole()
+        return _NO_CANARY if is_at_rest and not promotion_journal.interrupted(site.store) else None
+    if _line_of(plan, site) is None or (found := _judge_plan(plan, settings)).action != ABORT:
         return None
     with repository.locked():
         if repository.read_plan() != plan:
             return None
-        reset_plan(settings.site, repository, found.reason)
-    assert plan.canary is not None
+        reset_plan(site, repository, found.reason)
     return _aborted(settings, plan.canary.version, found.reason, found)
 
 
@@ -319,36 +437,24 @@ def _judge(plan: TrafficPlan, settings: CanarySettings, *, seen: Baseline | None
     return judge(pairs, counts, settings.policy, unread=unread)
 
 
-def _replace_plan(plan: TrafficPlan, other: TrafficPlan, site: SiteSettings) -> bool:
-    """Writes `other` if the plan is still `plan`."""
-    repository: ModelRepository = site.open_repository()
-    with repository.locked():
-        if repository.read_plan() != plan:
-            return False
-        repository.write_plan(other)
-    return True
-
-
 def _carry_out(plan: TrafficPlan, settings: CanarySettings, found: CanaryJudgement) -> Step:
     """Does what was found, unless something changed while the evidence was read."""
     with opened(settings.site) as site:
         if site.repository.read_plan() != plan or (at_work := _line_of(plan, settings.site)) is None:
             return _CHANGED_MEANWHILE
-        larger = [share for share in settings.policy.shares if share > plan.canary_share]
         if found.action == ABORT:
-            action, share = ABORTED, 0.0
             site.reset_plan(found.reason)
             site.checkpoint("plan reset")
-        elif larger:
+            return _aborted(settings, at_work.version, found.reason, found)
+        larger = [share for share in settings.policy.shares if share > plan.canary_share]
+        if larger:
             action, share = GROWN, larger[0]
-            servers = addresses(settings.metrics, settings.site.resolve)
-            grow(site, at_work, plan, share=share, reason=found.reason, servers=servers, fetch=settings.fetch)
+            baseline = _read_counters(plan, settings)[0] or {}
+            _grow(site, at_work, plan, share=share, reason=found.reason, baseline=baseline)
         else:
             action, share = RELEASED, 1.0
             promote_version(site, at_work.version, reason=found.reason, decision=at_work.decision)
             site.checkpoint("promoted")
-            site.reset_plan(f"version {at_work.version} is live")
-            site.checkpoint("plan reset")
         logger.info("canary %d: %s, share %g: %s", at_work.version, action, share, found.reason)
         wait = None if action == GROWN else settings.drain_seconds
         return Step(

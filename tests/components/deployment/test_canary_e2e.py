@@ -20,7 +20,7 @@ from components.deployment.canary import steps as canary
 from components.deployment.canary.__main__ import main
 from components.deployment.canary.evidence import counted, fetch
 from components.deployment.canary.policy import CanaryPolicy
-from components.deployment.canary.start import start
+from components.deployment.canary.steps import start
 from components.deployment.repository.model_repository import ModelRepository
 from components.deployment.triton_client import Triton
 from components.storage.folder import FolderObjects
@@ -133,13 +133,14 @@ class Load:
 
 
 @pytest.fixture
-def beside(deploy, settings, make_candidate, triton, client, tmp_path):
+def beside(deploy, settings, make_candidate, triton, client, tmp_path, monkeypatch):
     """Version 1 is live; starts version 2 as a canary and answers its settings."""
     deploy(1)
     metrics = triton.metrics_url.removeprefix("http://").removesuffix("/metrics")
 
     def begin(**other):
-        start(*make_candidate(settings.store, 2), settings, shadow_share=1.0, metrics=(metrics,), **other)
+        monkeypatch.setattr(canary, "SHADOW_SHARE", 1.0)
+        start(*make_candidate(settings.store, 2), settings, **other)
         return canary.CanarySettings(
             site=settings,
             evidence=(FolderObjects(tmp_path / "archive"),),
@@ -191,7 +192,7 @@ def test_a_better_canary_goes_from_one_percent_to_all_with_no_failed_request(
 def test_a_worse_canary_is_aborted_under_load_with_no_failed_request(
     beside, triton, client, raw_rows, tmp_path, settings
 ):
-    canary_settings = beside(first_share=0.25)
+    canary_settings = beside(share=0.25)
     steps = []
     load = Load(triton.grpc_url, open_objects(settings.repository), tmp_path / "archive", raw_rows, truth=1)
     with load:
@@ -213,10 +214,11 @@ def test_the_command_line_starts_from_the_store_alone_and_says_what_it_did_in_js
     model, verdict, raw = make_candidate(settings.store, 2)
     keep_verdict(settings.store, verdict, raw)
     metrics = triton.metrics_url.removeprefix("http://").removesuffix("/metrics")
-    store = ["--store", settings.store.as_uri(), "--metrics-urls", metrics]
-    assert main(["start", *store, "--model-id", model.model_id, "--who", "ann", "--first-share", "0.25"]) == 0
+    store = ["--store", settings.store.as_uri()]
+    assert main(["start", *store, "--model-id", model.model_id, "--who", "ann"]) == 0
     assert read_entries(settings.store)[-1].who == "ann"
     capsys.readouterr()
+    store += ["--metrics-urls", metrics, "--rule", "shares=0.005"]
     for command, action in (("status", "held"), ("step", "held"), ("advance", "released"), ("step", "draining")):
         more = ["--reason", "seen enough"] if command == "advance" else []
         assert main([command, *store, *more]) == 0
@@ -224,7 +226,7 @@ def test_the_command_line_starts_from_the_store_alone_and_says_what_it_did_in_js
     assert current(settings.store).reason == "seen enough"
     with pytest.raises(SystemExit, match="2"):
         main(["abort", *store, "--reason", " "])
-    assert main(["step", *store, "--shares", "0.5,0.1"]) == 2
+    assert main(["step", *store, "--rule", "shares=0.5,0.1"]) == 2
     assert "error: shares are" in capsys.readouterr().err
     client.unload(CANARY_NAME)
 

@@ -14,7 +14,7 @@ from components.contracts import criteo
 from components.contracts.manifests import Model, Release
 from components.contracts.workflow import FeatureWorkflow
 from components.deployment import verify as module
-from components.deployment.canary.start import start
+from components.deployment.canary.steps import start
 from components.deployment.release import ReleaseSettings, release
 from components.deployment.verify import main, verify
 from components.storage.folder import FolderObjects
