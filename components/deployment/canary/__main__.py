@@ -25,7 +25,7 @@ _SUMMARIES = {
     "advance": "take it to the next share, or to all, on a person's word",
     "abort": "take the canary's traffic back at once",
 }
-_DEFAULTS = {rule.name: rule.default for rule in fields(CanaryPolicy)}
+_DEFAULTS: dict[str, Any] = {rule.name: rule.default for rule in fields(CanaryPolicy)}
 
 
 def build_parser() -> argparse.ArgumentParser:
