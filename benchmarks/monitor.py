@@ -168,7 +168,7 @@ def _renamed(body: bytes, name: str, now: float) -> bytes:
 
 def _write_reference(store: Path, records: list[PredictionBatch]) -> None:
     """Releases version 1 with training statistics of these rows, so that drift is measured too."""
-    rows = [ArchiveRow(i, r.time, len(r), encode(r), np.zeros(len(r), np.uint8), None) for i, r in enumerate(records)]
+    rows = [ArchiveRow(i, r.time, len(r), encode(r), np.zeros(len(r), np.uint8)) for i, r in enumerate(records)]
     counter = ReferenceCounter()
     for batch in build_row_table(rows).to_batches():
         counter.add(batch)

@@ -1,21 +1,21 @@
-"""The numbers of each model version: KPIs of its matured window, conversions, and estimates for open labels.
+"""The numbers of each model version: KPIs of its matured window, conversion rate, and estimates for open labels.
 
-In: requests as they mature and settle, and the store's open rows. Out: KPIs and open-label estimates per version. How
-they are computed is left to `monitoring.measures`; keeping rows over a restart to `monitoring.memory.store`.
+In: requests as they mature, and the store's open rows and conversions. Out: KPIs and open-label estimates per version.
+How they are computed is left to `monitoring.measures`; keeping rows over a restart to `monitoring.memory.store`.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from monitoring.deciding.judging import JudgeSettings
 from monitoring.measures.estimated_auc import EstimatedAuc, estimate_auc, fit_calibration
 from monitoring.measures.kpis import Kpis, measure_version
 from monitoring.measures.open_labels import ClickDelays, OpenEstimate, estimate_open
-from monitoring.measures.window import VersionWindows, WindowSettings
+from monitoring.measures.window import VersionWindows
 from monitoring.memory.store import Store
-from monitoring.rows import MaturedRequest, OpenRows, Settled
+from monitoring.rows import MaturedRequest, OpenRows
 
 STALE_SECONDS = 900.0
 """KPIs of a version without a new row for longer are no longer shown: its window says nothing about the present."""
@@ -37,18 +37,19 @@ class Measuring:
     """The numbers of one monitor."""
 
     def __init__(
-        self, judge: JudgeSettings, windows: WindowSettings, *, store: Store, clock: Callable[[], float]
+        self, judge: JudgeSettings, *, conversion_window_seconds: float, store: Store, clock: Callable[[], float]
     ) -> None:
         """Knows no row yet.
 
         Args:
-            judge: Rows of the windows of records, and how long labels are open.
-            windows: What is measured besides.
-            store: Where the open rows are.
+            judge: Rows of the windows, and how long labels are open.
+            conversion_window_seconds: How long after its prediction a conversion counts; 0 = no conversion rate.
+            store: Where the open rows and the conversions are.
             clock: Seconds since the epoch.
         """
         self._store, self._clock, self._judge = store, clock, judge
-        self.windows = VersionWindows(judge.window_rows, seconds=windows.window_seconds, k=windows.ranking_k)
+        self._conversion_window_seconds = conversion_window_seconds
+        self.windows = VersionWindows(judge.window_rows)
         self.kpis: dict[int, Kpis] = {}
         """Of every version measured so far."""
         # Of all versions together: delays depend on users, and a new version has none for a whole window.
@@ -67,16 +68,14 @@ class Measuring:
         if request.click_delays is not None:
             self._delays.update(request.click_delays)
 
-    def observe_settled(self, requests: Iterable[Settled]) -> None:
-        """Takes in requests whose conversions are final."""
-        for request in requests:
-            self.windows.note_conversions(request.model_version, request.num_rows, request.num_converted)
-
-    def measure(self, versions: Iterable[int]) -> list[Kpis]:
-        """Measures those of `versions` that have rows."""
-        measured = []
+    def measure(self, versions: Iterable[int], *, read_up_to: float | None) -> list[Kpis]:
+        """Measures those of `versions` that have rows; `read_up_to`: time until which every record is in."""
+        measured, conversion_rates = [], dict[int, float]()
+        if read_up_to is not None and (seconds := self._conversion_window_seconds):
+            conversion_rates = self._store.conversion_rates(read_up_to - seconds, window_seconds=seconds)
         for version in sorted(set(versions) & set(self.windows.versions)):
-            self.kpis[version] = measure_version(version, self.windows)
+            kpis = measure_version(version, self.windows)
+            self.kpis[version] = replace(kpis, conversion_rate=conversion_rates.get(version))
             self._measured_at[version] = self._clock()
             measured.append(self.kpis[version])
         for forgotten in self.kpis.keys() - set(self.windows.versions):

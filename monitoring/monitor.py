@@ -23,8 +23,8 @@ from monitoring.drift.watch import DriftWatch
 from monitoring.journal import Journal
 from monitoring.measuring import Measuring
 from monitoring.memory.archive import Archive
-from monitoring.memory.intake import Watermark, read_record
-from monitoring.memory.join import due_before, mature_request, settle_request
+from monitoring.memory.intake import read_record
+from monitoring.memory.join import mature_request
 from monitoring.memory.kept_watch import KeptWatch
 from monitoring.memory.references import StoredReferences
 from monitoring.memory.store import Store
@@ -90,7 +90,12 @@ class Monitor:
             checkpoint=checkpoint,
         )
         self.retraining = self.acting.retraining
-        self._measuring = Measuring(settings.judging.judge, settings.windows, store=store, clock=clock)
+        self._measuring = Measuring(
+            settings.judging.judge,
+            conversion_window_seconds=settings.records.conversion_window_seconds,
+            store=store,
+            clock=clock,
+        )
         self.windows = self._measuring.windows
         known = store.read_document("versions") or {"seen": [], "canaries": []}
         self._versions_seen = set(known["seen"])
@@ -100,7 +105,11 @@ class Monitor:
         )
         watch = DriftWatch(StoredReferences(settings.store), settings.judging.drift)
         self._drift = KeptWatch(watch, store, journal=self.journal, clock=clock)
-        self._watermark = Watermark()
+        self._read_up_to: float | None = None
+        """The watermark: every record published before is in; None before the log first says so.
+
+        The clock alone would close windows whose clicks still wait in the log, after a stop or under load.
+        """
         has_uploader = settings.acting.upload_wait_seconds > 0
         self._store_watcher = StoreWatcher(settings.store, store, self._archive, has_uploader=has_uploader)
         self._last_record_time: float | None = None
@@ -119,11 +128,10 @@ class Monitor:
         self._drain(TICK_PULLS)
         self._close_drift()
         touched = self._mature()
-        self._settle()
         archive_error = self._roll_archive()
         if touched:
             self._measure(touched)
-        self._measuring.estimate_open(self._watermark.time)
+        self._measuring.estimate_open(self._read_up_to)
         self._act_on_decision()
         self.acting.step(self._clock(), log_problem=self._subscriber.problem())
         self._forget_old()
@@ -139,7 +147,6 @@ class Monitor:
         self._close_drift()
         self._drift.keep({})
         touched = self._mature()
-        self._settle()
         if touched:
             self._measure(touched)
         self._emit_archived(self._archive.flush())
@@ -155,12 +162,10 @@ class Monitor:
         requests = list(self._store.newest_rows())
         for request in requests:
             self._measuring.observe(request)
-        self._measuring.observe_settled(self._store.newest_settled())
         self._judging.restore(requests)
-        if newest := self._store.newest_waiting():
-            self.windows.note_prediction(newest[1], min(newest[0], self._clock()))
-        if (newest_at := self._store.newest_prediction_at()) is not None:
-            self._last_record_time = min(newest_at, self._clock())
+        if newest := self._store.newest_prediction():
+            self._last_record_time = min(newest[0], self._clock())
+            self.windows.note_prediction(newest[1], self._last_record_time)
 
     def _emit_started(self) -> None:
         store = self._store
@@ -184,7 +189,9 @@ class Monitor:
                 self._take_in(deliveries, pulled_at)
             if len(deliveries) < self._records.pull_messages:
                 break
-        self._watermark.move(self._subscriber.read_up_to())
+        # Also back, where a clock was ahead and is set right, or every window opened from then on would close at once.
+        if (read_up_to := self._subscriber.read_up_to()) is not None:
+            self._read_up_to = read_up_to
 
     def _take_in(self, deliveries: list[Delivery], now: float) -> None:
         predictions: list[tuple[PredictionBatch, bytes]] = []
@@ -201,8 +208,7 @@ class Monitor:
             else:
                 outcomes.append(record)
         unusable = [(delivery.message_id, reason) for delivery, reason in bad]
-        joined = (CLICK, CONVERSION) if self._records.conversion_window_seconds else (CLICK,)
-        self._drift.observe(self._store.add(predictions, outcomes, unusable, now=now, joined=joined))
+        self._drift.observe(self._store.add(predictions, outcomes, unusable, now=now))
         # At once: the next steps may fail for now, and what is stored is not delivered again.
         self._note_predictions([batch for batch, _ in predictions], now)
         self._checkpoint("intake.stored")
@@ -241,17 +247,15 @@ class Monitor:
     def _mature(self) -> set[int]:
         """Makes labels final whose window has closed; returns the versions that they belong to."""
         touched: set[int] = set()
-        if self._watermark.time is None:
+        if self._read_up_to is None:
             return touched
         window_seconds = self._judge_settings.attribution_window_seconds
-        before = due_before(self._watermark.time, window_seconds=window_seconds)
+        before = self._read_up_to - window_seconds
         while waiting := self._store.waiting(before, MATURE_REQUESTS):
             counts: dict[str, float] = {}
             late: list[LateOutcome] = []
-            windows = {"click_window": window_seconds, "conversion_window": self._records.conversion_window_seconds}
-            requests = [mature_request(request, counts, late, **windows) for request in waiting]
-            awaits = bool(self._records.conversion_window_seconds)
-            self._store.mature(requests, counts, now=self._clock(), late=late, awaits_conversions=awaits)
+            requests = [mature_request(request, counts, late, window_seconds=window_seconds) for request in waiting]
+            self._store.mature(requests, counts, now=self._clock(), late=late)
             self._checkpoint("join.matured")
             for request in requests:
                 self._measuring.observe(request)
@@ -262,24 +266,10 @@ class Monitor:
         self._judging.decide(before)
         return touched
 
-    def _settle(self) -> None:
-        """Makes conversions final whose own window has closed."""
-        if self._watermark.time is None:
-            return
-        # Where conversions are no longer awaited, requests that waited are settled by what has arrived.
-        window = self._records.conversion_window_seconds or self._judge_settings.attribution_window_seconds
-        before = due_before(self._watermark.time, window_seconds=window)
-        while unsettled := self._store.unsettled(before, MATURE_REQUESTS):
-            late: list[LateOutcome] = []
-            settled = [settle_request(each, events, late, conversion_window=window) for each, events in unsettled]
-            self._store.settle(settled, now=self._clock(), late=late, keep=self._judge_settings.window_rows)
-            self._checkpoint("join.settled")
-            self._measuring.observe_settled(settled)
-
     # -- numbers and judgement
 
     def _measure(self, versions: set[int]) -> None:
-        for kpis in self._measuring.measure(versions):
+        for kpis in self._measuring.measure(versions, read_up_to=self._read_up_to):
             counters = self._store.counters
             self.journal.append_point(
                 {
@@ -300,7 +290,7 @@ class Monitor:
 
     def _close_drift(self) -> None:
         """Passes the buckets of features that ended to the judge, and stores the open ones."""
-        read_up_to = self._watermark.time
+        read_up_to = self._read_up_to
         # Clients publish after the event: at the watermark the last predictions of a bucket may still be on their way.
         closed = None if read_up_to is None else read_up_to - self._judge_settings.drift_grace_seconds
         if reports := self._drift.close(closed):
@@ -326,10 +316,10 @@ class Monitor:
         now = self._clock()
         if now >= self._forget_at:
             self._archive.waiting_for_upload()
-            windows = (self._judge_settings.attribution_window_seconds, self._records.conversion_window_seconds)
-            self._store.forget(
-                before=now - self._records.keep_ids_seconds, orphans_before=now - max(windows) - ORPHAN_SECONDS
-            )
+            records, window_seconds = self._records, self._judge_settings.attribution_window_seconds
+            # Conversions are counted by the ids of their requests.
+            keep_seconds = max(records.keep_ids_seconds, 2 * records.conversion_window_seconds)
+            self._store.forget(before=now - keep_seconds, orphans_before=now - window_seconds - ORPHAN_SECONDS)
             self._checkpoint("store.forgotten")
             self._forget_at = now + FORGET_SECONDS
 
@@ -341,7 +331,7 @@ class Monitor:
             counters=dict(self._store.counters),
             pending_rows=self._store.num_pending_rows,
             log_backlog=self._subscriber.backlog(),
-            log_read_up_to=self._watermark.time,
+            log_read_up_to=self._read_up_to,
             log_problem=self._subscriber.problem(),
             last_record_time=self._last_record_time,
             serving_version=self.windows.serving_version,

@@ -1,4 +1,4 @@
-"""What the memory hands out: open, matured and settled requests, and outcomes that came too late for their row."""
+"""What the memory hands out: open and matured requests, and outcomes that came too late for their row."""
 
 from __future__ import annotations
 
@@ -18,10 +18,8 @@ class Waiting(NamedTuple):
     time: float
     model_version: int
     scores: NDArray[np.float32]
-    session_id: str | None
     positions: NDArray[np.int32] | None
     clicks: list[Event]
-    conversions: list[Event]
 
 
 class MaturedRequest(NamedTuple):
@@ -33,9 +31,6 @@ class MaturedRequest(NamedTuple):
     labels: NDArray[np.uint8]
     """1 = clicked within the attribution window."""
     scores: NDArray[np.float32]
-    converted: NDArray[np.uint8] | None = None
-    """1 = a conversion within its window had arrived when the click label became final; None = not awaited."""
-    session_id: str | None = None
     positions: NDArray[np.int32] | None = None
     click_delays: NDArray[np.float32] | None = None
     """Seconds from the prediction to the click, NaN = no click; negative where two clocks differ so."""
@@ -52,16 +47,6 @@ class LateOutcome(NamedTuple):
     """None where the request is unknown."""
 
 
-class Settled(NamedTuple):
-    """A request whose conversion window has closed."""
-
-    request_id: str
-    time: float
-    model_version: int
-    num_rows: int
-    num_converted: int
-
-
 class OpenRows(NamedTuple):
     """Rows of one version whose attribution window is open, newest requests first; arrays are [n]."""
 
@@ -72,6 +57,15 @@ class OpenRows(NamedTuple):
     """Whether a click in time has arrived: such a label is as good as final."""
 
 
+class Unarchived(NamedTuple):
+    """A matured request, or a late outcome, that lies in no file yet."""
+
+    number: int
+    time: float
+    """Of the prediction; of an outcome of an unknown request, its own."""
+    num_rows: int
+
+
 class ArchiveRow(NamedTuple):
     """A matured request on its way to the archive: the stored message and its labels."""
 
@@ -80,12 +74,10 @@ class ArchiveRow(NamedTuple):
     num_rows: int
     payload: bytes
     labels: NDArray[np.uint8]
-    converted: NDArray[np.uint8] | None
 
 
 class ArchiveOutcome(NamedTuple):
     """A late outcome on its way to the archive."""
 
-    number: int
     outcome: LateOutcome
     stored_at: float

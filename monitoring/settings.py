@@ -13,7 +13,6 @@ from monitoring.acting.acting import ActingSettings
 from monitoring.backtest.settings import JudgingSettings
 from monitoring.flags import expect
 from monitoring.json_logs import FORMATS, TEXT
-from monitoring.measures.window import WindowSettings
 from monitoring.showing.server import HttpSettings
 
 ENVIRONMENT_PREFIX = "EVERGREEN_MONITOR_"
@@ -24,7 +23,7 @@ class RecordSettings:
     """How records are taken in, joined and archived."""
 
     conversion_window_seconds: float = 0.0
-    """How long after its prediction a conversion counts; 0 = not awaited: archived for the lake, and in no number."""
+    """How long after its prediction a conversion counts in the conversion rate; 0 = conversions are archived only."""
     archive_roll_rows: int = 50_000
     """Matured rows that fill an archive file."""
     archive_roll_seconds: float = 300.0
@@ -60,7 +59,6 @@ class MonitorSettings:
     """Lines on standard error: `text` for people, `json` for a cluster's log collector."""
     records: RecordSettings = RecordSettings()
     judging: JudgingSettings = JudgingSettings()
-    windows: WindowSettings = WindowSettings()
     acting: ActingSettings = ActingSettings()
     http: HttpSettings = HttpSettings()
 

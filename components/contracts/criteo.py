@@ -63,14 +63,11 @@ SESSION_ID = "session_id"
 POSITION = "position"
 SESSION_TYPES: dict[str, str] = {SESSION_ID: "string", POSITION: "int32"}
 """Columns in files that hold a row of a ranked list: the list, and the row's place in it from 1; null in other rows."""
-CONVERTED = "converted"
-CONVERTED_TYPES: dict[str, str] = {CONVERTED: "int32"}
-"""Column in files of a monitor that awaits conversions: 1 = converted, as known when the click label became final."""
 CANARY = "canary"
 CANARY_TYPES: dict[str, str] = {CANARY: "bool"}
 """Column in files that hold a row that a canary answered; false in other rows. Optional groups follow the raw columns
-in this order: shadow, session, converted, canary."""
-KNOWN_COLUMNS = frozenset({*RAW_TYPES, *SHADOW_TYPES, *SESSION_TYPES, *CONVERTED_TYPES, *CANARY_TYPES})
+in this order: shadow, session, canary."""
+KNOWN_COLUMNS = frozenset({*RAW_TYPES, *SHADOW_TYPES, *SESSION_TYPES, *CANARY_TYPES})
 """What a raw file may hold without being asked."""
 
 

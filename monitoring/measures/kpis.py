@@ -35,12 +35,6 @@ class Kpis:
     """At `metrics.SCORE_QUANTILES`."""
     score_counts: tuple[int, ...] | None = None
     """Rows per bin of `metrics.SCORE_EDGES`."""
-    timed_auc: float | None = None
-    """AUC over the window of time instead of the window of records; None where that is off, or one class only."""
-    timed_rows: int | None = None
-    """Rows in the window of time; None where it is off."""
-    timed_seconds: float | None = None
-    """From the oldest to the newest row in it: less than its length after a start, or where it held more than fit."""
     ranked_lists: int | None = None
     """Newest ranked lists that the next two are over; None where none was seen."""
     hit_rate: float | None = None
@@ -48,7 +42,7 @@ class Kpis:
     ndcg: float | None = None
     """Mean NDCG@k over the ranked lists with a click; None without one."""
     conversion_rate: float | None = None
-    """Share of rows with a conversion, of those whose conversion window has closed; None where no row's has."""
+    """Share of rows with a conversion, of the newest whose conversion window has closed; None where no row's has."""
 
 
 def measure(version: int, labels: NDArray[np.uint8], scores: NDArray[np.float32]) -> Kpis:
@@ -84,14 +78,6 @@ def measure_version(version: int, windows: VersionWindows) -> Kpis:
     """
     rows = windows[version]
     kpis = measure(version, rows.labels, rows.scores)
-    if windows.seconds:
-        timed = rows.within(windows.seconds)
-        kpis = replace(
-            kpis,
-            timed_auc=metrics.roc_auc(timed.labels, timed.scores),
-            timed_rows=len(timed.labels),
-            timed_seconds=float(timed.times[-1] - timed.times[0]) if len(timed.times) else None,
-        )
     if lists := windows.lists(version):
         gains = [each.ndcg for each in lists if each.ndcg is not None]
         kpis = replace(
@@ -100,4 +86,4 @@ def measure_version(version: int, windows: VersionWindows) -> Kpis:
             hit_rate=sum(each.is_hit for each in lists) / len(lists),
             ndcg=sum(gains) / len(gains) if gains else None,
         )
-    return replace(kpis, conversion_rate=windows.conversion_rate(version))
+    return kpis

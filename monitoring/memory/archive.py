@@ -30,13 +30,13 @@ from components.contracts import criteo
 from components.runtime.durable import fsync_path, no_checkpoint
 from components.runtime.errors import TemporaryError
 from monitoring.memory.archive_tables import build_outcome_table, build_row_table, utc_day
+from monitoring.memory.file_tables import OUTCOME_FOLDER, holds_outcomes
 from monitoring.memory.store import Store
-from monitoring.rows import ArchiveOutcome, ArchiveRow
+from monitoring.rows import Unarchived
 
 logger = logging.getLogger(__name__)
 
 UPLOADED_FOLDER = "uploaded"
-OUTCOME_FOLDER = criteo.OUTCOME_PARTITION.split("/")[0]
 
 
 def marker_path(archive: Path, name: str) -> Path:
@@ -106,26 +106,19 @@ class Archive:
             TemporaryError: the disk is full or refuses; the next call goes on where this one stopped.
         """
         self._finish_intended()
-        written: list[ArchivedPart] = []
-        while self._store.num_unarchived_rows >= self._roll_rows:
-            written += self._write_next_rows()
-        if self._is_overdue(self._store.oldest_unarchived_at(), now):
-            written += self._flush_rows()
-        if (
-            self._is_overdue(self._store.oldest_late_at(), now)
-            or self._store.num_late(self._roll_rows) >= self._roll_rows
-        ):
-            written += self._flush_outcomes()
+        store, written = self._store, list[ArchivedPart]()
+        while store.num_unarchived_rows >= self._roll_rows:
+            written += self._write_files(store.oldest_unarchived(self._roll_rows), criteo.DAY_PARTITION)
+        if self._is_overdue(store.oldest_unarchived_at(), now):
+            written += self._write_all_rows()
+        if self._is_overdue(store.oldest_late_at(), now) or store.num_late(self._roll_rows) >= self._roll_rows:
+            written += self._write_all_outcomes()
         return written
 
     def flush(self) -> list[ArchivedPart]:
-        """Writes every matured row and late outcome.
-
-        Raises:
-            TemporaryError: the disk is full or refuses; the next call goes on where this one stopped.
-        """
+        """Writes every matured row and late outcome; errors as `roll`'s."""
         self._finish_intended()
-        return self._flush_rows() + self._flush_outcomes()
+        return self._write_all_rows() + self._write_all_outcomes()
 
     def waiting_for_upload(self) -> list[str]:
         """Sealed files that the uploader has not moved yet."""
@@ -145,93 +138,66 @@ class Archive:
     def _is_overdue(self, oldest: float | None, now: float) -> bool:
         return oldest is not None and now - oldest >= self._roll_seconds
 
+    def _write_all_rows(self) -> list[ArchivedPart]:
+        written: list[ArchivedPart] = []
+        while rows := self._store.oldest_unarchived(self._roll_rows):
+            written += self._write_files(rows, criteo.DAY_PARTITION)
+        return written
+
+    def _write_all_outcomes(self) -> list[ArchivedPart]:
+        written: list[ArchivedPart] = []
+        while outcomes := self._store.oldest_late(self._roll_rows):
+            written += self._write_files(outcomes, criteo.OUTCOME_PARTITION)
+        return written
+
+    def _write_files(self, items: Sequence[Unarchived], partition: str) -> list[ArchivedPart]:
+        """Writes one file for each day among `items`."""
+        written = []
+        for day, group in groupby(sorted(items, key=lambda each: (utc_day(each.time), each.number)), _day_of):
+            of_day = list(group)
+            name = f"{partition.format(day=day)}/part-{self._unique()}.parquet"
+            self._store.intend_file(name, [each.number for each in of_day])
+            self._checkpoint(f"{_kind_of(name)}.intended")
+            self._finish_file(name)
+            written.append(ArchivedPart(name, sum(each.num_rows for each in of_day)))
+        return written
+
     def _finish_intended(self) -> None:
         """Writes and seals what a predecessor had begun, or this one before the disk refused."""
         for name in self._store.files("intended"):
-            if name.startswith(f"{OUTCOME_FOLDER}/"):
-                self._finish_outcomes(name, self._store.outcomes_of_file(name))
-            else:
-                self._finish_rows(name, self._store.rows_of_file(name))
+            self._finish_file(name)
 
-    # -- matured rows
-
-    def _flush_rows(self) -> list[ArchivedPart]:
-        written: list[ArchivedPart] = []
-        while files := self._write_next_rows():
-            written += files
-        return written
-
-    def _write_next_rows(self) -> list[ArchivedPart]:
-        """Files of up to `roll_rows` rows, one for each day among them; empty when nothing is left."""
-        written = []
-        rows = sorted(self._store.oldest_unarchived(self._roll_rows), key=lambda row: (utc_day(row.time), row.number))
-        for day, group in groupby(rows, key=lambda row: utc_day(row.time)):
-            of_day = list(group)
-            num_rows = sum(row.num_rows for row in of_day)
-            name = f"{criteo.DAY_PARTITION.format(day=day)}/part-{self._unique()}.parquet"
-            self._store.intend_file(name, [row.number for row in of_day], num_rows)
-            self._checkpoint("archive.intended")
-            self._finish_rows(name, of_day)
-            written.append(ArchivedPart(name, num_rows))
-        return written
-
-    def _finish_rows(self, name: str, rows: Sequence[ArchiveRow]) -> None:
-        self._put_in_place("archive", name, lambda: build_row_table(rows))
-        judge = self._store.read_document("judge")
-        judged_until = -inf if judge is None else judge.get("judged_until", -inf)
-        self._store.seal_file(name, keep_rows=self._keep_rows, keep_after=judged_until)
-        self._checkpoint("archive.sealed")
-        logger.info("sealed %s", name)
-
-    # -- late outcomes
-
-    def _flush_outcomes(self) -> list[ArchivedPart]:
-        written = []
-        while outcomes := self._store.oldest_late(self._roll_rows):
-            by_day = sorted(outcomes, key=lambda each: (_outcome_day(each), each.number))
-            for day, group in groupby(by_day, key=_outcome_day):
-                of_day = list(group)
-                name = f"{criteo.OUTCOME_PARTITION.format(day=day)}/part-{self._unique()}.parquet"
-                self._store.intend_outcome_file(name, [each.number for each in of_day], len(of_day))
-                self._checkpoint("outcomes.intended")
-                self._finish_outcomes(name, of_day)
-                written.append(ArchivedPart(name, len(of_day)))
-        return written
-
-    def _finish_outcomes(self, name: str, outcomes: Sequence[ArchiveOutcome]) -> None:
-        self._put_in_place("outcomes", name, lambda: build_outcome_table(outcomes, self._windows))
-        self._store.seal_outcome_file(name)
-        self._checkpoint("outcomes.sealed")
-        logger.info("sealed %s", name)
-
-    # -- files
-
-    def _put_in_place(self, kind: str, name: str, build: Callable[[], pa.Table]) -> None:
-        """Makes the file `name` unless it is there, or was and is uploaded.
+    def _finish_file(self, name: str) -> None:
+        """Makes the file `name` unless it is there, or was and is uploaded; then seals it.
 
         Raises:
             TemporaryError: the disk is full or refuses; no temporary file is left, and the store keeps the rows.
         """
         path = self._folder / name
-        if marker_path(self._folder, name).exists():
-            return
-        try:
-            if not path.exists():
-                self._write_whole(kind, path, build())
-            # Also where it was there: a predecessor may have ended just after the rename.
-            for folder in (path.parent, *path.parent.parents):
-                fsync_path(folder)
-                if folder == self._folder:
-                    break
-        except OSError as error:
-            raise TemporaryError(f"archive file {path} cannot be written: {error}") from error
-        self._checkpoint(f"{kind}.synced")
+        if not marker_path(self._folder, name).exists():
+            try:
+                if not path.exists():
+                    self._write_whole(name)
+                # Also where it was there: a predecessor may have ended just after the rename.
+                for folder in (path.parent, *path.parent.parents):
+                    fsync_path(folder)
+                    if folder == self._folder:
+                        break
+            except OSError as error:
+                raise TemporaryError(f"archive file {path} cannot be written: {error}") from error
+            self._checkpoint(f"{_kind_of(name)}.synced")
+        judge = self._store.read_document("judge")
+        judged_until = -inf if judge is None else judge.get("judged_until", -inf)
+        self._store.seal_file(name, keep_rows=self._keep_rows, keep_after=judged_until)
+        self._checkpoint(f"{_kind_of(name)}.sealed")
+        logger.info("sealed %s", name)
 
-    def _write_whole(self, kind: str, path: Path, table: pa.Table) -> None:
+    def _write_whole(self, name: str) -> None:
+        path, kind = self._folder / name, _kind_of(name)
         path.parent.mkdir(parents=True, exist_ok=True)
         temporary = path.with_name(f".{path.name}.aside")
         try:
-            pq.write_table(table, temporary)
+            pq.write_table(self._build_table(name), temporary)
             self._checkpoint(f"{kind}.written")
             fsync_path(temporary)
             self._checkpoint(f"{kind}.flushed")
@@ -242,7 +208,16 @@ class Archive:
             raise
         self._checkpoint(f"{kind}.renamed")
 
+    def _build_table(self, name: str) -> pa.Table:
+        if holds_outcomes(name):
+            return build_outcome_table(self._store.outcomes_of_file(name), self._windows)
+        return build_row_table(self._store.rows_of_file(name))
 
-def _outcome_day(each: ArchiveOutcome) -> str:
-    outcome = each.outcome
-    return utc_day(outcome.time if outcome.predicted_at is None else outcome.predicted_at)
+
+def _day_of(item: Unarchived) -> str:
+    return utc_day(item.time)
+
+
+def _kind_of(name: str) -> str:
+    """How the file's checkpoints begin."""
+    return "outcomes" if holds_outcomes(name) else "archive"

@@ -23,8 +23,6 @@ from components.store.archived_rows import arrow_schema
 from monitoring.rows import ArchiveOutcome, ArchiveRow
 
 SCHEMA = arrow_schema(criteo.RAW_TYPES)
-SHADOW_SCHEMA = arrow_schema({**criteo.RAW_TYPES, **criteo.SHADOW_TYPES})
-"""Of files with a row that was scored in the shadow and no other group."""
 OUTCOME_SCHEMA = arrow_schema(criteo.OUTCOME_TYPES)
 _DAY_SECONDS = 86_400
 
@@ -53,16 +51,14 @@ def build_row_table(rows: Sequence[ArchiveRow]) -> pa.Table:
     for i, name in enumerate(criteo.CATEGORICAL):
         values = np.ascontiguousarray(categorical[:, i])
         columns[name] = pa.array(values, mask=values == criteo.MISSING_CATEGORY)
-    groups = _optional_columns(batches, rows)
+    groups = _optional_columns(batches)
     schema = arrow_schema({**criteo.RAW_TYPES, **{n: t for types, _ in groups for n, t in types.items()}})
     for _, more in groups:
         columns |= more
     return pa.table([pa.array(columns[field.name]).cast(field.type) for field in schema], schema=schema)
 
 
-def _optional_columns(
-    batches: Sequence[PredictionBatch], rows: Sequence[ArchiveRow]
-) -> list[tuple[dict[str, str], dict[str, pa.Array]]]:
+def _optional_columns(batches: Sequence[PredictionBatch]) -> list[tuple[dict[str, str], dict[str, pa.Array]]]:
     """Types and columns of the groups that one of the rows needs, in the contract's order."""
     groups: list[tuple[dict[str, str], dict[str, pa.Array]]] = []
     if any(batch.shadow_scores is not None for batch in batches):
@@ -77,9 +73,6 @@ def _optional_columns(
             criteo.POSITION: _pieces([b.positions for b in batches], batches, pa.int32()),
         }
         groups.append((criteo.SESSION_TYPES, session))
-    if any(row.converted is not None for row in rows):
-        converted = {criteo.CONVERTED: _pieces([row.converted for row in rows], batches, pa.int32())}
-        groups.append((criteo.CONVERTED_TYPES, converted))
     if any(batch.canary for batch in batches):
         groups.append((criteo.CANARY_TYPES, {criteo.CANARY: _repeated(batches, lambda b: b.canary, pa.bool_())}))
     return groups

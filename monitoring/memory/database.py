@@ -9,14 +9,14 @@ from __future__ import annotations
 import fcntl
 import json
 import sqlite3
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 from components.runtime.errors import PermanentError, TemporaryError
 
-VERSION = 3
+VERSION = 4
 """Kept as SQLite's `user_version`. A state folder of another version is refused: its monitor must drain it."""
 PAGE_BYTES = 16_384
 """Of new files. A message of 64 rows takes 17 kB: on SQLite's 4 kB pages it lies on a chain of five, and the whole
@@ -26,7 +26,7 @@ _TABLES = """
 CREATE TABLE predictions (
     request_id TEXT PRIMARY KEY, time REAL NOT NULL, model_version INTEGER NOT NULL, num_rows INTEGER NOT NULL,
     stored_at REAL NOT NULL, matured INTEGER NOT NULL DEFAULT 0,
-    canary INTEGER NOT NULL DEFAULT 0, scores BLOB, session_id TEXT, positions BLOB);
+    canary INTEGER NOT NULL DEFAULT 0, scores BLOB, positions BLOB);
 CREATE TABLE messages (number INTEGER PRIMARY KEY, payload BLOB NOT NULL);
 CREATE INDEX waiting ON predictions (time) WHERE matured = 0;
 CREATE TABLE outcome_batches (batch_id TEXT PRIMARY KEY, stored_at REAL NOT NULL);
@@ -34,22 +34,12 @@ CREATE TABLE dead_letters (message_id TEXT PRIMARY KEY, reason TEXT NOT NULL);
 CREATE TABLE clicks (
     request_id TEXT NOT NULL, row INTEGER NOT NULL, time REAL NOT NULL, stored_at REAL NOT NULL,
     PRIMARY KEY (request_id, row));
-CREATE TABLE conversions (
-    request_id TEXT NOT NULL, row INTEGER NOT NULL, time REAL NOT NULL, stored_at REAL NOT NULL,
-    PRIMARY KEY (request_id, row));
 CREATE TABLE matured (
     number INTEGER PRIMARY KEY AUTOINCREMENT, request_id TEXT NOT NULL UNIQUE, time REAL NOT NULL,
     model_version INTEGER NOT NULL, num_rows INTEGER NOT NULL, matured_at REAL NOT NULL,
-    labels BLOB NOT NULL, scores BLOB NOT NULL, file TEXT,
-    converted BLOB, session_id TEXT, positions BLOB, delays BLOB);
+    labels BLOB NOT NULL, scores BLOB NOT NULL, file TEXT, positions BLOB, delays BLOB);
 CREATE INDEX unarchived ON matured (number) WHERE file IS NULL;
 CREATE INDEX archived_in ON matured (file);
-CREATE TABLE awaiting_conversion (
-    request_id TEXT PRIMARY KEY, time REAL NOT NULL, model_version INTEGER NOT NULL, num_rows INTEGER NOT NULL);
-CREATE INDEX unsettled ON awaiting_conversion (time);
-CREATE TABLE settled (
-    number INTEGER PRIMARY KEY AUTOINCREMENT, request_id TEXT NOT NULL, time REAL NOT NULL,
-    model_version INTEGER NOT NULL, num_rows INTEGER NOT NULL, num_converted INTEGER NOT NULL);
 CREATE TABLE late_outcomes (
     number INTEGER PRIMARY KEY AUTOINCREMENT, request_id TEXT NOT NULL, row INTEGER NOT NULL, event TEXT NOT NULL,
     time REAL NOT NULL, predicted_at REAL, stored_at REAL NOT NULL, file TEXT,
@@ -57,7 +47,7 @@ CREATE TABLE late_outcomes (
 CREATE INDEX unarchived_outcomes ON late_outcomes (number) WHERE file IS NULL;
 CREATE INDEX outcomes_in ON late_outcomes (file) WHERE file IS NOT NULL;
 CREATE TABLE files (
-    name TEXT PRIMARY KEY, num_rows INTEGER NOT NULL,
+    name TEXT PRIMARY KEY,
     state TEXT NOT NULL DEFAULT 'intended' CHECK (state IN ('intended', 'sealed', 'uploaded')));
 CREATE INDEX unfinished ON files (state) WHERE state != 'uploaded';
 CREATE TABLE counters (name TEXT PRIMARY KEY, value REAL NOT NULL);
@@ -176,10 +166,11 @@ class Database:
             self.counters[name] = self.counters.get(name, 0) + number
             connection.execute("INSERT OR REPLACE INTO counters VALUES (?, ?)", (name, self.counters[name]))
 
-    def _select_by_id(self, query: str, ids: Sequence[str]) -> Iterator[tuple[Any, ...]]:
+    def _select_by_id(self, query: str, ids: Iterable[str]) -> Iterator[tuple[Any, ...]]:
         """Rows of `query`, whose `{ids}` stands for the list of ids, 500 at a time."""
-        for start in range(0, len(ids), 500):
-            chunk = ids[start : start + 500]
+        every = list(ids)
+        for start in range(0, len(every), 500):
+            chunk = every[start : start + 500]
             yield from self._connection.execute(query.format(ids=", ".join("?" * len(chunk))), chunk)
 
 

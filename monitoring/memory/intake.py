@@ -1,4 +1,4 @@
-"""From log messages to records that the monitor can trust, and how far the log has been read.
+"""From log messages to records that the monitor can trust.
 
 In: deliveries of a `logs.event_log.Subscriber`. Out: records, or the reason why a message is a dead letter. Storing
 them is left to `monitoring.memory.store`, the order of storing and acknowledging to `monitoring.monitor`.
@@ -59,22 +59,3 @@ def _expect_time(time: Any, now: float) -> None:
     # Compared and never converted: JSON's integers may be larger than any float.
     if not 0 <= time <= now + MAX_FUTURE_SECONDS:
         raise ContractError(f"time is {str(time)[:40]}, expected between 1970 and a day from now ({now:.0f})")
-
-
-class Watermark:
-    """The time up to which every published record is in.
-
-    The clock alone would close windows whose clicks still wait in the log, after a stop or under load. So the mark
-    follows what the log says it has given out (`event_log.Subscriber.read_up_to`, which knows of messages leased to a
-    killed predecessor); also back, where a clock was ahead and is set right, or every window opened from then on would
-    close at once. Where the log cannot tell, the mark rests.
-    """
-
-    def __init__(self) -> None:
-        self.time: float | None = None
-        """Seconds since the epoch; None before the first mark."""
-
-    def move(self, read_up_to: float | None) -> None:
-        """Takes the log's word, given after everything that was pulled is stored and acknowledged."""
-        if read_up_to is not None:
-            self.time = read_up_to

@@ -1,9 +1,9 @@
-"""The label of a row: was it clicked, or did it convert, within the attribution window of its prediction?
+"""The label of a row: was it clicked within the attribution window of its prediction?
 
 In: a prediction's time and the outcomes that arrived for it. Out: labels, and the outcomes that made none. All rows of
-a request mature together when the window closes: counting clicks as they come and misses only at the end would lift
-the click rate, and with it every number, while the window is open. When a window may close, see
-`monitoring.memory.intake.Watermark`; keeping what waits is left to `monitoring.memory.store`.
+a request mature together when the window closes: if clicks counted as they come and misses only at the end, the click
+rate, and every number with it, would be too high while the window is open. Keeping open requests is left to
+`monitoring.memory.store`.
 """
 
 from __future__ import annotations
@@ -15,9 +15,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from components.contracts.criteo import microseconds
-from components.contracts.records import CLICK, CONVERSION
+from components.contracts.records import CLICK
 from monitoring.memory.database import add_to
-from monitoring.rows import Event, LateOutcome, MaturedRequest, Settled, Waiting
+from monitoring.rows import Event, LateOutcome, MaturedRequest, Waiting
 
 
 class Attribution(NamedTuple):
@@ -65,57 +65,29 @@ def attribute(num_rows: int, predicted_at: float, events: Iterable[Event], *, wi
 
 
 def mature_request(
-    waiting: Waiting,
-    counts: dict[str, float],
-    late: list[LateOutcome],
-    *,
-    click_window: float,
-    conversion_window: float,
+    waiting: Waiting, counts: dict[str, float], late: list[LateOutcome], *, window_seconds: float
 ) -> MaturedRequest:
-    """The request with its final click labels, and the conversions known by now.
+    """The request with its final click labels.
 
     Args:
-        waiting: Whose click window has closed.
+        waiting: Whose window has closed.
         counts: Counters to add to.
         late: Takes the clicks that made no label.
-        click_window: Seconds.
-        conversion_window: Seconds; 0 = conversions are not awaited.
+        window_seconds: Length of the attribution window.
     """
-    found = attribute(len(waiting.scores), waiting.time, waiting.clicks, window_seconds=click_window)
+    found = attribute(len(waiting.scores), waiting.time, waiting.clicks, window_seconds=window_seconds)
     add_to(counts, "late_outcome", len(found.too_late))
     add_to(counts, "unmatched_outcome", len(found.unmatched))
-    late += _late(waiting.request_id, waiting.time, CLICK, found=found)
-    converted = None
-    if conversion_window:
-        known = attribute(len(waiting.scores), waiting.time, waiting.conversions, window_seconds=conversion_window)
-        converted = known.labels
+    late += [
+        LateOutcome(waiting.request_id, row, CLICK, time, waiting.time)
+        for row, time in (*found.too_late, *found.unmatched)
+    ]
     return MaturedRequest(
         waiting.request_id,
         waiting.time,
         waiting.model_version,
         found.labels,
         waiting.scores,
-        converted,
-        waiting.session_id,
         waiting.positions,
         found.delays,
     )
-
-
-def settle_request(
-    request: Settled, conversions: Iterable[Event], late: list[LateOutcome], *, conversion_window: float
-) -> Settled:
-    """The request with its final number of converted rows; `late` takes the conversions that count for none."""
-    found = attribute(request.num_rows, request.time, conversions, window_seconds=conversion_window)
-    late += _late(request.request_id, request.time, CONVERSION, found=found)
-    return request._replace(num_converted=int(found.labels.sum()))
-
-
-def due_before(watermark: float, *, window_seconds: float) -> float:
-    """The newest prediction time whose window has closed once every record up to `watermark` is in."""
-    return watermark - window_seconds
-
-
-def _late(request_id: str, predicted_at: float, event: str, *, found: Attribution) -> list[LateOutcome]:
-    events = (*found.too_late, *found.unmatched)
-    return [LateOutcome(request_id, row, event, time, predicted_at) for row, time in events]

@@ -7,14 +7,13 @@ SQLite, so memory does not grow with what is open. What the records mean is left
 lie in which file to `file_tables`.
 
 A request goes through: prediction stored -> matured (click labels final) -> in an intended file -> sealed (payload
-deleted); beside that, where conversions are awaited: unsettled -> settled. An outcome that comes too late for its row:
-stored as late -> in an intended file -> sealed.
+deleted). A conversion, and a click that comes too late for its row: stored as late -> in an intended file -> sealed.
 """
 
 from __future__ import annotations
 
 import sqlite3
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -24,16 +23,15 @@ from components.contracts.criteo import microseconds
 from components.contracts.records import CLICK, CONVERSION, OutcomeBatch, PredictionBatch
 from monitoring.memory.database import add_to
 from monitoring.memory.file_tables import FileTables
-from monitoring.rows import Event, LateOutcome, MaturedRequest, OpenRows, Settled, Waiting
-
-_MATURED = "request_id, time, model_version, labels, scores, converted, session_id, positions, delays"
+from monitoring.rows import Event, LateOutcome, MaturedRequest, OpenRows, Waiting
 
 _KEEP_EARLIEST = (
     "ON CONFLICT DO UPDATE SET time = excluded.time, stored_at = excluded.stored_at, file = NULL"
     " WHERE excluded.time < late_outcomes.time"
 )
 """The earliest says whether the row had an outcome of its kind within the window."""
-_OPEN, _UNSETTLED, _CLOSED = range(3)
+RATED_REQUESTS = 20_000
+"""Newest requests whose conversion window has closed that the conversion rate is taken over, of all versions."""
 
 
 class Store(FileTables):
@@ -46,7 +44,6 @@ class Store(FileTables):
         unusable: Sequence[tuple[str, str]],
         *,
         now: float,
-        joined: Collection[str] = (CLICK,),
     ) -> list[PredictionBatch]:
         """Stores the records of one pull; those stored before only count as duplicates.
 
@@ -55,7 +52,6 @@ class Store(FileTables):
             outcomes: Outcome batches.
             unusable: (message id, reason) of future dead letters; counted here, kept by the log.
             now: Seconds since the epoch.
-            joined: Events that wait for their request; others are late at once.
 
         Returns:
             The batches that were not stored before.
@@ -76,7 +72,7 @@ class Store(FileTables):
                 if not new:
                     add_to(counts, "duplicate", 1)
                 else:
-                    self._add_outcomes(connection, outcome, counts, now=now, is_joined=outcome.event in joined)
+                    self._add_outcomes(connection, outcome, counts, now=now)
         return added
 
     def _add_predictions(
@@ -103,11 +99,11 @@ class Store(FileTables):
             positions = None if batch.positions is None else batch.positions.tobytes()
             number += 1
             key = (number, batch.request_id, batch.time, batch.model_version, len(batch), now)
-            rows.append((*key, int(batch.canary), batch.scores.tobytes(), batch.session_id, positions))
+            rows.append((*key, int(batch.canary), batch.scores.tobytes(), positions))
             messages.append((number, payload))
         connection.executemany(
             "INSERT INTO predictions (rowid, request_id, time, model_version, num_rows, stored_at, canary, scores,"
-            " session_id, positions) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
+            " positions) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)",
             rows,
         )
         connection.executemany("INSERT INTO messages VALUES (?, ?)", messages)
@@ -115,81 +111,54 @@ class Store(FileTables):
         return added
 
     def _add_outcomes(
-        self,
-        connection: sqlite3.Connection,
-        outcome: OutcomeBatch,
-        counts: dict[str, float],
-        *,
-        now: float,
-        is_joined: bool,
+        self, connection: sqlite3.Connection, outcome: OutcomeBatch, counts: dict[str, float], *, now: float
     ) -> None:
-        """Keeps each outcome where its request is waited for, else among the late ones, or in both."""
+        """Keeps each click where its request is waited for; every other outcome goes among the late ones."""
         is_click = outcome.event == CLICK
         add_to(counts, "outcome" if is_click else "conversion", len(outcome))
-        states = self._states(list(set(outcome.request_ids)))
-        kept, late = [], []
+        query = "SELECT request_id, time, matured FROM predictions WHERE request_id IN ({ids})"
+        known = {name: (time, matured) for name, time, matured in self._select_by_id(query, {*outcome.request_ids})}
+        waiting, late = [], []
         for request_id, row, time in zip(outcome.request_ids, outcome.rows.tolist(), outcome.times.tolist()):
-            predicted_at, state = states.get(request_id, (None, _OPEN))
-            # An unsettled request's conversion still counts, but its row may be in a file without it.
-            if is_joined and (state == _OPEN or (state == _UNSETTLED and not is_click)):
-                kept.append((request_id, row, time, now))
-            if not is_joined or state != _OPEN:
+            predicted_at, is_matured = known.get(request_id, (None, False))
+            if is_click and not is_matured:
+                waiting.append((request_id, row, time, now))
+            else:
                 late.append(LateOutcome(request_id, row, outcome.event, time, predicted_at))
-        if is_joined:
-            add_to(counts, _late_counter(outcome.event), len(late))
+        if is_click:
+            add_to(counts, "late_outcome", len(late))
         connection.executemany(
-            f"INSERT INTO {'clicks' if is_click else 'conversions'} VALUES (?, ?, ?, ?)"
-            " ON CONFLICT DO UPDATE SET time = min(time, excluded.time)",
-            kept,
+            "INSERT INTO clicks VALUES (?, ?, ?, ?) ON CONFLICT DO UPDATE SET time = min(time, excluded.time)", waiting
         )
         self._keep_late(connection, late, now)
-
-    def _states(self, ids: Sequence[str]) -> dict[str, tuple[float, int]]:
-        """Prediction time and state of the known ones among these requests."""
-        query = (
-            "SELECT p.request_id, p.time, p.matured, a.request_id IS NOT NULL FROM predictions p"
-            " LEFT JOIN awaiting_conversion a USING (request_id) WHERE p.request_id IN ({ids})"
-        )
-        return {
-            request_id: (time, (_UNSETTLED if awaits else _CLOSED) if matured else _OPEN)
-            for request_id, time, matured, awaits in self._select_by_id(query, ids)
-        }
 
     # -- from open to matured
 
     def waiting(self, predicted_before: float, limit: int) -> list[Waiting]:
         """Up to `limit` predictions made at or before this time and not matured, oldest first, with their outcomes."""
         rows = self._connection.execute(
-            "SELECT request_id, time, model_version, scores, session_id, positions FROM predictions"
+            "SELECT request_id, time, model_version, scores, positions FROM predictions"
             " WHERE matured = 0 AND time <= ? ORDER BY time, request_id LIMIT ?",
             (predicted_before, limit),
         ).fetchall()
-        ids = [row[0] for row in rows]
-        clicks, conversions = self._events("clicks", ids), self._events("conversions", ids)
+        clicks = self._clicks_on([row[0] for row in rows])
         return [
             Waiting(
                 request_id,
                 time,
                 version,
                 np.frombuffer(scores, np.float32),
-                session_id,
                 _array_or_none(positions, np.int32),
                 clicks.get(request_id, []),
-                conversions.get(request_id, []),
             )
-            for request_id, time, version, scores, session_id, positions in rows
+            for request_id, time, version, scores, positions in rows
         ]
 
-    def newest_waiting(self) -> tuple[float, int] | None:
-        """Time and model version of the newest prediction that has not matured; None where all have."""
-        query = "SELECT time, model_version FROM predictions WHERE matured = 0 ORDER BY time DESC LIMIT 1"
+    def newest_prediction(self) -> tuple[float, int] | None:
+        """Time and model version of the newest prediction held, matured or not; None where there is none."""
+        query = "SELECT time, model_version FROM predictions ORDER BY time DESC, model_version DESC LIMIT 1"
         row = self._connection.execute(query).fetchone()
         return None if row is None else (float(row[0]), int(row[1]))
-
-    def newest_prediction_at(self) -> float | None:
-        """Time of the newest prediction held, matured or not; None where there is none."""
-        (time,) = self._connection.execute("SELECT max(time) FROM predictions").fetchone()
-        return None if time is None else float(time)
 
     def predictions_after(self, time: float | None) -> Iterator[tuple[float, int, bool]]:
         """Time, model version and whether by a canary, of the predictions held made after `time`; None = of all."""
@@ -224,7 +193,7 @@ class Store(FileTables):
                 break
             num_rows += n
             taken.setdefault(version, []).append((request_id, time, scores))
-        clicks = self._events("clicks", [each[0] for requests in taken.values() for each in requests])
+        clicks = self._clicks_on([each[0] for requests in taken.values() for each in requests])
         found = {
             version: _open_rows(requests, clicks, now, window_seconds=window_seconds)
             for version, requests in taken.items()
@@ -238,7 +207,6 @@ class Store(FileTables):
         *,
         now: float,
         late: Sequence[LateOutcome] = (),
-        awaits_conversions: bool = False,
     ) -> None:
         """Makes these click labels final.
 
@@ -247,27 +215,19 @@ class Store(FileTables):
             counts: Counters to add to.
             now: Seconds since the epoch.
             late: Outcomes of these requests that made no label.
-            awaits_conversions: Whether the requests wait on for `settle_conversions`.
         """
         ids = [(r.request_id,) for r in requests]
         add_to(counts, "matured", sum(len(r.labels) for r in requests))
         add_to(counts, "matured_click", sum(int(r.labels.sum()) for r in requests))
         with self._transaction(counts) as connection:
             connection.executemany(
-                "INSERT INTO matured (request_id, time, model_version, num_rows, matured_at, labels, scores,"
-                " converted, session_id, positions, delays) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
+                "INSERT INTO matured (request_id, time, model_version, num_rows, matured_at, labels, scores, positions,"
+                " delays) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)",
                 [_matured_row(request, now) for request in requests],
             )
             connection.executemany("UPDATE predictions SET matured = 1 WHERE request_id = ?", ids)
             connection.executemany("DELETE FROM clicks WHERE request_id = ?", ids)
             self._keep_late(connection, late, now)
-            if awaits_conversions:
-                connection.executemany(
-                    "INSERT OR IGNORE INTO awaiting_conversion VALUES (?, ?, ?, ?)",
-                    [(r.request_id, r.time, r.model_version, len(r.labels)) for r in requests],
-                )
-            else:
-                connection.executemany("DELETE FROM conversions WHERE request_id = ?", ids)
 
     def matured_mark(self) -> int:
         """Number of the request that matured last; 0 = none. Numbers only grow, and the newest one is held on."""
@@ -284,17 +244,8 @@ class Store(FileTables):
 
     def newest_rows(self) -> Iterator[MaturedRequest]:
         """The matured requests still held, oldest first: enough to fill the window of the version that serves."""
-        for (
-            request_id,
-            time,
-            version,
-            labels,
-            scores,
-            converted,
-            session_id,
-            positions,
-            delays,
-        ) in self._connection.execute(f"SELECT {_MATURED} FROM matured ORDER BY number"):
+        query = "SELECT request_id, time, model_version, labels, scores, positions, delays FROM matured ORDER BY number"
+        for request_id, time, version, labels, scores, positions, delays in self._connection.execute(query):
             clicked = np.frombuffer(labels, np.uint8)
             yield MaturedRequest(
                 request_id,
@@ -302,97 +253,64 @@ class Store(FileTables):
                 version,
                 clicked,
                 np.frombuffer(scores, np.float32),
-                _array_or_none(converted, np.uint8),
-                session_id,
                 _array_or_none(positions, np.int32),
                 _spread(clicked, delays),
             )
 
-    # -- conversions
-
-    def unsettled(self, predicted_before: float, limit: int) -> list[tuple[Settled, list[Event]]]:
-        """Matured requests predicted at or before this time, oldest first, and the conversions known of each.
-
-        Their `num_converted` is still 0.
-        """
-        rows = self._connection.execute(
-            "SELECT request_id, time, model_version, num_rows FROM awaiting_conversion WHERE time <= ?"
-            " ORDER BY time, request_id LIMIT ?",
-            (predicted_before, limit),
-        ).fetchall()
-        events = self._events("conversions", [row[0] for row in rows])
-        return [(Settled(name, time, version, n, 0), events.get(name, [])) for name, time, version, n in rows]
-
-    def settle(
-        self, requests: Sequence[Settled], *, now: float, late: Sequence[LateOutcome] = (), keep: int = 20_000
-    ) -> None:
-        """Makes these requests' conversions final; only the newest `keep` are held on.
+    def conversion_rates(self, predicted_before: float, *, window_seconds: float) -> dict[int, float]:
+        """By model version: converted rows per row, of the newest `RATED_REQUESTS` requests predicted by this time.
 
         Args:
-            requests: With their `num_converted`.
-            now: Seconds since the epoch.
-            late: Their conversions after the window.
-            keep: Settled requests held for `newest_settled`.
+            predicted_before: Seconds since the epoch; the conversion windows of these requests have closed.
+            window_seconds: Length of the conversion window.
         """
-        ids = [(r.request_id,) for r in requests]
-        counts = {
-            "settled": float(sum(r.num_rows for r in requests)),
-            "settled_conversion": float(sum(r.num_converted for r in requests)),
-        }
-        with self._transaction(counts) as connection:
-            connection.executemany(
-                "INSERT INTO settled (request_id, time, model_version, num_rows, num_converted) VALUES (?, ?, ?, ?, ?)",
-                requests,
-            )
-            connection.executemany("DELETE FROM awaiting_conversion WHERE request_id = ?", ids)
-            connection.executemany("DELETE FROM conversions WHERE request_id = ?", ids)
-            connection.execute("DELETE FROM settled WHERE number <= (SELECT max(number) FROM settled) - ?", (keep,))
-            counts[_late_counter(CONVERSION)] = self._keep_late(connection, late, now)
-
-    def newest_settled(self) -> list[Settled]:
-        """The settled requests still held, oldest first."""
-        query = "SELECT request_id, time, model_version, num_rows, num_converted FROM settled ORDER BY number"
-        return list(map(Settled._make, self._connection.execute(query)))
+        newest = "SELECT * FROM predictions WHERE time <= ? ORDER BY time DESC LIMIT ?"
+        converted = (
+            "SELECT count(*) FROM late_outcomes o WHERE o.request_id = p.request_id AND o.event = ?"
+            " AND o.row BETWEEN 0 AND p.num_rows - 1 AND round(1e6 * (o.time - p.time)) <= ?"
+        )
+        query = f"SELECT model_version, sum(({converted})), sum(num_rows) FROM ({newest}) p GROUP BY model_version"
+        values = (CONVERSION, microseconds(window_seconds), predicted_before, RATED_REQUESTS)
+        return {version: count / rows for version, count, rows in self._connection.execute(query, values)}
 
     # -- late outcomes and events
 
-    def _keep_late(self, connection: sqlite3.Connection, late: Sequence[LateOutcome], now: float) -> int:
+    @staticmethod
+    def _keep_late(connection: sqlite3.Connection, late: Sequence[LateOutcome], now: float) -> None:
         """Stores outcomes for the archive's outcome files; of several with one (request, row, event), the earliest.
 
-        How many were new, or earlier than the one known: such a one goes into a file also where that lies in one.
+        One that is earlier than the one known goes into a file also where that lies in one.
         """
-        if not late:
-            return 0
-        return connection.executemany(
+        connection.executemany(
             "INSERT INTO late_outcomes (request_id, row, event, time, predicted_at, stored_at)"
             f" VALUES (?, ?, ?, ?, ?, ?) {_KEEP_EARLIEST}",
             [(*outcome, now) for outcome in late],
-        ).rowcount
+        )
 
-    def _events(self, table: str, ids: Sequence[str]) -> dict[str, list[Event]]:
-        events: dict[str, list[Event]] = {}
-        query = f"SELECT request_id, row, time FROM {table} WHERE request_id IN ({{ids}})"
+    def _clicks_on(self, ids: Sequence[str]) -> dict[str, list[Event]]:
+        """The clicks that wait for these requests' labels."""
+        found: dict[str, list[Event]] = {}
+        query = "SELECT request_id, row, time FROM clicks WHERE request_id IN ({ids})"
         for request_id, row, time in self._select_by_id(query, ids):
-            events.setdefault(request_id, []).append((row, time))
-        return events
+            found.setdefault(request_id, []).append((row, time))
+        return found
 
     def forget(self, *, before: float, orphans_before: float | None = None) -> None:
         """Lets go of what was stored before this time and has no use any more.
 
-        These are ids of archived requests and of outcome batches, and outcomes in sealed files. Outcomes of requests
-        that stayed unknown become late ones.
+        These are ids of archived requests and of outcome batches, and outcomes in sealed files. Clicks on requests that
+        stayed unknown become late outcomes.
 
         Args:
             before: Seconds since the epoch.
-            orphans_before: The same for outcomes of unknown requests; None = `before`.
+            orphans_before: The same for clicks on unknown requests; None = `before`.
         """
         orphaned = before if orphans_before is None else orphans_before
+        is_orphan = "stored_at < ? AND request_id NOT IN (SELECT request_id FROM predictions)"
         counts: dict[str, float] = {}
         with self._transaction(counts) as connection:
-            # A prediction whose conversions are open is what tells a late one from one of an unknown request.
             connection.execute(
                 "DELETE FROM predictions WHERE stored_at < ? AND rowid NOT IN (SELECT number FROM messages)"
-                " AND request_id NOT IN (SELECT request_id FROM awaiting_conversion)"
                 # The newest stays, or its number would be given again.
                 " AND rowid < (SELECT max(rowid) FROM predictions)",
                 (before,),
@@ -403,21 +321,14 @@ class Store(FileTables):
                 " AND file IN (SELECT name FROM files WHERE state != 'intended')",
                 (before,),
             )
-            for event, table in ((CLICK, "clicks"), (CONVERSION, "conversions")):
-                condition = "stored_at < ? AND request_id NOT IN (SELECT request_id FROM predictions)"
-                connection.execute(
-                    "INSERT INTO late_outcomes (request_id, row, event, time, predicted_at, stored_at)"
-                    f" SELECT request_id, row, ?, time, NULL, stored_at FROM {table}"
-                    f" WHERE {condition} {_KEEP_EARLIEST}",
-                    (event, orphaned),
-                )
-                orphans = connection.execute(f"DELETE FROM {table} WHERE {condition}", (orphaned,)).rowcount
-                add_to(counts, "unmatched_outcome", orphans)
-
-
-def _late_counter(event: str) -> str:
-    """The counter of outcomes of this kind that came too late."""
-    return "late_outcome" if event == CLICK else "late_conversion"
+            connection.execute(
+                "INSERT INTO late_outcomes (request_id, row, event, time, predicted_at, stored_at)"
+                f" SELECT request_id, row, ?, time, NULL, stored_at FROM clicks WHERE {is_orphan} {_KEEP_EARLIEST}",
+                (CLICK, orphaned),
+            )
+            counts["unmatched_outcome"] = connection.execute(
+                f"DELETE FROM clicks WHERE {is_orphan}", (orphaned,)
+            ).rowcount
 
 
 def _open_rows(
@@ -444,8 +355,6 @@ def _matured_row(request: MaturedRequest, now: float) -> tuple[Any, ...]:
         now,
         request.labels.tobytes(),
         request.scores.tobytes(),
-        None if request.converted is None else request.converted.tobytes(),
-        request.session_id,
         None if request.positions is None else request.positions.tobytes(),
         None if delays is None else delays[request.labels == 1].tobytes(),
     )

@@ -62,8 +62,6 @@ def test_defaults_are_frozen():
         "http_port": 9464,
         "log_format": "text",
         "window_rows": 20_000,
-        "window_seconds": 0.0,
-        "ranking_k": 10,
         "attribution_window_seconds": 1800.0,
         "conversion_window_seconds": 0.0,
         "archive_roll_rows": 50_000,

@@ -1,9 +1,7 @@
-"""KPIs of windows of records and of time, of ranked lists and conversions, against scikit-learn on the same rows."""
+"""KPIs of windows and of ranked lists against scikit-learn on the same rows."""
 
 from __future__ import annotations
 
-import dataclasses
-import json
 import math
 
 import numpy as np
@@ -14,9 +12,8 @@ from sklearn.metrics import log_loss, ndcg_score, roc_auc_score
 
 from components.contracts import metrics
 from components.runtime.errors import ContractError
-from monitoring.measures import window
 from monitoring.measures.kpis import measure, measure_version
-from monitoring.measures.window import MAX_VERSIONS, VersionWindows, WindowSettings
+from monitoring.measures.window import MAX_VERSIONS, RANKING_K, VersionWindows
 
 
 def rows(random, n, rate=0.2):
@@ -78,23 +75,21 @@ def test_ndcg_of_a_ranked_list_equals_scikit_learn(n, k, seed):
 
 
 def test_hit_rate_is_over_all_lists_and_ndcg_over_those_with_a_click():
-    windows, scores = VersionWindows(100, k=3), np.full(5, 0.1, np.float32)
-    positions = np.array([5, 4, 3, 2, 1], np.int32)
-    for at, labels in enumerate([[0, 0, 0, 0, 1], [0, 0, 0, 0, 0], [1, 0, 0, 0, 0], [0, 0, 1, 0, 0]]):
-        windows.update(1, np.array(labels, np.uint8), scores, predicted_at=float(at), positions=positions)
-    windows.update(1, np.ones(5, np.uint8), scores, predicted_at=9.0)  # no list
+    windows, n = VersionWindows(100), RANKING_K + 2
+    for at, place_of_click in enumerate([1, None, n, 3]):
+        labels = (np.arange(1, n + 1) == place_of_click).astype(np.uint8)
+        windows.update(1, labels, np.full(n, 0.1, np.float32), predicted_at=float(at), positions=np.arange(1, n + 1))
+    windows.update(1, np.ones(5, np.uint8), np.full(5, 0.1, np.float32), predicted_at=9.0)  # no list
     kpis = measure_version(1, windows)
-    assert (kpis.ranked_lists, kpis.hit_rate) == (4, 0.5)
+    assert (kpis.ranked_lists, kpis.hit_rate, kpis.rows) == (4, 0.5, 4 * n + 5)
     assert kpis.ndcg == pytest.approx((1.0 + 0.0 + 1 / math.log2(4)) / 3)
-    assert kpis.rows == 25
 
 
-def test_without_lists_conversions_or_a_window_of_time_there_are_no_such_numbers():
+def test_without_lists_there_are_no_such_numbers():
     windows = VersionWindows(10)
     windows.update(1, np.zeros(3, np.uint8), np.zeros(3, np.float32), predicted_at=0.0)
     kpis = measure_version(1, windows)
-    for name in ("ranked_lists", "hit_rate", "ndcg", "conversion_rate", "timed_auc", "timed_rows", "timed_seconds"):
-        assert getattr(kpis, name) is None
+    assert kpis.ranked_lists is kpis.hit_rate is kpis.ndcg is kpis.conversion_rate is None
     windows.update(
         1, np.zeros(2, np.uint8), np.zeros(2, np.float32), predicted_at=1.0, positions=np.array([1, 2], np.int32)
     )
@@ -104,60 +99,52 @@ def test_without_lists_conversions_or_a_window_of_time_there_are_no_such_numbers
         measure_version(2, windows)
 
 
-def test_conversion_rate_is_of_the_newest_rows_whose_conversion_window_has_closed(monkeypatch):
-    monkeypatch.setattr(window, "MAX_SETTLED", 3)
-    windows, settled = VersionWindows(10), [(4, 4), (10, 1), (5, 0), (5, 2)]
-    windows.note_conversions(1, 7, 7)  # of a version that has no rows: forgotten, or never seen
-    windows.update(1, np.zeros(1, np.uint8), np.zeros(1, np.float32), predicted_at=0.0)
-    for rows_of_request, converted in settled:
-        windows.note_conversions(1, rows_of_request, converted)
-    assert measure_version(1, windows).conversion_rate == pytest.approx(3 / 20)
-
-
-@pytest.mark.parametrize("capacity", [20, 300])
-def test_auc_of_the_window_of_time_equals_scikit_learn_while_that_of_records_stays_what_it_was(capacity, monkeypatch):
-    monkeypatch.setattr(window, "MAX_TIMED_ROWS", 500)
-    random = np.random.default_rng(capacity)
-    windows, every, now = VersionWindows(capacity, seconds=60.0), [], 1.7e9
-    for _ in range(150):
-        now += random.exponential(2.0)
-        # Requests mature in the order of time, nearly.
-        made, (labels, scores) = now - random.uniform(0, 1), rows(random, int(random.integers(1, 30)))
-        windows.update(1, labels, scores, predicted_at=made)
-        every += [(made, label, score) for label, score in zip(labels, scores)]
-        kpis = measure_version(1, windows)
-        newest = max(made for made, _, _ in every[-500:])
-        kept = [(label, score) for made, label, score in every[-500:] if made > newest - 60.0]
-        assert kpis.timed_rows == len(kept)
-        labels, scores = zip(*kept)
-        if 0 < sum(labels) < len(labels):
-            assert kpis.timed_auc == pytest.approx(roc_auc_score(labels, scores), abs=1e-12)
-            assert 0 <= kpis.timed_seconds < 61
-        _, labels, scores = zip(*every[-capacity:])
-        if 0 < sum(labels) < len(labels):
-            assert kpis.auc == pytest.approx(roc_auc_score(labels, scores), abs=1e-12)
-
-
-def test_lists_and_conversions_of_a_forgotten_version_are_forgotten_too():
-    windows, one = VersionWindows(10, seconds=5.0), (np.ones(1, np.uint8), np.ones(1, np.float32))
+def test_lists_of_a_forgotten_version_are_forgotten_too():
+    windows, one = VersionWindows(10), (np.ones(1, np.uint8), np.ones(1, np.float32))
     for version in range(MAX_VERSIONS + 1):
         windows.update(version, *one, predicted_at=float(version), positions=np.ones(1, np.int32))
-        windows.note_conversions(version, 1, 1)
-    assert (windows.lists(0), windows.conversion_rate(0)) == ((), None)
-    assert len(windows.lists(1)) == windows.conversion_rate(1) == 1
+    assert windows.versions == tuple(range(1, MAX_VERSIONS + 1))
+    assert (len(windows.lists(0)), len(windows.lists(1))) == (0, 1)
 
 
-def test_kpis_can_be_written_to_the_timeline():
-    windows = VersionWindows(10, seconds=5.0)
-    windows.update(
-        1, np.array([0, 1], np.uint8), np.array([0.1, 0.2], np.float32), predicted_at=1.0, positions=np.array([1, 2])
-    )
-    windows.note_conversions(1, 2, 1)
-    kpis = measure_version(1, windows)
-    assert json.loads(json.dumps(dataclasses.asdict(kpis), allow_nan=False))["timed_auc"] == 1.0
+@pytest.mark.parametrize("batch_rows", [1, 7, 64, 150])
+def test_auc_equals_scikit_learn_on_the_tail_after_every_update(batch_rows):
+    random = np.random.default_rng(batch_rows)
+    windows, labels, scores = VersionWindows(100), [], []
+    for step in range(40):
+        new_labels = (random.random(batch_rows) < 0.3).astype(np.uint8)
+        new_scores = np.round(random.random(batch_rows), 2).astype(np.float32)  # many ties
+        labels += new_labels.tolist()
+        scores += new_scores.tolist()
+        windows.update(1, new_labels, new_scores, predicted_at=float(step))
+        kpis = measure(1, windows[1].labels, windows[1].scores)
+        tail_labels, tail_scores = labels[-100:], scores[-100:]
+        assert (kpis.rows, kpis.clicks) == (len(tail_labels), sum(tail_labels))
+        if 0 < sum(tail_labels) < len(tail_labels):
+            assert kpis.auc == pytest.approx(roc_auc_score(tail_labels, tail_scores), abs=1e-12)
+            clipped = np.clip(np.float64(tail_scores), 1e-7, 1 - 1e-7)
+            assert kpis.log_loss == pytest.approx(log_loss(tail_labels, clipped), abs=1e-9)
+        else:
+            assert kpis.auc is None
 
 
-@pytest.mark.parametrize("settings", [{"window_seconds": -1.0}, {"window_seconds": math.nan}, {"ranking_k": 0}])
-def test_windows_that_hold_nothing_are_refused(settings):
-    with pytest.raises(ContractError):
-        WindowSettings(**settings)
+@pytest.mark.parametrize("label", [0, 1])
+def test_a_one_class_window_has_no_auc(label):
+    kpis = measure(3, np.full(50, label, np.uint8), np.linspace(0, 1, 50, dtype=np.float32))
+    assert kpis.auc is kpis.auc_low is kpis.auc_high is None
+    assert kpis.ctr == label
+
+
+def test_an_empty_window_has_no_number():
+    kpis = measure(1, np.zeros(0, np.uint8), np.zeros(0, np.float32))
+    assert (kpis.rows, kpis.auc, kpis.log_loss, kpis.calibration, kpis.ctr) == (0, None, None, None, None)
+
+
+def test_serving_version_is_that_of_the_newest_prediction_even_after_a_rollback():
+    windows, one = VersionWindows(10), (np.zeros(1, np.uint8), np.zeros(1, np.float32))
+    windows.update(1, *one, predicted_at=1.0)
+    windows.update(2, *one, predicted_at=3.0)
+    windows.update(1, *one, predicted_at=2.0)  # matured late
+    assert windows.serving_version == 2
+    windows.note_prediction(1, 4.0)  # not matured yet
+    assert windows.serving_version == 1

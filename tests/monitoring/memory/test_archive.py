@@ -150,7 +150,7 @@ def test_rows_are_held_for_each_version_and_for_the_judge(tmp_path):
         label = np.zeros(2, np.uint8)
         store.mature([MaturedRequest(batch.request_id, batch.time, version, label, batch.scores)], {}, now=START)
         rows = store.oldest_unarchived(100)
-        store.intend_file(batch.request_id, [row.number for row in rows], 2)
+        store.intend_file(batch.request_id, [row.number for row in rows])
         store.seal_file(batch.request_id, keep_rows=4, keep_after=keep_after)
         return {request.request_id for request in store.newest_rows()}
 
@@ -171,23 +171,20 @@ def test_optional_columns_are_in_the_files_whose_rows_need_them(tmp_path):
     ranked = dataclasses.replace(ranked, session_id="s", positions=np.array([3, 1, 2], np.int32))
     canary = dataclasses.replace(canary, canary=True)
 
-    def table(*batches, converted=None):
-        rows = [
-            ArchiveRow(i, b.time, len(b), encode(b), np.zeros(len(b), np.uint8), converted and converted[i])
-            for i, b in enumerate(batches)
-        ]
+    def table(*batches):
+        labels = [np.zeros(len(b), np.uint8) for b in batches]
+        rows = [ArchiveRow(i, b.time, len(b), encode(b), labels[i]) for i, b in enumerate(batches)]
         return build_row_table(rows)
 
     raw = list(criteo.RAW_TYPES)
     assert table(plain).column_names == raw
     assert table(plain, canary).column_names == [*raw, "canary"]
-    found = table(plain, ranked, converted=[None, np.array([0, 1, 1], np.uint8)])
-    assert found.column_names == [*raw, "session_id", "position", "converted"]
+    found = table(plain, ranked)
+    assert found.column_names == [*raw, "session_id", "position"]
     assert found["session_id"].to_pylist() == [None, None, "s", "s", "s"]
     assert found["position"].to_pylist() == [None, None, 3, 1, 2]
-    assert found["converted"].to_pylist() == [None, None, 0, 1, 1]
-    types = {**criteo.SESSION_TYPES, **criteo.CONVERTED_TYPES, **criteo.CANARY_TYPES}
-    every = table(plain, ranked, canary, converted=[None, np.zeros(3, np.uint8), None])
+    types = {**criteo.SESSION_TYPES, **criteo.CANARY_TYPES}
+    every = table(plain, ranked, canary)
     assert [(f.name, str(f.type)) for f in every.schema][len(raw) :] == list(types.items())
     assert every["canary"].to_pylist() == [False] * 5 + [True]
 
@@ -325,15 +322,15 @@ def test_predictions_beside_a_message_that_cannot_be_dead_lettered_now_are_known
 
 
 def test_a_crash_after_forgetting_forgets_nothing_that_is_needed(bench):
-    """Ids go, what is open, waits for its file or for its conversion stays; an outcome of nobody is late once."""
-    b = bench(keep_ids_seconds=0.0, conversion_window_seconds=10_000.0, archive_roll_seconds=100.0)
+    """Ids go, what is open or waits for its file stays; an outcome of nobody is late once."""
+    b = bench(keep_ids_seconds=0.0, archive_roll_seconds=100.0)
     b.start()
     publish(b.log, prediction("done", 3), clicks("orphan", [("nobody", 1, START + 1)]))
     b.clock.now = START + WINDOW + 1
     b.monitor.tick()
     b.clock.now += 101.0
     b.monitor.tick()
-    b.clock.now = START + 10_000.0 + 3600.0 + 700.0
+    b.clock.now = START + 3600.0 + 700.0
     publish(b.log, prediction("matured", 2, time=b.clock.now - WINDOW), prediction("open", 4, time=b.clock.now))
     b.checkpoint = crash_at("store.forgotten")
     with pytest.raises(Killed):
@@ -349,7 +346,6 @@ def test_a_crash_after_forgetting_forgets_nothing_that_is_needed(bench):
     (path,) = b.settings.archive.glob("outcomes/day=*/part-*.parquet")
     assert pq.ParquetFile(path).read().column("request_id").to_pylist() == ["nobody"]
     assert b.store.counters["unmatched_outcome"] == 1
-    assert b.store.counters["settled"] == 3
 
 
 EXIT_AT = """
@@ -422,7 +418,7 @@ def test_a_state_of_another_version_is_refused_and_left_alone(tmp_path):
         connection.execute(f"PRAGMA user_version = {version}")
         connection.close()
         for _ in range(2):
-            with pytest.raises(PermanentError, match=f"has version {version}, expected 3"):
+            with pytest.raises(PermanentError, match=f"has version {version}, expected 4"):
                 Store(path)
 
 

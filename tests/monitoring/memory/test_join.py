@@ -189,7 +189,7 @@ def test_ids_and_orphans_are_forgotten_only_when_old_and_archived(tmp_path):
     store.add([(prediction("a", 1), b"m"), (prediction("b", 1), b"m")], [orphan], [], now=10.0)
     label, score = np.zeros(1, np.uint8), np.zeros(1, np.float32)
     store.mature([MaturedRequest("a", START, 1, label, score)], {}, now=11.0)
-    store.intend_file("day=x/part-1.parquet", [1], 1)
+    store.intend_file("day=x/part-1.parquet", [1])
     store.seal_file("day=x/part-1.parquet", keep_rows=1)
     store.forget(before=10.0)
     store.add([(prediction("a", 1), b"m")], [], [], now=12.0)

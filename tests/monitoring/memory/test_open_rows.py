@@ -34,7 +34,7 @@ def test_open_rows_are_those_of_the_records_whose_window_is_open(tmp_path_factor
         store.add([(record, b"m")] if is_prediction else [], [] if is_prediction else [record], [], now=0.0)
     matured_until = data.draw(st.integers(99, 104))
     waiting = store.waiting(matured_until, 10)
-    store.mature([mature_request(w, {}, [], click_window=50.0, conversion_window=0.0) for w in waiting], {}, now=1.0)
+    store.mature([mature_request(w, {}, [], window_seconds=50.0) for w in waiting], {}, now=1.0)
     found, num_left_out = store.open_rows(now=160.0, window_seconds=50.0)
     expected: dict[int, set] = {}
     for batch in requests:
@@ -79,7 +79,7 @@ def test_estimates_of_open_labels_are_shown_and_follow_the_records(bench):
 @pytest.mark.slow
 def test_memory_does_not_grow_with_what_is_open(bench):
     """100,000 open requests, clicked and awaited: Python holds no more than with a tenth of them."""
-    b = bench(conversion_window_seconds=10 * WINDOW, archive_roll_rows=5000, window_rows=5000)
+    b = bench(archive_roll_rows=5000, window_rows=5000)
     monitor = b.start()
     held, template = {}, prediction("x", 1)
     tracemalloc.start()
