@@ -21,7 +21,7 @@ import struct
 import tempfile
 import time
 import zlib
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -80,7 +80,7 @@ class MemoryLog:
         """None."""
         return []
 
-    def replay_dead_letters(self, message_ids: Collection[str] | None) -> int:
+    def replay_dead_letters(self) -> int:
         """None."""
         return 0
 

@@ -9,7 +9,7 @@ URL names is left to `logs.locations`.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from typing import NamedTuple, Protocol
 
 from components.runtime.errors import ContractError
@@ -80,15 +80,8 @@ class Subscriber(Protocol):
     def list_dead_letters(self) -> list[DeadLetter]:
         """All dead letters, oldest first; listing takes none away."""
 
-    def replay_dead_letters(self, message_ids: Collection[str] | None) -> int:
-        """Publishes dead letters again with their original bytes, then lets them go.
-
-        Args:
-            message_ids: Which; None = all. An id that is no dead letter is passed over.
-
-        Returns:
-            How many were published again.
-        """
+    def replay_dead_letters(self) -> int:
+        """Publishes all dead letters again with their original bytes, then lets them go; how many."""
 
     def read_up_to(self) -> float | None:
         """Seconds since the epoch up to which every published message is read, as far as the backend can know.

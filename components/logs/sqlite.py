@@ -10,7 +10,7 @@ import os
 import sqlite3
 import threading
 import time
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -171,14 +171,13 @@ class SqliteLog:
             ).fetchall()
         return [DeadLetter(*row) for row in rows]
 
-    def replay_dead_letters(self, message_ids: Collection[str] | None) -> int:
-        """See `event_log.Subscriber`; one transaction, since the message never left the table."""
-        free = "UPDATE messages SET state = 'waiting', leased_until = 0, reason = NULL, dead_lettered_at = NULL"
+    def replay_dead_letters(self) -> int:
+        """See `event_log.Subscriber`; one transaction, since the messages never left the table."""
         with self._transaction() as connection:
-            if message_ids is None:
-                return connection.execute(f"{free} WHERE state = 'dead letter'").rowcount
-            query = f"{free} WHERE state = 'dead letter' AND message_id = ?"
-            return sum(connection.execute(query, (name,)).rowcount for name in set(message_ids))
+            return connection.execute(
+                "UPDATE messages SET state = 'waiting', leased_until = 0, reason = NULL, dead_lettered_at = NULL"
+                " WHERE state = 'dead letter'"
+            ).rowcount
 
     def read_up_to(self) -> float | None:
         """See `event_log.Subscriber`: when the last pull began that came back short of what was asked for.

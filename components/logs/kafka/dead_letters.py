@@ -1,22 +1,22 @@
 """Dead letters of a Kafka topic, in the topic `<topic>.dead-letters`: kept, listed, replayed.
 
 A message is kept with its original bytes and key; reason and time are headers. Where its list begins is the offset that
-the group `<group>.dead-letters` has committed. Kafka deletes nothing on request, so a replay of some publishes them,
-keeps the others once more behind the list's end, and commits that end. The topic's retention limits how long dead
-letters are kept: give it one that suits.
+the group `<group>.dead-letters` has committed: Kafka deletes nothing on request, so a replay publishes what is listed
+and commits its end. The topic's retention limits how long dead letters are kept: give it one that suits.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Collection
+from collections.abc import Callable
+from contextlib import closing
 from typing import Any
 
 from confluent_kafka import Consumer, KafkaError, KafkaException, Message, TopicPartition
 
 from components.logs.event_log import DeadLetter
 from components.logs.kafka.location import DEAD_LETTER_ENDING, KafkaLocation, sorted_error
-from components.logs.kafka.offsets import OffsetClient
+from components.logs.kafka.offsets import OffsetClient, close_consumer
 from components.logs.kafka.publisher import KafkaSender, Outgoing
 from components.runtime.errors import TemporaryError
 
@@ -47,7 +47,12 @@ class KafkaDeadLetters:
 
     def keep(self, name: str, payload: bytes, reason: str) -> None:
         """Stores a message with the reason why; returns when the brokers have it, errors as `KafkaSender.send`."""
-        self._sender.send([self._outgoing(DeadLetter(name, payload, reason, self._clock()))])
+        headers = (
+            (_REASON, reason.encode(errors="backslashreplace")[:MAX_REASON_BYTES]),
+            (_TIME, repr(self._clock()).encode()),
+        )
+        topic = self._location.dead_letter_topic
+        self._sender.send([Outgoing(topic=topic, message_id=name, payload=payload, headers=headers)])
 
     def kept(self) -> list[DeadLetter]:
         """What is kept, oldest first; commits nothing.
@@ -59,50 +64,32 @@ class KafkaDeadLetters:
         letters, _ = self._read_letters()
         return letters
 
-    def replay(self, message_ids: Collection[str] | None) -> int:
-        """Publishes dead letters again, then lets them go; how many. Killed in between, it publishes them twice.
+    def replay(self) -> int:
+        """Publishes all dead letters again, then lets them go; how many. Killed in between, it publishes them twice.
 
         Errors are those of `kept` and of `KafkaSender.send`.
         """
         letters, ends = self._read_letters()
-        chosen = [letter for letter in letters if message_ids is None or letter.message_id in message_ids]
-        if not chosen:
-            return 0
-        names = {letter.message_id for letter in chosen}
-        again = [
-            Outgoing(topic=self._location.topic, message_id=each.message_id, payload=each.payload) for each in chosen
-        ]
-        others = [self._outgoing(letter) for letter in letters if letter.message_id not in names]
-        for outgoing in (again, others):
-            for start in range(0, len(outgoing), _BATCH):
-                self._sender.send(outgoing[start : start + _BATCH])
-        client = OffsetClient(self._location, topic=self._location.dead_letter_topic, group=self._group)
-        try:
-            client.commit(ends)
-        finally:
-            client.close()
-        return len(chosen)
+        topic = self._location.topic
+        again = [Outgoing(topic=topic, message_id=each.message_id, payload=each.payload) for each in letters]
+        for start in range(0, len(again), _BATCH):
+            self._sender.send(again[start : start + _BATCH])
+        if letters:
+            with closing(self._open_client()) as client:
+                client.commit(ends)
+        return len(letters)
 
-    def _outgoing(self, letter: DeadLetter) -> Outgoing:
-        reason = letter.reason.encode(errors="backslashreplace")[:MAX_REASON_BYTES]
-        return Outgoing(
-            topic=self._location.dead_letter_topic,
-            message_id=letter.message_id,
-            payload=letter.payload,
-            headers=((_REASON, reason), (_TIME, repr(letter.time).encode())),
-        )
+    def _open_client(self) -> OffsetClient:
+        return OffsetClient(self._location, topic=self._location.dead_letter_topic, group=self._group)
 
     def _read_letters(self) -> tuple[list[DeadLetter], dict[int, int]]:
         """What is kept, oldest first, and where each partition ended when it was read.
 
         Of a message that is kept twice, by a crash between keeping and acknowledging it, the first counts.
         """
-        client = OffsetClient(self._location, topic=self._location.dead_letter_topic, group=self._group)
-        try:
+        with closing(self._open_client()) as client:
             partitions = client.partitions()
             starts, ends = client.committed(partitions), client.ends(partitions)
-        finally:
-            client.close()
         found: dict[str, DeadLetter] = {}
         for message in self._messages({p: starts[p] for p in partitions if starts[p] < ends[p]}, ends):
             letter = _read_letter(message)
@@ -116,7 +103,7 @@ class KafkaDeadLetters:
         open_ = set(starts)
         if not starts:
             return []
-        # The end of a partition is told as an event: its last offsets may be gaps, and would never come.
+        # The end of a partition is reported as an event: its last offsets may be gaps, and would never come.
         settings = self._location.client(
             group_id=self._group, enable_auto_commit=False, enable_partition_eof=True, auto_offset_reset="earliest"
         )
@@ -141,7 +128,7 @@ class KafkaDeadLetters:
         except KafkaException as error:
             raise sorted_error(error, f"reading {topic}") from error
         finally:
-            consumer.close()
+            close_consumer(consumer)
         return messages
 
 

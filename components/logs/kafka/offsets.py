@@ -6,6 +6,8 @@ asks the brokers, and `BacklogCounter` joins both. Reading messages is left to `
 
 from __future__ import annotations
 
+import logging
+import threading
 import time
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
@@ -21,10 +23,28 @@ ASK_AGAIN_SECONDS = 1.0
 """After a question that nobody answered: each may wait for `ASK_SECONDS`, and the reader has more to do."""
 PARTITIONS_SECONDS = 10.0
 """How long the list of partitions is remembered."""
+CLOSE_SECONDS = 10.0
+"""Longest wait for a client to close."""
 _END, _BEGIN = -1, -2
 """Times that stand for the newest and the oldest offset in a question for offsets by time."""
 
+logger = logging.getLogger(__name__)
+
 M = TypeVar("M")
+
+
+def close_consumer(consumer: Consumer) -> None:
+    """Leaves the group and ends the client, within `CLOSE_SECONDS`.
+
+    librdkafka's own close waits without a limit while a commit is under way and no broker answers: it looks for the
+    group's coordinator again and again (librdkafka, issue 3740). A client that is given up ends when a broker answers,
+    or with the process; its partitions go to other readers when its session times out, as if it had been killed.
+    """
+    closing = threading.Thread(target=consumer.close, name="close a Kafka client", daemon=True)
+    closing.start()
+    closing.join(CLOSE_SECONDS)
+    if closing.is_alive():
+        logger.warning("a Kafka client did not close within %.0f s and is given up: no broker answers", CLOSE_SECONDS)
 
 
 @dataclass
@@ -98,7 +118,7 @@ class PartitionProgress(Generic[M]):
 
 
 class OffsetClient:
-    """Asks about one topic and one group; joins no group, and commits only what it is told to.
+    """Asks about one topic and one group; joins no group, and commits only what its caller names.
 
     A client of its own beside the consumer that reads: a broker answers one connection's requests in order, so a
     question behind the reader's fetch would wait as long as that waits for messages (measured: `fetch.wait.max.ms`,
@@ -151,15 +171,15 @@ class OffsetClient:
 
     def commit(self, offsets: dict[int, int]) -> None:
         """Commits for the group, which must have no reader now; errors as `partitions`."""
-        told = [TopicPartition(self._topic, number, offset) for number, offset in offsets.items()]
+        places = [TopicPartition(self._topic, number, offset) for number, offset in offsets.items()]
         try:
-            self._consumer.commit(offsets=told, asynchronous=False)
+            self._consumer.commit(offsets=places, asynchronous=False)
         except KafkaException as error:
             raise sorted_error(error, f"committing to {self._location.brokers}") from error
 
     def close(self) -> None:
         """Ends the client."""
-        self._consumer.close()
+        close_consumer(self._consumer)
 
     def _offsets(self, partitions: Collection[int], moment: int) -> dict[int, int]:
         if not partitions:
@@ -192,7 +212,7 @@ class BacklogCounter:
         """What the newest question met, or what the reader's client said since; None = answered."""
 
     def unfinished(self, progress: Mapping[int, PartitionProgress[Any]]) -> int | None:
-        """Messages that are neither acknowledged nor set aside; None where no broker answers.
+        """Messages that are neither acknowledged nor dead-lettered; None where no broker answers.
 
         In a partition of this reader (a key of `progress`) those are held or not yet come; in any other they lie beyond
         what the group has committed.

@@ -13,14 +13,14 @@ from __future__ import annotations
 import itertools
 import threading
 import time
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Iterable
 
 from confluent_kafka import Consumer, KafkaError, KafkaException, Message, TopicPartition
 
 from components.logs.event_log import DeadLetter, Delivery
 from components.logs.kafka.dead_letters import KafkaDeadLetters, message_id
 from components.logs.kafka.location import KafkaLocation, sorted_error
-from components.logs.kafka.offsets import BacklogCounter, PartitionProgress
+from components.logs.kafka.offsets import BacklogCounter, PartitionProgress, close_consumer
 from components.logs.kafka.publisher import KafkaSender
 from components.runtime.errors import ContractError, PermanentError
 
@@ -148,9 +148,9 @@ class KafkaSubscriber:
         """See `event_log.Subscriber`."""
         return self._dead_letters.kept()
 
-    def replay_dead_letters(self, message_ids: Collection[str] | None) -> int:
+    def replay_dead_letters(self) -> int:
         """See `event_log.Subscriber`."""
-        return self._dead_letters.replay(message_ids)
+        return self._dead_letters.replay()
 
     def read_up_to(self) -> float | None:
         """See `event_log.Subscriber`: the time of a check at which nothing was left to read in any partition.
@@ -180,7 +180,7 @@ class KafkaSubscriber:
                 return
             self._closed = True
             self._commit_offsets()
-            self._consumer.close()
+            close_consumer(self._consumer)
             self._backlog.close()
             self._sender.close()
 

@@ -8,7 +8,6 @@ and for `lease_seconds` after one that was killed, another sees fewer messages.
 from __future__ import annotations
 
 import time
-from collections.abc import Collection
 from typing import Any
 
 from google.api_core import exceptions
@@ -73,21 +72,18 @@ class PubsubDeadLetters:
         self._give_back(list(taken))
         return sorted((_read_dead_letter(message) for message in taken.values()), key=lambda kept: kept.time)
 
-    def replay(self, message_ids: Collection[str] | None) -> int:
-        """Publishes these to the log again, all = None, and only then lets them go; how many."""
+    def replay(self) -> int:
+        """Publishes all of them to the log again, and only then lets them go; how many."""
         taken = self._take()
-        chosen = {a: m for a, m in taken.items() if message_ids is None or message_id(m) in message_ids}
         try:
-            again = [(bytes(message.data), {ID: message_id(message)}) for message in chosen.values()]
+            again = [(bytes(message.data), {ID: message_id(message)}) for message in taken.values()]
             publish_all(self._publisher, self._names.topic_path, again)
-            send_ack_ids(
-                self._subscriber, "acknowledge", self._names.dead_letters.subscription_path, ack_ids=list(chosen)
-            )
+            subscription = self._names.dead_letters.subscription_path
+            send_ack_ids(self._subscriber, "acknowledge", subscription, ack_ids=list(taken))
         except BaseException:
             self._give_back(list(taken))
             raise
-        self._give_back([ack_id for ack_id in taken if ack_id not in chosen])
-        return len(chosen)
+        return len(taken)
 
     def _take(self) -> dict[str, Any]:
         """Everything that comes, leased, until none has come for `wait_seconds`: acknowledgement id to message."""

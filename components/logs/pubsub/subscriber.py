@@ -14,7 +14,7 @@ import logging
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any
 
@@ -194,9 +194,9 @@ class PubsubSubscriber:
         """See `event_log.Subscriber`; what a list beside another one misses, see `dead_letters`."""
         return self._dead_letters.read()
 
-    def replay_dead_letters(self, message_ids: Collection[str] | None) -> int:
+    def replay_dead_letters(self) -> int:
         """See `event_log.Subscriber`."""
-        return self._dead_letters.replay(message_ids)
+        return self._dead_letters.replay()
 
     def read_up_to(self) -> float | None:
         """See `event_log.Subscriber`: an estimate, see `ReadMark`."""
@@ -221,11 +221,6 @@ class PubsubSubscriber:
     def num_queued(self) -> int:
         """Messages that arrived and wait here to be pulled."""
         return len(self._queue)
-
-    @property
-    def num_unconfirmed(self) -> int:
-        """Messages that the caller has ended and whose acknowledgement Pub/Sub has not confirmed."""
-        return len(self._ended)
 
     def close(self) -> None:
         """Ends the stream and gives back what is in hand, so that the next reader has it at once."""

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import json
-from pathlib import Path
-
 import pytest
 
 from components.logs import __main__ as command
@@ -36,8 +33,6 @@ def answer(capsys, *words):
 def test_check_tells_the_backlog(url, capsys):
     code, told = answer(capsys, "check", url)
     assert (code, told.out) == (0, "connected; 1 messages wait to be read\n")
-    code, told = answer(capsys, "check", url, "--json")
-    assert (code, json.loads(told.out)) == (0, {"backlog": 1, "problem": None})
 
 
 def test_check_of_brokers_that_do_not_answer_says_so_and_fails(capsys):
@@ -49,10 +44,9 @@ def test_check_of_brokers_that_do_not_answer_says_so_and_fails(capsys):
         code, told = answer(capsys, "check", url)
         assert (code, told.out) == (0, "connected; 0 messages wait to be read\n")
         cluster.take_away()
-        code, told = answer(capsys, "check", url, "--json")
+        code, told = answer(capsys, "check", url)
         assert code == 1
-        assert cluster.brokers in json.loads(told.out)["problem"]
-        assert json.loads(told.out)["backlog"] is None
+        assert told.out.startswith(f"problem: asking {cluster.brokers}")
 
 
 def test_list_shows_reason_time_and_the_first_bytes(url, capsys):
@@ -68,33 +62,18 @@ def test_list_shows_reason_time_and_the_first_bytes(url, capsys):
 
 
 def test_list_saves_the_original_bytes_under_safe_names(url, capsys, tmp_path):
-    code, told = answer(capsys, "dead-letters", "list", url, "--json", "--save", str(tmp_path / "bytes"))
+    code, told = answer(capsys, "dead-letters", "list", url, "--save", str(tmp_path / "bytes"))
     assert code == 0
-    bad, worse = json.loads(told.out)
-    assert (bad["message_id"], bad["reason"], bad["bytes"], bad["time"]) == (
-        "bad/1",
-        "no log record",
-        80,
-        "1970-01-02T00:00:00Z",
-    )
-    assert {p.name for p in (tmp_path / "bytes").iterdir()} == {"000000-bad%2F1.bin", "000001-worse.bin"}
-    assert [Path(each["file"]).read_bytes() for each in (bad, worse)] == [b"\x00" * 80, b""]
+    assert told.out.endswith(f"2 dead letters, their bytes in {tmp_path}/bytes\n")
+    saved = {path.name: path.read_bytes() for path in (tmp_path / "bytes").iterdir()}
+    assert saved == {"000000-bad%2F1.bin": b"\x00" * 80, "000001-worse.bin": b""}
 
 
-def test_replay_publishes_again_what_was_named_and_tells_what_was_not_there(url, capsys, log):
-    code, told = answer(capsys, "dead-letters", "replay", url, "--id", "worse", "--id", "unknown")
-    assert (code, told.out) == (1, "1 messages published again; 1 ids are no dead letters\n")
-    assert [s.message_id for s in log.list_dead_letters()] == ["bad/1"]
-    assert [(d.message_id, d.payload) for d in log.pull(10)] == [("worse", b"")]
-    code, told = answer(capsys, "dead-letters", "replay", url, "--all", "--json")
-    assert (code, json.loads(told.out)) == (0, {"replayed": 1, "not_found": 0})
+def test_replay_publishes_all_again_with_their_bytes(url, capsys, log):
+    code, told = answer(capsys, "dead-letters", "replay", url)
+    assert (code, told.out) == (0, "2 messages published again\n")
     assert log.list_dead_letters() == []
-
-
-def test_replay_needs_to_be_told_which(url):
-    with pytest.raises(SystemExit) as ended:
-        command.main(["dead-letters", "replay", url])
-    assert ended.value.code == 2
+    assert [(d.message_id, d.payload) for d in log.pull(10)] == [("bad/1", b"\x00" * 80), ("worse", b"")]
 
 
 def test_mistyped_path_is_refused_and_makes_no_file(capsys, tmp_path):
