@@ -6,7 +6,7 @@ of both, one right after the other, in turns first, so that a slow moment of the
 time: what is measured is what one answer takes, hashing included. The share of hits is planted, then compared with the
 server's own counters. Redis is not in the laptop's server.
 
-Prints a table and one sentence, and writes all of it as JSON. What is asked is said in `cache_model`.
+Prints a table and writes all of it as JSON. What is asked is said in `cache_model`.
 """
 
 from __future__ import annotations
@@ -22,21 +22,14 @@ from statistics import median
 from typing import Any, NamedTuple
 
 import numpy as np
+from tritonclient.grpc import InferenceServerClient
 
 from benchmarks import machine
-from benchmarks.cache_model import (
-    CACHE_BYTES,
-    CACHED,
-    NETWORKS,
-    PLAIN,
-    Asker,
-    Requests,
-    counters,
-    repeating_share,
-    write_models,
-)
+from benchmarks.cache_model import CACHE_BYTES, CACHED, NETWORKS, PLAIN, Requests, repeating_share, write_models
 from benchmarks.serving_model import DrawnLog
 from benchmarks.spread import Spread, named, spread
+from benchmarks.triton_counters import counters, increase
+from components.contracts.serving import GRPC_OPTIONS
 from components.runtime.durable import write_whole
 from components.runtime.errors import PermanentError
 from components.runtime.exit_codes import exits_with_code
@@ -54,8 +47,6 @@ _WARM = 20
 """Requests that are in the cache before a round begins; its hits are these, again and again."""
 _WARM_UP = 30
 """Requests of each model before anything is measured."""
-
-
 _TRAFFIC_ROWS = 100_000
 """Rows of the demo's traffic in which repetitions are looked for."""
 
@@ -73,41 +64,58 @@ class Unplanted(PermanentError):
     """The server counted other hits than were planted: the figures would be of something else."""
 
 
-def measure(network: str, num_rows: int, *, server: TritonServer, log: DrawnLog, is_quick: bool) -> dict[str, Any]:
+def measure(
+    client: InferenceServerClient, network: str, num_rows: int, *, log: DrawnLog, is_quick: bool
+) -> dict[str, Any]:
     """The figures of one network and request size.
 
     Raises:
         Unplanted: see there.
     """
-    asker, requests = Asker(server.grpc_url), Requests(log, num_rows)
+    requests, random = Requests(log, num_rows), np.random.default_rng(0)
     names = {kind: f"{network}_{kind}" for kind in (PLAIN, CACHED)}
     for request in requests.fresh(_WARM_UP):
         for name in names.values():
-            asker.ask(name, request)
-    before = {kind: counters(server.metrics_url, name) for kind, name in names.items()}
-    random = np.random.default_rng(0)
+            client.infer(name, request)
+    before = {kind: counters(client, name) for kind, name in names.items()}
     rounds: dict[int, list[list[Pair]]] = {rate: [] for rate in HIT_RATES}
     planted = 0
     count = _QUICK_REQUESTS if is_quick else _REQUESTS
     for _ in range(_QUICK_ROUNDS if is_quick else _ROUNDS):
         for rate in random.permutation(HIT_RATES):
-            pairs = _ask_one_round(asker, names, requests, rate=int(rate), count=count, random=random)
+            pairs = _ask_one_round(client, names, requests, rate=int(rate), count=count, random=random)
             planted += sum(pair.is_hit for pair in pairs)
             rounds[int(rate)].append(pairs)
-    asker.close()
-    after = {kind: counters(server.metrics_url, name) for kind, name in names.items()}
-    hits = _increase(before[CACHED], after[CACHED], "nv_cache_num_hits_per_model")
-    if hits != planted:
-        raise Unplanted(f"{network} at {num_rows} rows: the server counted {hits:.0f} hits, expected {planted}")
-    return _figures_of_case(network, num_rows, rounds, before=before[PLAIN], after=after[PLAIN])
+    counted = {kind: increase(before[kind], counters(client, name)) for kind, name in names.items()}
+    if counted[CACHED]["cache_hits"] != planted:
+        hits = counted[CACHED]["cache_hits"]
+        raise Unplanted(f"{network} at {num_rows} rows: the server counted {hits} hits, expected {planted}")
+    merged = [[pair for pairs in of_round for pair in pairs] for of_round in zip(*rounds.values())]
+    miss, hit = (difference(merged, of_hits=of_hits) for of_hits in (False, True))
+    assert miss is not None, "hit rate 0 has misses"
+    assert hit is not None, "hit rate 100 has hits"
+    return {
+        "case": f"{network}, {num_rows} row{'s' if num_rows > 1 else ''}",
+        "rates": {str(rate): of_rate(each) for rate, each in rounds.items()},
+        "miss_cost_ms": miss,
+        "hit_saving_ms": Spread(-hit.median, -hit.most, -hit.least),
+        "break_even": break_even(miss.median, -hit.median),
+        "compute_us": counted[PLAIN]["compute_infer"] / counted[PLAIN]["executions"] / 1e3,
+    }
 
 
 def _ask_one_round(
-    asker: Asker, names: dict[str, str], requests: Requests, *, rate: int, count: int, random: np.random.Generator
+    client: InferenceServerClient,
+    names: dict[str, str],
+    requests: Requests,
+    *,
+    rate: int,
+    count: int,
+    random: np.random.Generator,
 ) -> list[Pair]:
     warm = requests.fresh(_WARM)
     for request in warm:
-        asker.ask(names[CACHED], request)
+        client.infer(names[CACHED], request)
     hits = random.permutation(np.arange(count) < round(count * rate / 100))
     fresh = requests.fresh(int((~hits).sum()))
     pairs = []
@@ -116,37 +124,10 @@ def _ask_one_round(
         seconds = {}
         for kind in (PLAIN, CACHED) if at % 2 else (CACHED, PLAIN):
             began = time.perf_counter()
-            asker.ask(names[kind], request)
+            client.infer(names[kind], request)
             seconds[kind] = time.perf_counter() - began
         pairs.append(Pair(bool(is_hit), seconds[PLAIN], seconds[CACHED]))
     return pairs
-
-
-def _increase(before: dict[str, float], after: dict[str, float], counter: str) -> float:
-    return after.get(counter, 0.0) - before.get(counter, 0.0)
-
-
-def _figures_of_case(
-    network: str,
-    num_rows: int,
-    rounds: dict[int, list[list[Pair]]],
-    *,
-    before: dict[str, float],
-    after: dict[str, float],
-) -> dict[str, Any]:
-    merged = [[pair for pairs in of_round for pair in pairs] for of_round in zip(*rounds.values())]
-    miss, hit = (difference(merged, of_hits=of_hits) for of_hits in (False, True))
-    assert miss is not None, "hit rate 0 has misses"
-    assert hit is not None, "hit rate 100 has hits"
-    runs = _increase(before, after, "nv_inference_exec_count")
-    return {
-        "case": f"{network}, {num_rows} row{'s' if num_rows > 1 else ''}",
-        "rates": {str(rate): of_rate(each) for rate, each in rounds.items()},
-        "miss_cost_ms": miss,
-        "hit_saving_ms": Spread(-hit.median, -hit.most, -hit.least),
-        "break_even": break_even(miss.median, -hit.median),
-        "compute_us": _increase(before, after, "nv_inference_compute_infer_duration_us") / runs,
-    }
 
 
 def of_rate(rounds: Sequence[Sequence[Pair]]) -> dict[str, Any]:
@@ -190,25 +171,6 @@ def break_even(miss_cost: float, hit_saving: float) -> float | None:
     if hit_saving <= 0:
         return None
     return max(0.0, miss_cost) / (max(0.0, miss_cost) + hit_saving)
-
-
-def verdict(cases: dict[str, dict[str, Any]], repeating_share: float) -> str:
-    """One sentence over all cases: from which hit rate the cache pays, by what a request costs the model.
-
-    Args:
-        cases: Results, each with its `compute_us`, `break_even` and `rates`.
-        repeating_share: The hit rate that the demo's traffic would have.
-    """
-    parts = []
-    for case in sorted(cases.values(), key=lambda case: case["compute_us"]):
-        rate, cost = case["break_even"], case["compute_us"]
-        pays = "never" if rate is None else f"from {rate:.1%} hits" if rate > 0 else "from the first hit"
-        parts.append(f"{pays} at {cost / 1e3:.2f} ms of compute ({case['case']})")
-    worst = max(case["miss_cost_ms"].median / case["rates"]["0"]["plain_ms"].median for case in cases.values())
-    return (
-        f"The local cache pays {', '.join(parts)}; a miss costs up to {max(0.0, worst):.0%} of a request, and of the "
-        f"demo's traffic {repeating_share:.2%} of single rows repeat."
-    )
 
 
 def print_case(result: dict[str, Any]) -> None:
@@ -256,19 +218,19 @@ def main(argv: Sequence[str] | None = None) -> int:
     with tempfile.TemporaryDirectory(prefix="benchmark-") as folder:
         scratch, log = Path(folder), DrawnLog()
         settings = TritonSettings(cache_bytes=CACHE_BYTES)
-        with TritonServer(scratch / "repository", log=scratch / "triton.log", settings=settings) as server:
+        with (
+            TritonServer(scratch / "repository", log=scratch / "triton.log", settings=settings) as server,
+            InferenceServerClient(server.grpc_url, channel_args=list(GRPC_OPTIONS)) as client,
+        ):
             for network in NETWORKS:
-                asker = Asker(server.grpc_url)
                 for name in write_models(server.repository, network, log=log, scratch=scratch):
-                    asker.load(name)
-                asker.close()
+                    client.load_model(name)
             for network, num_rows in _QUICK_CASES if flags.quick else CASES:
-                result = measure(network, num_rows, server=server, log=log, is_quick=flags.quick)
+                result = measure(client, network, num_rows, log=log, is_quick=flags.quick)
                 results[result["case"]] = result
                 print_case(result)
     share = repeating_share(_TRAFFIC_ROWS)
-    sentence = verdict(results, share)
-    print(f"\n{sentence}")
+    print(f"\nof the demo's traffic {share:.2%} of single rows repeat")
     if warning := other_work.warning():
         print(warning)
     document = {
@@ -278,7 +240,6 @@ def main(argv: Sequence[str] | None = None) -> int:
         "cache_bytes": CACHE_BYTES,
         "repeating_share": share,
         "results": results,
-        "verdict": sentence,
     }
     write_whole(flags.output, json.dumps(named(document), indent=2) + "\n")
     print(f"written: {flags.output}")

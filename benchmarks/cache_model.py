@@ -12,12 +12,11 @@ from typing import Any
 
 import numpy as np
 import tritonclient.grpc as grpc_client
-from prometheus_client.parser import text_string_to_metric_families
 
 from benchmarks.initial_model import write_initial_model
 from benchmarks.serving_model import CONFIG, DrawnLog
 from components.contracts.criteo import MISSING_CATEGORY
-from components.contracts.serving import CATEGORICAL_INPUT, DENSE_INPUT, GRPC_OPTIONS
+from components.contracts.serving import CATEGORICAL_INPUT, DENSE_INPUT
 from components.contracts.workflow import FeatureWorkflow
 from components.deployment.graph.export import read_network, write_graph
 from components.deployment.graph.parity import GoldenRows
@@ -26,7 +25,6 @@ from components.deployment.repository.version_files import GOLDEN_FILE, assemble
 from components.models.files import NETWORK_FILE
 from inference_client.rows import FeatureRows
 from inference_client.simulation.world import World
-from pipelines.local.stack import DIRECT
 
 NETWORKS = {"demo": CONFIG, "sample": replace(CONFIG, num_cross_layers=6, tower=(1024, 1024))}
 """`demo` is what `make demo` serves, `sample` NVIDIA's DCN sample."""
@@ -70,25 +68,6 @@ def _workflow(log: DrawnLog) -> FeatureWorkflow:
     )
 
 
-class Asker:
-    """Sends prepared requests to one server, one after another, from one connection."""
-
-    def __init__(self, address: str) -> None:
-        self._client = grpc_client.InferenceServerClient(address, channel_args=list(GRPC_OPTIONS))
-
-    def close(self) -> None:
-        """Closes the connection."""
-        self._client.close()
-
-    def load(self, name: str) -> None:
-        """Loads a model."""
-        self._client.load_model(name)
-
-    def ask(self, name: str, request: list[Any]) -> None:
-        """One answered request."""
-        self._client.infer(name, request)
-
-
 class Requests:
     """Prepared requests of `num_rows` rows, no two alike: taken from the drawn log, and numbered in the first value."""
 
@@ -98,9 +77,9 @@ class Requests:
 
     def fresh(self, count: int) -> list[list[Any]]:
         """`count` requests that were never asked before."""
-        return [self._next() for _ in range(count)]
+        return [self._number_next() for _ in range(count)]
 
-    def _next(self) -> list[Any]:
+    def _number_next(self) -> list[Any]:
         self._number += 1
         at = np.random.default_rng(self._number).integers(0, len(self._drawn.dense), self._num_rows)
         rows: FeatureRows = self._drawn.take(at)
@@ -117,14 +96,3 @@ def repeating_share(num_rows: int) -> float:
     rows = World.create(seed=7).draw(num_rows, np.random.default_rng(1))
     whole = np.concatenate([rows.dense.view(np.uint8), rows.categorical.view(np.uint8)], axis=1)
     return 1 - len({row.tobytes() for row in whole}) / num_rows
-
-
-def counters(metrics_url: str, name: str) -> dict[str, float]:
-    """The server's own counters of a model, by metric: nv_cache_* and the time that it computed (microseconds)."""
-    with DIRECT.open(metrics_url, timeout=10) as answer:
-        families = text_string_to_metric_families(answer.read().decode())
-        samples = (sample for family in families for sample in family.samples)
-        # The parser ends every counter's name in _total, which Triton's names lack.
-        return {
-            sample.name.removesuffix("_total"): sample.value for sample in samples if sample.labels.get("model") == name
-        }

@@ -17,19 +17,20 @@ import sys
 import tempfile
 import threading
 import time
-import urllib.request
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import tritonclient.grpc as grpc_client
 from prometheus_client.parser import text_string_to_metric_families
 
 from benchmarks.machine import facts
 from components.contracts.serving import CANARY_NAME, CANDIDATE_NAME, MODEL_NAME, NUM_CATEGORICAL, NUM_DENSE
 from components.deployment.repository.triton_config import ServingOptions, triton_config
 from components.runtime.exit_codes import exits_with_code
+from pipelines.local.stack import DIRECT
 from pipelines.local.triton import TritonServer
 
 METRICS = (
@@ -71,7 +72,7 @@ def write_sleeper(repository: Path, name: str, seconds: float, *, instances: int
 
 def counts(metrics_url: str) -> dict[str, dict[str, int]]:
     """The server's numbers now, by metric and model."""
-    with urllib.request.build_opener(urllib.request.ProxyHandler({})).open(metrics_url, timeout=10) as answer:
+    with DIRECT.open(metrics_url, timeout=10) as answer:
         families = list(text_string_to_metric_families(answer.read().decode()))
     found: dict[str, dict[str, int]] = {name: {} for name in METRICS}
     for sample in (sample for family in families for sample in family.samples):
@@ -85,8 +86,6 @@ class Client:
     """Sends the same row to one server; counts what was answered. No deadline: a cancelled call can kill Triton."""
 
     def __init__(self, url: str) -> None:
-        import tritonclient.grpc as grpc_client
-
         self.grpc = grpc_client.InferenceServerClient(url)
         self._inputs = []
         for name, kind, row in (
@@ -97,10 +96,6 @@ class Client:
             self._inputs[-1].set_data_from_numpy(row)
         self.answered = 0
         self._lock = threading.Lock()
-
-    def load(self, model: str) -> None:
-        """Loads a model that the server's start passes over."""
-        self.grpc.load_model(model)
 
     def ask(self, model: str = MODEL_NAME) -> None:
         """One request, answered."""
@@ -122,47 +117,37 @@ class Client:
 
 
 class Load:
-    """A closed loop of `num_clients` on one server; `pause` returns when nothing is under way."""
+    """A closed loop of `num_clients` on one server."""
 
     def __init__(self, client: Client, num_clients: int) -> None:
         self._client = client
-        self._going, self._stop = threading.Event(), threading.Event()
-        self._going.set()
-        self._idle = [threading.Event() for _ in range(num_clients)]
-        self._threads = [threading.Thread(target=self._run, args=(idle,), daemon=True) for idle in self._idle]
-        for thread in self._threads:
-            thread.start()
+        self._is_paused = self._is_stopped = False
+        self._asking = [threading.Lock() for _ in range(num_clients)]
+        for lock in self._asking:
+            threading.Thread(target=self._ask_on, args=(lock,), daemon=True).start()
 
-    def _run(self, idle: threading.Event) -> None:
-        while not self._stop.is_set():
-            if not self._going.is_set():
-                idle.set()
-                self._going.wait(0.05)
-                continue
-            idle.clear()
-            try:
-                self._client.ask()
-            except Exception:
-                # The connection to a server that was killed fails a few times before it is made anew.
-                self._stop.wait(0.05)
+    def _ask_on(self, asking: threading.Lock) -> None:
+        while not self._is_stopped:
+            # The connection to a server that was killed fails a few times before it is made anew.
+            with asking, suppress(Exception):
+                if not self._is_paused:
+                    self._client.ask()
+            time.sleep(0.05 if self._is_paused else 0)
 
     def pause(self) -> None:
         """Stops asking, and waits for the answers that are due."""
-        self._going.clear()
-        for idle in self._idle:
-            idle.clear()
-        for idle in self._idle:
-            assert idle.wait(30), "a request did not end"
+        self._is_paused = True
+        for lock in self._asking:
+            assert lock.acquire(timeout=30), "a request did not end"
+            lock.release()
 
     def resume(self) -> None:
         """Goes on."""
-        self._going.set()
+        self._is_paused = False
 
     def stop(self) -> None:
         """Ends the loop."""
-        self._stop.set()
-        for thread in self._threads:
-            thread.join(30)
+        self._is_stopped = True
 
 
 @contextmanager
@@ -173,11 +158,11 @@ def running(folder: Path, models: dict[str, float]) -> Iterator[tuple[TritonServ
     with TritonServer(folder / "repository", log=folder / "triton.log") as server:
         client = Client(server.grpc_url)
         for name in models.keys() - {MODEL_NAME, CANARY_NAME}:
-            client.load(name)
+            client.grpc.load_model(name)
         yield server, client
 
 
-def record(folder: Path, say: Callable[[str], None]) -> dict[str, Any]:
+def record(folder: Path) -> dict[str, Any]:
     """The readings of all servers, and what their clients got answered."""
     with ExitStack() as stack:
         models = {
@@ -194,10 +179,10 @@ def record(folder: Path, say: Callable[[str], None]) -> dict[str, Any]:
         for index in range(READINGS):
             if index == HALF_WAY:
                 loads["restarted"].pause()
-            _wait_until(began + INTERVAL * index)
+            time.sleep(max(0.0, began + INTERVAL * index - time.monotonic()))
             for name, (server, _) in pods.items():
                 readings[name].append(counts(server.metrics_url))
-            say(f"reading {index + 1} of {READINGS}")
+            print(f"reading {index + 1} of {READINGS}", file=sys.stderr)
             if index == HALF_WAY:
                 pods["restarted"][0].kill()
                 pods["restarted"][0].restart()
@@ -218,10 +203,6 @@ def record(folder: Path, say: Callable[[str], None]) -> dict[str, Any]:
     return {"interval_seconds": INTERVAL, "readings": readings, "last": last, "answered": answered}
 
 
-def _wait_until(moment: float) -> None:
-    time.sleep(max(0.0, moment - time.monotonic()))
-
-
 @exits_with_code
 def main(argv: list[str]) -> int:
     """Records and writes; takes two and a half minutes."""
@@ -229,7 +210,7 @@ def main(argv: list[str]) -> int:
     parser.add_argument("--out", type=Path, required=True)
     options = parser.parse_args(argv)
     with tempfile.TemporaryDirectory() as folder:
-        recorded = record(Path(folder), lambda line: print(line, file=sys.stderr))
+        recorded = record(Path(folder))
     machine = {key: value for key, value in facts().items() if key in ("processor", "cores", "load_average")}
     document = {"made_by": "python -m benchmarks.queue_series", "machine": machine, **recorded}
     options.out.write_text(json.dumps(document).replace("}, {", "},\n{") + "\n")

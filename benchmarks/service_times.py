@@ -25,6 +25,7 @@ import tritonclient.grpc as grpc_client
 from benchmarks import machine
 from benchmarks.cache_model import NETWORKS, Requests, write_models
 from benchmarks.serving_model import DrawnLog
+from benchmarks.triton_counters import counters
 from components.contracts.serving import GRPC_OPTIONS, MODEL_NAME
 from components.runtime.durable import write_whole
 from components.runtime.errors import TemporaryError
@@ -97,10 +98,8 @@ def _settled(client: Any, model: str) -> tuple[int, float]:
 
 def _worked(client: Any, model: str) -> tuple[int, float]:
     """Requests that the model answered so far, and the seconds that its instances worked on them."""
-    versions = client.get_inference_statistics(model, as_json=True)["model_stats"]
-    statistics = [version["inference_stats"] for version in versions]
-    nanoseconds = sum(int(each.get(part, {}).get("ns", 0)) for each in statistics for part in _PARTS)
-    return sum(int(each["success"].get("count", 0)) for each in statistics), nanoseconds / 1e9
+    counted = counters(client, model)
+    return counted["requests"], sum(counted[part] for part in _PARTS) / 1e9
 
 
 def build_parser() -> argparse.ArgumentParser:

@@ -1,11 +1,18 @@
-"""The servers that are compared, each started for real: ours, the floor, the reference's design, a plain web server.
+"""The servers that are compared, each started for real, and connections to them.
 
 Ours is released by deployment's own command line onto the bundled tritonserver. The floor is loaded into the same
-server. The reference runs in a second server of the same binary, whose models import from `serving-peers`.
+server. The reference runs in a second server of the same binary, whose models import from `serving-peers`. A plain web
+server has our graph.
+
+Requests are built beforehand, because the server is what is measured: a call sends bytes and reads the answer's. gRPC
+goes through grpc.aio, HTTP/1.1 through asyncio's streams with connections kept open. No call is ever cancelled (Triton
+2.51 does not survive it).
 """
 
 from __future__ import annotations
 
+import asyncio
+import json
 import os
 import shutil
 import socket
@@ -17,16 +24,29 @@ from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
-from benchmarks.serving_asking import GrpcCaller, HttpCaller, Scores
-from benchmarks.serving_model import CONFIG, REPOSITORY, Models
-from benchmarks.serving_peers.encoded_graph import encoded_graph
-from components.contracts.manifests import Release
-from components.contracts.serving import MAX_BATCH_ROWS, MODEL_NAME
+import grpc
+import numpy as np
+from numpy.typing import NDArray
+from tritonclient.grpc import service_pb2, service_pb2_grpc
+
+from benchmarks.serving_model import REPOSITORY, Models
+from components.contracts.criteo import MISSING_CATEGORY
+from components.contracts.manifests import Model, Release
+from components.contracts.serving import (
+    CATEGORICAL_INPUT,
+    DENSE_INPUT,
+    GRPC_OPTIONS,
+    MAX_BATCH_ROWS,
+    MODEL_NAME,
+    PROBABILITY_OUTPUT,
+)
 from components.deployment.repository.triton_config import ServingOptions, read_options, triton_config
 from components.deployment.triton_client import Triton
+from components.models.files import NETWORK_FILE
 from components.runtime.durable import write_whole
+from components.runtime.errors import PermanentError
 from inference_client.rows import FeatureRows
 from pipelines.local.stack import DIRECT, LOOPBACK
 from pipelines.local.triton import PreparedWheel, TritonServer
@@ -37,14 +57,106 @@ WEB_JSON, WEB_BINARY = "web, JSON", "web, bytes"
 PEERS = Path(__file__).with_name("serving_peers")
 
 
-class Connection(Protocol):
-    """A caller that can be closed."""
+_CONNECTIONS = 128
+"""To a web server at once; what is due beyond waits, and its wait counts."""
+
+Scores = NDArray[np.float32]
+
+
+class Unanswered(PermanentError):
+    """A request was not answered; the message says why."""
+
+
+class GrpcCaller:
+    """Asks the model `name` of a Triton, `batch` rows at a time."""
+
+    def __init__(self, url: str, name: str, rows: FeatureRows, *, batch: int) -> None:
+        self._requests = [_infer_request(name, part) for part in _request_rows(rows, batch)]
+        self._channel = grpc.aio.insecure_channel(url, options=list(GRPC_OPTIONS))
+        self._infer = service_pb2_grpc.GRPCInferenceServiceStub(self._channel).ModelInfer
 
     async def __call__(self, i: int) -> Scores:
         """The scores of the `i`-th request."""
+        try:
+            answer = await self._infer(self._requests[i % len(self._requests)])
+        except grpc.aio.AioRpcError as error:
+            raise Unanswered(str(error.details())) from error
+        return np.frombuffer(answer.raw_output_contents[0], np.float32)
 
     async def close(self) -> None:
-        """Closes it."""
+        """Closes the connection."""
+        await self._channel.close()
+
+
+class HttpCaller:
+    """Asks a web server at host:port, as JSON or as the tensors' bytes."""
+
+    def __init__(self, address: str, path: str, rows: FeatureRows, *, batch: int) -> None:
+        self._host, self._port = address.rsplit(":", 1)
+        self._is_json = path == "/json"
+        encode = _json_body if self._is_json else _binary_body
+        self._requests = [_http_request(self._host, path, encode(part)) for part in _request_rows(rows, batch)]
+        self._free = asyncio.Semaphore(_CONNECTIONS)
+        self._idle: list[tuple[asyncio.StreamReader, asyncio.StreamWriter]] = []
+
+    async def __call__(self, i: int) -> Scores:
+        """The scores of the `i`-th request."""
+        try:
+            async with self._free:
+                head, body = await self._exchange(self._requests[i % len(self._requests)])
+        except (OSError, asyncio.IncompleteReadError) as error:
+            raise Unanswered(str(error)) from error
+        if not head.startswith(b"HTTP/1.1 200"):
+            raise Unanswered(head.split(b"\r\n")[0].decode())
+        if self._is_json:
+            return np.array(json.loads(body)["probability"], np.float32)
+        return np.frombuffer(body, np.float32)
+
+    async def _exchange(self, request: bytes) -> tuple[bytes, bytes]:
+        streams = self._idle.pop() if self._idle else await asyncio.open_connection(self._host, self._port)
+        reader, writer = streams
+        writer.write(request)
+        head = await reader.readuntil(b"\r\n\r\n")
+        length = int(head.lower().split(b"content-length:")[1].split(b"\r\n")[0])
+        body = await reader.readexactly(length)
+        self._idle.append(streams)
+        return head, body
+
+    async def close(self) -> None:
+        """Closes the connections."""
+        while self._idle:
+            self._idle.pop()[1].close()
+
+
+def _request_rows(rows: FeatureRows, batch: int) -> list[FeatureRows]:
+    """At most 64 requests of `batch` rows each."""
+    starts = range(0, min(len(rows.dense), 64 * batch) - batch + 1, batch)
+    return [rows.take(slice(start, start + batch)) for start in starts]
+
+
+def _infer_request(name: str, rows: FeatureRows) -> Any:
+    request = service_pb2.ModelInferRequest(model_name=name)
+    for tensor, values in ((DENSE_INPUT, rows.dense), (CATEGORICAL_INPUT, rows.categorical)):
+        request.inputs.add(name=tensor.name, datatype=tensor.datatype, shape=values.shape)
+        request.raw_input_contents.append(values.tobytes())
+    request.outputs.add(name=PROBABILITY_OUTPUT.name)
+    return request
+
+
+def _json_body(rows: FeatureRows) -> bytes:
+    dense = [[None if np.isnan(v) else v for v in row] for row in rows.dense.tolist()]
+    categorical = [[None if v == MISSING_CATEGORY else v for v in row] for row in rows.categorical.tolist()]
+    return json.dumps({"dense": dense, "categorical": categorical}).encode()
+
+
+def _binary_body(rows: FeatureRows) -> bytes:
+    return rows.dense.tobytes() + rows.categorical.tobytes()
+
+
+def _http_request(host: str, path: str, body: bytes) -> bytes:
+    kind = "application/json" if path == "/json" else "application/octet-stream"
+    head = f"POST {path} HTTP/1.1\r\nHost: {host}\r\nContent-Type: {kind}\r\nContent-Length: {len(body)}\r\n\r\n"
+    return head.encode() + body
 
 
 @dataclass(frozen=True)
@@ -57,7 +169,7 @@ class Contestant:
     target: str
     """Triton's model, or the path of a web server."""
 
-    def connect(self, rows: FeatureRows, batch: int) -> Connection:
+    def connect(self, rows: FeatureRows, batch: int) -> GrpcCaller | HttpCaller:
         """A connection that asks for `rows`, `batch` at a time."""
         kind = HttpCaller if self.target.startswith("/") else GrpcCaller
         return kind(self.address, self.target, rows, batch=batch)
@@ -203,7 +315,9 @@ def _write_reference(models: Models, repository: Path) -> None:
     )
     shutil.copytree(models.nvtabular, workflow / "nvtabular")
     network = _write_model(repository, "network", "network_model.py", inputs=encoded, outputs=_TENSORS_OUT)
-    write_whole(network / "model.onnx", encoded_graph(CONFIG, models.weights(0), models.workflow.slot_sizes))
+    shutil.copyfile(models.model_folder(0) / Model.WEIGHTS / NETWORK_FILE, network / NETWORK_FILE)
+    np.save(network / "table.npy", models.weights(0).table)
+    np.save(network / "offsets.npy", np.concatenate([[0], np.cumsum(models.workflow.slot_sizes)[:-1]]))
     _write_model(repository, REFERENCE, None, inputs=_TENSORS_IN, outputs=_TENSORS_OUT, extra=_ENSEMBLE)
 
 

@@ -21,23 +21,23 @@ import numpy as np
 from numpy.typing import NDArray
 from tritonclient.grpc import InferenceServerClient
 
-from benchmarks.serving_asking import Answers, closed_loop, open_loop
 from benchmarks.serving_contestants import FLOOR, OURS, Contestant, Released
 from benchmarks.serving_model import REPOSITORY, Models
 from benchmarks.spread import Spread, spread
+from benchmarks.triton_counters import PARTS, counters, increase
 from components.contracts.manifests import Release
 from components.contracts.serving import CATEGORICAL_INPUT, DENSE_INPUT, MODEL_NAME, PROBABILITY_OUTPUT
 from components.deployment.graph.parity import open_graph
 from components.deployment.triton_client import Triton
 from components.runtime.errors import Refused
 from components.store.promotion_journal import INTENT, RELEASE, read_entries
+from inference_client.load import Answers, Latencies, closed_loop, open_loop
 from inference_client.rows import FeatureRows
 from pipelines.local.runner import yielding
 from pipelines.local.triton import TritonServer
 
 IN_PROCESS = "onnxruntime"
 PARITY = 1e-5
-SERVER_PARTS = ("queue", "compute_input", "compute_infer", "compute_output")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -117,21 +117,21 @@ class Alone:
 
     def run(self, batch: int, seconds: float, *, threads: int = 1) -> Answers:
         """As many batches as fit in `seconds`, one after another in each thread."""
-        began = time.perf_counter()
+        began = time.monotonic()
         with ThreadPoolExecutor(threads) as pool:
             runs = list(pool.map(lambda _: self._run_on(batch, began + seconds), range(threads)))
-        asked, latencies = (np.concatenate(parts) for parts in zip(*runs))
-        return Answers(asked, latencies, time.perf_counter() - began, 0)
+        due, latencies = (np.concatenate(parts) for parts in zip(*runs))
+        return Answers(due, latencies, time.monotonic() - began, {}, {}, 0.0)
 
     def _run_on(self, batch: int, end: float) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
         asked, latencies = [], []
         last = len(self._rows.dense) - batch
-        while (now := time.perf_counter()) < end:
+        while (now := time.monotonic()) < end:
             at = slice(start := (len(asked) * batch) % (last + 1), start + batch)
             rows = {DENSE_INPUT.name: self._rows.dense[at], CATEGORICAL_INPUT.name: self._rows.categorical[at]}
             self._session.run([PROBABILITY_OUTPUT.name], rows)
             asked.append(now)
-            latencies.append(time.perf_counter() - now)
+            latencies.append(time.monotonic() - now)
         return np.array(asked), np.array(latencies)
 
 
@@ -196,17 +196,11 @@ async def half_load(
 
 
 def _counters(contestant: Contestant) -> dict[str, int] | None:
-    """The server's counters of the model: requests and nanoseconds since it was loaded; None of a web server."""
+    """The server's counters of the model; None of a web server."""
     if contestant.target.startswith("/"):
         return None
     with InferenceServerClient(contestant.address) as client:
-        statistics = client.get_inference_statistics(contestant.target).model_stats
-    newest = max(statistics, key=lambda each: int(each.version)).inference_stats
-    return {
-        "count": newest.success.count,
-        "request": newest.success.ns,
-        **{part: getattr(newest, part).ns for part in SERVER_PARTS},
-    }
+        return counters(client, contestant.target)
 
 
 def cold_starts(ours: Released, models: Models, sizes: Sizes) -> dict[str, list[float]]:
@@ -216,33 +210,17 @@ def cold_starts(ours: Released, models: Models, sizes: Sizes) -> dict[str, list[
     ready, answered = [], []
     for _ in range(sizes.starts):
         server = TritonServer(repository, log=models.folder / "cold.log")
-        began = time.perf_counter()
+        began = time.monotonic()
         with server:
             triton = Triton(server.grpc_url)
             triton.infer(MODEL_NAME, models.asked.dense[:1], models.asked.categorical[:1])
-            answered.append(time.perf_counter() - began)
+            answered.append(time.monotonic() - began)
             triton.close()
             ready.append(server.start_seconds or float("nan"))
     return {"ready": ready, "first_answer": answered}
 
 
-async def releases_under_load(
-    ours: Released, contestant: Contestant, rows: FeatureRows, *, sizes: Sizes, rate: float, batch: int
-) -> dict[str, Any]:
-    """Releases while requests come in an open loop, and how those fared in the window from staging to the switch."""
-    return {
-        "requests_per_second": rate,
-        "batch": batch,
-        "releases": [
-            await _one_release(
-                ours, contestant, rows, quiet_seconds=sizes.quiet_seconds, rate=rate, batch=batch, seed=seed
-            )
-            for seed in range(1, sizes.releases + 1)
-        ],
-    }
-
-
-async def _one_release(
+async def release_under_load(
     ours: Released,
     contestant: Contestant,
     rows: FeatureRows,
@@ -252,20 +230,21 @@ async def _one_release(
     batch: int,
     seed: int,
 ) -> dict[str, Any]:
+    """A release while requests come in an open loop, and how those fared in the window from staging to the switch."""
     command, manifest = ours.command(seed)
     caller = contestant.connect(rows, batch)
     await caller(0)
     done = asyncio.Event()
-    load = asyncio.ensure_future(open_loop(caller, rate, None, seed=seed, until=done))
+    load = asyncio.ensure_future(open_loop(caller, rate, float("inf"), seed=seed, until=done))
     try:
         await asyncio.sleep(quiet_seconds)
-        began = time.perf_counter()
+        began = time.monotonic()
         # As the local pipeline runs its steps.
         process = await asyncio.create_subprocess_exec(
             *yielding(command), cwd=REPOSITORY, stderr=asyncio.subprocess.PIPE, start_new_session=True
         )
         _, complaint = await process.communicate()
-        ended = time.perf_counter()
+        ended = time.monotonic()
         await asyncio.sleep(1.0)
     finally:
         done.set()
@@ -282,30 +261,25 @@ async def _one_release(
 
 
 def _window(ours: Released, version: int) -> tuple[float, float]:
-    """When the version was announced in the journal, and when it was recorded as live, by `time.perf_counter`."""
+    """When the version was announced in the journal, and when it was recorded as live, by `time.monotonic`."""
     times = {line.action: line.time for line in read_entries(ours.store) if line.version == version}
-    since = time.time() - time.perf_counter()
+    since = time.time() - time.monotonic()
     announced, live = (datetime.fromisoformat(times[action]).timestamp() - since for action in (INTENT, RELEASE))
     return announced, live
 
 
-def percentile_ms(latencies: NDArray[np.float64], percent: float) -> float | None:
-    """The smallest latency, in milliseconds, that at least `percent` of all do not exceed; None of none."""
-    if not len(latencies):
-        return None
-    return 1e3 * float(np.percentile(latencies, percent, method="inverted_cdf"))
-
-
 def summary(answers: Answers, batch: int) -> dict[str, Any]:
     """One run: milliseconds at three percentiles, their mean, rows per second, and how many failed."""
-    count = len(answers.latencies)
+    latencies = Latencies.of(answers.latencies)
     return {
-        **{f"p{percent}_ms": percentile_ms(answers.latencies, percent) for percent in (50, 95, 99)},
-        "mean_ms": 1e3 * float(answers.latencies.mean()) if count else None,
-        "rows_per_second": batch * count / answers.seconds,
-        "num_answered": count,
-        "num_failed": answers.num_failed,
-        "errors": list(answers.errors),
+        "p50_ms": latencies.p50,
+        "p95_ms": latencies.p95,
+        "p99_ms": latencies.p99,
+        "mean_ms": latencies.mean,
+        "rows_per_second": batch * len(answers.due) / answers.seconds,
+        "num_answered": len(answers.due),
+        "num_failed": sum(answers.failed.values()),
+        "errors": list(answers.first_errors.values()),
     }
 
 
@@ -314,9 +288,9 @@ def over_rounds(rounds: Sequence[dict[str, Any]], figure: str) -> Spread:
     return spread([one[figure] for one in rounds if one[figure] is not None])
 
 
-def faster(ours: Sequence[dict[str, Any]], peer: Sequence[dict[str, Any]]) -> Spread:
-    """How many times lower our median latency is, round by round."""
-    return spread([theirs["p50_ms"] / mine["p50_ms"] for mine, theirs in zip(ours, peer)])
+def ratios(ours: Sequence[dict[str, Any]], others: Sequence[dict[str, Any]], figure: str) -> Spread:
+    """Our figure as a multiple of another's, round by round."""
+    return spread([mine[figure] / theirs[figure] for mine, theirs in zip(ours, others)])
 
 
 def beyond_compute(
@@ -326,14 +300,9 @@ def beyond_compute(
     return spread([(a["p99_ms"] - b["p99_ms"]) / c["p99_ms"] for a, b, c in zip(ours, compute, floor)])
 
 
-def share_of(ours: Sequence[dict[str, Any]], alone: Sequence[dict[str, Any]]) -> Spread:
-    """Our rows per second as a share of those of ONNX Runtime alone, round by round."""
-    return spread([a["rows_per_second"] / b["rows_per_second"] for a, b in zip(ours, alone)])
-
-
 def within(answers: Answers, begin: float, end: float) -> NDArray[np.float64]:
     """Latencies of the requests that were due in [begin, end)."""
-    return answers.latencies[(answers.asked >= begin) & (answers.asked < end)]
+    return answers.latencies[(answers.due >= begin) & (answers.due < end)]
 
 
 def server_split(before: dict[str, int], after: dict[str, int], mean_ms: float) -> dict[str, float] | None:
@@ -341,14 +310,12 @@ def server_split(before: dict[str, int], after: dict[str, int], mean_ms: float) 
 
     `client and network` is what remains of `mean_ms`, the client's mean. None where nothing was answered between them.
     """
-    moved = {name: after[name] - before[name] for name in after}
-    count = moved.pop("count")
-    if not count:
+    moved = increase(before, after)
+    if not moved["requests"]:
         return None
-    parts = {name: nanoseconds / count / 1e6 for name, nanoseconds in moved.items()}
-    total = parts.pop("request")
-    parts["front end"] = total - sum(parts.values())
-    return {**parts, "client and network": mean_ms - total}
+    parts = {part: moved[part] / moved["requests"] / 1e6 for part in PARTS}
+    total = moved["request"] / moved["requests"] / 1e6
+    return {**parts, "front end": total - sum(parts.values()), "client and network": mean_ms - total}
 
 
 def release_figures(
@@ -363,18 +330,16 @@ def release_figures(
         batch: Rows per request.
     """
     length = window[1] - window[0]
-    parts = {
-        "window": within(answers, *window),
-        "before": within(answers, run[0] - length, run[0]),
-        "whole_run": within(answers, *run),
-    }
-    p99 = {f"{name}_p99_ms": percentile_ms(part, 99) for name, part in parts.items()}
-    during, before = p99["window_p99_ms"], p99["before_p99_ms"]
+    during, before = within(answers, *window), within(answers, run[0] - length, run[0])
+    window_ms, before_ms = Latencies.of(during), Latencies.of(before)
+    known = window_ms.p99 is not None and before_ms.p99 is not None
     return {
         "window_seconds": length,
-        "num_in_window": len(parts["window"]),
-        **p99,
-        "window_worst_ms": percentile_ms(parts["window"], 100),
-        "ratio": during / before if during is not None and before is not None else None,
+        "num_in_window": len(during),
+        "window_p99_ms": window_ms.p99,
+        "window_worst_ms": window_ms.max,
+        "before_p99_ms": before_ms.p99,
+        "whole_run_p99_ms": Latencies.of(within(answers, *run)).p99,
+        "ratio": window_ms.p99 / before_ms.p99 if known else None,
         **summary(answers, batch),
     }

@@ -34,7 +34,7 @@ MAX_CANDIDATES = 1_000_000
 
 _SERVER = "host:port of Triton's gRPC endpoint, or dns:///name:port for all replicas behind a name"
 _DEADLINE = "per request, retries included"
-_ROWS = "Parquet, TSV or CSV file of Criteo rows, plain or gzip, or a folder of them"
+_ROWS = "Parquet file of rows, or a folder of them"
 _PLAN = "model repository (folder or gs:// URI) whose traffic plan is followed; without it the one model is asked"
 
 
@@ -112,7 +112,7 @@ def _replay(options: argparse.Namespace) -> None:
         plan_uri=options.plan,
     )
     replay, client = _settings(ReplaySettings, options), _settings(ClientSettings, options)
-    summary = run_replay(process, replay, lambda: _traffic(options), client=client)
+    summary = run_replay(process, _traffic(options), replay, client=client)
     print(json.dumps({"requests": summary["requests"], "rows": summary["rows"], "outcomes": summary["outcomes"]}))
 
 
@@ -172,13 +172,21 @@ def _context_row(path: Path, row: int) -> FeatureRows:
 
 
 def _load(options: argparse.Namespace) -> None:
-    from inference_client.load import POOL_ROWS, LoadSettings, load_server, print_report, rows_of_world, write_report
+    from inference_client.load import (
+        MAX_IN_FLIGHT,
+        POOL_ROWS,
+        LoadSettings,
+        load_server,
+        print_report,
+        rows_of_world,
+        write_report,
+    )
     from inference_client.row_files import first_rows
     from inference_client.scoring import ClientSettings
 
     settings = _settings(LoadSettings, options)
     # One attempt: a retry would hide an error, and its wait is not the server's latency.
-    in_flight = settings.max_in_flight if options.rate else settings.concurrency
+    in_flight = MAX_IN_FLIGHT if options.rate else settings.concurrency
     client = replace(_settings(ClientSettings, options), max_attempts=1, max_in_flight=in_flight)
     rows = first_rows(options.data, POOL_ROWS) if options.data else rows_of_world(options.world, options.seed)
     report = load_server(options.server, rows, settings, client=client, log_url=options.log)
@@ -285,11 +293,9 @@ def _add_load(parser: argparse.ArgumentParser) -> None:
     loop = parser.add_mutually_exclusive_group(required=True)
     loop.add_argument("--rate", type=float, help="open loop: requests per second, whatever the server does")
     loop.add_argument("--concurrency", type=int, help="closed loop: callers, each waiting for its answer")
-    parser.add_argument("--arrivals", choices=("poisson", "even"), help="of the open loop")
     parser.add_argument("--rows-per-request", type=int)
     parser.add_argument("--seconds", type=float, help="measured")
     parser.add_argument("--warm-up-seconds", type=float, help="before; not measured")
-    parser.add_argument("--max-in-flight", type=int, help="open loop: requests at once; others wait")
     parser.add_argument("--deadline-seconds", type=float, help=_DEADLINE)
     parser.add_argument("--seed", type=int, default=0, help="of arrivals and of rows drawn")
     parser.add_argument("--json", type=Path, help="file to write the report to")

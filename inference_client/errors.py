@@ -7,16 +7,11 @@ from __future__ import annotations
 
 from tritonclient.utils import InferenceServerException
 
-from components.contracts.serving import QUEUE_REFUSALS
 from components.runtime.errors import ContractError, PermanentError, TemporaryError
 
 
 class ServerUnavailable(TemporaryError):
     """No server answers there, it refuses work (queue full), or it is switching versions."""
-
-
-class ServerBusy(ServerUnavailable):
-    """The server is there and its queue is full, or the request waited too long in it."""
 
 
 class DeadlineExpired(TemporaryError):
@@ -60,8 +55,6 @@ def translated(error: InferenceServerException, *, server: str, model: str, dead
         return DeadlineExpired(f"server {server} did not answer within {deadline_seconds:g} s")
     if status == "RESOURCE_EXHAUSTED" and "larger than max" in text:
         return BadRequest(f"server {server} takes no message of this size: {text}")
-    if status == "UNAVAILABLE" and any(sign in text for sign in QUEUE_REFUSALS):
-        return ServerBusy(f"server {server} is unavailable: {text}")
     if status in ("UNAVAILABLE", "CANCELLED", "RESOURCE_EXHAUSTED"):
         return ServerUnavailable(f"server {server} is unavailable: {text}")
     if status == "NOT_FOUND":

@@ -15,6 +15,7 @@ import heapq
 import logging
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 
 import numpy as np
 
@@ -31,6 +32,8 @@ MAX_OUTCOMES_PER_MESSAGE = 2048
 """After an outage all outcomes are due at once; an outcome takes up to 300 bytes of a message's 1 MB."""
 MAX_ROWS_PER_FLUSH = 50_000
 """About 14 MB: with everything in one flush, the log could time out after an outage again and again."""
+FIRST_BACKOFF_SECONDS, MAX_BACKOFF_SECONDS = 0.1, 2.0
+"""Waits between failed flushes double from the first to the second."""
 MAX_ID_LENGTH = 128
 MAX_AHEAD_SECONDS = 86_400.0
 """How far in the future an outcome may lie: beyond it the time is taken for an error, such as milliseconds."""
@@ -58,7 +61,7 @@ class Outcome:
         check_id("request_id", self.request_id)
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(kw_only=True)
 class PublishingCounts:
     """What became of everything that was given to the log."""
 
@@ -93,37 +96,29 @@ class PublisherSettings:
 
     interval_seconds: float = 0.15
     """Time between flushes: one commit each. Shorter is fresher, longer is cheaper."""
-    first_backoff_seconds: float = 0.1
-    max_backoff_seconds: float = 2.0
     close_seconds: float = 30.0
     """How long closing waits for an unavailable log before it gives up what is queued."""
-    max_queued_rows: int = 500_000
-    """Most rows that wait for the log, about 140 MB."""
-    max_queued_outcomes: int = 500_000
-    """Most outcomes that wait, about 100 MB."""
+    max_queued: int = 500_000
+    """Most rows that wait for the log, about 140 MB, and most outcomes, about 100 MB."""
 
     def __post_init__(self) -> None:
         """Refuses settings that cannot work."""
-        for name in ("interval_seconds", "first_backoff_seconds", "max_backoff_seconds", "close_seconds"):
+        for name in ("interval_seconds", "close_seconds", "max_queued"):
             if not getattr(self, name) > 0:
                 raise ContractError(f"{name} is {getattr(self, name)}, expected more than 0")
-        for name in ("max_queued_rows", "max_queued_outcomes"):
-            if getattr(self, name) < 1:
-                raise ContractError(f"{name} is {getattr(self, name)}, expected at least 1")
 
 
+@dataclass(frozen=True)
 class _Flush:
     """Records that are published together; their ids never name other content, however often they are published."""
 
-    def __init__(self, records: Sequence[Record], *, num_rows: int, num_outcomes: int) -> None:
-        self.records = records
-        self.num_rows, self.num_outcomes = num_rows, num_outcomes
-        self._messages: list[tuple[str, bytes]] = []
+    records: list[Record]
+    num_rows: int
+    num_outcomes: int
 
-    def publish_to(self, log: Publisher) -> None:
-        """Encodes and publishes; runs in a thread, since a commit waits for the disk or the network."""
-        self._messages = self._messages or [(record_id(record), encode(record)) for record in self.records]
-        log.publish(self._messages)
+    @cached_property
+    def messages(self) -> list[tuple[str, bytes]]:
+        return [(record_id(record), encode(record)) for record in self.records]
 
 
 class RecordPublisher:
@@ -164,8 +159,8 @@ class RecordPublisher:
 
     @property
     def counts(self) -> PublishingCounts:
-        """What became of everything that was added."""
-        return self._counts
+        """What became of everything that was added until now."""
+        return replace(self._counts)
 
     def add(self, prediction: PredictionBatch, outcomes: Sequence[Outcome] = ()) -> bool:
         """Queues a prediction with the outcomes that are known of it; never waits.
@@ -173,12 +168,12 @@ class RecordPublisher:
         Returns:
             Whether it was queued: False where the queue is full, and then its outcomes are dropped too.
         """
-        counts = self._counts
-        if counts.queued_rows and counts.queued_rows + len(prediction) > self._settings.max_queued_rows:
+        queued = self._counts.queued_rows
+        if queued and queued + len(prediction) > self._settings.max_queued:
             self._drop(rows=len(prediction), outcomes=len(outcomes))
             return False
         self._predictions.append(prediction)
-        self._counts = replace(counts, queued_rows=counts.queued_rows + len(prediction))
+        self._counts.queued_rows += len(prediction)
         for outcome in outcomes:
             self.add_outcome(outcome)
         return True
@@ -195,11 +190,11 @@ class RecordPublisher:
         now = self._timing.clock()
         if not outcome.time <= now + MAX_AHEAD_SECONDS:
             raise ContractError(f"outcome time is {outcome.time}, expected seconds since the epoch, about {now:.0f}")
-        if self._counts.queued_outcomes >= self._settings.max_queued_outcomes:
+        if self._counts.queued_outcomes >= self._settings.max_queued:
             self._drop(rows=0, outcomes=1)
             return False
         heapq.heappush(self._outcomes, outcome if outcome.time else replace(outcome, time=now))
-        self._counts = replace(self._counts, queued_outcomes=self._counts.queued_outcomes + 1)
+        self._counts.queued_outcomes += 1
         return True
 
     async def flush(self) -> None:
@@ -216,7 +211,7 @@ class RecordPublisher:
             if self._pending is None:
                 return
             try:
-                await asyncio.to_thread(self._pending.publish_to, self._log)
+                await asyncio.to_thread(lambda flush: self._log.publish(flush.messages), self._pending)
             except Exception as error:
                 self._note_failure(error)
                 raise
@@ -258,52 +253,42 @@ class RecordPublisher:
         except Exception as error:
             # Whatever a log's library raises, the records wait for the next try; `_note_failure` has logged it.
             logger.debug("flush %d in a row failed: %s", self._failures, error)
-            doubled: float = self._settings.first_backoff_seconds * 2 ** min(self._failures - 1, 30)
-            return min(doubled, self._settings.max_backoff_seconds)
+            return min(FIRST_BACKOFF_SECONDS * 2.0 ** min(self._failures - 1, 30), MAX_BACKOFF_SECONDS)
         return self._settings.interval_seconds
 
     def _give_up(self) -> Unpublished:
-        counts = self._counts
+        counts, self._pending = self._counts, None
         self._predictions, self._outcomes = [], []
-        self._pending = None
-        self._counts = replace(
-            counts,
-            queued_rows=0,
-            queued_outcomes=0,
-            dropped_rows=counts.dropped_rows + counts.queued_rows,
-            dropped_outcomes=counts.dropped_outcomes + counts.queued_outcomes,
+        lost = Unpublished(
+            rows=counts.queued_rows,
+            outcomes=counts.queued_outcomes,
+            reason=counts.problem or "the log is unavailable",
         )
-        reason = counts.problem or "the log is unavailable"
-        return Unpublished(rows=counts.queued_rows, outcomes=counts.queued_outcomes, reason=reason)
+        counts.dropped_rows += counts.queued_rows
+        counts.dropped_outcomes += counts.queued_outcomes
+        counts.queued_rows = counts.queued_outcomes = 0
+        return lost
 
     def _next_flush(self) -> _Flush | None:
-        """What is due now; None when nothing is."""
-        now = self._timing.clock()
-        predictions = self._take_predictions()
+        """What is due now, with at most `MAX_ROWS_PER_FLUSH` rows or one prediction; None when nothing is."""
+        num_rows, taken = 0, 0
+        for prediction in self._predictions:
+            if taken and num_rows + len(prediction) > MAX_ROWS_PER_FLUSH:
+                break
+            num_rows += len(prediction)
+            taken += 1
+        records: list[Record] = [*self._predictions[:taken]]
+        self._predictions = self._predictions[taken:]
         due: dict[str, list[Outcome]] = {}
         # Outcomes wait while predictions do: theirs may be among them.
-        while not self._predictions and self._outcomes and self._outcomes[0].time <= now:
+        while not self._predictions and self._outcomes and self._outcomes[0].time <= self._timing.clock():
             outcome = heapq.heappop(self._outcomes)
             due.setdefault(outcome.event, []).append(outcome)
-        records: list[Record] = [*predictions]
         for outcomes in due.values():
             for start in range(0, len(outcomes), MAX_OUTCOMES_PER_MESSAGE):
                 records.append(self._outcome_batch(outcomes[start : start + MAX_OUTCOMES_PER_MESSAGE]))
-        if not records:
-            return None
         num_outcomes = sum(len(outcomes) for outcomes in due.values())
-        return _Flush(records, num_rows=sum(len(p) for p in predictions), num_outcomes=num_outcomes)
-
-    def _take_predictions(self) -> list[PredictionBatch]:
-        """Takes predictions with at most `MAX_ROWS_PER_FLUSH` rows from the queue, and at least one prediction."""
-        num_rows, taken = 0, 0
-        for prediction in self._predictions:
-            num_rows += len(prediction)
-            if taken and num_rows > MAX_ROWS_PER_FLUSH:
-                break
-            taken += 1
-        predictions, self._predictions = self._predictions[:taken], self._predictions[taken:]
-        return predictions
+        return _Flush(records, num_rows, num_outcomes) if records else None
 
     def _outcome_batch(self, due: list[Outcome]) -> OutcomeBatch:
         self._outcome_batches += 1
@@ -318,9 +303,8 @@ class RecordPublisher:
 
     def _drop(self, *, rows: int, outcomes: int) -> None:
         counts = self._counts
-        self._counts = replace(
-            counts, dropped_rows=counts.dropped_rows + rows, dropped_outcomes=counts.dropped_outcomes + outcomes
-        )
+        counts.dropped_rows += rows
+        counts.dropped_outcomes += outcomes
         if not self._is_dropping:
             self._is_dropping = True
             logger.error(
@@ -331,25 +315,20 @@ class RecordPublisher:
 
     def _note_failure(self, error: Exception) -> None:
         self._failures += 1
-        known = isinstance(error, TemporaryError | PermanentError)
-        self._counts = replace(
-            self._counts, problem=str(error) or repr(error), refused=isinstance(error, PermanentError)
-        )
+        self._counts.problem = str(error) or repr(error)
+        self._counts.refused = isinstance(error, PermanentError)
         if self._failures == 1:
             self._failing_since = self._timing.timer()
+            known = isinstance(error, TemporaryError | PermanentError)
             logger.warning("the log is unavailable, records wait: %s", error, exc_info=None if known else error)
 
     def _note_success(self, flush: _Flush) -> None:
         counts = self._counts
-        self._counts = replace(
-            counts,
-            published_rows=counts.published_rows + flush.num_rows,
-            published_outcomes=counts.published_outcomes + flush.num_outcomes,
-            queued_rows=counts.queued_rows - flush.num_rows,
-            queued_outcomes=counts.queued_outcomes - flush.num_outcomes,
-            problem=None,
-            refused=False,
-        )
+        counts.published_rows += flush.num_rows
+        counts.published_outcomes += flush.num_outcomes
+        counts.queued_rows -= flush.num_rows
+        counts.queued_outcomes -= flush.num_outcomes
+        counts.problem, counts.refused = None, False
         if self._failures:
             logger.info(
                 "the log is available again after %.0f s; %d rows and %d outcomes were dropped since the start",
@@ -358,11 +337,7 @@ class RecordPublisher:
                 counts.dropped_outcomes,
             )
         self._failures = 0
-        settings = self._settings
-        if (
-            2 * self._counts.queued_rows <= settings.max_queued_rows
-            and 2 * self._counts.queued_outcomes <= settings.max_queued_outcomes
-        ):
+        if 2 * max(counts.queued_rows, counts.queued_outcomes) <= self._settings.max_queued:
             self._is_dropping = False
 
 

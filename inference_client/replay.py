@@ -1,9 +1,9 @@
 """Replays traffic against a server at a stated rate, through `RecommenderClient`, and tells the clicks later.
 
 Open loop: requests start when their time comes, not when the last answer came, up to a bound in flight; beyond it the
-replay falls behind, reports by how much, and after a second skips what it owes instead of sending a burst. Rows come
-from `traffic`; how good the scores were is the monitor's to measure. As a process (`replay_process`) it obeys standard
-input, writes a line per second and a summary, and ends with its parent: end of standard input means stop.
+replay falls behind, and after a second skips what it owes instead of sending a burst. Rows come from `traffic`; how
+good the scores were is the monitor's to measure. As a process (`run_replay`) it obeys standard input, writes a line per
+second and a summary, and ends with its parent: end of standard input means stop.
 """
 
 from __future__ import annotations
@@ -16,7 +16,6 @@ import signal
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any
@@ -28,7 +27,7 @@ from numpy.typing import NDArray
 from components.contracts.metrics import roc_auc
 from components.runtime.durable import write_whole
 from components.runtime.errors import ContractError, PermanentError, TemporaryError
-from inference_client.publisher import MAX_ROWS_PER_RECORD, Outcome, PublishingCounts, Unpublished
+from inference_client.publisher import MAX_ROWS_PER_RECORD, Outcome, Unpublished
 from inference_client.recommender import RecommenderClient
 from inference_client.routing import PlannedClient
 from inference_client.scoring import ClientSettings
@@ -44,6 +43,8 @@ BEFORE, AFTER = "before", "after"
 _MAX_BEHIND_SECONDS = 1.0
 _MAX_QUEUED_ROWS = 128_000
 """Rows waiting for the log at which the replay pauses."""
+_STOP_SECONDS = 0.1
+"""Within which a stop ends a wait."""
 _MAX_LATENCIES = 200_000
 _MAX_ERROR_TEXTS = 50
 _MAX_TRUTH_ROWS = 2_000_000
@@ -73,13 +74,8 @@ class ReplaySettings:
             raise ContractError(f"rows_per_request is {self.rows_per_request}, expected 1..{MAX_ROWS_PER_RECORD}")
         if not 0 <= self.label_delay_seconds < float("inf"):
             raise ContractError(f"label_delay_seconds is {self.label_delay_seconds}, expected 0 or more")
-        if self.max_rows is not None and self.max_rows < 1:
-            raise ContractError(f"max_rows is {self.max_rows}, expected at least 1")
-        for name, value in (
-            ("max_in_flight", self.max_in_flight),
-            ("max_consecutive_failures", self.max_consecutive_failures),
-        ):
-            if value < 1:
+        for name in ("max_rows", "max_in_flight", "max_consecutive_failures"):
+            if (value := getattr(self, name)) is not None and value < 1:
                 raise ContractError(f"{name} is {value}, expected at least 1")
 
 
@@ -110,21 +106,17 @@ class Replay:
         self._settings, self._timing = settings, timing or Timing()
         self._random, self._run = random, run
         self._stopping = False
-        self._woken = asyncio.Event()
         self._in_flight: set[asyncio.Task[None]] = set()
         self._consecutive_failures = 0
         self._defect: BaseException | None = None
         """An unexpected error of a request's task, which `send` raises."""
         self.statistics = ReplayStatistics()
-        self.behind_seconds = 0.0
-        """How late the newest request was sent."""
         self.skipped_seconds = 0.0
         """Schedule time that was skipped because the server or the log could not keep up."""
         self.exhausted = False
         """Whether the traffic ran out of rows."""
-        self.last_error: Exception | None = None
-        self.gave_up = False
-        """Whether too many requests in a row failed."""
+        self.failure: str | None = None
+        """Why the replay gave up: too many requests in a row failed."""
 
     def command(self, line: str) -> None:
         """Obeys one line, `drift` or `stop`; any other is logged and ignored."""
@@ -142,74 +134,50 @@ class Replay:
     def stop(self) -> None:
         """Ends `send` after the requests in flight."""
         self._stopping = True
-        self._woken.set()
 
     async def send(self) -> None:
         """Sends requests until stopped, exhausted, at `max_rows`, or after too many failures in a row.
 
         Requests in flight are waited for and never cancelled (see `transport`).
         """
-        due = self._timing.timer()
-        rows_sent = 0
+        due, rows_left = self._timing.timer(), self._settings.max_rows or float("inf")
         while not self._stopping:
             await self._wait_for_turn(due)
-            wanted = self._settings.rows_per_request
-            if self._settings.max_rows is not None:
-                wanted = min(wanted, self._settings.max_rows - rows_sent)
-            if self._stopping or not wanted:
+            if self._stopping or not rows_left:
                 break
             # Rows are drawn when they are sent, so a drift takes effect at the next request.
-            request = self._traffic.take(wanted)
+            request = self._traffic.take(int(min(self._settings.rows_per_request, rows_left)))
             if request is None:
                 self.exhausted = True
                 break
-            self._start(request, self.statistics.phase)
-            rows_sent += len(request.label)
-            due = self._next_due(due, len(request.label))
+            self.statistics.sent += 1
+            serving = self._serve(f"{self._run}-{self.statistics.sent}", request, self.statistics.phase)
+            task = asyncio.get_running_loop().create_task(serving)
+            self._in_flight.add(task)
+            task.add_done_callback(self._forget_request)
+            rows_left -= len(request.label)
+            now = self._timing.timer()
+            if now - due > _MAX_BEHIND_SECONDS:
+                self.skipped_seconds += now - due
+                due = now
+            due += len(request.label) / self._settings.rate
         while self._in_flight:
             await asyncio.wait(self._in_flight)
         if self._defect is not None:
             raise self._defect
 
     async def _wait_for_turn(self, due: float) -> None:
-        wait = due - self._timing.timer()
-        if wait > 0:
-            await self._pause(wait)
+        while not self._stopping and (wait := due - self._timing.timer()) > 0:
+            await self._timing.sleep(min(wait, _STOP_SECONDS))
         while len(self._in_flight) >= self._settings.max_in_flight and not self._stopping:
             await asyncio.wait(self._in_flight, return_when=asyncio.FIRST_COMPLETED)
         while self._client.log_counts.queued_rows >= _MAX_QUEUED_ROWS and not self._stopping:
-            await self._pause(0.1)
+            await self._timing.sleep(_STOP_SECONDS)
         if self._client.log_counts.refused:
             # Nobody would ever read what came of these requests.
             self.stop()
 
-    async def _pause(self, seconds: float) -> None:
-        """Waits, but not past a stop."""
-        if seconds < 0.1:
-            await self._timing.sleep(seconds)
-            return
-        sleeping = asyncio.ensure_future(self._timing.sleep(seconds))
-        woken = asyncio.ensure_future(self._woken.wait())
-        _, pending = await asyncio.wait({sleeping, woken}, return_when=asyncio.FIRST_COMPLETED)
-        for task in pending:
-            task.cancel()
-
-    def _next_due(self, due: float, rows: int) -> float:
-        now = self._timing.timer()
-        self.behind_seconds = max(0.0, now - due)
-        if self.behind_seconds > _MAX_BEHIND_SECONDS:
-            self.skipped_seconds += self.behind_seconds
-            due = now
-        return due + rows / self._settings.rate
-
-    def _start(self, request: Request, phase: str) -> None:
-        self.statistics.count_sent()
-        request_id = f"{self._run}-{self.statistics.sent}"
-        task = asyncio.get_running_loop().create_task(self._serve(request_id, request, phase))
-        self._in_flight.add(task)
-        task.add_done_callback(self._ended)
-
-    def _ended(self, task: asyncio.Task[None]) -> None:
+    def _forget_request(self, task: asyncio.Task[None]) -> None:
         self._in_flight.discard(task)
         if not task.cancelled() and (error := task.exception()) is not None:
             self._defect = error
@@ -220,36 +188,23 @@ class Replay:
         try:
             scored = await self._client.score(request.features, request_id=request_id)
         except (TemporaryError, PermanentError, ContractError) as error:
-            self._count_failure(error)
+            self.statistics.count_failure(error)
+            self._consecutive_failures += 1
+            if self._consecutive_failures == self._settings.max_consecutive_failures:
+                self.failure = f"{self._consecutive_failures} requests failed in a row, the last with: {error}"
+                logger.error("giving up: %s", self.failure)
+                self.stop()
             return
         self._consecutive_failures = 0
-        self.statistics.count_answer(
-            phase=phase,
-            version=scored.model_version,
-            latency_seconds=self._timing.timer() - started,
-            label=request.label,
-            probability=request.probability,
-        )
+        latency = self._timing.timer() - started
+        self.statistics.count_answer(request, phase, version=scored.model_version, latency_seconds=latency)
         if not scored.logged:
             # A click without its prediction would be of no use.
             return
-        clicked = np.flatnonzero(request.label)
-        for row, delay in zip(clicked.tolist(), self._delays(len(clicked))):
+        clicked, mean = np.flatnonzero(request.label), self._settings.label_delay_seconds
+        delays = np.minimum(self._random.exponential(mean, len(clicked)), MAX_DELAY_FACTOR * mean)
+        for row, delay in zip(clicked.tolist(), delays.tolist()):
             self._client.tell(Outcome(request_id=request_id, row=row, time=scored.time + delay))
-
-    def _count_failure(self, error: Exception) -> None:
-        self.statistics.count_failure(error)
-        self.last_error = error
-        self._consecutive_failures += 1
-        if self._consecutive_failures >= self._settings.max_consecutive_failures and not self.gave_up:
-            self.gave_up = True
-            logger.error("giving up after %d failed requests in a row: %s", self._consecutive_failures, error)
-            self.stop()
-
-    def _delays(self, count: int) -> list[float]:
-        mean = self._settings.label_delay_seconds
-        delays: list[float] = np.minimum(self._random.exponential(mean, count), MAX_DELAY_FACTOR * mean).tolist()
-        return delays
 
     def _drift(self) -> None:
         if self.statistics.phase == AFTER:
@@ -263,80 +218,53 @@ class ReplayStatistics:
     """Counts since the start, and since the last line."""
 
     def __init__(self) -> None:
-        self.sent = 0
-        """Requests sent, answered or not."""
-        self.failed = 0
-        """Requests without a usable answer after all retries."""
-        self.rows = 0
-        """Rows answered."""
-        self.clicks = 0
-        """Clicks among the rows answered."""
+        self.sent = self.failed = 0
+        """Requests sent, answered or not; of these, requests without a usable answer after all retries."""
+        self.rows = self.clicks = 0
+        """Rows answered; clicks among them."""
         self.drift_time: float | None = None
         """Seconds since the epoch of the switch; None before it."""
-        self._rows_of = {BEFORE: 0, AFTER: 0}
         self._versions: Counter[int] = Counter()
         self._errors: Counter[str] = Counter()
         self._latencies: list[float] = []
         self._truth: dict[str, list[tuple[NDArray[np.int32], NDArray[np.float32]]]] = {BEFORE: [], AFTER: []}
-        self._second = _Second()
+        self._truth_rows: Counter[str] = Counter()
+        self._said = {"requests_sent": 0, "requests_failed": 0, "rows": 0}
+        """What the lines so far have counted."""
+        self._second_latencies: list[float] = []
 
     @property
     def phase(self) -> str:
         """`before` or `after` the drift."""
         return BEFORE if self.drift_time is None else AFTER
 
-    def count_sent(self) -> None:
-        """Counts one request."""
-        self.sent += 1
-        self._second.sent += 1
-
-    def count_answer(
-        self,
-        *,
-        phase: str,
-        version: int,
-        latency_seconds: float,
-        label: NDArray[np.int32],
-        probability: NDArray[np.float64] | None,
-    ) -> None:
+    def count_answer(self, request: Request, phase: str, *, version: int, latency_seconds: float) -> None:
         """Counts one answer; `phase` is the one that its rows were drawn in."""
-        n = len(label)
+        n = len(request.label)
         self.rows += n
-        self.clicks += int(label.sum())
-        self._rows_of[phase] += n
+        self.clicks += int(request.label.sum())
         self._versions[version] += n
-        self._second.rows += n
-        self._second.versions[version] += n
-        self._second.latencies.append(latency_seconds)
+        self._second_latencies.append(latency_seconds)
         if len(self._latencies) < _MAX_LATENCIES:
             self._latencies.append(latency_seconds)
-        if probability is not None and self._rows_of[phase] <= _MAX_TRUTH_ROWS:
-            self._truth[phase].append((label, probability.astype(np.float32)))
+        if request.probability is not None and self._truth_rows[phase] < _MAX_TRUTH_ROWS:
+            self._truth_rows[phase] += n
+            self._truth[phase].append((request.label, request.probability.astype(np.float32)))
 
     def count_failure(self, error: Exception) -> None:
         """Counts one request that failed for good."""
         self.failed += 1
-        self._second.failed += 1
         text = f"{type(error).__name__}: {error}"
-        if text in self._errors or len(self._errors) < _MAX_ERROR_TEXTS:
-            self._errors[text] += 1
-        else:
-            self._errors["other errors"] += 1
+        known = text in self._errors or len(self._errors) < _MAX_ERROR_TEXTS
+        self._errors[text if known else "other errors"] += 1
 
-    def take_second(self, *, time: float, behind_seconds: float) -> dict[str, Any]:
+    def take_second(self, time: float) -> dict[str, Any]:
         """The line about what happened since the last one."""
-        second, self._second = self._second, _Second()
-        return {
-            "time": round(time, 3),
-            "phase": self.phase,
-            "requests_sent": second.sent,
-            "requests_failed": second.failed,
-            "rows": second.rows,
-            "p50_ms": _milliseconds(second.latencies, 50),
-            "p99_ms": _milliseconds(second.latencies, 99),
-            "versions": {str(version): rows for version, rows in sorted(second.versions.items())},
-            "behind": round(behind_seconds, 3),
-        }
+        counts = {"requests_sent": self.sent, "requests_failed": self.failed, "rows": self.rows}
+        line: dict[str, Any] = {name: count - self._said[name] for name, count in counts.items()}
+        latencies, self._said, self._second_latencies = self._second_latencies, counts, []
+        percentiles = {f"p{p}_ms": _milliseconds(latencies, p) for p in (50, 99)}
+        return {"time": round(time, 3), "phase": self.phase, **line, **percentiles}
 
     def summary(self) -> dict[str, Any]:
         """Everything counted; None where a number is undefined.
@@ -348,8 +276,6 @@ class ReplayStatistics:
             "rows": self.rows,
             "clicks": self.clicks,
             "drift_time": self.drift_time,
-            "rows_before_drift": self._rows_of[BEFORE],
-            "rows_after_drift": self._rows_of[AFTER],
             "bayes_auc": {phase: self._bayes_auc(phase) for phase in (BEFORE, AFTER)},
             "versions_seen": {str(version): rows for version, rows in sorted(self._versions.items())},
             "latency_ms": {"p50": _milliseconds(self._latencies, 50), "p99": _milliseconds(self._latencies, 99)},
@@ -361,13 +287,6 @@ class ReplayStatistics:
             return None
         labels, probabilities = (np.concatenate(arrays) for arrays in zip(*self._truth[phase]))
         return roc_auc(labels, probabilities)
-
-
-class _Second:
-    def __init__(self) -> None:
-        self.sent = self.failed = self.rows = 0
-        self.latencies: list[float] = []
-        self.versions: Counter[int] = Counter()
 
 
 def _milliseconds(latencies: list[float], percentile: float) -> float | None:
@@ -394,21 +313,20 @@ class ReplayProcess:
 
 
 def run_replay(
-    process: ReplayProcess, settings: ReplaySettings, make_traffic: Callable[[], Traffic], *, client: ClientSettings
+    process: ReplayProcess, traffic: Traffic, settings: ReplaySettings, *, client: ClientSettings
 ) -> dict[str, Any]:
     """Replays until a command, the end of the traffic or too many failures stop it; the summary.
 
     Raises:
-        ContractError: The traffic or the log cannot be used as asked.
+        ContractError: The log cannot be used as asked.
         PermanentError: Too many requests failed in a row, or records were lost; the summary is written.
     """
-    return asyncio.run(_run_replay(process, settings, make_traffic(), client_settings=client))
+    return asyncio.run(_run_replay(process, traffic, settings, client_settings=client))
 
 
 async def _run_replay(
-    process: ReplayProcess, settings: ReplaySettings, traffic: Traffic, *, client_settings: ClientSettings
+    process: ReplayProcess, traffic: Traffic, settings: ReplaySettings, *, client_settings: ClientSettings
 ) -> dict[str, Any]:
-    started, error = time.monotonic(), None
     client = RecommenderClient(
         process.server,
         log=process.log_url,
@@ -423,25 +341,22 @@ async def _run_replay(
         with open(process.stats_path, "w") as stats:
             lines = asyncio.create_task(_write_lines(replay, stats))
             await replay.send()
-            if replay.gave_up:
-                error = (
-                    f"server {process.server}: {settings.max_consecutive_failures} requests failed in a row, the last "
-                    f"with: {replay.last_error}"
-                )
+            error = None if replay.failure is None else f"server {process.server}: {replay.failure}"
             try:
                 await client.close()
             except Unpublished as loss:
                 error = str(loss)
             lines.cancel()
             _write_line(replay, stats)
+    counts = client.log_counts
     summary = {
         **replay.statistics.summary(),
-        **_logged(client.log_counts),
+        "outcomes": counts.published_outcomes,
+        "published_rows": counts.published_rows,
+        "dropped_rows": counts.dropped_rows,
         "exhausted": replay.exhausted,
         "drift": traffic.drift_note,
         "behind_seconds": round(replay.skipped_seconds, 3),
-        "seconds": round(time.monotonic() - started, 3),
-        "cpu_seconds": round(time.process_time(), 3),
         "run": process.run,
         "server": process.server,
         "error": error,
@@ -452,14 +367,6 @@ async def _run_replay(
     if error is not None:
         raise PermanentError(error)
     return summary
-
-
-def _logged(counts: PublishingCounts) -> dict[str, int]:
-    return {
-        "outcomes": counts.published_outcomes,
-        "published_rows": counts.published_rows,
-        "dropped_rows": counts.dropped_rows,
-    }
 
 
 def _obey_standard_input(stdin: int, replay: Replay) -> None:
@@ -476,7 +383,7 @@ async def _write_lines(replay: Replay, stats: IO[str]) -> None:
 
 
 def _write_line(replay: Replay, stats: IO[str]) -> None:
-    line = replay.statistics.take_second(time=time.time(), behind_seconds=replay.behind_seconds)
+    line = replay.statistics.take_second(time.time())
     stats.write(json.dumps({**line, "exhausted": replay.exhausted}, allow_nan=False) + "\n")
     stats.flush()
 

@@ -1,18 +1,21 @@
 """Scores as the traffic plan says: each key by its arm, and some requests by the other arm too, as a shadow.
 
 Nobody is worse off for the plan. Without one the stable model answers; while it cannot be read, the last good plan
-holds (`plan_follower`); a request that the canary does not answer goes to the stable arm within the same deadline. A
-shadow request starts after the served answer came, uses a connection of its own, is tried once, and is dropped and
-counted where shadows are out already or served requests wait. Judging what shadows score is deployment's job.
+holds; a request that the canary does not answer goes to the stable arm within the same deadline. A shadow request
+starts after the served answer came, uses a connection of its own, is tried once, and is dropped and counted where
+shadows are out already or served requests wait. What a plan is says `store.traffic_plan`; judging what shadows score is
+deployment's job.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
+import threading
 import time
 from collections import Counter
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import replace
 from types import TracebackType
 from typing import Any
@@ -24,9 +27,8 @@ from numpy.typing import NDArray
 from components.runtime.errors import ContractError, PermanentError, TemporaryError
 from components.storage.locations import open_objects
 from components.storage.objects import Objects
-from components.store.traffic_plan import TRAFFIC_FILE, Arm, TrafficPlan
+from components.store.traffic_plan import PLAN_POLL_SECONDS, TRAFFIC_FILE, Arm, TrafficPlan
 from inference_client.errors import DeadlineExpired, Overloaded
-from inference_client.plan_follower import PlanFollower
 from inference_client.scoring import ClientSettings, Scored, ScoringClient
 
 logger = logging.getLogger(__name__)
@@ -35,6 +37,10 @@ MAX_SHADOWS = 4
 """Shadow requests at once."""
 SHADOW_SECONDS = 5.0
 """Deadline of a shadow request, where the served requests' is not shorter."""
+FIRST_READ_SECONDS = 5.0
+"""How long opening a client waits for the plan; the stable model answers until the plan is read."""
+MIN_REFRESH_SECONDS = 0.1
+"""Least time between two reads: every request to an absent canary asks for one."""
 
 
 def open_scorer(
@@ -52,6 +58,84 @@ def open_scorer(
     if plan is not None and not plan.parent.is_dir():
         raise ContractError(f"plan is {plan_uri!r}, but {plan.parent} is no folder, expected the model repository")
     return PlannedClient(server, objects, settings)
+
+
+class PlanFollower:
+    """Polls the plan below one root in a daemon thread, and keeps the last good plan while reading fails.
+
+    A thread of its own: storage that hangs delays no request, and not the end of the process either.
+    """
+
+    def __init__(self, objects: Objects, *, interval_seconds: float = PLAN_POLL_SECONDS) -> None:
+        """Reads nothing yet.
+
+        Args:
+            objects: Where `TRAFFIC_FILE` lies.
+            interval_seconds: Between two reads.
+        """
+        self._objects, self._interval = objects, interval_seconds
+        self.source = f"{objects.uri}/{TRAFFIC_FILE}"
+        self.current: TrafficPlan | None = None
+        """The last good plan; None = there is none, or none could be read yet: everyone asks the stable model."""
+        self.problem: str | None = None
+        """Why `current` may be old; None while reading succeeds."""
+        self._due, self._stopped = threading.Event(), threading.Event()
+
+    async def start(self) -> None:
+        """Follows the plan from now on; returns after the first read or `FIRST_READ_SECONDS`."""
+        loop, is_read = asyncio.get_running_loop(), asyncio.Event()
+
+        def follow() -> None:
+            self.refresh()
+            # A RuntimeError says that the loop has ended.
+            with suppress(RuntimeError):
+                loop.call_soon_threadsafe(is_read.set)
+            while not self._stopped.wait(MIN_REFRESH_SECONDS):
+                self._due.wait(max(0.0, self._interval - MIN_REFRESH_SECONDS))
+                self._due.clear()
+                if not self._stopped.is_set():
+                    self.refresh()
+
+        threading.Thread(target=follow, name="traffic plan", daemon=True).start()
+        try:
+            await asyncio.wait_for(is_read.wait(), FIRST_READ_SECONDS)
+        except asyncio.TimeoutError:
+            logger.warning("%s was not read within %g s, the stable model answers", self.source, FIRST_READ_SECONDS)
+
+    def stop(self) -> None:
+        """Follows no more; does not wait for a read under way."""
+        self._stopped.set()
+        self._due.set()
+
+    def refresh_soon(self) -> None:
+        """Has the plan read now, unless it was read a moment ago; the caller does not wait."""
+        self._due.set()
+
+    def refresh(self) -> None:
+        """Reads the plan once. A failed read sets `problem` and raises nothing."""
+        try:
+            stored = self._objects.read(TRAFFIC_FILE)
+            plan = None if stored is None else TrafficPlan.loads(stored.content, source=self.source)
+        except Exception as error:
+            # Whatever a storage's library raises, the last good plan holds and the next read may succeed.
+            if self.problem != str(error):
+                logger.warning("the traffic plan stays as it is (%s): %s", _describe(self.current), error)
+            self.problem = str(error)
+            return
+        if plan != self.current or self.problem is not None:
+            logger.info("traffic plan: %s, was %s", _describe(plan), _describe(self.current))
+        self.current, self.problem = plan, None
+
+
+def _describe(plan: TrafficPlan | None) -> str:
+    if plan is None:
+        return "none"
+    if plan.canary is None:
+        return f"{plan.sequence}, version {plan.stable.version} alone"
+    return (
+        f"{plan.sequence}, version {plan.canary.version} answers {plan.canary_share:.1%} beside {plan.stable.version}, "
+        f"shadow {plan.shadow_share:.1%}"
+    )
 
 
 class PlannedClient:
@@ -93,14 +177,14 @@ class PlannedClient:
 
     async def __aenter__(self) -> PlannedClient:
         """Follows the plan."""
-        await self.plan.__aenter__()
+        await self.plan.start()
         return self
 
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         """Waits for what is in flight, and closes."""
-        await self.plan.__aexit__(kind, error, trace)
+        self.plan.stop()
         await self.shadows.close()
         await self._client.close()
 

@@ -12,7 +12,6 @@ from typing import Any, TypeAlias
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from components.contracts import criteo
@@ -20,7 +19,6 @@ from components.contracts.criteo import MAX_CATEGORY, MISSING_CATEGORY
 from components.runtime.errors import ContractError
 
 _A_NUMBER = "a finite number, or None for missing"
-_AN_INTEGER = "an integer or nothing"
 _HEX_DIGITS = 8
 _A_CATEGORY = "1 to 8 hex digits, an integer from 0 to 2^32 - 1, or None for missing"
 
@@ -86,7 +84,7 @@ def feature_rows(
 ) -> FeatureRows:
     """`rows` as matrices of their own, which later changes of the caller's arrays do not reach.
 
-    A numeric value is a number or an integer as text, a category is an integer or hex digits; None and NaN are missing.
+    A numeric value is a number, a category is an integer or hex digits; None and NaN are missing.
 
     Args:
         rows: See `RowsByName`; `FeatureRows` are copied as they are.
@@ -133,7 +131,7 @@ def feature_rows(
 
 
 def numbers(name: str, values: Any) -> NDArray[np.float32]:
-    """The float32 values [n] of a numeric column, NaN = missing; text must hold integers.
+    """The float32 values [n] of a numeric column, NaN = missing.
 
     Raises:
         WrongValue: A value is no number.
@@ -146,12 +144,9 @@ def numbers(name: str, values: Any) -> NDArray[np.float32]:
         if not np.isinf(plain).any():
             return plain
     array = _arrow_array(name, values, expected=_A_NUMBER)
-    if _is_text(array.type):
-        array = pc.if_else(pc.equal(array, ""), None, array)
-        _expect_all(name, array, pc.match_substring_regex(array, criteo.INTEGER_PATTERN), expected=_AN_INTEGER)
-        array = array.cast(pa.float64())
-    elif not (pa.types.is_floating(array.type) or pa.types.is_integer(array.type) or pa.types.is_null(array.type)):
-        raise WrongValue(column=name, row=0, value=array[0].as_py(), expected=_A_NUMBER)
+    if not (pa.types.is_floating(array.type) or pa.types.is_integer(array.type) or pa.types.is_null(array.type)):
+        row, value = _first_value(array.to_pylist(), lambda value: True)
+        raise WrongValue(column=name, row=row, value=value, expected=_A_NUMBER)
     found: NDArray[np.float32] = array.cast(pa.float32(), safe=False).to_numpy(zero_copy_only=False)
     if np.isinf(found).any():
         row = int(np.flatnonzero(np.isinf(found))[0])
@@ -172,12 +167,12 @@ def categories(name: str, values: Any) -> NDArray[np.int64]:
     array = _arrow_array(name, values, expected=_A_CATEGORY)
     if pa.types.is_dictionary(array.type):
         array = array.cast(array.type.value_type)
-    if _is_text(array.type):
+    if pa.types.is_string(array.type) or pa.types.is_large_string(array.type):
         # Each distinct text is parsed once: a click log repeats itself.
         encoded = array.fill_null("").dictionary_encode()
         meanings = _parsed_categories(encoded.dictionary.to_pylist())
         if meanings is None:
-            row, text = _first_value(array.to_pylist(), _is_no_category)
+            row, text = _first_value(array.to_pylist(), lambda text: _parsed_categories([text]) is None)
             raise WrongValue(column=name, row=row, value=text, expected=_A_CATEGORY)
         found_texts: NDArray[np.int64] = meanings[encoded.indices.to_numpy()]
         return found_texts
@@ -258,10 +253,6 @@ def _parsed_categories(texts: list[str]) -> NDArray[np.int64] | None:
     return found
 
 
-def _is_no_category(text: str) -> bool:
-    return _parsed_categories([text]) is None
-
-
 def _arrow_array(name: str, values: Any, *, expected: str) -> Any:
     if isinstance(values, pa.ChunkedArray):
         return values.combine_chunks()
@@ -276,17 +267,6 @@ def _arrow_array(name: str, values: Any, *, expected: str) -> Any:
             return pa.array([f"{value:x}" if isinstance(value, int) else value for value in values])
         row, value = _first_value(values, lambda value: not isinstance(value, int | float))
         raise WrongValue(column=name, row=row, value=value, expected=expected) from None
-
-
-def _is_text(kind: Any) -> bool:
-    return bool(pa.types.is_string(kind) or pa.types.is_large_string(kind))
-
-
-def _expect_all(name: str, array: Any, matches: Any, *, expected: str) -> None:
-    if pc.all(matches, min_count=0).as_py():
-        return
-    row = pc.index(matches, False).as_py()
-    raise WrongValue(column=name, row=row, value=array[row].as_py(), expected=expected)
 
 
 def _first_value(values: Any, is_wrong: Any) -> tuple[int, object]:

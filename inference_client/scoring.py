@@ -107,8 +107,8 @@ class ClientSettings:
     """Requests on the wire at once, including those whose callers have already got `DeadlineExpired`."""
     max_waiting: int = 4096
     """Callers that may wait for their turn beyond `max_in_flight`; further ones get `Overloaded` at once."""
-    safe_to_cancel: bool | None = None
-    """Whether the server survives expired and cancelled calls; None = it is asked for its version."""
+    safe_to_cancel: bool = False
+    """Whether the server survives calls whose deadline expires, as Triton does from 26.04 on: it may then drop them."""
     close_seconds: float = 10.0
     """How long `close` waits for calls in flight; closing cancels what is left."""
 

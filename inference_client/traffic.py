@@ -5,6 +5,7 @@ A source hands out rows request by request. Sending them is `replay`'s job; the 
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
@@ -15,7 +16,7 @@ from numpy.typing import NDArray
 
 from components.contracts.criteo import MISSING_CATEGORY
 from components.runtime.errors import ContractError
-from inference_client.row_files import concatenated, distinct_categories, read_rows, row_files
+from inference_client.row_files import concatenated, read_rows, row_files
 from inference_client.rows import CRITEO, Columns, FeatureRows
 from inference_client.simulation.world import World, WorldRows
 
@@ -128,10 +129,8 @@ class FileTraffic:
         files = row_files(path)
         self._batches = read_rows(files, columns=columns)
         self._permutations: dict[int, _Permutation] = {}
-        for name, distinct in (
-            distinct_categories(files, drift_columns, columns=columns) if drift_columns else {}
-        ).items():
-            place = columns.categorical.index(name)
+        for place in sorted(columns.categorical.index(name) for name in drift_columns):
+            distinct = _distinct_categories(files, columns.categorical[place])
             random = np.random.default_rng([seed, 7, place])
             self._permutations[place] = _Permutation(distinct, random.permutation(distinct))
         self._features: FeatureRows | None = None
@@ -172,3 +171,12 @@ class FileTraffic:
             "seed": self._seed,
             "distinct_values": values,
         }
+
+
+def _distinct_categories(files: Sequence[Path], name: str) -> NDArray[np.int64]:
+    """The distinct values of a categorical column, in rising order, without the missing value."""
+    found = np.empty(0, np.int64)
+    for batch in read_rows(files, labelled=False, columns=Columns(numeric=(), categorical=(name,))):
+        found = np.union1d(found, batch.features.categorical)
+    present: NDArray[np.int64] = found[found != MISSING_CATEGORY]
+    return present

@@ -1,36 +1,28 @@
-"""One gRPC connection to Triton: calls bounded in number and in time, and never cancelled where that would crash it.
+"""One gRPC connection to Triton: calls bounded in number and in time, and never cancelled, which could crash it.
 
 Triton before 2.68 (26.04) can crash when a gRPC call is cancelled or its deadline expires on the wire: 2.51, which runs
-on a laptop, died in 7 of 7 loads with short deadlines (upstream fixes 7840, 8078, 8220, 8708). So the server is asked
-for its version once. From 2.68 on, a call carries the caller's deadline and ends with its caller. Older servers get
-`WIRE_SECONDS`, which ends calls to a machine that is gone; the caller still gets `DeadlineExpired` in time, while its
-call goes on and keeps its slot until it ends. This is the back-pressure: a server that does not answer is not asked
-more than `max_in_flight` times.
+on a laptop, died in 7 of 7 loads with short deadlines (upstream fixes 7840, 8078, 8220, 8708). So a call that its
+caller has given up goes on and keeps its slot until it ends: on the wire it has `WIRE_SECONDS`, which ends calls to a
+machine that is gone, or the caller's own deadline where the settings say that the server survives that. This is the
+back-pressure: a server that does not answer is not asked more than `max_in_flight` times.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
-import re
-from collections.abc import Coroutine
-from typing import Any, TypeVar
+from typing import Any
 
 from tritonclient.grpc.aio import InferenceServerClient
 from tritonclient.utils import InferenceServerException
 
 from components.contracts.serving import GRPC_OPTIONS
-from components.runtime.errors import ContractError, PermanentError, TemporaryError
-from inference_client.errors import DeadlineExpired, Overloaded, ServerBusy, ServerUnavailable, translated
+from inference_client.errors import DeadlineExpired, Overloaded, translated
 
 logger = logging.getLogger(__name__)
 
-T = TypeVar("T")
-
-FIRST_SAFE_VERSION = (2, 68)
-"""Triton 26.04: cancelled and expired calls end in order."""
 WIRE_SECONDS = 300.0
-"""The deadline that an older server sees, where the caller's is not longer still."""
+"""The deadline that the server sees, where the caller's is not longer still."""
 
 CHANNEL_OPTIONS = [
     *GRPC_OPTIONS,
@@ -50,27 +42,24 @@ CHANNEL_OPTIONS = [
 class GrpcTransport:
     """Calls to one server, or to all replicas behind one name; use in one event loop."""
 
-    def __init__(self, server: str, *, max_in_flight: int, safe_to_cancel: bool | None = None) -> None:
+    def __init__(self, server: str, *, max_in_flight: int, safe_to_cancel: bool) -> None:
         """Prepares the connection, which is made at the first call.
 
         Args:
             server: host:port, or `dns:///name:port` for all addresses that a name has.
             max_in_flight: Calls on the wire at once, those included whose callers have given up.
-            safe_to_cancel: Whether calls may be cancelled there; None = the server is asked for its version (one
-                replica answers for all, so old replicas among new ones need False).
+            safe_to_cancel: Whether every server there survives a deadline that expires on the wire.
         """
         self.server = server
         self._triton = InferenceServerClient(server, channel_args=CHANNEL_OPTIONS)
-        self._max_in_flight = max_in_flight
+        self._max_in_flight, self._safe_to_cancel = max_in_flight, safe_to_cancel
         self._slots = asyncio.Semaphore(max_in_flight)
-        self._configured, self._safe_to_cancel = safe_to_cancel, safe_to_cancel
-        self._asking: asyncio.Task[bool] | None = None
         self._calls: set[asyncio.Task[Any]] = set()
-        """Calls that go on when their callers give up; each holds a slot."""
+        """Each holds a slot, also after its caller has given up."""
 
     @property
     def in_flight(self) -> int:
-        """Calls on the wire that nobody cancels; the callers of some may have given up."""
+        """Calls on the wire; the callers of some may have given up."""
         return len(self._calls)
 
     async def infer(
@@ -93,21 +82,19 @@ class GrpcTransport:
         clock = asyncio.get_running_loop().time
         end = clock() + seconds
         await self._take_slot(seconds, deadline_seconds)
+        left = end - clock()
+        wire_seconds = left if self._safe_to_cancel else max(WIRE_SECONDS, deadline_seconds)
+        call = asyncio.ensure_future(self._triton.infer(model, inputs, outputs=outputs, client_timeout=wire_seconds))
+        self._calls.add(call)
+        call.add_done_callback(self._release_slot)
+        # asyncio.wait leaves the call alone at the timeout, and when the caller is cancelled.
+        await asyncio.wait({call}, timeout=left)
+        if not call.done():
+            raise DeadlineExpired(f"server {self.server} did not answer within {deadline_seconds:g} s")
         try:
-            safe = await self._is_safe_to_cancel(end - clock(), deadline_seconds)
-        except BaseException:
-            self._slots.release()
-            raise
-        wire = end - clock() if safe else max(WIRE_SECONDS, deadline_seconds)
-        call = self._infer(model, inputs, outputs, wire_seconds=wire, deadline_seconds=deadline_seconds)
-        if not safe:
-            task = self._track(call)
-            task.add_done_callback(lambda _: self._slots.release())
-            return await self._outlived(task, end - clock(), deadline_seconds)
-        try:
-            return await call
-        finally:
-            self._slots.release()
+            return call.result()
+        except InferenceServerException as error:
+            raise translated(error, server=self.server, model=model, deadline_seconds=deadline_seconds) from error
 
     async def close(self, seconds: float) -> None:
         """Closes the connection, when the calls in flight have ended or after `seconds`."""
@@ -129,70 +116,9 @@ class GrpcTransport:
                 f"{deadline_seconds:g} s"
             ) from None
 
-    async def _infer(
-        self, model: str, inputs: list[Any], outputs: list[Any], *, wire_seconds: float, deadline_seconds: float
-    ) -> Any:
-        call = self._triton.infer(model, inputs, outputs=outputs, client_timeout=wire_seconds)
-        try:
-            return await self._translated(call, model, deadline_seconds)
-        except ServerBusy:
-            raise
-        except ServerUnavailable:
-            # The next answer may come from another server.
-            self._safe_to_cancel = self._configured
-            raise
-
-    async def _translated(self, call: Coroutine[Any, Any, T], model: str, deadline_seconds: float) -> T:
-        try:
-            return await call
-        except InferenceServerException as error:
-            raise translated(error, server=self.server, model=model, deadline_seconds=deadline_seconds) from error
-
-    async def _outlived(self, task: asyncio.Task[T], seconds: float, deadline_seconds: float) -> T:
-        """The task's result within `seconds`; the task itself goes on whatever becomes of its caller."""
-        # asyncio.wait leaves the task alone at the timeout, and when the caller is cancelled.
-        await asyncio.wait({task}, timeout=seconds)
-        if not task.done():
-            raise DeadlineExpired(f"server {self.server} did not answer within {deadline_seconds:g} s")
-        return task.result()
-
-    def _track(self, call: Coroutine[Any, Any, T]) -> asyncio.Task[T]:
-        task = asyncio.get_running_loop().create_task(call)
-        self._calls.add(task)
-        task.add_done_callback(self._ended)
-        return task
-
-    def _ended(self, task: asyncio.Task[Any]) -> None:
-        self._calls.discard(task)
+    def _release_slot(self, call: asyncio.Task[Any]) -> None:
+        self._calls.discard(call)
+        self._slots.release()
         # Asking for the exception tells asyncio that it is not lost: its caller may be gone.
-        if not task.cancelled() and (error := task.exception()) is not None:
+        if not call.cancelled() and (error := call.exception()) is not None:
             logger.debug("call to server %s ended with: %s", self.server, error)
-
-    async def _is_safe_to_cancel(self, seconds: float, deadline_seconds: float) -> bool:
-        if self._safe_to_cancel is None:
-            if self._asking is None or self._asking.done():
-                self._asking = self._track(self._ask_version(deadline_seconds))
-            self._safe_to_cancel = await self._outlived(self._asking, seconds, deadline_seconds)
-        return self._safe_to_cancel
-
-    async def _ask_version(self, deadline_seconds: float) -> bool:
-        call = self._triton.get_server_metadata(client_timeout=WIRE_SECONDS)
-        try:
-            answer = await self._translated(call, "", deadline_seconds)
-        except (DeadlineExpired, ServerUnavailable):
-            raise
-        except (TemporaryError, PermanentError, ContractError) as error:
-            # A server that answers but hides its version is treated as an old one.
-            logger.debug("server %s does not state its version: %s", self.server, error)
-            return False
-        return is_safe_version(answer.version)
-
-
-def is_safe_version(version: str) -> bool:
-    """Whether a Triton of this version survives cancelled calls; False for text that is no version.
-
-    >>> [is_safe_version(version) for version in ("2.51.0", "2.67.9", "2.68.0", "3.0.0", "unknown")]
-    [False, False, True, True, False]
-    """
-    parts = re.match(r"(\d+)\.(\d+)", version)
-    return parts is not None and (int(parts[1]), int(parts[2])) >= FIRST_SAFE_VERSION

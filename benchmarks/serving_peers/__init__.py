@@ -1,1 +1,1 @@
-"""What serving is measured against. All but this package's `encoded_graph` runs in the `serving-peers` environment."""
+"""What serving is measured against; runs in the `serving-peers` environment."""

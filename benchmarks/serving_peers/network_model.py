@@ -1,10 +1,15 @@
-"""The reference's second half, for Triton's python backend: the network on encoded rows, on one thread."""
+"""The reference's second half, for Triton's python backend: the network on encoded rows, on one thread.
+
+The embeddings are looked up here and the network is training's own export, so that none of deployment's graph is in it:
+equal scores say something about both.
+"""
 
 from __future__ import annotations
 
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import onnxruntime
 import triton_python_backend_utils as pb_utils
 
@@ -13,18 +18,23 @@ class TritonPythonModel:
     """What the python backend calls."""
 
     def initialize(self, args: dict[str, str]) -> None:
-        """Opens the graph that lies beside this file."""
+        """Opens the network and the tables that lie beside this file."""
         options = onnxruntime.SessionOptions()
         options.intra_op_num_threads = options.inter_op_num_threads = 1
-        graph = Path(__file__).resolve().with_name("model.onnx")
-        self._session = onnxruntime.InferenceSession(str(graph), options, providers=["CPUExecutionProvider"])
+        folder = Path(__file__).resolve().parent
+        self._session = onnxruntime.InferenceSession(
+            str(folder / "network.onnx"), options, providers=["CPUExecutionProvider"]
+        )
+        self._table, self._offsets = np.load(folder / "table.npy"), np.load(folder / "offsets.npy")
 
     def execute(self, requests: list[Any]) -> list[Any]:
         """The probabilities of each request."""
         responses = []
         for request in requests:
-            names = ("dense_encoded", "ids")
-            rows = {name: pb_utils.get_input_tensor_by_name(request, name).as_numpy() for name in names}
-            scores = self._session.run(["probability"], rows)[0]
+            dense = pb_utils.get_input_tensor_by_name(request, "dense_encoded").as_numpy()
+            ids = pb_utils.get_input_tensor_by_name(request, "ids").as_numpy()
+            rows = {"dense": dense, "embeddings": self._table[ids + self._offsets]}
+            logits = self._session.run(["logit"], rows)[0].reshape(-1, 1)
+            scores = (1 / (1 + np.exp(-logits))).astype(np.float32)
             responses.append(pb_utils.InferenceResponse([pb_utils.Tensor("probability", scores)]))
         return responses

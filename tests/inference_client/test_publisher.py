@@ -183,21 +183,21 @@ def test_publishing_goes_on_after_any_outage_and_says_so_twice(time, prediction,
 def test_a_long_outage_keeps_what_was_first_within_its_bounds_and_counts_what_it_drops(time, prediction, caplog):
     is_out = True
     log = MemoryLog(lambda: TemporaryError("gone") if is_out else None)
-    publisher = publisher_of(log, time, max_queued_rows=12, max_queued_outcomes=5)
+    publisher = publisher_of(log, time, max_queued=12)
     queued = [publisher.add(prediction(f"r{i}"), clicks(f"r{i}", 0)) for i in range(20)]
     assert queued == [True] * 3 + [False] * 17
     with pytest.raises(TemporaryError):
         asyncio.run(publisher.flush())
-    told = [publisher.add_outcome(Outcome(request_id="r0", row=1)) for _ in range(10)]
-    assert told == [True] * 2 + [False] * 8
+    queued = [publisher.add_outcome(Outcome(request_id="r0", row=1)) for _ in range(12)]
+    assert queued == [True] * 9 + [False] * 3
     counts = publisher.counts
-    assert (counts.queued_rows, counts.queued_outcomes, counts.problem, counts.refused) == (12, 5, "gone", False)
-    assert (counts.dropped_rows, counts.dropped_outcomes) == (17 * 4, 17 + 8)
+    assert (counts.queued_rows, counts.queued_outcomes, counts.problem, counts.refused) == (12, 12, "gone", False)
+    assert (counts.dropped_rows, counts.dropped_outcomes) == (17 * 4, 17 + 3)
     assert caplog.text.count("the queue is full") == 1
     is_out = False
     asyncio.run(publisher.drain())
     assert [r.request_id for r in log.records() if isinstance(r, PredictionBatch)] == ["r0", "r1", "r2"]
-    assert (publisher.counts.published_rows, publisher.counts.published_outcomes) == (12, 5)
+    assert (publisher.counts.published_rows, publisher.counts.published_outcomes) == (12, 12)
     assert publisher.add(prediction("after"))
     asyncio.run(publisher.drain())
     assert publisher.counts.published_rows == 16

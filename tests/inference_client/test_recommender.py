@@ -180,7 +180,7 @@ TWO = Columns(numeric=("price",), categorical=("shop",))
     [
         ({"price": [1.0], "shop": ["red"]}, "column shop, row 0 is 'red', expected 1 to 8 hex digits"),
         ({"price": [1.0, "x"], "shop": [1, 2]}, "column price, row 1 is 'x', expected a finite number"),
-        ({"price": ["1", "1.5"], "shop": [1, 2]}, "column price, row 1 is '1.5', expected an integer"),
+        ({"price": ["1", "1.5"], "shop": [1, 2]}, "column price, row 0 is '1', expected a finite number"),
         ({"price": [1.0, np.inf], "shop": [1, 2]}, "column price, row 1 is inf"),
         ({"price": [True], "shop": [1]}, "column price, row 0 is True"),
         ({"price": [1.0, 2.0], "shop": [1, 2**32]}, "column shop, row 1 is 4294967296"),
@@ -253,7 +253,7 @@ def test_a_lost_log_fails_no_request_and_closing_says_what_was_lost(score_rows, 
             client.tell(Outcome(request_id="r1"))
             assert client.log_counts.queued_rows == 4
 
-    publishing = PublisherSettings(interval_seconds=0.01, max_backoff_seconds=0.1, close_seconds=0.2)
+    publishing = PublisherSettings(interval_seconds=0.01, close_seconds=0.2)
     client = RecommenderClient(OwnScorer(score_rows), log=log, publishing=publishing)
     with pytest.raises(
         Unpublished, match="4 rows and 1 outcomes could not be published and are lost: the disk is gone"

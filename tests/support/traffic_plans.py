@@ -7,8 +7,7 @@ import time
 
 from components.contracts.serving import CANARY_NAME, MODEL_NAME
 from components.store.traffic_plan import Arm, TrafficPlan
-from inference_client.plan_follower import PlanFollower
-from inference_client.routing import PlannedClient
+from inference_client.routing import PlanFollower, PlannedClient
 from inference_client.scoring import ClientSettings
 
 STABLE, CANARY = Arm(model_name=MODEL_NAME, version=3), Arm(model_name=CANARY_NAME, version=4)

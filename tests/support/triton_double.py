@@ -37,10 +37,6 @@ class ScoringServer(service_pb2_grpc.GRPCInferenceServiceServicer):
         self.reply_scores = None
         """Changes the scores [n] before they are sent, into any array."""
         self.wait: asyncio.Event | None = None
-        self.triton_version = "2.68.0"
-        """What the server says it is; the client spares older ones cancelled calls."""
-        self.metadata_failures: list[tuple[grpc.StatusCode, str]] = []
-        self.metadata_requests = 0
         self.wire_seconds: list[float] = []
         """What each request's deadline left when it came."""
         self.cancelled = 0
@@ -62,12 +58,6 @@ class ScoringServer(service_pb2_grpc.GRPCInferenceServiceServicer):
             raise
         finally:
             self.in_flight -= 1
-
-    async def ServerMetadata(self, request, context):  # noqa: N802 the protocol's name
-        self.metadata_requests += 1
-        if self.metadata_failures:
-            await context.abort(*self.metadata_failures.pop(0))
-        return service_pb2.ServerMetadataResponse(name="triton", version=self.triton_version)
 
     async def _answer(self, request, context):
         self.asked.append(request.model_name)

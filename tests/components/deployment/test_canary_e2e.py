@@ -29,8 +29,7 @@ from components.store import runs
 from components.store.models import keep_verdict
 from components.store.promotion_journal import current, read_entries
 from components.store.traffic_plan import Arm
-from inference_client.plan_follower import PlanFollower
-from inference_client.routing import PlannedClient
+from inference_client.routing import PlanFollower, PlannedClient
 from inference_client.scoring import shadow_of
 from tests.support.processes import wait_for
 
