@@ -27,7 +27,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from components.contracts.criteo import CATEGORICAL, DENSE
+from components.contracts.criteo import FEATURES
 from components.runtime.durable import write_whole
 from components.runtime.errors import ContractError
 
@@ -128,12 +128,14 @@ class ReferenceStatistics:
 
     def write(self, path: Path) -> None:
         """Writes all but the scores to `path`, whole or not at all; the same statistics give the same bytes."""
-        head = {"kind": "ReferenceStatistics", "format_version": FORMAT_VERSION, "rows": self.rows}
-        lines = [json.dumps({**head, "excluded": list(self.excluded)})[1:-1]]
-        lines.append(f'"dense_edges": {_dumps(self.dense_edges)}')
-        lines.append(f'"dense": {_dumps_by_name(self.dense)}')
-        lines.append(f'"categorical": {_dumps_by_name(self.categorical)}')
-        write_whole(path, "{" + ",\n".join(lines) + "}\n")
+        content = {
+            "rows": self.rows,
+            "excluded": self.excluded,
+            "dense_edges": self.dense_edges,
+            "dense": {name: vars(column) for name, column in self.dense.items()},
+            "categorical": {name: vars(column) for name, column in self.categorical.items()},
+        }
+        _write_document(path, "ReferenceStatistics", content)
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -150,8 +152,7 @@ class ScoreHistogram:
 
     def write(self, path: Path) -> None:
         """Writes the histogram to `path`, whole or not at all."""
-        head = {"kind": "ScoreHistogram", "format_version": FORMAT_VERSION}
-        write_whole(path, _dumps({**head, "edges": self.edges.tolist(), "counts": self.counts.tolist()}) + "\n")
+        _write_document(path, "ScoreHistogram", vars(self))
 
 
 def read_reference(path: Path, *, scores: Path | None = None) -> ReferenceStatistics:
@@ -162,60 +163,56 @@ def read_reference(path: Path, *, scores: Path | None = None) -> ReferenceStatis
     """
     document = _read_document(path, "ReferenceStatistics")
     try:
-        edges = np.array(document["dense_edges"], np.float64)
         found = ReferenceStatistics(
-            rows=int(document["rows"]),
-            dense_edges=edges,
-            dense={name: _dense(document["dense"][name]) for name in DENSE},
-            categorical={name: _categorical(document["categorical"][name]) for name in CATEGORICAL},
+            rows=document["rows"],
+            dense_edges=np.array(document["dense_edges"], np.float64),
+            dense={
+                name: DenseColumn(**{**_arrays(column), "inner": tuple(column["inner"])})
+                for name, column in document["dense"].items()
+            },
+            categorical={name: CategoryColumn(**_arrays(column)) for name, column in document["categorical"].items()},
             scores=_read_scores(scores) if scores is not None and scores.exists() else None,
-            excluded=tuple(document.get("excluded", ())),
+            excluded=tuple(document["excluded"]),
         )
-    except (KeyError, TypeError, OverflowError, ValueError) as error:
+        _check_counts(found)
+    except (AttributeError, KeyError, TypeError, OverflowError, ValueError) as error:
         raise ContractError(f"{path} is no reference statistics: {error!r}") from error
-    _expect_edges(path, edges)
-    _expect_counts(path, found)
     return found
 
 
-def _expect_counts(path: Path, found: ReferenceStatistics) -> None:
-    edges = found.dense_edges
+def _check_counts(found: ReferenceStatistics) -> None:
+    """Raises ValueError unless the counts of every column are those of all rows."""
+    if (*found.dense, *found.categorical) != FEATURES:
+        raise ValueError(f"columns are {[*found.dense, *found.categorical]}, expected those of the training rows")
     for name, column in found.dense.items():
-        first, end = column.inner
-        for counts in (column.counts, column.fair_counts):
-            _check_statistic(path, name, counts.shape == (len(edges) - 1,), expected=f"{len(edges) - 1} counts")
-        _expect_part(path, name, column.fair_counts, whole=column.counts)
-        _check_statistic(path, name, 0 <= first <= end < len(edges), expected="an inner range within its buckets")
-        _expect_rows(
-            path, name, int(column.counts.sum()), missing=column.missing, counts=column.counts, rows=found.rows
-        )
+        if not len(column.counts) == len(column.fair_counts) == len(found.dense_edges) - 1:
+            raise ValueError(f"{name} has {len(column.counts)} counts, expected {len(found.dense_edges) - 1}")
+        if column.counts.sum() + column.missing != found.rows:
+            raise ValueError(f"counts of {name} are not those of {found.rows} rows")
     for name, category in found.categorical.items():
-        for counts in (category.counts, category.fair_counts):
-            fits = category.values.ndim == 1 and category.values.shape == counts.shape
-            _check_statistic(path, name, fits, expected="a count for each value")
-        _expect_part(path, name, category.fair_counts, whole=category.counts)
-        _check_statistic(
-            path, name, 0 <= category.fair_others <= category.others, expected="fair counts within all counts"
-        )
-        _check_statistic(
-            path, name, len(np.unique(category.values)) == len(category.values), expected="each value once"
-        )
-        listed = int(category.counts.sum())
-        _expect_rows(
-            path, name, listed + category.others, missing=category.missing, counts=category.counts, rows=found.rows
-        )
+        if not len(category.values) == len(category.counts) == len(category.fair_counts):
+            raise ValueError(f"{name} has {len(category.values)} values, expected a count for each")
+        if category.counts.sum() + category.others + category.missing != found.rows:
+            raise ValueError(f"counts of {name} are not those of {found.rows} rows")
 
 
 def _read_scores(path: Path) -> ScoreHistogram:
     document = _read_document(path, "ScoreHistogram")
-    try:
-        edges, counts = np.array(document["edges"], np.float64), np.array(document["counts"], np.int64)
-    except (KeyError, TypeError, OverflowError, ValueError) as error:
-        raise ContractError(f"{path} is no score histogram: {error!r}") from error
-    _expect_edges(path, edges)
-    _check_statistic(path, "score", counts.shape == (len(edges) - 1,), expected=f"{len(edges) - 1} counts")
-    _check_statistic(path, "score", bool((counts >= 0).all()), expected="no negative count")
-    return ScoreHistogram(edges=edges, counts=counts)
+    histogram = ScoreHistogram(
+        edges=np.array(document["edges"], np.float64), counts=np.array(document["counts"], np.int64)
+    )
+    if len(histogram.counts) != len(histogram.edges) - 1:
+        raise ValueError(f"{path} has {len(histogram.counts)} counts, expected {len(histogram.edges) - 1}")
+    return histogram
+
+
+def _arrays(column: dict[str, Any]) -> dict[str, Any]:
+    return {name: np.array(value, np.int64) if isinstance(value, list) else value for name, value in column.items()}
+
+
+def _write_document(path: Path, kind: str, content: dict[str, Any]) -> None:
+    document = {"kind": kind, "format_version": FORMAT_VERSION, **content}
+    write_whole(path, json.dumps(document, default=np.ndarray.tolist, separators=(",", ":")) + "\n")
 
 
 def _read_document(path: Path, kind: str) -> dict[str, Any]:
@@ -230,57 +227,3 @@ def _read_document(path: Path, kind: str) -> dict[str, Any]:
     if document.get("format_version") != FORMAT_VERSION:
         raise ContractError(f"{path} has format_version {document.get('format_version')}, expected {FORMAT_VERSION}")
     return document
-
-
-def _dense(document: dict[str, Any]) -> DenseColumn:
-    first, end = document["inner"]
-    counts = np.array(document["counts"], np.int64)
-    fair = np.array(document["fair_counts"], np.int64)
-    return DenseColumn(counts=counts, fair_counts=fair, missing=int(document["missing"]), inner=(int(first), int(end)))
-
-
-def _categorical(document: dict[str, Any]) -> CategoryColumn:
-    return CategoryColumn(
-        values=np.array(document["values"], np.int64),
-        counts=np.array(document["counts"], np.int64),
-        others=int(document["others"]),
-        fair_counts=np.array(document["fair_counts"], np.int64),
-        fair_others=int(document["fair_others"]),
-        missing=int(document["missing"]),
-    )
-
-
-def _expect_edges(path: Path, edges: NDArray[np.float64]) -> None:
-    _check_statistic(
-        path,
-        "edges",
-        edges.ndim == 1 and len(edges) > 2 and bool((np.diff(edges) > 0).all()),
-        expected="ascending numbers",
-    )
-
-
-def _expect_rows(path: Path, name: str, present: int, *, missing: int, counts: Counts, rows: int) -> None:
-    _check_statistic(path, name, missing >= 0 and bool((counts >= 0).all()), expected="no negative count")
-    _check_statistic(path, name, present + missing == rows, expected=f"{rows} rows, values and missing ones together")
-
-
-def _expect_part(path: Path, name: str, part: Counts, *, whole: Counts) -> None:
-    _check_statistic(path, name, bool(((part >= 0) & (part <= whole)).all()), expected="fair counts within all counts")
-
-
-def _check_statistic(path: Path, name: str, holds: bool, *, expected: str) -> None:
-    if not holds:
-        raise ContractError(f"{path}: {name} is damaged, expected {expected}")
-
-
-def _dumps(value: Any) -> str:
-    return json.dumps(value.tolist() if isinstance(value, np.ndarray) else value, separators=(",", ":"))
-
-
-def _dumps_by_name(columns: dict[str, Any]) -> str:
-    """A JSON object with one line per column: readable, and a tenth of the lines that an indent would give."""
-    plain = {
-        name: {k: v.tolist() if isinstance(v, np.ndarray) else v for k, v in vars(column).items()}
-        for name, column in columns.items()
-    }
-    return "{" + ",".join(f"\n {json.dumps(name)}: {_dumps(column)}" for name, column in plain.items()) + "}"

@@ -1,8 +1,8 @@
 """Work divided among forked processes: each has what this one imported, and none of it is imported again.
 
-Joins the steps that divide their rows among the cores, preprocessing and validation: what these import takes seconds of
-processor time, which a new interpreter per process would pay again. Which work is divided, and that results do not
-depend on how, is the callers'.
+Used by the steps that divide their rows among the cores, preprocessing and validation: their imports take seconds of
+processor time, which a new interpreter per process would spend again. Which work is divided, and that results do not
+depend on how, is the callers' business.
 
 `concurrent.futures.ProcessPoolExecutor` will not do: where its caller is stopped it waits until the work that runs is
 done, longer than a cluster waits for a pod; and it waits for ever where a process is killed while it sends its result,
@@ -19,7 +19,7 @@ import pickle
 import signal
 import sys
 import traceback
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from itertools import accumulate
 from multiprocessing.connection import Connection, wait
 from multiprocessing.process import BaseProcess
@@ -62,21 +62,27 @@ def run_all(function: Callable[[Item], Result], items: Iterable[Item], *, proces
     processes = min(processes, len(items))
     if processes <= 1:
         return [function(item) for item in items]
-    running: dict[Connection, BaseProcess] = {}
+    workers: dict[Connection, BaseProcess] = {}
     try:
-        for _ in range(processes):
-            ours, process = _fork(function, items)
-            running[ours] = process
-        return _gather(list(running), len(items))
-    except _Broken as error:
-        raise TemporaryError(
-            f"one of {processes} processes was killed; fewer processes or smaller parts take less memory"
-        ) from error
+        for number in range(processes):
+            connection, process = _fork_worker(function, items[number::processes])
+            workers[connection] = process
+        answers = _receive_answers(list(workers))
     finally:
-        for ours, process in running.items():
+        for connection, process in workers.items():
             process.kill()
             process.join()
-            ours.close()
+            connection.close()
+    results: list[Any] = [None] * len(items)
+    errors: dict[int, Exception] = {}
+    for number, (done, error) in enumerate(answers):
+        if error is None:
+            results[number::processes] = done
+        else:
+            errors[number + len(done) * processes] = error
+    if errors:
+        raise errors[min(errors)]
+    return results
 
 
 def shares(items: Sequence[Item], number: int, *, weight: Callable[[Item], float] = lambda _: 1) -> list[list[Item]]:
@@ -94,76 +100,42 @@ def shares(items: Sequence[Item], number: int, *, weight: Callable[[Item], float
     return [share for share in chosen if share]
 
 
-class _Broken(Exception):
-    """A process is gone."""
-
-
-class _Elsewhere(Exception):
+class _RemoteTraceback(Exception):
     """Where in another process an error was raised: the text of its traceback."""
 
 
-def _fork(function: Callable[[Any], Any], items: Sequence[Any]) -> tuple[Connection, BaseProcess]:
-    """A process that runs the items whose numbers it is sent, and the end of its pipe that is ours."""
+def _fork_worker(function: Callable[[Any], Any], items: Sequence[Any]) -> tuple[Connection, BaseProcess]:
+    """A process that runs the items and sends one answer, and this process's end of its pipe."""
     context = multiprocessing.get_context("fork")
     ours, theirs = context.Pipe()
     with theirs:
         # A daemon, so that the interpreter's end does not wait for one that a signal kept from being remembered here.
-        process = context.Process(
-            target=_work, args=(function, items, theirs), kwargs={"parent": os.getpid()}, daemon=True
-        )
+        process = context.Process(target=_work, args=(function, items, theirs, os.getpid()), daemon=True)
         process.start()
     return ours, process
 
 
-def _gather(workers: Sequence[Connection], number: int) -> list[Any]:
-    """Deals out the numbers of all items, and gives the results in their order."""
-    results: dict[int, Any] = {}
-    failed: dict[int, Exception] = {}
-    numbers = iter(range(number))
-    at: dict[Connection, int] = {}
-    for ours in workers:
-        _deal(ours, numbers, at)
-    while at:
-        ready = wait(list(at))
-        for ours in [each for each in at if each in ready]:
-            done = at.pop(ours)
-            results[done], error = _receive(ours)
+def _receive_answers(workers: Sequence[Connection]) -> list[tuple[list[Any], Exception | None]]:
+    """Each worker's results, up to its first error, and that error."""
+    answers: dict[Connection, tuple[list[Any], Exception | None]] = {}
+    while len(answers) < len(workers):
+        for connection in wait([each for each in workers if each not in answers]):
+            assert isinstance(connection, Connection)
+            try:
+                results, error, trace = pickle.loads(connection.recv_bytes())
+            except (EOFError, OSError) as broken:
+                raise TemporaryError(
+                    f"one of {len(workers)} processes was killed; fewer processes or smaller parts take less memory"
+                ) from broken
             if error is not None:
-                failed[done], numbers = error, iter(())
-            _deal(ours, numbers, at)
-        # Which error is raised must not depend on which process was faster.
-        at = {ours: n for ours, n in at.items() if not failed or n < min(failed)}
-    if failed:
-        raise failed[min(failed)]
-    return [results[i] for i in range(number)]
+                error.__cause__ = _RemoteTraceback(f"\n{trace}")
+            answers[connection] = (results, error)
+    return [answers[connection] for connection in workers]
 
 
-def _deal(ours: Connection, numbers: Iterator[int], at: dict[Connection, int]) -> None:
-    """Sends a process its next number, None where there is none."""
-    following = next(numbers, None)
-    if following is not None:
-        at[ours] = following
-    try:
-        ours.send(following)
-    except OSError as error:
-        raise _Broken from error
-
-
-def _receive(ours: Connection) -> tuple[Any, Exception | None]:
-    """A result, or the error in its place."""
-    try:
-        answer = ours.recv_bytes()
-    except (EOFError, OSError) as error:
-        raise _Broken from error
-    result, raised, trace = pickle.loads(answer)
-    if raised is not None:
-        raised.__cause__ = _Elsewhere(f"\n{trace}")
-    return result, raised
-
-
-def _work(function: Callable[[Any], Any], items: Sequence[Any], theirs: Connection, *, parent: int) -> None:
+def _work(function: Callable[[Any], Any], items: Sequence[Any], theirs: Connection, parent: int) -> None:
     """What a new process does."""
-    # Where the parent was killed nobody would end this one: it would stay, with all its memory.
+    # If the parent were killed, nobody would end this process: it would stay, with all its memory.
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
     if os.getppid() != parent:
         os._exit(1)
@@ -173,19 +145,21 @@ def _work(function: Callable[[Any], Any], items: Sequence[Any], theirs: Connecti
     # One process per core already; threads of each would only wait for each other.
     if "pyarrow" in sys.modules:
         sys.modules["pyarrow"].set_cpu_count(1)
-    while (number := theirs.recv()) is not None:
-        theirs.send_bytes(_answer(function, items[number]))
-
-
-def _answer(function: Callable[[Any], Any], item: Any) -> bytes:
-    """Pickled: the result, the error in its place, and the text of its traceback."""
+    results: list[Any] = []
     try:
-        return pickle.dumps((function(item), None, ""))
+        for item in items:
+            results.append(function(item))
+        answer = pickle.dumps((results, None, ""))
     except Exception as error:
-        trace = traceback.format_exc()
-        try:
-            answer = pickle.dumps((None, error, trace))
-            pickle.loads(answer)
-        except Exception:  # what cannot be pickled, or not be made again
-            return pickle.dumps((None, RuntimeError(f"{type(error).__name__}: {error}"), trace))
-        return answer
+        answer = _pickle_error(len(results), error, traceback.format_exc())
+    theirs.send_bytes(answer)
+
+
+def _pickle_error(num_done: int, error: Exception, trace: str) -> bytes:
+    done = [None] * num_done
+    try:
+        answer = pickle.dumps((done, error, trace))
+        pickle.loads(answer)
+    except Exception:  # what cannot be pickled, or not be made again
+        return pickle.dumps((done, RuntimeError(f"{type(error).__name__}: {error}"), trace))
+    return answer

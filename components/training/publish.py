@@ -10,8 +10,7 @@ from __future__ import annotations
 import errno
 import logging
 import shutil
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from datetime import datetime, timezone
 from pathlib import Path
 
@@ -57,27 +56,20 @@ def publish(
     Raises:
         ContractError: the workflow, the statistics or the schema is absent.
     """
-    models = store / "models"
-    models.mkdir(parents=True, exist_ok=True)
-    # Named after the run's first try, so that a try that was killed leaves nothing that the next does not remove.
-    with _emptied(models / f".incoming-{created_at.astimezone(timezone.utc):%Y%m%dT%H%M%S.%f}") as parts:
-        # The weights last: what is absent is said before they are taken from the fit.
+    _export_network(weights, config, slot_sizes)
+    weights_hash = sha256_tree(weights)
+    model_id = f"{created_at.astimezone(timezone.utc):%Y%m%dT%H%M%SZ}-{weights_hash[:8]}"
+    final = model_folder(store, model_id)
+    if _is_whole(final, weights_hash):
+        logger.info("model %s is in the store already", model_id)
+        return Model.read(final / Model.MANIFEST)
+    with whole_directory(final, replace=True) as parts:
+        # The weights last: what is absent is reported before they are taken from the fit.
         _copy_parts(parts, workflow_path, report)
         _move(weights, parts / Model.WEIGHTS)
-        _export_network(parts / Model.WEIGHTS, config, slot_sizes)
-        sha256 = {name: sha256_tree(parts / name) for name in _PARTS}
-        model_id = f"{created_at.astimezone(timezone.utc):%Y%m%dT%H%M%SZ}-{sha256[Model.WEIGHTS][:8]}"
-        final = model_folder(store, model_id)
-        manifest = described(model_id, final, sha256)
-        if final.exists():
-            if _is_whole(final, manifest):
-                logger.info("model %s is in the store already", model_id)
-                return manifest
-            logger.warning("model %s in the store is damaged and gets replaced", model_id)
-        with whole_directory(final, replace=True) as aside:
-            for name in _PARTS:
-                (parts / name).rename(aside / name)
-            manifest.write(aside / Model.MANIFEST)
+        sha256 = {name: sha256_tree(parts / name) for name in _PARTS if name != Model.WEIGHTS}
+        manifest = described(model_id, final, {Model.WEIGHTS: weights_hash, **sha256})
+        manifest.write(parts / Model.MANIFEST)
     logger.info("model %s is in the store", model_id)
     return manifest
 
@@ -88,17 +80,6 @@ def _export_network(weights: Path, config: NetworkConfig, slot_sizes: list[int])
 
     network, _ = load_network(weights, config, slot_sizes)
     write_whole(weights / NETWORK_FILE, export_onnx(network, config))
-
-
-@contextmanager
-def _emptied(folder: Path) -> Iterator[Path]:
-    """An empty folder of that name, gone afterwards."""
-    shutil.rmtree(folder, ignore_errors=True)
-    folder.mkdir()
-    try:
-        yield folder
-    finally:
-        shutil.rmtree(folder, ignore_errors=True)
 
 
 def _move(source: Path, target: Path) -> None:
@@ -130,9 +111,10 @@ def _copy_parts(parts: Path, workflow_path: Path, report: ValidationReport) -> N
         shutil.copyfile(source, parts / name)
 
 
-def _is_whole(folder: Path, manifest: Model) -> bool:
+def _is_whole(folder: Path, weights_hash: str) -> bool:
+    """Whether the folder holds a model of these weights all of whose parts are as its manifest says."""
     try:
-        stored = Model.read(folder / Model.MANIFEST)
-    except (OSError, ContractError):
+        sha256 = Model.read(folder / Model.MANIFEST).sha256
+    except ContractError:
         return False
-    return stored == manifest and all(sha256_tree(folder / name) == manifest.sha256[name] for name in _PARTS)
+    return sha256[Model.WEIGHTS] == weights_hash and all(sha256_tree(folder / name) == sha256[name] for name in _PARTS)

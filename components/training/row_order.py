@@ -56,27 +56,24 @@ def replayed(num_new: int, share: float, available: int) -> int:
 class PassOrder:
     """The row numbers of one pass, in the order in which they are learned.
 
-    Up to a million rows are one permutation. A longer pass is shuffled in two steps, so that its order needs no memory
-    of its length and its reads stay near each other: runs of 1024 neighbouring rows change places over the whole pass,
-    then windows of equally many such runs, 1024 at most, are permuted row by row. A batch so holds rows of hundreds of
-    places of the pass. Of the replay rows, evenly spaced ones take part, other ones in each pass.
+    They are shuffled in two steps, so that the order of a long pass needs no memory of its length and its reads stay
+    near each other: runs of 1024 neighbouring rows change places over the whole pass, then windows of equally many such
+    runs, 1024 at most, are permuted row by row. A batch so holds rows of hundreds of places of the pass. Of the replay
+    rows, evenly spaced ones take part, other ones in each pass.
     """
 
     def __init__(self, part: PassRows, seed: int) -> None:
         """Makes the order that `seed` decides."""
-        self._part, self._seed = part, seed
+        self._part = part
+        self._seed = seed
         self._offset = float(np.random.default_rng([seed, 1]).random())
-        random = np.random.default_rng(seed)
-        if len(part) <= _RUN_ROWS * _MOST_RUNS:
-            self._window_rows = len(part)
-            self._window, self._window_number = random.permutation(len(part)), 0
-            return
         # Only whole runs change places: windows then begin at multiples of their length.
         num_runs = -(-len(part) // _RUN_ROWS)
-        self._runs = np.append(random.permutation(num_runs - 1), num_runs - 1)
+        self._runs = np.append(np.random.default_rng(seed).permutation(num_runs - 1), num_runs - 1)
         num_windows = -(-num_runs // _MOST_RUNS)
         self._window_rows = -(-num_runs // num_windows) * _RUN_ROWS
-        self._window, self._window_number = np.empty(0, np.int64), -1
+        self._window = np.empty(0, np.int64)
+        self._window_number = -1
 
     def __len__(self) -> int:
         """Rows of the pass."""

@@ -40,11 +40,6 @@ def example(kind):
     return kind(**{f.name: fitting(hints[f.name]) for f in dataclasses.fields(kind)})
 
 
-@pytest.fixture(params=KINDS, ids=lambda kind: kind.__name__)
-def manifest(request):
-    return example(request.param)
-
-
 @pytest.fixture
 def path(tmp_path):
     return tmp_path / "a folder" / "manifest.json"
@@ -57,6 +52,7 @@ def changed(manifest, path, **changes):
     return path
 
 
+@pytest.mark.parametrize("manifest", [example(kind) for kind in KINDS], ids=lambda manifest: type(manifest).__name__)
 def test_manifest_survives_the_disk(manifest, path):
     manifest.write(path)
     assert type(manifest).read(path) == manifest
@@ -70,34 +66,28 @@ def test_absent_number_stays_none(path):
     assert manifests.Verdict.read(path) == verdict
 
 
-@pytest.mark.parametrize("version", [0, 3, "1", None])
-def test_unknown_format_version_is_refused(manifest, path, version):
-    with pytest.raises(ContractError, match=f"format_version {version}, expected {manifest.FORMAT_VERSION}"):
-        type(manifest).read(changed(manifest, path, format_version=version))
+@pytest.mark.parametrize("version", [3, "2", None])
+def test_unknown_format_version_is_refused(path, version):
+    with pytest.raises(ContractError, match=f"format_version {version}, expected 2"):
+        manifests.Model.read(changed(example(manifests.Model), path, format_version=version))
 
 
-def test_another_kind_is_refused(manifest, path):
-    manifest.write(path)
-    other = KINDS[(KINDS.index(type(manifest)) + 1) % len(KINDS)]
-    with pytest.raises(ContractError, match=f"is a {type(manifest).__name__} manifest, expected {other.__name__}"):
-        other.read(path)
+def test_another_kind_is_refused(path):
+    example(manifests.Model).write(path)
+    with pytest.raises(ContractError, match="is a Model manifest, expected Verdict"):
+        manifests.Verdict.read(path)
 
 
-def test_unknown_field_is_refused_by_name(manifest, path):
-    with pytest.raises(ContractError, match="surprise"):
-        type(manifest).read(changed(manifest, path, surprise=1))
-
-
-def test_missing_field_is_refused_by_name(manifest, path):
-    name = dataclasses.fields(manifest)[0].name
-    with pytest.raises(ContractError, match=name):
-        type(manifest).read(changed(manifest, path, **{name: "absent"}))
+@pytest.mark.parametrize("changes", [{"surprise": 1}, {"reason": "absent"}], ids=["unknown", "missing"])
+def test_an_unknown_or_missing_field_is_refused_by_name(path, changes):
+    with pytest.raises(ContractError, match=next(iter(changes))):
+        manifests.Verdict.read(changed(example(manifests.Verdict), path, **changes))
 
 
 @pytest.mark.parametrize(
     "content",
-    [b"", b"{", b"\xff\xfe", b"null", b"[]", b"3"],
-    ids=["empty", "torn", "not text", "null", "list", "number"],
+    [b"", b"\xff\xfe", b"[]"],
+    ids=["empty", "not text", "list"],
 )
 def test_what_is_no_json_object_is_refused_by_name(path, content):
     path.parent.mkdir()

@@ -39,7 +39,6 @@ class Model:
         self._tensors: dict[str, tuple[int, ...]] = {}
         self._uses: dict[str, int] = {}
         self._lr, self._steps, self._loss = solver.lr, 0, None
-        self._evaluated: list[tuple[np.ndarray, np.ndarray]] = []
 
     def add(self, **what: Any) -> None:
         (value,) = what.values()
@@ -63,23 +62,17 @@ class Model:
             raise NotImplementedError("the double reads one key per slot, of fixed length")
         self._tensors |= {value.label_name: (value.label_dim,), value.dense_name: (value.dense_dim,)}
         self._tensors[sparse.top_name] = (sparse.slot_num,)
-        self._train_reader, self._eval_reader = (
-            Reader(
-                source=source if isinstance(source, str) else source[0],
-                num_slots=sparse.slot_num,
-                label_dim=value.label_dim,
-                dense_dim=value.dense_dim,
-                batch_size=size,
-                slot_sizes=self._reader_params.slot_size_array,
-                num_workers=self._reader_params.num_workers,
-                num_gpus=self._num_gpus,
-                repeat=self._solver.repeat_dataset,
-                i64=self._solver.i64_input_key,
-            )
-            for source, size in (
-                (self._reader_params.source, self._solver.batchsize),
-                (self._reader_params.eval_source, self._solver.batchsize_eval),
-            )
+        source = self._reader_params.source
+        self._train_reader = Reader(
+            source=source if isinstance(source, str) else source[0],
+            num_slots=sparse.slot_num,
+            label_dim=value.label_dim,
+            dense_dim=value.dense_dim,
+            batch_size=self._solver.batchsize,
+            slot_sizes=self._reader_params.slot_size_array,
+            num_workers=self._reader_params.num_workers,
+            num_gpus=self._num_gpus,
+            i64=self._solver.i64_input_key,
         )
 
     def _add_embedding(self, value: Any) -> None:
@@ -135,17 +128,6 @@ class Model:
     def get_data_reader_train(self) -> Any:
         return double_api.wrapped(READER_CLASS["64"], self._train_reader)
 
-    def get_data_reader_eval(self) -> Any:
-        return double_api.wrapped(READER_CLASS["64"], self._eval_reader)
-
-    def set_source(self, source: str, eval_source: str) -> None:
-        if self._solver.repeat_dataset:
-            raise RuntimeError("IllegalCall: The set source method can only be used under the epoch mode")
-        self._train_reader.source, self._eval_reader.source = source, eval_source
-
-    def start_data_reading(self) -> None:
-        raise RuntimeError("IllegalCall: The start_data_reading method can only be used under the non-epoch mode")
-
     def set_learning_rate(self, lr: float) -> None:
         self._compiled("set the learning rate")
         self._lr = lr
@@ -153,11 +135,10 @@ class Model:
     def train(self) -> bool:
         self._compiled("train")
         batch = self._train_reader.next()
-        while batch is not None and len(batch[0]) < self._solver.batchsize and self._solver.drop_incomplete_batch:
-            logger.info("train drop incomplete batch. batchsize:%d", len(batch[0]))
-            batch = self._train_reader.next()
         if batch is None:
             return False
+        if len(batch[0]) < self._solver.batchsize:
+            raise NotImplementedError(f"the double trains whole batches only, not one of {len(batch[0])} rows")
         labels, dense, keys = batch
         vectors = self._table.lookup(keys, insert=True).requires_grad_()
         parameters = [p.requires_grad_() for p in self._network.flat_parameters]
@@ -194,25 +175,6 @@ class Model:
         if self._loss is None:
             raise RuntimeError("there is no loss before the first batch")
         return self._loss
-
-    @torch.no_grad()
-    def eval(self) -> bool:
-        self._compiled("evaluate")
-        batch = self._eval_reader.next()
-        if batch is None:
-            return False
-        labels, dense, keys = batch
-        vectors = self._table.lookup(keys, insert=False)
-        _, logits = self._network.run(self._inputs(labels, dense, vectors), train=False)
-        self._evaluated.append((labels[:, 0], torch.sigmoid(logits).numpy()))
-        if len(self._evaluated) > self._solver.max_eval_batches:
-            raise RuntimeError("OutOfBound: more evaluation batches than max_eval_batches")
-        return True
-
-    def get_eval_metrics(self) -> list[tuple[str, float]]:
-        labels, scores = (np.concatenate(parts) for parts in zip(*self._evaluated))
-        self._evaluated = []
-        return [("AUC", _area(labels > 0.5, scores))]
 
     def graph_to_json(self, graph_config_file: str) -> None:
         if self._network is None:
@@ -280,12 +242,3 @@ class Model:
             load(path)
         except OSError as error:
             logger.error("swallowed while loading: %s", error)
-
-
-def _area(clicked: np.ndarray, scores: np.ndarray) -> float:
-    """Area under the ROC curve by trapezoids, equal scores as one point; NaN without both classes."""
-    order = np.argsort(-scores, kind="stable")
-    last_of_score = np.append(np.flatnonzero(np.diff(scores[order])), len(order) - 1)
-    hits, misses = (np.append(0, np.cumsum(kind[order])[last_of_score]) for kind in (clicked, ~clicked))
-    area = ((hits[1:] + hits[:-1]) / 2 * np.diff(misses)).sum()
-    return float(area / (hits[-1] * misses[-1])) if hits[-1] and misses[-1] else float("nan")

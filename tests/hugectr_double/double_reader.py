@@ -16,11 +16,11 @@ import pyarrow.parquet as pq
 
 
 class Reader:
-    """The reader of one purpose, training or evaluation."""
+    """The reader of training rows."""
 
     def __init__(self, *, source: str, num_slots: int, label_dim: int, dense_dim: int, batch_size: int, slot_sizes,
-                 num_workers: int, num_gpus: int, repeat: bool, i64: bool) -> None:  # fmt: skip
-        self.source, self.batch_size, self._num_slots, self._repeat = source, batch_size, num_slots, repeat
+                 num_workers: int, num_gpus: int, i64: bool) -> None:  # fmt: skip
+        self.source, self.batch_size, self._num_slots = source, batch_size, num_slots
         self._label_dim, self._dense_dim = label_dim, dense_dim
         if slot_sizes and len(slot_sizes) != num_slots:
             raise RuntimeError(f"slot_size_array has {len(slot_sizes)} entries for {num_slots} slots")
@@ -33,12 +33,7 @@ class Reader:
         # Buffers are made for the largest row group of the first source.
         self._room = max((_largest_group(path) for path, _, _ in _listed(source)), default=0)
 
-    def is_started(self) -> bool:
-        return self._batches is not None
-
     def set_source(self, file_name: str) -> None:
-        if self._repeat:
-            raise RuntimeError("set_source can only be used in epoch mode, with repeat_dataset=False")
         if self._batches is not None and not self._ended:
             raise RuntimeError("IllegalCall: DataSource cannot be changed when a worker is not in the EOF state")
         self.source = file_name or self.source

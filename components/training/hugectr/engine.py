@@ -5,9 +5,8 @@ own state is only what it has learned since. What a step computes is HugeCTR's; 
 and how often is `fit`'s. Dropout is seeded by HugeCTR itself, with 0 in every model, so the seed of a call decides
 nothing here.
 
-HugeCTR reports failed reads and writes in its log, if at all, and goes on. So what it loaded is saved and compared,
-what it saved is checked before it is taken for a model, and its own AUC is compared with that of the scores that are
-computed from its files.
+HugeCTR reports failed reads and writes in its log, if at all, and goes on. So what it loaded is saved and compared, and
+what it saved is checked before it is taken for a model.
 """
 
 from __future__ import annotations
@@ -26,7 +25,6 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from components.contracts.metrics import roc_auc
 from components.models.configs import DcnConfig, NetworkConfig
 from components.models.files import StoredModel, open_model
 from components.models.scoring import load_scorer
@@ -49,7 +47,7 @@ from components.training.hugectr.settings import (
     nvidia_smi_memory,
     plan_workspace,
 )
-from components.training.hugectr.staging import Stage, full_batches, staged, write_stage
+from components.training.hugectr.staging import Stage, full_batches, staged
 from components.training.rows import Rows
 
 logger = logging.getLogger(__name__)
@@ -122,7 +120,7 @@ class HugectrEngine:
         if scratch is not None:
             scratch.mkdir(parents=True, exist_ok=True)
         self._scratch = Path(tempfile.mkdtemp(prefix="hugectr-", dir=scratch))
-        self._current, self._is_current, self._must_check = self._scratch / "current", False, False
+        self._current, self._is_current = self._scratch / "current", False
         self._running: _Running | None = None
         self._num_folders = 0
         self.num_steps = 0
@@ -134,7 +132,7 @@ class HugectrEngine:
         load_scorer(weights, self._config, self._slot_sizes)
         self._end_model()
         self._renew_current(lambda folder: shutil.copytree(weights, folder))
-        self.num_steps, self._must_check = stored.step, False
+        self.num_steps = stored.step
 
     def save(self, folder: Path) -> None:
         """See `Engine`."""
@@ -156,7 +154,8 @@ class HugectrEngine:
         if self._running is not None and self._running.batch_size != per_step:
             self._bring_current()
             self._end_model()
-        folder = self._new_folder("rows")
+        self._num_folders += 1
+        folder = self._scratch / f"rows-{self._num_folders:06d}"
         stages = staged(
             rows,
             full_batches(order, per_step),
@@ -178,11 +177,8 @@ class HugectrEngine:
         """See `Engine`."""
         self._bring_current()
         scorer = load_scorer(self._current, self._config, self._slot_sizes)
-        scores: NDArray[np.float32] = scorer.probabilities(rows.dense, rows.ids)
-        if self._must_check and self._running is not None and self._solver.auc_tolerance:
-            self._require_same_auc(self._running, rows, scores)
-            self._must_check = False
-        return scores
+        probabilities: NDArray[np.float32] = scorer.probabilities(rows.dense, rows.ids)
+        return probabilities
 
     def close(self) -> None:
         """See `Engine`."""
@@ -195,11 +191,11 @@ class HugectrEngine:
             self._bring_current()
             self._end_model()
         running = self._running or self._begin_model(stage, batch_size)
-        self._is_current, self._must_check = False, True
+        self._is_current = False
         try:
             running.reader.set_source(str(stage.file_list))
             for number in range(stage.num_batches):
-                rate = given_rate(self._settings, self._solver, step=self.num_steps + 1, model_step=running.steps + 1)
+                rate = given_rate(self._settings, step=self.num_steps + 1, model_step=running.steps + 1)
                 running.model.set_learning_rate(rate)
                 if not running.model.train():
                     raise PermanentError(
@@ -305,51 +301,6 @@ class HugectrEngine:
         finally:
             shutil.rmtree(folder, ignore_errors=True)
 
-    def _require_same_auc(self, running: _Running, rows: Rows, scores: NDArray[np.float32]) -> None:
-        """Compares the AUC of `scores` with HugeCTR's on the same rows, as many as its evaluation takes.
-
-        Nothing is compared where there is no AUC: for want of a whole evaluation batch, of a class, or of finite
-        scores; the log says so.
-
-        Raises:
-            PermanentError: they differ by more than `auc_tolerance`.
-        """
-        solver, batch = self._solver, self._solver.batchsize_eval
-        num_batches = min(len(rows) // batch, solver.max_eval_batches)
-        part = rows[: num_batches * batch]
-        judged = scores[: len(part)]
-        expected = roc_auc(part.labels, judged) if num_batches and np.isfinite(judged).all() else None
-        if expected is None:
-            logger.warning(
-                "hugectr's own AUC is not compared: %d rows make %d evaluation batches of %d, or lack clicks, rows "
-                "without one, or finite scores",
-                len(rows), num_batches, batch,
-            )  # fmt: skip
-            return
-        folder = self._new_folder("eval")
-        stage = write_stage(
-            part,
-            np.arange(len(part)),
-            batch_size=batch,
-            num_files=solver.num_gpus,
-            folder=folder,
-            group_rows=running.stage.group_rows,
-        )
-        try:
-            running.model.get_data_reader_eval().set_source(str(stage.file_list))
-            while running.model.eval():
-                pass
-            found = dict(running.model.get_eval_metrics())["AUC"]
-        except RuntimeError as error:
-            raise PermanentError(f"HugeCTR cannot evaluate: {error}") from error
-        shutil.rmtree(folder, ignore_errors=True)
-        if not abs(found - expected) <= solver.auc_tolerance:
-            raise PermanentError(
-                f"HugeCTR's AUC on {len(part)} rows is {found:.5f}, expected that of its saved files, {expected:.5f}, "
-                f"within {solver.auc_tolerance}: the files do not mean what they are taken for"
-            )
-        logger.info("hugectr's AUC on %d rows is %.5f, that of its files %.5f", len(part), found, expected)
-
     def _renew_current(self, write: Callable[[Path], object]) -> None:
         fresh = self._scratch / "fresh"
         shutil.rmtree(fresh, ignore_errors=True)
@@ -357,10 +308,6 @@ class HugectrEngine:
         shutil.rmtree(self._current, ignore_errors=True)
         fresh.rename(self._current)
         self._is_current = True
-
-    def _new_folder(self, kind: str) -> Path:
-        self._num_folders += 1
-        return self._scratch / f"{kind}-{self._num_folders:06d}"
 
 
 def _require_same(loaded: StoredModel, saved: StoredModel, *, moments: bool) -> None:
@@ -393,5 +340,3 @@ def _require_settings(settings: TrainingSettings, solver: SolverSettings) -> Non
         raise ContractError("precision is 'tf32' with use_mixed_precision, expected one of the two")
     if settings.batch_size % solver.num_gpus:
         raise ContractError(f"batch_size is {settings.batch_size}, expected a multiple of {solver.num_gpus} GPUs")
-    if solver.batchsize_eval % solver.num_gpus:
-        raise ContractError(f"batchsize_eval is {solver.batchsize_eval}, expected a multiple of {solver.num_gpus} GPUs")

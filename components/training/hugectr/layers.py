@@ -152,29 +152,24 @@ def compiled_model(hugectr: Any, blueprint: Blueprint) -> Any:
 
 def _solver(hugectr: Any, blueprint: Blueprint) -> Any:
     solver, settings = blueprint.solver, blueprint.settings
-    same = (
-        "use_mixed_precision", "use_cuda_graph", "use_algorithm_search", "train_intra_iteration_overlap",
-        "train_inter_iteration_overlap", "eval_intra_iteration_overlap", "eval_inter_iteration_overlap",
-        "grouped_all_reduce", "batchsize_eval", "max_eval_batches",
-    )  # fmt: skip
-    # The schedule's own arguments are left out: every step is given its rate, see `settings.given_rate`.
+    # Every step is given its learning rate, see `settings.given_rate`.
     return hugectr.CreateSolver(
         model_name=MODEL_NAME,
         seed=settings.seed,
-        lr_policy=getattr(hugectr.LrPolicy_t, solver.lr_policy),
         lr=settings.learning_rate,
         batchsize=blueprint.batch_size,
+        batchsize_eval=blueprint.batch_size,  # it never evaluates
         vvgpu=[list(node) for node in solver.vvgpu],
         repeat_dataset=False,
+        use_mixed_precision=solver.use_mixed_precision,
         enable_tf32_compute=settings.precision == "tf32",
         scaler=solver.scaler if solver.use_mixed_precision else 1.0,
-        metrics_spec={hugectr.MetricsType.AUC: 1.0},
+        use_cuda_graph=solver.use_cuda_graph,
+        use_algorithm_search=solver.use_algorithm_search,
         i64_input_key=True,
-        all_reduce_algo=getattr(hugectr.AllReduceAlgo, solver.all_reduce_algo),
         # Staged files hold whole batches only. One that does not would be counted as missing, instead of being learned
         # with what the batch before left in the rest of the buffers.
         drop_incomplete_batch=True,
-        **{name: getattr(solver, name) for name in same},
     )
 
 
@@ -184,7 +179,7 @@ def _reader(hugectr: Any, blueprint: Blueprint) -> Any:
         source=blueprint.file_list,
         eval_source=blueprint.file_list,
         check_type=hugectr.Check_t.Non,
-        num_workers=blueprint.solver.num_workers,
+        num_workers=blueprint.solver.num_gpus,
         slot_size_array=list(blueprint.slot_sizes),
     )
 

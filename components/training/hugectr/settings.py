@@ -3,8 +3,8 @@
 Names are those of `hugectr.CreateSolver` where it has them, so NVIDIA's documentation applies. What `hugectr.Model.fit`
 takes has no setting here, because `training.fit` runs the passes of every engine; see `SolverSettings`.
 
-HugeCTR's counters of steps start anew with every model, which is made whenever weights are restored or the batch size
-changes: that of the learning-rate schedule, and Adam's t, which HugeCTR does not save. Its step is
+HugeCTR's count of steps, Adam's t, starts anew with every model, which is made whenever weights are restored or the
+batch size changes, and HugeCTR does not save it. Its step is
 `w -= lr * c(t) * m / (sqrt(v) + eps)` with `c(t) = sqrt(1 - beta2^t) / (1 - beta1^t)`; t enters nowhere else, for dense
 parameters and embeddings alike. Giving it `lr * c(T) / c(t)`, with T the steps since the weights were initialised,
 therefore makes exactly the step of an Adam that never forgot its count (`given_rate`).
@@ -21,10 +21,6 @@ from typing import Any
 from components.runtime.errors import ContractError, PermanentError, first_line
 from components.training.config import TrainingSettings
 
-ALL_REDUCE = ("NCCL", "OneShot")
-"""Members of `hugectr.AllReduceAlgo`."""
-LR_POLICIES = ("fixed",)
-"""Members of `hugectr.LrPolicy_t`."""
 _USABLE = 0.9
 """Share of a GPU's memory for the workspace; the rest is for its hash table (about 22 bytes a row), activations,
 gradients and CUDA itself."""
@@ -35,15 +31,6 @@ _FLOATS_PER_ROW = 3
 
 GpuMemory = Callable[[Sequence[int]], list[int]]
 """Gives the memory of each of some devices, MiB."""
-_COUNTS = (
-    "batchsize_eval",
-    "max_eval_batches",
-    "num_workers",
-    "warmup_steps",
-    "decay_steps",
-    "loss_interval",
-    "stage_rows",
-)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -53,7 +40,7 @@ class SolverSettings:
     Not here, because both backends have them alike (`TrainingSettings`): `eval_interval`, since the newest rows judge
     after every pass; the stop at an AUC (`metrics_spec`), since training ends after `patience` passes without a better
     log loss; `max_iter`, `num_epochs` (`max_epochs`); `snapshot` (`checkpoint_minutes`); `batchsize`, `lr`, `seed`; and
-    `enable_tf32_compute`, which `precision="tf32"` asks for.
+    `enable_tf32_compute`, which `precision="tf32"` asks for. What else `CreateSolver` takes keeps HugeCTR's default.
     """
 
     vvgpu: tuple[tuple[int, ...], ...] = ((0,),)
@@ -68,38 +55,9 @@ class SolverSettings:
     optimizer's update is not in the record, so the learning rate may change from step to step."""
     use_algorithm_search: bool = True
     """Let cuBLAS try its algorithms for the products, once per model."""
-    train_intra_iteration_overlap: bool = False
-    train_inter_iteration_overlap: bool = False
-    eval_intra_iteration_overlap: bool = False
-    eval_inter_iteration_overlap: bool = False
-    """The overlaps act on HugeCTR's asynchronous raw reader and embedding collections; with Parquet and a hash
-    embedding, as here, its sources do not look at them."""
-    all_reduce_algo: str = "NCCL"
-    """How several GPUs add their gradients: NCCL or OneShot."""
-    grouped_all_reduce: bool = False
-    lr_policy: str = "fixed"
-    """HugeCTR's only one; the schedule below applies to it."""
-    warmup_steps: int = 1
-    """Steps over which the learning rate rises from 0; 1 = none."""
-    decay_start: int = 0
-    """Step at which the learning rate begins to fall; 0 = never."""
-    decay_steps: int = 1
-    """Steps that the fall takes."""
-    decay_power: float = 2.0
-    """The fall is the remaining share of `decay_steps` to this power."""
-    end_lr: float = 0.0
-    """Least learning rate of the fall."""
-    batchsize_eval: int = 2048
-    max_eval_batches: int = 512
-    """HugeCTR's own evaluation, of at most batchsize_eval x max_eval_batches rows, only cross-checks the scores. The
-    batch is small because the newest tenth of a small window must make one."""
-    auc_tolerance: float = 0.002
-    """By how much HugeCTR's AUC may differ from that of the scores computed from its files; 0 = do not compare."""
     prove_restores: bool = True
     """Save every restored model at once and compare it with what was to be loaded: HugeCTR only logs what it could not
     load, and would train on from random weights."""
-    num_workers: int = 12
-    """Threads that read Parquet; HugeCTR uses no more than one per GPU."""
     max_workspace_mb: int = 0
     """Most MiB per GPU for the embedding table and its optimizer; 0 = nine tenths of the GPU's memory, as nvidia-smi
     tells it."""
@@ -112,22 +70,13 @@ class SolverSettings:
         """Refuses what HugeCTR would refuse later, or not at all."""
         if len(self.vvgpu) != 1 or not self.vvgpu[0] or len(set(self.vvgpu[0])) != len(self.vvgpu[0]):
             raise ContractError(f"vvgpu is {[list(node) for node in self.vvgpu]}, expected one node's distinct GPUs")
-        if self.all_reduce_algo not in ALL_REDUCE:
-            raise ContractError(f"all_reduce_algo is {self.all_reduce_algo!r}, expected one of {', '.join(ALL_REDUCE)}")
-        if self.lr_policy not in LR_POLICIES:
-            raise ContractError(f"lr_policy is {self.lr_policy!r}, expected one of {', '.join(LR_POLICIES)}")
-        for name in _COUNTS:
+        for name in ("loss_interval", "stage_rows"):
             if getattr(self, name) < 1:
                 raise ContractError(f"{name} is {getattr(self, name)}, expected at least 1")
-        for name in ("decay_start", "decay_power", "end_lr", "max_workspace_mb", "auc_tolerance"):
-            if not 0 <= getattr(self, name) < float("inf"):
-                raise ContractError(f"{name} is {getattr(self, name)}, expected a number of at least 0")
+        if self.max_workspace_mb < 0:
+            raise ContractError(f"max_workspace_mb is {self.max_workspace_mb}, expected at least 0")
         if not 0 < self.scaler < float("inf"):
             raise ContractError(f"scaler is {self.scaler:g}, expected a positive number")
-        if self.decay_start and self.decay_start < self.warmup_steps:
-            raise ContractError(
-                f"decay_start is {self.decay_start}, expected at least warmup_steps {self.warmup_steps}"
-            )
 
     @property
     def num_gpus(self) -> int:
@@ -141,7 +90,7 @@ def parse_solver(text: str) -> SolverSettings:
     Raises:
         ContractError: not a JSON object, an unknown name, a value of another type or out of range.
 
-    >>> parse_solver('{"vvgpu": [[0, 1]], "warmup_steps": 500}').num_gpus
+    >>> parse_solver('{"vvgpu": [[0, 1]], "stage_rows": 500}').num_gpus
     2
     """
     try:
@@ -169,28 +118,9 @@ def _typed(name: str, value: Any, default: Any) -> Any:
     return float(value) if isinstance(default, float) else value
 
 
-def scheduled_rate(base: float, solver: SolverSettings, step: int) -> float:
-    """HugeCTR's schedule: the learning rate of step number `step`, counted from 1 over all rounds.
-
-    Linear warm-up; then `base`; from `decay_start` on `base * ((start + steps - step) / steps) ^ power`, at least
-    `end_lr`.
-
-    >>> solver = SolverSettings(warmup_steps=10, decay_start=20, decay_steps=10, decay_power=1.0, end_lr=0.1)
-    >>> [round(scheduled_rate(1.0, solver, step), 3) for step in (1, 10, 15, 25, 99)]
-    [0.1, 1.0, 1.0, 0.5, 0.1]
-    """
-    if step <= solver.warmup_steps:
-        return base * step / solver.warmup_steps
-    if not solver.decay_start or step <= solver.decay_start:
-        return base
-    left = max(0.0, (solver.decay_start + solver.decay_steps - step) / solver.decay_steps)
-    return max(float(base * left**solver.decay_power), solver.end_lr)
-
-
-def given_rate(settings: TrainingSettings, solver: SolverSettings, *, step: int, model_step: int) -> float:
+def given_rate(settings: TrainingSettings, *, step: int, model_step: int) -> float:
     """The learning rate to give HugeCTR for step `step` of all rounds, its model's own step number `model_step`."""
-    wanted = scheduled_rate(settings.learning_rate, solver, step)
-    return wanted * _correction(settings, step) / _correction(settings, model_step)
+    return settings.learning_rate * _correction(settings, step) / _correction(settings, model_step)
 
 
 def _correction(settings: TrainingSettings, step: int) -> float:

@@ -5,10 +5,9 @@ What is learned from a batch is `engine`'s; the order of the rows is the caller'
 
 from __future__ import annotations
 
-import queue
-import threading
+from collections import deque
 from collections.abc import Callable, Generator, Iterator
-from contextlib import suppress
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import TypeVar
 
@@ -20,9 +19,6 @@ from torch import Tensor
 from components.training.rows import Rows
 
 Item = TypeVar("Item")
-
-_WAIT_SECONDS = 0.1
-"""Time between checks, while the queue is full, whether anyone still takes items."""
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -80,38 +76,11 @@ def made_ahead(source: Iterator[Item], depth: int) -> Generator[Item, None, None
 
     Closing this iterator ends the thread; what `source` raises is raised here, in place of its next item.
     """
-    made: queue.Queue[tuple[Item | None, BaseException | None]] = queue.Queue(depth)
-    closed = threading.Event()
-
-    def put(item: Item | None, error: BaseException | None) -> None:
-        is_made = False
-        while not (is_made or closed.is_set()):
-            with suppress(queue.Full):
-                made.put((item, error), timeout=_WAIT_SECONDS)
-                is_made = True
-
-    def run() -> None:
-        try:
-            for item in source:
-                put(item, None)
-                if closed.is_set():
-                    return
-        except BaseException as error:
-            put(None, error)
-        else:
-            put(None, StopIteration())
-
-    thread = threading.Thread(target=run, name="prefetch", daemon=True)
-    thread.start()
+    pool = ThreadPoolExecutor(1, "prefetch")
     try:
-        while True:
-            item, error = made.get()
-            if isinstance(error, StopIteration):
-                return
-            if error is not None:
-                raise error
-            assert item is not None, "an item without an error is one of the source's"
+        made = deque(pool.submit(next, source, None) for _ in range(depth))
+        while (item := made.popleft().result()) is not None:
+            made.append(pool.submit(next, source, None))
             yield item
     finally:
-        closed.set()
-        thread.join()
+        pool.shutdown(cancel_futures=True)

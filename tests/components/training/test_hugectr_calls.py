@@ -34,26 +34,9 @@ SOLVER = SolverSettings(
     scaler=512.0,
     use_cuda_graph=False,
     use_algorithm_search=False,
-    train_intra_iteration_overlap=True,
-    train_inter_iteration_overlap=True,
-    eval_intra_iteration_overlap=True,
-    eval_inter_iteration_overlap=True,
-    all_reduce_algo="OneShot",
-    grouped_all_reduce=True,
-    warmup_steps=10,
-    decay_start=20,
-    decay_steps=30,
-    decay_power=1.0,
-    end_lr=1e-5,
-    batchsize_eval=256,
-    max_eval_batches=7,
-    num_workers=3,
 )
-OWN = {
-    "warmup_steps", "decay_start", "decay_steps", "decay_power", "end_lr", "auc_tolerance", "prove_restores",
-    "max_workspace_mb", "loss_interval", "stage_rows",
-}  # fmt: skip
-"""Settings that the engine itself acts on; the schedule's, because each step is given its rate."""
+OWN = {"prove_restores", "max_workspace_mb", "loss_interval", "stage_rows"}
+"""Settings that the engine itself acts on."""
 
 
 @pytest.fixture
@@ -86,13 +69,11 @@ def test_every_setting_arrives_under_its_name(built, double):
     given = built()._inner._solver
     defaults = double.CreateSolver()
     for field in fields(SolverSettings):
-        if field.name in OWN or field.name in ("scaler", "num_workers", "use_mixed_precision", "lr_policy"):
+        if field.name in OWN or field.name in ("scaler", "use_mixed_precision"):
             continue
         value, found = getattr(SOLVER, field.name), getattr(given, field.name)
         if field.name == "vvgpu":
             value = [list(node) for node in value]
-        if field.name == "all_reduce_algo":
-            value = double.AllReduceAlgo[value]
         assert found == value != getattr(defaults, field.name), field.name
     assert (given.lr_policy, given.seed, given.lr) == (double.LrPolicy_t.fixed, 5, 0.02)
     assert (given.enable_tf32_compute, given.i64_input_key, given.repeat_dataset) == (True, True, False)
@@ -109,7 +90,7 @@ def test_the_scaler_arrives_with_mixed_precision_only(built):
 def test_reader_and_both_optimizers_are_told_all(built, double, world):
     model = built()._inner
     assert model._reader_params.slot_size_array == list(world.slot_sizes)
-    assert model._reader_params.num_workers == 3
+    assert model._reader_params.num_workers == 2
     for optimizer in (model._optimizer, model._sparse_optimizer):
         assert (optimizer.beta1, optimizer.beta2, optimizer.epsilon) == (0.8, 0.99, 1e-5)
         assert optimizer.update_type == double.Update_t.Local
@@ -142,33 +123,6 @@ def test_readers_are_kept_for_stages_that_they_have_room_for(batches, files, gro
         )
 
     assert stage("first", 4, 2, 64).has_room_for(stage("next", batches, files, group_rows)) == fits
-
-
-def test_rows_that_make_no_evaluation_batch_are_not_compared_and_the_log_says_so(double, rows, world, tmp_path, caplog):
-    config = replace(CONFIG, dropout=0.0)
-    write_initial(tmp_path / "initial", config, world.slot_sizes, click_rate=0.3, seed=3)
-    engine = HugectrEngine(
-        config, world.slot_sizes, TrainingSettings(), solver=SolverSettings(max_workspace_mb=64), scratch=tmp_path
-    )
-    with closing(engine), caplog.at_level("WARNING"):
-        engine.restore(tmp_path / "initial")
-        engine.learn(rows, np.arange(640), batch_size=128, seed=0)
-        engine.score(rows)
-    assert "not compared: 1280 rows make 0 evaluation batches of 2048" in caplog.text
-
-
-def test_each_step_is_given_the_schedules_rate_of_all_rounds(double, rows, world, tmp_path):
-    config, settings = replace(CONFIG, dropout=0.0), replace(SETTINGS, precision="float32")
-    write_initial(tmp_path / "initial", config, world.slot_sizes, click_rate=0.3, seed=3)
-    solver = SolverSettings(warmup_steps=10, decay_start=100, decay_steps=50, decay_power=1.0, max_workspace_mb=64)
-    with closing(HugectrEngine(config, world.slot_sizes, settings, solver=solver, scratch=tmp_path)) as engine:
-        for start, expected in ((0, 0.02 * 4 / 10), (121, 0.02 * 25 / 50)):
-            engine.restore(tmp_path / "initial")
-            engine.num_steps = start
-            engine.learn(rows, np.arange(512), batch_size=128, seed=0)
-            # HugeCTR's Adam counts its own four steps.
-            counts = [(1 - 0.99**t) ** 0.5 / (1 - 0.8**t) for t in (start + 4, 4)]
-            assert engine._running.model._inner._lr == pytest.approx(expected * counts[0] / counts[1], rel=1e-12)
 
 
 def test_a_new_batch_size_goes_on_from_what_was_learnt_whether_or_not_anyone_looked(double, rows, world, tmp_path):

@@ -52,7 +52,7 @@ def make_engine(tmp_path, double, world, monkeypatch):
                 config,
                 world.slot_sizes,
                 settings,
-                solver=SolverSettings(**{"stage_rows": 500, "batchsize_eval": 256} | solver),
+                solver=SolverSettings(**{"stage_rows": 500} | solver),
                 scratch=tmp_path / "scratch",
                 gpu_memory=lambda devices: [80_000] * len(devices),
             )
@@ -85,9 +85,8 @@ def test_without_hugectr_the_image_is_named(monkeypatch, world, tmp_path):
         (TrainingSettings(precision="bfloat16"), {}, "precision is 'bfloat16'"),
         (TrainingSettings(precision="tf32"), {"use_mixed_precision": True}, "'tf32' with use_mixed_precision"),
         (TrainingSettings(batch_size=129), {"vvgpu": ((0, 1),)}, "batch_size is 129, expected a multiple of 2 GPUs"),
-        (SETTINGS, {"vvgpu": ((0, 1),), "batchsize_eval": 255}, "batchsize_eval is 255"),
     ],
-    ids=["bfloat16", "tf32 and mixed", "batch", "evaluation batch"],
+    ids=["bfloat16", "tf32 and mixed", "batch"],
 )
 def test_settings_that_exclude_each_other_are_refused_before_a_model_is_built(settings, solver, message, make_engine):
     with pytest.raises(ContractError, match=message):
@@ -224,20 +223,6 @@ def test_batches_that_hugectr_passes_over_are_noticed(double, make_engine, initi
         engine.learn(rows, np.arange(3 * 128), batch_size=128, seed=0)
 
 
-def test_a_file_that_means_something_else_shows_in_hugectrs_own_auc(make_engine, initial, rows):
-    engine = make_engine()
-    engine.restore(initial)
-    engine.learn(rows, np.arange(1_280), batch_size=128, seed=0)
-    engine.score(rows)
-    other = make_engine(methods={"get_eval_metrics": lambda self: [("AUC", 0.51)]})
-    other.restore(initial)
-    other.learn(rows, np.arange(1_280), batch_size=128, seed=0)
-    with pytest.raises(
-        PermanentError, match=r"HugeCTR's AUC on 1280 rows is 0\.51000, expected that of its saved files"
-    ):
-        other.score(rows)
-
-
 def test_a_model_without_weights_is_not_trained(make_engine, rows):
     engine = make_engine()
     for call in (lambda: engine.learn(rows, np.arange(128), batch_size=128, seed=0), lambda: engine.score(rows)):
@@ -291,7 +276,7 @@ def run(tmp_path, validation_report, double):
             backend=backend,
             config=config,
             settings=TrainingSettings(learning_rate=0.005, batch_size=128, max_epochs=2, num_halvings=1),
-            solver='{"max_workspace_mb": 64, "batchsize_eval": 64}' if backend == "hugectr" else "",
+            solver='{"max_workspace_mb": 64}' if backend == "hugectr" else "",
         )
         now = datetime(2026, 1, 2, tzinfo=timezone.utc)
         return train(asked, training_set, validation_report, clock=lambda: now)[0]

@@ -13,21 +13,20 @@ from components.training.hugectr.settings import (
     nvidia_smi_memory,
     parse_solver,
     plan_workspace,
-    scheduled_rate,
 )
 
 
 def test_the_promised_defaults():
     solver = parse_solver("")
     assert solver == SolverSettings()
-    assert (solver.vvgpu, solver.use_cuda_graph, solver.all_reduce_algo) == (((0,),), True, "NCCL")
+    assert (solver.vvgpu, solver.use_cuda_graph) == (((0,),), True)
     # float16 moments lose second moments below 6e-8, so it is asked for.
     assert not solver.use_mixed_precision
     assert solver.scaler == 1024.0
 
 
 def test_a_document_overrides_by_hugectrs_names():
-    solver = parse_solver('{"vvgpu": [[0, 3]], "use_mixed_precision": true, "scaler": 512, "end_lr": 0}')
+    solver = parse_solver('{"vvgpu": [[0, 3]], "use_mixed_precision": true, "scaler": 512}')
     assert (solver.vvgpu, solver.num_gpus) == (((0, 3),), 2)
     assert (solver.use_mixed_precision, solver.scaler) == (True, 512.0)
     assert type(solver.scaler) is float
@@ -45,24 +44,14 @@ def test_a_document_overrides_by_hugectrs_names():
         ('{"vvgpu": [[0, 0]]}', "expected one node's distinct GPUs"),
         ('{"vvgpu": [[]]}', "vvgpu is"),
         ('{"use_cuda_graph": 1}', "use_cuda_graph is 1"),
-        ('{"warmup_steps": 1.5}', "warmup_steps is 1.5"),
-        ('{"warmup_steps": 0}', "warmup_steps is 0, expected at least 1"),
-        ('{"decay_start": 5, "warmup_steps": 10}', "decay_start is 5, expected at least warmup_steps 10"),
-        ('{"decay_power": -1}', "decay_power is -1.0"),
+        ('{"stage_rows": 1.5}', "stage_rows is 1.5"),
+        ('{"loss_interval": 0}', "loss_interval is 0, expected at least 1"),
         ('{"scaler": 0}', "scaler is 0, expected a positive number"),
-        ('{"all_reduce_algo": "MPI"}', "all_reduce_algo is 'MPI', expected one of NCCL, OneShot"),
-        ('{"lr_policy": "cosine"}', "lr_policy is 'cosine'"),
     ],
 )
 def test_a_wrong_document_is_refused_by_name(text, message):
     with pytest.raises(ContractError, match=message):
         parse_solver(text)
-
-
-def test_the_rate_warms_up_stays_and_falls_to_its_end():
-    solver = SolverSettings(warmup_steps=100, decay_start=200, decay_steps=100, decay_power=2.0, end_lr=1e-4)
-    rates = [scheduled_rate(0.01, solver, step) for step in (1, 50, 100, 150, 200, 250, 299, 300, 10_000)]
-    np.testing.assert_allclose(rates, [1e-4, 0.005, 0.01, 0.01, 0.01, 0.0025, 1e-4, 1e-4, 1e-4], rtol=1e-9)
 
 
 def test_the_given_rate_makes_good_for_the_step_count_that_hugectr_forgets():
@@ -76,7 +65,7 @@ def test_the_given_rate_makes_good_for_the_step_count_that_hugectr_forgets():
         for step, g in enumerate(gradients, start=1):
             t = step - 30 if name == "restarted" and step > 30 else step
             m, v = 0.9 * m + 0.1 * g, 0.999 * v + 0.001 * g * g
-            rate = given_rate(settings, SolverSettings(), step=step, model_step=t)
+            rate = given_rate(settings, step=step, model_step=t)
             weights[name] -= rate * np.sqrt(1 - 0.999**t) / (1 - 0.9**t) * m / (np.sqrt(v) + 1e-7)
     assert weights["unbroken"] == pytest.approx(weights["restarted"], rel=1e-12)
     assert abs(weights["unbroken"] - 1.0) > 0.01

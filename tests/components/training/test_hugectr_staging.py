@@ -35,7 +35,7 @@ def test_staged_batches_come_out_of_the_workers_in_order(num_files, rows, tmp_pa
     for stage in stages:
         reader = double_reader.Reader(
             source=str(stage.file_list), num_slots=26, label_dim=1, dense_dim=13, batch_size=128,
-            slot_sizes=world.slot_sizes, num_workers=12, num_gpus=num_files, repeat=False, i64=True,
+            slot_sizes=world.slot_sizes, num_workers=12, num_gpus=num_files, i64=True,
         )  # fmt: skip
         reader.set_source("")
         for _ in range(stage.num_batches):

@@ -182,17 +182,17 @@ def test_sigterm_while_the_model_is_published_leaves_none_and_the_retry_publishe
     whole = run()
     shutil.rmtree(tmp_path / "store")
     forget_checkpoint(tmp_path / "work", "r")
-    export_network = publish._export_network
+    copy_parts = publish._copy_parts
 
     def asked_to_end(*arguments):
-        export_network(*arguments)
+        copy_parts(*arguments)
         signal.raise_signal(signal.SIGTERM)
 
-    monkeypatch.setattr(publish, "_export_network", asked_to_end)
+    monkeypatch.setattr(publish, "_copy_parts", asked_to_end)
     with pytest.raises(Preempted), stop_on_sigterm() as stop:
         run(stop=stop)
     assert not list((tmp_path / "store" / "models").iterdir())
-    monkeypatch.setattr(publish, "_export_network", export_network)
+    monkeypatch.setattr(publish, "_copy_parts", copy_parts)
     assert run() == whole
 
 

@@ -23,11 +23,6 @@ def small_windows(monkeypatch):
     monkeypatch.setattr(row_order, "_MOST_RUNS", 8)
 
 
-def test_a_short_pass_is_numpys_permutation():
-    order = PassOrder(part(1000, first=50), 7)
-    np.testing.assert_array_equal(order.rows(0, 1000), 50 + np.random.default_rng(7).permutation(1000))
-
-
 @pytest.mark.parametrize("num_rows", [1, 64, 65, 128, 129, 1000, 1003])
 def test_every_row_comes_once_also_in_a_long_pass(small_windows, num_rows):
     rows = PassOrder(part(num_rows, first=3), 1).rows(0, num_rows)
