@@ -86,7 +86,7 @@ def retraining_pipeline(placement: Placement) -> Callable[..., Any]:
         """Retrains the click model on the newest logs and releases it if it is no worse than the live one.
 
         Args:
-            lake: Click logs, a folder or gs://bucket/prefix: day=YYYY-MM-DD partitions of Parquet, or Criteo files.
+            lake: Click logs, a folder or gs://bucket/prefix: day=YYYY-MM-DD partitions of Parquet.
             store: Folder of the model store: models, releases, promotion journal, notes of runs.
             work: Folder for the runs' intermediate files.
             repository: Triton's model repository, a folder or gs://bucket/prefix.

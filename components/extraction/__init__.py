@@ -1,4 +1,4 @@
-"""Extraction: the rows of one time window, out of the lake or a user's Criteo files, as a `RawDataset`.
+"""Extraction: the rows of one time window of the lake, as a `RawDataset`.
 
 Beside them, rows of days before the window, drawn by `replay`: to be learned again, and to measure what is remembered.
 

@@ -24,8 +24,8 @@ def build_parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--lake",
         required=True,
-        help="lake with day=YYYY-MM-DD folders, or a Criteo file or folder: absolute path, file:// or gs://, of which "
-        "what the window needs is fetched into <work>/.lake-cache",
+        help="lake with day=YYYY-MM-DD folders: absolute path, file:// or gs://, of which what the window needs is "
+        "fetched into <work>/.lake-cache",
     )
     parser.add_argument(
         "--window-start",
@@ -107,8 +107,8 @@ def main(argv: Sequence[str] | None = None) -> int:
 def _extract_window(arguments: argparse.Namespace) -> None:
     from components.extraction.columns import excluded_columns, unread_columns
     from components.extraction.extract import ExtractionSettings, extract
-    from components.extraction.lake_folder import opened_lake
-    from components.extraction.source import find_source
+    from components.extraction.lake import Lake
+    from components.extraction.lake_files import opened_lake
     from components.extraction.window import Maturity, accepted_model, resolve_window, seen_files
     from components.storage.uris import local_path
     from components.store.runs import noted
@@ -133,24 +133,17 @@ def _extract_window(arguments: argparse.Namespace) -> None:
         accepted = None if asked else accepted_model(store, arguments.champion)
         seen = seen_files(accepted, settings.late_days)
         work = local_path(arguments.work)
-        with opened_lake(arguments.lake, work=work) as lake:
-
-            def newest() -> int | None:
-                lake.fetch_newest()
-                return find_source(lake.path).newest()
-
+        with opened_lake(arguments.lake, work=work) as files:
+            lake = Lake(files=files, unread=unread, seen=seen)
             window = resolve_window(
                 start=arguments.window_start,
                 end=arguments.window_end,
                 accepted=accepted,
                 days=arguments.window_days,
                 maturity=maturity,
-                newest=newest,
+                newest=lake.newest,
             )
-            lake.fetch(window, replay_days=settings.replay_days, seen=seen)
-            folder = work / arguments.run / STEP
-            source = find_source(lake.path, unread=unread, seen=seen, listed=lake.listed())
-            dataset = extract(source, window, folder, settings, source_uri=lake.uri, named=lake.named)
+            dataset = extract(lake, window, work / arguments.run / STEP, settings)
         dataset.write(arguments.output)
         note.facts = {
             "train_rows": dataset.num_train_rows,

@@ -62,16 +62,6 @@ def unread_columns(excluded: Collection[str], store: Path, champion: str) -> fro
     return frozenset(excluded) & frozenset(workflow.excluded)
 
 
-def without_columns(table: Any, unread: Collection[str]) -> Any:
-    """The raw table with null in those columns; for sources that cannot read around them."""
-    for name in unread:
-        at = table.schema.get_field_index(name)
-        if table.column(at).null_count < table.num_rows:
-            field = table.schema.field(at)
-            table = table.set_column(at, field, pa.nulls(table.num_rows, field.type))
-    return table
-
-
 NUMBERS = (criteo.LABEL, *criteo.FEATURES)
 
 

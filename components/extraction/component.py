@@ -32,7 +32,7 @@ def extraction(
         run: Name of the run.
         store: Model store; file:// URI or absolute path.
         work: Folder for big data; file:// URI or absolute path.
-        lake: Lake with day=YYYY-MM-DD folders of Parquet, or a Criteo file or folder; absolute path, file:// or gs://.
+        lake: Lake with day=YYYY-MM-DD folders of Parquet; absolute path, file:// or gs://.
         window_start: ISO 8601 UTC, inclusive; empty = after the champion's last trained row, or the first row.
         window_end: ISO 8601 UTC, exclusive; empty = to the last row.
         champion: `current`, `none`, or a released model's id.

@@ -1,25 +1,26 @@
 """Which files are a day: its newest complete version, and what came to version 0 after it.
 
 A back-fill replaces the files that lay in the day's folder when it was written, which its marker names, and nothing
-else: what the uploader appends later is new rows, and is read beside it. Writing a version is left to `backfill`.
+else: what the uploader appends later is new rows, and is read beside it. Everything follows from a listing of the lake
+and the markers; fetching the files is left to `lake_files`, writing a version to `backfill`.
 """
 
 from __future__ import annotations
 
-import hashlib
 import json
-import logging
 import re
-from collections.abc import Iterable
+from collections import defaultdict
+from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, field
+from datetime import date
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from components.contracts.criteo import VERSION_COMPLETE, VERSION_PARTITION, is_visible
+from components.contracts.criteo import DAY_PARTITION, VERSION_COMPLETE, VERSION_PARTITION, is_visible
+from components.extraction.times import parse_day
 from components.runtime.durable import sha256_file
 from components.runtime.errors import ContractError
-
-logger = logging.getLogger(__name__)
+from components.storage.objects import ObjectInfo, Objects
 
 _FOLDER = re.compile(re.escape(VERSION_PARTITION.format(version="")) + r"([1-9][0-9]{0,8})")
 _MARKER_VERSION = 1
@@ -61,58 +62,42 @@ class VersionMarker:
         """The marker's text."""
         return json.dumps({"format_version": _MARKER_VERSION, **asdict(self)}, indent=2) + "\n"
 
+    @classmethod
+    def parse(cls, content: bytes, uri: str) -> VersionMarker:
+        """The marker that the object at `uri` holds.
+
+        Raises:
+            ContractError: it is none of this format.
+        """
+        try:
+            document: dict[str, Any] = json.loads(content)
+            if document.pop("format_version") != _MARKER_VERSION:
+                raise ContractError(f"{uri} is of a later format, expected format_version {_MARKER_VERSION}")
+            files, replaces = ([FileMark(*each) for each in document.pop(name)] for name in ("files", "replaces"))
+            return cls(**document, files=files, replaces=replaces)
+        except (ValueError, KeyError, TypeError, AttributeError) as error:
+            raise ContractError(f"{uri} is no marker of a back-filled version: {error!r}") from error
+
 
 @dataclass(frozen=True)
 class DayFiles:
-    """The files that are a day."""
+    """The objects that are a day."""
 
     version: int
     """0: the day was never back-filled."""
-    files: list[Path]
+    files: list[ObjectInfo]
     """The version's, then those that came to version 0 later; each by name."""
-    sha256: dict[Path, str] = field(default_factory=dict)
-    """Of those that a marker names."""
+    own: list[ObjectInfo]
+    """All of version 0, those included that the version was written in place of and nobody reads."""
+    sha256: dict[str, str] = field(default_factory=dict)
+    """By name, of the version's files."""
     incomplete: list[int] = field(default_factory=list)
     """Versions that are ignored."""
-    replaced: list[Path] = field(default_factory=list)
-    """Files of version 0 that the version was written in place of; nobody reads them."""
 
     @property
-    def appended(self) -> list[Path]:
+    def appended(self) -> list[ObjectInfo]:
         """Those of `files` that are version 0's: the uploader brought them."""
-        return [path for path in self.files if path not in self.sha256]
-
-    @property
-    def later(self) -> list[Path]:
-        """Files that came to version 0 after the version was back-filled."""
-        return self.appended if self.version else []
-
-    def warn(self, day: Path) -> None:
-        """Logs what of the folder `day` is ignored, and what is read beside a back-filled version."""
-        if self.incomplete:
-            logger.warning("ignored versions %s of %s: they have no %s", self.incomplete, day, VERSION_COMPLETE)
-        if self.later:
-            logger.warning(
-                "%s: %d files came after version %d was back-filled and are read beside it: %s",
-                day, len(self.later), self.version, [path.name for path in self.later[:5]],
-            )  # fmt: skip
-
-
-class DayState(NamedTuple):
-    """What was read of a day."""
-
-    version: int
-    digest: str
-    """SHA-256 over names, sizes and contents of its files."""
-
-    @classmethod
-    def of_files(cls, day: DayFiles, read: list[Path]) -> DayState:
-        """The state of those files of a day."""
-        digest = hashlib.sha256()
-        for path in read:
-            content = day.sha256.get(path) or sha256_file(path)
-            digest.update(f"{path.name}\0{path.stat().st_size}\0{content}\n".encode())
-        return cls(day.version, digest.hexdigest())
+        return [each for each in self.files if each.name not in self.sha256]
 
 
 def version_of_folder(name: str) -> int:
@@ -135,55 +120,68 @@ def newest_complete(names: Iterable[str]) -> int:
     return max((version_of_folder(folder) for folder, _, rest in parted if rest == VERSION_COMPLETE), default=0)
 
 
-def version_folders(day: Path) -> dict[int, Path]:
-    """The folders of versions in a day's folder, complete or not, by version."""
-    inside = day.iterdir() if day.is_dir() else ()
-    found = {version: each for each in inside if (version := version_of_folder(each.name))}
-    return dict(sorted(found.items()))
+def is_own_file(name: str) -> bool:
+    """Whether a name, relative to the day's folder, is a file of version 0.
+
+    >>> [is_own_file(name) for name in ("a.parquet", "_half.parquet", "version=1/a.parquet", "notes.txt")]
+    [True, False, False, False]
+    """
+    return "/" not in name and name.endswith(".parquet") and is_visible(name)
 
 
-def visible_files(folder: Path) -> list[Path]:
-    """The Parquet files directly in a folder, by name."""
-    return sorted(p for p in folder.glob("*.parquet") if is_visible(p.name))
+def objects_by_day(uri: str, listed: Iterable[ObjectInfo], partition: str) -> dict[date, dict[str, ObjectInfo]]:
+    """The objects of each day in order, by name within the day's folder; days without Parquet files do not count.
+
+    Args:
+        uri: Of the lake.
+        listed: Its objects.
+        partition: `DAY_PARTITION` or `OUTCOME_PARTITION`.
+
+    Raises:
+        ContractError: a partition's name holds no date.
+    """
+    start = partition.format(day="")
+    found: dict[str, dict[str, ObjectInfo]] = defaultdict(dict)
+    for each in listed:
+        day, _, name = each.name.removeprefix(start).partition("/")
+        if each.name.startswith(start) and name:
+            found[day][name] = each
+    days = {day: names for day, names in sorted(found.items()) if any(name.endswith(".parquet") for name in names)}
+    return {parse_day(f"lake partition {uri}/{start}{day}", day): names for day, names in days.items()}
 
 
-def files_of_day(day: Path) -> DayFiles:
-    """The files that are the day in the folder `day`.
+def files_of_day(objects: Objects, day: date, names: Mapping[str, ObjectInfo]) -> DayFiles:
+    """The objects that are a day, of those in its folder.
 
     Raises:
         ContractError: a marker is damaged, or a file that it names is absent or of another size.
     """
-    own = visible_files(day)
-    folders = version_folders(day)
-    incomplete = [version for version, folder in folders.items() if not (folder / VERSION_COMPLETE).is_file()]
-    version = max(folders.keys() - set(incomplete), default=0)
+    own = [each for name, each in sorted(names.items()) if is_own_file(name)]
+    version = newest_complete(names)
+    begun = {version_of_folder(name.partition("/")[0]) for name in names}
+    complete = {version_of_folder(name.partition("/")[0]) for name in names if name.endswith(f"/{VERSION_COMPLETE}")}
+    incomplete = sorted(begun - complete - {0})
     if not version:
-        return DayFiles(0, own, incomplete=incomplete)
-    folder = folders[version]
-    marker = read_marker(folder / VERSION_COMPLETE)
-    files = {folder / mark.name: mark for mark in marker.files}
-    for path, mark in files.items():
-        if not path.is_file() or path.stat().st_size != mark.size:
+        return DayFiles(0, own, own, incomplete=incomplete)
+    folder = VERSION_PARTITION.format(version=version)
+    location = f"{DAY_PARTITION.format(day=day)}/{folder}"
+    stored = objects.read(f"{location}/{VERSION_COMPLETE}")
+    marker = VersionMarker.parse(stored.content if stored else b"", f"{objects.uri}/{location}/{VERSION_COMPLETE}")
+    files: list[ObjectInfo] = []
+    for mark in marker.files:
+        found = names.get(f"{folder}/{mark.name}")
+        if found is None or found.size != mark.size:
             raise ContractError(
-                f"{path} is absent or changed, expected {mark.size} bytes as its {VERSION_COMPLETE} says"
+                f"{objects.uri}/{location}/{mark.name} is absent or changed, expected {mark.size} bytes as its "
+                f"{VERSION_COMPLETE} says"
             )
+        files.append(found)
     replaced = {(mark.name, mark.size) for mark in marker.replaces}
-    later = [path for path in own if (path.name, path.stat().st_size) not in replaced]
-    hashes = {path: mark.sha256 for path, mark in files.items()}
-    return DayFiles(version, [*files, *later], hashes, incomplete, sorted({*own} - {*later}))
+    later = [each for each in own if (base_name(each), each.size) not in replaced]
+    hashes = {found.name: mark.sha256 for found, mark in zip(files, marker.files)}
+    return DayFiles(version, [*files, *later], own, hashes, incomplete)
 
 
-def read_marker(path: Path) -> VersionMarker:
-    """The marker at `path`.
-
-    Raises:
-        ContractError: it is none of this format.
-    """
-    try:
-        document: dict[str, Any] = json.loads(path.read_text())
-        if document.pop("format_version") != _MARKER_VERSION:
-            raise ContractError(f"{path} is of a later format, expected format_version {_MARKER_VERSION}")
-        files, replaces = ([FileMark(*each) for each in document.pop(name)] for name in ("files", "replaces"))
-        return VersionMarker(**document, files=files, replaces=replaces)
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
-        raise ContractError(f"{path} is no marker of a back-filled version: {error!r}") from error
+def base_name(file: ObjectInfo) -> str:
+    """The object's name without its folder."""
+    return file.name.rpartition("/")[2]

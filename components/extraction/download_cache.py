@@ -1,20 +1,19 @@
 """Objects of one lake on this machine's disk, by name and generation, so that none is downloaded twice.
 
-`objects/<name>/<generation>` is whole and never changed; `objects/<name>/<generation>.part` is an unfinished download.
-One process at a time fills the cache, holding `lock`. Objects that no run needs are pruned above a bound; a run that
-still reads one has its own hard link (`lake_folder.View`).
+`objects/<generation>/<name>` is whole and never changed; with `.part` behind its name it is an unfinished download,
+which the next run continues. One run at a time uses the cache, holding `lock`. Objects that it did not need are pruned
+above a bound.
 """
 
 from __future__ import annotations
 
-import errno
 import fcntl
 import logging
 import os
 import shutil
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -31,7 +30,6 @@ SPARE_BYTES = 8 << 30
 back."""
 PROGRESS_SECONDS = 10.0
 """Least time between two log lines."""
-_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 _PART = ".part"
 
 
@@ -88,29 +86,34 @@ class DownloadProgress:
 
 @dataclass(frozen=True, kw_only=True)
 class DownloadCache:
-    """The objects of one lake."""
+    """The objects of one lake; used by one run at a time."""
 
     folder: Path
     spare_bytes: int = SPARE_BYTES
     num_transfers: int = NUM_TRANSFERS
     free: Callable[[Path], int] = free_bytes
     clock: Callable[[], float] = time.monotonic
-    _proven: set[Path] = field(default_factory=set, repr=False, compare=False)
-    """Files whose checksum this process has verified."""
+    _used: set[Path] = field(default_factory=set, repr=False, compare=False)
+    """Files that this run reads, whose checksum it has verified."""
+
+    @property
+    def objects_folder(self) -> Path:
+        """Below it, each generation has a folder in which the object lies under its own name."""
+        return self.folder / "objects"
 
     def path(self, wanted: ObjectInfo) -> Path:
         """Where the object lies once it is whole."""
-        return self.folder / "objects" / wanted.name / str(wanted.generation)
+        return self.objects_folder / str(wanted.generation) / wanted.name
 
     @contextmanager
     def locked(self) -> Iterator[None]:
-        """Keeps other processes from changing the cache; waits for the one that does."""
+        """Keeps other runs from the cache; waits for the one that uses it."""
         self.folder.mkdir(parents=True, exist_ok=True)
         with open(self.folder / "lock", "w") as lock:
             try:
                 fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError:
-                logger.info("waiting for another run that fills %s", self.folder)
+                logger.info("waiting for another run that reads through %s", self.folder)
                 fcntl.flock(lock, fcntl.LOCK_EX)
             yield
 
@@ -119,14 +122,15 @@ class DownloadCache:
 
         Raises:
             Changed, TemporaryError: see `Objects.fetch`; what arrived is kept, and the next call asks for the rest.
-            PermanentError: also if the disk has no room, before or during the download. What is whole is kept.
+            PermanentError: also if the disk has no room. What is whole is kept.
         """
-        missing = [each for each in wanted if not self._is_proven(each)]
+        missing = [each for each in wanted if self.path(each) not in self._used and not self._is_whole(each)]
+        self._used.update(map(self.path, wanted))
         if not missing:
             return
         paths = [self.path(each) for each in missing]
         downloads = [Download(each, path.with_name(path.name + _PART), path) for each, path in zip(missing, paths)]
-        num_bytes = self._make_room(objects.uri, downloads, wanted)
+        num_bytes = self._make_room(objects.uri, downloads)
         progress = DownloadProgress(objects.uri, num_files=len(downloads), num_bytes=num_bytes, clock=self.clock)
         try:
             download_all(
@@ -136,28 +140,17 @@ class DownloadCache:
                 finished=progress.finish_file,
                 num_transfers=self.num_transfers,
             )
-        except PermanentError as error:
-            if not (isinstance(error.__cause__, OSError) and error.__cause__.errno in _FULL):
-                raise
-            # Nothing can continue on a full disk: the unfinished downloads give their room back.
-            for download in downloads:
-                download.part.unlink(missing_ok=True)
-            needed = sum(each.wanted.size for each in downloads if not self.holds(each.wanted))
-            problem = self._lack_of_room(objects.uri, downloads, needed)
-            raise PermanentError(f"the disk became full; {problem}") from error
         finally:
             logger.info("%s", progress.line())
-        self._proven.update(paths)
 
-    def prune(self, needed: Iterable[ObjectInfo], spare_bytes: int | None = None) -> None:
-        """Removes what is not needed except `spare_bytes` of whole objects, recently used ones; must be `locked`."""
-        kept = {self.path(each) for each in needed}
+    def prune(self, spare_bytes: int | None = None) -> None:
+        """Removes what this run did not use, except `spare_bytes` of whole objects, the most recently used first."""
         now = time.time()
-        for path in kept:
+        for path in self._used:
             if path.exists():
                 os.utime(path, (now, now))
-        others = [p for p in (self.folder / "objects").rglob("*") if p.is_file() and p not in kept]
-        others = [p for p in others if p.suffix != _PART or p.with_suffix("") not in kept]
+        files = [path for path in self.objects_folder.rglob("*") if path.is_file()]
+        others = [path for path in files if path not in self._used and path.with_suffix("") not in self._used]
         room = self.spare_bytes if spare_bytes is None else spare_bytes
         for path in sorted(others, key=lambda p: (p.suffix == _PART, -p.stat().st_mtime)):
             room -= path.stat().st_size
@@ -168,36 +161,25 @@ class DownloadCache:
                     folder.rmdir()
                     folder = folder.parent
 
-    def holds(self, wanted: ObjectInfo) -> bool:
-        """Whether this very write of the object is here, judged by its size."""
-        path = self.path(wanted)
-        return path.is_file() and path.stat().st_size == wanted.size
-
-    def _is_proven(self, wanted: ObjectInfo) -> bool:
+    def _is_whole(self, wanted: ObjectInfo) -> bool:
         """Whether the object is here with the bytes that were listed; one that the disk damaged is removed."""
         path = self.path(wanted)
-        if not self.holds(wanted):
+        if not path.is_file() or path.stat().st_size != wanted.size:
             return False
-        if path not in self._proven and wanted.crc32c is not None:
-            with open(path, "rb") as file:
-                found = file_crc32c(file)
-            if found != wanted.crc32c:
-                logger.warning("%s has CRC32C %s, expected %s: it is fetched again", path, found, wanted.crc32c)
-                path.unlink()
-                return False
-        self._proven.add(path)
-        return True
+        with open(path, "rb") as file:
+            found = file_crc32c(file)
+        if found != wanted.crc32c:
+            logger.warning("%s has CRC32C %s, expected %s: it is fetched again", path, found, wanted.crc32c)
+            path.unlink()
+        return found == wanted.crc32c
 
-    def _make_room(self, uri: str, downloads: list[Download], wanted: list[ObjectInfo]) -> int:
+    def _make_room(self, uri: str, downloads: list[Download]) -> int:
         """The bytes that are still to be downloaded, for which there is room."""
         parts = [each.part.stat().st_size if each.part.exists() else 0 for each in downloads]
         needed = sum(each.wanted.size for each in downloads) - sum(parts)
         if self.free(self.folder) < needed:
-            self.prune(wanted, 0)
-        if self.free(self.folder) < needed:
-            raise PermanentError(self._lack_of_room(uri, downloads, needed))
+            self.prune(spare_bytes=0)
+        if (free := self.free(self.folder)) < needed:
+            problem = f"{len(downloads)} files of {uri} need {needed} bytes more, {free} are free on the disk"
+            raise PermanentError(f"{self.folder}: {problem}")
         return needed
-
-    def _lack_of_room(self, uri: str, downloads: list[Download], needed: int) -> str:
-        free = self.free(self.folder)
-        return f"{self.folder}: {len(downloads)} files of {uri} need {needed} bytes more, {free} are free on the disk"

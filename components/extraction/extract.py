@@ -24,10 +24,10 @@ from numpy.typing import NDArray
 
 from components.contracts.criteo import EVENT_TIME
 from components.contracts.manifests import RawDataset
-from components.extraction.malformed_rows import DEFAULT_MAX_MALFORMED_FRACTION, MalformedRows, Named
+from components.extraction.lake import Lake
+from components.extraction.malformed_rows import DEFAULT_MAX_MALFORMED_FRACTION, MalformedRows
 from components.extraction.part_files import PartWriter, cut_newest
 from components.extraction.replay import HELD_OUT, REPLAYED, DrawnReplay, draw_replay
-from components.extraction.source import Source
 from components.extraction.times import DAY_MICROS, TimeSpan, to_iso
 from components.extraction.window import ALL_FINAL, ImmatureRows, LateClickDelays, Maturity, days_asked
 from components.runtime.durable import sha256_tree, whole_directory
@@ -117,36 +117,32 @@ class _CopiedRows:
         self.days.update(dict(zip(numbers.tolist(), counts.tolist())))
 
 
-def extract(
-    source: Source, window: TimeSpan, folder: Path, settings: ExtractionSettings, *, source_uri: str, named: Named = str
-) -> RawDataset:
+def extract(lake: Lake, window: TimeSpan, folder: Path, settings: ExtractionSettings) -> RawDataset:
     """Writes the window's rows below `folder`, replacing what was there, and returns their manifest.
-
-    `named` says what a file of the source is called beside the rows of it that are set aside.
 
     Raises:
         ContractError: the window holds too few rows, or a file of the source is damaged or too malformed.
     """
     with whole_directory(folder, replace=True) as aside:
         with MalformedRows(
-            aside / MALFORMED_FILE, max_fraction=settings.max_malformed_fraction, named=named
+            aside / MALFORMED_FILE, max_fraction=settings.max_malformed_fraction, named=lake.files.named
         ) as malformed:
-            count, parts = _copy(source, window, aside, malformed, settings.maturity)
-            late = _copy_late(source, window, aside, malformed)
+            count, parts = _copy(lake, window, aside, malformed, settings.maturity)
+            late = _copy_late(lake, window, aside, malformed)
             malformed.judge()
-        _expect_rows(count, window, source)
+        _expect_rows(count, window, lake)
         num_holdout = min(max(1, round(count.num_rows * settings.holdout_fraction)), count.num_rows - 1)
         cut_newest(parts.parts, num_holdout, older=aside / "train", newest=aside / "holdout")
         _append_young(aside)
         _prepend_late(aside)
         num_train = late.num_rows + count.num_rows + count.num_young - num_holdout
-        num_late_clicks = source.late.num_joined if source.late else 0
-        replay = _drawn(source, count.first, num_train, num_holdout, settings, aside)
+        num_late_clicks = lake.late.num_joined
+        replay = _drawn(lake, count.first, num_train, num_holdout, settings, aside)
         digest = data_digest(aside)
     num_window = num_train + num_holdout - late.num_rows
     logger.info("extracted %d rows of %s, %d held out; %d late", num_window, window, num_holdout, late.num_rows)
     return RawDataset(
-        source_uri=source_uri,
+        source_uri=lake.files.uri,
         window_start=to_iso(window.start) if window.start is not None else None,
         window_end=to_iso(window.end) if window.end is not None else None,
         first_event_time=to_iso(count.first),
@@ -166,25 +162,25 @@ def extract(
         replay_share=settings.replay_share,
         replay_days=replay.days,
         num_late_clicks=num_late_clicks,
-        outcomes_digest=source.late.digest() if source.late else None,
+        outcomes_digest=lake.late.digest(),
         excluded_columns=list(settings.excluded),
         unread_columns=[name for name in settings.excluded if name in settings.unread],
         negative_rate=settings.negative_rate,
         attribution_seconds=settings.maturity.attribution / 1e6,
         num_immature=count.num_young,
-        days=_days_read(source, window, count.days, late.days),
+        days=_days_read(lake, window, count.days, late.days),
         num_late_rows=late.num_rows,
-        files=_files_seen(source, count.last, settings.late_days),
+        files=_files_seen(lake, count.last, settings.late_days),
         schema_mismatches=malformed.schema_mismatches,
     )
 
 
 def _drawn(
-    source: Source, before: int, num_train: int, num_holdout: int, settings: ExtractionSettings, folder: Path
+    lake: Lake, before: int, num_train: int, num_holdout: int, settings: ExtractionSettings, folder: Path
 ) -> DrawnReplay:
     """Draws rows older than `before` into `folder`."""
     return draw_replay(
-        source,
+        lake,
         before,
         num_rows=settings.num_replayed(num_train),
         num_holdout_rows=num_holdout if settings.replay_days else 0,
@@ -201,17 +197,17 @@ def data_digest(folder: Path) -> str:
 
 
 def _copy(
-    source: Source, window: TimeSpan, folder: Path, malformed: MalformedRows, maturity: Maturity
+    lake: Lake, window: TimeSpan, folder: Path, malformed: MalformedRows, maturity: Maturity
 ) -> tuple[_CopiedRows, PartWriter]:
     """Writes mature rows below `folder`/all and what is kept of young ones below `folder`/young."""
     count, mature_before, young_rows = _CopiedRows(), None, None
     if maturity.attribution and not maturity.leaves:
-        end = window.end if window.end is not None else 1 + (source.newest() or 0)
+        end = window.end if window.end is not None else 1 + (lake.newest() or 0)
         mature_before = end - maturity.attribution
         if maturity.weights:
-            young_rows = ImmatureRows(mature_before, _watched(source, known_by=end))
+            young_rows = ImmatureRows(mature_before, _watched(lake, known_by=end))
     with PartWriter(folder / MATURE) as writer, PartWriter(folder / YOUNG) as young_writer:
-        for table, num_duplicates in source.tables(window, malformed):
+        for table, num_duplicates in lake.tables(window, malformed):
             times = table.column(EVENT_TIME).cast(pa.int64()).to_numpy()
             assert times.min() >= count.last or not (count.num_rows or count.num_young), "rows come in time order"
             count.num_duplicates += num_duplicates
@@ -227,16 +223,15 @@ def _copy(
                 young = young_rows.thinned(young) if young.num_rows else young
             young_writer.write(young)
             count.num_young += young.num_rows
-    if source.late is not None:
-        source.late.delays = None  # what is replayed was mature long ago
+    lake.late.delays = None  # what is replayed was mature long ago
     return count, writer
 
 
-def _copy_late(source: Source, window: TimeSpan, folder: Path, malformed: MalformedRows) -> _CopiedRows:
+def _copy_late(lake: Lake, window: TimeSpan, folder: Path, malformed: MalformedRows) -> _CopiedRows:
     """Writes late rows below `folder`/late. All are mature: a window that holds mature rows lies behind them."""
     count = _CopiedRows()
     with PartWriter(folder / LATE, prefix=LATE) as writer:
-        for table, num_duplicates in source.late_tables(window, malformed):
+        for table, num_duplicates in lake.late_tables(window, malformed):
             writer.write(table)
             count.num_rows += table.num_rows
             count.num_duplicates += num_duplicates
@@ -244,33 +239,31 @@ def _copy_late(source: Source, window: TimeSpan, folder: Path, malformed: Malfor
     return count
 
 
-def _days_read(
-    source: Source, window: TimeSpan, num_rows: Counter[int], num_late: Counter[int]
-) -> list[dict[str, Any]]:
+def _days_read(lake: Lake, window: TimeSpan, num_rows: Counter[int], num_late: Counter[int]) -> list[dict[str, Any]]:
     """See `RawDataset.days`."""
     days = []
     for number, num in sorted((num_rows + num_late).items()):
         day = date.fromisoformat(to_iso(number * DAY_MICROS)[:10])
+        state = {"day": str(day), "version": lake.version_of(day), "digest": lake.digest_of(day, window)}
         of_late = {"num_late_rows": num_late[number]} if num_late[number] else {}
-        days.append({"day": str(day), **source.state_of(day, window)._asdict(), "num_rows": num, **of_late})
+        days.append({**state, "num_rows": num, **of_late})
     return days
 
 
-def _files_seen(source: Source, newest: int, late_days: int) -> dict[str, dict[str, int]]:
+def _files_seen(lake: Lake, newest: int, late_days: int) -> dict[str, dict[str, int]]:
     """See `RawDataset.files`."""
-    found = {str(day): source.files_of(day) for day in days_asked(newest, late_days)} if late_days else {}
-    return {day: files for day, files in found.items() if files is not None}
+    return {str(day): lake.files_of(day) for day in days_asked(newest, late_days)} if late_days else {}
 
 
-def _watched(source: Source, *, known_by: int) -> LateClickDelays:
-    """Makes the source's late clicks record their delays, and hides those that were not known by then."""
-    if source.late is None:
+def _watched(lake: Lake, *, known_by: int) -> LateClickDelays:
+    """Makes the lake's late clicks record their delays, and hides those that were not known by then."""
+    if not lake.files.outcomes:
         raise ContractError(
-            f"{source.describe()}: immature_rows is weight and its clicks all come with their rows, expected "
+            f"{lake.describe()}: immature_rows is weight and its clicks all come with their rows, expected "
             "a lake with late outcomes, or immature_rows leave or keep"
         )
-    source.late.delays = LateClickDelays(known_by=known_by)
-    return source.late.delays
+    lake.late.delays = LateClickDelays(known_by=known_by)
+    return lake.late.delays
 
 
 def _append_young(folder: Path) -> None:
@@ -289,8 +282,8 @@ def _prepend_late(folder: Path) -> None:
     (folder / MATURE).rmdir()
 
 
-def _expect_rows(count: _CopiedRows, window: TimeSpan, source: Source) -> None:
+def _expect_rows(count: _CopiedRows, window: TimeSpan, lake: Lake) -> None:
     if count.num_rows < MIN_ROWS:
         found = f"{count.num_rows} rows" if count.num_rows else "no rows"
         found += f" that are mature, and {count.num_young} younger ones," if count.num_young else ","
-        raise ContractError(f"window {window} holds {found} expected at least {MIN_ROWS}; {source.describe()}")
+        raise ContractError(f"window {window} holds {found} expected at least {MIN_ROWS}; {lake.describe()}")

@@ -32,12 +32,10 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
-from components.contracts.criteo import DAY_PARTITION, LABEL
-from components.extraction.assigned_times import spread, with_origin
-from components.extraction.lake import PARTITION
+from components.contracts.criteo import DAY_PARTITION, EVENT_TIME, LABEL, REQUEST_ID, ROW
 from components.extraction.malformed_rows import DEFAULT_MAX_MALFORMED_FRACTION, MalformedRows
 from components.extraction.part_files import PartWriter
-from components.extraction.raw_schema import BATCH_ROWS, CLICK_COLUMNS, RAW_SCHEMA
+from components.extraction.raw_schema import BATCH_ROWS, CLICK_COLUMNS, RAW_SCHEMA, raw_batch
 from components.extraction.readers.forms import click_log_files, find_reader
 from components.extraction.readers.parquet import RawParquet
 from components.extraction.times import DAY_MICROS, day_span, parse_day, to_iso
@@ -54,6 +52,8 @@ logger = logging.getLogger(__name__)
 
 STAGE = "_ingest"
 """Below the lake: uploads that are not complete. No reader looks there."""
+ROWS_PER_REQUEST = 100
+_PARTITION = DAY_PARTITION.format(day="")
 _SPOOL_SCHEMA = pa.schema([RAW_SCHEMA.field(name) for name in CLICK_COLUMNS])
 
 
@@ -191,6 +191,40 @@ def dated(
                 row += piece.num_rows
 
 
+def with_origin(batch: Any, *, source: str, first_row: int, times: NDArray[np.int64]) -> Any:
+    """The click columns of `batch` as rows of requests `<source>-<n>`, 100 rows each.
+
+    Args:
+        batch: Has the click columns.
+        source: Names where the rows come from.
+        first_row: Place of the first row in the source, from 0.
+        times: Event times in microseconds, one a row.
+    """
+    places = first_row + np.arange(batch.num_rows, dtype=np.int64)
+    numbers = pc.ascii_lpad(pa.array(places // ROWS_PER_REQUEST).cast(pa.string()), 9, "0")
+    return raw_batch(
+        {
+            **{name: batch.column(name) for name in CLICK_COLUMNS},
+            REQUEST_ID: pc.binary_join_element_wise(source, numbers, "-"),
+            ROW: pa.array((places % ROWS_PER_REQUEST).astype(np.int32)),
+            EVENT_TIME: pa.array(times).cast(RAW_SCHEMA.field(EVENT_TIME).type),
+        }
+    )
+
+
+def spread(first_row: int, num_rows: int, *, start: int, length: int, total: int) -> NDArray[np.int64]:
+    """Times of rows `first_row` .. when `total` rows lie evenly in [start, start + length) microseconds.
+
+    Row i lies at start + floor(i * length / total).
+
+    >>> spread(1, 3, start=100, length=10, total=4).tolist()
+    [102, 105, 107]
+    """
+    # Whole files have more rows times microseconds than an int64; what is left per batch has not.
+    whole, rest = divmod(first_row * length, total)
+    return start + whole + (rest + np.arange(num_rows, dtype=np.int64) * length) // total
+
+
 def _write_days(
     rows: Iterator[tuple[Any, NDArray[np.int64]]], num_lake: int, days: Path, source: str, replay: Any
 ) -> None:
@@ -222,9 +256,9 @@ def _publish_days(objects: Objects, days: Path, source: str) -> None:
     All of them are uploaded beside the lake first, which may take long; then each appears by a copy within the storage,
     which is quick. An upload that was interrupted is not read, and is continued when the same files are ingested again.
     """
-    new = {path.relative_to(days).as_posix(): path for path in sorted(days.glob(f"{PARTITION}*/*.parquet"))}
-    own = re.compile(rf"{PARTITION}[^/]*/part-{re.escape(source)}-[^/]*\.parquet")
-    there = {each.name: each for each in objects.list(PARTITION) if own.fullmatch(each.name)}
+    new = {path.relative_to(days).as_posix(): path for path in sorted(days.glob(f"{_PARTITION}*/*.parquet"))}
+    own = re.compile(rf"{_PARTITION}[^/]*/part-{re.escape(source)}-[^/]*\.parquet")
+    there = {each.name: each for each in objects.list(_PARTITION) if own.fullmatch(each.name)}
     stage = f"{STAGE}/{source}"
     _stage(objects, stage, {name: path for name, path in new.items() if name not in there})
     for name, path in new.items():

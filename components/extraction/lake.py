@@ -7,8 +7,9 @@ lie; many rows at one instant cannot be cut.
 
 from __future__ import annotations
 
+import hashlib
 import logging
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from datetime import date
 from functools import cached_property
@@ -19,15 +20,22 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from components.contracts.criteo import DAY_PARTITION, EVENT_TIME, REQUEST_ID, ROW
-from components.extraction.day_versions import DayFiles, DayState, files_of_day
+from components.contracts.criteo import EVENT_TIME, REQUEST_ID, ROW
+from components.extraction.day_versions import base_name
+from components.extraction.lake_files import LakeFiles
 from components.extraction.late_clicks import LateClicks
 from components.extraction.malformed_rows import IgnoredRows, MalformedRows
 from components.extraction.raw_schema import RAW_SCHEMA, open_parquet
 from components.extraction.readers.parquet import RawParquet, group_times
-from components.extraction.times import TimeSpan, day_span, parse_day
+from components.extraction.times import TimeSpan, day_span
 from components.extraction.window import SeenFiles
+from components.runtime.durable import sha256_file
 from components.runtime.errors import ContractError
+from components.storage.objects import ObjectInfo
+
+logger = logging.getLogger(__name__)
+
+PIECE_ROWS = 250_000
 
 
 class Piece(NamedTuple):
@@ -106,143 +114,141 @@ def cut_evenly(day: date, files: list[Path], span: TimeSpan, piece_rows: int) ->
     return [Piece(day, files, TimeSpan(a, b), size) for a, b, size in zip(bounds, bounds[1:], sizes)]
 
 
-logger = logging.getLogger(__name__)
-
-PARTITION = DAY_PARTITION.format(day="")
-PIECE_ROWS = 250_000
-
-
 @dataclass(frozen=True, kw_only=True)
 class Lake:
-    """The day partitions below one folder, as they are when they are first looked at.
+    """The rows of a lake on a time axis."""
 
-    What an uploader or a back-fill adds later is another lake's: rows, versions and digests of a run are of one state.
-    """
-
-    folder: Path
+    files: LakeFiles
     piece_rows: int = PIECE_ROWS
     """Rows sorted at a time, about."""
     unread: frozenset[str] = frozenset()
     """See `RawParquet.unread`."""
     seen: SeenFiles | None = None
     """What the champion's line saw; None = no row is late."""
-    listed: Mapping[date, Mapping[str, int]] | None = None
-    """Files of version 0 of each day, bytes by name, where the folder shows only some of the days; None = all of them.
-    """
     late: LateClicks = field(init=False, repr=False)
-    """See `Source.late`."""
+    """Clicks that came after their rows were written, joined to the rows as they are read."""
 
     def __post_init__(self) -> None:
-        """Looks for late clicks in the same folder."""
-        object.__setattr__(self, "late", LateClicks(self.folder))
-
-    def days(self) -> dict[date, list[Path]]:
-        """The Parquet files that are each day that has any (see `versions`), in order.
-
-        Names that start with a dot or underscore are someone's unfinished work.
-
-        Raises:
-            ContractError: a partition's name holds no date, or a back-filled version is damaged.
-        """
-        return {day: read.files for day, read in self._days.items()}
+        """Looks for late clicks in the same lake."""
+        object.__setattr__(self, "late", LateClicks(self.files))
 
     def version_of(self, day: date) -> int:
-        """See `Source.version_of`."""
-        return self._days[day].version
+        """The back-filled version of a day; 0 where it was never back-filled."""
+        return self.files.of_day(day).version
 
-    def state_of(self, day: date, window: TimeSpan) -> DayState:
-        """See `Source.state_of`: over the day's files that may hold a row of the window, and its late ones."""
-        read, late = self._days[day], {*self._late_files.get(day, [])}
+    def digest_of(self, day: date, window: TimeSpan) -> str:
+        """SHA-256 over names, sizes and contents of the day's files that may hold a row of the window or a late one.
+
+        Raises:
+            ContractError: a file of the day is damaged.
+        """
+        read, late = self.files.of_day(day), self._late_files.get(day, [])
         span = day_span(day).clipped(window)
-        in_window = not span.is_empty
-        files = [path for path in read.files if path in late or (in_window and may_hold_rows(path, span))]
-        return DayState.of_files(read, files)
+        digest = hashlib.sha256()
+        for file, path in zip(read.files, self.files.paths(read.files)):
+            if file in late or (not span.is_empty and may_hold_rows(path, span)):
+                content = read.sha256.get(file.name) or sha256_file(path)
+                digest.update(f"{path.name}\0{file.size}\0{content}\n".encode())
+        return digest.hexdigest()
 
     def files_of(self, day: date) -> dict[str, int]:
-        """See `Source.files_of`; what the champion's line saw of the day stays seen, whatever was removed since."""
-        read = self._days.get(day, DayFiles(0, []))
-        here = {path.name: path.stat().st_size for path in [*read.appended, *read.replaced]}
-        if self.listed is not None:
-            here = dict(self.listed.get(day, {}))
+        """Bytes by name of all files that are version 0 of a day, or were when the champion's line saw it."""
+        here = {base_name(file): file.size for file in self.files.of_day(day).own}
         return dict(sorted({**(self.seen.by_day.get(day, {}) if self.seen else {}), **here}.items()))
 
     @cached_property
-    def _late_files(self) -> dict[date, list[Path]]:
+    def _late_files(self) -> dict[date, list[ObjectInfo]]:
         """Of each day that has any."""
         if self.seen is None:
             return {}
-        late = {day: self.seen.late(day, read.appended) for day, read in self._days.items()}
+        days = [day for day in self.files.days if day in self.seen.by_day]
+        late = {day: self.seen.late(day, self.files.of_day(day).appended) for day in days}
         return {day: files for day, files in late.items() if files}
 
-    @cached_property
-    def _days(self) -> dict[date, DayFiles]:
-        found: dict[date, DayFiles] = {}
-        for partition in sorted(self.folder.glob(f"{PARTITION}*")):
-            read = files_of_day(partition)
-            if read.files:
-                found[parse_day(f"lake partition {partition}", partition.name.removeprefix(PARTITION))] = read
-        return found
-
     def describe(self) -> str:
-        """See `Source.describe`."""
-        days = list(self.days())
-        return f"lake {self.folder} holds " + (f"days {days[0]} to {days[-1]}" if days else "no rows")
+        """What it holds, first and last day included; for messages."""
+        days = self.files.days
+        return f"lake {self.files.name} holds " + (f"days {days[0]} to {days[-1]}" if days else "no rows")
 
     def tables(self, window: TimeSpan, malformed: MalformedRows) -> Iterator[tuple[Any, int]]:
-        """See `Source.tables`."""
-        for day, found in self._days.items():
-            span = day_span(day)
-            if not window.clipped(span).is_empty:
-                logger.info("reading day %s: version %d, %d files", day, found.version, len(found.files))
-                found.warn(self.folder / DAY_PARTITION.format(day=day))
-                for i, piece in enumerate(cut_evenly(day, found.files, span.clipped(window), self.piece_rows)):
-                    table, num_duplicates = self.read(piece, malformed, with_strays=i == 0)
-                    if table.num_rows:
-                        yield table, num_duplicates
+        """The window's rows as tables in the raw schema, each with how many duplicates were left out of it.
 
-    def _without_late(self, day: date) -> list[Path]:
-        late = {*self._late_files.get(day, [])}
-        return [path for path in self._days[day].files if path not in late]
+        Rows are sorted by event time, within a table and from one to the next.
+
+        Raises:
+            ContractError: a file is damaged or too malformed.
+        """
+        days = [day for day in self.files.days if not window.clipped(day_span(day)).is_empty]
+        self.files.paths(file for day in days for file in self.files.of_day(day).files)  # all at once
+        for day in days:
+            files, span = self.files.of_day(day).files, day_span(day).clipped(window)
+            logger.info("reading day %s: version %d, %d files", day, self.version_of(day), len(files))
+            for i, piece in enumerate(cut_evenly(day, self.files.paths(files), span, self.piece_rows)):
+                table, num_duplicates = self.read(piece, malformed, with_strays=i == 0)
+                if table.num_rows:
+                    yield table, num_duplicates
 
     def late_tables(self, window: TimeSpan, malformed: MalformedRows) -> Iterator[tuple[Any, int]]:
-        """See `Source.late_tables`."""
+        """The late rows (see `seen_files`) as `tables` gives rows.
+
+        A row that lies at its time in a file of its day that is not late, too, counts as a duplicate.
+
+        Args:
+            window: What `tables` is asked for; malformed rows without a time are set aside once.
+            malformed: Takes the malformed rows.
+
+        Raises:
+            ContractError: a file is damaged or too malformed.
+        """
         if self.seen is None:
             return
-        self.seen.warn({day: read.appended for day, read in self._days.items()})
+        self.seen.warn({day: self.files.of_day(day).appended for day in self.files.days if day in self.seen.by_day})
         for day, files in self._late_files.items():
             logger.info("reading late rows of day %s: %d files", day, len(files))
-            others = self._without_late(day)
+            others = self._paths_without_late(day)
             in_window = not window.clipped(day_span(day)).is_empty
-            pieces = cut_evenly(day, files, day_span(day).clipped(self.seen.read), self.piece_rows)
-            for i, piece in enumerate(pieces):
+            span = day_span(day).clipped(self.seen.read)
+            for i, piece in enumerate(cut_evenly(day, self.files.paths(files), span, self.piece_rows)):
                 found, num_duplicates = self._sorted(piece, malformed, with_strays=i == 0 and not in_window)
                 table = self._without_known(found, piece._replace(files=others))
                 if found.num_rows:
                     yield self.late.join(table, day), num_duplicates + found.num_rows - table.num_rows
 
     def newest(self) -> int | None:
-        """See `Source.newest`; only footers are read, and times where footers have no statistics."""
-        for day, files in reversed(self.days().items()):
+        """Event time of the newest row, microseconds since the epoch; None where there is none.
+
+        Only footers are read, and times where footers have no statistics.
+        """
+        for day in reversed(self.files.days):
+            files = self.files.paths(self.files.of_day(day).files)
             times = [time for time in (newest_time(path, day_span(day)) for path in files) if time is not None]
             if times:
                 return max(times)
         return None
 
     def pieces_before(self, end: int, *, num_days: int, piece_rows: int) -> list[Piece]:
-        """See `Source.pieces_before`; only the footers of those days' files are read."""
+        """The rows before `end` of the newest `num_days` days that have any, late rows aside, as pieces in time order.
+
+        Only the footers of those days' files are read.
+
+        Args:
+            end: Microseconds since the epoch.
+            num_days: Most days; the earlier hours of the day that `end` lies in are one of them.
+            piece_rows: Rows of a piece, about.
+        """
         found: list[list[Piece]] = []
-        for day in reversed(self._days):
+        for day in reversed(self.files.days):
             span = day_span(day).clipped(TimeSpan(None, end))
             if len(found) == num_days:
                 break
             if not span.is_empty:
-                cut = cut_evenly(day, self._without_late(day), span, piece_rows)
+                cut = cut_evenly(day, self._paths_without_late(day), span, piece_rows)
                 pieces = [piece for piece in cut if piece.num_rows > 0]
                 found += [pieces] if pieces else []
         return [piece for pieces in reversed(found) for piece in pieces]
 
     def read(self, piece: Piece, malformed: MalformedRows, *, with_strays: bool = False) -> tuple[Any, int]:
-        """See `Source.read`: as `sorted_once` leaves the rows, with their late clicks.
+        """The rows of a piece as `sorted_once` leaves them, with their late clicks; and how many were left out.
 
         Args:
             piece: What is read.
@@ -251,6 +257,10 @@ class Lake:
         """
         table, num_duplicates = self._sorted(piece, malformed, with_strays=with_strays)
         return self.late.join(table, piece.day), num_duplicates
+
+    def _paths_without_late(self, day: date) -> list[Path]:
+        late = self._late_files.get(day, [])
+        return self.files.paths(file for file in self.files.of_day(day).files if file not in late)
 
     def _sorted(self, piece: Piece, malformed: MalformedRows, *, with_strays: bool) -> tuple[Any, int]:
         batches = list(self._batches(piece, malformed, with_strays=with_strays))

@@ -13,7 +13,6 @@ import hashlib
 import logging
 from dataclasses import dataclass, field
 from datetime import date, timedelta
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -24,25 +23,23 @@ from components.contracts.criteo import (
     EVENT,
     EVENT_TIME,
     LABEL,
-    OUTCOME_PARTITION,
     OUTCOME_TIME,
     OUTCOME_TYPES,
     REQUEST_ID,
     ROW,
     STORED_AT,
     WINDOW_SECONDS,
-    is_visible,
 )
 from components.contracts.records import CLICK
+from components.extraction.lake_files import LakeFiles
 from components.extraction.raw_schema import arrow_type, open_parquet, unreadable
-from components.extraction.times import parse_day
 from components.extraction.window import LateClickDelays
 from components.runtime.durable import sha256_file
 from components.runtime.errors import ContractError
+from components.storage.objects import ObjectInfo
 
 logger = logging.getLogger(__name__)
 
-_PARTITION = OUTCOME_PARTITION.format(day="")
 _SCHEMA = pa.schema([(name, arrow_type(text)) for name, text in OUTCOME_TYPES.items()])
 _KEY = [REQUEST_ID, ROW]
 _COUNTS_FROM = "counts_from"
@@ -59,12 +56,12 @@ CLOCKS = timedelta(days=1)
 class LateClicks:
     """The late clicks of one lake, read as far back as the rows that are asked about."""
 
-    lake: Path
+    files: LakeFiles
     num_joined: int = 0
     """Rows so far whose label a late click turned from 0 to 1."""
     delays: LateClickDelays | None = None
     """Records each such row, and decides which clicks are not known yet; None = all are known."""
-    _files: dict[Path, str] = field(default_factory=dict)
+    _hashes: dict[str, str] = field(default_factory=dict)
     _clicks: dict[date, Any] = field(default_factory=dict)
     """By partition: each clicked (request, row) once, with the least `_COUNTS_FROM` and `_KNOWN_AT` of its clicks."""
 
@@ -105,31 +102,30 @@ class LateClicks:
 
     def digest(self) -> str | None:
         """SHA-256 over names and bytes of the files looked at: the version of the outcomes; None if there was none."""
-        if not self._files:
+        if not self._hashes:
             return None
-        lines = "".join(
-            f"{path.relative_to(self.lake).as_posix()}\0{self._files[path]}\n" for path in sorted(self._files)
-        )
+        lines = "".join(f"{name}\0{content}\n" for name, content in sorted(self._hashes.items()))
         return hashlib.sha256(lines.encode()).hexdigest()
 
     def _since(self, first: date) -> dict[date, Any]:
         """All partitions read so far, after reading those of `first` and later days."""
-        for partition in sorted(self.lake.glob(f"{_PARTITION}*")):
-            day = parse_day(f"lake partition {partition}", partition.name.partition("=")[2])
-            if day >= first and day not in self._clicks:
-                files = sorted(p for p in partition.glob("*.parquet") if is_visible(p.name))
-                clicks = _with_times(pa.concat_tables([_SCHEMA.empty_table(), *map(self._read, files)]))
-                least = clicks.group_by(_KEY).aggregate([(_COUNTS_FROM, "min"), (_KNOWN_AT, "min")])
-                least = least.select([*_KEY, f"{_COUNTS_FROM}_min", f"{_KNOWN_AT}_min"])
-                self._clicks[day] = least.rename_columns([*_KEY, _COUNTS_FROM, _KNOWN_AT])
-                logger.info("late clicks on rows of %s: %d in %d files", day, self._clicks[day].num_rows, len(files))
+        wanted = [day for day in self.files.outcomes if day >= first and day not in self._clicks]
+        self.files.paths(file for day in wanted for file in self.files.outcomes[day])  # all at once
+        for day in wanted:
+            files = self.files.outcomes[day]
+            clicks = _with_times(pa.concat_tables([_SCHEMA.empty_table(), *map(self._read_clicks, files)]))
+            least = clicks.group_by(_KEY).aggregate([(_COUNTS_FROM, "min"), (_KNOWN_AT, "min")])
+            least = least.select([*_KEY, f"{_COUNTS_FROM}_min", f"{_KNOWN_AT}_min"])
+            self._clicks[day] = least.rename_columns([*_KEY, _COUNTS_FROM, _KNOWN_AT])
+            logger.info("late clicks on rows of %s: %d in %d files", day, self._clicks[day].num_rows, len(files))
         return self._clicks
 
-    def _read(self, path: Path) -> Any:
+    def _read_clicks(self, info: ObjectInfo) -> Any:
+        (path,) = self.files.paths([info])
         file = open_parquet(path)
         if missing := [name for name in _SCHEMA.names if name not in file.schema_arrow.names]:
             raise ContractError(f"{path} lacks the columns {missing}, expected late outcomes")
-        self._files[path] = sha256_file(path)
+        self._hashes[info.name] = sha256_file(path)
         try:
             table = file.read(columns=_SCHEMA.names).select(_SCHEMA.names).cast(_SCHEMA)
         except (pa.ArrowException, OSError) as error:

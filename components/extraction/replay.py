@@ -22,12 +22,10 @@ from numpy.typing import NDArray
 
 from components.contracts.criteo import REQUEST_ID, ROW
 from components.contracts.row_hash import mix, row_identities
-from components.extraction.lake import Piece
+from components.extraction.lake import Lake, Piece
 from components.extraction.malformed_rows import MalformedRows
 from components.extraction.part_files import PartWriter
 from components.extraction.raw_schema import BATCH_ROWS
-from components.extraction.source import Source
-from components.extraction.times import to_iso
 from components.runtime.errors import ContractError
 
 logger = logging.getLogger(__name__)
@@ -60,7 +58,7 @@ class DrawnReplay:
 
 
 def draw_replay(
-    source: Source, before: int, *, num_rows: int, num_holdout_rows: int, num_days: int, folder: Path
+    lake: Lake, before: int, *, num_rows: int, num_holdout_rows: int, num_days: int, folder: Path
 ) -> DrawnReplay:
     """Draws rows older than `before` into `folder`/replay and `folder`/replay_holdout; a side without rows has none.
 
@@ -68,7 +66,7 @@ def draw_replay(
     has judged them.
 
     Args:
-        source: Where the rows are.
+        lake: Where the rows are.
         before: Time of the window's first row, microseconds since the epoch.
         num_rows: Rows wanted to learn from; as many as there are, if there are fewer.
         num_holdout_rows: Rows wanted to measure with, likewise, and `MAX_HELD_OUT_ROWS` at most.
@@ -78,11 +76,11 @@ def draw_replay(
     A damaged file stops the step only where rows are to be learned from: a measurement is not worth a round.
 
     Raises:
-        ContractError: rows to learn from are wanted of a source that cannot be entered in its middle, or from damaged
-            files.
+        ContractError: rows to learn from are wanted of damaged files.
     """
     try:
-        return _draw(source, before, num_rows, num_holdout_rows, num_days, folder)
+        wanted = {REPLAYED: num_rows, HELD_OUT: min(num_holdout_rows, MAX_HELD_OUT_ROWS)}
+        return _draw(lake, before, wanted, num_days=num_days, folder=folder)
     except ContractError as error:
         if num_rows:
             raise
@@ -93,20 +91,9 @@ def draw_replay(
         return DrawnReplay(num_rows=0, num_holdout_rows=0, days=[])
 
 
-def _draw(
-    source: Source, before: int, num_rows: int, num_holdout_rows: int, num_days: int, folder: Path
-) -> DrawnReplay:
-    pieces = source.pieces_before(before, num_days=num_days, piece_rows=BATCH_ROWS)
-    if pieces is None:
-        if num_rows:
-            raise ContractError(
-                f"{source.describe()}: rows before {to_iso(before)} cannot be drawn from Criteo's own files, expected "
-                "a lake (python -m components.extraction.ingest makes one) or a replay_share of 0"
-            )
-        logger.info("no old rows are held out: Criteo's own files cannot be entered in their middle")
-        return DrawnReplay(num_rows=0, num_holdout_rows=0, days=[])
-    wanted = {REPLAYED: num_rows, HELD_OUT: min(num_holdout_rows, MAX_HELD_OUT_ROWS)}
-    days = _copy(source, pieces, wanted, np.uint64(before % 2**64), folder)
+def _draw(lake: Lake, before: int, wanted: dict[str, int], *, num_days: int, folder: Path) -> DrawnReplay:
+    pieces = lake.pieces_before(before, num_days=num_days, piece_rows=BATCH_ROWS)
+    days = _copy_drawn(lake, pieces, wanted, salt=np.uint64(before % 2**64), folder=folder)
     taken = {side: sum(counts[side] for counts in days.values()) for side in wanted}
     for side, num_taken in taken.items():
         if not num_taken:
@@ -114,7 +101,7 @@ def _draw(
     drawn = [
         {
             "day": day,
-            "version": source.version_of(date.fromisoformat(day)),
+            "version": lake.version_of(date.fromisoformat(day)),
             "num_rows": counts[REPLAYED],
             "num_holdout_rows": counts[HELD_OUT],
         }
@@ -125,16 +112,17 @@ def _draw(
     return DrawnReplay(num_rows=taken[REPLAYED], num_holdout_rows=taken[HELD_OUT], days=drawn)
 
 
-def _copy(
-    source: Source, pieces: list[Piece], wanted: dict[str, int], salt: np.uint64, folder: Path
+def _copy_drawn(
+    lake: Lake, pieces: list[Piece], wanted: dict[str, int], *, salt: np.uint64, folder: Path
 ) -> dict[str, dict[str, int]]:
     """Writes the drawn rows and returns their numbers by day and side."""
     days: dict[str, dict[str, int]] = {}
     taken = dict.fromkeys(wanted, 0)
-    with MalformedRows(folder / MALFORMED_FILE, max_fraction=1.0) as malformed, ExitStack() as stack:
+    kept_aside = MalformedRows(folder / MALFORMED_FILE, max_fraction=1.0, named=lake.files.named)
+    with kept_aside as malformed, ExitStack() as stack:
         writers = {side: stack.enter_context(PartWriter(folder / side)) for side in wanted}
         for piece, share_read in _spread(pieces, wanted, salt):
-            table, _ = source.read(piece, malformed)
+            table, _ = lake.read(piece, malformed)
             identities = row_identities(table.column(REQUEST_ID).combine_chunks(), table.column(ROW).to_numpy())
             held_out = mix(identities >> np.uint64(32)) < np.uint64(HELD_OUT_SHARE * 2**64)
             day = days.setdefault(piece.day.isoformat(), dict.fromkeys(wanted, 0))

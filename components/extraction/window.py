@@ -39,10 +39,14 @@ from numpy.typing import NDArray
 from components.contracts.criteo import EVENT_TIME, LABEL, REQUEST_ID, ROW
 from components.contracts.manifests import Model
 from components.contracts.row_hash import row_identities, uniforms
+from components.extraction.day_versions import base_name
 from components.extraction.times import DAY_MICROS, TimeSpan, parse_day, parse_time, to_iso
 from components.runtime.errors import ContractError
+from components.storage.objects import ObjectInfo
 from components.storage.uris import local_path
 from components.store import models as model_store
+
+logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -61,25 +65,25 @@ class SeenFiles:
         """The times up to the watermark."""
         return TimeSpan(None, self.watermark + 1)
 
-    def late(self, day: date, files: Iterable[Path]) -> list[Path]:
+    def late(self, day: date, files: Iterable[ObjectInfo]) -> list[ObjectInfo]:
         """Those of a day's files that the line has not seen. One that was changed since is not among them."""
-        return [path for path in files if path.name not in self.by_day[day]] if day in self.by_day else []
+        return [file for file in files if base_name(file) not in self.by_day[day]] if day in self.by_day else []
 
-    def warn(self, days: Mapping[date, Iterable[Path]]) -> None:
+    def warn(self, days: Mapping[date, Iterable[ObjectInfo]]) -> None:
         """Logs what cannot be known, and which of the files of `days` were changed since they were seen."""
         if self.unknown:
             logger.warning(
                 "which files of %s the champion's line has seen is not known: no row of them counts as late",
                 ", ".join(map(str, self.unknown)),
             )
-        for day, seen in self.by_day.items():
-            for path in days.get(day, ()):
-                size = path.stat().st_size
-                if seen.get(path.name, size) != size:
+        for day, files in days.items():
+            for file in files:
+                size = self.by_day[day].get(base_name(file), file.size)
+                if size != file.size:
                     logger.warning(
                         "%s has %d bytes, expected the %d that it had when rows up to %s were learned: what was "
                         "changed is not learned, new rows belong in new files",
-                        path, size, seen[path.name], to_iso(self.watermark),
+                        file.name, file.size, size, to_iso(self.watermark),
                     )  # fmt: skip
 
 
@@ -115,8 +119,6 @@ def seen_files(accepted: Model | None, late_days: int) -> SeenFiles | None:
         unknown=tuple(day for day in asked if day not in known),
     )
 
-
-logger = logging.getLogger(__name__)
 
 LEAVE, WEIGHT, KEEP = "leave", "weight", "keep"
 MIN_CLICKS = 100
@@ -315,6 +317,3 @@ def watermark(model: Model) -> int:
         ContractError: the manifest holds no time.
     """
     return parse_time(f"last_event_time of model {model.model_id}", model.last_event_time)
-
-
-logger = logging.getLogger(__name__)

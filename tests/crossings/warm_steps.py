@@ -13,7 +13,7 @@ from pipelines.local.environments import python_of
 from tests.support.warm import Warm
 
 IMPORTS = {
-    "driver": "import components.deployment.release, components.extraction.extract, components.extraction.source",
+    "driver": "import components.deployment.release, components.extraction.extract, components.extraction.lake_files",
     "preprocessing": "import components.preprocessing.preprocess",
     "training": "import components.evaluation.evaluate, components.training.pytorch.engine, components.training.step",
     "validation": "import components.validation.validate",

@@ -11,7 +11,7 @@ import gzip
 import os
 import zlib
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
@@ -44,11 +44,10 @@ BLOCK_BYTES = 2 << 20
 """About 8,700 Criteo lines."""
 MAX_LINE_BYTES = 1 << 20
 MAX_THREADS = 4
-"""That parse blocks: one thread decompresses, and keeps no more of them busy."""
+"""That parse blocks: decompression keeps no more of them busy."""
 _READ_BYTES = 256 << 10
 _GZIP_MAGIC = b"\x1f\x8b"
 _BOM = b"\xef\xbb\xbf"
-_END: Any = object()
 _ENCODED = pa.dictionary(pa.int32(), pa.binary())
 """Binary, because a byte that is not UTF-8 must make its line malformed and not the file."""
 _HEX_WIDTH = 8
@@ -111,7 +110,7 @@ class CriteoText:
     def batches(self, malformed: MalformedRows) -> Iterator[Any]:
         """See `Reader.batches`. Empty lines do not count.
 
-        Threads decompress and parse ahead. Malformed rows are recorded in file order, when the caller reaches them.
+        Threads parse ahead. Malformed rows are recorded in file order, when the caller reaches them.
         """
         for parsed in map_in_order(blocks(self.path), partial(parse_block, layout=self.layout)):
             for line, reason, text in parsed.malformed:
@@ -144,82 +143,53 @@ def blocks(path: Path, *, block_bytes: int = BLOCK_BYTES) -> Iterator[Block]:
     Raises:
         ContractError: the gzip stream is truncated or damaged, or a line is longer than `MAX_LINE_BYTES`.
     """
-    first_line, rest = 1, b""
-    try:
-        for chunk in _read_chunks(path, block_bytes):
-            rest += chunk
-            end = rest.rfind(b"\n") + 1
-            if len(rest) - end > MAX_LINE_BYTES:
-                raise ContractError(f"{path} has a line longer than {MAX_LINE_BYTES} bytes, expected Criteo rows")
-            if end:
-                yield Block(first_line, rest[:end])
-                first_line, rest = first_line + rest.count(b"\n", 0, end), rest[end:]
-    except (EOFError, gzip.BadGzipFile, zlib.error) as error:
-        damage = "truncated" if isinstance(error, EOFError) else f"damaged ({error})"
-        raise ContractError(
-            f"{path} is {damage}: {first_line - 1} whole lines were read before, expected a complete gzip file"
-        ) from error
-    if rest:
-        yield Block(first_line, rest)
-
-
-def _read_chunks(path: Path, chunk_bytes: int) -> Iterator[bytes]:
-    """The file's content, decompressed, in pieces of about `chunk_bytes`, up to where it is damaged."""
     with open(path, "rb") as file:
         is_gzip = file.read(2) == _GZIP_MAGIC
-    damage: Exception | None = None
+    first_line, pending = 1, bytearray()
     with gzip.open(path) if is_gzip else open(path, "rb") as file:
-        pending, is_start = b"", True
-        while damage is None:
+        while True:
             try:
-                read = file.read1(_READ_BYTES)
+                chunk = file.read1(_READ_BYTES)
             except (EOFError, gzip.BadGzipFile, zlib.error) as error:
-                damage, read = error, b""
-            pending = (pending + read).removeprefix(_BOM) if is_start else pending + read
-            is_start = is_start and not pending
-            if pending and (not read or len(pending) >= chunk_bytes):
-                yield pending
-                pending = b""
-            if not read:
-                break
-    if damage is not None:
-        raise damage
+                damage = "truncated" if isinstance(error, EOFError) else f"damaged ({error})"
+                num_lines = first_line - 1 + pending.count(b"\n")
+                raise ContractError(
+                    f"{path} is {damage}: {num_lines} whole lines were read before, expected a complete gzip file"
+                ) from error
+            pending += chunk
+            if chunk and len(pending) < block_bytes:
+                continue
+            content = bytes(pending).removeprefix(_BOM) if first_line == 1 else bytes(pending)
+            end = content.rfind(b"\n") + 1 if chunk else len(content)
+            if len(content) - end > MAX_LINE_BYTES:
+                raise ContractError(f"{path} has a line longer than {MAX_LINE_BYTES} bytes, expected Criteo rows")
+            if end:
+                yield Block(first_line, content[:end])
+                first_line, pending = first_line + content.count(b"\n", 0, end), bytearray(content[end:])
+            if not chunk:
+                return
 
 
-def map_in_order(items: Iterator[T], work: Callable[[T], R], *, num_threads: int | None = None) -> Iterator[R]:
-    """`work(item)` for each of `items`, in order, done ahead by threads.
+def map_in_order(items: Iterable[T], work: Callable[[T], R], *, num_threads: int | None = None) -> Iterator[R]:
+    """`work(item)` for each of `items`, in order; threads work ahead on a few items more than are asked for.
 
-    One thread draws the items, `num_threads` (default: one per core, at most `MAX_THREADS`) work on them. At most
-    `num_threads` + 2 items exist at a time. All threads have ended when the iterator ends, fails or is closed.
-
-    Raises:
-        Exception: what `items` or `work` raised first, in order; nothing behind it is returned.
+    Args:
+        items: Drawn in the caller's thread.
+        work: What raises, raises when its result is asked for.
+        num_threads: Default: one per core, at most `MAX_THREADS`. All have ended when the iterator ends or is closed.
     """
     num_threads = num_threads or min(len(os.sched_getaffinity(0)), MAX_THREADS)
     pending: deque[Future[R]] = deque()
-    with ThreadPoolExecutor(num_threads + 1, thread_name_prefix="parse") as pool:
-        try:
-            drawn = pool.submit(next, items, _END)
-            failure: Exception | None = None
-            while True:
-                try:
-                    item = drawn.result()
-                except Exception as error:
-                    failure = error
-                    break
-                if item is _END:
-                    break
-                drawn = pool.submit(next, items, _END)
-                pending.append(pool.submit(work, item))
-                if len(pending) > num_threads:
-                    yield pending.popleft().result()
-            while pending:
+    pool = ThreadPoolExecutor(num_threads, thread_name_prefix="parse")
+    try:
+        for item in items:
+            pending.append(pool.submit(work, item))
+            if len(pending) > num_threads:
                 yield pending.popleft().result()
-            if failure is not None:
-                raise failure
-        finally:
-            for future in pending:
-                future.cancel()
+        while pending:
+            yield pending.popleft().result()
+    finally:
+        pool.shutdown(cancel_futures=True)
 
 
 def parse_block(block: Block, layout: TextLayout) -> ParsedBlock:

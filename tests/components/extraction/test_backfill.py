@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from datetime import date, datetime, timezone
@@ -17,9 +16,8 @@ import pytest
 import components.extraction.backfill as backfill_module
 from components.contracts import criteo
 from components.extraction.backfill import BackfillSettings, backfill, main
-from components.extraction.day_versions import read_marker
+from components.extraction.day_versions import VersionMarker
 from components.extraction.extract import ExtractionSettings, extract
-from components.extraction.lake import Lake
 from components.extraction.part_files import PartWriter
 from components.extraction.raw_schema import RAW_SCHEMA
 from components.extraction.times import TimeSpan
@@ -27,8 +25,8 @@ from components.runtime.durable import sha256_file
 from components.runtime.errors import ContractError
 from components.storage.bucket import BucketObjects
 from components.storage.folder import FolderObjects
-from tests.support.bucket_lakes import URI, extract_lake, open_storage, put
 from tests.support.crashes import Killed
+from tests.support.lakes import URI, extract_lake, folder_lake, open_storage, put
 
 START = datetime(2026, 3, 1, tzinfo=timezone.utc)
 DAY = date(2026, 3, 1)
@@ -63,9 +61,14 @@ def corrected(tmp_path, table):
 
 def run_step(lake: Path, tmp_path: Path, **settings):
     folder = tmp_path / "work" / "extraction"
-    dataset = extract(Lake(folder=lake), TimeSpan(), folder, ExtractionSettings(**settings), source_uri=lake.as_uri())
+    dataset = extract(folder_lake(lake), TimeSpan(), folder, ExtractionSettings(**settings))
     rows = [row for part in ("train", "holdout") for row in pq.read_table(folder / part).to_pylist()]
     return dataset, rows
+
+
+def paths_of_day(lake: Path, day: date) -> list[Path]:
+    files = folder_lake(lake).files
+    return files.paths(files.of_day(day).files)
 
 
 def unfinished(folder: Path) -> list[str]:
@@ -93,7 +96,7 @@ def test_training_again_gets_the_back_filled_rows(lake, tmp_path, table, correct
 def test_the_marker_says_what_was_done(lake, corrected):
     backfill([corrected], lake=str(lake), settings=SETTINGS)
     folder = lake / "day=2026-03-01" / "version=1"
-    marker = read_marker(folder / criteo.VERSION_COMPLETE)
+    marker = VersionMarker.parse((folder / criteo.VERSION_COMPLETE).read_bytes(), "")
     assert (marker.day, marker.version, marker.num_rows, marker.reason) == ("2026-03-01", 1, 500, "labels were wrong")
     assert [(m.name, m.size, m.sha256) for m in marker.files] == [
         (path.name, path.stat().st_size, sha256_file(path)) for path in sorted(folder.glob("*.parquet"))
@@ -103,10 +106,8 @@ def test_the_marker_says_what_was_done(lake, corrected):
 def test_replayed_days_name_their_version(lake, tmp_path, corrected):
     backfill([corrected], lake=str(lake), settings=SETTINGS)
     second = int(datetime(2026, 3, 2, tzinfo=timezone.utc).timestamp() * 1e6)
-    dataset = extract(
-        Lake(folder=lake), TimeSpan(second, None), tmp_path / "x" / "e", ExtractionSettings(replay_share=0.2),
-        source_uri="",
-    )  # fmt: skip
+    settings = ExtractionSettings(replay_share=0.2)
+    dataset = extract(folder_lake(lake), TimeSpan(second, None), tmp_path / "x" / "e", settings)
     assert [(each["day"], each["version"]) for each in dataset.replay_days] == [("2026-03-01", 1)]
     assert dataset.num_replay_rows > 0
     assert [(each["day"], each["version"], each.get("replay", False)) for each in dataset.seen_days()] == [
@@ -144,7 +145,7 @@ def test_a_file_that_arrives_during_the_back_fill_is_not_replaced(lake, tmp_path
     monkeypatch.setattr(backfill_module, "_day_rows", slow)
     done = backfill([corrected], lake=str(lake), settings=SETTINGS)
     assert done.replaces == ["part-0.parquet", "part-1.parquet"]
-    assert "part-new.parquet" in [path.name for path in Lake(folder=lake).days()[DAY]]
+    assert "part-new.parquet" in [path.name for path in paths_of_day(lake, DAY)]
 
 
 def test_a_later_version_replaces_an_earlier_one_and_what_came_between(lake, tmp_path, table, corrected):
@@ -214,9 +215,7 @@ def test_of_two_back_fills_at_once_both_are_written(lake, tmp_path, table, monke
 def test_criteo_rows_are_spread_over_the_day(lake, tmp_path, criteo_rows, write_text, truth, clicks):
     files = [write_text(tmp_path / f"{i}.tsv.gz", criteo_rows(30, seed=i)) for i in range(2)]
     backfill(files, lake=str(lake), settings=replace(SETTINGS, day=date(2026, 4, 2)))
-    found = pa.concat_tables(
-        pq.read_table(path, partitioning=None) for path in Lake(folder=lake).days()[date(2026, 4, 2)]
-    )
+    found = pa.concat_tables(pq.read_table(path, partitioning=None) for path in paths_of_day(lake, date(2026, 4, 2)))
     assert clicks(found) == truth(criteo_rows(30, seed=0) + criteo_rows(30, seed=1))
     times = found.column(criteo.EVENT_TIME).to_pylist()
     assert {(b - a).total_seconds() for a, b in zip(times, times[1:])} == {86_400 / 60}
@@ -240,7 +239,7 @@ def test_a_changed_file_of_a_version_is_told(lake, corrected):
     path = lake / "day=2026-03-01" / "version=1" / "part-00000.parquet"
     path.write_bytes(path.read_bytes()[:-1])
     with pytest.raises(ContractError, match=r"version=1/part-00000.parquet is absent or changed, expected \d+ bytes"):
-        Lake(folder=lake).days()
+        paths_of_day(lake, DAY)
 
 
 @pytest.mark.parametrize("text", ["", "[]", "{}", '{"format_version": 2}', '{"format_version": 1, "files": [1]}'])
@@ -248,7 +247,7 @@ def test_a_damaged_marker_is_told(lake, corrected, text):
     backfill([corrected], lake=str(lake), settings=SETTINGS)
     (lake / "day=2026-03-01" / "version=1" / "_SUCCESS").write_text(text)
     with pytest.raises(ContractError, match="_SUCCESS is"):
-        Lake(folder=lake).days()
+        paths_of_day(lake, DAY)
 
 
 def refusals(tmp_path: Path, table, write_text, criteo_rows) -> dict[str, tuple[list[Path], str]]:
@@ -283,22 +282,13 @@ def test_the_command_prints_what_it_did(lake, corrected, capsys):
     assert main(["--lake", str(lake), "--day", "1.3.2026", str(corrected)]) == 2
 
 
-class Busy(Lake):
-    """A lake to which an uploader and a back-fill add while it is read."""
-
-    def tables(self, window, malformed):
-        yield from super().tables(window, malformed)
-        pq.write_table(self.later, self.folder / "day=2026-03-02" / "part-later.parquet")
-        backfill([self.source], lake=str(self.folder), settings=SETTINGS)
-
-
-def test_the_lineage_is_of_the_files_that_were_read_though_the_day_goes_on_growing(lake, tmp_path, table, corrected):
-    before, rows = run_step(lake, tmp_path)
-    busy = Busy(folder=lake)
-    object.__setattr__(busy, "later", table.slice(990))
-    object.__setattr__(busy, "source", corrected)
-    during = extract(busy, TimeSpan(), tmp_path / "x" / "extraction", ExtractionSettings(), source_uri="")
-    assert during.days == before.days
+def test_what_comes_while_a_lake_is_read_is_another_runs(lake, tmp_path, table, corrected):
+    before, _ = run_step(lake, tmp_path)
+    opened = folder_lake(lake)
+    pq.write_table(table.slice(990), lake / "day=2026-03-02" / "part-later.parquet")
+    backfill([corrected], lake=str(lake), settings=SETTINGS)
+    during = extract(opened, TimeSpan(), tmp_path / "x" / "extraction", ExtractionSettings())
+    assert (during.digest, during.days) == (before.digest, before.days)
     after, _ = run_step(lake, tmp_path)
     assert [each["version"] for each in after.days] == [1, 0]
     assert after.days[1]["digest"] != before.days[1]["digest"]
@@ -335,20 +325,12 @@ def test_a_version_that_somebody_removes_while_it_is_written_gets_no_marker(
     assert [each["version"] for each in extract_lake(URI, tmp_path / "work", TimeSpan()).days] == [0, 0]
 
 
-def test_nothing_of_the_work_stays_on_this_machine(lake, corrected, cloud_storage, tmp_path, monkeypatch):
-    put(lake)
-    monkeypatch.setattr(backfill_module.tempfile, "tempdir", str(tmp_path / "tmp"))
-    os.mkdir(tmp_path / "tmp")
-    backfill([corrected], lake=URI, settings=SETTINGS)
-    assert not os.listdir(tmp_path / "tmp")
-
-
 def test_a_day_s_digest_is_of_the_files_that_the_window_reads(lake, tmp_path, table):
     noon = int(datetime(2026, 3, 1, 12, tzinfo=timezone.utc).timestamp() * 1e6)
-    before = Lake(folder=lake).state_of(DAY, TimeSpan(noon, None))
+    before = folder_lake(lake).digest_of(DAY, TimeSpan(noon, None))
     morning = labelled(table, 0).slice(0, 10)
     pq.write_table(morning, lake / "day=2026-03-01" / "part-morning.parquet")
-    assert Lake(folder=lake).state_of(DAY, TimeSpan(noon, None)) == before
-    assert Lake(folder=lake).state_of(DAY, TimeSpan()) != Lake(folder=lake).state_of(DAY, TimeSpan(noon, None))
+    assert folder_lake(lake).digest_of(DAY, TimeSpan(noon, None)) == before
+    assert folder_lake(lake).digest_of(DAY, TimeSpan()) != folder_lake(lake).digest_of(DAY, TimeSpan(noon, None))
     pq.write_table(labelled(table, 0).slice(490, 10), lake / "day=2026-03-01" / "part-evening.parquet")
-    assert Lake(folder=lake).state_of(DAY, TimeSpan(noon, None)) != before
+    assert folder_lake(lake).digest_of(DAY, TimeSpan(noon, None)) != before

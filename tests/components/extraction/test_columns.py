@@ -93,12 +93,3 @@ def test_a_chain_of_rounds_without_a_column_reads_it_in_none(tmp_path, champion_
     assert unread_columns(EXCLUDED, store, "current") == set(EXCLUDED)
     assert unread_columns(EXCLUDED, store, "none") == set(EXCLUDED)
     assert unread_columns([], store, "no such model") == set()
-
-
-def test_text_has_no_columns_to_leave_unread_but_its_rows_are_null_there_too(
-    tmp_path, criteo_rows, write_text, flags, run_main
-):
-    write_text(tmp_path / "criteo" / "day_0.gz", criteo_rows(200))
-    assert run_main(flags, lake=str(tmp_path / "criteo"), columns=ASKED) == 0
-    found = values_in(RawDataset.read(flags["--output"]), FEATURES)
-    assert {name for name, num in found["train"].items() if num == 0} == set(EXCLUDED)

@@ -51,7 +51,10 @@ REFUSED = {
     "negative late days": ({"late_days": "-1"}, "late_days is -1, expected 0"),
     "negative hours": ({"attribution_hours": "-1"}, "attribution_hours is -1.0"),
     "nothing mature": ({"attribution_hours": "99", "window_start": "2026-03-01"}, "holds no mature row"),
-    "unknown delays": ({"attribution_hours": "6", "immature_rows": "weight"}, "how long clicks take cannot be"),
+    "unknown delays": (
+        {"attribution_hours": "6", "immature_rows": "weight"},
+        "its clicks all come with their rows",
+    ),
     "relative lake": ({"lake": "lake"}, "lake is 'lake', expected gs://bucket/prefix, file:///... or an abs"),
     "lake elsewhere": ({"lake": "s3://shop/clicks"}, "lake is 's3://shop/clicks', expected gs://bucket/prefix, file"),
     "no lake": ({"lake": "/no/such/lake"}, "lake /no/such/lake does not exist"),

@@ -5,16 +5,16 @@ from __future__ import annotations
 import json
 from datetime import datetime, timezone
 
+import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
 from components.contracts import criteo
 from components.extraction.extract import ExtractionSettings, data_digest, extract
-from components.extraction.lake import Lake
-from components.extraction.source import find_source
 from components.extraction.times import TimeSpan, parse_time
 from components.runtime.errors import ContractError
 from components.storage.uris import local_path
+from tests.support.lakes import folder_lake, rows_in
 
 START = datetime(2026, 3, 1, tzinfo=timezone.utc)
 ALL = TimeSpan()
@@ -22,27 +22,22 @@ ALL = TimeSpan()
 
 @pytest.fixture
 def lake(tmp_path, raw_table, write_lake):
-    return Lake(folder=write_lake(tmp_path / "la ke", raw_table(1000, start=START.timestamp(), seconds=2 * 86_400)))
+    return folder_lake(write_lake(tmp_path / "la ke", raw_table(1000, start=START.timestamp(), seconds=2 * 86_400)))
 
 
 @pytest.fixture
 def run_step(tmp_path):
-    def run(source, window: TimeSpan = ALL, **settings):
+    def run(lake, window: TimeSpan = ALL, **settings):
         folder = tmp_path / "wo rk" / "run" / "extraction"
-        return extract(source, window, folder, ExtractionSettings(**settings), source_uri="file:///lake")
+        return extract(lake, window, folder, ExtractionSettings(**settings))
 
     return run
-
-
-def read_uri(uri: str):
-    paths = sorted(local_path(uri).iterdir())
-    return [row for path in paths for row in pq.read_table(path, partitioning=None).to_pylist()]
 
 
 @pytest.mark.parametrize(("fraction", "num_holdout"), [(0.1, 100), (0.25, 250), (1e-6, 1), (0.999999, 999)])
 def test_the_newest_rows_are_held_out(lake, run_step, raw_table, fraction, num_holdout):
     dataset = run_step(lake, holdout_fraction=fraction)
-    train, holdout = read_uri(dataset.train_uri), read_uri(dataset.holdout_uri)
+    train, holdout = rows_in(dataset.train_uri), rows_in(dataset.holdout_uri)
     assert len(holdout) == dataset.num_holdout_rows == num_holdout
     assert len(train) == dataset.num_train_rows == 1000 - num_holdout
     times = [row[criteo.EVENT_TIME] for row in train + holdout]
@@ -74,7 +69,7 @@ def test_a_retried_task_replaces_what_it_finds(lake, run_step, tmp_path):
     (run / "extraction" / "train").mkdir(parents=True)
     (run / "extraction" / "train" / "part-00009.parquet").write_bytes(b"half")
     (run / f".extraction.{'0123abcd' * 4}" / "all").mkdir(parents=True)
-    assert len(read_uri(run_step(lake).train_uri)) == 900
+    assert len(rows_in(run_step(lake).train_uri)) == 900
     assert [path.name for path in run.iterdir()] == ["extraction"]
 
 
@@ -92,36 +87,35 @@ def test_an_empty_window_names_itself_and_what_the_lake_holds(lake, run_step):
         run_step(lake, TimeSpan(parse_time("start", "2027-01-01"), parse_time("end", "2027-01-02")))
     assert str(caught.value) == (
         "window [2027-01-01T00:00:00+00:00, 2027-01-02T00:00:00+00:00) holds no rows, expected at least 10; "
-        f"lake {lake.folder} holds days 2026-03-01 to 2026-03-02"
+        f"lake {lake.files.name} holds days 2026-03-01 to 2026-03-02"
     )
 
 
-def test_malformed_rows_are_published_with_the_dataset(tmp_path, criteo_rows, write_text, run_step):
-    rows = criteo_rows(200)
-    rows[42][14] = "zz"
-    path = write_text(tmp_path / "day_1.gz", rows)
-    dataset = run_step(find_source(path))
-    assert dataset.num_train_rows + dataset.num_holdout_rows == 199
-    assert dataset.num_malformed == 1
-    assert dataset.malformed_uri is not None
-    (line,) = local_path(dataset.malformed_uri).read_text().splitlines()
-    assert json.loads(line) == {
-        "file": str(path),
-        "line": 43,
-        "reason": "C1 is 'zz', expected 1 to 8 hex digits or nothing",
-        "text": "\t".join(rows[42]),
-    }
+@pytest.fixture
+def spoilt(tmp_path, lake):
+    """The lake with labels 7 in every 50th of the first day's 500 rows."""
+    path = tmp_path / "la ke" / "day=2026-03-01" / "part-0.parquet"
+    table = pq.read_table(path, partitioning=None)
+    labels = [7 if i % 50 == 0 else label for i, label in enumerate(table[criteo.LABEL].to_pylist())]
+    pq.write_table(table.set_column(0, criteo.LABEL, pa.array(labels, pa.int32())), path)
+    return folder_lake(tmp_path / "la ke")
 
 
-def test_too_many_malformed_rows_leave_nothing_behind(tmp_path, criteo_rows, write_text, run_step):
-    rows = criteo_rows(200)
-    for row in rows[::50]:
-        row[0] = "click"
-    source = find_source(write_text(tmp_path / "day_1.gz", rows))
-    with pytest.raises(ContractError, match=r"day_1.gz: 4 of 200 rows are malformed \(2.00%\)"):
-        run_step(source)
+def test_malformed_rows_are_published_with_the_dataset(spoilt, run_step, tmp_path):
+    dataset = run_step(spoilt, max_malformed_fraction=0.02)
+    assert dataset.num_train_rows + dataset.num_holdout_rows == 990
+    assert dataset.num_malformed == 10
+    lines = [json.loads(line) for line in local_path(dataset.malformed_uri).read_text().splitlines()]
+    assert [line["line"] for line in lines] == list(range(1, 501, 50))
+    assert {line["file"] for line in lines} == {str(tmp_path / "la ke" / "day=2026-03-01" / "part-0.parquet")}
+    assert {line["reason"] for line in lines} == {"label is 7, expected 0 or 1"}
+    assert all(json.loads(line["text"])["label"] == 7 for line in lines)
+
+
+def test_too_many_malformed_rows_leave_nothing_behind(spoilt, run_step, tmp_path):
+    with pytest.raises(ContractError, match=r"part-0.parquet: 10 of 500 rows are malformed \(2.00%\)"):
+        run_step(spoilt)
     assert not list((tmp_path / "wo rk" / "run").iterdir())
-    assert run_step(source, max_malformed_fraction=0.02).num_malformed == 4
 
 
 @pytest.mark.parametrize("fraction", [0.0, 1.0, -0.1, float("nan")])

@@ -13,8 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from components.contracts import criteo
-from components.extraction.assigned_times import spread
-from components.extraction.ingest import main
+from components.extraction.ingest import main, spread
 from components.extraction.raw_schema import RAW_SCHEMA
 
 

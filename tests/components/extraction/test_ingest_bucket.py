@@ -8,7 +8,7 @@ import pytest
 
 from components.extraction.ingest import main
 from components.storage.bucket import BucketObjects
-from tests.support.bucket_lakes import URI, open_storage
+from tests.support.lakes import URI, open_storage
 
 NUM_DAYS = 4
 

@@ -17,6 +17,7 @@ from components.extraction.malformed_rows import MalformedRows
 from components.extraction.raw_schema import RAW_SCHEMA
 from components.extraction.times import TimeSpan, to_micros
 from components.runtime.errors import ContractError
+from tests.support.lakes import folder_lake
 
 START = datetime(2026, 3, 1, tzinfo=timezone.utc)
 FIRST = to_micros(START)
@@ -77,7 +78,7 @@ def test_a_window_holds_its_rows_in_time_order(
         if (window.start is None or to_micros(r[criteo.EVENT_TIME]) >= window.start)
         and (window.end is None or to_micros(r[criteo.EVENT_TIME]) < window.end)
     ]
-    rows, num_duplicates, malformed = read_lake(Lake(folder=four_days_lake, piece_rows=piece_rows), window)
+    rows, num_duplicates, malformed = read_lake(folder_lake(four_days_lake, piece_rows=piece_rows), window)
     assert rows == expected
     assert (num_duplicates, malformed) == (0, [])
 
@@ -85,8 +86,8 @@ def test_a_window_holds_its_rows_in_time_order(
 def test_a_burst_of_traffic_is_cut_where_it_is(tmp_path, raw_table, write_lake):
     quiet = raw_table(200, start=START.timestamp(), seconds=86_400)
     burst = raw_table(2000, seed=1, start=START.timestamp() + 30_000, seconds=60)
-    lake = Lake(
-        folder=write_lake(tmp_path / "lake", pa.concat_tables([quiet, burst]).sort_by("event_time")), piece_rows=200
+    lake = folder_lake(
+        write_lake(tmp_path / "lake", pa.concat_tables([quiet, burst]).sort_by("event_time")), piece_rows=200
     )
     with MalformedRows(tmp_path / "s.jsonl") as malformed:
         sizes = [table.num_rows for table, _ in lake.tables(ALL, malformed)]
@@ -101,7 +102,7 @@ def test_a_row_delivered_twice_is_read_once_across_files(tmp_path, four_days, wr
     path = lake / "day=2026-03-02" / "again.parquet"
     day = [t.date().isoformat() == "2026-03-02" for t in again.column(criteo.EVENT_TIME).to_pylist()]
     pq.write_table(again.filter(pa.array(day)), path)
-    rows, num_duplicates, _ = read_lake(Lake(folder=lake, piece_rows=piece_rows))
+    rows, num_duplicates, _ = read_lake(folder_lake(lake, piece_rows=piece_rows))
     assert num_duplicates == sum(day) > 0
     assert identities(rows) == identities(four_days.to_pylist())
 
@@ -112,7 +113,7 @@ def test_the_earliest_of_rows_with_one_identity_stays(tmp_path, raw_table, write
     later = pa.array([t + 1_000_000_000 for t in table.column(index).cast(pa.int64()).to_pylist()])
     moved = table.set_column(index, RAW_SCHEMA.field(index), later.cast(RAW_SCHEMA.field(index).type))
     lake = write_lake(tmp_path / "lake", pa.concat_tables([moved, table]))
-    rows, num_duplicates, _ = read_lake(Lake(folder=lake))
+    rows, num_duplicates, _ = read_lake(folder_lake(lake))
     assert num_duplicates == 20
     assert identities(rows) == identities(table.to_pylist())
 
@@ -122,13 +123,13 @@ def test_unfinished_files_are_not_read(tmp_path, four_days, write_lake, read_lak
     (lake / "day=2026-03-01" / ".part-9.parquet").write_bytes(b"half")
     (lake / "day=2026-03-01" / "_part-9.parquet").write_bytes(b"half")
     (lake / ".day=2026-03-09").mkdir()
-    assert len(read_lake(Lake(folder=lake))[0]) == 2000
+    assert len(read_lake(folder_lake(lake))[0]) == 2000
 
 
 def test_days_outside_the_window_are_not_opened(tmp_path, four_days, write_lake, read_lake):
     lake = write_lake(tmp_path / "lake", four_days)
     (lake / "day=2026-03-01" / "part-0.parquet").write_bytes(b"damaged")
-    assert len(read_lake(Lake(folder=lake), TimeSpan(FIRST + DAY, None))[0]) == 1500
+    assert len(read_lake(folder_lake(lake), TimeSpan(FIRST + DAY, None))[0]) == 1500
 
 
 def test_row_groups_outside_the_window_are_not_read(tmp_path, four_days, write_lake, read_lake):
@@ -140,8 +141,8 @@ def test_row_groups_outside_the_window_are_not_read(tmp_path, four_days, write_l
     damaged[begin : begin + column.total_compressed_size] = b"\xff" * column.total_compressed_size
     path.write_bytes(bytes(damaged))
     with pytest.raises(ContractError, match="day=2026-03-01/part-0.parquet is not a readable Parquet file"):
-        read_lake(Lake(folder=lake))
-    assert len(read_lake(Lake(folder=lake), TimeSpan(FIRST + DAY // 2, FIRST + DAY))[0]) == 250
+        read_lake(folder_lake(lake))
+    assert len(read_lake(folder_lake(lake), TimeSpan(FIRST + DAY // 2, FIRST + DAY))[0]) == 250
 
 
 @pytest.mark.parametrize("content", [b"", b"PAR1", b"not parquet at all"])
@@ -149,13 +150,13 @@ def test_a_corrupt_file_is_refused_by_name(tmp_path, four_days, write_lake, read
     lake = write_lake(tmp_path / "lake", four_days)
     (lake / "day=2026-03-03" / "part-0.parquet").write_bytes(content)
     with pytest.raises(ContractError, match="day=2026-03-03/part-0.parquet is not a readable Parquet file"):
-        read_lake(Lake(folder=lake))
+        read_lake(folder_lake(lake))
 
 
 def test_a_file_that_lacks_columns_is_refused_by_name(tmp_path, four_days, write_lake, read_lake):
     lake = write_lake(tmp_path / "lake", four_days.drop_columns(["C7", "I2"]))
     with pytest.raises(ContractError, match=r"part-0.parquet lacks the columns \['I2', 'C7'\]"):
-        read_lake(Lake(folder=lake))
+        read_lake(folder_lake(lake))
 
 
 def test_a_partition_without_a_date_is_refused(tmp_path, four_days, write_lake):
@@ -163,7 +164,7 @@ def test_a_partition_without_a_date_is_refused(tmp_path, four_days, write_lake):
     (lake / "day=yesterday").mkdir()
     (lake / "day=yesterday" / "part.parquet").touch()
     with pytest.raises(ContractError, match="is 'yesterday', expected a date"):
-        Lake(folder=lake).days()
+        folder_lake(lake)
 
 
 @pytest.mark.parametrize("piece_rows", [30, 10_000])
@@ -175,7 +176,7 @@ def test_rows_of_another_day_or_of_none_are_set_aside_once(tmp_path, four_days, 
     (tmp_path / "lake" / "day=2026-03-01").mkdir(parents=True)
     pq.write_table(table, tmp_path / "lake" / "day=2026-03-01" / "a.parquet", row_group_size=50)
     for window, num_rows in ((TimeSpan(), 498), (TimeSpan(FIRST, FIRST + DAY // 10), 50)):
-        rows, _, malformed = read_lake(Lake(folder=tmp_path / "lake", piece_rows=piece_rows), window)
+        rows, _, malformed = read_lake(folder_lake(tmp_path / "lake", piece_rows=piece_rows), window)
         assert len(rows) == num_rows
         assert [m["line"] for m in malformed] == [401, 402]
         assert malformed[0]["reason"].startswith("event_time is None")

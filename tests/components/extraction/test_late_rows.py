@@ -14,26 +14,11 @@ import pytest
 from components.contracts import criteo
 from components.contracts.manifests import RawDataset
 from components.extraction.backfill import BackfillSettings, backfill
-from components.storage.uris import local_path
-from tests.support.bucket_lakes import URI, fetched, put
+from tests.support.lakes import URI, fetched, keys_in, keys_of, put
 
 START = datetime(2026, 3, 1, tzinfo=timezone.utc)
 DAY = timedelta(days=1)
 WARNINGS = "components.extraction.window"
-Key = tuple[str, int]
-
-
-def keys_in(uri: str | None) -> list[Key]:
-    """The rows of a folder of Parquet files, in their order."""
-    if uri is None:
-        return []
-    paths = sorted(local_path(uri).glob("*.parquet"))
-    tables = [pq.read_table(path, columns=[criteo.REQUEST_ID, criteo.ROW], partitioning=None) for path in paths]
-    return [tuple(row.values()) for table in tables for row in table.to_pylist()]
-
-
-def keys_of(table) -> list[Key]:
-    return list(zip(table[criteo.REQUEST_ID].to_pylist(), table[criteo.ROW].to_pylist()))
 
 
 class Rounds:
@@ -271,8 +256,7 @@ def test_back_filled_rows_are_not_late_but_what_came_beside_them_is(rounds, betw
     assert rounds.turn().num_late_rows == 0
 
 
-@pytest.mark.parametrize("replay_days", ["0", "1", "2"])
-def test_a_lake_in_a_bucket_has_the_late_rows_of_the_same_lake_in_a_folder(rounds, between, cloud_storage, replay_days):
+def test_a_lake_in_a_bucket_has_the_late_rows_of_the_same_lake_in_a_folder(rounds, between, cloud_storage):
     rounds.add(between(0, 97, step=2, offset=1), "a.parquet")
     # The day before the last row's has nothing to replay but late rows.
     shutil.rmtree(rounds.lake / "day=2026-03-04")
@@ -282,7 +266,7 @@ def test_a_lake_in_a_bucket_has_the_late_rows_of_the_same_lake_in_a_folder(round
     rounds.add(between(97, 120), "c.parquet")
     put(rounds.lake)
     cloud_storage.seen.clear()
-    asked = {"late_days": "3", "replay_days": replay_days, "replay_share": "0" if replay_days == "0" else "0.2"}
+    asked = {"late_days": "3", "replay_days": "2", "replay_share": "0.2"}
     expected = rounds.turn("refused", **asked)
     found = rounds.turn("refused", lake=URI, **asked)
     assert found.num_late_rows == expected.num_late_rows == 180
@@ -290,25 +274,7 @@ def test_a_lake_in_a_bucket_has_the_late_rows_of_the_same_lake_in_a_folder(round
     assert (found.replay_days, found.num_duplicates) == (expected.replay_days, expected.num_duplicates)
     assert set(found.files) == {f"2026-03-0{day}" for day in (2, 3, 4, 5)}
     asked_for = {name.partition("/")[0][-1] for name in fetched(cloud_storage.seen) if name.startswith("day=")}
-    assert asked_for == {"0": {*"245"}, "1": {*"245"}, "2": {*"2345"}}[replay_days]
-
-
-def test_days_fetched_for_their_late_rows_do_not_stand_for_days_to_replay(rounds, between, cloud_storage):
-    rounds.add(between(0, 97, step=2, offset=1), "a.parquet")
-    # Two days have nothing but late rows, the first day has both, and the second is to be replayed.
-    for day in (3, 4):
-        shutil.rmtree(rounds.lake / f"day=2026-03-0{day}")
-    rounds.turn(late_days="4")
-    rounds.add(between(48, 96, step=2), "b.parquet")
-    rounds.add(between(0, 24, step=2), "b.parquet")
-    rounds.add(between(97, 120), "c.parquet")
-    put(rounds.lake)
-    asked = {"late_days": "4", "replay_days": "2", "replay_share": "0.2"}
-    expected = rounds.turn("refused", **asked)
-    found = rounds.turn("refused", lake=URI, **asked)
-    assert [each["day"] for each in expected.replay_days] == ["2026-03-02", "2026-03-05"]
-    assert (found.num_late_rows, found.replay_days) == (360, expected.replay_days)
-    assert found.digest == expected.digest
+    assert asked_for == {*"2345"}, "days 2 and 4 for late rows, 3 and 5 to replay"
 
 
 def test_of_a_bucket_only_days_with_unseen_files_are_fetched(rounds, between, cloud_storage):

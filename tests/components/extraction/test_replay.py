@@ -13,11 +13,11 @@ import pytest
 from components.contracts import criteo
 from components.extraction import replay
 from components.extraction.extract import ExtractionSettings, data_digest, extract
-from components.extraction.lake import Lake, Piece
-from components.extraction.source import find_source
+from components.extraction.lake import Lake
 from components.extraction.times import TimeSpan, parse_time
 from components.runtime.errors import ContractError
 from components.storage.uris import local_path
+from tests.support.lakes import folder_lake, rows_in
 
 START = datetime(2026, 3, 1, tzinfo=timezone.utc)
 WINDOW = TimeSpan(parse_time("start", "2026-03-09T12:00:00Z"), None)
@@ -38,17 +38,13 @@ def lake(tmp_path, ten_days, write_lake):
 def run_step(tmp_path):
     def run(folder, window=WINDOW, *, run="run", **settings):
         work = tmp_path / "wo rk" / run / "extraction"
-        return extract(find_source(folder), window, work, ExtractionSettings(**settings), source_uri="file:///lake")
+        return extract(folder_lake(folder), window, work, ExtractionSettings(**settings))
 
     return run
 
 
-def identities(uri) -> list[tuple]:
-    if uri is None:
-        return []
-    tables = [pq.read_table(path, partitioning=None) for path in sorted(local_path(uri).iterdir())]
-    names = (criteo.EVENT_TIME, criteo.REQUEST_ID, criteo.ROW)
-    return list(zip(*(pa.concat_tables(tables).column(name).to_pylist() for name in names)))
+def identities(*uris) -> list[tuple]:
+    return [(row[criteo.EVENT_TIME], row[criteo.REQUEST_ID], row[criteo.ROW]) for row in rows_in(*uris)]
 
 
 def days_of(rows) -> Counter:
@@ -204,28 +200,6 @@ def test_long_days_are_entered_in_places_not_read_whole(tmp_path, ten_days, writ
     assert len(dataset.replay_days) == 7
     assert len(read) == 14
     assert sum(read) < 2000, "of the 5,200 rows of those days"
-
-
-@pytest.mark.parametrize(("num_holdout", "num_read"), [(10, 8), (100, 8), (500, 20), (1000, 32), (5000, 32)])
-def test_few_rows_are_drawn_from_few_places_that_are_spread_all_the_same(num_holdout, num_read):
-    day = datetime(2026, 3, 1).date()
-    pieces = [Piece(day, [], TimeSpan(hour, hour + 1), 65_536) for hour in range(7 * 24)]
-    wanted = {replay.REPLAYED: 0, replay.HELD_OUT: num_holdout}
-    read = [piece for piece, _ in replay._spread(pieces, wanted, np.uint64(3))]
-    assert len(read) == num_read
-    places = [pieces.index(piece) for piece in read]
-    stretch = len(pieces) / num_read
-    assert [int((place + 1e-9) // stretch) for place in places] == pytest.approx(range(num_read), abs=1)
-
-
-def test_criteos_own_files_are_replayed_from_a_lake_only(tmp_path, criteo_rows, write_text, run_step):
-    for day in (0, 1):
-        write_text(tmp_path / "files" / f"day_{day}.gz", criteo_rows(100, seed=day))
-    second = TimeSpan(parse_time("start", "1970-01-02"), None)
-    assert run_step(tmp_path / "files", second).num_replay_holdout_rows == 0
-    assert run_step(tmp_path / "files", TimeSpan(), replay_share=0.3, run="first").num_replay_rows == 0
-    with pytest.raises(ContractError, match=r"cannot be drawn from Criteo's own files, expected a lake .*ingest"):
-        run_step(tmp_path / "files", second, replay_share=0.3, run="second")
 
 
 @pytest.mark.parametrize(

@@ -13,18 +13,17 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from components.contracts import criteo
-from components.extraction.malformed_rows import MalformedRows
 from components.extraction.raw_schema import CLICK_COLUMNS
 from components.extraction.readers import text as text_module
 from components.extraction.readers.forms import find_reader
-from components.extraction.readers.text import Block, TextLayout, blocks, map_in_order, parse_block, parse_hex
+from components.extraction.readers.text import TextLayout, blocks, map_in_order, parse_hex
 from components.runtime.errors import ContractError
 
 HEADER = ("Label", *criteo.FEATURES)
 LAYOUT = TextLayout(delimiter="\t", columns=CLICK_COLUMNS, has_header=False)
 
 
-@pytest.mark.parametrize("name", ["day_3", "day_3.gz", "a b.tsv", "a.tsv.gz", "train.txt"])
+@pytest.mark.parametrize("name", ["day_3", "a b.tsv.gz"])
 def test_tsv_reads_what_the_standard_library_reads(tmp_path, criteo_rows, write_text, truth, read, name):
     rows = criteo_rows(500)
     assert read(find_reader(write_text(tmp_path / name, rows))) == (truth(rows), [])
@@ -66,14 +65,6 @@ def test_windows_line_ends_blank_lines_and_byte_order_mark_do_no_harm(tmp_path, 
     assert read(find_reader(path)) == (truth(rows), [])
 
 
-def test_a_last_line_without_newline_counts(tmp_path, criteo_rows, write_text, truth, read):
-    rows = criteo_rows(3)
-    assert read(find_reader(write_text(tmp_path / "day_0", rows, end="\n"))) == (truth(rows), [])
-    path = tmp_path / "day_1"
-    path.write_text("\n".join("\t".join(row) for row in rows))
-    assert read(find_reader(path)) == (truth(rows), [])
-
-
 def test_integers_that_pandas_wrote_as_floats_are_read(tmp_path, criteo_rows, write_text, read):
     rows = criteo_rows(1)
     rows[0][1:4] = ["3.0", "-2.0", ""]
@@ -84,15 +75,11 @@ def test_integers_that_pandas_wrote_as_floats_are_read(tmp_path, criteo_rows, wr
 
 BAD_FIELDS = {
     "label 2": (0, "2", "label is '2', expected 0 or 1"),
-    "no label": (0, "", "label is '', expected 0 or 1"),
     "word for an integer": (3, "many", "I3 is 'many', expected an integer or nothing"),
-    "fraction": (3, "1.5", "I3 is '1.5', expected an integer or nothing"),
     "not a number": (3, "nan", "I3 is 'nan', expected an integer or nothing"),
     "hex integer": (3, "0x1f", "I3 is '0x1f', expected an integer or nothing"),
-    "space before an integer": (3, " 1", "I3 is ' 1', expected an integer or nothing"),
     "category not hex": (14, "68fd1e6g", "C1 is '68fd1e6g', expected 1 to 8 hex digits or nothing"),
     "nine hex digits": (39, "168fd1e64", "C26 is '168fd1e64', expected 1 to 8 hex digits or nothing"),
-    "hex with prefix": (15, "0x1f", "C2 is '0x1f', expected 1 to 8 hex digits or nothing"),
     "quoted category": (15, '"aa"', "C2 is '\"aa\"', expected 1 to 8 hex digits or nothing"),
 }
 
@@ -128,10 +115,11 @@ def test_bytes_that_are_no_text_spoil_their_line_only(tmp_path, criteo_rows, tru
     lines = ["\t".join(row).encode() for row in rows]
     lines[4] = lines[4].replace(b"\t", b"\t\xff\x00", 1)
     lines[6] = lines[6].replace(b"\t", b"\r\t", 1)
+    lines[8] = b"\xe9\xff\t1"
     (tmp_path / "day_0").write_bytes(b"\n".join(lines))
     found, malformed = read(find_reader(tmp_path / "day_0"))
-    assert found == truth([*rows[:4], rows[5], *rows[7:]])
-    assert [m["line"] for m in malformed] == [5, 7]
+    assert found == truth([*rows[:4], rows[5], rows[7], rows[9]])
+    assert [m["line"] for m in malformed] == [5, 7, 9]
 
 
 def test_line_numbers_count_the_header_and_blank_lines(tmp_path, criteo_rows, read):
@@ -206,31 +194,6 @@ def test_a_file_without_lines_does_not_fill_the_memory(tmp_path):
         list(blocks(tmp_path / "day_0", block_bytes=1 << 16))
 
 
-def test_a_torn_line_that_is_no_utf8_is_set_aside_alone(criteo_rows, truth, clicks):
-    rows = criteo_rows(20)
-    lines = ["\t".join(row).encode() for row in rows]
-    lines[5] = b"\xe9\xff\t1"
-    parsed = parse_block(Block(1, b"\n".join(lines)), LAYOUT)
-    assert clicks(parsed.batch) == truth(rows[:5] + rows[6:])
-    assert parsed.malformed == [(6, "2 columns, expected 40", r"\xe9\xff" + "\t1")]
-
-
-def test_a_field_that_slid_into_the_next_line_makes_both_malformed(criteo_rows):
-    first, second = criteo_rows(2)
-    content = "\t".join(first[:-1]) + "\n" + "\t".join(["0", *second]) + "\n"
-    parsed = parse_block(Block(1, content.encode()), LAYOUT)
-    assert [(line, reason) for line, reason, _ in parsed.malformed] == [
-        (1, "39 columns, expected 40"),
-        (2, "41 columns, expected 40"),
-    ]
-
-
-def test_a_block_of_torn_lines_alone_has_no_rows():
-    parsed = parse_block(Block(7, b"1\t2\n\n\xff\n"), LAYOUT)
-    assert parsed.batch.num_rows == 0
-    assert [line for line, _, _ in parsed.malformed] == [7, 9]
-
-
 def test_no_more_than_a_few_items_are_drawn_ahead():
     drawn = []
     ahead = map_in_order((drawn.append(i) or i for i in count()), lambda i: i, num_threads=3)
@@ -240,34 +203,14 @@ def test_no_more_than_a_few_items_are_drawn_ahead():
     ahead.close()
 
 
-class Broken(Exception):
-    pass
-
-
-def _fail_at(place: int, *, while_drawing: bool):
-    def items():
-        for i in range(20):
-            if while_drawing and i == place:
-                raise Broken(i)
-            yield i
-
-    def work(i: int) -> int:
-        if not while_drawing and i == place:
-            raise Broken(i)
-        return i
-
-    return map_in_order(items(), work, num_threads=3)
-
-
 @pytest.mark.timeout(60)
 @pytest.mark.parametrize("place", [0, 7])
-@pytest.mark.parametrize("while_drawing", [True, False])
-def test_a_failure_comes_after_all_items_before_it_in_order_and_ends_every_thread(place, while_drawing):
+def test_a_failure_comes_after_all_items_before_it_in_order_and_ends_every_thread(place):
     before, found = threading.active_count(), []
-    ahead = _fail_at(place, while_drawing=while_drawing)
-    with pytest.raises(Broken):
-        collections.deque((found.append(item) for item in ahead), maxlen=0)
-    assert found == list(range(place))
+    ahead = map_in_order(range(20), lambda i: 1 // (i - place) or i, num_threads=3)
+    with pytest.raises(ZeroDivisionError):
+        collections.deque(map(found.append, ahead), maxlen=0)
+    assert len(found) == place
     assert threading.active_count() == before
 
 
@@ -279,17 +222,3 @@ def test_a_caller_who_stops_early_leaves_no_thread_behind():
     assert threading.active_count() > before
     ahead.close()
     assert threading.active_count() == before
-
-
-@pytest.mark.timeout(60)
-def test_malformed_rows_are_not_recorded_before_the_caller_reaches_them(tmp_path, criteo_rows, write_text, monkeypatch):
-    rows = criteo_rows(400)
-    for i in range(0, 400, 20):
-        rows[i] = ["junk"]
-    path = write_text(tmp_path / "day_0", rows)
-    monkeypatch.setattr(text_module, "blocks", lambda path: blocks(path, block_bytes=4000))
-    with MalformedRows(tmp_path / "malformed", max_fraction=1.0) as malformed:
-        reader = text_module.CriteoText(path=path, layout=LAYOUT).batches(malformed)
-        batch = next(reader)
-        assert malformed.num_rows == -(-(batch.num_rows + 1) // 20)
-        reader.close()

@@ -12,12 +12,10 @@ import pytest
 
 from components.contracts import criteo
 from components.contracts.manifests import RawDataset
-from components.extraction.lake import Lake
 from components.extraction.times import DAY_MICROS, TimeSpan, parse_time
 from components.extraction.window import Maturity, resolve_window
 from components.runtime.errors import ContractError
-from components.storage.uris import local_path
-from tests.support.bucket_lakes import URI, fetched, put
+from tests.support.lakes import URI, fetched, folder_lake, keys_in, put
 
 START = datetime(2026, 3, 1, tzinfo=timezone.utc)
 HOUR_MICROS = DAY_MICROS // 24
@@ -36,13 +34,7 @@ def resolve():
 
 def rows_of(*datasets: RawDataset) -> Counter:
     """How often each (request, row) is among the rows that the datasets learn from or hold out."""
-    found: Counter = Counter()
-    for dataset in datasets:
-        for uri in (dataset.train_uri, dataset.holdout_uri):
-            for path in sorted(local_path(uri).iterdir()):
-                table = pq.read_table(path, columns=["request_id", "row"], partitioning=None)
-                found.update((row["request_id"], row["row"]) for row in table.to_pylist())
-    return found
+    return Counter(keys_in(*(uri for dataset in datasets for uri in (dataset.train_uri, dataset.holdout_uri))))
 
 
 def test_a_window_of_days_ends_where_asked_or_at_the_newest_row(resolve):
@@ -81,21 +73,20 @@ def test_the_newest_row_is_found_whatever_the_footers_say(tmp_path, raw_table, w
     table = raw_table(500, start=START.timestamp(), seconds=3 * 86_400)
     folder = write_lake(tmp_path / "lake", table, num_files=2)
     times = table[criteo.EVENT_TIME].cast(pa.int64()).to_numpy()
-    assert Lake(folder=folder).newest() == times.max()
+    assert folder_lake(folder).newest() == times.max()
     newest_day = folder / "day=2026-03-03"
     for path in newest_day.iterdir():
         pq.write_table(pq.read_table(path, partitioning=None), path, write_statistics=False)
-    assert Lake(folder=folder).newest() == times.max()
+    assert folder_lake(folder).newest() == times.max()
     # A row of another day in this one's folder, and a row without time, are malformed and tell nothing.
     stray = table.slice(0, 2)
     of_stray = pa.array([np.datetime64("2026-04-01", "us"), None]).cast(stray.schema.field(criteo.EVENT_TIME).type)
     at = stray.column_names.index(criteo.EVENT_TIME)
     pq.write_table(stray.set_column(at, criteo.EVENT_TIME, of_stray), newest_day / "stray.parquet")
-    assert Lake(folder=folder).newest() == times.max()
+    assert folder_lake(folder).newest() == times.max()
     for path in newest_day.iterdir():
         path.rename(path.with_name(f"_{path.name}"))
-    assert Lake(folder=folder).newest() == times[days_of(table) < "2026-03-03"].max()
-    assert Lake(folder=tmp_path / "nothing").newest() is None
+    assert folder_lake(folder).newest() == times[days_of(table) < "2026-03-03"].max()
 
 
 def days_of(table):

@@ -1,0 +1,352 @@
+"""A lake in a bucket: the rows of the same lake in a folder, fetched once, at one generation; and the cache."""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import signal
+import subprocess
+import sys
+import threading
+from dataclasses import replace
+from datetime import datetime, timedelta, timezone
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from components.contracts import criteo
+from components.contracts.manifests import RawDataset
+from components.contracts.records import CLICK
+from components.extraction.__main__ import main
+from components.extraction.backfill import BackfillSettings, backfill
+from components.extraction.download_cache import DownloadCache, DownloadProgress
+from components.extraction.lake import Lake
+from components.extraction.lake_files import opened_lake
+from components.extraction.raw_schema import RAW_SCHEMA
+from components.extraction.times import TimeSpan, parse_day, parse_time
+from components.runtime.errors import ContractError, PermanentError, TemporaryError
+from components.storage.objects import ObjectInfo
+from tests.support.full_disk import files_of_at_most
+from tests.support.lakes import OUTCOMES, URI, cached, extract_lake, fetched, is_fetch_of, open_storage, put, until
+
+START = datetime(2026, 3, 1, tzinfo=timezone.utc)
+DAY = timedelta(days=1)
+WINDOW = TimeSpan(parse_time("start", "2026-03-05T06:00:00Z"), parse_time("end", "2026-03-06T18:00:00Z"))
+REPOSITORY = Path(__file__).resolve().parents[3]
+
+
+def day(number: int) -> str:
+    """Of March 2026."""
+    return f"2026-03-{number:02d}"
+
+
+def part(number: int, k: int = 0) -> str:
+    return f"day={day(number)}/part-{k}.parquet"
+
+
+@pytest.fixture
+def folder(tmp_path, raw_table, write_lake):
+    """Seven days of 200 rows in two files each, late clicks on every day's rows, and what nobody may read."""
+    table = raw_table(1400, start=START.timestamp(), seconds=7 * 86_400)
+    lake = write_lake(tmp_path / "la ke", table, num_files=2)
+    rows = table.select([criteo.REQUEST_ID, criteo.ROW, criteo.EVENT_TIME]).to_pylist()[::7]
+    for number in range(1, 8):
+        late = lake / criteo.OUTCOME_PARTITION.format(day=day(number))
+        late.mkdir(parents=True)
+        outcomes = [
+            {"request_id": row[criteo.REQUEST_ID], "row": row[criteo.ROW], "event": CLICK, "window_seconds": 1800.0}
+            | {"outcome_time": row[criteo.EVENT_TIME] + timedelta(minutes=1), "stored_at": START + 9 * DAY}
+            for row in rows
+            if row[criteo.EVENT_TIME].date().isoformat() == day(number)
+        ]
+        pq.write_table(pa.Table.from_pylist(outcomes, OUTCOMES), late / "part-0.parquet")
+    (lake / f"day={day(5)}" / "_unfinished.parquet").write_bytes(b"someone's")
+    (lake / "notes.txt").write_text("of the lake\n")
+    return lake
+
+
+@pytest.fixture
+def lake(folder, cloud_storage):
+    """The same lake in a bucket; gives the service."""
+    put(folder)
+    cloud_storage.seen.clear()
+    return cloud_storage
+
+
+def same_but_place(dataset: RawDataset) -> RawDataset:
+    """Without what says where it lies."""
+    places = ("train_uri", "holdout_uri", "malformed_uri", "replay_uri", "replay_holdout_uri")
+    return replace(dataset, source_uri="", **dict.fromkeys(places))
+
+
+@pytest.mark.parametrize(
+    ("window", "settings"),
+    [
+        (TimeSpan(), {}),
+        (WINDOW, {"replay_share": 0.5, "replay_days": 2}),
+        (TimeSpan(None, WINDOW.end), {"replay_days": 0}),
+    ],
+)
+def test_a_lake_in_a_bucket_gives_the_dataset_of_the_same_lake_in_a_folder(lake, folder, tmp_path, window, settings):
+    expected = extract_lake(str(folder), tmp_path / "work", window, run="folder", **settings)
+    found = extract_lake(URI, tmp_path / "work", window, run="bucket", **settings)
+    assert same_but_place(found) == same_but_place(expected)
+    assert found.source_uri == URI
+    assert found.num_late_clicks > 0
+    assert found.outcomes_digest == expected.outcomes_digest is not None
+
+
+def test_the_command_line_takes_a_bucket_and_says_so_in_the_manifest(lake, folder, tmp_path):
+    flags = ["--store", str(tmp_path / "store"), "--work", str(tmp_path / "work"), "--champion", "none"]
+    for run, where in (("folder", folder.as_uri()), ("bucket", f"{URI}/")):
+        output = ["--run", run, "--lake", where, "--output", str(tmp_path / f"{run}.json")]
+        assert main([*flags, *output, "--replay-share", "0.2", "--window-start", "2026-03-04"]) == 0
+    expected, found = (RawDataset.read(tmp_path / f"{run}.json") for run in ("folder", "bucket"))
+    assert same_but_place(found) == same_but_place(expected)
+    assert found.source_uri == URI
+
+
+def test_only_what_the_window_its_replay_and_their_late_clicks_need_is_fetched(lake, tmp_path):
+    extract_lake(URI, tmp_path / "work", WINDOW, replay_days=2)
+    rows = [part(number, k) for number in (4, 5, 6) for k in (0, 1)]
+    late = [f"outcomes/day={day(number)}/part-0.parquet" for number in (3, 4, 5, 6, 7)]
+    assert fetched(lake.seen) == dict.fromkeys([*rows, *late], 1)
+    assert sorted(cached(tmp_path / "work")) == sorted([*rows, *late])
+
+
+def test_what_is_here_at_its_generation_is_not_fetched_again(lake, folder, tmp_path, raw_table):
+    first = extract_lake(URI, tmp_path / "work", WINDOW, replay_days=2)
+    lake.seen.clear()
+    assert extract_lake(URI, tmp_path / "work", WINDOW, replay_days=2) == first
+    assert fetched(lake.seen) == {}
+    pq.write_table(raw_table(100, seed=4, start=WINDOW.start / 1e6, seconds=3600), folder / part(5, 1))
+    open_storage(URI).write(part(5, 1), folder / part(5, 1))
+    other = extract_lake(URI, tmp_path / "work", WINDOW, replay_days=2)
+    assert fetched(lake.seen) == {part(5, 1): 1}
+    assert other.digest == extract_lake(str(folder), tmp_path / "work", WINDOW, run="folder", replay_days=2).digest
+
+
+def test_of_a_back_filled_day_the_newest_complete_version_is_fetched(lake, folder, tmp_path, raw_table):
+    for version in (1, 2):
+        newer = tmp_path / f"newer-{version}.parquet"
+        start = parse_time("start", day(5)) / 1e6
+        pq.write_table(raw_table(300, seed=20 + version, start=start, seconds=86_000), newer)
+        backfill([newer], lake=str(folder), settings=BackfillSettings(day=parse_day("day", day(5)), reason="late rows"))
+    (folder / f"day={day(5)}" / "version=3").mkdir()
+    (folder / f"day={day(5)}" / "version=3" / "part-00000.parquet").write_bytes(b"half, and no marker")
+    put(folder)
+    lake.seen.clear()
+    expected = extract_lake(str(folder), tmp_path / "work", WINDOW, run="folder", replay_days=1)
+    found = extract_lake(URI, tmp_path / "work", WINDOW, run="bucket", replay_days=1)
+    assert same_but_place(found) == same_but_place(expected)
+    assert {entry["day"]: entry["version"] for entry in found.days} == {day(5): 2, day(6): 0}
+    assert not {part(5), part(5, 1), f"day={day(5)}/version=1/part-00000.parquet"} & set(fetched(lake.seen))
+
+
+def test_days_without_rows_do_not_count_as_days_to_replay(lake, folder, tmp_path):
+    for number in (3, 4):
+        for k in (0, 1):
+            pq.write_table(RAW_SCHEMA.empty_table(), folder / part(number, k))
+    put(folder)
+    window = TimeSpan(parse_time("start", day(5)), None)
+    found = extract_lake(URI, tmp_path / "work", window, replay_share=0.4, replay_days=2)
+    assert [entry["day"] for entry in found.replay_days] == [day(1), day(2)]
+
+
+def test_an_object_replaced_between_listing_and_fetch_is_noticed_and_worth_another_try(lake, folder, tmp_path):
+
+    def replace_before_the_first_download(request):
+        if request.is_download:
+            lake.before = lambda request: None
+            open_storage(URI).write(part(5), folder / part(5))
+
+    lake.before = replace_before_the_first_download
+    with pytest.raises(TemporaryError, match=rf"{part(5)} is no longer at generation"):
+        extract_lake(URI, tmp_path / "work", WINDOW)
+    found, expected = (extract_lake(uri, tmp_path / "work", WINDOW) for uri in (URI, str(folder)))
+    assert found.digest == expected.digest
+
+
+@pytest.mark.parametrize(
+    ("uri", "kind", "message"),
+    [
+        ("gs://models/nowhere", ContractError, "lake gs://models/nowhere holds no rows"),
+        ("gs://models", ContractError, "lake gs://models holds no rows"),
+        ("gs://elsewhere/lake", PermanentError, "expected bucket elsewhere to exist"),
+        ("s3://models/lake", ContractError, "lake is .s3://models/lake., expected gs://bucket/prefix, file:"),
+    ],
+)
+def test_a_lake_that_is_not_there_is_refused(cloud_storage, tmp_path, uri, kind, message):
+    with pytest.raises(kind, match=message):
+        extract_lake(uri, tmp_path / "work", TimeSpan())
+
+
+def test_errors_and_malformed_rows_name_the_object_they_came_from(lake, folder, tmp_path):
+    table = pq.read_table(folder / part(5), partitioning=None)
+    labels = [7 if i == 60 else label for i, label in enumerate(table[criteo.LABEL].to_pylist())]
+    pq.write_table(table.set_column(0, criteo.LABEL, pa.array(labels, pa.int32())), folder / part(5))
+    put(folder)
+    extract_lake(URI, tmp_path / "work", WINDOW, max_malformed_fraction=0.02)
+    (line,) = (tmp_path / "work" / "run" / "extraction" / "malformed.jsonl").read_text().splitlines()
+    assert (json.loads(line)["file"], json.loads(line)["line"]) == (f"{URI}/{part(5)}", 61)
+    (folder / part(6)).write_bytes(b"damaged")
+    put(folder)
+    with pytest.raises(ContractError, match=rf"^{URI}/{part(6)} is not a readable Parquet file"):
+        extract_lake(URI, tmp_path / "work", WINDOW)
+
+
+def test_the_newest_row_takes_the_newest_day_with_rows_alone(lake, folder, tmp_path):
+    for number, k in ((6, 0), (6, 1), (7, 0), (7, 1)):
+        pq.write_table(RAW_SCHEMA.empty_table(), folder / part(number, k))
+    put(folder)
+    lake.seen.clear()
+    with opened_lake(URI, work=tmp_path / "work", open_storage=open_storage) as files:
+        found = Lake(files=files).newest()
+    assert found == parse_time("newest", "2026-03-05T23:52:48Z")
+    assert {name.partition("/")[0] for name in fetched(lake.seen)} == {f"day={day(n)}" for n in (5, 6, 7)}
+
+
+def test_a_line_of_progress_states_speed_and_what_is_left():
+    seconds = iter([100.0, 105.0, 105.0, 110.0, 110.0, 120.0])
+    progress = DownloadProgress("gs://models/lake", num_files=3, num_bytes=40_000_000, clock=lambda: next(seconds))
+    progress.arrived(5_000_000)
+    progress.finish_file()
+    assert progress.line() == "gs://models/lake: 1 of 3 files, 5.0 of 40.0 MB in 5.0 s, 1.0 MB/s, 35 s left"
+    progress.arrived(-1_000_000)
+    assert progress.num_arrived == 4_000_000
+
+
+def test_progress_is_logged_at_intervals(lake, tmp_path, caplog):
+    ticks = iter(range(10**6))
+    with caplog.at_level(logging.INFO, logger="components.extraction.download_cache"):
+        extract_lake(URI, tmp_path / "work", WINDOW, opened={"clock": lambda: float(next(ticks)), "num_transfers": 1})
+    assert len([text for text in caplog.messages if text.startswith(f"{URI}: ") and " MB/s" in text]) > 2
+
+
+BIG = part(1)
+"""Made the largest file, so that it is fetched first."""
+
+
+@pytest.fixture
+def big_lake(tmp_path, raw_table, write_lake, cloud_storage):
+    """Three days in a bucket, the first one's file with most of the rows; gives its folder."""
+    folder = write_lake(tmp_path / "lake", raw_table(300, start=START.timestamp(), seconds=3 * 86_400))
+    pq.write_table(
+        raw_table(16_000, seed=1, start=START.timestamp(), seconds=80_000), folder / BIG, row_group_size=2000
+    )
+    put(folder)
+    cloud_storage.seen.clear()
+    return folder
+
+
+def cached_file(work: Path, name: str) -> Path:
+    (path,) = (work / ".lake-cache").glob(f"*/objects/*/{name}")
+    return path
+
+
+def test_a_killed_run_shows_nothing_and_the_next_one_asks_only_for_the_rest(big_lake, cloud_storage, tmp_path):
+    work = tmp_path / "work"
+    before = extract_lake(str(big_lake), work, TimeSpan())
+    stalled = cloud_storage.fail(is_fetch_of(BIG), "stall")
+    flags = ["--run", "run", "--store", str(tmp_path / "store"), "--work", str(work), "--lake", URI]
+    command = [sys.executable, "-m", "components.extraction", *flags, "--output", str(tmp_path / "raw.json")]
+    step = subprocess.Popen(command, cwd=REPOSITORY, stderr=subprocess.DEVNULL)
+
+    def is_at_the_half():
+        found = list((work / ".lake-cache").glob("*/objects/*/day=*/part*"))
+        parts = [path for path in found if path.suffix == ".part"]
+        return stalled.met and len(found) == 3 and len(parts) == 1 and parts[0].stat().st_size
+
+    try:
+        until(is_at_the_half)
+    finally:
+        step.send_signal(signal.SIGKILL)
+        step.wait(30)
+    # What the process held in memory of the half is gone with it; bytes on the disk are the object's first.
+    arrived = cached_file(work, f"{BIG}.part").read_bytes()
+    assert arrived
+    assert (big_lake / BIG).read_bytes().startswith(arrived)
+    assert not (tmp_path / "raw.json").exists()
+    cloud_storage.released.set()
+    cloud_storage.seen.clear()
+    assert extract_lake(URI, work, TimeSpan()).digest == before.digest
+    (request,) = [request for request in cloud_storage.seen if request.is_download]
+    assert (request.name.removeprefix("a lake/"), request.range) == (BIG, f"bytes={len(arrived)}-")
+    assert not list((work / ".lake-cache").rglob("*.part"))
+
+
+def test_a_disk_without_room_is_reported_before_anything_is_fetched(big_lake, cloud_storage, tmp_path):
+    extract_lake(URI, tmp_path / "work", TimeSpan(None, int(START.timestamp() * 1e6) + 86_400_000_000))
+    here = cached(tmp_path / "work")
+    cloud_storage.seen.clear()
+    needed = sum(p.stat().st_size for p in big_lake.glob("day=2026-03-0[23]/*"))
+    with pytest.raises(PermanentError, match=rf"2 files of {URI} need {needed} bytes more, {needed - 1} are free"):
+        extract_lake(URI, tmp_path / "work", TimeSpan(), opened={"free": lambda folder: needed - 1})
+    assert fetched(cloud_storage.seen) == {}
+    assert cached(tmp_path / "work") == here
+    extract_lake(URI, tmp_path / "work", TimeSpan(), opened={"free": lambda folder: needed})
+    assert fetched(cloud_storage.seen) == dict.fromkeys([part(2), part(3)], 1)
+
+
+def test_what_no_run_needs_gives_way_before_the_disk_is_called_full(big_lake, tmp_path):
+    start = int(START.timestamp() * 1e6)
+    extract_lake(URI, tmp_path / "work", TimeSpan(None, start + 86_400_000_000))
+    assert list(cached(tmp_path / "work")) == [BIG]
+
+    def free(cache):
+        return 0 if BIG in cached(tmp_path / "work") else 10**9
+
+    window = TimeSpan(start + 86_400_000_000, None)
+    extract_lake(URI, tmp_path / "work", window, replay_days=0, opened={"free": free})
+    assert sorted(cached(tmp_path / "work")) == [part(2), part(3)]
+
+
+def test_a_disk_that_becomes_full_is_reported_and_the_next_run_goes_on(big_lake, tmp_path):
+    half = (big_lake / BIG).stat().st_size // 2
+    with files_of_at_most(half), pytest.raises(PermanentError, match=rf"{BIG}: File too large"):
+        extract_lake(URI, tmp_path / "work", TimeSpan())
+    found, expected = (extract_lake(uri, tmp_path / "work", TimeSpan()) for uri in (URI, str(big_lake)))
+    assert found.digest == expected.digest
+
+
+def test_a_run_waits_for_another_that_reads_through_the_same_cache(big_lake, tmp_path, caplog):
+    caplog.set_level(logging.INFO, logger="components.extraction.download_cache")
+    waiting = threading.Thread(target=extract_lake, args=(URI, tmp_path / "work", TimeSpan()))
+    with opened_lake(URI, work=tmp_path / "work", open_storage=open_storage):
+        waiting.start()
+        until(lambda: "waiting for another run" in caplog.text)
+        assert not (tmp_path / "work" / "run").exists()
+    waiting.join(60)
+    assert (tmp_path / "work" / "run" / "extraction").is_dir()
+
+
+@pytest.mark.parametrize(("spare", "num_kept"), [(0, 0), (99, 0), (100, 1), (250, 2), (10_000, 5)])
+def test_of_what_is_not_used_the_latest_used_stays_within_the_bound(tmp_path, spare, num_kept):
+    cache = DownloadCache(folder=tmp_path, spare_bytes=spare)
+    objects = [ObjectInfo(f"day=2026-03-0{n}/part", 100, n, "n4mOQw==") for n in range(1, 8)]
+    for age, each in enumerate(objects):
+        cache.path(each).parent.mkdir(parents=True)
+        cache.path(each).write_bytes(b"x" * 100)
+        os.utime(cache.path(each), (1e9 - age, 1e9 - age))
+    cache.path(objects[1]).with_name("99.part").write_bytes(b"x")
+    cache._used.update(cache.path(each) for each in objects[5:])
+    cache.prune()
+    found = {path for path in tmp_path.rglob("*") if path.is_file()}
+    assert found == {cache.path(each) for each in [*objects[5:], *objects[:num_kept]]}
+    assert all(any(folder.iterdir()) for folder in tmp_path.rglob("*") if folder.is_dir())
+
+
+@pytest.mark.parametrize("spoil", ["cut", "flip"])
+def test_a_file_of_the_cache_that_the_disk_spoilt_is_fetched_again(big_lake, cloud_storage, tmp_path, spoil):
+    expected = extract_lake(URI, tmp_path / "work", TimeSpan())
+    path = cached_file(tmp_path / "work", BIG)
+    content = bytearray(path.read_bytes())
+    content[len(content) // 2] ^= 1
+    path.write_bytes(content if spoil == "flip" else content[:100])
+    cloud_storage.seen.clear()
+    assert extract_lake(URI, tmp_path / "work", TimeSpan()) == expected
+    assert fetched(cloud_storage.seen) == {BIG: 1}
+    assert path.read_bytes() == (big_lake / BIG).read_bytes()

@@ -1,0 +1,94 @@
+"""Lakes in folders and, beside them, in the emulated bucket `models`; and what of those was fetched."""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+from collections.abc import Callable
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from components.contracts import criteo
+from components.contracts.manifests import RawDataset
+from components.extraction.extract import ExtractionSettings, extract
+from components.extraction.lake import Lake
+from components.extraction.lake_files import LakeFiles, opened_lake
+from components.extraction.raw_schema import arrow_type
+from components.storage.bucket import BucketObjects
+from components.storage.folder import FolderObjects
+from components.storage.uris import local_path
+
+URI = "gs://models/a lake"
+OUTCOMES = pa.schema([(name, arrow_type(text)) for name, text in criteo.OUTCOME_TYPES.items()])
+
+
+def folder_lake(folder: Path, **settings) -> Lake:
+    """The lake in a folder, as it is now."""
+    return Lake(files=LakeFiles(FolderObjects(folder)), **settings)
+
+
+def open_storage(uri: str, **settings) -> BucketObjects:
+    """Storage with little patience."""
+    return BucketObjects(uri, **{"retry_seconds": 20.0, "first_delay_seconds": 0.001, **settings})
+
+
+def put(folder: Path, uri: str = URI) -> None:
+    """Makes the folder's files the objects below `uri`."""
+    objects = open_storage(uri)
+    for path in sorted(p for p in folder.rglob("*") if p.is_file() and p.name != ".objects.lock"):
+        objects.write(path.relative_to(folder).as_posix(), path)
+
+
+def extract_lake(uri: str, work: Path, window, *, run: str = "run", opened=None, **settings) -> RawDataset:
+    """The step without its command line; `opened` are settings of the cache."""
+    more = {"open_storage": open_storage, **(opened or {})} if uri.startswith("gs://") else {}
+    with opened_lake(uri, work=work, **more) as files:
+        return extract(Lake(files=files), window, work / run / "extraction", ExtractionSettings(**settings))
+
+
+def fetched(seen) -> Counter:
+    """How often each object was asked for, by its name within the lake; markers of versions are read, not fetched."""
+    names = [request.name.removeprefix("a lake/") for request in seen if request.is_download]
+    return Counter(name for name in names if not name.endswith(criteo.VERSION_COMPLETE))
+
+
+def is_fetch_of(name: str):
+    """Picks the downloads of one object."""
+    return lambda request: request.is_download and request.name == f"a lake/{name}"
+
+
+def cached(work: Path) -> dict[str, list[str]]:
+    """Generations that the one cache below `work` holds, by object; the names of unfinished ones end in .part."""
+    (cache,) = (work / ".lake-cache").iterdir()
+    found: dict[str, list[str]] = {}
+    for path in sorted(p for p in (cache / "objects").rglob("*") if p.is_file()):
+        generation, _, name = path.relative_to(cache / "objects").as_posix().partition("/")
+        found.setdefault(name, []).append(generation)
+    return found
+
+
+def rows_in(*uris: str | None) -> list[dict]:
+    """The rows of folders of Parquet files, in their order; None has none."""
+    folders = [local_path(uri) for uri in uris if uri]
+    paths = [path for folder in folders for path in sorted(folder.glob("*.parquet"))]
+    return [row for path in paths for row in pq.read_table(path, partitioning=None).to_pylist()]
+
+
+def keys_in(*uris: str | None) -> list[tuple[str, int]]:
+    """(request id, row) of those rows."""
+    return [(row[criteo.REQUEST_ID], row[criteo.ROW]) for row in rows_in(*uris)]
+
+
+def keys_of(table) -> list[tuple[str, int]]:
+    """(request id, row) of a table's rows."""
+    return list(zip(table[criteo.REQUEST_ID].to_pylist(), table[criteo.ROW].to_pylist()))
+
+
+def until(condition: Callable[[], object], seconds: float = 60.0) -> None:
+    """Waits for the condition."""
+    end = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < end, "it never came to this"
+        time.sleep(0.02)
