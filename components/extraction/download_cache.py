@@ -19,9 +19,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from components.runtime.errors import PermanentError
-from components.storage.checksums import file_crc32c
 from components.storage.downloads import NUM_TRANSFERS, Download, download_all
-from components.storage.objects import ObjectInfo, Objects
+from components.storage.objects import ObjectInfo, Objects, file_crc32c
 
 logger = logging.getLogger(__name__)
 

@@ -42,10 +42,9 @@ from components.extraction.times import DAY_MICROS, day_span, parse_day, to_iso
 from components.runtime.durable import fsync_path
 from components.runtime.errors import ContractError
 from components.runtime.exit_codes import exits_with_code
-from components.storage.checksums import file_crc32c
 from components.storage.downloads import NUM_TRANSFERS
 from components.storage.locations import open_objects
-from components.storage.objects import ObjectInfo, Objects
+from components.storage.objects import ObjectInfo, Objects, file_crc32c
 from components.storage.uris import typed_uri
 
 logger = logging.getLogger(__name__)

@@ -26,9 +26,8 @@ from google.auth import exceptions as auth
 from google.cloud import storage
 from google.cloud.storage.retry import DEFAULT_RETRY
 
-from components.runtime.durable import whole_file
+from components.runtime.durable import flushed_to_disk
 from components.runtime.errors import ContractError, PermanentError, TemporaryError, first_line
-from components.storage.checksums import ChecksummedFile, file_crc32c
 from components.storage.objects import (
     ABSENT,
     Changed,
@@ -36,7 +35,7 @@ from components.storage.objects import (
     ObjectInfo,
     Stored,
     check_name,
-    growing_file,
+    file_crc32c,
     ignore_progress,
     opened,
 )
@@ -106,34 +105,44 @@ class BucketObjects:
 
     def read(self, name: str) -> Stored | None:
         """See `Objects.read`."""
-        content = io.BytesIO()
-        generation = self._fetch(name, content)
-        return None if generation is None else Stored(content.getvalue(), generation)
-
-    def download(self, name: str, path: Path) -> int:
-        """See `Objects.download`."""
-        try:
-            with whole_file(path) as file:
-                generation = self._fetch(name, file)
-                if generation is None:
-                    raise ContractError(f"{self.uri}/{name} is absent, expected an object")
-                return generation
-        except OSError as error:
-            raise PermanentError(f"{path}: {error.strerror or error}") from error
+        problem = "replaced"
+        for _ in range(_READ_ATTEMPTS):
+            blob, content = self._blob(name), io.BytesIO()
+            with self._translated(f"{self.uri}/{name}"):
+                try:
+                    # One request says content, generation and checksum of one and the same write. The client's own
+                    # check passes over what came in several parts.
+                    blob.download_to_file(content, raw_download=True, checksum=None, **self._call)
+                except refusals.NotFound:
+                    if not content.tell():
+                        self._check_bucket()
+                        return None
+                    continue  # The rest of a write that is no longer there.
+                except refusals.RequestRangeNotSatisfiable:
+                    continue
+                expected = blob.crc32c or self._crc32c_of(blob)
+            found = file_crc32c(content)
+            if found == expected:
+                return Stored(content.getvalue(), int(blob.generation))
+            if expected is not None:
+                problem = f"damaged (CRC32C {found}, expected {expected})"
+        raise TemporaryError(f"{self.uri}/{name} was {problem} while it was read, {_READ_ATTEMPTS} times")
 
     def fetch(self, wanted: ObjectInfo, part: Path, *, arrived: Callable[[int], None] = ignore_progress) -> None:
         """See `Objects.fetch`."""
         thing = f"{self.uri}/{check_name(wanted.name, self.uri)}"
-        with self._translated(thing), growing_file(part) as file:
-            arriving = ChecksummedFile(file, keep=True, arrived=arrived)
+        part.parent.mkdir(parents=True, exist_ok=True)
+        with self._translated(thing), flushed_to_disk(open(part, "a+b")) as file:
             for _ in range(_FETCH_ATTEMPTS):
-                while arriving.size < wanted.size:
-                    self._append(wanted, arriving)
-                if (arriving.size, arriving.crc32c()) == (wanted.size, wanted.crc32c):
+                while file.seek(0, os.SEEK_END) < wanted.size:
+                    self._fetch_rest(wanted, file, arrived)
+                size, checksum = file.tell(), file_crc32c(file)
+                if (size, checksum) == (wanted.size, wanted.crc32c):
                     return
-                found = f"CRC32C {arriving.crc32c()}, {arriving.size} bytes"
+                found = f"CRC32C {checksum}, {size} bytes"
                 logger.warning("%s arrived damaged (%s): the download starts again", thing, found)
-                arriving.restart()
+                arrived(-size)
+                file.truncate(0)
         raise TemporaryError(f"{thing} was damaged ({found}), expected CRC32C {wanted.crc32c}, {wanted.size} bytes")
 
     def write(self, name: str, content: bytes | Path, *, if_generation: int | None = None) -> int:
@@ -205,10 +214,6 @@ class BucketObjects:
         """See `Objects.delete`."""
         blob = self._blob(name)
         with self._translated(f"{self.uri}/{name}"):
-            if if_generation == ABSENT:
-                if self._bucket.get_blob(blob.name, **self._call) is not None:
-                    raise Changed(f"{self.uri}/{name} is there, expected none: another writer came first")
-                return
             try:
                 blob.delete(if_generation_match=if_generation, **self._call)
             except refusals.NotFound:
@@ -240,56 +245,33 @@ class BucketObjects:
     def _blob(self, name: str) -> Any:
         return self._bucket.blob(self._full(name))
 
-    def _fetch(self, name: str, file: BinaryIO) -> int | None:
-        """Fills `file` with the object's content; its generation, None if there is no such object."""
-        problem = "replaced"
-        for _ in range(_READ_ATTEMPTS):
-            blob, arriving = self._blob(name), ChecksummedFile(file)
-            with self._translated(f"{self.uri}/{name}"):
-                try:
-                    # One request says content, generation and checksum of one and the same write. The client's own
-                    # check passes over what came in several parts.
-                    blob.download_to_file(arriving, raw_download=True, checksum=None, **self._call)
-                except refusals.NotFound:
-                    if not arriving.size:
-                        self._check_bucket()
-                        return None
-                    continue  # The rest of a write that is no longer there.
-                except refusals.RequestRangeNotSatisfiable:
-                    continue
-                expected = blob.crc32c or self._crc32c_of(blob)
-            if expected == arriving.crc32c():
-                return int(blob.generation)
-            if expected is not None:
-                problem = f"damaged (CRC32C {arriving.crc32c()}, expected {expected})"
-        raise TemporaryError(f"{self.uri}/{name} was {problem} while it was read, {_READ_ATTEMPTS} times")
-
-    def _append(self, wanted: ObjectInfo, arriving: ChecksummedFile) -> None:
+    def _fetch_rest(self, wanted: ObjectInfo, file: BinaryIO, arrived: Callable[[int], None]) -> None:
         """Asks for the bytes that are still missing; returns where some came.
 
         The client's patience counts from the call's begin, however much has come since: a connection cut in the
         tenth minute of a large object would end it.
         """
-        before = arriving.size
+        before = file.tell()
         blob = self._bucket.blob(self._full(wanted.name), generation=wanted.generation)
         try:
             with self._translated(f"{self.uri}/{wanted.name}"):
                 try:
+                    receiver = _Receiver(file, arrived)
                     blob.download_to_file(
-                        arriving, start=before or None, raw_download=True, checksum=None, **self._call
+                        receiver, start=before or None, raw_download=True, checksum=None, **self._call
                     )
                 except (refusals.NotFound, refusals.RequestRangeNotSatisfiable) as error:
                     self._check_bucket()
                     problem = f"{self.uri}/{wanted.name} is no longer at generation {wanted.generation}"
                     raise Changed(f"{problem}: it was replaced or removed after it was listed") from error
-            if arriving.size == before:
+            if file.tell() == before:
                 raise TemporaryError(f"{self.uri}/{wanted.name}: the answer ends at byte {before} of {wanted.size}")
         except Changed:
             raise
         except TemporaryError as error:
-            if arriving.size == before:
+            if file.tell() == before:
                 raise
-            logger.info("going on at byte %d of %d: %s", arriving.size, wanted.size, error)
+            logger.info("going on at byte %d of %d: %s", file.tell(), wanted.size, error)
 
     def _kept(self, name: str) -> tuple[str, int] | None:
         """CRC32C and size of the object, as the service reckons them from what it stored; None if absent."""
@@ -341,6 +323,20 @@ class BucketObjects:
 
     def _translated(self, thing: str) -> AbstractContextManager[None]:
         return translated(thing, self._name)
+
+
+class _Receiver:
+    """The file that Google's client writes to: counts what arrives."""
+
+    def __init__(self, file: BinaryIO, arrived: Callable[[int], None]) -> None:
+        self._file, self._arrived = file, arrived
+
+    def write(self, content: bytes) -> int:
+        """Appends `content`."""
+        self._file.write(content)
+        self._file.flush()  # A kill loses nothing that has arrived.
+        self._arrived(len(content))
+        return len(content)
 
 
 def _client() -> Any:

@@ -15,6 +15,7 @@ from tempfile import TemporaryDirectory
 from typing import NamedTuple
 
 from components.runtime.durable import fsync_path
+from components.runtime.errors import ContractError
 from components.storage.objects import ObjectInfo, Objects, ignore_progress
 
 NUM_TRANSFERS = 8
@@ -81,6 +82,19 @@ def download_all(
             stop.set()
 
 
+def download(objects: Objects, name: str, path: Path) -> None:
+    """Makes the file at `path` the object's content, whole or not at all.
+
+    Raises:
+        ContractError: there is no such object.
+        TemporaryError, PermanentError: it cannot be fetched.
+    """
+    found = [each for each in objects.list(name) if each.name == name]
+    if not found:
+        raise ContractError(f"{objects.uri}/{name} is absent, expected an object")
+    download_all(objects, [Download(found[0], path.with_name(f".{path.name}.part"), path)])
+
+
 @contextmanager
 def local_copy(objects: Objects, name: str) -> Iterator[Path]:
     """Yields the object's file: itself in a folder; for a bucket a copy, which is removed afterwards.
@@ -94,5 +108,5 @@ def local_copy(objects: Objects, name: str) -> Iterator[Path]:
         return
     with TemporaryDirectory(prefix="evergreen-object-") as folder:
         path = Path(folder) / "content"
-        objects.download(name, path)
+        download(objects, name, path)
         yield path

@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import BinaryIO
 from uuid import uuid4
 
-from components.runtime.durable import fsync_path, whole_file
+from components.runtime.durable import flushed_to_disk, fsync_path, whole_file
 from components.runtime.errors import ContractError, PermanentError, TemporaryError
 from components.storage.objects import (
     ABSENT,
@@ -31,7 +31,6 @@ from components.storage.objects import (
     ObjectInfo,
     Stored,
     check_name,
-    growing_file,
     ignore_progress,
     opened,
 )
@@ -63,40 +62,23 @@ class FolderObjects:
         except OSError as error:
             raise _translated(error, path) from error
 
-    def download(self, name: str, path: Path) -> int:
-        """See `Objects.download`."""
-        source = self.local(name)
-        try:
-            with open(source, "rb") as file:
-                with whole_file(path) as copy:
-                    shutil.copyfileobj(file, copy, _CHUNK_BYTES)
-                return _generation(os.fstat(file.fileno()))
-        except OSError as error:
-            if not source.is_file():
-                raise ContractError(f"{source} is absent, expected an object") from error
-            raise _translated(error, Path(error.filename or path)) from error
-
     def fetch(self, wanted: ObjectInfo, part: Path, *, arrived: Callable[[int], None] = ignore_progress) -> None:
         """See `Objects.fetch`."""
         source = self.local(wanted.name)
+        part.parent.mkdir(parents=True, exist_ok=True)
         try:
-            with open(source, "rb") as file, growing_file(part) as copy:
-                _expect_open(file, source, wanted)
-                for _ in range(2):
-                    file.seek(copy.seek(0, os.SEEK_END))
-                    while content := file.read(_CHUNK_BYTES):
-                        copy.write(content)
-                        arrived(len(content))
-                    copy.flush()
-                    if _are_equal(source, part):
-                        return _expect_open(file, source, wanted)
-                    arrived(-copy.tell())
-                    copy.truncate(0)
+            with open(source, "rb") as file, flushed_to_disk(open(part, "wb")) as copy:
+                if (found := _generation(os.fstat(file.fileno()))) != wanted.generation:
+                    raise Changed(f"{source} is at generation {found}, expected {wanted.generation}: it was replaced")
+                while content := file.read(_CHUNK_BYTES):
+                    copy.write(content)
+                    arrived(len(content))
+            if not _are_equal(source, part):
+                raise TemporaryError(f"{part} reads back otherwise than it was copied from {source}")
         except OSError as error:
             if not source.is_file():
-                raise Changed(f"{source} is absent, expected what was listed: it was removed since") from error
+                raise Changed(f"{source} is absent, expected what was listed: it was removed") from error
             raise _translated(error, Path(error.filename or part)) from error
-        raise TemporaryError(f"{part} reads back otherwise than it was copied from {source}")
 
     def write(self, name: str, content: bytes | Path, *, if_generation: int | None = None) -> int:
         """See `Objects.write`."""
@@ -257,12 +239,6 @@ def _are_equal(one: Path, other: Path) -> bool:
                 return False
             if not here:
                 return True
-
-
-def _expect_open(file: BinaryIO, path: Path, wanted: ObjectInfo) -> None:
-    """Refuses an open file that is not the write that was listed."""
-    if (found := _generation(os.fstat(file.fileno()))) != wanted.generation:
-        raise Changed(f"{path} is at generation {found}, expected {wanted.generation}: it was replaced since")
 
 
 def _generation(status: os.stat_result) -> int:

@@ -32,8 +32,6 @@ class Taken(NamedTuple):
     token: str
     expires_at: float
     """Seconds since the epoch, by the holder's clock when it took the lease."""
-    term: int = 0
-    """How many times the lease had been taken when this holder took it; 0 in a lease older than terms."""
 
 
 class Lease:
@@ -44,8 +42,6 @@ class Lease:
         name: Its object.
         holder: Who takes it, for the others' errors.
         seconds: From taking or renewing to the end. Longer than two machines' clocks may differ.
-        numbered: Leave the object where it is when the lease is given back, so that terms go on rising: `term` is then
-            a fencing token, higher for each later holder.
         clock: Seconds since the epoch.
         monotonic: Seconds by a clock that nobody sets.
     """
@@ -57,46 +53,29 @@ class Lease:
         *,
         holder: str,
         seconds: float,
-        numbered: bool = False,
         clock: Callable[[], float] = time.time,
         monotonic: Callable[[], float] = time.monotonic,
     ) -> None:
-        self._objects, self._name, self._holder, self._numbered = objects, name, holder, numbered
+        self._objects, self._name, self._holder = objects, name, holder
         self._seconds, self._clock, self._monotonic = seconds, clock, monotonic
         self._token = uuid4().hex
         self._generation: int | None = None
         self._offset = 0.0
         self._ends = 0.0
         self._turn = threading.Lock()
-        self.term = 0
-        """Number of this taking, from 1; 0 while the lease was never taken."""
 
-    @property
-    def is_held(self) -> bool:
-        """Whether the lease has not ended by this holder's clock; `check` also asks whether it was taken over."""
-        return self._monotonic() < self._ends
-
-    def acquire(self, *, heir: bool = False, after: int = 0) -> None:
+    def acquire(self) -> None:
         """Takes the lease.
-
-        Args:
-            heir: Whether a lease of the same holder's name may be taken before its end: for a holder that knows by
-                other means that who bore its name is dead.
-            after: The term must be above this one too: terms go on rising although somebody removed the lease's object.
 
         Raises:
             TemporaryError: another holds it; names the holder and the lease's end.
         """
         found = self._objects.read(self._name)
-        last_term = 0
         if found is not None:
             taken = self._parse(found.content)
-            if self._clock() < taken.expires_at and not (heir and taken.holder == self._holder):
+            if self._clock() < taken.expires_at:
                 raise TemporaryError(self._holder_message(taken))
-            if taken.expires_at:
-                logger.warning("the lease of %s ended, taking it over", taken.holder)
-            last_term = taken.term
-        self.term = max(last_term, after) + 1
+            logger.warning("the lease of %s ended, taking it over", taken.holder)
         self._offset = self._clock() - self._monotonic()
         try:
             self._write(ABSENT if found is None else found.generation)
@@ -137,10 +116,7 @@ class Lease:
         """Gives the lease back; one that was taken over stays with who took it."""
         with self._turn:
             try:
-                if self._numbered and self._generation is not None:
-                    self._objects.write(self._name, self._document(0.0), if_generation=self._generation)
-                else:
-                    self._objects.delete(self._name, if_generation=self._generation)
+                self._objects.delete(self._name, if_generation=self._generation)
             except (TemporaryError, PermanentError) as error:
                 logger.warning("the lease %s/%s was not given back: %s", self._objects.uri, self._name, error)
             self._generation, self._ends = None, 0.0
@@ -168,26 +144,17 @@ class Lease:
     def _write(self, generation: int) -> None:
         now = self._monotonic()
         ends = now + self._seconds
-        document = self._document(ends + self._offset)
-        self._generation = self._objects.write(self._name, document, if_generation=generation)
+        expires_at = ends + self._offset
+        times = {"expires_at": expires_at, "expires": _text(expires_at)}
+        document = {"holder": self._holder, "token": self._token, **times}
+        content = (json.dumps(document) + "\n").encode()
+        self._generation = self._objects.write(self._name, content, if_generation=generation)
         self._ends = ends
-
-    def _document(self, expires_at: float) -> bytes:
-        document = {
-            "holder": self._holder,
-            "token": self._token,
-            "term": self.term,
-            "expires_at": expires_at,
-            "expires": _text(expires_at),
-        }
-        return (json.dumps(document) + "\n").encode()
 
     def _parse(self, content: bytes) -> Taken:
         try:
             document = json.loads(content)
-            return Taken(
-                str(document["holder"]), str(document["token"]), float(document["expires_at"]), document.get("term", 0)
-            )
+            return Taken(str(document["holder"]), str(document["token"]), float(document["expires_at"]))
         except (ValueError, TypeError, KeyError) as error:
             raise PermanentError(
                 f"{self._objects.uri}/{self._name} is no lease ({error!r}); remove it if no deployment is at work"

@@ -7,13 +7,15 @@ Cloud Storage's generation preconditions do, which is what lets two writers noti
 
 from __future__ import annotations
 
+import base64
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from io import BytesIO
 from pathlib import Path
 from typing import BinaryIO, NamedTuple, Protocol
 
-from components.runtime.durable import flushed_to_disk
+import google_crc32c
+
 from components.runtime.errors import ContractError, PermanentError, TemporaryError
 
 ABSENT = 0
@@ -23,9 +25,7 @@ MAX_NAME_BYTES = 900
 MAX_PART_BYTES = 200
 """Between two slashes; a file system takes 255 with what a write aside adds."""
 
-
-_BUFFER_BYTES = 256 << 10
-"""A process that is killed loses at most this much of a growing file."""
+_BUFFER_BYTES = 1 << 20
 
 
 class Changed(TemporaryError):
@@ -60,15 +60,17 @@ def ignore_progress(num_bytes: int) -> None:
     """The default receiver of the progress of `Objects.fetch`: does nothing."""
 
 
-@contextmanager
-def growing_file(path: Path) -> Iterator[BinaryIO]:
-    """Opens the file at `path`, created if absent, to read what it holds and to append; flushed to disk at the end.
+def file_crc32c(file: BinaryIO) -> str:
+    """CRC32C of a file from its start, as Cloud Storage writes it; leaves the file at its end.
 
-    On error the file keeps what reached it, so that the next download continues there.
+    >>> file_crc32c(BytesIO(b"rows"))
+    'r5sJTQ=='
     """
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with flushed_to_disk(open(path, "a+b", buffering=_BUFFER_BYTES)) as file:
-        yield file
+    file.seek(0)
+    checksum = google_crc32c.Checksum()
+    while content := file.read(_BUFFER_BYTES):
+        checksum.update(content)
+    return base64.b64encode(checksum.digest()).decode()
 
 
 class Objects(Protocol):
@@ -84,31 +86,24 @@ class Objects(Protocol):
     def read(self, name: str) -> Stored | None:
         """The object, checked against its checksum where there is one; None if absent. For small objects."""
 
-    def download(self, name: str, path: Path) -> int:
-        """Writes the object's content to the local file `path`, whole or not at all; its generation.
-
-        Raises:
-            ContractError: there is no such object.
-        """
-
     def fetch(self, wanted: ObjectInfo, part: Path, *, arrived: Callable[[int], None] = ignore_progress) -> None:
-        """Makes the local file `part` the bytes of one write of an object, going on where an earlier call ended.
+        """Makes the local file `part` the bytes of one write of an object, proven and flushed to disk.
 
-        What `part` holds is taken for the object's first bytes, and only the rest is asked for: after a cut connection
-        as after a kill. The whole is proven at last, by the CRC32C of the listing in a bucket, byte for byte in a
-        folder, and flushed to disk; what proves wrong is fetched again from its start, a few times. On error `part`
-        keeps what arrived. For large objects; one call at a time for one `part`.
+        A bucket continues where an earlier call ended, after a cut connection as after a kill: what `part` holds is
+        taken for the object's first bytes, and only the rest is asked for. The whole is proven by the CRC32C of the
+        listing; what proves wrong is fetched again from its start, a few times. On error `part` keeps what arrived.
+        One call at a time for one `part`.
 
         Args:
             wanted: The object's entry in `list`.
             part: Local file; made where it is absent.
-            arrived: Called with the number of bytes of each piece that arrives, less than 0 where bytes are given up;
+            arrived: Called with the number of bytes of each piece that arrives, less than 0 where bytes are discarded;
                 what it raises ends the call.
 
         Raises:
             Changed: the object is no longer at that generation.
             TemporaryError: nothing came for as long as one call is tried again, or the bytes stay wrong.
-            PermanentError: also where the local disk fails; the OSError is its cause.
+            PermanentError: also where the local disk fails.
         """
 
     def write(self, name: str, content: bytes | Path, *, if_generation: int | None = None) -> int:

@@ -19,6 +19,7 @@ from components.contracts.manifests import RawDataset
 from components.contracts.records import CLICK, CONVERSION, OutcomeBatch, PredictionBatch, encode, record_id
 from components.extraction.__main__ import main as extraction
 from components.logs.sqlite import SqliteLog
+from components.storage.downloads import download
 from components.storage.locations import open_objects
 from components.storage.uris import local_path
 from monitoring.flags import make_settings
@@ -154,11 +155,11 @@ def extracted(folder, lake, *, run: str, start: str = "") -> tuple[RawDataset, d
     return raw, labels
 
 
-def download(lake: str, folder) -> None:
+def download_all_of(lake: str, folder) -> None:
     """The bucket's objects as the files that a mounted bucket shows."""
     objects = open_objects(lake)
     for each in objects.list():
-        objects.download(each.name, folder / each.name)
+        download(objects, each.name, folder / each.name)
 
 
 @pytest.mark.parametrize(("kind", "seed"), [("folder", 1), ("bucket", 2)])
@@ -171,7 +172,7 @@ def test_labels_are_the_truth_of_the_stream_however_late_its_clicks_came(tmp_pat
     place.close()
     if kind == "bucket":
         lake = str(tmp_path / "mounted")
-        download("gs://models/a lake", tmp_path / "mounted")
+        download_all_of("gs://models/a lake", tmp_path / "mounted")
     raw, labels = extracted(tmp_path, lake, run="all")
     assert labels == {
         (p.request_id, row): int((p.request_id, row) in stream.clicked)

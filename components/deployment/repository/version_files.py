@@ -21,6 +21,7 @@ from components.deployment.graph.parity import GoldenRows
 from components.deployment.repository.triton_config import ServingOptions, WarmupRow
 from components.runtime.durable import sha256_file
 from components.runtime.errors import ContractError
+from components.storage.downloads import download
 from components.storage.objects import Objects
 from components.store.models import DATA_FILE, GRAPH_FILE, graph_sha256
 
@@ -200,5 +201,5 @@ class VersionFolders:
         local = self._objects.local(path)
         if local is not None and local.is_file():
             return local
-        self._objects.download(path, folder / file)
+        download(self._objects, path, folder / file)
         return folder / file

