@@ -62,15 +62,9 @@ def upload(server: KubeflowServer, package: Path, version: str, *, pipeline: str
             pipeline_id = str(uploaded.pipeline_id)
         if (known := server.find_version(pipeline_id, version)) is not None:
             return _keep_version(server, known, name=version, digest=digest)
-        try:
-            made = server.client.upload_pipeline_version(
-                str(package), pipeline_version_name=version, pipeline_id=pipeline_id, description=digest
-            )
-        except Exception as error:
-            # Another client uploaded it in between, such as a CI job of the same revision.
-            if getattr(error, "status", None) != 409 or (known := server.find_version(pipeline_id, version)) is None:
-                raise
-            return _keep_version(server, known, name=version, digest=digest)
+        made = server.client.upload_pipeline_version(
+            str(package), pipeline_version_name=version, pipeline_id=pipeline_id, description=digest
+        )
     logger.info("uploaded version %s of %s", version, pipeline)
     return PipelineVersion(pipeline_id, str(made.pipeline_version_id))
 

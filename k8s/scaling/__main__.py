@@ -1,4 +1,4 @@
-"""`evergreen scale simulate`: runs the shipped autoscaler over a trace, prints what happened, and draws a chart."""
+"""`evergreen scale simulate`: runs the shipped autoscaler over a trace, and prints what happened."""
 
 from __future__ import annotations
 
@@ -10,10 +10,8 @@ from dataclasses import fields
 from pathlib import Path
 
 from components.contracts.serving import MAX_BATCH_ROWS
-from components.runtime.durable import write_whole
 from components.runtime.errors import ContractError
 from components.runtime.exit_codes import exits_with_code
-from k8s.scaling import report
 from k8s.scaling.cluster import StartTimes
 from k8s.scaling.hpa import Autoscaler
 from k8s.scaling.manifests import (
@@ -26,6 +24,7 @@ from k8s.scaling.manifests import (
     with_targets,
 )
 from k8s.scaling.queueing import PodSettings
+from k8s.scaling.report import describe
 from k8s.scaling.service_times import read_service_times, shipped_or_file
 from k8s.scaling.simulation import Settings, Simulation
 from k8s.scaling.traces import DEFAULT_ROWS, SYNTHETIC, Trace, read_trace
@@ -51,7 +50,7 @@ def build_parser() -> argparse.ArgumentParser:
         "simulate",
         help="run the shipped autoscaler over a trace of requests",
         description="Run the shipped autoscaler over a trace of requests; some 3 seconds per million of them. "
-        "Try: evergreen scale simulate --trace spike --chart build/spike.svg",
+        "Try: evergreen scale simulate --trace spike",
     )
     trace = simulate.add_argument_group("requests")
     trace.add_argument(
@@ -97,7 +96,6 @@ def build_parser() -> argparse.ArgumentParser:
         "--objective-ms", type=_not_negative, default=100.0, help="queue time that is in time (default: 100)"
     )
     out.add_argument("--price", type=_not_negative, help="of a node's hour; prints the cost")
-    out.add_argument("--chart", type=Path, help="SVG file to write")
     return parser
 
 
@@ -171,16 +169,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     settings = _settings(arguments, trace, spec)
     _introduce(trace, settings, spec)
     outcome = Simulation(trace, spec, settings).run()
-    points = report.time_line(outcome)
-    figures = report.summarise(outcome, objective_ms=arguments.objective_ms, price=arguments.price)
-    print(report.text(figures, points, objective_ms=arguments.objective_ms))
-    if arguments.chart:
-        targets = ", ".join(f"{metric.name} {metric.target:g}" for metric in spec.metrics)
-        drawn = report.chart(points, title=f"{trace.name} under {targets}", objective_ms=arguments.objective_ms)
-        try:
-            write_whole(arguments.chart, drawn)
-        except OSError as error:
-            raise ContractError(f"{arguments.chart} cannot be written: {error.strerror}") from error
+    print(describe(outcome, objective_ms=arguments.objective_ms, price=arguments.price))
     return 0
 
 

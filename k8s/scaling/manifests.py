@@ -72,15 +72,9 @@ def read_queries(path: Path, *, namespace: str = NAMESPACE, pods: Sequence[str] 
         pods: Names of the pods asked about, at least one; a ScaledObject's queries ask about all.
 
     Raises:
-        ContractError: no queries there, two of one name, or a template that the adapter would fill otherwise.
+        ContractError: no queries there, or a template that the adapter would fill otherwise.
     """
-    if not pods:
-        raise ContractError("no pods are named, and the adapter asks about at least one")
-    queries: dict[str, str] = {}
-    for name, query in _find_queries(path, namespace, pods):
-        if name in queries:
-            raise ContractError(f"{path}: two queries are named {name}")
-        queries[name] = query
+    queries = dict(_find_queries(path, namespace, pods))
     if not queries:
         raise ContractError(f"{path} has neither rules of prometheus-adapter nor a ScaledObject")
     return queries

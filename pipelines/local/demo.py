@@ -25,7 +25,6 @@ from typing import Any
 
 from rich.console import Console
 from rich.markup import escape
-from rich.progress import BarColumn, Progress, SpinnerColumn, TaskID, TextColumn, TimeElapsedColumn
 
 from components.runtime.durable import write_whole
 from components.runtime.errors import ContractError, PermanentError
@@ -51,7 +50,6 @@ from pipelines.local.summary import (
 )
 from pipelines.local.triton import TritonServer
 
-PIPELINE_STEPS = 6
 PUBLISH_SECONDS = 2.0
 """How long after a line of traffic the records it counts may still be on their way into the log."""
 PROOF_SECONDS = 600.0
@@ -62,54 +60,38 @@ _MARKER = ".evergreen-demo"
 
 
 class Screen:
-    """The terminal: bars where it is one, plain lines where it is not."""
+    """Lines about what happens, each with the time since the start; on a terminal also what is waited for now."""
 
     def __init__(self) -> None:
         self.console = Console(highlight=False)
         self._started = time.monotonic()
-        self._progress = Progress(
-            SpinnerColumn(finished_text="[green]✓"),
-            TextColumn("{task.description:<34}"),
-            BarColumn(bar_width=28),
-            TextColumn("{task.fields[note]}"),
-            TimeElapsedColumn(),
-            console=self.console,
-            transient=False,
-            disable=not self.console.is_terminal,
-        )
-        self._task: TaskID | None = None
+        self._status = self.console.status("")
+        self._title = ""
         self.seconds: dict[str, float] = {}
         """Seconds of each finished stage, by name."""
-
-    @contextmanager
-    def running(self) -> Iterator[Screen]:
-        """Shows the bars while the body runs."""
-        with self._progress:
-            yield self
 
     def print(self, text: str, style: str = "") -> None:
         """One line, with the time since the start; brackets in `text` stay what they are."""
         elapsed = time.monotonic() - self._started
         # Lines are not wrapped: a log file has no width, and a terminal wraps by itself.
-        line = f"[dim]{elapsed:6.1f} s[/dim]  {escape(text)}"
-        self._progress.console.print(line, style=style or None, soft_wrap=True)
+        self.console.print(f"[dim]{elapsed:6.1f} s[/dim]  {escape(text)}", style=style or None, soft_wrap=True)
 
     @contextmanager
-    def stage(self, name: str, title: str, total: float = 1.0) -> Iterator[None]:
-        """One stage: its bar, its title as a line, and its seconds."""
+    def stage(self, name: str, title: str) -> Iterator[None]:
+        """One stage: its title as a line, and its seconds."""
         self.print(title, "bold")
-        self._task = self._progress.add_task(title, total=total, note="")
-        started = time.monotonic()
+        self._title, started = title, time.monotonic()
+        if self.console.is_terminal:
+            self._status.start()
         try:
             yield
-            self._progress.update(self._task, completed=total, note="")
         finally:
+            self._status.stop()
             self.seconds[name] = round(time.monotonic() - started, 2)
 
-    def advance(self, completed: float, note: str = "") -> None:
-        """Moves the current stage's bar."""
-        if self._task is not None:
-            self._progress.update(self._task, completed=completed, note=note)
+    def show_progress(self, note: str) -> None:
+        """Shows how far the current stage is."""
+        self._status.update(f"{self._title}: {escape(note)}")
 
 
 class RunWatch:
@@ -140,7 +122,6 @@ class Demo:
     stack: Stack
     triton: TritonServer
     threshold: float = field(init=False)
-    steps_done: int = 0
     status_page: str | None = None
     """Where the monitor's page is, once it is up."""
 
@@ -174,7 +155,6 @@ class Demo:
                 self.screen.print(f"monitor: {event['text']}", "yellow" if event["kind"] == "decision" else "")
         for _, note in self.runs.update():
             if note.state != "running":
-                self.steps_done += 1
                 self.screen.print(f"  {describe_step(note)}")
 
     def newest_window(self, version: int) -> dict[str, Any] | None:
@@ -242,7 +222,7 @@ def run_demo(settings: DemoSettings) -> int:
     # Triton, traffic, monitor and a training run share the machine.
     variables = {"OMP_NUM_THREADS": str(settings.training_threads)}
     try:
-        with screen.running(), Stack(logs=folders.logs, variables=variables) as stack:
+        with Stack(logs=folders.logs, variables=variables) as stack:
             return _run_stages(settings, folders, screen=screen, stack=stack)
     except KeyboardInterrupt:
         screen.print("stopped; nothing is left running", "red")
@@ -272,21 +252,21 @@ def _run_stages(settings: DemoSettings, folders: LocalFolders, *, screen: Screen
         demo = Demo(services=services, screen=screen, stack=stack, triton=triton)
         with screen.stage("compile", "compile the pipeline"):
             _compile(services.package)
-        with screen.stage("first_run", "first model through the pipeline", PIPELINE_STEPS):
+        with screen.stage("first_run", "first model through the pipeline"):
             _first_run(demo)
-        with screen.stage("baseline", "live traffic, labels arrive later", plan.window_rows):
+        with screen.stage("baseline", "live traffic, labels arrive later"):
             _start_services(demo)
             _wait_for_window(demo, version=1)
-        with screen.stage("drift", "the world changes", plan.detection_rows):
+        with screen.stage("drift", "the world changes"):
             fired = _drift(demo)
         walks: list[RollbackWalk] = []
         if fired:
-            with screen.stage("retraining", "retrain on the new logs", PIPELINE_STEPS):
+            with screen.stage("retraining", "retrain on the new logs"):
                 released = _wait_for_run(demo)
             if released:
-                with screen.stage("recovery", "the new version serves", plan.window_rows):
+                with screen.stage("recovery", "the new version serves"):
                     _wait_for_window(demo, version=2)
-                with screen.stage("rollback", "one command back to the old version, one forward again", 2):
+                with screen.stage("rollback", "one command back to the old version, one forward again"):
                     walks = _show_rollback(demo)
         with screen.stage("drain", "stop and account for every record"):
             traffic = _drain(demo)
@@ -308,7 +288,6 @@ def _run_stages(settings: DemoSettings, folders: LocalFolders, *, screen: Screen
         verified=verified,
         replayed=replayed,
         backtests=backtests,
-        status_page=demo.status_page,
     )
     return _conclude(observed, screen, simulated=settings.data is None)
 
@@ -393,7 +372,6 @@ def _first_run(demo: Demo) -> None:
     process = demo.stack.start("first_run", demo.services.first_run_command())
     while process.poll() is None:
         demo.watch()
-        demo.screen.advance(demo.steps_done)
         time.sleep(0.2)
     demo.watch()
     code = demo.stack.wait_for_exit("first_run", seconds=5)
@@ -432,7 +410,7 @@ def _wait_for_window(demo: Demo, *, version: int) -> None:
     def full() -> bool:
         window = demo.newest_window(version) or {"rows": 0, "auc": None}
         auc = f", auc {window['auc']:.4f}" if window["auc"] is not None else ""
-        demo.screen.advance(window["rows"], f"{window['rows']:,} rows{auc}")
+        demo.screen.show_progress(f"{window['rows']:,} of {demo.plan.window_rows:,} rows{auc}")
         return window["rows"] >= demo.plan.window_rows or demo.traffic_has_ended()
 
     demo.stack.wait_until(full, what=f"a full window of version {version}", seconds=600, watch=demo.watch)
@@ -442,13 +420,10 @@ def _drift(demo: Demo) -> bool:
     """Changes the world and waits for the monitor's decision; False if the rows ran out before it could be sure."""
     if not demo.rows_ran_out():
         demo.stack.tell("replay", "drift")
-    start = demo.timeline.lines[-1]["matured_total"] if demo.timeline.lines else 0
 
     def decided() -> bool:
-        nothing: dict[str, Any] = {"matured_total": 0, "auc": None}
-        last = demo.timeline.lines[-1] if demo.timeline.lines else nothing
-        auc = f", auc {last['auc']:.4f}" if last["auc"] is not None else ""
-        demo.screen.advance(last["matured_total"] - start, f"threshold {demo.threshold:.4f}{auc}")
+        auc = demo.timeline.lines[-1]["auc"] if demo.timeline.lines else None
+        demo.screen.show_progress(f"threshold {demo.threshold:.4f}" + (f", auc {auc:.4f}" if auc is not None else ""))
         return demo.has_decided() or demo.traffic_has_ended()
 
     demo.stack.wait_until(decided, what="the monitor's decision", seconds=600, watch=demo.watch)
@@ -459,13 +434,9 @@ def _drift(demo: Demo) -> bool:
 
 def _wait_for_run(demo: Demo) -> bool:
     """Waits for the triggered run's end; whether it released a version."""
-    already = demo.steps_done
-
-    def ended() -> bool:
-        demo.screen.advance(demo.steps_done - already)
-        return demo.has_event("run_ended")
-
-    demo.stack.wait_until(ended, what="the triggered run's end", seconds=1800, watch=demo.watch)
+    demo.stack.wait_until(
+        lambda: demo.has_event("run_ended"), what="the triggered run's end", seconds=1800, watch=demo.watch
+    )
     live = promotion_journal.current(demo.folders.store)
     return live is not None and live.version > 1
 

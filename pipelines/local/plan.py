@@ -73,11 +73,6 @@ class DemoPlan:
     parameters: dict[str, Any] = field(default_factory=dict)
     """Pipeline parameters that differ from their defaults."""
 
-    @property
-    def detection_rows(self) -> int:
-        """About how many rows pass between drift and decision; for the bar."""
-        return self.window_rows // 2 + self.min_rows_since_breach
-
     def threshold(self, folders: LocalFolders) -> float:
         """The AUC below which the monitor asks for a run: the live model's at the gate, less `auc_drop`.
 

@@ -18,7 +18,6 @@ from pipelines.local.summary import (
     DemoSummary,
     Lines,
     Observations,
-    OldRowsNumbers,
     RunNumbers,
     decision_sentences,
     journal_events,
@@ -190,23 +189,15 @@ def _versions(summary: DemoSummary) -> str:
             str(version.version),
             f"{version.trained_rows:,}",
             version.parent or "from scratch",
-            version.gate.decision if version.gate else "",
-            version.gate.reason if version.gate else "",
-            _old_auc(version.old_distribution),
+            version.gate,
+            version.reason,
+            "" if version.old_auc is None else f"{_number(version.old_auc)}, {_number(version.replaced_old_auc)}",
             _number(version.parity_max_abs_diff),
         ]
         for version in summary.versions
     ]
-    header = [
-        "version",
-        "rows learned from",
-        "parent",
-        "gate",
-        "because",
-        "AUC on older rows, and of the version it replaced",
-        "parity",
-    ]
-    return _table(header, rows)
+    old = "AUC on older rows, and of the version it replaced"
+    return _table(["version", "rows learned from", "parent", "gate", "because", old, "parity"], rows)
 
 
 def _backtests(backtests: Lines) -> str:
@@ -226,10 +217,6 @@ def _backtests(backtests: Lines) -> str:
     return _table(header, rows) if rows else ""
 
 
-def _old_auc(old: OldRowsNumbers | None) -> str:
-    return f"{_number(old.auc)}, {_number(old.replaced_auc)}" if old else ""
-
-
 def _step_seconds(runs: Sequence[RunNumbers]) -> str:
     """Seconds that each step worked, a column per run; a container's start is not counted."""
     steps = list(dict.fromkeys(step for run in runs for step in run.step_seconds))
@@ -247,22 +234,7 @@ def _findings(folders: LocalFolders) -> str:
         parts.append(_table(["severity", "feature", "kind", "finding"], rows) if rows else "")
         if len(report.findings) > len(shown):
             parts.append(f"<p>{len(report.findings) - len(shown)} more in the step's own report.</p>")
-        parts.append(_nearest_drift(report))
     return "".join(parts)
-
-
-def _nearest_drift(report: ValidationReport) -> str:
-    """The features that moved most, as a share of the effect that would warn."""
-    measured = [d for d in report.drift if d["effect"] is not None]
-    nearest = sorted(measured, key=lambda d: d["effect"] / d["threshold"], reverse=True)[:5]
-    rows = [
-        [d["feature"], _number(d["effect"]), _number(d["threshold"]), _share(d["new_value_share"])] for d in nearest
-    ]
-    return _table(["moved most", "effect", "warns from", "rows with new values"], rows) if rows else ""
-
-
-def _share(value: float | None) -> str:
-    return "" if value is None else f"{value:.1%}"
 
 
 def _list(title: str, sentences: Sequence[str]) -> str:

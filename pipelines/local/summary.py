@@ -6,7 +6,6 @@ the runs' notes. What does not exist is None. Drawing the page is `report`'s.
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime, timezone
@@ -110,8 +109,7 @@ class Observations:
     verified: Sequence[VerifiedVersion] = ()
     replayed: ReplayedDecisions | None = None
     backtests: Lines = ()
-    """What `evergreen backtest` said, policy by policy."""
-    status_page: str | None = None
+    """What `evergreen backtest` printed, policy by policy."""
 
     @property
     def drift_time(self) -> float | None:
@@ -133,34 +131,20 @@ class AucNumbers:
 
 
 @dataclass(frozen=True, kw_only=True)
-class GateNumbers:
-    """The gate's answer about one version."""
-
-    decision: str
-    reason: str
-
-
-@dataclass(frozen=True, kw_only=True)
-class OldRowsNumbers:
-    """How a version does on held-out rows from before its window, and the version that it replaced."""
-
-    num_rows: int
-    auc: float | None
-    replaced_auc: float | None
-
-
-@dataclass(frozen=True, kw_only=True)
 class VersionNumbers:
-    """One released version."""
+    """One released version, what the gate said of it, and how it does on held-out rows from before its window."""
 
     version: int
     model_id: str
     trained_rows: int
     parent: str | None
-    gate: GateNumbers | None
-    old_distribution: OldRowsNumbers | None
+    gate: str
+    reason: str
+    old_rows: int = 0
+    old_auc: float | None = None
+    replaced_old_auc: float | None = None
+    """Of the version that it replaced, on the same rows."""
     parity_max_abs_diff: float
-    parity_rows: int
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -181,7 +165,6 @@ class ReleaseNumbers:
     started_at: float
     live_at: float
     seconds: float | None
-    intent_to_live_seconds: float | None
     during: TrafficDuring
     p99_ms_before: float | None
     """Median of single seconds before the release."""
@@ -210,18 +193,8 @@ class RecordNumbers:
 
     published: int
     archived: int
-    archived_twice: int
     duplicates: int | None
     dead_letters: int | None
-
-
-@dataclass(frozen=True, kw_only=True)
-class PolicyWord:
-    """What a policy said at the decision point at which the run was asked for."""
-
-    policy: str
-    action: str
-    reason: str
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -229,9 +202,9 @@ class TriggerNumbers:
     """Why the monitor asked for a run, and how many runs it started."""
 
     reason: str | None
-    records_since_drift: int | None
     runs: int
-    policies: list[PolicyWord] = field(default_factory=list)
+    policies: list[dict[str, str]] = field(default_factory=list)
+    """What each policy (`policy`) found (`action`, `reason`) at the decision point at which the run was asked for."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -264,7 +237,6 @@ class DemoSummary:
     """All numbers of one demo: `summary.json`."""
 
     created_at: str
-    machine: dict[str, Any]
     bayes_auc: dict[str, float | None] | None
     """Best possible AUC before and after the drift, where the world is simulated."""
     requests: dict[str, int]
@@ -282,11 +254,9 @@ class DemoSummary:
     feature_drift: FeatureDriftNumbers
     decisions: ReplayedDecisions | None
     backtests: list[dict[str, Any]]
-    status_page: str | None
     seconds: dict[str, float | None]
     """Of each stage, and of the spans `drift_to_detection` and `trigger_to_serving`."""
     serving_parity_max_abs_diff: float | None
-    window_rows: int
     runs: list[RunNumbers]
     """Oldest first."""
     uncertain: list[str]
@@ -299,10 +269,15 @@ def summarize(observed: Observations) -> DemoSummary:
     releases = [Release.read(p) for p in sorted((folders.store / "releases").glob("*.json"), key=lambda p: int(p.stem))]
     decision = retrain_decision(observed.events)
     auc, versions = auc_numbers(observed), _versions(releases, read_verdicts(folders))
-    trigger, runs = _trigger(observed, decision), _runs(folders.store)
+    trigger = TriggerNumbers(
+        reason=decision["text"] if decision else None,
+        runs=sum(1 for event in observed.events if event["kind"] == "run_started"),
+        policies=policy_words(observed.decisions, decision),
+    )
+    runs = _runs(folders.store)
+    last: Mapping[str, Any] = observed.timeline[-1] if observed.timeline else {}
     return DemoSummary(
         created_at=datetime.now(timezone.utc).isoformat(timespec="seconds"),
-        machine={"cores": os.cpu_count(), "load_average": [round(x, 2) for x in os.getloadavg()]},
         bayes_auc=traffic["bayes_auc"],
         requests=traffic["requests"],
         latency_ms=traffic["latency_ms"],
@@ -312,16 +287,19 @@ def summarize(observed: Observations) -> DemoSummary:
         release=release_numbers(folders.store, observed.traffic, releases[-1].version) if releases[1:] else None,
         rollback=rollback_numbers(observed.walks, observed.traffic),
         verified=list(observed.verified),
-        records=_records(observed),
+        records=RecordNumbers(
+            published=traffic["rows"],
+            archived=count_served_rows(folders.lake),
+            duplicates=last.get("duplicates"),
+            dead_letters=last.get("dead_letters"),
+        ),
         trigger=trigger,
         policies=first_sure(observed.decisions, drift_time),
         feature_drift=feature_drift(observed.events, drift_time),
         decisions=observed.replayed,
         backtests=[dict(each) for each in observed.backtests],
-        status_page=observed.status_page,
         seconds={**observed.stage_seconds, **_spans(observed.events, drift_time, decision)},
         serving_parity_max_abs_diff=max((r.parity_max_abs_diff for r in releases), default=None),
-        window_rows=observed.plan.window_rows,
         runs=runs,
         uncertain=list(uncertainties(observed, auc=auc, trigger=trigger, versions=versions, runs=runs)),
     )
@@ -356,19 +334,14 @@ def retrain_decision(events: Lines) -> Mapping[str, Any] | None:
     return next((e for e in events if e["kind"] == "decision" and "request_id" in e), None)
 
 
-def policy_words(decisions: Lines, decision: Mapping[str, Any] | None) -> list[PolicyWord]:
-    """Every policy's own word at the decision point at which the run was asked for; empty where none was.
-
-    Args:
-        decisions: The lines of the monitor's `decisions.jsonl`.
-        decision: See `retrain_decision`.
-    """
+def policy_words(decisions: Lines, decision: Mapping[str, Any] | None) -> list[dict[str, str]]:
+    """Every policy's own word at the decision point at which the run was asked for; empty where none was."""
     if decision is None:
         return []
     for line in reversed(decisions):
         own = next((each for each in line["decisions"] if each["policy"] == decision.get("policy")), None)
         if line["time"] <= decision["time"] and own and decision["text"].startswith(own["reason"]):
-            return [PolicyWord(**{n: each[n] for n in ("policy", "action", "reason")}) for each in line["decisions"]]
+            return [{n: each[n] for n in ("policy", "action", "reason")} for each in line["decisions"]]
     return []
 
 
@@ -399,20 +372,13 @@ def feature_drift(events: Lines, drift_time: float | None) -> FeatureDriftNumber
 
 
 def release_numbers(store: Path, traffic: Lines, version: int) -> ReleaseNumbers | None:
-    """How the release of `version` went; None where it was not released.
-
-    Args:
-        store: The model store.
-        traffic: The replay's lines.
-        version: Which release.
-    """
+    """How the release of `version` went; None where it was not released."""
     entries = [entry for entry in read_entries(store) if entry.version == version]
     live = next((entry for entry in entries if entry.action in LIVE_ACTIONS), None)
     outcome = next((o for o in read_outcomes(store) if o.version == version), None)
     note = next((n for n in read_notes(store, outcome.run) if n.step == "deployment"), None) if outcome else None
     if live is None or note is None:
         return None
-    intent = next((entry for entry in entries if entry.action == INTENT), None)
     started_at, live_at = _epoch_seconds(note.started_at), _epoch_seconds(live.time)
     before = [line for line in traffic if line["time"] < started_at][-SECONDS_BESIDE_RELEASE:]
     after = [line for line in traffic if line["time"] > live_at + 1][:SECONDS_BESIDE_RELEASE]
@@ -421,7 +387,6 @@ def release_numbers(store: Path, traffic: Lines, version: int) -> ReleaseNumbers
         started_at=started_at,
         live_at=live_at,
         seconds=note.seconds,
-        intent_to_live_seconds=round(live_at - _epoch_seconds(intent.time), 3) if intent else None,
         during=_traffic_during(_overlapping(traffic, started_at, live_at)),
         p99_ms_before=_median_p99(before),
         p99_ms_after=_median_p99(after),
@@ -452,17 +417,14 @@ def rollback_numbers(walks: Sequence[RollbackWalk], traffic: Lines) -> RollbackN
     )
 
 
-def count_served_rows(lake: Path) -> tuple[int, int]:
-    """Rows in the lake that a model of ours served, and how many of them are distinct by (request_id, row)."""
+def count_served_rows(lake: Path) -> int:
+    """Rows in the lake that a model of ours served, distinct by (request_id, row)."""
     keys: set[tuple[str, int]] = set()
-    total = 0
     for path in sorted(lake.glob("day=*/*.parquet")):
         table = pq.ParquetFile(path).read([criteo.REQUEST_ID, criteo.ROW, criteo.MODEL_VERSION])
-        served = np.asarray(table[criteo.MODEL_VERSION].is_valid())
-        ids = np.asarray(table[criteo.REQUEST_ID])[served]
-        total += len(ids)
-        keys.update(zip(ids, np.asarray(table[criteo.ROW])[served].tolist()))
-    return total, len(keys)
+        served = table.filter(table[criteo.MODEL_VERSION].is_valid())
+        keys.update(zip(served[criteo.REQUEST_ID].to_pylist(), served[criteo.ROW].to_pylist()))
+    return len(keys)
 
 
 def recorded_trace(lines: Lines) -> Trace:
@@ -506,8 +468,8 @@ def uncertainties(
 ) -> Iterator[str]:
     """What the demo's rows were too few to tell, one sentence each; empty where all is clear."""
     for version in versions:
-        if version.gate and version.gate.decision == "inconclusive":
-            yield f"the gate of version {version.version} is {version.gate.reason}"
+        if version.gate == "inconclusive":
+            yield f"the gate of version {version.version} is {version.reason}"
     for run in runs:
         if run.state == "refused" and "inconclusive" in run.reason:
             yield f"the run {run.trigger_id} released nothing: {run.reason}"
@@ -532,15 +494,15 @@ def uncertainties(
 def memory_sentences(summary: DemoSummary) -> Iterator[str]:
     """How each version does on rows from before its window, and what that means."""
     for version in summary.versions:
-        old = version.old_distribution
-        if old is None or old.auc is None:
+        if version.old_auc is None:
             continue
         sentence = (
-            f"on {old.num_rows:,} rows from before its window, version {version.version} has an auc of {old.auc:.3f}"
+            f"on {version.old_rows:,} rows from before its window, version {version.version} has an auc of "
+            f"{version.old_auc:.3f}"
         )
-        if old.replaced_auc is not None:
-            sentence += f", the version it replaced {old.replaced_auc:.3f}"
-            if old.auc < old.replaced_auc:
+        if (replaced := version.replaced_old_auc) is not None:
+            sentence += f", the version it replaced {replaced:.3f}"
+            if version.old_auc < replaced:
                 sentence += (
                     ": expected where the world changed, since what is true now was not then, and no part of the gate; "
                     "where the old world may come back, replay_share keeps more of it"
@@ -551,7 +513,7 @@ def memory_sentences(summary: DemoSummary) -> Iterator[str]:
 def decision_sentences(summary: DemoSummary) -> Iterator[str]:
     """How it was decided, a sentence per number."""
     for word in summary.trigger.policies:
-        yield f"{word.policy} said {word.action}: {word.reason}"
+        yield f"{word['policy']} said {word['action']}: {word['reason']}"
     sure = [f"{name} {seconds:.1f} s" for name, seconds in summary.policies.items() if seconds is not None]
     if sure:
         yield f"from the change to the rows by which a policy was sure: {', '.join(sure)}"
@@ -652,53 +614,22 @@ def _versions(releases: Sequence[Release], verdicts: Sequence[Verdict]) -> list[
     for release in releases:
         model = Model.read(local_path(release.model_uri) / Model.MANIFEST)
         verdict = next((v for v in verdicts if v.candidate_model_id == release.model_id), None)
+        old = verdict.old_distribution if verdict else None
         found.append(
             VersionNumbers(
                 version=release.version,
                 model_id=release.model_id,
                 trained_rows=model.num_train_rows,
                 parent=model.parent_model_id,
-                gate=GateNumbers(decision=verdict.decision, reason=verdict.reason) if verdict else None,
-                old_distribution=_old_rows(verdict) if verdict else None,
+                gate=verdict.decision if verdict else "",
+                reason=verdict.reason if verdict else "",
+                old_rows=old.num_rows if old else 0,
+                old_auc=old.candidate.auc if old else None,
+                replaced_old_auc=old.champion.auc if old and old.champion else None,
                 parity_max_abs_diff=release.parity_max_abs_diff,
-                parity_rows=release.parity_rows,
             )
         )
     return found
-
-
-def _old_rows(verdict: Verdict) -> OldRowsNumbers | None:
-    old = verdict.old_distribution
-    if not old:
-        return None
-    replaced = old.champion.auc if old.champion else None
-    return OldRowsNumbers(num_rows=old.num_rows, auc=old.candidate.auc, replaced_auc=replaced)
-
-
-def _records(observed: Observations) -> RecordNumbers:
-    archived, distinct = count_served_rows(observed.folders.lake)
-    last = observed.timeline[-1] if observed.timeline else {}
-    return RecordNumbers(
-        published=observed.traffic_summary["rows"],
-        archived=distinct,
-        archived_twice=archived - distinct,
-        duplicates=last.get("duplicates"),
-        dead_letters=last.get("dead_letters"),
-    )
-
-
-def _trigger(observed: Observations, decision: Mapping[str, Any] | None) -> TriggerNumbers:
-    since = None
-    if decision is not None and observed.drift_time is not None:
-        at = [line["matured_total"] for line in observed.timeline if line["time"] <= decision["time"]]
-        before = [line["matured_total"] for line in observed.timeline if line["time"] <= observed.drift_time]
-        since = at[-1] - before[-1] if at and before else None
-    return TriggerNumbers(
-        reason=decision["text"] if decision else None,
-        records_since_drift=since,
-        runs=sum(1 for event in observed.events if event["kind"] == "run_started"),
-        policies=policy_words(observed.decisions, decision),
-    )
 
 
 def _runs(store: Path) -> list[RunNumbers]:

@@ -19,7 +19,7 @@ import socket
 import subprocess
 import tempfile
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from http.client import HTTPException
@@ -92,7 +92,11 @@ def prepare(venv: Path, runtime: Path) -> PreparedWheel:
     backend = runtime / "backends" / "python"
     backend.mkdir(parents=True, exist_ok=True)
     for source in (*(wheel / "backends" / "python").glob("*.*"), stub):
-        _copy_if_other(source, backend / source.name)
+        target = backend / source.name
+        if not target.exists():  # a running server may be using it
+            aside = target.with_name(f".{target.name}.{os.getpid()}")
+            shutil.copy2(source, aside)
+            os.replace(aside, target)
     variables = {
         # The first python3 on PATH is the interpreter of model.py; PYTHONPATH would not reach it.
         "PATH": f"{python.parent}{os.pathsep}{os.environ.get('PATH', os.defpath)}",
@@ -101,17 +105,6 @@ def prepare(venv: Path, runtime: Path) -> PreparedWheel:
         "OMP_NUM_THREADS": "1",
     }
     return PreparedWheel(binary=binary, backends=runtime / "backends", caches=wheel / "caches", variables=variables)
-
-
-def _copy_if_other(source: Path, target: Path) -> None:
-    """Copies unless a copy of the same size and time is there, which a running server may be using."""
-    if target.exists():
-        old, new = target.stat(), source.stat()
-        if (old.st_size, int(old.st_mtime)) == (new.st_size, int(new.st_mtime)):
-            return
-    aside = target.with_name(f".{target.name}.{os.getpid()}")
-    shutil.copy2(source, aside)
-    os.replace(aside, target)
 
 
 logger = logging.getLogger(__name__)
@@ -145,27 +138,13 @@ class TritonSettings:
 
     venv: Path = DEFAULT_VENV
     """Environment that holds the server's wheel and what `model.py` imports."""
-    ports: Ports | None = None
-    """Ports to use; None = free ones."""
     ready_seconds: float = 60.0
     """From start to ready; a model whose code cannot run would hang Triton's start for ever."""
     stop_seconds: float = 10.0
     """From SIGTERM to SIGKILL; an idle server takes 1.5 to 3.5 s."""
-    poll_seconds: float = 0.02
-    """Between two questions for readiness."""
     cache_bytes: int | None = None
     """Size of the response cache; None = none. Off because it pays only where requests repeat, bytes and all
     (`benchmarks.cache`): features of a click do not, and then every request is hashed for nothing."""
-
-    def __post_init__(self) -> None:
-        """Refuses waits, ports and sizes that cannot be."""
-        if self.cache_bytes is not None and self.cache_bytes < MIN_CACHE_BYTES:
-            raise ContractError(f"response cache has {self.cache_bytes} bytes, expected at least {MIN_CACHE_BYTES}")
-        for name in ("ready_seconds", "stop_seconds", "poll_seconds"):
-            if getattr(self, name) <= 0:
-                raise ContractError(f"{name} is {getattr(self, name)}, expected more than 0")
-        if self.ports is not None and (len(set(self.ports)) != 3 or not all(0 < p < 65536 for p in self.ports)):
-            raise ContractError(f"ports are {tuple(self.ports)}, expected three different ones in 1..65535")
 
 
 class TritonServer:
@@ -182,8 +161,6 @@ class TritonServer:
         runtime: Writable folder for the prepared backend; default: `triton-runtime` beside the log.
         variables: Environment variables for the server, beside this process's own.
         settings: How to start and stop.
-        clock: Seconds, monotonic.
-        sleep: Waits seconds.
     """
 
     def __init__(
@@ -194,8 +171,6 @@ class TritonServer:
         runtime: Path | None = None,
         variables: Mapping[str, str] | None = None,
         settings: TritonSettings | None = None,
-        clock: Callable[[], float] = time.monotonic,
-        sleep: Callable[[float], None] = time.sleep,
     ) -> None:
         self.repository = repository
         self.log_path = log
@@ -204,8 +179,6 @@ class TritonServer:
         """Seconds from start to ready; None before."""
         self._runtime = runtime or log.parent / "triton-runtime"
         self._variables = dict(variables or {})
-        self._clock = clock
-        self._sleep = sleep
         self._process: subprocess.Popen[bytes] | None = None
         self._ports: Ports | None = None
         self._aliases: list[Path] = []
@@ -255,11 +228,11 @@ class TritonServer:
 
         Raises:
             ContractError: the repository or the serving environment lacks something; names it.
-            PermanentError: an asked-for port is taken, or the server ended at once; quotes its log.
+            PermanentError: the server ended at once; quotes its log.
             TemporaryError: it was not ready in time; it has been stopped.
         """
         assert not self.alive(), "the server runs already"
-        return self._start(self.settings.ports)
+        return self._start(None)
 
     def restart(self) -> TritonServer:
         """Starts it again on the ports that it had, where clients look for it; stops it first if it runs still.
@@ -309,12 +282,10 @@ class TritonServer:
         self.repository.mkdir(parents=True, exist_ok=True)
         check_repository(self.repository)
         wheel = prepare(self.settings.venv, self._runtime)
-        if ports is not None:
-            _check_free(ports)
         for attempt in range(1, _ATTEMPTS + 1):
             self._ports = ports or _free_ports()
             log_start = self.log_path.stat().st_size if self.log_path.exists() else 0
-            started = self._clock()
+            started = time.monotonic()
             self._launch(wheel)
             try:
                 self._wait_until_ready(log_start)
@@ -323,7 +294,7 @@ class TritonServer:
                     raise
                 logger.info("a port was taken between choice and start, choosing again")
                 continue
-            self.start_seconds = self._clock() - started
+            self.start_seconds = time.monotonic() - started
             logger.info("triton %d ready after %.2f s, gRPC %s", self.pid, self.start_seconds, self.grpc_url)
             break
         return self
@@ -394,16 +365,16 @@ class TritonServer:
         return alias
 
     def _wait_until_ready(self, log_start: int) -> None:
-        deadline = self._clock() + self.settings.ready_seconds
+        deadline = time.monotonic() + self.settings.ready_seconds
         try:
             while not self._is_ready():
                 if not self.alive():
                     raise PermanentError(f"triton ended with {self.returncode} at start: {self._complaint(log_start)}")
-                if self._clock() >= deadline:
+                if time.monotonic() >= deadline:
                     raise TemporaryError(
                         f"triton is not ready after {self.settings.ready_seconds} s: {self._complaint(log_start)}"
                     )
-                self._sleep(self.settings.poll_seconds)
+                time.sleep(0.02)
         except BaseException:
             self.stop()
             raise
@@ -438,16 +409,6 @@ def _free_ports() -> Ports:
         for each in sockets:
             each.bind((LOOPBACK, 0))
         return Ports(*(each.getsockname()[1] for each in sockets))
-
-
-def _check_free(ports: Ports) -> None:
-    for service, port in zip(Ports._fields, ports):
-        with socket.socket() as probe:
-            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            try:
-                probe.bind((LOOPBACK, port))
-            except OSError as error:
-                raise PermanentError(f"{service} port {port} is taken: {error.strerror}") from error
 
 
 def _sweep_after_dead_owners() -> None:

@@ -105,16 +105,6 @@ def test_a_port_taken_between_choice_and_start_leads_to_other_ports(tmp_path, mo
     assert len(num_choices) == 2
 
 
-def test_an_asked_for_port_that_is_taken_is_named(tmp_path):
-    with socket.socket() as other:
-        other.bind(("127.0.0.1", 0))
-        other.listen()
-        taken = other.getsockname()[1]
-        settings = TritonSettings(ports=module._free_ports()._replace(grpc=taken))
-        with pytest.raises(PermanentError, match=f"grpc port {taken} is taken"):
-            TritonServer(tmp_path / "repository", log=tmp_path / "triton.log", settings=settings).start()
-
-
 def test_a_version_without_its_code_is_refused_because_it_would_hang_the_start(repository, tmp_path):
     (repository / "click_model" / "1" / "model.py").unlink()
     with pytest.raises(ContractError, match=r"click_model/1/model.py is absent"):
@@ -217,20 +207,6 @@ def test_the_server_and_its_stubs_do_not_outlive_their_owner(repository, tmp_pat
     owner.wait(120)
     owner.stdout.close()
     wait_for(lambda: not running_in_group(pid))
-
-
-@pytest.mark.parametrize(
-    ("wrong", "message"),
-    [
-        ({"ready_seconds": 0}, "ready_seconds is 0"),
-        ({"ports": Ports(1, 1, 2)}, "expected three different ones"),
-        ({"ports": Ports(0, 1, 2)}, "expected three different ones"),
-        ({"cache_bytes": 1023}, "response cache has 1023 bytes, expected at least 1024"),
-    ],
-)
-def test_settings_that_cannot_be_are_refused(wrong, message):
-    with pytest.raises(ContractError, match=message):
-        TritonSettings(**wrong)
 
 
 def test_an_unbuilt_serving_environment_is_named(tmp_path):

@@ -21,8 +21,6 @@ from pipelines.local.triton import DEFAULT_VENV, Ports, _free_ports, prepare
 from tests.support.processes import wait_for
 from tests.support.rendering import Manifest, containers, find
 
-PROBES = ("startupProbe", "readinessProbe", "livenessProbe")
-
 
 def triton_container(manifests: list[Manifest]) -> Manifest:
     """The one container of Deployment `triton`."""

@@ -10,7 +10,6 @@ import pytest
 
 from components.runtime.errors import ContractError
 from k8s.scaling.manifests import ADAPTER, PENDING_METRIC, QUEUE_METRIC, metric_name, read_queries, substitute
-from k8s.scaling.manifests import KEDA_MANIFEST as KEDA
 from tests.k8s.promql_units import Question, ask, close_to
 from tests.support.recorded_queues import PENDING, PODS, QUEUE, RECORD, SUCCESS, counted, recorded_series, truth
 from tests.support.rendering import K8S
@@ -34,11 +33,6 @@ def reference(*pods):
 
 def of_pod(pod):
     return f'{{pod="{pod}"}}'
-
-
-def fleet_series():
-    """The record under the names that a Deployment's pods have."""
-    return {key.replace('pod="', 'pod="triton-'): values for key, values in recorded_series().items()}
 
 
 def test_the_recorded_servers_counted_what_their_clients_got_answered():
@@ -99,20 +93,6 @@ def test_the_reference_query_misses_the_truth_of_the_same_series():
     )
 
 
-def test_the_whole_deployment_has_the_true_mean_of_its_requests_and_the_hpa_the_mean_of_its_pods():
-    fleet, pods = read_queries(KEDA)[QUEUE_METRIC], [f"triton-{pod}" for pod in PODS]
-    mean_of_pods = sum(truth(120, [pod]) for pod in ("busy", "restarted", "quiet")) / len(PODS)
-    per_pod = read_queries(ADAPTER, pods=pods)[QUEUE_METRIC]
-    ask(
-        "fleet",
-        fleet_series(),
-        [
-            Question(close_to(fleet, truth(120)), "120s", {"{}": 1}),
-            Question(close_to(f"avg({per_pod})", mean_of_pods), "120s", {"{}": 1}),
-        ],
-    )
-
-
 def test_a_pod_that_completes_nothing_says_zero_queue_time_and_how_many_wait():
     waiting = RECORD["readings"]["stuck"][-1][PENDING]["click_model"]
     assert waiting >= 10
@@ -125,17 +105,6 @@ def test_a_pod_that_completes_nothing_says_zero_queue_time_and_how_many_wait():
             Question(queries[PENDING_METRIC], "120s", {it: waiting}),
             Question(queries[PENDING_METRIC], "15s", {it: 0}),
         ],
-    )
-
-
-def test_pending_requests_are_the_mean_of_the_readings_over_all_models():
-    readings = RECORD["readings"]["busy"][3:16]
-    mean = sum(sum(each[PENDING].values()) for each in readings) / len(readings)
-    assert mean > 1
-    ask(
-        "pending",
-        recorded_series(),
-        [Question(close_to(shipped("busy")[PENDING_METRIC], mean), "75s", {of_pod("busy"): 1})],
     )
 
 
@@ -186,7 +155,5 @@ def test_templates_are_filled_as_the_adapter_fills_them():
             substitute(unknown, namespace="n", pods=["p"])
     with pytest.raises(ContractError, match="publishes nothing"):
         metric_name({"seriesQuery": 'other{pod!=""}', "name": {"matches": "^nv_", "as": "x"}})
-    with pytest.raises(ContractError, match="no pods"):
-        read_queries(ADAPTER, pods=())
     with pytest.raises(ContractError, match="neither rules"):
         read_queries(K8S / "base/triton")

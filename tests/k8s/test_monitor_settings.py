@@ -6,7 +6,6 @@ import pytest
 
 from components.logs.locations import SCHEMES
 from components.logs.urls import LogUrl
-from components.runtime.errors import ContractError
 from components.runtime.kubeflow import TOKEN_PATH
 from monitoring.acting.kubeflow_trigger import REQUEST_TIMEOUT_SECONDS
 from monitoring.flags import build_parser, read_settings
@@ -46,26 +45,22 @@ def uploader(manifests, monitor) -> UploaderSettings:
     return read(UploaderSettings, environment_of(manifests, monitor, "uploader"), prefix=UPLOADER_PREFIX)
 
 
-def test_the_processes_take_their_settings(settings, uploader):
+def test_the_pod_is_what_the_two_processes_need(monitor, settings, uploader):
+    spec = monitor["spec"]["template"]["spec"]
     assert settings.acting.trigger == "kubeflow"
     assert uploader.archive == settings.archive
-
-
-def test_a_key_that_names_no_setting_is_refused(manifests, monitor):
-    variables = environment_of(manifests, monitor, "monitor")
-    with pytest.raises(ContractError, match="EVERGREEN_MONITOR_WINDOW_ROW names no setting"):
-        read(MonitorSettings, {**variables, "EVERGREEN_MONITOR_WINDOW_ROW": "5"})
-
-
-def test_no_setting_is_given_twice_with_one_of_them_lost(monitor):
-    """A variable that a container states itself would silently win over the ConfigMap's."""
+    assert settings.log_format == uploader.log_format == "json"
+    # A variable that a container states itself would win over the ConfigMap's.
     for name in ("monitor", "uploader"):
         assert not [e["name"] for e in container(monitor, name)["env"] if e["name"].startswith("EVERGREEN_")]
-
-
-def test_services_of_the_namespace_cannot_be_taken_for_settings(monitor):
-    """Kubernetes tells each Service in variables: EVERGREEN_MONITOR_SERVICE_HOST would end the monitor at its start."""
-    assert monitor["spec"]["template"]["spec"]["enableServiceLinks"] is False
+    # Kubernetes puts each Service into variables: EVERGREEN_MONITOR_SERVICE_HOST would end the monitor at its start.
+    assert spec["enableServiceLinks"] is False
+    # A rolling update would start the new pod first, which could not mount the disk on another node.
+    assert (monitor["spec"]["strategy"], monitor["spec"]["replicas"]) == ({"type": "Recreate"}, 1)
+    assert spec["terminationGracePeriodSeconds"] > 2 * sum(REQUEST_TIMEOUT_SECONDS)
+    assert len({container(monitor, name)["image"] for name in ("folders", "monitor", "uploader")}) == 1
+    with pytest.raises(LookupError):  # the uploader is given no token
+        volume_at(monitor, "uploader", TOKEN_PATH)
 
 
 def test_every_folder_lies_on_a_volume_of_the_kind_that_it_needs(monitor, settings, uploader):
@@ -80,28 +75,15 @@ def test_every_folder_lies_on_a_volume_of_the_kind_that_it_needs(monitor, settin
         assert is_writable, path
 
 
-def test_state_is_kept_where_one_node_writes_and_the_share_where_all_do(manifests):
-    modes = {
-        (m["metadata"]["namespace"], m["metadata"]["name"]): m["spec"]["accessModes"]
-        for m in manifests
-        if m["kind"] == "PersistentVolumeClaim"
-    }
-    assert modes["evergreen", "monitor-state"] == ["ReadWriteOnce"]
-    assert modes["evergreen", "evergreen"] == modes["kubeflow", "evergreen"] == ["ReadWriteMany"]
-
-
-def test_a_pod_that_replaces_another_waits_for_its_disk(monitor):
-    """A rolling update would start the new pod first, which could not mount the disk on another node."""
-    assert monitor["spec"]["strategy"] == {"type": "Recreate"}
-    assert monitor["spec"]["replicas"] == 1
-
-
 def test_both_claims_of_the_share_are_bound_to_one_share_that_outlives_them(manifests):
     volumes = {m["metadata"]["name"]: m["spec"] for m in manifests if m["kind"] == "PersistentVolume"}
     claims = [m for m in manifests if m["kind"] == "PersistentVolumeClaim" and m["metadata"]["name"] == "evergreen"]
     assert sorted(c["metadata"]["namespace"] for c in claims) == ["evergreen", "kubeflow"]
+    (state,) = [m for m in manifests if m["kind"] == "PersistentVolumeClaim" and m not in claims]
+    assert (state["metadata"]["name"], state["spec"]["accessModes"]) == ("monitor-state", ["ReadWriteOnce"])
     sources = []
     for claim in claims:
+        assert claim["spec"]["accessModes"] == ["ReadWriteMany"]
         volume = volumes[claim["spec"]["volumeName"]]
         assert volume["claimRef"]["namespace"] == claim["metadata"]["namespace"]
         assert volume["claimRef"]["name"] == "evergreen"
@@ -138,15 +120,6 @@ def test_a_stuck_loop_is_restarted_and_an_unreachable_log_is_not(monitor):
     assert startup["periodSeconds"] * startup["failureThreshold"] > STALL_SECONDS
 
 
-def test_a_stop_leaves_time_for_the_longest_call_that_it_may_wait_for(monitor):
-    grace = monitor["spec"]["template"]["spec"]["terminationGracePeriodSeconds"]
-    assert grace > 2 * sum(REQUEST_TIMEOUT_SECONDS)
-
-
-def test_lines_are_what_a_cluster_collects(settings, uploader):
-    assert settings.log_format == uploader.log_format == "json"
-
-
 def test_runs_are_asked_for_at_kubeflows_api_as_the_pipelines_account(manifests, settings):
     assert settings.acting.kubeflow.kubeflow_host == "http://ml-pipeline.kubeflow.svc.cluster.local:8888"
     assert settings.acting.kubeflow.pipeline_name == PIPELINE_NAME
@@ -161,11 +134,6 @@ def test_the_token_for_kubeflow_lies_where_the_trigger_looks_and_is_good_for_not
     assert f"{mount['mountPath']}/{source['serviceAccountToken']['path']}" == TOKEN_PATH
     assert source["serviceAccountToken"]["audience"] == "pipelines.kubeflow.org"
     assert not is_writable
-
-
-def test_the_uploader_is_given_no_token(monitor):
-    with pytest.raises(LookupError):
-        volume_at(monitor, "uploader", TOKEN_PATH)
 
 
 def test_the_log_is_one_that_several_machines_reach(settings):
@@ -192,7 +160,3 @@ def test_the_shares_folders_are_made_before_anybody_needs_them(monitor, settings
     assert uploader.lake in made or uploader.lake.startswith("gs://")
     user = monitor["spec"]["template"]["spec"]["securityContext"]
     assert (user["runAsUser"], user["fsGroup"]) == (10001, 10001)
-
-
-def test_all_containers_are_of_one_image(monitor):
-    assert len({container(monitor, name)["image"] for name in ("folders", "monitor", "uploader")}) == 1

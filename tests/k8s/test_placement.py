@@ -9,10 +9,9 @@ import pytest
 from components.runtime.kubeflow import SERVICE_ACCOUNT
 from pipelines.__main__ import main
 from pipelines.images import DOCKERFILES
-from pipelines.placement import read_placement, read_values
 from tests.pipelines.compiled import STEPS, Compiled
 from tests.support.paths import REPOSITORY
-from tests.support.rendering import K8S, OVERLAYS, find
+from tests.support.rendering import K8S, find
 
 KUBEFLOW = "kubeflow"
 """Namespace of the pipeline's pods."""
@@ -57,11 +56,6 @@ def test_every_step_mounts_a_claim_of_the_pipelines_namespace_that_many_may_writ
         assert "ReadWriteMany" in claims[mount["pvcNameParameter"]["runtimeValue"]["constant"]]
 
 
-def test_steps_find_the_store_where_the_monitor_finds_it(compiled, manifests, overlay):
-    settings = find(manifests, "ConfigMap", "monitor-settings")["data"]
-    assert compiled(overlay).defaults["store"] == settings["EVERGREEN_MONITOR_STORE"]
-
-
 def test_training_goes_to_the_gpu_nodes_of_the_serving_servers(compiled, manifests, overlay):
     limits = triton(manifests)["containers"][0]["resources"]["limits"]
     gpus = {name for name in limits if name.startswith("nvidia.com/")}
@@ -74,12 +68,6 @@ def test_training_goes_to_the_gpu_nodes_of_the_serving_servers(compiled, manifes
         assert any(tolerates(each, needed) for each in mine), needed
 
 
-def test_only_training_asks_for_gpu_nodes(compiled, overlay):
-    for step in set(STEPS) - {"training"}:
-        assert compiled(overlay).platform(step).keys().isdisjoint({"nodeSelector", "tolerations", "emptyDirMounts"})
-        assert "accelerator" not in compiled(overlay).executor(step)["resources"]
-
-
 def test_release_reaches_every_pod_of_the_serving_servers(compiled, manifests, overlay):
     found = re.fullmatch(
         r"dns:///([a-z-]+)\.([a-z]+)\.svc\.cluster\.local:(\d+)", compiled(overlay).defaults["triton_urls"]
@@ -90,25 +78,18 @@ def test_release_reaches_every_pod_of_the_serving_servers(compiled, manifests, o
     assert {port["port"] for port in service["spec"]["ports"] if port["name"] == "grpc"} == {int(found[3])}
 
 
-def test_release_is_written_where_the_servers_read(compiled, manifests, overlay):
-    (settings,) = [
-        m for m in manifests if m["kind"] == "ConfigMap" and m["metadata"]["name"].startswith("triton-settings")
-    ]
-    assert compiled(overlay).defaults["repository"] == settings["data"]["MODEL_REPOSITORY"]
-
-
-def test_runs_learn_from_the_lake_that_the_uploader_fills(compiled, manifests, overlay):
-    (settings,) = [
-        m for m in manifests if m["kind"] == "ConfigMap" and m["metadata"]["name"].startswith("uploader-settings")
-    ]
-    assert compiled(overlay).defaults["lake"] == settings["data"]["EVERGREEN_UPLOADER_LAKE"]
-
-
-def test_model_is_exported_for_what_the_servers_run_on(compiled, manifests, overlay):
+def test_parameters_default_to_the_places_and_the_device_that_the_manifests_have(compiled, manifests, overlay):
+    settings = {m["metadata"]["name"].rpartition("-")[0]: m["data"] for m in manifests if m["kind"] == "ConfigMap"}
     limits = triton(manifests)["containers"][0]["resources"]["limits"]
-    on_gpu = any(name.startswith("nvidia.com/") for name in limits)
+    expected = {
+        "store": find(manifests, "ConfigMap", "monitor-settings")["data"]["EVERGREEN_MONITOR_STORE"],
+        "repository": settings["triton-settings"]["MODEL_REPOSITORY"],
+        "lake": settings["uploader-settings"]["EVERGREEN_UPLOADER_LAKE"],
+        "server": "onnxruntime",
+        "device": "gpu" if any(name.startswith("nvidia.com/") for name in limits) else "cpu",
+    }
     defaults = compiled(overlay).defaults
-    assert (defaults["server"], defaults["device"]) == ("onnxruntime", "gpu" if on_gpu else "cpu")
+    assert {name: defaults[name] for name in expected} == expected
 
 
 def test_account_that_runs_are_given_exists_where_they_run(manifests):
@@ -127,13 +108,6 @@ def test_steps_images_come_from_where_the_monitors_comes(compiled, manifests, ov
         assert image.endswith(":3f2a9c1")
 
 
-def test_without_a_flag_the_images_are_those_of_the_cluster_file(overlay):
-    folder = K8S / "overlays" / overlay
-    values = read_values(folder / "cluster.env")
-    placement = read_placement(folder / "placement.yaml", {})
-    assert (placement.registry, placement.tag) == (values["REGISTRY"], values["TAG"])
-
-
 def test_steps_run_as_the_user_that_their_images_have(compiled, overlay):
     for step in STEPS:
         users = re.findall(r"^USER (\d+)", (REPOSITORY / DOCKERFILES[step]).read_text(), re.MULTILINE)
@@ -148,14 +122,3 @@ def test_only_the_exit_handler_may_see_the_webhooks_address_and_the_secret_need_
             ["evergreen-notifications"] if step == "run_outcome" else []
         )
         assert all(each["optional"] for each in secrets)
-
-
-def test_run_from_the_ui_needs_no_parameter(compiled, overlay):
-    for name, parameter in compiled(overlay).spec["root"]["inputDefinitions"]["parameters"].items():
-        assert parameter["isOptional"], name
-        assert parameter["description"].strip(), name
-    assert compiled(overlay).defaults["trigger_id"] == ""
-
-
-def test_there_is_a_placement_of_every_overlay():
-    assert [o for o in OVERLAYS if not (K8S / "overlays" / o / "placement.yaml").exists()] == []

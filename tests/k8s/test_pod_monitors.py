@@ -8,9 +8,6 @@ import pytest
 import yaml
 
 from k8s.scaling.manifests import read_queries
-from monitoring.showing.exposition import Exposition
-from monitoring.showing.server import HttpSettings, MonitorServer
-from pipelines.local.stack import DIRECT, LOOPBACK
 from tests.support.rendering import K8S, find
 
 NAMES = ("triton", "monitor")
@@ -39,16 +36,6 @@ def test_it_selects_the_pods_of_one_deployment_and_one_of_their_ports(manifests,
     containers = selected[0]["spec"]["template"]["spec"]["containers"]
     ports = [port["name"] for container in containers for port in container.get("ports", ())]
     assert ports.count(endpoint(manifests, name)["port"]) == 1
-
-
-def test_the_monitors_page_is_where_it_is_scraped(manifests):
-    server = MonitorServer(Exposition(), HttpSettings(http_host=LOOPBACK, http_port=0))
-    try:
-        url = f"http://{LOOPBACK}:{server.port}{endpoint(manifests, 'monitor')['path']}"
-        with DIRECT.open(url, timeout=60) as answer:
-            assert b"ctr_monitor_info" in answer.read()
-    finally:
-        server.close()
 
 
 @every_monitor

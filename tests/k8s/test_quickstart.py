@@ -16,8 +16,7 @@ import yaml
 from components.logs.pubsub.resources import MAX_DELIVERY_ATTEMPTS, RETENTION_SECONDS
 from pipelines.placement import NEEDS, read_placement, read_values
 from tests.support.paths import REPOSITORY
-from tests.support.rendering import K8S, find, pod_spec, render
-from tests.support.yaml_texts import documents
+from tests.support.rendering import K8S, find, pod_spec
 
 GUIDE = (REPOSITORY / "docs" / "gke.md").read_text()
 POOL = {"gke": "gpu", "gke-mig": "mig"}
@@ -152,17 +151,3 @@ def test_every_manifest_beside_a_kustomization_is_named_in_it():
             if path != kustomization and isinstance(first := next(yaml.safe_load_all(path.read_text())), dict):
                 is_manifest = "kind" in first and "apiVersion" in first
                 assert not is_manifest or path.name in text, f"{path.relative_to(K8S)} is sent by nobody"
-
-
-@pytest.mark.parametrize(
-    ("changed", "workload"),
-    [(("LOG_URL=.*", "LOG_URL=pubsub://p/t?subscription=s"), "monitor"), (("BUCKET=.*", "BUCKET=another"), "triton")],
-)
-def test_a_changed_setting_reaches_the_pods_by_the_apply_alone(rendered, tmp_path, changed, workload):
-    """Processes read their settings at their start: only another pod template starts them anew."""
-    shutil.copytree(K8S, tmp_path / "k8s")
-    path = tmp_path / "k8s" / "overlays" / "gke" / "cluster.env"
-    path.write_text(re.sub(f"^{changed[0]}$", changed[1], path.read_text(), flags=re.MULTILINE))
-    after = documents(render(path.parent))
-    before = find(rendered("gke"), "Deployment", workload)["spec"]["template"]
-    assert find(after, "Deployment", workload)["spec"]["template"] != before

@@ -165,15 +165,6 @@ def test_role_bindings_name_roles_and_accounts_that_exist(cluster):
             assert cluster.has(subject["kind"], subject["namespace"], subject["name"]), title(binding)
 
 
-def test_pod_monitors_select_pods_that_have_their_ports(cluster):
-    for monitor in (m for m in cluster.manifests if m["kind"] == "PodMonitor"):
-        names = monitor["spec"].get("namespaceSelector", {}).get("matchNames", [monitor["metadata"]["namespace"]])
-        selected = [t for name in names for t in cluster.pods(name, monitor["spec"]["selector"])]
-        assert selected, f"{title(monitor)} selects no pod"
-        for endpoint in monitor["spec"]["podMetricsEndpoints"]:
-            assert all(endpoint["port"] in ports(template) for template in selected), title(monitor)
-
-
 def test_variables_in_arguments_are_defined(cluster):
     """Kubernetes leaves `$(NAME)` as it stands where NAME is not defined, and the program meets the text."""
     for workload, spec in workloads(cluster.manifests):

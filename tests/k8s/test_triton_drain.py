@@ -165,10 +165,10 @@ class Client:
 
 @pytest.fixture
 def make_pod(rendered, tmp_path):
-    """`make_pod(name, seconds=, age=)`: a ready pod whose model takes that long; connections live `age` ms."""
+    """`make_pod(name, seconds=)`: a ready pod whose model takes that long; connections live longer than a request."""
     opened = []
 
-    def make(name, *, seconds=0.0, age=1000):
+    def make(name, *, seconds=0.0):
         repository = tmp_path / name / "repository"
         (repository / MODEL_NAME / "1").mkdir(parents=True)
         (repository / MODEL_NAME / "1" / "model.py").write_text(
@@ -181,7 +181,7 @@ def make_pod(rendered, tmp_path):
             rendered("cpu"),
             repository,
             tmp_path / name,
-            change={"grpc-max-connection-age": str(age)},
+            change={"grpc-max-connection-age": "1000" if not seconds else "30000"},
             until="readinessProbe",
         )
         opened.append(pod.__enter__())
@@ -206,19 +206,6 @@ def test_a_pod_is_replaced_under_load_and_no_request_fails(make_pod):
         assert old.process.returncode == 0
 
 
-def test_without_an_age_a_client_stays_with_the_pod_that_ends(make_pod):
-    """What the flag is for: with Triton's default the client is on the old pod to its last moment, and is refused."""
-    old, new = make_pod("old", age=2**31 - 1), make_pod("new")
-    with Service(old.ports.grpc) as service, Client(service.url) as client:
-        service.target = new.ports.grpc
-        client.more(2000)
-        assert service.open == {old.ports.grpc: 1}
-        old.process.send_signal(signal.SIGTERM)
-        old.process.wait(120)
-        client.more()
-        assert client.failures
-
-
 def waiting(pod) -> int:
     """Requests that wait in the server's queue; the one that is computed is not among them."""
     with suppress(OSError):
@@ -228,7 +215,7 @@ def waiting(pod) -> int:
 
 def test_what_was_begun_at_the_signal_is_answered(make_pod, tmp_path):
     begun = tmp_path / "slow" / "begun"
-    pod = make_pod("slow", seconds=2.0, age=30000)
+    pod = make_pod("slow", seconds=2.0)
     row = np.zeros((1, 13), np.float32), np.zeros((1, 26), np.int64)
 
     async def three_and_the_signal() -> list[object]:

@@ -97,16 +97,6 @@ def test_the_watchdog_starts_before_any_release_turns_green_and_ends_when_told(r
         process.communicate()
 
 
-def test_the_watchdog_is_called_dead_when_its_last_round_is_long_past(rendered, share):
-    container = only_container(find(rendered("cpu"), "Deployment", "watchdog"))
-    status = share.parent / "watchdog.json"
-    status.write_text("{}")
-    assert says_yes(container, "livenessProbe", status)
-    long_ago = time.time() - 3600
-    os.utime(status, (long_ago, long_ago))
-    assert not says_yes(container, "livenessProbe", status)
-
-
 @pytest.mark.parametrize("finding", FINDINGS)
 def test_a_server_that_cannot_be_healed_makes_the_watchdog_unready_and_no_other_finding_does(rendered, share, finding):
     container = only_container(find(rendered("cpu"), "Deployment", "watchdog"))
@@ -124,6 +114,8 @@ def test_flags_are_ones_that_the_commands_take_and_addresses_ones_that_they_reso
         "components.deployment.watchdog",
         "components.deployment.canary",
     ]
+    for container in (watchdog, canary):
+        assert container["image"].rsplit("/", 1)[-1].split(":")[0] == image_name("deployment")
     parsed = watchdog_parser().parse_args(watchdog["args"])
     step = canary_parser().parse_args([*canary["command"][3:], *canary["args"]])
     assert step.command == "step"
@@ -132,9 +124,3 @@ def test_flags_are_ones_that_the_commands_take_and_addresses_ones_that_they_reso
         host = url.removeprefix("dns:///").rsplit(":", 1)[0]
         assert host.split(".")[:3] == ["triton-headless", "evergreen", "svc"]
         assert host.split(".")[0] in services
-
-
-def test_both_run_the_deployment_steps_image(variant):
-    for kind, name in (("Deployment", "watchdog"), ("CronJob", "canary")):
-        image = only_container(find(variant, kind, name))["image"]
-        assert image.rsplit("/", 1)[-1].split(":")[0] == image_name("deployment")

@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 
 from components.contracts import criteo
-from inference_client.simulation.world import World, WorldRows
+from inference_client.simulation.world import World
 from tests.support.paths import REPOSITORY
 
 MARK = "EVERGREEN_TEST"
@@ -28,27 +28,6 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         if Path(__file__).parent in item.path.parents:
             item.add_marker(pytest.mark.e2e)
             item.add_marker(pytest.mark.timeout(900))
-
-
-def draw(rows: int, *, seed: int = 11) -> WorldRows:
-    return World.create(seed).draw(rows, np.random.default_rng([seed, 1]))
-
-
-def fields(rows: WorldRows) -> Iterator[tuple[str, list[str], list[str]]]:
-    """(label, integers, categories) of each row as Criteo writes them: empty = missing, eight hex digits."""
-    for dense, categorical, label in zip(rows.dense.tolist(), rows.categorical.tolist(), rows.label.tolist()):
-        integers = ["" if value != value else str(int(value)) for value in dense]
-        yield str(int(label)), integers, ["" if value < 0 else f"{value:08x}" for value in categorical]
-
-
-def write_kaggle(path: Path, rows: WorldRows) -> Path:
-    """The CSV with header of Kaggle's re-issues: Id, Label, I1.., C1.."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with open(path, "w") as file:
-        file.write(",".join(["Id", "Label", *criteo.DENSE, *criteo.CATEGORICAL]) + "\n")
-        for number, (label, integers, categories) in enumerate(fields(rows)):
-            file.write(",".join([str(number), label, *integers, *categories]) + "\n")
-    return path
 
 
 def processes_mentioning(text: str) -> dict[int, str]:
@@ -144,7 +123,20 @@ def run_to_end() -> Callable[..., Ended]:
     return _run_to_end
 
 
-@pytest.fixture(scope="session", name="write_kaggle")
-def _write_kaggle() -> Callable[[Path, int], Path]:
-    """Writes so many rows of a simulated world as Kaggle's CSV."""
-    return lambda path, rows: write_kaggle(path, draw(rows))
+@pytest.fixture(scope="session")
+def write_kaggle() -> Callable[[Path, int], Path]:
+    """Writes so many rows of a simulated world as the CSV of Kaggle's re-issues: Id, Label, I1.., C1.."""
+
+    def write(path: Path, rows: int) -> Path:
+        drawn = World.create(11).draw(rows, np.random.default_rng([11, 1]))
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with open(path, "w") as file:
+            file.write(",".join(["Id", "Label", *criteo.DENSE, *criteo.CATEGORICAL]) + "\n")
+            for number in range(rows):
+                integers = ["" if value != value else str(int(value)) for value in drawn.dense[number].tolist()]
+                categories = ["" if value < 0 else f"{value:08x}" for value in drawn.categorical[number].tolist()]
+                label = str(int(drawn.label[number]))
+                file.write(",".join([str(number), label, *integers, *categories]) + "\n")
+        return path
+
+    return write

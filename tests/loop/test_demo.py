@@ -31,7 +31,7 @@ def turned(tmp_path_factory, run_to_end):
 
 
 def test_loop_turns_and_holds_every_promise(turned):
-    _, _, summary = turned
+    _, ended, summary = turned
     assert summary["requests"]["failed"] == 0
     assert summary["requests"]["sent"] > 0
     assert summary["records"]["archived"] == summary["records"]["published"] > 0
@@ -40,26 +40,17 @@ def test_loop_turns_and_holds_every_promise(turned):
     auc = summary["auc"]
     regained = (auc["recovered"] - auc["trough"]) / (auc["baseline"] - auc["trough"])
     assert regained >= 0.7
-    assert auc["at_detection"] < auc["threshold"] < auc["baseline"] < summary["bayes_auc"]["before"] + 0.02
-
-
-def test_summary_holds_what_it_promises_to_hold(turned):
-    _, _, summary = turned
-    assert set(summary["bayes_auc"]) >= {"before", "after"}
-    assert set(summary["auc"]) >= {"baseline", "at_detection", "recovered"}
-    assert [v["version"] for v in summary["versions"]] == [1, 2]
-    assert all(set(v) >= {"version", "trained_rows", "parent", "gate"} for v in summary["versions"])
-    assert summary["versions"][1]["parent"] == summary["versions"][0]["model_id"]
-    assert [v["old_distribution"] is None for v in summary["versions"]] == [True, False]
-    assert all(run["step_seconds"]["training"] > 0 for run in summary["runs"])
-    assert set(summary["requests"]) >= {"sent", "failed"}
-    assert set(summary["records"]) >= {"published", "archived", "duplicates", "dead_letters"}
-    assert set(summary["trigger"]) >= {"reason", "records_since_drift"}
-    stages = {"lake", "compile", "first_run", "baseline", "drift", "retraining", "recovery", "rollback", "drain"}
-    stages.add("verify")
-    assert set(summary["seconds"]) >= stages | {"drift_to_detection", "trigger_to_serving"}
     assert [run["state"] for run in summary["runs"]] == ["released", "released"]
+    assert [version["version"] for version in summary["versions"]] == [1, 2]
+    assert summary["versions"][1]["parent"] == summary["versions"][0]["model_id"]
     assert summary["uncertain"] == []
+    drift = summary["feature_drift"]
+    assert drift["buckets_before"] == 0
+    assert set(list(drift["columns"])[:2]) == set(summary["drift"]["new_category_columns"]) == {"C2", "C14"}
+    assert summary["policies"]["data_drift"] is not None
+    assert ended.left == {}
+    assert re.search(r"status page: http://127\.0\.0\.1:\d+/", ended.output)
+    assert auc["at_detection"] < auc["threshold"] < auc["baseline"] < summary["bayes_auc"]["before"] + 0.02
 
 
 def test_release_under_traffic_failed_no_request_and_its_p99_is_told(turned):
@@ -113,21 +104,6 @@ def test_every_policys_say_is_kept_and_only_one_of_them_asked_for_a_run(turned):
     assert all((len(each["fires"]), each["false_alarms"]) == (1, 0) for each in backtests.values())
 
 
-def test_new_categories_of_the_changed_world_are_seen_without_a_label(turned):
-    _, _, summary = turned
-    drift = summary["feature_drift"]
-    assert drift["buckets_before"] == 0
-    assert list(drift["columns"])[:2] in (["C2", "C14"], ["C14", "C2"])
-    assert set(summary["drift"]["new_category_columns"]) == {"C2", "C14"}
-    assert summary["policies"]["data_drift"] is not None
-
-
-def test_status_page_is_told_once_it_is_up(turned):
-    _, ended, summary = turned
-    assert re.fullmatch(r"http://127\.0\.0\.1:\d+/", summary["status_page"])
-    assert f"status page: {summary['status_page']}" in ended.output
-
-
 def test_its_traffic_is_a_trace_for_the_autoscalers_simulation(turned):
     folder, _, summary = turned
     assert read_trace(folder / "requests.csv").num_expected == pytest.approx(summary["requests"]["sent"], rel=0.01)
@@ -145,11 +121,6 @@ def test_report_needs_no_network(turned):
     assert "rows from before its window, version 2 has an auc of" in page
     assert re.findall(r"https?://(?!www\.w3\.org/2000/svg)", page) == []
     assert re.findall(r"<(?:script|link|img|iframe)\b", page) == []
-
-
-def test_nothing_is_left_running(turned):
-    _, ended, _ = turned
-    assert ended.left == {}
 
 
 def test_screen_shows_transitions_and_no_library_noise(turned):
@@ -210,7 +181,6 @@ def test_monitor_killed_under_traffic_and_started_again_archives_every_record_on
         stack.stop("monitor")
         stack.stop("uploader", seconds=240)
     published = json.loads((root / "traffic_summary.json").read_text())["rows"]
-    _, distinct = count_served_rows(folders.lake)
-    assert distinct == published > 10_000
+    assert count_served_rows(folders.lake) == published > 10_000
     # Another test's server of this process may be up, so what counts is what came meanwhile.
     assert _shared_memory() <= shared_before

@@ -75,15 +75,6 @@ def test_data_inside_the_demos_own_folder_is_refused_and_kept(tmp_path, run_to_e
     assert data.exists()
 
 
-def test_folder_with_somebodys_files_is_refused_and_kept(tmp_path, run_to_end):
-    mine = _written(tmp_path / "thesis.txt", "chapter 1")
-    words = ["demo", "--folder", str(tmp_path)]
-    ended = run_to_end(words, output=tmp_path.parent / f"{tmp_path.name}.log", seconds=120)
-    assert ended.code == 2
-    assert "no demo wrote it" in ended.output
-    assert mine.read_text() == "chapter 1"
-
-
 def _written(path, text):
     path.write_text(text)
     return path

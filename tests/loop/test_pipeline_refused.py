@@ -15,7 +15,7 @@ def small_lake(tmp_path_factory, run_to_end):
     lake = ["--lake", str(root / "lake"), "--rows", "3000", "--days", "2", "--last-day", "2026-01-02", "--seed", "5"]
     for words in (
         ["simulate", *lake, "--world", str(root / "world.json")],
-        ["compile", "--output", str(root / "pipeline.yaml"), "--num-retries", "0"],
+        ["compile", "--output", str(root / "pipeline.yaml")],
     ):
         ended = run_to_end(words, output=root / "command.log", seconds=120)
         assert ended.code == 0, ended.output

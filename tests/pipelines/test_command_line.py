@@ -3,7 +3,6 @@
 from pathlib import Path
 
 import pytest
-import yaml
 
 from pipelines.__main__ import ROOMS, build_parser, main
 from pipelines.package import read_parameters
@@ -65,25 +64,6 @@ def test_demo_refuses_a_folder_that_it_did_not_write(tmp_path, capsys):
 def test_models_of_an_empty_store_are_none(tmp_path, capsys):
     assert main(["models", "--store", str(tmp_path)]) == 0
     assert "nothing was ever live" in capsys.readouterr().out
-
-
-def test_gpus_that_no_trainer_would_use_are_refused(tmp_path, capsys):
-    package = tmp_path / "retraining.yaml"
-    assert main(["compile", "--output", str(package), "--training-gpus", "2"]) == 2
-    assert "training_gpus is 2 with backend pytorch, which trains on one GPU" in capsys.readouterr().err
-    assert not package.exists()
-
-
-def test_compiling_for_hugectr_chooses_its_image_and_gpus(tmp_path):
-    package = tmp_path / "retraining.yaml"
-    flags = ["--backend", "hugectr", "--training-gpus", "2", "--registry", "r.dev/p", "--tag", "3f2a9c1"]
-    assert main(["compile", "--output", str(package), *flags]) == 0
-    text = package.read_text()
-    assert "r.dev/p/evergreen-training-hugectr:3f2a9c1" in text
-    assert "r.dev/p/evergreen-training:3f2a9c1" not in text
-    assert "r.dev/p/evergreen-evaluation:3f2a9c1" in text
-    pipeline = next(iter(yaml.safe_load_all(text)))
-    assert pipeline["root"]["inputDefinitions"]["parameters"]["solver"]["defaultValue"] == '{"vvgpu": [[0, 1]]}'
 
 
 def test_room_of_an_environment_that_was_not_built_says_which(tmp_path, monkeypatch, capsys):

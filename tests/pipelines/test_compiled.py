@@ -94,6 +94,7 @@ def test_the_backend_chosen_decides_the_training_image_its_gpus_and_the_default(
     assert compiled.executor("evaluation")["image"] == "evergreen-evaluation:dev"
     parameters = compiled.spec["root"]["inputDefinitions"]["parameters"]
     assert parameters["backend"]["defaultValue"] == "hugectr"
+    assert parameters["solver"]["defaultValue"] == '{"vvgpu": [[0, 1, 2, 3]]}'
 
 
 @pytest.mark.parametrize("step", STEPS)

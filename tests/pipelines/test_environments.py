@@ -5,7 +5,6 @@ import re
 import shutil
 import subprocess
 import sys
-import zipfile
 
 import pytest
 
@@ -55,8 +54,6 @@ def test_environment_is_built_once_and_again_when_a_lock_changed_or_its_interpre
     lock = folder / "requirements" / "serving.test.lock"
     os.utime(lock, (lock.stat().st_mtime + 60,) * 2)
     assert make_serving(folder).stdout == building
-    os.utime(lock, (lock.stat().st_mtime - 120,) * 2)
-    assert make_serving(folder).stdout == ""
     python = environments.python_of("serving", folder)
     python.unlink()
     python.symlink_to(folder / "an interpreter that was upgraded away")
@@ -71,20 +68,6 @@ def test_failed_build_shows_the_reason_names_its_log_and_stays_unfinished(folder
         assert made.returncode != 0
         assert "no-such-package" in made.stderr
         assert "error: environment serving could not be built, see .venvs/serving.log" in made.stderr
-
-
-@needs_make
-def test_package_that_is_not_what_was_locked_is_refused(folder):
-    (folder / "wheels").mkdir()
-    with zipfile.ZipFile(folder / "wheels" / "tiny-1.0-py3-none-any.whl", "w") as wheel:
-        wheel.writestr("tiny-1.0.dist-info/METADATA", "Metadata-Version: 2.1\nName: tiny\nVersion: 1.0\n")
-        wheel.writestr("tiny-1.0.dist-info/WHEEL", "Wheel-Version: 1.0\nRoot-Is-Purelib: true\nTag: py3-none-any\n")
-        wheel.writestr("tiny-1.0.dist-info/RECORD", "")
-    lock = f"--no-index\n--find-links {folder}/wheels\ntiny==1.0 --hash=sha256:{'0' * 64}\n"
-    (folder / "requirements" / "serving.lock").write_text(lock)
-    made = make_serving(folder)
-    assert made.returncode != 0
-    assert "DO NOT MATCH THE HASHES" in (folder / ".venvs" / "serving.log").read_text()
 
 
 def test_every_environment_has_its_locks_and_every_pin_is_exact_and_has_its_hash():
@@ -102,19 +85,14 @@ def _pins(name):
     return dict(pin for text in texts for pin in re.findall(r"^([\w.-]+)==(\S+)", text, re.M))
 
 
-def test_benchmarks_measure_the_versions_that_training_is_locked_to():
-    training, benchmarks = _pins("training"), _pins(environments.BENCHMARKS)
-    assert {"numpy", "pyarrow", "scikit-learn"} <= training.keys() & benchmarks.keys()
-    assert {name: training[name] for name in training.keys() & benchmarks.keys()}.items() <= benchmarks.items()
-
-
-def test_serving_is_measured_against_the_versions_that_its_own_side_is_locked_to():
-    peers, serving, preprocessing = _pins(environments.SERVING_PEERS), _pins("serving"), _pins("preprocessing")
-    assert peers["onnxruntime"] == serving["onnxruntime"]
-    assert peers["numpy"] == serving["numpy"]
-    assert {
-        name: peers[name] for name in ("nvtabular", "merlin-core", "pandas", "dask")
-    }.items() <= preprocessing.items()
+def test_benchmarks_measure_the_versions_that_the_images_are_locked_to():
+    for peers, name, packages in (
+        (environments.BENCHMARKS, "training", ("numpy", "pyarrow", "scikit-learn")),
+        (environments.SERVING_PEERS, "serving", ("onnxruntime", "numpy")),
+        (environments.SERVING_PEERS, "preprocessing", ("nvtabular", "merlin-core", "pandas", "dask")),
+    ):
+        theirs, ours = _pins(peers), _pins(name)
+        assert {package: theirs[package] for package in packages}.items() <= ours.items()
 
 
 @needs_make

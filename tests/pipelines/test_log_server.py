@@ -12,8 +12,8 @@ import pytest
 
 from components.logs.locations import open_log
 from components.runtime.errors import ContractError
+from pipelines.local import log_server
 from pipelines.local.log_server import HOST_VARIABLE, check_log, find_emulator, start_log
-from pipelines.local.plan import Services
 from pipelines.local.stack import Stack, tagged_processes
 
 
@@ -29,34 +29,26 @@ def java(tmp_path):
     return program(tmp_path / "bin" / "java").parent
 
 
-def find(sdks=(), **environment):
-    return find_emulator({name: str(value) for name, value in environment.items()}, tuple(map(str, sdks)))
-
-
-@pytest.mark.parametrize("way", ["path", "variable", "gcloud", "home", "usual"])
+@pytest.mark.parametrize("way", ["path", "variable", "gcloud"])
 def test_emulator_is_found_wherever_the_cloud_sdk_lies(way, tmp_path, java):
     sdk = tmp_path / "google-cloud-sdk"
     script = program(sdk / "platform" / "pubsub-emulator" / "bin" / "cloud-pubsub-emulator")
     gcloud = program(sdk / "bin" / "gcloud")
-    (tmp_path / "links").mkdir()
-    (tmp_path / "links" / "gcloud").symlink_to(gcloud)
     found = {
-        "path": lambda: find(PATH=f"{java}{os.pathsep}{script.parent}"),
-        "variable": lambda: find(PATH=java, CLOUDSDK_ROOT_DIR=sdk),
-        "gcloud": lambda: find(PATH=f"{java}{os.pathsep}{tmp_path / 'links'}"),
-        "home": lambda: find(PATH=java, HOME=tmp_path),
-        "usual": lambda: find([sdk], PATH=java),
+        "path": lambda: find_emulator({"PATH": f"{java}{os.pathsep}{script.parent}"}),
+        "variable": lambda: find_emulator({"PATH": str(java), "CLOUDSDK_ROOT_DIR": str(sdk)}),
+        "gcloud": lambda: find_emulator({"PATH": f"{java}{os.pathsep}{gcloud.parent}"}),
     }[way]()
     assert found.resolve() == script
 
 
-def test_missing_emulator_and_missing_java_are_each_named(tmp_path, java):
+def test_missing_emulator_and_missing_java_are_each_named(tmp_path, java, monkeypatch):
+    monkeypatch.setattr(log_server, "_USUAL_SDK", tmp_path / "sdk")
     with pytest.raises(ContractError, match="emulator is not on this machine"):
-        find(PATH=java, HOME=tmp_path)
-    script = program(tmp_path / "sdk" / "platform" / "pubsub-emulator" / "bin" / "cloud-pubsub-emulator")
+        find_emulator({"PATH": str(java)})
+    program(tmp_path / "sdk" / "platform" / "pubsub-emulator" / "bin" / "cloud-pubsub-emulator")
     with pytest.raises(ContractError, match="needs Java"):
-        find([tmp_path / "sdk"], PATH=tmp_path / "empty")
-    assert find([tmp_path / "sdk"], PATH=tmp_path / "empty", JAVA_HOME=java.parent) == script
+        find_emulator({"PATH": str(tmp_path / "empty")})
 
 
 def test_unknown_kind_of_log_is_refused():
@@ -111,14 +103,3 @@ def test_pubsub_emulator_of_the_demo_carries_messages_and_ends_with_the_stack(tm
         assert exchange(place, monkeypatch) == [("a", b"1")]
         (tag,) = stack.tag_variables.values()
     assert tagged_processes(tag) == []
-
-
-def test_demo_without_a_chosen_log_uses_a_file_in_its_folder(tmp_path):
-    from pipelines.local.plan import DemoSettings, plan_for_world
-    from pipelines.local.runner import LocalFolders
-
-    settings = DemoSettings(folder=tmp_path / "a demo")
-    folders = LocalFolders(root=settings.folder)
-    services = Services(settings=settings, plan=plan_for_world(settings), folders=folders, triton_url="")
-    assert services.log_url == f"sqlite:///{str(tmp_path).replace(' ', '%20')}/a%20demo/click_log.sqlite"
-    assert services.log_variables == {}

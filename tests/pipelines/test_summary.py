@@ -25,10 +25,7 @@ from pipelines.local.summary import (
     AucNumbers,
     DemoSummary,
     FeatureDriftNumbers,
-    GateNumbers,
     Observations,
-    OldRowsNumbers,
-    PolicyWord,
     RecordNumbers,
     ReleaseNumbers,
     ReplayedDecisions,
@@ -63,7 +60,7 @@ WALKS = [
 ]
 QUIET = TrafficDuring(requests_sent=31, requests_failed=0, p99_ms=6.0)
 RELEASE = ReleaseNumbers(
-    version=2, started_at=0, live_at=1, seconds=0.5, intent_to_live_seconds=0.1,
+    version=2, started_at=0, live_at=1, seconds=0.5,
     during=QUIET, p99_ms_before=4.0, p99_ms_after=None,
 )  # fmt: skip
 ROLLBACK = numbers.rollback_numbers(WALKS, [traffic_line(second, 1) for second in range(198, 208)])
@@ -77,20 +74,19 @@ RUNS = [
 ]
 VERSIONS = [
     VersionNumbers(
-        version=n, model_id=f"m{n}", trained_rows=1, parent=None, gate=GateNumbers(decision="pass", reason="pass"),
-        old_distribution=None, parity_max_abs_diff=3e-7, parity_rows=1,
+        version=n, model_id=f"m{n}", trained_rows=1, parent=None, gate="pass", reason="pass", parity_max_abs_diff=3e-7,
     )
     for n in (1, 2)
 ]  # fmt: skip
 GOOD = DemoSummary(
-    created_at="", machine={}, bayes_auc=None, requests={"sent": 10, "failed": 0}, latency_ms={}, drift={},
+    created_at="", bayes_auc=None, requests={"sent": 10, "failed": 0}, latency_ms={}, drift={},
     auc=AucNumbers(threshold=0.7, baseline=0.78, recovered=0.77, regained_share=0.9),
     versions=VERSIONS, release=RELEASE, rollback=ROLLBACK, verified=VERIFIED,
-    records=RecordNumbers(published=640, archived=640, archived_twice=0, duplicates=0, dead_letters=0),
-    trigger=TriggerNumbers(reason="low", records_since_drift=1, runs=1), policies={},
+    records=RecordNumbers(published=640, archived=640, duplicates=0, dead_letters=0),
+    trigger=TriggerNumbers(reason="low", runs=1), policies={},
     feature_drift=FeatureDriftNumbers(buckets_before=0, buckets_after=0, seconds=None, columns={}),
-    decisions=ReplayedDecisions(points=20, equal=True, digest="00"), backtests=[], status_page=None, seconds={},
-    serving_parity_max_abs_diff=3e-7, window_rows=1000, runs=RUNS, uncertain=[],
+    decisions=ReplayedDecisions(points=20, equal=True, digest="00"), backtests=[], seconds={},
+    serving_parity_max_abs_diff=3e-7, runs=RUNS, uncertain=[],
 )  # fmt: skip
 
 
@@ -174,10 +170,6 @@ def doubts(summary=GOOD, timeline=CLEAR):
     return list(numbers.uncertainties(observed, **parts))
 
 
-def test_full_windows_and_clear_gates_leave_no_doubt():
-    assert doubts() == []
-
-
 @pytest.mark.parametrize(
     ("path", "value", "timeline", "words"),
     [
@@ -187,7 +179,7 @@ def test_full_windows_and_clear_gates_leave_no_doubt():
         ("auc.recovered", None, CLEAR, "the rows ran out before version 2 could be measured"),
         ("auc.threshold", 0.41, CLEAR, "threshold is 0.410, worse than chance"),
         (
-            "versions.0.gate", GateNumbers(decision="inconclusive", reason="inconclusive: 3 clicks"), CLEAR,
+            "versions", [replace(VERSIONS[0], gate="inconclusive", reason="inconclusive: 3 clicks")], CLEAR,
             "the gate of version 1 is inconclusive: 3 clicks",
         ),
     ],
@@ -198,8 +190,8 @@ def test_each_doubt_is_one_sentence_with_its_numbers(path, value, timeline, word
 
 
 def memory(auc, replaced):
-    old = OldRowsNumbers(num_rows=4979, auc=auc, replaced_auc=replaced)
-    return list(numbers.memory_sentences(changed("versions.1.old_distribution", old)))
+    version = replace(VERSIONS[1], old_rows=4979, old_auc=auc, replaced_old_auc=replaced)
+    return list(numbers.memory_sentences(changed("versions", [version])))
 
 
 def test_a_lower_auc_on_rows_from_before_the_change_comes_with_what_it_means():
@@ -225,7 +217,7 @@ def test_served_rows_are_counted_by_identity(tmp_path, raw_table):
     pq.write_table(table, day / "simulated.parquet")
     pq.write_table(served, day / "a.parquet")
     pq.write_table(served.slice(0, 10), day / "b.parquet")
-    assert numbers.count_served_rows(tmp_path) == (50, 40)
+    assert numbers.count_served_rows(tmp_path) == 40
 
 
 def decision_line(time, **actions):
@@ -253,10 +245,10 @@ def test_notice_without_a_run_is_not_the_decision_that_asked_for_one():
 
 def test_every_policys_word_is_that_of_the_point_at_which_the_run_was_asked_for():
     words = numbers.policy_words(DECISIONS, REQUEST)
-    assert [(each.policy, each.action) for each in words] == [
+    assert [(each["policy"], each["action"]) for each in words] == [
         ("threshold", "retrain"), ("sequential", "breach"), ("data_drift", "retrain"),
     ]  # fmt: skip
-    assert words[0] == PolicyWord(policy="threshold", action="retrain", reason="threshold at 110.0")
+    assert words[0]["reason"] == "threshold at 110.0"
     assert numbers.policy_words(DECISIONS, None) == []
 
 
@@ -317,16 +309,9 @@ def test_release_is_described_by_the_seconds_that_it_overlaps(store):
     traffic += [traffic_line(102.4, {"1": 900, "2": 100}), traffic_line(103.4, 2, p99=9.0)]
     traffic += [traffic_line(second, 2, p99=5.0) for second in range(105, 125)]
     assert numbers.release_numbers(store, traffic, 2) == ReleaseNumbers(
-        version=2, started_at=START + 100, live_at=START + 102.5, seconds=3.0, intent_to_live_seconds=1.5,
+        version=2, started_at=START + 100, live_at=START + 102.5, seconds=3.0,
         during=TrafficDuring(requests_sent=4 * 31, requests_failed=2, p99_ms=11.0), p99_ms_before=4.0, p99_ms_after=5.0,
     )  # fmt: skip
-
-
-def test_seconds_without_an_answer_have_no_p99_and_their_requests_are_counted(store):
-    found = numbers.release_numbers(store, [traffic_line(102, {}, p99=None, failed=31)], 2)
-    assert (found.p99_ms_before, found.during.p99_ms, found.p99_ms_after) == (None, None, None)
-    assert found.during.requests_failed == 31
-    assert numbers.release_numbers(store, [], 3) is None, "it was never live"
 
 
 def test_rollback_counts_the_requests_from_its_start_to_the_last_answer():

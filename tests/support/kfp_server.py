@@ -68,7 +68,6 @@ class KfpServer:
         self.uploads: list[bytes] = []
         self.schedules: list[dict] = []
         self.made_schedules = 0
-        self.before_upload = lambda: None  # called before a version is stored: another client may upload meanwhile
         self.errors: dict[str, str] = {}  # id of a run -> message of its error
         self.lock = threading.Lock()
         self.silence = threading.Event()  # set: accept and never answer
@@ -154,8 +153,6 @@ class KfpServer:
         path = urlsplit(target).path.removeprefix("/apis/v2beta1/")
         if (method, path) == ("POST", "runs"):
             self.before_create(json.loads(body))
-        if (method, path) == ("POST", "pipelines/upload_version"):
-            self.before_upload()
         with self.lock:
             return self.locked_reply(method, target, body)
 

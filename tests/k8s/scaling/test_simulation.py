@@ -13,7 +13,6 @@ from components.runtime.errors import ContractError
 from k8s.scaling.cluster import Cluster, StartTimes
 from k8s.scaling.manifests import HPA_MANIFEST, KEDA_MANIFEST, read_autoscaler, with_targets
 from k8s.scaling.queueing import PodQueue, PodSettings
-from k8s.scaling.report import time_line
 from k8s.scaling.service_times import SHIPPED, ServiceTimes, read_service_times
 from k8s.scaling.simulation import Settings, Simulation
 from k8s.scaling.traces import SYNTHETIC, Trace, read_trace
@@ -116,14 +115,6 @@ def test_second_slice_of_a_fresh_node_waits_for_the_image_too():
     cluster.settle(85.0)
     cluster.scale(200.0, 2)
     assert [pod.ready_at for pod in cluster.pods] == [105.0, 215.0]
-
-
-def test_time_lines_last_span_has_the_rate_of_the_seconds_that_it_has():
-    outcome = simulated(steps(20, seconds=330))
-    whole, rest = time_line(outcome)
-    assert (whole.seconds, rest.seconds) == (300, 330)
-    assert whole.served_per_second == pytest.approx(20, rel=0.1)
-    assert rest.served_per_second == pytest.approx(20, rel=0.3)
 
 
 def test_metric_that_is_not_simulated_is_refused_and_not_a_silent_standstill():
