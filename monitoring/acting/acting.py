@@ -92,13 +92,7 @@ def parse_actions(text: str) -> dict[str, str]:
 
 
 def make_trigger(settings: ActingSettings, *, state: Path, store: Path) -> Trigger | None:
-    """The trigger that the settings name; None where the monitor only notifies.
-
-    Args:
-        settings: See `ActingSettings`.
-        state: The monitor's state folder.
-        store: The model store, where runs leave their outcome.
-    """
+    """The trigger that the settings name, over the monitor's state folder and the model store; None = only notify."""
     if settings.trigger == "local":
         return LocalTrigger(state, store, settings.run_command)
     if settings.trigger == "kubeflow":
@@ -117,7 +111,6 @@ class ActingStatus:
     """When the active run was started."""
     daily_budget: int | None = None
     budget_left: int | None = None
-    requests_today: int = 0
     blocked_until: float | None = None
     """No request before this time; None while nothing forbids one."""
     blocked_by: str | None = None
@@ -175,33 +168,26 @@ class Acting:
         outbox = Outbox(documents, partial(post_to_file, url_file)) if settings.notifications.webhook_file else None
         self.notifier = Notifier(documents, outbox, settings.notifications, clock=clock)
         journal.listener = self.notifier.on_event
-        self._drift = DriftReporter(documents, journal)
-        if not self._drift.is_open and self.is_idle:
+        self._reported = str((documents.read_document(REPORTED) or {"action": ""})["action"])
+        self._log_down_since: float | None = None
+        if not self._reported and self._is_idle:
             # A predecessor was killed between the event and its note; nothing would ever close the incident.
             self.notifier.close_silently(DRIFT)
-        self._log = LogReporter(journal, is_reported=lambda: LOG in self.notifier.open)
 
-    def consider(
-        self,
-        decision: Decision,
-        decisions: Sequence[Decision] = (),
-        *,
-        now: float,
-        data_until: float | None = None,
-    ) -> Decision:
+    def consider(self, decision: Decision, decisions: Sequence[Decision], *, now: float, data_until: float) -> Decision:
         """Does what a decision asks for; returns it as it was acted on, HELD where it must wait.
 
         Args:
             decision: What the policies together decided.
-            decisions: What each of them decided, where there are several: each has its own action.
+            decisions: What each of them decided: each has its own action.
             now: Seconds since the epoch.
-            data_until: Event time up to which every row is matured; None = now.
+            data_until: Event time up to which every row is matured.
         """
-        confirmed = [each for each in decisions or (decision,) if each.action is Action.RETRAIN]
+        confirmed = [each for each in decisions if each.action is Action.RETRAIN]
         acted = [self._act(each, now, data_until) for each in confirmed]
         if acted and all(each.action is Action.HELD for each in acted):
             decision = dataclasses.replace(decision, action=Action.HELD, reason=acted[0].reason)
-        self._drift.report(decision)
+        self._report_drift(decision)
         return decision
 
     def step(self, now: float, *, log_problem: str | None = None) -> None:
@@ -211,7 +197,7 @@ class Acting:
             now: Seconds since the epoch.
             log_problem: Why nothing can arrive from the record log; None = nothing is wrong.
         """
-        self._log.report(log_problem, now)
+        self._report_log(log_problem, now)
         self.notifier.step(now)
         self.retraining.step(now)
 
@@ -219,15 +205,14 @@ class Acting:
         """For the page and the metrics."""
         progress, memory, outbox = self.retraining.progress, self.retraining.memory, self.notifier.outbox
         incident = self.notifier.open.get(DRIFT)
-        requests, budget = memory.num_requests_today(now), self._restraint.daily_budget
+        budget = self._restraint.daily_budget
         is_blocked = memory.blocked_until > now
         return ActingStatus(
             phase=progress.phase,
             request_id=progress.request_id or None,
             started_at=progress.started_at if progress.phase == RUNNING else None,
             daily_budget=budget,
-            budget_left=max(0, budget - requests),
-            requests_today=requests,
+            budget_left=max(0, budget - memory.num_requests_today(now)),
             blocked_until=memory.blocked_until if is_blocked else None,
             blocked_by=memory.blocked_by if is_blocked else None,
             failures=memory.failures,
@@ -238,17 +223,16 @@ class Acting:
         )
 
     @property
-    def is_idle(self) -> bool:
-        """Whether no request is under way."""
+    def _is_idle(self) -> bool:
         return self.retraining.progress.phase == IDLE
 
-    def _act(self, decision: Decision, now: float, data_until: float | None) -> Decision:
+    def _act(self, decision: Decision, now: float, data_until: float) -> Decision:
         action = self._actions.get(decision.policy, RETRAIN) if self._has_trigger else NOTIFY
         if action == NOTIFY:
             self._notify(decision, now)
             return decision
         acted = restrain(decision, self.retraining.memory, self._restraint, now=now)
-        if acted.action is Action.RETRAIN and self.is_idle:
+        if acted.action is Action.RETRAIN and self._is_idle:
             self.retraining.begin(decision, now=now, data_until=data_until)
         return acted
 
@@ -262,63 +246,34 @@ class Acting:
         memory = restraint.ended(memory, "notified", self._restraint, now=now)
         self._documents.write_documents({NOTIFY_RESTRAINT: as_document(memory)}, {"request_notified": 1})
 
+    def _report_drift(self, decision: Decision) -> None:
+        """Emits an event for a drift's first breach, its hold and its end, each once, also over a restart.
 
-class DriftReporter:
-    """Emits an event for a drift's first breach, its hold and its end, each once, also over a restart."""
-
-    def __init__(self, documents: Documents, journal: Journal) -> None:
-        """Continues with what a predecessor reported."""
-        self._documents, self._journal = documents, journal
-        self._action = str((documents.read_document(REPORTED) or {"action": ""})["action"])
-
-    @property
-    def is_open(self) -> bool:
-        """Whether a drift was reported that has not ended."""
-        return bool(self._action)
-
-    def report(self, decision: Decision) -> None:
-        """Emits what is new; a request has events of its own."""
-        action, reported = decision.action, self._action
+        A request has events of its own.
+        """
+        action, reported = decision.action, self._reported
         if action is Action.RETRAIN:
-            self._remember(Action.BREACH.value)
+            reported = Action.BREACH.value
         elif action is Action.HELD or (action is Action.BREACH and not reported):
             if action.value != reported:
-                self._emit(action.value, decision)
-            self._remember(action.value)
+                self._journal.emit(action.value, decision.reason, policy=decision.policy, **decision.numbers)
+            reported = action.value
         elif action is Action.OK and reported:
-            self._emit("recovered", decision)
-            self._remember("")
+            self._journal.emit("recovered", decision.reason, policy=decision.policy, **decision.numbers)
+            reported = ""
+        if reported != self._reported:
+            self._documents.write_documents({REPORTED: {"action": reported}})
+            self._reported = reported
 
-    def _emit(self, kind: str, decision: Decision) -> None:
-        self._journal.emit(kind, decision.reason, policy=decision.policy, **decision.numbers)
-
-    def _remember(self, action: str) -> None:
-        if action != self._action:
-            self._documents.write_documents({REPORTED: {"action": action}})
-            self._action = action
-
-
-class LogReporter:
-    """Emits an event when nothing could arrive from the log for a while, and when messages can arrive again."""
-
-    def __init__(self, journal: Journal, *, is_reported: Callable[[], bool]) -> None:
-        """Nothing is wrong yet; `is_reported` tells whether people know of a log that is down, also after a restart."""
-        self._journal, self._is_reported = journal, is_reported
-        self._since: float | None = None
-
-    def report(self, problem: str | None, now: float) -> None:
-        """Emits a `problem` that lasts, and its end.
-
-        Args:
-            problem: Why nothing can arrive; None = nothing is wrong.
-            now: Seconds since the epoch.
-        """
+    def _report_log(self, problem: str | None, now: float) -> None:
+        """Emits an event when nothing could arrive from the log for a while, and when messages can arrive again."""
+        is_reported = LOG in self.notifier.open  # also after a restart
         if problem is None:
-            if self._is_reported():
+            if is_reported:
                 self._journal.emit("log_up", "messages can arrive again")
-            self._since = None
-        elif self._since is None:
-            self._since = now
+            self._log_down_since = None
+        elif self._log_down_since is None:
+            self._log_down_since = now
         # A clock that was set back reports too early rather than never.
-        elif abs(now - self._since) >= LOG_DOWN_SECONDS and not self._is_reported():
+        elif abs(now - self._log_down_since) >= LOG_DOWN_SECONDS and not is_reported:
             self._journal.emit("log_down", problem)

@@ -99,20 +99,19 @@ class Retraining:
         self.memory = read_memory(documents, RESTRAINT, RestraintMemory)
         self._past = read_memory(documents, RECIPE, RecipeMemory)
 
-    def begin(self, decision: Decision, *, now: float, data_until: float | None = None) -> None:
+    def begin(self, decision: Decision, *, now: float, data_until: float) -> None:
         """Makes a request of a decision to retrain; only when idle, and with a trigger.
 
         Args:
             decision: Confirmed, and not restrained.
             now: Seconds since the epoch.
-            data_until: Event time up to which every row is matured; None = now.
+            data_until: Event time up to which every row is matured.
         """
         assert self.progress.phase == IDLE
         assert self._trigger is not None
         past = self._past.asked(now=now)
         parent, why = choose_parent(past, self._recipe, decision.numbers, now=now)
-        until = now if data_until is None else data_until
-        request = make_request(decision, parent=parent, why=why, data_until=until, now=now)
+        request = make_request(decision, parent=parent, why=why, data_until=data_until, now=now)
         self._journal.emit(
             "decision", request.reason, request_id=request.request_id, policy=decision.policy, **decision.numbers
         )

@@ -76,7 +76,6 @@ FULL = Snapshot(
         started_at=1500.0,
         daily_budget=4,
         budget_left=1,
-        requests_today=3,
         blocked_until=2600.0,
         blocked_by="cool-down",
         failures=3,
