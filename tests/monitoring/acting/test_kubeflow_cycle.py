@@ -12,7 +12,6 @@ import threading
 import pytest
 
 from components.store.runs import RunOutcome, write_outcome
-from tests.support.crashes import Killed, crash_at
 from tests.support.kfp_server import EMPTY_PIPELINE, KfpServer
 from tests.support.killed_monitor import start_on_kubeflow
 from tests.support.monitors import DRIFT, Bench, traffic
@@ -80,32 +79,6 @@ def test_a_whole_cycle_ends_with_the_outcome_that_the_run_left(server, bench_of)
     assert monitor.retraining.memory.failures == 1
 
 
-def test_a_run_that_others_cancelled_backs_off_and_frees_the_monitor(server, bench_of):
-    b = bench_of()
-    monitor = start_on_kubeflow(b)
-    traffic(b, "bad", auc="bad")
-    monitor.tick()
-    server.runs[0]["state"] = "CANCELED"
-    turns(b, monitor, 2)
-    (ended,) = [event for event in b.events if event["kind"] == "run_ended"]
-    assert ended["outcome"] == "failed"
-    assert "run-0 is CANCELED" in ended["text"]
-
-
-def test_an_experiment_that_vanished_ends_the_request_after_a_minute(server, bench_of):
-    b = bench_of()
-    monitor = start_on_kubeflow(b)
-    traffic(b, "bad", auc="bad")
-    monitor.tick()
-    server.experiments.clear()
-    server.runs.clear()
-    turns(b, monitor, 3)
-    assert monitor.retraining.progress.phase == "running"
-    turns(b, monitor, 3)
-    assert monitor.retraining.progress.phase == "idle"
-    assert "no experiment evergreen-retraining any more" in b.events[-1]["text"]
-
-
 def test_a_server_in_trouble_for_half_an_hour_costs_no_run_and_no_second_one(server, bench_of):
     b = bench_of()
     monitor = start_on_kubeflow(b)
@@ -135,17 +108,6 @@ def expect_one_run(b, server):
     assert len(monitor.retraining.memory.requested_at) == 1
     assert monitor.retraining.memory.blocked_until > b.clock.now
     assert b.store.counters["request_released"] == 1
-
-
-@pytest.mark.parametrize("point", POINTS)
-def test_a_crash_at_any_step_leads_to_exactly_one_run(server, bench_of, point):
-    server.advance = CYCLE
-    b = bench_of()
-    b.checkpoint = crash_at(point)
-    traffic(b, "bad", auc="bad")
-    with pytest.raises(Killed):
-        turns(b, start_on_kubeflow(b))
-    expect_one_run(b, server)
 
 
 @pytest.mark.parametrize(

@@ -2,10 +2,6 @@
 
 from __future__ import annotations
 
-import threading
-import time
-from contextlib import suppress
-
 import pytest
 
 from components.runtime.errors import ContractError, PermanentError, TemporaryError
@@ -37,11 +33,6 @@ def connect(server, tmp_path, monkeypatch):
     return make
 
 
-def test_connecting_calls_nobody(server, connect):
-    connect(kubeflow_namespace="team-a")
-    assert server.requests == []
-
-
 def test_a_request_becomes_a_run_of_its_name_with_its_parameters(server, connect):
     assert connect().submit(request("drift-1")) == "started"
     (run,) = server.runs
@@ -50,12 +41,6 @@ def test_a_request_becomes_a_run_of_its_name_with_its_parameters(server, connect
     assert parameters == {"store": "/mnt/store", **request("drift-1").pipeline_arguments()}
     assert run["body"]["pipeline_spec"]["pipelineInfo"]["name"] == "retraining"
     assert [each["display_name"] for each in server.experiments] == ["evergreen-retraining"]
-
-
-def test_an_uploaded_pipeline_without_a_version_is_a_permanent_error(server, connect):
-    server.pipelines = [{"pipeline_id": "p", "display_name": "ours"}]
-    with pytest.raises(PermanentError, match="pipeline ours has no version"):
-        connect(pipeline_package="", pipeline_name="ours").submit(request("a"))
 
 
 def test_a_pipeline_named_is_found_at_each_request_and_runs_in_its_newest_version(server, connect):
@@ -182,21 +167,6 @@ def test_a_refused_request_is_a_permanent_error(server, connect):
         connect().submit(request("a"))
 
 
-def test_a_server_that_never_answers_is_given_up_in_time(server, connect):
-    server.silence.set()
-    trigger, begun = connect(timeout_seconds=(0.2, 0.2)), time.monotonic()
-    with pytest.raises(TemporaryError):
-        trigger.submit(request("a"))
-    assert time.monotonic() - begun < 60.0  # not for ever, as kfp's client by itself
-
-
-def test_no_server_is_a_temporary_error(server, connect):
-    trigger = connect()
-    server.close()
-    with pytest.raises(TemporaryError, match="submitting a"):
-        trigger.submit(request("a"))
-
-
 def test_a_package_that_is_gone_is_a_permanent_error(connect, tmp_path):
     trigger = connect()
     (tmp_path / "pipeline.yaml").unlink()
@@ -219,15 +189,6 @@ def test_a_run_that_was_cancelled_by_hand_counts_as_failed_at_its_end_and_not_be
     assert trigger.state("a").state == "failed"
 
 
-def test_an_archived_run_is_followed_all_the_same(server, connect):
-    trigger = connect()
-    trigger.submit(request("a"))
-    trigger._server.client.archive_run(server.runs[0]["run_id"])
-    assert server.runs[0]["storage_state"] == "ARCHIVED"
-    assert trigger.state("a").state == "running"
-    assert trigger.submit(request("b")) == "busy"
-
-
 def test_an_experiment_that_vanished_leaves_the_run_unknown_and_is_not_made_anew(server, connect):
     trigger = connect()
     trigger.submit(request("a"))
@@ -235,15 +196,6 @@ def test_an_experiment_that_vanished_leaves_the_run_unknown_and_is_not_made_anew
     server.runs.clear()
     assert trigger.state("a") == ("unknown", "the server has no experiment evergreen-retraining any more", None)
     assert server.experiments == []
-
-
-def test_a_run_that_was_created_although_its_answer_was_lost_is_found_and_not_repeated(server, connect):
-    trigger = connect()
-    server.lost.append(("POST", "/runs"))
-    with pytest.raises(TemporaryError):
-        trigger.submit(request("a"))
-    assert trigger.submit(request("a")) == "already"
-    assert len(server.runs) == 1
 
 
 @pytest.mark.parametrize(("other", "answer"), [("a", "already"), ("b", "busy")])
@@ -262,74 +214,3 @@ def test_of_two_runs_created_at_the_same_time_only_the_first_stays(server, conne
     assert leader.state(other).state == "running"
     server.runs[0]["state"] = "SUCCEEDED"
     assert leader.state(other).state == "released"
-
-
-def test_two_replicas_racing_leave_exactly_one_active_run(server, connect):
-    """Both have looked and found nothing before either creates; then they look again in any order."""
-    meet = threading.Barrier(2, timeout=60)
-    server.before_create = lambda body: meet.wait()
-    triggers, answers = [connect(), connect()], {}
-
-    def submit(number):
-        while number not in answers:
-            with suppress(TemporaryError):  # both create the experiment: one is told that it exists already
-                answers[number] = triggers[number].submit(request(f"drift-{number}"))
-
-    threads = [threading.Thread(target=submit, args=(number,)) for number in range(2)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join(120)
-    for run in server.runs:
-        run["state"] = "CANCELED" if run["state"] == "CANCELING" else run["state"]
-    assert len(server.runs) == 2
-    assert [run["run_id"] for run in server.active] == ["run-0"]
-    assert sorted(answers.values()) == ["busy", "started"]
-
-
-def test_the_pods_token_is_shown_and_read_anew_when_it_was_rotated(server, connect, tmp_path, monkeypatch):
-    token = tmp_path / "token"
-    token.write_text("first")
-    monkeypatch.setenv("KF_PIPELINES_SA_TOKEN_PATH", str(token))
-    server.token, trigger = "first", connect()
-    assert trigger.submit(request("a")) == "started"
-    server.token = "second"
-    with pytest.raises(TemporaryError, match="KFP at .* answered 401"):
-        trigger.state("a")
-    token.write_text("second")
-    assert trigger.state("a").state == "running"
-
-
-CALLS = {
-    "healthz": lambda client: client._healthz_api.healthz_service_get_healthz(),
-    "experiments": lambda client: client.create_experiment("e"),
-    "experiment": lambda client: client.get_experiment(experiment_name="e"),
-    "runs": lambda client: client.list_runs(),
-    "run": lambda client: client.get_run("r"),
-    "terminate": lambda client: client.terminate_run("r"),
-    "versions": lambda client: client.list_pipeline_versions("p"),
-    "pipelines": lambda client: client.get_pipeline_id("p"),
-    "recurring runs": lambda client: client.list_recurring_runs(),
-    "upload": lambda client: client._upload_api.upload_pipeline(__file__, name="n"),
-}
-
-
-@pytest.mark.parametrize("call", CALLS.values(), ids=list(CALLS))
-def test_no_call_of_the_client_waits_for_a_server_that_never_answers(server, connect, call):
-    client = connect(timeout_seconds=(0.2, 0.2))._server.client
-    server.silence.set()
-    begun = time.monotonic()
-    with pytest.raises(Exception, match="(?i)timed out|timeout"):
-        call(client)
-    assert time.monotonic() - begun < 60.0  # not for ever, as kfp's client by itself
-
-
-@pytest.mark.parametrize("statuses", [[503], [500, 429, 502]], ids=str)
-def test_a_server_that_recovers_is_retried_with_success(server, connect, statuses):
-    trigger = connect()
-    server.failures = list(statuses)
-    for _ in statuses:
-        with pytest.raises(TemporaryError):
-            trigger.submit(request("a"))
-    assert trigger.submit(request("a")) == "started"
-    assert len(server.runs) == 1

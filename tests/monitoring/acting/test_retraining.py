@@ -9,7 +9,6 @@ import numpy as np
 import pytest
 
 from components.runtime.errors import PermanentError, TemporaryError
-from monitoring.acting.trigger import RunState
 from monitoring.journal import Journal
 from monitoring.uploader import Uploader
 from tests.support.crashes import Killed, crash_at
@@ -128,19 +127,6 @@ def test_a_run_without_a_release_is_not_repeated_in_a_loop(bench, outcome):
             monitor.tick()
     # At minutes 10, 30, 60, 120, 240: rests of 15, 30, 60, 120, 240 minutes, seen at the next ten.
     assert len(b.trigger.requests) == 5
-
-
-def test_the_daily_budget_bounds_the_requests(bench):
-    b = bench(**{**DRIFT, "cooldown_seconds": 0.0}, daily_budget=2)
-    monitor = b.start()
-    for i in range(10):
-        traffic(b, f"bad{i}", auc="bad")
-        monitor.tick()
-        if any(run.state == "running" for run in b.trigger.runs.values()):
-            b.trigger.end("released")
-            monitor.tick()
-    assert len(b.trigger.requests) == 2
-    assert any("daily budget is 2" in event["text"] for event in b.events)
 
 
 def test_a_busy_trigger_is_retried_later_and_reported_once(bench):
@@ -284,29 +270,6 @@ def test_a_clock_that_is_set_back_does_not_hold_up_the_look_at_a_run(bench):
     b.clock.now -= 86_400.0
     monitor.tick()
     assert "run_ended" in b.kinds()
-
-
-def test_the_reason_of_the_end_is_reported_and_none_is_no_empty_clause(bench):
-    b = bench(**DRIFT)
-    monitor = b.start()
-    traffic(b, "bad", auc="bad")
-    monitor.tick()
-    name = b.trigger.requests[0].request_id
-    b.trigger.runs[name] = RunState("released", "", 2)
-    monitor.tick()
-    assert b.events[-1]["text"] == f"run {name} released; no request for 1000 s"
-
-
-def test_one_class_traffic_is_undecidable_and_its_auc_null(bench):
-    b = bench(**DRIFT)
-    monitor = b.start()
-    publish(b.log, prediction("a", 500))
-    b.clock.now += WINDOW
-    monitor.tick()
-    assert b.trigger.requests == []
-    (point,) = [json.loads(line) for line in (b.settings.state / "timeline.jsonl").read_text().splitlines()]
-    assert point["auc"] is point["auc_low"] is point["calibration"] is None
-    assert (point["rows"], point["clicks"], point["ctr"]) == (500, 0, 0.0)
 
 
 def test_the_timeline_names_its_numbers(bench):

@@ -6,7 +6,6 @@ from dataclasses import replace
 
 import pytest
 
-from components.runtime.errors import ContractError
 from monitoring.deciding.policy import Action, Decision
 from monitoring.deciding.restraint import (
     DAY_SECONDS,
@@ -86,30 +85,3 @@ def test_a_clock_set_back_by_seconds_spends_the_budget_all_the_same():
         memory = requested(memory, now=1000.0)
     assert judge(memory, now=995.0).action is Action.HELD
     assert len(requested(memory, now=995.0).requested_at) == 5
-
-
-@pytest.mark.parametrize(
-    "changes",
-    [
-        {"daily_budget": 0},
-        {"cooldown_seconds": -1.0},
-        {"cooldown_seconds": float("nan")},
-        {"failure_backoff_seconds": 0.0},
-    ],
-    ids=str,
-)
-def test_settings_out_of_range_are_refused_with_their_value(changes):
-    ((name, value),) = changes.items()
-    with pytest.raises(ContractError, match=f"{name} is {value}"):
-        RestraintSettings(**changes)
-
-
-def test_a_notice_where_nobody_runs_the_pipeline_is_no_failure():
-    """With `--trigger none` every drift is told at the same pace, however often it was told before."""
-    memory, rests = RestraintMemory(), []
-    for _ in range(5):
-        memory = ended(memory, "notified", SETTINGS, now=0.0)
-        rests.append(memory.blocked_until)
-    assert rests == [SETTINGS.cooldown_seconds] * 5
-    assert memory.failures == 0
-    assert memory.blocked_by == "cool-down after a notification"

@@ -112,19 +112,6 @@ def test_what_the_log_cannot_tell_is_absent():
     assert samples(replace(FULL, log_problem="the stream ended"))["ctr_monitor_log_connected",] == 0
 
 
-def test_drift_is_reported_by_column_and_absent_where_it_was_not_judged():
-    found = samples(FULL)
-    assert found["ctr_monitor_drifted", ("column", "I1")] == 1
-    assert found["ctr_monitor_drifted", ("column", "C2")] == 0
-    assert ("ctr_monitor_drift_distance", ("column", "C3")) not in found
-
-
-def test_counters_follow_the_store():
-    found = samples(Snapshot(time=1.0, counters={"archived": 7, "request_failed": 2}))
-    assert found["ctr_monitor_records_total", ("outcome", "archived")] == 7
-    assert found["ctr_monitor_retrain_requests_total", ("outcome", "failed")] == 2
-
-
 def test_before_its_first_turn_a_monitor_shows_no_number_but_its_versions():
     """A zero there is a counter that was reset, and when the true one comes back an alert sees it grow from nothing."""
     assert {name for name, *_ in samples(replace(FULL, time=None))} == {"ctr_monitor_info"}

@@ -9,13 +9,13 @@ import urllib.request
 import pytest
 
 from components.run_outcome.outcome import record
-from components.store.runs import forget_report, keep_report, noted, read_outcomes, report_path, reports_of
-from monitoring.showing import run_reports
+from components.store.runs import forget_report, keep_report, noted, report_path, reports_of
 from monitoring.showing.exposition import Exposition, Snapshot
 from monitoring.showing.page import History, status_page
 from monitoring.showing.run_reports import read_report
 from monitoring.showing.server import HttpSettings, MonitorServer
 from monitoring.showing.store_status import RunCounter, StoreStatus
+from tests.support.kept_documents import KeptDocuments
 from tests.support.snapshots import NOW
 
 RUN = "hourly 7&8"
@@ -35,19 +35,6 @@ def store(tmp_path):
     return store
 
 
-class Memory:
-    """Documents as the monitor's store keeps them."""
-
-    def __init__(self):
-        self.kept = {}
-
-    def read_document(self, name):
-        return self.kept.get(name)
-
-    def write_documents(self, documents, counts):
-        self.kept |= documents
-
-
 @pytest.fixture
 def get(store):
     server = MonitorServer(Exposition(), HttpSettings(http_port=0), report=lambda path: read_report(store, path))
@@ -64,19 +51,15 @@ def get(store):
     server.close()
 
 
-def test_the_outcome_names_the_reports(store):
-    (outcome,) = read_outcomes(store)
-    assert outcome.reports == {"validation": report_path(store, RUN, "validation").as_uri()}
-
-
 def test_a_report_of_an_earlier_try_is_forgotten(store):
+    assert reports_of(store, RUN) == {"validation": report_path(store, RUN, "validation").as_uri()}
     forget_report(store, RUN, "validation")
     assert reports_of(store, RUN) == {}
     assert not report_path(store, RUN, "validation", "json").exists()
 
 
 def test_the_page_leads_to_the_report_and_the_server_answers_it(store, get):
-    found = RunCounter(store, Memory()).count(NOW)
+    found = RunCounter(store, KeptDocuments()).count(NOW)
     exposition = Exposition()
     exposition.show(Snapshot(time=NOW, store_status=StoreStatus(runs=found)))
     page = status_page(exposition, History([], []), now=NOW)
@@ -119,10 +102,3 @@ def test_no_path_leads_out_of_the_runs_reports(store, get, path):
     status, body, _ = get(path)
     assert status == 404
     assert SECRET not in body
-
-
-def test_a_report_too_large_is_not_read(store, monkeypatch):
-    path = "/reports/hourly%207%268/validation"
-    assert read_report(store, path) is not None
-    monkeypatch.setattr(run_reports, "MAX_BYTES", 10)
-    assert read_report(store, path) is None

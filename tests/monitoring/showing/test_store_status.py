@@ -110,16 +110,6 @@ def test_gate_refusals_in_a_row_end_with_a_release_and_not_with_a_run_that_never
     assert told == [1, 1, 2, 2, 0, 1]
 
 
-def test_the_last_run_is_reported_with_its_end_and_the_time_it_took(bench):
-    b = bench()
-    run_pipeline(b.settings.store, "r", *RELEASED)
-    ended = (b.settings.store / "runs" / "r" / "outcome.json").stat().st_mtime
-    started = (b.settings.store / "runs" / "r" / "extraction.json").stat().st_mtime
-    found = Shown(b).after()
-    assert found["ctr_monitor_last_run_end_timestamp_seconds",] == pytest.approx(ended, abs=1.0)
-    assert found["ctr_monitor_last_run_duration_seconds",] == pytest.approx(ended - started, abs=1.0)
-
-
 def promotion(store, action: str, version: int, time: str):
     values = {"previous_version": None, "model_id": "m", "model_uri": "", "release_uri": "", "trigger_id": None}
     line = promotion_journal.Promotion(time=time, action=action, version=version, reason="r", **values)
@@ -206,28 +196,6 @@ def test_an_archive_that_cannot_be_read_leaves_the_last_look_and_stops_nothing(b
     assert len(asked) == 1, "it is asked again in a minute, not in each turn"
 
 
-def test_the_store_is_looked_at_once_a_minute_and_not_in_each_turn(bench, monkeypatch):
-    b, looks = bench(), []
-    real = store_status.RunCounter.count
-    monkeypatch.setattr(store_status.RunCounter, "count", lambda self, now: looks.append(now) or real(self, now))
-    shown = Shown(b)
-    for _ in range(121):
-        shown.after(1.0)
-    assert [time - looks[0] for time in looks] == [0.0, 60.0, 120.0]
-
-
-def test_a_run_that_ended_long_ago_is_not_opened_again(bench, monkeypatch):
-    b, opened = bench(), []
-    run_pipeline(b.settings.store, "old", *RELEASED)
-    real = store_status._read_outcome
-    monkeypatch.setattr(store_status, "_read_outcome", lambda store, run: opened.append(run) or real(store, run))
-    shown = Shown(b)
-    b.clock.now = datetime.now(timezone.utc).timestamp() + 2 * store_status.REPEAT_SECONDS
-    shown.after()
-    shown.after()
-    assert opened == ["old"]
-
-
 def test_files_that_wait_for_the_uploader_are_reported_with_the_age_of_the_oldest(bench, tmp_path):
     b = bench(archive_roll_seconds=0.0, upload_wait_seconds=600.0)
     shown = Shown(b)
@@ -244,11 +212,6 @@ def test_files_that_wait_for_the_uploader_are_reported_with_the_age_of_the_oldes
     found = shown.after()
     assert found["ctr_monitor_unuploaded_files",] == 0
     assert ("ctr_monitor_oldest_unuploaded_timestamp_seconds",) not in found
-
-
-def test_without_an_uploader_no_file_waits_for_one(bench):
-    found = Shown(bench(upload_wait_seconds=0.0)).after()
-    assert not {name for name, *_ in found if "unuploaded" in name}
 
 
 def test_budget_rows_of_failures_and_the_run_at_work_outlive_a_restart(bench):

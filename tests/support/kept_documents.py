@@ -1,0 +1,21 @@
+"""The monitor's small documents, in memory, as a restart finds them."""
+
+from __future__ import annotations
+
+import json
+
+
+class KeptDocuments:
+    """Documents as JSON, and what was counted with them."""
+
+    def __init__(self) -> None:
+        self.texts: dict[str, str] = {}
+        self.counts: dict[str, float] = {}
+
+    def read_document(self, name):
+        return json.loads(self.texts[name]) if name in self.texts else None
+
+    def write_documents(self, documents, counts=None):
+        self.texts |= {name: json.dumps(document) for name, document in documents.items()}
+        for name, number in (counts or {}).items():
+            self.counts[name] = self.counts.get(name, 0) + number
