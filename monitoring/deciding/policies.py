@@ -16,7 +16,7 @@ from typing import Any
 
 from components.runtime.errors import ContractError
 from monitoring.deciding.betting import EProcess
-from monitoring.deciding.policy import Action, Baseline, Decision, Evidence, FeatureDrift, Policy, PolicyMemory
+from monitoring.deciding.policy import Action, Decision, Evidence, FeatureDrift, Policy, PolicyMemory
 from monitoring.flags import expect
 from monitoring.measures.kpis import Kpis
 
@@ -79,29 +79,71 @@ class PolicySettings:
 
 
 class _ConfiguredPolicy:
+    name: str
+
     def __init__(self, settings: PolicySettings) -> None:
         """Decides by `settings`."""
         self._settings = settings
 
+    def _decision(self, shown: Evidence, action: Action, reason: str, /, **numbers: float | None) -> Decision:
+        """The decision with the numbers that every decision reports, and those of this policy."""
+        common = {**shown.window_numbers(), "threshold": None, "rows_since_breach": 0}
+        return Decision(policy=self.name, action=action, reason=reason, numbers={**common, **numbers})
 
-class ThresholdPolicy(_ConfiguredPolicy):
+
+class _WindowPolicy(_ConfiguredPolicy):
+    """Judges one window of rows at a time, and confirms by several."""
+
+    def decide(self, evidence: Evidence, memory: PolicyMemory) -> tuple[Decision, PolicyMemory]:
+        """See `Policy`; the memory is that of `confirm`."""
+        action, reason = self._judge_window(evidence)
+        action, note, memory = confirm(action, evidence, memory, self._settings)
+        breaches = int(memory["breaches"])
+        since = evidence.matured_total - int(memory["matured_at_breach"]) if breaches else 0
+        numbers = {**self._own_numbers(evidence), "breaches": breaches, "rows_since_breach": since}
+        return self._decision(evidence, action, reason + note, **numbers), memory
+
+    def _judge_window(self, evidence: Evidence) -> tuple[Action, str]:
+        """Whether this one window is a breach, and why."""
+        raise NotImplementedError
+
+    def _own_numbers(self, evidence: Evidence) -> dict[str, float | None]:
+        raise NotImplementedError
+
+    def _lack_of_rows(self, kpis: Kpis) -> str:
+        """What the window lacks to be judged at all, or an empty text."""
+        least, others = self._settings.min_clicks, kpis.rows - kpis.clicks
+        if min(kpis.clicks, others) >= least:
+            return ""
+        return f"too few to judge, {kpis.clicks} clicks and {others} others, needs {least} of each"
+
+
+class ThresholdPolicy(_WindowPolicy):
     """The windowed AUC against a fixed threshold."""
 
     name = "threshold"
 
-    def decide(self, evidence: Evidence, memory: PolicyMemory) -> tuple[Decision, PolicyMemory]:
-        """See `Policy`; the memory is that of `confirm`."""
-        action, reason = _judge_threshold(evidence.kpis, self._settings)
-        action, note, memory = confirm(action, evidence, memory, self._settings)
-        numbers = {
-            **evidence.window_numbers(),
-            "threshold": self._settings.auc_threshold,
-            **_confirmation_numbers(evidence, memory),
-        }
-        return Decision(policy=self.name, action=action, reason=reason + note, numbers=numbers), memory
+    def _own_numbers(self, evidence: Evidence) -> dict[str, float | None]:
+        return {"threshold": self._settings.auc_threshold}
+
+    def _judge_window(self, evidence: Evidence) -> tuple[Action, str]:
+        kpis, least = evidence.kpis, self._settings.auc_threshold
+        over = f"over {kpis.rows} rows, {kpis.clicks} clicks, model version {kpis.version}"
+        if kpis.auc is None:
+            return Action.UNDECIDABLE, f"auc undefined {over}: needs both clicks and rows without one"
+        measured = f"auc {kpis.auc:.3f}"
+        if kpis.auc_low is not None and kpis.auc_high is not None:
+            measured += f" (95 % {kpis.auc_low:.3f}..{kpis.auc_high:.3f})"
+        if lacking := self._lack_of_rows(kpis):
+            return Action.UNDECIDABLE, f"{measured} {over}: {lacking}"
+        if kpis.auc >= least:
+            return Action.OK, f"{measured} >= {least:.3f} {over}"
+        if self._settings.require_confidence and (kpis.auc_high is None or kpis.auc_high >= least):
+            return Action.UNDECIDABLE, f"{measured} {over}: the interval straddles {least:.3f}, needs more rows"
+        return Action.BREACH, f"{measured} < {least:.3f} {over}"
 
 
-class RelativeDropPolicy(_ConfiguredPolicy):
+class RelativeDropPolicy(_WindowPolicy):
     """The windowed AUC against the gate's AUC of the same version.
 
     A breach is where the whole 95 % interval of "allowed share of the gate's AUC less the window's" lies above 0: the
@@ -110,20 +152,35 @@ class RelativeDropPolicy(_ConfiguredPolicy):
 
     name = "relative_drop"
 
-    def decide(self, evidence: Evidence, memory: PolicyMemory) -> tuple[Decision, PolicyMemory]:
-        """See `Policy`; the memory is that of `confirm`."""
-        action, reason = _judge_drop(evidence.kpis, evidence.baseline, self._settings)
-        action, note, memory = confirm(action, evidence, memory, self._settings)
+    def _own_numbers(self, evidence: Evidence) -> dict[str, float | None]:
         gate, kept = evidence.baseline, 1.0 - self._settings.max_relative_drop
-        numbers = {
-            **evidence.window_numbers(),
-            "threshold": kept * gate.auc if gate else None,
-            "gate_auc": gate.auc if gate else None,
-            "gate_auc_low": gate.low if gate else None,
-            "gate_auc_high": gate.high if gate else None,
-            **_confirmation_numbers(evidence, memory),
-        }
-        return Decision(policy=self.name, action=action, reason=reason + note, numbers=numbers), memory
+        if gate is None:
+            return {"gate_auc": None, "gate_auc_low": None, "gate_auc_high": None}
+        own = {"gate_auc": gate.auc, "gate_auc_low": gate.low, "gate_auc_high": gate.high}
+        return {"threshold": kept * gate.auc, **own}
+
+    def _judge_window(self, evidence: Evidence) -> tuple[Action, str]:
+        kpis, gate = evidence.kpis, evidence.baseline
+        over = f"over {kpis.rows} rows, {kpis.clicks} clicks, model version {kpis.version}"
+        if gate is None:
+            return Action.UNDECIDABLE, f"the gate's auc of model version {kpis.version} is not known"
+        if kpis.auc is None or kpis.auc_low is None or kpis.auc_high is None:
+            return Action.UNDECIDABLE, f"auc or its interval undefined {over}"
+        measured = f"auc {kpis.auc:.3f} against {gate.auc:.3f} at the gate"
+        if lacking := self._lack_of_rows(kpis):
+            return Action.UNDECIDABLE, f"{measured} {over}: {lacking}"
+        kept = 1.0 - self._settings.max_relative_drop
+        missing = kept * gate.auc - kpis.auc
+        # Half widths of 95 % intervals; an interval clipped at 0 or 1 counts by its longer side.
+        window_half = max(kpis.auc - kpis.auc_low, kpis.auc_high - kpis.auc)
+        half = math.hypot(window_half, kept * max(gate.auc - gate.low, gate.high - gate.auc))
+        interval = f"(95 % {missing - half:+.3f}..{missing + half:+.3f})"
+        text = f"{measured}, {missing:+.3f} {interval} below {kept:g} of it {over}"
+        if missing <= 0:
+            return Action.OK, text
+        if missing - half <= 0:
+            return Action.UNDECIDABLE, f"{text}: needs more rows"
+        return Action.BREACH, text
 
 
 class SequentialPolicy(_ConfiguredPolicy):
@@ -151,16 +208,18 @@ class SequentialPolicy(_ConfiguredPolicy):
         while len(known) > MAX_SEQUENTIAL_VERSIONS:
             del known[next(iter(known))]
         action, reason = self._judge_capital(evidence, process, alarmed_at)
-        numbers = {
-            **evidence.window_numbers(),
-            "threshold": process.theta,
-            "evidence": process.value,
-            "evidence_needed": enough,
-            "rounds": process.rounds,
-            "clicks_judged": process.clicks,
-            "rows_since_breach": 0 if alarmed_at is None else evidence.matured_total - alarmed_at,
-        }
-        return Decision(policy=self.name, action=action, reason=reason, numbers=numbers), {"versions": known}
+        decision = self._decision(
+            evidence,
+            action,
+            reason,
+            threshold=process.theta,
+            evidence=process.value,
+            evidence_needed=enough,
+            rounds=process.rounds,
+            clicks_judged=process.clicks,
+            rows_since_breach=0 if alarmed_at is None else evidence.matured_total - alarmed_at,
+        )
+        return decision, {"versions": known}
 
     def _theta(self, evidence: Evidence) -> float:
         if evidence.baseline is None:
@@ -202,21 +261,22 @@ class DataDriftPolicy(_ConfiguredPolicy):
             first = evidence.matured_total if is_drifted and not buckets else first
             buckets = buckets + 1 if is_drifted else 0
         action, reason = self._judge_buckets(evidence.version, buckets, last)
-        numbers = {
-            **evidence.window_numbers(),
-            "threshold": None,
-            "drifted_buckets": buckets,
-            "drifted_columns": len(last.drifted) if last else None,
-            "judged_columns": len(last.distances) if last else None,
-            "rows_since_breach": evidence.matured_total - first if buckets else 0,
-        }
+        decision = self._decision(
+            evidence,
+            action,
+            reason,
+            drifted_buckets=buckets,
+            drifted_columns=len(last.drifted) if last else None,
+            judged_columns=len(last.distances) if last else None,
+            rows_since_breach=evidence.matured_total - first if buckets else 0,
+        )
         kept = {
             "version": evidence.version,
             "buckets": buckets,
             "matured_at_breach": first,
             "last": {**asdict(last), "drifted": list(last.drifted)} if last else None,
         }
-        return Decision(policy=self.name, action=action, reason=reason, numbers=numbers), kept
+        return decision, kept
 
     def _judge_buckets(self, version: int, buckets: int, last: FeatureDrift | None) -> tuple[Action, str]:
         if last is None:
@@ -252,18 +312,11 @@ class VolumePolicy(_ConfiguredPolicy):
         rows = evidence.matured_total - int(memory["matured_total"]) if memory else None
         usual = median(rates) if len(rates) >= MIN_SPANS else None
         action, reason = self._judge_rate(rows, seconds, usual)
-        numbers = {
-            **evidence.window_numbers(),
-            "threshold": None,
-            "rows_since_breach": 0,
-            "span_rows": rows,
-            "span_seconds": seconds,
-            "usual_rows_per_second": usual,
-        }
+        numbers = {"span_rows": rows, "span_seconds": seconds, "usual_rows_per_second": usual}
         if rows is not None and seconds:
             rates = [*rates, rows / seconds][-self._settings.volume_spans :]
         kept = {"time": evidence.time, "matured_total": evidence.matured_total, "rates": rates}
-        return Decision(policy=self.name, action=action, reason=reason, numbers=numbers), kept
+        return self._decision(evidence, action, reason, **numbers), kept
 
     def _judge_rate(self, rows: int | None, seconds: float | None, usual: float | None) -> tuple[Action, str]:
         factor = self._settings.volume_factor
@@ -286,24 +339,14 @@ class SchedulePolicy(_ConfiguredPolicy):
     def decide(self, evidence: Evidence, memory: PolicyMemory) -> tuple[Decision, PolicyMemory]:
         """See `Policy`; needs no memory."""
         served, longest = evidence.time - evidence.serving_since, self._settings.max_serving_seconds
-        numbers = {
-            **evidence.window_numbers(),
-            "threshold": None,
-            "rows_since_breach": 0,
-            "serving_seconds": served,
-        }
         action = Action.RETRAIN if served >= longest else Action.OK
         reason = f"model version {evidence.version} has served {served:.0f} s of at most {longest:.0f} s"
-        return Decision(policy=self.name, action=action, reason=reason, numbers=numbers), {}
+        return self._decision(evidence, action, reason, serving_seconds=served), {}
 
 
 POLICIES: dict[str, Callable[[PolicySettings], Policy]] = {
-    ThresholdPolicy.name: ThresholdPolicy,
-    RelativeDropPolicy.name: RelativeDropPolicy,
-    SequentialPolicy.name: SequentialPolicy,
-    DataDriftPolicy.name: DataDriftPolicy,
-    VolumePolicy.name: VolumePolicy,
-    SchedulePolicy.name: SchedulePolicy,
+    kind.name: kind
+    for kind in (ThresholdPolicy, RelativeDropPolicy, SequentialPolicy, DataDriftPolicy, VolumePolicy, SchedulePolicy)
 }
 """The policies by name."""
 
@@ -357,58 +400,3 @@ def confirm(
         else:
             action = Action.RETRAIN
     return action, note, {"version": evidence.version, "breaches": breaches, "matured_at_breach": first}
-
-
-def _confirmation_numbers(evidence: Evidence, memory: PolicyMemory) -> dict[str, float | None]:
-    breaches = int(memory["breaches"])
-    since = evidence.matured_total - int(memory["matured_at_breach"]) if breaches else 0
-    return {"breaches": breaches, "rows_since_breach": since}
-
-
-def _judge_threshold(kpis: Kpis, settings: PolicySettings) -> tuple[Action, str]:
-    """Whether this one window is a breach, and why."""
-    threshold = f"{settings.auc_threshold:.3f}"
-    over = f"over {kpis.rows} rows, {kpis.clicks} clicks, model version {kpis.version}"
-    if kpis.auc is None:
-        return Action.UNDECIDABLE, f"auc undefined {over}: needs both clicks and rows without one"
-    measured = f"auc {kpis.auc:.3f}"
-    if kpis.auc_low is not None and kpis.auc_high is not None:
-        measured += f" (95 % {kpis.auc_low:.3f}..{kpis.auc_high:.3f})"
-    if lacking := _too_few(kpis, settings.min_clicks):
-        return Action.UNDECIDABLE, f"{measured} {over}: {lacking}"
-    if kpis.auc >= settings.auc_threshold:
-        return Action.OK, f"{measured} >= {threshold} {over}"
-    if settings.require_confidence and (kpis.auc_high is None or kpis.auc_high >= settings.auc_threshold):
-        return Action.UNDECIDABLE, f"{measured} {over}: the interval straddles {threshold}, needs more rows"
-    return Action.BREACH, f"{measured} < {threshold} {over}"
-
-
-def _judge_drop(kpis: Kpis, gate: Baseline | None, settings: PolicySettings) -> tuple[Action, str]:
-    """Whether the AUC of this one window has dropped, and by how much."""
-    over = f"over {kpis.rows} rows, {kpis.clicks} clicks, model version {kpis.version}"
-    if gate is None:
-        return Action.UNDECIDABLE, f"the gate's auc of model version {kpis.version} is not known"
-    if kpis.auc is None or kpis.auc_low is None or kpis.auc_high is None:
-        return Action.UNDECIDABLE, f"auc or its interval undefined {over}"
-    measured = f"auc {kpis.auc:.3f} against {gate.auc:.3f} at the gate"
-    if lacking := _too_few(kpis, settings.min_clicks):
-        return Action.UNDECIDABLE, f"{measured} {over}: {lacking}"
-    kept = 1.0 - settings.max_relative_drop
-    missing = kept * gate.auc - kpis.auc
-    # Half widths of 95 % intervals; an interval clipped at 0 or 1 counts by its longer side.
-    window_half = max(kpis.auc - kpis.auc_low, kpis.auc_high - kpis.auc)
-    half = math.hypot(window_half, kept * max(gate.auc - gate.low, gate.high - gate.auc))
-    text = f"{measured}, {missing:+.3f} (95 % {missing - half:+.3f}..{missing + half:+.3f}) below {kept:g} of it {over}"
-    if missing <= 0:
-        return Action.OK, text
-    if missing - half <= 0:
-        return Action.UNDECIDABLE, f"{text}: needs more rows"
-    return Action.BREACH, text
-
-
-def _too_few(kpis: Kpis, min_clicks: int) -> str:
-    """What the window lacks to be judged at all, or an empty text."""
-    others = kpis.rows - kpis.clicks
-    if min(kpis.clicks, others) >= min_clicks:
-        return ""
-    return f"too few to judge, {kpis.clicks} clicks and {others} others, needs {min_clicks} of each"
