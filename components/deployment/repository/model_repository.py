@@ -187,7 +187,7 @@ class ModelRepository:
         prefix = f"{CANDIDATE_NAME}/{version}/"
         for each in self.objects.list(prefix):
             # A rehearsal's Python leaves its cache.
-            if each.name.removeprefix(prefix) not in {*record.files, RECORD_FILE}:
+            if each.name.removeprefix(prefix) not in {RECORD_FILE, *(file.name for file in record.files)}:
                 self.objects.delete(each.name)
         self.objects.move(f"{CANDIDATE_NAME}/{version}", f"{MODEL_NAME}/{version}")
         if version not in self.versions():
@@ -263,7 +263,7 @@ class ModelRepository:
     def place_canary(self, version: int, options: ServingOptions) -> None:
         """Makes a published version loadable under the canary's name, instead of any other that was."""
         self.remove_canary()
-        for name in (*self.published.record(version).files, RECORD_FILE):
+        for name in (*(file.name for file in self.published.record(version).files), RECORD_FILE):
             self.objects.copy(f"{MODEL_NAME}/{version}/{name}", f"{CANARY_NAME}/{version}/{name}")
         self._write_loadable(CANARY_NAME, version, golden=self.published.golden_rows(version), options=options)
 

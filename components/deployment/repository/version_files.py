@@ -8,14 +8,13 @@ model's name; writing them, and which of them are served, is `model_repository`'
 from __future__ import annotations
 
 import hashlib
-import json
 import logging
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any, NamedTuple
 
+from components.contracts.manifests import Manifest
 from components.contracts.serving import CODE_FILE, PYTHON
 from components.deployment.graph.parity import GoldenRows
 from components.deployment.repository.triton_config import ServingOptions, WarmupRow
@@ -29,19 +28,20 @@ logger = logging.getLogger(__name__)
 
 GOLDEN_FILE = "golden.npz"
 RECORD_FILE = "version.json"
-FORMAT_VERSION = 1
 _SERVED_MODEL = Path(__file__).resolve().parents[1] / "served_model.py"
 
 
-class FileRecord(NamedTuple):
+@dataclass(frozen=True, kw_only=True)
+class FileRecord:
     """One file of a version."""
 
+    name: str
     bytes: int
     sha256: str
 
 
 @dataclass(frozen=True, kw_only=True)
-class VersionRecord:
+class VersionRecord(Manifest):
     """The content of `version.json`."""
 
     version: int
@@ -49,39 +49,17 @@ class VersionRecord:
     """See `store.models.graph_sha256`."""
     options: ServingOptions
     """What the version was staged for."""
-    files: Mapping[str, FileRecord]
-    """Every file beside the record itself, by name."""
+    files: list[FileRecord]
+    """Every file beside the record itself."""
+
+    def __post_init__(self) -> None:
+        """Refuses a record without graph or golden rows."""
+        if not {GRAPH_FILE, GOLDEN_FILE} <= (names := {file.name for file in self.files}):
+            raise ContractError(f"names {sorted(names)}, expected {GRAPH_FILE} and {GOLDEN_FILE} among them")
 
     def is_whole(self, sizes: Mapping[str, int]) -> bool:
         """Whether files of these sizes (bytes by name) hold all that the record names."""
-        return all(sizes.get(name) == file.bytes for name, file in self.files.items())
-
-    def dumps(self) -> bytes:
-        """The record as JSON."""
-        document = {**asdict(self), "files": {name: file._asdict() for name, file in self.files.items()}}
-        return (json.dumps({"format_version": FORMAT_VERSION, **document}, indent=2) + "\n").encode()
-
-    @classmethod
-    def loads(cls, content: bytes, *, source: str) -> VersionRecord:
-        """The record in `content`; `source` is named in errors.
-
-        Raises:
-            ContractError: no JSON, another format version, or unknown, missing or malformed fields.
-        """
-        try:
-            document: dict[str, Any] = json.loads(content)
-            if (found := document.pop("format_version")) != FORMAT_VERSION:
-                raise ContractError(f"{source} has format_version {found}, expected {FORMAT_VERSION}")
-            files = {str(name): FileRecord(**file) for name, file in document.pop("files").items()}
-            if not {GRAPH_FILE, GOLDEN_FILE} <= files.keys():
-                raise ContractError(
-                    f"{source} names {sorted(files)}, expected {GRAPH_FILE} and {GOLDEN_FILE} among them"
-                )
-            return cls(**{**document, "options": ServingOptions(**document["options"]), "files": files})
-        except ContractError:
-            raise
-        except (ValueError, TypeError, KeyError, AttributeError) as error:
-            raise ContractError(f"{source} is no record of a version: {error!r}") from error
+        return all(sizes.get(file.name) == file.bytes for file in self.files)
 
 
 def assemble(version: int, folder: Path, options: ServingOptions) -> dict[str, Path | bytes]:
@@ -97,7 +75,9 @@ def assemble(version: int, folder: Path, options: ServingOptions) -> dict[str, P
         version=version,
         graph_sha256=graph_sha256(folder),
         options=options,
-        files={name: FileRecord(path.stat().st_size, sha256_file(path)) for name, path in files.items()},
+        files=[
+            FileRecord(name=name, bytes=path.stat().st_size, sha256=sha256_file(path)) for name, path in files.items()
+        ],
     )
     return {**files, RECORD_FILE: record.dumps()}
 
@@ -167,15 +147,17 @@ class VersionFolders:
         Raises:
             ContractError: they are absent or damaged.
         """
-        expected = self.record(version).files[GOLDEN_FILE]
+        [expected] = [file for file in self.record(version).files if file.name == GOLDEN_FILE]
         with TemporaryDirectory(prefix="evergreen-golden-") as scratch:
-            return GoldenRows.load(self._checked_file(version, GOLDEN_FILE, expected=expected, folder=Path(scratch)))
+            return GoldenRows.load(self._checked_file(version, expected, Path(scratch)))
 
     def graph_sha256(self, version: int) -> str:
         """Hash of the version's graph, from its bytes and not from its record."""
-        files = [file for file in (GRAPH_FILE, DATA_FILE) if file in self.record(version).files]
+        names = {file.name for file in self.record(version).files}
         with TemporaryDirectory(prefix="evergreen-graph-") as scratch:
-            paths = [self._local_file(version, file, Path(scratch)) for file in files]
+            paths = [
+                self._local_file(version, name, Path(scratch)) for name in (GRAPH_FILE, DATA_FILE) if name in names
+            ]
             return graph_sha256(paths[0].parent)
 
     def check(self, version: int) -> None:
@@ -184,15 +166,14 @@ class VersionFolders:
         Raises:
             ContractError: a file is damaged or absent; names it and both hashes.
         """
-        for file, expected in self.record(version).files.items():
+        for file in self.record(version).files:
             with TemporaryDirectory(prefix="evergreen-check-") as scratch:
-                self._checked_file(version, file, expected=expected, folder=Path(scratch))
+                self._checked_file(version, file, Path(scratch))
 
-    def _checked_file(self, version: int, file: str, *, expected: FileRecord, folder: Path) -> Path:
-        path = self._local_file(version, file, folder)
-        found = sha256_file(path)
-        if found != expected.sha256:
-            raise ContractError(f"{self.uri}/{version}/{file} has sha256 {found}, expected {expected.sha256}")
+    def _checked_file(self, version: int, file: FileRecord, folder: Path) -> Path:
+        path = self._local_file(version, file.name, folder)
+        if (found := sha256_file(path)) != file.sha256:
+            raise ContractError(f"{self.uri}/{version}/{file.name} has sha256 {found}, expected {file.sha256}")
         return path
 
     def _local_file(self, version: int, file: str, folder: Path) -> Path:
