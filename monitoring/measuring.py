@@ -10,7 +10,6 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 
 from monitoring.deciding.judging import JudgeSettings
-from monitoring.measures.estimated_auc import EstimatedAuc, estimate_auc, fit_calibration
 from monitoring.measures.kpis import Kpis, measure_version
 from monitoring.measures.open_labels import ClickDelays, OpenEstimate, estimate_open
 from monitoring.measures.window import VersionWindows
@@ -26,9 +25,6 @@ class OpenLabels:
     """What is known of the rows of one version whose attribution window is open."""
 
     estimate: OpenEstimate
-    score_auc: EstimatedAuc | None
-    """The AUC that the scores alone promise, as if no click could arrive any more (CBPE, `measures.estimated_auc`);
-    None until enough rows of the version have matured."""
     rows_left_out: int
     """Open rows, of all versions, that were too many to be looked at."""
 
@@ -96,7 +92,6 @@ class Measuring:
         self.open_labels = tuple(
             OpenLabels(
                 estimate=self._estimate(version, found[version], read_up_to, window),
-                score_auc=self._score_auc(version, found[version]),
                 rows_left_out=num_left_out,
             )
             for version in sorted(found)
@@ -112,11 +107,6 @@ class Measuring:
             window_seconds=window_seconds,
             now=now,
         )
-
-    def _score_auc(self, version: int, rows: OpenRows) -> EstimatedAuc | None:
-        matured = self.windows[version] if version in self.windows.versions else None
-        calibration = fit_calibration(matured.labels, matured.scores) if matured else None
-        return estimate_auc(rows.scores, calibration) if calibration else None
 
     @property
     def shown(self) -> tuple[Kpis, ...]:

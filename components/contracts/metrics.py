@@ -16,9 +16,6 @@ from components.runtime.errors import ContractError
 Z_95 = 1.959963984540054
 """Two-sided 95 % quantile of the normal distribution."""
 ECE_BINS = 15
-SCORE_QUANTILES = (0.01, 0.1, 0.25, 0.5, 0.75, 0.9, 0.99)
-SCORE_EDGES = (0.0, 0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0)
-"""Bins of the score distribution, finer where click probabilities lie: [0, 0.001), ..., [0.5, 1]."""
 
 
 class AucEstimate(NamedTuple):
@@ -233,28 +230,6 @@ def expected_calibration_error(labels: ArrayLike, scores: ArrayLike, *, bins: in
     rates = np.repeat(np.add.reduceat(click[order].astype(np.float64), firsts) / sizes, sizes)
     edges = np.arange(bins) * len(score) // bins
     return float(np.abs(np.add.reduceat(score[order] - rates, edges)).sum() / len(score))
-
-
-class ScoreDistribution(NamedTuple):
-    """Where scores lie: their `SCORE_QUANTILES`, and how many lie in each bin of `SCORE_EDGES`."""
-
-    quantiles: tuple[float, ...]
-    counts: tuple[int, ...]
-
-
-def score_distribution(scores: ArrayLike) -> ScoreDistribution | None:
-    """The distribution of probabilities [n]; `None` without rows.
-
-    A quantile q is the least score that at least a share q of the scores does not exceed: always a score that was seen.
-    """
-    ordered = np.sort(np.asarray(scores, np.float64))
-    if not len(ordered):
-        return None
-    if not (ordered[0] >= 0 and ordered[-1] <= 1):  # NaN is sorted to the end
-        raise ContractError(f"scores reach from {ordered[0]} to {ordered[-1]}, expected probabilities")
-    ranks = np.maximum(np.ceil(np.array(SCORE_QUANTILES) * len(ordered)).astype(int) - 1, 0)
-    below = np.r_[0, np.searchsorted(ordered, SCORE_EDGES[1:-1]), len(ordered)]
-    return ScoreDistribution(tuple(ordered[ranks].tolist()), tuple(np.diff(below).tolist()))
 
 
 def hit_at_k(positions_of_clicks: ArrayLike, *, k: int) -> bool:

@@ -28,10 +28,6 @@ from monitoring.drift.report import JENSEN_SHANNON, L_INFINITY, ColumnDrift
 from monitoring.drift.settings import DriftSettings
 from monitoring.drift.sketch import Sketch
 
-NAMED_SHARE = 0.005
-"""Least share of an unlisted category that is named."""
-MAX_NAMED = 3
-
 Counts = NDArray[np.int64]
 
 
@@ -81,21 +77,10 @@ def _category(sketch: Sketch, name: str, before: CategoryColumn) -> ColumnDrift:
     cells = sketch.cells[sketch.layout.slice_of(name)]
     listed = (np.append(before.counts, before.others), np.append(before.fair_counts, before.fair_others))
     sample = _sample(sketch, name, cells[:-1], before=listed, missing=(int(cells[-1]), before.missing))
-    unlisted = sketch.unlisted_values(CATEGORICAL.index(name))
-    # For the distance, frequent unlisted values are values of their own; the rest stays together as one.
-    of_unlisted = np.array([value.rows for value in unlisted], np.int64)
-    rest = max(int(sample.now[-1]) - int(of_unlisted.sum()), 0)
-    now = np.concatenate([sample.now[:-1], of_unlisted, [rest]])
-    then = np.concatenate([before.counts, np.zeros(len(unlisted), np.int64), [before.others]])
-    values = [*before.values.tolist(), *(value.value for value in unlisted), None]
-    total = int(sample.now.sum())
-    shares = [(value.value, value.rows / total) for value in unlisted if value.rows >= NAMED_SHARE * total]
     return replace(
         _compared(name, L_INFINITY, sample),
-        distance=l_infinity(now, then),
+        distance=l_infinity(sample.now, sample.before),
         p_value=homogeneity(sample.now, sample.fair, sample.design),
-        moved_value=values[int(np.abs(_shares(now) - _shares(then)).argmax())],
-        new_values=tuple(shares[:MAX_NAMED]),
     )
 
 
@@ -137,20 +122,10 @@ def _compared(name: str, measure: str, sample: _Sample) -> ColumnDrift:
     return ColumnDrift(
         column=name,
         measure=measure,
-        distance=None,
-        p_value=None,
         missing_share=missing / max(rows, 1),
         missing_share_before=missing_before / max(rows_before, 1),
         missing_p_value=proportion(missing, rows, b=missing_before, m=rows_before, design=sample.missing_design),
-        outlier_rate=None,
-        outlier_rate_before=None,
-        outlier_p_value=None,
         design_effect=sample.design,
-        moved_value=None,
-        new_values=(),
-        drifted=False,
-        outlying=False,
-        excess=0.0,
     )
 
 

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
-from typing import Any
+from dataclasses import dataclass
 
 from monitoring.deciding.policy import FeatureDrift
 
@@ -19,29 +18,26 @@ class ColumnDrift:
     """I1..I13, C1..C26 or `score`."""
     measure: str
     """`JS`: Jensen-Shannon divergence in bits, without outliers. `L-inf`: largest change of a value's share."""
-    distance: float | None
-    """Among the values that are there; None where the bucket or the training rows have none."""
-    p_value: float | None
+    distance: float | None = None
+    """Among the values that are there; None where the bucket or the training rows have none. Categories that the
+    training rows' list lacks count as one value."""
+    p_value: float | None = None
     """Of that difference or a larger one without drift, before the control of many tests."""
     missing_share: float
     missing_share_before: float
     missing_p_value: float | None
     """None for the score, which is never missing."""
-    outlier_rate: float | None
+    outlier_rate: float | None = None
     """Share of the values outside the training rows' bounds; None for categories, the score, and without values."""
-    outlier_rate_before: float | None
-    outlier_p_value: float | None
+    outlier_rate_before: float | None = None
+    outlier_p_value: float | None = None
     design_effect: float
     """Rows of this bucket that say as much of the column as one independent row; 1 where requests' rows are."""
-    moved_value: int | None
-    """The category whose share changed most; None where that is the rare ones as one, and for dense columns."""
-    new_values: tuple[tuple[int, float], ...]
-    """Frequent categories that the training rows' list lacks, and their shares."""
-    drifted: bool
+    drifted: bool = False
     """The distribution or the missing share moved: significantly, and by the least that counts."""
-    outlying: bool
+    outlying: bool = False
     """Outliers rose: a unit, a sensor or a join is broken, rather than the world changed."""
-    excess: float
+    excess: float = 0.0
     """By how many times the change is the least one that counts; orders the columns."""
 
 
@@ -71,7 +67,7 @@ class DriftReport:
         return tuple(column for column in self.columns if column.outlying)
 
     def evidence(self) -> FeatureDrift:
-        """What a policy is told."""
+        """What the policies get of it."""
         return FeatureDrift(
             bucket_end=self.bucket_end,
             version=self.version,
@@ -91,11 +87,6 @@ class DriftReport:
             rates = ", ".join(f"{c.column} {c.outlier_rate_before:.2%} -> {c.outlier_rate:.2%}" for c in self.outlying)
             parts.append(f"outliers: {rates}")
         return f"{'; '.join(parts) or 'no drift'} {where}"
-
-    def document(self) -> dict[str, Any]:
-        """The report as JSON takes it."""
-        names = {"drifted": [c.column for c in self.drifted], "outlying": [c.column for c in self.outlying]}
-        return {**asdict(self), **names}
 
 
 def _describe_drift(column: ColumnDrift) -> str:

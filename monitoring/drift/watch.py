@@ -28,7 +28,7 @@ from monitoring.drift.settings import DriftSettings
 from monitoring.drift.sketch import Sketch
 
 MAX_OPEN = 32
-"""Buckets held at a time, 2.5 MB each: clocks a day ahead and versions without end must not fill the memory."""
+"""Buckets held at a time, some 1.5 MB each: clocks a day ahead and versions without end must not fill the memory."""
 MAX_LAYOUTS = 8
 MAX_UNKNOWN = 1000
 Key = tuple[int, int]
@@ -140,7 +140,7 @@ class DriftWatch:
     # -- memory
 
     def memory(self) -> dict[str, Any]:
-        """All open buckets, as JSON takes it; some 100 kB each."""
+        """All open buckets, as JSON takes it; some 10 kB each."""
         return {
             "bucket_seconds": self._settings.drift_bucket_seconds,
             "closed_up_to": self._closed_up_to,
@@ -150,9 +150,9 @@ class DriftWatch:
         }
 
     def restore(self, memory: dict[str, Any]) -> None:
-        """Takes up what `memory()` told of.
+        """Continues from what `memory()` gave.
 
-        A bucket whose length is another now, or whose model's statistics are absent or others, is forgotten.
+        A bucket is forgotten whose length, or whose model's statistics, are others now.
         """
         self.passed_over.update(memory["passed_over"])
         self._closed_up_to = memory["closed_up_to"]

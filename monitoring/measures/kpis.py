@@ -31,10 +31,6 @@ class Kpis:
     """Log loss over the entropy of the click rate; None unless both classes are present."""
     calibration_error: float | None = None
     """Expected calibration error (ECE), bins of equal mass; None with fewer rows than bins."""
-    score_quantiles: tuple[float, ...] | None = None
-    """At `metrics.SCORE_QUANTILES`."""
-    score_counts: tuple[int, ...] | None = None
-    """Rows per bin of `metrics.SCORE_EDGES`."""
     ranked_lists: int | None = None
     """Newest ranked lists that the next two are over; None where none was seen."""
     hit_rate: float | None = None
@@ -52,7 +48,6 @@ def measure(version: int, labels: NDArray[np.uint8], scores: NDArray[np.float32]
     True
     """
     estimate = metrics.auc_estimate(labels, scores)
-    distribution = metrics.score_distribution(scores)
     return Kpis(
         version=version,
         rows=len(labels),
@@ -65,8 +60,6 @@ def measure(version: int, labels: NDArray[np.uint8], scores: NDArray[np.float32]
         ctr=float(labels.mean()) if len(labels) else None,
         normalized_entropy=metrics.normalized_entropy(labels, scores),
         calibration_error=metrics.expected_calibration_error(labels, scores),
-        score_quantiles=distribution.quantiles if distribution else None,
-        score_counts=distribution.counts if distribution else None,
     )
 
 

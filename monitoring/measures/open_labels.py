@@ -13,8 +13,8 @@ every m, and with them the extremes. CTR and log loss are extreme where every ro
 clicks: none of them is censored, so the Kaplan-Meier estimate is their empirical distribution. A row of age a without
 a click becomes one with probability p (1 - F(a)) / (1 - p F(a)) (Chapelle 2014, with the delays as they are in place of
 his exponential). p is the score times clicks arrived over clicks expected by now, sum of F(a) score, of its part of the
-score range: the arrived clicks themselves correct the model, so that a changed world shows as soon as clicks arrive,
-other than in `estimated_auc`. At the end F is 1, the probabilities are 0 or 1, and the estimate is the matured value.
+score range: the arrived clicks themselves correct the model, so that a changed world shows as soon as clicks arrive. At
+the end F is 1, the probabilities are 0 or 1, and the estimate is the matured value.
 
 It assumes that delays depend neither on the score nor on the time, and that `ages` count up to a time until which every
 click is in (the log's watermark, not the clock): clicks on their way would look like clicks that did not happen.
@@ -29,7 +29,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from components.runtime.errors import ContractError
-from monitoring.measures.estimated_auc import expected_auc, row_losses
 
 MIN_DELAYS = 20
 """With fewer clicks on matured rows the delays are too uncertain for an estimate; there are only bounds."""
@@ -137,7 +136,7 @@ def estimate_open(
         else None
     )
     expected = None if p is None else expected_auc(p, scores)
-    auc = None if expected is None or low is None or high is None else min(max(expected.auc, low), high)
+    auc = None if expected is None or low is None or high is None else min(max(expected, low), high)
     return OpenEstimate(
         version=version,
         open_rows=rows,
@@ -176,6 +175,49 @@ def auc_bounds(
         wins = rank_sums - clicks * (clicks + 1) / 2.0
         extremes.append(wins[exists] / (clicks * others.astype(np.float64))[exists])
     return float(extremes[0].min()), float(extremes[1].max())
+
+
+def expected_auc(probabilities: NDArray[np.float64], scores: NDArray[np.floating]) -> float | None:
+    """Expected number of (click, other) pairs that the click wins, over the expected number of pairs.
+
+    Labels are taken as independent: the pair of i and j is (click, other) with probability p_i (1 - p_j). Probabilities
+    of 0 and 1 give the AUC of these labels.
+
+    Args:
+        probabilities: In [0, 1], shape [n].
+        scores: Finite, shape [n]; only their order counts.
+
+    Returns:
+        None where no pair is possible: fewer than two rows, or all probabilities 0, or all 1.
+
+    >>> expected_auc(np.array([0.0, 1.0, 0.0]), np.array([0.1, 0.2, 0.3]))
+    0.5
+    """
+    order = np.argsort(scores)
+    ordered, p = np.asarray(scores)[order], probabilities[order]
+    firsts = np.flatnonzero(np.r_[True, ordered[1:] != ordered[:-1]][: len(p)])
+    if not len(firsts):
+        return None
+    sizes = np.diff(firsts, append=len(p))
+    # A row is no pair with itself; with its own score it would be one, counted half.
+    others_below = _below(1 - p, firsts, sizes) - (1 - p) / 2
+    pairs = float(p.sum()) * float((1 - p).sum()) - float((p * (1 - p)).sum())
+    if pairs <= 1e-12:
+        return None
+    return min(1.0, max(0.0, float((p * others_below).sum()) / pairs))
+
+
+def _below(weights: NDArray[np.float64], firsts: NDArray[np.int64], sizes: NDArray[np.int64]) -> NDArray[np.float64]:
+    """For each row of an order in runs of equal scores: the weight of the runs below and half that of its own."""
+    in_run = np.add.reduceat(weights, firsts)
+    below: NDArray[np.float64] = np.repeat(np.cumsum(in_run) - in_run / 2, sizes)
+    return below
+
+
+def row_losses(scores: NDArray[np.floating]) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+    """Log loss in nats of each row [n] if it is a click, and if it is none; clipped as in `metrics.row_log_losses`."""
+    clipped = np.clip(np.asarray(scores, np.float64), 1e-7, 1 - 1e-7)
+    return -np.log(clipped), -np.log1p(-clipped)
 
 
 def _click_probabilities(

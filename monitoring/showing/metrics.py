@@ -154,9 +154,6 @@ def _open_label_metrics(shown: Snapshot) -> Iterator[Metric]:
     ):
         values = {version: getattr(estimate, field) for version, estimate in estimates.items()}
         yield _labelled_gauge(f"open_{field}", text, "version", values)
-    text = "AUC that the scores of the rows with open labels promise; blind to concept drift"
-    by_scores = {str(each.estimate.version): each.score_auc.auc for each in shown.open_labels if each.score_auc}
-    yield _labelled_gauge("open_cbpe_auc", text, "version", by_scores)
 
 
 def _drift_metrics(rows: Sequence[Mapping[str, Any]]) -> Iterator[Metric]:

@@ -243,7 +243,7 @@ def _open_labels_section(open_labels: Sequence[OpenLabels], now: float) -> str:
         return "<p>No row's attribution window is open.</p>"
     rows = []
     for labels in open_labels:
-        estimate, score_auc = labels.estimate, labels.score_auc
+        estimate = labels.estimate
         rows.append(
             [
                 estimate.version,
@@ -251,11 +251,10 @@ def _open_labels_section(open_labels: Sequence[OpenLabels], now: float) -> str:
                 _format_band(estimate.auc, estimate.auc_low, estimate.auc_high),
                 _format_band(estimate.ctr, estimate.ctr_low, estimate.ctr_high),
                 _format_band(estimate.log_loss, estimate.log_loss_low, estimate.log_loss_high),
-                _format_band(score_auc.auc, score_auc.low, score_auc.high) if score_auc else "undefined",
                 "now" if estimate.final_at is None else f"in {_format_duration(estimate.final_at - now)}",
             ]
         )
-    head = ["version", "open rows", "AUC", "click rate", "log loss", "AUC from scores alone", "final"]
+    head = ["version", "open rows", "AUC", "click rate", "log loss", "final"]
     return _table("Estimate (hard bounds) while labels are open", head, rows)
 
 

@@ -6,7 +6,6 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from monitoring.acting.acting import ActingStatus
 from monitoring.deciding.policy import Action, Decision
-from monitoring.measures.estimated_auc import EstimatedAuc
 from monitoring.measures.kpis import Kpis
 from monitoring.measures.open_labels import OpenEstimate
 from monitoring.measuring import OpenLabels
@@ -52,7 +51,6 @@ DECISION = Decision(policy="threshold", action=Action.BREACH, reason="auc 0.6 < 
 BOUNDS = {f"{name}{end}": 0.5 for name in ("auc", "ctr", "log_loss") for end in ("", "_low", "_high")}
 OPEN_LABELS = OpenLabels(
     estimate=OpenEstimate(version=3, open_rows=1200, open_clicks=0, final_at=NOW + 600, **BOUNDS),
-    score_auc=EstimatedAuc(0.72, 0.7, 0.74),
     rows_left_out=0,
 )
 LAST_RUN = LastRun(

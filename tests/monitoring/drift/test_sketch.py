@@ -82,36 +82,6 @@ def test_memory_survives_json_and_goes_on_as_if_never_interrupted(layout, world)
     assert again.memory() == whole.memory()
 
 
-def test_frequent_unlisted_values_are_named_with_their_exact_counts_where_few_are_unlisted(layout, world):
-    rows = world.draw(5000, np.random.default_rng(6))
-    place = criteo.CATEGORICAL.index("C9")
-    rows.categorical[:600, place] = 123_456_789
-    rows.categorical[600:650, place] = 987_654_321
-    sketch = sketch_of(layout, requests_of(rows))
-    assert sketch.unlisted_values(place)[:2] == [(123_456_789, 600), (987_654_321, 50)]
-
-
-def test_a_frequent_unlisted_value_is_named_among_thousands_of_rare_ones(layout):
-    random = np.random.default_rng(7)
-    n = 20_000
-    categorical = random.integers(0, criteo.MAX_CATEGORY, (n, 26))
-    categorical[random.random(n) < 0.04, 3] = 77_777_777
-    expected = int((categorical[:, 3] == 77_777_777).sum())
-    batch = PredictionBatch(
-        request_id="a",
-        time=0.0,
-        model_version=1,
-        dense=np.zeros((n, 13), np.float32),
-        categorical=categorical,
-        scores=np.full(n, 0.5, np.float32),
-    )
-    found = sketch_of(layout, [batch]).unlisted_values(3)
-    assert found[0].value == 77_777_777
-    assert found[0].rows == pytest.approx(expected, rel=0.1)
-    # No other value is frequent, and none is made up.
-    assert [value for value in found if value.rows > 0.01 * n] == found[:1]
-
-
 def test_agreement_within_requests_is_measured_without_bias_whatever_their_order(layout):
     """Requests of 10 sorted rows, of which neighbours agree more often than rows far apart."""
     random = np.random.default_rng(8)

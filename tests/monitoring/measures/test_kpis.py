@@ -11,7 +11,6 @@ from hypothesis import strategies as st
 from sklearn.metrics import log_loss, ndcg_score, roc_auc_score
 
 from components.contracts import metrics
-from components.runtime.errors import ContractError
 from monitoring.measures.kpis import measure, measure_version
 from monitoring.measures.window import MAX_VERSIONS, RANKING_K, VersionWindows
 
@@ -43,19 +42,6 @@ def test_calibration_error_is_that_of_bins_of_equal_mass_written_out(seed, n, le
     assert found == pytest.approx(total, abs=1e-12)
     shuffled = random.permutation(n)
     assert metrics.expected_calibration_error(labels[shuffled], scores[shuffled]) == pytest.approx(found, abs=1e-12)
-
-
-def test_score_distribution_is_that_of_numpy():
-    scores = np.r_[np.random.default_rng(2).beta(1, 20, 997), 0.0, 1.0, 0.5].astype(np.float32)
-    found = metrics.score_distribution(scores)
-    expected = np.quantile(np.float64(scores), metrics.SCORE_QUANTILES, method="inverted_cdf")
-    np.testing.assert_array_equal(found.quantiles, expected)
-    np.testing.assert_array_equal(found.counts, np.histogram(np.float64(scores), metrics.SCORE_EDGES)[0])
-    assert sum(found.counts) == 1000
-    assert metrics.score_distribution([]) is None
-    for bad in ([0.5, math.nan], [-0.1], [1.5]):
-        with pytest.raises(ContractError, match="expected probabilities"):
-            metrics.score_distribution(bad)
 
 
 @given(st.integers(1, 25), st.integers(1, 12), st.integers(0, 2**32 - 1))

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from sklearn.metrics import log_loss, roc_auc_score
 
 from components.runtime.errors import ContractError
-from monitoring.measures.open_labels import MIN_DELAYS, ClickDelays, OpenEstimate, estimate_open
+from monitoring.measures.open_labels import MIN_DELAYS, ClickDelays, OpenEstimate, estimate_open, expected_auc
 
 WINDOW = 600.0
 NUMBERS = ("auc", "ctr", "log_loss")
@@ -185,3 +185,21 @@ def test_rows_that_make_no_sense_are_refused(scores, ages, said):
             window_seconds=1,
             now=0,
         )
+
+
+@given(st.integers(0, 2**32 - 1), st.sampled_from([2, 4, 1000]))
+@settings(max_examples=60, deadline=None)
+def test_expected_auc_is_the_ratio_over_all_pairs_and_that_of_known_labels(seed, levels):
+    random = np.random.default_rng(seed)
+    scores, p = random.integers(0, levels, 30) / levels, random.random(30)
+    wins = (scores[:, None] > scores) + 0.5 * (scores[:, None] == scores)
+    pairs = p[:, None] * (1 - p)
+    np.fill_diagonal(pairs, 0)
+    assert expected_auc(p, scores) == pytest.approx((wins * pairs).sum() / pairs.sum(), abs=1e-12)
+    labels = np.r_[0, 0, 1, 1, random.integers(0, 2, 26)]
+    assert expected_auc(labels.astype(float), scores) == pytest.approx(roc_auc_score(labels, scores), abs=1e-12)
+
+
+@pytest.mark.parametrize("p", [[], [0.5], [0.0, 0.0], [1.0, 1.0, 1.0]])
+def test_without_a_possible_pair_there_is_no_expected_auc(p):
+    assert expected_auc(np.array(p), np.arange(len(p)) / 10) is None

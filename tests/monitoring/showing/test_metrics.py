@@ -37,7 +37,6 @@ def test_metric_names_are_frozen():
             "open_auc",
             "open_auc_low",
             "open_auc_high",
-            "open_cbpe_auc",
             "decision",
             "last_record_timestamp_seconds",
             "serving_version",
