@@ -1,7 +1,6 @@
 """Command line of the client: score, replay, rank, load a server, simulate a lake, drift a world.
 
-Parses and calls; errors become exit codes in `runtime.exit_codes`, and 141 where nobody reads the output any more
-(`... | head`).
+Parses and calls; errors become exit codes in `runtime.exit_codes`.
 """
 
 from __future__ import annotations
@@ -9,10 +8,10 @@ from __future__ import annotations
 import argparse
 import json
 import logging
-import os
+import signal
 import sys
 from collections.abc import Callable
-from dataclasses import fields, replace
+from dataclasses import asdict, fields, replace
 from datetime import date
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar, cast
@@ -22,20 +21,9 @@ from components.runtime.exit_codes import exits_with_code
 from components.storage.uris import typed_uri
 
 if TYPE_CHECKING:
-    from inference_client.recommender import Ranking
-    from inference_client.rows import FeatureRows
     from inference_client.traffic import Traffic
 
 T = TypeVar("T")
-
-UNREAD = 141
-"""What a shell reports for a program that SIGPIPE ended."""
-MAX_CANDIDATES = 1_000_000
-
-_SERVER = "host:port of Triton's gRPC endpoint, or dns:///name:port for all replicas behind a name"
-_DEADLINE = "per request, retries included"
-_ROWS = "Parquet file of rows, or a folder of them"
-_PLAN = "model repository (folder or gs:// URI) whose traffic plan is followed; without it the one model is asked"
 
 
 def build_parser() -> argparse.ArgumentParser:
@@ -55,19 +43,31 @@ def main(argv: list[str] | None = None) -> int:
     options = build_parser().parse_args(argv)
     logging.basicConfig(level=logging.INFO, stream=sys.stderr, format="%(asctime)s %(levelname)s %(message)s")
     command: Callable[[argparse.Namespace], None] = options.run_command
-    try:
-        command(options)
-    except BrokenPipeError:
-        # What is still buffered would fail once more when the interpreter flushes it.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return UNREAD
+    command(options)
     return 0
 
 
-def _settings(kind: type[T], options: argparse.Namespace) -> T:
+def _settings_from_flags(kind: type[T], options: argparse.Namespace) -> T:
     """A settings object from the flags that are named as its fields; a flag not given leaves the field's default."""
     given = {field.name: getattr(options, field.name, None) for field in fields(cast(Any, kind))}
     return kind(**{name: value for name, value in given.items() if value is not None})
+
+
+def _add_server(parser: argparse.ArgumentParser) -> None:
+    server = "host:port of Triton's gRPC endpoint, or dns:///name:port for all replicas behind a name"
+    parser.add_argument("--server", required=True, help=server)
+    parser.add_argument("--deadline-seconds", type=float, help="per request, retries included")
+
+
+def _add_plan(parser: argparse.ArgumentParser) -> None:
+    plan = "model repository (folder or gs:// URI) whose traffic plan is followed; without it the one model is asked"
+    parser.add_argument("--plan", type=typed_uri, help=plan)
+
+
+def _add_score(parser: argparse.ArgumentParser) -> None:
+    _add_server(parser)
+    parser.add_argument("--data", type=Path, required=True, help="Parquet file of rows, or a folder of them")
+    parser.add_argument("--limit", type=int, help="score the first rows only")
 
 
 def _score(options: argparse.Namespace) -> None:
@@ -79,7 +79,9 @@ def _score(options: argparse.Namespace) -> None:
 
     if options.limit is not None and options.limit < 1:
         raise ContractError(f"limit is {options.limit}, expected at least 1")
-    settings = _settings(ClientSettings, options)
+    settings = _settings_from_flags(ClientSettings, options)
+    # In `... | head`, the program ends with its reader.
+    signal.signal(signal.SIGPIPE, signal.SIG_DFL)
 
     async def score_all() -> None:
         done = 0
@@ -96,6 +98,33 @@ def _score(options: argparse.Namespace) -> None:
     asyncio.run(score_all())
 
 
+def _add_replay(parser: argparse.ArgumentParser) -> None:
+    parser.description = (
+        "Commands on standard input, one a line: drift, stop. End of standard input means stop, so the replay "
+        "ends with its parent; keep it open."
+    )
+    _add_server(parser)
+    _add_plan(parser)
+    parser.add_argument(
+        "--log",
+        required=True,
+        help="sqlite:////absolute/path.db, sqlite:///relative/path.db, pubsub://project/topic or kafka://host:port/topic",
+    )
+    rows = parser.add_mutually_exclusive_group(required=True)
+    rows.add_argument("--world", type=Path, help="JSON of the world to draw from")
+    rows.add_argument("--data", type=Path, help="Parquet file of labelled rows, or a folder of them; replayed once")
+    parser.add_argument("--drifted-world", type=Path, help="with --world: JSON of the world that `drift` switches to")
+    parser.add_argument("--drift-columns", type=_split_names, default=(), help="with --data: to permute, as C1,C5")
+    parser.add_argument("--rate", type=float, required=True, help="rows per second")
+    parser.add_argument("--rows-per-request", type=int)
+    parser.add_argument("--label-delay-seconds", type=float, help="mean; exponential, at most 4 times it")
+    parser.add_argument("--seed", type=int, required=True)
+    parser.add_argument("--stats", type=Path, required=True, help="JSON lines, one per second")
+    parser.add_argument("--summary", type=Path, required=True, help="JSON, written at the end")
+    parser.add_argument("--max-rows", type=int, help="stop after this many rows")
+    parser.add_argument("--max-consecutive-failures", type=int, help="then give up with exit code 3")
+
+
 def _replay(options: argparse.Namespace) -> None:
     from uuid import uuid4
 
@@ -108,15 +137,15 @@ def _replay(options: argparse.Namespace) -> None:
         seed=options.seed,
         stats_path=options.stats,
         summary_path=options.summary,
-        run=options.run_name or f"replay-{uuid4().hex[:12]}",
+        run=f"replay-{uuid4().hex[:12]}",
         plan_uri=options.plan,
     )
-    replay, client = _settings(ReplaySettings, options), _settings(ClientSettings, options)
-    summary = run_replay(process, _traffic(options), replay, client=client)
+    settings, client = _settings_from_flags(ReplaySettings, options), _settings_from_flags(ClientSettings, options)
+    summary = run_replay(process, _open_traffic(options), settings, client=client)
     print(json.dumps({"requests": summary["requests"], "rows": summary["rows"], "outcomes": summary["outcomes"]}))
 
 
-def _traffic(options: argparse.Namespace) -> Traffic:
+def _open_traffic(options: argparse.Namespace) -> Traffic:
     import numpy as np
 
     from inference_client.simulation.world import World
@@ -132,27 +161,33 @@ def _traffic(options: argparse.Namespace) -> Traffic:
     return WorldTraffic(World.load(options.world), drifted, np.random.default_rng([options.seed, 9]))
 
 
+def _add_rank(parser: argparse.ArgumentParser) -> None:
+    _add_server(parser)
+    _add_plan(parser)
+    parser.add_argument("--context", type=Path, required=True, help="Parquet file whose first row is the context")
+    parser.add_argument("--candidates", type=Path, required=True, help="Parquet; the context fills what rows lack")
+    parser.add_argument("--k", type=int, required=True, help="places of the list")
+    parser.add_argument("--key", help="whose list it is; the same key meets the same model of a traffic plan")
+    parser.add_argument("--session-id", help="names the list in the log, to which it must be new; random without it")
+    parser.add_argument("--log", help="where to publish the list; nowhere without it")
+
+
 def _rank(options: argparse.Namespace) -> None:
     import asyncio
 
-    from inference_client.recommender import RecommenderClient
+    from inference_client.recommender import Ranking, RecommenderClient
     from inference_client.row_files import first_rows
     from inference_client.scoring import ClientSettings
 
-    candidates = first_rows(options.candidates, MAX_CANDIDATES + 1)
-    if len(candidates) > MAX_CANDIDATES:
-        raise ContractError(f"{options.candidates} holds more than {MAX_CANDIDATES} rows, expected fewer candidates")
-    context = _context_row(options.context, options.context_row)
-    settings = _settings(ClientSettings, options)
+    candidates, context = first_rows(options.candidates), first_rows(options.context, 1)
+    settings = _settings_from_flags(ClientSettings, options)
+    request = {"context": context, "request_id": options.session_id, "key": options.key}
 
     async def rank() -> Ranking:
+        client = RecommenderClient(options.server, log=options.log, plan_uri=options.plan, settings=settings)
         # The list is in the log before it is printed: leaving the client publishes it, or fails.
-        async with RecommenderClient(
-            options.server, log=options.log, plan_uri=options.plan, settings=settings
-        ) as client:
-            return await client.rank(
-                candidates, options.k, context=context, request_id=options.session_id, key=options.key
-            )
+        async with client:
+            return await client.rank(candidates, options.k, **request)
 
     ranking = asyncio.run(rank())
     for place, candidate, score in zip(ranking.positions, ranking.candidates, ranking.scores):
@@ -160,135 +195,9 @@ def _rank(options: argparse.Namespace) -> None:
         print(json.dumps(line | {"model_version": ranking.model_version, "session_id": ranking.request_id}))
 
 
-def _context_row(path: Path, row: int) -> FeatureRows:
-    from inference_client.row_files import first_rows
-
-    if row < 0:
-        raise ContractError(f"context_row is {row}, expected 0 or more")
-    rows = first_rows(path, row + 1)
-    if len(rows) <= row:
-        raise ContractError(f"context_row is {row}, but {path} holds {len(rows)} rows")
-    return rows.take(slice(row, row + 1))
-
-
-def _load(options: argparse.Namespace) -> None:
-    from inference_client.load import (
-        MAX_IN_FLIGHT,
-        POOL_ROWS,
-        LoadSettings,
-        load_server,
-        print_report,
-        rows_of_world,
-        write_report,
-    )
-    from inference_client.row_files import first_rows
-    from inference_client.scoring import ClientSettings
-
-    settings = _settings(LoadSettings, options)
-    # One attempt: a retry would hide an error, and its wait is not the server's latency.
-    in_flight = MAX_IN_FLIGHT if options.rate else settings.concurrency
-    client = replace(_settings(ClientSettings, options), max_attempts=1, max_in_flight=in_flight)
-    rows = first_rows(options.data, POOL_ROWS) if options.data else rows_of_world(options.world, options.seed)
-    report = load_server(options.server, rows, settings, client=client, log_url=options.log)
-    print_report(report, settings)
-    if options.json:
-        write_report(options.json, report, settings, server=options.server)
-
-
-def _simulate(options: argparse.Namespace) -> None:
-    from dataclasses import asdict
-
-    from inference_client.simulation.lake import store_lake
-    from inference_client.simulation.world import World
-
-    world = World.create(options.seed, click_rate=options.click_rate, bayes_auc=options.bayes_auc)
-    report = store_lake(
-        world,
-        options.lake,
-        rows=options.rows,
-        days=options.days,
-        last_day=options.last_day,
-        seed=options.seed,
-    )
-    world.save(options.world)
-    print(json.dumps(asdict(report)))
-
-
-def _drift(options: argparse.Namespace) -> None:
-    import numpy as np
-
-    from inference_client.simulation.world import Drift, World, measured_bayes_auc
-
-    world = World.load(options.world)
-    drift = _settings(Drift, options)
-    if options.columns is not None and options.new_category_columns is None:
-        drift = replace(drift, new_category_columns=drift.columns[:2])
-    drifted = world.drifted(drift)
-    drifted.save(options.output)
-    sample = drifted.draw(50_000, np.random.default_rng([options.seed, 10]))
-    found = {"columns": drift.columns, "new_category_columns": drift.new_category_columns}
-    print(json.dumps({**found, "bayes_auc": measured_bayes_auc(sample)}))
-
-
-def _add_score(parser: argparse.ArgumentParser) -> None:
-    """Of `score`."""
-    parser.add_argument("--server", required=True, help=_SERVER)
-    parser.add_argument("--data", type=Path, required=True, help=_ROWS)
-    parser.add_argument("--limit", type=int, help="score the first rows only")
-    parser.add_argument("--deadline-seconds", type=float, help=_DEADLINE)
-
-
-def _add_replay(parser: argparse.ArgumentParser) -> None:
-    """Of `replay`."""
-    parser.description = (
-        "Commands on standard input, one a line: drift, stop. End of standard input means stop, so the replay "
-        "ends with its parent; keep it open."
-    )
-    parser.add_argument("--server", required=True, help=_SERVER)
-    parser.add_argument(
-        "--log",
-        required=True,
-        help="sqlite:////absolute/path.db, sqlite:///relative/path.db, pubsub://project/topic or kafka://host:port/topic",
-    )
-    rows = parser.add_mutually_exclusive_group(required=True)
-    rows.add_argument("--world", type=Path, help="JSON of the world to draw from")
-    rows.add_argument("--data", type=Path, help=f"{_ROWS}, with labels; replayed once in order")
-    parser.add_argument("--drifted-world", type=Path, help="JSON of the world that `drift` switches to")
-    parser.add_argument("--drift-columns", type=_names, default=(), help="with --data: columns to permute, as C1,C5")
-    parser.add_argument("--rate", type=float, required=True, help="rows per second")
-    parser.add_argument("--rows-per-request", type=int)
-    parser.add_argument("--label-delay-seconds", type=float, help="mean; exponential, at most 4 times it")
-    parser.add_argument("--seed", type=int, required=True)
-    parser.add_argument("--stats", type=Path, required=True, help="JSON lines, one per second")
-    parser.add_argument("--summary", type=Path, required=True, help="JSON, written at the end")
-    parser.add_argument("--max-rows", type=int, help="stop after this many rows")
-    parser.add_argument("--max-in-flight", type=int, help="requests at once")
-    parser.add_argument("--max-consecutive-failures", type=int, help="then give up with exit code 3")
-    parser.add_argument("--deadline-seconds", type=float, help=_DEADLINE)
-    parser.add_argument("--plan", type=typed_uri, help=_PLAN)
-    parser.add_argument("--run-name", help="names the replay in request ids, must be new to the log; random without it")
-
-
-def _add_rank(parser: argparse.ArgumentParser) -> None:
-    """Of `rank`."""
-    parser.add_argument("--server", required=True, help=_SERVER)
-    parser.add_argument("--context", type=Path, required=True, help="file of rows, one of which is the context")
-    parser.add_argument("--context-row", type=int, default=0, help="which row of it, from 0")
-    parser.add_argument("--candidates", type=Path, required=True, help="file of rows; the context fills what they lack")
-    parser.add_argument("--k", type=int, required=True, help="places of the list")
-    parser.add_argument("--key", help="whose list it is; the same key meets the same model of a traffic plan")
-    parser.add_argument("--session-id", help="names the list in the log, to which it must be new; random without it")
-    parser.add_argument("--log", help="where to publish the list; nowhere without it")
-    parser.add_argument("--plan", type=typed_uri, help=_PLAN)
-    parser.add_argument("--deadline-seconds", type=float, help=_DEADLINE)
-
-
 def _add_load(parser: argparse.ArgumentParser) -> None:
-    """Of `load`."""
-    parser.add_argument("--server", required=True, help=_SERVER)
-    rows = parser.add_mutually_exclusive_group(required=True)
-    rows.add_argument("--world", type=Path, help="JSON of the world to draw from")
-    rows.add_argument("--data", type=Path, help=f"{_ROWS}; repeated")
+    _add_server(parser)
+    parser.add_argument("--data", type=Path, required=True, help="Parquet file of rows, or a folder of them; repeated")
     parser.add_argument("--log", help="log that every request is published to; nowhere without it")
     loop = parser.add_mutually_exclusive_group(required=True)
     loop.add_argument("--rate", type=float, help="open loop: requests per second, whatever the server does")
@@ -296,13 +205,29 @@ def _add_load(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--rows-per-request", type=int)
     parser.add_argument("--seconds", type=float, help="measured")
     parser.add_argument("--warm-up-seconds", type=float, help="before; not measured")
-    parser.add_argument("--deadline-seconds", type=float, help=_DEADLINE)
-    parser.add_argument("--seed", type=int, default=0, help="of arrivals and of rows drawn")
+    parser.add_argument("--seed", type=int, default=0, help="of arrivals")
     parser.add_argument("--json", type=Path, help="file to write the report to")
 
 
+def _load(options: argparse.Namespace) -> None:
+    from components.runtime.durable import write_whole
+    from inference_client.load import MAX_IN_FLIGHT, POOL_ROWS, LoadSettings, load_server, print_report
+    from inference_client.row_files import first_rows
+    from inference_client.scoring import ClientSettings
+
+    settings = _settings_from_flags(LoadSettings, options)
+    # One attempt: a retry would hide an error, and its wait is not the server's latency.
+    in_flight = MAX_IN_FLIGHT if options.rate else settings.concurrency
+    client = replace(_settings_from_flags(ClientSettings, options), max_attempts=1, max_in_flight=in_flight)
+    rows = first_rows(options.data, POOL_ROWS)
+    report = load_server(options.server, rows, settings, client=client, log_url=options.log)
+    print_report(report, settings)
+    if options.json:
+        document = {"server": options.server, "settings": asdict(settings), "report": asdict(report)}
+        write_whole(options.json, json.dumps(document, indent=2, allow_nan=False) + "\n")
+
+
 def _add_simulate(parser: argparse.ArgumentParser) -> None:
-    """Of `simulate`."""
     parser.add_argument(
         "--lake", type=typed_uri, required=True, help="folder, its URI or gs://bucket/path that gets day partitions"
     )
@@ -315,17 +240,42 @@ def _add_simulate(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--bayes-auc", type=float, default=0.80, help="best AUC that any model could reach")
 
 
+def _simulate(options: argparse.Namespace) -> None:
+    from inference_client.simulation.lake import store_lake
+    from inference_client.simulation.world import World
+
+    world = World.create(options.seed, click_rate=options.click_rate, bayes_auc=options.bayes_auc)
+    size = {"rows": options.rows, "days": options.days, "last_day": options.last_day, "seed": options.seed}
+    report = store_lake(world, options.lake, **size)
+    world.save(options.world)
+    print(json.dumps(asdict(report)))
+
+
 def _add_drift(parser: argparse.ArgumentParser) -> None:
-    """Of `drift`."""
     parser.add_argument("--world", type=Path, required=True, help="JSON of the world before")
     parser.add_argument("--output", type=Path, required=True, help="JSON file to write the drifted world to")
     parser.add_argument("--seed", type=int, required=True)
-    parser.add_argument("--columns", type=_names, help="columns whose weights rotate; default: those that matter most")
-    parser.add_argument("--new-category-columns", type=_names, help="columns that get new categories")
+    parser.add_argument("--columns", type=_split_names, help="whose weights rotate; default: those that matter most")
+    parser.add_argument("--new-category-columns", type=_split_names, help="columns that get new categories")
     parser.add_argument("--new-category-share", type=float, help="of the rows of those columns")
 
 
-def _names(text: str) -> tuple[str, ...]:
+def _drift(options: argparse.Namespace) -> None:
+    import numpy as np
+
+    from inference_client.simulation.world import Drift, World, measured_bayes_auc
+
+    world, drift = World.load(options.world), _settings_from_flags(Drift, options)
+    if options.columns is not None and options.new_category_columns is None:
+        drift = replace(drift, new_category_columns=drift.columns[:2])
+    drifted = world.drifted(drift)
+    drifted.save(options.output)
+    sample = drifted.draw(50_000, np.random.default_rng([options.seed, 10]))
+    found = {"columns": drift.columns, "new_category_columns": drift.new_category_columns}
+    print(json.dumps({**found, "bayes_auc": measured_bayes_auc(sample)}))
+
+
+def _split_names(text: str) -> tuple[str, ...]:
     return tuple(name.strip() for name in text.split(",") if name.strip())
 
 

@@ -8,29 +8,25 @@ whom waits for its answer before it asks again.
 from __future__ import annotations
 
 import asyncio
-import json
 import selectors
 from collections import Counter
 from collections.abc import Awaitable, Callable, Coroutine, Iterable, Sequence
 from dataclasses import asdict, dataclass
-from pathlib import Path
 from typing import Any, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
-from components.runtime.durable import write_whole
 from components.runtime.errors import ContractError, PermanentError, TemporaryError
 from inference_client.recommender import RecommenderClient
 from inference_client.rows import FeatureRows
 from inference_client.scoring import ClientSettings
-from inference_client.simulation.world import World
 from inference_client.timing import Timing
 
 T = TypeVar("T")
 
 POOL_ROWS = 65_536
-"""Rows that a load repeats, drawn or read before it starts: making rows must not take its time."""
+"""Rows that a load repeats, read before it starts: making rows must not take its time."""
 MAX_IN_FLIGHT = 512
 """Open loop: requests on the wire at once; those due beyond it wait, and their wait counts."""
 
@@ -287,18 +283,6 @@ def load_server(
             return await run_load(recommender, rows, settings)
 
     return run_precisely(run())
-
-
-def rows_of_world(path: Path, seed: int, num_rows: int = POOL_ROWS) -> FeatureRows:
-    """Rows drawn from a simulated world."""
-    drawn = World.load(path).draw(num_rows, np.random.default_rng([seed, 12]))
-    return FeatureRows(dense=drawn.dense, categorical=drawn.categorical)
-
-
-def write_report(path: Path, report: LoadReport, settings: LoadSettings, *, server: str) -> None:
-    """Writes {server, settings, report} as JSON."""
-    document = {"server": server, "settings": asdict(settings), "report": asdict(report)}
-    write_whole(path, json.dumps(document, indent=2, allow_nan=False) + "\n")
 
 
 def print_report(report: LoadReport, settings: LoadSettings) -> None:

@@ -79,7 +79,12 @@ class Ranking:
     @property
     def positions(self) -> NDArray[np.int32]:
         """[k] place in the list, from 1."""
-        return _positions(len(self.scores))
+        return positions_of(len(self.scores))
+
+
+def positions_of(count: int) -> NDArray[np.int32]:
+    """[count] places in a list, from 1."""
+    return np.arange(1, count + 1, dtype=np.int32)
 
 
 class RecommenderClient:
@@ -199,21 +204,20 @@ class RecommenderClient:
             TemporaryError, PermanentError: The rows were not scored; see `ScoringClient.score`. Never for the log.
         """
         features = feature_rows(rows, self._settings.columns)
-        request_id = self._named(request_id)
-        if self._logs(log) and len(features) > MAX_ROWS_PER_RECORD:
+        request_id, logs = self._checked_id(request_id), log and self._publisher is not None
+        if logs and len(features) > MAX_ROWS_PER_RECORD:
             raise ContractError(
                 f"the logged request has {len(features)} rows, expected at most {MAX_ROWS_PER_RECORD}, or log=False"
             )
         scored = await self._score(features, request_id, key)
         now = self._timing.clock()
-        logged = self._logs(log) and self._record(features, scored, request_id=request_id, time=now)
         return ScoredRows(
             request_id=request_id,
             scores=scored.scores,
             model_version=scored.model_version,
             canary=scored.canary,
             time=now,
-            logged=logged,
+            logged=logs and self._record(features, scored, request_id=request_id, time=now),
         )
 
     async def rank(
@@ -254,12 +258,11 @@ class RecommenderClient:
             if len(one) != 1:
                 raise ContractError(f"context has {len(one)} rows, expected 1")
             features = features.filled_from(one)
-        request_id = self._named(request_id)
+        request_id, logs = self._checked_id(request_id), log and self._publisher is not None
         scored = await self._score(features, request_id, key)
         best = np.argsort(-scored.scores, kind="stable")[:k]
-        logged = self._logs(log) and self._record(
-            features.take(best), scored, request_id=request_id, time=self._timing.clock(), ranked=best
-        )
+        shown, now = features.take(best), self._timing.clock()
+        logged = logs and self._record(shown, scored, request_id=request_id, time=now, ranked=best)
         return Ranking(
             request_id=request_id,
             candidates=best,
@@ -308,14 +311,11 @@ class RecommenderClient:
                 finally:
                     await self._run
 
-    def _named(self, request_id: str | None) -> str:
+    def _checked_id(self, request_id: str | None) -> str:
         if request_id is None:
             return uuid4().hex
         check_id("request_id", request_id)
         return request_id
-
-    def _logs(self, log: bool) -> bool:
-        return log and self._publisher is not None
 
     async def _score(self, features: FeatureRows, request_id: str, key: str | None) -> Scored:
         if self._scorer is None or not self._is_open:
@@ -350,7 +350,7 @@ class RecommenderClient:
             categorical=shown.categorical,
             scores=scored.scores[selection],
             session_id=None if ranked is None else request_id,
-            positions=None if ranked is None else _positions(len(ranked)),
+            positions=None if ranked is None else positions_of(len(ranked)),
             canary=scored.canary,
         )
         if scored.shadow is None:
@@ -379,20 +379,15 @@ class SyncRecommenderClient:
 
     def __init__(self, server: str | KeyedScorer, *, log: str | Publisher | None, **options: Any) -> None:
         """Takes the arguments of `RecommenderClient`."""
-        self._arguments: dict[str, Any] = {"server": server, "log": log, **options}
+        self._client = RecommenderClient(server, log=log, **options)
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever, name="recommender client", daemon=True)
-        self._client: RecommenderClient | None = None
 
     def __enter__(self) -> SyncRecommenderClient:
         """As `RecommenderClient.__aenter__`."""
-
-        async def open_client() -> RecommenderClient:
-            return await RecommenderClient(**self._arguments).__aenter__()
-
         self._thread.start()
         try:
-            self._client = self._call(open_client())
+            self._call(self._client.__aenter__())
         except BaseException:
             self._stop()
             raise
@@ -403,45 +398,38 @@ class SyncRecommenderClient:
     ) -> None:
         """As `RecommenderClient.__aexit__`."""
         try:
-            self._call(self._entered.__aexit__(kind, error, trace))
+            self._call(self._client.__aexit__(kind, error, trace))
         finally:
             self._stop()
 
     @property
     def log_counts(self) -> PublishingCounts:
         """See `RecommenderClient.log_counts`."""
-        return self._entered.log_counts
+        return self._client.log_counts
 
     def score(self, rows: RowsByName | FeatureRows, **options: Any) -> ScoredRows:
         """See `RecommenderClient.score`."""
-        return self._call(self._entered.score(rows, **options))
+        return self._call(self._client.score(rows, **options))
 
     def rank(self, candidates: RowsByName | FeatureRows, k: int, **options: Any) -> Ranking:
         """See `RecommenderClient.rank`."""
-        return self._call(self._entered.rank(candidates, k, **options))
+        return self._call(self._client.rank(candidates, k, **options))
 
     def tell(self, outcome: Outcome) -> bool:
         """See `RecommenderClient.tell`."""
 
         async def tell() -> bool:
-            return self._entered.tell(outcome)
+            return self._client.tell(outcome)
 
         return self._call(tell())
 
-    @property
-    def _entered(self) -> RecommenderClient:
-        if self._client is None:
-            raise ContractError("the client is not open, expected `with SyncRecommenderClient(...)`")
-        return self._client
-
     def _call(self, coroutine: Coroutine[Any, Any, T]) -> T:
+        if not self._thread.is_alive():
+            coroutine.close()
+            raise ContractError("the client is not open, expected `with SyncRecommenderClient(...)`")
         return asyncio.run_coroutine_threadsafe(coroutine, self._loop).result()
 
     def _stop(self) -> None:
         self._loop.call_soon_threadsafe(self._loop.stop)
         self._thread.join()
         self._loop.close()
-
-
-def _positions(count: int) -> NDArray[np.int32]:
-    return np.arange(1, count + 1, dtype=np.int32)

@@ -169,11 +169,14 @@ class PlannedClient:
         shadow_settings = replace(
             self._settings, deadline_seconds=deadline, max_in_flight=max_shadows, max_waiting=0, max_attempts=1
         )
-        self.shadows = Shadows(ScoringClient(server, shadow_settings))
+        self._shadow_client = ScoringClient(server, shadow_settings)
+        self._shadows: set[asyncio.Task[Scored | None]] = set()
         self.fallbacks: Counter[str] = Counter()
         """Requests of the canary's keys that the stable arm answered instead, by error."""
         self.unplanned: Counter[str] = Counter()
         """Answers by other versions than planned, as `model: version`: a release is under way, or the plan is stale."""
+        self.shadow_counts: Counter[str] = Counter()
+        """Shadow requests `answered`, `dropped` (never sent), or failed, by error."""
 
     async def __aenter__(self) -> PlannedClient:
         """Follows the plan."""
@@ -183,9 +186,11 @@ class PlannedClient:
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        """Waits for what is in flight, and closes."""
+        """Waits for what is in flight, shadows included, each at most its deadline, and closes."""
         self.plan.stop()
-        await self.shadows.close()
+        if self._shadows:
+            await asyncio.wait(set(self._shadows))
+        await self._shadow_client.close()
         await self._client.close()
 
     async def score(
@@ -217,9 +222,13 @@ class PlannedClient:
         shadow = plan.shadow_for(key, request_id)
         if shadow is None or shadow == arm:
             return scored
-        under_pressure = self._client.has_line
-        future = self.shadows.start(shadow.model_name, dense, categorical, under_pressure=under_pressure)
-        return scored._replace(shadow=future)
+        if self._client.has_line or self._shadow_client.is_full:
+            self.shadow_counts["dropped"] += 1
+            return scored
+        task = asyncio.get_running_loop().create_task(self._ask_shadow(shadow, dense, categorical))
+        self._shadows.add(task)
+        task.add_done_callback(self._shadows.discard)
+        return scored._replace(shadow=task)
 
     def summary(self) -> dict[str, Any]:
         """Fallbacks, unplanned versions and shadows so far, for JSON."""
@@ -230,7 +239,7 @@ class PlannedClient:
             "problem": self.plan.problem,
             "fallbacks": dict(sorted(self.fallbacks.items())),
             "unplanned_versions": dict(sorted(self.unplanned.items())),
-            "shadow": self.shadows.summary(),
+            "shadow": dict(sorted(self.shadow_counts.items())),
         }
 
     async def _ask_canary(
@@ -258,57 +267,12 @@ class PlannedClient:
             self.unplanned[f"{arm.model_name}: {scored.model_version}"] += 1
         return scored
 
-
-class Shadows:
-    """Shadow requests over a connection of their own; use in one event loop."""
-
-    def __init__(self, client: ScoringClient) -> None:
-        """Takes over a connection that serves shadow requests only; its settings bound them."""
-        self._client = client
-        self._out: set[asyncio.Task[Scored | None]] = set()
-        self.sent = self.answered = self.dropped = 0
-        """Dropped ones were never sent."""
-        self.failed: Counter[str] = Counter()
-        """By kind of error."""
-
-    def start(
-        self, model_name: str, dense: NDArray[np.float32], categorical: NDArray[np.int64], *, under_pressure: bool
-    ) -> asyncio.Future[Scored | None] | None:
-        """Asks `model_name`; a future of the answer (None if it fails), or None where the request was dropped."""
-        if under_pressure or self._client.is_full:
-            self.dropped += 1
-            return None
-        self.sent += 1
-        task = asyncio.get_running_loop().create_task(self._ask(model_name, dense, categorical))
-        self._out.add(task)
-        task.add_done_callback(self._out.discard)
-        return task
-
-    async def close(self) -> None:
-        """Waits for shadows under way, each at most its deadline, and closes the connection."""
-        if self._out:
-            await asyncio.wait(set(self._out))
-        await self._client.close()
-
-    def summary(self) -> dict[str, Any]:
-        """The counts, for JSON."""
-        return {
-            "sent": self.sent,
-            "answered": self.answered,
-            "dropped": self.dropped,
-            "failed": dict(sorted(self.failed.items())),
-        }
-
-    async def _ask(self, model_name: str, dense: NDArray[np.float32], categorical: NDArray[np.int64]) -> Scored | None:
+    async def _ask_shadow(self, arm: Arm, dense: NDArray[np.float32], categorical: NDArray[np.int64]) -> Scored | None:
         try:
-            answer = await self._client.score(dense, categorical, model_name=model_name)
-        except Overloaded:
-            self.sent -= 1
-            self.dropped += 1
-            return None
+            answer = await self._shadow_client.score(dense, categorical, model_name=arm.model_name)
         except (TemporaryError, PermanentError, ContractError) as error:
-            self.failed[type(error).__name__] += 1
+            self.shadow_counts["dropped" if isinstance(error, Overloaded) else type(error).__name__] += 1
             logger.debug("shadow request failed: %s", error)
             return None
-        self.answered += 1
+        self.shadow_counts["answered"] += 1
         return answer

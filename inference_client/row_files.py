@@ -56,8 +56,8 @@ def read_rows(files: Sequence[Path], *, labelled: bool = True, columns: Columns 
             raise ContractError(f"data {path} cannot be read: {first_line(error)}") from error
 
 
-def first_rows(path: Path, num_rows: int, *, columns: Columns = CRITEO) -> FeatureRows:
-    """The first rows that `path` holds, at most `num_rows`.
+def first_rows(path: Path, num_rows: int | None = None, *, columns: Columns = CRITEO) -> FeatureRows:
+    """The first rows that `path` holds, at most `num_rows`; all without a number.
 
     Raises:
         ContractError: It holds none, or as `read_rows`.
@@ -66,7 +66,7 @@ def first_rows(path: Path, num_rows: int, *, columns: Columns = CRITEO) -> Featu
     for batch in read_rows(row_files(path), labelled=False, columns=columns):
         parts.append(batch.features)
         found += len(batch.label)
-        if found >= num_rows:
+        if num_rows is not None and found >= num_rows:
             break
     if not found:
         raise ContractError(f"data {path} holds no rows, expected at least 1")

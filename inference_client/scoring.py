@@ -128,6 +128,16 @@ class ClientSettings:
             )
 
 
+class _Request(NamedTuple):
+    """One request of any number of rows."""
+
+    model: str
+    max_attempts: int
+    seconds: float
+    """Its deadline, which an error names."""
+    give_up_at: float
+
+
 class ScoringClient:
     """A connection to one server or to its replicas; create, use and close it in one event loop."""
 
@@ -196,9 +206,9 @@ class ScoringClient:
             categorical: [n, categorical columns] int64, -1 = missing.
             request_id: For `KeyedScorer`; one model answers every request alike.
             key: For `KeyedScorer` too.
-            model_name: Instead of the settings'.
-            max_attempts: Instead of the settings'.
-            deadline_seconds: Instead of the settings'.
+            model_name: Instead of the settings', as the two below.
+            max_attempts: See `ClientSettings`.
+            deadline_seconds: See `ClientSettings`.
 
         Raises:
             BadRequest: Shapes or dtypes differ from these, or the server refused them.
@@ -210,122 +220,91 @@ class ScoringClient:
             ServerFault: The server failed inside.
             VersionsMixed: The versions kept changing under a split request.
         """
-        _check_rows(dense, categorical, self._settings.columns)
-        room = self._settings.max_in_flight + self._settings.max_waiting
+        settings = self._settings
+        _check_rows(dense, categorical, settings.columns)
+        room = settings.max_in_flight + settings.max_waiting
         if self._callers >= room:
             raise Overloaded(f"server {self.server} has {self._callers} callers waiting, expected fewer than {room}")
+        seconds = deadline_seconds or settings.deadline_seconds
         request = _Request(
-            transport=self.transport,
-            model=model_name or self._settings.model_name,
-            settings=self._settings,
-            timing=self._timing,
-            max_attempts=max_attempts or self._settings.max_attempts,
-            seconds=deadline_seconds or self._settings.deadline_seconds,
-            answered=self._answered,
+            model=model_name or settings.model_name,
+            max_attempts=max_attempts or settings.max_attempts,
+            seconds=seconds,
+            give_up_at=self._timing.timer() + seconds,
         )
         self._callers += 1
         try:
-            return await request.score(dense, categorical)
+            if len(dense) <= MAX_BATCH_ROWS:
+                return await self._score_part(request, dense, categorical)
+            return await self._score_in_parts(request, dense, categorical)
         finally:
             self._callers -= 1
 
-
-class _Request:
-    """One request of any number of rows: its model, its attempts and its deadline, which begins now."""
-
-    def __init__(
-        self,
-        *,
-        transport: GrpcTransport,
-        model: str,
-        settings: ClientSettings,
-        timing: Timing,
-        max_attempts: int,
-        seconds: float,
-        answered: set[str],
-    ) -> None:
-        self._transport, self._settings = transport, settings
-        self._model = model
-        self._max_attempts, self._timing = max_attempts, timing
-        self._seconds, self._answered = seconds, answered
-        self._give_up_at = timing.timer() + seconds
-
-    async def score(self, dense: NDArray[np.float32], categorical: NDArray[np.int64]) -> Scored:
-        """The rows' scores, all by one version."""
-        starts = range(0, len(dense), MAX_BATCH_ROWS)
-        if len(starts) == 1:
-            return await self._score_part(dense, categorical)
+    async def _score_in_parts(
+        self, request: _Request, dense: NDArray[np.float32], categorical: NDArray[np.int64]
+    ) -> Scored:
         parts: dict[int, Scored] = {}
-        stale = list(starts)
+        """By first row, in the order in which they were answered: after a rollback the newest is not the highest."""
+        stale = list(range(0, len(dense), MAX_BATCH_ROWS))
         backoff = self._settings.first_backoff_seconds
-        for attempt in range(self._max_attempts):
-            if attempt:
-                await self._timing.sleep(min(self._timing.jitter(backoff), self._left))
-                backoff = min(2 * backoff, self._settings.max_backoff_seconds)
-            newest = await self._score_parts(stale, parts, dense=dense, categorical=categorical)
-            stale = [start for start in starts if parts[start].model_version != newest]
-            if not stale:
-                return Scored(np.concatenate([parts[start].scores for start in starts]), newest)
-        versions = sorted({part.model_version for part in parts.values()})
-        server = self._transport.server
-        raise VersionsMixed(f"server {server} answered one request of {len(dense)} rows by versions {versions}")
 
-    async def _score_parts(
-        self,
-        starts: list[int],
-        parts: dict[int, Scored],
-        *,
-        dense: NDArray[np.float32],
-        categorical: NDArray[np.int64],
-    ) -> int:
-        """Fills `parts`; returns the version that answered last, which after a rollback is not the highest."""
-        last = 0
-
-        async def score(start: int) -> None:
-            nonlocal last
+        async def ask_part(start: int) -> None:
             rows = slice(start, start + MAX_BATCH_ROWS)
-            parts[start] = await self._score_part(dense[rows], categorical[rows])
-            last = parts[start].model_version
+            parts[start] = await self._score_part(request, dense[rows], categorical[rows])
 
-        # Let every part end before the first failure is raised: nobody would wait for the others.
-        outcomes = await asyncio.gather(*(score(start) for start in starts), return_exceptions=True)
-        for outcome in outcomes:
-            if isinstance(outcome, BaseException):
-                raise outcome
-        return last
+        for attempt in range(request.max_attempts):
+            if attempt:
+                await self._timing.sleep(min(self._timing.jitter(backoff), self._seconds_left(request)))
+                backoff = min(2 * backoff, self._settings.max_backoff_seconds)
+            parts = {start: part for start, part in parts.items() if start not in stale}
+            # Let every part end before the first failure is raised: nobody would wait for the others.
+            for outcome in await asyncio.gather(*map(ask_part, stale), return_exceptions=True):
+                if isinstance(outcome, BaseException):
+                    raise outcome
+            newest = next(reversed(parts.values())).model_version
+            stale = [start for start, part in parts.items() if part.model_version != newest]
+            if not stale:
+                return Scored(np.concatenate([parts[start].scores for start in sorted(parts)]), newest)
+        versions = sorted({part.model_version for part in parts.values()})
+        raise VersionsMixed(f"server {self.server} answered one request of {len(dense)} rows by versions {versions}")
 
-    async def _score_part(self, dense: NDArray[np.float32], categorical: NDArray[np.int64]) -> Scored:
+    async def _score_part(
+        self, request: _Request, dense: NDArray[np.float32], categorical: NDArray[np.int64]
+    ) -> Scored:
         """The first answer; an unavailable server is asked again, with growing waits."""
         inputs = [_input_tensor(DENSE_INPUT, dense), _input_tensor(CATEGORICAL_INPUT, categorical)]
         backoff = self._settings.first_backoff_seconds
-        for attempt in range(1, self._max_attempts + 1):
+        for attempt in range(1, request.max_attempts + 1):
             try:
-                return await self._attempt(inputs, len(dense))
+                reply = await self._ask(request, inputs)
+                return _read_reply(reply, len(dense), self.server)
             except ServerUnavailable as error:
                 wait = self._timing.jitter(backoff)
-                if attempt == self._max_attempts or self._timing.timer() + wait >= self._give_up_at:
+                if attempt == request.max_attempts or self._timing.timer() + wait >= request.give_up_at:
                     raise
                 logger.debug("attempt %d failed, waiting %.2f s: %s", attempt, wait, error)
             await self._timing.sleep(wait)
             backoff = min(2 * backoff, self._settings.max_backoff_seconds)
         raise AssertionError("unreachable: the last attempt returns or raises")
 
-    async def _attempt(self, inputs: list[Any], num_rows: int) -> Scored:
+    async def _ask(self, request: _Request, inputs: list[Any]) -> Any:
         try:
-            reply = await self._transport.infer(
-                self._model, inputs, _OUTPUTS, seconds=self._left, deadline_seconds=self._seconds
+            reply = await self.transport.infer(
+                request.model,
+                inputs,
+                _OUTPUTS,
+                seconds=self._seconds_left(request),
+                deadline_seconds=request.seconds,
             )
         except ModelAbsent as error:
-            if self._model in self._answered:
+            if request.model in self._answered:
                 raise ServerUnavailable(f"{error} (it did a moment ago)") from error
             raise
-        scored = _read_reply(reply, num_rows, self._transport.server)
-        self._answered.add(self._model)
-        return scored
+        self._answered.add(request.model)
+        return reply
 
-    @property
-    def _left(self) -> float:
-        return max(0.0, self._give_up_at - self._timing.timer())
+    def _seconds_left(self, request: _Request) -> float:
+        return max(0.0, request.give_up_at - self._timing.timer())
 
 
 def _check_rows(dense: NDArray[np.float32], categorical: NDArray[np.int64], columns: Columns) -> None:
@@ -362,8 +341,7 @@ def _read_reply(reply: Any, num_rows: int, server: str) -> Scored:
         )
     flat = scores[:, 0]
     # NaN fails both comparisons.
-    if not ((flat >= 0) & (flat <= 1)).all():
-        bad = flat[~((flat >= 0) & (flat <= 1))]
+    if len(bad := flat[~((flat >= 0) & (flat <= 1))]):
         raise BadReply(f"server {server} sent {len(bad)} scores outside [0, 1], the first is {bad[0]}")
     if not version.isdigit():
         raise BadReply(f"server {server} names its version {version!r}, expected a number")

@@ -16,7 +16,6 @@ from numpy.random import Generator
 from numpy.typing import NDArray
 
 from components.contracts.criteo import MISSING_CATEGORY, NUM_CATEGORICAL, NUM_DENSE
-from components.runtime.errors import ContractError
 from inference_client.simulation.columns import INTERACTION_BUCKETS, WorldCategoryColumn, WorldDenseColumn
 
 _QUANTILES = 1 << 16
@@ -113,7 +112,7 @@ class CategoryTable:
         return cls(
             missing=column.missing,
             frequencies=frequencies,
-            keys=np.append(_hashes(len(frequencies), salt), MISSING_CATEGORY),
+            keys=np.append(hashed(np.arange(len(frequencies)), salt), MISSING_CATEGORY),
             weights=(_standardised(weights, shares) * spread).astype(np.float32),
             spread=spread,
             salt=salt,
@@ -147,7 +146,7 @@ class CategoryTable:
         fresh = random.normal(size=count) * max(self.spread, 1e-9)
         weights = np.concatenate([self.weights[:-1], fresh, self.weights[-1:]])
         alias = Alias.build(frequencies / frequencies.sum())
-        keys = np.append(_hashes(len(frequencies), self.salt), MISSING_CATEGORY)
+        keys = np.append(hashed(np.arange(len(frequencies)), self.salt), MISSING_CATEGORY)
         return replace(self, frequencies=frequencies, weights=weights.astype(np.float32), keys=keys, alias=alias)
 
 
@@ -208,17 +207,13 @@ class Tables:
     def effects_of(self, dense: NDArray[np.float32], categorical: NDArray[np.int64]) -> NDArray[np.float32]:
         """The sum of the effects [n] of rows that this or another set of tables drew.
 
-        A category that this set does not hold has the effect 0, as nothing is known of it here.
-
-        Raises:
-            ContractError: an integer column holds a value that these tables never draw.
+        A category that this set does not hold has the effect 0, as nothing is known of it here. Integers must be among
+        those that the tables draw.
         """
         effects = np.zeros(len(dense), dtype=np.float32)
         for i, (dense_table, (values, value_effects)) in enumerate(zip(self.dense, self._dense_lookups)):
             missing = np.isnan(dense[:, i])
             found = np.minimum(np.searchsorted(values, dense[:, i]), len(values) - 1)
-            if (strange := (values[found] != dense[:, i]) & ~missing).any():
-                raise ContractError(f"I{i + 1} holds {dense[strange, i][0]}, which these tables never draw")
             effects += np.where(missing, dense_table.missing_effect, value_effects[found])
         buckets: dict[int, NDArray[np.int32]] = {}
         for i, table in enumerate(self.categories):
@@ -254,10 +249,6 @@ def _standardised(weights: NDArray[np.float64], shares: NDArray[np.float64]) -> 
     centred = weights - (weights * shares).sum()
     standard: NDArray[np.float64] = centred / np.sqrt((shares * centred**2).sum())
     return standard
-
-
-def _hashes(count: int, salt: int) -> NDArray[np.int64]:
-    return hashed(np.arange(count), salt)
 
 
 def hashed(indices: NDArray[np.int64], salt: int) -> NDArray[np.int64]:

@@ -31,7 +31,6 @@ from inference_client.simulation.columns import (
 )
 from inference_client.simulation.tables import CategoryTable, DenseTable, Tables
 
-FORMAT_VERSION = 1
 _CALIBRATION_ROWS = 40_000
 
 
@@ -67,8 +66,6 @@ class Drift:
             raise ContractError(f"drift names columns {sorted(wrong)}, expected some of C1..C26")
         if not 0.0 <= self.new_category_share < 1.0:
             raise ContractError(f"new_category_share is {self.new_category_share}, expected a share in [0, 1)")
-        if self.new_categories < 1:
-            raise ContractError(f"new_categories is {self.new_categories}, expected at least 1")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -114,21 +111,19 @@ class World:
 
     def save(self, path: Path) -> None:
         """Writes the parameters as JSON, whole or not at all."""
-        write_whole(path, json.dumps({"format_version": FORMAT_VERSION, **asdict(self)}, indent=2) + "\n")
+        write_whole(path, json.dumps(asdict(self), indent=2) + "\n")
 
     @classmethod
     def load(cls, path: Path) -> World:
         """The world in `path`.
 
         Raises:
-            ContractError: the file is absent, no JSON, of another version, or has unknown or missing names.
+            ContractError: the file is absent, no JSON, or has unknown or missing names.
         """
         try:
             document = json.loads(path.read_text())
         except (OSError, ValueError) as error:
             raise ContractError(f"world {path} cannot be read: {error}") from error
-        if not isinstance(document, dict) or document.pop("format_version", None) != FORMAT_VERSION:
-            raise ContractError(f"world {path} has no format_version {FORMAT_VERSION}")
         _expect_names(document, cls, path)
         drifts = []
         for changes in document.pop("drifts"):

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import re
 import signal
 import subprocess
 import sys
@@ -18,11 +17,11 @@ import pytest
 
 from components.contracts.criteo import CATEGORICAL, DENSE
 from components.contracts.records import PredictionBatch
-from components.contracts.serving import CANARY_NAME, MODEL_NAME
 from components.runtime.errors import PermanentError
 from components.storage.folder import FolderObjects
-from components.store.traffic_plan import TRAFFIC_FILE, Arm, TrafficPlan
+from components.store.traffic_plan import TRAFFIC_FILE
 from inference_client.simulation.world import Drift, World
+from tests.support.traffic_plans import CANARY, STABLE, make_plan
 
 
 def run(*arguments, **options):
@@ -120,37 +119,25 @@ def test_replay_drifts_on_command_and_stops_at_the_end_of_input(server, replay, 
 
 
 def test_replay_follows_a_traffic_plan_and_logs_both_arms(server, replay, folder, read_log, score_rows):
-    plan = TrafficPlan(
-        sequence=1,
-        stable=Arm(model_name=MODEL_NAME, version=1),
-        canary=Arm(model_name=CANARY_NAME, version=2),
-        canary_share=0.5,
-        shadow_share=1.0,
-        salt="s",
-        published_at="2026-03-01T00:00:00+00:00",
-        reason="test",
-    )
+    plan = make_plan(shadow=1.0)
     FolderObjects(folder / "models").write(TRAFFIC_FILE, plan.dumps())
-    server.scoring.canary_version = 2
-    process = replay("--plan", str(folder / "models"), "--max-rows", "3000", "--run-name", "r")
+    server.scoring.version, server.scoring.canary_version = STABLE.version, CANARY.version
+    process = replay("--plan", str(folder / "models"), "--max-rows", "3000")
     assert process.wait(timeout=120) == 0, process.stderr.read()
     summary = summary_of(folder)
     assert summary["requests"]["failed"] == 0
-    assert summary["plan"]["sequence"] == 1
-    assert summary["plan"]["fallbacks"] == {}
+    assert (summary["plan"]["sequence"], summary["plan"]["fallbacks"]) == (1, {})
     predictions = [r for r in read_log(folder / "log.db") if isinstance(r, PredictionBatch)]
     assert sum(map(len, predictions)) == 3000
     for record in predictions:
-        is_canary = plan.arm_for(record.request_id) == plan.canary
-        assert (record.canary, record.model_version) == (is_canary, 2 if is_canary else 1)
+        arm = plan.arm_for(record.request_id)
+        assert (record.canary, record.model_version) == (arm == CANARY, arm.version)
         stable = score_rows(record.dense, record.categorical)
-        np.testing.assert_array_equal(record.scores, 1 - stable if is_canary else stable)
+        np.testing.assert_array_equal(record.scores, 1 - stable if record.canary else stable)
         if record.shadow_version is not None:
-            assert record.shadow_version == (1 if is_canary else 2)
-            np.testing.assert_array_equal(record.shadow_scores, stable if is_canary else 1 - stable)
+            np.testing.assert_array_equal(record.shadow_scores, stable if record.canary else 1 - stable)
     assert len({record.canary for record in predictions}) == 2
-    with_shadow = sum(record.shadow_version is not None for record in predictions)
-    assert 0 < with_shadow <= summary["plan"]["shadow"]["answered"]
+    assert sum(record.shadow_version is not None for record in predictions) > 0
 
 
 def test_a_killed_server_ends_the_replay_with_one_clear_line(server, replay, folder):
@@ -225,11 +212,10 @@ def test_a_file_is_replayed_to_its_end(server, replay, folder, raw_table):
     ("source", "text"),
     [
         (("--world", "absent.json"), "world absent.json cannot be read"),
-        (("--data", "absent.parquet"), "data absent.parquet does not exist"),
         (("--world", "world.json", "--drift-columns", "C1"), "--drift-columns goes with --data"),
         (("--world", "world.json", "--rows-per-request", "4096"), "rows_per_request is 4096"),
     ],
-    ids=["world", "data", "mixed", "range"],
+    ids=["world", "mixed", "range"],
 )
 def test_replay_misuse_is_one_line_and_exit_2(replay, source, text):
     process = replay(source=source)
@@ -258,49 +244,13 @@ def test_score_prints_a_line_per_row(server, folder, raw_table, score_rows):
     assert all(line["model_version"] == 1 and 0 <= line["score"] <= 1 for line in lines)
 
 
-@pytest.mark.parametrize(
-    ("failure", "code", "text"),
-    [
-        ((grpc.StatusCode.NOT_FOUND, "Request for unknown model: 'click_model' is not found"), 3, "does not serve"),
-        ((grpc.StatusCode.INVALID_ARGUMENT, "unexpected shape for input 'dense'"), 2, "unexpected shape"),
-    ],
-    ids=["absent", "refused"],
-)
-def test_score_says_what_the_server_said(server, folder, raw_table, failure, code, text):
-    server.scoring.always = failure
+def test_score_says_what_the_server_said(server, folder, raw_table):
+    server.scoring.always = (grpc.StatusCode.NOT_FOUND, "Request for unknown model: 'click_model' is not found")
     pq.write_table(raw_table(5), folder / "data.parquet")
     done = run("score", "--server", server.url, "--data", folder / "data.parquet")
-    assert (done.returncode, done.stdout) == (code, "")
+    assert (done.returncode, done.stdout) == (3, "")
     assert done.stderr.startswith("error: ")
-    assert text in done.stderr
-
-
-@pytest.mark.parametrize(
-    ("words", "code", "text"),
-    [
-        (("load", "--concurrency", 0), 2, "concurrency is 0, expected at least 1"),
-        (
-            ("load", "--rate", 50, "--seconds", 0.1, "--warm-up-seconds", 0, "--json", "rows.parquet/x.json"),
-            3,
-            "rows.p",
-        ),
-        (
-            ("rank", "--context", "rows.parquet", "--k", 1, "--plan", "nowhere"),
-            2,
-            "nowhere is no folder, expected the mo",
-        ),
-    ],
-    ids=["callers", "report", "plan"],
-)
-def test_what_cannot_be_done_is_one_line_and_its_exit_code(server, folder, raw_table, words, code, text):
-    pq.write_table(raw_table(8), folder / "rows.parquet")
-    data = "--candidates" if words[0] == "rank" else "--data"
-    environment = {**os.environ, "PYTHONPATH": os.getcwd()}
-    done = run(words[0], "--server", server.url, data, "rows.parquet", *words[1:], cwd=folder, env=environment)
-    assert done.returncode == code, done.stderr
-    assert done.stderr.startswith("error: ")
-    assert text in done.stderr
-    assert len(done.stderr.splitlines()) == 1
+    assert "does not serve" in done.stderr
 
 
 def test_whoever_reads_the_first_line_only_meets_no_traceback(server, folder, raw_table):
@@ -310,14 +260,14 @@ def test_whoever_reads_the_first_line_only_meets_no_traceback(server, folder, ra
     with subprocess.Popen(line, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
         process.stdout.readline()
         process.stdout.close()
-        assert process.wait(timeout=120) == 141
+        assert process.wait(timeout=120) == -signal.SIGPIPE
         assert process.stderr.read() == ""
 
 
 @pytest.fixture
 def files(tmp_path, raw_table):
     """A context file, and candidates that lack the user's side (I1..I13, C1..C5)."""
-    pq.write_table(raw_table(3, seed=5), tmp_path / "users.parquet")
+    pq.write_table(raw_table(3, seed=5).slice(2), tmp_path / "users.parquet")
     items = raw_table(200, seed=6)
     for at, name in enumerate(items.column_names):
         if name in (*DENSE, *CATEGORICAL[:5]):
@@ -333,7 +283,7 @@ def rank(server, folder, *extra):
 
 def test_rank_prints_the_list_and_the_log_holds_it(server, files, read_log, raw_table, score_rows):
     log = f"sqlite:///{files}/log.db"
-    done = rank(server, files, "--context-row", 2, "--k", 5, "--session-id", "list-1", "--log", log)
+    done = rank(server, files, "--k", 5, "--session-id", "list-1", "--log", log)
     assert done.returncode == 0, done.stderr
     user, items = raw_table(3, seed=5).slice(2, 1), raw_table(200, seed=6)
     dense = np.repeat([[np.nan if user[c][0].as_py() is None else user[c][0].as_py() for c in DENSE]], 200, axis=0)
@@ -357,16 +307,13 @@ def test_rank_prints_the_list_and_the_log_holds_it(server, files, read_log, raw_
 
 @pytest.mark.parametrize(
     ("extra", "text"),
-    [
-        (["--k", 3, "--context-row", 3], "context_row is 3, but .*users.parquet holds 3 rows"),
-        (["--k", 0], "k is 0, expected 1..2048"),
-    ],
-    ids=["row", "k"],
+    [(["--k", 0], "k is 0, expected 1..2048"), (["--k", 1, "--plan", "/nowhere/at"], "/nowhere/at is no folder")],
+    ids=["k", "plan"],
 )
 def test_misuse_of_rank_is_one_line_and_exit_2(server, files, extra, text):
     done = rank(server, files, *extra)
     assert (done.returncode, done.stdout, len(done.stderr.splitlines())) == (2, "", 1)
-    assert re.search(text, done.stderr)
+    assert text in done.stderr
 
 
 def test_simulate_and_drift_write_what_they_say(folder):

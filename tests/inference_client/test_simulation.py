@@ -188,10 +188,9 @@ def test_the_same_parameters_give_the_same_rows_in_another_process(drifted, tmp_
     [
         (lambda d: d.pop("bias"), "missing names.*bias"),
         (lambda d: d.update(colour=1), "colour"),
-        (lambda d: d.update(format_version=2), "format_version 1"),
         (lambda d: d["drifts"][0].update(columns=["C27"]), "C27"),
     ],
-    ids=["missing", "unknown", "version", "column"],
+    ids=["missing", "unknown", "column"],
 )
 def test_a_damaged_world_is_refused(drifted, tmp_path, change, text):
     path = tmp_path / "world.json"
@@ -203,7 +202,7 @@ def test_a_damaged_world_is_refused(drifted, tmp_path, change, text):
         World.load(path)
 
 
-@pytest.mark.parametrize("settings", [{"click_rate": 0.0}, {"click_rate": 1.0}, {"bayes_auc": 0.5}, {"bayes_auc": 1}])
+@pytest.mark.parametrize("settings", [{"click_rate": 1.0}, {"bayes_auc": 0.5}])
 def test_worlds_that_cannot_be_are_refused(settings):
     with pytest.raises(ContractError, match=str(next(iter(settings.values())))):
         World.create(1, **settings)

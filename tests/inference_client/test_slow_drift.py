@@ -9,7 +9,6 @@ import pytest
 from sklearn.metrics import roc_auc_score
 
 from components.contracts.criteo import CATEGORICAL
-from components.runtime.errors import ContractError
 from inference_client.simulation.columns import CATEGORY_COLUMNS
 from inference_client.simulation.slow_drift import DriftingWorld, SlowDrift, ornstein_uhlenbeck
 from inference_client.simulation.world import World
@@ -52,7 +51,7 @@ def test_an_hour_that_rounds_down_is_in_its_own_step(world):
     assert [drifting.at(n / 10).hours for n in range(100)] == pytest.approx([n / 10 for n in range(100)])
 
 
-@pytest.mark.parametrize("hours", [0.0, 6.0, 24.0, 49.5, 96.0, 300.0])
+@pytest.mark.parametrize("hours", [0.0, 49.5, 300.0])
 def test_click_rate_and_best_auc_do_not_wander(world, drifting, hours):
     now = drifting.at(hours)
     rows = now.draw(ROWS, np.random.default_rng(5))
@@ -91,8 +90,8 @@ def test_a_path_is_the_recursion_of_its_definition():
         x = decay * x + np.sqrt(1 - decay**2) * random.normal(size=4)
 
 
-@pytest.mark.parametrize("half_life", [3.0, 12.0])
-def test_weights_forget_half_in_a_half_life(world, half_life):
+def test_weights_forget_half_in_a_half_life(world):
+    half_life = 3.0
     drifting = moving(world, half_life_hours=half_life, moving_share=1.0, step_minutes=60.0, new_category_columns=())
 
     @functools.cache
@@ -106,8 +105,8 @@ def test_weights_forget_half_in_a_half_life(world, half_life):
         assert np.mean(relations) == pytest.approx(0.5**halves, abs=0.02)
 
 
-@pytest.mark.parametrize("share", [0.07, 0.5])
-def test_the_stated_share_of_the_variance_moves_and_the_sum_stays(world, share):
+def test_the_stated_share_of_the_variance_moves_and_the_sum_stays(world):
+    share = 0.5
     drifting = moving(
         world,
         moving_share=share,
@@ -178,26 +177,3 @@ def test_a_new_category_keeps_its_value_and_weight_while_it_fades(world, driftin
     newest = list(before)[-20:]
     # Twelve hours are a half-life; which categories share the constant sum with it changes a little.
     assert np.mean([after[k][1] / before[k][1] for k in newest]) == pytest.approx(0.5, abs=0.05)
-
-
-@pytest.mark.parametrize(
-    ("settings", "text"),
-    [
-        ({"columns": ("C27",)}, "C27"),
-        ({"new_category_columns": ("C9",)}, "C9.*without interactions"),
-        ({"half_life_hours": 0.0}, "half_life_hours is 0.0"),
-        ({"step_minutes": float("inf")}, "step_minutes is inf"),
-        ({"moving_share": 1.1}, "moving_share is 1.1"),
-        ({"new_category_share": 1.0}, "new_category_share is 1.0"),
-    ],
-    ids=lambda value: next(iter(value)) if isinstance(value, dict) else "",
-)
-def test_drifts_that_cannot_be_are_refused(settings, text):
-    with pytest.raises(ContractError, match=text):
-        SlowDrift(seed=1, **settings)
-
-
-@pytest.mark.parametrize("hours", [-0.25, float("nan")])
-def test_times_before_the_beginning_are_refused(drifting, hours):
-    with pytest.raises(ContractError, match=str(hours)):
-        drifting.at(hours)
